@@ -1,0 +1,34 @@
+.DEFAULT_GOAL := help
+SHELL := /bin/bash
+BIN := .venv/bin
+export UV_PYTHON_DOWNLOADS := never
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: ## install everything the repository needs into .venv
+	@scripts/bootstrap
+
+demo: setup ## the main job on this machine: Fleet, agents and a straggler, found and named
+	@$(BIN)/python -m scripts.demo $(ARGS)
+
+test: setup ## lint, types, layers and tests: exactly what CI runs
+	@$(BIN)/ruff format --check --quiet .
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+	@$(BIN)/python -m pytest -n auto -q $(ARGS)
+
+fix: setup ## format and repair what ruff can
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+generate: setup ## print crds/, manifests/ and generated docs from the code
+	@$(BIN)/python -m scripts.generate
+
+lock: setup ## refresh requirements.lock to the newest allowed versions
+	@(command -v uv >/dev/null && uv --version >/dev/null && U=uv || U=.tools/bin/uv; \
+	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
+	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
+
+.PHONY: help setup demo test fix generate lock

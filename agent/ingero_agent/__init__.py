@@ -1,0 +1,1 @@
+"""Measures a node and pushes its health."""

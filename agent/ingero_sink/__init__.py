@@ -1,0 +1,1 @@
+"""Turns the agent's socket events into Prometheus metrics."""

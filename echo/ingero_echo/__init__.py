@@ -1,0 +1,1 @@
+"""Keeps every event and answers questions about them."""

@@ -1,0 +1,5 @@
+"""`python -m ingero_echo` is the console script."""
+
+from ingero_echo.cli import main
+
+main()

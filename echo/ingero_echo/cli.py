@@ -1,0 +1,9 @@
+"""The `ingero-echo` command."""
+
+import click
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="ingero")
+def main() -> None:
+    """Keeps every event and answers questions about them."""

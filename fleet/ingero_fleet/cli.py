@@ -1,0 +1,9 @@
+"""The `ingero-fleet` command."""
+
+import click
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="ingero")
+def main() -> None:
+    """Receives health over OTLP and answers with what the cluster knows about itself."""

@@ -1,0 +1,1 @@
+"""Reconciles FleetCluster and EchoStore into the running components."""

@@ -1,0 +1,1 @@
+"""Doubles and builders shared by the tests."""
