@@ -1,0 +1,99 @@
+"""Attribute keys on resources, data points and log records."""
+
+from typing import Final
+
+NODE_ID: Final = "ingero.node.id"
+"""Resource: the node's name, the Kubernetes node name in a cluster."""
+
+CLUSTER_ID: Final = "ingero.cluster.id"
+"""Resource: the cluster that the node belongs to."""
+
+WORLD_SIZE: Final = "ingero.world_size"
+"""Resource: ranks of the job, only when greater than 0."""
+
+NODE_RANK: Final = "ingero.node.rank"
+"""Resource: this node's rank, rank 0 included, only when a world size is known."""
+
+PROVIDER: Final = "ingero.provider"
+"""Resource: aws, gcp, azure and others, only when detected."""
+
+JOB_ID: Final = "ingero.job.id"
+"""Resource: the job or workload instance; part of the cohort."""
+
+STAGE: Final = "ingero.pipeline.stage"
+"""Resource: pipeline stage where known; part of the cohort."""
+
+NODE_STATE: Final = "ingero.node.state"
+"""Point: calibrating, active or idle."""
+
+WORKLOAD_TYPE: Final = "ingero.workload_type"
+"""Point: free text such as training or inference; part of the cohort."""
+
+CGROUP_PATH_HASH: Final = "ingero.cgroup_path_hash"
+"""Point: first 16 hexadecimal digits of the SHA-256 of a cgroup path, or empty."""
+
+DETECTION_MODE_VALUE: Final = "ingero.detection_mode"
+"""Point: which threshold the agent classified with."""
+
+DECISION_SOURCE: Final = "ingero.decision.source"
+"""Point: verdict, threshold or history: what the agent's own classification rested on."""
+
+GPU_MODEL: Final = "ingero.gpu_model"
+"""Point or resource: name of GPU 0 as nvidia-smi prints it."""
+
+GPU_COUNT: Final = "ingero.gpu_count"
+"""Point: number of GPUs."""
+
+MEMCPY_DIRECTION: Final = "ingero.memcpy.direction"
+"""Point: h2h, h2d, d2h, d2d, default or unknown."""
+
+EVENT_ID: Final = "ingero.event.id"
+"""Point: identifier shared by the OTLP event and the socket line of one tick."""
+
+THRESHOLD: Final = "threshold"
+"""Point of a straggler event: the threshold that was crossed."""
+
+SCORE: Final = "score"
+"""Point of a straggler event: the score that crossed it."""
+
+DOMINANT_SIGNAL: Final = "dominant_signal"
+"""Point of a straggler event: throughput, compute, memory, cpu or unknown."""
+
+LAST_VERDICT: Final = "ingero.agent.last_verdict"
+"""Resource: the verdict that the agent last received, echoed so that a restarted Fleet forgets no straggler."""
+
+NCCL_OP_TYPE: Final = "nccl.op_type"
+"""Point: the collective, `allreduce` or `ncclAllReduce`; both spellings are accepted."""
+
+NCCL_COMM_HASH: Final = "nccl.comm_id_hash"
+"""Point: communicator identity, 16 hexadecimal digits."""
+
+NCCL_RANK: Final = "nccl.rank"
+"""Point: rank inside the communicator."""
+
+NCCL_NRANKS: Final = "nccl.nranks"
+"""Point: size of the communicator."""
+
+NCCL_SEQ: Final = "nccl.seq"
+"""Point: number of the collective inside its communicator, counted by our agent."""
+
+VERDICT_KIND: Final = "ingero.verdict.kind"
+"""Log record: slow, stopped, silent, job_slow and others."""
+
+VERDICT_STATE: Final = "ingero.verdict.state"
+"""Log record: the detector's state of the node."""
+
+VERDICT_SINCE: Final = "ingero.verdict.since"
+"""Log record: estimated onset, RFC 3339."""
+
+VERDICT_SEVERITY: Final = "ingero.verdict.severity"
+"""Log record: share of its own rate that the node lost, 0 to 1."""
+
+VERDICT_COHORT: Final = "ingero.verdict.cohort"
+"""Log record: the peers that the node was compared with."""
+
+VERDICT_EVIDENCE: Final = "ingero.verdict.evidence"
+"""Log record: the numbers that decided, as JSON text."""
+
+VERDICT_DIGEST: Final = "ingero.verdict.digest"
+"""Log record: digest of inputs and parameters; the same inputs give the same digest."""

@@ -1,0 +1,66 @@
+"""OTLP metric names of the health push, the trace exporter and Fleet."""
+
+from typing import Final
+
+HEALTH_SCORE: Final = "ingero.node.health_score"
+"""Health of a node, 0 (dead) to 1 (as good as its own best). Instrument: gauge. Unit: 1."""
+
+THROUGHPUT_RATIO: Final = "ingero.node.throughput_ratio"
+"""Launch rate over the node's own baseline, 0 to 1. Instrument: gauge. Unit: 1."""
+
+COMPUTE_EFFICIENCY: Final = "ingero.node.compute_efficiency"
+"""Share of the window spent in GPU operations, 0 to 1. Instrument: gauge. Unit: 1."""
+
+MEMORY_HEADROOM: Final = "ingero.node.memory_headroom"
+"""Free over total GPU memory, 0 to 1. Instrument: gauge. Unit: 1."""
+
+CPU_AVAILABILITY: Final = "ingero.node.cpu_availability"
+"""Idle share of the host's processors, 0 to 1. Instrument: gauge. Unit: 1."""
+
+THROUGHPUT_RATE: Final = "ingero.node.throughput_rate"
+"""Absolute work rate, operations or steps a second, so that peers can be compared from birth.
+
+Instrument: gauge. Unit: 1/s.
+"""
+
+DEGRADATION_WARNING: Final = "ingero.node.degradation_warning"
+"""1 while any signal's fast baseline is below half of its slow one. Instrument: gauge. Unit: 1."""
+
+DETECTION_MODE: Final = "ingero.agent.detection_mode"
+"""Always 1; the mode is the point's attribute. Instrument: gauge. Unit: 1."""
+
+FLEET_REACHABLE: Final = "ingero.agent.fleet_reachable"
+"""1 unless the last three pushes failed. Instrument: gauge. Unit: 1."""
+
+NODE_INFO: Final = "ingero.node.info"
+"""Always 1; GPU model and count are the point's attributes. Instrument: gauge. Unit: 1."""
+
+WORLD_SIZE_GAUGE: Final = "ingero.node.world_size"
+"""Ranks of the job, 0 when not distributed. Instrument: gauge. Unit: 1."""
+
+LAUNCHES_TOTAL: Final = "ingero.node.cuda_kernel_launch_total"
+"""Kernel and graph launches. Instrument: cumulative monotonic sum. Unit: 1."""
+
+CPU_STALL_TOTAL: Final = "ingero.node.cpu_stall_nanos_total"
+"""Time runnable but not running. Instrument: cumulative monotonic sum. Unit: ns."""
+
+MEMCPY_BYTES_TOTAL: Final = "ingero.node.cuda_memcpy_bytes_total"
+"""Bytes copied, by direction. Instrument: cumulative monotonic sum. Unit: By."""
+
+STRAGGLER_EVENT: Final = "ingero.node.straggler_event"
+"""1 on every tick while the node calls itself a straggler, 0 once on recovery. Instrument: gauge. Unit: 1."""
+
+COLLECTIVE_DURATION: Final = "nccl.collective.duration_ms"
+"""Host time inside the collective's call. Instrument: gauge per event. Unit: ms."""
+
+COLLECTIVE_BYTES: Final = "nccl.collective.bytes"
+"""Element count times element size. Instrument: gauge per event. Unit: By."""
+
+COLLECTIVE_BARRIER_WAIT: Final = "nccl.collective.barrier_wait_ms"
+"""Time blocked waiting for the peers of a collective. Instrument: gauge per event. Unit: ms."""
+
+COLLECTIVE_PEER_LAG: Final = "nccl.collective.peer_lag_ms"
+"""How much later than the median rank this rank arrived; computed by Fleet. Instrument: gauge. Unit: ms."""
+
+VERDICT_EVENT: Final = "ingero.verdict"
+"""Event name of the OTLP log record that Fleet sends onward for every edge of a verdict."""

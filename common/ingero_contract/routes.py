@@ -1,0 +1,39 @@
+"""Paths and query parameters."""
+
+from typing import Final
+
+OTLP_METRICS: Final = "/v1/metrics"
+"""OTLP/HTTP metrics."""
+
+OTLP_LOGS: Final = "/v1/logs"
+"""OTLP/HTTP logs."""
+
+OTLP_TRACES: Final = "/v1/traces"
+"""OTLP/HTTP traces."""
+
+CLUSTER_PARAMETER: Final = "cluster_id"
+"""Query parameter that names the cluster, on pushes and on Fleet's API."""
+
+NODE_PARAMETER: Final = "node_id"
+"""Query parameter that names the node, on Fleet's API."""
+
+FLEET_THRESHOLD: Final = "/api/v1/threshold"
+"""`{"threshold": number, "quorum_met": bool}`; threshold 0 and false before the first quorum."""
+
+FLEET_STRAGGLERS: Final = "/api/v1/stragglers"
+"""Who is a straggler now, since when and why; what the operator acts on."""
+
+FLEET_VERDICTS: Final = "/api/v1/verdicts"
+"""The detector's verdict on every node."""
+
+FLEET_WHY: Final = "/api/v1/why"
+"""Diagnostics: why a node is, or is not, a straggler."""
+
+FLEET_NODES: Final = "/api/v1/nodes"
+"""Diagnostics: the state of every node."""
+
+FLEET_HEALTH: Final = "/healthz/ee"
+"""Open health answer of Fleet."""
+
+FLEET_STATE: Final = "/internal/ee/state"
+"""Detailed health of Fleet, with a bearer token."""

@@ -1,0 +1,53 @@
+"""Enumerations that travel."""
+
+from enum import StrEnum
+
+
+class NodeState(StrEnum):
+    """State that an agent reports; only `active` scores enter the statistics."""
+
+    CALIBRATING = "calibrating"
+    ACTIVE = "active"
+    IDLE = "idle"
+
+
+class DetectionMode(StrEnum):
+    """Which threshold an agent classified with."""
+
+    FLEET = "fleet"
+    FLEET_CACHED = "fleet-cached"
+    LOCAL_CACHED = "local-cached"
+    LOCAL_BASELINE = "local-baseline"
+    NONE = "none"
+
+
+class Signal(StrEnum):
+    """The signal that fell the most below its baseline."""
+
+    THROUGHPUT = "throughput"
+    COMPUTE = "compute"
+    MEMORY = "memory"
+    CPU = "cpu"
+    UNKNOWN = "unknown"
+
+
+class DecisionSource(StrEnum):
+    """What an agent's own classification rested on."""
+
+    VERDICT = "verdict"
+    THRESHOLD = "threshold"
+    HISTORY = "history"
+    NONE = "none"
+
+
+class VerdictState(StrEnum):
+    """The detector's state of a node."""
+
+    LEARNING = "learning"
+    HEALTHY = "healthy"
+    SUSPECTED = "suspected"
+    STRAGGLER = "straggler"
+    RECOVERING = "recovering"
+    IDLE = "idle"
+    STOPPED = "stopped"
+    SILENT = "silent"

@@ -1,0 +1,70 @@
+"""A verdict in one line, as it travels in a header: `straggler;kind=slow;since=1700000000;severity=0.31`."""
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+from ingero_contract.values import VerdictState
+
+MAX_LENGTH: Final = 256
+"""Longest accepted form, characters; longer text is not a verdict."""
+
+ACTIONABLE: Final = frozenset({VerdictState.STRAGGLER, VerdictState.STOPPED, VerdictState.RECOVERING})
+"""States in which a node counts as a straggler: it was accused and is not yet proven well again."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerdictLine:
+    """What Fleet tells a node about itself.
+
+    `since`: estimated onset, seconds since the epoch; `severity`: share of its own rate lost, 0 to 1.
+    """
+
+    state: VerdictState
+    kind: str = ""
+    since: float | None = None
+    severity: float | None = None
+
+    @property
+    def is_straggler(self) -> bool:
+        """Whether the node is accused and not yet proven well again."""
+        return self.state in ACTIONABLE
+
+    def format(self) -> str:
+        """Render the header value."""
+        parts = [str(self.state)]
+        if self.kind:
+            parts.append(f"kind={self.kind}")
+        if self.since is not None:
+            parts.append(f"since={self.since:.0f}")
+        if self.severity is not None:
+            parts.append(f"severity={self.severity:.4f}")
+        return ";".join(parts)
+
+
+def parse_verdict(text: str) -> VerdictLine | None:
+    """Read a header value; `None` for anything that is not a verdict. Unknown keys are skipped."""
+    if len(text) > MAX_LENGTH:
+        return None
+    head, *rest = text.strip().split(";")
+    try:
+        state = VerdictState(head.strip())
+    except ValueError:
+        return None
+    fields = {key.strip(): value.strip() for key, _, value in (part.partition("=") for part in rest)}
+    kind = fields.get("kind", "")
+    if not all(letter.isascii() and (letter.isalnum() or letter == "_") for letter in kind):
+        return None
+    return VerdictLine(
+        state=state, kind=kind, since=_number(fields.get("since")), severity=_number(fields.get("severity"))
+    )
+
+
+def _number(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) and value >= 0 else None

@@ -1,0 +1,141 @@
+"""One precedence for every component: flag, then environment, then YAML file, then default.
+
+A component describes its settings as one pydantic model (derive from `Settings`: frozen, unknown keys refused, a
+docstring under each field is its documentation). `load` merges the three sources and names the source and the path
+of whatever is wrong. Environment variables are PREFIX + path in capitals, joined by two underscores:
+`INGERO_FLEET_PROCESSORS__INGERO__PUSH_INTERVAL=5s`; their values are read as YAML scalars.
+"""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
+
+_UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+
+
+class SettingsError(Exception):
+    """Settings that cannot be used; the text names the source, the path and the fix."""
+
+
+class Settings(BaseModel):
+    """Base of every settings model."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+def parse_duration(value: object) -> object:
+    """Read `5s`, `1m30s`, `250ms` or a bare number of seconds; anything else is left to the validator."""
+    if isinstance(value, str):
+        text = value.strip()
+        parts = _DURATION.findall(text)
+        if parts and "".join(number + unit for number, unit in parts) == text:
+            return sum(float(number) * _UNITS[unit] for number, unit in parts)
+    return value
+
+
+def format_duration(seconds: float) -> str:
+    """Render seconds as a person would write them."""
+    return f"{seconds * 1000:g}ms" if seconds < 1 else f"{seconds:g}s"
+
+
+Duration = Annotated[
+    float, BeforeValidator(parse_duration), PlainSerializer(format_duration, when_used="json")
+]
+"""Seconds; written as `5s`, `1m30s`, `250ms` or a number."""
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def load(
+    model: type[Model],
+    *,
+    file: Path | None = None,
+    prefix: str | None = None,
+    environment: Mapping[str, str] | None = None,
+    flags: Mapping[str, Any] | None = None,
+    reserved: frozenset[str] = frozenset(),
+) -> Model:
+    """Merge file, environment and flags into a checked model.
+
+    `flags` maps dotted paths to values; `None` means not given. `reserved` names variables with the prefix that
+    are not settings, such as the one that names the file itself.
+
+    Raises `SettingsError` for an unreadable file, an unknown key or a value that does not fit.
+    """
+    merged: dict[str, Any] = read_yaml(file) if file else {}
+    origin: dict[str, str] = {}
+    if prefix:
+        for name, path, value in _from_environment(
+            os.environ if environment is None else environment, prefix, reserved
+        ):
+            _put(merged, path, value, name)
+            origin[".".join(path)] = f"environment variable {name}"
+    for dotted, value in (flags or {}).items():
+        if value is not None:
+            _put(merged, dotted.split("."), value, dotted)
+            origin[dotted] = f"flag --{dotted.split('.')[-1].replace('_', '-')}"
+    try:
+        return model.model_validate(merged)
+    except ValidationError as error:
+        raise SettingsError(_explain(error, file, origin)) from None
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """Read a YAML mapping; an empty file is an empty mapping."""
+    try:
+        value = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{file}: cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: is not YAML: {error}") from None
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise SettingsError(f"{file}: a mapping was expected at the top, not a {type(value).__name__}")
+    return value
+
+
+def _from_environment(
+    environment: Mapping[str, str], prefix: str, reserved: frozenset[str]
+) -> Iterator[tuple[str, list[str], Any]]:
+    for name in sorted(environment):
+        if name.startswith(prefix) and name not in reserved:
+            try:
+                value = yaml.safe_load(environment[name])
+            except yaml.YAMLError:
+                value = environment[name]
+            yield name, name[len(prefix) :].lower().split("__"), value
+
+
+def _put(tree: dict[str, Any], path: list[str], value: Any, name: str) -> None:
+    for key in path[:-1]:
+        below = tree.get(key)
+        if below is None:
+            below = tree[key] = {}
+        if not isinstance(below, dict):
+            raise SettingsError(f"{name}: {key} is a value, not a group of settings")
+        tree = below
+    tree[path[-1]] = value
+
+
+def _explain(error: ValidationError, file: Path | None, origin: Mapping[str, str]) -> str:
+    lines = []
+    for problem in error.errors(include_url=False):
+        path = ".".join(str(part) for part in problem["loc"])
+        source = next(
+            (text for key, text in origin.items() if path.startswith(key)), str(file) if file else "settings"
+        )
+        if problem["type"] == "extra_forbidden":
+            lines.append(f"{source}: {path}: no such setting")
+        elif problem["type"] == "missing":
+            lines.append(f"{source}: {path}: is required")
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{source}: {path}: {message} (got {problem['input']!r:.80})")
+    return "\n".join(lines)
