@@ -44,9 +44,7 @@ def format_duration(seconds: float) -> str:
     return f"{seconds * 1000:g}ms" if seconds < 1 else f"{seconds:g}s"
 
 
-Duration = Annotated[
-    float, BeforeValidator(parse_duration), PlainSerializer(format_duration, when_used="json")
-]
+Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration, when_used="json")]
 """Seconds; written as `5s`, `1m30s`, `250ms` or a number."""
 
 Model = TypeVar("Model", bound=BaseModel)
