@@ -1,0 +1,392 @@
+"""A small HTTP/1.1 server for hot routes: httptools parses, one handler answers, everything is bounded.
+
+It exists because the OTLP receiver must answer more pushes a second on one core than an ASGI server can (`make bench`
+prints both); everything that is not hot belongs on FastAPI.
+"""
+
+import asyncio
+import contextlib
+import socket
+import ssl
+import time
+import zlib
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final
+
+import httptools
+import zstandard
+
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+_REASONS: Final = {
+    200: b"OK", 204: b"No Content", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found",
+    405: b"Method Not Allowed", 408: b"Request Timeout", 413: b"Content Too Large", 415: b"Unsupported Media Type",
+    429: b"Too Many Requests", 431: b"Request Header Fields Too Large", 500: b"Internal Server Error",
+    503: b"Service Unavailable",
+}  # fmt: skip
+_MAX_PIPELINED: Final = 64
+
+
+@dataclass(slots=True)
+class Request:
+    """One request; header names are lower case, the body is decompressed."""
+
+    method: bytes
+    path: bytes
+    query: bytes
+    headers: dict[bytes, bytes]
+    body: bytes
+    keep_alive: bool = True
+
+
+@dataclass(slots=True)
+class Response:
+    """An answer. `extra` is raw header lines, each ended by CRLF, prepared by whoever answers often."""
+
+    status: int = 200
+    body: bytes = b""
+    content_type: bytes = b"text/plain; charset=utf-8"
+    extra: bytes = b""
+
+    def encode(self, keep_alive: bool) -> bytes:
+        """Render the whole answer."""
+        return b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b" % (
+            self.status,
+            _REASONS.get(self.status, b"Unknown"),
+            self.content_type,
+            len(self.body),
+            self.extra,
+            b"" if keep_alive else b"connection: close\r\n",
+            self.body,
+        )
+
+
+Handler = Callable[[Request], Response | Awaitable[Response]]
+Guard = Callable[[Request], Response | None]
+"""Looks at a request before its body is read; an answer ends the connection."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What one client may ask of the server."""
+
+    body_bytes: int = 4 << 20
+    """Largest body as sent; larger ones are answered 413."""
+    decoded_bytes: int = 16 << 20
+    """Largest body after decompression."""
+    header_bytes: int = 16 << 10
+    """Largest sum of all header names and values and the path."""
+    read_seconds: float = 10.0
+    """Longest time from a request's first byte to its last."""
+    idle_seconds: float = 120.0
+    """Longest time between two requests of a connection."""
+    connections: int = 20_000
+    """Connections at once; further ones are closed at once and counted."""
+
+
+class DecodeError(Exception):
+    """A body that cannot be decompressed; `status` is the HTTP status to answer with."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+def decompress(encoding: bytes, body: bytes, limit: int) -> bytes:
+    """Undo a Content-Encoding, never producing more than `limit` bytes.
+
+    Raises `DecodeError` for an unknown encoding (415), damaged data (400) or too much of it (413).
+    """
+    if encoding in (b"", b"identity"):
+        return body
+    try:
+        if encoding in (b"gzip", b"x-gzip", b"deflate"):
+            inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)
+            data = inflater.decompress(body, limit + 1)
+            complete = inflater.eof
+        elif encoding == b"zstd":
+            reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body, read_across_frames=True)
+            data = reader.read(limit + 1)
+            complete = True
+        else:
+            raise DecodeError(
+                415, f"content-encoding {encoding.decode('latin-1')!r} is not supported: use gzip or zstd"
+            )
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise DecodeError(400, f"the body is not valid {encoding.decode('latin-1')}: {error}") from None
+    if len(data) > limit:
+        raise DecodeError(413, f"the body is larger than {limit} bytes when decompressed")
+    if not complete:
+        raise DecodeError(400, f"the body is truncated {encoding.decode('latin-1')}")
+    return data
+
+
+@dataclass(slots=True)
+class Counters:
+    """What happened at the edge, by kind; read by the metrics page."""
+
+    requests: int = 0
+    open: int = 0
+    refused_connections: int = 0
+    timeouts: int = 0
+    malformed: int = 0
+    too_large: int = 0
+    handler_errors: int = 0
+
+
+class _Connection(asyncio.Protocol):
+    __slots__ = (
+        "_body", "_head", "_headers", "_parser", "_reading", "_refused", "_server", "_since", "_task", "_transport",
+        "_url", "_waiting",
+    )  # fmt: skip
+
+    def __init__(self, server: "HttpServer") -> None:
+        self._server = server
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._since = time.monotonic()
+        self._waiting: deque[Request] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._refused = False
+        self._reset()
+
+    def _reset(self) -> None:
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._head = 0
+        self._body: bytes | bytearray = b""
+        self._reading = False
+
+    # The transport's side.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        if not self._server._enter(self):
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server._leave(self)
+        if self._task:
+            self._task.cancel()
+        self._transport = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(Response(400, b"protocol upgrades are not supported"))
+        except httptools.HttpParserError as error:
+            if not self._refused:
+                self._server.counters.malformed += 1
+                self._refuse(Response(400, f"not HTTP/1.1: {error}".encode()))
+
+    def eof_received(self) -> bool:
+        return False
+
+    # The parser's side.
+
+    def on_message_begin(self) -> None:
+        self._reading = True
+        self._since = time.monotonic()
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+        self._count_head(len(url))
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count_head(len(name) + len(value))
+        self._headers[name.lower()] = value
+
+    def _count_head(self, size: int) -> None:
+        self._head += size
+        if self._head > self._server.limits.header_bytes:
+            self._server.counters.too_large += 1
+            self._refuse(Response(431, b"the request's headers are too large"))
+
+    def on_headers_complete(self) -> None:
+        if self._refused:
+            return
+        headers = self._headers
+        length = headers.get(b"content-length")
+        if length and len(length) < 20 and length.isdigit() and int(length) > self._server.limits.body_bytes:
+            self._server.counters.too_large += 1
+            self._refuse(Response(413, b"the body is larger than %d bytes" % self._server.limits.body_bytes))
+            return
+        guard = self._server.guard
+        if guard:
+            answer = guard(self._request(b""))
+            if answer:
+                self._refuse(answer)
+                return
+        if headers.get(b"expect", b"").lower() == b"100-continue" and self._transport:
+            self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_body(self, body: bytes) -> None:
+        if self._refused:
+            return
+        if not self._body:
+            self._body = body
+        else:
+            if not isinstance(self._body, bytearray):
+                self._body = bytearray(self._body)
+            self._body += body
+        if len(self._body) > self._server.limits.body_bytes:
+            self._server.counters.too_large += 1
+            self._refuse(Response(413, b"the body is larger than %d bytes" % self._server.limits.body_bytes))
+
+    def on_message_complete(self) -> None:
+        if self._refused:
+            return
+        self._server.counters.requests += 1
+        try:
+            body = bytes(self._body)
+            encoding = self._headers.get(b"content-encoding")
+            if encoding:
+                body = decompress(encoding.lower(), body, self._server.limits.decoded_bytes)
+        except DecodeError as error:
+            self._server.counters.malformed += 1
+            self._refuse(Response(error.status, str(error).encode()))
+            return
+        request = self._request(body)
+        self._reset()
+        if self._task:
+            self._waiting.append(request)
+            if len(self._waiting) > _MAX_PIPELINED:
+                self._refuse(Response(429, b"too many requests in one pipeline", extra=b"retry-after: 1\r\n"))
+            return
+        answer = self._answer(request)
+        if isinstance(answer, Response):
+            self._write(answer, request.keep_alive)
+        else:
+            self._task = asyncio.ensure_future(self._finish(answer, request))
+
+    def _request(self, body: bytes) -> Request:
+        path, _, query = self._url.partition(b"?")
+        return Request(self._parser.get_method(), path, query, self._headers, body, self._parser.should_keep_alive())
+
+    def _answer(self, request: Request) -> Response | Awaitable[Response]:
+        try:
+            return self._server.handler(request)
+        except Exception:
+            return self._failed()
+
+    def _failed(self) -> Response:
+        self._server.counters.handler_errors += 1
+        log.exception("handler_failed")
+        return Response(500, b"internal error")
+
+    async def _finish(self, answer: Awaitable[Response], request: Request) -> None:
+        while True:
+            try:
+                response = await answer
+            except Exception:
+                response = self._failed()
+            self._write(response, request.keep_alive)
+            while self._waiting:
+                request = self._waiting.popleft()
+                following = self._answer(request)
+                if not isinstance(following, Response):
+                    answer = following
+                    break
+                self._write(following, request.keep_alive)
+            else:
+                self._task = None
+                return
+
+    def _write(self, response: Response, keep_alive: bool) -> None:
+        transport = self._transport
+        if transport is None or self._refused:
+            return
+        keep_alive = keep_alive and not self._server.closing
+        transport.write(response.encode(keep_alive))
+        if not keep_alive:
+            self._refused = True
+            transport.close()
+
+    def _refuse(self, response: Response) -> None:
+        self._write(response, False)
+        self._refused = True
+
+    def expire(self, now: float, limits: Limits) -> bool:
+        """Close the connection when a request takes too long or none comes; says whether a request was cut short."""
+        if self._task or self._transport is None:
+            return False
+        if now - self._since <= (limits.read_seconds if self._reading else limits.idle_seconds):
+            return False
+        cut_short = self._reading and not self._refused
+        if cut_short:
+            self._refuse(Response(408, b"the request took too long"))
+        else:
+            self._transport.abort()
+        return cut_short
+
+
+class HttpServer:
+    """Listens, bounds and hands every request to one handler.
+
+    A handler that returns a `Response` is answered at once; one that returns an awaitable holds its connection (not
+    the server) until it is done. Answers of one connection keep the order of its requests.
+    """
+
+    def __init__(self, handler: Handler, *, limits: Limits | None = None, guard: Guard | None = None) -> None:
+        self.handler = handler
+        self.guard = guard
+        self.limits = limits or Limits()
+        self.counters = Counters()
+        self.closing = False
+        self._connections: set[_Connection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(
+        self, host: str, port: int, *, tls: ssl.SSLContext | None = None, reuse_port: bool = False
+    ) -> int:
+        """Listen; port 0 takes a free one. Returns the port."""
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(self), host, port, ssl=tls, reuse_port=reuse_port or None, backlog=4096
+        )
+        self._sweeper = asyncio.create_task(self._sweep())
+        bound: socket.socket = self._server.sockets[0]
+        return int(bound.getsockname()[1])
+
+    async def stop(self, grace_seconds: float = 5.0) -> None:
+        """Stop listening, let answers under way finish, then close what is left."""
+        self.closing = True
+        if self._sweeper:
+            self._sweeper.cancel()
+        if self._server:
+            self._server.close()
+        deadline = time.monotonic() + grace_seconds
+        while any(connection._task for connection in self._connections) and time.monotonic() < deadline:
+            await asyncio.sleep(0.01)
+        for connection in list(self._connections):
+            if connection._transport:
+                connection._transport.close()
+        await asyncio.sleep(0)
+
+    def _enter(self, connection: _Connection) -> bool:
+        if len(self._connections) >= self.limits.connections or self.closing:
+            self.counters.refused_connections += 1
+            return False
+        self._connections.add(connection)
+        self.counters.open = len(self._connections)
+        return True
+
+    def _leave(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+        self.counters.open = len(self._connections)
+
+    async def _sweep(self) -> None:
+        with contextlib.suppress(asyncio.CancelledError):
+            while True:
+                await asyncio.sleep(min(1.0, self.limits.read_seconds / 4))
+                now = time.monotonic()
+                for connection in list(self._connections):
+                    self.counters.timeouts += connection.expire(now, self.limits)

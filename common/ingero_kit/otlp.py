@@ -1,0 +1,547 @@
+"""Health reports ⇄ OTLP metrics, protobuf and JSON, both directions in one room so that a round trip pins them.
+
+The JSON dialect that is read is the specification's and the published agent's: integers as numbers or strings, no
+start time. Reading never fails on one bad report: it is left out, counted, and named in the answer.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal
+
+import orjson
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    AggregationTemporality,
+    Gauge,
+    Metric,
+    NumberDataPoint,
+    ResourceMetrics,
+    Sum,
+)
+
+from ingero_contract import attributes, metrics
+from ingero_contract.values import NodeState
+
+MAX_NAME: Final = 253
+"""Longest node or cluster id, characters: the longest Kubernetes node name."""
+
+MAX_LABEL: Final = 256
+"""Longest value of any other attribute that is kept; longer ones are cut."""
+
+FUTURE_SECONDS: Final = 3600.0
+"""How far ahead of the receiver's clock a point's time may lie."""
+
+SCOPE: Final = "ingero.health"
+
+
+class MalformedPayload(Exception):
+    """The payload as a whole cannot be read; the text says why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HealthReport:
+    """What one node says about itself in one push.
+
+    `score` and the four signals are 0 to 1; `rate` is absolute work a second; `time_unix_nano` is the sender's clock,
+    0 when not given. `totals` holds the cumulative counters by (metric name, cgroup hash, direction).
+    """
+
+    node_id: str
+    cluster_id: str
+    state: NodeState = NodeState.ACTIVE
+    score: float = 0.0
+    throughput: float | None = None
+    compute: float | None = None
+    memory: float | None = None
+    cpu: float | None = None
+    rate: float | None = None
+    degraded: bool = False
+    detection_mode: str = ""
+    decision_source: str = ""
+    fleet_reachable: bool = True
+    workload_type: str = ""
+    cgroup_path_hash: str = ""
+    world_size: int = 0
+    rank: int | None = None
+    provider: str = ""
+    gpu_model: str = ""
+    gpu_count: int = 0
+    job_id: str = ""
+    stage: str = ""
+    last_verdict: str = ""
+    time_unix_nano: int = 0
+    totals: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What a payload held: reports, self-declared straggler edges (node, cluster, is straggler), what was wrong.
+
+    `rejected` counts data points; `reasons` says why, by short text.
+    """
+
+    reports: list[HealthReport] = field(default_factory=list)
+    events: list[tuple[str, str, bool]] = field(default_factory=list)
+    other_points: int = 0
+    rejected: int = 0
+    reasons: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def message(self) -> str:
+        """The reasons in one line for the sender; empty when nothing was wrong."""
+        return "; ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
+
+
+def check_name(name: str) -> str | None:
+    """Say what is wrong with a node or cluster id, or `None`."""
+    if not name:
+        return "is empty"
+    if len(name) > MAX_NAME:
+        return f"is longer than {MAX_NAME} characters"
+    if not name.isprintable():
+        return "holds control characters"
+    return None
+
+
+# Encoding.
+
+_SIGNAL_METRICS: Final = (
+    (metrics.HEALTH_SCORE, "score"),
+    (metrics.THROUGHPUT_RATIO, "throughput"),
+    (metrics.COMPUTE_EFFICIENCY, "compute"),
+    (metrics.MEMORY_HEADROOM, "memory"),
+    (metrics.CPU_AVAILABILITY, "cpu"),
+    (metrics.THROUGHPUT_RATE, "rate"),
+)
+
+
+def encode_report(report: HealthReport, version: str = "0.1.0") -> ExportMetricsServiceRequest:
+    """Build the push of one node."""
+    resource = ResourceMetrics()
+    _set(resource.resource.attributes, attributes.NODE_ID, report.node_id)
+    _set(resource.resource.attributes, attributes.CLUSTER_ID, report.cluster_id)
+    if report.world_size > 0:
+        _set(resource.resource.attributes, attributes.WORLD_SIZE, report.world_size)
+        _set(resource.resource.attributes, attributes.NODE_RANK, report.rank or 0)
+    for key, text in (
+        (attributes.PROVIDER, report.provider),
+        (attributes.JOB_ID, report.job_id),
+        (attributes.STAGE, report.stage),
+        (attributes.LAST_VERDICT, report.last_verdict),
+    ):
+        if text:
+            _set(resource.resource.attributes, key, text)
+    scope = resource.scope_metrics.add()
+    scope.scope.name, scope.scope.version = SCOPE, version
+    now = report.time_unix_nano
+    common = _pairs({attributes.NODE_STATE: str(report.state), attributes.WORKLOAD_TYPE: report.workload_type})
+
+    def gauge(name: str, value: float | int, pairs: Iterable[KeyValue], unit: str = "1") -> None:
+        point = NumberDataPoint(time_unix_nano=now, attributes=pairs)
+        if isinstance(value, int):
+            point.as_int = value
+        else:
+            point.as_double = value
+        scope.metrics.append(Metric(name=name, unit=unit, gauge=Gauge(data_points=[point])))
+
+    for name, attribute in _SIGNAL_METRICS:
+        value = getattr(report, attribute)
+        if value is not None:
+            pairs = common
+            if name == metrics.HEALTH_SCORE:
+                pairs = [*common, *_pairs({attributes.CGROUP_PATH_HASH: report.cgroup_path_hash})]
+            gauge(name, float(value), pairs, "1/s" if name == metrics.THROUGHPUT_RATE else "1")
+    gauge(metrics.DEGRADATION_WARNING, int(report.degraded), common)
+    if report.detection_mode:
+        mode = {attributes.DETECTION_MODE_VALUE: report.detection_mode}
+        if report.decision_source:
+            mode[attributes.DECISION_SOURCE] = report.decision_source
+        gauge(metrics.DETECTION_MODE, 1, _pairs(mode))
+    gauge(metrics.FLEET_REACHABLE, int(report.fleet_reachable), [])
+    if report.gpu_model:
+        gauge(
+            metrics.NODE_INFO,
+            1,
+            _pairs({attributes.GPU_MODEL: report.gpu_model, attributes.GPU_COUNT: report.gpu_count}),
+        )
+    gauge(metrics.WORLD_SIZE_GAUGE, report.world_size, [])
+    for name, total_points in _group_totals(report.totals):
+        data = Sum(
+            aggregation_temporality=AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE, is_monotonic=True
+        )
+        for cgroup, direction, count in total_points:
+            keys: dict[str, str | int] = {attributes.CGROUP_PATH_HASH: cgroup}
+            if direction:
+                keys[attributes.MEMCPY_DIRECTION] = direction
+            data.data_points.append(NumberDataPoint(time_unix_nano=now, as_int=count, attributes=_pairs(keys)))
+        scope.metrics.append(Metric(name=name, unit=_TOTAL_UNITS.get(name, "1"), sum=data))
+    return ExportMetricsServiceRequest(resource_metrics=[resource])
+
+
+_TOTAL_UNITS: Final = {metrics.CPU_STALL_TOTAL: "ns", metrics.MEMCPY_BYTES_TOTAL: "By"}
+
+
+def encode_event(
+    *,
+    node_id: str,
+    cluster_id: str,
+    straggler: bool,
+    detection_mode: str,
+    threshold: float,
+    score: float,
+    dominant_signal: str,
+    event_id: str,
+    time_unix_nano: int,
+    world_size: int = 0,
+    rank: int | None = None,
+) -> ExportMetricsServiceRequest:
+    """Build the push of one straggler event: 1 while a straggler, 0 once on recovery."""
+    identity = HealthReport(node_id=node_id, cluster_id=cluster_id, world_size=world_size, rank=rank)
+    request = encode_report(identity)
+    scope = request.resource_metrics[0].scope_metrics[0]
+    del scope.metrics[:]
+    point = NumberDataPoint(
+        time_unix_nano=time_unix_nano,
+        as_int=int(straggler),
+        attributes=_pairs(
+            {
+                attributes.DETECTION_MODE_VALUE: detection_mode,
+                attributes.THRESHOLD: threshold,
+                attributes.SCORE: score,
+                attributes.DOMINANT_SIGNAL: dominant_signal,
+                attributes.EVENT_ID: event_id,
+            }
+        ),
+    )
+    scope.metrics.append(Metric(name=metrics.STRAGGLER_EVENT, unit="1", gauge=Gauge(data_points=[point])))
+    return request
+
+
+def to_json(request: ExportMetricsServiceRequest) -> bytes:
+    """Render a push as OTLP/HTTP JSON."""
+    from google.protobuf.json_format import MessageToDict
+
+    return orjson.dumps(MessageToDict(request))
+
+
+def _group_totals(totals: dict[tuple[str, str, str], int]) -> Iterator[tuple[str, list[tuple[str, str, int]]]]:
+    names: dict[str, list[tuple[str, str, int]]] = {}
+    for (name, cgroup, direction), count in sorted(totals.items()):
+        names.setdefault(name, []).append((cgroup, direction, count))
+    yield from names.items()
+
+
+def _pairs(values: dict[str, Any]) -> list[KeyValue]:
+    pairs: list[KeyValue] = []
+    for key, value in values.items():
+        pairs.append(KeyValue(key=key, value=_any(value)))
+    return pairs
+
+
+def _set(target: Any, key: str, value: str | int | float) -> None:
+    target.append(KeyValue(key=key, value=_any(value)))
+
+
+def _any(value: str | int | float) -> AnyValue:
+    if isinstance(value, bool):
+        return AnyValue(bool_value=value)
+    if isinstance(value, int):
+        return AnyValue(int_value=value)
+    if isinstance(value, float):
+        return AnyValue(double_value=value)
+    return AnyValue(string_value=value)
+
+
+# Decoding: both encodings are walked into the same few calls on a `_Builder`.
+
+_DOUBLES: Final = {name: attribute for name, attribute in _SIGNAL_METRICS if name != metrics.HEALTH_SCORE}
+_TOTALS: Final = frozenset((metrics.LAUNCHES_TOTAL, metrics.CPU_STALL_TOTAL, metrics.MEMCPY_BYTES_TOTAL))
+_RESOURCE_STRINGS: Final = {
+    attributes.PROVIDER: "provider",
+    attributes.JOB_ID: "job_id",
+    attributes.STAGE: "stage",
+    attributes.LAST_VERDICT: "last_verdict",
+    attributes.GPU_MODEL: "gpu_model",
+    attributes.WORKLOAD_TYPE: "workload_type",
+}
+_STATES: Final = {str(state): state for state in NodeState}
+_ACTIVE: Final = NodeState.ACTIVE
+
+
+class Decoder:
+    """Reads pushes. It remembers resource blocks that it has seen, byte for byte, because every node repeats its own.
+
+    The memory is bounded by `remembered` blocks; when full it starts anew.
+    """
+
+    def __init__(self, remembered: int = 200_000) -> None:
+        self._remembered = remembered
+        self._resources: dict[bytes, HealthReport | str] = {}
+
+    def decode(self, body: bytes, encoding: Literal["protobuf", "json"], now: float, cluster: str = "") -> Decoded:
+        """Read one push; `now` is seconds since the epoch, `cluster` overrides the payload's cluster id.
+
+        Raises `MalformedPayload` when the payload as a whole cannot be read.
+        """
+        decoded = Decoded()
+        if encoding == "protobuf":
+            try:
+                request = ExportMetricsServiceRequest.FromString(body)
+            except DecodeError:
+                raise MalformedPayload("the body is not an OTLP ExportMetricsServiceRequest in protobuf") from None
+            for resource in request.resource_metrics:
+                self._protobuf(resource, decoded, now, cluster)
+            return decoded
+        try:
+            tree = orjson.loads(body)
+            for block in tree.get("resourceMetrics") or ():
+                self._json(block, decoded, now, cluster)
+        except orjson.JSONDecodeError as error:
+            raise MalformedPayload(f"the body is not JSON: {error}") from None
+        except (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
+            raise MalformedPayload(f"the body is not OTLP/JSON metrics: {type(error).__name__}: {error}") from None
+        return decoded
+
+    def _identity(self, key: bytes, pairs: Iterable[tuple[str, Any]]) -> HealthReport | str:
+        """Return the report template of a resource block, or the reason why it names no node."""
+        known = self._resources.get(key)
+        if known is None:
+            if len(self._resources) >= self._remembered:
+                self._resources.clear()
+            known = self._resources[key] = _template(dict(pairs))
+        return known
+
+    def _protobuf(self, resource: ResourceMetrics, decoded: Decoded, now: float, cluster: str) -> None:
+        block = resource.resource
+        key = block.SerializeToString()
+        template = self._resources.get(key)
+        if template is None:
+            template = self._identity(key, ((pair.key, _value(pair.value)) for pair in block.attributes))
+        builder = _Builder(template, decoded, now, cluster)
+        for scope in resource.scope_metrics:
+            for metric in scope.metrics:
+                name = metric.name
+                points = metric.gauge.data_points
+                if len(points) == 1:
+                    point = points[0]
+                    kind = point.WhichOneof("value")
+                    number: float = point.as_double if kind == "as_double" else point.as_int
+                    if name in _DOUBLES:
+                        builder.signal(name, number)
+                    else:
+                        builder.point(name, number, point.time_unix_nano, _LazyPairs(point))
+                    continue
+                for point in points or metric.sum.data_points:
+                    kind = point.WhichOneof("value")
+                    number = point.as_double if kind == "as_double" else point.as_int
+                    builder.point(name, number, point.time_unix_nano, _LazyPairs(point))
+                if not points and not metric.HasField("sum"):
+                    decoded.other_points += 1
+        builder.finish()
+
+    def _json(self, block: dict[str, Any], decoded: Decoded, now: float, cluster: str) -> None:
+        pairs = (block.get("resource") or {}).get("attributes") or []
+        template = self._identity(orjson.dumps(pairs), ((pair["key"], _json_value(pair["value"])) for pair in pairs))
+        builder = _Builder(template, decoded, now, cluster)
+        for scope in block.get("scopeMetrics") or ():
+            for metric in scope.get("metrics") or ():
+                name = metric["name"]
+                data = metric.get("gauge") or metric.get("sum")
+                if data is None:
+                    decoded.other_points += 1
+                    continue
+                for point in data.get("dataPoints") or ():
+                    number = point.get("asDouble")
+                    if number is None:
+                        number = int(point.get("asInt", 0))
+                    if name in _DOUBLES:
+                        builder.signal(name, float(number))
+                    else:
+                        builder.point(name, float(number), int(point.get("timeUnixNano", 0)), _JsonPairs(point))
+        builder.finish()
+
+
+class _LazyPairs:
+    """Attributes of a protobuf point, walked only when somebody asks."""
+
+    __slots__ = ("_point",)
+
+    def __init__(self, point: NumberDataPoint) -> None:
+        self._point = point
+
+    def read(self) -> dict[str, Any]:
+        return {pair.key: _value(pair.value) for pair in self._point.attributes}
+
+
+class _JsonPairs:
+    """Attributes of a JSON point, walked only when somebody asks."""
+
+    __slots__ = ("_point",)
+
+    def __init__(self, point: dict[str, Any]) -> None:
+        self._point = point
+
+    def read(self) -> dict[str, Any]:
+        return {pair["key"]: _json_value(pair["value"]) for pair in self._point.get("attributes") or ()}
+
+
+class _Builder:
+    """Collects the points of one resource block into a report."""
+
+    __slots__ = ("_cluster", "_decoded", "_now", "_points", "_scored", "_seen", "_template", "report")
+
+    def __init__(self, template: HealthReport | str, decoded: Decoded, now: float, cluster: str) -> None:
+        self._decoded = decoded
+        self._now = now
+        self._cluster = cluster
+        self._points = 0
+        self._scored = False
+        self._template = template
+        self.report: HealthReport | None = None
+        if isinstance(template, HealthReport):
+            self.report = replace_fast(template)
+            if cluster:
+                self.report.cluster_id = cluster
+
+    def signal(self, name: str, number: float) -> None:
+        """Take one of the plain signals."""
+        self._points += 1
+        report = self.report
+        if report is None:
+            return
+        if not math.isfinite(number) or number < 0:
+            self._reject(f"{name} is not a number from 0")
+            return
+        setattr(report, _DOUBLES[name], number)
+
+    def point(self, name: str, number: float, time_unix_nano: int, pairs: _LazyPairs | _JsonPairs) -> None:
+        """Take any other number point."""
+        self._points += 1
+        report = self.report
+        if report is None:
+            return
+        if name == metrics.HEALTH_SCORE:
+            self._score(report, number, time_unix_nano, pairs.read())
+        elif name == metrics.FLEET_REACHABLE:
+            report.fleet_reachable = number != 0
+        elif name == metrics.DEGRADATION_WARNING:
+            report.degraded = number != 0
+        elif name == metrics.WORLD_SIZE_GAUGE:
+            report.world_size = report.world_size or _count(number)
+        elif name == metrics.DETECTION_MODE:
+            found = pairs.read()
+            report.detection_mode = _text(found.get(attributes.DETECTION_MODE_VALUE))
+            report.decision_source = _text(found.get(attributes.DECISION_SOURCE))
+        elif name == metrics.NODE_INFO:
+            found = pairs.read()
+            report.gpu_model = _text(found.get(attributes.GPU_MODEL)) or report.gpu_model
+            report.gpu_count = _count(found.get(attributes.GPU_COUNT))
+        elif name in _TOTALS:
+            found = pairs.read()
+            key = (name, _text(found.get(attributes.CGROUP_PATH_HASH)), _text(found.get(attributes.MEMCPY_DIRECTION)))
+            if math.isfinite(number) and number >= 0 and len(report.totals) < 1024:
+                report.totals[key] = int(number)
+            else:
+                self._reject(f"{name} is not a count")
+        elif name == metrics.STRAGGLER_EVENT:
+            self._decoded.events.append((report.node_id, report.cluster_id, number != 0))
+        else:
+            self._decoded.other_points += 1
+
+    def _score(self, report: HealthReport, number: float, time_unix_nano: int, found: dict[str, Any]) -> None:
+        if not 0.0 <= number <= 1.0:
+            self._reject(f"{metrics.HEALTH_SCORE} is not between 0 and 1")
+            return
+        if time_unix_nano < 0 or time_unix_nano > (self._now + FUTURE_SECONDS) * 1e9:
+            self._reject("the time lies more than an hour in the future or before 1970")
+            return
+        state = _STATES.get(_text(found.get(attributes.NODE_STATE)) or _ACTIVE)
+        if state is None:
+            self._reject(f"{attributes.NODE_STATE} is none of calibrating, active, idle")
+            return
+        report.score = float(number)
+        report.state = state
+        report.time_unix_nano = time_unix_nano
+        report.workload_type = _text(found.get(attributes.WORKLOAD_TYPE)) or report.workload_type
+        report.cgroup_path_hash = _text(found.get(attributes.CGROUP_PATH_HASH))
+        self._scored = True
+
+    def _reject(self, reason: str) -> None:
+        self._decoded.rejected += 1
+        self._decoded.reasons[reason] += 1
+
+    def finish(self) -> None:
+        """Hand the report over, or reject the block."""
+        report = self.report
+        if report is None:
+            if self._points:
+                self._decoded.rejected += self._points
+                self._decoded.reasons[str(self._template)] += self._points
+            return
+        if not self._scored:
+            return
+        problem = check_name(report.cluster_id)
+        if problem:
+            self._decoded.rejected += self._points
+            self._decoded.reasons[f"the cluster id {problem}"] += self._points
+            return
+        self._decoded.reports.append(report)
+
+
+def replace_fast(report: HealthReport) -> HealthReport:
+    """Copy a template, its counters fresh."""
+    return replace(report, totals={})
+
+
+def _template(found: dict[str, Any]) -> HealthReport | str:
+    node = _raw_text(found.get(attributes.NODE_ID))
+    problem = check_name(node)
+    if problem:
+        return f"the resource attribute {attributes.NODE_ID} {problem}"
+    report = HealthReport(node_id=node, cluster_id=_raw_text(found.get(attributes.CLUSTER_ID)))
+    if report.cluster_id and check_name(report.cluster_id):
+        return f"the resource attribute {attributes.CLUSTER_ID} {check_name(report.cluster_id)}"
+    for key, attribute in _RESOURCE_STRINGS.items():
+        text = _text(found.get(key))
+        if text:
+            setattr(report, attribute, text)
+    report.world_size = _count(found.get(attributes.WORLD_SIZE))
+    if attributes.NODE_RANK in found:
+        report.rank = _count(found[attributes.NODE_RANK])
+    return report
+
+
+def _value(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    return getattr(value, kind) if kind in ("string_value", "int_value", "double_value", "bool_value") else None
+
+
+def _json_value(value: dict[str, Any]) -> Any:
+    text = value.get("stringValue")
+    if text is not None:
+        return text
+    if "intValue" in value:
+        return int(value["intValue"])
+    return value.get("doubleValue", value.get("boolValue"))
+
+
+def _raw_text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        return ""
+    if len(value) > MAX_LABEL or not value.isprintable():
+        return "".join(letter for letter in value[:MAX_LABEL] if letter.isprintable())
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
+        return 0
+    return int(value)

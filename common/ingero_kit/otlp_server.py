@@ -1,0 +1,358 @@
+"""The OTLP receiver: pushes over HTTP and gRPC reach one handler, one answer becomes the right status of either.
+
+Status codes follow the OTLP specification: what the sender must not retry is 400 / INVALID_ARGUMENT, what it may
+retry is 429 or 503 with Retry-After / RESOURCE_EXHAUSTED or UNAVAILABLE with RetryInfo; a part that was rejected is
+`partial_success` in a 200.
+"""
+
+import asyncio
+import inspect
+import socket
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, Final, Literal
+from urllib.parse import parse_qs, unquote
+
+import grpc
+import orjson
+
+from ingero_contract import headers, routes
+from ingero_kit.http_server import Counters, HttpServer, Limits, Request, Response
+from ingero_kit.logs import get
+from ingero_kit.tls import ServerTls
+from ingero_kit.tokens import Tokens
+
+log = get(__name__)
+
+Encoding = Literal["protobuf", "json"]
+
+
+class Signal(Enum):
+    """The three OTLP signals, with their HTTP path, gRPC method and the partial success field's counter."""
+
+    METRICS = (routes.OTLP_METRICS, "metrics.v1.MetricsService", "rejectedDataPoints")
+    LOGS = (routes.OTLP_LOGS, "logs.v1.LogsService", "rejectedLogRecords")
+    TRACES = (routes.OTLP_TRACES, "trace.v1.TraceService", "rejectedSpans")
+
+    @property
+    def path(self) -> str:
+        """HTTP path."""
+        return self.value[0]
+
+    @property
+    def grpc_method(self) -> str:
+        """Full gRPC method name."""
+        return f"/opentelemetry.proto.collector.{self.value[1]}/Export"
+
+    @property
+    def rejected_field(self) -> str:
+        """JSON name of the count in `partialSuccess`."""
+        return self.value[2]
+
+
+class Status(Enum):
+    """What became of a push: (HTTP status, gRPC status)."""
+
+    OK = (200, grpc.StatusCode.OK)
+    INVALID = (400, grpc.StatusCode.INVALID_ARGUMENT)
+    UNAUTHENTICATED = (401, grpc.StatusCode.UNAUTHENTICATED)
+    FORBIDDEN = (403, grpc.StatusCode.PERMISSION_DENIED)
+    BUSY = (429, grpc.StatusCode.RESOURCE_EXHAUSTED)
+    UNAVAILABLE = (503, grpc.StatusCode.UNAVAILABLE)
+    INTERNAL = (500, grpc.StatusCode.INTERNAL)
+
+
+@dataclass(slots=True)
+class Push:
+    """One export request, still encoded. `authorization` is the raw header of an already accepted request."""
+
+    signal: Signal
+    encoding: Encoding
+    body: bytes
+    cluster: str = ""
+    authorization: bytes | str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What the handler decided. `http_headers` are raw lines ended by CRLF, `metadata` their gRPC twins."""
+
+    status: Status = Status.OK
+    message: str = ""
+    rejected: int = 0
+    retry_seconds: float = 1.0
+    http_headers: bytes = b""
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+ACCEPTED: Final = Answer()
+
+Handler = Callable[[Push], Answer | Awaitable[Answer]]
+"""Called on the event loop for HTTP and on a pool thread for gRPC; an awaitable is awaited on the event loop."""
+
+_SIGNALS: Final = {signal.path.encode(): signal for signal in Signal}
+_CLUSTER_HEADER: Final = headers.CLUSTER.encode()
+_JSON: Final = b"application/json"
+_PROTOBUF: Final = b"application/x-protobuf"
+
+
+def partial_success(signal: Signal, rejected: int, message: str, encoding: Encoding) -> bytes:
+    """Encode an export response: empty when all was taken, otherwise the count and the reason."""
+    if not rejected and not message:
+        return b"" if encoding == "protobuf" else b"{}"
+    if encoding == "json":
+        return orjson.dumps({"partialSuccess": {signal.rejected_field: str(rejected), "errorMessage": message}})
+    text = message.encode()[:4096]
+    inner = (b"\x08" + _varint(rejected) if rejected else b"") + (
+        b"\x12" + _varint(len(text)) + text if text else b""
+    )
+    return b"\x0a" + _varint(len(inner)) + inner
+
+
+def error_status(code: int, message: str, encoding: Encoding) -> bytes:
+    """Encode a google.rpc.Status, the body of every OTLP/HTTP failure."""
+    if encoding == "json":
+        return orjson.dumps({"code": code, "message": message})
+    text = message.encode()[:4096]
+    return b"\x08" + _varint(code) + b"\x12" + _varint(len(text)) + text
+
+
+def retry_info(message: str, seconds: float) -> bytes:
+    """Encode a google.rpc.Status of RESOURCE_EXHAUSTED with RetryInfo, for `grpc-status-details-bin`."""
+    nanos = int(seconds * 1e9)
+    duration = b"\x08" + _varint(nanos // 10**9) + b"\x10" + _varint(nanos % 10**9)
+    info = b"\x0a" + _varint(len(duration)) + duration
+    url = b"type.googleapis.com/google.rpc.RetryInfo"
+    detail = b"\x0a" + _varint(len(url)) + url + b"\x12" + _varint(len(info)) + info
+    return error_status(8, message, "protobuf") + b"\x1a" + _varint(len(detail)) + detail
+
+
+def _varint(number: int) -> bytes:
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
+class Guardian:
+    """Decides who may push; replaced as a whole when token files are read again."""
+
+    def __init__(self, tokens: Tokens | None = None) -> None:
+        self.tokens = tokens
+        self.refused = 0
+
+    def admit(self, authorization: bytes | str | None) -> bool:
+        """Whether a request with this Authorization header may go on."""
+        if self.tokens is None or self.tokens.accept(authorization):
+            return True
+        self.refused += 1
+        return False
+
+
+class OtlpHttpReceiver:
+    """OTLP/HTTP: protobuf and JSON, plain, gzip or zstd."""
+
+    def __init__(self, handler: Handler, guardian: Guardian, limits: Limits | None = None) -> None:
+        self._handler = handler
+        self._guardian = guardian
+        self._server = HttpServer(self._serve, limits=limits, guard=self._guard)
+
+    @property
+    def counters(self) -> Counters:
+        """What happened at the edge."""
+        return self._server.counters
+
+    async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
+        """Listen and return the port."""
+        self._tls, self._context = tls, tls.context() if tls else None
+        return await self._server.start(host, port, tls=self._context, reuse_port=reuse_port)
+
+    def reload_certificates(self) -> None:
+        """Read the certificate files again; new connections use them."""
+        if self._tls and self._context:
+            self._tls.context()
+            self._context.load_cert_chain(self._tls.cert_file, self._tls.key_file)
+
+    async def stop(self, grace_seconds: float = 5.0) -> None:
+        """Answer what is under way, then close."""
+        await self._server.stop(grace_seconds)
+
+    def _guard(self, request: Request) -> Response | None:
+        if request.path not in _SIGNALS:
+            return Response(404, b"not found: OTLP is at /v1/metrics, /v1/logs and /v1/traces")
+        if request.method != b"POST":
+            return Response(405, b"use POST", extra=b"allow: POST\r\n")
+        if not self._guardian.admit(request.headers.get(b"authorization")):
+            return Response(401, b"a bearer token is required", extra=b"www-authenticate: Bearer\r\n")
+        return None
+
+    def _serve(self, request: Request) -> Response | Awaitable[Response]:
+        content_type = request.headers.get(b"content-type", b"")
+        encoding: Encoding
+        if content_type == _PROTOBUF or content_type.startswith(_PROTOBUF):
+            encoding = "protobuf"
+        elif content_type == _JSON or content_type.startswith(_JSON):
+            encoding = "json"
+        else:
+            return Response(415, b"content-type must be application/x-protobuf or application/json")
+        cluster = _query_cluster(request.query) if request.query else ""
+        if not cluster:
+            cluster = request.headers.get(_CLUSTER_HEADER, b"").decode("latin-1")
+        signal = _SIGNALS[request.path]
+        push = Push(signal, encoding, request.body, cluster, request.headers.get(b"authorization"))
+        answer = self._handler(push)
+        if isinstance(answer, Answer):
+            return _http(answer, push)
+        return self._later(answer, push)
+
+    async def _later(self, answer: Awaitable[Answer], push: Push) -> Response:
+        return _http(await answer, push)
+
+
+def _http(answer: Answer, push: Push) -> Response:
+    media = _PROTOBUF if push.encoding == "protobuf" else _JSON
+    if answer.status is Status.OK:
+        body = partial_success(push.signal, answer.rejected, answer.message, push.encoding)
+        return Response(200, body, media, answer.http_headers)
+    status, code = answer.status.value
+    extra = answer.http_headers
+    if answer.status in (Status.BUSY, Status.UNAVAILABLE):
+        extra += b"retry-after: %d\r\n" % max(1, round(answer.retry_seconds))
+    return Response(status, error_status(code.value[0], answer.message, push.encoding), media, extra)
+
+
+def _query_cluster(query: bytes) -> str:
+    prefix = routes.CLUSTER_PARAMETER.encode() + b"="
+    if query.startswith(prefix) and b"&" not in query:
+        text = query[len(prefix) :].decode("latin-1")
+        return unquote(text) if "%" in text or "+" in text else text
+    values = parse_qs(query.decode("latin-1"), max_num_fields=32).get(routes.CLUSTER_PARAMETER)
+    return values[0] if values else ""
+
+
+class OtlpGrpcReceiver:
+    """OTLP/gRPC on grpcio's thread server, the faster of its two, with messages left encoded for the handler."""
+
+    def __init__(self, handler: Handler, guardian: Guardian, *, body_bytes: int = 4 << 20, threads: int = 8) -> None:
+        self._handler = handler
+        self._guardian = guardian
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._server = grpc.server(
+            ThreadPoolExecutor(threads, thread_name_prefix="otlp-grpc"),
+            options=[
+                ("grpc.max_receive_message_length", body_bytes),
+                ("grpc.max_metadata_size", 16 << 10),
+                ("grpc.so_reuseport", 1),
+                ("grpc.max_concurrent_streams", 256),
+            ],
+        )
+        for signal in Signal:
+            service, _, method = signal.grpc_method[1:].rpartition("/")
+            self._server.add_generic_rpc_handlers(
+                (
+                    grpc.method_handlers_generic_handler(
+                        service, {method: grpc.unary_unary_rpc_method_handler(self._export(signal))}
+                    ),
+                )
+            )
+
+    async def start(self, host: str, port: int, *, tls: ServerTls | None = None) -> int:
+        """Listen and return the port; certificate files are read again for every new connection."""
+        self._loop = asyncio.get_running_loop()
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        try:
+            bound = (
+                self._server.add_secure_port(address, _credentials(tls))
+                if tls
+                else self._server.add_insecure_port(address)
+            )
+        except RuntimeError:
+            bound = 0
+        if not bound:
+            raise OSError(f"cannot listen on {address} for gRPC: the port is in use or the address is not ours")
+        self._server.start()
+        return bound
+
+    async def stop(self, grace_seconds: float = 5.0) -> None:
+        """Refuse new calls, let those under way finish, then close."""
+        done: threading.Event = self._server.stop(grace_seconds)
+        await asyncio.to_thread(done.wait, grace_seconds + 1)
+
+    def _export(self, signal: Signal) -> Callable[[bytes, grpc.ServicerContext], bytes]:
+        guardian, handler = self._guardian, self._handler
+
+        def export(body: bytes, context: grpc.ServicerContext) -> bytes:
+            cluster = ""
+            authorization: str | bytes | None = None
+            for key, value in context.invocation_metadata():
+                if key == headers.CLUSTER:
+                    cluster = str(value)
+                elif key == "authorization":
+                    authorization = value
+            if not guardian.admit(authorization):
+                context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token is required")
+            push = Push(signal, "protobuf", body, cluster, authorization)
+            try:
+                answer = handler(push)
+                if not isinstance(answer, Answer):
+                    answer = self._wait(answer)
+            except Exception:
+                log.exception("handler_failed")
+                context.abort(grpc.StatusCode.INTERNAL, "internal error")
+            if answer.status is not Status.OK:
+                if answer.status in (Status.BUSY, Status.UNAVAILABLE):
+                    context.set_trailing_metadata(
+                        (("grpc-status-details-bin", retry_info(answer.message, answer.retry_seconds)),)
+                    )
+                context.abort(answer.status.value[1], answer.message)
+            if answer.metadata:
+                context.send_initial_metadata(answer.metadata)
+            return partial_success(signal, answer.rejected, answer.message, "protobuf")
+
+        return export
+
+    def _wait(self, answer: Awaitable[Answer]) -> Answer:
+        assert self._loop is not None
+
+        async def waiter() -> Answer:
+            return await answer
+
+        assert inspect.isawaitable(answer)
+        return asyncio.run_coroutine_threadsafe(waiter(), self._loop).result(timeout=60)
+
+
+def _credentials(tls: ServerTls) -> Any:
+    tls.context()
+
+    def fetch() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration(
+            [(tls.key_file.read_bytes(), tls.cert_file.read_bytes())],
+            root_certificates=tls.client_ca_file.read_bytes() if tls.client_ca_file else None,
+        )
+
+    return grpc.dynamic_ssl_server_credentials(
+        fetch(), lambda: fetch(), require_client_authentication=tls.client_ca_file is not None
+    )
+
+
+def parse_endpoint(text: str, default_host: str = "127.0.0.1") -> tuple[str, int]:
+    """Split `host:port`, `:port` or `[v6]:port`.
+
+    Raises `ValueError` in words when it is none of these.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r} is not host:port")
+    return (host.strip("[]") or default_host), int(port)
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago, for tests and demos."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
