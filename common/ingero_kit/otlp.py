@@ -7,7 +7,7 @@ start time. Reading never fails on one bad report: it is left out, counted, and 
 import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import orjson
@@ -31,6 +31,9 @@ MAX_NAME: Final = 253
 
 MAX_LABEL: Final = 256
 """Longest value of any other attribute that is kept; longer ones are cut."""
+
+MAX_TOTALS: Final = 1024
+"""Most counters that one report may carry."""
 
 FUTURE_SECONDS: Final = 3600.0
 """How far ahead of the receiver's clock a point's time may lie."""
@@ -132,6 +135,8 @@ def encode_report(report: HealthReport, version: str = "0.1.0") -> ExportMetrics
         (attributes.JOB_ID, report.job_id),
         (attributes.STAGE, report.stage),
         (attributes.LAST_VERDICT, report.last_verdict),
+        (attributes.GPU_MODEL, report.gpu_model),
+        (attributes.WORKLOAD_TYPE, report.workload_type),
     ):
         if text:
             _set(resource.resource.attributes, key, text)
@@ -271,6 +276,9 @@ _RESOURCE_STRINGS: Final = {
 _STATES: Final = {str(state): state for state in NodeState}
 _ACTIVE: Final = NodeState.ACTIVE
 
+Template = dict[str, Any] | str
+"""The report fields that a resource block fixes, or the reason why it names no node."""
+
 
 class Decoder:
     """Reads pushes. It remembers resource blocks that it has seen, byte for byte, because every node repeats its own.
@@ -280,7 +288,7 @@ class Decoder:
 
     def __init__(self, remembered: int = 200_000) -> None:
         self._remembered = remembered
-        self._resources: dict[bytes, HealthReport | str] = {}
+        self._resources: dict[bytes, Template] = {}
 
     def decode(self, body: bytes, encoding: Literal["protobuf", "json"], now: float, cluster: str = "") -> Decoded:
         """Read one push; `now` is seconds since the epoch, `cluster` overrides the payload's cluster id.
@@ -306,8 +314,8 @@ class Decoder:
             raise MalformedPayload(f"the body is not OTLP/JSON metrics: {type(error).__name__}: {error}") from None
         return decoded
 
-    def _identity(self, key: bytes, pairs: Iterable[tuple[str, Any]]) -> HealthReport | str:
-        """Return the report template of a resource block, or the reason why it names no node."""
+    def _identity(self, key: bytes, pairs: Iterable[tuple[str, Any]]) -> Template:
+        """Return the fields that a resource block fixes, or the reason why it names no node."""
         known = self._resources.get(key)
         if known is None:
             if len(self._resources) >= self._remembered:
@@ -322,23 +330,24 @@ class Decoder:
         if template is None:
             template = self._identity(key, ((pair.key, _value(pair.value)) for pair in block.attributes))
         builder = _Builder(template, decoded, now, cluster)
+        fields = builder.fields
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
                 name = metric.name
                 points = metric.gauge.data_points
                 if len(points) == 1:
                     point = points[0]
-                    kind = point.WhichOneof("value")
-                    number: float = point.as_double if kind == "as_double" else point.as_int
-                    if name in _DOUBLES:
-                        builder.signal(name, number)
-                    else:
+                    number: float = point.as_double or point.as_int
+                    attribute = _DOUBLES.get(name)
+                    if attribute is None:
                         builder.point(name, number, point.time_unix_nano, _LazyPairs(point))
+                    elif 0.0 <= number < math.inf:
+                        fields[attribute] = number
+                    else:
+                        builder.reject_signal(name)
                     continue
                 for point in points or metric.sum.data_points:
-                    kind = point.WhichOneof("value")
-                    number = point.as_double if kind == "as_double" else point.as_int
-                    builder.point(name, number, point.time_unix_nano, _LazyPairs(point))
+                    builder.point(name, point.as_double or point.as_int, point.time_unix_nano, _LazyPairs(point))
                 if not points and not metric.HasField("sum"):
                     decoded.other_points += 1
         builder.finish()
@@ -358,10 +367,13 @@ class Decoder:
                     number = point.get("asDouble")
                     if number is None:
                         number = int(point.get("asInt", 0))
-                    if name in _DOUBLES:
-                        builder.signal(name, float(number))
-                    else:
+                    attribute = _DOUBLES.get(name)
+                    if attribute is None:
                         builder.point(name, float(number), int(point.get("timeUnixNano", 0)), _JsonPairs(point))
+                    elif 0.0 <= float(number) < math.inf:
+                        builder.fields[attribute] = float(number)
+                    else:
+                        builder.reject_signal(name)
         builder.finish()
 
 
@@ -374,7 +386,7 @@ class _LazyPairs:
         self._point = point
 
     def read(self) -> dict[str, Any]:
-        return {pair.key: _value(pair.value) for pair in self._point.attributes}
+        return {pair.key: pair.value.string_value or _value(pair.value) for pair in self._point.attributes}
 
 
 class _JsonPairs:
@@ -392,127 +404,108 @@ class _JsonPairs:
 class _Builder:
     """Collects the points of one resource block into a report."""
 
-    __slots__ = ("_cluster", "_decoded", "_now", "_points", "_scored", "_seen", "_template", "report")
+    __slots__ = ("_decoded", "_now", "_problem", "_scored", "fields")
 
-    def __init__(self, template: HealthReport | str, decoded: Decoded, now: float, cluster: str) -> None:
+    def __init__(self, template: Template, decoded: Decoded, now: float, cluster: str) -> None:
         self._decoded = decoded
         self._now = now
-        self._cluster = cluster
-        self._points = 0
         self._scored = False
-        self._template = template
-        self.report: HealthReport | None = None
-        if isinstance(template, HealthReport):
-            self.report = replace_fast(template)
+        self._problem = ""
+        if isinstance(template, str):
+            self._problem = template
+            self.fields: dict[str, Any] = {}
+        else:
+            self.fields = template.copy()
             if cluster:
-                self.report.cluster_id = cluster
-
-    def signal(self, name: str, number: float) -> None:
-        """Take one of the plain signals."""
-        self._points += 1
-        report = self.report
-        if report is None:
-            return
-        if not math.isfinite(number) or number < 0:
-            self._reject(f"{name} is not a number from 0")
-            return
-        setattr(report, _DOUBLES[name], number)
+                self.fields["cluster_id"] = cluster
 
     def point(self, name: str, number: float, time_unix_nano: int, pairs: _LazyPairs | _JsonPairs) -> None:
-        """Take any other number point."""
-        self._points += 1
-        report = self.report
-        if report is None:
-            return
-        if name == metrics.HEALTH_SCORE:
-            self._score(report, number, time_unix_nano, pairs.read())
+        """Take a number point that is none of the plain signals."""
+        fields = self.fields
+        if self._problem:
+            self.reject(self._problem)
+        elif name == metrics.HEALTH_SCORE:
+            self._score(number, time_unix_nano, pairs.read())
         elif name == metrics.FLEET_REACHABLE:
-            report.fleet_reachable = number != 0
+            fields["fleet_reachable"] = number != 0
         elif name == metrics.DEGRADATION_WARNING:
-            report.degraded = number != 0
+            fields["degraded"] = number != 0
         elif name == metrics.WORLD_SIZE_GAUGE:
-            report.world_size = report.world_size or _count(number)
+            fields["world_size"] = fields["world_size"] or _count(number)
         elif name == metrics.DETECTION_MODE:
             found = pairs.read()
-            report.detection_mode = _text(found.get(attributes.DETECTION_MODE_VALUE))
-            report.decision_source = _text(found.get(attributes.DECISION_SOURCE))
+            fields["detection_mode"] = _text(found.get(attributes.DETECTION_MODE_VALUE))
+            fields["decision_source"] = _text(found.get(attributes.DECISION_SOURCE))
         elif name == metrics.NODE_INFO:
             found = pairs.read()
-            report.gpu_model = _text(found.get(attributes.GPU_MODEL)) or report.gpu_model
-            report.gpu_count = _count(found.get(attributes.GPU_COUNT))
+            fields["gpu_model"] = _text(found.get(attributes.GPU_MODEL)) or fields["gpu_model"]
+            fields["gpu_count"] = _count(found.get(attributes.GPU_COUNT))
         elif name in _TOTALS:
-            found = pairs.read()
-            key = (name, _text(found.get(attributes.CGROUP_PATH_HASH)), _text(found.get(attributes.MEMCPY_DIRECTION)))
-            if math.isfinite(number) and number >= 0 and len(report.totals) < 1024:
-                report.totals[key] = int(number)
-            else:
-                self._reject(f"{name} is not a count")
+            self._total(name, number, pairs.read())
         elif name == metrics.STRAGGLER_EVENT:
-            self._decoded.events.append((report.node_id, report.cluster_id, number != 0))
+            self._decoded.events.append((fields["node_id"], fields["cluster_id"], number != 0))
         else:
             self._decoded.other_points += 1
 
-    def _score(self, report: HealthReport, number: float, time_unix_nano: int, found: dict[str, Any]) -> None:
+    def _score(self, number: float, time_unix_nano: int, found: dict[str, Any]) -> None:
         if not 0.0 <= number <= 1.0:
-            self._reject(f"{metrics.HEALTH_SCORE} is not between 0 and 1")
+            self.reject(f"{metrics.HEALTH_SCORE} is not between 0 and 1")
             return
         if time_unix_nano < 0 or time_unix_nano > (self._now + FUTURE_SECONDS) * 1e9:
-            self._reject("the time lies more than an hour in the future or before 1970")
+            self.reject("the time lies more than an hour in the future or before 1970")
             return
         state = _STATES.get(_text(found.get(attributes.NODE_STATE)) or _ACTIVE)
         if state is None:
-            self._reject(f"{attributes.NODE_STATE} is none of calibrating, active, idle")
+            self.reject(f"{attributes.NODE_STATE} is none of calibrating, active, idle")
             return
-        report.score = float(number)
-        report.state = state
-        report.time_unix_nano = time_unix_nano
-        report.workload_type = _text(found.get(attributes.WORKLOAD_TYPE)) or report.workload_type
-        report.cgroup_path_hash = _text(found.get(attributes.CGROUP_PATH_HASH))
+        fields = self.fields
+        fields["score"] = float(number)
+        fields["state"] = state
+        fields["time_unix_nano"] = time_unix_nano
+        fields["workload_type"] = _text(found.get(attributes.WORKLOAD_TYPE)) or fields["workload_type"]
+        fields["cgroup_path_hash"] = _text(found.get(attributes.CGROUP_PATH_HASH))
         self._scored = True
 
-    def _reject(self, reason: str) -> None:
+    def _total(self, name: str, number: float, found: dict[str, Any]) -> None:
+        totals = self.fields.setdefault("totals", {})
+        key = (name, _text(found.get(attributes.CGROUP_PATH_HASH)), _text(found.get(attributes.MEMCPY_DIRECTION)))
+        if 0.0 <= number < 2.0**63 and len(totals) < MAX_TOTALS:
+            totals[key] = int(number)
+        else:
+            self.reject(f"{name} is not a count, or one of more than {MAX_TOTALS}")
+
+    def reject_signal(self, name: str) -> None:
+        """Leave out a signal that is negative or not finite."""
+        self.reject(self._problem or f"{name} is not a number from 0")
+
+    def reject(self, reason: str) -> None:
+        """Count a point that was left out."""
         self._decoded.rejected += 1
         self._decoded.reasons[reason] += 1
 
     def finish(self) -> None:
-        """Hand the report over, or reject the block."""
-        report = self.report
-        if report is None:
-            if self._points:
-                self._decoded.rejected += self._points
-                self._decoded.reasons[str(self._template)] += self._points
-            return
+        """Hand the report over when it carries a score and names its cluster."""
         if not self._scored:
             return
-        problem = check_name(report.cluster_id)
+        problem = check_name(self.fields["cluster_id"])
         if problem:
-            self._decoded.rejected += self._points
-            self._decoded.reasons[f"the cluster id {problem}"] += self._points
-            return
-        self._decoded.reports.append(report)
+            self.reject(f"the cluster id {problem}")
+        else:
+            self._decoded.reports.append(HealthReport(**self.fields))
 
 
-def replace_fast(report: HealthReport) -> HealthReport:
-    """Copy a template, its counters fresh."""
-    return replace(report, totals={})
-
-
-def _template(found: dict[str, Any]) -> HealthReport | str:
-    node = _raw_text(found.get(attributes.NODE_ID))
-    problem = check_name(node)
-    if problem:
-        return f"the resource attribute {attributes.NODE_ID} {problem}"
-    report = HealthReport(node_id=node, cluster_id=_raw_text(found.get(attributes.CLUSTER_ID)))
-    if report.cluster_id and check_name(report.cluster_id):
-        return f"the resource attribute {attributes.CLUSTER_ID} {check_name(report.cluster_id)}"
+def _template(found: dict[str, Any]) -> Template:
+    node, cluster = _raw_text(found.get(attributes.NODE_ID)), _raw_text(found.get(attributes.CLUSTER_ID))
+    for key, name, optional in ((attributes.NODE_ID, node, False), (attributes.CLUSTER_ID, cluster, True)):
+        problem = check_name(name)
+        if problem and (name or not optional):
+            return f"the resource attribute {key} {problem}"
+    fields: dict[str, Any] = {"node_id": node, "cluster_id": cluster}
     for key, attribute in _RESOURCE_STRINGS.items():
-        text = _text(found.get(key))
-        if text:
-            setattr(report, attribute, text)
-    report.world_size = _count(found.get(attributes.WORLD_SIZE))
-    if attributes.NODE_RANK in found:
-        report.rank = _count(found[attributes.NODE_RANK])
-    return report
+        fields[attribute] = _text(found.get(key))
+    fields["world_size"] = _count(found.get(attributes.WORLD_SIZE))
+    fields["rank"] = _count(found[attributes.NODE_RANK]) if attributes.NODE_RANK in found else None
+    return fields
 
 
 def _value(value: AnyValue) -> Any:
