@@ -13,7 +13,7 @@ import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, cast
 
 import httptools
 import zstandard
@@ -164,10 +164,9 @@ class _Connection(asyncio.Protocol):
     # The transport's side.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
         if not self._server._enter(self):
-            transport.abort()
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server._leave(self)

@@ -42,6 +42,8 @@ def configure(level: str = "info", style: Format = "auto") -> None:
     root = logging.getLogger()
     root.handlers[:] = [handler]
     root.setLevel(level.upper())
+    for noisy in ("uvicorn", "httpx", "httpcore", "asyncio"):
+        logging.getLogger(noisy).setLevel(max(logging.WARNING, root.level))
 
 
 def get(name: str) -> structlog.stdlib.BoundLogger:

@@ -1,9 +1,90 @@
 """The `ingero-fleet` command."""
 
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
 import click
+import yaml
+
+from ingero_kit.settings import SettingsError, load
+
+PREFIX = "INGERO_FLEET_"
+CONFIG_VARIABLE = "INGERO_FLEET_CONFIG"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Receives health over OTLP and answers with what the cluster knows about itself."""
+
+
+_config = click.option(
+    "--config", "file", type=click.Path(dir_okay=False, path_type=Path), envvar=CONFIG_VARIABLE, help="YAML file."
+)
+_set = click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="PATH=VALUE",
+    help="Set one value, e.g. processors.ingero.push_interval=5s.",
+)
+
+
+def _read(file: Path | None, settings: tuple[str, ...]) -> Any:
+    from ingero_fleet.settings import FleetConfig
+
+    flags: dict[str, Any] = {}
+    for item in settings:
+        path, equals, value = item.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {item}: PATH=VALUE was expected")
+        flags[path.strip()] = yaml.safe_load(value)
+    return load(FleetConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
+
+
+@main.command()
+@_config
+@_set
+@click.option("--ports-file", type=click.Path(path_type=Path), help="Write the ports taken, as JSON, when ready.")
+def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None) -> None:
+    """Run Fleet until SIGTERM; SIGHUP reads tokens, certificates and the processor's settings again.
+
+    Settings come from --set, then INGERO_FLEET_* variables (two underscores between the parts of a path), then the
+    file, then the defaults; an unknown name anywhere is an error.
+
+    \b
+    ingero-fleet serve --config fleet.yaml
+    ingero-fleet serve --set processors.ingero.push_interval=5s --set processors.ingero.quorum.statistical_min=3
+    INGERO_FLEET_PROCESSORS__INGERO__PUSH_INTERVAL=5s ingero-fleet serve
+    """
+    from ingero_fleet import app
+    from ingero_kit import logs
+
+    def announce(ports: dict[str, int]) -> None:
+        if ports_file:
+            part = ports_file.with_suffix(".part")
+            part.write_text(json.dumps(ports))
+            part.replace(ports_file)
+
+    try:
+        config = _read(file, settings)
+        logs.configure(config.service.telemetry.logs.level)
+        app.run(config, lambda: _read(file, settings), announce)
+    except (SettingsError, OSError) as error:
+        click.echo(f"ingero-fleet: {error}", err=True)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
+
+
+@main.command()
+@_config
+@_set
+def validate(file: Path | None, settings: tuple[str, ...]) -> None:
+    """Check settings and print them whole, defaults included, as YAML; exit status 2 when they cannot be used."""
+    try:
+        config = _read(file, settings)
+    except SettingsError as error:
+        click.echo(f"ingero-fleet: {error}", err=True)
+        sys.exit(2)
+    click.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip())

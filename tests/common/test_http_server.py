@@ -6,6 +6,7 @@ import zlib
 from collections.abc import Awaitable, Callable
 
 import pytest
+import uvloop
 import zstandard
 
 from ingero_kit.http_server import HttpServer, Limits, Request, Response
@@ -39,7 +40,7 @@ def run(scenario: Callable[[int], Awaitable[None]], server: HttpServer) -> None:
         finally:
             await server.stop(1)
 
-    asyncio.run(main())
+    uvloop.run(main())
 
 
 CLOSE = "connection: close"

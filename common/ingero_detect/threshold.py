@@ -1,0 +1,63 @@
+"""The published rule, vectorised over cohorts: median - max(k x 1.4826 x MAD, minimum band), smoothed and clamped.
+
+It is what agents of the published protocol understand; the sequential detector is what may act.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+MAD_TO_SIGMA: Final = 1.4826
+"""Median absolute deviation to standard deviation for a normal distribution (Rousseeuw and Croux 1993)."""
+
+LOWEST: Final = 0.1
+HIGHEST: Final = 0.99
+"""Range in which agents accept a threshold."""
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class CohortStatistics:
+    """Arrays by cohort: number of scores, their median and their median absolute deviation (NaN when empty)."""
+
+    count: Ints
+    median: Floats
+    mad: Floats
+
+
+def grouped_median(values: Floats, groups: Ints, m: int) -> tuple[Ints, Floats]:
+    """Count and median of every group 0 to m-1; NaN for an empty group. One sort, no loop over groups."""
+    order = np.lexsort((values, groups))
+    ordered = values[order]
+    count = np.bincount(groups, minlength=m)
+    start = np.concatenate(([0], np.cumsum(count)[:-1])) if m else np.zeros(0, np.int64)
+    median = np.full(m, np.nan)
+    some = count > 0
+    low = start[some] + (count[some] - 1) // 2
+    high = start[some] + count[some] // 2
+    median[some] = 0.5 * (ordered[low] + ordered[high])
+    return count, median
+
+
+def cohort_statistics(scores: Floats, cohorts: npt.NDArray[np.integer], m: int) -> CohortStatistics:
+    """Median and MAD of `scores` (any shape (n,)) by cohort number 0 to m-1."""
+    groups = np.asarray(cohorts, np.int64)
+    values = np.asarray(scores, np.float64)
+    count, median = grouped_median(values, groups, m)
+    _, mad = grouped_median(np.abs(values - median[groups]), groups, m)
+    return CohortStatistics(count, median, mad)
+
+
+def raw_threshold(statistics: CohortStatistics, k: float, min_band: float) -> Floats:
+    """The threshold of this tick alone; NaN for an empty cohort."""
+    return statistics.median - np.maximum(k * MAD_TO_SIGMA * statistics.mad, min_band)
+
+
+def smooth(previous: Floats, raw: Floats, alpha: float) -> Floats:
+    """Exponential moving average, clamped to the accepted range; NaN in `previous` starts anew."""
+    mixed = np.where(np.isfinite(previous), alpha * raw + (1 - alpha) * previous, raw)
+    return np.clip(mixed, LOWEST, HIGHEST)

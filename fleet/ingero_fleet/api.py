@@ -1,0 +1,174 @@
+"""The HTTP APIs: threshold and stragglers for agents and operator, diagnostics, health, zPages, metrics pages."""
+
+from collections.abc import Callable
+from typing import Annotated, Any, Protocol
+
+from fastapi import Depends, FastAPI, Header, HTTPException, Query
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from ingero_contract import routes
+from ingero_fleet.picture import (
+    Picture,
+    node_answer,
+    stragglers_answer,
+    summary_answer,
+    threshold_answer,
+    why_answer,
+)
+from ingero_fleet.settings import IngeroConfig
+from ingero_kit.otlp_server import Guardian
+
+
+class State(Protocol):
+    """What the APIs read of a running Fleet."""
+
+    @property
+    def picture(self) -> Picture | None:
+        """The latest tick, `None` before the first."""
+
+    @property
+    def config(self) -> IngeroConfig:
+        """The processor's settings."""
+
+    def health(self) -> tuple[bool, dict[str, Any]]:
+        """Whether Fleet works, and the details."""
+
+
+Cluster = Annotated[str, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
+OptionalCluster = Annotated[str | None, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
+OptionalNode = Annotated[str | None, Query(alias=routes.NODE_PARAMETER, min_length=1, max_length=253)]
+Node = Annotated[str, Query(alias=routes.NODE_PARAMETER, min_length=1, max_length=253)]
+
+
+def bearer(guardian: Guardian) -> Callable[[str | None], None]:
+    """A dependency that lets a request pass only with an accepted token."""
+
+    def check(authorization: Annotated[str | None, Header()] = None) -> None:
+        if not guardian.admit(authorization):
+            raise HTTPException(401, "a bearer token is required", {"www-authenticate": "Bearer"})
+
+    return check
+
+
+def _app(title: str) -> FastAPI:
+    return FastAPI(title=title, docs_url=None, redoc_url=None)
+
+
+def agent_api(state: State, guardian: Guardian) -> FastAPI:
+    """Port 8080: what agents and the operator ask."""
+    app = _app("ingero Fleet")
+    secured = [Depends(bearer(guardian))]
+
+    @app.get(routes.FLEET_THRESHOLD, dependencies=secured)
+    def threshold(cluster_id: Cluster, node_id: OptionalNode = None) -> dict[str, Any]:
+        """The threshold of a cluster; 0 and false before the first quorum."""
+        return threshold_answer(state.picture, cluster_id, node_id)
+
+    @app.get(routes.FLEET_STRAGGLERS, dependencies=secured)
+    def stragglers(cluster_id: OptionalCluster = None) -> dict[str, Any]:
+        """Who is a straggler now, since when, and why."""
+        return stragglers_answer(_ready(state), cluster_id, state.config.push_interval)
+
+    @app.get(routes.FLEET_VERDICTS, dependencies=secured)
+    def verdicts(
+        cluster_id: OptionalCluster = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        offset: Annotated[int, Query(ge=0)] = 0,
+    ) -> dict[str, Any]:
+        """The detector's verdict on every node, a page at a time."""
+        picture = _ready(state)
+        rows = picture.rows(cluster_id)
+        page = [node_answer(picture, row) for row in rows[offset : offset + limit]]
+        return {"total": len(rows), "offset": offset, "nodes": page, "detector": picture.detector}
+
+    return app
+
+
+def admin_api(state: State) -> FastAPI:
+    """Port 8081, loopback only: diagnostics for people."""
+    app = _app("ingero Fleet diagnostics")
+
+    @app.get(routes.FLEET_WHY)
+    def why(node_id: Node, cluster_id: OptionalCluster = None) -> dict[str, Any]:
+        """Why a node is, or is not, a straggler."""
+        picture = _ready(state)
+        rows = [row for row in picture.rows(cluster_id) if picture.frame.names[row][1] == node_id]
+        if not rows:
+            raise HTTPException(404, f"no node {node_id!r} is known; {routes.FLEET_NODES} lists those that are")
+        if len(rows) > 1:
+            raise HTTPException(400, f"several clusters have a node {node_id!r}; add {routes.CLUSTER_PARAMETER}")
+        return why_answer(picture, rows[0], state.config)
+
+    @app.get(routes.FLEET_NODES)
+    def nodes(
+        cluster_id: OptionalCluster = None,
+        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+        offset: Annotated[int, Query(ge=0)] = 0,
+    ) -> dict[str, Any]:
+        """The state of every node, a page at a time, and of every cluster."""
+        picture = _ready(state)
+        rows = picture.rows(cluster_id)
+        return {
+            "total": len(rows),
+            "offset": offset,
+            "clusters": [summary_answer(summary) for summary in picture.tick.clusters.values()],
+            "nodes": [node_answer(picture, row) for row in rows[offset : offset + limit]],
+        }
+
+    return app
+
+
+def health_api(state: State, guardian: Guardian) -> FastAPI:
+    """Port 8088: health of Fleet itself. The detailed state is served only when a token is configured."""
+    app = _app("ingero Fleet health")
+
+    @app.get(routes.FLEET_HEALTH)
+    def health() -> Response:
+        """Open and short."""
+        well, _ = state.health()
+        return PlainTextResponse("ok\n" if well else "unhealthy\n", 200 if well else 503)
+
+    if guardian.tokens is not None:
+
+        @app.get(routes.FLEET_STATE, dependencies=[Depends(bearer(guardian))])
+        def details() -> Response:
+            """Everything about Fleet's own health."""
+            well, facts = state.health()
+            return JSONResponse({"healthy": well, **facts}, 200 if well else 503)
+
+    return app
+
+
+def zpages(state: State) -> FastAPI:
+    """Port 55679: pages for probes and people."""
+    app = _app("ingero Fleet zPages")
+
+    @app.get("/debug/servicez")
+    def servicez() -> Response:
+        """Is the service up, and what runs in it."""
+        well, facts = state.health()
+        rows = "".join(f"<tr><td>{key}</td><td>{value}</td></tr>" for key, value in facts.items())
+        page = f"<!doctype html><html lang=en><title>ingero Fleet</title><h1>ingero Fleet</h1><table>{rows}</table>"
+        return HTMLResponse(page, 200 if well else 503)
+
+    return app
+
+
+def metrics_app(registry: CollectorRegistry) -> FastAPI:
+    """A Prometheus page."""
+    app = _app("metrics")
+
+    @app.get("/metrics")
+    def page() -> Response:
+        """Text exposition format."""
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+def _ready(state: State) -> Picture:
+    if state.picture is None:
+        raise HTTPException(503, "the first statistics are not computed yet", {"retry-after": "1"})
+    return state.picture

@@ -1,0 +1,223 @@
+"""The wiring of Fleet: settings in, listeners, engine and exporters out. The only place where they meet."""
+
+import asyncio
+import contextlib
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+
+from ingero_fleet import api
+from ingero_fleet.engine import Engine
+from ingero_fleet.exporters import Exporter, make_transport
+from ingero_fleet.pages import FindingsPage, VitalsPage
+from ingero_fleet.settings import AuthConfig, FleetConfig
+from ingero_kit.clock import steady_clock
+from ingero_kit.logs import get
+from ingero_kit.otlp_server import Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Signal, parse_endpoint
+from ingero_kit.settings import SettingsError
+from ingero_kit.tls import ServerTls
+from ingero_kit.tokens import Tokens
+
+log = get(__name__)
+
+DRAIN_SECONDS = 5.0
+"""How long a stop waits for what is under way."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling: several of them share one process."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+@dataclass
+class Running:
+    """What was started, for stopping it and for saying where it listens."""
+
+    ports: dict[str, int] = field(default_factory=dict)
+    servers: list[tuple[_Server, asyncio.Task[None]]] = field(default_factory=list)
+    http: OtlpHttpReceiver | None = None
+    grpc: OtlpGrpcReceiver | None = None
+
+
+class Fleet:
+    """One Fleet process."""
+
+    def __init__(self, config: FleetConfig) -> None:
+        self.config = config
+        self.running = Running()
+        self._guardians: list[tuple[Guardian, AuthConfig]] = []
+        self._reload: Callable[[], FleetConfig] | None = None
+
+    async def start(self) -> None:
+        """Open every configured listener; raises `SettingsError` or `OSError` in words when one cannot be had."""
+        config, loop = self.config, asyncio.get_running_loop()
+        pipelines = config.service.pipelines
+        exporters: dict[str, Exporter] = {}
+        routes: dict[Signal, list[Exporter]] = {}
+        for kind in Signal:
+            for name in getattr(pipelines, kind.name.lower()).exporters:
+                if name == "prometheus":
+                    continue
+                if name not in exporters:
+                    settings = getattr(config.exporters, name)
+                    exporters[name] = Exporter(name, settings, make_transport(name, settings), loop)
+                routes.setdefault(kind, []).append(exporters[name])
+        self.engine = Engine(config.processors.ingero, steady_clock(), routes)
+        for exporter in exporters.values():
+            exporter.start()
+        await self._receivers()
+        await self._pages()
+        self._ticking = loop.create_task(self.engine.run())
+
+    async def _receivers(self) -> None:
+        protocols, running = self.config.receivers.otlp.protocols, self.running
+        if protocols.http:
+            listener = protocols.http
+            running.http = OtlpHttpReceiver(self.engine.intake, self._guardian(listener.auth), listener.limits())
+            host, port = parse_endpoint(listener.endpoint)
+            running.ports["otlp/http"] = await running.http.start(host, port, tls=listener.tls)
+            self.engine.listeners["otlp_http"] = running.http.counters
+        if protocols.grpc:
+            settings = protocols.grpc
+            running.grpc = OtlpGrpcReceiver(
+                self.engine.intake, self._guardian(settings.auth), body_bytes=settings.max_decoded_body_size
+            )
+            host, port = parse_endpoint(settings.endpoint)
+            running.ports["otlp/grpc"] = await running.grpc.start(host, port, tls=settings.tls)
+
+    async def _pages(self) -> None:
+        extensions, engine = self.config.extensions, self.engine
+        by = self.config.processors.ingero.cohort.by
+        wanted = self.config.service.extensions
+        if "ingero_threshold" in wanted:
+            threshold = extensions.ingero_threshold
+            app = api.agent_api(engine, self._guardian(threshold.auth))
+            await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
+            await self._serve("diagnostics", api.admin_api(engine), threshold.admin_endpoint)
+        if "healthee" in wanted:
+            healthee = extensions.healthee
+            app = api.health_api(engine, self._guardian(healthee.auth))
+            await self._serve("health", app, healthee.endpoint, healthee.tls)
+        if "zpages" in wanted:
+            await self._serve("zpages", api.zpages(engine), extensions.zpages.endpoint)
+        if any(
+            "prometheus" in getattr(self.config.service.pipelines, kind.name.lower()).exporters for kind in Signal
+        ):
+            findings = CollectorRegistry()
+            findings.register(FindingsPage(lambda: engine.picture, by))
+            await self._serve("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
+        vitals = CollectorRegistry()
+        vitals.register(VitalsPage(engine))
+        ProcessCollector(registry=vitals)
+        PlatformCollector(registry=vitals)
+        await self._serve("telemetry", api.metrics_app(vitals), self.config.service.telemetry.metrics.address)
+
+    def _guardian(self, auth: AuthConfig) -> Guardian:
+        guardian = Guardian(Tokens.read(auth.bearer_token_file) if auth.bearer_token_file else None)
+        self._guardians.append((guardian, auth))
+        return guardian
+
+    async def _serve(self, name: str, app: FastAPI, endpoint: str, tls: ServerTls | None = None) -> None:
+        host, port = parse_endpoint(endpoint)
+        if tls:
+            tls.context()
+        settings: dict[str, Any] = {}
+        if tls:
+            settings = {
+                "ssl_certfile": str(tls.cert_file),
+                "ssl_keyfile": str(tls.key_file),
+                "ssl_ca_certs": str(tls.client_ca_file) if tls.client_ca_file else None,
+                "ssl_cert_reqs": 2 if tls.client_ca_file else 0,
+            }
+        server = _Server(
+            uvicorn.Config(
+                app, host=host, port=port, log_config=None, access_log=False, lifespan="off", limit_concurrency=512,
+                timeout_keep_alive=30, timeout_graceful_shutdown=int(DRAIN_SECONDS), **settings,
+            )
+        )  # fmt: skip
+        try:
+            socket = server.config.bind_socket()
+        except SystemExit:
+            raise OSError(f"cannot listen on {endpoint} for {name}: the address is in use or not ours") from None
+        self.running.ports[name] = socket.getsockname()[1]
+        task = asyncio.create_task(server.serve(sockets=[socket]))
+        self.running.servers.append((server, task))
+
+    def reload(self) -> None:
+        """Read tokens and certificates again. What cannot be read is said, and the old ones stay."""
+        try:
+            for guardian, auth in self._guardians:
+                if auth.bearer_token_file:
+                    guardian.tokens = Tokens.read(auth.bearer_token_file)
+            if self.running.http:
+                self.running.http.reload_certificates()
+            if self._reload:
+                self.adopt(self._reload())
+            log.info("reloaded")
+        except (SettingsError, OSError) as error:
+            log.error("reload_failed", reason=str(error))
+
+    def adopt(self, config: FleetConfig) -> None:
+        """Take over what may change while running: the processor's settings. Listeners need a restart."""
+        new, old = config.processors.ingero, self.engine.config
+        if new.cohort != old.cohort or new.push_interval != old.push_interval:
+            log.warning("restart_needed", settings=["processors.ingero.cohort", "processors.ingero.push_interval"])
+            new = new.model_copy(update={"cohort": old.cohort, "push_interval": old.push_interval})
+        if config.model_copy(update={"processors": self.config.processors}) != self.config:
+            log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
+        self.engine.config = new
+
+    def on_reload(self, read: Callable[[], FleetConfig]) -> None:
+        """Say how the settings are read again."""
+        self._reload = read
+
+    async def stop(self) -> None:
+        """Stop taking pushes, answer what is under way, send what is queued, then close."""
+        if self.running.http:
+            await self.running.http.stop(DRAIN_SECONDS)
+        if self.running.grpc:
+            await self.running.grpc.stop(DRAIN_SECONDS)
+        self._ticking.cancel()
+        await asyncio.gather(*(exporter.stop(DRAIN_SECONDS) for exporter in self.engine.exporters.values()))
+        for server, _ in self.running.servers:
+            server.should_exit = True
+        await asyncio.gather(*(task for _, task in self.running.servers), return_exceptions=True)
+
+
+async def serve(
+    config: FleetConfig, read: Callable[[], FleetConfig], announce: Callable[[dict[str, int]], None]
+) -> None:
+    """Run until SIGTERM or SIGINT; SIGHUP reloads."""
+    fleet = Fleet(config)
+    fleet.on_reload(read)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    loop.add_signal_handler(signal.SIGHUP, fleet.reload)
+    await fleet.start()
+    announce(fleet.running.ports)
+    log.info("started", ports=fleet.running.ports)
+    await ended.wait()
+    log.info("stopping")
+    await fleet.stop()
+    log.info("stopped")
+
+
+def run(config: FleetConfig, read: Callable[[], FleetConfig], announce: Callable[[dict[str, int]], None]) -> None:
+    """`serve` on the fastest event loop that is installed."""
+    if sys.platform != "win32":
+        import uvloop
+
+        uvloop.run(serve(config, read, announce))
+    else:
+        asyncio.run(serve(config, read, announce))

@@ -1,0 +1,61 @@
+"""What Fleet has published: the answer that a push gets. Replaced as a whole at every tick, read from any thread."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from ingero_contract import headers
+from ingero_kit.otlp import HealthReport
+from ingero_kit.otlp_server import ACCEPTED, Answer
+
+CohortKey = tuple[str, ...]
+"""Cluster, then what nodes of the cohort share, in the order of the setting `cohort.by`."""
+
+NodeKey = tuple[str, str]
+"""Cluster and node."""
+
+LOWEST: Final = 0.1
+HIGHEST: Final = 0.99
+"""Agents refuse thresholds outside of this range."""
+
+
+def cohort_key(report: HealthReport, by: tuple[str, ...]) -> CohortKey:
+    """The cohort that a report belongs to."""
+    return (report.cluster_id, *[getattr(report, name) for name in by])
+
+
+@dataclass(frozen=True)
+class Board:
+    """Thresholds of the cohorts that have a quorum, and the verdict line of every judged node.
+
+    A cohort without a quorum is absent, so that its nodes get no headers at all and ask the threshold API instead.
+    """
+
+    by: tuple[str, ...] = ()
+    thresholds: dict[CohortKey, float] = field(default_factory=dict)
+    verdicts: dict[NodeKey, str] = field(default_factory=dict)
+    _answers: dict[tuple[float | None, str | None], Answer] = field(default_factory=dict, repr=False, compare=False)
+
+    def answer(self, report: HealthReport) -> Answer:
+        """The answer for a node; shared between nodes that are told the same."""
+        threshold = self.thresholds.get(cohort_key(report, self.by))
+        verdict = self.verdicts.get((report.cluster_id, report.node_id))
+        known = self._answers.get((threshold, verdict))
+        if known is None:
+            known = self._answers[(threshold, verdict)] = build_answer(threshold, verdict)
+        return known
+
+
+def build_answer(threshold: float | None, verdict: str | None) -> Answer:
+    """Put threshold and verdict into HTTP headers and gRPC metadata; neither of them gives no header."""
+    if threshold is None and verdict is None:
+        return ACCEPTED
+    lines: list[str] = []
+    metadata: list[tuple[str, str]] = []
+    if threshold is not None:
+        text = f"{min(max(threshold, LOWEST), HIGHEST):.6f}"
+        lines += [f"{headers.THRESHOLD}: {text}", f"{headers.QUORUM_MET}: true"]
+        metadata += [(headers.GRPC_THRESHOLD, text), (headers.GRPC_QUORUM_MET, "true")]
+    if verdict is not None:
+        lines.append(f"{headers.VERDICT}: {verdict}")
+        metadata.append((headers.GRPC_VERDICT, verdict))
+    return Answer(http_headers="".join(f"{line}\r\n" for line in lines).encode("latin-1"), metadata=tuple(metadata))

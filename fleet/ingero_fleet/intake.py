@@ -1,0 +1,84 @@
+"""A push comes in, its reports go to whoever collects them, the board's answer goes back."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Protocol
+
+from ingero_fleet.board import Board
+from ingero_kit.clock import Clock
+from ingero_kit.otlp import Decoder, HealthReport, MalformedPayload
+from ingero_kit.otlp_server import ACCEPTED, Answer, Push, Signal, Status
+
+Onward = Callable[[Push], None]
+"""Passes an accepted push to the exporters of its pipeline; never blocks."""
+
+
+class Collector(Protocol):
+    """Keeps reports: the score map itself, or the link to the process that has it."""
+
+    def observe(self, report: HealthReport, now: float) -> str | None:
+        """Take a report; returns why it was not taken, or `None`."""
+
+
+class Intake:
+    """The handler of the OTLP receivers; called from the event loop and from gRPC threads alike."""
+
+    def __init__(self, collector: Collector, clock: Clock, onward: Onward | None = None) -> None:
+        self.board = Board()
+        self.accepted_reports = 0
+        self.pushes: Counter[str] = Counter()
+        self.rejected: Counter[str] = Counter()
+        self.malformed = 0
+        self.self_reported: Counter[bool] = Counter()
+        self._collector = collector
+        self._clock = clock
+        self._onward = onward
+        self._decoder = Decoder()
+        self._lock = threading.Lock()
+
+    def __call__(self, push: Push) -> Answer:
+        """Decide about one push."""
+        self.pushes[push.signal.name] += 1
+        if push.signal is not Signal.METRICS:
+            if self._onward:
+                self._onward(push)
+            return ACCEPTED
+        now = self._clock()
+        try:
+            decoded = self._decoder.decode(push.body, push.encoding, now, push.cluster)
+        except MalformedPayload as error:
+            self.malformed += 1
+            return Answer(status=Status.INVALID, message=str(error))
+        answer = ACCEPTED
+        with self._lock:
+            for report in decoded.reports:
+                refusal = self._collector.observe(report, now)
+                if refusal is None:
+                    self.accepted_reports += 1
+                    answer = self.board.answer(report)
+                else:
+                    decoded.rejected += 1
+                    decoded.reasons[refusal] += 1
+            for _, _, straggler in decoded.events:
+                self.self_reported[straggler] += 1
+        if self._onward and not (decoded.rejected and not decoded.reports and not decoded.other_points):
+            self._onward(push)
+        if decoded.rejected:
+            self._count(decoded.reasons)
+            return Answer(
+                rejected=decoded.rejected,
+                message=decoded.message,
+                http_headers=answer.http_headers,
+                metadata=answer.metadata,
+            )
+        return answer
+
+    def locked(self) -> threading.Lock:
+        """The lock under which reports are taken; hold it to copy the score map."""
+        return self._lock
+
+    def _count(self, reasons: Counter[str]) -> None:
+        for reason, count in reasons.items():
+            kind = reason if len(self.rejected) < 64 or reason in self.rejected else "other"
+            self.rejected[kind] += count

@@ -1,0 +1,180 @@
+"""The two Prometheus pages: what Fleet found (9090) and how Fleet itself is (8888)."""
+
+from collections.abc import Callable, Iterator
+from typing import Final, Protocol
+
+import numpy as np
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ingero_fleet.exporters import Exporter
+from ingero_fleet.intake import Intake
+from ingero_fleet.picture import Picture, cohort_name, is_straggler
+from ingero_fleet.scores import ScoreTable
+from ingero_kit.http_server import Counters
+
+MAX_NODE_SERIES: Final = 10_000
+"""Nodes with series of their own on a page; the rest are counted."""
+
+_LABELS: Final = ["cluster_id", "cohort", "cgroup_path_hash"]
+
+
+class FindingsPage(Collector):
+    """Thresholds, counts and scores after the latest tick."""
+
+    def __init__(self, picture: Callable[[], Picture | None], by: tuple[str, ...]) -> None:
+        self._picture = picture
+        self._hash_at = by.index("cgroup_path_hash") + 1 if "cgroup_path_hash" in by else None
+
+    def collect(self) -> Iterator[Metric]:
+        """Build the families anew for every scrape."""
+        picture = self._picture()
+        if picture is None:
+            return
+        threshold = GaugeMetricFamily("ingero_fleet_threshold", "Score below which a node straggles.", labels=_LABELS)
+        median = GaugeMetricFamily("ingero_fleet_median", "Median score of the active nodes.", labels=_LABELS)
+        mad = GaugeMetricFamily("ingero_fleet_mad", "Median absolute deviation of the scores.", labels=_LABELS)
+        active = GaugeMetricFamily("ingero_fleet_active_nodes", "Nodes in the statistics.", labels=_LABELS)
+        for summary in picture.tick.cohorts:
+            labels = [
+                summary.key[0],
+                cohort_name(summary.key),
+                summary.key[self._hash_at] if self._hash_at else "",
+            ]
+            active.add_metric(labels, summary.active)
+            if summary.active:
+                median.add_metric(labels, summary.median)
+                mad.add_metric(labels, summary.mad)
+            if summary.threshold is not None:
+                threshold.add_metric(labels, summary.threshold)
+        yield from (threshold, median, mad, active)
+        yield from self._clusters(picture)
+        yield from self._nodes(picture)
+
+    def _clusters(self, picture: Picture) -> Iterator[Metric]:
+        families = {
+            "idle": GaugeMetricFamily("ingero_fleet_idle_nodes", "Nodes without work.", labels=["cluster_id"]),
+            "calibrating": GaugeMetricFamily(
+                "ingero_fleet_calibrating_nodes", "Nodes that still learn their baseline.", labels=["cluster_id"]
+            ),
+            "expected": GaugeMetricFamily(
+                "ingero_fleet_expected_nodes", "Nodes that should report.", labels=["cluster_id"]
+            ),
+            "coverage_low": GaugeMetricFamily(
+                "ingero_fleet_coverage_low", "1 while too few of the expected nodes report.", labels=["cluster_id"]
+            ),
+            "panic": GaugeMetricFamily(
+                "ingero_fleet_panic_mode", "1 while too large a share straggles to act on any.", labels=["cluster_id"]
+            ),
+            "stragglers": GaugeMetricFamily(
+                "ingero_fleet_straggler_count", "Nodes below their threshold.", labels=["cluster_id"]
+            ),
+        }
+        for summary in picture.tick.clusters.values():
+            for name, family in families.items():
+                family.add_metric([summary.cluster], float(getattr(summary, name)))
+        yield from families.values()
+
+    def _nodes(self, picture: Picture) -> Iterator[Metric]:
+        score = GaugeMetricFamily(
+            "ingero_node_health_score", "Latest score of a node.", labels=["cluster_id", "node_id"]
+        )
+        straggler = GaugeMetricFamily(
+            "ingero_fleet_straggler", "1 for every node that is accused at present.", labels=["cluster_id", "node_id"]
+        )
+        rows = picture.rows()
+        for row in rows[:MAX_NODE_SERIES]:
+            score.add_metric(picture.frame.names[row], float(picture.frame.columns["score"][row]))
+        for row in [row for row in rows if is_straggler(picture, row)][:MAX_NODE_SERIES]:
+            straggler.add_metric(picture.frame.names[row], 1)
+        hidden = GaugeMetricFamily("ingero_fleet_nodes_without_series", "Nodes left out of this page.")
+        hidden.add_metric([], max(0, len(rows) - MAX_NODE_SERIES))
+        yield from (score, straggler, hidden)
+
+
+class Vitals(Protocol):
+    """What the page about Fleet itself reads."""
+
+    intake: Intake
+    table: ScoreTable
+    exporters: dict[str, Exporter]
+    tick_seconds: float
+    ticks: int
+    late_ticks: int
+    failed_ticks: int
+
+    def edges(self) -> dict[str, Counters]:
+        """Counters of the HTTP listeners."""
+
+
+class VitalsPage(Collector):
+    """Pushes, losses, queues and the cost of a tick."""
+
+    def __init__(self, vitals: Vitals) -> None:
+        self._vitals = vitals
+
+    def collect(self) -> Iterator[Metric]:
+        """Build the families anew for every scrape."""
+        vitals = self._vitals
+        pushes = CounterMetricFamily("ingero_fleet_pushes", "Pushes by signal.", labels=["signal"])
+        for signal, count in list(vitals.intake.pushes.items()):
+            pushes.add_metric([signal.lower()], count)
+        rejected = CounterMetricFamily(
+            "ingero_fleet_rejected_points", "Points left out, by reason.", labels=["reason"]
+        )
+        for reason, count in list(vitals.intake.rejected.items()):
+            rejected.add_metric([reason], count)
+        yield from (pushes, rejected)
+        yield _counter("ingero_fleet_reports", "Health reports taken.", vitals.intake.accepted_reports)
+        yield _counter("ingero_fleet_malformed_pushes", "Pushes that could not be read.", vitals.intake.malformed)
+        yield _counter("ingero_fleet_expired_nodes", "Nodes forgotten after silence.", vitals.table.losses.expired)
+        yield _counter(
+            "ingero_fleet_nodes_over_limit", "Reports refused at max_nodes.", vitals.table.losses.nodes_over_limit
+        )
+        yield _counter(
+            "ingero_fleet_clusters_over_limit",
+            "Reports refused at max_clusters.",
+            vitals.table.losses.clusters_over_limit,
+        )
+        yield _counter("ingero_fleet_ticks", "Ticks computed.", vitals.ticks)
+        yield _counter("ingero_fleet_late_ticks", "Ticks that took longer than the interval.", vitals.late_ticks)
+        yield _counter("ingero_fleet_failed_ticks", "Ticks that failed.", vitals.failed_ticks)
+        yield _gauge("ingero_fleet_tick_seconds", "Time of the latest tick.", vitals.tick_seconds)
+        yield _gauge("ingero_fleet_nodes", "Nodes in the score map.", len(vitals.table))
+        yield from self._edges()
+        yield from self._exporters()
+
+    def _edges(self) -> Iterator[Metric]:
+        kinds = ("requests", "refused_connections", "timeouts", "malformed", "too_large", "handler_errors")
+        events = CounterMetricFamily(
+            "ingero_fleet_listener_events", "What happened at a listener, by kind.", labels=["listener", "kind"]
+        )
+        connections = GaugeMetricFamily("ingero_fleet_connections", "Open connections.", labels=["listener"])
+        for name, counters in self._vitals.edges().items():
+            for kind in kinds:
+                events.add_metric([name, kind], getattr(counters, kind))
+            connections.add_metric([name], counters.open)
+        yield from (events, connections)
+
+    def _exporters(self) -> Iterator[Metric]:
+        outcome = CounterMetricFamily(
+            "ingero_fleet_exported_pushes", "Pushes by what became of them.", labels=["exporter", "outcome"]
+        )
+        waiting = GaugeMetricFamily("ingero_fleet_export_queue", "Pushes waiting.", labels=["exporter"])
+        for name, exporter in self._vitals.exporters.items():
+            for kind in ("sent", "dropped_queue_full", "dropped_permanent", "dropped_elapsed", "retries"):
+                outcome.add_metric([name, kind], getattr(exporter.counters, kind))
+            waiting.add_metric([name], exporter.waiting)
+        yield from (outcome, waiting)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, text)
+    family.add_metric([], value)
+    return family
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, text)
+    family.add_metric([], value if np.isfinite(value) else 0.0)
+    return family

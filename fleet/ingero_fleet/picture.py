@@ -1,0 +1,189 @@
+"""What Fleet knows after a tick, and the answers that its APIs give from it. Pure."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+
+from ingero_contract.values import Signal
+from ingero_fleet.board import NodeKey
+from ingero_fleet.scores import ACTIVE, STATES
+from ingero_fleet.settings import IngeroConfig
+from ingero_fleet.statistics import HYSTERESIS, ClusterSummary, Frame, Tick
+from ingero_kit.clock import rfc3339
+
+SIGNALS: Final = (Signal.THROUGHPUT, Signal.COMPUTE, Signal.MEMORY, Signal.CPU)
+"""The four signals, in the order of their weight."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One tick with the frame that it judged. `verdicts` holds the detector's findings by node, as JSON objects."""
+
+    frame: Frame
+    tick: Tick
+    detector: bool = False
+    verdicts: dict[NodeKey, dict[str, Any]] = field(default_factory=dict)
+
+    def rows(self, cluster: str | None = None) -> list[int]:
+        """Rows of living nodes, of one cluster or of all."""
+        alive = np.flatnonzero(self.frame.columns["alive"]).tolist()
+        return [row for row in alive if cluster is None or self.frame.names[row][0] == cluster]
+
+
+def threshold_answer(picture: Picture | None, cluster: str, node: str | None = None) -> dict[str, Any]:
+    """The published GET answer: (0, false) until there is a quorum. With a node, that node's own cohort counts."""
+    none = {"threshold": 0, "quorum_met": False}
+    if picture is None:
+        return none
+    if node is not None:
+        for row in picture.rows(cluster):
+            if picture.frame.names[row][1] == node:
+                value = float(picture.tick.threshold_by_row[row])
+                return {"threshold": round(value, 6), "quorum_met": True} if np.isfinite(value) else none
+    summary = picture.tick.clusters.get(cluster)
+    if summary is None or summary.threshold is None:
+        return none
+    return {"threshold": round(summary.threshold, 6), "quorum_met": True}
+
+
+def stragglers_answer(picture: Picture, cluster: str | None, interval_seconds: float) -> dict[str, Any]:
+    """Who is a straggler now. With the detector on it decides; otherwise the threshold does."""
+    rows = [row for row in picture.rows(cluster) if is_straggler(picture, row)]
+    summaries = [summary for name, summary in picture.tick.clusters.items() if cluster in (None, name)]
+    return {
+        "cluster_id": cluster,
+        "generated_at": rfc3339(picture.tick.now),
+        "interval_seconds": interval_seconds,
+        "decided_by": "verdict" if picture.detector else "threshold",
+        "quorum_met": bool(summaries) and all(summary.quorum_met for summary in summaries),
+        "panic": any(summary.panic for summary in summaries),
+        "coverage_low": any(summary.coverage_low for summary in summaries),
+        "threshold": summaries[0].threshold if len(summaries) == 1 else None,
+        "active_nodes": sum(summary.active for summary in summaries),
+        "nodes": {
+            "active": sum(summary.active for summary in summaries),
+            "idle": sum(summary.idle for summary in summaries),
+            "calibrating": sum(summary.calibrating for summary in summaries),
+            "expected": sum(summary.expected for summary in summaries),
+        },
+        "stragglers": [node_answer(picture, row) for row in rows],
+    }
+
+
+def is_straggler(picture: Picture, row: int) -> bool:
+    """Whether a node is accused at present."""
+    if picture.detector:
+        verdict = picture.verdicts.get(picture.frame.names[row])
+        return bool(verdict and verdict.get("straggler"))
+    return bool(picture.tick.straggling[row])
+
+
+def node_answer(picture: Picture, row: int) -> dict[str, Any]:
+    """Everything about one node."""
+    columns, tick = picture.frame.columns, picture.tick
+    cluster, node = picture.frame.names[row]
+    threshold = float(tick.threshold_by_row[row])
+    verdict = picture.verdicts.get((cluster, node))
+    below = bool(tick.straggling[row])
+    since = float(verdict["since"]) if verdict and verdict.get("since") else float(tick.since[row])
+    return {
+        "cluster_id": cluster,
+        "node_id": node,
+        "state": str(STATES[int(columns["state"][row])]),
+        "straggler": is_straggler(picture, row),
+        "since": rfc3339(since) if since else None,
+        "score": round(float(columns["score"][row]), 6),
+        "threshold": round(threshold, 6) if np.isfinite(threshold) else None,
+        "below_threshold": below,
+        "windows": int(verdict["windows"]) if verdict and "windows" in verdict else int(tick.windows[row]),
+        "cohort": cohort_name(picture.frame.cohorts[int(columns["cohort"][row])]),
+        "dominant_signal": str(dominant_signal(picture, row)),
+        "verdict": verdict,
+    }
+
+
+def dominant_signal(picture: Picture, row: int) -> Signal:
+    """The signal furthest below the median of the node's cohort, relative to that median: like against like."""
+    columns = picture.frame.columns
+    peers = columns["alive"] & (columns["state"] == ACTIVE) & (columns["cohort"] == columns["cohort"][row])
+    worst, gap = Signal.UNKNOWN, 0.0
+    for signal in SIGNALS:
+        values = columns[str(signal)][peers]
+        values = values[np.isfinite(values)]
+        own = float(columns[str(signal)][row])
+        if not len(values) or not np.isfinite(own):
+            continue
+        median = float(np.median(values))
+        if median > 0 and (median - own) / median > gap:
+            worst, gap = signal, (median - own) / median
+    return worst
+
+
+def cohort_name(key: tuple[str, ...]) -> str:
+    """A cohort in words, without its cluster; `all` when its nodes share nothing that they said."""
+    parts = [part for part in key[1:] if part]
+    return "/".join(parts) if parts else "all"
+
+
+def why_answer(picture: Picture, row: int, config: IngeroConfig) -> dict[str, Any]:
+    """Why a node is, or is not, a straggler: the facts, and one sentence a person can act on."""
+    facts = node_answer(picture, row)
+    columns = picture.frame.columns
+    key = picture.frame.cohorts[int(columns["cohort"][row])]
+    summary = next(item for item in picture.tick.cohorts if item.key == key)
+    state, score, threshold = facts["state"], facts["score"], facts["threshold"]
+    if state != "active":
+        sentence = f"The node reports {state}; only active nodes are judged."
+    elif threshold is None:
+        sentence = (
+            f"No threshold: the cohort has {summary.active} active nodes and the quorum is "
+            f"{config.quorum.statistical_min}."
+        )
+    elif facts["below_threshold"]:
+        sentence = (
+            f"Score {score:.3f} lies below the threshold {threshold:.3f} "
+            f"(or has not yet come {HYSTERESIS} above it), for {facts['windows']} reports."
+        )
+    else:
+        sentence = f"Score {score:.3f} lies above the threshold {threshold:.3f}."
+    verdict = facts["verdict"]
+    if verdict:
+        sentence += f" The detector says {verdict['state']}" + (
+            f" ({verdict['kind']})." if verdict.get("kind") else "."
+        )
+    return {
+        **facts,
+        "why": sentence,
+        "peers": {
+            "cohort": cohort_name(key),
+            "merged_into": cohort_name(summary.merged_into) if summary.merged_into else None,
+            "active": summary.active,
+            "median": _number(summary.median),
+            "mad": _number(summary.mad),
+        },
+        "signals": {str(signal): _number(float(columns[str(signal)][row])) for signal in SIGNALS},
+        "rate": _number(float(columns["rate"][row])),
+        "last_push_age_seconds": round(picture.tick.now - float(columns["seen"][row]), 3),
+        "pushes": int(columns["pushes"][row]),
+    }
+
+
+def summary_answer(summary: ClusterSummary) -> dict[str, Any]:
+    """One cluster in figures."""
+    return {
+        "cluster_id": summary.cluster,
+        "active": summary.active,
+        "idle": summary.idle,
+        "calibrating": summary.calibrating,
+        "expected": summary.expected,
+        "stragglers": summary.stragglers,
+        "threshold": _number(summary.threshold),
+        "quorum_met": summary.quorum_met,
+        "coverage_low": summary.coverage_low,
+        "panic": summary.panic,
+    }
+
+
+def _number(value: float | None) -> float | None:
+    return round(value, 6) if value is not None and np.isfinite(value) else None

@@ -1,0 +1,188 @@
+"""The score map: the latest report of every node, in columns, bounded, forgotten after a time to live."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_contract.values import NodeState
+from ingero_fleet.board import CohortKey, NodeKey, cohort_key
+from ingero_kit.otlp import HealthReport
+
+STATES: Final = (NodeState.CALIBRATING, NodeState.ACTIVE, NodeState.IDLE)
+"""Codes of the state column."""
+
+_CODES: Final = {state: code for code, state in enumerate(STATES)}
+ACTIVE: Final = _CODES[NodeState.ACTIVE]
+IDLE: Final = _CODES[NodeState.IDLE]
+CALIBRATING: Final = _CODES[NodeState.CALIBRATING]
+
+COLUMNS: Final = {
+    "score": np.float64,
+    "rate": np.float64,
+    "seen": np.float64,
+    "since": np.float64,
+    "throughput": np.float32,
+    "compute": np.float32,
+    "memory": np.float32,
+    "cpu": np.float32,
+    "cohort": np.int32,
+    "world_size": np.int32,
+    "rank": np.int32,
+    "windows": np.int32,
+    "pushes": np.int64,
+    "state": np.uint8,
+    "alive": np.bool_,
+    "fresh": np.bool_,
+    "straggling": np.bool_,
+}
+"""Columns and their types."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Bounds of the score map."""
+
+    nodes: int
+    clusters: int
+    ttl_seconds: float
+
+
+@dataclass
+class Losses:
+    """What the score map did not keep, by reason."""
+
+    nodes_over_limit: int = 0
+    clusters_over_limit: int = 0
+    expired: int = 0
+
+
+class ScoreTable:
+    """Columns by row; a node keeps its row while it lives. Not thread-safe: one owner.
+
+    `since` and `windows` belong to the threshold rule: when the node fell below and for how many ticks since.
+    """
+
+    def __init__(self, limits: Limits, by: tuple[str, ...]) -> None:
+        self.limits = limits
+        self.by = by
+        self.losses = Losses()
+        self.names: list[NodeKey] = []
+        self.cohorts: list[CohortKey] = []
+        self.last_verdict: dict[int, str] = {}
+        """What a node said it was last told, for rows whose report carried it since the last tick."""
+        self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros(1024, dtype) for name, dtype in COLUMNS.items()}
+        self._rows: dict[NodeKey, int] = {}
+        self._free: list[int] = []
+        self._cohort_ids: dict[CohortKey, int] = {}
+        self._clusters: dict[str, int] = {}
+        self._texts: dict[str, str] = {}
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def view(self, name: str) -> npt.NDArray[Any]:
+        """One column in place, rows that are not `alive` included; valid until the next `observe`."""
+        return self._columns[name][: len(self.names)]
+
+    def row_of(self, node: NodeKey) -> int | None:
+        """The row of a node, if it is known."""
+        return self._rows.get(node)
+
+    def nodes_named(self, name: str) -> list[NodeKey]:
+        """Every (cluster, node) with this node name."""
+        return [node for node in self._rows if node[1] == name]
+
+    def observe(self, report: HealthReport, now: float) -> str | None:
+        """Take a report; returns why it was not taken, or `None`."""
+        node = (report.cluster_id, report.node_id)
+        row = self._rows.get(node)
+        if row is None:
+            taken = self._enter(node)
+            if isinstance(taken, str):
+                return taken
+            row = taken
+        columns = self._columns
+        key = cohort_key(report, self.by)
+        cohort = self._cohort_ids.get(key)
+        if cohort is None:
+            cohort = self._cohort_ids[key] = len(self.cohorts)
+            self.cohorts.append(key)
+        columns["cohort"][row] = cohort
+        columns["score"][row] = report.score
+        columns["state"][row] = _CODES[report.state]
+        columns["seen"][row] = now
+        columns["rate"][row] = np.nan if report.rate is None else report.rate
+        columns["throughput"][row] = np.nan if report.throughput is None else report.throughput
+        columns["compute"][row] = np.nan if report.compute is None else report.compute
+        columns["memory"][row] = np.nan if report.memory is None else report.memory
+        columns["cpu"][row] = np.nan if report.cpu is None else report.cpu
+        columns["world_size"][row] = report.world_size
+        columns["rank"][row] = -1 if report.rank is None else report.rank
+        columns["pushes"][row] += 1
+        columns["fresh"][row] = True
+        if report.last_verdict:
+            self.last_verdict[row] = report.last_verdict
+        return None
+
+    def _enter(self, node: NodeKey) -> int | str:
+        if len(self._rows) >= self.limits.nodes:
+            self.losses.nodes_over_limit += 1
+            return "Fleet keeps no more nodes (processors.ingero.max_nodes)"
+        cluster = node[0]
+        if cluster not in self._clusters and len(self._clusters) >= self.limits.clusters:
+            self.losses.clusters_over_limit += 1
+            return "Fleet keeps no more clusters (processors.ingero.max_clusters)"
+        self._clusters[cluster] = self._clusters.get(cluster, 0) + 1
+        node = (self._texts.setdefault(cluster, cluster), node[1])
+        if self._free:
+            row = self._free.pop()
+            self.names[row] = node
+        else:
+            row = len(self.names)
+            self.names.append(node)
+            if row == len(self._columns["score"]):
+                self._grow()
+        self._rows[node] = row
+        for name, column in self._columns.items():
+            column[row] = name == "alive"
+        return row
+
+    def _grow(self) -> None:
+        for name, column in self._columns.items():
+            wider = np.zeros(2 * len(column), column.dtype)
+            wider[: len(column)] = column
+            self._columns[name] = wider
+
+    def expire(self, now: float) -> list[NodeKey]:
+        """Forget nodes that have been silent for longer than the time to live; returns who went."""
+        length = len(self.names)
+        seen, alive = self._columns["seen"][:length], self._columns["alive"][:length]
+        gone = np.flatnonzero(alive & (now - seen > self.limits.ttl_seconds))
+        names = []
+        for row in gone.tolist():
+            node = self.names[row]
+            names.append(node)
+            del self._rows[node]
+            self.last_verdict.pop(row, None)
+            alive[row] = False
+            self._free.append(row)
+            self._clusters[node[0]] -= 1
+            if not self._clusters[node[0]]:
+                del self._clusters[node[0]]
+                self._texts.pop(node[0], None)
+        self.losses.expired += len(names)
+        if len(self.cohorts) > 64 and len(self.cohorts) > 4 * max(1, len(self._rows)):
+            self._compact_cohorts()
+        return names
+
+    def _compact_cohorts(self) -> None:
+        """Forget cohorts without nodes, so that jobs that come and go leave nothing behind."""
+        length = len(self.names)
+        alive = self._columns["alive"][:length]
+        used = np.unique(self._columns["cohort"][:length][alive])
+        self.cohorts = [self.cohorts[cohort] for cohort in used.tolist()]
+        self._cohort_ids = {key: number for number, key in enumerate(self.cohorts)}
+        renumbered = np.searchsorted(used, self._columns["cohort"][:length]).astype(np.int32)
+        self._columns["cohort"][:length] = np.where(alive, renumbered, 0)

@@ -1,0 +1,262 @@
+"""One tick of the published rule: scores in, thresholds, stragglers and what is wrong with the picture out. Pure.
+
+Threshold of a cohort: median - max(k x 1.4826 x MAD, min_band) over its active nodes, smoothed exponentially. A
+cohort below the quorum takes the threshold of the cohort that it merges into (stage, then GPU model dropped); jobs
+and workloads are never mixed. While a cluster panics (too large a share of it below its threshold) thresholds are
+frozen and nobody is to be acted on.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_detect.threshold import cohort_statistics, raw_threshold, smooth
+from ingero_fleet.board import CohortKey, NodeKey
+from ingero_fleet.scores import ACTIVE, CALIBRATING, COLUMNS, IDLE, ScoreTable
+from ingero_fleet.settings import IngeroConfig
+
+HYSTERESIS: Final = 0.02
+"""How far above the threshold a straggler must come to be well again; the published agents use the same."""
+
+MERGEABLE: Final = frozenset({"stage", "gpu_model", "cgroup_path_hash"})
+"""What a small cohort may drop to find peers."""
+
+PEAK_SECONDS: Final = 3600.0
+"""How long the most nodes seen at once stand for the size of a cluster that declares none."""
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A consistent copy of the score map at one moment."""
+
+    now: float
+    names: list[NodeKey]
+    cohorts: list[CohortKey]
+    columns: dict[str, npt.NDArray[Any]]
+
+    @classmethod
+    def take(cls, table: ScoreTable, now: float) -> "Frame":
+        """Copy what the statistics need."""
+        return cls(now, list(table.names), list(table.cohorts), {name: table.view(name).copy() for name in COLUMNS})
+
+
+@dataclass(frozen=True)
+class CohortSummary:
+    """What one cohort looks like. `merged_into` names the wider cohort whose threshold it uses."""
+
+    key: CohortKey
+    active: int
+    median: float
+    mad: float
+    threshold: float | None
+    merged_into: CohortKey | None
+
+
+@dataclass(frozen=True)
+class ClusterSummary:
+    """What one cluster looks like; `threshold` is that of its largest cohort."""
+
+    cluster: str
+    active: int
+    idle: int
+    calibrating: int
+    stragglers: int
+    expected: int
+    coverage_low: bool
+    panic: bool
+    threshold: float | None
+
+    @property
+    def quorum_met(self) -> bool:
+        """Whether any cohort of the cluster has a threshold."""
+        return self.threshold is not None
+
+
+@dataclass(frozen=True)
+class Memory:
+    """What one tick leaves to the next: smoothed thresholds by cohort and the size of clusters as (nodes, when)."""
+
+    smoothed: Mapping[CohortKey, float] = field(default_factory=dict)
+    peaks: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tick:
+    """The outcome of one tick. The arrays are by row of the frame."""
+
+    now: float
+    thresholds: dict[CohortKey, float]
+    cohorts: list[CohortSummary]
+    clusters: dict[str, ClusterSummary]
+    threshold_by_row: npt.NDArray[np.float64]
+    straggling: npt.NDArray[np.bool_]
+    since: npt.NDArray[np.float64]
+    windows: npt.NDArray[np.int32]
+    memory: Memory
+
+
+def compute(frame: Frame, memory: Memory, config: IngeroConfig) -> Tick:
+    """Run one tick over a frame."""
+    columns = frame.columns
+    alive, cohort = columns["alive"], columns["cohort"]
+    active = alive & (columns["state"] == ACTIVE)
+    count = len(frame.cohorts)
+    cluster_names = sorted({key[0] for key in frame.cohorts})
+    cluster_numbers = {name: number for number, name in enumerate(cluster_names)}
+    cluster_of_cohort = np.array([cluster_numbers[key[0]] for key in frame.cohorts], np.int64)
+    cluster = cluster_of_cohort[cohort] if count else np.zeros(len(cohort), np.int64)
+
+    levels = _levels(frame.cohorts, config.cohort.by)
+    chosen: list[CohortKey | None] = [None] * count
+    summary: list[tuple[int, float, float]] = [(0, np.nan, np.nan)] * count
+    smoothed: dict[CohortKey, float] = {}
+    panicking = _panicking(active, columns["straggling"], cluster, cluster_names, config)
+    for depth, keys in enumerate(levels):
+        if depth and all(key is not None for key in chosen):
+            break
+        groups = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+        group_of_cohort = np.array([groups[key] for key in keys], np.int64)
+        statistics = cohort_statistics(columns["score"][active], group_of_cohort[cohort[active]], len(groups))
+        raw = raw_threshold(statistics, config.threshold.k, config.threshold.min_band)
+        previous = np.array([memory.smoothed.get(key, np.nan) for key in groups])
+        current = smooth(previous, raw, config.threshold.ema_alpha)
+        frozen = np.array([key[0] in panicking for key in groups], bool) & np.isfinite(previous)
+        current = np.where(frozen, previous, current)
+        for number, key in enumerate(keys):
+            group = groups[key]
+            if not depth:
+                summary[number] = (
+                    int(statistics.count[group]), float(statistics.median[group]), float(statistics.mad[group])
+                )  # fmt: skip
+            if chosen[number] is None and statistics.count[group] >= config.quorum.statistical_min:
+                chosen[number] = key
+                smoothed[key] = float(current[group])
+        for key in groups:
+            if key in memory.smoothed:
+                smoothed.setdefault(key, memory.smoothed[key])
+
+    thresholds = {key: smoothed[group] for key, group in zip(frame.cohorts, chosen, strict=True) if group is not None}
+    by_cohort = np.array([thresholds.get(key, np.nan) for key in frame.cohorts], np.float64)
+    threshold_by_row = by_cohort[cohort] if count else np.full(len(cohort), np.nan)
+    straggling, since, windows = _stragglers(frame, active, threshold_by_row)
+    cohorts = [
+        CohortSummary(
+            key, active_count, median, mad, thresholds.get(key), group if group is not None and group != key else None
+        )
+        for key, group, (active_count, median, mad) in zip(frame.cohorts, chosen, summary, strict=True)
+    ]
+    clusters, peaks = _clusters(frame, cluster, cluster_names, straggling, cohorts, memory, config)
+    return Tick(
+        frame.now,
+        thresholds,
+        cohorts,
+        clusters,
+        threshold_by_row,
+        straggling,
+        since,
+        windows,
+        Memory(smoothed, peaks),
+    )
+
+
+def _levels(cohorts: list[CohortKey], by: tuple[str, ...]) -> list[list[CohortKey]]:
+    """The key of every cohort as it is, then with one more of the droppable parts dropped at a time, last first."""
+    levels = [list(cohorts)]
+    dropped: set[int] = set()
+    for position in range(len(by) - 1, -1, -1):
+        if by[position] in MERGEABLE:
+            dropped.add(position + 1)
+            levels.append(
+                [tuple("*" if place in dropped else part for place, part in enumerate(key)) for key in cohorts]
+            )
+    return levels
+
+
+def _panicking(
+    active: npt.NDArray[np.bool_],
+    straggling: npt.NDArray[np.bool_],
+    cluster: npt.NDArray[np.int64],
+    names: list[str],
+    config: IngeroConfig,
+) -> set[str]:
+    total = np.bincount(cluster[active], minlength=len(names))
+    below = np.bincount(cluster[active & straggling], minlength=len(names))
+    return {
+        name
+        for name, nodes, low in zip(names, total.tolist(), below.tolist(), strict=True)
+        if low > config.panic.straggler_fraction * nodes
+    }
+
+
+def _stragglers(
+    frame: Frame, active: npt.NDArray[np.bool_], threshold: npt.NDArray[np.float64]
+) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.int32]]:
+    columns = frame.columns
+    score, was = columns["score"], columns["straggling"]
+    known = np.isfinite(threshold)
+    line = np.where(was, threshold + HYSTERESIS, threshold)
+    below = active & known & (score + 1e-9 < line)
+    straggling = np.where(known, below, was & active)
+    since = np.where(straggling, np.where(was, columns["since"], frame.now), 0.0)
+    windows = np.where(straggling, columns["windows"] + columns["fresh"], 0).astype(np.int32)
+    return straggling, since, windows
+
+
+def _clusters(
+    frame: Frame,
+    cluster: npt.NDArray[np.int64],
+    names: list[str],
+    straggling: npt.NDArray[np.bool_],
+    cohorts: Iterable[CohortSummary],
+    memory: Memory,
+    config: IngeroConfig,
+) -> tuple[dict[str, ClusterSummary], dict[str, tuple[int, float]]]:
+    columns = frame.columns
+    alive, state = columns["alive"], columns["state"]
+    counts = {
+        code: np.bincount(cluster[alive & (state == code)], minlength=len(names))
+        for code in (ACTIVE, IDLE, CALIBRATING)
+    }
+    slow = np.bincount(cluster[alive & straggling], minlength=len(names))
+    world = np.zeros(len(names), np.int64)
+    np.maximum.at(world, cluster[alive], columns["world_size"][alive])
+    largest: dict[str, CohortSummary] = {}
+    for summary in cohorts:
+        best = largest.get(summary.key[0])
+        if summary.threshold is not None and (best is None or summary.active > best.active):
+            largest[summary.key[0]] = summary
+    clusters, peaks = {}, {}
+    for number, name in enumerate(names):
+        reporting = int(sum(count[number] for count in counts.values()))
+        if not reporting:
+            continue
+        peak, when = memory.peaks.get(name, (0, frame.now))
+        if reporting >= peak or frame.now - when > PEAK_SECONDS:
+            peak, when = reporting, frame.now
+        peaks[name] = (peak, when)
+        expected = config.quorum.expected_nodes or max(int(world[number]), peak)
+        clusters[name] = ClusterSummary(
+            cluster=name,
+            active=int(counts[ACTIVE][number]),
+            idle=int(counts[IDLE][number]),
+            calibrating=int(counts[CALIBRATING][number]),
+            stragglers=int(slow[number]),
+            expected=expected,
+            coverage_low=reporting < config.quorum.coverage_fraction * expected,
+            panic=slow[number] > config.panic.straggler_fraction * max(1, int(counts[ACTIVE][number])),
+            threshold=largest[name].threshold if name in largest else None,
+        )
+    return clusters, peaks
+
+
+def apply(tick: Tick, frame: Frame, table: ScoreTable) -> None:
+    """Write the threshold rule's state back to rows that still belong to the same node."""
+    table_names = table.names
+    rows = [row for row, name in enumerate(frame.names) if table_names[row] is name]
+    where = np.array(rows, np.int64)
+    for name, column in (("straggling", tick.straggling), ("since", tick.since), ("windows", tick.windows)):
+        table.view(name)[where] = column[where]
+    table.view("fresh")[: len(frame.names)] = False
