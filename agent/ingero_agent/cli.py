@@ -1,9 +1,66 @@
 """The `ingero-agent` command."""
 
+import asyncio
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
 import click
+
+from ingero_kit.settings import SettingsError, load
+
+PREFIX = "INGERO_AGENT_"
+CONFIG_VARIABLE = "INGERO_AGENT_CONFIG"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Measures a node and pushes its health."""
+
+
+def _flags(command: Callable[..., None]) -> Callable[..., None]:
+    """One flag for every setting, with the setting's own documentation as its help."""
+    from ingero_agent.settings import AgentConfig
+
+    for name, field in reversed(AgentConfig.model_fields.items()):
+        flag = "--" + name.replace("_", "-")
+        text = (field.description or "").replace("`", "")
+        if field.annotation is bool:
+            option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
+        elif name == "watch_pid":
+            option = click.option(flag, name, multiple=True, type=int, help=text)
+        else:
+            option = click.option(flag, name, default=None, help=text)
+        command = option(command)
+    return command
+
+
+@main.command("fleet-push")
+@click.option(
+    "--config", "file", type=click.Path(dir_okay=False, path_type=Path), envvar=CONFIG_VARIABLE, help="YAML file."
+)
+@_flags
+def fleet_push(file: Path | None, **flags: Any) -> None:
+    """Push this node's health to Fleet and learn from the answer whether it is a straggler.
+
+    Settings come from flags, then INGERO_AGENT_* variables, then the file, then the defaults.
+
+    \b
+    ingero-agent fleet-push --stub --fleet-endpoint 127.0.0.1:4318 --fleet-insecure --fleet-cluster-id lab
+    ingero-agent fleet-push --watch-command train.py --fleet-endpoint fleet:4318 --fleet-cluster-id lab --remediate
+    """
+    from ingero_agent.app import fleet_push as push
+    from ingero_agent.settings import AgentConfig
+    from ingero_kit import logs
+
+    if not flags["watch_pid"]:
+        flags["watch_pid"] = None
+    try:
+        config = load(AgentConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
+        logs.configure(config.log_level)
+        asyncio.run(push(config))
+    except (SettingsError, OSError) as error:
+        click.echo(f"ingero-agent: {error}", err=True)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)

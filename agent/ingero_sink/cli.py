@@ -1,9 +1,95 @@
 """The `ingero-sink` command."""
 
+import asyncio
+import contextlib
+import json
+import signal
+import sys
+import threading
+from pathlib import Path
+
 import click
 
+from ingero_kit import logs
+from ingero_kit.clock import steady_clock
+from ingero_kit.settings import SettingsError, parse_duration
+from ingero_sink.consumer import consume
+from ingero_sink.ledger import Ledger
+from ingero_sink.page import make_server
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+
+def _listen(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise SettingsError(f"--listen {text}: host:port or :port was expected")
+    return host.strip("[]"), int(port)
+
+
+def _seconds(flag: str, text: str) -> float:
+    value = parse_duration(text)
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        raise SettingsError(f"{flag} {text}: a duration such as 2s was expected") from None
+    if not 0 < seconds < 86400:
+        raise SettingsError(f"{flag} {text}: a duration between 0 and a day was expected")
+    return seconds
+
+
+@click.command(
+    context_settings={
+        "help_option_names": ["-h", "--help"], "max_content_width": 110, "auto_envvar_prefix": "INGERO_SINK"
+    }
+)  # fmt: skip
 @click.version_option(package_name="ingero")
-def main() -> None:
-    """Turns the agent's socket events into Prometheus metrics."""
+@click.option(
+    "--socket-path", type=click.Path(path_type=Path), default=Path("/run/ingero/remediate.sock"), show_default=True
+)
+@click.option("--listen", default=":9464", show_default=True, help="Address of /metrics, /healthz and /readyz.")
+@click.option("--reconnect-delay", default="2s", show_default=True, help="Pause before connecting again.")
+@click.option("--max-tracked-nodes", default=10_000, show_default=True, type=click.IntRange(1))
+@click.option(
+    "--readiness-window", default="60s", show_default=True, help="How long the last event keeps the sink ready."
+)
+@click.option("--ports-file", type=click.Path(path_type=Path), help="Write the port taken, as JSON, when ready.")
+def main(
+    socket_path: Path,
+    listen: str,
+    reconnect_delay: str,
+    max_tracked_nodes: int,
+    readiness_window: str,
+    ports_file: Path | None,
+) -> None:
+    """Turn the agent's straggler events into Prometheus metrics.
+
+    Every flag can be set as INGERO_SINK_*, for example INGERO_SINK_LISTEN=:9464.
+
+    \b
+    ingero-sink --socket-path /run/ingero/remediate.sock --listen 127.0.0.1:9464
+    """
+    logs.configure()
+    try:
+        host, port = _listen(listen)
+        delay = _seconds("--reconnect-delay", reconnect_delay)
+        window = _seconds("--readiness-window", readiness_window)
+        clock, ledger = steady_clock(), Ledger(max_tracked_nodes)
+        server = make_server(host, port, ledger, lambda: ledger.ready(clock(), window))
+    except (SettingsError, OSError) as error:
+        click.echo(f"ingero-sink: {listen}: {error}", err=True)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    if ports_file:
+        part = ports_file.with_suffix(".part")
+        part.write_text(json.dumps({"metrics": server.server_address[1]}))
+        part.replace(ports_file)
+
+    async def run() -> None:
+        loop, task = asyncio.get_running_loop(), asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, task.cancel)
+        with contextlib.suppress(asyncio.CancelledError):
+            await consume(socket_path, ledger, clock, delay)
+
+    asyncio.run(run())
+    server.shutdown()

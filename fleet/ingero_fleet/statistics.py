@@ -246,7 +246,7 @@ def _clusters(
             stragglers=int(slow[number]),
             expected=expected,
             coverage_low=reporting < config.quorum.coverage_fraction * expected,
-            panic=slow[number] > config.panic.straggler_fraction * max(1, int(counts[ACTIVE][number])),
+            panic=bool(slow[number] > config.panic.straggler_fraction * max(1, int(counts[ACTIVE][number]))),
             threshold=largest[name].threshold if name in largest else None,
         )
     return clusters, peaks

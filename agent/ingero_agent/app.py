@@ -1,0 +1,79 @@
+"""The wiring of `fleet-push`: settings in, source, devices, client, socket and loop out."""
+
+import asyncio
+import signal
+
+from ingero_agent.devices import find_devices
+from ingero_agent.identity import cgroup_hash, find_provider
+from ingero_agent.loop import Loop
+from ingero_agent.push import FleetClient, Route, check_key
+from ingero_agent.settings import AgentConfig
+from ingero_agent.sockets import EventSocket, default_path
+from ingero_agent.sources import Source
+from ingero_agent.sources.database import DatabaseSource
+from ingero_agent.sources.procfs import ProcfsSource, Target
+from ingero_agent.sources.scripted import ScriptedSource
+from ingero_kit.clock import steady_clock
+from ingero_kit.logs import get
+from ingero_kit.tls import ClientTls
+
+log = get(__name__)
+
+
+def make_source(config: AgentConfig, gpus: int) -> Source:
+    """The one source that the settings name."""
+    if config.stub:
+        return ScriptedSource.constant()
+    if config.stub_script:
+        return ScriptedSource.from_file(config.stub_script)
+    if config.signal_db_path:
+        return DatabaseSource(config.signal_db_path, config.signal_window, gpus)
+    return ProcfsSource(Target(config.watch_pid, config.watch_command, config.watch_cgroup, config.progress_file))
+
+
+def make_client(config: AgentConfig) -> FleetClient:
+    """The client behind the `fleet_*` settings."""
+    check_key(config.fleet_tls_key, config.fleet_tls_allow_loose_key_perms)
+    tls = ClientTls(
+        insecure=config.fleet_insecure,
+        ca_file=config.fleet_tls_ca,
+        cert_file=config.fleet_tls_cert,
+        key_file=config.fleet_tls_key,
+    )
+    route = Route(
+        endpoint=config.fleet_endpoint,
+        cluster=config.fleet_cluster_id,
+        tls=tls,
+        token_file=config.fleet_token_file,
+        threshold_url=config.fleet_threshold_url,
+        timeout=config.fleet_timeout,
+        encoding=config.fleet_encoding,
+    )
+    return FleetClient(route, config.fleet_push_interval)
+
+
+async def fleet_push(config: AgentConfig) -> None:
+    """Run until SIGTERM or SIGINT."""
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    devices = find_devices()
+    source, client = make_source(config, devices.read().count), make_client(config)
+    provider = await find_provider() if config.detect_provider else ""
+    socket = None
+    if config.remediate:
+        socket = EventSocket(config.remediate_socket or default_path(), config.remediate_gid)
+        await socket.start()
+        log.info("socket", path=str(socket.path))
+    health = Loop(
+        config, source, devices, client, socket, steady_clock(), provider=provider, cgroup_hash=cgroup_hash()
+    )
+    log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=config.fleet_endpoint)
+    try:
+        await health.run(ended)
+    finally:
+        if socket:
+            await socket.stop()
+        await client.close()
+        log.info("stopped")

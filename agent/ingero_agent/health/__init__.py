@@ -1,0 +1,1 @@
+"""Pure health: observations in, values and anomalies out. No clock, no I/O, no logging."""

@@ -1,0 +1,66 @@
+"""What is normal for this node: a fast and a slow exponential average of each signal, corrected for their start.
+
+Both are frozen while the node is accused, so that a fault is never learnt as normal.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ingero_agent.health.signals import Observation, Signals
+
+FAST: Final = 0.1
+SLOW: Final = 0.001
+WARNING_SAMPLES: Final = 30
+WARNING_RATIO: Final = 0.5
+WARNING_FLOOR: Final = 0.01
+
+_ZERO: Final = Signals(0.0, 0.0, 0.0, 0.0)
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """Averages as stored, not yet corrected for the zeros that they start from."""
+
+    samples: int = 0
+    fast: Signals = _ZERO
+    slow: Signals = _ZERO
+
+    def advance(self, observation: Observation) -> "Baseline":
+        """Fold one observation in; `throughput` is the raw rate here."""
+        now = Signals(observation.rate, observation.compute, observation.memory, observation.cpu)
+        return replace(
+            self,
+            samples=self.samples + 1,
+            fast=_mix(self.fast, now, FAST),
+            slow=_mix(self.slow, now, SLOW),
+        )
+
+    def normal(self) -> Signals | None:
+        """The corrected fast average, `None` before the first sample."""
+        return _corrected(self.fast, FAST, self.samples)
+
+    def floor(self) -> Signals | None:
+        """The corrected slow average, `None` before the first sample."""
+        return _corrected(self.slow, SLOW, self.samples)
+
+    def degraded(self) -> bool:
+        """Whether any signal's fast average has sunk below half of its slow one."""
+        normal, floor = self.normal(), self.floor()
+        if self.samples < WARNING_SAMPLES or normal is None or floor is None:
+            return False
+        return any(
+            low >= WARNING_FLOOR and high / low < WARNING_RATIO
+            for (_, high), (_, low) in zip(normal.items(), floor.items(), strict=True)
+        )
+
+
+def _mix(old: Signals, new: Signals, alpha: float) -> Signals:
+    pairs = zip(old.items(), new.items(), strict=True)
+    return Signals(*(alpha * now + (1 - alpha) * before for (_, before), (_, now) in pairs))
+
+
+def _corrected(stored: Signals, alpha: float, samples: int) -> Signals | None:
+    if samples == 0:
+        return None
+    share = 1 - (1 - alpha) ** samples
+    return Signals(*(value / share for _, value in stored.items()))

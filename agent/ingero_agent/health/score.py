@@ -1,0 +1,57 @@
+"""Four signals into one score.
+
+Each signal is compared with the node's own normal, like with like, so that a light but healthy job scores as well as
+a heavy one; a signal that has collapsed pulls the whole score down.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from ingero_agent.health.signals import Observation, Signals
+from ingero_contract.values import Signal
+
+WEIGHTS: Final = Signals(0.40, 0.25, 0.20, 0.15)
+RAMP_START: Final = 0.35
+RAMP_END: Final = 0.25
+FLOOR_FACTOR: Final = 0.5
+_NEGLIGIBLE: Final = 1e-9
+
+
+@dataclass(frozen=True)
+class Score:
+    """The score, 0 to 1, and each signal over its own normal, 0 to 1."""
+
+    value: float
+    ratios: Signals
+    dominant: Signal
+
+
+def compute(observation: Observation, normal: Signals | None) -> Score:
+    """Score an observation against what is normal; without a normal yet, throughput counts as 0."""
+    now = Signals(observation.rate, observation.compute, observation.memory, observation.cpu)
+    if normal is None:
+        ratios = Signals(0.0, now.compute, now.memory, now.cpu)
+    else:
+        pairs = zip(now.items(), normal.items(), strict=True)
+        ratios = Signals(*(_ratio(value, usual) for (_, value), (_, usual) in pairs))
+    base = sum(weight * ratio for (_, weight), (_, ratio) in zip(WEIGHTS.items(), ratios.items(), strict=True))
+    worst = min(ratio for _, ratio in ratios.items())
+    value = min(1.0, max(0.0, base * _penalty(worst)))
+    return Score(value, ratios, _dominant(ratios))
+
+
+def _ratio(value: float, usual: float) -> float:
+    return 1.0 if usual <= _NEGLIGIBLE else min(1.0, value / usual)
+
+
+def _penalty(worst: float) -> float:
+    if worst >= RAMP_START:
+        return 1.0
+    if worst <= RAMP_END:
+        return FLOOR_FACTOR
+    return FLOOR_FACTOR + (1 - FLOOR_FACTOR) * (worst - RAMP_END) / (RAMP_START - RAMP_END)
+
+
+def _dominant(ratios: Signals) -> Signal:
+    signal, ratio = min(ratios.items(), key=lambda item: item[1])
+    return signal if ratio < 1.0 else Signal.UNKNOWN

@@ -1,0 +1,52 @@
+"""What one look at a node gives, and what is wrong with it."""
+
+import math
+from dataclasses import dataclass, fields, replace
+from typing import Any, Final
+
+from ingero_contract.values import Signal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One look. `rate` is work a second, launches or steps; compute, memory and cpu are ratios, 0 to 1."""
+
+    rate: float
+    compute: float
+    memory: float
+    cpu: float
+    launches: int = 0
+    """Operations in this look; 0 three times in a row means idle."""
+    totals: tuple[tuple[str, str, str, int], ...] = ()
+    """Cumulative counters: metric name, cgroup hash, direction, count."""
+
+
+@dataclass(frozen=True)
+class Signals:
+    """The four signals, in one unit each; the order is that of the weights."""
+
+    throughput: float
+    compute: float
+    memory: float
+    cpu: float
+
+    def items(self) -> list[tuple[Signal, float]]:
+        """Name and value of each."""
+        return [(Signal(item.name), getattr(self, item.name)) for item in fields(self)]
+
+
+RATIOS: Final = ("compute", "memory", "cpu")
+
+
+def sanitise(observation: Observation) -> tuple[Observation, list[str]]:
+    """Bring every number into its range; names those that were not there. NaN and infinity become 0."""
+    wrong: list[str] = []
+    changes: dict[str, Any] = {}
+    for name in ("rate", *RATIOS):
+        value = getattr(observation, name)
+        if not math.isfinite(value) or value < 0:
+            wrong.append(name)
+            changes[name] = 0.0
+        elif name in RATIOS and value > 1:
+            changes[name] = 1.0
+    return (replace(observation, **changes) if changes else observation), wrong

@@ -1,0 +1,248 @@
+"""The one place where a look becomes a state, a baseline, a score, a decision and a push."""
+
+import asyncio
+import random
+import uuid
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ingero_agent import persist
+from ingero_agent.devices import Devices
+from ingero_agent.health import decision, score, state
+from ingero_agent.health.baseline import Baseline
+from ingero_agent.health.signals import Observation, sanitise
+from ingero_agent.push import FleetClient
+from ingero_agent.settings import AgentConfig
+from ingero_agent.sockets import EventSocket
+from ingero_agent.sources import ReadFailed, Source
+from ingero_contract.events import StragglerResolved, StragglerState
+from ingero_contract.values import DecisionSource, DetectionMode, NodeState
+from ingero_kit.clock import Clock, rfc3339
+from ingero_kit.logs import get
+from ingero_kit.otlp import HealthReport, encode_event, encode_report
+
+log = get(__name__)
+
+WIRE_STATES: Final = {
+    state.Phase.CALIBRATING: NodeState.CALIBRATING,
+    state.Phase.ACTIVE: NodeState.ACTIVE,
+    state.Phase.IDLE: NodeState.IDLE,
+}
+
+
+@dataclass
+class LoopCounters:
+    """What the loop saw."""
+
+    ticks: int = 0
+    failed_looks: int = 0
+    saved: int = 0
+    insane: int = 0
+
+
+class Loop:
+    """Runs ticks until it is stopped."""
+
+    def __init__(
+        self,
+        config: AgentConfig,
+        source: Source,
+        devices: Devices,
+        client: FleetClient,
+        socket: EventSocket | None,
+        clock: Clock,
+        *,
+        provider: str = "",
+        cgroup_hash: str = "",
+    ) -> None:
+        self.counters = LoopCounters()
+        self.standing = decision.Standing()
+        self._config = config
+        self._source = source
+        self._devices = devices
+        self._client = client
+        self._socket = socket
+        self._clock = clock
+        self._provider = provider
+        self._cgroup_hash = cgroup_hash
+        self._baseline = Baseline()
+        self._life = state.Life(warmup=config.warmup_samples)
+        self._rule = decision.Rule(DetectionMode.NONE, DecisionSource.NONE)
+        self._saved_at = clock()
+        self._restore()
+
+    def _restore(self) -> None:
+        loaded = persist.load(self._config.fleet_persist_path, self._clock(), self._config.fleet_persist_stale_age)
+        if loaded.baseline is not None:
+            self._baseline = loaded.baseline
+            self._life = state.Life.restored(self._config.warmup_samples)
+        log.info("baseline", outcome=loaded.outcome, samples=self._baseline.samples)
+
+    async def run(self, ended: asyncio.Event) -> None:
+        """Tick until told to end; the last baseline is saved on the way out."""
+        poller = asyncio.create_task(self._poll(ended))
+        try:
+            while not ended.is_set():
+                await self.tick()
+                pause = self._config.fleet_push_interval * random.uniform(0.9, 1.1) + self._client.retry_after
+                await _wait(ended, pause)
+        finally:
+            poller.cancel()
+            if self.standing.straggler:
+                self._resolve(self._clock(), str(uuid.uuid4()))
+            self._save(self._clock())
+            self._source.close()
+
+    async def _poll(self, ended: asyncio.Event) -> None:
+        while not ended.is_set():
+            await _wait(ended, self._config.fleet_poll_interval * random.uniform(0.8, 1.2))
+            word, now = self._client.word, self._clock()
+            if word.threshold is None or now - word.threshold_at > decision.fresh_seconds(
+                self._config.fleet_push_interval
+            ):
+                await self._client.ask(now)
+
+    async def tick(self) -> None:
+        """One look and what follows from it."""
+        self.counters.ticks += 1
+        now = self._clock()
+        try:
+            observation = self._source.read(now)
+        except ReadFailed as error:
+            self.counters.failed_looks += 1
+            if self._life.failures == 0:
+                log.warning("look_failed", reason=str(error))
+            self._life = state.fail(self._life).life
+            if self._life.phase is state.Phase.STALE:
+                await self._decide(now, None, score.compute(_NOTHING, None), active=False)
+            return
+        if observation is None:
+            return
+        gpus = self._devices.read()
+        if gpus.memory_headroom is not None:
+            observation = replace(observation, memory=gpus.memory_headroom)
+        observation, wrong = sanitise(observation)
+        self.counters.insane += len(wrong)
+        step = state.advance(self._life, observation.launches)
+        self._life = step.life
+        if step.reset:
+            self._baseline = Baseline()
+        current = score.compute(observation, self._baseline.normal())
+        active = self._life.phase is state.Phase.ACTIVE
+        report = None
+        if step.push:
+            report = self._report(observation, current, now)
+            report.gpu_model, report.gpu_count = gpus.model, gpus.count
+        await self._decide(now, report, current, active)
+        if not self.standing.straggler and self._life.phase is not state.Phase.IDLE:
+            self._baseline = self._baseline.advance(observation)
+        if now - self._saved_at >= self._config.fleet_persist_interval:
+            self._save(now)
+
+    async def _decide(self, now: float, report: HealthReport | None, current: score.Score, active: bool) -> None:
+        """Push first, so that the answer to this very push decides this tick."""
+        if report is not None:
+            await self._client.push(encode_report(report), now)
+        rule = decision.choose(
+            self._client.word, now, self._config.fleet_push_interval, self._baseline.samples >= self._life.warmup
+        )
+        if rule.mode is not self._rule.mode:
+            log.info("detection mode transition", old=str(self._rule.mode), new=str(rule.mode))
+        self._rule = rule
+        was = self.standing.straggler
+        self.standing = decision.judge(
+            self.standing, rule, current.value, active, self._config.fleet_classifier_hysteresis
+        )
+        if not was and not self.standing.straggler:
+            return
+        event_id = str(uuid.uuid4())
+        if was != self.standing.straggler:
+            log.info(
+                "straggler_state transition", straggler=self.standing.straggler, score=round(current.value, 4),
+                threshold=rule.threshold, mode=str(rule.mode), source=str(rule.source), signal=str(current.dominant),
+            )  # fmt: skip
+        threshold = rule.threshold if rule.threshold is not None else decision.LOCAL_THRESHOLD
+        if self.standing.straggler:
+            self._announce(now, event_id, current, threshold)
+        else:
+            self._resolve(now, event_id)
+        await self._client.send_event(
+            encode_event(
+                node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
+                straggler=self.standing.straggler, detection_mode=str(rule.mode), threshold=threshold,
+                score=current.value, dominant_signal=str(current.dominant), event_id=event_id,
+                time_unix_nano=int(now * 1e9), world_size=self._config.fleet_world_size,
+                rank=self._config.fleet_node_rank,
+            )
+        )  # fmt: skip
+
+    def _report(self, observation: Observation, current: score.Score, now: float) -> HealthReport:
+        config, word = self._config, self._client.word
+        return HealthReport(
+            node_id=config.fleet_node_id,
+            cluster_id=config.fleet_cluster_id,
+            state=WIRE_STATES[self._life.phase],
+            score=current.value,
+            throughput=current.ratios.throughput,
+            compute=observation.compute,
+            memory=observation.memory,
+            cpu=observation.cpu,
+            rate=observation.rate,
+            degraded=self._baseline.degraded(),
+            detection_mode=str(self._rule.mode),
+            decision_source=str(self._rule.source),
+            fleet_reachable=word.reachable,
+            workload_type=config.fleet_workload_type,
+            cgroup_path_hash=self._cgroup_hash,
+            world_size=config.fleet_world_size,
+            rank=config.fleet_node_rank if config.fleet_world_size else None,
+            provider=self._provider,
+            job_id=config.fleet_job_id,
+            stage=config.fleet_stage,
+            last_verdict=word.verdict.format() if word.verdict else "",
+            time_unix_nano=int(now * 1e9),
+            totals={(name, cgroup, direction): count for name, cgroup, direction, count in observation.totals},
+        )
+
+    def _ranks(self) -> dict[str, int | None]:
+        world = self._config.fleet_world_size
+        return {"rank": self._config.fleet_node_rank if world else None, "world_size": world or None}
+
+    def _announce(self, now: float, event_id: str, current: score.Score, threshold: float) -> None:
+        if self._socket:
+            self._socket.publish(
+                StragglerState(
+                    node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
+                    score=round(current.value, 6), threshold=threshold, detection_mode=str(self._rule.mode),
+                    dominant_signal=str(current.dominant), timestamp=rfc3339(now), event_id=event_id, **self._ranks(),
+                )
+            )  # fmt: skip
+
+    def _resolve(self, now: float, event_id: str) -> None:
+        if self._socket:
+            self._socket.publish(
+                StragglerResolved(
+                    node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
+                    timestamp=rfc3339(now), event_id=event_id, **self._ranks(),
+                )
+            )  # fmt: skip
+
+    def _save(self, now: float) -> None:
+        self._saved_at = now
+        if self._baseline.samples < self._life.warmup:
+            return
+        try:
+            persist.save(self._config.fleet_persist_path, self._baseline, now)
+            self.counters.saved += 1
+        except OSError as error:
+            log.warning("baseline_not_saved", file=str(self._config.fleet_persist_path), reason=str(error))
+
+
+_NOTHING: Final = Observation(rate=0.0, compute=0.0, memory=0.0, cpu=0.0)
+
+
+async def _wait(ended: asyncio.Event, seconds: float) -> None:
+    try:
+        await asyncio.wait_for(ended.wait(), seconds)
+    except TimeoutError:
+        return

@@ -1,0 +1,94 @@
+"""The baseline on disk: saved now and then and at the end, so that a crash costs no new warm-up."""
+
+import json
+import math
+import os
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+from ingero_agent.health.baseline import FAST, SLOW, Baseline
+from ingero_agent.health.signals import Signals
+
+SCHEMA_VERSION: Final = 1
+MAX_BYTES: Final = 1 << 20
+_KEYS: Final = ("Throughput", "Compute", "Memory", "CPU")
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was found: the baseline, or why there is none (missing, stale, corrupt, unreadable, newer)."""
+
+    baseline: Baseline | None
+    outcome: str
+
+
+def save(file: Path, baseline: Baseline, now: float) -> None:
+    """Write atomically: a temporary file, flushed to disk, then renamed, then the folder flushed."""
+    tree = {
+        "schema_version": SCHEMA_VERSION,
+        "saved_at": datetime.fromtimestamp(now, UTC).isoformat(),
+        "sample_count": baseline.samples,
+        "fast_alpha": FAST,
+        "floor_alpha": SLOW,
+        "fast_ema": _write(baseline.fast),
+        "hard_floor": _write(baseline.slow),
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f"{file.name}.{os.getpid()}.part")
+    with part.open("w", encoding="utf-8") as stream:
+        json.dump(tree, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+    part.replace(file)
+    folder = os.open(file.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def load(file: Path, now: float, stale_seconds: float) -> Loaded:
+    """Read it back. A stale file is deleted, a corrupt one renamed, one from a newer version left alone."""
+    try:
+        if file.stat().st_size > MAX_BYTES:
+            return _corrupt(file, now)
+        text = file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return Loaded(None, "missing")
+    except UnicodeDecodeError:
+        return _corrupt(file, now)
+    except OSError:
+        return Loaded(None, "unreadable")
+    try:
+        tree = json.loads(text)
+        if tree["schema_version"] > SCHEMA_VERSION:
+            return Loaded(None, "newer")
+        age = now - datetime.fromisoformat(tree["saved_at"]).timestamp()
+        baseline = Baseline(int(tree["sample_count"]), _read(tree["fast_ema"]), _read(tree["hard_floor"]))
+        if (tree["fast_alpha"], tree["floor_alpha"]) != (FAST, SLOW) or baseline.samples < 1:
+            return _corrupt(file, now)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
+        return _corrupt(file, now)
+    if not 0 <= age <= stale_seconds:
+        file.unlink(missing_ok=True)
+        return Loaded(None, "stale")
+    return Loaded(baseline, "fresh")
+
+
+def _corrupt(file: Path, now: float) -> Loaded:
+    stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    file.replace(file.with_name(f"{file.name}.corrupt-{stamp}"))
+    return Loaded(None, "corrupt")
+
+
+def _write(signals: Signals) -> dict[str, float]:
+    return dict(zip(_KEYS, (value for _, value in signals.items()), strict=True))
+
+
+def _read(tree: Any) -> Signals:
+    values = [float(tree[key]) for key in _KEYS]
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise ValueError("not finite")
+    return Signals(*values)

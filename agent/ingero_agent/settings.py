@@ -1,0 +1,108 @@
+"""What a user of the agent sets. Flags carry the published agent's names."""
+
+import socket
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ingero_kit.otlp import check_name
+from ingero_kit.settings import Duration, Settings
+
+
+class AgentConfig(Settings):
+    """`ingero-agent fleet-push`."""
+
+    fleet_endpoint: str
+    """Fleet's OTLP/HTTP address: `host:port` or a URL."""
+    fleet_cluster_id: str
+    """The cluster that this node belongs to."""
+    fleet_node_id: str = Field(default_factory=socket.gethostname)
+    """This node's name; in Kubernetes the node name."""
+    fleet_workload_type: str = "unknown"
+    """What runs here, such as training or inference; nodes are compared only within it."""
+    fleet_job_id: str = ""
+    """The job that runs here; nodes are compared only within it."""
+    fleet_stage: str = ""
+    """Pipeline stage, where known."""
+    fleet_push_interval: Duration = Field(default=10.0, ge=0.1)
+    """Time between pushes; each is spread by 10 %."""
+    fleet_timeout: Duration = Field(default=5.0, ge=0.05)
+    """Longest wait for one answer."""
+    fleet_encoding: Literal["protobuf", "json"] = "protobuf"
+    """Encoding of pushes."""
+    fleet_insecure: bool = False
+    """Speak plain HTTP."""
+    fleet_tls_ca: Path | None = None
+    """Authorities to trust instead of the system's."""
+    fleet_tls_cert: Path | None = None
+    """Client certificate."""
+    fleet_tls_key: Path | None = None
+    """Client key."""
+    fleet_tls_allow_loose_key_perms: bool = False
+    """Accept a private key that others may read."""
+    fleet_token_file: Path | None = None
+    """File with the bearer token; read at every push, so that rotation needs no restart."""
+    fleet_persist_path: Path = Path("/var/lib/ingero/health-baseline.json")
+    """Where the baseline is kept over restarts."""
+    fleet_persist_interval: Duration = Field(default=60.0, ge=0.1)
+    """How often it is saved."""
+    fleet_persist_stale_age: Duration = 600.0
+    """Age above which a saved baseline is not used."""
+    fleet_world_size: int = Field(default=0, ge=0)
+    """Ranks of the job; 0 when not distributed."""
+    fleet_node_rank: int = Field(default=0, ge=0)
+    """This node's rank."""
+    fleet_threshold_url: str | None = None
+    """Threshold API to ask when pushes bring no threshold."""
+    fleet_poll_interval: Duration = Field(default=10.0, ge=0.1)
+    """How often to ask it."""
+    fleet_classifier_hysteresis: float = Field(default=0.02, ge=0, lt=0.5)
+    """How far above the threshold a straggler must come to be well again."""
+    detect_provider: bool = True
+    """Ask the instance metadata services which cloud this is."""
+    warmup_samples: int = Field(default=30, ge=1)
+    """Looks before the node counts as active."""
+    remediate: bool = False
+    """Offer straggler events on the unix socket."""
+    remediate_socket: Path | None = None
+    """Path of the socket."""
+    remediate_gid: int | None = Field(default=None, ge=0)
+    """Group that may connect; only this user without it."""
+    stub: bool = False
+    """Constant made-up signals."""
+    stub_script: Path | None = None
+    """Made-up signals from a scenario file."""
+    watch_pid: tuple[int, ...] = ()
+    """Processes whose CPU time stands for work."""
+    watch_command: str = ""
+    """Pattern over command lines of processes to watch."""
+    watch_cgroup: Path | None = None
+    """Cgroup (version 2) folder to watch."""
+    progress_file: Path | None = None
+    """File with a growing number of steps; their rate stands for work."""
+    signal_db_path: Path | None = None
+    """Database of `ingero-agent trace`."""
+    signal_window: Duration = Field(default=60.0, ge=10)
+    """Window over that database."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least important level that is written."""
+
+    @model_validator(mode="after")
+    def _sane(self) -> Self:
+        for name in ("fleet_cluster_id", "fleet_node_id"):
+            problem = check_name(getattr(self, name))
+            if problem:
+                raise ValueError(f"{name} {problem}")
+        if self.fleet_insecure and (self.fleet_tls_ca or self.fleet_tls_cert or self.fleet_tls_key):
+            raise ValueError("fleet_insecure cannot be combined with TLS files")
+        watched = bool(self.watch_pid or self.watch_command or self.watch_cgroup or self.progress_file)
+        chosen = [self.stub, self.stub_script is not None, self.signal_db_path is not None, watched]
+        if sum(chosen) != 1:
+            raise ValueError(
+                "choose one source of signals: --stub, --stub-script, --signal-db-path, "
+                "or --watch-pid / --watch-command / --watch-cgroup with or without --progress-file"
+            )
+        if self.fleet_world_size and self.fleet_node_rank >= self.fleet_world_size:
+            raise ValueError("fleet_node_rank must be below fleet_world_size")
+        return self

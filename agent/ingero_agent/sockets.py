@@ -1,0 +1,129 @@
+"""The unix socket that consumers read: every line goes to every consumer; a slow one loses lines, nobody else."""
+
+import asyncio
+import contextlib
+import os
+import stat
+import tempfile
+from collections import Counter, deque
+from pathlib import Path
+from typing import Final
+
+from ingero_contract.events import MAX_LINE, Event
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+DEFAULT_PATH: Final = Path("/run/ingero/remediate.sock")
+MAX_CONSUMERS: Final = 16
+QUEUED_LINES: Final = 256
+
+
+def default_path() -> Path:
+    """The system's folder when we may write there, otherwise a private folder of this user."""
+    if os.access("/run", os.W_OK) or os.access(DEFAULT_PATH.parent, os.W_OK):
+        return DEFAULT_PATH
+    base = os.environ.get("XDG_RUNTIME_DIR") or f"{tempfile.gettempdir()}/ingero-{os.getuid()}"
+    return Path(base) / "ingero" / DEFAULT_PATH.name
+
+
+class _Consumer:
+    def __init__(self) -> None:
+        self.lines: deque[bytes] = deque()
+        self.wake = asyncio.Event()
+
+
+class EventSocket:
+    """Listens on a path. Group access only when a group id is given."""
+
+    def __init__(self, path: Path, group: int | None = None) -> None:
+        self.path = path
+        self.dropped: Counter[str] = Counter()
+        self.sent = 0
+        self._group = group
+        self._consumers: set[_Consumer] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen; a stale socket file is replaced, anything else at the path is left alone and refused."""
+        folder = self.path.parent
+        folder.mkdir(parents=True, exist_ok=True, mode=0o750 if self._group is not None else 0o700)
+        with contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISSOCK(self.path.lstat().st_mode):
+                raise OSError(f"{self.path} exists and is no socket; remove it or choose another --remediate-socket")
+            self.path.unlink()
+        mask = os.umask(0o177)
+        try:
+            self._server = await asyncio.start_unix_server(self._serve, self.path, limit=4096)
+        finally:
+            os.umask(mask)
+        if self._group is not None:
+            os.chown(self.path, -1, self._group)
+            self.path.chmod(0o770)
+        else:
+            self.path.chmod(0o700)
+
+    @property
+    def consumers(self) -> int:
+        """Connected consumers."""
+        return len(self._consumers)
+
+    def publish(self, event: Event) -> None:
+        """Queue a line for every consumer; never waits."""
+        line = event.to_json().encode() + b"\n"
+        if len(line) > MAX_LINE:
+            self.dropped["too_long"] += 1
+            return
+        if not self._consumers:
+            self.dropped["no_client"] += 1
+        for consumer in self._consumers:
+            if len(consumer.lines) >= QUEUED_LINES:
+                self.dropped["slow_client"] += 1
+                consumer.lines.popleft()
+            consumer.lines.append(line)
+            consumer.wake.set()
+
+    async def stop(self) -> None:
+        """Let queued lines go out for a moment, then close and remove the path."""
+        if self._server is None:
+            return
+        self._server.close()
+        for _ in range(20):
+            if not any(consumer.lines for consumer in self._consumers):
+                break
+            await asyncio.sleep(0.01)
+        for consumer in list(self._consumers):
+            consumer.lines.clear()
+            self._consumers.discard(consumer)
+            consumer.wake.set()
+        self.path.unlink(missing_ok=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._consumers) >= MAX_CONSUMERS:
+            self.dropped["too_many_clients"] += 1
+            writer.close()
+            return
+        consumer = _Consumer()
+        self._consumers.add(consumer)
+        gone = asyncio.create_task(self._until_gone(reader, consumer))
+        try:
+            while consumer in self._consumers:
+                await consumer.wake.wait()
+                consumer.wake.clear()
+                while consumer.lines:
+                    writer.write(consumer.lines.popleft())
+                    await writer.drain()
+                    self.sent += 1
+        except (ConnectionError, OSError):
+            self.dropped["write_error"] += 1
+        finally:
+            self._consumers.discard(consumer)
+            gone.cancel()
+            writer.close()
+
+    async def _until_gone(self, reader: asyncio.StreamReader, consumer: _Consumer) -> None:
+        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
+            while await reader.read(1024):
+                pass
+            self._consumers.discard(consumer)
+            consumer.wake.set()

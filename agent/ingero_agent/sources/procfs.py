@@ -1,0 +1,148 @@
+"""A real workload watched through /proc: CPU time of processes, or steps that it counts in a file.
+
+It needs no GPU and no privileges, so that every machine measures something real. Parsing is apart from reading.
+"""
+
+import contextlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from ingero_agent.health.signals import Observation
+from ingero_agent.sources import ReadFailed
+
+MAX_PROCESSES: Final = 4096
+_TICKS: Final = os.sysconf("SC_CLK_TCK")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What to watch: process ids, a pattern over command lines, or a cgroup folder; and a file with a step count."""
+
+    pids: tuple[int, ...] = ()
+    pattern: str = ""
+    cgroup: Path | None = None
+    progress_file: Path | None = None
+
+
+def parse_stat(text: str) -> tuple[int, float]:
+    """Start time (clock ticks) and CPU seconds of a process from its stat line (proc(5)); names may hold anything."""
+    values = text.rpartition(")")[2].split()
+    return int(values[19]), (int(values[11]) + int(values[12])) / _TICKS
+
+
+def parse_schedstat(text: str) -> float:
+    """CPU seconds of one thread from its schedstat line, in nanoseconds there: far finer than stat's clock ticks."""
+    return int(text.split()[0]) / 1e9
+
+
+def parse_cpu(text: str) -> tuple[int, int]:
+    """Busy and all clock ticks of the host from the first line of /proc/stat; idle and iowait count as idle."""
+    numbers = [int(word) for word in text.splitlines()[0].split()[1:9]]
+    return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
+
+
+def parse_memory(text: str) -> float:
+    """Available over total memory from /proc/meminfo."""
+    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", text, re.MULTILINE))
+    return int(found["MemAvailable"]) / max(1, int(found["MemTotal"]))
+
+
+def parse_cpu_stat(text: str) -> float:
+    """CPU seconds of a cgroup from cpu.stat (cgroup v2)."""
+    found = re.search(r"^usage_usec (\d+)", text, re.MULTILINE)
+    if not found:
+        raise ValueError("no usage_usec")
+    return int(found.group(1)) / 1e6
+
+
+class ProcfsSource:
+    """Rates from differences between two looks."""
+
+    def __init__(self, target: Target, proc: Path = Path("/proc")) -> None:
+        self._target = target
+        self._pattern = re.compile(target.pattern) if target.pattern else None
+        self._proc = proc
+        self._seconds: dict[tuple[int, int], float] = {}
+        self._before: tuple[float, float | None, int, int] | None = None
+        self._used = 0.0
+
+    def read(self, now: float) -> Observation | None:
+        """Compare with the look before; `None` on the first."""
+        try:
+            used = self._cpu_seconds()
+            steps = self._steps()
+            busy, total = parse_cpu((self._proc / "stat").read_text())
+            memory = parse_memory((self._proc / "meminfo").read_text())
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            raise ReadFailed(f"/proc could not be read: {error}") from None
+        before, self._before = self._before, (now, steps, busy, total)
+        if before is None or now <= before[0]:
+            return None
+        elapsed = now - before[0]
+        cpu_rate = max(0.0, used) / elapsed
+        rate = cpu_rate
+        if steps is not None and before[1] is not None:
+            rate = max(0.0, steps - before[1]) / elapsed
+        others = max(1, total - before[3])
+        return Observation(
+            rate=rate,
+            compute=min(1.0, cpu_rate),
+            memory=memory,
+            cpu=1.0 - (busy - before[2]) / others,
+            launches=round(rate * elapsed) if rate * elapsed >= 1 else int(rate > 0.01),
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _steps(self) -> float | None:
+        file = self._target.progress_file
+        if file is None:
+            return None
+        try:
+            return float(file.read_text().split()[0])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def _cpu_seconds(self) -> float:
+        """CPU seconds used since the look before, by process incarnation, so that ends and starts add nothing."""
+        if self._target.cgroup is not None:
+            total = parse_cpu_stat((self._target.cgroup / "cpu.stat").read_text())
+            used, self._used = total - self._used, total
+            return used
+        current: dict[tuple[int, int], float] = {}
+        for pid in self._pids():
+            try:
+                started, seconds = parse_stat((self._proc / str(pid) / "stat").read_text())
+                seconds = self._thread_seconds(pid) or seconds
+            except (OSError, ValueError, IndexError):
+                continue
+            current[(pid, started)] = seconds
+        used = sum(max(0.0, seconds - self._seconds.get(key, seconds)) for key, seconds in current.items())
+        self._seconds = current
+        return used
+
+    def _thread_seconds(self, pid: int) -> float:
+        """CPU seconds over the threads that live now; 0 where the kernel keeps no schedstat."""
+        total = 0.0
+        for task in os.scandir(self._proc / str(pid) / "task"):
+            with contextlib.suppress(OSError, ValueError, IndexError):
+                total += parse_schedstat(Path(task.path, "schedstat").read_text())
+        return total
+
+    def _pids(self) -> list[int]:
+        if self._pattern is None:
+            return list(self._target.pids)
+        found: list[int] = []
+        for entry in os.scandir(self._proc):
+            if entry.name.isdigit() and len(found) < MAX_PROCESSES:
+                try:
+                    command = (self._proc / entry.name / "cmdline").read_bytes().replace(b"\0", b" ")
+                except OSError:
+                    continue
+                if self._pattern.search(command.decode("utf-8", "replace")) and int(entry.name) != os.getpid():
+                    found.append(int(entry.name))
+        return found

@@ -1,0 +1,77 @@
+"""Made-up signals: a constant, or a scenario from a file, for trying Fleet and the operator without a workload."""
+
+from pathlib import Path
+
+from pydantic import Field, TypeAdapter, ValidationError
+
+from ingero_agent.health.signals import Observation
+from ingero_agent.sources import ReadFailed
+from ingero_kit.settings import Duration, Settings, SettingsError, read_yaml
+
+
+class Stage(Settings):
+    """A stretch of a scenario."""
+
+    seconds: Duration = Field(gt=0)
+    """How long it lasts; the last stage goes on for ever."""
+    launches_per_second: float = Field(default=100.0, ge=0)
+    """Work rate."""
+    compute: float = Field(default=0.9, ge=0, le=1)
+    """Compute efficiency."""
+    memory: float = Field(default=0.9, ge=0, le=1)
+    """Memory headroom."""
+    cpu: float = Field(default=0.9, ge=0, le=1)
+    """CPU availability."""
+    fail: bool = False
+    """Every look fails."""
+
+
+class ScriptedSource:
+    """Plays stages one after the other, from the first look on."""
+
+    def __init__(self, stages: list[Stage]) -> None:
+        self._stages = stages
+        self._started: float | None = None
+
+    @classmethod
+    def constant(cls) -> "ScriptedSource":
+        """The published stub: 100 launches a second, everything else 0.9."""
+        return cls([Stage(seconds=1.0)])
+
+    @classmethod
+    def from_file(cls, file: Path) -> "ScriptedSource":
+        """Read `stages:`, a list of stages. Raises `SettingsError` naming what does not fit."""
+        tree = read_yaml(file)
+        try:
+            stages = TypeAdapter(list[Stage]).validate_python(tree.get("stages"))
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            path = ".".join(str(part) for part in ("stages", *first["loc"]))
+            raise SettingsError(f"{file}: {path}: {first['msg']}") from None
+        if not stages:
+            raise SettingsError(f"{file}: stages: at least one is needed")
+        return cls(stages)
+
+    def read(self, now: float) -> Observation:
+        """The stage that `now` falls into."""
+        if self._started is None:
+            self._started = now
+        left = now - self._started
+        for stage in self._stages:
+            if left < stage.seconds:
+                break
+            left -= stage.seconds
+        else:
+            stage = self._stages[-1]
+        if stage.fail:
+            raise ReadFailed("the scenario says that this look fails")
+        return Observation(
+            rate=stage.launches_per_second,
+            compute=stage.compute,
+            memory=stage.memory,
+            cpu=stage.cpu,
+            launches=round(stage.launches_per_second),
+        )
+
+    def close(self) -> None:
+        """Nothing is open."""

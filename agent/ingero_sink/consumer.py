@@ -1,0 +1,63 @@
+"""Connects to the agent's socket, reads lines for ever, and comes back when the connection is lost."""
+
+import asyncio
+import contextlib
+from pathlib import Path
+from typing import Final
+
+from ingero_contract.events import MAX_LINE
+from ingero_kit.clock import Clock
+from ingero_kit.logs import get
+from ingero_sink.ledger import Ledger
+
+log = get(__name__)
+
+DIAL_SECONDS: Final = 2.0
+
+
+async def consume(path: Path, ledger: Ledger, clock: Clock, reconnect_delay: float) -> None:
+    """Run until cancelled."""
+    while True:
+        try:
+            reader, writer = await asyncio.wait_for(asyncio.open_unix_connection(path, limit=MAX_LINE), DIAL_SECONDS)
+        except (OSError, TimeoutError):
+            await asyncio.sleep(reconnect_delay)
+            continue
+        ledger.connected = True
+        log.info("connected", path=str(path))
+        try:
+            await read_lines(reader, ledger, clock)
+        finally:
+            ledger.connected = False
+            writer.close()
+        log.info("disconnected", path=str(path))
+        await asyncio.sleep(reconnect_delay)
+
+
+async def read_lines(reader: asyncio.StreamReader, ledger: Ledger, clock: Clock) -> None:
+    """Book lines until the stream ends; a line that is too long is skipped to its end and counted."""
+    with contextlib.suppress(ConnectionError):
+        while True:
+            try:
+                line = await reader.readuntil(b"\n")
+            except asyncio.IncompleteReadError as error:
+                ledger.take(error.partial, clock())
+                return
+            except asyncio.LimitOverrunError as error:
+                await _skip_line(reader, error.consumed)
+                ledger.parse_errors += 1
+                continue
+            ledger.take(line, clock())
+
+
+async def _skip_line(reader: asyncio.StreamReader, consumed: int) -> None:
+    while True:
+        await reader.readexactly(consumed)
+        try:
+            await reader.readuntil(b"\n")
+        except asyncio.LimitOverrunError as error:
+            consumed = error.consumed
+        except asyncio.IncompleteReadError:
+            return
+        else:
+            return

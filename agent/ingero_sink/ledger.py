@@ -1,0 +1,49 @@
+"""What the sink has seen: bounded counters, pure."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Final
+
+from ingero_contract.events import StragglerResolved, StragglerState, parse_line
+
+MAX_TYPES: Final = 64
+"""Event types with a series of their own; further ones count as `other`."""
+
+NodeKey = tuple[str, str]
+
+
+@dataclass
+class Ledger:
+    """Counters and the nodes that straggle at present, oldest first."""
+
+    max_nodes: int = 10_000
+    events: Counter[str] = field(default_factory=Counter)
+    parse_errors: int = 0
+    dropped: int = 0
+    connected: bool = False
+    last_event: float = 0.0
+    active: dict[NodeKey, None] = field(default_factory=dict)
+
+    def take(self, line: bytes, now: float) -> None:
+        """Book one line; rubbish is counted, empty lines are nothing."""
+        if not line.strip():
+            return
+        try:
+            kind, event = parse_line(line)
+        except ValueError:
+            self.parse_errors += 1
+            return
+        self.events[kind if kind in self.events or len(self.events) < MAX_TYPES else "other"] += 1
+        self.last_event = now
+        if isinstance(event, StragglerState):
+            key = (event.cluster_id, event.node_id)
+            if key not in self.active and len(self.active) >= self.max_nodes:
+                del self.active[next(iter(self.active))]
+                self.dropped += 1
+            self.active[key] = None
+        elif isinstance(event, StragglerResolved):
+            self.active.pop((event.cluster_id, event.node_id), None)
+
+    def ready(self, now: float, window: float) -> bool:
+        """Whether the agent is there, or was a moment ago."""
+        return self.connected or (self.last_event > 0 and now - self.last_event <= window)

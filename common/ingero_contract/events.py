@@ -1,0 +1,83 @@
+"""What travels over the agent's unix socket: one JSON object a line, told apart by `type`."""
+
+import json
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Final
+
+CONTRACT_VERSION: Final = 1
+"""Stable types never lose or rename a required field."""
+
+MAX_LINE: Final = 64 * 1024
+"""Longest line that a consumer accepts, bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """Base of all lines; fields that are `None` are left out."""
+
+    type: ClassVar[str] = ""
+
+    def to_json(self) -> str:
+        """One line, without the line end."""
+        known = {item.name: getattr(self, item.name) for item in fields(self)}
+        present = {key: value for key, value in known.items() if value is not None}
+        return json.dumps({"type": self.type, **present}, separators=(",", ":"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerState(Event):
+    """The node is a straggler; sent on every tick while it is."""
+
+    type: ClassVar[str] = "straggler_state"
+    node_id: str
+    cluster_id: str
+    score: float
+    threshold: float
+    detection_mode: str
+    dominant_signal: str
+    timestamp: str
+    event_id: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class StragglerResolved(Event):
+    """The node is none any more; sent once."""
+
+    type: ClassVar[str] = "straggler_resolved"
+    node_id: str
+    cluster_id: str
+    timestamp: str
+    event_id: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+
+
+KINDS: Final[dict[str, type[Event]]] = {kind.type: kind for kind in (StragglerState, StragglerResolved)}
+"""Types that this version reads into records; other types are legal lines that are only counted."""
+
+
+def parse_line(line: bytes | str) -> tuple[str, Event | None]:
+    """Read a line into its type and, for a known type, its record. Unknown fields are ignored.
+
+    Raises `ValueError` in words for a line that is not JSON, has no type, or lacks a required field.
+    """
+    try:
+        tree: Any = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON: {error}") from None
+    if not isinstance(tree, dict) or not isinstance(tree.get("type"), str) or not tree["type"]:
+        raise ValueError("no type")
+    kind = KINDS.get(tree["type"])
+    if kind is None:
+        return tree["type"], None
+    names = {item.name for item in fields(kind)}
+    try:
+        event = kind(**{key: value for key, value in tree.items() if key in names})
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    for name in ("node_id", "cluster_id"):
+        if not isinstance(getattr(event, name), str):
+            raise ValueError(f"{name} is not text")
+    return tree["type"], event
