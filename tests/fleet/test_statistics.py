@@ -1,0 +1,189 @@
+"""One tick of the published rule over small fleets."""
+
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_contract.values import NodeState
+from ingero_fleet import statistics
+from ingero_fleet.picture import Picture, stragglers_answer, summary_answer, threshold_answer
+from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.settings import IngeroConfig, QuorumConfig
+from ingero_fleet.statistics import Frame, Memory, Tick
+from ingero_kit.otlp import HealthReport
+
+CONFIG = IngeroConfig(quorum=QuorumConfig(statistical_min=3))
+
+
+def table() -> ScoreTable:
+    return ScoreTable(Limits(nodes=100, clusters=10, ttl_seconds=50), CONFIG.cohort.by)
+
+
+def observe(scores: ScoreTable, now: float = 0.0, **nodes: float | HealthReport) -> None:
+    for name, value in nodes.items():
+        report = value if isinstance(value, HealthReport) else HealthReport(node_id=name, cluster_id="c", score=value)
+        assert scores.observe(report, now) is None
+
+
+def tick(scores: ScoreTable, memory: Memory | None = None, now: float = 1.0) -> Tick:
+    frame = Frame.take(scores, now)
+    done = statistics.compute(frame, memory or Memory(), CONFIG)
+    statistics.apply(done, frame, scores)
+    return done
+
+
+def stragglers(scores: ScoreTable, done: Tick) -> set[str]:
+    return {scores.names[row][1] for row in np.flatnonzero(done.straggling)}
+
+
+def test_the_slow_node_and_no_other_is_below_the_threshold() -> None:
+    scores = table()
+    observe(scores, a=0.95, b=0.94, c=0.96, d=0.5)
+
+    done = tick(scores)
+
+    assert stragglers(scores, done) == {"d"}
+
+
+def test_a_tight_fleet_has_the_minimum_band() -> None:
+    scores = table()
+    observe(scores, a=0.98900, b=0.98904, c=0.98896)
+
+    (threshold,) = tick(scores).thresholds.values()
+
+    assert threshold == pytest.approx(0.989 - CONFIG.threshold.min_band)
+
+
+def test_without_a_quorum_there_is_no_threshold() -> None:
+    scores = table()
+    observe(scores, a=0.9, b=0.1)
+
+    done = tick(scores)
+
+    assert done.thresholds == {}
+    assert threshold_answer(Picture(Frame.take(scores, 1), done), "c") == {"threshold": 0, "quorum_met": False}
+
+
+@pytest.mark.parametrize("state", [NodeState.CALIBRATING, NodeState.IDLE])
+def test_nodes_that_are_not_active_neither_count_nor_straggle(state: NodeState) -> None:
+    scores = table()
+    observe(scores, a=0.9, b=0.9, c=HealthReport(node_id="c", cluster_id="c", score=0.0, state=state))
+
+    done = tick(scores)
+
+    assert done.thresholds == {}
+    assert stragglers(scores, done) == set()
+
+
+def test_a_straggler_that_goes_idle_is_none_any_more() -> None:
+    scores = table()
+    observe(scores, a=0.9, b=0.9, c=0.9, d=0.1)
+    done = tick(scores)
+    assert stragglers(scores, done) == {"d"}
+
+    observe(scores, d=HealthReport(node_id="d", cluster_id="c", score=0.0, state=NodeState.IDLE))
+
+    assert stragglers(scores, tick(scores, done.memory)) == set()
+
+
+def test_recovery_needs_more_than_the_threshold_itself() -> None:
+    scores = table()
+    observe(scores, a=0.9, b=0.9, c=0.9, d=0.1)
+    done = tick(scores)
+    (threshold,) = done.thresholds.values()
+
+    observe(scores, d=threshold + 0.01)
+    assert stragglers(scores, tick(scores, done.memory)) == {"d"}
+
+    observe(scores, d=threshold + 0.03)
+    assert stragglers(scores, tick(scores, done.memory)) == set()
+
+
+def test_since_and_windows_tell_how_long() -> None:
+    scores = table()
+    observe(scores, a=0.9, b=0.9, c=0.9, d=0.1)
+    done = tick(scores, now=5.0)
+    for now in (6.0, 7.0):
+        observe(scores, d=0.1)
+        done = tick(scores, done.memory, now)
+    row = scores.row_of(("c", "d"))
+    assert row is not None
+
+    assert (done.since[row], done.windows[row]) == (5.0, 3)
+
+
+def test_a_small_cohort_merges_by_model_but_never_across_jobs() -> None:
+    scores = table()
+    for number in range(4):
+        observe(
+            scores,
+            **{f"n{number}": HealthReport(
+                node_id=f"n{number}", cluster_id="c", score=0.9, job_id="j1", gpu_model="A" if number else "B"
+            )},
+        )  # fmt: skip
+    observe(scores, other=HealthReport(node_id="other", cluster_id="c", score=0.9, job_id="j2"))
+
+    done = tick(scores)
+
+    merged = {summary.key: summary.merged_into for summary in done.cohorts}
+    assert merged[("c", "", "j1", "B", "")] == ("c", "", "j1", "*", "*")
+    assert merged[("c", "", "j1", "A", "")] is None
+    assert ("c", "", "j2", "", "") not in done.thresholds
+
+
+def test_panic_freezes_the_threshold() -> None:
+    scores = table()
+    observe(scores, a=0.9, b=0.9, c=0.9, d=0.9)
+    done = tick(scores)
+    before = dict(done.thresholds)
+    for _ in range(3):
+        observe(scores, a=0.2, b=0.2, c=0.2)
+        done = tick(scores, done.memory)
+
+    assert done.clusters["c"].panic
+    assert done.thresholds == pytest.approx(before, abs=0.2)
+    frozen = dict(done.thresholds)
+    assert tick(scores, done.memory).thresholds == frozen
+
+
+def test_coverage_is_low_when_the_declared_world_is_missing() -> None:
+    scores = table()
+    for name in "abc":
+        observe(scores, **{name: HealthReport(node_id=name, cluster_id="c", score=0.9, world_size=8)})
+
+    assert tick(scores).clusters["c"].coverage_low
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=30), st.randoms())
+def test_the_order_of_nodes_changes_nothing(values: list[float], random: object) -> None:
+    forward, backward = table(), table()
+    observe(forward, **{f"n{number}": value for number, value in enumerate(values)})
+    observe(backward, **{f"n{number}": value for number, value in reversed(list(enumerate(values)))})
+
+    first, second = tick(forward), tick(backward)
+
+    assert first.thresholds == second.thresholds
+    assert stragglers(forward, first) == stragglers(backward, second)
+
+
+@given(st.lists(st.floats(0, 1), min_size=3, max_size=30))
+def test_a_threshold_is_always_one_that_agents_accept(values: list[float]) -> None:
+    scores = table()
+    observe(scores, **{f"n{number}": value for number, value in enumerate(values)})
+
+    assert all(0.1 <= threshold <= 0.99 for threshold in tick(scores).thresholds.values())
+
+
+def test_answers_are_plain_json() -> None:
+    scores = table()
+    observe(scores, a=0.9, b=0.9, c=0.9, d=0.1)
+    frame = Frame.take(scores, 1.0)
+    picture = Picture(frame, statistics.compute(frame, Memory(), CONFIG))
+
+    answer = stragglers_answer(picture, "c", 1.0)
+
+    assert [node["node_id"] for node in answer["stragglers"]] == ["d"]
+    json.dumps([answer, *map(summary_answer, picture.tick.clusters.values())])

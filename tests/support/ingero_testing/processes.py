@@ -1,0 +1,99 @@
+"""Real components as real processes, on free ports, ended by id."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import yaml
+
+BIN = Path(sys.executable).parent
+SHARED = next(
+    (parent / "shared" for parent in Path(__file__).resolve().parents if (parent / "shared/peers").is_dir()), None
+)
+
+
+def wait_until(done: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+    """Wait, bounded, until something is so."""
+    deadline = time.monotonic() + seconds
+    while not done():
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds} s for {what}")
+        time.sleep(0.02)
+
+
+@dataclass
+class Running:
+    """A process that listens."""
+
+    process: subprocess.Popen[bytes]
+    ports: dict[str, int] = field(default_factory=dict)
+    log: Path = Path()
+
+    def url(self, name: str, path: str = "") -> str:
+        """Address of one of its listeners."""
+        return f"http://127.0.0.1:{self.ports[name]}{path}"
+
+    def words(self) -> str:
+        """What it has written so far."""
+        return self.log.read_text(errors="replace")
+
+
+FREE = "127.0.0.1:0"
+FLEET = {
+    "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": FREE}, "http": {"endpoint": FREE}}}},
+    "processors": {"ingero": {"push_interval": "200ms", "ttl_multiplier": 50, "quorum": {"statistical_min": 3}}},
+    "extensions": {
+        "ingero_threshold": {"agent_endpoint": FREE, "admin_endpoint": FREE},
+        "healthee": {"endpoint": FREE},
+        "zpages": {"endpoint": FREE},
+    },
+    "exporters": {"prometheus": {"endpoint": FREE}},
+    "service": {"telemetry": {"metrics": {"address": FREE}}},
+}
+
+
+def merge(base: dict, change: dict) -> dict:  # type: ignore[type-arg]
+    """A deep copy of `base` with `change` laid over it."""
+    out = {key: merge(value, {}) if isinstance(value, dict) else value for key, value in base.items()}
+    for key, value in change.items():
+        out[key] = merge(out.get(key, {}), value) if isinstance(value, dict) else value
+    return out
+
+
+@contextmanager
+def fleet(folder: Path, change: dict | None = None) -> Iterator[Running]:  # type: ignore[type-arg]
+    """Fleet, ready; settings are the fast ones above with `change` laid over them."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "fleet.yaml"
+    config.write_text(yaml.safe_dump(merge(FLEET, change or {})))
+    ports = folder / "ports.json"
+    ports.unlink(missing_ok=True)
+    with process(
+        folder / "fleet.log", str(BIN / "ingero-fleet"), "serve", "--config", str(config), "--ports-file", str(ports)
+    ) as running:
+        wait_until(lambda: ports.exists() or running.process.poll() is not None, "Fleet to listen")
+        assert running.process.poll() is None, running.words()
+        running.ports = json.loads(ports.read_text())
+        yield running
+
+
+@contextmanager
+def process(log: Path, *command: str, **environment: str) -> Iterator[Running]:
+    """Any process; ended at the end."""
+    with log.open("wb") as stream:
+        started = subprocess.Popen(command, stdout=stream, stderr=stream, env={**os.environ, **environment})
+    try:
+        yield Running(started, log=log)
+    finally:
+        started.terminate()
+        try:
+            started.wait(15)
+        except subprocess.TimeoutExpired:
+            started.kill()
+            started.wait()
