@@ -15,6 +15,7 @@ RAMP_START: Final = 0.35
 RAMP_END: Final = 0.25
 FLOOR_FACTOR: Final = 0.5
 _NEGLIGIBLE: Final = 1e-9
+_NOISE: Final = 1e-6
 
 
 @dataclass(frozen=True)
@@ -54,4 +55,4 @@ def _penalty(worst: float) -> float:
 
 def _dominant(ratios: Signals) -> Signal:
     signal, ratio = min(ratios.items(), key=lambda item: item[1])
-    return signal if ratio < 1.0 else Signal.UNKNOWN
+    return signal if ratio < 1.0 - _NOISE else Signal.UNKNOWN

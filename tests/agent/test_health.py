@@ -1,0 +1,228 @@
+"""The pure half of the agent: signals, baseline, score, life, decision."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_agent.health import decision, score, state
+from ingero_agent.health.baseline import Baseline
+from ingero_agent.health.decision import FleetWord, Rule, Standing, choose, judge
+from ingero_agent.health.signals import Observation, Signals, sanitise
+from ingero_agent.health.state import Life, Phase
+from ingero_contract.values import DecisionSource, DetectionMode, Signal, VerdictState
+from ingero_contract.verdicts import VerdictLine
+
+
+def look(rate: float = 100.0, compute: float = 0.9, memory: float = 0.9, cpu: float = 0.9) -> Observation:
+    return Observation(
+        rate=rate, compute=compute, memory=memory, cpu=cpu, launches=int(rate) if math.isfinite(rate) else 0
+    )
+
+
+def learnt(observation: Observation, samples: int = 30) -> Baseline:
+    baseline = Baseline()
+    for _ in range(samples):
+        baseline = baseline.advance(observation)
+    return baseline
+
+
+# Signals and baseline.
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0])
+def test_impossible_numbers_become_zero_and_are_named(value: float) -> None:
+    clean, wrong = sanitise(look(rate=value))
+
+    assert (clean.rate, wrong) == (0.0, ["rate"])
+
+
+@given(st.floats(0, 1e6), st.floats(0, 1), st.integers(1, 200))
+def test_a_constant_signal_is_its_own_baseline_from_the_first_sample(rate: float, ratio: float, samples: int) -> None:
+    normal = learnt(look(rate, ratio, ratio, ratio), samples).normal()
+
+    assert normal is not None
+    assert normal.throughput == pytest.approx(rate)
+    assert normal.compute == pytest.approx(ratio)
+
+
+def test_a_signal_that_sank_below_half_of_its_long_average_warns() -> None:
+    baseline = learnt(look(100), 300)
+    assert not baseline.degraded()
+
+    for _ in range(40):
+        baseline = baseline.advance(look(20))
+
+    assert baseline.degraded()
+
+
+# Score.
+
+
+def test_a_node_at_its_normal_scores_one() -> None:
+    assert score.compute(look(), learnt(look()).normal()).value == pytest.approx(1.0)
+
+
+def test_a_light_but_healthy_job_scores_as_well_as_a_heavy_one() -> None:
+    light, heavy = look(10, compute=0.1), look(1000, compute=0.95)
+
+    assert score.compute(light, learnt(light).normal()).value == pytest.approx(
+        score.compute(heavy, learnt(heavy).normal()).value
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "signal"),
+    [
+        ({"rate": 50.0}, Signal.THROUGHPUT),
+        ({"compute": 0.3}, Signal.COMPUTE),
+        ({"memory": 0.1}, Signal.MEMORY),
+        ({"cpu": 0.2}, Signal.CPU),
+        ({}, Signal.UNKNOWN),
+    ],
+)
+def test_the_dominant_signal_is_the_one_furthest_below_its_own_normal(
+    changes: dict[str, float], signal: Signal
+) -> None:
+    assert score.compute(look(**changes), learnt(look()).normal()).dominant is signal
+
+
+@given(st.floats(0, 1e9), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1), st.integers(0, 50))
+def test_a_score_is_always_between_zero_and_one(
+    rate: float, compute: float, memory: float, cpu: float, samples: int
+) -> None:
+    normal = learnt(look(), samples).normal()
+
+    assert 0 <= score.compute(look(rate, compute, memory, cpu), normal).value <= 1
+
+
+@given(st.floats(0, 0.9), st.floats(0, 0.9))
+def test_less_work_never_scores_better(first: float, second: float) -> None:
+    normal = learnt(look()).normal()
+    low, high = sorted((first, second))
+
+    assert score.compute(look(low * 100), normal).value <= score.compute(look(high * 100), normal).value
+
+
+# Life.
+
+
+def live(*launches: int, warmup: int = 3) -> list[Phase]:
+    life, phases = Life(warmup=warmup), []
+    for count in launches:
+        life = state.advance(life, count).life
+        phases.append(life.phase)
+    return phases
+
+
+def test_warm_up_then_active_then_idle_then_learning_anew() -> None:
+    assert live(5, 5, 5, 0, 0, 0, 0, 5, 5, 5) == [
+        Phase.CALIBRATING, Phase.CALIBRATING, Phase.ACTIVE, Phase.ACTIVE, Phase.ACTIVE, Phase.IDLE, Phase.IDLE,
+        Phase.CALIBRATING, Phase.CALIBRATING, Phase.ACTIVE,
+    ]  # fmt: skip
+
+
+def test_a_node_without_work_never_warms_up() -> None:
+    assert set(live(*[0] * 20)) == {Phase.CALIBRATING}
+
+
+def test_a_failed_look_pushes_nothing_and_three_make_the_node_silent() -> None:
+    life = Life.restored(3)
+    for expected in (Phase.ACTIVE, Phase.ACTIVE, Phase.STALE):
+        step = state.fail(life)
+        life = step.life
+        assert (step.push, life.phase) == (False, expected)
+
+    step = state.advance(life, 5)
+
+    assert (step.reset, step.push, step.life.phase) == (True, False, Phase.CALIBRATING)
+
+
+# Decision.
+
+NOW = 1000.0
+STRAGGLER = VerdictLine(state=VerdictState.STRAGGLER, kind="slow")
+
+
+@pytest.mark.parametrize(
+    ("word", "warm", "mode", "source"),
+    [
+        pytest.param(FleetWord(), True, DetectionMode.NONE, DecisionSource.NONE, id="nothing yet"),
+        pytest.param(
+            FleetWord(threshold=0.8, quorum=True, threshold_at=NOW), True,
+            DetectionMode.FLEET, DecisionSource.THRESHOLD, id="fresh threshold",
+        ),
+        pytest.param(
+            FleetWord(threshold=0.8, quorum=True, threshold_at=NOW, verdict=STRAGGLER, verdict_at=NOW), True,
+            DetectionMode.FLEET, DecisionSource.VERDICT, id="verdict before threshold",
+        ),
+        pytest.param(
+            FleetWord(threshold=0.8, quorum=True, threshold_at=NOW - 100), True,
+            DetectionMode.FLEET_CACHED, DecisionSource.THRESHOLD, id="reachable with an old threshold",
+        ),
+        pytest.param(
+            FleetWord(threshold=0.8, quorum=False, threshold_at=NOW), True,
+            DetectionMode.FLEET_CACHED, DecisionSource.THRESHOLD, id="no quorum",
+        ),
+        pytest.param(
+            FleetWord(threshold=0.8, quorum=True, threshold_at=NOW - 100, reachable=False), True,
+            DetectionMode.LOCAL_CACHED, DecisionSource.THRESHOLD, id="Fleet away",
+        ),
+        pytest.param(
+            FleetWord(threshold=0.8, threshold_at=NOW - 400, reachable=False), True,
+            DetectionMode.LOCAL_BASELINE, DecisionSource.HISTORY, id="Fleet long away",
+        ),
+        pytest.param(FleetWord(reachable=False), False, DetectionMode.NONE, DecisionSource.NONE, id="away and cold"),
+        pytest.param(
+            FleetWord(threshold=0.8, quorum=True, threshold_at=NOW + 100), True,
+            DetectionMode.NONE, DecisionSource.NONE, id="clock stepped back",
+        ),
+    ],
+)  # fmt: skip
+def test_the_best_word_decides(word: FleetWord, warm: bool, mode: DetectionMode, source: DecisionSource) -> None:
+    rule = choose(word, NOW, 10.0, warm)
+
+    assert (rule.mode, rule.source) == (mode, source)
+
+
+def test_long_push_intervals_still_find_their_threshold_fresh() -> None:
+    word = FleetWord(threshold=0.8, quorum=True, threshold_at=NOW - 65)
+
+    assert choose(word, NOW, 30.0, True).mode is DetectionMode.FLEET
+
+
+RULE = Rule(DetectionMode.FLEET, DecisionSource.THRESHOLD, 0.8)
+
+
+def test_recovery_needs_the_hysteresis() -> None:
+    accused = judge(Standing(), RULE, 0.79, True, 0.02)
+
+    assert accused.straggler
+    assert judge(accused, RULE, 0.81, True, 0.02).straggler
+    assert not judge(accused, RULE, 0.82, True, 0.02).straggler
+    assert not judge(Standing(), RULE, 0.80, True, 0.02).straggler
+
+
+def test_leaving_the_active_phase_resolves() -> None:
+    assert not judge(Standing(True), RULE, 0.1, False, 0.02).straggler
+
+
+def test_the_verdict_beats_the_score() -> None:
+    rule = Rule(DetectionMode.FLEET, DecisionSource.VERDICT, 0.8, STRAGGLER)
+    healthy = Rule(DetectionMode.FLEET, DecisionSource.VERDICT, 0.8, VerdictLine(state=VerdictState.HEALTHY))
+
+    assert judge(Standing(), rule, 0.99, True, 0.02).straggler
+    assert not judge(Standing(), healthy, 0.1, True, 0.02).straggler
+
+
+def test_no_rule_accuses_nobody() -> None:
+    nobody = Rule(DetectionMode.NONE, DecisionSource.NONE)
+
+    assert not judge(Standing(True), nobody, 0.0, True, 0.02).straggler
+
+
+def test_weights_sum_to_one() -> None:
+    assert sum(value for _, value in score.WEIGHTS.items()) == pytest.approx(1.0)
+    assert isinstance(score.WEIGHTS, Signals)
+    assert decision.LOCAL_THRESHOLD == 0.85

@@ -1,0 +1,57 @@
+"""The baseline on disk: whole or not at all, and never trusted blindly."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingero_agent import persist
+from ingero_agent.health.baseline import Baseline
+from ingero_agent.health.signals import Observation
+
+NOW = 1_700_000_000.0
+BASELINE = Baseline().advance(Observation(rate=10, compute=0.5, memory=0.5, cpu=0.5))
+
+
+def test_a_baseline_comes_back_as_it_was(tmp_path: Path) -> None:
+    file = tmp_path / "deep" / "baseline.json"
+    persist.save(file, BASELINE, NOW)
+
+    assert persist.load(file, NOW + 60, 600) == persist.Loaded(BASELINE, "fresh")
+    assert [entry.name for entry in file.parent.iterdir()] == ["baseline.json"]
+
+
+@pytest.mark.parametrize(
+    ("change", "age", "outcome", "left"),
+    [
+        pytest.param({}, 601, "stale", [], id="too old"),
+        pytest.param({}, -5, "stale", [], id="from the future"),
+        pytest.param({"schema_version": 2}, 1, "newer", ["b.json"], id="newer version"),
+        pytest.param({"fast_alpha": 0.5}, 1, "corrupt", ["b.json.corrupt-20231114T221321Z"], id="other weights"),
+        pytest.param({"sample_count": -1}, 1, "corrupt", ["b.json.corrupt-20231114T221321Z"], id="negative count"),
+        pytest.param({"fast_ema": None}, 1, "corrupt", ["b.json.corrupt-20231114T221321Z"], id="hole"),
+    ],
+)
+def test_what_cannot_be_used_is_put_aside(
+    tmp_path: Path, change: dict[str, Any], age: float, outcome: str, left: list[str]
+) -> None:
+    file = tmp_path / "b.json"
+    persist.save(file, BASELINE, NOW)
+    file.write_text(json.dumps(json.loads(file.read_text()) | change))
+
+    assert persist.load(file, NOW + age, 600) == persist.Loaded(None, outcome)
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == left
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[]", b"null", b"x" * (2 << 20)])
+def test_rubbish_is_renamed(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "b.json"
+    file.write_bytes(content)
+
+    assert persist.load(file, NOW, 600).outcome == "corrupt"
+    assert not file.exists()
+
+
+def test_nothing_there_is_missing(tmp_path: Path) -> None:
+    assert persist.load(tmp_path / "b.json", NOW, 600).outcome == "missing"

@@ -1,0 +1,88 @@
+"""The sink's ledger and its page."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_contract.events import StragglerResolved, StragglerState, parse_line
+from ingero_sink.ledger import MAX_TYPES, Ledger
+
+
+def state(node: str = "n", rank: int | None = None) -> StragglerState:
+    return StragglerState(
+        node_id=node, cluster_id="c", score=0.1, threshold=0.8, detection_mode="fleet", dominant_signal="cpu",
+        timestamp="2026-01-01T00:00:00Z", rank=rank, world_size=None if rank is None else 8,
+    )  # fmt: skip
+
+
+def resolved(node: str = "n") -> StragglerResolved:
+    return StragglerResolved(node_id=node, cluster_id="c", timestamp="2026-01-01T00:00:00Z")
+
+
+def book(ledger: Ledger, *lines: str | bytes) -> Ledger:
+    for line in lines:
+        ledger.take(line.encode() if isinstance(line, str) else line, 1.0)
+    return ledger
+
+
+def test_an_event_survives_its_line_and_rank_zero_is_a_rank() -> None:
+    event = state(rank=0)
+
+    assert parse_line(event.to_json()) == ("straggler_state", event)
+    assert '"rank":0' in event.to_json()
+
+
+def test_a_straggler_appears_once_and_goes_when_resolved() -> None:
+    ledger = book(Ledger(), state().to_json(), state().to_json())
+    assert list(ledger.active) == [("c", "n")]
+
+    book(ledger, resolved().to_json())
+
+    assert ledger.active == {}
+    assert ledger.events == {"straggler_state": 2, "straggler_resolved": 1}
+
+
+@pytest.mark.parametrize(
+    "line", ["rubbish", "{}", '{"type": 5}', '{"type": "straggler_state"}', "[1]", "\xff", "[" * 5000]
+)
+def test_rubbish_is_counted(line: str) -> None:
+    assert book(Ledger(), line).parse_errors == 1
+
+
+def test_unknown_types_and_fields_are_legal() -> None:
+    ledger = book(Ledger(), '{"type": "memory", "pid": 1}', state().to_json().replace("{", '{"new": 1, ', 1))
+
+    assert ledger.parse_errors == 0
+    assert ledger.events == {"memory": 1, "straggler_state": 1}
+
+
+def test_the_oldest_node_goes_when_the_cap_is_reached() -> None:
+    ledger = book(Ledger(max_nodes=2), *(state(name).to_json() for name in "abac"))
+
+    assert list(ledger.active) == [("c", "b"), ("c", "c")]
+    assert ledger.dropped == 1
+
+
+def test_types_are_bounded() -> None:
+    ledger = book(Ledger(), *(f'{{"type": "t{number}"}}' for number in range(200)))
+
+    assert len(ledger.events) <= MAX_TYPES + 1
+    assert sum(ledger.events.values()) == 200
+
+
+@given(st.binary(max_size=200))
+def test_any_line_is_booked_or_counted(line: bytes) -> None:
+    book(Ledger(), line)
+
+
+def test_ready_while_connected_or_shortly_after_an_event() -> None:
+    ledger = Ledger()
+    assert not ledger.ready(100.0, 60)
+
+    ledger.connected = True
+    assert ledger.ready(100.0, 60)
+
+    ledger.connected = False
+    ledger.take(state().to_json().encode(), 100.0)
+    assert ledger.ready(160.0, 60)
+    assert not ledger.ready(161.0, 60)

@@ -1,0 +1,138 @@
+"""Signal sources: parsing apart from reading, failures named, nothing counted twice."""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ingero_agent.sources import ReadFailed, procfs
+from ingero_agent.sources.database import DatabaseSource
+from ingero_agent.sources.procfs import ProcfsSource, Target
+from ingero_agent.sources.scripted import ScriptedSource
+from ingero_kit.settings import SettingsError
+from ingero_testing.processes import wait_until
+
+
+def test_a_process_name_may_hold_anything() -> None:
+    fields = " ".join(str(number) for number in range(3, 53))
+    started, seconds = procfs.parse_stat(f"42 (a ) b (c) ) S {fields}")
+
+    assert started == 21
+    assert seconds == pytest.approx((13 + 14) / os.sysconf("SC_CLK_TCK"))
+
+
+def test_idle_and_waiting_for_disks_are_not_busy() -> None:
+    assert procfs.parse_cpu("cpu  10 0 5 80 5 0 0 0 0 0\n") == (15, 100)
+
+
+@pytest.fixture
+def spinner() -> Iterator[int]:
+    started = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    yield started.pid
+    started.kill()
+    started.wait()
+
+
+def test_a_busy_process_is_seen_at_work(spinner: int) -> None:
+    source = ProcfsSource(Target(pids=(spinner,)))
+    assert source.read(0.0) is None
+
+    def used() -> float:
+        observation = source.read(used_at.pop())
+        assert observation is not None
+        return observation.rate
+
+    used_at = [float(second) for second in range(2000, 0, -1)]
+    wait_until(lambda: used() > 0, "CPU time")
+
+
+def test_steps_in_a_file_stand_for_work(tmp_path: Path) -> None:
+    steps = tmp_path / "steps"
+    steps.write_text("100")
+    source = ProcfsSource(Target(progress_file=steps))
+    source.read(0.0)
+    steps.write_text("150\n")
+
+    observation = source.read(5.0)
+
+    assert observation is not None
+    assert (observation.rate, observation.launches) == (10.0, 50)
+
+
+def test_a_process_that_is_gone_is_no_work_and_no_error() -> None:
+    source = ProcfsSource(Target(pids=(2**22 - 1,)))
+    source.read(0.0)
+
+    observation = source.read(1.0)
+
+    assert observation is not None
+    assert (observation.rate, observation.launches) == (0.0, 0)
+
+
+def test_a_scenario_plays_its_stages_and_stays_in_the_last(tmp_path: Path) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text("stages: [{seconds: 10}, {seconds: 5s, launches_per_second: 20}, {seconds: 1, fail: true}]")
+    source = ScriptedSource.from_file(file)
+
+    assert [source.read(now).rate for now in (100.0, 109.0, 110.0, 114.9)] == [100.0, 100.0, 20.0, 20.0]
+    with pytest.raises(ReadFailed):
+        source.read(1000.0)
+
+
+@pytest.mark.parametrize(
+    "text", ["stages: []", "stages: [{seconds: -1}]", "stages: [{seconds: 1, lunches: 2}]", "{}"]
+)
+def test_a_scenario_that_makes_no_sense_is_refused_with_its_place(tmp_path: Path, text: str) -> None:
+    file = tmp_path / "s.yaml"
+    file.write_text(text)
+
+    with pytest.raises(SettingsError, match="stages"):
+        ScriptedSource.from_file(file)
+
+
+def database(file: Path, rows: list[tuple[int, int, int, int, int]], version: int = 10) -> Path:
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.execute(
+            "CREATE TABLE event_aggregates_5s (bucket INT, source INT, op INT, pid INT, count INT, sum_dur INT)"
+        )
+        connection.executemany("INSERT INTO event_aggregates_5s VALUES (?, ?, ?, 1, ?, ?)", rows)
+        connection.commit()
+    return file
+
+
+def test_every_way_to_launch_counts_and_host_events_do_not(tmp_path: Path) -> None:
+    file = database(
+        tmp_path / "a.db",
+        [
+            (990, 1, 3, 60, 10**9),
+            (990, 4, 1, 30, 0),
+            (990, 8, 4, 10, 0),
+            (990, 3, 3, 10**6, 10**12),
+            (990, 5, 3, 10**6, 10**12),
+        ],
+    )
+
+    observation = DatabaseSource(file, 10, gpus=1).read(1003.0)
+
+    assert observation.launches == 100
+    assert observation.rate == 10.0
+    assert observation.compute == pytest.approx(0.1)
+
+
+def test_only_whole_buckets_inside_the_window_count(tmp_path: Path) -> None:
+    rows = [(bucket, 1, 3, 1, 0) for bucket in range(900, 1010, 5)]
+
+    assert DatabaseSource(database(tmp_path / "a.db", rows), 60, 1).read(1003.0).launches == 12
+
+
+def test_another_schema_version_and_a_missing_file_fail_the_look_in_words(tmp_path: Path) -> None:
+    with pytest.raises(ReadFailed, match="schema version 11"):
+        DatabaseSource(database(tmp_path / "new.db", [], version=11), 60, 1).read(1000.0)
+    with pytest.raises(ReadFailed, match=r"missing\.db"):
+        DatabaseSource(tmp_path / "missing.db", 60, 1).read(1000.0)

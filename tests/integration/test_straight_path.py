@@ -1,0 +1,105 @@
+"""Agents, Fleet and sink as real processes: the slow one is named, all the way to Prometheus."""
+
+import json
+import os
+import signal
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ingero_contract import routes
+from ingero_testing.processes import BIN, Running, fleet, process, wait_until
+
+STAGES = "stages: [{seconds: 3}, {seconds: 600, launches_per_second: 10}]\n"
+
+
+def agent(folder: Path, service: Running, node: str, *source: str) -> Any:
+    return process(
+        folder / f"{node}.log", str(BIN / "ingero-agent"), "fleet-push", *source,
+        "--fleet-endpoint", f"127.0.0.1:{service.ports['otlp/http']}", "--fleet-insecure",
+        "--fleet-cluster-id", "lab", "--fleet-node-id", node, "--fleet-push-interval", "200ms",
+        "--warmup-samples", "5", "--no-detect-provider", "--fleet-persist-interval", "200ms",
+        "--fleet-persist-path", str(folder / f"{node}.json"),
+        "--remediate", "--remediate-socket", str(folder / f"{node}.sock"),
+    )  # fmt: skip
+
+
+def metrics(port: int) -> dict[str, float]:
+    page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line[0] != "#"}
+
+
+def test_the_slow_node_reaches_prometheus_and_every_consumer(tmp_path: Path) -> None:
+    script = tmp_path / "slow.yaml"
+    script.write_text(STAGES)
+    with ExitStack() as stack:
+        service = stack.enter_context(fleet(tmp_path))
+        for node in ("n0", "n1", "n2"):
+            stack.enter_context(agent(tmp_path, service, node, "--stub"))
+        slow = stack.enter_context(agent(tmp_path, service, "slow", "--stub-script", str(script)))
+        ports = tmp_path / "sink.json"
+        sink = stack.enter_context(
+            process(
+                tmp_path / "sink.log", str(BIN / "ingero-sink"), "--socket-path", str(tmp_path / "slow.sock"),
+                "--listen", "127.0.0.1:0", "--reconnect-delay", "100ms", "--ports-file", str(ports),
+            )
+        )  # fmt: skip
+        wait_until(ports.exists, "the sink")
+        port = json.loads(ports.read_text())["metrics"]
+        wait_until(lambda: (tmp_path / "slow.sock").exists(), "the agent's socket")
+        with socket.socket(socket.AF_UNIX) as second:
+            second.connect(str(tmp_path / "slow.sock"))
+            second.settimeout(30)
+            first_line = second.makefile().readline()
+        active = 'ingero_sink_active_stragglers{cluster_id="lab",node_id="slow"}'
+        wait_until(lambda: metrics(port).get(active) == 1.0, "the straggler at the sink")
+
+        assert json.loads(first_line)["node_id"] == "slow"
+        assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+        named = httpx.get(service.url("threshold", routes.FLEET_STRAGGLERS)).json()["stragglers"]
+        assert [node["node_id"] for node in named] == ["slow"]
+        assert metrics(port)["ingero_sink_parse_errors_total"] == 0
+
+        slow.process.terminate()
+        assert slow.process.wait(10) == 0
+        wait_until(lambda: active not in metrics(port), "the straggler to be resolved at the agent's end")
+        wait_until(lambda: metrics(port)["ingero_sink_connected"] == 0.0, "the sink to notice")
+        assert sink.process.poll() is None
+
+
+def test_fleet_may_go_and_come_back(tmp_path: Path) -> None:
+    with ExitStack() as stack:
+        service = stack.enter_context(fleet(tmp_path))
+        nodes = [stack.enter_context(agent(tmp_path, service, name, "--stub")) for name in ("n0", "n1", "n2")]
+        wait_until(lambda: '"new": "fleet"' in nodes[0].words(), "the mode fleet")
+        os.kill(service.process.pid, signal.SIGKILL)
+        service.process.wait(10)
+        wait_until(lambda: '"new": "local-cached"' in nodes[0].words(), "the mode local-cached")
+
+        change = {
+            "receivers": {"otlp": {"protocols": {"http": {"endpoint": f"127.0.0.1:{service.ports['otlp/http']}"}}}}
+        }
+        again = stack.enter_context(fleet(tmp_path / "again", change))
+        url = again.url("threshold", f"{routes.FLEET_THRESHOLD}?cluster_id=lab")
+        wait_until(lambda: httpx.get(url).json()["quorum_met"], "the quorum to be back")
+        wait_until(lambda: nodes[0].words().count('"new": "fleet"') == 2, "the mode fleet again")
+
+
+def test_a_killed_agent_comes_back_without_a_new_warm_up(tmp_path: Path) -> None:
+    with fleet(tmp_path) as service:
+        with agent(tmp_path, service, "n0", "--stub") as first:
+            wait_until((tmp_path / "n0.json").exists, "the saved baseline")
+            os.kill(first.process.pid, signal.SIGKILL)
+            first.process.wait(10)
+        with agent(tmp_path, service, "n0", "--stub") as second:
+            wait_until(lambda: '"outcome": "fresh"' in second.words(), "the restored baseline")
+
+
+def test_settings_that_make_no_sense_are_named(tmp_path: Path) -> None:
+    with process(tmp_path / "log", str(BIN / "ingero-agent"), "fleet-push", "--stub", "--watch-pid", "1",
+                 "--fleet-endpoint", "x:1", "--fleet-cluster-id", "c") as refused:  # fmt: skip
+        assert refused.process.wait(30) == 2
+        assert "choose one source" in refused.words()
