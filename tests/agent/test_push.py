@@ -47,7 +47,7 @@ def test_threshold_and_quorum_count_only_together(
     ("threshold", "quorum"), [("0", "false"), ("1.0", "true"), ("nan", "true"), ("0.5", "yes"), ("x", "true")]
 )
 def test_thresholds_that_make_no_sense_are_rejected(threshold: str, quorum: str) -> None:
-    with pytest.raises(ValueError, match="threshold|quorum|float"):
+    with pytest.raises(ValueError, match=r"threshold|quorum|float"):
         read_threshold(threshold, quorum)
 
 
