@@ -97,8 +97,6 @@ class OtlpReceiverConfig(Settings):
 
     protocols: ProtocolsConfig = ProtocolsConfig(grpc=GrpcConfig(), http=HttpConfig())
     """What is listened to."""
-    workers: int = Field(default=0, ge=0, le=64)
-    """Receiver processes that share the HTTP port beside one aggregator; 0 receives in the aggregator itself."""
 
 
 class ReceiversConfig(Settings):
@@ -149,19 +147,6 @@ class CohortConfig(Settings):
     """What nodes of one cohort share; a cohort below the quorum merges by dropping the last first."""
 
 
-class DetectorConfig(Settings):
-    """The sequential detector beside the published rule; see docs/detection.md."""
-
-    enabled: bool = True
-    """Judge nodes by own history and peers and send them the verdict."""
-    false_alarms_per_node_hour: float = Field(default=1e-4, gt=0, le=1)
-    """False-alarm budget."""
-    warmup_ticks: int = Field(default=30, ge=3)
-    """Observations before a node may be judged."""
-    snapshot_file: Path | None = None
-    """Where the detector's memory is kept over a restart; nodes echo their verdict as well."""
-
-
 class IngeroConfig(Settings):
     """The processor: score map, statistics, threshold and verdict."""
 
@@ -181,8 +166,6 @@ class IngeroConfig(Settings):
     """When nobody is to be acted on."""
     cohort: CohortConfig = CohortConfig()
     """Who is compared with whom."""
-    detector: DetectorConfig = DetectorConfig()
-    """The sequential detector."""
 
 
 class ProcessorsConfig(Settings):

@@ -1,0 +1,105 @@
+"""Print the generated documents: `python -m scripts.generate [--check]`."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from ingero_agent.settings import AgentConfig
+from ingero_fleet.settings import FleetConfig
+from ingero_kit.settings import format_duration
+
+ROOT = Path(__file__).parents[1]
+NOTE = "<!-- Printed by `make generate` from the code; edit the docstrings there. -->"
+
+
+def _inner(field: FieldInfo) -> type[BaseModel] | None:
+    """The settings model behind a field, also behind `X | None`."""
+    options = [field.annotation, *getattr(field.annotation, "__args__", ())]
+    return next((item for item in options if isinstance(item, type) and issubclass(item, BaseModel)), None)
+
+
+def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    if field.default_factory is not None:
+        return "the host name"
+    value: Any = field.default
+    if value is None or value in ("", ()):
+        return "–"
+    if isinstance(value, float) and any("parse_duration" in repr(item) for item in field.metadata):
+        return f"`{format_duration(value)}`"
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    return f"`{', '.join(value)}`" if isinstance(value, tuple) else f"`{value}`"
+
+
+def rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """One table row for every setting, groups opened."""
+    for name, field in model.model_fields.items():
+        path = f"{prefix}{name}"
+        inner = _inner(field)
+        if inner is None:
+            yield f"| `{path}` | {_default(field)} | {field.description or ''} |"
+        else:
+            yield f"| **`{path}`** | | {field.description or ''} |"
+            yield from rows(inner, f"{path}.")
+
+
+def configuration() -> str:
+    """docs/configuration.md"""
+    head = "| setting | default | meaning |\n| --- | --- | --- |"
+    return "\n".join(
+        [
+            "# Settings",
+            NOTE,
+            "",
+            "One precedence everywhere: flag, then environment variable, then YAML file, then default. An unknown",
+            "name is an error that says where it stands. Durations are written `5s`, `1m30s`, `250ms`.",
+            "",
+            "## Fleet",
+            "",
+            "`ingero-fleet serve --config fleet.yaml`; a variable is `INGERO_FLEET_` and the path in capitals with",
+            "`__` for each dot, a flag is `--set path=value`. `ingero-fleet validate` prints all settings in force.",
+            "SIGHUP reads token files, certificates and `processors.ingero` again.",
+            "",
+            head,
+            *rows(FleetConfig),
+            "",
+            "## Agent",
+            "",
+            "`ingero-agent fleet-push --config agent.yaml`; a variable is `INGERO_AGENT_` and the name in capitals,",
+            "a flag is the name with dashes.",
+            "",
+            head,
+            *rows(AgentConfig),
+            "",
+        ]
+    )
+
+
+DOCUMENTS = {"docs/configuration.md": configuration}
+
+
+def main() -> int:
+    """Write the documents, or with --check say which are not up to date."""
+    check = "--check" in sys.argv[1:]
+    stale = [
+        name
+        for name, build in DOCUMENTS.items()
+        if (ROOT / name).exists() is False or (ROOT / name).read_text() != build()
+    ]
+    for name in stale:
+        if check:
+            print(f"{name} is not up to date: run `make generate`", file=sys.stderr)
+        else:
+            (ROOT / name).write_text(DOCUMENTS[name]())
+            print(f"wrote {name}")
+    return int(check and bool(stale))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The documents keep up with the code."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PREFIXES = ("ingero_fleet_", "ingero_sink_", "ingero_node_")
+
+
+def test_generated_documents_are_up_to_date() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "scripts.generate", "--check"], cwd=ROOT, capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_every_metric_of_a_page_is_documented() -> None:
+    text = (ROOT / "docs/metrics.md").read_text()
+    sources = [*(ROOT / "fleet/ingero_fleet").glob("pages.py"), *(ROOT / "agent/ingero_sink").glob("page.py")]
+    names = {
+        name
+        for source in sources
+        for name in re.findall(r'"((?:ingero)_[a-z_]+)"', source.read_text())
+        if name.startswith(PREFIXES)
+    }
+
+    assert names
+    assert sorted(name for name in names if name not in text) == []
+
+
+def test_every_make_target_in_the_readme_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    wanted = set(re.findall(r"make ([a-z][a-z-]*)", (ROOT / "README.md").read_text()))
+
+    assert {target for target in wanted if not re.search(rf"^{target}:", makefile, re.MULTILINE)} == set()
+
+
+def test_the_repository_names_no_machine() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        return
+    forbidden = re.compile(r"/work/|/root/|files\.pythonhosted")
+    offenders = [
+        name
+        for name in listed.stdout.split()
+        if name != "tests/common/test_docs.py" and forbidden.search((ROOT / name).read_text(errors="replace"))
+    ]
+
+    assert offenders == []
