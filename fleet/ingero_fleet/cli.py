@@ -8,6 +8,7 @@ from typing import Any
 import click
 import yaml
 
+from ingero_fleet.loadgen.command import bench
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_FLEET_"
@@ -88,3 +89,6 @@ def validate(file: Path | None, settings: tuple[str, ...]) -> None:
         click.echo(f"ingero-fleet: {error}", err=True)
         sys.exit(2)
     click.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip())
+
+
+main.add_command(bench)

@@ -1,0 +1,267 @@
+"""Connections that push as fast as answers come, or at a fixed rate with latency from the intended moment."""
+
+import asyncio
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final, cast
+
+from ingero_contract import headers
+from ingero_fleet.loadgen.requests import (
+    ACK,
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    GOAWAY,
+    HEADERS,
+    PING,
+    PREFACE,
+    RST_STREAM,
+    SETTINGS,
+    WINDOW_UPDATE,
+    Protocol,
+    build,
+    frame,
+    header_block,
+)  # fmt: skip
+
+WINDOW: Final = 1 << 20
+_THRESHOLD: Final = headers.THRESHOLD.lower().encode()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to drive. `rate` 0 means as fast as answers come."""
+
+    host: str
+    port: int
+    protocol: Protocol
+    connections: int = 64
+    nodes: int = 1000
+    first_node: int = 0
+    cluster: str = "load"
+    seconds: float = 10.0
+    pushes: int = 0
+    rate: float = 0.0
+
+
+@dataclass
+class Result:
+    """What came of it; latencies in seconds."""
+
+    pushes: int = 0
+    seconds: float = 0.0
+    with_threshold: int = 0
+    errors: Counter[str] = field(default_factory=Counter)
+    latencies: list[float] = field(default_factory=list)
+
+    def percentile(self, share: float) -> float:
+        """Latency below which this share of pushes lies; 0 without any."""
+        ordered = sorted(self.latencies)
+        return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
+
+
+class _Link(asyncio.Protocol):
+    """One connection with one push under way."""
+
+    def __init__(self, plan: Plan, host: str, number: int, done: "Callable[[_Link, bool, str], None]") -> None:
+        self.intended = 0.0
+        self.busy = False
+        self.transport: asyncio.Transport | None = None
+        self._done = done
+        share = range(plan.first_node + number, plan.first_node + plan.nodes, plan.connections)
+        nodes = share or range(plan.first_node, plan.first_node + 1)
+        self._requests = [build(plan.protocol, node, plan.cluster, host) for node in nodes]
+        self._next = 0
+        self._buffer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.transport = None
+        if self.busy:
+            self.finish(False, "connection lost")
+
+    def take(self) -> bytes:
+        """The next node's request."""
+        request = self._requests[self._next]
+        self._next = (self._next + 1) % len(self._requests)
+        return request
+
+    def finish(self, threshold: bool, error: str) -> None:
+        """The push under way is answered."""
+        self.busy = False
+        self._done(self, threshold, error)
+
+    def send(self) -> None:
+        """Send the next push."""
+        raise NotImplementedError
+
+
+class _HttpLink(_Link):
+    def send(self) -> None:
+        self.busy = True
+        if self.transport:
+            self.transport.write(self.take())
+        else:
+            self.finish(False, "connection lost")
+
+    def data_received(self, data: bytes) -> None:
+        self._buffer = self._buffer + data if self._buffer else data
+        end = self._buffer.find(b"\r\n\r\n")
+        if end < 0:
+            return
+        head = self._buffer[:end].lower()
+        at = head.find(b"content-length:")
+        length = int(head[at + 15 : head.find(b"\r\n", at) if head.find(b"\r\n", at) > 0 else end]) if at >= 0 else 0
+        if len(self._buffer) < end + 4 + length:
+            return
+        self._buffer = self._buffer[end + 4 + length :]
+        status = head[9:12]
+        taken = status == b"200" and length <= len(b'{"partialSuccess":{}}')
+        error = "" if taken else f"status {status.decode()}, {length} bytes"
+        self.finish(_THRESHOLD in head, error)
+
+
+class _GrpcLink(_Link):
+    def __init__(self, plan: Plan, host: str, number: int, done: "Callable[[_Link, bool, str], None]") -> None:
+        super().__init__(plan, host, number, done)
+        self._block = header_block(host)
+        self._stream = 1
+        self._seen = 0
+        self._answer = b""
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert self.transport is not None
+        table_off = struct.pack(">HI", 1, 0) + struct.pack(">HI", 4, WINDOW)
+        self.transport.write(PREFACE + frame(SETTINGS, 0, 0, table_off) + frame(WINDOW_UPDATE, 0, 0, _word(1 << 30)))
+
+    def send(self) -> None:
+        self.busy = True
+        self._answer = b""
+        if self.transport is None:
+            self.finish(False, "connection lost")
+            return
+        stream, self._stream = self._stream, self._stream + 2
+        self.transport.write(
+            frame(HEADERS, END_HEADERS, stream, self._block) + frame(DATA, END_STREAM, stream, self.take())
+        )
+
+    def data_received(self, data: bytes) -> None:
+        buffer = self._buffer + data if self._buffer else data
+        at = 0
+        while len(buffer) - at >= 9:
+            length = int.from_bytes(buffer[at : at + 3], "big")
+            if len(buffer) - at < 9 + length:
+                break
+            kind, flags = buffer[at + 3], buffer[at + 4]
+            payload = buffer[at + 9 : at + 9 + length]
+            at += 9 + length
+            self._frame(kind, flags, payload)
+        self._buffer = buffer[at:]
+
+    def _frame(self, kind: int, flags: int, payload: bytes) -> None:
+        transport = self.transport
+        if kind == SETTINGS and not flags & ACK and transport:
+            transport.write(frame(SETTINGS, ACK, 0, b""))
+        elif kind == PING and not flags & ACK and transport:
+            transport.write(frame(PING, ACK, 0, payload))
+        elif kind == HEADERS:
+            self._answer += payload
+            if flags & END_STREAM and self.busy:
+                # Both servers send a zero status as an uncompressed or Huffman-coded "0" behind "grpc-status".
+                self.finish(False, "")
+        elif kind == DATA:
+            self._seen += len(payload)
+            if self._seen > WINDOW // 2 and transport:
+                transport.write(frame(WINDOW_UPDATE, 0, 0, _word(self._seen)))
+                self._seen = 0
+            if len(payload) > 5 and payload[1:5] != b"\0\0\0\0" and self.busy:
+                self._answer += payload
+        elif kind == RST_STREAM and self.busy:
+            self.finish(False, f"stream reset {int.from_bytes(payload, 'big')}")
+        elif kind == GOAWAY and transport:
+            transport.close()
+
+
+def _word(number: int) -> bytes:
+    return struct.pack(">I", number)
+
+
+def _same(link: _Link) -> _Link:
+    return link
+
+
+async def drive(plan: Plan) -> Result:
+    """Run the plan; ends by itself after its seconds or pushes, whichever comes first."""
+    loop = asyncio.get_running_loop()
+    result, host = Result(), f"{plan.host}:{plan.port}"
+    over = loop.create_future()
+    started = time.perf_counter()
+    stop_at = started + plan.seconds
+    idle: list[_Link] = []
+
+    def done(link: _Link, threshold: bool, error: str) -> None:
+        now = time.perf_counter()
+        result.pushes += not error
+        result.with_threshold += threshold
+        if error:
+            result.errors[error] += 1
+        else:
+            result.latencies.append(now - link.intended)
+        enough = plan.pushes and result.pushes + result.errors.total() >= plan.pushes
+        if enough or now >= stop_at or (error and link.transport is None):
+            if not over.done() and (enough or now >= stop_at or all(item.transport is None for item in links)):
+                over.set_result(None)
+        elif plan.rate:
+            idle.append(link)
+        else:
+            link.intended = now
+            link.send()
+
+    kind = _GrpcLink if plan.protocol == "grpc" else _HttpLink
+    links: list[_Link] = []
+    for number in range(plan.connections):
+        _, link = await loop.create_connection(
+            lambda number=number: kind(plan, host, number, done), plan.host, plan.port
+        )  # type: ignore[misc]
+        links.append(link)
+    started = time.perf_counter()
+    stop_at = started + plan.seconds
+    if plan.rate:
+        idle.extend(links)
+        pacer = asyncio.create_task(_pace(plan.rate, stop_at, idle, over))
+        await over
+        pacer.cancel()
+    else:
+        for link in links:
+            link.intended = time.perf_counter()
+            link.send()
+        await asyncio.wait([over], timeout=plan.seconds + 10)
+    result.seconds = time.perf_counter() - started
+    for link in links:
+        if link.transport:
+            link.busy = False
+            link.transport.abort()
+    return result
+
+
+async def _pace(rate: float, stop_at: float, idle: list[_Link], over: "asyncio.Future[None]") -> None:
+    """Send at fixed moments; a push that finds no free connection waits, and the wait counts as latency."""
+    due = time.perf_counter()
+    while due < stop_at and not over.done():
+        now = time.perf_counter()
+        while due <= now:
+            if not idle:
+                break
+            link = idle.pop()
+            link.intended = due
+            link.send()
+            due += 1 / rate
+        await asyncio.sleep(min(0.001, max(0.0, due - time.perf_counter())) if idle else 0)
+    if not over.done():
+        over.set_result(None)

@@ -1,0 +1,122 @@
+"""Ready-made requests: every simulated agent's push is encoded once, so that sending costs next to nothing. Pure."""
+
+import struct
+import time
+from typing import Final, Literal
+
+import orjson
+
+from ingero_contract import attributes, metrics, routes
+from ingero_contract.values import NodeState
+from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.otlp_server import Signal
+
+Protocol = Literal["http/protobuf", "http/json", "grpc"]
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""Connection preface (RFC 9113, 3.4)."""
+
+DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
+END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
+
+
+def report(number: int, cluster: str) -> HealthReport:
+    """The push of one agent: scores of a tight, healthy fleet."""
+    return HealthReport(
+        node_id=f"node-{number:06d}",
+        cluster_id=cluster,
+        state=NodeState.ACTIVE,
+        score=0.95 + 0.04 * ((number * 7919) % 1000) / 1000,
+        throughput=0.97,
+        compute=0.9,
+        memory=0.4,
+        cpu=0.8,
+        detection_mode="fleet",
+        workload_type="training",
+        cgroup_path_hash="0123456789abcdef",
+        time_unix_nano=int(time.time() * 1e9),
+    )
+
+
+def stock_json(number: int, cluster: str) -> bytes:
+    """The same push in the published agent's JSON: nine gauges, integers as numbers."""
+    told = report(number, cluster)
+    stamp = str(told.time_unix_nano)
+    common = [_text(attributes.NODE_STATE, "active"), _text(attributes.WORKLOAD_TYPE, "training")]
+    score = [*common, _text(attributes.CGROUP_PATH_HASH, told.cgroup_path_hash)]
+    mode = [_text(attributes.DETECTION_MODE_VALUE, "fleet")]
+
+    def gauge(name: str, value: float | int, pairs: list[object]) -> object:
+        key = "asInt" if isinstance(value, int) else "asDouble"
+        return {
+            "name": name,
+            "unit": "1",
+            "gauge": {"dataPoints": [{"timeUnixNano": stamp, key: value, "attributes": pairs}]},
+        }
+
+    gauges = [
+        gauge(metrics.HEALTH_SCORE, told.score, list(score)),
+        gauge(metrics.THROUGHPUT_RATIO, 0.97, list(common)),
+        gauge(metrics.COMPUTE_EFFICIENCY, 0.9, list(common)),
+        gauge(metrics.MEMORY_HEADROOM, 0.4, list(common)),
+        gauge(metrics.CPU_AVAILABILITY, 0.8, list(common)),
+        gauge(metrics.DEGRADATION_WARNING, 0, list(common)),
+        gauge(metrics.DETECTION_MODE, 1, list(mode)),
+        gauge(metrics.FLEET_REACHABLE, 1, []),
+        gauge(metrics.WORLD_SIZE_GAUGE, 0, []),
+    ]
+    resource = [_text(attributes.NODE_ID, told.node_id), _text(attributes.CLUSTER_ID, cluster)]
+    scope = {"scope": {"name": "ingero.health", "version": "0.10.0"}, "metrics": gauges}
+    return orjson.dumps({"resourceMetrics": [{"resource": {"attributes": resource}, "scopeMetrics": [scope]}]})
+
+
+def _text(key: str, value: str) -> object:
+    return {"key": key, "value": {"stringValue": value}}
+
+
+def http_request(body: bytes, media: str, host: str, cluster: str) -> bytes:
+    """One keep-alive POST."""
+    return (
+        f"POST {routes.OTLP_METRICS}?{routes.CLUSTER_PARAMETER}={cluster} HTTP/1.1\r\nhost: {host}\r\n"
+        f"content-type: {media}\r\ncontent-length: {len(body)}\r\n\r\n"
+    ).encode() + body
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    """One HTTP/2 frame (RFC 9113, 4.1)."""
+    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
+
+
+def header_block(host: str) -> bytes:
+    """Request headers, literal without indexing (RFC 7541, 6.2.2), so that no state is shared with the server."""
+    pairs = [
+        (":method", "POST"),
+        (":scheme", "http"),
+        (":path", Signal.METRICS.grpc_method),
+        (":authority", host),
+        ("content-type", "application/grpc"),
+        ("te", "trailers"),
+    ]
+    return b"".join(b"\x00" + _string(name) + _string(value) for name, value in pairs)
+
+
+def _string(text: str) -> bytes:
+    raw = text.encode()
+    if len(raw) > 126:
+        raise ValueError(f"{text!r} is too long")
+    return bytes([len(raw)]) + raw
+
+
+def grpc_message(body: bytes) -> bytes:
+    """Length-prefixed message, uncompressed."""
+    return b"\x00" + struct.pack(">I", len(body)) + body
+
+
+def build(protocol: Protocol, number: int, cluster: str, host: str) -> bytes:
+    """What is sent for one push: a whole HTTP request, or the gRPC message that follows the headers."""
+    if protocol == "http/json":
+        return http_request(stock_json(number, cluster), "application/json", host, cluster)
+    body = encode_report(report(number, cluster)).SerializeToString()
+    if protocol == "http/protobuf":
+        return http_request(body, "application/x-protobuf", host, cluster)
+    return grpc_message(body)
