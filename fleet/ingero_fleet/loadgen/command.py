@@ -92,7 +92,8 @@ def bench(
     else:
         click.echo(
             f"{facts['pushes_per_second']} pushes/s ({facts['pushes']} in {facts['seconds']} s), "
-            f"p50 {facts['p50_ms']} ms, p99 {facts['p99_ms']} ms, with threshold {facts['with_threshold']}, errors {facts['errors'] or 'none'}"
+            f"p50 {facts['p50_ms']} ms, p99 {facts['p99_ms']} ms, "
+            f"with threshold {facts['with_threshold']}, errors {facts['errors'] or 'none'}"
         )
     if result.errors or (expect_threshold and not result.with_threshold):
         sys.exit(1)

@@ -223,13 +223,10 @@ async def drive(plan: Plan) -> Result:
             link.intended = now
             link.send()
 
-    kind = _GrpcLink if plan.protocol == "grpc" else _HttpLink
-    links: list[_Link] = []
-    for number in range(plan.connections):
-        _, link = await loop.create_connection(
-            lambda number=number: kind(plan, host, number, done), plan.host, plan.port
-        )  # type: ignore[misc]
-        links.append(link)
+    kind: type[_Link] = _GrpcLink if plan.protocol == "grpc" else _HttpLink
+    links = [kind(plan, host, number, done) for number in range(plan.connections)]
+    for link in links:
+        await loop.create_connection(partial(_same, link), plan.host, plan.port)
     started = time.perf_counter()
     stop_at = started + plan.seconds
     if plan.rate:
