@@ -25,6 +25,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 
 from ingero_contract import attributes, metrics
 from ingero_contract.values import NodeState
+from ingero_kit.otlp_layout import Layout, Unfit, find_numbers, learn, split
 
 MAX_NAME: Final = 253
 """Longest node or cluster id, characters: the longest Kubernetes node name."""
@@ -276,6 +277,21 @@ _RESOURCE_STRINGS: Final = {
 _STATES: Final = {str(state): state for state in NodeState}
 _ACTIVE: Final = NodeState.ACTIVE
 
+MAX_LAYOUTS: Final = 16
+"""Shapes of one length that are remembered; in a fleet of one version there are a handful."""
+
+MAX_LENGTHS: Final = 256
+"""Lengths of pushes for which shapes are remembered."""
+
+_WANTED: Final = {
+    **{(name, False): attribute for name, attribute in _SIGNAL_METRICS},
+    (metrics.HEALTH_SCORE, True): "time_unix_nano",
+    (metrics.DEGRADATION_WARNING, False): "degraded",
+    (metrics.FLEET_REACHABLE, False): "fleet_reachable",
+}
+
+_BLANK: Final[dict[str, Any]] = {**dict.fromkeys(_RESOURCE_STRINGS.values(), ""), "world_size": 0, "rank": None}
+
 Template = dict[str, Any] | str
 """The report fields that a resource block fixes, or the reason why it names no node."""
 
@@ -289,6 +305,7 @@ class Decoder:
     def __init__(self, remembered: int = 200_000) -> None:
         self._remembered = remembered
         self._resources: dict[bytes, Template] = {}
+        self._layouts: dict[int, list[Layout]] = {}
 
     def decode(self, body: bytes, encoding: Literal["protobuf", "json"], now: float, cluster: str = "") -> Decoded:
         """Read one push; `now` is seconds since the epoch, `cluster` overrides the payload's cluster id.
@@ -297,12 +314,18 @@ class Decoder:
         """
         decoded = Decoded()
         if encoding == "protobuf":
+            start, tail = split(body)
+            known = self._resources.get(body[start:tail]) if tail else None
+            if isinstance(known, dict) and self._fast(body, tail, known, decoded, now, cluster):
+                return decoded
             try:
                 request = ExportMetricsServiceRequest.FromString(body)
             except DecodeError:
                 raise MalformedPayload("the body is not an OTLP ExportMetricsServiceRequest in protobuf") from None
             for resource in request.resource_metrics:
                 self._protobuf(resource, decoded, now, cluster)
+            if tail and not decoded.rejected and len(decoded.reports) == 1:
+                self._learn(body, start, tail, request.resource_metrics[0])
             return decoded
         try:
             tree = orjson.loads(body)
@@ -313,6 +336,69 @@ class Decoder:
         except (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
             raise MalformedPayload(f"the body is not OTLP/JSON metrics: {type(error).__name__}: {error}") from None
         return decoded
+
+    def _fast(
+        self, body: bytes, tail: int, template: dict[str, Any], decoded: Decoded, now: float, cluster: str
+    ) -> bool:
+        """Read a push of a known shape; says whether it was one and all its numbers are in range."""
+        rest = body[tail:]
+        for layout in self._layouts.get(len(rest), ()):
+            numbers = layout.read(rest)
+            if numbers is None:
+                continue
+            fields = {**template, **layout.fixed}
+            fields["world_size"] = template["world_size"] or fields["world_size"]
+            for name, number in zip(layout.names, numbers, strict=True):
+                if not 0.0 <= number < math.inf:
+                    return False
+                fields[name] = number
+            if cluster:
+                fields["cluster_id"] = cluster
+            if (
+                fields["score"] > 1.0
+                or fields["time_unix_nano"] > (now + FUTURE_SECONDS) * 1e9
+                or check_name(fields["cluster_id"])
+            ):
+                return False
+            fields["degraded"] = fields["degraded"] != 0
+            fields["fleet_reachable"] = fields["fleet_reachable"] != 0
+            decoded.reports.append(HealthReport(**fields))
+            return True
+        return False
+
+    def _learn(self, body: bytes, start: int, tail: int, resource: ResourceMetrics) -> None:
+        """Remember the resource and the shape of a push that was read in full and found good."""
+        template = self._resources.get(resource.resource.SerializeToString())
+        if not isinstance(template, dict):
+            return
+        if len(self._layouts) >= MAX_LENGTHS:
+            self._layouts.clear()
+        layouts = self._layouts.setdefault(len(body) - tail, [])
+        if len(layouts) >= MAX_LAYOUTS:
+            layouts.clear()
+        trial = Decoded()
+        builder = _Builder({**_BLANK, "node_id": "-", "cluster_id": "-"}, trial, math.inf, "")
+        self._walk(resource, builder, trial)
+        builder.finish()
+        if trial.rejected or trial.other_points or trial.events or len(trial.reports) != 1:
+            return
+        fields = builder.fields
+        if "totals" in fields:
+            return
+        fixed = {name: fields[name] for name in fields if name not in _BLANK or fields[name] != _BLANK[name]}
+        del fixed["node_id"], fixed["cluster_id"]
+        fixed.setdefault("degraded", False)
+        fixed.setdefault("fleet_reachable", True)
+        try:
+            numbers = find_numbers(body, tail)
+        except Unfit:
+            return
+        if len({(number.metric, number.field) for number in numbers}) != len(numbers):
+            return
+        self._resources[body[start:tail]] = template
+        layout = learn(body[tail:], numbers, _WANTED, fixed)
+        if all(layout.expected != other.expected for other in layouts):
+            layouts.append(layout)
 
     def _identity(self, key: bytes, pairs: Iterable[tuple[str, Any]]) -> Template:
         """Return the fields that a resource block fixes, or the reason why it names no node."""
@@ -330,6 +416,11 @@ class Decoder:
         if template is None:
             template = self._identity(key, ((pair.key, _value(pair.value)) for pair in block.attributes))
         builder = _Builder(template, decoded, now, cluster)
+        self._walk(resource, builder, decoded)
+        builder.finish()
+
+    @staticmethod
+    def _walk(resource: ResourceMetrics, builder: "_Builder", decoded: Decoded) -> None:
         fields = builder.fields
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
@@ -350,7 +441,6 @@ class Decoder:
                     builder.point(name, point.as_double or point.as_int, point.time_unix_nano, _LazyPairs(point))
                 if not points and not metric.HasField("sum"):
                     decoded.other_points += 1
-        builder.finish()
 
     def _json(self, block: dict[str, Any], decoded: Decoded, now: float, cluster: str) -> None:
         pairs = (block.get("resource") or {}).get("attributes") or []

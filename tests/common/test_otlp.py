@@ -9,38 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_contract import attributes, metrics
-from ingero_contract.values import NodeState
 from ingero_kit.otlp import Decoder, HealthReport, MalformedPayload, encode_event, encode_report, to_json
-
-NOW = 1_700_000_000.0
-NAMES = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=40)
-RATIOS = st.floats(0, 1)
-
-REPORTS = st.builds(
-    HealthReport,
-    node_id=NAMES,
-    cluster_id=NAMES,
-    state=st.sampled_from(NodeState),
-    score=RATIOS,
-    throughput=RATIOS,
-    compute=st.none() | RATIOS,
-    memory=RATIOS,
-    cpu=RATIOS,
-    rate=st.none() | st.floats(0, 1e9),
-    degraded=st.booleans(),
-    detection_mode=st.sampled_from(["", "fleet", "none"]),
-    fleet_reachable=st.booleans(),
-    workload_type=st.sampled_from(["", "training"]),
-    cgroup_path_hash=st.sampled_from(["", "0123456789abcdef"]),
-    gpu_model=st.sampled_from(["", "NVIDIA H200"]),
-    job_id=st.sampled_from(["", "job-1"]),
-    stage=st.sampled_from(["", "3"]),
-    last_verdict=st.sampled_from(["", "straggler;kind=slow"]),
-    time_unix_nano=st.integers(0, int(NOW * 1e9)),
-    totals=st.dictionaries(
-        st.tuples(st.just(metrics.LAUNCHES_TOTAL), st.sampled_from(["", "c1"]), st.just("")), st.integers(0, 2**50)
-    ),
-)
+from ingero_testing.reports import NOW, REPORTS
 
 
 def encode(report: HealthReport, encoding: str) -> bytes:
