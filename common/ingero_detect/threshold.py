@@ -30,9 +30,13 @@ class CohortStatistics:
 
 
 def grouped_median(values: Floats, groups: Ints, m: int) -> tuple[Ints, Floats]:
-    """Count and median of every group 0 to m-1; NaN for an empty group. One sort, no loop over groups."""
-    order = np.lexsort((values, groups))
-    ordered = values[order]
+    """Count and median of every group 0 to m-1; NaN for an empty group. No loop over groups.
+
+    Sorting by value and then stably by a 16-bit group number is several times faster than a lexical sort.
+    """
+    order = np.argsort(values)
+    narrow = groups.astype(np.uint16) if m <= 1 << 16 else groups
+    ordered = values[order[np.argsort(narrow[order], kind="stable")]]
     count = np.bincount(groups, minlength=m)
     start = np.concatenate(([0], np.cumsum(count)[:-1])) if m else np.zeros(0, np.int64)
     median = np.full(m, np.nan)

@@ -45,22 +45,30 @@ class Request:
 
 @dataclass(slots=True)
 class Response:
-    """An answer. `extra` is raw header lines, each ended by CRLF, prepared by whoever answers often."""
+    """An answer. `extra` is raw header lines, each ended by CRLF; `ready` the whole answer, once encoded."""
 
     status: int = 200
     body: bytes = b""
     content_type: bytes = b"text/plain; charset=utf-8"
     extra: bytes = b""
+    ready: bytes = b""
 
     def encode(self, keep_alive: bool) -> bytes:
-        """Render the whole answer."""
+        """Render the whole answer; that of a kept connection is remembered for those who answer the same again."""
+        if not keep_alive:
+            return self._encode(b"connection: close\r\n")
+        if not self.ready:
+            self.ready = self._encode(b"")
+        return self.ready
+
+    def _encode(self, last: bytes) -> bytes:
         return b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b" % (
             self.status,
             _REASONS.get(self.status, b"Unknown"),
             self.content_type,
             len(self.body),
             self.extra,
-            b"" if keep_alive else b"connection: close\r\n",
+            last,
             self.body,
         )
 

@@ -8,7 +8,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import orjson
 from google.protobuf.message import DecodeError
@@ -25,7 +25,19 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 
 from ingero_contract import attributes, metrics
 from ingero_contract.values import NodeState
-from ingero_kit.otlp_layout import Layout, Unfit, find_numbers, learn, split
+from ingero_kit.otlp_layout import (
+    JsonLayout,
+    Layout,
+    Unfit,
+    find_json,
+    find_numbers,
+    is_whole_head,
+    learn,
+    learn_json,
+    split,
+    split_json,
+    with_numbers,
+)  # fmt: skip
 
 MAX_NAME: Final = 253
 """Longest node or cluster id, characters: the longest Kubernetes node name."""
@@ -290,10 +302,25 @@ _WANTED: Final = {
     (metrics.FLEET_REACHABLE, False): "fleet_reachable",
 }
 
-_BLANK: Final[dict[str, Any]] = {**dict.fromkeys(_RESOURCE_STRINGS.values(), ""), "world_size": 0, "rank": None}
 
-Template = dict[str, Any] | str
-"""The report fields that a resource block fixes, or the reason why it names no node."""
+class Identity(NamedTuple):
+    """The report fields that a resource block fixes; `shared` is one dictionary for all nodes that say the same."""
+
+    node_id: str
+    cluster_id: str
+    rank: int | None
+    shared: dict[str, Any]
+
+    def fields(self) -> dict[str, Any]:
+        """All of them in a fresh dictionary."""
+        return {**self.shared, "node_id": self.node_id, "cluster_id": self.cluster_id, "rank": self.rank}
+
+
+_NUMERIC: Final = (*(attribute for _, attribute in _SIGNAL_METRICS), "time_unix_nano")
+_NOBODY: Final = Identity("-", "-", None, {**dict.fromkeys(_RESOURCE_STRINGS.values(), ""), "world_size": 0})
+
+Template = Identity | str
+"""What a resource block fixes, or the reason why it names no node."""
 
 
 class Decoder:
@@ -306,6 +333,8 @@ class Decoder:
         self._remembered = remembered
         self._resources: dict[bytes, Template] = {}
         self._layouts: dict[int, list[Layout]] = {}
+        self._json_layouts: list[JsonLayout] = []
+        self._shared: dict[tuple[Any, ...], dict[str, Any]] = {}
 
     def decode(self, body: bytes, encoding: Literal["protobuf", "json"], now: float, cluster: str = "") -> Decoded:
         """Read one push; `now` is seconds since the epoch, `cluster` overrides the payload's cluster id.
@@ -316,7 +345,7 @@ class Decoder:
         if encoding == "protobuf":
             start, tail = split(body)
             known = self._resources.get(body[start:tail]) if tail else None
-            if isinstance(known, dict) and self._fast(body, tail, known, decoded, now, cluster):
+            if isinstance(known, Identity) and self._fast(body, tail, known, decoded, now, cluster):
                 return decoded
             try:
                 request = ExportMetricsServiceRequest.FromString(body)
@@ -327,6 +356,10 @@ class Decoder:
             if tail and not decoded.rejected and len(decoded.reports) == 1:
                 self._learn(body, start, tail, request.resource_metrics[0])
             return decoded
+        tail = split_json(body)
+        known = self._resources.get(body[:tail]) if tail else None
+        if isinstance(known, Identity) and self._fast_json(body[tail:], known, decoded, now, cluster):
+            return decoded
         try:
             tree = orjson.loads(body)
             for block in tree.get("resourceMetrics") or ():
@@ -335,41 +368,105 @@ class Decoder:
             raise MalformedPayload(f"the body is not JSON: {error}") from None
         except (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
             raise MalformedPayload(f"the body is not OTLP/JSON metrics: {type(error).__name__}: {error}") from None
+        if tail and not decoded.rejected and len(decoded.reports) == 1:
+            self._learn_json(body, tail, tree["resourceMetrics"])
         return decoded
 
-    def _fast(
-        self, body: bytes, tail: int, template: dict[str, Any], decoded: Decoded, now: float, cluster: str
-    ) -> bool:
+    def _fast_json(self, rest: bytes, known: Identity, decoded: Decoded, now: float, cluster: str) -> bool:
+        for layout in self._json_layouts:
+            numbers = layout.read(rest)
+            if numbers is not None:
+                return self._fill(known, layout.fixed, layout.names, numbers, decoded, now, cluster)
+        return False
+
+    def _learn_json(self, body: bytes, tail: int, blocks: list[Any]) -> None:
+        """Remember the head of a good push, and the shape of the rest.
+
+        Which number is which is found by trial: a copy with a different number at every place is read in full.
+        """
+        head, rest = body[:tail], body[tail:]
+        key = orjson.dumps((blocks[0].get("resource") or {}).get("attributes") or [])
+        known = self._resources.get(key)
+        if len(blocks) != 1 or not isinstance(known, Identity) or not is_whole_head(head):
+            return
+        self._resources[head] = known
+        del self._resources[key]
+        if any(layout.read(rest) is not None for layout in self._json_layouts):
+            return
+        try:
+            spans = find_json(rest)
+        except Unfit:
+            return
+        marks = [b"%d" % (place + 1) if rest[start - 1 : start] == b'"' else b"0.%03d" % (place + 1)
+                 for place, (start, _) in enumerate(spans)]  # fmt: skip
+        trial = Decoded()
+        builder = _Builder(_NOBODY, trial, math.inf, "")
+        try:
+            tree = orjson.loads(b'{"resourceMetrics":[{' + with_numbers(rest, spans, marks))
+            self._walk_json(tree["resourceMetrics"][0], builder, trial)
+        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, KeyError, IndexError):
+            return
+        builder.finish()
+        fixed = _fixed(builder, trial)
+        if fixed is None or len(spans) >= 999:
+            return
+        places = {float(mark): place for place, mark in enumerate(marks)}
+        names = [""] * len(spans)
+        for name in _NUMERIC:
+            if name in fixed and float(fixed[name]) in places:
+                names[places[float(fixed.pop(name))]] = name
+        if "score" not in names or "time_unix_nano" not in names or any(name in fixed for name in _NUMERIC):
+            return
+        if len(self._json_layouts) >= MAX_LAYOUTS:
+            self._json_layouts.clear()
+        self._json_layouts.append(learn_json(rest, spans, tuple(names), fixed))
+
+    def _fast(self, body: bytes, tail: int, known: Identity, decoded: Decoded, now: float, cluster: str) -> bool:
         """Read a push of a known shape; says whether it was one and all its numbers are in range."""
         rest = body[tail:]
         for layout in self._layouts.get(len(rest), ()):
             numbers = layout.read(rest)
             if numbers is None:
                 continue
-            fields = {**template, **layout.fixed}
-            fields["world_size"] = template["world_size"] or fields["world_size"]
-            for name, number in zip(layout.names, numbers, strict=True):
-                if not 0.0 <= number < math.inf:
-                    return False
-                fields[name] = number
-            if cluster:
-                fields["cluster_id"] = cluster
-            if (
-                fields["score"] > 1.0
-                or fields["time_unix_nano"] > (now + FUTURE_SECONDS) * 1e9
-                or check_name(fields["cluster_id"])
-            ):
-                return False
-            fields["degraded"] = fields["degraded"] != 0
-            fields["fleet_reachable"] = fields["fleet_reachable"] != 0
-            decoded.reports.append(HealthReport(**fields))
-            return True
+            return self._fill(known, layout.fixed, layout.names, numbers, decoded, now, cluster)
         return False
+
+    @staticmethod
+    def _fill(
+        known: Identity,
+        fixed: dict[str, Any],
+        names: tuple[str, ...],
+        numbers: Iterable[float],
+        decoded: Decoded,
+        now: float,
+        cluster: str,
+    ) -> bool:
+        """Make the report; says whether every number is in its range."""
+        shared = known.shared
+        fields = {**shared, **fixed}
+        fields["world_size"] = shared["world_size"] or fields["world_size"]
+        for name, number in zip(names, numbers, strict=True):
+            if not 0.0 <= number < math.inf:
+                return False
+            if name:
+                fields[name] = number
+        fields["node_id"], fields["rank"] = known.node_id, known.rank
+        fields["cluster_id"] = cluster or known.cluster_id
+        if (
+            fields["score"] > 1.0
+            or fields["time_unix_nano"] > (now + FUTURE_SECONDS) * 1e9
+            or check_name(fields["cluster_id"])
+        ):
+            return False
+        fields["degraded"] = fields["degraded"] != 0
+        fields["fleet_reachable"] = fields["fleet_reachable"] != 0
+        decoded.reports.append(HealthReport(**fields))
+        return True
 
     def _learn(self, body: bytes, start: int, tail: int, resource: ResourceMetrics) -> None:
         """Remember the resource and the shape of a push that was read in full and found good."""
         template = self._resources.get(resource.resource.SerializeToString())
-        if not isinstance(template, dict):
+        if not isinstance(template, Identity):
             return
         if len(self._layouts) >= MAX_LENGTHS:
             self._layouts.clear()
@@ -377,18 +474,12 @@ class Decoder:
         if len(layouts) >= MAX_LAYOUTS:
             layouts.clear()
         trial = Decoded()
-        builder = _Builder({**_BLANK, "node_id": "-", "cluster_id": "-"}, trial, math.inf, "")
+        builder = _Builder(_NOBODY, trial, math.inf, "")
         self._walk(resource, builder, trial)
         builder.finish()
-        if trial.rejected or trial.other_points or trial.events or len(trial.reports) != 1:
+        fixed = _fixed(builder, trial)
+        if fixed is None:
             return
-        fields = builder.fields
-        if "totals" in fields:
-            return
-        fixed = {name: fields[name] for name in fields if name not in _BLANK or fields[name] != _BLANK[name]}
-        del fixed["node_id"], fixed["cluster_id"]
-        fixed.setdefault("degraded", False)
-        fixed.setdefault("fleet_reachable", True)
         try:
             numbers = find_numbers(body, tail)
         except Unfit:
@@ -406,7 +497,12 @@ class Decoder:
         if known is None:
             if len(self._resources) >= self._remembered:
                 self._resources.clear()
-            known = self._resources[key] = _template(dict(pairs))
+                self._shared.clear()
+            known = _template(dict(pairs))
+            if isinstance(known, Identity):
+                same = self._shared.setdefault(tuple(known.shared.values()), known.shared)
+                known = known._replace(shared=same)
+            self._resources[key] = known
         return known
 
     def _protobuf(self, resource: ResourceMetrics, decoded: Decoded, now: float, cluster: str) -> None:
@@ -446,6 +542,11 @@ class Decoder:
         pairs = (block.get("resource") or {}).get("attributes") or []
         template = self._identity(orjson.dumps(pairs), ((pair["key"], _json_value(pair["value"])) for pair in pairs))
         builder = _Builder(template, decoded, now, cluster)
+        self._walk_json(block, builder, decoded)
+        builder.finish()
+
+    @staticmethod
+    def _walk_json(block: dict[str, Any], builder: "_Builder", decoded: Decoded) -> None:
         for scope in block.get("scopeMetrics") or ():
             for metric in scope.get("metrics") or ():
                 name = metric["name"]
@@ -464,7 +565,18 @@ class Decoder:
                         builder.fields[attribute] = float(number)
                     else:
                         builder.reject_signal(name)
-        builder.finish()
+
+
+def _fixed(builder: "_Builder", trial: Decoded) -> dict[str, Any] | None:
+    """What a push says beside its resource, read with an empty identity; `None` if it cannot be read by shape."""
+    fields = dict(builder.fields)
+    if trial.rejected or trial.other_points or trial.events or len(trial.reports) != 1 or "totals" in fields:
+        return None
+    blank = _NOBODY.fields()
+    fixed = {name: value for name, value in fields.items() if name not in blank or value != blank[name]}
+    fixed.setdefault("degraded", False)
+    fixed.setdefault("fleet_reachable", True)
+    return fixed
 
 
 class _LazyPairs:
@@ -505,7 +617,7 @@ class _Builder:
             self._problem = template
             self.fields: dict[str, Any] = {}
         else:
-            self.fields = template.copy()
+            self.fields = template.fields()
             if cluster:
                 self.fields["cluster_id"] = cluster
 
@@ -590,12 +702,10 @@ def _template(found: dict[str, Any]) -> Template:
         problem = check_name(name)
         if problem and (name or not optional):
             return f"the resource attribute {key} {problem}"
-    fields: dict[str, Any] = {"node_id": node, "cluster_id": cluster}
-    for key, attribute in _RESOURCE_STRINGS.items():
-        fields[attribute] = _text(found.get(key))
-    fields["world_size"] = _count(found.get(attributes.WORLD_SIZE))
-    fields["rank"] = _count(found[attributes.NODE_RANK]) if attributes.NODE_RANK in found else None
-    return fields
+    shared: dict[str, Any] = {attribute: _text(found.get(key)) for key, attribute in _RESOURCE_STRINGS.items()}
+    shared["world_size"] = _count(found.get(attributes.WORLD_SIZE))
+    rank = _count(found[attributes.NODE_RANK]) if attributes.NODE_RANK in found else None
+    return Identity(node, cluster, rank, shared)
 
 
 def _value(value: AnyValue) -> Any:

@@ -6,10 +6,13 @@ equal, so the structure is the same by construction; its numbers are then read a
 not fit is parsed in full again. Pure.
 """
 
+import re
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
+
+import orjson
 
 _LENGTH, _FIXED64, _FIXED32, _VARINT = 2, 1, 5, 0
 _RESOURCE_METRICS, _RESOURCE, _SCOPE_METRICS, _METRICS = 1, 1, 2, 2
@@ -168,3 +171,88 @@ def learn(tail: bytes, numbers: list[Number], wanted: dict[tuple[str, bool], str
     values += f"{len(tail) - at}x"
     packed = struct.Struct(statics)
     return Layout(packed, packed.unpack(tail), struct.Struct(values), tuple(names), fixed)
+
+
+# JSON: the same idea over text. Numbers vary in length, so the equal parts are compared one after the other.
+
+_NUMBER: Final = re.compile(rb'"(?:asDouble|timeUnixNano)":(?:"(\d+)"|(-?\d[0-9.eE+-]*))')
+_HEAD: Final = b'{"resourceMetrics":[{"resource":{'
+_SCOPES: Final = b'"scopeMetrics":'
+_LONGEST: Final = 32
+
+
+def split_json(body: bytes) -> int:
+    """Where `scopeMetrics` begins behind the resource, for a push written in the usual order; 0 otherwise."""
+    if not body.startswith(_HEAD):
+        return 0
+    return max(0, body.find(_SCOPES))
+
+
+def is_whole_head(head: bytes) -> bool:
+    """Whether the text before `scopeMetrics` ends inside the only resource block, behind its resource."""
+    try:
+        tree = orjson.loads(head + b'"scopeMetrics":[]}]}')
+    except orjson.JSONDecodeError:
+        return False
+    return list(tree) == ["resourceMetrics"] and len(tree["resourceMetrics"]) == 1
+
+
+@dataclass(frozen=True)
+class JsonLayout:
+    """The text between numbers, in order, and the report field that each number fills (empty: nobody wants it)."""
+
+    statics: tuple[bytes, ...]
+    stops: tuple[bytes, ...]
+    names: tuple[str, ...]
+    fixed: dict[str, Any]
+
+    def read(self, tail: bytes) -> list[Any] | None:
+        """The numbers of a tail, `None` when it has another shape or something else stands where a number should."""
+        texts, at = [], 0
+        for static, stop in zip(self.statics, self.stops, strict=False):
+            if not tail.startswith(static, at):
+                return None
+            at += len(static)
+            end = tail.find(stop, at, at + _LONGEST)
+            if end < 0:
+                return None
+            texts.append(tail[at:end])
+            at = end
+        if tail[at:] != self.statics[-1]:
+            return None
+        try:
+            numbers = orjson.loads(b"[%b]" % b",".join(texts))
+        except orjson.JSONDecodeError:
+            return None
+        if len(numbers) != len(self.names) or any(type(number) not in (int, float) for number in numbers):
+            return None
+        return list(numbers)
+
+
+def find_json(tail: bytes) -> list[tuple[int, int]]:
+    """Where the numbers of a tail stand, as (start, end).
+
+    Raises `Unfit` when there are none, or when a second resource stands behind the first.
+    """
+    spans = [found.span(1) if found.group(1) else found.span(2) for found in _NUMBER.finditer(tail)]
+    if not spans or b'"resource"' in tail or any(end - start >= _LONGEST for start, end in spans):
+        raise Unfit
+    return spans
+
+
+def with_numbers(tail: bytes, spans: list[tuple[int, int]], texts: list[bytes]) -> bytes:
+    """The tail with other numbers in it."""
+    out, at = [], 0
+    for (start, end), text in zip(spans, texts, strict=True):
+        out += [tail[at:start], text]
+        at = end
+    return b"".join([*out, tail[at:]])
+
+
+def learn_json(
+    tail: bytes, spans: list[tuple[int, int]], names: tuple[str, ...], fixed: dict[str, Any]
+) -> JsonLayout:
+    """Build the layout of a tail."""
+    edges = [0, *(position for span in spans for position in span), len(tail)]
+    statics = tuple(tail[edges[index] : edges[index + 1]] for index in range(0, len(edges), 2))
+    return JsonLayout(statics, tuple(static[:1] for static in statics[1:]), names, fixed)

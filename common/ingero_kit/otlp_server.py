@@ -94,6 +94,9 @@ Handler = Callable[[Push], Answer | Awaitable[Answer]]
 """Called on the event loop for HTTP and on a pool thread for gRPC; an awaitable is awaited on the event loop."""
 
 _SIGNALS: Final = {signal.path.encode(): signal for signal in Signal}
+_REMEMBERED: Final = 4096
+"""Distinct queries and answers that are kept ready."""
+
 _CLUSTER_HEADER: Final = headers.CLUSTER.encode()
 _JSON: Final = b"application/json"
 _PROTOBUF: Final = b"application/x-protobuf"
@@ -161,6 +164,8 @@ class OtlpHttpReceiver:
         self._handler = handler
         self._guardian = guardian
         self._server = HttpServer(self._serve, limits=limits, guard=self._guard)
+        self._clusters: dict[bytes, str] = {}
+        self._responses: dict[tuple[bytes, Encoding, Signal], Response] = {}
 
     @property
     def counters(self) -> Counters:
@@ -200,18 +205,38 @@ class OtlpHttpReceiver:
             encoding = "json"
         else:
             return Response(415, b"content-type must be application/x-protobuf or application/json")
-        cluster = _query_cluster(request.query) if request.query else ""
+        cluster = self._cluster(request.query) if request.query else ""
         if not cluster:
             cluster = request.headers.get(_CLUSTER_HEADER, b"").decode("latin-1")
         signal = _SIGNALS[request.path]
         push = Push(signal, encoding, request.body, cluster, request.headers.get(b"authorization"))
         answer = self._handler(push)
         if isinstance(answer, Answer):
-            return _http(answer, push)
+            return self._respond(answer, push)
         return self._later(answer, push)
 
+    def _cluster(self, query: bytes) -> str:
+        known = self._clusters.get(query)
+        if known is None:
+            if len(self._clusters) >= _REMEMBERED:
+                self._clusters.clear()
+            known = self._clusters[query] = _query_cluster(query)
+        return known
+
+    def _respond(self, answer: Answer, push: Push) -> Response:
+        """The response to a push; what many are told alike is encoded once."""
+        if answer.status is not Status.OK or answer.rejected or answer.message:
+            return _http(answer, push)
+        key = (answer.http_headers, push.encoding, push.signal)
+        known = self._responses.get(key)
+        if known is None:
+            if len(self._responses) >= _REMEMBERED:
+                self._responses.clear()
+            known = self._responses[key] = _http(answer, push)
+        return known
+
     async def _later(self, answer: Awaitable[Answer], push: Push) -> Response:
-        return _http(await answer, push)
+        return self._respond(await answer, push)
 
 
 def _http(answer: Answer, push: Push) -> Response:

@@ -2,42 +2,53 @@
 
 import random
 import struct
+from typing import Literal
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingero_kit.otlp import Decoded, Decoder, HealthReport, MalformedPayload, encode_report
+from ingero_kit.otlp import Decoded, Decoder, HealthReport, MalformedPayload, encode_report, to_json
 from ingero_testing.reports import NOW, REPORTS
 
+Encoding = Literal["protobuf", "json"]
+BOTH = pytest.mark.parametrize("encoding", ["protobuf", "json"])
 
-def read(decoder: Decoder, body: bytes, cluster: str = "") -> Decoded | str:
+
+def read(decoder: Decoder, body: bytes, cluster: str = "", encoding: Encoding = "protobuf") -> Decoded | str:
     try:
-        return decoder.decode(body, "protobuf", NOW, cluster)
-    except MalformedPayload as error:
-        return str(error)
+        return decoder.decode(body, encoding, NOW, cluster)
+    except MalformedPayload:
+        return "malformed"
 
 
-def encoded(report: HealthReport) -> bytes:
-    return encode_report(report).SerializeToString()
+def encoded(report: HealthReport, encoding: Encoding = "protobuf") -> bytes:
+    request = encode_report(report)
+    return request.SerializeToString() if encoding == "protobuf" else to_json(request)
 
 
-@given(st.lists(REPORTS, min_size=2, max_size=6), st.sampled_from(["", "other"]))
-def test_a_decoder_that_has_learnt_reads_as_one_that_has_not(reports: list[HealthReport], cluster: str) -> None:
+@BOTH
+@given(reports=st.lists(REPORTS, min_size=2, max_size=6), cluster=st.sampled_from(["", "other"]))
+def test_a_decoder_that_has_learnt_reads_as_one_that_has_not(
+    encoding: Encoding, reports: list[HealthReport], cluster: str
+) -> None:
     learnt = Decoder()
-    for body in map(encoded, reports * 2):
-        assert read(learnt, body, cluster) == read(Decoder(), body, cluster)
+    for report in reports * 2:
+        body = encoded(report, encoding)
+        assert read(learnt, body, cluster, encoding) == read(Decoder(), body, cluster, encoding)
 
 
-@given(REPORTS, REPORTS)
-def test_new_numbers_in_a_known_shape_are_read(first: HealthReport, second: HealthReport) -> None:
+@BOTH
+@given(first=REPORTS, second=REPORTS)
+def test_new_numbers_in_a_known_shape_are_read(encoding: Encoding, first: HealthReport, second: HealthReport) -> None:
     learnt = Decoder()
-    read(learnt, encoded(first))
+    read(learnt, encoded(first, encoding), "", encoding)
     for name in ("score", "throughput", "compute", "memory", "cpu", "rate", "time_unix_nano", "degraded"):
         if getattr(first, name) is not None and getattr(second, name) is not None:
             setattr(first, name, getattr(second, name))
 
-    assert read(learnt, encoded(first)) == read(Decoder(), encoded(first))
+    body = encoded(first, encoding)
+    assert read(learnt, body, "", encoding) == read(Decoder(), body, "", encoding)
 
 
 @settings(max_examples=300)
@@ -61,12 +72,32 @@ def test_any_damage_is_seen_by_both_alike(report: HealthReport, seed: int, value
     assert read(learnt, bytes(damaged)) == read(Decoder(), bytes(damaged))
 
 
-def test_the_second_push_of_a_node_is_read_by_its_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+@settings(max_examples=300)
+@given(REPORTS, st.integers(0, 2**32), st.sampled_from([*"0123456789.eE+-\"'{}[],: n\\", '"resource":', "NaN"]))
+def test_any_damage_to_json_is_seen_by_both_alike(report: HealthReport, seed: int, text: str) -> None:
+    body = encoded(report, "json")
     learnt = Decoder()
-    read(learnt, encoded(HealthReport(node_id="a", cluster_id="c", score=0.5, world_size=8, rank=1)))
-    monkeypatch.setattr(learnt, "_protobuf", None)
+    read(learnt, body, "", "json")
+    at = random.Random(seed).randrange(len(body))
+    damaged = body[:at] + text.encode() + body[at + seed % 2 :]
 
-    got = read(learnt, encoded(HealthReport(node_id="a", cluster_id="c", score=0.6, world_size=8, rank=1)))
+    assert read(learnt, damaged, "", "json") == read(Decoder(), damaged, "", "json")
+
+
+@BOTH
+def test_the_second_push_of_a_node_is_read_by_its_shape(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
+    learnt = Decoder()
+    first, second = (
+        encoded(
+            HealthReport(node_id="a", cluster_id="c", score=score, world_size=8, rank=1, time_unix_nano=9), encoding
+        )
+        for score in (0.5, 0.6)
+    )
+    read(learnt, first, "", encoding)
+    monkeypatch.setattr(learnt, "_protobuf", None)
+    monkeypatch.setattr(learnt, "_json", None)
+
+    got = read(learnt, second, "", encoding)
 
     assert isinstance(got, Decoded)
     assert (got.reports[0].score, got.reports[0].world_size) == (0.6, 8)
