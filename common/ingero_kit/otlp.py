@@ -5,7 +5,6 @@ start time. Reading never fails on one bad report: it is left out, counted, and 
 """
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
@@ -104,7 +103,7 @@ class Decoded:
     events: list[tuple[str, str, bool]] = field(default_factory=list)
     other_points: int = 0
     rejected: int = 0
-    reasons: Counter[str] = field(default_factory=Counter)
+    reasons: dict[str, int] = field(default_factory=dict)
 
     @property
     def message(self) -> str:
@@ -468,9 +467,13 @@ class Decoder:
         template = self._resources.get(resource.resource.SerializeToString())
         if not isinstance(template, Identity):
             return
+        self._resources[body[start:tail]] = template
+        rest = body[tail:]
+        if any(layout.read(rest) is not None for layout in self._layouts.get(len(rest), ())):
+            return
         if len(self._layouts) >= MAX_LENGTHS:
             self._layouts.clear()
-        layouts = self._layouts.setdefault(len(body) - tail, [])
+        layouts = self._layouts.setdefault(len(rest), [])
         if len(layouts) >= MAX_LAYOUTS:
             layouts.clear()
         trial = Decoded()
@@ -486,10 +489,7 @@ class Decoder:
             return
         if len({(number.metric, number.field) for number in numbers}) != len(numbers):
             return
-        self._resources[body[start:tail]] = template
-        layout = learn(body[tail:], numbers, _WANTED, fixed)
-        if all(layout.expected != other.expected for other in layouts):
-            layouts.append(layout)
+        layouts.append(learn(rest, numbers, _WANTED, fixed))
 
     def _identity(self, key: bytes, pairs: Iterable[tuple[str, Any]]) -> Template:
         """Return the fields that a resource block fixes, or the reason why it names no node."""
@@ -683,7 +683,7 @@ class _Builder:
     def reject(self, reason: str) -> None:
         """Count a point that was left out."""
         self._decoded.rejected += 1
-        self._decoded.reasons[reason] += 1
+        self._decoded.reasons[reason] = self._decoded.reasons.get(reason, 0) + 1
 
     def finish(self) -> None:
         """Hand the report over when it carries a score and names its cluster."""

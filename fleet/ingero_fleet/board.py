@@ -1,5 +1,8 @@
 """What Fleet has published: the answer that a push gets. Replaced as a whole at every tick, read from any thread."""
 
+import functools
+import operator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -18,9 +21,12 @@ HIGHEST: Final = 0.99
 """Agents refuse thresholds outside of this range."""
 
 
-def cohort_key(report: HealthReport, by: tuple[str, ...]) -> CohortKey:
-    """The cohort that a report belongs to."""
-    return (report.cluster_id, *[getattr(report, name) for name in by])
+@functools.cache
+def cohort_of(by: tuple[str, ...]) -> Callable[[HealthReport], CohortKey]:
+    """The function that tells which cohort a report belongs to; one for each setting."""
+    if not by:
+        return lambda report: (report.cluster_id,)
+    return operator.attrgetter("cluster_id", *by)
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,14 @@ class Board:
     thresholds: dict[CohortKey, float] = field(default_factory=dict)
     verdicts: dict[NodeKey, str] = field(default_factory=dict)
     _answers: dict[tuple[float | None, str | None], Answer] = field(default_factory=dict, repr=False, compare=False)
+    _cohort: Callable[[HealthReport], CohortKey] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_cohort", cohort_of(self.by))
 
     def answer(self, report: HealthReport) -> Answer:
         """The answer for a node; shared between nodes that are told the same."""
-        threshold = self.thresholds.get(cohort_key(report, self.by))
+        threshold = self.thresholds.get(self._cohort(report))
         verdict = self.verdicts.get((report.cluster_id, report.node_id))
         known = self._answers.get((threshold, verdict))
         if known is None:

@@ -59,7 +59,7 @@ class Intake:
                     answer = self.board.answer(report)
                 else:
                     decoded.rejected += 1
-                    decoded.reasons[refusal] += 1
+                    decoded.reasons[refusal] = decoded.reasons.get(refusal, 0) + 1
             for _, _, straggler in decoded.events:
                 self.self_reported[straggler] += 1
         if self._onward and not (decoded.rejected and not decoded.reports and not decoded.other_points):
@@ -78,7 +78,7 @@ class Intake:
         """The lock under which reports are taken; hold it to copy the score map."""
         return self._lock
 
-    def _count(self, reasons: Counter[str]) -> None:
+    def _count(self, reasons: dict[str, int]) -> None:
         for reason, count in reasons.items():
             kind = reason if len(self.rejected) < 64 or reason in self.rejected else "other"
             self.rejected[kind] += count

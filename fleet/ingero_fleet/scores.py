@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_contract.values import NodeState
-from ingero_fleet.board import CohortKey, NodeKey, cohort_key
+from ingero_fleet.board import CohortKey, NodeKey, cohort_of
 from ingero_kit.otlp import HealthReport
 
 STATES: Final = (NodeState.CALIBRATING, NodeState.ACTIVE, NodeState.IDLE)
@@ -67,6 +67,7 @@ class ScoreTable:
     def __init__(self, limits: Limits, by: tuple[str, ...]) -> None:
         self.limits = limits
         self.by = by
+        self._cohort = cohort_of(by)
         self.losses = Losses()
         self.names: list[NodeKey] = []
         self.cohorts: list[CohortKey] = []
@@ -104,7 +105,7 @@ class ScoreTable:
                 return taken
             row = taken
         columns = self._columns
-        key = cohort_key(report, self.by)
+        key = self._cohort(report)
         cohort = self._cohort_ids.get(key)
         if cohort is None:
             cohort = self._cohort_ids[key] = len(self.cohorts)
