@@ -190,6 +190,5 @@ class FleetClient:
                 self.counters.thresholds += 1
                 self.word = replace(self.word, threshold=found[0], quorum=found[1], threshold_at=now)
         line = answer.headers.get(headers.VERDICT)
-        verdict = parse_verdict(line) if line else None
-        if verdict is not None:
-            self.word = replace(self.word, verdict=verdict, verdict_at=now)
+        if answer.is_success:
+            self.word = replace(self.word, verdict=parse_verdict(line) if line else None, verdict_at=now)

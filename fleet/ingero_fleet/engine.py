@@ -6,8 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ingero_contract.values import VerdictState
+from ingero_contract.verdicts import VerdictLine
 from ingero_fleet import statistics
-from ingero_fleet.board import Board
+from ingero_fleet.board import Board, NodeKey
 from ingero_fleet.exporters import Exporter
 from ingero_fleet.intake import Intake
 from ingero_fleet.picture import Picture
@@ -98,7 +100,7 @@ class Engine:
             statistics.apply(tick, frame, self.table)
         previous = self.picture
         self.picture = Picture(frame, tick)
-        self.intake.board = Board(self.config.cohort.by, tick.thresholds)
+        self.intake.board = Board(self.config.cohort.by, tick.thresholds, _verdicts(self.picture))
         self.ticks += 1
         self.tick_seconds = time.perf_counter() - started
         self._report_edges(previous, self.picture)
@@ -111,6 +113,15 @@ class Engine:
             log.info("straggler_found", cluster=cluster, node=node)
         for cluster, node in sorted(before - after):
             log.info("straggler_resolved", cluster=cluster, node=node)
+
+
+def _verdicts(picture: Picture) -> dict[NodeKey, str]:
+    """What Fleet tells nodes beyond the threshold: that they have stopped."""
+    tick, names = picture.tick, picture.frame.names
+    return {
+        names[row]: VerdictLine(state=VerdictState.STOPPED, kind="stopped", since=float(tick.since[row])).format()
+        for row in np.flatnonzero(tick.stopped).tolist()
+    }
 
 
 def _straggling(picture: Picture) -> frozenset[tuple[str, str]]:

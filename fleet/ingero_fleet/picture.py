@@ -92,6 +92,7 @@ def node_answer(picture: Picture, row: int) -> dict[str, Any]:
         "node_id": node,
         "state": str(STATES[int(columns["state"][row])]),
         "straggler": is_straggler(picture, row),
+        "kind": ("stopped" if tick.stopped[row] else "slow") if is_straggler(picture, row) else None,
         "since": rfc3339(since) if since else None,
         "score": round(float(columns["score"][row]), 6),
         "threshold": round(threshold, 6) if np.isfinite(threshold) else None,
@@ -133,7 +134,9 @@ def why_answer(picture: Picture, row: int, config: IngeroConfig) -> dict[str, An
     key = picture.frame.cohorts[int(columns["cohort"][row])]
     summary = next(item for item in picture.tick.cohorts if item.key == key)
     state, score, threshold = facts["state"], facts["score"], facts["threshold"]
-    if state != "active":
+    if facts["kind"] == "stopped":
+        sentence = f"Its work stopped while {summary.active} nodes of its cohort go on."
+    elif state != "active":
         sentence = f"The node reports {state}; only active nodes are judged."
     elif threshold is None:
         sentence = (

@@ -36,6 +36,7 @@ COLUMNS: Final = {
     "alive": np.bool_,
     "fresh": np.bool_,
     "straggling": np.bool_,
+    "was_active": np.bool_,
 }
 """Columns and their types."""
 
@@ -123,6 +124,7 @@ class ScoreTable:
         columns["rank"][row] = -1 if report.rank is None else report.rank
         columns["pushes"][row] += 1
         columns["fresh"][row] = True
+        columns["was_active"][row] |= report.state is NodeState.ACTIVE
         if report.last_verdict:
             self.last_verdict[row] = report.last_verdict
         return None

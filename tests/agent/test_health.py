@@ -208,6 +208,13 @@ def test_leaving_the_active_phase_resolves() -> None:
     assert not judge(Standing(True), RULE, 0.1, False, 0.02).straggler
 
 
+def test_a_node_that_fleet_calls_stopped_is_accused_although_it_is_idle() -> None:
+    stopped = VerdictLine(state=VerdictState.STOPPED, kind="stopped")
+    rule = Rule(DetectionMode.FLEET, DecisionSource.VERDICT, 0.8, stopped)
+
+    assert judge(Standing(), rule, 0.1, False, 0.02).straggler
+
+
 def test_the_verdict_beats_the_score() -> None:
     rule = Rule(DetectionMode.FLEET, DecisionSource.VERDICT, 0.8, STRAGGLER)
     healthy = Rule(DetectionMode.FLEET, DecisionSource.VERDICT, 0.8, VerdictLine(state=VerdictState.HEALTHY))

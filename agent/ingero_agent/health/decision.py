@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ingero_contract.values import DecisionSource, DetectionMode
+from ingero_contract.values import DecisionSource, DetectionMode, VerdictState
 from ingero_contract.verdicts import VerdictLine
 
 CACHE_SECONDS: Final = 300.0
@@ -69,8 +69,8 @@ class Standing:
 
 
 def judge(standing: Standing, rule: Rule, score: float, active: bool, hysteresis: float) -> Standing:
-    """Decide this tick. A node that is not active is not accused: leaving the active phase resolves."""
-    if not active:
+    """Decide this tick. Leaving the active phase resolves, unless Fleet says that the work stopped."""
+    if not active and (rule.verdict is None or rule.verdict.state is not VerdictState.STOPPED):
         return replace(standing, straggler=False)
     if rule.verdict is not None:
         return replace(standing, straggler=rule.verdict.is_straggler)
