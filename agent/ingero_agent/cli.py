@@ -64,3 +64,34 @@ def fleet_push(file: Path | None, **flags: Any) -> None:
     except (SettingsError, OSError) as error:
         click.echo(f"ingero-agent: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
+
+
+@main.command("trace")
+@click.option(
+    "--db", type=click.Path(dir_okay=False, path_type=Path), default="/var/lib/ingero/ingero.db", show_default=True,
+    envvar="INGERO_AGENT_TRACE_DB", help="Database to keep counts in; fleet-push --signal-db-path reads it.",
+)  # fmt: skip
+@click.option(
+    "--period", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between looks."
+)
+def trace(db: Path, period: float) -> None:
+    """Count the CUDA runtime and NCCL calls of every process on this node through eBPF. Needs root.
+
+    \b
+    ingero-agent trace --db /var/lib/ingero/ingero.db
+    """
+    import signal
+    import threading
+
+    from ingero_agent.trace.tracer import CannotTrace, run
+    from ingero_kit import logs
+
+    logs.configure("info")
+    over = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: over.set())
+    try:
+        run(db, period, over.wait)
+    except (CannotTrace, OSError) as error:
+        click.echo(f"ingero-agent: {error}", err=True)
+        sys.exit(1)

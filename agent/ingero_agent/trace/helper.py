@@ -1,0 +1,91 @@
+"""Compiles and loads the kernel programs in a process of its own, hands their file descriptors over, and ends.
+
+`python -m ingero_agent.trace.helper FD MODE RING_BYTES` sends one JSON message over the unix socket FD. The
+compiler's memory goes away with the process, and the distribution's Python packages never reach the agent.
+"""
+
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+PROBES: Final = Path(__file__).parent / "probes"
+DIST_PACKAGES: Final = "/usr/lib/python3/dist-packages"
+UPROBE_MULTI: Final = 48
+MAPS: Final = (
+    "config", "rank_offset", "lost", "agg", "coll", "start", "comms", "group", "last_coll", "device", "events",
+)  # fmt: skip
+BUDGET_BYTES: Final = 16 * 2**20
+VALUE_BYTES: Final = 168
+
+
+def possible_cpus() -> int:
+    """Processors that the kernel keeps per-CPU values for."""
+    text = Path("/sys/devices/system/cpu/possible").read_text().strip()
+    return 1 + max(int(part.split("-")[-1]) for part in text.split(","))
+
+
+def entries(cpus: int) -> int:
+    """Entries of a per-CPU map: preallocated for every possible processor, so fewer on big machines."""
+    return max(128, min(4096, BUDGET_BYTES // (VALUE_BYTES * cpus)))
+
+
+def compile_flags(ring_bytes: int) -> list[str]:
+    """What the programs take from the running machine."""
+    release = os.uname().release.split("-")[0].split(".")
+    major, minor, patch = (*(int("".join(filter(str.isdigit, part)) or 0) for part in release), 0, 0)[:3]
+    page = os.sysconf("SC_PAGE_SIZE")
+    count = entries(possible_cpus())
+    return [
+        f"-DLINUX_VERSION_CODE={major * 65536 + minor * 256 + min(patch, 255)}",
+        f"-DPAGE_SIZE={page}",
+        f"-DAGG_ENTRIES={count}",
+        f"-DCOLL_ENTRIES={count}",
+        f"-DRING_PAGES={max(1, ring_bytes // page)}",
+        "-Wno-everything",
+    ]
+
+
+def load(mode: str, ring_bytes: int) -> tuple[dict[str, Any], list[int]]:
+    """Compile and load; returns the message and the descriptors that it names, in order."""
+    from ingero_agent.trace.probes.table import PROGRAMS
+
+    os.environ["BCC_KERNEL_SOURCE"] = str(PROBES)
+    sys.path.append(DIST_PACKAGES)
+    from bcc import BPF, libbcc
+
+    started = time.monotonic()
+    bpf = BPF(text=(PROBES / "calls.bpf.c").read_text(), cflags=compile_flags(ring_bytes))
+    names = list(dict.fromkeys(name for pair in PROGRAMS.values() for name in pair if name))
+    kind = {"attach_type": UPROBE_MULTI} if mode == "multi" else {}
+    programs = [bpf.load_func(name, BPF.KPROBE, **kind).fd for name in names]
+    module = bpf.module
+    maps = {}
+    for name in MAPS:
+        number = libbcc.lib.bpf_table_id(module, name.encode())
+        maps[name] = (
+            int(libbcc.lib.bpf_table_fd2(module, number))
+            if hasattr(libbcc.lib, "bpf_table_fd2")
+            else int(libbcc.lib.bpf_table_fd(module, name.encode()))
+        )
+    message = {"programs": names, "maps": list(maps), "seconds": round(time.monotonic() - started, 3)}
+    return message, [*programs, *maps.values()]
+
+
+def main() -> None:
+    """Load, send, end at once: the library's own clean-up would look for what is not there."""
+    channel = socket.socket(fileno=int(sys.argv[1]))
+    try:
+        message, descriptors = load(sys.argv[2], int(sys.argv[3]))
+        socket.send_fds(channel, [json.dumps(message).encode()], descriptors)
+    except Exception as error:
+        channel.send(json.dumps({"error": f"{type(error).__name__}: {error}"}).encode())
+    sys.stderr.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,759 @@
+/* Counts and times calls of the CUDA runtime, the CUDA driver and NCCL; follows NCCL communicators.
+ *
+ * One program serves many functions: the attach cookie says which one was called and where its arguments are.
+ *   bits 0-7 function id, 8-15 shape of the arguments, 16-23 slot of the library file, bit 24 the call waits for the GPU
+ * Adding is atomic even in per-CPU values: on preemptible kernels two tasks of one CPU may be in here at once.
+ * Nothing wakes a reader; every failure counts in `lost`.
+ */
+#include <uapi/linux/ptrace.h>
+
+#if defined(__x86_64__)
+#define ARG0 ((u64)ctx->di)
+#define ARG1 ((u64)ctx->si)
+#define ARG2 ((u64)ctx->dx)
+#define ARG3 ((u64)ctx->cx)
+#define ARG4 ((u64)ctx->r8)
+#define ARG5 ((u64)ctx->r9)
+#define ARG6 stack_word((u64)ctx->sp + 8)
+#define ARG7 stack_word((u64)ctx->sp + 16)
+#define RESULT ((u32)ctx->ax)
+/* A 128-byte struct by value lies on the stack above the return address and takes no integer register. */
+#define UNIQUE_ID_ADDRESS ((u64)ctx->sp + 8)
+#define RANK_AFTER_ID ((u32)ARG2)
+#else
+#define ARG0 ((u64)ctx->regs[0])
+#define ARG1 ((u64)ctx->regs[1])
+#define ARG2 ((u64)ctx->regs[2])
+#define ARG3 ((u64)ctx->regs[3])
+#define ARG4 ((u64)ctx->regs[4])
+#define ARG5 ((u64)ctx->regs[5])
+#define ARG6 ((u64)ctx->regs[6])
+#define ARG7 ((u64)ctx->regs[7])
+#define RESULT ((u32)ctx->regs[0])
+/* A struct over 16 bytes by value arrives as a pointer to a copy, which takes a register. */
+#define UNIQUE_ID_ADDRESS ARG2
+#define RANK_AFTER_ID ((u32)ARG3)
+#endif
+
+#define FUNCTION(cookie) ((u32)((cookie) & 0xff))
+#define SHAPE(cookie) ((u32)(((cookie) >> 8) & 0xff))
+#define SLOT(cookie) ((u32)(((cookie) >> 16) & 0xff))
+#define WAITS(cookie) ((u32)(((cookie) >> 24) & 1))
+
+/* Shapes; `table.py` holds the same numbers. */
+#define PLAIN 0
+#define SIZE_1 1
+#define COPY 2
+#define COPY_2D 3
+#define COPY_PEER 4
+#define HANDLE_0 5
+#define SET_DEVICE 6
+#define COPY_DRIVER 7
+#define INIT_RANK 16
+#define INIT_SCALABLE 17
+#define INIT_ALL 18
+#define SPLIT 19
+#define DESTROY 20
+#define COMM_4 24
+#define COMM_5 25
+#define COMM_6 26
+#define POINT_TO_POINT 27
+#define GROUP_START 32
+#define GROUP_END 33
+
+#define NO_WAKEUP 1
+#define COPY_KIND_UNKNOWN 5
+#define BLOCKED_FLOOR_NS 50000
+#define SLOTS 4
+#define MAX_INIT_ALL 16
+
+/* `lost`: what was not counted, by reason. */
+#define LOST_AGG 0
+#define LOST_COLL 1
+#define LOST_START 2
+#define LOST_COMMS 3
+#define LOST_RING 4
+#define LOST_FAULT 5
+#define LOST_STRUCT 6
+#define LOST_AMBIGUOUS 7
+#define LOST_PENDING 8
+
+struct agg_key { u32 tgid; u16 fn; u16 kind; };
+struct coll_key { u32 tgid; u16 fn; u8 dtype; u8 redop; u64 comm; };
+struct agg_value { u64 n, ns, max, bytes, errors; u32 log2[32]; };
+struct call_key { u32 tid; u32 fn; };
+struct call { u64 ts, bytes, handle, comm, id, seq; u32 kind, rank, nranks, shape; };
+struct comm_key { u32 tgid; u32 pad; u64 comm; };
+struct comm_state {
+  u64 id, seq, born, arrival, blocked_n, blocked_ns, blocked_max, elements;
+  u32 rank, nranks; s32 device; u8 how, exact; u16 generation;
+};
+struct pending { u64 comm, seq, arrival, count, enqueue_ns, stream; u32 group_tid; s32 device; u16 fn; u8 dtype, redop; u32 state; };
+struct last { struct pending slot[SLOTS]; };
+struct event {
+  u32 type, tgid, tid; u16 fn; u8 dtype, redop;
+  u64 id, comm, seq, count, arrival, enqueue_ns, blocked_ns, end;
+  u32 rank, nranks; s32 device; u8 how, exact; u16 result;
+};
+
+#define EVENT_COLLECTIVE 1
+#define EVENT_INIT 2
+#define EVENT_INIT_FAILED 3
+#define EVENT_DESTROY 4
+#define EVENT_SLOW 5
+
+/* config: 0 sample mask of collectives, 1 a collective blocked this long is always sent (ns), 2 a call this long is sent (ns) */
+BPF_ARRAY(config, u64, 8);
+BPF_ARRAY(rank_offset, u64, 256);
+BPF_TABLE("percpu_array", u32, u64, lost, 16);
+BPF_TABLE("percpu_hash", struct agg_key, struct agg_value, agg, AGG_ENTRIES);
+BPF_TABLE("percpu_hash", struct coll_key, struct agg_value, coll, COLL_ENTRIES);
+BPF_TABLE("array", u32, struct agg_value, zero_agg, 1);
+BPF_TABLE("array", u32, struct last, zero_last, 1);
+BPF_TABLE("hash", struct call_key, struct call, start, 16384);
+BPF_TABLE("hash", struct comm_key, struct comm_state, comms, 4096);
+BPF_TABLE("hash", u32, u32, group, 4096);
+BPF_TABLE("hash", u32, struct last, last_coll, 1024);
+BPF_TABLE("hash", u32, u32, device, 8192);
+BPF_RINGBUF_OUTPUT(events, RING_PAGES);
+
+static inline void lose(u32 reason)
+{
+  u64 *count = lost.lookup(&reason);
+  if (count)
+    __sync_fetch_and_add(count, 1);
+}
+
+static inline u64 stack_word(u64 address)
+{
+  u64 word = 0;
+  if (bpf_probe_read_user(&word, sizeof(word), (void *)address))
+    lose(LOST_FAULT);
+  return word;
+}
+
+static inline u32 magnitude(u64 value)
+{
+  u32 bits = 0;
+  if (value >> 32)
+    return 31;
+  if (value >> 16) { bits += 16; value >>= 16; }
+  if (value >> 8) { bits += 8; value >>= 8; }
+  if (value >> 4) { bits += 4; value >>= 4; }
+  if (value >> 2) { bits += 2; value >>= 2; }
+  if (value >> 1) bits += 1;
+  return bits;
+}
+
+static inline void add(struct agg_value *value, u64 ns, u64 bytes, u32 failed)
+{
+  __sync_fetch_and_add(&value->n, 1);
+  __sync_fetch_and_add(&value->ns, ns);
+  __sync_fetch_and_add(&value->bytes, bytes);
+  if (failed)
+    __sync_fetch_and_add(&value->errors, 1);
+  if (ns > value->max)
+    value->max = ns;
+  __sync_fetch_and_add(&value->log2[magnitude(ns) & 31], 1);
+}
+
+static inline struct agg_value *find_agg(u32 tgid, u32 fn, u32 kind)
+{
+  struct agg_key key = {.tgid = tgid, .fn = fn, .kind = kind};
+  struct agg_value *value = agg.lookup(&key);
+  if (value)
+    return value;
+  u32 zero = 0;
+  struct agg_value *fresh = zero_agg.lookup(&zero);
+  if (!fresh)
+    return 0;
+  agg.insert(&key, fresh);
+  value = agg.lookup(&key);
+  if (!value)
+    lose(LOST_AGG);
+  return value;
+}
+
+static inline struct agg_value *find_coll(struct coll_key *key)
+{
+  struct agg_value *value = coll.lookup(key);
+  if (value)
+    return value;
+  u32 zero = 0;
+  struct agg_value *fresh = zero_agg.lookup(&zero);
+  if (!fresh)
+    return 0;
+  coll.insert(key, fresh);
+  value = coll.lookup(key);
+  if (!value)
+    lose(LOST_COLL);
+  return value;
+}
+
+static inline u64 setting(u32 index)
+{
+  u64 *value = config.lookup(&index);
+  return value ? *value : 0;
+}
+
+static inline void send(struct event *event)
+{
+  if (events.ringbuf_output(event, sizeof(*event), NO_WAKEUP))
+    lose(LOST_RING);
+}
+
+/* Launches: entry only, a count and nothing else. */
+int launch_enter(struct pt_regs *ctx)
+{
+  u64 cookie = bpf_get_attach_cookie(ctx);
+  struct agg_value *value = find_agg(bpf_get_current_pid_tgid() >> 32, FUNCTION(cookie), 0);
+  if (value)
+    __sync_fetch_and_add(&value->n, 1);
+  return 0;
+}
+
+int device_enter(struct pt_regs *ctx)
+{
+  u32 tid = bpf_get_current_pid_tgid();
+  u32 index = ARG0;
+  device.update(&tid, &index);
+  struct agg_value *value =
+      find_agg(bpf_get_current_pid_tgid() >> 32, FUNCTION(bpf_get_attach_cookie(ctx)), 0);
+  if (value)
+    __sync_fetch_and_add(&value->n, 1);
+  return 0;
+}
+
+int call_enter(struct pt_regs *ctx)
+{
+  u64 cookie = bpf_get_attach_cookie(ctx);
+  u32 shape = SHAPE(cookie);
+  struct call_key key = {.tid = bpf_get_current_pid_tgid(), .fn = FUNCTION(cookie)};
+  struct call call = {};
+  call.ts = bpf_ktime_get_ns();
+  if (shape == SIZE_1) {
+    call.bytes = ARG1;
+  } else if (shape == COPY) {
+    call.bytes = ARG2;
+    call.kind = ARG3;
+  } else if (shape == COPY_DRIVER) {
+    call.bytes = ARG2;
+    call.kind = COPY_KIND_UNKNOWN;
+  } else if (shape == COPY_2D) {
+    call.bytes = ARG4 * ARG5;
+    call.kind = ARG6;
+  } else if (shape == COPY_PEER) {
+    call.bytes = ARG4;
+    call.kind = 3;
+  } else if (shape == HANDLE_0) {
+    call.handle = ARG0;
+  }
+  if (call.kind > COPY_KIND_UNKNOWN)
+    call.kind = COPY_KIND_UNKNOWN;
+  if (start.update(&key, &call))
+    lose(LOST_START);
+  return 0;
+}
+
+/* A wait for the GPU ended: the collectives that were enqueued before it began were what it waited for. */
+static inline void claim(u32 tgid, u32 tid, u32 fn, struct call *call, u64 now, u32 shape)
+{
+  struct last *last = last_coll.lookup(&tgid);
+  if (!last)
+    return;
+  u64 ns = now - call->ts;
+  u32 qualified = 0, devices = 0;
+  s32 seen = -1;
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    struct pending *slot = &last->slot[i];
+    if (slot->state != 1 || slot->group_tid || slot->arrival > call->ts)
+      continue;
+    if (ns < BLOCKED_FLOOR_NS && shape == HANDLE_0 && slot->stream != call->handle)
+      continue;
+    qualified++;
+    if (!devices || slot->device != seen)
+      devices++;
+    seen = slot->device;
+  }
+  if (!qualified)
+    return;
+  if (devices > 1) {
+    lose(LOST_AMBIGUOUS);
+    return;
+  }
+  u64 mask = setting(0), slow = setting(1);
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++) {
+    struct pending *slot = &last->slot[i];
+    if (slot->state != 1 || slot->group_tid || slot->arrival > call->ts)
+      continue;
+    if (ns < BLOCKED_FLOOR_NS && shape == HANDLE_0 && slot->stream != call->handle)
+      continue;
+    slot->state = 2;
+    struct comm_key key = {.tgid = tgid, .comm = slot->comm};
+    struct comm_state *comm = comms.lookup(&key);
+    if (!comm)
+      continue;
+    __sync_fetch_and_add(&comm->blocked_n, 1);
+    __sync_fetch_and_add(&comm->blocked_ns, ns);
+    if (ns > comm->blocked_max)
+      comm->blocked_max = ns;
+    if ((slot->seq & mask) && !(slow && ns >= slow))
+      continue;
+    struct event event = {};
+    event.type = EVENT_COLLECTIVE;
+    event.tgid = tgid;
+    event.tid = tid;
+    event.fn = slot->fn;
+    event.dtype = slot->dtype;
+    event.redop = slot->redop;
+    event.id = comm->id;
+    event.comm = slot->comm;
+    event.seq = slot->seq;
+    event.count = slot->count;
+    event.arrival = slot->arrival;
+    event.enqueue_ns = slot->enqueue_ns;
+    event.blocked_ns = ns;
+    event.end = now;
+    event.rank = comm->rank;
+    event.nranks = comm->nranks;
+    event.device = comm->device;
+    event.how = comm->how;
+    event.exact = comm->exact;
+    send(&event);
+  }
+}
+
+int call_return(struct pt_regs *ctx)
+{
+  u64 cookie = bpf_get_attach_cookie(ctx);
+  u32 tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32;
+  struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
+  struct call *call = start.lookup(&key);
+  if (!call)
+    return 0; /* it was called before we were here */
+  u64 now = bpf_ktime_get_ns(), ns = now - call->ts;
+  u32 failed = RESULT != 0;
+  struct agg_value *value = find_agg(tgid, FUNCTION(cookie), call->kind);
+  if (value)
+    add(value, ns, failed ? 0 : call->bytes, failed);
+  if (WAITS(cookie))
+    claim(tgid, tid, FUNCTION(cookie), call, now, SHAPE(cookie));
+  u64 slow = setting(2);
+  if (slow && ns >= slow) {
+    struct event event = {};
+    event.type = EVENT_SLOW;
+    event.tgid = tgid;
+    event.tid = tid;
+    event.fn = FUNCTION(cookie);
+    event.count = call->bytes;
+    event.arrival = call->ts;
+    event.blocked_ns = ns;
+    event.end = now;
+    event.result = RESULT;
+    send(&event);
+  }
+  start.delete(&key);
+  return 0;
+}
+
+/* ---- NCCL: communicators by identity, a number for every collective, arrival and enqueue time. ---- */
+
+/* What NCCL itself calls the communicator's hash, so that its logs and ours agree. */
+static inline u64 id_hash(u64 address)
+{
+  char id[128];
+  if (bpf_probe_read_user(id, sizeof(id), (void *)address)) {
+    lose(LOST_FAULT);
+    return 0;
+  }
+  u64 hash = 5381;
+#pragma unroll
+  for (int i = 0; i < 128; i++)
+    hash = ((hash << 5) + hash) ^ (u64)(s64)id[i];
+  return hash;
+}
+
+/* Identity from the library's own structure; the offset was found in its machine code, and is checked again here. */
+static inline int read_struct(u64 comm, u32 slot, struct comm_state *state)
+{
+  u64 *offset = rank_offset.lookup(&slot);
+  if (!offset || !*offset)
+    return -1;
+  struct { u64 hash; u32 rank, nranks; s32 device; u32 pad; } seen = {};
+  if (bpf_probe_read_user(&seen, 20, (void *)(comm + *offset - 8))) {
+    lose(LOST_FAULT);
+    return -1;
+  }
+  if (seen.nranks == 0 || seen.nranks > 1000000 || seen.rank >= seen.nranks) {
+    lose(LOST_STRUCT);
+    return -1;
+  }
+  state->id = seen.hash;
+  state->rank = seen.rank;
+  state->nranks = seen.nranks;
+  state->device = seen.device;
+  state->how = 2;
+  return 0;
+}
+
+static inline void remember(u32 tgid, u32 tid, u64 comm, struct comm_state *state)
+{
+  struct comm_key key = {.tgid = tgid, .comm = comm};
+  struct comm_state *before = comms.lookup(&key);
+  state->generation = before ? before->generation + 1 : 1;
+  state->born = bpf_ktime_get_ns();
+  if (comms.update(&key, state))
+    lose(LOST_COMMS);
+  struct event event = {};
+  event.type = EVENT_INIT;
+  event.tgid = tgid;
+  event.tid = tid;
+  event.id = state->id;
+  event.comm = comm;
+  event.arrival = state->born;
+  event.end = state->born;
+  event.rank = state->rank;
+  event.nranks = state->nranks;
+  event.device = state->device;
+  event.how = state->how;
+  event.exact = state->exact;
+  send(&event);
+}
+
+int init_enter(struct pt_regs *ctx)
+{
+  u64 cookie = bpf_get_attach_cookie(ctx);
+  u32 shape = SHAPE(cookie);
+  struct call_key key = {.tid = bpf_get_current_pid_tgid(), .fn = FUNCTION(cookie)};
+  struct call call = {};
+  call.ts = bpf_ktime_get_ns();
+  call.shape = shape;
+  u64 address = 0;
+  if (shape == INIT_RANK) {
+    call.handle = ARG0;
+    call.nranks = ARG1;
+    call.rank = RANK_AFTER_ID;
+    address = UNIQUE_ID_ADDRESS;
+  } else if (shape == INIT_SCALABLE) {
+    call.handle = ARG0;
+    call.nranks = ARG1;
+    call.rank = ARG2;
+    address = ARG4;
+  } else if (shape == INIT_ALL) {
+    call.handle = ARG0;
+    call.nranks = ARG1;
+  } else if (shape == SPLIT) {
+    call.handle = ARG3;
+  }
+  if (address)
+    call.id = id_hash(address);
+  if (start.update(&key, &call))
+    lose(LOST_START);
+  return 0;
+}
+
+int init_return(struct pt_regs *ctx)
+{
+  u64 cookie = bpf_get_attach_cookie(ctx);
+  u32 tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32, slot = SLOT(cookie);
+  struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
+  struct call *call = start.lookup(&key);
+  if (!call)
+    return 0;
+  u64 now = bpf_ktime_get_ns();
+  u32 result = RESULT, failed = result != 0 && result != 7; /* 7: still under way, the communicator exists */
+  struct agg_value *value = find_agg(tgid, FUNCTION(cookie), 0);
+  if (value)
+    add(value, now - call->ts, 0, failed);
+  struct comm_state state = {};
+  state.device = -1;
+  u32 *ordinal = device.lookup(&tid);
+  if (ordinal)
+    state.device = *ordinal;
+  state.exact = 1;
+  if (failed) {
+    struct event event = {};
+    event.type = EVENT_INIT_FAILED;
+    event.tgid = tgid;
+    event.tid = tid;
+    event.fn = FUNCTION(cookie);
+    event.id = call->id;
+    event.arrival = call->ts;
+    event.end = now;
+    event.rank = call->rank;
+    event.nranks = call->nranks;
+    event.result = result;
+    send(&event);
+  } else {
+    u64 comm = call->handle ? stack_word(call->handle) : 0;
+    if (comm) {
+      if (call->shape == SPLIT) {
+        read_struct(comm, slot, &state);
+      } else {
+        state.id = call->id;
+        state.rank = call->rank;
+        state.nranks = call->nranks;
+        state.how = 1;
+      }
+      remember(tgid, tid, comm, &state);
+    }
+  }
+  start.delete(&key);
+  return 0;
+}
+
+/* One thread makes all members: rank is the position, identity is read from the first and holds for all. */
+int init_all_return(struct pt_regs *ctx)
+{
+  u64 cookie = bpf_get_attach_cookie(ctx);
+  u32 tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32, slot = SLOT(cookie);
+  struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
+  struct call *call = start.lookup(&key);
+  if (!call)
+    return 0;
+  u64 handle = call->handle;
+  u32 count = call->nranks, failed = RESULT != 0 && RESULT != 7;
+  start.delete(&key);
+  struct agg_value *value = find_agg(tgid, FUNCTION(cookie), 0);
+  if (value)
+    __sync_fetch_and_add(&value->n, 1);
+  if (failed)
+    return 0;
+  struct comm_state state = {};
+  u64 comm = 0;
+  bpf_probe_read_user(&comm, sizeof(comm), (void *)handle);
+  u64 *offset = rank_offset.lookup(&slot);
+  if (offset && *offset)
+    bpf_probe_read_user(&state.id, sizeof(state.id), (void *)(comm + *offset - 8));
+  state.how = 1;
+  state.device = -1;
+  state.exact = 1;
+  state.nranks = count;
+  state.born = bpf_ktime_get_ns();
+  state.generation = 1;
+  if (count > MAX_INIT_ALL)
+    lose(LOST_STRUCT);
+#pragma clang loop unroll(full)
+  for (u32 i = 0; i < MAX_INIT_ALL; i++) {
+    comm = 0;
+    if (i < count)
+      bpf_probe_read_user(&comm, sizeof(comm), (void *)(handle + 8 * i));
+    struct comm_key where = {.tgid = tgid, .comm = comm};
+    state.rank = i;
+    if (comm && comms.update(&where, &state))
+      lose(LOST_COMMS);
+  }
+  return 0;
+}
+
+int destroy_enter(struct pt_regs *ctx)
+{
+  u32 tgid = bpf_get_current_pid_tgid() >> 32;
+  struct comm_key key = {.tgid = tgid, .comm = ARG0};
+  struct comm_state *state = comms.lookup(&key);
+  struct agg_value *value = find_agg(tgid, FUNCTION(bpf_get_attach_cookie(ctx)), 0);
+  if (value)
+    __sync_fetch_and_add(&value->n, 1);
+  if (!state)
+    return 0;
+  struct event event = {};
+  event.type = EVENT_DESTROY;
+  event.tgid = tgid;
+  event.tid = bpf_get_current_pid_tgid();
+  event.id = state->id;
+  event.comm = ARG0;
+  event.seq = state->seq;
+  event.end = bpf_ktime_get_ns();
+  event.rank = state->rank;
+  event.nranks = state->nranks;
+  event.device = state->device;
+  event.how = state->how;
+  event.exact = state->exact;
+  send(&event);
+  comms.delete(&key);
+  return 0;
+}
+
+static inline struct comm_state *find_comm(struct comm_key *key, u32 slot)
+{
+  struct comm_state *state = comms.lookup(key);
+  if (state)
+    return state;
+  struct comm_state fresh = {};
+  fresh.device = -1;
+  fresh.generation = 1;
+  fresh.born = bpf_ktime_get_ns();
+  read_struct(key->comm, slot, &fresh);
+  comms.insert(key, &fresh);
+  state = comms.lookup(key);
+  if (!state)
+    lose(LOST_COMMS);
+  return state;
+}
+
+static inline void enqueue(u32 tgid, struct pending *mine)
+{
+  struct last *last = last_coll.lookup(&tgid);
+  if (!last) {
+    u32 zero = 0;
+    struct last *fresh = zero_last.lookup(&zero);
+    if (!fresh)
+      return;
+    last_coll.insert(&tgid, fresh);
+    last = last_coll.lookup(&tgid);
+    if (!last) {
+      lose(LOST_PENDING);
+      return;
+    }
+  }
+  u32 chosen = SLOTS, oldest = 0;
+  u64 age = ~0ULL;
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++)
+    if (chosen == SLOTS && last->slot[i].comm == mine->comm)
+      chosen = i;
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++)
+    if (chosen == SLOTS && last->slot[i].state != 1)
+      chosen = i;
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++)
+    if (last->slot[i].arrival < age) {
+      age = last->slot[i].arrival;
+      oldest = i;
+    }
+  if (chosen == SLOTS) {
+    chosen = oldest;
+    lose(LOST_PENDING);
+  }
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++)
+    if (i == chosen)
+      last->slot[i] = *mine;
+}
+
+int coll_enter(struct pt_regs *ctx)
+{
+  u64 cookie = bpf_get_attach_cookie(ctx);
+  u32 shape = SHAPE(cookie), tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32;
+  struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
+  struct call call = {};
+  u64 stream = 0;
+  u32 dtype = ARG3, redop = 0xff;
+  call.ts = bpf_ktime_get_ns();
+  call.bytes = ARG2;
+  call.shape = shape;
+  if (shape == COMM_5) {
+    call.comm = ARG5;
+    stream = ARG6;
+    redop = ARG4;
+  } else if (shape == COMM_4) {
+    call.comm = ARG4;
+    stream = ARG5;
+  } else if (shape == COMM_6) {
+    call.comm = ARG6;
+    stream = ARG7;
+    redop = ARG4;
+  } else {
+    call.bytes = ARG1;
+    dtype = ARG2;
+    call.comm = ARG4;
+    stream = ARG5;
+  }
+  if (dtype > 0xff)
+    dtype = 0xff;
+  if (redop > 0xff)
+    redop = 0xff;
+  call.kind = dtype | redop << 8;
+  if (call.comm && shape != POINT_TO_POINT) {
+    struct comm_key where = {.tgid = tgid, .comm = call.comm};
+    struct comm_state *state = find_comm(&where, SLOT(cookie));
+    if (state) {
+      struct pending mine = {};
+      u32 *depth = group.lookup(&tid);
+      state->seq += 1; /* NCCL forbids two threads in one communicator */
+      state->arrival = call.ts;
+      __sync_fetch_and_add(&state->elements, call.bytes);
+      call.seq = state->seq;
+      mine.comm = call.comm;
+      mine.seq = state->seq;
+      mine.arrival = call.ts;
+      mine.count = call.bytes;
+      mine.stream = stream;
+      mine.group_tid = depth && *depth ? tid : 0;
+      mine.device = state->device;
+      mine.fn = FUNCTION(cookie);
+      mine.dtype = dtype;
+      mine.redop = redop;
+      mine.state = 1;
+      enqueue(tgid, &mine);
+    }
+  }
+  if (start.update(&key, &call))
+    lose(LOST_START);
+  return 0;
+}
+
+int coll_return(struct pt_regs *ctx)
+{
+  u64 cookie = bpf_get_attach_cookie(ctx);
+  u32 tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32;
+  struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
+  struct call *call = start.lookup(&key);
+  if (!call)
+    return 0;
+  u64 ns = bpf_ktime_get_ns() - call->ts;
+  u32 failed = RESULT != 0 && RESULT != 7;
+  struct coll_key where = {
+      .tgid = tgid, .fn = FUNCTION(cookie), .dtype = call->kind, .redop = call->kind >> 8, .comm = call->comm};
+  struct agg_value *value = find_coll(&where);
+  if (value)
+    add(value, ns, call->bytes, failed);
+  struct last *last = last_coll.lookup(&tgid);
+  if (last && call->seq) {
+#pragma unroll
+    for (int i = 0; i < SLOTS; i++)
+      if (last->slot[i].comm == call->comm && last->slot[i].seq == call->seq)
+        last->slot[i].enqueue_ns = ns;
+  }
+  start.delete(&key);
+  return 0;
+}
+
+/* Members of a group are launched by the outermost ncclGroupEnd: that is when all of them arrive. */
+int group_enter(struct pt_regs *ctx)
+{
+  u64 cookie = bpf_get_attach_cookie(ctx);
+  u32 tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32, one = 1;
+  struct agg_value *value = find_agg(tgid, FUNCTION(cookie), 0);
+  if (value)
+    __sync_fetch_and_add(&value->n, 1);
+  u32 *depth = group.lookup(&tid);
+  if (SHAPE(cookie) == GROUP_START) {
+    if (depth)
+      *depth += 1;
+    else
+      group.update(&tid, &one);
+    return 0;
+  }
+  if (!depth)
+    return 0;
+  if (*depth > 1) {
+    *depth -= 1;
+    return 0;
+  }
+  group.delete(&tid);
+  struct last *last = last_coll.lookup(&tgid);
+  if (!last)
+    return 0;
+  u64 now = bpf_ktime_get_ns();
+#pragma unroll
+  for (int i = 0; i < SLOTS; i++)
+    if (last->slot[i].group_tid == tid) {
+      last->slot[i].group_tid = 0;
+      last->slot[i].arrival = now;
+    }
+  return 0;
+}

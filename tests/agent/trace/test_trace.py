@@ -1,0 +1,122 @@
+"""Counting calls of unmodified processes: the pure parts everywhere, the kernel parts as root with BCC."""
+
+import os
+import shutil
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from ingero_agent.sources.database import DatabaseSource
+from ingero_agent.trace import elf
+from ingero_agent.trace.discovery import parse_maps
+from ingero_agent.trace.probes.table import FUNCTIONS, element_size, library_functions
+from ingero_agent.trace.store import Counted, Store
+from ingero_testing.processes import BIN, process, wait_until
+
+LIBRARY = """
+#include <stddef.h>
+typedef struct { unsigned x, y, z; } dim3;
+__attribute__((noinline)) int cudaLaunchKernel(void *f, dim3 g, dim3 b, void **a, size_t s, void *t)
+{ __asm__(""); return 0; }
+__attribute__((noinline)) int cudaMalloc(void **p, size_t n) { __asm__(""); return 0; }
+__attribute__((noinline)) int cudaMemcpy2D(void *d, size_t dp, const void *s, size_t sp, size_t w, size_t h, int k)
+{ __asm__(""); return 0; }
+"""
+JOB = """
+#include <stddef.h>
+#include <stdio.h>
+typedef struct { unsigned x, y, z; } dim3;
+int cudaLaunchKernel(void *, dim3, dim3, void **, size_t, void *);
+int cudaMalloc(void **, size_t);
+int cudaMemcpy2D(void *, size_t, const void *, size_t, size_t, size_t, int);
+int main(void) {
+  dim3 one = {1, 1, 1};
+  getchar();
+  for (int i = 0; i < 50000; i++) cudaLaunchKernel(0, one, one, 0, 0, 0);
+  for (int i = 0; i < 300; i++) cudaMalloc(0, 4096);
+  for (int i = 0; i < 200; i++) cudaMemcpy2D(0, 0, 0, 0, 10, 20, 2);
+  getchar();
+}
+"""
+needs_ebpf = pytest.mark.skipif(
+    os.getuid() != 0
+    or not shutil.which("cc")
+    or not Path("/sys/kernel/btf/vmlinux").exists()
+    or not Path("/usr/lib/python3/dist-packages/bcc").exists(),
+    reason="needs root, BTF, python3-bpfcc and a C compiler",
+)
+
+
+def test_any_version_of_a_library_is_found_and_a_data_mapping_is_not() -> None:
+    text = (
+        "7f00-7f01 r-xp 00000000 08:01 12 /opt/a b/libcudart.so.13\n"
+        "7f02-7f03 r--p 00000000 08:01 12 /opt/libcudart.so.12\n"
+        "7f04-7f05 r-xp 00000000 08:01 13 /opt/libnccl.so.2 (deleted)\n"
+        "7f06-7f07 r-xp 00000000 08:01 14 /opt/libcudart_static_notes.so\n"
+        "7f08-7f09 r-xp 00000000 00:00 0 \n"
+    )
+
+    assert list(parse_maps(text)) == [("cudart", "7f00-7f01"), ("nccl", "7f04-7f05")]
+
+
+def test_numbers_of_functions_fit_the_cookie_and_broadcast_is_counted_once() -> None:
+    assert len({function.number for function in FUNCTIONS}) == len(FUNCTIONS) < 256
+    assert "ncclBcast" not in library_functions("nccl")
+    assert "cuLaunchKernel" not in library_functions("cudart")
+
+
+def test_bytes_of_a_collective_follow_the_data_type_and_are_absent_for_an_unknown_one() -> None:
+    assert [element_size(dtype) for dtype in (0, 2, 6, 7, 9, 12, 255)] == [1, 4, 2, 4, 2, 0, 0]
+
+
+@pytest.mark.parametrize("data", [b"", b"\x7fELF", b"\x7fELF\x02\x01" + b"\xff" * 200])
+def test_a_file_that_is_no_library_is_refused_in_words(data: bytes) -> None:
+    with pytest.raises(elf.NotElf):
+        elf.function_offsets(data, {"cudaMalloc"})
+
+
+def test_late_counts_add_to_their_bucket(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a.db")
+    store.add([Counted(1, 3, 7, 10)], 991.0)
+    store.add([Counted(1, 3, 7, 5)], 993.0)
+    store.close()
+
+    assert DatabaseSource(tmp_path / "a.db", 10, gpus=1).read(1001.0).launches == 15
+
+
+@needs_ebpf
+def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(tmp_path: Path) -> None:
+    (tmp_path / "lib.c").write_text(LIBRARY)
+    (tmp_path / "job.c").write_text(JOB)
+    library = tmp_path / "libcudart.so.13"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "lib.c"], check=True)
+    subprocess.run(["cc", "-o", tmp_path / "job", tmp_path / "job.c", library], check=True)
+    database, log = tmp_path / "trace.db", tmp_path / "trace.log"
+    jobs = [subprocess.Popen([tmp_path / "job"], stdin=subprocess.PIPE) for _ in range(2)]
+    try:
+        with process(
+            log, str(BIN / "python"), "-m", "ingero_agent", "trace", "--db", str(database), "--period", "0.2"
+        ):
+            wait_until(lambda: b"attached" in log.read_bytes() or b"cannot" in log.read_bytes(), "links")
+            for job in jobs:
+                assert job.stdin
+                job.stdin.write(b"\n")
+                job.stdin.flush()
+
+            def rows() -> list[tuple[int, int, int, int]]:
+                with closing(sqlite3.connect(database)) as connection:
+                    return connection.execute(
+                        "SELECT pid, op, SUM(count), SUM(sum_arg0) FROM event_aggregates GROUP BY pid, op"
+                    ).fetchall()
+
+            want = {
+                (job.pid, *row) for job in jobs for row in ((3, 50000, 0), (1, 300, 300 * 4096), (9, 200, 200 * 200))
+            }
+            wait_until(lambda: set(rows()) == want, f"{want} (log: {log.read_text()})", 20)
+    finally:
+        for job in jobs:
+            job.kill()
+            job.communicate()
