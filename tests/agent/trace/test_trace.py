@@ -120,3 +120,51 @@ def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(tmp_path: P
         for job in jobs:
             job.kill()
             job.communicate()
+
+
+NCCL = """
+#include <stddef.h>
+__attribute__((noinline)) int ncclAllReduce(const void *s, void *r, size_t n, int type, int op,
+  void *comm, void *stream)
+{ __asm__(""); return 0; }
+"""
+NCCL_JOB = """
+#include <stddef.h>
+#include <stdio.h>
+int ncclAllReduce(const void *, void *, size_t, int, int, void *, void *);
+int main(void) {
+  getchar();
+  for (int i = 0; i < 100; i++) ncclAllReduce(0, 0, 1000, 7, 0, (void *)64, 0);
+  getchar();
+}
+"""
+
+
+@needs_ebpf
+def test_collectives_are_counted_in_bytes_not_in_elements(tmp_path: Path) -> None:
+    (tmp_path / "lib.c").write_text(NCCL)
+    (tmp_path / "job.c").write_text(NCCL_JOB)
+    library = tmp_path / "libnccl.so.2"
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "lib.c"], check=True)
+    subprocess.run(["cc", "-o", tmp_path / "job", tmp_path / "job.c", library], check=True)
+    database, log = tmp_path / "trace.db", tmp_path / "trace.log"
+    with subprocess.Popen([tmp_path / "job"], stdin=subprocess.PIPE) as job:
+        try:
+            with process(
+                log, str(BIN / "python"), "-m", "ingero_agent", "trace", "--db", str(database), "--period", "0.2"
+            ):
+                wait_until(lambda: b"attached" in log.read_bytes() or b"cannot" in log.read_bytes(), "links")
+                assert job.stdin
+                job.stdin.write(b"\n")
+                job.stdin.flush()
+
+                def rows() -> list[tuple[int, int, int]]:
+                    with closing(sqlite3.connect(database)) as connection:
+                        return connection.execute(
+                            "SELECT source, SUM(count), SUM(sum_arg0) FROM event_aggregates WHERE pid = ? GROUP BY 1",
+                            (job.pid,),
+                        ).fetchall()
+
+                wait_until(lambda: rows() == [(9, 100, 400_000)], f"100 collectives ({log.read_text()})", 20)
+        finally:
+            job.kill()
