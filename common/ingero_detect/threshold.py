@@ -62,6 +62,9 @@ def raw_threshold(statistics: CohortStatistics, k: float, min_band: float) -> Fl
 
 
 def smooth(previous: Floats, raw: Floats, alpha: float) -> Floats:
-    """Exponential moving average, clamped to the accepted range; NaN in `previous` starts anew."""
+    """Exponential moving average, clamped to the accepted range.
+
+    NaN in `previous` starts anew; NaN in `raw` (nobody reported) keeps what was.
+    """
     mixed = np.where(np.isfinite(previous), alpha * raw + (1 - alpha) * previous, raw)
-    return np.clip(mixed, LOWEST, HIGHEST)
+    return np.clip(np.where(np.isfinite(raw), mixed, previous), LOWEST, HIGHEST)
