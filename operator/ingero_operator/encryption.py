@@ -1,0 +1,229 @@
+"""Decide whether a StorageClass and a volume are encrypted at rest; unknown counts as unencrypted.
+
+Add a driver by adding a row to `ROWS` and a test row beside it. Everything here is pure: values in, `Judgement` out.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+DECLARED_KEY = "ingero.io/encryption-at-rest"
+EVIDENCE_KEY = "ingero.io/encryption-evidence"
+MIN_EVIDENCE = 20
+PARSE_BOOL_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's strconv.ParseBool
+
+
+class Level(IntEnum):
+    """How well encryption at rest is vouched for; a higher one satisfies every lower policy."""
+
+    NONE = 0
+    DECLARED = 1
+    PROVIDER_DEFAULT = 2
+    PROVEN = 3
+
+
+@dataclass(frozen=True)
+class StorageClass:
+    name: str
+    uid: str
+    provisioner: str
+    parameters: Mapping[str, str]
+    annotations: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Volume:
+    """A PersistentVolume as the API tells it; `driver` is `spec.csi.driver`, or the in-tree name if migrated."""
+
+    name: str
+    uid: str
+    claim_uid: str
+    class_name: str
+    driver: str
+    attributes: Mapping[str, str]
+    provisioned_by: str | None
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """What the class lock noted before the claim was created."""
+
+    class_name: str
+    class_uid: str
+    level: Level
+
+
+@dataclass(frozen=True)
+class Judgement:
+    level: Level
+    reason: str
+    message: str
+
+    @property
+    def proven(self) -> bool:
+        return self.level is not Level.NONE
+
+
+Proof = Callable[[Mapping[str, str]], bool]
+
+
+@dataclass(frozen=True)
+class Row:
+    """One driver: what proves encryption, what holds without it, and what its volumes repeat."""
+
+    names: tuple[str, ...]
+    fix: str
+    proof: Proof | None = None
+    otherwise: Level = Level.NONE  # reached without the proof and without any statement
+    declarable: bool = True
+    folded_keys: bool = False
+    volume_proof: Proof | None = None  # over spec.csi.volumeAttributes; None: the volume does not repeat it
+    suffix: bool = False
+
+
+def _exactly(key: str, value: str) -> Proof:
+    return lambda parameters: parameters.get(key) == value
+
+
+def _truthy(key: str) -> Proof:
+    return lambda parameters: parameters.get(key) in PARSE_BOOL_TRUE
+
+
+def _matches(key: str, pattern: str) -> Proof:
+    compiled = re.compile(pattern)
+    return lambda parameters: compiled.fullmatch(parameters.get(key, "")) is not None
+
+
+def _all(*proofs: Proof) -> Proof:
+    return lambda parameters: all(proof(parameters) for proof in proofs)
+
+
+def _any(*proofs: Proof) -> Proof:
+    return lambda parameters: any(proof(parameters) for proof in proofs)
+
+
+_AZURE_SET = _matches(
+    "diskencryptionsetid",
+    r"(?i)/subscriptions/[^/]+/resourceGroups/[^/]+/providers/"
+    r"Microsoft\.Compute/diskEncryptionSets/[^/]+",
+)
+_LINODE = "linodebs.csi.linode.com"
+_STAGE_SECRET = "csi.storage.k8s.io/node-stage-secret-name"
+_LOCAL = (
+    "topolvm.io", "local.csi.openebs.io", "rancher.io/local-path", "kubernetes.io/no-provisioner",
+    "hostpath.csi.k8s.io", "k8s.io/minikube-hostpath", "docker.io/hostpath",
+)  # fmt: skip
+
+ROWS: tuple[Row, ...] = (
+    Row(("ebs.csi.aws.com", "kubernetes.io/aws-ebs"), 'encrypted: "true"', _exactly("encrypted", "true"),
+        folded_keys=True),
+    Row(("pd.csi.storage.gke.io", "kubernetes.io/gce-pd"), "disk-encryption-kms-key: <name of a Cloud KMS key>",
+        _matches("disk-encryption-kms-key", r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+"),
+        otherwise=Level.PROVIDER_DEFAULT),
+    Row(("disk.csi.azure.com", "kubernetes.io/azure-disk"), "diskEncryptionSetID: <resource id>",
+        _AZURE_SET,
+        otherwise=Level.PROVIDER_DEFAULT, folded_keys=True, volume_proof=_AZURE_SET),
+    Row(("rbd.csi.ceph.com",), 'encrypted: "true"', _truthy("encrypted"), suffix=True,
+        volume_proof=_truthy("encrypted")),
+    Row(("driver.longhorn.io",), f'encrypted: "true" and {_STAGE_SECRET}',
+        _all(_truthy("encrypted"), _matches(_STAGE_SECRET, r".+")), volume_proof=_truthy("encrypted")),
+    Row(("pxd.portworx.com", "kubernetes.io/portworx-volume"), 'secure: "true"', _exactly("secure", "true")),
+    Row((_LINODE,), f'{_LINODE}/luks-encrypted: "true"',
+        _any(_exactly(f"{_LINODE}/encrypted", "true"),
+             _all(_exactly(f"{_LINODE}/luks-encrypted", "true"), _matches(_STAGE_SECRET, r".+")))),
+    Row(("csi.scaleway.com",), 'encrypted: "true"', _truthy("encrypted"), volume_proof=_truthy("encrypted")),
+    Row(("csi.cloudscale.ch",), f'csi.cloudscale.ch/luks-encrypted: "true" and {_STAGE_SECRET}',
+        _all(_exactly("csi.cloudscale.ch/luks-encrypted", "true"), _matches(_STAGE_SECRET, r".+"))),
+    Row(("storage.csi.upcloud.com",), "encryption: data-at-rest", _exactly("encryption", "data-at-rest")),
+    Row(("vpc.block.csi.ibm.io",), 'encrypted: "true" and encryptionKey: <CRN>',
+        _all(_exactly("encrypted", "true"), _matches("encryptionKey", r"crn:.+")), otherwise=Level.PROVIDER_DEFAULT),
+    Row(("blockvolume.csi.oraclecloud.com",), "kms-key-id: <OCID>", _matches("kms-key-id", r"ocid1\.key\..+"),
+        otherwise=Level.PROVIDER_DEFAULT),
+    Row(("dobs.csi.digitalocean.com",), "a declaration by a cluster administrator", otherwise=Level.PROVIDER_DEFAULT),
+    Row(("csi.trident.netapp.io", "csi.vsphere.vmware.com", "kubernetes.io/vsphere-volume", "csi.hetzner.cloud",
+         "cinder.csi.openstack.org", "kubernetes.io/cinder", *_LOCAL), "a declaration by a cluster administrator"),
+    Row((".openebs.io",), "a declaration by a cluster administrator", suffix=True),
+    Row(("cephfs.csi.ceph.com",), "a block storage class (a shared file system cannot hold the store)",
+        declarable=False, suffix=True),
+    Row(("efs.csi.aws.com", "file.csi.azure.com", "nfs.csi.k8s.io", "smb.csi.k8s.io"),
+        "a block storage class (a shared file system cannot hold the store)", declarable=False),
+)  # fmt: skip
+
+
+def find_row(provisioner: str) -> Row | None:
+    """The row of a provisioner, exact names before suffixes (Rook prefixes the driver with its namespace)."""
+    exact = (row for row in ROWS if not row.suffix and provisioner in row.names)
+    suffixed = (
+        row for row in ROWS if row.suffix
+        for name in row.names if provisioner == name or provisioner.endswith("." + name.lstrip("."))
+    )  # fmt: skip
+    return next(exact, None) or next(suffixed, None)
+
+
+def _holds(row: Row, proof: Proof | None, parameters: Mapping[str, str]) -> bool:
+    if proof is None:
+        return False
+    if not row.folded_keys:
+        return proof(parameters)
+    folded: dict[str, str] = {}
+    for key, value in parameters.items():
+        if folded.setdefault(key.lower(), value) != value:  # two spellings that disagree prove nothing
+            return False
+    return proof(folded)
+
+
+def judge_class(storage_class: StorageClass, policy: Level) -> Judgement:
+    """The class lock: the level this class reaches, or NONE with the fix when that is below `policy`.
+
+    `policy` is the stricter of the store's and the cluster's own minimum; NONE as a policy is refused (ValueError).
+    """
+    if policy is Level.NONE:
+        raise ValueError("policy must be DECLARED, PROVIDER_DEFAULT or PROVEN")
+    where = f"class {storage_class.name} ({storage_class.provisioner})"
+    row = find_row(storage_class.provisioner)
+    if row is None:
+        return Judgement(
+            Level.NONE, "UnknownProvisioner",
+            f"{where} is not in the table of drivers and counts as unencrypted; choose a class of a listed driver",
+        )  # fmt: skip
+    if not row.declarable:
+        return Judgement(Level.NONE, "NotBlockStorage", f"{where} is refused; choose {row.fix}")
+    evidence = storage_class.annotations.get(EVIDENCE_KEY, "").strip()
+    declared = storage_class.annotations.get(DECLARED_KEY) == "declared" and len(evidence) >= MIN_EVIDENCE
+    level = Level.PROVEN if _holds(row, row.proof, storage_class.parameters) else row.otherwise
+    if level is Level.NONE and declared:
+        level = Level.DECLARED
+    if level is Level.NONE or level < policy:
+        return Judgement(
+            Level.NONE, "ClassNotEncrypted",
+            f"{where} reaches {level.name} and {policy.name} is asked; it needs {row.fix}: create such a class and "
+            "set spec.storage.className to it (possible until a claim exists)",
+        )  # fmt: skip
+    return Judgement(level, level.name, f"{where} reaches {level.name}")
+
+
+def judge_volume(volume: Volume, recorded: Recorded, current: StorageClass | None, claim_uid: str) -> Judgement:
+    """The volume lock: only a volume made by the judged class for our claim may unlock the pod.
+
+    `current` is the class of the recorded name as it is now (None: gone). Nothing here raises the recorded level.
+    """
+    row = find_row(current.provisioner) if current else None
+    if recorded.level is Level.NONE:
+        return Judgement(Level.NONE, "ClassNotJudged", "no class was judged before this claim was created")
+    if not claim_uid or volume.claim_uid != claim_uid:
+        return Judgement(Level.NONE, "ForeignVolume", f"volume {volume.name} is bound to another claim")
+    if volume.class_name != recorded.class_name:
+        return Judgement(Level.NONE, "ClassDiffers", f"volume {volume.name} is of class {volume.class_name!r}")
+    if current is None or current.name != recorded.class_name or current.uid != recorded.class_uid or row is None:
+        return Judgement(
+            Level.NONE, "ClassReplaced",
+            f"class {recorded.class_name} is no longer the one that was judged; the volume stays locked",
+        )  # fmt: skip
+    if not volume.provisioned_by:
+        return Judgement(Level.NONE, "StaticVolume", f"volume {volume.name} was made by hand and proves nothing")
+    if find_row(volume.driver) is not row:
+        return Judgement(Level.NONE, "DriverDiffers", f"volume {volume.name} is of driver {volume.driver!r}")
+    if recorded.level is Level.PROVEN and row.volume_proof and not _holds(row, row.volume_proof, volume.attributes):
+        return Judgement(Level.NONE, "VolumeNotEncrypted", f"volume {volume.name} does not say that it is encrypted")
+    return Judgement(recorded.level, recorded.level.name, f"volume {volume.name} reaches {recorded.level.name}")
