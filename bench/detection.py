@@ -344,8 +344,8 @@ def cost(console: Console, nodes: int = 100_000) -> None:
     window = detector.memory.window().nbytes / nodes
     console.print(
         f"{nodes:,} nodes in {len(cohorts):,} cohorts: a tick takes {1000 * float(np.median(seconds)):.1f} ms "
-        f"of one core (worst of {len(seconds)}: {1000 * max(seconds):.1f}; target 30); {held:.0f} bytes of state a node "
-        f"(target 200) and {window:.0f} of window"
+        f"of one core (worst of {len(seconds)}: {1000 * max(seconds):.1f}; target 30); {held:.0f} bytes of state a "
+        f"node (target 200) and {window:.0f} of window"
     )
 
 

@@ -106,7 +106,7 @@ class Outcome:
 
 
 class Detector:
-    """Judges every node at every tick. Ticks in order, please; rows sorted by (cluster, node) make runs comparable."""
+    """Judges every node at every tick. Ticks come in order; rows sorted by (cluster, node) make runs comparable."""
 
     def __init__(self, parameters: Parameters | None = None, mergeable: Sequence[int] = ()) -> None:
         self.parameters = parameters or Parameters()

@@ -32,9 +32,10 @@ class Axis(StrEnum):
 class Verdict:
     """One node at one tick.
 
-    `since`: estimated onset, `detected`: tick of the alarm, `recovered`: estimated end, all in the
-    caller's seconds; `severity`: share of its own rate lost, 0 to 1; `value`: what it does now, `expected`: what it would do if it were well, in the input's unit;
-    `residual` and `scale`: log units; `evidence` and `level`: the test statistic and what it had to exceed.
+    `since`: estimated onset, `detected`: tick of the alarm, `recovered`: estimated end, all in the caller's seconds;
+    `severity`: share of its own rate lost, 0 to 1; `value`: what it does now, `expected`: what it would do if it were
+    well, in the input's unit; `residual` and `scale`: log units; `evidence` and `level`: the test statistic and what
+    it had to exceed.
     """
 
     cluster: str
