@@ -49,6 +49,9 @@ _LATE_PHASE_COUNT: Final = 10
 _OFFSET_TICKS: Final = 12
 """Ticks between two looks at how far the nodes of a cohort lie apart, and between two calibrations."""
 
+_ONSET: Final = 0.1
+"""Share of the alarm level at which evidence counts as begun: below it the noise of every healthy node wanders."""
+
 _SAMPLE: Final = 8192
 """Nodes whose steps are booked in one tick."""
 
@@ -355,7 +358,7 @@ class Detector:
         free = ~accused & ready & eligible
         self._book_peaks(index, group, free, slow_before, slow, fast_before, fast)
         self._book_steps(group[free], z[free], allowance[free], cap[free])
-        begins = (slow > 0) & (slow_before <= 0)
+        begins = (slow > _ONSET * top) & (slow_before <= _ONSET * top)
         onset = np.where(begins, now, memory.node("onset")[index])
         shortfall = np.where(begins, 0.0, memory.node("shortfall")[index]) - np.where(eligible, gap, 0.0)
         spell = np.where(begins, 0, memory.node("spell")[index]) + eligible
@@ -369,7 +372,7 @@ class Detector:
         below_step = -absolute / scale - np.maximum(parameters.drift, line / scale)
         below = np.maximum(0.0, below_before + np.minimum(np.maximum(below_step, floor), cap)) * ready
         below = np.where(eligible, below, below_before)
-        below_begins = (below > 0) & (below_before <= 0)
+        below_begins = (below > _ONSET * top) & (below_before <= _ONSET * top)
         below_onset = np.where(below_begins, now, memory.node("below_onset")[index])
         few = np.bincount(group[(below > 0) & ~accused], minlength=m) <= np.maximum(1, 0.1 * reference.count)
 
