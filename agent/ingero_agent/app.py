@@ -6,7 +6,8 @@ import signal
 from ingero_agent.devices import find_devices
 from ingero_agent.identity import cgroup_hash, find_provider
 from ingero_agent.loop import Loop
-from ingero_agent.push import FleetClient, Route, check_key
+from ingero_agent.push import FleetClient
+from ingero_agent.route import Route, check_key
 from ingero_agent.settings import AgentConfig
 from ingero_agent.sockets import EventSocket, default_path
 from ingero_agent.sources import Source
@@ -47,9 +48,11 @@ def make_client(config: AgentConfig) -> FleetClient:
         token_file=config.fleet_token_file,
         threshold_url=config.fleet_threshold_url,
         timeout=config.fleet_timeout,
+        protocol=config.fleet_protocol,
         encoding=config.fleet_encoding,
+        compression=config.fleet_compression,
     )
-    return FleetClient(route, config.fleet_push_interval)
+    return FleetClient(route)
 
 
 async def fleet_push(config: AgentConfig) -> None:
