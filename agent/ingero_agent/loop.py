@@ -11,7 +11,9 @@ from ingero_agent.devices import Devices
 from ingero_agent.health import decision, score, state
 from ingero_agent.health.baseline import Baseline
 from ingero_agent.health.signals import Observation, sanitise
+from ingero_agent.health.throttle import Throttling
 from ingero_agent.push import FleetClient
+from ingero_agent.reports import encode_throttling
 from ingero_agent.settings import AgentConfig
 from ingero_agent.sockets import EventSocket
 from ingero_agent.sources import ReadFailed, Source
@@ -57,6 +59,7 @@ class Loop:
     ) -> None:
         self.counters = LoopCounters()
         self.standing = decision.Standing()
+        self.throttling = Throttling()
         self._config = config
         self._source = source
         self._devices = devices
@@ -119,6 +122,7 @@ class Loop:
         if observation is None:
             return
         gpus = self._devices.read()
+        was_throttled, self.throttling = self.throttling.active, self.throttling.advance(gpus.throttle)
         if gpus.memory_headroom is not None:
             observation = replace(observation, memory=gpus.memory_headroom)
         observation, wrong = sanitise(observation)
@@ -134,6 +138,13 @@ class Loop:
             report = self._report(observation, current, now)
             report.gpu_model, report.gpu_count = gpus.model, gpus.count
         await self._decide(now, report, current, active)
+        if was_throttled or self.throttling.active:
+            await self._client.send_event(
+                encode_throttling(
+                    self.throttling, node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
+                    provider=self._provider, time_unix_nano=int(now * 1e9),
+                )
+            )  # fmt: skip
         if not self.standing.straggler and self._life.phase is not state.Phase.IDLE:
             self._baseline = self._baseline.advance(observation)
         if now - self._saved_at >= self._config.fleet_persist_interval:
@@ -160,6 +171,7 @@ class Loop:
             log.info(
                 "straggler_state transition", straggler=self.standing.straggler, score=round(current.value, 4),
                 threshold=rule.threshold, mode=str(rule.mode), source=str(rule.source), signal=str(current.dominant),
+                throttled=",".join(sorted(self.throttling.active)),
             )  # fmt: skip
         threshold = rule.threshold if rule.threshold is not None else decision.LOCAL_THRESHOLD
         if self.standing.straggler:

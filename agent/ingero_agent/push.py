@@ -96,7 +96,7 @@ class FleetClient:
         return reply.failure is None
 
     async def send_event(self, request: ExportMetricsServiceRequest) -> None:
-        """Send a straggler event, once; what becomes of it changes nothing."""
+        """Send what is no health report, once; what becomes of it changes nothing."""
         await self._transport.send(request)
 
     async def ask(self, now: float) -> None:
