@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero_agent import persist
-from ingero_agent.devices import Devices
+from ingero_agent.devices import Devices, GpuReading
 from ingero_agent.health import decision, score, state
 from ingero_agent.health.baseline import Baseline
 from ingero_agent.health.signals import Observation, sanitise
@@ -42,6 +42,29 @@ class LoopCounters:
     insane: int = 0
 
 
+@dataclass(frozen=True)
+class Look:
+    """The latest look that succeeded."""
+
+    observation: Observation
+    score: score.Score
+    gpus: GpuReading
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where the node stands. `look` is absent before the first and while the source cannot be read."""
+
+    phase: state.Phase
+    look: Look | None
+    rule: decision.Rule
+    straggler: bool
+    degraded: bool
+    samples: int
+    throttling: Throttling
+    ticked_at: float
+
+
 class Loop:
     """Runs ticks until it is stopped."""
 
@@ -71,7 +94,8 @@ class Loop:
         self._baseline = Baseline()
         self._life = state.Life(warmup=config.warmup_samples)
         self._rule = decision.Rule(DetectionMode.NONE, DecisionSource.NONE)
-        self._saved_at = clock()
+        self._look: Look | None = None
+        self._saved_at = self._ticked_at = clock()
         self._restore()
 
     def _restore(self) -> None:
@@ -80,6 +104,15 @@ class Loop:
             self._baseline = loaded.baseline
             self._life = state.Life.restored(self._config.warmup_samples)
         log.info("baseline", outcome=loaded.outcome, samples=self._baseline.samples)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Where the node stands now; readable from any thread."""
+        return Snapshot(
+            phase=self._life.phase, look=self._look, rule=self._rule, straggler=self.standing.straggler,
+            degraded=self._baseline.degraded(), samples=self._baseline.samples, throttling=self.throttling,
+            ticked_at=self._ticked_at,
+        )  # fmt: skip
 
     async def run(self, ended: asyncio.Event) -> None:
         """Tick until told to end; the last baseline is saved on the way out."""
@@ -108,7 +141,7 @@ class Loop:
     async def tick(self) -> None:
         """One look and what follows from it."""
         self.counters.ticks += 1
-        now = self._clock()
+        now = self._ticked_at = self._clock()
         try:
             observation = self._source.read(now)
         except ReadFailed as error:
@@ -117,6 +150,7 @@ class Loop:
                 log.warning("look_failed", reason=str(error))
             self._life = state.fail(self._life).life
             if self._life.phase is state.Phase.STALE:
+                self._look = None
                 await self._decide(now, None, score.compute(_NOTHING, None), active=False)
             return
         if observation is None:
@@ -132,6 +166,7 @@ class Loop:
         if step.reset:
             self._baseline = Baseline()
         current = score.compute(observation, self._baseline.normal())
+        self._look = Look(observation, current, gpus)
         active = self._life.phase is state.Phase.ACTIVE
         report = None
         if step.push:

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ingero_kit.otlp import check_name
+from ingero_kit.pages import parse_listen
 from ingero_kit.settings import Duration, Settings
 
 
@@ -89,6 +90,10 @@ class AgentConfig(Settings):
     """Database of `ingero-agent trace`."""
     signal_window: Duration = Field(default=60.0, ge=10)
     """Window over that database."""
+    metrics_listen: str = ""
+    """Address of `/metrics`, `/healthz` and `/readyz`: `host:port`, or `:port` for every address; none without it."""
+    ports_file: Path | None = None
+    """File to write the port taken into, as JSON, when ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important level that is written."""
 
@@ -98,6 +103,8 @@ class AgentConfig(Settings):
             problem = check_name(getattr(self, name))
             if problem:
                 raise ValueError(f"{name} {problem}")
+        if self.metrics_listen:
+            parse_listen(self.metrics_listen)
         if self.fleet_insecure and (self.fleet_tls_ca or self.fleet_tls_cert or self.fleet_tls_key):
             raise ValueError("fleet_insecure cannot be combined with TLS files")
         if self.fleet_protocol == "grpc" and self.fleet_encoding == "json":
