@@ -9,7 +9,7 @@ import click
 import yaml
 
 from ingero_fleet.loadgen.command import bench
-from ingero_fleet.replay.command import replay
+from ingero_fleet.replay.command import command as replay
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_FLEET_"
