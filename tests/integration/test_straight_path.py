@@ -14,6 +14,7 @@ import pytest
 from ingero_contract import routes
 from ingero_testing.processes import BIN, Running, fleet, process, wait_until
 
+TAKEN = 'ingero_agent_thresholds_total{outcome="taken"}'
 STAGES = "stages: [{seconds: 3}, {seconds: 600, launches_per_second: 10}]\n"
 
 
@@ -25,7 +26,12 @@ def agent(folder: Path, service: Running, node: str, *source: str, protocol: str
         "--warmup-samples", "5", "--no-detect-provider", "--fleet-persist-interval", "200ms",
         "--fleet-persist-path", str(folder / f"{node}.json"),
         "--remediate", "--remediate-socket", str(folder / f"{node}.sock"),
+        "--metrics-listen", "127.0.0.1:0", "--ports-file", str(folder / f"{node}.ports"),
     )  # fmt: skip
+
+
+def port_of(folder: Path, node: str) -> int:
+    return int(json.loads((folder / f"{node}.ports").read_text())["metrics"])
 
 
 def metrics(port: int) -> dict[str, float]:
@@ -81,6 +87,7 @@ def test_fleet_may_go_and_come_back(tmp_path: Path, protocol: str) -> None:
             for name in ("n0", "n1", "n2")
         ]
         wait_until(lambda: '"new": "fleet"' in nodes[0].words(), "the mode fleet")
+        wait_until(lambda: metrics(port_of(tmp_path, "n0")).get(TAKEN, 0) > 0, "a threshold to fall back upon")
         os.kill(service.process.pid, signal.SIGKILL)
         service.process.wait(10)
         wait_until(lambda: '"new": "local-cached"' in nodes[0].words(), "the mode local-cached")
