@@ -132,7 +132,8 @@ def _verdicts(picture: Picture, findings: Findings) -> Iterator[Metric]:
         "False alarms allowed per node-hour.",
         findings.estimates.get("budget", 0.0),
     )
-    yield _counter("ingero_fleet_judged_node_hours", "Node-hours judged.", findings.estimates.get("node_hours", 0.0))
+    judged = findings.estimates.get("node_hours", 0.0) * 3600
+    yield _counter("ingero_fleet_judged_node_seconds", "Node-seconds judged.", judged)
     yield _counter("ingero_fleet_accusations", "Nodes accused.", findings.accusations)
     yield _counter(
         "ingero_fleet_accusation_delay_seconds", "Time from onset to alarm, over all accusations.",

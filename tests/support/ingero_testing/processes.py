@@ -18,7 +18,7 @@ SHARED = next(
 )
 
 
-def wait_until(done: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def wait_until(done: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
     """Wait, bounded, until something is so."""
     deadline = time.monotonic() + seconds
     while not done():
