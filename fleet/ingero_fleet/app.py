@@ -89,9 +89,7 @@ class Fleet:
             self.engine.listeners["otlp_http"] = running.http.counters
         if protocols.grpc:
             settings = protocols.grpc
-            running.grpc = OtlpGrpcReceiver(
-                self.engine.intake, self._guardian(settings.auth), body_bytes=settings.max_decoded_body_size
-            )
+            running.grpc = OtlpGrpcReceiver(self.engine.intake, self._guardian(settings.auth), settings.limits())
             host, port = parse_endpoint(settings.endpoint)
             running.ports["otlp/grpc"] = await running.grpc.start(host, port, tls=settings.tls)
 
