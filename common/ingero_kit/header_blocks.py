@@ -47,6 +47,14 @@ class BadBlock(ValueError):
     """A block that cannot be read: the connection cannot go on (RFC 9113, 4.3)."""
 
 
+class Bomb(BadBlock):
+    """A block that unfolds to far more than is allowed."""
+
+
+_BOMB: Final = 4
+"""How often the allowed size a block may unfold to before it is read no further."""
+
+
 class Table(NamedTuple):
     """A dynamic table: its entries, newest first, what they count in octets and what they may count."""
 
@@ -59,7 +67,7 @@ def read_block(block: bytes, table: Table, most: int) -> tuple[list[Field] | Non
     """The fields of a complete block, in order, and the table behind it.
 
     `most` bounds the fields in octets as SETTINGS_MAX_HEADER_LIST_SIZE counts them; a block beyond it is read to its
-    end for the table's sake and gives `None`. Raises `BadBlock`.
+    end for the table's sake and gives `None`. Raises `BadBlock`, and `Bomb` for one that is far beyond it.
     """
     try:
         return _read(block, table, most)
@@ -103,6 +111,8 @@ def _read(block: bytes, table: Table, most: int) -> tuple[list[Field] | None, Ta
         total += len(field[0]) + len(field[1]) + ENTRY_OVERHEAD
         if total <= most:
             fields.append(field)
+        elif total > _BOMB * most:
+            raise Bomb("a header block unfolds to too much")
     if changed and (limit != table.limit or entries != table.entries):
         table = Table(entries, size, limit)
     return (fields if total <= most else None), table

@@ -1,31 +1,25 @@
 """One HTTP/2 connection of a server (RFC 9113): frames in, requests to the service, replies out within both windows.
 
 A connection works through all it received and then writes all answers at once. Priorities are ignored, nothing is
-pushed. What breaks the rules of one stream resets it; what breaks those of the connection ends it with a GOAWAY in
-words.
+pushed. Windows are given back as data comes; `Limits.unfinished_bytes` is what bounds memory. What breaks the rules
+of one stream resets it; what breaks those of the connection ends it with a GOAWAY in words.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable
+from functools import partial
 from typing import Final, Protocol, cast
 
 from ingero_kit import http2_frames as h2
-from ingero_kit.header_blocks import BadBlock, Field, Table, read_block
+from ingero_kit.http2_blocks import Block, Blocks
 from ingero_kit.http2_frames import Code, ConnectionFault, StreamFault
-from ingero_kit.http2_messages import Exchange, Failure, Reply, Service, check_trailers, read_head
+from ingero_kit.http2_messages import Failure, Reply, Service, check_trailers
+from ingero_kit.http2_streams import CONNECTION_WINDOW, STREAM_WINDOW, Outbox, Stream
 from ingero_kit.listener import Counters, Limits
 from ingero_kit.logs import get
 
 log = get(__name__)
 
-CONNECTION_WINDOW: Final = 4 << 20
-"""Octets that a client may send ahead on all streams of a connection."""
-STREAM_WINDOW: Final = 1 << 20
-"""Octets that a client may send ahead on one stream."""
-
-_KNOWN_BLOCKS, _KNOWN_OCTETS = 8, 512
-"""Header blocks of a connection whose meaning is remembered, and the longest of them."""
 _RESETS: Final = 512
 """Streams that may end in a reset between two sweeps (about a second)."""
 _NOISE: Final = 1000
@@ -55,58 +49,27 @@ class Host(Protocol):
         """Forget a connection."""
 
 
-class _Stream:
-    """One request under way. `credit` is what the client allows us to send, `window` what we allow it, octets."""
-
-    __slots__ = (
-        "body",
-        "complete",
-        "credit",
-        "exchange",
-        "length",
-        "number",
-        "rest",
-        "since",
-        "tail",
-        "task",
-        "window",
-    )
-
-    def __init__(self, number: int, exchange: Exchange, length: int | None, credit: int) -> None:
-        self.number, self.exchange, self.length, self.credit = number, exchange, length, credit
-        self.window = STREAM_WINDOW
-        self.since = time.monotonic()
-        self.body: bytes | bytearray = b""
-        self.complete = False
-        self.task: asyncio.Task[None] | None = None
-        self.rest = self.tail = b""
-
-
 class Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
-        "_blocked", "_credit", "_draining", "_final", "_first_credit", "_greeted", "_host", "_known", "_last",
-        "_late", "_noise", "_out", "_over", "_partial", "_progress", "_replied", "_resets", "_rest", "_served",
-        "_stalled", "_streams", "_table", "_transport", "_window",
+        "_blocks", "_draining", "_final", "_greeted", "_host", "_last", "_late", "_noise", "_outbox", "_over",
+        "_progress", "_resets", "_rest", "_served", "_stalled", "_streams", "_transport", "_window",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
         self._host = host
         self._transport: asyncio.Transport | None = None
+        self._blocks = Blocks(host.limits.header_bytes)
+        self._outbox = Outbox()
         self._rest = b""
-        self._out: list[bytes] = []
-        self._greeted = self._over = self._replied = False
-        self._table = Table()
-        self._known: dict[bytes, tuple[Exchange, int | None]] = {}
-        self._partial: tuple[int, bool, bytearray, float] | None = None
-        self._streams: dict[int, _Stream] = {}
-        self._blocked: dict[int, _Stream] = {}
+        """The beginning of a frame."""
+        self._greeted = self._over = False
+        self._streams: dict[int, Stream] = {}
         self._late: dict[int, None] = {}
         self._last = 0
         self._final = h2.LARGEST_STREAM
         self._window = CONNECTION_WINDOW
-        self._credit = self._first_credit = h2.INITIAL_WINDOW
         self._noise = self._resets = self._served = 0
         self._progress = time.monotonic()
         self._stalled = self._draining = 0.0
@@ -125,7 +88,6 @@ class Connection(asyncio.Protocol):
         for stream in self._streams.values():
             self._let_go(stream)
         self._streams.clear()
-        self._blocked.clear()
 
     def pause_writing(self) -> None:
         self._stalled = time.monotonic()
@@ -156,16 +118,17 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def _flush(self) -> None:
-        if self._out and self._transport:
-            self._transport.write(self._out[0] if len(self._out) == 1 else b"".join(self._out))
-            self._out.clear()
+        frames = self._outbox.frames
+        if frames and self._transport and not self._over:
+            self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
+            frames.clear()
 
     def _end(self, code: Code, words: str = "") -> None:
         """Say goodbye and close behind it."""
         if self._over or self._transport is None:
             return
         if self._greeted:
-            self._out.append(h2.go_away(min(self._last, self._final), code, words))
+            self._outbox.frames.append(h2.go_away(min(self._last, self._final), code, words))
         self._flush()
         self._over = True
         self._transport.close()
@@ -176,14 +139,14 @@ class Connection(asyncio.Protocol):
         """Expect the preface and SETTINGS behind it (RFC 9113, 3.4)."""
         if not data.startswith(h2.PREFACE[: len(data)]):
             if data[:5] in (b"POST ", b"GET /", b"PUT /") and self._transport:
-                self._out.append(b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\n\r\n")
+                self._outbox.frames.append(b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\n\r\n")
             raise ConnectionFault(Code.PROTOCOL_ERROR, "this is not HTTP/2")
         if len(data) < _GREETING:
             return 0
         if data[len(h2.PREFACE) + 3] != h2.SETTINGS:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS must come first")
         self._greeted = True
-        self._out.append(self._host.greeting)
+        self._outbox.frames.append(self._host.greeting)
         return len(h2.PREFACE) + self._frames(data[len(h2.PREFACE) :])
 
     def _frames(self, data: bytes) -> int:
@@ -200,13 +163,15 @@ class Connection(asyncio.Protocol):
             payload = data[at + 9 : at + 9 + length]
             at += 9 + length
             number &= h2.LARGEST_STREAM
-            if self._partial is not None and kind != h2.CONTINUATION:
+            if self._blocks.open and kind != h2.CONTINUATION:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "a header block is interrupted")
             try:
                 if kind == h2.DATA:
                     self._data(flags, number, payload)
                 elif kind == h2.HEADERS:
-                    self._headers(flags, number, payload)
+                    block = self._blocks.begin(flags, number, payload)
+                    if block:
+                        self._block(block)
                 else:
                     self._control(kind, flags, number, payload)
             except StreamFault as fault:
@@ -214,76 +179,37 @@ class Connection(asyncio.Protocol):
                 self._reset(number, fault.code)
         return at
 
-    def _headers(self, flags: int, number: int, payload: bytes) -> None:
-        if flags & (h2.PADDED | h2.PRIORITISED):
-            payload = h2.content(flags, payload)
-        if not number & 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS on a stream that a client cannot open")
-        ended = bool(flags & h2.END_STREAM)
-        if flags & h2.END_HEADERS:
-            self._block(number, ended, payload)
-        else:
-            self._partial = (number, ended, bytearray(payload), time.monotonic())
-
-    def _continuation(self, flags: int, number: int, payload: bytes) -> None:
-        if self._partial is None or number != self._partial[0]:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")
-        _, ended, block, _ = self._partial
-        block += payload
-        if len(block) > self._host.limits.header_bytes:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block is too large")
-        if flags & h2.END_HEADERS:
-            self._partial = None
-            self._block(number, ended, bytes(block))
-
-    def _block(self, number: int, ended: bool, block: bytes) -> None:
+    def _block(self, block: Block) -> None:
         """A whole header block: a new request or the trailers of one."""
+        number, ended, octets = block
         if number <= self._last:
-            self._trailers(number, ended, block)
+            self._trailers(number, ended, octets)
             return
         self._last = number
-        exchange, length = self._known.get(block) or self._route(block)
+        host = self._host
+        found = self._blocks.route(octets, host.service)
         if number > self._final:
             return
-        if len(self._streams) >= self._host.limits.streams:
+        if len(self._streams) >= host.limits.streams:
             raise StreamFault(Code.REFUSED_STREAM, "too many streams")
         self._served += 1
-        self._host.counters.requests += 1
-        stream = self._streams[number] = _Stream(number, exchange, length, self._first_credit)
+        host.counters.requests += 1
+        exchange, length = found or (_UNREAD, None)
+        stream = self._streams[number] = Stream(number, exchange, length, self._outbox.first_credit)
+        stream.complete = ended
+        if not found:
+            self._refuse(stream, Failure.HEADERS_TOO_LARGE)
+            return
         reply = exchange.begin()
         if reply is not None:
-            stream.complete = ended
             self._answer(stream, reply)
-        elif length is not None and length > self._host.limits.body_bytes:
+        elif length is not None and length > host.limits.body_bytes:
             self._refuse(stream, Failure.BODY_TOO_LARGE)
         elif ended:
             self._complete(stream, b"")
 
-    def _route(self, block: bytes) -> tuple[Exchange, int | None]:
-        """What a block asks for; remembered while the table stays, because it then means the same again."""
-        table = self._table
-        fields = self._fields(block)
-        if fields is None:
-            self._host.counters.too_large += 1
-            return _Refusal(self._host.service.fail(Failure.HEADERS_TOO_LARGE)), None
-        head = read_head(fields)
-        found = (self._host.service.route(head), head.length)
-        if self._table is table and len(block) <= _KNOWN_OCTETS and len(self._known) < _KNOWN_BLOCKS:
-            self._known[block] = found
-        return found
-
-    def _fields(self, block: bytes) -> list[Field] | None:
-        try:
-            fields, table = read_block(block, self._table, self._host.limits.header_bytes)
-        except BadBlock as error:
-            raise ConnectionFault(Code.COMPRESSION_ERROR, str(error)) from None
-        if table is not self._table:
-            self._table = table
-            self._known.clear()
-        return fields
-
-    def _trailers(self, number: int, ended: bool, block: bytes) -> None:
-        fields = self._fields(block)
+    def _trailers(self, number: int, ended: bool, octets: bytes) -> None:
+        fields = self._blocks.fields(octets)
         stream = self._streams.get(number)
         if stream is None or stream.complete:
             self._stray(number, stream)
@@ -297,9 +223,7 @@ class Connection(asyncio.Protocol):
         size = len(payload)
         self._window -= size
         if self._window < CONNECTION_WINDOW >> 1:
-            if self._window < 0:
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "more data than the connection's window")
-            self._out.append(h2.window_update(0, CONNECTION_WINDOW - self._window))
+            self._outbox.frames.append(h2.window_update(0, CONNECTION_WINDOW - self._window))
             self._window = CONNECTION_WINDOW
         stream = self._streams.get(number)
         if stream is None or stream.complete:
@@ -308,8 +232,6 @@ class Connection(asyncio.Protocol):
         if flags & h2.PADDED:
             payload = h2.content(flags & h2.PADDED, payload)
         stream.window -= size
-        if stream.window < 0:
-            raise StreamFault(Code.FLOW_CONTROL_ERROR, "more data than the stream's window")
         if flags & h2.END_STREAM and not stream.body and size <= self._host.limits.body_bytes:
             self._complete(stream, payload)
             return
@@ -318,12 +240,12 @@ class Connection(asyncio.Protocol):
         if flags & h2.END_STREAM:
             self._complete(stream, self._take(stream))
         elif stream.window < STREAM_WINDOW >> 1:
-            self._out.append(h2.window_update(number, STREAM_WINDOW - stream.window))
+            self._outbox.frames.append(h2.window_update(number, STREAM_WINDOW - stream.window))
             stream.window = STREAM_WINDOW
         if not payload:
             self._quiet()
 
-    def _stray(self, number: int, stream: _Stream | None) -> None:
+    def _stray(self, number: int, stream: Stream | None) -> None:
         """A frame of a request that has ended already."""
         if number in self._late or number > self._final:
             return
@@ -339,7 +261,9 @@ class Connection(asyncio.Protocol):
     def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         self._quiet()
         if kind == h2.CONTINUATION:
-            self._continuation(flags, number, payload)
+            block = self._blocks.go_on(flags, number, payload)
+            if block:
+                self._block(block)
         elif kind == h2.WINDOW_UPDATE:
             self._allowed(number, payload)
         elif kind == h2.RST_STREAM:
@@ -373,20 +297,16 @@ class Connection(asyncio.Protocol):
                 raise ConnectionFault(Code.FRAME_SIZE_ERROR, "an acknowledgement with settings")
             return
         values = h2.read_settings(payload)
-        credit = values.get(h2.INITIAL_WINDOW_SIZE, self._first_credit)
-        change, self._first_credit = credit - self._first_credit, credit
-        for stream in self._streams.values():
-            stream.credit += change
-            if stream.credit > h2.LARGEST_WINDOW:
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window is above 2^31-1")
-        self._out.append(h2.frame(h2.SETTINGS, h2.ACK, 0))
-        self._resume()
+        self._outbox.frames.append(h2.frame(h2.SETTINGS, h2.ACK, 0))
+        credit = values.get(h2.INITIAL_WINDOW_SIZE, self._outbox.first_credit)
+        for stream in self._outbox.settle(credit, self._streams):
+            self._finish(stream)
 
     def _ping(self, flags: int, payload: bytes) -> None:
         if len(payload) != 8:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING is eight octets")
         if not flags & h2.ACK:
-            self._out.append(h2.frame(h2.PING, h2.ACK, 0, payload))
+            self._outbox.frames.append(h2.frame(h2.PING, h2.ACK, 0, payload))
         elif payload == _DRAIN_PING and self._draining:
             self._finalise()
 
@@ -395,24 +315,13 @@ class Connection(asyncio.Protocol):
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE is four octets")
         octets = int.from_bytes(payload, "big") & h2.LARGEST_WINDOW
         if not number:
-            self._credit += octets
-            if not octets or self._credit > h2.LARGEST_WINDOW:
-                raise ConnectionFault(
-                    Code.FLOW_CONTROL_ERROR if octets else Code.PROTOCOL_ERROR, "a window that cannot be"
-                )
-            self._resume()
+            for stream in self._outbox.allow(octets):
+                self._finish(stream)
             return
         self._must_be_known(number)
-        if not octets:
-            raise StreamFault(Code.PROTOCOL_ERROR, "a window update of nothing")
-        stream = self._streams.get(number)
-        if stream is None:
-            return
-        stream.credit += octets
-        if stream.credit > h2.LARGEST_WINDOW:
-            raise StreamFault(Code.FLOW_CONTROL_ERROR, "the stream's window is above 2^31-1")
-        if number in self._blocked:
-            self._continue(stream)
+        one = self._streams.get(number)
+        if self._outbox.allow_stream(one, octets) and one:
+            self._finish(one)
 
     def _abandoned(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
@@ -423,7 +332,7 @@ class Connection(asyncio.Protocol):
 
     # Requests and replies.
 
-    def _keep(self, stream: _Stream, payload: bytes) -> bool:
+    def _keep(self, stream: Stream, payload: bytes) -> bool:
         """Add to a body; says whether the request is still wanted."""
         limits = self._host.limits
         if len(stream.body) + len(payload) > limits.body_bytes:
@@ -438,92 +347,58 @@ class Connection(asyncio.Protocol):
         self._host.unfinished += len(payload)
         return True
 
-    def _take(self, stream: _Stream) -> bytes:
+    def _take(self, stream: Stream) -> bytes:
         body = bytes(stream.body)
         self._host.unfinished -= len(body)
         stream.body = b""
         return body
 
-    def _complete(self, stream: _Stream, body: bytes) -> None:
+    def _complete(self, stream: Stream, body: bytes) -> None:
         if stream.length is not None and stream.length != len(body):
             raise StreamFault(Code.PROTOCOL_ERROR, "content-length and data differ")
         stream.complete = True
         try:
             answer = stream.exchange.complete(body)
-        except Exception:
-            answer = self._failed()
+        except Exception as error:
+            answer = self._failed(error)
         if isinstance(answer, Reply):
             self._answer(stream, answer)
         else:
-            stream.task = asyncio.ensure_future(self._finish_later(stream, answer))
+            stream.task = asyncio.ensure_future(answer)
+            stream.task.add_done_callback(partial(self._finish_later, stream))
 
-    async def _finish_later(self, stream: _Stream, answer: Awaitable[Reply]) -> None:
-        try:
-            reply = await answer
-        except Exception:
-            reply = self._failed()
+    def _finish_later(self, stream: Stream, task: "asyncio.Future[Reply]") -> None:
         stream.task = None
-        if stream.number in self._streams:
-            self._answer(stream, reply)
-            self._flush()
+        if task.cancelled() or stream.number not in self._streams:
+            return
+        error = task.exception()
+        self._answer(stream, self._failed(error) if error else task.result())
+        self._flush()
 
-    def _failed(self) -> Reply:
+    def _failed(self, error: BaseException) -> Reply:
         self._host.counters.handler_errors += 1
-        log.exception("handler_failed")
+        log.error("handler_failed", exc_info=error)
         return self._host.service.fail(Failure.HANDLER_FAILED)
 
-    def _refuse(self, stream: _Stream, failure: Failure) -> None:
-        self._host.counters.too_large += failure is Failure.BODY_TOO_LARGE
+    def _refuse(self, stream: Stream, failure: Failure) -> None:
+        self._host.counters.too_large += failure in (Failure.BODY_TOO_LARGE, Failure.HEADERS_TOO_LARGE)
         self._answer(stream, self._host.service.fail(failure))
 
-    def _answer(self, stream: _Stream, reply: Reply) -> None:
-        if not self._replied:
-            self._replied, reply = True, reply.first()
+    def _answer(self, stream: Stream, reply: Reply) -> None:
         if not stream.complete:
             stream.complete = True
             self._pass_over(stream.number)
-        size = len(reply.data)
-        if reply.pieces and size <= self._credit and size <= stream.credit:
-            self._credit -= size
-            self._out.append(h2.word(stream.number).join(reply.pieces))
+        if self._outbox.reply(stream, reply):
             self._finish(stream)
-            return
-        flags = h2.END_HEADERS if reply.data or reply.tail else h2.END_HEADERS | h2.END_STREAM
-        self._out.append(h2.frame(h2.HEADERS, flags, stream.number, reply.head))
-        stream.rest, stream.tail = reply.data, reply.tail
-        if flags & h2.END_STREAM:
-            self._finish(stream)
-        else:
-            self._blocked[stream.number] = stream
-            self._continue(stream)
 
-    def _continue(self, stream: _Stream) -> None:
-        """Send as much as both windows allow, and the trailers behind the last of it."""
-        while stream.rest:
-            size = min(len(stream.rest), self._credit, stream.credit, h2.LARGEST_FRAME)
-            if size <= 0:
-                return
-            part, stream.rest = stream.rest[:size], stream.rest[size:]
-            self._credit -= size
-            stream.credit -= size
-            last = not stream.rest and not stream.tail
-            self._out.append(h2.frame(h2.DATA, h2.END_STREAM if last else 0, stream.number, part))
-        if stream.tail:
-            self._out.append(h2.frame(h2.HEADERS, h2.END_HEADERS | h2.END_STREAM, stream.number, stream.tail))
-        self._finish(stream)
-
-    def _resume(self) -> None:
-        for stream in list(self._blocked.values()):
-            self._continue(stream)
-
-    def _finish(self, stream: _Stream) -> None:
+    def _finish(self, stream: Stream) -> None:
         """The reply is out; what the client still sends of an unfinished request is not wanted."""
         if stream.number in self._late:
-            self._out.append(h2.reset(stream.number, Code.NO_ERROR))
+            self._outbox.frames.append(h2.reset(stream.number, Code.NO_ERROR))
         self._drop(stream.number)
 
     def _reset(self, number: int, code: Code) -> None:
-        self._out.append(h2.reset(number, code))
+        self._outbox.frames.append(h2.reset(number, code))
         self._pass_over(number)
         self._drop(number)
         if code != Code.REFUSED_STREAM:
@@ -542,12 +417,12 @@ class Connection(asyncio.Protocol):
     def _drop(self, number: int) -> None:
         stream = self._streams.pop(number, None)
         if stream:
-            self._blocked.pop(number, None)
+            self._outbox.waiting.pop(number, None)
             self._let_go(stream)
             if not self._streams and self._final != h2.LARGEST_STREAM:
                 self.close()
 
-    def _let_go(self, stream: _Stream) -> None:
+    def _let_go(self, stream: Stream) -> None:
         if stream.body:
             self._host.unfinished -= len(stream.body)
             stream.body = b""
@@ -569,7 +444,7 @@ class Connection(asyncio.Protocol):
         if self._over or not self._greeted:
             return
         self._draining = time.monotonic()
-        self._out += [
+        self._outbox.frames += [
             h2.go_away(h2.LARGEST_STREAM, Code.NO_ERROR),
             h2.frame(h2.PING, 0, 0, _DRAIN_PING),
         ]
@@ -578,7 +453,7 @@ class Connection(asyncio.Protocol):
     def _finalise(self) -> None:
         self._final = self._last
         if self._streams:
-            self._out.append(h2.go_away(self._last, Code.NO_ERROR))
+            self._outbox.frames.append(h2.go_away(self._last, Code.NO_ERROR))
         else:
             self.close()
 
@@ -595,12 +470,11 @@ class Connection(asyncio.Protocol):
         if transport is None:
             return False
         quiet = now - self._progress
-        if (self._stalled and now - self._stalled > limits.idle_seconds) or (
-            self._over and quiet > limits.idle_seconds
-        ):
+        if now - (self._stalled or now) > limits.idle_seconds or (self._over and quiet > limits.idle_seconds):
             transport.abort()
+        if self._over:
             return False
-        begun = self._partial[3] if self._partial else self._progress if self._rest or not self._greeted else now
+        begun = self._blocks.since or (self._progress if self._rest or not self._greeted else now)
         if now - begun > limits.read_seconds:
             self._end(Code.NO_ERROR, "a frame took too long")
             return bool(self._rest)
@@ -609,8 +483,8 @@ class Connection(asyncio.Protocol):
         for stream in slow:
             self._refuse(stream, Failure.TOO_SLOW)
         for stream in late:
-            if stream.number in self._blocked and now - stream.since > limits.idle_seconds:
-                self._out.append(h2.reset(stream.number, Code.CANCEL))
+            if stream.number in self._outbox.waiting and now - stream.since > limits.idle_seconds:
+                self._outbox.frames.append(h2.reset(stream.number, Code.CANCEL))
                 self._drop(stream.number)
         if not self._streams and quiet > limits.idle_seconds:
             self.close()
@@ -618,14 +492,14 @@ class Connection(asyncio.Protocol):
         return bool(slow)
 
 
-class _Refusal:
-    """A request that is answered before it is looked at."""
-
-    def __init__(self, reply: Reply) -> None:
-        self._reply = reply
+class _Unread:
+    """Stands in for what a request asks whose fields are too large to say."""
 
     def begin(self) -> Reply | None:
-        return self._reply
+        raise NotImplementedError
 
     def complete(self, body: bytes) -> Reply:
-        return self._reply
+        raise NotImplementedError
+
+
+_UNREAD: Final = _Unread()

@@ -8,8 +8,9 @@ import asyncio
 import ssl
 
 from ingero_kit import http2_frames as h2
-from ingero_kit.http2_connection import CONNECTION_WINDOW, STREAM_WINDOW, Connection
+from ingero_kit.http2_connection import Connection
 from ingero_kit.http2_messages import Service
+from ingero_kit.http2_streams import CONNECTION_WINDOW, STREAM_WINDOW
 from ingero_kit.listener import Limits, Listener
 
 
@@ -36,10 +37,7 @@ class Http2Server(Listener[Connection]):
         """A new connection's protocol."""
         return Connection(self)
 
-    async def start(
-        self, host: str, port: int, *, tls: ssl.SSLContext | None = None, reuse_port: bool = False
-    ) -> int:
-        """Listen; port 0 takes a free one. Returns the port."""
-        if tls:
-            tls.set_alpn_protocols(["h2"])
-        return await super().start(host, port, tls=tls, reuse_port=reuse_port)
+    def prepare(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        """Offer `h2` alone (RFC 9113, 3.2)."""
+        context.set_alpn_protocols(["h2"])
+        return context

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from ingero_kit.tls import LiveContext, ServerTls
+
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -74,22 +76,35 @@ class Listener(Generic[C]):
         self._connections: set[C] = set()
         self._server: asyncio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None
+        self._tls: LiveContext | None = None
 
     def connection(self) -> asyncio.BaseProtocol:
         """A new connection's protocol, which calls `enter` and `leave`."""
         raise NotImplementedError
 
-    async def start(
-        self, host: str, port: int, *, tls: ssl.SSLContext | None = None, reuse_port: bool = False
-    ) -> int:
-        """Listen; port 0 takes a free one. Returns the port."""
+    async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
+        """Listen; port 0 takes a free one. Returns the port.
+
+        Certificate files are followed: new connections use what they hold.
+        """
+        self._tls = LiveContext(tls) if tls else None
+        context = self.prepare(self._tls.context) if self._tls else None
         self._server = await asyncio.get_running_loop().create_server(
-            self.connection, host, port, ssl=tls, reuse_port=reuse_port or None, backlog=4096,
+            self.connection, host, port, ssl=context, reuse_port=reuse_port or None, backlog=4096,
             ssl_handshake_timeout=self.limits.read_seconds if tls else None,
         )  # fmt: skip
         self._sweeper = asyncio.create_task(self._sweep())
         bound: socket.socket = self._server.sockets[0]
         return int(bound.getsockname()[1])
+
+    def prepare(self, context: ssl.SSLContext) -> ssl.SSLContext:
+        """Say in the context what this server speaks."""
+        return context
+
+    def reload_certificates(self) -> None:
+        """Read the certificate files now; raises `SettingsError` when they cannot be used."""
+        if self._tls:
+            self._tls.reload()
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Stop listening, let answers under way finish, then close what is left."""
@@ -126,5 +141,7 @@ class Listener(Generic[C]):
             while True:
                 await asyncio.sleep(min(1.0, self.limits.read_seconds / 4))
                 now = time.monotonic()
+                if self._tls:
+                    self._tls.follow()
                 for connection in list(self._connections):
                     self.counters.timeouts += connection.expire(now, self.limits)

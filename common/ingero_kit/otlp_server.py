@@ -122,14 +122,14 @@ def error_status(code: int, message: str, encoding: Encoding) -> bytes:
     return b"\x08" + _varint(code) + b"\x12" + _varint(len(text)) + text
 
 
-def retry_info(message: str, seconds: float) -> bytes:
-    """Encode a google.rpc.Status of RESOURCE_EXHAUSTED with RetryInfo, for `grpc-status-details-bin`."""
+def retry_info(message: str, seconds: float, code: Code = Code.RESOURCE_EXHAUSTED) -> bytes:
+    """Encode a google.rpc.Status with RetryInfo, for `grpc-status-details-bin`."""
     nanos = int(seconds * 1e9)
     duration = b"\x08" + _varint(nanos // 10**9) + b"\x10" + _varint(nanos % 10**9)
     info = b"\x0a" + _varint(len(duration)) + duration
     url = b"type.googleapis.com/google.rpc.RetryInfo"
     detail = b"\x0a" + _varint(len(url)) + url + b"\x12" + _varint(len(info)) + info
-    return error_status(8, message, "protobuf") + b"\x1a" + _varint(len(detail)) + detail
+    return error_status(code, message, "protobuf") + b"\x1a" + _varint(len(detail)) + detail
 
 
 def _varint(number: int) -> bytes:
@@ -173,14 +173,11 @@ class OtlpHttpReceiver:
 
     async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
         """Listen and return the port."""
-        self._tls, self._context = tls, tls.context() if tls else None
-        return await self._server.start(host, port, tls=self._context, reuse_port=reuse_port)
+        return await self._server.start(host, port, tls=tls, reuse_port=reuse_port)
 
     def reload_certificates(self) -> None:
         """Read the certificate files again; new connections use them."""
-        if self._tls and self._context:
-            self._tls.context()
-            self._context.load_cert_chain(self._tls.cert_file, self._tls.key_file)
+        self._server.reload_certificates()
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Answer what is under way, then close."""
@@ -290,18 +287,15 @@ class OtlpGrpcReceiver:
 
         Raises `OSError` in words when the port cannot be had.
         """
-        self._tls, self._context = tls, tls.context() if tls else None
         try:
-            return await self._server.start(host, port, tls=self._context, reuse_port=reuse_port)
+            return await self._server.start(host, port, tls=tls, reuse_port=reuse_port)
         except OSError as error:
             address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             raise OSError(f"cannot listen on {address} for gRPC: {error.strerror or error}") from None
 
     def reload_certificates(self) -> None:
         """Read the certificate files again; new connections use them."""
-        if self._tls and self._context:
-            self._tls.context()
-            self._context.load_cert_chain(self._tls.cert_file, self._tls.key_file)
+        self._server.reload_certificates()
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Take no new calls, let those under way finish, then close."""
@@ -342,10 +336,10 @@ def _grpc(answer: Answer, signal: Signal) -> Reply:
     if answer.status is Status.OK:
         message = partial_success(signal, answer.rejected, answer.message, "protobuf")
         return respond(message, answer.metadata)
-    details = b""
+    code, details = answer.status.value[1], b""
     if answer.status in (Status.BUSY, Status.UNAVAILABLE):
-        details = retry_info(answer.message, answer.retry_seconds)
-    return refuse(answer.status.value[1], answer.message, details)
+        details = retry_info(answer.message, answer.retry_seconds, code)
+    return refuse(code, answer.message, details)
 
 
 def parse_endpoint(text: str, default_host: str = "127.0.0.1") -> tuple[str, int]:

@@ -11,7 +11,7 @@ from ingero_fleet.exporters import Exporter
 from ingero_fleet.intake import Intake
 from ingero_fleet.picture import Picture, cohort_name, is_straggler
 from ingero_fleet.scores import ScoreTable
-from ingero_kit.http_server import Counters
+from ingero_kit.listener import Counters
 
 MAX_NODE_SERIES: Final = 10_000
 """Nodes with series of their own on a page; the rest are counted."""
@@ -104,7 +104,7 @@ class Vitals(Protocol):
     failed_ticks: int
 
     def edges(self) -> dict[str, Counters]:
-        """Counters of the HTTP listeners."""
+        """Counters of the OTLP listeners."""
 
 
 class VitalsPage(Collector):
