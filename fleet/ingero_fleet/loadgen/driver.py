@@ -15,7 +15,8 @@ from ingero_kit import http2_frames as h2
 WINDOW: Final = 1 << 20
 _THRESHOLD: Final = headers.THRESHOLD.lower().encode()
 _GRPC_THRESHOLD: Final = headers.GRPC_THRESHOLD.encode()
-_EMPTY_MESSAGE: Final = bytes(5)
+_TAKEN: Final = (b"\0\0\0\0\0", b"\0\0\0\0\x02\x0a\0")
+"""The answers to a push that was taken as a whole: nothing, and an empty partial success."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,11 +160,8 @@ class _GrpcLink(_Link):
         elif kind == h2.HEADERS:
             self._head += payload
             if flags & h2.END_STREAM and self.busy:
-                # A failed call has no message, and the message of one that was taken as a whole is empty.
-                taken = self._message == _EMPTY_MESSAGE
-                self.finish(
-                    _GRPC_THRESHOLD in self._head, "" if taken else f"refused: {self._head + self._message!r}"
-                )
+                error = "" if self._message in _TAKEN else f"refused: {self._head + self._message!r}"
+                self.finish(_GRPC_THRESHOLD in self._head, error)
         elif kind == h2.DATA:
             self._message += payload
             self._seen += len(payload)
