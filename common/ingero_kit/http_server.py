@@ -117,8 +117,8 @@ def decompress(encoding: bytes, body: bytes, limit: int) -> bytes:
 
 class _Connection(asyncio.Protocol):
     __slots__ = (
-        "_body", "_head", "_headers", "_parser", "_reading", "_refused", "_server", "_since", "_task", "_transport",
-        "_url", "_waiting",
+        "_body", "_head", "_headers", "_parser", "_reading", "_refused", "_request", "_server", "_since", "_task",
+        "_transport", "_url", "_waiting",
     )  # fmt: skip
 
     def __init__(self, server: "HttpServer") -> None:
@@ -136,6 +136,7 @@ class _Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._head = 0
         self._body: bytes | bytearray = b""
+        self._request: Request | None = None
         self._reading = False
 
     # The transport's side.
@@ -177,8 +178,8 @@ class _Connection(asyncio.Protocol):
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
         self._headers[name.lower()] = value
+        self._count_head(len(name) + len(value))
 
     def _count_head(self, size: int) -> None:
         self._head += size
@@ -195,13 +196,17 @@ class _Connection(asyncio.Protocol):
             self._server.counters.too_large += 1
             self._refuse(Response(413, b"the body is larger than %d bytes" % self._server.limits.body_bytes))
             return
+        path, _, query = self._url.partition(b"?")
+        parser = self._parser
+        request = Request(parser.get_method(), path, query, headers, b"", parser.should_keep_alive())
+        self._request = request
         guard = self._server.guard
         if guard:
-            answer = guard(self._request(b""))
+            answer = guard(request)
             if answer:
                 self._refuse(answer)
                 return
-        if headers.get(b"expect", b"").lower() == b"100-continue" and self._transport:
+        if b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and self._transport:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
@@ -218,19 +223,19 @@ class _Connection(asyncio.Protocol):
             self._refuse(Response(413, b"the body is larger than %d bytes" % self._server.limits.body_bytes))
 
     def on_message_complete(self) -> None:
-        if self._refused:
+        request = self._request
+        if self._refused or request is None:
             return
         self._server.counters.requests += 1
         try:
-            body = bytes(self._body)
-            encoding = self._headers.get(b"content-encoding")
+            request.body = bytes(self._body)
+            encoding = request.headers.get(b"content-encoding")
             if encoding:
-                body = decompress(encoding.lower(), body, self._server.limits.decoded_bytes)
+                request.body = decompress(encoding.lower(), request.body, self._server.limits.decoded_bytes)
         except DecodeError as error:
             self._server.counters.malformed += 1
             self._refuse(Response(error.status, str(error).encode()))
             return
-        request = self._request(body)
         self._reset()
         if self._task:
             self._waiting.append(request)
@@ -242,10 +247,6 @@ class _Connection(asyncio.Protocol):
             self._write(answer, request.keep_alive)
         else:
             self._task = asyncio.ensure_future(self._finish(answer, request))
-
-    def _request(self, body: bytes) -> Request:
-        path, _, query = self._url.partition(b"?")
-        return Request(self._parser.get_method(), path, query, self._headers, body, self._parser.should_keep_alive())
 
     def _answer(self, request: Request) -> Response | Awaitable[Response]:
         try:

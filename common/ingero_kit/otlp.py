@@ -5,7 +5,7 @@ start time. Reading never fails on one bad report: it is left out, counted, and 
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -373,9 +373,9 @@ class Decoder:
 
     def _fast_json(self, rest: bytes, known: Identity, decoded: Decoded, now: float, cluster: str) -> bool:
         for layout in self._json_layouts:
-            numbers = layout.read(rest)
-            if numbers is not None:
-                return self._fill(known, layout.fixed, layout.names, numbers, decoded, now, cluster)
+            found = layout.read(rest)
+            if found is not None:
+                return self._fill(known, layout.fixed, *found, decoded, now, cluster)
         return False
 
     def _learn_json(self, body: bytes, tail: int, blocks: list[Any]) -> None:
@@ -435,7 +435,7 @@ class Decoder:
         known: Identity,
         fixed: dict[str, Any],
         names: tuple[str, ...],
-        numbers: Iterable[float],
+        numbers: Sequence[float],
         decoded: Decoded,
         now: float,
         cluster: str,
@@ -444,11 +444,10 @@ class Decoder:
         shared = known.shared
         fields = {**shared, **fixed}
         fields["world_size"] = shared["world_size"] or fields["world_size"]
-        for name, number in zip(names, numbers, strict=True):
-            if not 0.0 <= number < math.inf:
-                return False
-            if name:
-                fields[name] = number
+        if not (min(numbers) >= 0.0 and sum(numbers) < math.inf):  # a number that is none makes the sum none
+            return False
+        fields.update(zip(names, numbers, strict=True))
+        fields.pop("", None)
         fields["node_id"], fields["rank"] = known.node_id, known.rank
         fields["cluster_id"] = cluster or known.cluster_id
         if (

@@ -36,6 +36,8 @@ class Signal(Enum):
     LOGS = (routes.OTLP_LOGS, "logs.v1.LogsService", "rejectedLogRecords")
     TRACES = (routes.OTLP_TRACES, "trace.v1.TraceService", "rejectedSpans")
 
+    __hash__ = object.__hash__  # members are single; the inherited one hashes their name anew every time
+
     @property
     def path(self) -> str:
         """HTTP path."""
@@ -92,6 +94,7 @@ ACCEPTED: Final = Answer()
 Handler = Callable[[Push], Answer | Awaitable[Answer]]
 """Called on the event loop, where an awaitable is awaited; it must not block."""
 
+_OK: Final = Status.OK
 _SIGNALS: Final = {signal.path.encode(): signal for signal in Signal}
 _REMEMBERED: Final = 4096
 """Distinct queries and answers that are kept ready."""
@@ -164,7 +167,7 @@ class OtlpHttpReceiver:
         self._guardian = guardian
         self._server = HttpServer(self._serve, limits=limits, guard=self._guard)
         self._clusters: dict[bytes, str] = {}
-        self._responses: dict[tuple[bytes, Encoding, Signal], Response] = {}
+        self._responses: dict[tuple[bytes, Encoding], Response] = {}
 
     @property
     def counters(self) -> Counters:
@@ -221,9 +224,9 @@ class OtlpHttpReceiver:
 
     def _respond(self, answer: Answer, push: Push) -> Response:
         """The response to a push; what many are told alike is encoded once."""
-        if answer.status is not Status.OK or answer.rejected or answer.message:
+        if answer.status is not _OK or answer.rejected or answer.message:
             return _http(answer, push)
-        key = (answer.http_headers, push.encoding, push.signal)
+        key = (answer.http_headers, push.encoding)
         known = self._responses.get(key)
         if known is None:
             if len(self._responses) >= _REMEMBERED:
@@ -319,7 +322,7 @@ class OtlpGrpcReceiver:
 
     def _reply(self, answer: Answer, signal: Signal) -> Reply:
         """The reply to a push; what many are told alike is encoded once."""
-        if answer.status is not Status.OK or answer.rejected or answer.message:
+        if answer.status is not _OK or answer.rejected or answer.message:
             return _grpc(answer, signal)
         known = self._replies.get(answer.metadata)
         if known is None:

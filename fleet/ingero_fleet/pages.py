@@ -118,7 +118,7 @@ class VitalsPage(Collector):
         vitals = self._vitals
         pushes = CounterMetricFamily("ingero_fleet_pushes", "Pushes by signal.", labels=["signal"])
         for signal, count in list(vitals.intake.pushes.items()):
-            pushes.add_metric([signal.lower()], count)
+            pushes.add_metric([signal.name.lower()], count)
         rejected = CounterMetricFamily(
             "ingero_fleet_rejected_points", "Points left out, by reason.", labels=["reason"]
         )
