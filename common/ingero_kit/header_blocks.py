@@ -5,7 +5,6 @@ block changed nothing. What was made of such a block may therefore be used again
 """
 
 from collections.abc import Iterable
-from functools import lru_cache
 from typing import Final, NamedTuple
 
 from ingero_kit import huffman
@@ -85,7 +84,11 @@ def _read(block: bytes, table: Table, most: int) -> tuple[list[Field] | None, Ta
     while at < end:
         octet = block[at]
         if octet & 0x80:
-            index, at = _integer(block, at, 0x7F)
+            index = octet & 0x7F
+            if index < 0x7F:
+                at += 1
+            else:
+                index, at = _integer(block, at, 0x7F)
             field = _entry(index, entries)
         elif octet & 0xE0 == 0x20:
             if fields or total:
@@ -160,15 +163,7 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     if end > len(block):
         raise IndexError
     text = block[at:end]
-    if coded:
-        text = _plain(text) if length <= 256 else huffman.decode(text)
-    return text, end
-
-
-@lru_cache(4096)
-def _plain(text: bytes) -> bytes:
-    """The same few names and values come from everybody."""
-    return huffman.decode(text)
+    return (huffman.decode(text) if coded else text), end
 
 
 def write_block(fields: Iterable[Field]) -> bytes:

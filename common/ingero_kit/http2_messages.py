@@ -4,6 +4,7 @@ import re
 from collections.abc import Awaitable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import lru_cache
 from typing import Final, Protocol
 
 from ingero_kit.header_blocks import EMPTY_TABLE, Field, write_block
@@ -18,7 +19,7 @@ from ingero_kit.http2_frames import (
     StreamFault,
 )  # fmt: skip
 
-_NAME: Final = re.compile(rb"[!-9;-@\[-~]+")
+_NAME: Final = re.compile(rb"[!-9;-@\[-~]{1,256}")
 _FORBIDDEN_OCTET: Final = re.compile(rb"[\0\r\n]")
 _OF_A_CONNECTION: Final = {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 _PSEUDO: Final = {b":method", b":scheme", b":path", b":authority"}
@@ -43,15 +44,15 @@ def read_head(fields: list[Field]) -> Head:
     pseudo: dict[bytes, bytes] = {}
     regular: dict[bytes, bytes] = {}
     for name, value in fields:
-        if name[:1] == b":":
-            if regular or name in pseudo or name not in _PSEUDO:
-                raise _malformed(f"{name!r} must not be there")
+        if name in _PSEUDO:
+            if regular or name in pseudo:
+                raise _malformed(f"{name!r} stands twice or behind other fields")
             pseudo[name] = value
-        else:
-            _check(name, value)
+        elif _is_name(name):
             regular[name] = value
-        if _FORBIDDEN_OCTET.search(value):
-            raise _malformed(f"the value of {name!r} holds an octet that it must not hold")
+        else:
+            raise _malformed(f"{name!r} is no field name, or has no meaning in HTTP/2")
+    _check(fields, regular)
     if not pseudo.get(b":path") or b":method" not in pseudo or b":scheme" not in pseudo:
         raise _malformed("a request needs :method, :scheme and :path")
     length = regular.get(b"content-length")
@@ -62,15 +63,22 @@ def read_head(fields: list[Field]) -> Head:
 
 def check_trailers(fields: list[Field]) -> None:
     """Check what follows a request's body (RFC 9113, 8.1); raises `StreamFault`."""
-    for name, value in fields:
-        _check(name, value)
+    if not all(_is_name(name) for name, _ in fields):
+        raise _malformed("a trailer's name is none")
+    _check(fields, dict(fields))
 
 
-def _check(name: bytes, value: bytes) -> None:
-    if not _NAME.fullmatch(name):
-        raise _malformed(f"{name!r} is no field name")
-    if name in _OF_A_CONNECTION or (name == b"te" and value != b"trailers"):
-        raise _malformed(f"{name!r} has no meaning in HTTP/2")
+def _check(fields: list[Field], regular: dict[bytes, bytes]) -> None:
+    if _FORBIDDEN_OCTET.search(b" ".join([value for _, value in fields])):
+        raise _malformed("a value holds an octet that it must not hold")
+    if regular.get(b"te", b"trailers") != b"trailers":
+        raise _malformed("te may say nothing but trailers")
+
+
+@lru_cache(1024)
+def _is_name(name: bytes) -> bool:
+    """Whether an ordinary field of this name may be in HTTP/2; the same few names come from everybody."""
+    return bool(_NAME.fullmatch(name)) and name not in _OF_A_CONNECTION
 
 
 def _malformed(words: str) -> StreamFault:
