@@ -8,7 +8,10 @@ import time
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from ingero_kit.logs import get
 from ingero_kit.tls import LiveContext, ServerTls
+
+log = get(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,8 +143,14 @@ class Listener(Generic[C]):
         with contextlib.suppress(asyncio.CancelledError):
             while True:
                 await asyncio.sleep(min(1.0, self.limits.read_seconds / 4))
-                now = time.monotonic()
-                if self._tls:
-                    self._tls.follow()
-                for connection in list(self._connections):
-                    self.counters.timeouts += connection.expire(now, self.limits)
+                try:
+                    self._look_after()
+                except Exception:
+                    log.exception("sweep_failed")
+
+    def _look_after(self) -> None:
+        now = time.monotonic()
+        if self._tls:
+            self._tls.follow()
+        for connection in list(self._connections):
+            self.counters.timeouts += connection.expire(now, self.limits)

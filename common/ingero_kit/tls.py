@@ -27,6 +27,11 @@ class ServerTls(Settings):
         """Build the context anew from the files, so that a reload picks up rotated certificates."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.load(context)
+        return context
+
+    def load(self, context: ssl.SSLContext) -> None:
+        """Read the files into a context; raises `SettingsError` when they cannot be used."""
         try:
             context.load_cert_chain(self.cert_file, self.key_file)
             if self.client_ca_file:
@@ -34,7 +39,6 @@ class ServerTls(Settings):
                 context.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"{self.cert_file}: the TLS files cannot be used: {error}") from None
-        return context
 
 
 class LiveContext:
@@ -52,9 +56,7 @@ class LiveContext:
         """
         self._seen = self._stamps()
         self._tls.context()
-        self.context.load_cert_chain(self._tls.cert_file, self._tls.key_file)
-        if self._tls.client_ca_file:
-            self.context.load_verify_locations(self._tls.client_ca_file)
+        self._tls.load(self.context)
 
     def follow(self) -> None:
         """Read the files again if they have changed; what is wrong with them is logged once a change."""
