@@ -241,14 +241,14 @@ class JsonLayout:
 class TimedPieces:
     """What a tail consists of when it is cut at every occurrence of its one time.
 
-    A piece is either `plain` or has a number between a beginning and an end. The names are those of the time, which
-    comes first, and of the other numbers.
+    A piece is either `plain` or has a number, whose slice is given, with a beginning and an end `around` it. `names`
+    has that of the time first, then those of the other numbers.
     """
 
     count: int
     take_plain: Callable[[list[bytes]], tuple[bytes, ...]]
     plain: tuple[bytes, ...]
-    around: tuple[tuple[int, bytes, bytes], ...]
+    around: tuple[tuple[int, bytes, bytes, slice], ...]
     names: tuple[str, ...]
 
     def read(self, tail: bytes, start: int) -> list[Any] | None:
@@ -260,11 +260,11 @@ class TimedPieces:
         if len(pieces) != self.count or self.take_plain(pieces) != self.plain:
             return None
         texts = [time]
-        for place, begin, end in self.around:
+        for place, begin, end, text in self.around:
             piece = pieces[place]
             if not piece.startswith(begin) or not piece.endswith(end):
                 return None
-            texts.append(piece[len(begin) : -len(end)])
+            texts.append(piece[text])
         return _numbers(texts, len(texts))
 
 
@@ -326,6 +326,10 @@ def _alike(statics: tuple[bytes, ...], stops: tuple[bytes, ...], names: tuple[st
         count=len(pieces),
         take_plain=operator.itemgetter(*plain),
         plain=tuple(pieces[place][0] for place in plain),
-        around=tuple((place, piece[0], piece[1]) for place, piece in enumerate(pieces) if len(piece) == 2),
+        around=tuple(
+            (place, piece[0], piece[1], slice(len(piece[0]), -len(piece[1])))
+            for place, piece in enumerate(pieces)
+            if len(piece) == 2
+        ),
         names=("".join(times), *(name for name, stop in zip(names, stops, strict=True) if stop != b'"')),
     )
