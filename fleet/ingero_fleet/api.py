@@ -81,7 +81,7 @@ def agent_api(state: State, guardian: Guardian) -> FastAPI:
         picture = _ready(state)
         rows = picture.rows(cluster_id)
         page = [node_answer(picture, row) for row in rows[offset : offset + limit]]
-        return {"total": len(rows), "offset": offset, "nodes": page, "detector": picture.detector}
+        return {"total": len(rows), "offset": offset, "nodes": page}
 
     return app
 

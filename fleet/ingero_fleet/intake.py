@@ -25,7 +25,7 @@ class Collector(Protocol):
 
 
 class Intake:
-    """The handler of the OTLP receivers; called from the event loop and from gRPC threads alike."""
+    """The handler of the OTLP receivers, called on the event loop; threads that copy the score map hold its lock."""
 
     def __init__(self, collector: Collector, clock: Clock, onward: Onward | None = None) -> None:
         self.board = Board()

@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_contract.values import NodeState
+from ingero_contract.verdicts import ACTIONABLE
 from ingero_fleet.board import CohortKey, NodeKey, cohort_of
 from ingero_kit.otlp import HealthReport
 
@@ -15,6 +16,9 @@ STATES: Final = (NodeState.CALIBRATING, NodeState.ACTIVE, NodeState.IDLE)
 
 _NOT_GIVEN: Final = float("nan")
 _CODES: Final = {state: code for code, state in enumerate(STATES)}
+_ACCUSED: Final = tuple(str(state) for state in ACTIONABLE)
+"""How the verdict of an accused node begins."""
+
 ACTIVE: Final = _CODES[NodeState.ACTIVE]
 IDLE: Final = _CODES[NodeState.IDLE]
 CALIBRATING: Final = _CODES[NodeState.CALIBRATING]
@@ -74,7 +78,7 @@ class ScoreTable:
         self.names: list[NodeKey] = []
         self.cohorts: list[CohortKey] = []
         self.last_verdict: dict[int, str] = {}
-        """What a node said it was last told, for rows whose report carried it since the last tick."""
+        """The accusation that a node says it was last told, by row, since the last tick."""
         self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros(1024, dtype) for name, dtype in COLUMNS.items()}
         self._cells: dict[str, memoryview[Any]] = {name: column.data for name, column in self._columns.items()}
         """The same memory: one number is written there in a third of the time."""
@@ -129,7 +133,7 @@ class ScoreTable:
         cells["fresh"][row] = True
         if state == ACTIVE:
             cells["was_active"][row] = True
-        if report.last_verdict:
+        if report.last_verdict and report.last_verdict.startswith(_ACCUSED):
             self.last_verdict[row] = report.last_verdict
         return None
 
