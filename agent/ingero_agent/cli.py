@@ -83,7 +83,8 @@ def trace(db: Path, period: float) -> None:
     import signal
     import threading
 
-    from ingero_agent.trace.tracer import CannotTrace, run
+    from ingero_agent.trace.loader import CannotTrace
+    from ingero_agent.trace.tracer import run
     from ingero_kit import logs
 
     logs.configure("info")
@@ -95,3 +96,38 @@ def trace(db: Path, period: float) -> None:
     except (CannotTrace, OSError) as error:
         click.echo(f"ingero-agent: {error}", err=True)
         sys.exit(1)
+
+
+@main.command("check")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@click.option(
+    "--db", type=click.Path(dir_okay=False, path_type=Path), default="/var/lib/ingero/ingero.db", show_default=True,
+    envvar="INGERO_AGENT_TRACE_DB", help="Where the trace is to be kept.",
+)  # fmt: skip
+def check(as_json: bool, db: Path) -> None:
+    """Say what of tracing works on this machine, what does not, and what to do about it.
+
+    Tries everything for real and leaves nothing behind. Exit status 0: this machine can be traced; 1: it cannot.
+
+    \b
+    ingero-agent check
+    ingero-agent check --json
+    """
+    import json
+
+    from ingero_agent.trace.capabilities import State, can_trace, evaluate
+    from ingero_agent.trace.check import collect
+    from ingero_kit import logs
+
+    logs.configure("error")
+    found = evaluate(collect(db))
+    able = can_trace(found)
+    if as_json:
+        click.echo(json.dumps({"can_trace": able, "capabilities": [one.as_dict() for one in found]}, indent=2))
+    else:
+        for one in found:
+            click.echo(f"{one.state:<9} {one.name:<11} {one.reason}")
+            if one.fix and one.state is not State.OK:
+                click.echo(f"{'':<21} fix: {one.fix}")
+        click.echo("this machine can be traced" if able else "this machine cannot be traced")
+    sys.exit(0 if able else 1)

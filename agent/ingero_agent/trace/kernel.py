@@ -12,13 +12,13 @@ SYSCALL: Final = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 321)
 LOOKUP, UPDATE, DELETE, NEXT_KEY, LINK_CREATE = 1, 2, 3, 4, 28
 UPROBE_MULTI: Final = 48
 RETURN_FLAG: Final = 1
-_libc: Final = ctypes.CDLL(None, use_errno=True)
+libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def bpf(command: int, attributes: bytes) -> int:
     """Call the kernel. Raises `OSError`."""
     buffer = ctypes.create_string_buffer(attributes, max(len(attributes), 128))
-    result: int = _libc.syscall(SYSCALL, command, buffer, len(buffer))
+    result: int = libc.syscall(SYSCALL, command, buffer, len(buffer))
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

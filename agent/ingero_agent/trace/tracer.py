@@ -1,11 +1,7 @@
 """Joins helper, links, maps and store: attach to every GPU library in use, read the counts, keep them."""
 
-import json
 import os
-import socket
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,51 +10,24 @@ from typing import Final
 from ingero_agent.trace import elf, kernel
 from ingero_agent.trace.discovery import FileIdentity, find_libraries
 from ingero_agent.trace.helper import VALUE_BYTES, possible_cpus
+from ingero_agent.trace.loader import load_programs
 from ingero_agent.trace.probes.table import BY_NUMBER, PROGRAMS, element_size, library_functions
 from ingero_agent.trace.store import Counted, Store
 from ingero_kit.logs import get
 
 log = get(__name__)
 
-HELPER_SECONDS: Final = 60.0
-RING_BYTES: Final = 2**20
 MAX_LIBRARIES: Final = 255
 _KEY: Final = struct.Struct("=IHH")
 _COLLECTIVE: Final = struct.Struct("=IHBBQ")
 _VALUE: Final = struct.Struct("=5Q")
 
 
-class CannotTrace(Exception):
-    """This machine cannot be traced; the text says why and what to do."""
-
-
-def load_programs() -> dict[str, int]:
-    """Descriptors of programs and maps by name, from the helper. Raises `CannotTrace`."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(HELPER_SECONDS)
-    command = [sys.executable, "-m", "ingero_agent.trace.helper", str(theirs.fileno()), "multi", str(RING_BYTES)]
-    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL) as helper:
-        theirs.close()
-        try:
-            text, descriptors, _, _ = socket.recv_fds(ours, 65536, 253)
-        except TimeoutError:
-            helper.kill()
-            raise CannotTrace(f"the eBPF compiler took longer than {HELPER_SECONDS:.0f} s") from None
-    message = json.loads(text or b'{"error": "the helper ended without a word"}')
-    if "error" in message:
-        raise CannotTrace(
-            f"{message['error']}: tracing needs root (CAP_BPF, CAP_PERFMON), Linux 6.6 or newer with BTF, and the "
-            "distribution's python3-bpfcc"
-        )
-    log.info("programs_loaded", seconds=message["seconds"])
-    return dict(zip([*message["programs"], *message["maps"]], descriptors, strict=True))
-
-
 class Tracer:
     """Attached to libraries for as long as it lives; closing its descriptors, or dying, detaches everything."""
 
     def __init__(self, store: Store) -> None:
-        self._descriptors = load_programs()
+        self._descriptors = load_programs().descriptors
         self._cpus = possible_cpus()
         self._calls = kernel.Map(self._descriptors["agg"], _KEY.size, VALUE_BYTES, self._cpus)
         self._collectives = kernel.Map(self._descriptors["coll"], _COLLECTIVE.size, VALUE_BYTES, self._cpus)

@@ -1,7 +1,5 @@
 """Counting calls of unmodified processes: the pure parts everywhere, the kernel parts as root with BCC."""
 
-import os
-import shutil
 import sqlite3
 import subprocess
 from contextlib import closing
@@ -41,13 +39,6 @@ int main(void) {
   getchar();
 }
 """
-needs_ebpf = pytest.mark.skipif(
-    os.getuid() != 0
-    or not shutil.which("cc")
-    or not Path("/sys/kernel/btf/vmlinux").exists()
-    or not Path("/usr/lib/python3/dist-packages/bcc").exists(),
-    reason="needs root, BTF, python3-bpfcc and a C compiler",
-)
 
 
 def test_any_version_of_a_library_is_found_and_a_data_mapping_is_not() -> None:
@@ -87,7 +78,7 @@ def test_late_counts_add_to_their_bucket(tmp_path: Path) -> None:
     assert DatabaseSource(tmp_path / "a.db", 10, gpus=1).read(1001.0).launches == 15
 
 
-@needs_ebpf
+@pytest.mark.ebpf
 def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(tmp_path: Path) -> None:
     (tmp_path / "lib.c").write_text(LIBRARY)
     (tmp_path / "job.c").write_text(JOB)
@@ -140,7 +131,7 @@ int main(void) {
 """
 
 
-@needs_ebpf
+@pytest.mark.ebpf
 def test_collectives_are_counted_in_bytes_not_in_elements(tmp_path: Path) -> None:
     (tmp_path / "lib.c").write_text(NCCL)
     (tmp_path / "job.c").write_text(NCCL_JOB)
