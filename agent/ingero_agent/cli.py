@@ -1,6 +1,7 @@
 """The `ingero-agent` command."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import click
 
-from ingero_kit.settings import SettingsError, load
+from ingero_kit.settings import SettingsError, load, parse_duration
 
 PREFIX = "INGERO_AGENT_"
 CONFIG_VARIABLE = "INGERO_AGENT_CONFIG"
@@ -66,44 +67,121 @@ def fleet_push(file: Path | None, **flags: Any) -> None:
         sys.exit(2 if isinstance(error, SettingsError) else 1)
 
 
-@main.command("trace")
-@click.option(
+_database = click.option(
     "--db", type=click.Path(dir_okay=False, path_type=Path), default="/var/lib/ingero/ingero.db", show_default=True,
-    envvar="INGERO_AGENT_TRACE_DB", help="Database to keep counts in; fleet-push --signal-db-path reads it.",
+    envvar="INGERO_AGENT_TRACE_DB", help="Database of the trace; fleet-push --signal-db-path reads it.",
 )  # fmt: skip
+
+
+def _address(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise click.BadParameter(f"{text}: host:port or :port was expected")
+    return host.strip("[]"), int(port)
+
+
+def _seconds(_: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    value = parse_duration(text) if text is not None else None
+    try:
+        return None if value is None else float(str(value))
+    except ValueError:
+        raise click.BadParameter(f"{text}: a duration such as 90s, 10m or 7d was expected") from None
+
+
+def _size(_: click.Context, __: click.Parameter, text: str) -> int:
+    number, unit = text.strip().lower().removesuffix("b").removesuffix("i"), 1
+    for letter, factor in (("k", 2**10), ("m", 2**20), ("g", 2**30), ("t", 2**40)):
+        if number.endswith(letter):
+            number, unit = number[:-1], factor
+    try:
+        return int(float(number) * unit)
+    except ValueError:
+        raise click.BadParameter(f"{text}: a size such as 500m or 10g was expected") from None
+
+
+@main.command("trace")
+@_database
 @click.option(
     "--period", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between looks."
 )
-def trace(db: Path, period: float) -> None:
-    """Count the CUDA runtime and NCCL calls of every process on this node through eBPF. Needs root.
+@click.option("--duration", callback=_seconds, help="End by itself after this long.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(0.0001, 1),
+    default=0.005,
+    show_default=True,
+    help="Share of one processor that tracing may cost a process.",
+)
+@click.option(
+    "--max-db", callback=_size, default="10g", show_default=True, help="Largest database; oldest goes first."
+)
+@click.option("--keep", callback=_seconds, default="7d", show_default=True, help="How long counts are kept.")
+@click.option("--prometheus", callback=_address, help="Serve /metrics on host:port (no authentication).")
+@click.option("--otlp", help="Send metrics onward to this OTLP/HTTP address.")
+@click.option("--otlp-insecure", is_flag=True, help="Speak plain HTTP to it.")
+@click.option(
+    "--otlp-token-file", type=click.Path(dir_okay=False, path_type=Path), help="File with a bearer token for it."
+)
+@click.option("--node", default=socket.gethostname, show_default="the host name", help="This node's name.")
+@click.option("--cluster", default="", help="The cluster that this node belongs to.")
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every operation of every rank to this CSV or Parquet file, for ingero-fleet diagnose.",
+)
+def trace(
+    db: Path, period: float, duration: float | None, budget: float, max_db: int, keep: float,
+    prometheus: tuple[str, int] | None, otlp: str | None, otlp_insecure: bool, otlp_token_file: Path | None,
+    node: str, cluster: str, record: Path | None,
+) -> None:  # fmt: skip
+    """Count the CUDA and NCCL calls of every process on this node through eBPF. Needs root.
 
     \b
     ingero-agent trace --db /var/lib/ingero/ingero.db
+    ingero-agent trace --otlp fleet:4318 --cluster prod --prometheus 127.0.0.1:9466
+    ingero-agent trace --record run.parquet --duration 10m
     """
     import signal
     import threading
+    import time
 
+    from ingero_agent.trace.export import ExportConfig
     from ingero_agent.trace.loader import CannotTrace
-    from ingero_agent.trace.tracer import run
+    from ingero_agent.trace.service import TraceConfig, run
+    from ingero_agent.trace.store import Retention
     from ingero_kit import logs
 
     logs.configure("info")
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
+    export = None
+    if otlp:
+        export = ExportConfig(
+            endpoint=otlp, node=node, cluster=cluster, insecure=otlp_insecure, token_file=otlp_token_file
+        )
+    config = TraceConfig(
+        database=db, period=period, budget=budget, retention=Retention(seconds=keep, max_bytes=max_db),
+        listen=prometheus, export=export, record=record,
+    )  # fmt: skip
+    end = None if duration is None else time.monotonic() + duration
+
+    def ended(seconds: float) -> bool:
+        left = seconds if end is None else min(seconds, max(0.0, end - time.monotonic()))
+        return over.wait(left) or (end is not None and time.monotonic() >= end)
+
     try:
-        run(db, period, over.wait)
-    except (CannotTrace, OSError) as error:
+        run(config, ended)
+    except (CannotTrace, SettingsError, ImportError, OSError) as error:
         click.echo(f"ingero-agent: {error}", err=True)
-        sys.exit(1)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
 
 
 @main.command("check")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
-@click.option(
-    "--db", type=click.Path(dir_okay=False, path_type=Path), default="/var/lib/ingero/ingero.db", show_default=True,
-    envvar="INGERO_AGENT_TRACE_DB", help="Where the trace is to be kept.",
-)  # fmt: skip
+@_database
 def check(as_json: bool, db: Path) -> None:
     """Say what of tracing works on this machine, what does not, and what to do about it.
 

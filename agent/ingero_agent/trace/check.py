@@ -9,8 +9,9 @@ from pathlib import Path
 from ingero_agent.trace import kernel
 from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Twins, calibrate
 from ingero_agent.trace.capabilities import Facts
+from ingero_agent.trace.counts import VALUE_BYTES
 from ingero_agent.trace.discovery import find_libraries
-from ingero_agent.trace.helper import DIST_PACKAGES, VALUE_BYTES, possible_cpus
+from ingero_agent.trace.helper import DIST_PACKAGES, possible_cpus
 from ingero_agent.trace.loader import CannotTrace, load_programs
 
 

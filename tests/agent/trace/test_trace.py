@@ -9,9 +9,10 @@ import pytest
 
 from ingero_agent.sources.database import DatabaseSource
 from ingero_agent.trace import elf
+from ingero_agent.trace.counts import Counted
 from ingero_agent.trace.discovery import parse_maps
 from ingero_agent.trace.probes.table import FUNCTIONS, element_size, library_functions
-from ingero_agent.trace.store import Counted, Store
+from ingero_agent.trace.store import Store
 from ingero_testing.processes import BIN, process, wait_until
 
 LIBRARY = """
@@ -40,6 +41,8 @@ int main(void) {
 }
 """
 
+LAUNCH = next(function for function in FUNCTIONS if function.name == "cudaLaunchKernel")
+
 
 def test_any_version_of_a_library_is_found_and_a_data_mapping_is_not() -> None:
     text = (
@@ -50,7 +53,10 @@ def test_any_version_of_a_library_is_found_and_a_data_mapping_is_not() -> None:
         "7f08-7f09 r-xp 00000000 00:00 0 \n"
     )
 
-    assert list(parse_maps(text)) == [("cudart", "7f00-7f01"), ("nccl", "7f04-7f05")]
+    assert list(parse_maps(text)) == [
+        ("cudart", "7f00-7f01", "/opt/a b/libcudart.so.13"),
+        ("nccl", "7f04-7f05", "/opt/libnccl.so.2"),
+    ]
 
 
 def test_numbers_of_functions_fit_the_cookie_and_broadcast_is_counted_once() -> None:
@@ -71,8 +77,8 @@ def test_a_file_that_is_no_library_is_refused_in_words(data: bytes) -> None:
 
 def test_late_counts_add_to_their_bucket(tmp_path: Path) -> None:
     store = Store(tmp_path / "a.db")
-    store.add([Counted(1, 3, 7, 10)], 991.0)
-    store.add([Counted(1, 3, 7, 5)], 993.0)
+    store.add([Counted(LAUNCH, 7, 10)], 991.0)
+    store.add([Counted(LAUNCH, 7, 5)], 993.0)
     store.close()
 
     assert DatabaseSource(tmp_path / "a.db", 10, gpus=1).read(1001.0).launches == 15
