@@ -209,3 +209,88 @@ def check(as_json: bool, db: Path) -> None:
                 click.echo(f"{'':<21} fix: {one.fix}")
         click.echo("this machine can be traced" if able else "this machine cannot be traced")
     sys.exit(0 if able else 1)
+
+
+def _print_table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    cells = [columns, *(tuple("" if cell is None else str(cell) for cell in row) for row in rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
+    for row in cells:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@main.command("query")
+@_database
+@click.option("--since", callback=_seconds, default="1h", show_default=True, help="How far back.")
+@click.option("--pid", type=int, help="Only this process.")
+@click.option("--op", "operation", default="", help="Only operations with this in their name.")
+@click.option("--collectives", is_flag=True, help="Single collectives instead of sums.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Most rows.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def query(
+    db: Path, since: float, pid: int | None, operation: str, collectives: bool, limit: int, as_json: bool
+) -> None:
+    """Show what was traced: calls by process and operation, or single collectives.
+
+    \b
+    ingero-agent query --since 10m
+    ingero-agent query --collectives --op AllReduce --json
+    """
+    import json
+    import sqlite3
+    import time
+
+    from ingero_agent.trace import history
+
+    now = time.time()
+    wanted = history.Filter(begin=now - since, end=now, pid=pid, operation=operation, limit=limit)
+    columns: tuple[str, ...]
+    try:
+        if collectives:
+            columns, rows = history.COLLECTIVES, history.collective_rows(history.collectives(db, wanted))
+        else:
+            columns, rows = history.OPERATIONS, history.operations(db, wanted)
+    except (history.CannotRead, sqlite3.Error) as error:
+        click.echo(f"ingero-agent: {error}", err=True)
+        sys.exit(1)
+    if as_json:
+        click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+    else:
+        _print_table(columns, rows)
+
+
+@main.command("explain")
+@_database
+@click.option("--since", callback=_seconds, default="5m", show_default=True, help="How far back.")
+@click.option("--pid", type=int, help="Only this process.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def explain(db: Path, since: float, pid: int | None, as_json: bool) -> None:
+    """Say why things were slow on this node: causes with their evidence, and what to do.
+
+    \b
+    ingero-agent explain
+    ingero-agent explain --since 30m --json
+    """
+    import json
+    import sqlite3
+    import time
+
+    from ingero_agent.trace import history
+    from ingero_agent.trace.chains import find_chains
+
+    now = time.time()
+    try:
+        chains = find_chains(history.stretch(db, history.Filter(begin=now - since, end=now, pid=pid)))
+    except (history.CannotRead, sqlite3.Error) as error:
+        click.echo(f"ingero-agent: {error}", err=True)
+        sys.exit(1)
+    if as_json:
+        click.echo(json.dumps([chain.as_dict() for chain in chains], indent=2))
+        return
+    for chain in chains:
+        click.echo(f"{chain.severity} {chain.kind} [{chain.id}]: {chain.summary}")
+        for line in chain.evidence:
+            click.echo(f"    seen: {line}")
+        for line in chain.advice:
+            click.echo(f"    do:   {line}")
+    if not chains:
+        click.echo("nothing in this time explains a slow-down")

@@ -16,7 +16,10 @@ _AGGREGATE: Final = """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER,
 stored INTEGER NOT NULL DEFAULT 0, sum_dur INTEGER NOT NULL, min_dur INTEGER NOT NULL DEFAULT 0,
 max_dur INTEGER NOT NULL, sum_arg0 INTEGER NOT NULL, PRIMARY KEY (bucket, source, op, pid)) WITHOUT ROWID"""
 
+OCTAVE_TABLE: Final = "operation_octaves"
 _TABLES: Final = {
+    OCTAVE_TABLE: """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, octave INTEGER, count INTEGER NOT NULL,
+PRIMARY KEY (bucket, source, op, pid, octave)) WITHOUT ROWID""",
     "event_aggregates": _AGGREGATE,
     "event_aggregates_5s": _AGGREGATE,
     "process_names": "(pid INTEGER PRIMARY KEY, name TEXT, seen_at INTEGER)",
@@ -90,12 +93,17 @@ class Store:
     ) -> None:
         """Add to the buckets of `now` (seconds); what comes late adds to its bucket, it never replaces it."""
         sums: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        octaves: dict[tuple[int, int, int, int], int] = defaultdict(int)
         for row in rows:
             total = sums[row.function.source, row.function.operation, row.pid]
             total[0] += row.count
             total[1] += row.nanoseconds
             total[2] = max(total[2], row.longest)
             total[3] += row.size
+            for octave, count in enumerate(row.octaves):
+                if count:
+                    octaves[row.function.source, row.function.operation, row.pid, octave] += count
+        minute = int(now) // WIDTHS["event_aggregates"] * WIDTHS["event_aggregates"]
         events = list(events)
         with self._database as database:
             for table, width in WIDTHS.items():
@@ -107,6 +115,11 @@ class Store:
                     "sum_arg0 = sum_arg0 + excluded.sum_arg0",
                     [(bucket, *key, *total) for key, total in sums.items()],
                 )
+            database.executemany(
+                f"INSERT INTO {OCTAVE_TABLE} VALUES (?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET count = count + excluded.count",
+                [(minute, *key, count) for key, count in octaves.items()],
+            )
             database.executemany(
                 "INSERT OR REPLACE INTO process_names VALUES (?, ?, ?)",
                 [(pid, name, int(now)) for pid, name in (names or {}).items()],
@@ -142,6 +155,7 @@ class Store:
         limits = (
             ("event_aggregates", "bucket", now - kept.seconds),
             ("event_aggregates_5s", "bucket", now - kept.short_seconds),
+            (OCTAVE_TABLE, "bucket", now - kept.seconds),
             ("process_names", "seen_at", now - kept.seconds),
             ("events", "timestamp", (now - kept.seconds) * _NS),
             ("system_snapshots", "timestamp", (now - kept.seconds) * _NS),
