@@ -131,10 +131,17 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Write every operation of every rank to this CSV or Parquet file, for ingero-fleet diagnose.",
 )
+@click.option(
+    "--attach",
+    type=click.Choice(["auto", "multi", "perf"]),
+    default="auto",
+    show_default=True,
+    help="Links of many functions, or one for each of the most important ones, as before Linux 6.6.",
+)
 def trace(
     db: Path, period: float, duration: float | None, budget: float, max_db: int, keep: float,
     prometheus: tuple[str, int] | None, otlp: str | None, otlp_insecure: bool, otlp_token_file: Path | None,
-    node: str, cluster: str, record: Path | None,
+    node: str, cluster: str, record: Path | None, attach: str,
 ) -> None:  # fmt: skip
     """Count the CUDA and NCCL calls of every process on this node through eBPF. Needs root.
 
@@ -164,7 +171,7 @@ def trace(
         )
     config = TraceConfig(
         database=db, period=period, budget=budget, retention=Retention(seconds=keep, max_bytes=max_db),
-        listen=prometheus, export=export, record=record,
+        listen=prometheus, export=export, record=record, attach=attach,
     )  # fmt: skip
     end = None if duration is None else time.monotonic() + duration
 

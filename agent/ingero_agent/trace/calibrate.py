@@ -9,7 +9,7 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -75,24 +75,30 @@ def extra_nanoseconds(probed: Callable[[], None], twin: Callable[[], None], call
     return max(0.0, statistics.median(differences))
 
 
-def calibrate(entry_program: int, pair_programs: tuple[int, int]) -> Costs:
-    """Measure both kinds of probe with the real programs. Raises `OSError` where the kernel refuses a link."""
+def calibrate(entry_program: int, pair_programs: tuple[int, int], *, multi: bool = True) -> Costs:
+    """Measure both kinds of probe with the real programs, attached as they are going to be.
+
+    Raises `OSError` where the kernel refuses a link.
+    """
     twins = Twins()
+
+    def measured(programs: Iterable[tuple[int, bool]]) -> float:
+        links: list[int] = []
+        try:
+            for program, at_return in programs:
+                if multi:
+                    links.append(kernel.link(program, twins.path, [0], [cookie], at_return=at_return, pid=me))
+                else:
+                    links += kernel.link_one(program, twins.path, 0, cookie, at_return=at_return, pid=me)
+            return extra_nanoseconds(twins.probed, twins.twin)
+        finally:
+            for link in links:
+                os.close(link)
+
     cookie, me = SCRATCH_NUMBER, os.getpid()
     try:
-        link = kernel.link(entry_program, twins.path, [0], [cookie], at_return=False, pid=me)
-        try:
-            entry = extra_nanoseconds(twins.probed, twins.twin)
-        finally:
-            os.close(link)
-        links = []
-        try:
-            for program, at_return in zip(pair_programs, (False, True), strict=True):
-                links.append(kernel.link(program, twins.path, [0], [cookie], at_return=at_return, pid=me))
-            pair = extra_nanoseconds(twins.probed, twins.twin)
-        finally:
-            for each in links:
-                os.close(each)
+        entry = measured([(entry_program, False)])
+        pair = measured([(pair_programs[0], False), (pair_programs[1], True)])
     finally:
         twins.close()
     return Costs(max(entry, ENTRY_FLOOR_NS), max(pair, PAIR_FLOOR_NS))

@@ -21,7 +21,7 @@ from ingero_agent.trace.page import make_server
 from ingero_agent.trace.record import Recorder, open_recorder
 from ingero_agent.trace.store import Retention, Snapshot, Store
 from ingero_agent.trace.timeline import Timeline
-from ingero_agent.trace.tracer import Tracer
+from ingero_agent.trace.tracer import AUTO, Tracer
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -44,6 +44,7 @@ class TraceConfig:
     listen: tuple[str, int] | None = None
     export: ExportConfig | None = None
     record: Path | None = None
+    attach: str = AUTO
 
 
 class TraceService:
@@ -200,7 +201,7 @@ def run(config: TraceConfig, ended: Callable[[float], bool]) -> None:
     store = Store(config.database, config.retention)
     server = None
     try:
-        tracer = Tracer()
+        tracer = Tracer(config.attach)
         try:
             service = TraceService(config, tracer, store, open_recorder(config.record) if config.record else None)
             if config.listen:

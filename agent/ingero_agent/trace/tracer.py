@@ -4,6 +4,7 @@ import os
 import struct
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -30,21 +31,25 @@ SLOW_COLLECTIVE_NS: Final = 100_000_000
 SLOW_CALL_NS: Final = 1_000_000_000
 _MASK, _SLOW_COLLECTIVE, _SLOW_CALL = range(3)
 _CLOCK_SECONDS: Final = 10.0
-MULTI, PERF = "multi", "perf"
+AUTO, MULTI, PERF = "auto", "multi", "perf"
+"""How probes are attached: links of many functions, one link each, or the first that this kernel has."""
 
 
 class Tracer:
     """Attached for as long as it lives; closing it, or dying, detaches everything. Raises `CannotTrace`."""
 
-    def __init__(self) -> None:
-        self.mode, self.costs, self.helper_peak_bytes = MULTI, Costs(), 0
-        self._load(MULTI)
+    def __init__(self, attach: str = AUTO) -> None:
+        self.mode, self.costs, self.helper_peak_bytes = MULTI if attach == AUTO else attach, Costs(), 0
+        self._load(self.mode)
         try:
             self.costs = self._calibrate()
         except OSError as error:
-            log.warning("no_links_of_many_functions", reason=str(error))
-            self._close_descriptors()
-            self._load(PERF)
+            if attach == AUTO:
+                log.warning("no_links_of_many_functions", reason=str(error))
+                self._close_descriptors()
+                self._load(PERF)
+            with suppress(OSError):
+                self.costs = self._calibrate()
         self._attachments = Attachments(self._descriptors, multi=self.mode == MULTI)
         self._cpus = possible_cpus()
         self._calls = kernel.Map(self._descriptors["agg"], CALL_KEY.size, VALUE_BYTES, self._cpus)
@@ -123,7 +128,8 @@ class Tracer:
 
     def _calibrate(self) -> Costs:
         programs = self._descriptors
-        return calibrate(programs["launch_enter"], (programs["call_enter"], programs["call_return"]))
+        pair = programs["call_enter"], programs["call_return"]
+        return calibrate(programs["launch_enter"], pair, multi=self.mode == MULTI)
 
     def _set(self, index: int, value: int) -> None:
         self._config.put(struct.pack("=I", index), struct.pack("=Q", value))
