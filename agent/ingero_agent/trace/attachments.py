@@ -1,17 +1,19 @@
 """Holds the links: attaches to libraries that appear, lets go of others, opens and closes groups of probes."""
 
 import os
-from collections.abc import Mapping
+import platform
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
 from ingero_agent.trace import elf, kernel
-from ingero_agent.trace.discovery import FileIdentity, Found, identify
+from ingero_agent.trace.discovery import NCCL, FileIdentity, Found, identify
 from ingero_agent.trace.governor import GROUPS
 from ingero_agent.trace.plan import Places, Target, places, plan
 from ingero_agent.trace.probes.table import PROGRAMS, library_functions
+from ingero_agent.trace.structure import ACCESSORS, CODE_BYTES, rank_offset
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -32,10 +34,14 @@ class _Library:
 
 
 class Attachments:
-    """`multi`: one link for many functions; otherwise one for each, and only the most important functions."""
+    """`multi`: one link for many functions; otherwise one for each, and only the most important functions.
 
-    def __init__(self, programs: Mapping[str, int], *, multi: bool = True) -> None:
+    `tell` is called with a library's slot and where NCCL's communicator holds its rank, 0 for not known.
+    """
+
+    def __init__(self, programs: Mapping[str, int], tell: Callable[[int, int], None], *, multi: bool = True) -> None:
         self._programs = programs
+        self._tell = tell
         self._multi = multi
         self._libraries: dict[Target, _Library] = {}
         self._closed: set[str] = set()
@@ -104,6 +110,8 @@ class Attachments:
                 raise OSError("the file changed while it was looked at")
             functions = library_functions(target.kind)
             offsets = elf.read_functions(library.descriptor, set(functions), static=target.static)
+            if target.kind == NCCL:
+                self._learn_structure(library)
             library.places = places(functions, offsets, library.slot, few=not self._multi)
             for group in GROUPS:
                 if group not in self._closed:
@@ -114,6 +122,14 @@ class Attachments:
         except (OSError, elf.NotElf) as error:
             self._release(library)
             log.warning("cannot_attach", library=target.kind, pid=target.pid, reason=str(error))
+
+    def _learn_structure(self, library: _Library) -> None:
+        offsets = elf.read_functions(library.descriptor, set(ACCESSORS))
+        codes = {name: os.pread(library.descriptor, CODE_BYTES, found[0]) for name, found in offsets.items()}
+        offset = rank_offset(codes, platform.machine())
+        if offset is None:
+            log.info("structure_unknown", inode=library.target.identity.inode)
+        self._tell(library.slot, offset or 0)
 
     def _open(self, library: _Library, group: str) -> None:
         path, pid = f"/proc/self/fd/{library.descriptor}", library.target.pid

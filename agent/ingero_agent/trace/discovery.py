@@ -1,5 +1,6 @@
 """Which GPU libraries are mapped by any process: one entry a file, however many processes and containers map it."""
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -10,6 +11,7 @@ from typing import Final
 CUDART, CUDA, NCCL = "cudart", "cuda", "nccl"
 _LIBRARY: Final = re.compile(r"lib(cudart|cuda|nccl|torch_cuda)\.so[.\d]*$")
 _LINE: Final = re.compile(r"([0-9a-f]+-[0-9a-f]+) ..x. \S+ \S+ \d+ +(/.*)")
+_MENTIONED: Final = re.compile(r"/lib(?:cuda|nccl|torch_cuda)")
 _CARRIES: Final = {"torch_cuda": NCCL}
 """Libraries that may carry another one inside."""
 
@@ -18,6 +20,9 @@ SETTLED_SECONDS: Final = 10.0
 
 YOUNG_SECONDS: Final = 30.0
 """How long a process is looked into at every change: it is still loading what it needs."""
+
+OLD_ROUNDS: Final = 4
+"""An older process is looked at in every so many-th round, in turns: a node has thousands that never change."""
 
 
 @dataclass(frozen=True)
@@ -71,9 +76,10 @@ def parse_size(text: str) -> tuple[int, int]:
 def look(folder: Path) -> list[Found]:
     """Libraries of one process; none where it may not be read or is gone."""
     try:
-        mapped = list(parse_maps((folder / "maps").read_text(errors="replace")))
+        text = (folder / "maps").read_text(errors="replace")
     except OSError:
         return []
+    mapped = parse_maps(text) if _MENTIONED.search(text) else ()
     found = []
     for kind, area, name in mapped:
         path = folder / "map_files" / area
@@ -100,19 +106,23 @@ class Finder:
         self._proc = proc
         self._clock = clock
         self._seen: dict[int, _Seen] = {}
+        self._round = 0
 
     def find(self) -> dict[int, list[Found]]:
         """Libraries by process, for processes that have any."""
         now, alive = self._clock(), {}
-        for folder in self._proc.iterdir():
-            if not folder.name.isdigit():
+        self._round += 1
+        with os.scandir(self._proc) as folders:
+            pids = [int(folder.name) for folder in folders if folder.name.isdigit()]
+        for pid in pids:
+            before = self._seen.get(pid)
+            if before and now - before.first > YOUNG_SECONDS and (pid + self._round) % OLD_ROUNDS:
+                alive[pid] = before
                 continue
             try:
-                start, size = parse_size((folder / "stat").read_text(errors="replace"))
+                start, size = parse_size(_read(f"{self._proc}/{pid}/stat"))
             except (OSError, IndexError, ValueError):
                 continue
-            pid = int(folder.name)
-            before = self._seen.get(pid)
             if before and before.start == start:
                 young = now - before.first < YOUNG_SECONDS
                 settled = bool(before.found) and not young and now - before.looked < SETTLED_SECONDS
@@ -120,9 +130,17 @@ class Finder:
                     alive[pid] = before
                     continue
             first = before.first if before and before.start == start else now
-            alive[pid] = _Seen(start, size, first, now, look(folder) if size else [])
+            alive[pid] = _Seen(start, size, first, now, look(self._proc / str(pid)) if size else [])
         self._seen = alive
         return {pid: seen.found for pid, seen in alive.items() if seen.found}
+
+
+def _read(file: str) -> str:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 4096).decode(errors="replace")
+    finally:
+        os.close(descriptor)
 
 
 def find_libraries(proc: Path = Path("/proc")) -> Iterator[tuple[str, FileIdentity, Path]]:

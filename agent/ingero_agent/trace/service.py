@@ -64,6 +64,7 @@ class TraceService:
         self._started_ns = time.time_ns()
         self._read_at = self._round_at = time.monotonic()
         self._level, self._mask, self._seen_events = 0, 0, 0
+        self._named: set[int] = set()
         figures, costs = self.ledger.figures, tracer.costs
         figures.budget, figures.mode, figures.helper_peak = config.budget, tracer.mode, tracer.helper_peak_bytes
         figures.entry_ns, figures.pair_ns = costs.entry_ns, costs.pair_ns
@@ -93,7 +94,7 @@ class TraceService:
         collectives = [event for event in events if isinstance(event, Collective)]
         self._seen_events += len(events)
         with suppress(sqlite3.OperationalError):
-            self._store.add(rows, time.time(), {pid: command_of(pid) for pid in self._tracer.found}, events)
+            self._store.add(rows, time.time(), self._new_names(), events)
         if self._recorder:
             self._record(collectives)
         if self._exporter:
@@ -115,6 +116,12 @@ class TraceService:
             self._exporter.close()
         if self._recorder:
             self._recorder.close()
+
+    def _new_names(self) -> dict[int, str]:
+        """Names of processes that were not there at the look before."""
+        fresh = {pid: command_of(pid) for pid in self._tracer.found if pid not in self._named}
+        self._named = set(self._tracer.found)
+        return fresh
 
     def _scale(self, counted: list[Counted], seconds: float) -> list[Counted]:
         if not self._state.step:
@@ -179,6 +186,7 @@ class TraceService:
                 self._tracer.sample(mask)
         self._seen_events = 0
         self._timeline.forget(set(self._tracer.found))
+        self._named.clear()
         with self.ledger.lock:
             self.ledger.nccl_processes = nccl_processes(dict(self._tracer.found))
             figures.database_bytes, figures.pruned_rows = self._store.size, self._store.pruned_rows

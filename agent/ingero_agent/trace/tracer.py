@@ -50,7 +50,12 @@ class Tracer:
                 self._load(PERF)
             with suppress(OSError):
                 self.costs = self._calibrate()
-        self._attachments = Attachments(self._descriptors, multi=self.mode == MULTI)
+        offsets = kernel.Map(self._descriptors["rank_offset"], 4, 8)
+        self._attachments = Attachments(
+            self._descriptors,
+            lambda slot, offset: offsets.put(struct.pack("=I", slot), struct.pack("=Q", offset)),
+            multi=self.mode == MULTI,
+        )
         self._cpus = possible_cpus()
         self._calls = kernel.Map(self._descriptors["agg"], CALL_KEY.size, VALUE_BYTES, self._cpus)
         self._collectives = kernel.Map(self._descriptors["coll"], COLLECTIVE_KEY.size, VALUE_BYTES, self._cpus)

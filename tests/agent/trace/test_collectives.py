@@ -181,3 +181,19 @@ def test_two_communicators_of_one_wait_share_a_step_and_the_jobs_rank_is_the_env
 )
 def test_rank_of_the_environment(environment: bytes, rank: int | None) -> None:
     assert parse_rank(environment) == rank
+
+
+@pytest.mark.ebpf
+def test_a_communicator_from_before_the_agent_has_its_rank_and_no_exact_number(tmp_path: Path) -> None:
+    program, database = build_job(tmp_path, hash_at=13528), tmp_path / "trace.db"
+    with job(program, 3, 20, 1000, 0, 0, "after-init") as running:
+        assert said(running) == "ready"
+        with tracing(tmp_path) as agent:
+            wait_until(lambda: agent.words().count("attached") == 2, "both libraries")
+            go(running)
+            assert said(running) == "done"
+            wait_until(lambda: rows(database, "SELECT COUNT(*) FROM collectives")[0][0] == 60, "collectives", 20)
+
+    assert set(rows(database, "SELECT rank, nranks, comm_hash, seq_exact FROM collectives")) == {
+        (rank, 3, communicator_hash(IDENTITY), 0) for rank in range(3)
+    }
