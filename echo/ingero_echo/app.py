@@ -10,17 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import uvicorn
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_echo import retention
-from ingero_echo.auth import Identity, Keyring, RateLimit
-from ingero_echo.desk import Desk, schema_text
+from ingero_echo.auth import Keyring, RateLimit
+from ingero_echo.doors import Doors
 from ingero_echo.errors import Refused
-from ingero_echo.guard import Audit, Guard
+from ingero_echo.guard import MAX_BODY, Audit, Guard
 from ingero_echo.intake import Doorkeeper, Intake
-from ingero_echo.json_api import make_api
-from ingero_echo.mcp_tools import make_server
 from ingero_echo.pages import EchoPage
 from ingero_echo.settings import EchoConfig
 from ingero_echo.store import Store, StoreError
@@ -58,7 +55,6 @@ class Echo:
         self._page = EchoPage(lambda: self._writer, lambda: self._intake)
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
-        self.desk = Desk(config, lambda: self._store)
 
     async def start(self) -> None:
         """Answer health at once, open the store, then take events.
@@ -75,6 +71,7 @@ class Echo:
         await self._receivers(self._intake)
         self._store, self._writer = store, writer
         self._tasks.append(asyncio.create_task(self._retain(writer, store)))
+        self._tasks.append(asyncio.create_task(self._doors.run()))
 
     async def _front_ends(self) -> None:
         config = self.config
@@ -82,14 +79,9 @@ class Echo:
         registry.register(self._page)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        api = make_api(self.desk, lambda: self._store is not None, registry, self.backup)
-        server = make_server(self.desk, lambda: schema_text(self._store), _asker)
-        sessions = StreamableHTTPSessionManager(
-            server, max_sessions=config.api.mcp_sessions, max_request_body_size=1 << 20
-        )
-        await self._stack.enter_async_context(sessions.run())
+        self._doors = Doors(config, lambda: self._store, registry, self.backup, MAX_BODY)
         guard = Guard(
-            api, sessions.handle_request, self._keyring,
+            self._doors.api, self._doors.mcp, lambda: self._store is not None, self._keyring,
             RateLimit(config.api.requests_per_second, config.api.burst), Audit(config.auth.audit_file),
             self._page.observe,
         )  # fmt: skip
@@ -178,12 +170,8 @@ class Echo:
         """Stop taking events, write and answer what waits, close."""
         for task in self._tasks:
             task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._stack.aclose()
-
-
-def _asker(context: Any) -> Identity:
-    identity: Identity = context.request.scope["ingero.identity"]
-    return identity
 
 
 async def serve(config: EchoConfig, announce: Callable[[dict[str, int]], None]) -> None:

@@ -4,11 +4,14 @@ them produce a large value (so no `repeat`, `lpad`, `range` as a value, `printf`
 
 from typing import Final
 
-TYPES: Final = frozenset(
-    "bigint bit blob bool boolean char date decimal double float float4 float8 hugeint int int1 int2 int4 int8 integer "
-    "interval json list long map numeric real row short smallint string struct text time timestamp timestamp_ms "
-    "timestamp_ns timestamp_s timestamptz tinyint ubigint uhugeint uinteger usmallint utinyint uuid varchar".split()
-) | {"timestamp with time zone", "time with time zone"}
+_TYPES: Final = (
+    "bigint bit blob bool boolean char date decimal double float float4 float8 hugeint int int1 int2 int4 int8 "
+    "integer interval json list long map numeric real row short smallint string struct text time timestamp "
+    "timestamp_ms timestamp_ns timestamp_s timestamptz tinyint ubigint uhugeint uinteger usmallint utinyint uuid "
+    "varchar"
+)
+
+TYPES: Final = frozenset(_TYPES.split()) | {"timestamp with time zone", "time with time zone"}
 """What a value may be cast to; no arrays of fixed length, whose declared length alone takes memory."""
 
 TABLE_FUNCTIONS: Final = frozenset({"range", "generate_series", "unnest"})

@@ -7,14 +7,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
-from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
-from mcp.server.auth.provider import AccessToken
-from mcp.server.transport_security import RequestBodyLimitMiddleware
-
 from ingero_contract import echo
 from ingero_echo.auth import Keyring, RateLimit
-from ingero_echo.errors import Refused
-from ingero_echo.json_api import error
+from ingero_echo.errors import Refused, respond
 from ingero_kit.clock import rfc3339
 from ingero_kit.logs import get
 
@@ -25,7 +20,10 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Application = Callable[[Scope_, Receive, Send], Awaitable[None]]
 
-OPEN: Final = frozenset({echo.VERSIONS, echo.HEALTH, echo.READY, "/healthz"})
+LIVE: Final = "/healthz"
+"""Open: 200 while the process serves."""
+
+OPEN: Final = frozenset({echo.VERSIONS, echo.HEALTH, echo.READY, LIVE})
 """Paths that need no token."""
 
 MAX_BODY: Final = 1 << 20
@@ -59,9 +57,17 @@ class Guard:
     """ASGI: lets through who may ask, and sends MCP and the API their own ways."""
 
     def __init__(
-        self, api: Application, mcp: Application, keyring: Keyring, rate: RateLimit, audit: Audit, observe: Observe
+        self,
+        api: Application,
+        mcp: Application,
+        ready: Callable[[], bool],
+        keyring: Keyring,
+        rate: RateLimit,
+        audit: Audit,
+        observe: Observe,
     ) -> None:
-        self._api, self._mcp = RequestBodyLimitMiddleware(api, MAX_BODY), RequestBodyLimitMiddleware(mcp, MAX_BODY)
+        self._ready = ready
+        self._api, self._mcp = api, mcp
         self._keyring, self._rate, self._audit, self._observe = keyring, rate, audit, observe
 
     async def __call__(self, scope: Scope_, receive: Receive, send: Send) -> None:
@@ -78,6 +84,16 @@ class Guard:
                 status = message["status"]
             await send(message)
 
+        taken = 0
+
+        async def bounded() -> Any:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > MAX_BODY:
+                raise Refused("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
+            return message
+
         scope["ingero.request_id"] = request_id
         identity = None
         try:
@@ -93,12 +109,15 @@ class Guard:
                     raise Refused(
                         "rate_limited", "this token asks too often", "wait as Retry-After says", 429, max(1.0, wait)
                     )
-                # An MCP session belongs to the token that opened it.
-                scope["user"] = AuthenticatedUser(AccessToken(token="", client_id=identity.digest, scopes=[]))
             scope["ingero.identity"] = identity
-            await (self._mcp if path in MCP_PATHS else self._api)(scope, receive, watch)
+            if path in (LIVE, echo.READY):
+                if path == echo.READY and not self._ready():
+                    raise Refused("not_ready", "the database is still being opened", "ask again", 503, 1)
+                await respond(watch, 200, {"status": "ok"})
+                return
+            await (self._mcp if path in MCP_PATHS else self._api)(scope, bounded, watch)
         except Refused as refused:
-            await error(refused, request_id)(scope, receive, watch)
+            await respond(watch, refused.status, refused.fields(request_id), refused.headers(request_id))
         finally:
             self._observe(_handler(path), f"{status // 100}xx")
             if identity is not None and identity.digest:

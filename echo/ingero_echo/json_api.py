@@ -44,12 +44,7 @@ def json(content: Any, status: int = 200, headers: dict[str, str] | None = None)
 
 def error(refused: Refused, request_id: str) -> Response:
     """The one shape of errors."""
-    headers = {"x-request-id": request_id}
-    if refused.retry_seconds:
-        headers["retry-after"] = str(max(1, round(refused.retry_seconds)))
-    if refused.status == 401:
-        headers["www-authenticate"] = "Bearer"
-    return json(refused.fields(request_id), refused.status, headers)
+    return json(refused.fields(request_id), refused.status, refused.headers(request_id))
 
 
 def identity_of(request: Request) -> Identity:
@@ -143,17 +138,6 @@ def make_api(
     def health() -> dict[str, Any]:
         """Liveness."""
         return {"status": "ok", "ready": ready()}
-
-    @app.get("/healthz", include_in_schema=False)
-    def healthz() -> Response:
-        return Response("ok", media_type="text/plain")
-
-    @app.get(echo.READY, operation_id="ready", responses={503: _ERRORS[503]})
-    def readyz() -> Response:
-        """503 until the database is open, replayed and migrated."""
-        if not ready():
-            raise Refused("not_ready", "the database is still being opened", "ask again", 503, 1)
-        return json({"status": "ok"})
 
     @app.get(echo.WHOAMI, operation_id="whoami", responses=_ERRORS)
     def whoami(request: Request) -> dict[str, Any]:

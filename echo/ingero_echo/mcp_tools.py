@@ -7,8 +7,12 @@ from typing import Any, Final
 import anyio
 import mcp_types as types
 import orjson
+from mcp.server.auth.middleware.bearer_auth import AuthenticatedUser
+from mcp.server.auth.provider import AccessToken
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel import Server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 
 from ingero_contract import echo
@@ -16,6 +20,7 @@ from ingero_echo.auth import Identity
 from ingero_echo.desk import TOOLS, Desk
 from ingero_echo.errors import Refused
 
+LOOPBACK: Final = ("127.0.0.1:*", "localhost:*", "[::1]:*")
 SCHEMA_URI: Final = "echo://schema"
 READ_ONLY: Final = types.ToolAnnotations(read_only_hint=True, idempotent_hint=True, open_world_hint=False)
 TEXT_ROWS: Final = 20
@@ -134,3 +139,30 @@ def _text(sentence: str, body: dict[str, Any]) -> str:
     if len(body["rows"]) > TEXT_ROWS:
         lines.append(f"… {len(body['rows']) - TEXT_ROWS} more rows in the structured answer")
     return "\n".join(lines)
+
+
+def asker(context: Any) -> Identity:
+    """Who asks over HTTP; the guard in front has put it there."""
+    identity: Identity = context.request.scope["ingero.identity"]
+    return identity
+
+
+def user(identity: Identity) -> AuthenticatedUser:
+    """The asker as the session manager knows it, so that a session serves only the token that opened it."""
+    return AuthenticatedUser(AccessToken(token="", client_id=identity.digest, scopes=[]))
+
+
+def make_manager(
+    server: Server[Any], sessions: int, allowed_hosts: tuple[str, ...], max_body: int
+) -> StreamableHTTPSessionManager:
+    """Streamable HTTP for a server; no hosts means that any Host header is served."""
+    security = TransportSecuritySettings(
+        enable_dns_rebinding_protection=bool(allowed_hosts),
+        allowed_hosts=[*allowed_hosts, *LOOPBACK],
+        allowed_origins=[
+            f"{scheme}://{host}" for host in (*allowed_hosts, *LOOPBACK) for scheme in ("http", "https")
+        ],
+    )
+    return StreamableHTTPSessionManager(
+        server, max_sessions=sessions, max_request_body_size=max_body, security_settings=security
+    )
