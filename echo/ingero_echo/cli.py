@@ -93,3 +93,61 @@ def validate(file: Path | None, settings: tuple[str, ...], insecure: bool | None
     except SettingsError as error:
         _fail(error)
     click.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip())
+
+
+def _token(file: Path | None) -> str:
+    from ingero_kit.tokens import read_tokens
+
+    return read_tokens(file)[0].split()[0] if file else ""
+
+
+_endpoint_options = [
+    click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path), help="File with the bearer token."),
+    click.option("--ca-file", type=click.Path(dir_okay=False, path_type=Path), help="Authorities of the server."),
+]
+
+
+def _client(command: Any) -> Any:
+    for option in reversed(_endpoint_options):
+        command = option(command)
+    return command
+
+
+@main.command()
+@click.option("--endpoint", default="127.0.0.1:4317", show_default=True, help="OTLP endpoint, host:port.")
+@click.option("--protocol", type=click.Choice(["grpc", "http"]), default="grpc", show_default=True)
+@click.option("--nodes", default=8, show_default=True, type=click.IntRange(1, 1000), help="Senders.")
+@click.option("--events", default=250, show_default=True, type=click.IntRange(1), help="Events of each sender.")
+@click.option("--batch", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Events of a request.")
+@click.option("--cluster", default="stress", show_default=True, help="Cluster that the events belong to.")
+@click.option("--api", default="", help="Address of the JSON API: afterwards every event is looked for by its id.")
+@click.option("--tls/--no-tls", default=False, help="Speak TLS.")
+@_client
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON object.")
+def stress(
+    endpoint: str, protocol: Any, nodes: int, events: int, batch: int, cluster: str, api: str, tls: bool,
+    token_file: Path | None, ca_file: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Push numbered events as fast as they are acknowledged, then look for every one of them.
+
+    Exit status 1 when anything failed, or is missing, doubled or changed.
+    """
+    from ingero_echo.stress import Plan, run
+    from ingero_kit.tls import ClientTls
+
+    try:
+        plan = Plan(
+            endpoint=endpoint, protocol=protocol, nodes=nodes, events=events, batch=batch, cluster=cluster, api=api,
+            token=_token(token_file), tls=ClientTls(ca_file=ca_file).context() if tls else None,
+            ca=ca_file.read_bytes() if ca_file else None,
+        )  # fmt: skip
+        outcome = run(plan)
+    except (SettingsError, OSError) as error:
+        _fail(error)
+    facts = outcome.facts()
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        for name, value in facts.items():
+            click.echo(f"{name:18} {value}")
+    sys.exit(0 if outcome.clean else 1)

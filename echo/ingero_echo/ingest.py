@@ -1,24 +1,33 @@
 """Records → rows of tables. Pure: bytes and the time in, rows out, and what was wrong as data."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 from uuid import UUID
 
+import numpy as np
 import orjson
 import pyarrow as pa
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes as keys
 from ingero_contract import echo, metrics
-from ingero_echo import columns
-from ingero_echo.records import Block, Record, read
+from ingero_echo import columns, wire
+from ingero_echo.records import Block, Record, log_record, malformed, number_point, pairs, read
 from ingero_kit.otlp import MAX_NAME, check_name
+from ingero_kit.otlp_layout import Unfit
 from ingero_kit.otlp_server import Encoding, Signal
 
 MAX_ATTRIBUTES: Final = 64 << 10
 """Longest serialised attributes and longest message of one record, characters; larger records are rejected."""
+
+LARGE: Final = 4096
+"""Smallest body, bytes, in which records of one shape are looked for."""
 
 LAST_NANOSECOND: Final = (1 << 63) - 2
 """Latest time that a column of nanoseconds can hold, in the year 2262."""
@@ -75,7 +84,7 @@ class Batch:
 
 def identity(event_id: bytes, name: str, cluster: str) -> int:
     """What two deliveries of one event have in common; good within one process only."""
-    return hash((event_id, name, cluster))
+    return hash(event_id) ^ hash((name, cluster))
 
 
 def given_id(text: str) -> bytes:
@@ -107,45 +116,68 @@ def decode(
 
     Raises `Malformed` when the request as a whole cannot be read.
     """
-    batch = Batch()
     digest = request_digest(signal, cluster, body)
+    push = Delivery(Batch(), signal, cluster, digest, now_nanos, oldest_nanos, allowed)
+    blocks: Iterator[tuple[Block, list[int]]] | None = None
+    if encoding == "protobuf" and len(body) >= LARGE:
+        blocks = shaped(push, body)
+    if blocks is None:
+        blocks = _numbered(read(signal, encoding, body))
     rows: dict[str, list[tuple[Any, ...]]] = {}
-    ordinal = 0
-    for block in read(signal, encoding, body):
-        builder = _Builder(batch, rows, signal, block, cluster, digest, now_nanos, oldest_nanos, allowed)
-        ordinal = builder.take(ordinal)
+    for block, ordinals in blocks:
+        Builder(push, block.resource, rows).take(block.records, ordinals)
     for table, found in rows.items():
-        batch.tables.setdefault(table, []).append(columns.batch(table, found))
-    return batch
+        push.batch.tables.setdefault(table, []).append(columns.batch(table, found))
+    return push.batch
 
 
-class _Builder:
-    """Rows of one block."""
+def _numbered(blocks: list[Block]) -> Iterator[tuple[Block, list[int]]]:
+    ordinal = 0
+    for block in blocks:
+        yield block, list(range(ordinal, ordinal + len(block.records)))
+        ordinal += len(block.records)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What is the same for all records of one request."""
+
+    batch: Batch
+    signal: Signal
+    cluster: str
+    digest: bytes
+    now: int
+    oldest: int
+    allowed: Allowed
+
+
+class Context(NamedTuple):
+    """The columns of a record that its attributes and its resource fix."""
+
+    cluster: str
+    node: str
+    rank: int | None
+    nranks: int | None
+    text: str | None
+
+
+class Builder:
+    """Rows of one resource."""
 
     def __init__(
-        self,
-        batch: Batch,
-        rows: dict[str, list[tuple[Any, ...]]],
-        signal: Signal,
-        block: Block,
-        cluster: str,
-        digest: bytes,
-        now: int,
-        oldest: int,
-        allowed: Allowed,
+        self, push: Delivery, resource: dict[str, Any], rows: dict[str, list[tuple[Any, ...]]] | None = None
     ) -> None:
-        self.batch, self.rows, self.block = batch, rows, block
-        self.signal = signal.name.lower()
-        self.cluster, self.digest, self.now, self.oldest, self.allowed = cluster, digest, now, oldest, allowed
-        self.resource = {key: value for key, value in block.resource.items() if key not in _OWN_COLUMN}
+        self.push = push
+        self.rows = {} if rows is None else rows
+        self.resource = resource
+        self.shared = {key: value for key, value in resource.items() if key not in _OWN_COLUMN}
         self.checked: dict[str, str | None] = {}
 
-    def take(self, ordinal: int) -> int:
-        """Add the rows of the block; `ordinal` counts the request's records."""
+    def take(self, records: Sequence[Record], ordinals: Sequence[int]) -> None:
+        """Add the rows of records; `ordinals` are their places in the request."""
         health: dict[str, tuple[Record, bytes, str, str, int]] = {}
-        for record in self.block.records:
+        for record, ordinal in zip(records, ordinals, strict=True):
             taken = self._event(record, ordinal)
-            ordinal += 1
             if taken is None:
                 continue
             event_id, cluster, node, time = taken
@@ -160,13 +192,12 @@ class _Builder:
                 self._chain(record, event_id, cluster, node, time)
         if metrics.HEALTH_SCORE in health:
             self._health(health)
-        return ordinal
 
     def _find(self, record: Record, names: Sequence[str]) -> Any:
         for name in names:
             value = record.attributes.get(name)
             if value is None:
-                value = self.block.resource.get(name)
+                value = self.resource.get(name)
             if value is not None and value != "":
                 return value
         return None
@@ -176,43 +207,53 @@ class _Builder:
             wrong = check_name(name) if name else None
             if wrong:
                 return f"the {what} id {wrong}"
-        if not self.allowed(cluster):
+        if not self.push.allowed(cluster):
             return "the token may not write to this cluster"
         return None
 
-    def _event(self, record: Record, ordinal: int) -> tuple[bytes, str, str, int] | None:
-        cluster = self.cluster or str(self._find(record, (keys.CLUSTER_ID,)) or "")
+    def describe(self, record: Record) -> Context | str:
+        """What attributes and resource say about a record, the event id aside; or why it cannot be taken."""
+        cluster = self.push.cluster or str(self._find(record, (keys.CLUSTER_ID,)) or "")
         node = str(self._find(record, NODE_KEYS) or "")
         key = f"{cluster}\n{node}"
         if key not in self.checked:
             self.checked[key] = self._problem(cluster, node)
-        problem = self.checked[key] or _bad_time(record.time, self.now, self.oldest)
-        if not problem and len(record.name) > MAX_NAME:
-            problem = f"the name is longer than {MAX_NAME} characters"
-        kept = {**self.resource, **{key: v for key, v in record.attributes.items() if key not in _OWN_COLUMN}}
-        given = kept.get(keys.EVENT_ID)
-        event_id = given_id(str(given)) if given else self.digest + ordinal.to_bytes(8, "big")
-        if given and str(UUID(bytes=event_id)) == given:
-            del kept[keys.EVENT_ID]
-        text = _text(kept) if kept else None
-        if not problem and max(len(text or ""), len(record.message or "")) > MAX_ATTRIBUTES:
-            problem = f"the attributes are longer than {MAX_ATTRIBUTES} characters"
+        problem = self.checked[key]
         if problem:
-            self.batch.reject(problem)
+            return problem
+        if len(record.name) > MAX_NAME:
+            return f"the name is longer than {MAX_NAME} characters"
+        kept = {**self.shared, **{key: v for key, v in record.attributes.items() if key not in _OWN_COLUMN}}
+        text = _text(kept) if kept else None
+        if max(len(text or ""), len(record.message or "")) > MAX_ATTRIBUTES:
+            return f"the attributes are longer than {MAX_ATTRIBUTES} characters"
+        return Context(
+            cluster, node, _small(self._find(record, (keys.NCCL_RANK, keys.NODE_RANK))),
+            _small(self._find(record, (keys.NCCL_NRANKS, keys.WORLD_SIZE))), text,
+        )  # fmt: skip
+
+    def _event(self, record: Record, ordinal: int) -> tuple[bytes, str, str, int] | None:
+        push = self.push
+        given = record.attributes.get(keys.EVENT_ID)
+        event_id = given_id(str(given)) if given else push.digest + ordinal.to_bytes(8, "big")
+        if given and str(UUID(bytes=event_id)) == given:
+            del record.attributes[keys.EVENT_ID]
+        described = _bad_time(record.time, push.now, push.oldest) or self.describe(record)
+        if isinstance(described, str):
+            push.batch.reject(described)
             return None
+        cluster, node, rank, nranks, text = described
         chain = self._find(record, CHAIN_KEYS)
-        time = record.time or self.now
+        time = record.time or push.now
         dated = bool(given) or record.time > 0
         # An undated record cannot be told from the next one that says the same: it is never taken for a repeat.
-        self.batch.identities.append(
-            identity(event_id, record.name, cluster) if dated else hash((event_id, self.now, id(self.batch)))
+        push.batch.identities.append(
+            identity(event_id, record.name, cluster) if dated else hash((event_id, push.now, id(push.batch)))
         )
         self.rows.setdefault("events", []).append(
             (
-                event_id, time, self.now, self.signal, cluster, node, record.name, record.value,
-                _small(self._find(record, (keys.NCCL_RANK, keys.NODE_RANK))),
-                _small(self._find(record, (keys.NCCL_NRANKS, keys.WORLD_SIZE))),
-                None if chain is None else str(chain), record.message, text,
+                event_id, time, push.now, push.signal.name.lower(), cluster, node, record.name, record.value, rank,
+                nranks, None if chain is None else str(chain), record.message, text,
             )
         )  # fmt: skip
         return event_id, cluster, node, time
@@ -310,3 +351,161 @@ def _text(value: Any) -> str:
         return orjson.dumps(value).decode()
     except (TypeError, orjson.JSONEncodeError):
         return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode("utf-8", "replace")
+
+
+# Records of one shape, all at once.
+
+_TYPED: Final = frozenset((*_HEALTH, *_COLLECTIVE, metrics.VERDICT_EVENT, metrics.STRAGGLER_EVENT,
+                           echo.CAUSAL_CHAIN_EVENT))  # fmt: skip
+
+
+def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | None:
+    """Put records of one shape into the batch; gives back those that have to be taken one by one.
+
+    `None` when the request cannot be read this way. Raises `Malformed`.
+    """
+    try:
+        resources = wire.split(push.signal, body)
+    except Unfit:
+        return None
+    left: list[tuple[Block, list[int]]] = []
+    ordinal = 0
+    try:
+        for encoded, spans in resources:
+            resource = pairs(Resource.FromString(encoded).attributes)
+            numbered = list(enumerate(spans, ordinal))
+            ordinal += len(spans)
+            groups, rest = wire.groups(push.signal, body, numbered)
+            builder = Builder(push, resource)
+            for group in groups:
+                rest += _columns(builder, group)
+            rest.sort()
+            records = [_parse(push.signal, body[span.start : span.end], span.name) for _, span in rest]
+            left.append((Block(resource, records), [number for number, _ in rest]))
+    except DecodeError:
+        raise malformed(push.signal) from None
+    return iter(left)
+
+
+def _parse(signal: Signal, record: bytes, name: str) -> Record:
+    if signal is Signal.LOGS:
+        return log_record(LogRecord.FromString(record))
+    return number_point(name, NumberDataPoint.FromString(record))
+
+
+def _columns(builder: Builder, group: wire.Group) -> list[tuple[int, wire.Span]]:
+    """Add the rows of a group; gives back the records that need a closer look, for instance at their time."""
+    push = builder.push
+    try:
+        record = _parse(push.signal, group.template, group.name)
+        moment = group.find("time")
+        if moment is None or record.name in _TYPED:
+            raise Unfit
+        times = group.integers(moment)
+        good = (times > 0) & (times <= push.now + FUTURE_NANOSECONDS) & (times >= push.oldest)
+        if not good.all():
+            raise Unfit
+        contexts, which = _contexts(builder, group, record)
+        ids = _ids(push, group, record)
+        arrays = _arrays(push, builder.resource, group, record, ids, times, contexts, which)
+    except Unfit:
+        return group.items
+    bases = [hash((record.name, context.cluster)) for context in contexts]
+    base = bases[0]
+    if len(bases) == 1:
+        push.batch.identities += [base ^ hash(ids[at : at + 16]) for at in range(0, len(ids), 16)]
+    else:
+        push.batch.identities += [
+            bases[one] ^ hash(ids[16 * row : 16 * row + 16]) for row, one in enumerate(which.tolist())
+        ]
+    rows = pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMAS["events"])
+    push.batch.tables.setdefault("events", []).append(rows)
+    return []
+
+
+def _contexts(
+    builder: Builder, group: wire.Group, record: Record
+) -> tuple[list[Context], np.ndarray[Any, np.dtype[np.int32]]]:
+    """The distinct contexts of a group's records, and which one each record has."""
+    own = (keys.EVENT_ID, CHAIN_KEYS[0])
+    deciding = [place for place in group.places if place.kind in ("text", "other") and place.key not in own]
+    which = np.zeros(len(group.ordinals), dtype=np.int32)
+    varying = [place for place in deciding if (column := group.column(place)).size and (column != column[0]).any()]
+    if not varying:
+        return [_context(builder, record)], which
+    blob = np.concatenate([group.column(place) for place in varying], axis=1)
+    width, joined = blob.shape[1], blob.tobytes()
+    known: dict[bytes, int] = {}
+    firsts: list[int] = []
+    for row in range(len(group.ordinals)):
+        index = known.setdefault(joined[row * width : (row + 1) * width], len(known))
+        if index == len(firsts):
+            firsts.append(row)
+        which[row] = index
+    if len(firsts) > len(group.ordinals) // 4:
+        raise Unfit
+    found = [
+        _context(builder, _parse(builder.push.signal, group.matrix[row].tobytes(), group.name)) for row in firsts
+    ]
+    return found, which
+
+
+def _context(builder: Builder, record: Record) -> Context:
+    attributes = {key: value for key, value in record.attributes.items() if key != keys.EVENT_ID}
+    described = builder.describe(record._replace(attributes=attributes))
+    if isinstance(described, str):
+        raise Unfit
+    return described
+
+
+def _ids(push: Delivery, group: wire.Group, record: Record) -> bytes:
+    if keys.EVENT_ID in record.attributes:
+        place = group.find("text", keys.EVENT_ID)
+        if place is None:
+            raise Unfit
+        return wire.uuid_bytes(group.column(place))
+    ids = np.empty((len(group.ordinals), 16), dtype=np.uint8)
+    ids[:, :8] = np.frombuffer(push.digest, dtype=np.uint8)
+    ids[:, 8:] = np.array(group.ordinals, dtype=">u8").view(np.uint8).reshape(-1, 8)
+    return ids.tobytes()
+
+
+def _arrays(
+    push: Delivery,
+    resource: dict[str, Any],
+    group: wire.Group,
+    record: Record,
+    ids: bytes,
+    times: np.ndarray[Any, np.dtype[np.int64]],
+    contexts: list[Context],
+    which: np.ndarray[Any, np.dtype[np.int32]],
+) -> list[pa.Array]:
+    count, schema = len(group.ordinals), columns.SCHEMAS["events"]
+
+    def same(name: str, value: Any) -> pa.Array:
+        return pa.repeat(pa.scalar(value, schema.field(name).type), count)
+
+    def by_context(name: str, values: list[Any]) -> pa.Array:
+        if len(values) == 1:
+            return same(name, values[0])
+        return pa.array(values, schema.field(name).type).take(pa.array(which))
+
+    value = group.find("double") or group.find("integer")
+    if value is None:
+        values = same("value_double", None)
+    else:
+        raw = group.numbers(value) if value.kind == "double" else group.integers(value).astype(np.float64)
+        values = pa.array(raw, pa.float64(), from_pandas=False)
+    body, chain = group.find("body"), group.find("text", CHAIN_KEYS[0])
+    if (record.message is not None and body is None) or (chain is not None and not chain.length):
+        raise Unfit
+    if chain is None and (record.attributes.keys() | resource.keys()) & set(CHAIN_KEYS):
+        raise Unfit
+    clusters, nodes, ranks, sizes, texts = (list(column) for column in zip(*contexts, strict=True))
+    return [
+        columns.uuids(ids), pa.array(times, pa.int64()).cast(columns.NANOS), same("received", push.now),
+        same("signal", push.signal.name.lower()), by_context("cluster_id", clusters), by_context("node_id", nodes),
+        same("metric_name", record.name), values, by_context("rank", ranks), by_context("nranks", sizes),
+        group.texts(chain) if chain else same("causal_chain_id", None),
+        group.texts(body) if body else same("message", None), by_context("attributes", texts),
+    ]  # fmt: skip

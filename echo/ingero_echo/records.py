@@ -23,6 +23,11 @@ class Malformed(Exception):
     """The request as a whole cannot be read; the text says why."""
 
 
+def malformed(signal: Signal) -> Malformed:
+    """What is said about bytes that are not protobuf of a signal."""
+    return Malformed(f"the body is not an OTLP export request for {signal.name.lower()} in protobuf")
+
+
 class Record(NamedTuple):
     """One data point, log record or span. `time` is nanoseconds since the epoch, 0 when not given."""
 
@@ -49,7 +54,7 @@ def read(signal: Signal, encoding: Encoding, body: bytes) -> list[Block]:
         try:
             message = _MESSAGES[signal].FromString(body)
         except DecodeError:
-            raise Malformed(f"the body is not an OTLP export request for {signal.name.lower()} in protobuf") from None
+            raise malformed(signal) from None
         return [Block(*block) for block in _PROTOBUF[signal](message)]
     try:
         tree = orjson.loads(body)
@@ -92,9 +97,7 @@ def _metric(metric: Any) -> Iterator[Record]:
     name, kind = metric.name, metric.WhichOneof("data")
     if kind in ("gauge", "sum"):
         for point in getattr(metric, kind).data_points:
-            which = point.WhichOneof("value")
-            value = float(getattr(point, which)) if which else None
-            yield Record(name, point.time_unix_nano, value, None, pairs(point.attributes))
+            yield number_point(name, point)
     elif kind:
         for point in getattr(metric, kind).data_points:
             attributes = pairs(point.attributes)
@@ -106,6 +109,13 @@ def _metric(metric: Any) -> Iterator[Record]:
                 attributes["quantiles"] = {str(item.quantile): item.value for item in point.quantile_values}
             mean = point.sum / point.count if point.count else None
             yield Record(name, point.time_unix_nano, mean, None, attributes)
+
+
+def number_point(name: str, point: Any) -> Record:
+    """One protobuf data point of a gauge or sum."""
+    which = point.WhichOneof("value")
+    value = float(getattr(point, which)) if which else None
+    return Record(name, point.time_unix_nano, value, None, pairs(point.attributes))
 
 
 def _logs(message: Any) -> Iterator[tuple[dict[str, Any], list[Record]]]:

@@ -58,8 +58,8 @@ class IngestConfig(Settings):
     """Address of OTLP over HTTP; `null` switches it off."""
     group_rows: int = Field(default=10_000, ge=1)
     """Most rows of one transaction."""
-    group_wait: Duration = Field(default=0.0, ge=0, le=1)
-    """How long a small group waits for company before it is written."""
+    group_wait: Duration = Field(default=0.02, ge=0, le=1)
+    """Longest time that a small group waits for company; a third of it without any ends the wait."""
     queue_mb: int = Field(default=64, ge=1)
     """Encoded pushes that may wait to be written, megabytes; beyond it senders are told to come back."""
     remembered_ids: int = Field(default=400_000, ge=1000)

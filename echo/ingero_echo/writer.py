@@ -23,6 +23,9 @@ from ingero_kit.logs import get
 
 log = get(__name__)
 
+PATIENCE: Final = 3
+"""A group is closed early when nothing has come for this part of `group_wait`."""
+
 RETRY_SECONDS: Final = 1.0
 """What senders are told to wait when the queue is full or the disk refuses."""
 
@@ -148,10 +151,11 @@ class Writer:
                     waiting = self._queue.popleft()
                     group.append(waiting)
                     rows += len(waiting.batch.identities)
-                left = deadline - time.monotonic()
+                left = min(deadline - time.monotonic(), self._config.group_wait / PATIENCE)
                 if rows >= self._config.group_rows or left <= 0 or self._closing:
                     return group
-                self._condition.wait(left)
+                if not self._condition.wait(left):
+                    return group
 
     def _write(self, group: list[_Waiting]) -> None:
         began = time.perf_counter()
