@@ -132,6 +132,7 @@ def stress(
 
     Exit status 1 when anything failed, or is missing, doubled or changed.
     """
+    from ingero_echo.errors import Refused
     from ingero_echo.stress import Plan, run
     from ingero_kit.tls import ClientTls
 
@@ -142,7 +143,7 @@ def stress(
             ca=ca_file.read_bytes() if ca_file else None,
         )  # fmt: skip
         outcome = run(plan)
-    except (SettingsError, OSError) as error:
+    except (SettingsError, OSError, Refused) as error:
         _fail(error)
     facts = outcome.facts()
     if as_json:
@@ -151,3 +152,170 @@ def stress(
         for name, value in facts.items():
             click.echo(f"{name:18} {value}")
     sys.exit(0 if outcome.clean else 1)
+
+
+_api = click.option(
+    "--api", default="http://127.0.0.1:18081", envvar="INGERO_ECHO_API", show_default=True, help="Address of Echo."
+)
+
+
+def _connect(api: str, token_file: Path | None, ca_file: Path | None) -> Any:
+    from ingero_echo.client import ApiClient
+    from ingero_kit.tls import ClientTls
+
+    tls = ClientTls(ca_file=ca_file).context() if api.startswith("https") else None
+    return ApiClient(api.rstrip("/"), _token(token_file), tls)
+
+
+@main.command()
+@click.argument("name")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
+@_api
+@_client
+@click.option("--json", "as_json", is_flag=True, help="Print the whole answer as JSON.")
+def ask(
+    name: str, arguments: tuple[str, ...], api: str, token_file: Path | None, ca_file: Path | None, as_json: bool
+) -> None:
+    """Ask a running Echo, e.g. find_stragglers cluster_id=prod since=2h; `ask list` names all questions.
+
+    \b
+    ingero-echo ask summary
+    ingero-echo ask why_not node_id=gpu-node-7 --json
+    ingero-echo ask run_analysis sql='SELECT count(*) FROM events'
+    """
+    from ingero_contract import echo
+    from ingero_echo.errors import Refused
+
+    try:
+        client = _connect(api, token_file, ca_file)
+        if name == "list":
+            for tool in client.request("GET", echo.TOOLS_LIST)["tools"]:
+                click.echo(f"{tool['name'].removeprefix(echo.TOOL_PREFIX):26} {tool['description']}")
+            return
+        given: dict[str, Any] = {}
+        for item in arguments:
+            key, equals, value = item.partition("=")
+            if not equals:
+                raise SettingsError(f"{item}: KEY=VALUE was expected")
+            given[key] = value if key == "sql" else _value(value)
+        answer = client.tool(echo.TOOL_PREFIX + name.removeprefix(echo.TOOL_PREFIX), given)
+    except Refused as refused:
+        click.echo(f"ingero-echo: {refused}" + (f" ({refused.hint})" if refused.hint else ""), err=True)
+        sys.exit(1)
+    except (SettingsError, OSError) as error:
+        _fail(error)
+    if as_json:
+        click.echo(json.dumps(answer))
+        return
+    if "summary" in answer:
+        click.echo(answer["summary"])
+    for row in answer["rows"]:
+        click.echo(json.dumps(row))
+
+
+def _value(text: str) -> Any:
+    """Numbers and booleans as such; everything else, times too, as text."""
+    value = yaml.safe_load(text) if text else text
+    return value if isinstance(value, bool | int | float | list) else text
+
+
+@main.command()
+@_api
+@_client
+def mcp(api: str, token_file: Path | None, ca_file: Path | None) -> None:
+    """Speak MCP on standard input and output, answering from a running Echo; for editors and agents."""
+    import anyio
+    from mcp.server.stdio import stdio_server
+
+    from ingero_echo.auth import ANYBODY
+    from ingero_echo.client import RemoteDesk
+    from ingero_echo.mcp_tools import make_server
+    from ingero_echo.store import published
+
+    try:
+        desk: Any = RemoteDesk(_connect(api, token_file, ca_file))
+    except (SettingsError, OSError) as error:
+        _fail(error)
+    server = make_server(desk, published, lambda _: ANYBODY)
+
+    async def talk() -> None:
+        async with stdio_server() as (incoming, outgoing):
+            await server.run(incoming, outgoing, server.create_initialization_options())
+
+    anyio.run(talk)
+
+
+@main.command()
+@_api
+@_client
+@click.option("--database", type=click.Path(dir_okay=False, path_type=Path), help="Copy this file instead.")
+@click.option("--to", "target", type=click.Path(dir_okay=False, path_type=Path), help="Where to, with --database.")
+def backup(
+    api: str, token_file: Path | None, ca_file: Path | None, database: Path | None, target: Path | None
+) -> None:
+    """Have a running Echo write a copy into its backup folder, or copy a database that is not in use."""
+    from ingero_contract import echo
+    from ingero_echo.errors import Refused
+    from ingero_echo.lock import Locked
+    from ingero_echo.settings import StoreConfig
+    from ingero_echo.store import Store, StoreError
+
+    try:
+        if database is None:
+            click.echo(json.dumps(_connect(api, token_file, ca_file).request("POST", echo.BACKUPS)))
+            return
+        if target is None or not database.exists():
+            raise SettingsError(f"{database}: --database needs a file that is there, and --to")
+        store = Store.open(StoreConfig(path=database))
+        try:
+            store.copy(target)
+        finally:
+            store.close()
+        click.echo(f"wrote {target}")
+    except (Refused, SettingsError, OSError, StoreError, Locked) as error:
+        _fail(error)
+
+
+@main.command()
+@click.argument("copy", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--database", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Its store.path.")
+@click.option("--force", is_flag=True, help="Go on when there is a database; it is kept beside the new one.")
+def restore(copy: Path, database: Path, force: bool) -> None:
+    """Put a backup in the place of a database that is not in use."""
+    from ingero_echo.lock import Locked
+    from ingero_echo.settings import StoreConfig
+    from ingero_echo.store import StoreError
+    from ingero_echo.store import restore as put_back
+
+    try:
+        put_back(copy, StoreConfig(path=database), force=force)
+    except (OSError, StoreError, Locked) as error:
+        _fail(error)
+    click.echo(f"restored {database}")
+
+
+@main.command()
+@click.option("--database", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A backup.")
+@click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder, or file with --scores.")
+@click.option("--table", "tables", multiple=True, default=("events",), show_default=True, help="What to write.")
+@click.option("--scores", is_flag=True, help="Write one file of health scores, as ingero-fleet replay reads them.")
+def export(database: Path, target: Path, tables: tuple[str, ...], scores: bool) -> None:
+    """Write Parquet, partitioned by day and cluster, from a backup or a database that is not in use."""
+    from ingero_echo import export as parquet
+    from ingero_echo.lock import Locked
+    from ingero_echo.settings import StoreConfig
+    from ingero_echo.store import Store, StoreError
+
+    try:
+        if not database.exists():
+            raise SettingsError(f"{database}: no such file")
+        store = Store.open(StoreConfig(path=database))
+        try:
+            if scores:
+                click.echo(f"{target}: {parquet.export_scores(store, target)} rows")
+            for table in () if scores else tables:
+                click.echo(f"{target / table}: {parquet.export(store, target, table)} rows")
+        finally:
+            store.close()
+    except (SettingsError, OSError, StoreError, Locked) as error:
+        _fail(error)

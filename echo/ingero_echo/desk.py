@@ -17,7 +17,7 @@ from ingero_echo.errors import Refused
 from ingero_echo.questions import Result, Turns, run
 from ingero_echo.sandbox import MAX_TEXT, confine
 from ingero_echo.settings import EchoConfig
-from ingero_echo.store import TABLES, Store
+from ingero_echo.store import Store
 from ingero_echo.window import Window, parse_moment, scoped
 from ingero_kit.settings import parse_duration
 
@@ -222,20 +222,3 @@ def read_cursor(cursor: str | None) -> tuple[int | None, str | None]:
         return seconds + int(rest.ljust(9, "0") or 0), event_id
     except ValueError:
         raise Refused("bad_arguments", "cursor: not one of ours", "leave it out to begin anew", status=422) from None
-
-
-def schema_text(store: Store | None) -> str:
-    """Tables and columns, for agents and people."""
-    if store is None:
-        return "the database is still being opened"
-    cursor = store.cursor()
-    lines = []
-    for table in TABLES:
-        columns = cursor.execute(
-            "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ? AND schema_name = 'main' "
-            "AND database_name = current_database() ORDER BY column_index",
-            [table],
-        ).fetchall()
-        lines.append(f"{table}({', '.join(f'{name} {kind}' for name, kind in columns)})")
-    cursor.close()
-    return "\n".join(lines)

@@ -11,7 +11,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from ingero_echo.settings import EchoConfig
-from ingero_echo.store import Store
+from ingero_echo.store import Store, published
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -39,15 +39,15 @@ class Doors:
         pages = await asyncio.to_thread(importlib.import_module, "ingero_echo.json_api")
         desk = desks.Desk(self._config, self._store)
         self._api.set_result(pages.make_api(desk, lambda: self._store() is not None, self._registry, self._backup))
-        async with self._sessions(desk, lambda: desks.schema_text(self._store())) as serve:
+        async with self._sessions(desk) as serve:
             self._mcp.set_result(serve)
             log.info("front_ends_ready")
             await asyncio.Event().wait()
 
     @contextlib.asynccontextmanager
-    async def _sessions(self, desk: Any, schema: Callable[[], str]) -> AsyncIterator[Any]:
+    async def _sessions(self, desk: Any) -> AsyncIterator[Any]:
         tools = await asyncio.to_thread(importlib.import_module, "ingero_echo.mcp_tools")
-        server = tools.make_server(desk, schema, tools.asker)
+        server = tools.make_server(desk, published, tools.asker)
         api = self._config.api
         manager = tools.make_manager(server, api.mcp_sessions, api.allowed_hosts, self._max_body)
 

@@ -98,6 +98,9 @@ class Guard:
         identity = None
         try:
             headers = dict(scope["headers"])
+            length = headers.get(b"content-length", b"0")
+            if length.isdigit() and int(length[:20]) > MAX_BODY:
+                raise Refused("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
             if self._keyring.open and _host(headers.get(b"host", b"")) not in LOOPBACK_NAMES:
                 raise Refused("forbidden", "without tokens only loopback names are served", "use 127.0.0.1", 403)
             if path not in OPEN:

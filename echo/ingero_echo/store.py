@@ -58,6 +58,24 @@ def migrations() -> list[Migration]:
     return found
 
 
+def published() -> str:
+    """Tables and columns of this version, for people and agents."""
+    memory = duckdb.connect()
+    try:
+        for migration in migrations():
+            memory.execute(migration.sql)
+        lines = []
+        for table in TABLES:
+            columns = memory.execute(
+                "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ? ORDER BY column_index",
+                [table],
+            ).fetchall()
+            lines.append(f"{table}({', '.join(f'{name} {kind}' for name, kind in columns)})")
+        return "\n".join(lines)
+    finally:
+        memory.close()
+
+
 class Store:
     """An open database. `connection` belongs to the writer; `cursor` makes a reader's."""
 

@@ -2,12 +2,10 @@
 
 import contextlib
 import http.client
-import json
 import ssl
 import struct
 import threading
 import time
-import urllib.parse
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -19,6 +17,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, echo
+from ingero_echo.client import ApiClient
 from ingero_kit.otlp_server import Signal
 
 EVENT_NAME: Final = "echo.stress"
@@ -257,42 +256,18 @@ def check(plan: Plan, expected: dict[str, str], outcome: Outcome) -> None:
 
 
 def _stored(plan: Plan) -> Iterator[tuple[str, str]]:
+    client = ApiClient(plan.api, plan.token, plan.tls)
     last = "00000000-0000-0000-0000-000000000000"
     cluster = plan.cluster.replace("'", "''")
     while True:
-        rows = _ask(
-            plan,
+        sql = (
             f"SELECT event_id::VARCHAR, causal_chain_id, count(*) FROM events WHERE cluster_id = '{cluster}' AND "
-            f"metric_name = '{EVENT_NAME}' AND event_id > '{last}'::UUID GROUP BY ALL ORDER BY 1 LIMIT {PAGE}",
+            f"metric_name = '{EVENT_NAME}' AND event_id > '{last}'::UUID GROUP BY ALL ORDER BY 1 LIMIT {PAGE}"
         )
+        rows = client.request("POST", echo.SQL, {"sql": sql, "limit": PAGE})["rows"]
         for event_id, chain, count in rows:
             for _ in range(count):
                 yield event_id, chain
         if len(rows) < PAGE:
             return
         last = rows[-1][0]
-
-
-def _ask(plan: Plan, sql: str) -> list[list[Any]]:
-    url = urllib.parse.urlsplit(plan.api)
-    connection = (
-        http.client.HTTPSConnection(url.netloc, timeout=60, context=plan.tls)
-        if url.scheme == "https"
-        else http.client.HTTPConnection(url.netloc, timeout=60)
-    )
-    headers = {"content-type": "application/json"}
-    if plan.token:
-        headers["authorization"] = f"Bearer {plan.token}"
-    try:
-        while True:
-            connection.request("POST", echo.SQL, json.dumps({"sql": sql, "limit": PAGE}), headers)
-            answer = connection.getresponse()
-            content = answer.read()
-            if answer.status != 429:
-                break
-            time.sleep(float(answer.headers.get("retry-after", "1")))
-        if answer.status != 200:
-            raise ConnectionError(f"{plan.api}: HTTP {answer.status}: {content[:300].decode(errors='replace')}")
-        return list(json.loads(content)["rows"])
-    finally:
-        connection.close()

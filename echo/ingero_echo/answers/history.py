@@ -160,7 +160,7 @@ VERDICT = Answer(
         SELECT cluster_id, node_id, arg_min(event_id, health_score) AS worst FROM node_metrics GROUP BY ALL
     )
     SELECT cluster_id, node_id, rank, source, state, kind, since, severity, cohort, digest, evidence AS proof,
-           "timestamp", edges, list_filter([event_id, worst]::VARCHAR[], x -> x IS NOT NULL) AS evidence
+           "timestamp", edges, list_filter([event_id, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
     FROM ordered LEFT JOIN lowest USING (cluster_id, node_id)
     WHERE place = 1 AND ($node_id IS NULL OR node_id = $node_id)
       AND (NOT $open_only OR coalesce(state IN ({ACCUSED}), false))

@@ -139,7 +139,7 @@ STRAGGLERS = Answer(
     peers AS (SELECT cluster_id, median(score) AS peer_median FROM means GROUP BY cluster_id)
     SELECT cluster_id, node_id, coalesce(means.rank, latest.rank) AS rank, state, kind, since, severity, source,
            score, peer_median, greatest(peer_median - score, 0) AS deficit,
-           list_filter([latest.event_id, lowest]::VARCHAR[], x -> x IS NOT NULL) AS evidence
+           list_filter([latest.event_id, lowest]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
     FROM means FULL JOIN latest USING (cluster_id, node_id) LEFT JOIN peers USING (cluster_id)
     WHERE coalesce(state IN ({ACCUSED}), false) OR peer_median - score > $min_deficit
     ORDER BY coalesce(state IN ({ACCUSED}), false) DESC, coalesce(severity, 0) DESC, deficit DESC NULLS LAST,
@@ -315,7 +315,7 @@ WHY_NOT = Answer(
     SELECT cluster_id, $node_id AS node_id, coalesce(state IN ({ACCUSED}), false) AS straggler, state, kind,
            severity, since, proof, coalesce(reports, 0) AS reports, score, lowest, coalesce(peers, 0) AS peers,
            peer_median, peer_median - greatest(3 * 1.4826 * spread, 0.05) AS threshold, place, cause,
-           list_filter([accused.event_id, worst]::VARCHAR[], x -> x IS NOT NULL) AS evidence
+           list_filter([accused.event_id, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
     FROM one FULL JOIN accused USING (cluster_id) LEFT JOIN others USING (cluster_id)
          LEFT JOIN causes USING (cluster_id)
     ORDER BY cluster_id
@@ -368,7 +368,7 @@ COMPARE = Answer(
         FROM marked WHERE old OR new GROUP BY cluster_id, node_id
     )
     SELECT cluster_id, node_id, before, after, CASE WHEN before <> 0 THEN after / before - 1 END AS change,
-           samples_before, samples_after, list_filter([first, last]::VARCHAR[], x -> x IS NOT NULL) AS evidence
+           samples_before, samples_after, list_filter([first, last]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
     FROM means ORDER BY abs(change) DESC NULLS LAST, cluster_id, node_id
     """,
     sentence=lambda rows, arguments: (

@@ -161,9 +161,9 @@ COPIES = Answer(
     SELECT cluster_id, node_id, direction, sum(greatest(grown, 0)) AS bytes,
            (max(epoch_ns("timestamp")) - min(epoch_ns("timestamp"))) / 1e9 AS seconds,
            bytes / nullif(seconds, 0) / 1e9 AS gigabytes_per_second,
-           quantile_cont(grown / steps.seconds / 1e9, 0.5) FILTER (grown >= 0 AND steps.seconds > 0) AS p50,
-           quantile_cont(grown / steps.seconds / 1e9, 0.95) FILTER (grown >= 0 AND steps.seconds > 0) AS p95,
-           quantile_cont(grown / steps.seconds / 1e9, 0.99) FILTER (grown >= 0 AND steps.seconds > 0) AS p99,
+           quantile_cont(grown / gap / 1e9, 0.5) FILTER (grown >= 0 AND gap > 0) AS p50,
+           quantile_cont(grown / gap / 1e9, 0.95) FILTER (grown >= 0 AND gap > 0) AS p95,
+           quantile_cont(grown / gap / 1e9, 0.99) FILTER (grown >= 0 AND gap > 0) AS p99,
            [arg_max(event_id, "timestamp")::VARCHAR] AS evidence
     FROM steps GROUP BY cluster_id, node_id, direction HAVING bytes IS NOT NULL
     ORDER BY bytes DESC, node_id, direction
