@@ -22,6 +22,9 @@ test: setup ## lint, types, layers and tests: exactly what CI runs
 bench: setup ## figures of the receiving side beside a plain Go collector, one pinned core each
 	@$(BIN)/python bench/fleet.py $(ARGS)
 
+bench-echo: setup ## figures of the event store: durable ingest, questions over ten million events, restart, retention
+	@$(BIN)/python bench/echo.py $(ARGS)
+
 fix: setup ## format and repair what ruff can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
@@ -34,4 +37,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo test bench fix generate lock
+.PHONY: help setup demo test bench bench-echo fix generate lock

@@ -142,7 +142,7 @@ class CopyRow(Cited):
 _STEPS = """
     steps AS (
         SELECT *, value_double - lag(value_double) OVER line AS grown,
-               (epoch_ns("timestamp") - lag(epoch_ns("timestamp")) OVER line) / 1e9 AS seconds
+               (epoch_ns("timestamp") - lag(epoch_ns("timestamp")) OVER line) / 1e9 AS gap
         FROM counters WINDOW line AS (PARTITION BY cluster_id, node_id, metric_name, label ORDER BY "timestamp")
     )
 """
