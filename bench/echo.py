@@ -22,9 +22,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/support"))
 
 from ingero_contract import attributes, echo, metrics  # noqa: E402
+from ingero_echo import rollups  # noqa: E402
 from ingero_echo.settings import RetentionConfig, StoreConfig  # noqa: E402
 from ingero_echo.store import Store  # noqa: E402
-from ingero_testing.processes import BIN, Running  # noqa: E402
+from ingero_testing.processes import BIN, Running, wait_until  # noqa: E402
 from ingero_testing.processes import echo as start_echo  # noqa: E402
 
 CORES = sorted(os.sched_getaffinity(0))
@@ -98,17 +99,18 @@ def fill(path: Path, millions: int) -> None:
         store.connection.execute(
             f"""
             INSERT INTO events
-            SELECT uuid(), make_timestamp_ns(epoch_ns(now()) - 86400000000000 + at), now()::TIMESTAMP, 'metrics',
+            SELECT uuid(), make_timestamp_ns(epoch_ns(now()) - 86400000000000 + moment), now()::TIMESTAMP, 'metrics',
                    'cluster-' || (i % 10), 'node-' || (i % 200),
                    CASE i % 3 WHEN 0 THEN '{metrics.HEALTH_SCORE}' WHEN 1 THEN '{metrics.THROUGHPUT_RATIO}'
                               ELSE '{metrics.MEMORY_HEADROOM}' END,
                    CASE WHEN i % 200 < 10 THEN 0.4 ELSE 0.9 END + random() / 50, (i % 200)::INTEGER, 200,
                    CASE WHEN i % 97 = 0 THEN 'chain-' || i END, NULL,
                    '{{"{attributes.NODE_STATE}":"active","{attributes.WORKLOAD_TYPE}":"training"}}'
-            FROM (SELECT i, (i + {part} * 1000000) * 86400000000000 // ({millions} * 1000000) AS at
+            FROM (SELECT i, (i + {part} * 1000000) * {86_400 * 10**9 // (millions * 10**6)} AS moment
                   FROM range(1000000) r(i))
             """
         )
+    store.connection.execute(rollups.ADD.replace("FROM rows", "FROM events"))
     store.close()
 
 
@@ -119,6 +121,7 @@ def questions(folder: Path, quick: bool) -> None:
     size = (folder / "large/echo.duckdb").stat().st_size / 1e6
     row(f"{millions} million events on disk", f"{size:.0f} MB", "", None)
     with pinned(folder / "large") as service:
+        wait_until(lambda: "front_ends_ready" in service.words(), "the front ends")
         for tool, arguments in (
             ("find_stragglers", {"cluster_id": "cluster-3", "since": "1h"}),
             ("find_stragglers", {"since": "all"}),
@@ -127,7 +130,8 @@ def questions(folder: Path, quick: bool) -> None:
             ("summary", {"since": "1h"}),
         ):
             url = service.url("api", echo.TOOLS + echo.TOOL_PREFIX + tool)
-            times = []
+            times: list[float] = []
+            CLIENT.post(url, json=arguments).raise_for_status()
             for _ in range(30):
                 began = time.perf_counter()
                 CLIENT.post(url, json=arguments).raise_for_status()

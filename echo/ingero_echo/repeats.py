@@ -10,6 +10,12 @@ class Repeats:
         self._size = size
         self._young: set[int] = set()
         self._old: set[int] = set()
+        self._complete = False
+
+    def complete(self, identities: Iterable[int]) -> None:
+        """Remember what was written before this process began; until then nothing is known to be new."""
+        self._old.update(identities)
+        self._complete = True
 
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
@@ -17,11 +23,16 @@ class Repeats:
     def fresh(self, identities: Sequence[int]) -> bool:
         """Whether none of them was seen, neither before nor twice among themselves."""
         unique = set(identities)
-        return len(unique) == len(identities) and self._young.isdisjoint(unique) and self._old.isdisjoint(unique)
+        return (
+            self._complete
+            and len(unique) == len(identities)
+            and self._young.isdisjoint(unique)
+            and self._old.isdisjoint(unique)
+        )
 
     def seen(self, identity: int) -> bool:
-        """Whether this one is remembered."""
-        return identity in self._young or identity in self._old
+        """Whether this one may have been written."""
+        return not self._complete or identity in self._young or identity in self._old
 
     def add(self, identities: Iterable[int]) -> None:
         """Remember what was written."""

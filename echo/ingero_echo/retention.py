@@ -5,6 +5,7 @@ The file does not shrink; freed blocks are used again, so it stays bounded.
 
 from typing import Any, Final
 
+from ingero_echo import rollups
 from ingero_echo.settings import RetentionConfig
 from ingero_echo.store import TABLES, Store
 
@@ -13,9 +14,13 @@ _STEP: Final = 0.1
 
 
 def sweep(store: Store, config: RetentionConfig, now_nanos: int) -> int:
-    """Delete what has to go; returns the rows deleted. On the writer's thread only."""
+    """Delete what has to go, merge partial sums; returns the rows deleted. On the writer's thread only."""
+    settled = now_nanos - rollups.SETTLED_NANOS
+    rollups.merge(store.connection, settled - 4 * rollups.SETTLED_NANOS, settled)
     deleted = delete_before(store.connection, now_nanos - int(config.age * 1e9))
     if deleted:
+        store.connection.execute("CHECKPOINT")
+    if store.live_bytes() > config.size_mb << 20:
         store.connection.execute("CHECKPOINT")
     while store.live_bytes() > config.size_mb << 20:
         edge = _edge(store.connection)

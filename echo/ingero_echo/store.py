@@ -19,7 +19,7 @@ from ingero_kit.logs import get
 
 log = get(__name__)
 
-TABLES: Final = ("events", "node_metrics", "collectives", "verdicts", "causal_chains")
+TABLES: Final = ("events", "node_metrics", "node_rollups", "collectives", "verdicts", "causal_chains")
 """The published tables; each has `cluster_id` and `timestamp`."""
 
 SEALED: Final = (
@@ -121,15 +121,27 @@ class Store:
         copy_files(self.config.path, target)
 
     def live_bytes(self) -> int:
-        """Bytes of the file that hold data, without blocks that wait to be used again."""
-        row = self.connection.execute("SELECT block_size * used_blocks FROM pragma_database_size()").fetchone()
-        return int(row[0])
+        """Bytes that hold data, the write-ahead log included, without blocks that wait to be used again."""
+        row = self.connection.execute("SELECT block_size * used_blocks FROM pragma_database_size()").fetchall()[0]
+        log_file = _log_file(self.config.path)
+        return int(row[0]) + (log_file.stat().st_size if log_file.exists() else 0)
 
     def close(self) -> None:
         """Fold the log in, close, unlock."""
         with contextlib.suppress(duckdb.Error):
             self.connection.close()
         self._lock.release()
+
+
+def _log_file(path: Path) -> Path:
+    return path.with_name(path.name + ".wal")
+
+
+def _check_length(connection: Any, path: Path) -> None:
+    """Refuse a file that ends before its last block: data is read when it is asked for, which would be too late."""
+    blocks = connection.execute("SELECT block_size * total_blocks FROM pragma_database_size()").fetchall()[0][0]
+    if path.stat().st_size < blocks:
+        raise StoreError(_unreadable(path, "it ends in the middle"))
 
 
 def _connect(config: StoreConfig) -> Any:
@@ -148,6 +160,7 @@ def _connect(config: StoreConfig) -> Any:
     except duckdb.Error as error:
         raise StoreError(_explain(config.path, error)) from None
     try:
+        _check_length(connection, config.path)
         migrate(connection, config.path)
         for setting in SEALED:
             connection.execute(f"SET {setting}")
@@ -196,6 +209,10 @@ def _explain(path: Path, error: Exception) -> str:
         return f"{path}: the disk is full: make room and start again; nothing that was acknowledged is lost"
     if isinstance(error, duckdb.IOException) and ("Permission" in text or "Read-only" in text or "read-only" in text):
         return f"{path}: the database cannot be written: make the volume and the file writable: {text}"
+    return _unreadable(path, text)
+
+
+def _unreadable(path: Path, text: str) -> str:
     return (
         f"{path}: the database cannot be read: {text}. Restore a backup with `ingero-echo restore BACKUP --database "
         f"{path}`, or move the file (and {path}.wal) aside to begin anew"
@@ -205,7 +222,7 @@ def _explain(path: Path, error: Exception) -> str:
 def copy_files(source: Path, target: Path) -> None:
     """Copy a database file and the log beside it, so that the target appears whole or not at all."""
     part = target.with_name(target.name + ".part")
-    log_file, part_log = source.with_name(source.name + ".wal"), part.with_name(part.name + ".wal")
+    log_file, part_log = _log_file(source), _log_file(part)
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         shutil.copyfile(source, part)

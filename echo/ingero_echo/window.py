@@ -5,10 +5,15 @@ are already filtered.
 """
 
 import datetime
+import time
 from dataclasses import dataclass
+from typing import Final
 
 from ingero_echo.store import TABLES
 from ingero_kit.settings import parse_duration
+
+LONG_NANOS: Final = 2 * 3600 * 10**9
+"""Windows that begin longer ago than this are answered from partial sums."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +41,22 @@ def shadows(window: Window) -> str:
     if window.until is not None:
         conditions.append(f'"timestamp" < {moment(window.until)}')
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    return ", ".join(f"{table} AS NOT MATERIALIZED (SELECT * FROM main.{table}{where})" for table in TABLES)
+    named = [f"{table} AS NOT MATERIALIZED (SELECT * FROM main.{table}{where})" for table in TABLES]
+    return ", ".join([*named, f"measures AS NOT MATERIALIZED ({_measures(window)})"])
+
+
+def _measures(window: Window) -> str:
+    """Values of metrics by node, one by one for short windows and from the partial sums for long ones.
+
+    The sums stand for five minutes each, so a long window is cut at the next bucket.
+    """
+    if window.since is not None and time.time_ns() - window.since < LONG_NANOS:
+        return (
+            'SELECT "timestamp", cluster_id, node_id, metric_name, rank, 1 AS samples, value_double AS total, '
+            "value_double AS lowest, value_double AS highest, event_id AS lowest_event, event_id AS highest_event "
+            "FROM events WHERE isfinite(value_double)"
+        )
+    return "SELECT * FROM node_rollups"
 
 
 def scoped(sql: str, window: Window) -> str:

@@ -295,6 +295,12 @@ def _matrix(body: bytes, items: list[tuple[int, Span]], length: int) -> Bytes:
     return gathered
 
 
+def text_matrix(texts: pa.Array, width: int) -> Bytes:
+    """Texts of one length as a matrix of their bytes, a row for each."""
+    blob = b"".join(item.encode() for item in texts.to_pylist())
+    return np.frombuffer(blob, dtype=np.uint8).reshape(-1, width)
+
+
 _HEX: Final = np.full(256, 255, dtype=np.uint8)
 _HEX[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16, dtype=np.uint8)
 _DASHES: Final = [8, 13, 18, 23]

@@ -14,11 +14,13 @@ from uuid import UUID
 import duckdb
 import pyarrow as pa
 
+from ingero_echo import rollups
 from ingero_echo.columns import SCHEMAS
-from ingero_echo.ingest import Batch, identity
+from ingero_echo.ingest import Batch
 from ingero_echo.repeats import Repeats
 from ingero_echo.settings import IngestConfig
 from ingero_echo.store import TABLES, Store, StoreError
+from ingero_echo.wire import text_matrix, uuid_bytes
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -75,9 +77,9 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     def start(self) -> None:
-        """Remember the newest identities of the database, then begin."""
-        self._recall()
+        """Begin; until the newest identities are read back, every event is looked up in the database."""
         self._thread.start()
+        threading.Thread(target=self._recall, name="recall", daemon=True).start()
 
     def stop(self) -> None:
         """Write what waits, then end."""
@@ -200,6 +202,8 @@ class Writer:
                     connection.register("rows", pa.Table.from_batches(found, SCHEMAS[table]))
                     try:
                         connection.execute(f"INSERT INTO {table} SELECT * FROM rows")
+                        if table == "events" and any(part["value_double"].null_count < len(part) for part in found):
+                            connection.execute(rollups.ADD)
                     finally:
                         connection.unregister("rows")
             connection.execute("COMMIT")
@@ -255,12 +259,36 @@ class Writer:
 
     def _recall(self) -> None:
         """Fill the memory from the newest rows, so that a repeat after a restart is one."""
-        rows = self._store.connection.execute(
-            "SELECT event_id, metric_name, cluster_id FROM events ORDER BY rowid DESC LIMIT ?",
-            [self._config.remembered_ids],
+        try:
+            found = self._newest_identities()
+        except (duckdb.Error, ValueError) as error:
+            log.error("recall_failed", reason=str(error), hint="every event is looked up, which is slower")
+            return
+        self.call(lambda: self._repeats.complete(found))
+
+    def _newest_identities(self) -> list[int]:
+        size = self._config.remembered_ids
+        out: list[int] = []
+        cursor = self._store.cursor()
+        newest = cursor.execute("SELECT max(rowid) FROM events").fetchall()[0][0] or 0
+        rows = cursor.sql(
+            "SELECT event_id::VARCHAR AS event_id, metric_name, cluster_id FROM events WHERE rowid > $oldest",
+            params={"oldest": newest - size},
         )
-        while part := rows.fetchmany(10_000):
-            self._repeats.add(identity(event_id.bytes, name, cluster) for event_id, name, cluster in part)
+        for part in rows.to_arrow_reader(50_000):
+            ids = uuid_bytes(text_matrix(part["event_id"], 36))
+            bases: dict[tuple[str, str], int] = {}
+            found = []
+            for row, pair in enumerate(
+                zip(part["metric_name"].to_pylist(), part["cluster_id"].to_pylist(), strict=True)
+            ):
+                base = bases.get(pair)
+                if base is None:
+                    base = bases[pair] = hash(pair)
+                found.append(base ^ hash(ids[16 * row : 16 * row + 16]))
+            out += found
+        cursor.close()
+        return out
 
     def _recover(self, error: Exception) -> None:
         """After a failed transaction: keep the connection if it still works, otherwise open the database anew."""

@@ -33,6 +33,12 @@ PROTOBUF = {"content-type": "application/x-protobuf"}
 PREFIX = echo.TOOL_PREFIX
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    CLIENT.close()
+
+
 def push(service: Running, path: str, message: Any) -> None:
     answer = CLIENT.post(service.url("otlp/http", path), content=message.SerializeToString(), headers=PROTOBUF)
     assert (answer.status_code, answer.content) == (200, b""), answer.content

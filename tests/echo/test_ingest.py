@@ -25,6 +25,12 @@ CLIENT = httpx.Client(timeout=30)
 PATHS = {"logs": routes.OTLP_LOGS, "metrics": routes.OTLP_METRICS, "traces": routes.OTLP_TRACES}
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    CLIENT.close()
+
+
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with start_echo(tmp_path_factory.mktemp("echo")) as running:

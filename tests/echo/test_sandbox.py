@@ -366,6 +366,12 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 CLIENT = httpx.Client(timeout=30)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    CLIENT.close()
+
+
 def ask(service: Running, text: str, token: str = "tenant") -> httpx.Response:
     return CLIENT.post(service.url("api", echo.SQL), json={"sql": text}, headers={"authorization": f"Bearer {token}"})
 

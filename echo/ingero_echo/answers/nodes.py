@@ -75,8 +75,10 @@ SUMMARY = Answer(
         FROM latest WHERE state IN ({ACCUSED}) GROUP BY cluster_id
     ),
     seen AS (
-        SELECT cluster_id, count(DISTINCT node_id) AS nodes, count(*) AS events, max("timestamp") AS last_event
-        FROM events GROUP BY cluster_id
+        SELECT cluster_id, count(*) AS nodes, sum(events)::BIGINT AS events, max(last_event) AS last_event FROM (
+            SELECT cluster_id, node_id, count(*) AS events, max("timestamp") AS last_event
+            FROM events GROUP BY cluster_id, node_id
+        ) GROUP BY cluster_id
     )
     SELECT cluster_id, nodes, coalesce(active, 0) AS active, coalesce(idle, 0) AS idle,
            coalesce(calibrating, 0) AS calibrating, coalesce(stragglers, 0) AS stragglers,
@@ -132,14 +134,14 @@ STRAGGLERS = Answer(
     sql=f"""
     WITH {VERDICTS},
     means AS (
-        SELECT cluster_id, node_id, avg(value_double) AS score, arg_min(event_id, value_double) AS lowest,
-               any_value(rank) AS rank
-        FROM events WHERE metric_name = '{metrics.HEALTH_SCORE}' GROUP BY cluster_id, node_id
+        SELECT cluster_id, node_id, sum(total) / sum(samples) AS score, arg_min(lowest_event, lowest) AS worst,
+               max(rank) AS rank
+        FROM measures WHERE metric_name = '{metrics.HEALTH_SCORE}' GROUP BY cluster_id, node_id
     ),
     peers AS (SELECT cluster_id, median(score) AS peer_median FROM means GROUP BY cluster_id)
     SELECT cluster_id, node_id, coalesce(means.rank, latest.rank) AS rank, state, kind, since, severity, source,
            score, peer_median, greatest(peer_median - score, 0) AS deficit,
-           list_filter([latest.event_id, lowest]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
+           list_filter([latest.event_id, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
     FROM means FULL JOIN latest USING (cluster_id, node_id) LEFT JOIN peers USING (cluster_id)
     WHERE coalesce(state IN ({ACCUSED}), false) OR peer_median - score > $min_deficit
     ORDER BY coalesce(state IN ({ACCUSED}), false) DESC, coalesce(severity, 0) DESC, deficit DESC NULLS LAST,
@@ -196,14 +198,14 @@ OUTLIERS = Answer(
     arguments=OutlierArguments,
     sql="""
     WITH means AS (
-        SELECT cluster_id, node_id, avg(value_double) AS value, count(*) AS samples,
-               arg_min(event_id, value_double) AS lowest, arg_max(event_id, value_double) AS highest
-        FROM events WHERE metric_name = $metric_name AND isfinite(value_double) GROUP BY cluster_id, node_id
+        SELECT cluster_id, node_id, sum(total) / sum(samples) AS value, sum(samples)::BIGINT AS samples,
+               arg_min(lowest_event, lowest) AS least, arg_max(highest_event, highest) AS most
+        FROM measures WHERE metric_name = $metric_name GROUP BY cluster_id, node_id
     ),
     middle AS (SELECT cluster_id, median(value) AS median, mad(value) AS mad FROM means GROUP BY cluster_id)
     SELECT cluster_id, node_id, value, median, mad,
            CASE WHEN mad > 0 THEN (value - median) / (1.4826 * mad) END AS z, samples,
-           [CASE WHEN value < median THEN lowest ELSE highest END]::VARCHAR[] AS evidence
+           [CASE WHEN value < median THEN least ELSE most END]::VARCHAR[] AS evidence
     FROM means JOIN middle USING (cluster_id)
     WHERE abs(value - median) > greatest($k * 1.4826 * mad, $min_band * abs(median))
       AND ($direction = 'both' OR ($direction = 'low') = (value < median))

@@ -81,3 +81,19 @@ CREATE TABLE causal_chains (
     summary         VARCHAR,
     attributes      VARCHAR
 );
+
+-- Partial sums of every metric of every node by five minutes, written in the transaction of their events; several rows
+-- of one key add up, and are merged into one when their time has passed. Long windows are answered from here.
+CREATE TABLE node_rollups (
+    "timestamp"     TIMESTAMP_NS NOT NULL,
+    cluster_id      VARCHAR NOT NULL,
+    node_id         VARCHAR NOT NULL,
+    metric_name     VARCHAR NOT NULL,
+    rank            INTEGER,
+    samples         BIGINT NOT NULL,
+    total           DOUBLE NOT NULL,
+    lowest          DOUBLE NOT NULL,
+    highest         DOUBLE NOT NULL,
+    lowest_event    UUID NOT NULL,
+    highest_event   UUID NOT NULL
+);
