@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PREFIXES = ("ingero_fleet_", "ingero_sink_", "ingero_node_")
+PREFIXES = ("ingero_fleet_", "ingero_sink_", "ingero_node_", "ingero_echo_")
 
 
 def test_generated_documents_are_up_to_date() -> None:
@@ -19,7 +19,8 @@ def test_generated_documents_are_up_to_date() -> None:
 
 def test_every_metric_of_a_page_is_documented() -> None:
     text = (ROOT / "docs/metrics.md").read_text()
-    sources = [*(ROOT / "fleet/ingero_fleet").glob("pages.py"), *(ROOT / "agent/ingero_sink").glob("page.py")]
+    pages = ("fleet/ingero_fleet/pages.py", "agent/ingero_sink/page.py", "echo/ingero_echo/pages.py")
+    sources = [ROOT / page for page in pages]
     names = {
         name
         for source in sources
