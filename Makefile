@@ -28,6 +28,9 @@ bench: setup ## figures of the receiving side beside a plain Go collector, one p
 bench-trace: setup ## what tracing costs and whether it counts right, as root
 	@$(BIN)/python bench/trace.py $(ARGS)
 
+bench-echo: setup ## figures of the event store: durable ingest, questions over ten million events, restart, retention
+	@$(BIN)/python bench/echo.py $(ARGS)
+
 fix: setup ## format and repair what ruff can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
@@ -40,4 +43,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo test bench bench-detection bench-trace fix generate lock
+.PHONY: help setup demo test bench bench-detection bench-trace bench-echo fix generate lock

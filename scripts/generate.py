@@ -9,6 +9,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ingero_agent.settings import AgentConfig
+from ingero_echo.desk import TOOLS
+from ingero_echo.settings import EchoConfig
+from ingero_echo.store import published
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import format_duration
 
@@ -34,6 +37,8 @@ def _default(field: FieldInfo) -> str:
         return f"`{format_duration(value)}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
+    if isinstance(value, dict):
+        return "list prices"
     return f"`{', '.join(value)}`" if isinstance(value, tuple) else f"`{value}`"
 
 
@@ -78,11 +83,44 @@ def configuration() -> str:
             head,
             *rows(AgentConfig),
             "",
+            "## Echo",
+            "",
+            "`ingero-echo serve --config echo.yaml`; a variable is `INGERO_ECHO_` and the path in capitals with `__`",
+            "for each dot, a flag is `--set path=value`. `ingero-echo validate` prints all settings in force. SIGHUP",
+            "reads tokens and certificates again.",
+            "",
+            head,
+            *rows(EchoConfig),
+            "",
         ]
     )
 
 
-DOCUMENTS = {"docs/configuration.md": configuration}
+def questions() -> str:
+    """docs/questions.md"""
+    lines = [
+        "# Questions that Echo answers",
+        NOTE,
+        "",
+        "Each is a tool of MCP, a path of the JSON API (`POST /api/v2/tools/<name>`), and `ingero-echo ask` with the",
+        "name behind `fleet.cluster.`. All but SQL take `cluster_id`, `since`, `until` and `limit`; answers hold",
+        "`summary` (one sentence), `rows`, `truncated` and `next_cursor`.",
+        "",
+        "| tool | answers | more arguments | a row |",
+        "| --- | --- | --- | --- |",
+    ]
+    shared = {"cluster_id", "since", "until", "limit"}
+    for tool in TOOLS.values():
+        own = [name for name in tool.input_schema["properties"] if name not in shared]
+        items = tool.output_schema["properties"]["rows"]["items"].get("properties", {})
+        arguments = ", ".join(f"`{name}`" for name in own) or "–"
+        columns = ", ".join(items) or "as selected"
+        lines.append(f"| `{tool.name}` | {tool.description} | {arguments} | {columns} |")
+    tables = [f"- `{line}`" for line in published().splitlines()]
+    return "\n".join([*lines, "", "## Tables", "", "SQL may read these; times are UTC.", "", *tables, ""])
+
+
+DOCUMENTS = {"docs/configuration.md": configuration, "docs/questions.md": questions}
 
 
 def main() -> int:
