@@ -11,6 +11,8 @@ from pydantic.fields import FieldInfo
 from ingero_agent.settings import AgentConfig
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import format_duration
+from ingero_operator.render.crds import echo_stores, fleet_clusters
+from ingero_operator.render.text import dump
 
 ROOT = Path(__file__).parents[1]
 NOTE = "<!-- Printed by `make generate` from the code; edit the docstrings there. -->"
@@ -81,7 +83,11 @@ def configuration() -> str:
     )
 
 
-DOCUMENTS = {"docs/configuration.md": configuration}
+DOCUMENTS = {
+    "docs/configuration.md": configuration,
+    "crds/fleetclusters.yaml": lambda: dump([fleet_clusters()]),
+    "crds/echostores.yaml": lambda: dump([echo_stores()]),
+}
 
 
 def main() -> int:
@@ -96,6 +102,7 @@ def main() -> int:
         if check:
             print(f"{name} is not up to date: run `make generate`", file=sys.stderr)
         else:
+            (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
             (ROOT / name).write_text(DOCUMENTS[name]())
             print(f"wrote {name}")
     return int(check and bool(stale))
