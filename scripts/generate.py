@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from ingero_agent.settings import AgentConfig
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import format_duration
 from ingero_operator.render.crds import echo_stores, fleet_clusters
+from ingero_operator.render.install import crd_kustomization, everything, kustomization
 from ingero_operator.render.text import dump
 
 ROOT = Path(__file__).parents[1]
@@ -87,6 +89,9 @@ DOCUMENTS = {
     "docs/configuration.md": configuration,
     "crds/fleetclusters.yaml": lambda: dump([fleet_clusters()]),
     "crds/echostores.yaml": lambda: dump([echo_stores()]),
+    "manifests/base/operator.yaml": lambda: dump(everything(version("ingero"))),
+    "manifests/base/kustomization.yaml": lambda: dump([kustomization()]),
+    "crds/kustomization.yaml": lambda: dump([crd_kustomization()]),
 }
 
 
