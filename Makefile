@@ -17,7 +17,7 @@ test: setup ## lint, types, layers and tests: exactly what CI runs
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/python -m pytest -n auto -q $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadgroup -q $(ARGS)
 
 bench: setup ## figures of the receiving side beside a plain Go collector, one pinned core each
 	@$(BIN)/python bench/fleet.py $(ARGS)

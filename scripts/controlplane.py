@@ -12,17 +12,30 @@ import signal
 import socket
 import subprocess
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 STAGES = Path(__file__).with_name("kwok-stages.yaml")
 REQUIRED = ("etcd", "kube-apiserver")
-CONTROLLERS = ("kube-controller-manager", "kube-scheduler")
+_CORE, _APPS, _OURS = "/api/v1", "/apis/apps/v1", "/apis/ingero.io/v1alpha1"
+PATHS = {
+    "fc": (_OURS, "fleetclusters"), "fleetcluster": (_OURS, "fleetclusters"), "echo": (_OURS, "echostores"),
+    "echostore": (_OURS, "echostores"), "node": (_CORE, "nodes"), "svc": (_CORE, "services"),
+    "service": (_CORE, "services"), "cm": (_CORE, "configmaps"), "configmap": (_CORE, "configmaps"),
+    "sa": (_CORE, "serviceaccounts"), "pod": (_CORE, "pods"), "pvc": (_CORE, "persistentvolumeclaims"),
+    "pv": (_CORE, "persistentvolumes"), "events": (_CORE, "events"), "resourcequota": (_CORE, "resourcequotas"),
+    "deploy": (_APPS, "deployments"), "deployment": (_APPS, "deployments"), "ds": (_APPS, "daemonsets"),
+    "sts": (_APPS, "statefulsets"), "netpol": ("/apis/networking.k8s.io/v1", "networkpolicies"),
+    "pdb": ("/apis/policy/v1", "poddisruptionbudgets"), "lease": ("/apis/coordination.k8s.io/v1", "leases"),
+    "storageclass": ("/apis/storage.k8s.io/v1", "storageclasses"), "namespace": (_CORE, "namespaces"),
+    "secret": (_CORE, "secrets"),
+}  # fmt: skip
+SHORT = {"PersistentVolume": "pv", "PersistentVolumeClaim": "pvc", "FleetCluster": "fc", "EchoStore": "echo"}
 
 
 def find_assets() -> Path | None:
@@ -58,6 +71,7 @@ class ControlPlane:
     token: str = ""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _commands: dict[str, list[str]] = field(default_factory=dict)
+    _client: httpx.Client | None = None
 
     @property
     def kubeconfig(self) -> Path:
@@ -138,21 +152,15 @@ class ControlPlane:
 
     def wait(self, seconds: float = 60.0) -> None:
         """Wait until the API server is ready."""
-        import ssl
-
-        context = ssl.create_default_context()
-        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-        request = urllib.request.Request(
-            f"https://127.0.0.1:{self.port}/readyz", headers={"Authorization": f"Bearer {self.token}"}
-        )
         deadline = time.monotonic() + seconds
         while True:
             for name, process in self.processes.items():
                 if process.poll() is not None:
                     words = (self.folder / f"{name}.log").read_text(errors="replace")[-500:]
                     raise RuntimeError(f"{name} ended: {words}")
-            with contextlib.suppress(urllib.error.URLError, OSError):
-                if urllib.request.urlopen(request, context=context, timeout=2).status == 200:
+            with contextlib.suppress(httpx.HTTPError, RuntimeError, ValueError):
+                self.request("GET", "/version")
+                if self._client is not None and self._client.get("/readyz", headers=self._admin()).text == "ok":
                     return
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the API server was not ready in {seconds} s; see {self.folder}/*.log")
@@ -171,6 +179,8 @@ class ControlPlane:
 
     def stop(self) -> None:
         """End everything: a throwaway control plane has nothing to drain."""
+        if self._client is not None:
+            self._client.close()
         for process in reversed(self.processes.values()):
             process.send_signal(signal.SIGKILL)
         for process in self.processes.values():
@@ -188,14 +198,74 @@ class ControlPlane:
         return done.stdout if check else done.stdout + done.stderr
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        """Server-side apply as a person does it."""
-        text = json.dumps({"apiVersion": "v1", "kind": "List", "items": list(objects)})
-        self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
+        """Server-side apply; kinds that are not in the table go through kubectl."""
+        others = []
+        for item in objects:
+            place = next(
+                (PATHS[name] for name in (item["kind"].lower(), SHORT.get(item["kind"])) if name in PATHS), None
+            )
+            if place is None:
+                others.append(item)
+                continue
+            metadata = item["metadata"]
+            scope = f"/namespaces/{metadata['namespace']}" if "namespace" in metadata else ""
+            path = f"{place[0]}{scope}/{place[1]}/{metadata['name']}?fieldManager=person&force=true"
+            self.request("PATCH", path, item, "application/apply-patch+yaml")
+        if others:
+            text = json.dumps({"apiVersion": "v1", "kind": "List", "items": others})
+            self.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", stdin=text)
+
+    def patch(self, kind: str, name: str, body: dict[str, Any], namespace: str | None = None, sub: str = "") -> Any:
+        """JSON merge patch."""
+        prefix, plural = PATHS[kind]
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        path = f"{prefix}{scope}/{plural}/{name}{sub}?fieldManager=person"
+        return self.request("PATCH", path, body, "application/merge-patch+json")
+
+    def delete(self, kind: str, name: str = "", namespace: str | None = None) -> None:
+        """Delete one object, or all of a kind in a namespace; does not wait."""
+        prefix, plural = PATHS[kind]
+        scope = f"/namespaces/{namespace}" if namespace else ""
+        self.request("DELETE", f"{prefix}{scope}/{plural}" + (f"/{name}" if name else ""))
+
+    def request(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Any:
+        """One request as the administrator; nothing for 404. Raises `RuntimeError` with the server's words."""
+        headers = {**self._admin(), "Content-Type": content}
+        if self._client is None:
+            self._client = httpx.Client(
+                base_url=f"https://127.0.0.1:{self.port}", verify=False, timeout=30, trust_env=False
+            )
+        data = None if body is None else json.dumps(body).encode()
+        answer = self._client.request(method, path, content=data, headers=headers)
+        if answer.status_code == 404:
+            return None
+        if answer.status_code >= 400:
+            raise RuntimeError(f"{method} {path}: {answer.status_code} {answer.json().get('message', answer.text)}")
+        return answer.json()
+
+    def _admin(self) -> dict[str, str]:
+        return {"Authorization": f"Bearer {self.token}"}
 
     def read(self, *arguments: str) -> Any:
-        """`kubectl get ... -o json`; nothing where there is no such object."""
-        text = self.kubectl("get", *arguments, "-o", "json", "--ignore-not-found")
-        return json.loads(text) if text.strip() else None
+        """Read objects with the words of `kubectl get`: [-n NAMESPACE] KINDS [NAME] [-l LABELS]."""
+        words, flags = [], {}
+        queue = list(arguments)
+        while queue:
+            word = queue.pop(0)
+            if word in ("-n", "-l"):
+                flags[word] = queue.pop(0)
+            else:
+                words.append(word)
+        scope = f"/namespaces/{flags['-n']}" if "-n" in flags else ""
+        query = f"?labelSelector={flags['-l']}" if "-l" in flags else ""
+        if len(words) > 1:
+            prefix, plural = PATHS[words[0]]
+            return self.request("GET", f"{prefix}{scope}/{plural}/{words[1]}")
+        items = []
+        for kind in words[0].split(","):
+            prefix, plural = PATHS[kind]
+            items += self.request("GET", f"{prefix}{scope}/{plural}{query}")["items"]
+        return {"items": items}
 
 
 @contextmanager
