@@ -371,6 +371,7 @@ class Simulation:
         self.good = {"quorum": True, "panic": False, "coverage_low": False}
         self.reachable, self.tick, self.evidence = True, 0, None
         self.streak: dict[str, tuple[str, float, int]] = {}
+        self.well: dict[str, float] = {}
         self.adds: list[tuple[float, str, str]] = []
         self.released: dict[str, float] = {}
         self.overridden: dict[str, float] = {}
@@ -493,6 +494,7 @@ class Simulation:
         well = frozenset(set(self.nodes) - set(accused) - self.idle)
         self.evidence = Evidence(tick=str(self.tick), received=self.now, accused=accused, well=well, **self.good)
         self.ledger(accused)
+        self.well = {name: self.well.get(name, self.now) for name in well} if self.trusted() else {}
 
     def ledger(self, accused: dict[str, Accused]) -> None:
         """What the rails say about confirmation, counted independently."""
@@ -585,7 +587,7 @@ class Simulation:
             if step.reason in ("Recovered", "StillConfirmed"):
                 assert self.trusted()
             if step.reason == "Recovered":
-                assert step.node not in self.accused and step.node not in self.idle
+                assert self.now - self.well[step.node] >= 40
             if step.reason == "Expired":
                 assert self.now >= node.mark.expires
             return
@@ -612,7 +614,7 @@ class Simulation:
         if step.mark.effect:
             well = [
                 item for item in base
-                if item.ready and not item.cordoned and not (item.mark and item.mark.effect) and item.name != node.name
+                if item.ready and not item.cordoned and not (item.mark and item.mark.effect) and item is not node
             ]  # fmt: skip
             assert len(well) >= math.ceil(0.6 * len(base))  # R6
 

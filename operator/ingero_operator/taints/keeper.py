@@ -85,16 +85,17 @@ class Keeper:
     async def keep(self, resource: Manifest, spec: FleetClusterSpec, answer: Answer | None) -> Report:
         """Decide, note, act, and say what happened."""
         key, desk = key_from(resource), self.desk
-        memory = self._memory(resource)
+        memory, refusals = self._memory(resource), list[Happening]()
         world = self._world(resource, spec, memory, answer)
         rails = rails_of(spec, desk.config.taints)
         decision = decide(rails, world, memory, desk.clock())
         happenings = [await self._overridden(item.node, item.verdict) for item in decision.overrides]
+        await desk.tell(resource, happenings)
         if decision.overrides:
             decision = replace(decision, memory=self._name_overriders(decision, happenings))
         for step in decision.settled:
             before = memory.records.get(step.node, Record(uid=""))
-            happenings.append(describe(step, step.mark.verdict if step.mark else before.verdict))
+            await self._tell(resource, step, describe(step, step.mark.verdict if step.mark else before.verdict))
         memory = decision.memory
         for item in decision.overrides:
             self._write_history(key, f"{item.node}: our mark was removed by somebody else")
@@ -102,7 +103,7 @@ class Keeper:
             await self._note(resource, memory)
         for step in decision.steps:
             memory, told = await self._act(resource, spec, rails, world, memory, step, answer)
-            happenings += told
+            refusals += told
         self.memories[key] = (resource["metadata"]["uid"], memory)
         world = self._world(resource, spec, memory, answer)
         decision = replace(
@@ -116,7 +117,7 @@ class Keeper:
         return Report(
             decision=decision,
             status=self._status(resource, rails, memory, decision),
-            happenings=happenings,
+            happenings=refusals,
             remaining=remaining,
             again=CHECK_SECONDS if remaining else None,
         )
@@ -220,9 +221,16 @@ class Keeper:
             told = describe(step, verdict)
             self._write_history(key, f"{stamp_seconds(now)} {told.message}")
             log.info("node", verb=step.verb, node=step.node, reason=step.reason, owner=key[2], verdict=verdict)
-            await desk.recorder.tell({**live, "kind": "Node", "apiVersion": "v1"}, told)
-            return memory, [told]
+            await self._tell(resource, step, told)
+            return memory, []
         return memory, []
+
+    async def _tell(self, resource: Manifest, step: Step, told: Happening) -> None:
+        """Events on resource and node. They come before the status that says that the step is over: whoever starts
+        anew finds the step unfinished and tells it, and nobody hears it twice."""
+        node = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": step.node, "uid": step.uid}}
+        await self.desk.tell(resource, [told])
+        await self.desk.recorder.tell(node, told)
 
     async def _finalizer(self, resource: Manifest) -> None:
         metadata = resource["metadata"]
