@@ -12,6 +12,7 @@ from pydantic.fields import FieldInfo
 from ingero_agent.settings import AgentConfig
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import format_duration
+from ingero_operator.render import argocd, examples
 from ingero_operator.render.crds import echo_stores, fleet_clusters
 from ingero_operator.render.install import crd_kustomization, everything, kustomization
 from ingero_operator.render.text import dump
@@ -91,6 +92,12 @@ DOCUMENTS = {
     "crds/echostores.yaml": lambda: dump([echo_stores()]),
     "manifests/base/operator.yaml": lambda: dump(everything(version("ingero"))),
     "manifests/base/kustomization.yaml": lambda: dump([kustomization()]),
+    "manifests/argocd/health.lua": lambda: argocd.HEALTH,
+    "manifests/argocd/argocd-cm.yaml": lambda: dump([argocd.config_map_patch()]),
+    "manifests/argocd/application.yaml": lambda: dump([argocd.application()]),
+    "manifests/examples/smallest.yaml": lambda: dump(examples.smallest()),
+    "manifests/examples/taints.yaml": lambda: dump(examples.taints()),
+    "manifests/examples/store.yaml": lambda: dump(examples.store()),
     "crds/kustomization.yaml": lambda: dump([crd_kustomization()]),
 }
 

@@ -37,7 +37,7 @@ from ingero_operator.workqueue import WorkQueue
 log = get(__name__)
 
 NATIVE_SIDECARS_SINCE: Final = 29
-STOP_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 0.5
 
 
 class Ended(Exception):

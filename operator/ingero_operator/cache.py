@@ -48,6 +48,12 @@ def owner_of(kind: str, body: Manifest) -> OwnerKey | None:
     return None
 
 
+def controller_uid(body: Manifest) -> str | None:
+    """Uid of the controller of an object, if it has one."""
+    references = body["metadata"].get("ownerReferences") or []
+    return next((str(item.get("uid")) for item in references if item.get("controller")), None)
+
+
 def slim(kind: str, body: Manifest) -> Manifest:
     """What the operator reads of an object."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
@@ -114,11 +120,14 @@ class Cache:
         entry = self._entries.get(key)
         return entry.owner if entry else None
 
-    def children(self, owner: OwnerKey) -> dict[tuple[str, str], Manifest]:
-        """Fresh copies of everything that belongs to a resource, by kind and name."""
+    def children(self, owner: OwnerKey, uid: str) -> dict[tuple[str, str], Manifest]:
+        """Fresh copies of everything that belongs to a resource, by kind and name; not what an earlier one of that
+        name left behind."""
         found = {}
         for key in sorted(self._children.get(owner, ())):
-            found[key[0], key[2]] = json.loads(self._entries[key].text)
+            child = json.loads(self._entries[key].text)
+            if controller_uid(child) in (None, uid):
+                found[key[0], key[2]] = child
         return found
 
     def fingerprint(self, owner: OwnerKey) -> tuple[tuple[ObjectKey, int], ...]:

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from ingero_contract.kubernetes import MANAGER, SPEC_HASH
 from ingero_kit.logs import get
-from ingero_operator.cache import Cache, OwnerKey, owner_of
+from ingero_operator.cache import Cache, OwnerKey, controller_uid, owner_of
 from ingero_operator.cluster import Api, ApiError
 from ingero_operator.kinds import BY_NAME
 from ingero_operator.plan import Action
@@ -92,13 +92,11 @@ class Hands:
 
     def _already_there(self, owner: OwnerKey, uid: str, action: Action, found: Manifest) -> Trouble | None:
         found.setdefault("kind", action.kind)
-        references = found["metadata"].get("ownerReferences") or []
-        if owner_of(action.kind, found) == owner and all(
-            reference.get("uid") == uid for reference in references if reference.get("controller")
-        ):
+        ours = owner_of(action.kind, found) == owner
+        if ours and controller_uid(found) in (None, uid):
             self._cache.put(action.kind, found)
             return Trouble("", "")
-        if "deletionTimestamp" in found["metadata"]:
+        if ours or "deletionTimestamp" in found["metadata"]:
             raise ApiError(
                 503, "StillGoing", f"{action.kind} {action.name} of an earlier resource is still going away"
             )

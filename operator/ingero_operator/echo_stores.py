@@ -56,7 +56,7 @@ class EchoStores:
         if not is_paused(resource):
             await self._record(resource, decision)
             outcome = await self._children(resource, spec, decision, digest_of(data, spec.token_secret.key))
-        observed = self.desk.sight.cache.children(key)
+        observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])
         troubles = [*decision.troubles, *troubles, *outcome.troubles]
         return await self._finish(resource, spec, decision, outcome, troubles, observed)
 
@@ -87,7 +87,7 @@ class EchoStores:
         self, resource: Manifest, spec: EchoStoreSpec, decision: gate.Decision, token: str
     ) -> Outcome:
         key, desk, owner = key_from(resource), self.desk, owner_from(resource)
-        observed = desk.sight.cache.children(key)
+        observed = desk.sight.cache.children(key, resource["metadata"]["uid"])
         claim_key: ChildKey = ("PersistentVolumeClaim", owner.child(echo.COMPONENT))
         proof_key: ChildKey = ("ConfigMap", owner.child("volume-proof"))
         if decision.claim_class is None and claim_key not in observed:

@@ -64,7 +64,7 @@ class FleetClusters:
         answer = self.desk.inquirer.answer(key)
         report = await self.keeper.keep(resource, spec, answer)
         troubles += outcome.troubles
-        observed = self.desk.sight.cache.children(key)
+        observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])
         parts = await self._parts(resource, spec, observed, answer)
         parts.append(report.decision.allowed)
         working = _working(outcome, observed)
@@ -119,7 +119,7 @@ class FleetClusters:
         if self._settled.get(key) == inputs:
             return Outcome()
         children = wanted.of_fleet_cluster(owner_from(resource), spec, desk.platform, around)
-        observed = desk.sight.cache.children(key)
+        observed = desk.sight.cache.children(key, resource["metadata"]["uid"])
         if desk.platform.service_monitors:
             await self._service_monitors(children, observed)
         actions = plan(children, observed, staged=stages(key[2], spec))
