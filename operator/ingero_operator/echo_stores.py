@@ -153,8 +153,7 @@ class EchoStores:
             "version": spec.version or self.desk.platform.version,
             "encryption": decision.record,
             "storage": _storage(claim, decision),
-            "endpoint": f"{'https' if spec.tls_secret else 'http'}://{name}-echo.{namespace}.svc:{API} "
-            f"(OTLP :{OTLP_GRPC})",
+            "endpoint": f"https://{name}-echo.{namespace}.svc:{API} (OTLP :{OTLP_GRPC})",
             "effective": shown.effective(spec),
         }
         again = await self.desk.finish(resource, findings, rest, happenings)

@@ -108,7 +108,7 @@ class FleetClusters:
         metadata = resource["metadata"]
         around = fleet.Surroundings(
             token_digest=digest_of({"token": token.encode()} if token else None, "token"),
-            echo_tls=self._echo_tls(key[1], spec),
+            echo_authority=self._echo_authority(key[1], spec),
         )
         inputs = (
             metadata["generation"],
@@ -137,12 +137,13 @@ class FleetClusters:
                 if found:
                     observed[child["kind"], metadata["name"]] = found
 
-    def _echo_tls(self, namespace: str, spec: FleetClusterSpec) -> bool:
+    def _echo_authority(self, namespace: str, spec: FleetClusterSpec) -> str:
+        """The Secret that vouches for the EchoStore that Fleet forwards to."""
         forward = spec.fleet.forward
         if forward is None or forward.echo_store is None:
-            return False
+            return ""
         store = self.desk.sight.cache.get(("EchoStore", namespace, forward.echo_store))
-        return bool(((store or {}).get("spec") or {}).get("tlsSecret"))
+        return str(((store or {}).get("spec") or {}).get("tlsSecret") or "")
 
     async def _parts(
         self, resource: Manifest, spec: FleetClusterSpec, observed: dict[ChildKey, Manifest], answer: Answer | None

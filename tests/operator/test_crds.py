@@ -73,7 +73,7 @@ def test_a_union_is_refused_in_words() -> None:
 
 def test_the_smallest_specs_are_whole() -> None:
     fleet = v1alpha1.FleetClusterSpec.model_validate({"clusterId": "lab"})
-    echo = v1alpha1.EchoStoreSpec.model_validate({"tokenSecret": {"name": "t"}})
+    echo = v1alpha1.EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
 
     assert (fleet.taints.mode, fleet.taints.budget.max_nodes) == ("Observe", 2)
     assert (echo.storage.encryption.policy, echo.storage.size) == ("Proven", "50Gi")

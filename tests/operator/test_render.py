@@ -51,7 +51,7 @@ def test_a_fleet_cluster_becomes_these_children() -> None:
 
 
 def test_an_echo_store_becomes_these_children() -> None:
-    store = EchoStoreSpec.model_validate({"tokenSecret": {"name": "t"}})
+    store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
 
     found = wanted.of_echo_store(STORE, store, PLATFORM)
 
@@ -169,7 +169,7 @@ def test_children_do_not_share_containers() -> None:
 
 
 def test_the_pod_of_a_store_cannot_start_without_the_proof() -> None:
-    store = EchoStoreSpec.model_validate({"tokenSecret": {"name": "t"}})
+    store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
     template = pod(echo.stateful_set(STORE, store, PLATFORM, "x"))
 
     assert {"name": "volume-proof", "configMap": {"name": "prod-volume-proof", "optional": False}} in template[
@@ -179,8 +179,10 @@ def test_the_pod_of_a_store_cannot_start_without_the_proof() -> None:
 
 
 def test_a_claim_names_its_class_and_outlives_its_store_unless_told_otherwise() -> None:
-    keep = EchoStoreSpec.model_validate({"tokenSecret": {"name": "t"}})
-    drop = EchoStoreSpec.model_validate({"tokenSecret": {"name": "t"}, "storage": {"onDelete": "Delete"}})
+    keep = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
+    drop = EchoStoreSpec.model_validate(
+        {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": {"onDelete": "Delete"}}
+    )
 
     kept, dropped = echo.claim(STORE, keep, "fast"), echo.claim(STORE, drop, "fast")
 

@@ -335,8 +335,8 @@ class EchoStoreSpec(Part):
     """How long events are kept."""
     token_secret: SecretKey
     """Secret with the bearer tokens, one a line."""
-    tls_secret: ObjectName | None = None
-    """Secret of type kubernetes.io/tls; plain text inside the cluster without it."""
+    tls_secret: ObjectName
+    """Secret of type kubernetes.io/tls, with ca.crt: Echo never speaks plain text over a network."""
     storage: Storage = Storage()
     """The volume."""
     resources: Resources = Resources(cpu="250m", memory="1Gi")

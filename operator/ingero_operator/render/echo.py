@@ -5,6 +5,7 @@ from typing import Final
 
 from ingero_contract.kubernetes import PROOF_LABEL
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
+from ingero_operator.plan import quantity
 from ingero_operator.render.common import (
     API,
     CONFIG_HASH,
@@ -47,18 +48,19 @@ class Proof:
 
 
 def config(spec: EchoStoreSpec) -> Manifest:
-    """Echo's settings file."""
-    tree: Manifest = {
-        "store": {"path": f"{DATA}/echo.duckdb", "temp_directory": f"{DATA}/tmp", "retention": spec.retention},
-        "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": f"0.0.0.0:{OTLP_GRPC}"}}}},
+    """Echo's settings file. Engine memory and kept events are bounded by what the pod and the volume have."""
+    memory = quantity(spec.resources.memory or "1Gi")
+    return {
+        "store": {"path": f"{DATA}/echo.duckdb", "memory_limit_mb": max(64, int(memory * 6 / 10 / 10**6))},
+        "ingest": {"grpc_endpoint": f"0.0.0.0:{OTLP_GRPC}", "http_endpoint": None},
+        "retention": {
+            "age": spec.retention,
+            "size_mb": max(1, int(quantity(spec.storage.size) * 7 / 10 / 10**6)),
+        },
         "api": {"endpoint": f"0.0.0.0:{API}"},
-        "auth": {"bearer_token_file": f"{TOKEN}/{spec.token_secret.key}"},
+        "auth": {"tokens_file": f"{TOKEN}/{spec.token_secret.key}"},
+        "tls": {"cert_file": f"{TLS}/tls.crt", "key_file": f"{TLS}/tls.key"},
     }
-    if spec.tls_secret:
-        tree["tls"] = {"cert_file": f"{TLS}/tls.crt", "key_file": f"{TLS}/tls.key"}
-    else:
-        tree["insecure"] = True
-    return tree
 
 
 def children(owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "") -> list[Manifest | None]:
@@ -116,6 +118,7 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         {"name": "config", "configMap": {"name": owner.child(COMPONENT)}},
         {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
         secret_volume("token", spec.token_secret),
+        secret_volume("tls", spec.tls_secret),
     ]
     mounts: list[Manifest] = [
         {"name": "data", "mountPath": DATA},
@@ -123,12 +126,10 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         {"name": "config", "mountPath": CONFIG, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},
         {"name": "token", "mountPath": TOKEN, "readOnly": True},
+        {"name": "tls", "mountPath": TLS, "readOnly": True},
     ]
-    if spec.tls_secret:
-        volumes.append(secret_volume("tls", spec.tls_secret))
-        mounts.append({"name": "tls", "mountPath": TLS, "readOnly": True})
     check = probe("/api/v2/health", "api", period=5)
-    check["httpGet"]["scheme"] = "HTTPS" if spec.tls_secret else "HTTP"
+    check["httpGet"]["scheme"] = "HTTPS"
     container: Manifest = {
         "name": COMPONENT,
         "image": platform.image_of("echo", spec.version, spec.image),

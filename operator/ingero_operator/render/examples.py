@@ -42,7 +42,12 @@ def store() -> list[dict[str, Any]]:
         "volumeBindingMode": "WaitForFirstConsumer",
         "allowVolumeExpansion": True,
     }
-    echo = {"tokenSecret": {"name": "echo-token"}, "retention": "30d", "storage": {"className": "encrypted"}}
+    echo = {
+        "tokenSecret": {"name": "echo-token"},
+        "tlsSecret": "echo-tls",
+        "retention": "30d",
+        "storage": {"className": "encrypted"},
+    }
     fleet = {
         "clusterId": "prod",
         "fleet": {"forward": {"echoStore": "events", "tokenSecret": {"name": "echo-token"}}},

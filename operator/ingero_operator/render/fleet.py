@@ -36,6 +36,7 @@ CONFIG: Final = "/etc/ingero/config"
 TOKEN: Final = "/etc/ingero/token"
 TLS: Final = "/etc/ingero/tls"
 FORWARD_TOKEN: Final = "/etc/ingero/forward"
+FORWARD_AUTHORITY: Final = "/etc/ingero/forward-authority"
 PORTS: Final = {
     "otlp-grpc": (OTLP_GRPC, "grpc"),
     "otlp-http": (OTLP_HTTP, "http"),
@@ -51,8 +52,8 @@ class Surroundings:
 
     token_digest: str = ""
     """Digest of the token Secret: Fleet reads it at start, so a new one rolls it."""
-    echo_tls: bool = False
-    """The EchoStore that it forwards to speaks TLS."""
+    echo_authority: str = ""
+    """Secret with the ca.crt of the EchoStore that it forwards to."""
 
 
 def config(owner: Owner, spec: FleetClusterSpec, around: Surroundings) -> Manifest:
@@ -100,8 +101,8 @@ def _exporter(owner: Owner, forward: Forward, around: Surroundings) -> Manifest:
     out: Manifest = {}
     if forward.echo_store:
         out["endpoint"] = f"{forward.echo_store}-echo.{owner.namespace}.svc:{OTLP_GRPC}"
-        if not around.echo_tls:
-            out["tls"] = {"insecure": True}
+        if around.echo_authority:
+            out["tls"] = {"ca_file": f"{FORWARD_AUTHORITY}/ca.crt"}
     else:
         out["endpoint"] = forward.endpoint
     if forward.token_secret:
@@ -117,7 +118,7 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: S
         service_account(owner, COMPONENT),
         manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"fleet.yaml": text}}),
         service(owner, COMPONENT, PORTS),
-        deployment(owner, spec, platform, digest([text, around.token_digest])),
+        deployment(owner, spec, platform, around, digest([text, around.token_digest])),
         disruption_budget(owner),
         service_monitor(owner, COMPONENT, ("findings", "vitals"), scrape.interval, scrape.labels)
         if scrape.enabled and platform.service_monitors
@@ -131,7 +132,9 @@ def disruption_budget(owner: Owner) -> Manifest:
     return manifest(owner, "policy/v1", "PodDisruptionBudget", COMPONENT, COMPONENT, body)
 
 
-def deployment(owner: Owner, spec: FleetClusterSpec, platform: Platform, config_digest: str) -> Manifest:
+def deployment(
+    owner: Owner, spec: FleetClusterSpec, platform: Platform, around: Surroundings, config_digest: str
+) -> Manifest:
     """One Fleet: its scores are in memory, so a second one would know half of the nodes."""
     version = spec.version or platform.version
     volumes: list[Manifest] = [
@@ -146,6 +149,11 @@ def deployment(owner: Owner, spec: FleetClusterSpec, platform: Platform, config_
         ("token", spec.token_secret, TOKEN),
         ("tls", spec.tls_secret, TLS),
         ("forward", spec.fleet.forward.token_secret if spec.fleet.forward else None, FORWARD_TOKEN),
+        (
+            "forward-authority",
+            SecretKey(name=around.echo_authority, key="ca.crt") if around.echo_authority else None,
+            FORWARD_AUTHORITY,
+        ),
     ]
     for name, secret, path in secrets:
         if secret is not None:

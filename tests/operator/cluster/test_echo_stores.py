@@ -46,7 +46,7 @@ class Store:
             )  # fmt: skip
         volume = {**({"className": class_name} if class_name else {}), "size": "10Gi", **storage}
         metadata = {"name": "store", "namespace": self.namespace}
-        spec = {"tokenSecret": {"name": "t"}, "storage": volume}
+        spec = {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": volume}
         body = {"apiVersion": "ingero.io/v1alpha1", "kind": "EchoStore", "metadata": metadata, "spec": spec}
         self.plane.apply(body)
 
@@ -228,7 +228,11 @@ def test_the_claim_outlives_its_store_and_serves_the_next_one(
 def test_a_bad_spec_is_refused_by_the_api_server_with_its_field(
     plane: ControlPlane, namespace: str, change: dict[str, Any], words: str
 ) -> None:
-    spec = {key: value for key, value in {"tokenSecret": {"name": "t"}, **change}.items() if value is not None}
+    spec = {
+        key: value
+        for key, value in {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, **change}.items()
+        if value is not None
+    }
     bad = {"apiVersion": "ingero.io/v1alpha1", "kind": "EchoStore", "metadata": {"name": "x"}, "spec": spec}
 
     answer = plane.kubectl("-n", namespace, "create", "-f", "-", stdin=json.dumps(bad), check=False)
