@@ -86,7 +86,7 @@ def agent_api(state: State, guardian: Guardian) -> FastAPI:
             wanted = frozenset(node_id)
             rows = [row for row in rows if picture.frame.names[row][1] in wanted]
         page = [node_answer(picture, row) for row in rows[offset : offset + limit]]
-        return {"total": len(rows), "offset": offset, "nodes": page, "detector": picture.detector}
+        return {"total": len(rows), "offset": offset, "nodes": page}
 
     return app
 

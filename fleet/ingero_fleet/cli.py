@@ -9,6 +9,7 @@ import click
 import yaml
 
 from ingero_fleet.loadgen.command import bench
+from ingero_fleet.replay.command import command as replay
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_FLEET_"
@@ -92,3 +93,4 @@ def validate(file: Path | None, settings: tuple[str, ...]) -> None:
 
 
 main.add_command(bench)
+main.add_command(replay)

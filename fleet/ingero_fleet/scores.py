@@ -7,6 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_contract.values import NodeState
+from ingero_contract.verdicts import ACTIONABLE
 from ingero_fleet.board import CohortKey, NodeKey, cohort_of
 from ingero_kit.otlp import HealthReport
 
@@ -14,6 +15,9 @@ STATES: Final = (NodeState.CALIBRATING, NodeState.ACTIVE, NodeState.IDLE)
 """Codes of the state column."""
 
 _CODES: Final = {state: code for code, state in enumerate(STATES)}
+_ACCUSED: Final = tuple(str(state) for state in ACTIONABLE)
+"""How the verdict of an accused node begins."""
+
 ACTIVE: Final = _CODES[NodeState.ACTIVE]
 IDLE: Final = _CODES[NodeState.IDLE]
 CALIBRATING: Final = _CODES[NodeState.CALIBRATING]
@@ -73,7 +77,7 @@ class ScoreTable:
         self.names: list[NodeKey] = []
         self.cohorts: list[CohortKey] = []
         self.last_verdict: dict[int, str] = {}
-        """What a node said it was last told, for rows whose report carried it since the last tick."""
+        """The accusation that a node says it was last told, by row, since the last tick."""
         self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros(1024, dtype) for name, dtype in COLUMNS.items()}
         self._rows: dict[NodeKey, int] = {}
         self._free: list[int] = []
@@ -125,7 +129,7 @@ class ScoreTable:
         columns["pushes"][row] += 1
         columns["fresh"][row] = True
         columns["was_active"][row] |= report.state is NodeState.ACTIVE
-        if report.last_verdict:
+        if report.last_verdict.startswith(_ACCUSED):
             self.last_verdict[row] = report.last_verdict
         return None
 
