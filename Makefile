@@ -25,6 +25,9 @@ bench-detection: setup ## false alarms, delays and cost of the detector beside t
 bench: setup ## figures of the receiving side beside a plain Go collector, one pinned core each
 	@$(BIN)/python bench/fleet.py $(ARGS)
 
+bench-operator: setup ## figures of the operator on a real API server
+	@$(BIN)/python bench/operator_bench.py $(ARGS)
+
 fix: setup ## format and repair what ruff can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
@@ -37,4 +40,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo test bench bench-detection fix generate lock
+.PHONY: help setup demo test bench bench-detection bench-operator fix generate lock
