@@ -12,6 +12,9 @@ setup: ## install everything the repository needs into .venv
 demo: setup ## the main job on this machine: Fleet, agents and a straggler, found and named
 	@$(BIN)/python -m scripts.demo $(ARGS)
 
+demo-cluster: setup ## the operator on a real control plane: straggler, taint, proof, release, upgrade, delete
+	@$(BIN)/python -m scripts.demo_cluster $(ARGS)
+
 test: setup ## lint, types, layers and tests: exactly what CI runs
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
@@ -40,4 +43,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo test bench bench-detection bench-operator fix generate lock
+.PHONY: help setup demo demo-cluster test bench bench-detection bench-operator fix generate lock

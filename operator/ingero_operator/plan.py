@@ -92,7 +92,9 @@ def rolled_out(live: Manifest) -> bool:
 
 def difference(wanted: Manifest, live: Manifest) -> tuple[str, str] | None:
     """The first difference as (path, words), or nothing. What others added beside ours is none."""
-    found = next(_differences(wanted, live, ""), None)
+    # What a listing returns names neither its kind nor its version.
+    body = {key: value for key, value in wanted.items() if key not in ("apiVersion", "kind")}
+    found = next(_differences(body, live, ""), None)
     if found:
         return found
     ours = wanted["metadata"].get("annotations", {}).get(SPEC_HASH)

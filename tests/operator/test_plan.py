@@ -34,6 +34,14 @@ def test_at_rest_there_is_nothing_to_do() -> None:
     assert plan(rendered(), observed(rendered()), staged=STAGED) == []
 
 
+def test_items_of_a_listing_name_neither_kind_nor_version_and_are_no_difference() -> None:
+    live = observed(rendered())
+    for child in live.values():
+        del child["apiVersion"]
+
+    assert plan(rendered(), live, staged=STAGED) == []
+
+
 def test_everything_missing_is_made_with_workloads_last() -> None:
     actions = plan(rendered(), {}, staged=STAGED)
 

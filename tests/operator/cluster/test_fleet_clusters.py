@@ -132,6 +132,13 @@ def test_at_rest_nothing_is_written(plane: ControlPlane, healthy: str, operator:
     assert operator.writes() == before
 
 
+def test_a_restart_writes_nothing(plane: ControlPlane, healthy: str, start: Any) -> None:
+    with start() as second:
+        second.settle(2)
+
+        assert second.writes() == 0
+
+
 def test_applying_the_same_again_is_no_difference(plane: ControlPlane, healthy: str) -> None:
     text = json.dumps(cluster(healthy, pool="here"))
 
