@@ -15,6 +15,12 @@ demo: setup ## the main job on this machine: Fleet, agents and a straggler, foun
 demo-cluster: setup ## the operator on a real control plane: straggler, taint, proof, release, upgrade, delete
 	@$(BIN)/python -m scripts.demo_cluster $(ARGS)
 
+cluster-assets: ## download a control plane for demo-cluster, bench-operator and the tests that need one
+	@scripts/cluster-assets
+
+images: ## build the five images with buildah, podman or docker, whichever is there
+	@scripts/images $(ARGS)
+
 test: setup ## lint, types, layers and tests: exactly what CI runs
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
@@ -43,4 +49,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo demo-cluster test bench bench-detection bench-operator fix generate lock
+.PHONY: help setup demo demo-cluster cluster-assets images test bench bench-detection bench-operator fix generate lock

@@ -14,8 +14,9 @@ from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import format_duration
 from ingero_operator.render import argocd, examples
 from ingero_operator.render.crds import echo_stores, fleet_clusters
-from ingero_operator.render.install import crd_kustomization, everything, kustomization
+from ingero_operator.render.install import RIGHTS, crd_kustomization, everything, kustomization
 from ingero_operator.render.text import dump
+from ingero_operator.settings import OperatorConfig
 
 ROOT = Path(__file__).parents[1]
 NOTE = "<!-- Printed by `make generate` from the code; edit the docstrings there. -->"
@@ -31,7 +32,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     if field.default_factory is not None:
-        return "the host name"
+        return str((field.json_schema_extra or {}).get("default_in_words", "the host name"))  # type: ignore[union-attr]
     value: Any = field.default
     if value is None or value in ("", ()):
         return "–"
@@ -82,11 +83,30 @@ def configuration() -> str:
             head,
             *rows(AgentConfig),
             "",
+            "## Operator",
+            "",
+            "`ingero-operator run --config operator.yaml`; a variable is `INGERO_OPERATOR_` and the name in",
+            "capitals, a flag is the name with dashes.",
+            "",
+            head,
+            *rows(OperatorConfig),
+            "",
         ]
     )
 
 
+def rights() -> str:
+    """docs/rbac.md"""
+    lines = [
+        f"| {group or 'core'} | {', '.join(resources)} | {', '.join(verbs)} | {what} |"
+        for group, resources, verbs, what in RIGHTS
+    ]
+    head = "| API group | resources | verbs | what for |\n| --- | --- | --- | --- |"
+    return "\n".join(["# Rights of the operator", NOTE, "", head, *lines, ""])
+
+
 DOCUMENTS = {
+    "docs/rbac.md": rights,
     "docs/configuration.md": configuration,
     "crds/fleetclusters.yaml": lambda: dump([fleet_clusters()]),
     "crds/echostores.yaml": lambda: dump([echo_stores()]),

@@ -6,7 +6,7 @@ from typing import Any, Final
 from ingero_contract.kubernetes import TAINT_FINALIZER
 from ingero_kit.logs import get
 from ingero_operator import status as shown
-from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
+from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Source
 from ingero_operator.cache import OwnerKey
 from ingero_operator.children import Outcome
 from ingero_operator.cluster import ApiError
@@ -56,12 +56,16 @@ class FleetClusters:
             token=token,
             authority=authority,
             held=self.keeper.held(key),
+            urgent=spec.taints.mode is not Mode.OBSERVE,
         )
         self.desk.inquirer.watch(key, question)
         outcome = Outcome()
         if not is_paused(resource):
             outcome = await self._children(resource, spec, token)
         answer = self.desk.inquirer.answer(key)
+        if answer is None and resource.get("status") and not outcome.done:
+            # Just started: what an earlier process wrote stands until Fleet has been asked, a moment from now.
+            return None
         report = await self.keeper.keep(resource, spec, answer)
         troubles += outcome.troubles
         observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])

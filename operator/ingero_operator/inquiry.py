@@ -23,6 +23,10 @@ Key = tuple[str, str, str]
 ASK_SECONDS: Final = 5.0
 MAX_ANSWER: Final = 8 << 20
 LONGEST_PAUSE: Final = 60.0
+PATIENCE: Final = 3
+"""Questions without an answer after which Fleet counts as unreachable."""
+MANY: Final = 100
+"""Fleets beyond which those that nobody acts on are asked once a minute."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +40,8 @@ class Question:
     """PEM of who signed Fleet's certificate."""
     held: frozenset[str] = frozenset()
     """Nodes whose recovery would release them."""
+    urgent: bool = True
+    """The answer may lead to an action."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,12 +209,17 @@ class Inquirer:
             self.failed += 1
             state.failures += 1
             old = before or Answer()
-            answer = Answer(
-                evidence=old.evidence,
-                threshold=old.threshold,
-                active=old.active,
-                expected=old.expected,
-                failure=str(error) or type(error).__name__,
+            # One question that goes astray is not news; the evidence ages all the same.
+            answer = (
+                old
+                if before is not None and state.failures < PATIENCE
+                else Answer(
+                    evidence=old.evidence,
+                    threshold=old.threshold,
+                    active=old.active,
+                    expected=old.expected,
+                    failure=str(error) or type(error).__name__,
+                )
             )
         if self.states.get(key) is not state:
             return
@@ -216,6 +227,8 @@ class Inquirer:
         pause = min(LONGEST_PAUSE, self.longest * 2 ** min(state.failures, 5)) if state.failures else self.longest
         if answer.evidence and not state.failures:
             pause = min(self.longest, max(0.2, answer.evidence.interval / 2))
+            if len(self.states) > MANY and not question.urgent and not question.held:
+                pause = LONGEST_PAUSE
         self._plan(key, state, pause)
         live = bool(answer.evidence and answer.evidence.accused) or bool(question.held)
         if before is None or answer.shown() != before.shown() or live:

@@ -16,11 +16,16 @@ class OperatorConfig(Settings):
 
     namespace: str = "ingero-system"
     """Namespace of the operator itself and of its Lease."""
-    identity: str = Field(default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}")
+    identity: str = Field(
+        default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
+        json_schema_extra={"default_in_words": "host name and process id"},
+    )
     """Name of this replica in the Lease."""
     image: str = "ghcr.io/ingero-io/ingero-{component}:{version}"
     """Image of every component; {component} and {version} are filled in."""
-    version: str = Field(default_factory=lambda: version("ingero"))
+    version: str = Field(
+        default_factory=lambda: version("ingero"), json_schema_extra={"default_in_words": "the operator's own"}
+    )
     """Version of the components where a resource names none."""
     fleet_url: str = "{scheme}://{name}-fleet.{namespace}.svc:8080"
     """Where Fleet's API of a FleetCluster is; {scheme}, {name} and {namespace} are filled in."""

@@ -14,6 +14,7 @@ from ingero_operator.render.crds import all_definitions
 from ingero_operator.render.install import NAMESPACE, OPERATOR, everything
 from ingero_testing.fleets import Fleets, fleets
 from ingero_testing.processes import BIN, Running, process, wait_until
+from ingero_testing.taint_lab import Lab
 from scripts.controlplane import ControlPlane, control_plane
 
 
@@ -130,3 +131,13 @@ def resource(kind: str, namespace: str, name: str, spec: dict[str, Any], **metad
         "metadata": {"name": name, "namespace": namespace, **metadata},
         "spec": spec,
     }
+
+
+@pytest.fixture
+def lab(plane: ControlPlane, namespace: str, fleet_double: Fleets) -> Iterator[Lab]:
+    found = Lab(plane, namespace, fleet_double.of(namespace, "prod"))
+    yield found
+    plane.delete("fc", "prod", namespace)
+    wait_until(lambda: plane.read("-n", namespace, "fc", "prod") is None, "the FleetCluster to go")
+    for name in found.names:
+        plane.delete("node", name)

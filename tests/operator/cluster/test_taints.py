@@ -1,95 +1,16 @@
 """Marks on real Node objects: found, proven, released; and what the admission policy refuses the operator itself."""
 
-import contextlib
 import json
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
-from ingero_testing.fleets import Fleets, Says
+from ingero_testing.fleets import Fleets
 from ingero_testing.processes import wait_until
+from ingero_testing.taint_lab import KEY, TEAM, Lab, make_node, ready
 from scripts.controlplane import ControlPlane
-
-KEY = "ingero.io/straggler"
-POOL = "test.ingero.io/taints"
-TEAM = {"key": "team", "value": "ml", "effect": "NoSchedule"}
-QUICK = {
-    "mode": "NoSchedule", "confirmFor": "600ms", "confirmWindows": 3, "recoverFor": "600ms", "interval": "100ms",
-    "minNodeAge": "1ms", "quiet": "100ms", "stormCooldown": "1s", "minHealthyPercent": 50,
-    "budget": {"maxNodes": 2, "maxPercent": 50},
-}  # fmt: skip
-
-
-def make_node(name: str) -> dict[str, Any]:
-    labels = {POOL: name.rsplit("-", 1)[0], "nvidia.com/gpu.present": "true"}
-    spec = {"taints": [TEAM], "providerID": f"lab://{name}"}
-    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}, "spec": spec}
-
-
-def ready(plane: ControlPlane, name: str) -> bool:
-    conditions = (plane.read("node", name) or {}).get("status", {}).get("conditions", [])
-    return any(item["type"] == "Ready" and item["status"] == "True" for item in conditions)
-
-
-class Lab:
-    """A FleetCluster over six nodes of its own, and what its Fleet says."""
-
-    def __init__(self, plane: ControlPlane, namespace: str, says: Says) -> None:
-        self.plane, self.namespace, self.says = plane, namespace, says
-        self.names = [f"{namespace}-{number}" for number in range(6)]
-
-    def begin(self, **taints: Any) -> None:
-        self.says.nodes = set(self.names)
-        self.plane.apply(*(make_node(name) for name in self.names))
-        wait_until(lambda: all(ready(self.plane, name) for name in self.names), "the nodes")
-        self.configure(**taints)
-
-    def configure(self, **taints: Any) -> None:
-        spec = {"clusterId": "c", "taints": {**QUICK, **taints}, "agents": {"nodeSelector": {POOL: self.namespace}}}
-        metadata = {"name": "prod", "namespace": self.namespace}
-        body = {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
-        self.plane.apply(body)
-
-    def taint(self, name: str) -> dict[str, str] | None:
-        taints = self.plane.read("node", name)["spec"].get("taints", [])
-        return next((item for item in taints if item["key"] == KEY), None)
-
-    def note(self, name: str) -> dict[str, Any] | None:
-        text = self.plane.read("node", name)["metadata"].get("annotations", {}).get(KEY)
-        return json.loads(text) if text else None
-
-    def marked(self) -> set[str]:
-        return {name for name in self.names if self.note(name) or self.taint(name)}
-
-    def others_untouched(self) -> bool:
-        return all(
-            any(item["key"] == "team" for item in self.plane.read("node", name)["spec"]["taints"])
-            for name in self.names
-        )
-
-    def status(self) -> dict[str, Any]:
-        return (self.plane.read("-n", self.namespace, "fc", "prod") or {}).get("status") or {}
-
-    def allowed(self) -> str:
-        return next((c["reason"] for c in self.status().get("conditions", []) if c["type"] == "TaintingAllowed"), "")
-
-    def events(self, reason: str) -> list[str]:
-        found = self.plane.read("-n", self.namespace, "events")["items"]
-        return [item["message"] for item in found if item["reason"] == reason]
-
-
-@pytest.fixture
-def lab(plane: ControlPlane, namespace: str, fleet_double: Fleets) -> Iterator[Lab]:
-    found = Lab(plane, namespace, fleet_double.of(namespace, "prod"))
-    yield found
-    plane.delete("fc", "prod", namespace)
-    wait_until(lambda: plane.read("-n", namespace, "fc", "prod") is None, "the FleetCluster to go")
-    for name in found.names:
-        plane.delete("node", name)
 
 
 def test_a_straggler_is_marked_proven_well_and_released(lab: Lab, operator: Any) -> None:
@@ -225,39 +146,6 @@ def test_two_fleet_clusters_over_the_same_nodes_both_keep_off(lab: Lab, operator
     wait_until(lambda: lab.allowed() == "Overlap", "the overlap")
     operator.settle(1)
     assert lab.marked() == set()
-
-
-def killed_while_marking(lab: Lab, start: Any, victim: str, patience: float) -> None:
-    """An operator that is killed before, while or after it marks a node."""
-    with start() as instance:
-        wait_until(lambda: instance.page()["ingero_operator_reconciles_total"] > 0, "the first reconcile")
-        with contextlib.suppress(AssertionError):
-            wait_until(lambda: lab.note(victim) is not None, "the mark", patience)
-        os.kill(instance.running.process.pid, signal.SIGKILL)
-        instance.running.process.wait(10)
-
-
-def finished(lab: Lab, start: Any, victim: str, rounds: int) -> None:
-    """An operator that lives to see the end of it."""
-    with start():
-        wait_until(lambda: lab.taint(victim) is not None, "the taint")
-        lab.says.stragglers = set()
-        wait_until(lambda: lab.marked() == set(), "the release")
-        wait_until(lambda: len(lab.events("Released")) == rounds, "the Event")
-
-
-def test_killed_anywhere_it_converges_without_a_second_event_or_a_stray_taint(lab: Lab, start: Any) -> None:
-    lab.begin(interval="1ms")
-    for number, patience in enumerate((0.6, 2.0)):
-        victim = lab.names[number]
-        lab.says.stragglers = {victim}
-        killed_while_marking(lab, start, victim, patience)
-        finished(lab, start, victim, number + 1)
-
-    assert len(lab.events("Tainted")) == 2 and len(lab.events("TaintOverridden")) == 0
-    with start():
-        lab.plane.delete("fc", "prod", lab.namespace)
-        wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
 
 
 # What the API server refuses the operator's own account.

@@ -116,7 +116,13 @@ def fleets() -> Iterator[Fleets]:
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
             """Quiet."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 256
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Clients that go away are no news."""
+
+    server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     found.port = server.server_address[1]
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
