@@ -5,7 +5,6 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,14 +15,6 @@ from ingero_testing.fleets import Fleets, fleets
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.taint_lab import Lab
 from scripts.controlplane import ControlPlane, control_plane
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    here = Path(__file__).parent
-    for item in items:
-        if here in item.path.parents:
-            item.add_marker(pytest.mark.cluster)
-            item.add_marker(pytest.mark.xdist_group("cluster"))
 
 
 @pytest.fixture(scope="session")

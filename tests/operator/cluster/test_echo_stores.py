@@ -9,6 +9,8 @@ import pytest
 from ingero_testing.processes import wait_until
 from scripts.controlplane import ControlPlane
 
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+
 DRIVER = "csi.scaleway.com"
 CLASSES: dict[str, dict[str, Any]] = {
     "test-encrypted": {"parameters": {"encrypted": "true"}, "allowVolumeExpansion": False},

@@ -10,6 +10,8 @@ from ingero_testing.fleets import Fleets
 from ingero_testing.processes import wait_until
 from scripts.controlplane import ControlPlane
 
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+
 LABEL = "test.ingero.io/pool"
 
 

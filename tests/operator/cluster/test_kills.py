@@ -5,8 +5,12 @@ import os
 import signal
 from typing import Any
 
+import pytest
+
 from ingero_testing.processes import wait_until
 from ingero_testing.taint_lab import Lab
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
 
 def killed_while_marking(lab: Lab, start: Any, victim: str, patience: float) -> None:

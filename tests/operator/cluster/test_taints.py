@@ -12,6 +12,8 @@ from ingero_testing.processes import wait_until
 from ingero_testing.taint_lab import KEY, TEAM, Lab, make_node, ready
 from scripts.controlplane import ControlPlane
 
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+
 
 def test_a_straggler_is_marked_proven_well_and_released(lab: Lab, operator: Any) -> None:
     lab.begin()
