@@ -6,7 +6,15 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PREFIXES = ("ingero_fleet_", "ingero_sink_", "ingero_node_", "ingero_echo_", "ingero_trace_", "ingero_ringbuf_", "gpu_")
+PREFIXES = (
+    "ingero_fleet_",
+    "ingero_sink_",
+    "ingero_node_",
+    "ingero_echo_",
+    "ingero_trace_",
+    "ingero_ringbuf_",
+    "gpu_",
+)
 PAGES = (
     "fleet/ingero_fleet/pages.py",
     "agent/ingero_sink/page.py",
