@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ingero_contract import routes
+from ingero_fleet.cost.desk import CostDesk
 from ingero_fleet.picture import (
     Picture,
     node_answer,
@@ -56,7 +57,7 @@ def _app(title: str) -> FastAPI:
     return FastAPI(title=title, docs_url=None, redoc_url=None)
 
 
-def agent_api(state: State, guardian: Guardian) -> FastAPI:
+def agent_api(state: State, guardian: Guardian, desk: CostDesk | None = None) -> FastAPI:
     """Port 8080: what agents and the operator ask."""
     app = _app("ingero Fleet")
     secured = [Depends(bearer(guardian))]
@@ -82,6 +83,14 @@ def agent_api(state: State, guardian: Guardian) -> FastAPI:
         rows = picture.rows(cluster_id)
         page = [node_answer(picture, row) for row in rows[offset : offset + limit]]
         return {"total": len(rows), "offset": offset, "nodes": page, "detector": picture.detector}
+
+    if desk:
+
+        @app.get(routes.FLEET_COST, dependencies=secured)
+        def cost(cluster_id: OptionalCluster = None) -> dict[str, Any]:
+            """What stragglers cost, now by the hour and since Fleet started."""
+            _ready(state)
+            return desk.answer(cluster_id)
 
     return app
 

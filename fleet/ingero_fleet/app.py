@@ -14,6 +14,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_fleet import api
+from ingero_fleet.cost.desk import CostDesk, CostPage
 from ingero_fleet.engine import Engine
 from ingero_fleet.exporters import Exporter, make_transport
 from ingero_fleet.pages import FindingsPage, VitalsPage
@@ -73,6 +74,13 @@ class Fleet:
                     exporters[name] = Exporter(name, settings, make_transport(name, settings), loop)
                 routes.setdefault(kind, []).append(exporters[name])
         self.engine = Engine(config.processors.ingero, steady_clock(), routes)
+        self._cost = CostDesk(
+            config.processors.cost,
+            self.engine.table.hardware,
+            config.processors.ingero.cohort.by,
+            self.engine.clock(),
+        )
+        self.engine.after_tick.append(lambda picture: self._cost.book(picture, self.engine.config.push_interval))
         for exporter in exporters.values():
             exporter.start()
         await self._receivers()
@@ -101,7 +109,7 @@ class Fleet:
         wanted = self.config.service.extensions
         if "ingero_threshold" in wanted:
             threshold = extensions.ingero_threshold
-            app = api.agent_api(engine, self._guardian(threshold.auth))
+            app = api.agent_api(engine, self._guardian(threshold.auth), self._cost)
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
             await self._serve("diagnostics", api.admin_api(engine), threshold.admin_endpoint)
         if "healthee" in wanted:
@@ -115,6 +123,7 @@ class Fleet:
         ):
             findings = CollectorRegistry()
             findings.register(FindingsPage(lambda: engine.picture, by))
+            findings.register(CostPage(lambda: self._cost))
             await self._serve("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
         vitals = CollectorRegistry()
         vitals.register(VitalsPage(engine))
@@ -175,6 +184,7 @@ class Fleet:
             new = new.model_copy(update={"cohort": old.cohort, "push_interval": old.push_interval})
         if config.model_copy(update={"processors": self.config.processors}) != self.config:
             log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
+        self._cost.adopt(config.processors.cost)
         self.engine.config = new
 
     def on_reload(self, read: Callable[[], FleetConfig]) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,11 @@ class Engine:
         self.ticks = 0
         self.late_ticks = 0
         self.failed_ticks = 0
+        self.failed_listeners = 0
         self.tick_seconds = 0.0
         self.listeners: dict[str, Counters] = {}
+        self.after_tick: list[Callable[[Picture], None]] = []
+        """Called in a thread with every new picture; a failure is logged and counted, and the tick stands."""
         self._routes = routes
         self._started = clock()
 
@@ -104,7 +108,17 @@ class Engine:
         self.ticks += 1
         self.tick_seconds = time.perf_counter() - started
         self._report_edges(previous, self.picture)
+        if self.after_tick:
+            await asyncio.to_thread(self._tell, self.picture)
         return self.picture
+
+    def _tell(self, picture: Picture) -> None:
+        for listener in self.after_tick:
+            try:
+                listener(picture)
+            except Exception:
+                self.failed_listeners += 1
+                log.exception("after_tick_failed")
 
     def _report_edges(self, previous: Picture | None, current: Picture) -> None:
         before = frozenset() if previous is None else _straggling(previous)

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from ingero_fleet.cost.settings import CostConfig
 from ingero_kit.http_server import Limits
 from ingero_kit.otlp_server import parse_endpoint
 from ingero_kit.settings import Duration, Settings
@@ -173,6 +174,8 @@ class ProcessorsConfig(Settings):
 
     ingero: IngeroConfig = IngeroConfig()
     """Score map, statistics, threshold and verdict."""
+    cost: CostConfig = CostConfig()
+    """What stragglers cost."""
 
 
 class ThresholdExtensionConfig(Settings):

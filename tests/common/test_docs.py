@@ -19,7 +19,11 @@ def test_generated_documents_are_up_to_date() -> None:
 
 def test_every_metric_of_a_page_is_documented() -> None:
     text = (ROOT / "docs/metrics.md").read_text()
-    sources = [*(ROOT / "fleet/ingero_fleet").glob("pages.py"), *(ROOT / "agent/ingero_sink").glob("page.py")]
+    sources = [
+        *(ROOT / "fleet/ingero_fleet").glob("pages.py"),
+        *(ROOT / "fleet/ingero_fleet").glob("*/desk.py"),
+        *(ROOT / "agent/ingero_sink").glob("page.py"),
+    ]
     names = {
         name
         for source in sources
