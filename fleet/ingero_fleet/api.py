@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ingero_contract import routes
+from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.cost.desk import CostDesk
 from ingero_fleet.picture import (
     Picture,
@@ -95,7 +96,7 @@ def agent_api(state: State, guardian: Guardian, desk: CostDesk | None = None) ->
     return app
 
 
-def admin_api(state: State) -> FastAPI:
+def admin_api(state: State, collectives: CollectivesDesk | None = None) -> FastAPI:
     """Port 8081, loopback only: diagnostics for people."""
     app = _app("ingero Fleet diagnostics")
 
@@ -108,7 +109,8 @@ def admin_api(state: State) -> FastAPI:
             raise HTTPException(404, f"no node {node_id!r} is known; {routes.FLEET_NODES} lists those that are")
         if len(rows) > 1:
             raise HTTPException(400, f"several clusters have a node {node_id!r}; add {routes.CLUSTER_PARAMETER}")
-        return why_answer(picture, rows[0], state.config)
+        late = collectives.culprits.get(picture.frame.names[rows[0]]) if collectives else None
+        return {**why_answer(picture, rows[0], state.config), "collectives": late}
 
     @app.get(routes.FLEET_NODES)
     def nodes(
@@ -125,6 +127,15 @@ def admin_api(state: State) -> FastAPI:
             "clusters": [summary_answer(summary) for summary in picture.tick.clusters.values()],
             "nodes": [node_answer(picture, row) for row in rows[offset : offset + limit]],
         }
+
+    if collectives:
+
+        @app.get(routes.FLEET_COLLECTIVES)
+        def lags(
+            cluster_id: OptionalCluster = None, limit: Annotated[int, Query(ge=1, le=10_000)] = 100
+        ) -> dict[str, Any]:
+            """Which rank the collectives wait for, and how late every rank is."""
+            return collectives.answer(cluster_id, _ready(state).tick.now, limit)
 
     return app
 

@@ -24,7 +24,13 @@ class Collector(Protocol):
 class Intake:
     """The handler of the OTLP receivers; called from the event loop and from gRPC threads alike."""
 
-    def __init__(self, collector: Collector, clock: Clock, onward: Onward | None = None) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        clock: Clock,
+        onward: Onward | None = None,
+        collectives: Callable[[Push, float], None] | None = None,
+    ) -> None:
         self.board = Board()
         self.accepted_reports = 0
         self.pushes: Counter[str] = Counter()
@@ -34,6 +40,7 @@ class Intake:
         self._collector = collector
         self._clock = clock
         self._onward = onward
+        self.collectives = collectives
         self._decoder = Decoder()
         self._lock = threading.Lock()
 
@@ -50,6 +57,8 @@ class Intake:
         except MalformedPayload as error:
             self.malformed += 1
             return Answer(status=Status.INVALID, message=str(error))
+        if decoded.collective_points and self.collectives:
+            self.collectives(push, now)
         answer = ACCEPTED
         with self._lock:
             for report in decoded.reports:
@@ -62,7 +71,8 @@ class Intake:
                     decoded.reasons[refusal] = decoded.reasons.get(refusal, 0) + 1
             for _, _, straggler in decoded.events:
                 self.self_reported[straggler] += 1
-        if self._onward and not (decoded.rejected and not decoded.reports and not decoded.other_points):
+        passable = decoded.reports or decoded.other_points or decoded.collective_points
+        if self._onward and (passable or not decoded.rejected):
             self._onward(push)
         if decoded.rejected:
             self._count(decoded.reasons)

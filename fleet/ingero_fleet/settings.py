@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.cost.settings import CostConfig
 from ingero_kit.http_server import Limits
 from ingero_kit.otlp_server import parse_endpoint
@@ -174,6 +175,8 @@ class ProcessorsConfig(Settings):
 
     ingero: IngeroConfig = IngeroConfig()
     """Score map, statistics, threshold and verdict."""
+    nccl: NcclConfig = NcclConfig()
+    """Which rank the collectives wait for."""
     cost: CostConfig = CostConfig()
     """What stragglers cost."""
 

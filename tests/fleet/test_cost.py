@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingero_contract import routes
@@ -29,11 +29,13 @@ CONFIG = IngeroConfig(quorum=QuorumConfig(statistical_min=3))
 H100 = {"provider": "aws", "gpu_model": "NVIDIA H100 80GB HBM3", "gpu_count": 8}
 
 
+@settings(deadline=None)
 @given(SEVERITIES)
 def test_shares_add_up_to_the_waiting(severities: list[float]) -> None:
     assert math.isclose(math.fsum(shares(severities)), max(severities), abs_tol=1e-9)
 
 
+@settings(deadline=None)
 @given(SEVERITIES)
 def test_who_lost_nothing_pays_nothing_and_the_slower_pays_no_less(severities: list[float]) -> None:
     found = sorted(zip(severities, shares(severities), strict=True))
@@ -42,6 +44,7 @@ def test_who_lost_nothing_pays_nothing_and_the_slower_pays_no_less(severities: l
     assert all(later[1] >= earlier[1] - 1e-12 for earlier, later in itertools.pairwise(found))
 
 
+@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_shares_are_the_mean_over_all_orders_of_arrival(severities: list[float]) -> None:
     """The definition of the Shapley value, by brute force."""
@@ -56,6 +59,7 @@ def test_shares_are_the_mean_over_all_orders_of_arrival(severities: list[float])
     assert shares(severities) == pytest.approx(means, abs=1e-9)
 
 
+@settings(deadline=None)
 @given(SEVERITIES)
 def test_what_curing_one_saves_is_what_the_job_costs_less_without_it(severities: list[float]) -> None:
     for member, saved in enumerate(savings(severities)):
@@ -153,6 +157,7 @@ def test_rules_decide_about_the_provider() -> None:
     assert dict(bill.missing) == {("aws", "NVIDIA H100 80GB HBM3"): 8}
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.lists(st.floats(0.05, 1), min_size=3, max_size=12), st.booleans(), st.floats(0, 20)),

@@ -10,7 +10,7 @@ import httpx
 import pytest
 import trustme
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingero_fleet.cli import main
@@ -70,6 +70,7 @@ def test_what_is_wrong_with_a_table_is_named(text: str, words: str) -> None:
         parse(text)
 
 
+@settings(deadline=None)
 @given(st.text(max_size=200))
 def test_any_text_is_a_table_or_an_error_in_words(text: str) -> None:
     try:
