@@ -266,8 +266,8 @@ class Detector:
     def _learn(self, now: float, rows: Ints, logs: Floats, reference: Reference) -> None:
         """Collect what a node does relative to its cohort; after the warm-up its median is the baseline.
 
-        While nobody of a cohort is known yet, what its nodes do together is told from what each of them did so far, so
-        that it does not matter who of them reports in which tick.
+        While nobody of a cohort is known yet, what its nodes do together is told from what each of them did so far:
+        it does not matter who of them reports in which tick.
         """
         memory, parameters = self.memory, self.parameters
         if not len(rows):
