@@ -44,6 +44,9 @@ GPU_MODEL: Final = "ingero.gpu_model"
 GPU_COUNT: Final = "ingero.gpu_count"
 """Point: number of GPUs."""
 
+GPU_UUID: Final = "gpu.uuid"
+"""Point: the GPU, as nvidia-smi prints its UUID."""
+
 MEMCPY_DIRECTION: Final = "ingero.memcpy.direction"
 """Point: h2h, h2d, d2h, d2d, default or unknown."""
 

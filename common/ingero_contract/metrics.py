@@ -62,6 +62,18 @@ COLLECTIVE_BARRIER_WAIT: Final = "nccl.collective.barrier_wait_ms"
 COLLECTIVE_PEER_LAG: Final = "nccl.collective.peer_lag_ms"
 """How much later than the median rank this rank arrived; computed by Fleet. Instrument: gauge. Unit: ms."""
 
+GPU_THROTTLE_POWER: Final = "gpu.throttle.power_active"
+"""1 while a GPU is held back by power: software cap or hardware brake. Instrument: gauge. Unit: 1."""
+
+GPU_THROTTLE_THERMAL: Final = "gpu.throttle.thermal_active"
+"""1 while a GPU is held back by heat. Instrument: gauge. Unit: 1."""
+
+GPU_THROTTLE_SW: Final = "gpu.throttle.sw_active"
+"""1 while software holds a GPU back: cap, heat, set clocks, sync boost. Instrument: gauge. Unit: 1."""
+
+GPU_THROTTLE_HW: Final = "gpu.throttle.hw_active"
+"""1 while hardware holds a GPU back: heat, brake, slowdown, or a reason not known. Instrument: gauge. Unit: 1."""
+
 SYSTEM_CPU: Final = "system.cpu.utilization"
 """Busy share of the host's processors. Instrument: gauge. Unit: 1."""
 

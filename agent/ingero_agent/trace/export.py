@@ -21,7 +21,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     Sum,
 )
 
-from ingero_agent.push import base_url
+from ingero_agent.route import base_url
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.ledger import Ledger, quantile
 from ingero_agent.trace.page import COPY_BOUNDS_MS, PERCENTILES, buckets
