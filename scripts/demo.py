@@ -109,12 +109,26 @@ class Demo:
         self.lab = lab
         self.view = view
         self.ports: dict[str, int] = {}
+        self.echo: dict[str, int] = {}
         self.client = httpx.Client(timeout=5, trust_env=False)
 
     def start(self) -> None:
-        """Start Fleet, workloads, agents and the sink of the node that will suffer."""
+        """Start Echo, Fleet, workloads, agents and the sink of the node that will suffer."""
         folder = self.lab.folder
-        ports_file = folder / "ports.json"
+        ports_file, echo_file = folder / "ports.json", folder / "echo.json"
+        store = {
+            "store.path": str(folder / "echo.duckdb"),
+            "ingest.grpc_endpoint": "127.0.0.1:0",
+            "ingest.http_endpoint": "127.0.0.1:0",
+            "api.endpoint": "127.0.0.1:0",
+        }
+        self.lab.start(
+            "echo", str(BIN / "ingero-echo"), "serve", "--insecure", "--ports-file", str(echo_file),
+            *(word for path, value in store.items() for word in ("--set", f"{path}={value}")),
+        )  # fmt: skip
+        self.wait("Echo to listen", echo_file.exists, 60)
+        self.echo = json.loads(echo_file.read_text())
+        exporter = f"{{endpoint: 'http://127.0.0.1:{self.echo['otlp/http']}', tls: {{insecure: true}}}}"
         listeners = {
             "receivers.otlp.protocols": "{grpc: {endpoint: '127.0.0.1:0'}, http: {endpoint: '127.0.0.1:0'}}",
             "extensions.ingero_threshold.agent_endpoint": "127.0.0.1:0",
@@ -127,10 +141,13 @@ class Demo:
             "processors.ingero.quorum.statistical_min": "3",
             "processors.ingero.detector.warmup_ticks": str(LEARNT),
             "processors.ingero.detector.record": str(folder / "history.csv"),
+            "exporters.otlphttp": exporter,
+            "service.pipelines.metrics.exporters": "[prometheus, otlphttp]",
+            "service.pipelines.logs.exporters": "[otlphttp]",
         }
         flags = [word for path, value in listeners.items() for word in ("--set", f"{path}={value}")]
         self.lab.start("fleet", str(BIN / "ingero-fleet"), "serve", "--ports-file", str(ports_file), *flags)
-        self.wait("Fleet to listen", ports_file.exists, 20)
+        self.wait("Fleet to listen", ports_file.exists, 60)
         self.ports = json.loads(ports_file.read_text())
         for node in self.nodes:
             steps = folder / f"{node}.steps"
@@ -199,7 +216,7 @@ class Demo:
         self.view.say(f"[bold]{what}[/] ({victim})")
         before = self.pushes(victim)
         self.lab.signal(name, hurt)
-        seconds = self.wait(f"{victim} to be named", lambda: bool(self.named()), 30)
+        seconds = self.wait(f"{victim} to be named", lambda: bool(self.named()), 90)
         wrong = self.named() - {victim}
         if wrong or victim not in self.named():
             raise DemoFailed(f"named {sorted(self.named())} instead of {victim}")
@@ -210,7 +227,7 @@ class Demo:
         )
         self.view.say(f"  why: {why.get('why', '')} Weakest signal: {why.get('dominant_signal')}.")
         self.lab.signal(name, heal)
-        recovery = self.wait(f"{victim} to recover", self.ready, 60)
+        recovery = self.wait(f"{victim} to recover", self.ready, 120)
         self.view.say(f"  healed; well again after {recovery:.1f} s")
         return {
             "what": what,
@@ -225,7 +242,7 @@ class Demo:
         self.view.say("[bold]all workloads slowed to half their speed[/]")
         for node in self.nodes:
             self.lab.signal(f"{node}-workload", signal.SIGUSR1)
-        seconds = self.wait("the job to be called slow", self.job_is_slow, 40)
+        seconds = self.wait("the job to be called slow", self.job_is_slow, 90)
         self.view.say(f"  after {seconds:.1f} s Fleet says that the job is slow, and [bold green]accuses nobody[/]")
         for node in self.nodes:
             self.lab.signal(f"{node}-workload", signal.SIGUSR2)
@@ -237,6 +254,28 @@ class Demo:
             raise DemoFailed(f"named {sorted(wrong)} although all nodes slowed down together")
         page = self.client.get(f"http://127.0.0.1:{self.ports['prometheus']}/metrics").text
         return "ingero_fleet_job_slow{" in page
+
+    def ask(self) -> str:
+        """Ask the event store, as a person would afterwards, which node it was and why."""
+        victim, found = self.nodes[-1], dict[str, Any]()
+
+        def told() -> bool:
+            done = subprocess.run(
+                [
+                    BIN / "ingero-echo", "ask", "find_stragglers", f"cluster_id={CLUSTER}", "--json",
+                    "--api", f"http://127.0.0.1:{self.echo['api']}",
+                ],
+                capture_output=True, text=True,
+            )  # fmt: skip
+            found.update(json.loads(done.stdout) if done.returncode == 0 else {})
+            return bool(found.get("rows"))
+
+        self.wait("Echo to know of it", told, 30)
+        if found["rows"][0]["node_id"] != victim:
+            raise DemoFailed(f"Echo ranks {found['rows'][0]['node_id']} before {victim}")
+        summary = str(found["summary"])
+        self.view.say(f"[bold]asked afterwards[/] (ingero-echo ask find_stragglers): {summary}")
+        return summary
 
     def sink_lines(self) -> dict[str, float]:
         """What the sink has booked."""
@@ -254,7 +293,7 @@ class Demo:
             "a quorum of 3 (production: 5)."
         )
         self.start()
-        quorum = self.wait("all nodes to be active and known", self.ready, 90)
+        quorum = self.wait("all nodes to be active and known", self.ready, 180)
         view.say(f"all {len(self.nodes)} nodes active and known to Fleet after {quorum:.1f} s")
         workload = f"{victim}-workload"
         episodes = [
@@ -262,6 +301,7 @@ class Demo:
             self.episode(victim, "one workload slowed to half its speed", signal.SIGUSR1, signal.SIGUSR2, workload),
             self.together(),
         ]
+        answer = self.ask()
         lines = self.sink_lines()
         state, resolved = (
             lines.get(f'ingero_sink_events_total{{type="straggler_{kind}"}}', 0.0) for kind in ("state", "resolved")
@@ -272,6 +312,7 @@ class Demo:
             "nodes": len(self.nodes),
             "quorum_after_seconds": round(quorum, 2),
             "episodes": episodes,
+            "echo": answer,
             "sink": lines,
         }
 
