@@ -24,8 +24,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/support"))
 
-from ingero_agent.trace.elf import function_offsets  # noqa: E402
-from ingero_testing.gpu_job import COLLECTIVES, RUNTIME, attached, compile_c, go, job, said, tracing  # noqa: E402
+from ingero_testing.gpu_job import (  # noqa: E402
+    COLLECTIVES,
+    RUNTIME,
+    attached,
+    compile_c,
+    go,
+    job,
+    link_lives,
+    links_of,
+    said,
+    tracing,
+)
 from ingero_testing.processes import Running, wait_until  # noqa: E402
 
 PROBED = ("libcudart.so.12", "libnccl.so.2")
@@ -169,15 +179,6 @@ def query(database: Path, text: str, *values: object) -> int:
     return int(found or 0)
 
 
-def breakpoint_at(pid: int, library: str, offset: int) -> bool:
-    """Whether a probe sits on a function of a running process (x86: its first byte is a trap)."""
-    lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-    line = next(line for line in lines if line.endswith(library) and " r-xp " in line)
-    with Path(f"/proc/{pid}/mem").open("rb") as memory:
-        memory.seek(int(line.split("-")[0], 16) + offset - int(line.split()[2], 16))
-        return memory.read(1) == b"\xcc"
-
-
 Row = tuple[str, str, str, bool | None]
 
 
@@ -260,18 +261,18 @@ def coming_and_going(folder: Path, repeats: int) -> list[Row]:
         inside.mkdir()
         library = compile_c(inside, "libcudart.so.12", RUNTIME, "-shared", "-fPIC", "-pthread")
         program = compile_c(inside, "stormer", STORMER, str(library))
-        (offset,) = function_offsets(library.read_bytes(), {"cudaLaunchKernel"})["cudaLaunchKernel"]
         with tracing(inside, period="1") as agent, job(program, 1000, 1) as running:
 
             def mapped(pid: int = running.pid, name: str = library.name) -> bool:
                 return name in Path(f"/proc/{pid}/maps").read_text()
 
-            def probed(pid: int = running.pid, name: str = library.name, at: int = offset) -> bool:
-                return breakpoint_at(pid, name, at)
+            def seen(agent: Running = agent, library: Path = library) -> bool:
+                return attached(agent, library)
 
-            attach.append(_seconds_until(mapped, probed))
+            attach.append(_seconds_until(mapped, seen))
+            links = links_of(agent.process.pid)
             agent.process.send_signal(signal.SIGKILL)
-            leave.append(_seconds_until(lambda: True, lambda: not probed()))
+            leave.append(_seconds_until(lambda: True, lambda links=links: not any(map(link_lives, links))))
             go(running)
             unharmed = unharmed and int(said(running)) > 0
     return [

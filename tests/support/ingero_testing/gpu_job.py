@@ -4,17 +4,22 @@ Every rank computes (sleeps), calls a collective and waits; the wait is a barrie
 collective is. The rank that computes longer is the straggler, and it waits least.
 """
 
+import errno
+import os
 import re
+import struct
 import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+from ingero_agent.trace import kernel
 from ingero_testing.processes import BIN, Running, process, wait_until
 
+_LINK_BY_ID = 30
 RUNTIME = r"""
 #include <pthread.h>
 #include <stddef.h>
@@ -154,6 +159,28 @@ def attached(agent: Running, *libraries: Path) -> bool:
     """Whether the agent has attached to these files; other processes of the machine may use others."""
     lines = [line for line in agent.words().splitlines() if '"event": "attached"' in line]
     return all(any(f'"inode": {file.stat().st_ino},' in line for line in lines) for file in libraries)
+
+
+def links_of(pid: int) -> list[int]:
+    """Identities of the kernel links that a process holds: what attaches its programs to functions."""
+    found = []
+    for file in Path(f"/proc/{pid}/fdinfo").iterdir():
+        with suppress(OSError):
+            number = re.search(r"^link_id:\s+(\d+)", file.read_text(), re.MULTILINE)
+            if number:
+                found.append(int(number.group(1)))
+    return found
+
+
+def link_lives(identity: int) -> bool:
+    """Whether the kernel still has a link."""
+    try:
+        os.close(kernel.bpf(_LINK_BY_ID, struct.pack("=IIII", identity, 0, 0, 0)))
+    except OSError as error:
+        if error.errno == errno.ENOENT:
+            return False
+        raise
+    return True
 
 
 def listening_port(running: Running) -> int:
