@@ -126,7 +126,7 @@ class Echo:
             self.ports["otlp/http"] = await self._http.start(host, port, tls=self.config.tls)
             self._stack.push_async_callback(self._http.stop, DRAIN_SECONDS)
         if config.grpc_endpoint:
-            self._grpc = OtlpGrpcReceiver(intake, doorkeeper, body_bytes=config.max_decoded_body_size, threads=16)
+            self._grpc = OtlpGrpcReceiver(intake, doorkeeper, body_bytes=config.max_decoded_body_size)
             host, port = parse_endpoint(config.grpc_endpoint)
             self.ports["otlp/grpc"] = await self._grpc.start(host, port, tls=self.config.tls)
             self._stack.push_async_callback(self._grpc.stop, DRAIN_SECONDS)

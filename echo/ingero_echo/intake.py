@@ -1,4 +1,4 @@
-"""A push comes in; it is answered when it is written. Called from the event loop and from gRPC threads alike."""
+"""A push comes in; it is answered when it is written. Called from the event loop."""
 
 import asyncio
 import time

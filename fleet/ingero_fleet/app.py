@@ -14,6 +14,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_fleet import api
+from ingero_fleet.collectives.desk import CollectivesDesk, CollectivesPage
+from ingero_fleet.cost.desk import CostDesk, CostPage
 from ingero_fleet.engine import Engine
 from ingero_fleet.exporters import Exporter, make_transport
 from ingero_fleet.pages import FindingsPage, VitalsPage
@@ -73,6 +75,18 @@ class Fleet:
                     exporters[name] = Exporter(name, settings, make_transport(name, settings), loop)
                 routes.setdefault(kind, []).append(exporters[name])
         self.engine = Engine(config.processors.ingero, steady_clock(), routes)
+        self._collectives = CollectivesDesk(
+            config.processors.nccl, self.engine.forward if routes.get(Signal.METRICS) else None
+        )
+        self.engine.intake.collectives = self._collectives.take
+        self.engine.after_tick.append(lambda picture: self._collectives.judge(picture.tick.now))
+        self._cost = CostDesk(
+            config.processors.cost,
+            self.engine.table.hardware,
+            config.processors.ingero.cohort.by,
+            self.engine.clock(),
+        )
+        self.engine.after_tick.append(lambda picture: self._cost.book(picture, self.engine.config.push_interval))
         for exporter in exporters.values():
             exporter.start()
         await self._receivers()
@@ -89,11 +103,10 @@ class Fleet:
             self.engine.listeners["otlp_http"] = running.http.counters
         if protocols.grpc:
             settings = protocols.grpc
-            running.grpc = OtlpGrpcReceiver(
-                self.engine.intake, self._guardian(settings.auth), body_bytes=settings.max_decoded_body_size
-            )
+            running.grpc = OtlpGrpcReceiver(self.engine.intake, self._guardian(settings.auth), settings.limits())
             host, port = parse_endpoint(settings.endpoint)
             running.ports["otlp/grpc"] = await running.grpc.start(host, port, tls=settings.tls)
+            self.engine.listeners["otlp_grpc"] = running.grpc.counters
 
     async def _pages(self) -> None:
         extensions, engine = self.config.extensions, self.engine
@@ -101,9 +114,9 @@ class Fleet:
         wanted = self.config.service.extensions
         if "ingero_threshold" in wanted:
             threshold = extensions.ingero_threshold
-            app = api.agent_api(engine, self._guardian(threshold.auth))
+            app = api.agent_api(engine, self._guardian(threshold.auth), self._cost)
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
-            await self._serve("diagnostics", api.admin_api(engine), threshold.admin_endpoint)
+            await self._serve("diagnostics", api.admin_api(engine, self._collectives), threshold.admin_endpoint)
         if "healthee" in wanted:
             healthee = extensions.healthee
             app = api.health_api(engine, self._guardian(healthee.auth))
@@ -115,6 +128,8 @@ class Fleet:
         ):
             findings = CollectorRegistry()
             findings.register(FindingsPage(lambda: engine.picture, by))
+            findings.register(CostPage(lambda: self._cost))
+            findings.register(CollectivesPage(self._collectives))
             await self._serve("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
         vitals = CollectorRegistry()
         vitals.register(VitalsPage(engine))
@@ -159,8 +174,9 @@ class Fleet:
             for guardian, auth in self._guardians:
                 if auth.bearer_token_file:
                     guardian.tokens = Tokens.read(auth.bearer_token_file)
-            if self.running.http:
-                self.running.http.reload_certificates()
+            for receiver in (self.running.http, self.running.grpc):
+                if receiver:
+                    receiver.reload_certificates()
             if self._reload:
                 self.adopt(self._reload())
             log.info("reloaded")
@@ -170,11 +186,13 @@ class Fleet:
     def adopt(self, config: FleetConfig) -> None:
         """Take over what may change while running: the processor's settings. Listeners need a restart."""
         new, old = config.processors.ingero, self.engine.config
-        if new.cohort != old.cohort or new.push_interval != old.push_interval:
-            log.warning("restart_needed", settings=["processors.ingero.cohort", "processors.ingero.push_interval"])
-            new = new.model_copy(update={"cohort": old.cohort, "push_interval": old.push_interval})
+        kept = {name: getattr(old, name) for name in ("cohort", "push_interval", "detector")}
+        if any(getattr(new, name) != value for name, value in kept.items()):
+            log.warning("restart_needed", settings=[f"processors.ingero.{name}" for name in kept])
+            new = new.model_copy(update=kept)
         if config.model_copy(update={"processors": self.config.processors}) != self.config:
             log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
+        self._cost.adopt(config.processors.cost)
         self.engine.config = new
 
     def on_reload(self, read: Callable[[], FleetConfig]) -> None:
@@ -188,6 +206,8 @@ class Fleet:
         if self.running.grpc:
             await self.running.grpc.stop(DRAIN_SECONDS)
         self._ticking.cancel()
+        await asyncio.gather(self._ticking, return_exceptions=True)
+        self.engine.close()
         await asyncio.gather(*(exporter.stop(DRAIN_SECONDS) for exporter in self.engine.exporters.values()))
         for server, _ in self.running.servers:
             server.should_exit = True

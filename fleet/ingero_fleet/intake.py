@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from ingero_fleet.board import Board
 from ingero_kit.clock import Clock
@@ -14,6 +14,9 @@ Onward = Callable[[Push], None]
 """Passes an accepted push to the exporters of its pipeline; never blocks."""
 
 
+_METRICS: Final = Signal.METRICS
+
+
 class Collector(Protocol):
     """Keeps reports: the score map itself, or the link to the process that has it."""
 
@@ -22,25 +25,32 @@ class Collector(Protocol):
 
 
 class Intake:
-    """The handler of the OTLP receivers; called from the event loop and from gRPC threads alike."""
+    """The handler of the OTLP receivers, called on the event loop; threads that copy the score map hold its lock."""
 
-    def __init__(self, collector: Collector, clock: Clock, onward: Onward | None = None) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        clock: Clock,
+        onward: Onward | None = None,
+        collectives: Callable[[Push, float], None] | None = None,
+    ) -> None:
         self.board = Board()
         self.accepted_reports = 0
-        self.pushes: Counter[str] = Counter()
+        self.pushes: Counter[Signal] = Counter()
         self.rejected: Counter[str] = Counter()
         self.malformed = 0
         self.self_reported: Counter[bool] = Counter()
         self._collector = collector
         self._clock = clock
         self._onward = onward
+        self.collectives = collectives
         self._decoder = Decoder()
         self._lock = threading.Lock()
 
     def __call__(self, push: Push) -> Answer:
         """Decide about one push."""
-        self.pushes[push.signal.name] += 1
-        if push.signal is not Signal.METRICS:
+        self.pushes[push.signal] += 1
+        if push.signal is not _METRICS:
             if self._onward:
                 self._onward(push)
             return ACCEPTED
@@ -50,6 +60,8 @@ class Intake:
         except MalformedPayload as error:
             self.malformed += 1
             return Answer(status=Status.INVALID, message=str(error))
+        if decoded.collective_points and self.collectives:
+            self.collectives(push, now)
         answer = ACCEPTED
         with self._lock:
             for report in decoded.reports:
@@ -62,7 +74,8 @@ class Intake:
                     decoded.reasons[refusal] = decoded.reasons.get(refusal, 0) + 1
             for _, _, straggler in decoded.events:
                 self.self_reported[straggler] += 1
-        if self._onward and not (decoded.rejected and not decoded.reports and not decoded.other_points):
+        passable = decoded.reports or decoded.other_points or decoded.collective_points
+        if self._onward and (passable or not decoded.rejected):
             self._onward(push)
         if decoded.rejected:
             self._count(decoded.reasons)

@@ -84,6 +84,23 @@ def test_any_damage_to_json_is_seen_by_both_alike(report: HealthReport, seed: in
     assert read(learnt, damaged, "", "json") == read(Decoder(), damaged, "", "json")
 
 
+@given(REPORTS, st.integers(1, 2**63), st.integers(1, 2**63), st.integers(0, 12), st.integers(0, 12), st.booleans())
+def test_times_in_json_may_differ_and_may_look_like_other_text(
+    report: HealthReport, first: int, second: int, changed: int, also: int, spoken: bool
+) -> None:
+    report.time_unix_nano, report.score = first, 0.5
+    report.cgroup_path_hash = str(first) if spoken else "h"
+    learnt = Decoder()
+    read(learnt, encoded(report, "json"), "", "json")
+    parts = encoded(report, "json").split(str(first).encode())
+    others = [str(second if at in (changed % len(parts), also % len(parts)) else first) for at in range(len(parts))]
+    mixed = b"".join(part + other.encode() for part, other in zip(parts[:-1], others, strict=False)) + parts[-1]
+    all_changed = str(second).encode().join(parts)
+
+    for body in (mixed, all_changed):
+        assert read(learnt, body, "", "json") == read(Decoder(), body, "", "json")
+
+
 @BOTH
 def test_the_second_push_of_a_node_is_read_by_its_shape(encoding: Encoding, monkeypatch: pytest.MonkeyPatch) -> None:
     learnt = Decoder()

@@ -61,7 +61,7 @@ def same(signal: Signal, body: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
     return fast
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LOG, min_size=1, max_size=4), st.integers(1, 40), st.sampled_from(["c", "forbidden"]))
 def test_logs(monkeypatch: pytest.MonkeyPatch, kinds: list[Any], repeats: int, cluster: str) -> None:
     request = ExportLogsServiceRequest()
@@ -76,7 +76,7 @@ def test_logs(monkeypatch: pytest.MonkeyPatch, kinds: list[Any], repeats: int, c
     same(Signal.LOGS, request.SerializeToString(), monkeypatch)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.dictionaries(KEYS, VALUES, max_size=3), TIMES), min_size=1, max_size=4),
     st.lists(st.floats() | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=60),
@@ -101,7 +101,7 @@ def test_points(monkeypatch: pytest.MonkeyPatch, kinds: list[Any], values: list[
     same(Signal.METRICS, request.SerializeToString(), monkeypatch)
 
 
-@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_damaged_bytes_are_read_alike_or_refused_by_both(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject

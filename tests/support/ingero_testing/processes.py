@@ -18,7 +18,7 @@ SHARED = next(
 )
 
 
-def wait_until(done: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def wait_until(done: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
     """Wait, bounded, until something is so."""
     deadline = time.monotonic() + seconds
     while not done():
@@ -47,7 +47,14 @@ class Running:
 FREE = "127.0.0.1:0"
 FLEET = {
     "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": FREE}, "http": {"endpoint": FREE}}}},
-    "processors": {"ingero": {"push_interval": "200ms", "ttl_multiplier": 50, "quorum": {"statistical_min": 3}}},
+    "processors": {
+        "ingero": {
+            "push_interval": "200ms",
+            "ttl_multiplier": 50,
+            "quorum": {"statistical_min": 3},
+            "detector": {"warmup_ticks": 5},
+        }
+    },
     "extensions": {
         "ingero_threshold": {"agent_endpoint": FREE, "admin_endpoint": FREE},
         "healthee": {"endpoint": FREE},

@@ -1,0 +1,160 @@
+"""From a budget of false alarms to the level at which the sequential test alarms.
+
+Theory first (Siegmund 1985, average run length of a one-sided CUSUM), then the fleet itself: the peaks that the
+evidence reaches between two returns to zero on nodes that nobody accuses, and those of the mirrored test, which can
+only alarm by chance since nobody is a fast straggler (target-decoy competition; Barber and Candes 2015 for the idea).
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_detect.grouped import Floats, Ints
+
+BIN: Final = 0.25
+BINS: Final = 160
+"""Histogram of peaks: bins of a quarter standard deviation; the last one holds everything higher."""
+
+Histogram = npt.NDArray[np.floating[Any]]
+
+EDGES: Final = np.arange(BINS) * BIN
+
+CAUTION: Final = 1.5
+"""Factor on the theoretical level while a cohort has too few ticks of its own to be known by."""
+
+FEW: Final = 2000.0
+"""Node-ticks at which own data and theory weigh the same."""
+
+STEP_BIN: Final = 0.25
+STEP_BINS: Final = 48
+LOWEST_STEP: Final = -7.0
+"""Histogram of what one tick adds to the evidence, from -7 to 5 standard deviations."""
+
+STEPS: Final = LOWEST_STEP + STEP_BIN * (np.arange(STEP_BINS) + 0.5)
+
+DEPTHS: Final = (30.0, 100.0, 500.0)
+"""Peaks above which an exponential tail is fitted; the most pessimistic fit counts."""
+
+LOWEST_LEVEL: Final = 1.5
+HIGHEST_LEVEL: Final = 30.0
+
+_OVERSHOOT: Final = 1.166
+"""Siegmund's correction for the overshoot over both barriers."""
+
+
+def run_length(level: float, drift: float) -> float:
+    """Mean ticks between false alarms of a CUSUM on independent standard normal values (Siegmund 1985, eq. 2.57)."""
+    exponent = 2 * drift * (level + _OVERSHOOT)
+    return (math.exp(exponent) - exponent - 1) / (2 * drift * drift)
+
+
+def theoretical_level(ticks: float, drift: float) -> float:
+    """The level whose mean run length is `ticks`, by bisection to 1e-9."""
+    low, high = 0.0, 60.0
+    while high - low > 1e-9:
+        middle = 0.5 * (low + high)
+        if run_length(middle, drift) < ticks:
+            low = middle
+        else:
+            high = middle
+    return high
+
+
+def bins_of(peaks: Floats) -> Ints:
+    """The bin of every peak."""
+    return np.minimum((peaks / BIN).astype(np.int64), BINS - 1)
+
+
+def step_bins_of(steps: Floats) -> Ints:
+    """The bin of what every node's tick added."""
+    return np.clip(((steps - LOWEST_STEP) / STEP_BIN).astype(np.int64), 0, STEP_BINS - 1)
+
+
+def tail_exponent(steps: Histogram) -> Floats:
+    """The rate at which the chance of high evidence decays, by cohort, from histograms (cohorts, STEP_BINS) of steps.
+
+    It is the positive root of E[exp(theta step)] = 1 (the Cramer-Lundberg equation of a reflected random walk). One
+    count at the largest step is added: what was never seen in n ticks may still happen once in n. Newton's
+    method from the right of a convex function; 0.05 to 20.
+    """
+    counts = steps.copy()
+    counts[:, -1] += 1.0
+    share = counts / counts.sum(axis=1, keepdims=True)
+    up = STEPS > 0
+    with np.errstate(divide="ignore"):
+        bounds = np.where(share[:, up] > 0, -np.log(share[:, up]) / STEPS[up], np.inf)
+    theta = np.minimum(bounds.min(axis=1), 20.0)
+    for _ in range(12):
+        grown = share * np.exp(theta[:, None] * STEPS)
+        slope = (grown * STEPS).sum(axis=1)
+        theta = np.where(slope > 1e-9, theta - (grown.sum(axis=1) - 1) / np.maximum(slope, 1e-9), theta)
+    clipped: Floats = np.clip(theta, 0.05, 20.0)
+    return clipped
+
+
+@dataclass(frozen=True)
+class Tail:
+    """How often evidence exceeds a level by chance, by cohort: exp(`log_rate` - `exponent` x level) per node-hour.
+
+    Two descriptions, of which the more pessimistic counts: steps taken as independent, and the peaks that were seen.
+    """
+
+    log_rate: Floats
+    exponent: Floats
+    seen_log_rate: Floats
+    seen_exponent: Floats
+
+    def level_for(self, budget: float) -> Floats:
+        """The level that is exceeded `budget` times a node-hour."""
+        wanted = math.log(budget)
+        return np.maximum(
+            (self.log_rate - wanted) / self.exponent, (self.seen_log_rate - wanted) / self.seen_exponent
+        )
+
+    def rate(self, levels: Floats) -> Floats:
+        """False alarms per node-hour at `levels`."""
+        rate: Floats = np.exp(
+            np.maximum(self.log_rate - self.exponent * levels, self.seen_log_rate - self.seen_exponent * levels)
+        )
+        return rate
+
+
+def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats) -> Tail:
+    """Describe the tail of every cohort from its histograms of peaks and steps and its node-hours."""
+    exponent = tail_exponent(steps)
+    above = peaks[:, ::-1].cumsum(axis=1)[:, ::-1].astype(np.float64)
+    total = above[:, 0]
+    with np.errstate(divide="ignore"):
+        rates = np.log(above) - np.log(np.maximum(hours, 1e-9))[:, None]
+    solid = above >= np.minimum(DEPTHS[0], np.maximum(total, 1.0))[:, None]
+    envelope = np.where(solid, rates + exponent[:, None] * EDGES, -np.inf).max(axis=1)
+    log_rate = np.where(total > 0, envelope, -np.inf)
+
+    weighted = (peaks * (EDGES + 0.5 * BIN))[:, ::-1].cumsum(axis=1)[:, ::-1]
+    rows = np.arange(len(peaks))
+    seen_rate, seen_exponent = log_rate.copy(), exponent.copy()
+    probe = EDGES[-1] / 4
+    for depth in DEPTHS:
+        chosen = (above >= depth).sum(axis=1) - 1
+        usable = chosen >= 0
+        chosen = np.maximum(chosen, 0)
+        count, start = above[rows, chosen], EDGES[chosen]
+        excess = weighted[rows, chosen] - count * start
+        mean = (excess + 10 / exponent) / (count + 10) * (1 + 1 / np.sqrt(count + 10))
+        rate = rates[rows, chosen] + start / mean
+        worse = usable & (rate - probe / mean > seen_rate - probe * seen_exponent)
+        seen_rate, seen_exponent = np.where(worse, rate, seen_rate), np.where(worse, 1 / mean, seen_exponent)
+    return Tail(log_rate, exponent, seen_rate, seen_exponent)
+
+
+def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, theory: float) -> Floats:
+    """The alarm level of every cohort: the larger of own tail and mirror, leaning on theory while it is young."""
+    fitted = np.max([tail.level_for(budget) for tail in tails], axis=0)
+    weight = ticks / (ticks + FEW)
+    levels = weight * np.clip(fitted, 0.0, HIGHEST_LEVEL) + (1 - weight) * CAUTION * theory
+    clipped: Floats = np.clip(levels, LOWEST_LEVEL, HIGHEST_LEVEL)
+    return clipped

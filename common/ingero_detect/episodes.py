@@ -1,0 +1,76 @@
+"""Edges of the detector as episodes: one accusation from its onset to its end. Pure."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ingero_contract.values import VerdictState
+from ingero_detect.detector import Edge
+from ingero_detect.memory import NodeKey
+from ingero_detect.verdicts import Verdict
+
+
+@dataclass(frozen=True)
+class Episode:
+    """One accusation. `first`: the verdict at the alarm; `last`: the latest; `ended` once the node was cleared."""
+
+    first: Verdict
+    last: Verdict
+    ended: bool = False
+
+    @property
+    def end(self) -> float | None:
+        """Estimated time at which the node was well again, `None` while the episode lasts."""
+        return self.last.recovered if self.ended else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The episode as `replay` prints it."""
+        evidence = self.first.to_json()
+        last = self.last.to_json()
+        return {
+            "node": self.first.node,
+            "cluster": self.first.cluster,
+            "cohort": self.first.cohort,
+            "kind": str(self.last.kind),
+            "start": evidence["since"],
+            "detected": evidence["detected"],
+            "end": last["recovered"] if self.ended else None,
+            "severity": round(max(self.first.severity, self.last.severity), 6),
+            "evidence": evidence,
+        }
+
+
+@dataclass
+class Episodes:
+    """Collects edges. `open` by node; `done` in the order in which they ended."""
+
+    open: dict[NodeKey, Episode] = field(default_factory=dict)
+    done: list[Episode] = field(default_factory=list)
+
+    def add(self, edges: Iterable[Edge]) -> None:
+        """Take the edges of a tick."""
+        for edge in edges:
+            verdict = edge.verdict
+            node = (verdict.cluster, verdict.node)
+            if edge.what == "accused":
+                self.open[node] = Episode(verdict, verdict)
+            elif node in self.open:
+                episode = self.open[node]
+                self.open[node] = Episode(episode.first, verdict)
+                if edge.what == "cleared":
+                    self.done.append(Episode(episode.first, verdict, ended=True))
+                    del self.open[node]
+
+    def refresh(self, verdicts: Iterable[Verdict]) -> None:
+        """Bring open episodes up to date without an edge."""
+        for verdict in verdicts:
+            node = (verdict.cluster, verdict.node)
+            if node in self.open and verdict.state is not VerdictState.HEALTHY:
+                self.open[node] = Episode(self.open[node].first, verdict)
+
+    def all(self) -> list[Episode]:
+        """Every episode by onset, then node."""
+        found = [*self.done, *self.open.values()]
+        return sorted(
+            found, key=lambda episode: (episode.first.since or 0.0, episode.first.cluster, episode.first.node)
+        )

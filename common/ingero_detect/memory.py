@@ -1,0 +1,340 @@
+"""What the detector remembers: columns by node and by group, bounded, forgotten after silence, kept in a snapshot."""
+
+import io
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_contract.values import VerdictState
+from ingero_detect.budget import BINS, STEP_BINS
+from ingero_detect.cohorts import CohortKey
+from ingero_detect.grouped import Ints
+
+NodeKey = tuple[str, str]
+"""Cluster and node."""
+
+STATES: Final = tuple(VerdictState)
+CODE: Final = {state: np.uint8(number) for number, state in enumerate(STATES)}
+"""Codes of the state column."""
+
+RUNS: Final = 16
+"""Histogram of the lengths of collapses that ended by themselves, ticks; the last bin holds longer ones."""
+
+NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
+    "used": (np.bool_, False),
+    "state": (np.uint8, CODE[VerdictState.LEARNING]),
+    "code": (np.uint8, 0),
+    "home": (np.int32, -1),
+    "group": (np.int32, -1),
+    "was_active": (np.bool_, False),
+    "learned": (np.bool_, False),
+    "filled": (np.int16, 0),
+    "sofar": (np.float64, 0.0),
+    "count": (np.int32, 0),
+    "relearn": (np.int16, 0),
+    "grace": (np.int16, 0),
+    "absent": (np.int32, 0),
+    "seen": (np.float64, 0.0),
+    "baseline": (np.float64, 0.0),
+    "own": (np.float32, 0.0),
+    "previous": (np.float32, np.nan),
+    "slow": (np.float32, 0.0),
+    "fast": (np.float32, 0.0),
+    "below": (np.float32, 0.0),
+    "slow_peak": (np.float32, 0.0),
+    "fast_peak": (np.float32, 0.0),
+    "onset": (np.float64, 0.0),
+    "below_onset": (np.float64, 0.0),
+    "shortfall": (np.float32, 0.0),
+    "spell": (np.int32, 0),
+    "run": (np.int16, 0),
+    "idle_run": (np.int16, 0),
+    "kind": (np.uint8, 0),
+    "axis": (np.uint8, 0),
+    "since": (np.float64, 0.0),
+    "detected": (np.float64, 0.0),
+    "loss": (np.float32, 0.0),
+    "well": (np.float32, 0.0),
+    "well_since": (np.float64, 0.0),
+    "hold": (np.int16, 0),
+    "reached": (np.float32, 0.0),
+    "echo": (np.float32, np.nan),
+    "value": (np.float64, np.nan),
+    "expected": (np.float64, np.nan),
+    "residual": (np.float32, np.nan),
+    "scale": (np.float32, np.nan),
+}
+"""Type and initial value of the columns by node.
+
+`slow`, `fast`, `below`: the sequential test against own history, its mirror, and the test against peers; `shortfall`
+over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks with more than half of the rate gone.
+"""
+
+GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
+    "level": (np.float64, np.nan),
+    "scale": (np.float64, np.nan),
+    "offsets": (np.float64, np.nan),
+    "ticks": (np.int64, 0),
+    "lagged": (np.float64, 0.0),
+    "squares": (np.float64, 0.0),
+    "moved": (np.int32, 0),
+    "shift": (np.float64, 0.0),
+    "slow_since": (np.float64, 0.0),
+    "hours": (np.float64, 0.0),
+    "alarm": (np.float64, np.nan),
+    "confirm": (np.int16, 2),
+    "size": (np.int64, 0),
+    "judged": (np.int64, 0),
+}
+"""Type and initial value of the columns by group."""
+
+VERSION: Final = 1
+"""Of snapshots."""
+
+
+class SnapshotError(ValueError):
+    """A snapshot that cannot be used; the text says why."""
+
+
+class Memory:
+    """The columns. Nodes keep their slot while they are remembered; so do groups. Not thread-safe: one owner."""
+
+    def __init__(self, warmup: int, max_nodes: int, max_cohorts: int) -> None:
+        self.warmup, self.max_nodes, self.max_cohorts = warmup, max_nodes, max_cohorts
+        self.names: list[NodeKey] = []
+        self.homes: list[CohortKey] = []
+        self.groups: list[CohortKey] = []
+        self.dropped_nodes = 0
+        self.dropped_cohorts = 0
+        self.forgotten = 0
+        self._slots: dict[NodeKey, int] = {}
+        self._free: list[int] = []
+        self._homes: dict[CohortKey, int] = {}
+        self._groups: dict[CohortKey, int] = {}
+        self._columns = {name: np.full(64, start, dtype) for name, (dtype, start) in NODE_COLUMNS.items()}
+        self._window = np.zeros((64, warmup), np.float32)
+        self._group_columns = {name: np.full(8, start, dtype) for name, (dtype, start) in GROUP_COLUMNS.items()}
+        self._peaks = {name: np.zeros((8, BINS), np.float32) for name in ("slow", "fast")}
+        self._steps = {name: np.zeros((8, STEP_BINS), np.float32) for name in ("slow", "fast")}
+        self._runs = np.zeros((8, RUNS), np.float32)
+        self._last_names: Sequence[NodeKey] = ()
+        self._last_slots: Ints = np.zeros(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self._slots)
+
+    def node(self, name: str) -> npt.NDArray[Any]:
+        """One column by slot, in place."""
+        return self._columns[name][: len(self.names)]
+
+    def group(self, name: str) -> npt.NDArray[Any]:
+        """One column by group, in place."""
+        return self._group_columns[name][: len(self.groups)]
+
+    def window(self) -> npt.NDArray[np.float32]:
+        """What learning nodes did so far, (slots, warm-up ticks)."""
+        return self._window[: len(self.names)]
+
+    def peaks(self, side: str) -> npt.NDArray[np.float32]:
+        """Histogram of peaks of the test on one side, (groups, BINS)."""
+        return self._peaks[side][: len(self.groups)]
+
+    def steps(self, side: str) -> npt.NDArray[np.float32]:
+        """Histogram of what one tick adds to the test on one side, (groups, STEP_BINS)."""
+        return self._steps[side][: len(self.groups)]
+
+    def runs(self) -> npt.NDArray[np.float32]:
+        """Histogram of collapses that ended by themselves, (groups, RUNS)."""
+        return self._runs[: len(self.groups)]
+
+    def slot(self, node: NodeKey) -> int | None:
+        """The slot of a node, if it is remembered."""
+        return self._slots.get(node)
+
+    def slots(self, names: Sequence[NodeKey]) -> Ints:
+        """The slot of every node, entering new ones; -1 where there is no room."""
+        if names == self._last_names:
+            return self._last_slots
+        entered: list[int] = []
+        slots = np.fromiter((self._slot(name, entered) for name in names), np.int64, len(names))
+        if entered:
+            fresh = np.array(entered, np.int64)
+            self.clear(fresh)
+            self._columns["used"][fresh] = True
+        if not (slots < 0).any():
+            self._last_names, self._last_slots = list(names), slots
+        return slots
+
+    def _slot(self, node: NodeKey, entered: list[int]) -> int:
+        slot = self._slots.get(node)
+        if slot is not None:
+            return slot
+        if len(self._slots) >= self.max_nodes:
+            self.dropped_nodes += 1
+            return -1
+        if self._free:
+            slot = self._free.pop()
+            self.names[slot] = node
+        else:
+            slot = len(self.names)
+            self.names.append(node)
+            if slot == len(self._window):
+                self._columns = {name: _longer(column) for name, column in self._columns.items()}
+                self._window = _longer(self._window)
+        entered.append(slot)
+        self._slots[node] = slot
+        return slot
+
+    def clear(self, slots: Ints) -> None:
+        """Forget everything about these slots but who is in them."""
+        for name, (_, start) in NODE_COLUMNS.items():
+            if name != "used":
+                self._columns[name][slots] = start
+
+    def home(self, key: CohortKey) -> int:
+        """The number of a cohort; -1 where there is no room."""
+        return self._number(key, self._homes, self.homes)
+
+    def group_number(self, key: CohortKey) -> int:
+        """The number of a group, entering a new one; -1 where there is no room."""
+        known = len(self.groups)
+        number = self._number(key, self._groups, self.groups)
+        if number == known:
+            while number >= len(self._runs):
+                self._group_columns = {name: _longer(column) for name, column in self._group_columns.items()}
+                self._peaks = {name: _longer(column) for name, column in self._peaks.items()}
+                self._steps = {name: _longer(column) for name, column in self._steps.items()}
+                self._runs = _longer(self._runs)
+            for name, (_, start) in GROUP_COLUMNS.items():
+                self._group_columns[name][number] = start
+            for histogram in (*self._peaks.values(), *self._steps.values(), self._runs):
+                histogram[number] = 0
+        return number
+
+    def _number(self, key: CohortKey, numbers: dict[CohortKey, int], keys: list[CohortKey]) -> int:
+        number = numbers.get(key)
+        if number is None:
+            if len(keys) >= self.max_cohorts:
+                self.dropped_cohorts += 1
+                return -1
+            number = numbers[key] = len(keys)
+            keys.append(key)
+        return number
+
+    def forget(self, before: float) -> list[NodeKey]:
+        """Free the slots of nodes last seen before; then cohorts and groups without nodes. Returns who went."""
+        gone = np.flatnonzero(self.node("used") & (self.node("seen") < before))
+        names = [self.names[slot] for slot in gone.tolist()]
+        for slot, name in zip(gone.tolist(), names, strict=True):
+            del self._slots[name]
+            self._free.append(slot)
+        self.clear(gone)
+        self._columns["used"][gone] = False
+        self.forgotten += len(names)
+        if names:
+            self._last_names, self._last_slots = (), np.zeros(0, np.int64)
+        self._compact()
+        return names
+
+    def _compact(self) -> None:
+        used = self.node("used")
+        for column, keys, numbers in (("home", self.homes, self._homes), ("group", self.groups, self._groups)):
+            kept = np.unique(self.node(column)[used & (self.node(column) >= 0)])
+            if len(keys) <= 64 or len(keys) <= 2 * len(kept):
+                continue
+            values = self.node(column)
+            values[:] = np.where(values >= 0, np.searchsorted(kept, values), -1)
+            keys[:] = [keys[number] for number in kept.tolist()]
+            numbers.clear()
+            numbers.update({key: number for number, key in enumerate(keys)})
+            if column == "group":
+                for table in (
+                    *self._group_columns.values(),
+                    *self._peaks.values(),
+                    *self._steps.values(),
+                    self._runs,
+                ):
+                    table[: len(kept)] = table[kept]
+
+    def snapshot(self, facts: Mapping[str, Any]) -> bytes:
+        """Everything, with the caller's `facts` beside it, as a NumPy archive without pickles."""
+        names = {
+            "version": VERSION, "warmup": self.warmup, "facts": dict(facts), "names": self.names, "free": self._free,
+            "homes": self.homes, "groups": self.groups,
+        }  # fmt: skip
+        arrays = {f"node_{name}": self.node(name) for name in NODE_COLUMNS}
+        arrays |= {f"group_{name}": self.group(name) for name in GROUP_COLUMNS}
+        arrays |= {f"peaks_{side}": self.peaks(side) for side in self._peaks}
+        arrays |= {f"steps_{side}": self.steps(side) for side in self._steps}
+        arrays |= {"runs": self.runs(), "window": self.window()}
+        arrays["names"] = np.frombuffer(json.dumps(names, separators=(",", ":")).encode(), np.uint8)
+        file = io.BytesIO()
+        np.savez(file, allow_pickle=False, **arrays)
+        return file.getvalue()
+
+    def restore(self, data: bytes) -> dict[str, Any]:
+        """Take a snapshot's place; returns the facts. `SnapshotError` if it is damaged or of another shape."""
+        try:
+            with np.load(io.BytesIO(data), allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            about = json.loads(arrays["names"].tobytes())
+            if about["version"] != VERSION or about["warmup"] != self.warmup:
+                raise SnapshotError("the snapshot is of another version or of another warm-up")
+            names = [(str(cluster), str(node)) for cluster, node in about["names"]]
+            homes, groups = ([tuple(map(str, key)) for key in about[part]] for part in ("homes", "groups"))
+            free = [int(slot) for slot in about["free"]]
+            columns = {name: _typed(arrays[f"node_{name}"], dtype) for name, (dtype, _) in NODE_COLUMNS.items()}
+            by_group = {name: _typed(arrays[f"group_{name}"], dtype) for name, (dtype, _) in GROUP_COLUMNS.items()}
+            peaks = {side: _typed(arrays[f"peaks_{side}"], np.float32) for side in self._peaks}
+            steps = {side: _typed(arrays[f"steps_{side}"], np.float32) for side in self._steps}
+            window, runs = _typed(arrays["window"], np.float32), _typed(arrays["runs"], np.float32)
+            facts = dict(about["facts"])
+        except SnapshotError:
+            raise
+        except Exception as error:
+            raise SnapshotError(f"the snapshot is damaged: {type(error).__name__}") from error
+        free_slots = set(free)
+        fits = (
+            all(column.shape == (len(names),) for column in columns.values())
+            and all(column.shape == (len(groups),) for column in by_group.values())
+            and all(table.shape == (len(groups), BINS) for table in peaks.values())
+            and all(table.shape == (len(groups), STEP_BINS) for table in steps.values())
+            and window.shape == (len(names), self.warmup)
+            and runs.shape == (len(groups), RUNS)
+            and all(0 <= slot < len(names) for slot in free_slots)
+            and (columns["state"] < len(STATES)).all()
+            and (columns["home"] < len(homes)).all()
+            and (columns["group"] < len(groups)).all()
+            and (columns["filled"] <= self.warmup).all()
+        )
+        if not fits or len(names) - len(free_slots) > self.max_nodes:
+            raise SnapshotError("the snapshot's parts do not fit one another")
+        self.names, self.homes, self.groups, self._free = names, homes, groups, free
+        self._slots = {name: slot for slot, name in enumerate(names) if slot not in free_slots}
+        self._homes = {key: number for number, key in enumerate(homes)}
+        self._groups = {key: number for number, key in enumerate(groups)}
+        self._columns = {name: _room(column, 64) for name, column in columns.items()}
+        self._window, self._runs = _room(window, 64), _room(runs, 8)
+        self._group_columns = {name: _room(column, 8) for name, column in by_group.items()}
+        self._peaks = {side: _room(table, 8) for side, table in peaks.items()}
+        self._steps = {side: _room(table, 8) for side, table in steps.items()}
+        self._last_names, self._last_slots = (), np.zeros(0, np.int64)
+        return facts
+
+
+def _typed(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
+    if array.dtype != np.dtype(dtype):
+        raise SnapshotError("the snapshot's columns have other types")
+    return array
+
+
+def _longer(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    return np.concatenate((array, np.zeros_like(array)))
+
+
+def _room(array: npt.NDArray[Any], fewest: int) -> npt.NDArray[Any]:
+    missing = max(0, fewest - len(array))
+    return np.concatenate((array, np.zeros((missing, *array.shape[1:]), array.dtype)))

@@ -1,0 +1,89 @@
+"""What a cohort does together: the level that nodes of a cohort are compared with. Pure.
+
+Usually that is the median of the own-axis residuals. When the median has left zero, a level that still agrees with
+own history counts instead, if at least a quarter of the cohort and two nodes hold it: sixty per cent slow is then
+sixty per cent accused. When nobody stayed, the mode nearest to zero is a common move, and nobody is accused for it.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.grouped import Floats, Ints, grouped_median
+
+MAD_TO_SIGMA: Final = 1.4826
+"""Median absolute deviation to standard deviation for a normal distribution (Rousseeuw and Croux 1993)."""
+
+SHARE: Final = 0.25
+FEWEST: Final = 2
+"""Share of a cohort, and nodes, that a level needs to be a reference."""
+
+_SMALL: Final = np.array([1.0, 1.0, 1.196, 1.495, 1.363, 1.206, 1.200, 1.140, 1.129, 1.107])
+"""Factors that make the MAD of up to 9 normal values unbiased (Croux and Rousseeuw 1992)."""
+
+
+def small_sample_factor(count: Ints) -> Floats:
+    """Factor by which the MAD of `count` values is too small; 1 for many."""
+    many = np.maximum(count, 10)
+    factor: Floats = np.where(count < 10, _SMALL[np.minimum(count, 9)], many / (many - 0.8))
+    return factor
+
+
+@dataclass(frozen=True)
+class Reference:
+    """Arrays by cohort. `level` is the reference, log units; `spread` the standard deviation of those who hold it.
+
+    `common`: the cohort has left zero together; `partial`: a part stayed at zero while the median left it.
+    """
+
+    count: Ints
+    level: Floats
+    spread: Floats
+    common: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    partial: np.ndarray[tuple[int], np.dtype[np.bool_]]
+
+
+def find_reference(residuals: Floats, cohort: Ints, m: int, tolerance: Floats) -> Reference:
+    """The reference of every cohort 0 to m-1 from the residuals of its nodes. `tolerance` (m,): how near is near."""
+    count, level = grouped_median(residuals, cohort, m)
+    level = np.where(count > 0, level, 0.0)
+    _, deviation = grouped_median(np.abs(residuals - level[cohort]), cohort, m)
+    spread = np.where(count > 0, deviation, 0.0) * MAD_TO_SIGMA * small_sample_factor(count)
+    moved = (count > 0) & (np.abs(level) > tolerance)
+    common, partial = moved.copy(), np.zeros(m, np.bool_)
+    for number in np.flatnonzero(moved).tolist():
+        values = np.sort(residuals[cohort == number])
+        near = values[np.abs(values) <= tolerance[number]]
+        needed = max(FEWEST, int(np.ceil(SHARE * len(values))))
+        if len(near) >= needed:
+            common[number], partial[number] = False, True
+            members = near
+        else:
+            members = _nearest_mode(values, needed, max(tolerance[number], 2 * spread[number]))
+        level[number] = np.median(members)
+        inner = np.median(np.abs(members - level[number]))
+        spread[number] = inner * MAD_TO_SIGMA * float(small_sample_factor(np.array([len(members)]))[0])
+    return Reference(count, level, spread, common, partial)
+
+
+def _nearest_mode(values: Floats, needed: int, width: float) -> Floats:
+    """The members of the mode nearest to zero that holds `needed` of the sorted `values`, `width` to either side.
+
+    Of all windows the one whose median lies nearest to zero is followed uphill until its median rests (mean shift).
+    """
+    start = np.arange(len(values))
+    stop = np.searchsorted(values, values + 2 * width, side="right")
+    full = np.flatnonzero(stop - start >= needed)
+    if not len(full):
+        return values
+    low, high = start[full], stop[full]
+    middles = 0.5 * (values[(low + high - 1) // 2] + values[(low + high) // 2])
+    middle = float(middles[int(np.argmin(np.abs(middles)))])
+    for _ in range(20):
+        first, last = np.searchsorted(values, (middle - width, middle + width), side="left").tolist()
+        before, middle = middle, float(np.median(values[first:last])) if last > first else middle
+        if middle == before:
+            break
+    first, last = np.searchsorted(values, (middle - width, middle + width), side="left").tolist()
+    return values[first:last] if last - first >= needed else values

@@ -1,0 +1,109 @@
+"""The `replay` command."""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from ingero_detect.parameters import Parameters
+from ingero_kit.settings import SettingsError, load
+
+
+def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
+    """Flag over file over default."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    if file is None:
+        return Parameters(**given)
+    from ingero_fleet.judging import parameters_of
+    from ingero_fleet.settings import FleetConfig
+
+    config = load(
+        FleetConfig, file=file, prefix="INGERO_FLEET_", flags={}, reserved=frozenset({"INGERO_FLEET_CONFIG"})
+    )
+    return dataclasses.replace(parameters_of(config.processors.ingero), **given)
+
+
+@click.command("replay")
+@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.option(
+    "--config", "file", type=click.Path(dir_okay=False, path_type=Path),
+    help="Fleet's settings, to judge as that Fleet does; the flags below go before it.",
+)  # fmt: skip
+@click.option("--tick", type=click.FloatRange(min=0.001), help="Seconds of a tick.  [default: 5]")
+@click.option("--warmup", type=click.IntRange(min=5), help="Working ticks that a node is learnt from.  [default: 30]")
+@click.option(
+    "--budget", type=click.FloatRange(min=1e-9, max=10),
+    help="False alarms allowed per node-hour.  [default: 0.0001]",
+)  # fmt: skip
+@click.option(
+    "--rule", type=click.Choice(["ingero", "mad"]), default="ingero", show_default=True,
+    help="The detector, or the published rule for comparison.",
+)  # fmt: skip
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
+@click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture (PNG).")
+@click.option("--quiet", is_flag=True, help="No progress bar.")
+def command(
+    files: tuple[str, ...],
+    file: Path | None,
+    tick: float | None,
+    warmup: int | None,
+    budget: float | None,
+    rule: str,
+    form: str,
+    plot: Path | None,
+    quiet: bool,
+) -> None:
+    """Judge a recorded history exactly as Fleet would have judged it live.
+
+    FILE is CSV or Parquet by its suffix, `-` CSV on standard input; several files are merged by time. Columns: `time`
+    (seconds or RFC 3339), `node`, and one of `score` (0 to 1), `rate` (larger is better) or `step_seconds`; optional
+    `cluster`, `cohort`, `state` (active, idle, calibrating). Others are ignored.
+
+    Exit status 0 whether or not somebody is accused, 2 when a file cannot be used.
+
+    \b
+    ingero-fleet replay history.csv
+    ingero-fleet replay --tick 60 --plot week.png week.parquet
+    zcat history.csv.gz | ingero-fleet replay - --format json | jq '.episodes[].node'
+    """
+    from ingero_fleet.replay import judge, report
+    from ingero_fleet.replay import plot as picture
+    from ingero_fleet.replay.history import History
+    from ingero_fleet.replay.tables import TableError
+
+    errors = Console(stderr=True, highlight=False)
+    sizes = [Path(file).stat().st_size for file in files if file != "-" and Path(file).is_file()]
+    total = float(sum(sizes)) if len(sizes) == len(files) else None
+    bar = Progress(
+        TextColumn("judging"), BarColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=errors,
+        transient=True, disable=quiet or not errors.is_terminal,
+    )  # fmt: skip
+    try:
+        parameters = _parameters(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
+        with bar:
+            task = bar.add_task("judging", total=total)
+            history = History(files, parameters.tick_seconds, lambda size: bar.advance(task, size))
+            watch = judge.Watch() if plot else None
+            done = judge.replay(history, judge.Rule(rule), parameters, watch)
+        if history.tick_seconds != parameters.tick_seconds:
+            asked = parameters.tick_seconds
+            errors.print(f"the rows are {history.tick_seconds:g} s apart, so that is the tick, not {asked:g} s")
+        if plot:
+            picture.draw(done, plot)
+    except (TableError, SettingsError) as error:
+        click.echo(f"ingero-fleet replay: {error}", err=True)
+        sys.exit(2)
+    except OSError as error:
+        click.echo(f"ingero-fleet replay: {error.filename or ''}: {error.strerror or error}", err=True)
+        sys.exit(2)
+    except picture.PlotError as error:
+        click.echo(f"ingero-fleet replay: {error}", err=True)
+        sys.exit(1)
+    if form == "json":
+        report.print_json(done)
+    else:
+        report.print_table(done, Console(highlight=False))

@@ -1,0 +1,301 @@
+"""A recorded history as ticks of the detector, streamed: rows in, one observation a tick out."""
+
+import heapq
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_contract.values import NodeState
+from ingero_detect.cohorts import CohortKey
+from ingero_detect.detector import ABSENT, ACTIVE, CALIBRATING, IDLE, Observation
+from ingero_detect.memory import NodeKey
+from ingero_fleet.histories import MERGEABLE, PARTS
+from ingero_fleet.replay.tables import Batch, TableError, batches
+
+VALUES: Final = ("score", "rate", "step_seconds")
+"""Columns of which exactly one must be there."""
+
+OPTIONAL: Final = ("cluster", "cohort", "state", *PARTS)
+
+CODES: Final = {
+    str(NodeState.ACTIVE): ACTIVE, "": ACTIVE, str(NodeState.IDLE): IDLE, str(NodeState.CALIBRATING): CALIBRATING,
+    "absent": ABSENT,
+}  # fmt: skip
+"""What the column `state` may hold."""
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Moment:
+    """One tick: the time of its last row, seconds, and what was seen."""
+
+    now: float
+    seen: Observation
+
+
+@dataclass
+class Rows:
+    """Rows of one batch as arrays."""
+
+    time: Floats
+    node: Ints
+    cohort: Ints
+    value: Floats
+    state: npt.NDArray[np.uint8]
+
+    def cut(self, part: Any) -> "Rows":
+        """Some of the rows."""
+        return Rows(self.time[part], self.node[part], self.cohort[part], self.value[part], self.state[part])
+
+    @staticmethod
+    def join(parts: Sequence["Rows"]) -> "Rows":
+        """Rows one after another."""
+        return Rows(
+            *(
+                np.concatenate([getattr(part, name) for part in parts])
+                for name in ("time", "node", "cohort", "value", "state")
+            )
+        )
+
+
+@dataclass
+class Vocabulary:
+    """Numbers of nodes and cohorts, in the order in which they came."""
+
+    nodes: dict[NodeKey, int] = field(default_factory=dict)
+    cohorts: dict[CohortKey, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Order:
+    """How the nodes of a tick are sorted; the same for every tick with the same nodes."""
+
+    key: bytes
+    sorting: Ints
+    names: list[NodeKey]
+
+
+class History:
+    """Files as ticks. After the first tick `tick_seconds`, `measure`, `mergeable` and `calendar` are known.
+
+    A tick is never shorter than the rows are apart: asked for 5 s over rows of every minute, it becomes a minute.
+    """
+
+    def __init__(
+        self, files: Sequence[str], tick_seconds: float, progress: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self.files = list(files)
+        self.tick_seconds = tick_seconds
+        self.measure = ""
+        self.mergeable: tuple[int, ...] = ()
+        self.calendar = False
+        self.words = Vocabulary()
+        self.rows = 0
+        self._progress = progress
+        self._texts: dict[str, dict[str, int]] = {}
+        self._started = False
+        self._order = _Order(b"", np.zeros(0, np.int64), [])
+        self._cohorts_now: list[CohortKey] = []
+
+    def ticks(self) -> Iterator[Moment]:
+        """Stream the ticks in order. `TableError` names the place of what cannot be used."""
+        held: list[Rows] = []
+        waiting = 0
+        for rows in self._merged():
+            held.append(rows)
+            waiting += len(rows.time)
+            if waiting < 1 << 16 and self._started:
+                continue
+            yield from self._release(held, final=False)
+            waiting = sum(len(part.time) for part in held)
+        if held:
+            yield from self._release(held, final=True)
+        if not self.rows:
+            raise TableError(", ".join(self.files), "there are no rows")
+
+    def _release(self, held: list[Rows], final: bool) -> Iterator[Moment]:
+        """Emit whole ticks; the last two stay behind, since rows may come one tick late."""
+        rows = Rows.join(held)
+        if not self._started:
+            if len(rows.time) < 4096 and not final:
+                held[:] = [rows]
+                return
+            self._fit_tick(rows)
+        tick = np.floor(rows.time / self.tick_seconds + 1e-9).astype(np.int64)
+        order = np.lexsort((np.arange(len(tick)), rows.node, tick))
+        rows, tick = rows.cut(order), tick[order]
+        limit = np.iinfo(np.int64).max if final else int(tick.max()) - 1
+        edges = np.flatnonzero(np.diff(tick)) + 1
+        starts = [0, *edges.tolist(), len(tick)]
+        kept = 0
+        for start, stop in pairwise(starts):
+            if tick[start] >= limit:
+                break
+            kept = stop
+            yield self._moment(rows.cut(slice(start, stop)))
+        held[:] = [rows.cut(slice(kept, None))] if kept < len(tick) else []
+
+    def _fit_tick(self, rows: Rows) -> None:
+        self._started = True
+        order = np.lexsort((rows.time, rows.node))
+        gaps = np.diff(rows.time[order])[np.diff(rows.node[order]) == 0]
+        gaps = gaps[gaps > 0]
+        if len(gaps):
+            usual = float(np.median(gaps))
+            if usual > 1.5 * self.tick_seconds:
+                self.tick_seconds *= max(1, round(usual / self.tick_seconds))
+
+    def _moment(self, rows: Rows) -> Moment:
+        """One tick from its rows, sorted by node: the median of a node's values, the last of what it said else."""
+        last = np.flatnonzero(np.append(np.diff(rows.node) != 0, True))
+        value = rows.value[last]
+        if len(last) < len(rows.node):
+            first = np.concatenate(([0], last[:-1] + 1))
+            for place in np.flatnonzero(last > first).tolist():
+                several = rows.value[first[place] : last[place] + 1]
+                several = several[np.isfinite(several)]
+                value[place] = np.median(several) if len(several) else np.nan
+        node, cohort, state = rows.node[last], rows.cohort[last], rows.state[last]
+        key = node.tobytes()
+        if key != self._order.key:
+            every = list(self.words.nodes)
+            places = sorted(range(len(node)), key=lambda place: every[node[place]])
+            self._order = _Order(key, np.array(places, np.int64), [every[node[place]] for place in places])
+        if len(self._cohorts_now) != len(self.words.cohorts):
+            self._cohorts_now = list(self.words.cohorts)
+        sorting = self._order.sorting
+        seen = Observation(self._order.names, cohort[sorting], self._cohorts_now, value[sorting], state[sorting])
+        return Moment(float(rows.time.max()), seen)
+
+    def _merged(self) -> Iterator[Rows]:
+        if len(self.files) == 1:
+            yield from self._read(self.files[0])
+            return
+        streams = [self._read(file) for file in self.files]
+        heads = []
+        for number, stream in enumerate(streams):
+            rows = next(stream, None)
+            if rows is not None:
+                heads.append((float(rows.time[0]), number, rows))
+        heapq.heapify(heads)
+        while heads:
+            _, number, rows = heapq.heappop(heads)
+            until = heads[0][0] if heads else np.inf
+            stop = int(np.searchsorted(np.maximum.accumulate(rows.time), until, side="right")) or 1
+            yield rows.cut(slice(0, stop))
+            rest: Rows | None = rows.cut(slice(stop, None))
+            if rest is not None and not len(rest.time):
+                rest = next(streams[number], None)
+            if rest is not None:
+                heapq.heappush(heads, (float(rest.time[0]), number, rest))
+
+    def _read(self, file: str) -> Iterator[Rows]:
+        newest, consumed = -np.inf, 0
+        for batch in batches(file, ("time", "node"), (*VALUES, *OPTIONAL)):
+            if batch.rows:
+                rows = self._rows(batch)
+                high = np.maximum.accumulate(np.concatenate(([newest], rows.time)))
+                back = np.flatnonzero(rows.time < high[:-1] - self.tick_seconds)
+                if len(back):
+                    index = int(back[0])
+                    raise batch.error(
+                        index, "time", f"runs backwards by {high[index] - rows.time[index]:g} s, more than one tick"
+                    )
+                newest = float(high[-1])
+                self.rows += batch.rows
+                yield rows
+            self._progress(batch.consumed - consumed)
+            consumed = batch.consumed
+
+    def _rows(self, batch: Batch) -> Rows:
+        present = [name for name in VALUES if name in batch.columns]
+        if len(present) != 1:
+            found = f"there are {' and '.join(present)}" if present else "there is none"
+            raise TableError(batch.file, f"exactly one of the columns {', '.join(VALUES)} is needed; {found}")
+        measure = present[0]
+        if self.measure and measure != self.measure:
+            raise TableError(
+                batch.file, f"the column {measure} cannot be compared with {self.measure} of another file"
+            )
+        self.measure = measure
+        time, calendar = batch.times("time")
+        self.calendar |= calendar
+        value = batch.numbers(measure)
+        state = self._states(batch)
+        working = state == ACTIVE
+        bad = np.flatnonzero(working & ~np.isfinite(value))
+        if len(bad):
+            raise batch.error(int(bad[0]), measure, "a finite number was expected")
+        bad = np.flatnonzero((value < 0) | ((value == 0) if measure == "step_seconds" else False))
+        if len(bad):
+            raise batch.error(
+                int(bad[0]),
+                measure,
+                f"{value[bad[0]]:g} is {'not positive' if measure == 'step_seconds' else 'negative'}",
+            )
+        if measure == "score" and (value > 1).any():
+            index = int(np.flatnonzero(value > 1)[0])
+            raise batch.error(index, measure, f"a score lies between 0 and 1, this is {value[index]:g}")
+        if measure == "step_seconds":
+            value = 1.0 / value
+        return Rows(time, self._nodes(batch), self._cohorts(batch), value, state)
+
+    def _states(self, batch: Batch) -> npt.NDArray[np.uint8]:
+        if "state" not in batch.columns:
+            return np.full(batch.rows, ACTIVE, np.uint8)
+        words: dict[str, int] = {}
+        numbers = batch.codes("state", words)
+        codes = [CODES.get(word.strip().lower()) for word in words]
+        for number, (word, code) in enumerate(zip(words, codes, strict=True)):
+            if code is None:
+                index = int(np.flatnonzero(numbers == number)[0])
+                raise batch.error(index, "state", f"{word[:40]!r} is none of active, idle, calibrating")
+        return np.array(codes, np.uint8)[numbers]
+
+    def _nodes(self, batch: Batch) -> Ints:
+        names = self._texts.setdefault("node", {})
+        node = batch.codes("node", names)
+        empty = names.get("")
+        if empty is not None and (node == empty).any():
+            raise batch.error(int(np.flatnonzero(node == empty)[0]), "node", "a node needs a name")
+        return self._numbered(
+            [self._column(batch, "cluster"), (node, list(names))],
+            lambda parts: self.words.nodes.setdefault((parts[0], parts[1]), len(self.words.nodes)),
+        )
+
+    def _cohorts(self, batch: Batch) -> Ints:
+        named = "cohort" in batch.columns
+        parts = [self._column(batch, "cluster")]
+        if named:
+            parts.append(self._column(batch, "cohort"))
+        elif any(name in batch.columns for name in PARTS):
+            parts += [self._column(batch, name) for name in PARTS]
+            self.mergeable = MERGEABLE
+        else:
+            parts.append((np.zeros(batch.rows, np.int64), [""]))
+        return self._numbered(parts, lambda key: self.words.cohorts.setdefault(tuple(key), len(self.words.cohorts)))
+
+    def _column(self, batch: Batch, name: str) -> tuple[Ints, list[str]]:
+        if name not in batch.columns:
+            return np.zeros(batch.rows, np.int64), [""]
+        words = self._texts.setdefault(name, {})
+        numbers = batch.codes(name, words)
+        return numbers, list(words)
+
+    @staticmethod
+    def _numbered(parts: Sequence[tuple[Ints, list[str]]], number_of: Callable[[list[str]], int]) -> Ints:
+        """One number for every combination of texts."""
+        combined = np.zeros(len(parts[0][0]), np.int64)
+        for numbers, words in parts:
+            combined = combined * len(words) + numbers
+        different, where, back = np.unique(combined, return_index=True, return_inverse=True)
+        known = np.zeros(len(different), np.int64)
+        for place, row in sorted(enumerate(where.tolist()), key=lambda pair: pair[1]):
+            known[place] = number_of([words[numbers[row]] for numbers, words in parts])
+        return known[back]

@@ -1,0 +1,111 @@
+"""A replay as a picture: the fleet over time as a heat map, and the worst episodes as curves."""
+
+import warnings
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ingero_detect.episodes import Episode
+from ingero_fleet.replay.judge import Replay
+
+MOST_NODES: Final = 60
+"""Rows of the heat map: accused nodes first, then others evenly."""
+
+CURVES: Final = 3
+
+
+class PlotError(RuntimeError):
+    """No picture could be made; the text says why."""
+
+
+def draw(done: Replay, file: Path) -> None:
+    """Write a PNG. `PlotError` without matplotlib, `OSError` as usual."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise PlotError("--plot needs matplotlib: pip install 'ingero[replay]'") from None
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    watch = done.watch
+    if watch is None or not watch.times:
+        raise PlotError("there is nothing to draw")
+    names = done.judge.names()
+    grid = np.full((len(names), len(watch.times)), np.nan, np.float32)
+    for column, speed in enumerate(watch.speeds):
+        rows = min(len(speed), len(names))
+        grid[:rows, column] = speed[:rows]
+    times = np.array(watch.times)
+    accused = list(dict.fromkeys((item.first.cluster, item.first.node) for item in done.episodes))
+    number = {name: place for place, name in enumerate(names)}
+    shown = [number[name] for name in accused if name in number][:MOST_NODES]
+    others = [place for place in range(len(names)) if place not in set(shown)]
+    if others and len(shown) < MOST_NODES:
+        chosen = np.linspace(0, len(others) - 1, min(len(others), MOST_NODES - len(shown))).astype(int)
+        shown += [others[place] for place in np.unique(chosen).tolist()]
+    worst = sorted(done.episodes, key=lambda item: -item.last.severity)
+    curves = list({(item.first.cluster, item.first.node): item for item in reversed(worst)}.items())[::-1][:CURVES]
+    heights = [max(2.0, 0.16 * len(shown))] + [1.8] * len(curves)
+    figure, axes = plt.subplots(
+        len(heights), 1, figsize=(11, sum(heights) + 1), height_ratios=heights, sharex=True, squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    ground = 0.0 if not done.history.calendar else float(times[0])
+    hours = (times - ground) / 3600 if done.history.calendar else times
+    top = axes[0, 0]
+    picture = top.imshow(
+        np.clip(grid[shown], 0, 1.25), aspect="auto", interpolation="nearest", cmap="RdYlGn", vmin=0.4, vmax=1.1,
+        extent=(hours[0], hours[-1], len(shown), 0),
+    )  # fmt: skip
+    top.set_yticks(np.arange(len(shown)) + 0.5, [names[place][1] for place in shown], fontsize=6)
+    top.set_title("speed of nodes relative to what was expected of them; black bars: accused")
+    figure.colorbar(picture, ax=top, pad=0.01)
+    scale = 3600.0 if done.history.calendar else 1.0
+    for episode in done.episodes:
+        name = (episode.first.cluster, episode.first.node)
+        row = shown.index(number[name]) if name in number and number[name] in shown else None
+        if row is not None:
+            start = ((episode.first.detected or 0.0) - ground) / scale
+            end = ((episode.end or done.last) - ground) / scale
+            top.plot((start, end), (row + 0.5, row + 0.5), color="black", linewidth=1.2)
+    for axis, (name, _) in zip(axes[1:, 0], curves, strict=True):
+        mine = [item for item in done.episodes if (item.first.cluster, item.first.node) == name]
+        _curve(axis, hours, grid, number, mine, ground, scale, done.last)
+    label = "seconds"
+    if done.history.calendar:
+        label = f"hours since {datetime.fromtimestamp(ground, UTC):%Y-%m-%d %H:%M} UTC"
+    axes[-1, 0].set_xlabel(label)
+    figure.savefig(file, dpi=110)
+    plt.close(figure)
+
+
+def _curve(
+    axis: Any,
+    hours: Any,
+    grid: Any,
+    number: dict[Any, int],
+    episodes: list[Episode],
+    ground: float,
+    scale: float,
+    last: float,
+) -> None:
+    first = episodes[0].first
+    name = (first.cluster, first.node)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        axis.plot(hours, np.nanmedian(grid, axis=0), color="0.6", linewidth=0.8, label="median of all")
+    if name in number:
+        axis.plot(hours, grid[number[name]], color="tab:red", linewidth=0.8, label=first.node)
+    for episode in episodes:
+        start, end = ((episode.first.since or 0.0) - ground) / scale, ((episode.end or last) - ground) / scale
+        axis.axvspan(start, end, color="tab:red", alpha=0.12)
+        axis.axvline(((episode.first.detected or 0.0) - ground) / scale, color="black", linewidth=0.8, linestyle="--")
+    axis.set_ylim(0, 1.3)
+    axis.ticklabel_format(axis="x", useOffset=False, style="plain")
+    most = max(episode.last.severity for episode in episodes)
+    axis.set_title(
+        f"{first.node}: {episodes[-1].last.kind}, up to {100 * most:.0f} % lost; dashed: named", fontsize=9
+    )
+    axis.legend(fontsize=7, loc="lower left")

@@ -1,0 +1,109 @@
+"""A replay as JSON for machines and as a table for people."""
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+
+from rich.console import Console
+from rich.table import Table
+
+from ingero_fleet.replay.judge import Replay
+
+TIMES: Final = ("start", "detected", "end")
+EVIDENCE_TIMES: Final = ("since", "detected", "recovered", "time")
+MOST_ROWS: Final = 200
+"""Episodes that the table shows; JSON has them all."""
+
+
+def moment(seconds: float | None, calendar: bool) -> float | str | None:
+    """A time in the input's own unit."""
+    if seconds is None or not calendar:
+        return seconds
+    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def to_json(done: Replay) -> dict[str, Any]:
+    """Everything that was found."""
+    calendar = done.history.calendar
+    episodes = []
+    for episode in done.episodes:
+        found = episode.to_json()
+        for name in TIMES:
+            found[name] = moment(found[name], calendar)
+        found["evidence"] = {
+            name: moment(value, calendar) if name in EVIDENCE_TIMES else value
+            for name, value in found["evidence"].items()
+        }
+        episodes.append(found)
+    summary = done.summary()
+    for job in summary.get("job_slow", ()):
+        job["since"] = moment(job["since"], calendar)
+    return {"episodes": episodes, "summary": summary}
+
+
+def print_json(done: Replay) -> None:
+    """One object on standard output."""
+    print(json.dumps(to_json(done), ensure_ascii=False))
+
+
+def print_table(done: Replay, console: Console) -> None:
+    """What a person wants to know first: who, since when, how bad, how sure."""
+    calendar = done.history.calendar
+    table = Table(title=None if done.episodes else "nobody was accused")
+    if done.episodes:
+        cohorts = any(episode.first.cohort for episode in done.episodes)
+        for name in ("node", *(("cohort",) if cohorts else ()), "kind", "since", "named", "lasted", "lost"):
+            table.add_column(name, justify="right" if name in ("named", "lasted", "lost") else "left", no_wrap=True)
+        table.add_column("now / expected; evidence / level")
+        for episode in done.episodes[:MOST_ROWS]:
+            first = episode.first
+            since = first.since or 0.0
+            end = episode.end if episode.ended else done.last
+            lasted = str(timedelta(seconds=round(max(0.0, (end or since) - since))))
+            table.add_row(
+                f"{first.cluster}/{first.node}" if first.cluster else first.node,
+                *((first.cohort or "-",) if cohorts else ()),
+                str(episode.last.kind),
+                _short(since, calendar),
+                f"+{(first.detected or since) - since:.6g} s",
+                lasted + ("" if episode.ended else " and on"),
+                f"{100 * max(first.severity, episode.last.severity):.0f} %",
+                _evidence(episode.first.to_json()),
+            )
+    console.print(table)
+    if len(done.episodes) > MOST_ROWS:
+        console.print(f"and {len(done.episodes) - MOST_ROWS} more; --format json has them all")
+    about = done.summary()
+    words = (
+        f"{about['nodes']:,} nodes, {about['ticks']:,} ticks of {done.history.tick_seconds:g} s, "
+        f"{about['node_hours']:,.1f} node-hours judged, {about['episodes']} episodes"
+    )
+    if about["budget"] is not None:
+        allowed = about["budget"] * about["node_hours"]
+        words += f"; the budget allows {allowed:.2g} false ones, {about['estimated_false_alarms']:.2g} are estimated"
+    console.print(words)
+    for job in about.get("job_slow", ()):
+        console.print(
+            f"the whole cohort {job['cohort'] or 'all'} lost {100 * job['severity']:.0f} % together, since "
+            f"{_short(job['since'], calendar)}: a new phase or a slow job, nobody's fault"
+        )
+    if about["digest"]:
+        console.print(f"digest {about['digest']}", style="dim")
+
+
+def _short(seconds: float | None, calendar: bool) -> str:
+    if seconds is None:
+        return "-"
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%d %H:%M:%S") if calendar else f"{seconds:.10g}"
+
+
+def _evidence(verdict: dict[str, Any]) -> str:
+    value, expected = verdict["value"], verdict["expected"]
+    if verdict["axis"] == "state":
+        return "no work while its cohort goes on"
+    if value is None or expected is None:
+        return str(verdict["axis"])
+    words = f"{value:.4g} / {expected:.4g}"
+    if verdict["evidence"] is not None and verdict["level"]:
+        words += f"; {verdict['evidence']:.1f} / {verdict['level']:.1f}"
+    return words + (" (peers)" if verdict["axis"] == "peers" else "")
