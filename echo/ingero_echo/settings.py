@@ -37,7 +37,7 @@ class StoreConfig(Settings):
 
     path: Path = Path("echo.duckdb")
     """Database file; on a local disk, because locks of network file systems cannot be trusted."""
-    memory_limit_mb: int = Field(default=200, ge=64)
+    memory_limit_mb: int = Field(default=160, ge=64)
     """Most memory of the database engine, megabytes; queries that need more fail, ingest goes on."""
     threads: int = Field(default=2, ge=1, le=256)
     """Threads of the database engine."""
@@ -62,7 +62,7 @@ class IngestConfig(Settings):
     """Longest time that a small group waits for company; a third of it without any ends the wait."""
     queue_mb: int = Field(default=64, ge=1)
     """Encoded pushes that may wait to be written, megabytes; beyond it senders are told to come back."""
-    remembered_ids: int = Field(default=400_000, ge=1000)
+    remembered_ids: int = Field(default=200_000, ge=1000)
     """Newest event ids that repeats are recognised by, also after a restart."""
     max_request_body_size: int = Field(default=8 << 20, ge=1024)
     """Largest body as sent, bytes."""

@@ -209,9 +209,9 @@ def test_killed_in_the_middle_nothing_acknowledged_is_lost_or_doubled(tmp_path: 
             for request in unsure:
                 assert push(service, request).status_code == 200
             unsure = []
-            for round_number in range(30):
+            for round_number in range(20):
                 ids, request = telemetry.numbered(100, cluster="kill")
-                if round_number == 25:
+                if round_number == 15:
                     os.kill(service.process.pid, signal.SIGKILL)
                 try:
                     if push(service, request).status_code == 200:

@@ -207,8 +207,8 @@ def test_a_full_queue_tells_senders_to_come_back(tmp_path: Path) -> None:
     with start_echo(tmp_path, change) as service:
         done = subprocess.run(
             [
-                str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--nodes", "32", "--events", "4000",
-                "--batch", "2000", "--endpoint", f"127.0.0.1:{service.ports['otlp/http']}", "--api",
+                str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--nodes", "32", "--events", "1000",
+                "--batch", "1000", "--endpoint", f"127.0.0.1:{service.ports['otlp/http']}", "--api",
                 service.url("api"), "--json",
             ],
             capture_output=True, text=True, timeout=120,
@@ -221,7 +221,7 @@ def test_a_full_queue_tells_senders_to_come_back(tmp_path: Path) -> None:
 
 def test_a_repeat_is_known_after_a_restart(tmp_path: Path) -> None:
     _, request = telemetry.numbered(500, cluster="again")
-    for _ in range(3):
+    for _ in range(2):
         with start_echo(tmp_path) as service:
             assert push(service, request).status_code == 200
             assert count(service) == 500
