@@ -34,6 +34,12 @@ bench-detection: setup ## false alarms, delays and cost of the detector beside t
 bench: setup ## figures of the receiving side beside a plain Go collector, one pinned core each
 	@$(BIN)/python bench/fleet.py $(ARGS)
 
+bench-trace: setup ## what tracing costs and whether it counts right, as root
+	@$(BIN)/python bench/trace.py $(ARGS)
+
+bench-echo: setup ## figures of the event store: durable ingest, questions over ten million events, restart, retention
+	@$(BIN)/python bench/echo.py $(ARGS)
+
 bench-operator: setup ## figures of the operator on a real API server
 	@$(BIN)/python bench/operator_bench.py $(ARGS)
 
@@ -49,4 +55,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo demo-cluster cluster-assets images test bench bench-detection bench-operator fix generate lock
+.PHONY: help setup demo demo-cluster cluster-assets images test bench bench-detection bench-trace bench-echo bench-operator
+.PHONY: fix generate lock

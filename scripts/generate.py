@@ -10,6 +10,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ingero_agent.settings import AgentConfig
+from ingero_echo.desk import TOOLS
+from ingero_echo.settings import EchoConfig
+from ingero_echo.store import published
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import format_duration
 from ingero_operator.render import argocd, examples
@@ -40,6 +43,8 @@ def _default(field: FieldInfo) -> str:
         return f"`{format_duration(value)}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
+    if isinstance(value, dict):
+        return "list prices"
     return f"`{', '.join(value)}`" if isinstance(value, tuple) else f"`{value}`"
 
 
@@ -70,7 +75,8 @@ def configuration() -> str:
             "",
             "`ingero-fleet serve --config fleet.yaml`; a variable is `INGERO_FLEET_` and the path in capitals with",
             "`__` for each dot, a flag is `--set path=value`. `ingero-fleet validate` prints all settings in force.",
-            "SIGHUP reads token files, certificates and `processors.ingero` again.",
+            "SIGHUP reads token files, certificates and `processors.ingero` again; the OTLP listeners follow their",
+            "certificate files by themselves.",
             "",
             head,
             *rows(FleetConfig),
@@ -82,6 +88,15 @@ def configuration() -> str:
             "",
             head,
             *rows(AgentConfig),
+            "",
+            "## Echo",
+            "",
+            "`ingero-echo serve --config echo.yaml`; a variable is `INGERO_ECHO_` and the path in capitals with `__`",
+            "for each dot, a flag is `--set path=value`. `ingero-echo validate` prints all settings in force. SIGHUP",
+            "reads tokens and certificates again.",
+            "",
+            head,
+            *rows(EchoConfig),
             "",
             "## Operator",
             "",
@@ -95,6 +110,30 @@ def configuration() -> str:
     )
 
 
+def questions() -> str:
+    """docs/questions.md"""
+    lines = [
+        "# Questions that Echo answers",
+        NOTE,
+        "",
+        "Each is a tool of MCP, a path of the JSON API (`POST /api/v2/tools/<name>`), and `ingero-echo ask` with the",
+        "name behind `fleet.cluster.`. All but SQL take `cluster_id`, `since`, `until` and `limit`; answers hold",
+        "`summary` (one sentence), `rows`, `truncated` and `next_cursor`.",
+        "",
+        "| tool | answers | more arguments | a row |",
+        "| --- | --- | --- | --- |",
+    ]
+    shared = {"cluster_id", "since", "until", "limit"}
+    for tool in TOOLS.values():
+        own = [name for name in tool.input_schema["properties"] if name not in shared]
+        items = tool.output_schema["properties"]["rows"]["items"].get("properties", {})
+        arguments = ", ".join(f"`{name}`" for name in own) or "–"
+        columns = ", ".join(items) or "as selected"
+        lines.append(f"| `{tool.name}` | {tool.description} | {arguments} | {columns} |")
+    tables = [f"- `{line}`" for line in published().splitlines()]
+    return "\n".join([*lines, "", "## Tables", "", "SQL may read these; times are UTC.", "", *tables, ""])
+
+
 def rights() -> str:
     """docs/rbac.md"""
     lines = [
@@ -106,6 +145,7 @@ def rights() -> str:
 
 
 DOCUMENTS = {
+    "docs/questions.md": questions,
     "docs/rbac.md": rights,
     "docs/configuration.md": configuration,
     "crds/fleetclusters.yaml": lambda: dump([fleet_clusters()]),

@@ -49,6 +49,9 @@ _LATE_PHASE_COUNT: Final = 10
 _OFFSET_TICKS: Final = 12
 """Ticks between two looks at how far the nodes of a cohort lie apart, and between two calibrations."""
 
+_ONSET: Final = 0.1
+"""Share of the alarm level at which evidence counts as begun: below it the noise of every healthy node wanders."""
+
 _SAMPLE: Final = 8192
 """Nodes whose steps are booked in one tick."""
 
@@ -115,6 +118,7 @@ class Detector:
         about = json.dumps([asdict(self.parameters), self.mergeable], sort_keys=True)
         self._digest = hashlib.blake2b(about.encode(), digest_size=16).digest()
         self._hashed: tuple[Any, ...] = ()
+        self._placed: tuple[Any, ...] = ()
         self._now = 0.0
         self._merged_for: dict[CohortKey, int] = {}
         self._merged: dict[CohortKey, CohortKey] = {}
@@ -181,6 +185,8 @@ class Detector:
         """Keep homes and groups current. Another job is another history; another group is only another level."""
         memory = self.memory
         known = slots >= 0
+        if self._placed and self._is_placed(seen, slots):
+            return
         home_of = np.array([memory.home(key) for key in seen.cohorts], np.int32)
         rows = slots[known]
         home = home_of[seen.cohort[known]] if len(home_of) else np.zeros(0, np.int32)
@@ -218,6 +224,17 @@ class Detector:
             group[other] = wanted[other]
         members = memory.node("used") & (group >= 0)
         memory.group("size")[:] = np.bincount(group[members], minlength=len(memory.groups))
+        self._placed = (seen.cohorts, seen.cohort, slots, memory.forgotten)
+
+    def _is_placed(self, seen: Observation, slots: Ints) -> bool:
+        """Whether everybody still is where the last tick found them."""
+        cohorts, cohort, at, forgotten = self._placed
+        return (
+            slots is at
+            and forgotten == self.memory.forgotten
+            and (seen.cohorts is cohorts or list(seen.cohorts) == list(cohorts))
+            and (seen.cohort is cohort or np.array_equal(seen.cohort, cohort))
+        )
 
     def _presence(self, code: npt.NDArray[np.uint8], working: Bools) -> None:
         memory, parameters = self.memory, self.parameters
@@ -341,7 +358,7 @@ class Detector:
         free = ~accused & ready & eligible
         self._book_peaks(index, group, free, slow_before, slow, fast_before, fast)
         self._book_steps(group[free], z[free], allowance[free], cap[free])
-        begins = (slow > 0) & (slow_before <= 0)
+        begins = (slow > _ONSET * top) & (slow_before <= _ONSET * top)
         onset = np.where(begins, now, memory.node("onset")[index])
         shortfall = np.where(begins, 0.0, memory.node("shortfall")[index]) - np.where(eligible, gap, 0.0)
         spell = np.where(begins, 0, memory.node("spell")[index]) + eligible
@@ -355,7 +372,7 @@ class Detector:
         below_step = -absolute / scale - np.maximum(parameters.drift, line / scale)
         below = np.maximum(0.0, below_before + np.minimum(np.maximum(below_step, floor), cap)) * ready
         below = np.where(eligible, below, below_before)
-        below_begins = (below > 0) & (below_before <= 0)
+        below_begins = (below > _ONSET * top) & (below_before <= _ONSET * top)
         below_onset = np.where(below_begins, now, memory.node("below_onset")[index])
         few = np.bincount(group[(below > 0) & ~accused], minlength=m) <= np.maximum(1, 0.1 * reference.count)
 
@@ -445,8 +462,7 @@ class Detector:
             ended = (before > 0) & (after <= 0) & calm
             if ended.any():
                 table = memory.peaks(side)
-                place = group[ended] * budget.BINS + budget.bins_of(peak[ended].astype(np.float64))
-                table += np.bincount(place, minlength=table.size).reshape(table.shape)
+                np.add.at(table, (group[ended], budget.bins_of(peak[ended].astype(np.float64))), 1)
             column[index] = np.where(after > 0, np.maximum(peak, after), 0.0)
 
     def _book_steps(self, group: Ints, z: Floats, allowance: Floats, cap: Floats) -> None:
@@ -456,8 +472,7 @@ class Detector:
         for side, sign in (("slow", 1.0), ("fast", -1.0)):
             steps = np.minimum(sign * z[part] - allowance[part], cap[part])
             table = self.memory.steps(side)
-            place = group[part] * budget.STEP_BINS + budget.step_bins_of(steps)
-            table += np.bincount(place, minlength=table.size).reshape(table.shape)
+            np.add.at(table, (group[part], budget.step_bins_of(steps)), 1)
 
     def _book_runs(self, group: Ints, before: Ints, after: Ints) -> None:
         ended = (before > 0) & (after == 0) & (before <= _SHORT_RUN)
@@ -465,21 +480,25 @@ class Detector:
             np.add.at(self.memory.runs(), (group[ended], np.minimum(before[ended], RUNS - 1)), 1)
 
     def _alarm_levels(self) -> Floats:
-        """The alarm level of every group; calibrated anew once a minute or so."""
+        """The alarm level of every group; a twelfth of them is calibrated anew in a tick."""
         memory, parameters = self.memory, self.parameters
         alarm = memory.group("alarm")
-        if self.ticks % _OFFSET_TICKS == 0 or np.isnan(alarm).any():
-            hours = memory.group("hours")
-            tails = [budget.fit_tail(memory.peaks(side), memory.steps(side), hours) for side in ("slow", "fast")]
+        alarm[np.isnan(alarm)] = min(budget.CAUTION * self.theory, budget.HIGHEST_LEVEL)
+        part = slice(self.ticks % _OFFSET_TICKS, None, _OFFSET_TICKS)
+        hours = memory.group("hours")[part]
+        if len(hours):
+            peaks, steps = (
+                [table(side)[part] for side in ("slow", "fast")] for table in (memory.peaks, memory.steps)
+            )
+            tails = [budget.fit_tail(*pair, hours) for pair in zip(peaks, steps, strict=True)]
             ticks = hours / parameters.tick_hours
-            alarm[:] = budget.calibrated_levels(tails, ticks, parameters.budget, self.theory)
-            above = memory.runs()[:, ::-1].cumsum(axis=1)[:, ::-1]
-            tolerable = above <= (1 + parameters.budget * hours)[:, None]
+            alarm[part] = budget.calibrated_levels(tails, ticks, parameters.budget, self.theory)
+            runs = memory.runs()[part]
+            tolerable = runs[:, ::-1].cumsum(axis=1)[:, ::-1] <= (1 + parameters.budget * hours)[:, None]
             tolerable[:, -1] = True
-            memory.group("confirm")[:] = np.maximum(2, tolerable.argmax(axis=1))
+            memory.group("confirm")[part] = np.maximum(2, tolerable.argmax(axis=1))
             fade = 0.5 ** (_OFFSET_TICKS * parameters.tick_hours / 48.0)
-            histograms = [table(side) for table in (memory.peaks, memory.steps) for side in ("slow", "fast")]
-            for table in (*histograms, memory.runs(), hours):
+            for table in (*peaks, *steps, runs, hours):
                 table *= fade
         return alarm.copy()
 
@@ -738,5 +757,5 @@ class Detector:
         self.memory = memory
         self.ticks, self.node_hours = int(facts["ticks"]), float(facts["node_hours"])
         self._now, self._digest = float(facts["now"]), bytes.fromhex(facts["digest"])
-        self._hashed, self._merged_for, self._merged = (), {}, {}
+        self._hashed, self._placed, self._merged_for, self._merged = (), (), {}, {}
         return self._now

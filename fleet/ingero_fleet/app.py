@@ -89,11 +89,10 @@ class Fleet:
             self.engine.listeners["otlp_http"] = running.http.counters
         if protocols.grpc:
             settings = protocols.grpc
-            running.grpc = OtlpGrpcReceiver(
-                self.engine.intake, self._guardian(settings.auth), body_bytes=settings.max_decoded_body_size
-            )
+            running.grpc = OtlpGrpcReceiver(self.engine.intake, self._guardian(settings.auth), settings.limits())
             host, port = parse_endpoint(settings.endpoint)
             running.ports["otlp/grpc"] = await running.grpc.start(host, port, tls=settings.tls)
+            self.engine.listeners["otlp_grpc"] = running.grpc.counters
 
     async def _pages(self) -> None:
         extensions, engine = self.config.extensions, self.engine
@@ -159,8 +158,9 @@ class Fleet:
             for guardian, auth in self._guardians:
                 if auth.bearer_token_file:
                     guardian.tokens = Tokens.read(auth.bearer_token_file)
-            if self.running.http:
-                self.running.http.reload_certificates()
+            for receiver in (self.running.http, self.running.grpc):
+                if receiver:
+                    receiver.reload_certificates()
             if self._reload:
                 self.adopt(self._reload())
             log.info("reloaded")

@@ -13,7 +13,7 @@ from ingero_fleet.picture import Picture
 from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_kit.clock import Clock
-from ingero_kit.http_server import Counters
+from ingero_kit.listener import Counters
 from ingero_kit.logs import get
 from ingero_kit.otlp_server import Push, Signal
 
@@ -50,7 +50,7 @@ class Engine:
             exporter.put(push)
 
     def edges(self) -> dict[str, Counters]:
-        """Counters of the HTTP listeners, by name."""
+        """Counters of the OTLP listeners, by name."""
         return self.listeners
 
     def health(self) -> tuple[bool, dict[str, Any]]:

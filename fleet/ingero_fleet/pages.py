@@ -14,7 +14,7 @@ from ingero_fleet.intake import Intake
 from ingero_fleet.judging import Findings
 from ingero_fleet.picture import Picture, cohort_name, is_straggler
 from ingero_fleet.scores import ScoreTable
-from ingero_kit.http_server import Counters
+from ingero_kit.listener import Counters
 
 MAX_NODE_SERIES: Final = 10_000
 """Nodes with series of their own on a page; the rest are counted."""
@@ -132,7 +132,8 @@ def _verdicts(picture: Picture, findings: Findings) -> Iterator[Metric]:
         "False alarms allowed per node-hour.",
         findings.estimates.get("budget", 0.0),
     )
-    yield _counter("ingero_fleet_judged_node_hours", "Node-hours judged.", findings.estimates.get("node_hours", 0.0))
+    judged = findings.estimates.get("node_hours", 0.0) * 3600
+    yield _counter("ingero_fleet_judged_node_seconds", "Node-seconds judged.", judged)
     yield _counter("ingero_fleet_accusations", "Nodes accused.", findings.accusations)
     yield _counter(
         "ingero_fleet_accusation_delay_seconds", "Time from onset to alarm, over all accusations.",
@@ -152,7 +153,7 @@ class Vitals(Protocol):
     failed_ticks: int
 
     def edges(self) -> dict[str, Counters]:
-        """Counters of the HTTP listeners."""
+        """Counters of the OTLP listeners."""
 
 
 class VitalsPage(Collector):
@@ -166,7 +167,7 @@ class VitalsPage(Collector):
         vitals = self._vitals
         pushes = CounterMetricFamily("ingero_fleet_pushes", "Pushes by signal.", labels=["signal"])
         for signal, count in list(vitals.intake.pushes.items()):
-            pushes.add_metric([signal.lower()], count)
+            pushes.add_metric([signal.name.lower()], count)
         rejected = CounterMetricFamily(
             "ingero_fleet_rejected_points", "Points left out, by reason.", labels=["reason"]
         )

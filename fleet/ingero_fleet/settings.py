@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from ingero_kit.http_server import Limits
+from ingero_kit.listener import Limits
 from ingero_kit.otlp_server import parse_endpoint
 from ingero_kit.settings import Duration, Settings
 from ingero_kit.tls import ClientTls, ServerTls
@@ -51,7 +51,7 @@ class ListenerConfig(Settings):
     """Connections at once; further ones are closed and counted."""
 
     def limits(self) -> Limits:
-        """The bounds for the HTTP server."""
+        """The bounds for the server."""
         return Limits(
             body_bytes=self.max_request_body_size,
             decoded_bytes=self.max_decoded_body_size,
