@@ -290,17 +290,12 @@ def test_service_monitors_are_made_where_their_kind_exists_and_taken_back(
         except RuntimeError:
             return -1
 
-    try:
-        wait_until(lambda: monitors() == 2, "the ServiceMonitors", 60)
-        operator.settle(1)
-        before = operator.writes()
-        operator.settle(2)
-        assert operator.writes() == before
+    wait_until(lambda: monitors() == 2, "the ServiceMonitors", 60)
+    operator.settle(1)
+    before = operator.writes()
+    operator.settle(2)
+    assert operator.writes() == before
 
-        plane.apply(cluster(healthy, pool="here", serviceMonitors={"enabled": False}))
-        wait_until(lambda: monitors() == 0, "the ServiceMonitors to go")
-    finally:
-        plane.request(
-            "DELETE", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions/servicemonitors.monitoring.coreos.com"
-        )
+    plane.apply(cluster(healthy, pool="here", serviceMonitors={"enabled": False}))
+    wait_until(lambda: monitors() == 0, "the ServiceMonitors to go")
     wait_until(lambda: summary(plane, healthy) == "Healthy", "the FleetCluster to be healthy")
