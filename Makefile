@@ -31,6 +31,9 @@ test: setup ## lint, types, layers and tests: exactly what CI runs
 bench-detection: setup ## false alarms, delays and cost of the detector beside three rules of the field
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/detection.py $(ARGS)
 
+bench-collectives: setup ## collective points a second on one core, and who is named in simulated jobs
+	@OMP_NUM_THREADS=1 $(BIN)/python bench/collectives.py $(ARGS)
+
 bench: setup ## figures of the receiving side beside a plain Go collector, one pinned core each
 	@$(BIN)/python bench/fleet.py $(ARGS)
 
@@ -56,4 +59,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
 .PHONY: help setup demo demo-cluster cluster-assets images test bench bench-detection bench-trace bench-echo bench-operator
-.PHONY: fix generate lock
+.PHONY: bench-collectives fix generate lock

@@ -23,6 +23,9 @@ JOB_ID: Final = "ingero.job.id"
 STAGE: Final = "ingero.pipeline.stage"
 """Resource: pipeline stage where known; part of the cohort."""
 
+POD_NAME: Final = "k8s.pod.name"
+"""Resource: the pod that the process runs in, where known."""
+
 NODE_STATE: Final = "ingero.node.state"
 """Point: calibrating, active or idle."""
 

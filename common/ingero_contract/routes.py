@@ -29,6 +29,12 @@ FLEET_STRAGGLERS: Final = "/api/v1/stragglers"
 FLEET_VERDICTS: Final = "/api/v1/verdicts"
 """The detector's verdict on every node."""
 
+FLEET_COST: Final = "/api/v1/cost"
+"""What jobs cost, what of it was spent waiting, and for whom."""
+
+FLEET_COLLECTIVES: Final = "/api/v1/collectives"
+"""Diagnostics: which rank the collectives wait for, and how late every rank is."""
+
 FLEET_WHY: Final = "/api/v1/why"
 """Diagnostics: why a node is, or is not, a straggler."""
 

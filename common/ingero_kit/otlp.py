@@ -102,6 +102,7 @@ class Decoded:
     reports: list[HealthReport] = field(default_factory=list)
     events: list[tuple[str, str, bool]] = field(default_factory=list)
     other_points: int = 0
+    collective_points: int = 0
     rejected: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
 
@@ -287,6 +288,11 @@ _RESOURCE_STRINGS: Final = {
 }
 _STATES: Final = {str(state): state for state in NodeState}
 _ACTIVE: Final = NodeState.ACTIVE
+
+COLLECTIVES: Final = frozenset(
+    (metrics.COLLECTIVE_DURATION, metrics.COLLECTIVE_BYTES, metrics.COLLECTIVE_BARRIER_WAIT)
+)
+"""Metrics with a point for every collective. They are only counted here; who wants them reads the push again."""
 
 MAX_LAYOUTS: Final = 16
 """Shapes of one length that are remembered; in a fleet of one version there are a handful."""
@@ -541,6 +547,9 @@ class Decoder:
             for metric in scope.metrics:
                 name = metric.name
                 points = metric.gauge.data_points
+                if name in COLLECTIVES:
+                    decoded.collective_points += len(points)
+                    continue
                 if len(points) == 1:
                     point = points[0]
                     number: float = point.as_double or point.as_int
@@ -570,6 +579,9 @@ class Decoder:
             for metric in scope.get("metrics") or ():
                 name = metric["name"]
                 data = metric.get("gauge") or metric.get("sum")
+                if name in COLLECTIVES and data is not None:
+                    decoded.collective_points += len(data.get("dataPoints") or ())
+                    continue
                 if data is None:
                     decoded.other_points += 1
                     continue
@@ -589,7 +601,14 @@ class Decoder:
 def _fixed(builder: "_Builder", trial: Decoded) -> dict[str, Any] | None:
     """What a push says beside its resource, read with an empty identity; `None` if it cannot be read by shape."""
     fields = dict(builder.fields)
-    if trial.rejected or trial.other_points or trial.events or len(trial.reports) != 1 or "totals" in fields:
+    if (
+        trial.rejected
+        or trial.other_points
+        or trial.collective_points
+        or trial.events
+        or len(trial.reports) != 1
+        or "totals" in fields
+    ):
         return None
     blank = _NOBODY.fields()
     fixed = {name: value for name, value in fields.items() if name not in blank or value != blank[name]}

@@ -9,6 +9,8 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ingero_contract import routes
+from ingero_fleet.collectives.desk import CollectivesDesk
+from ingero_fleet.cost.desk import CostDesk
 from ingero_fleet.picture import (
     Picture,
     node_answer,
@@ -57,7 +59,7 @@ def _app(title: str) -> FastAPI:
     return FastAPI(title=title, docs_url=None, redoc_url=None)
 
 
-def agent_api(state: State, guardian: Guardian) -> FastAPI:
+def agent_api(state: State, guardian: Guardian, desk: CostDesk | None = None) -> FastAPI:
     """Port 8080: what agents and the operator ask."""
     app = _app("ingero Fleet")
     secured = [Depends(bearer(guardian))]
@@ -88,10 +90,18 @@ def agent_api(state: State, guardian: Guardian) -> FastAPI:
         page = [node_answer(picture, row) for row in rows[offset : offset + limit]]
         return {"total": len(rows), "offset": offset, "nodes": page}
 
+    if desk:
+
+        @app.get(routes.FLEET_COST, dependencies=secured)
+        def cost(cluster_id: OptionalCluster = None) -> dict[str, Any]:
+            """What stragglers cost, now by the hour and since Fleet started."""
+            _ready(state)
+            return desk.answer(cluster_id)
+
     return app
 
 
-def admin_api(state: State) -> FastAPI:
+def admin_api(state: State, collectives: CollectivesDesk | None = None) -> FastAPI:
     """Port 8081, loopback only: diagnostics for people."""
     app = _app("ingero Fleet diagnostics")
 
@@ -104,7 +114,8 @@ def admin_api(state: State) -> FastAPI:
             raise HTTPException(404, f"no node {node_id!r} is known; {routes.FLEET_NODES} lists those that are")
         if len(rows) > 1:
             raise HTTPException(400, f"several clusters have a node {node_id!r}; add {routes.CLUSTER_PARAMETER}")
-        return why_answer(picture, rows[0], state.config)
+        late = collectives.culprits.get(picture.frame.names[rows[0]]) if collectives else None
+        return {**why_answer(picture, rows[0], state.config), "collectives": late}
 
     @app.get(routes.FLEET_NODES)
     def nodes(
@@ -121,6 +132,15 @@ def admin_api(state: State) -> FastAPI:
             "clusters": [summary_answer(summary) for summary in picture.tick.clusters.values()],
             "nodes": [node_answer(picture, row) for row in rows[offset : offset + limit]],
         }
+
+    if collectives:
+
+        @app.get(routes.FLEET_COLLECTIVES)
+        def lags(
+            cluster_id: OptionalCluster = None, limit: Annotated[int, Query(ge=1, le=10_000)] = 100
+        ) -> dict[str, Any]:
+            """Which rank the collectives wait for, and how late every rank is."""
+            return collectives.answer(cluster_id, _ready(state).tick.now, limit)
 
     return app
 

@@ -14,6 +14,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_fleet import api
+from ingero_fleet.collectives.desk import CollectivesDesk, CollectivesPage
+from ingero_fleet.cost.desk import CostDesk, CostPage
 from ingero_fleet.engine import Engine
 from ingero_fleet.exporters import Exporter, make_transport
 from ingero_fleet.pages import FindingsPage, VitalsPage
@@ -73,6 +75,18 @@ class Fleet:
                     exporters[name] = Exporter(name, settings, make_transport(name, settings), loop)
                 routes.setdefault(kind, []).append(exporters[name])
         self.engine = Engine(config.processors.ingero, steady_clock(), routes)
+        self._collectives = CollectivesDesk(
+            config.processors.nccl, self.engine.forward if routes.get(Signal.METRICS) else None
+        )
+        self.engine.intake.collectives = self._collectives.take
+        self.engine.after_tick.append(lambda picture: self._collectives.judge(picture.tick.now))
+        self._cost = CostDesk(
+            config.processors.cost,
+            self.engine.table.hardware,
+            config.processors.ingero.cohort.by,
+            self.engine.clock(),
+        )
+        self.engine.after_tick.append(lambda picture: self._cost.book(picture, self.engine.config.push_interval))
         for exporter in exporters.values():
             exporter.start()
         await self._receivers()
@@ -100,9 +114,9 @@ class Fleet:
         wanted = self.config.service.extensions
         if "ingero_threshold" in wanted:
             threshold = extensions.ingero_threshold
-            app = api.agent_api(engine, self._guardian(threshold.auth))
+            app = api.agent_api(engine, self._guardian(threshold.auth), self._cost)
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
-            await self._serve("diagnostics", api.admin_api(engine), threshold.admin_endpoint)
+            await self._serve("diagnostics", api.admin_api(engine, self._collectives), threshold.admin_endpoint)
         if "healthee" in wanted:
             healthee = extensions.healthee
             app = api.health_api(engine, self._guardian(healthee.auth))
@@ -114,6 +128,8 @@ class Fleet:
         ):
             findings = CollectorRegistry()
             findings.register(FindingsPage(lambda: engine.picture, by))
+            findings.register(CostPage(lambda: self._cost))
+            findings.register(CollectivesPage(self._collectives))
             await self._serve("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
         vitals = CollectorRegistry()
         vitals.register(VitalsPage(engine))
@@ -176,6 +192,7 @@ class Fleet:
             new = new.model_copy(update=kept)
         if config.model_copy(update={"processors": self.config.processors}) != self.config:
             log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
+        self._cost.adopt(config.processors.cost)
         self.engine.config = new
 
     def on_reload(self, read: Callable[[], FleetConfig]) -> None:

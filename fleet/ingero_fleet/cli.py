@@ -8,6 +8,7 @@ from typing import Any
 import click
 import yaml
 
+from ingero_fleet.cost.command import rates
 from ingero_fleet.diagnose.command import command as diagnose
 from ingero_fleet.loadgen.command import bench
 from ingero_fleet.replay.command import command as replay
@@ -96,3 +97,4 @@ def validate(file: Path | None, settings: tuple[str, ...]) -> None:
 main.add_command(bench)
 main.add_command(replay)
 main.add_command(diagnose)
+main.add_command(rates)

@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from collections.abc import Callable
 from typing import Any
 
 from ingero_fleet import edges, statistics
@@ -39,8 +40,11 @@ class Engine:
         self.ticks = 0
         self.late_ticks = 0
         self.failed_ticks = 0
+        self.failed_listeners = 0
         self.tick_seconds = 0.0
         self.listeners: dict[str, Counters] = {}
+        self.after_tick: list[Callable[[Picture], None]] = []
+        """Called in a thread with every new picture; a failure is logged and counted, and the tick stands."""
         self._routes = routes
         self._started = clock()
 
@@ -102,10 +106,20 @@ class Engine:
         self.ticks += 1
         self.tick_seconds = time.perf_counter() - started
         self._tell(findings)
+        if self.after_tick:
+            await asyncio.to_thread(self._after, self.picture)
         return self.picture
 
     def _compute(self, frame: statistics.Frame, said: dict[int, str]) -> tuple[statistics.Tick, Findings]:
         return statistics.compute(frame, self.memory, self.config), self.judging.judge(frame, said)
+
+    def _after(self, picture: Picture) -> None:
+        for listener in self.after_tick:
+            try:
+                listener(picture)
+            except Exception:
+                self.failed_listeners += 1
+                log.exception("after_tick_failed")
 
     def _tell(self, findings: Findings) -> None:
         """Log the edges of verdicts, and send them onward as log records."""

@@ -27,7 +27,13 @@ class Collector(Protocol):
 class Intake:
     """The handler of the OTLP receivers, called on the event loop; threads that copy the score map hold its lock."""
 
-    def __init__(self, collector: Collector, clock: Clock, onward: Onward | None = None) -> None:
+    def __init__(
+        self,
+        collector: Collector,
+        clock: Clock,
+        onward: Onward | None = None,
+        collectives: Callable[[Push, float], None] | None = None,
+    ) -> None:
         self.board = Board()
         self.accepted_reports = 0
         self.pushes: Counter[Signal] = Counter()
@@ -37,6 +43,7 @@ class Intake:
         self._collector = collector
         self._clock = clock
         self._onward = onward
+        self.collectives = collectives
         self._decoder = Decoder()
         self._lock = threading.Lock()
 
@@ -53,6 +60,8 @@ class Intake:
         except MalformedPayload as error:
             self.malformed += 1
             return Answer(status=Status.INVALID, message=str(error))
+        if decoded.collective_points and self.collectives:
+            self.collectives(push, now)
         answer = ACCEPTED
         with self._lock:
             for report in decoded.reports:
@@ -65,7 +74,8 @@ class Intake:
                     decoded.reasons[refusal] = decoded.reasons.get(refusal, 0) + 1
             for _, _, straggler in decoded.events:
                 self.self_reported[straggler] += 1
-        if self._onward and not (decoded.rejected and not decoded.reports and not decoded.other_points):
+        passable = decoded.reports or decoded.other_points or decoded.collective_points
+        if self._onward and (passable or not decoded.rejected):
             self._onward(push)
         if decoded.rejected:
             self._count(decoded.reasons)

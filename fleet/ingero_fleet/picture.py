@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from ingero_contract.values import Signal
+from ingero_contract.values import Signal, VerdictState
+from ingero_detect.memory import CODE
 from ingero_detect.verdicts import Verdict
 from ingero_fleet.judging import Findings
 from ingero_fleet.scores import ACTIVE, STATES
@@ -29,6 +31,14 @@ class Picture:
     tick: Tick
     findings: Findings | None = None
     interval_seconds: float = 10.0
+
+    @property
+    def stopped(self) -> npt.NDArray[np.bool_]:
+        """By row: nodes whose own work vanished while their cohort goes on."""
+        if self.findings is None:
+            return np.zeros(len(self.frame.names), np.bool_)
+        found: npt.NDArray[np.bool_] = self.findings.accused & (self.findings.states == CODE[VerdictState.STOPPED])
+        return found
 
     def rows(self, cluster: str | None = None) -> list[int]:
         """Rows of living nodes, of one cluster or of all."""

@@ -1,7 +1,7 @@
 """The score map: the latest report of every node, in columns, bounded, forgotten after a time to live."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,7 @@ COLUMNS: Final = {
     "memory": np.float32,
     "cpu": np.float32,
     "cohort": np.int32,
+    "hardware": np.int32,
     "world_size": np.int32,
     "rank": np.int32,
     "windows": np.int32,
@@ -44,6 +45,18 @@ COLUMNS: Final = {
     "was_active": np.bool_,
 }
 """Columns and their types."""
+
+
+MAX_HARDWARE: Final = 4096
+"""Kinds of hardware that are told apart; further ones count as unknown."""
+
+
+class Hardware(NamedTuple):
+    """What a node said it runs on; empty and 0 where it said nothing."""
+
+    provider: str = ""
+    model: str = ""
+    gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,6 +98,8 @@ class ScoreTable:
         self._rows: dict[NodeKey, int] = {}
         self._free: list[int] = []
         self._cohort_ids: dict[CohortKey, int] = {}
+        self.hardware = [Hardware()]
+        self._hardware_ids: dict[tuple[str, str, int], int] = {Hardware(): 0}
         self._clusters: dict[str, int] = {}
         self._texts: dict[str, str] = {}
 
@@ -119,6 +134,7 @@ class ScoreTable:
             cohort = self._cohort_ids[key] = len(self.cohorts)
             self.cohorts.append(key)
         cells["cohort"][row] = cohort
+        cells["hardware"][row] = self._hardware(report)
         cells["score"][row] = report.score
         cells["state"][row] = state
         cells["seen"][row] = now
@@ -136,6 +152,16 @@ class ScoreTable:
         if report.last_verdict and report.last_verdict.startswith(_ACCUSED):
             self.last_verdict[row] = report.last_verdict
         return None
+
+    def _hardware(self, report: HealthReport) -> int:
+        item = (report.provider, report.gpu_model, report.gpu_count)
+        code = self._hardware_ids.get(item)
+        if code is None:
+            if len(self.hardware) >= MAX_HARDWARE:
+                return 0
+            code = self._hardware_ids[item] = len(self.hardware)
+            self.hardware.append(Hardware(*item))
+        return code
 
     def _enter(self, node: NodeKey) -> int | str:
         if len(self._rows) >= self.limits.nodes:

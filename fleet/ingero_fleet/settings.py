@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from ingero_fleet.collectives.settings import NcclConfig
+from ingero_fleet.cost.settings import CostConfig
 from ingero_kit.listener import Limits
 from ingero_kit.otlp_server import parse_endpoint
 from ingero_kit.settings import Duration, Settings
@@ -196,6 +198,10 @@ class ProcessorsConfig(Settings):
 
     ingero: IngeroConfig = IngeroConfig()
     """Score map, statistics, threshold and verdict."""
+    nccl: NcclConfig = NcclConfig()
+    """Which rank the collectives wait for."""
+    cost: CostConfig = CostConfig()
+    """What stragglers cost."""
 
 
 class ThresholdExtensionConfig(Settings):

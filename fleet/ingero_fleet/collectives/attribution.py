@@ -1,0 +1,152 @@
+"""Is one rank late more often than chance allows, and does it matter? Pure.
+
+Which collectives count is decided by how much each lost, not by who was last in it: the fewest that hold most of the
+loss. If all ranks are alike, who came last in them is a fair draw, so lasts are binomial(n, 1/ranks); a step with
+fifty collectives, where only the first shows who is late, is judged by its first. Accused is a rank whose lasts are
+beyond chance at the error that is allowed, over all ranks at once, and only if what was lost to it is a share of the
+time worth telling: a rank with a harmless habit of being last by a hair is not.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+MATERIAL: Final = (0.4, 0.7, 1.0)
+"""Shares of all loss that the collectives which count may hold; all are tried, and chance is corrected for that."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttributionConfig:
+    """`error`: chance of accusing anybody in a window of a healthy communicator; `share`: least share of time lost;
+
+    `fewest`: collectives without which nobody is accused.
+    """
+
+    error: float = 1e-6
+    share: float = 0.003
+    fewest: int = 8
+
+    def __post_init__(self) -> None:
+        if not 0 < self.error < 1 or not 0 <= self.share < 1 or self.fewest < 1:
+            raise ValueError("error and share must lie between 0 and 1, fewest must be at least 1")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The rank that was last the most. `share` is the part of the window's time that was lost to it alone.
+
+    `lasts` of `collectives` that counted; `chance` is how likely as many are for any rank if all are alike. `why_not`
+    is empty when the rank is accused.
+    """
+
+    rank: int
+    lasts: int
+    collectives: int
+    chance: float
+    share: float
+    lost_ms: float
+    why_not: str = ""
+
+    @property
+    def accused(self) -> bool:
+        """Whether the rank is late beyond chance, and it matters."""
+        return not self.why_not
+
+
+def find_late_rank(
+    last: npt.NDArray[np.int64],
+    lost: npt.NDArray[np.float64],
+    elapsed_ms: float,
+    ranks: int,
+    config: AttributionConfig,
+) -> Finding | None:
+    """Judge a window: who came last in each collective and what was lost to it, milliseconds; `None` when empty."""
+    if not len(last) or ranks < 2:
+        return None
+    order = np.argsort(-lost, kind="stable")
+    held = np.cumsum(lost[order])
+    sizes = {
+        min(len(order), max(config.fewest, int(np.searchsorted(held, level * float(held[-1]))) + 1))
+        for level in MATERIAL
+    }
+    found = [_judge(order[:size], last, lost, elapsed_ms, ranks) for size in sorted(sizes)]
+    best = min(found, key=lambda item: (item.chance, -item.lost_ms))
+    why_not = ""
+    if best.collectives < config.fewest:
+        why_not = f"only {best.collectives} collectives were seen, {config.fewest} are needed"
+    elif best.chance > config.error:
+        why_not = f"last in {best.lasts} of {best.collectives}, which chance explains"
+    elif best.share < config.share:
+        why_not = f"only {100 * best.share:.2f} % of the time was lost to it"
+    return replace(best, why_not=why_not)
+
+
+def _judge(
+    counted: npt.NDArray[np.int64],
+    last: npt.NDArray[np.int64],
+    lost: npt.NDArray[np.float64],
+    elapsed_ms: float,
+    ranks: int,
+) -> Finding:
+    """The rank to which the most was lost in the collectives that count."""
+    lasts = np.bincount(last[counted], minlength=ranks)
+    losses = np.bincount(last[counted], weights=lost[counted], minlength=ranks)
+    rank = int(np.argmax(losses))
+    tail = binomial_tail(len(counted), 1.0 / ranks, int(lasts[rank]))
+    share = float(losses[rank]) / elapsed_ms if elapsed_ms > 0 else 0.0
+    return Finding(
+        rank=rank,
+        lasts=int(lasts[rank]),
+        collectives=len(counted),
+        chance=min(1.0, len(MATERIAL) * ranks * tail),
+        share=min(share, 1.0),
+        lost_ms=float(losses[rank]),
+    )
+
+
+def binomial_tail(trials: int, probability: float, successes: int) -> float:
+    """The chance of at least so many successes."""
+    if successes <= 0:
+        return 1.0
+    if successes > trials:
+        return 0.0
+    logs = [
+        math.lgamma(trials + 1) - math.lgamma(count + 1) - math.lgamma(trials - count + 1)
+        + count * math.log(probability) + (trials - count) * math.log1p(-probability)
+        for count in range(successes, trials + 1)
+    ]  # fmt: skip
+    return min(1.0, math.fsum(math.exp(log) for log in logs))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One accusation: where, who, how much, and whom that communicator made wait.
+
+    `waiting` is, by node, the share of time that the node's ranks waited in this communicator.
+    """
+
+    communicator: int
+    node: str
+    share: float
+    waiting: dict[str, float]
+
+
+def without_victims(claims: list[Claim]) -> list[Claim]:
+    """Claims left when everybody is acquitted who came late only because another communicator held it up.
+
+    A node that waited in a second communicator for that one's culprit, for at least half as long as it is late here,
+    is that culprit's victim.
+    """
+    return [
+        claim
+        for claim in claims
+        if not any(
+            other.node != claim.node and other.waiting.get(claim.node, 0.0) >= 0.5 * claim.share
+            and other.share >= 0.5 * claim.share
+            for other in claims
+            if other.communicator != claim.communicator
+        )
+    ]  # fmt: skip

@@ -1,0 +1,104 @@
+"""Collectives out of points: who belongs together, who came last, how long the others waited. Pure, vectorised.
+
+The late rank is the one that blocks least, whatever its clock says. When it arrives second to last instead of last,
+everybody goes on earlier by the gap between the shortest and the second shortest wait: that is what the collective
+lost to its last rank alone.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+FEWEST_RANKS: Final = 2
+"""Ranks of a collective without which nothing can be said about it."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Points in order of their collective. `starts` has one more entry than there are collectives."""
+
+    order: Ints
+    starts: Ints
+
+    @property
+    def sizes(self) -> Ints:
+        """Points of each collective."""
+        return np.diff(self.starts)
+
+
+@dataclass(frozen=True)
+class Lags:
+    """By collective: the rank that came last, what was lost to it, when; by point: how much later than the median.
+
+    Milliseconds, `time` in seconds; a lag is above 0 for who came late.
+    """
+
+    last: Ints
+    lost: Floats
+    time: Floats
+    lag: Floats
+
+
+def group_by(
+    keys: tuple[npt.NDArray[Any], ...], rank: npt.NDArray[Any], received: npt.NDArray[Any]
+) -> tuple[Group, int]:
+    """Group points by keys; of several of one rank the newest stays. Returns the group and how many were dropped."""
+    order = np.lexsort((received, rank, *reversed(keys)))
+    same = np.ones(len(order), bool)
+    for key in keys:
+        column = key[order]
+        same[1:] &= column[1:] == column[:-1]
+    if len(order):
+        same[0] = False
+    ranks = rank[order]
+    again = np.zeros(len(order), bool)
+    again[:-1] = same[1:] & (ranks[1:] == ranks[:-1])
+    # A group begins where the key changes; the first of its points may be one that goes.
+    number = np.cumsum(~same) - 1
+    order, number = order[~again], number[~again]
+    firsts = np.flatnonzero(np.diff(number, prepend=-1))
+    return Group(order, np.append(firsts, len(order)).astype(np.int64)), int(again.sum())
+
+
+def measure(group: Group, rank: npt.NDArray[Any], blocked: npt.NDArray[Any], time: npt.NDArray[Any]) -> Lags:
+    """Compare the ranks of each collective by how long they blocked. Every collective has at least two ranks."""
+    sizes, starts = group.sizes, group.starts[:-1]
+    collective = np.repeat(np.arange(len(sizes)), sizes)
+    waited = blocked[group.order].astype(np.float64)
+    inner = np.lexsort((waited, collective))
+    ordered = waited[inner]
+    middle = (ordered[starts + (sizes - 1) // 2] + ordered[starts + sizes // 2]) / 2
+    lost = ordered[starts + 1] - ordered[starts]
+    last = rank[group.order][inner][starts].astype(np.int64)
+    moments = time[group.order]
+    by_time = np.lexsort((moments, collective))
+    when = moments[by_time][starts + sizes // 2]
+    return Lags(last, lost, when, middle[collective] - waited)
+
+
+def in_buckets(time: npt.NDArray[Any], rank: npt.NDArray[Any], tolerance_seconds: float) -> Ints:
+    """Number collectives of one operation without sequence numbers, by time.
+
+    In order of time every point joins the oldest collective that has no point of its rank yet and began within the
+    tolerance, so that ranks on both sides of any edge still meet and back-to-back collectives stay apart.
+    """
+    numbers = np.full(len(time), -1, np.int64)
+    began: list[float] = []
+    following: dict[int, int] = {}
+    oldest = 0
+    for place in np.argsort(time, kind="stable").tolist():
+        moment, who = float(time[place]), int(rank[place])
+        while oldest < len(began) and moment - began[oldest] > tolerance_seconds:
+            oldest += 1
+        number = max(following.get(who, 0), oldest)
+        if number >= len(began):
+            number = len(began)
+            began.append(moment)
+        numbers[place] = number
+        following[who] = number + 1
+    return numbers

@@ -1,0 +1,359 @@
+"""Collective points out of OTLP pushes, fast: attributes stay bytes, and bytes that were seen before are known.
+
+A second, smaller protobuf schema with the same field numbers leaves resources and attributes undecoded, so that a
+point costs a few dictionary look-ups instead of a dozen objects.
+"""
+
+from array import array
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import orjson
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from ingero_contract import attributes, metrics
+from ingero_kit.otlp import check_name
+from ingero_kit.otlp_server import Push
+
+BLOCKED, HOST = 0, 1
+KINDS: Final = {metrics.COLLECTIVE_BARRIER_WAIT: BLOCKED, metrics.COLLECTIVE_DURATION: HOST}
+"""The metrics that say something about arrival; the others are passed on unread."""
+
+MAX_RANKS: Final = 65_536
+"""Largest communicator."""
+
+MAX_MILLISECONDS: Final = 1e9
+"""A longer wait is taken for a mistake."""
+
+MAX_TEXT: Final = 64
+_REMEMBERED: Final = 200_000
+NO_SEQ: Final = -1
+_SEQ, _OTHER = 4, 5
+_SLOTS: Final = {
+    attributes.NCCL_OP_TYPE: 0,
+    attributes.NCCL_COMM_HASH: 1,
+    attributes.NCCL_RANK: 2,
+    attributes.NCCL_NRANKS: 3,
+    attributes.NCCL_SEQ: _SEQ,
+}
+_SEQ_HEAD: Final = KeyValue(key=attributes.NCCL_SEQ).SerializeToString()
+_WHOLE: Final = b"\x18"
+
+
+class Source(NamedTuple):
+    """Who sent points; the pod is empty when nobody said it."""
+
+    cluster: str
+    node: str
+    pod: str
+
+
+class CommKey(NamedTuple):
+    """One communicator. Two that share a hash and a size are told apart by their members' nodes, or not at all."""
+
+    cluster: str
+    hash: str
+    ranks: int
+
+
+@dataclass
+class Batch:
+    """Points by column: places of communicator, operation and source in their lists, then what was measured.
+
+    `value` is milliseconds, `time` seconds since the epoch on the sender's clock.
+    """
+
+    comm: "array[int]" = field(default_factory=lambda: array("i"))
+    op: "array[int]" = field(default_factory=lambda: array("i"))
+    rank: "array[int]" = field(default_factory=lambda: array("i"))
+    seq: "array[int]" = field(default_factory=lambda: array("q"))
+    source: "array[int]" = field(default_factory=lambda: array("i"))
+    kind: "array[int]" = field(default_factory=lambda: array("b"))
+    value: "array[float]" = field(default_factory=lambda: array("f"))
+    time: "array[float]" = field(default_factory=lambda: array("d"))
+    received: "array[float]" = field(default_factory=lambda: array("d"))
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+
+def _schema() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="ingero/slim.proto", package="ingero.slim", syntax="proto3")
+    kinds = descriptor_pb2.FieldDescriptorProto
+
+    def message(name: str, *fields: tuple[str, int, int, str | None, bool]) -> None:
+        added = file.message_type.add(name=name)
+        for field_name, number, kind, of, many in fields:
+            added.field.add(
+                name=field_name, number=number, type=kind, type_name=of,
+                label=kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL,
+            )  # fmt: skip
+
+    inner = kinds.TYPE_MESSAGE
+    message("Point", ("time", 3, kinds.TYPE_FIXED64, None, False), ("double", 4, kinds.TYPE_DOUBLE, None, False),
+            ("whole", 6, kinds.TYPE_SFIXED64, None, False), ("pairs", 7, kinds.TYPE_BYTES, None, True))  # fmt: skip
+    message("Gauge", ("points", 1, inner, ".ingero.slim.Point", True))
+    message("Metric", ("name", 1, kinds.TYPE_STRING, None, False), ("gauge", 5, inner, ".ingero.slim.Gauge", False))
+    message("Scope", ("metrics", 2, inner, ".ingero.slim.Metric", True))
+    message("Block", ("resource", 1, kinds.TYPE_BYTES, None, False), ("scopes", 2, inner, ".ingero.slim.Scope", True))
+    message("Request", ("blocks", 1, inner, ".ingero.slim.Block", True))
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("ingero.slim.Request"))
+
+
+_Request: Final = _schema()
+
+
+class Reader:
+    """Turns pushes into batches. Knows what it has read before; bounded, and full it starts to learn anew.
+
+    Numbers of communicators, operations and sources stay valid until `forget`.
+    """
+
+    def __init__(self, max_communicators: int, max_ranks_in_all: int) -> None:
+        self.comms: list[CommKey] = []
+        self.ops: list[str] = []
+        self.sources: list[Source] = []
+        self.refused: dict[str, int] = {}
+        self._max_communicators = max_communicators
+        self._max_ranks = max_ranks_in_all
+        self._ranks = 0
+        self._by_cluster: dict[str, int] = {}
+        self._comm_numbers: dict[CommKey, int] = {}
+        self._op_numbers: dict[str, int] = {}
+        self._source_numbers: dict[Source, int] = {}
+        self._resources: dict[bytes, Source | str] = {}
+        self._pairs: dict[bytes, tuple[int, Any]] = {}
+        self._known: dict[tuple[str, Any, Any, Any], tuple[int, int]] = {}
+
+    def read(self, push: Push, batch: Batch, now: float) -> None:
+        """Add the collective points of a push to a batch; what cannot be taken is counted in `refused`."""
+        if push.encoding == "json":
+            self._json(push, batch, now)
+            return
+        try:
+            request = _Request.FromString(push.body)
+        except DecodeError:
+            self._refuse("the body is not OTLP")
+            return
+        for block in request.blocks:
+            source = self._source(block.resource, push.cluster)
+            for scope in block.scopes:
+                for metric in scope.metrics:
+                    kind = KINDS.get(metric.name)
+                    if kind is None:
+                        continue
+                    points = metric.gauge.points
+                    if isinstance(source, str):
+                        self._refuse(source, len(points))
+                        continue
+                    self._points(metric.gauge.points, batch, source, kind, now)
+
+    def _points(self, points: Any, batch: Batch, source: Source, kind: int, now: float) -> None:
+        """Add the points of one metric. This loop is what a collective costs; everything in it is there for speed."""
+        pairs_known, learn, known = self._pairs, self._learn, self._known
+        place = self._source_numbers[source]
+        for point in points:
+            # Operation, communicator, rank, size, number, and whatever else was said.
+            slots: list[Any] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, None]
+            for raw in point.pairs:
+                slot, value = pairs_known.get(raw) or learn(raw)
+                slots[slot] = value
+            op, comm, rank, ranks, seq, _ = slots
+            numbers = known.get((source.cluster, comm, op, ranks))
+            if numbers is None:
+                numbers = self._numbers(source, comm, op, ranks)
+                if numbers is None:
+                    continue
+                if len(known) >= _REMEMBERED:
+                    known.clear()
+                known[(source.cluster, comm, op, ranks)] = numbers
+            value = point.double or point.whole
+            if self._fits(rank, seq, value, ranks):
+                batch.comm.append(numbers[0])
+                batch.op.append(numbers[1])
+                batch.rank.append(rank)
+                batch.seq.append(seq)
+                batch.source.append(place)
+                batch.kind.append(kind)
+                batch.value.append(value)
+                batch.time.append(point.time * 1e-9)
+                batch.received.append(now)
+
+    def _json(self, push: Push, batch: Batch, now: float) -> None:
+        try:
+            tree = orjson.loads(push.body)
+            for block in tree.get("resourceMetrics") or ():
+                pairs = {
+                    pair["key"]: _plain(pair["value"])
+                    for pair in (block.get("resource") or {}).get("attributes") or ()
+                }
+                source = _find_source(pairs, push.cluster)
+                for scope in block.get("scopeMetrics") or ():
+                    for metric in scope.get("metrics") or ():
+                        kind = KINDS.get(metric["name"])
+                        points = (metric.get("gauge") or {}).get("dataPoints") or ()
+                        if kind is None:
+                            continue
+                        if isinstance(source, str):
+                            self._refuse(source, len(points))
+                            continue
+                        self._source_number(source)
+                        for point in points:
+                            self._json_point(point, batch, source, kind, now)
+        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, KeyError, OverflowError):
+            self._refuse("the body is not OTLP")
+
+    def _json_point(self, point: dict[str, Any], batch: Batch, source: Source, kind: int, now: float) -> None:
+        slots: list[Any] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, None]
+        for pair in point.get("attributes") or ():
+            slots[_SLOTS.get(pair["key"], _OTHER)] = _plain(pair["value"])
+        op, comm, rank, ranks, seq, _ = slots
+        number = point.get("asDouble")
+        value = float(point.get("asInt", 0) if number is None else number)
+        numbers = self._numbers(source, comm, op, ranks)
+        if numbers is not None and self._fits(rank, seq, value, ranks):
+            batch.comm.append(numbers[0])
+            batch.op.append(numbers[1])
+            batch.rank.append(rank)
+            batch.seq.append(seq)
+            batch.source.append(self._source_numbers[source])
+            batch.kind.append(kind)
+            batch.value.append(value)
+            batch.time.append(int(point.get("timeUnixNano", 0)) * 1e-9)
+            batch.received.append(now)
+
+    def _fits(self, rank: Any, seq: Any, value: float, ranks: int) -> bool:
+        """Whether all numbers of a point are in range; counted when not."""
+        if type(rank) is int and 0 <= rank < ranks and 0.0 <= value < MAX_MILLISECONDS:
+            if type(seq) is int and NO_SEQ <= seq < 2**62:
+                return True
+            self._refuse("nccl.seq is not a count")
+        elif type(rank) is not int or not 0 <= rank < ranks:
+            self._refuse("nccl.rank is not a rank of its communicator")
+        else:
+            self._refuse("the value is not a duration")
+        return False
+
+    def _numbers(self, source: Source, comm: Any, op: Any, ranks: Any) -> tuple[int, int] | None:
+        """Places of communicator and operation; `None`, counted, when there is no such thing or no room for it."""
+        if not isinstance(comm, str) or not 0 < len(comm) <= MAX_TEXT or not comm.isprintable():
+            self._refuse("nccl.comm_id_hash is missing")
+            return None
+        if type(ranks) is not int or not 2 <= ranks <= MAX_RANKS:
+            self._refuse(f"nccl.nranks is not between 2 and {MAX_RANKS}")
+            return None
+        key = CommKey(source.cluster, comm, ranks)
+        number = self._comm_numbers.get(key)
+        if number is None:
+            if self._by_cluster.get(source.cluster, 0) >= self._max_communicators:
+                self._refuse("more communicators than Fleet keeps (processors.nccl.max_communicators)")
+                return None
+            if self._ranks + ranks > self._max_ranks:
+                self._refuse("more ranks than Fleet keeps (processors.nccl.max_ranks)")
+                return None
+            number = self._comm_numbers[key] = len(self.comms)
+            self.comms.append(key)
+            self._ranks += ranks
+            self._by_cluster[source.cluster] = self._by_cluster.get(source.cluster, 0) + 1
+        name = normal_op(op)
+        op_number = self._op_numbers.get(name)
+        if op_number is None:
+            if len(self.ops) >= 64:
+                name = "other"
+            op_number = self._op_numbers.setdefault(name, len(self.ops))
+            if op_number == len(self.ops):
+                self.ops.append(name)
+        return number, op_number
+
+    def _refuse(self, reason: str, count: int = 1) -> None:
+        """Count points that are left out."""
+        self.refused[reason] = self.refused.get(reason, 0) + count
+
+    def _learn(self, raw: bytes) -> tuple[int, Any]:
+        """Read one attribute, and remember it unless it is a sequence number."""
+        if raw.startswith(_SEQ_HEAD):
+            number = shift = 0
+            # Key, length of the value, its field, then a varint.
+            for byte in raw[len(_SEQ_HEAD) + 3 :]:
+                number |= (byte & 0x7F) << shift
+                shift += 7
+            if raw[len(_SEQ_HEAD) + 2 : len(_SEQ_HEAD) + 3] == _WHOLE and number < 2**63:
+                return _SEQ, number
+        try:
+            pair = KeyValue.FromString(raw)
+        except DecodeError:
+            return _OTHER, None
+        value = pair.value
+        kind = value.WhichOneof("value")
+        whole = getattr(value, kind) if kind in ("string_value", "int_value") else None
+        found = (_SLOTS.get(pair.key, _OTHER), whole)
+        if len(self._pairs) >= _REMEMBERED:
+            self._pairs.clear()
+        self._pairs[raw] = found
+        return found
+
+    def _source(self, raw: bytes, cluster: str) -> Source | str:
+        key = raw + b"\0" + cluster.encode()
+        known = self._resources.get(key)
+        if known is None:
+            try:
+                pairs = {pair.key: pair.value.string_value for pair in Resource.FromString(raw).attributes}
+            except DecodeError:
+                pairs = {}
+            known = _find_source(pairs, cluster)
+            if len(self._resources) >= _REMEMBERED:
+                self._resources.clear()
+            self._resources[key] = known
+        if isinstance(known, Source):
+            self._source_number(known)
+        return known
+
+    def _source_number(self, source: Source) -> int:
+        number = self._source_numbers.get(source)
+        if number is None:
+            number = self._source_numbers[source] = len(self.sources)
+            self.sources.append(source)
+        return number
+
+    def forget(self, keep_comms: list[int], keep_sources: list[int]) -> None:
+        """Keep only these, numbered anew in this order."""
+        self.comms = [self.comms[number] for number in keep_comms]
+        self.sources = [self.sources[number] for number in keep_sources]
+        self._comm_numbers = {key: number for number, key in enumerate(self.comms)}
+        self._source_numbers = {source: number for number, source in enumerate(self.sources)}
+        self._known.clear()
+        self._ranks = sum(key.ranks for key in self.comms)
+        self._by_cluster = {}
+        for key in self.comms:
+            self._by_cluster[key.cluster] = self._by_cluster.get(key.cluster, 0) + 1
+
+
+def normal_op(op: Any) -> str:
+    """`ncclAllReduce` and `allreduce` are one."""
+    text = op.lower() if isinstance(op, str) else ""
+    return "".join(letter for letter in text.removeprefix("nccl") if letter.isalnum())[:24] or "unknown"
+
+
+def _find_source(pairs: dict[str, Any], cluster: str) -> Source | str:
+    node, own = str(pairs.get(attributes.NODE_ID) or ""), cluster or str(pairs.get(attributes.CLUSTER_ID) or "")
+    pod = pairs.get(attributes.POD_NAME)
+    for key, name in ((attributes.NODE_ID, node), (attributes.CLUSTER_ID, own)):
+        problem = check_name(name)
+        if problem:
+            return f"the resource attribute {key} {problem}"
+    return Source(own, node, pod if isinstance(pod, str) and check_name(pod) is None else "")
+
+
+def _plain(value: dict[str, Any]) -> Any:
+    return (
+        value.get("stringValue")
+        if "stringValue" in value
+        else int(value["intValue"])
+        if "intValue" in value
+        else None
+    )

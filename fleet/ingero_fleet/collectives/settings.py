@@ -1,0 +1,32 @@
+"""Settings of the NCCL processor."""
+
+from pydantic import Field
+
+from ingero_kit.settings import Duration, Settings
+
+
+class NcclConfig(Settings):
+    """Which rank the collectives wait for."""
+
+    window: int = Field(default=512, ge=16, le=65_536)
+    """Latest collectives of a communicator that are judged together."""
+    window_age: Duration = Field(default=60.0, gt=0)
+    """Older collectives do not count."""
+    hold: Duration = Field(default=15.0, gt=0)
+    """How long a collective waits for the points of its other ranks."""
+    time_tolerance: Duration = Field(default=1.0, gt=0)
+    """How far apart in time points of one collective may lie when they carry no sequence number."""
+    error: float = Field(default=1e-6, gt=0, lt=1)
+    """Chance of accusing any rank in a window of a healthy communicator."""
+    share: float = Field(default=0.003, ge=0, lt=1)
+    """Least share of time that must be lost to a rank."""
+    max_communicators: int = Field(default=10_000, ge=1)
+    """Communicators kept for each cluster; points of further ones are left out and counted."""
+    max_ranks: int = Field(default=1_000_000, ge=2)
+    """Ranks kept over all communicators."""
+    max_points: int = Field(default=1_000_000, ge=1000)
+    """Points held at once; further ones are left out and counted."""
+    ttl: Duration = Field(default=300.0, gt=0)
+    """Silence after which a communicator is forgotten."""
+    onward_points: int = Field(default=10_000, ge=0)
+    """Most peer lags that one tick sends onward, the largest first; 0 sends none."""

@@ -1,0 +1,181 @@
+"""Keeps prices and the ledger beside the engine, and answers what things cost. Files are read again when asked to."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ingero_fleet.cost.bill import Bill, Prices, make_bill
+from ingero_fleet.cost.ledger import Ledger
+from ingero_fleet.cost.providers import ProvidersError, parse_providers
+from ingero_fleet.cost.rates import MAX_BYTES, RatesError, builtin, parse
+from ingero_fleet.cost.settings import CostConfig
+from ingero_fleet.picture import Picture
+from ingero_fleet.scores import Hardware
+from ingero_kit.clock import rfc3339
+from ingero_kit.settings import SettingsError
+
+LONGEST_GAP: Final = 3.0
+"""Push intervals that one booking may span; Fleet claims nothing for time in which it saw nothing."""
+
+MAX_SERIES: Final = 1_000
+"""Culprits with series of their own on the Prometheus page, the dearest first."""
+
+
+def read_prices(config: CostConfig) -> Prices:
+    """Rates and provider rules from the files of the settings; raises `SettingsError` naming file and place."""
+    table, providers = builtin(), parse_providers("", config.default_provider)
+    try:
+        if config.rates_file:
+            table = parse(_read(config.rates_file))
+    except (RatesError, OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"processors.cost.rates_file {config.rates_file}: {error}") from None
+    try:
+        if config.providers_file:
+            providers = parse_providers(_read(config.providers_file), config.default_provider)
+    except (ProvidersError, OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"processors.cost.providers_file {config.providers_file}: {error}") from None
+    return Prices(table, providers)
+
+
+def _read(file: Path) -> str:
+    with file.open("rb") as stream:
+        return stream.read(MAX_BYTES + 1).decode()
+
+
+class CostDesk:
+    """One for each engine; `book` is called once a tick, everything else reads."""
+
+    def __init__(self, config: CostConfig, hardware: list[Hardware], by: tuple[str, ...], now: float) -> None:
+        self.config = config
+        self.prices = read_prices(config)
+        self.bill = Bill()
+        self.ledger = Ledger(now, now)
+        self._hardware = hardware
+        self._by = by
+
+    def adopt(self, config: CostConfig) -> None:
+        """Read the files again; raises `SettingsError`, and then the old prices stay."""
+        self.prices = read_prices(config)
+        self.config = config
+
+    def book(self, picture: Picture, interval_seconds: float) -> None:
+        """Price a tick and add it up."""
+        self.bill = make_bill(picture, list(self._hardware), self.prices, self._by)
+        self.ledger.book(self.bill, picture.tick.now, LONGEST_GAP * interval_seconds)
+
+    def answer(self, cluster: str | None = None) -> dict[str, Any]:
+        """What jobs cost, what of it was waiting, and for whom: now by the hour, and since Fleet started."""
+        bill, ledger = self.bill, self.ledger
+        now = {culprit.node: culprit for culprit in bill.culprits}
+        jobs = [
+            {
+                "cluster_id": key[0],
+                "job": key[1],
+                "nodes": job.nodes if job else 0,
+                "gpus": job.gpus if job else 0,
+                "synchronised": job.synchronised if job else None,
+                "cost_per_hour": _money(job.cost if job else 0.0),
+                "waiting_per_hour": _money(job.waiting if job else 0.0),
+                "cost": _money(account.cost),
+                "waiting": _money(account.waiting),
+                "gpus_without_rate": job.unpriced_gpus if job else 0,
+            }
+            for key, account in ledger.jobs.items()
+            if cluster in (None, key[0])
+            for job in [bill.jobs.get(key)]
+        ]
+        culprits = [
+            {
+                "cluster_id": node[0],
+                "node_id": node[1],
+                "job": account.job[1],
+                "straggling_now": node in now,
+                "severity": round(now[node].severity, 6) if node in now else None,
+                "share_per_hour": _money(now[node].share if node in now else 0.0),
+                "share": _money(account.share),
+                "saving_alone": _money(account.saving),
+                "straggler_seconds": round(account.seconds, 3),
+                "first_seen": rfc3339(account.first),
+                "last_seen": rfc3339(account.last),
+            }
+            for node, account in ledger.culprits.items()
+            if cluster in (None, node[0])
+        ]
+        culprits.sort(key=lambda item: (-float(item["share"] or 0), str(item["node_id"])))
+        clusters = [name for name in ledger.clusters() if cluster in (None, name)]
+        sums = [ledger.cluster(name) for name in clusters]
+        return {
+            "cluster_id": cluster,
+            "currency": self.prices.table.currency,
+            "symbol": self.prices.table.symbol,
+            "since": rfc3339(ledger.since),
+            "until": rfc3339(ledger.last),
+            "cost": _money(sum(item.cost for item in sums)),
+            "waiting": _money(sum(item.waiting for item in sums)),
+            "forgotten_shares": _money(sum(ledger.closed_shares.get(name, 0.0) for name in clusters)),
+            "jobs": jobs,
+            "culprits": culprits,
+            "missing_rates": [
+                {"provider": provider, "gpu_model": model, "gpus": count, "why": _why(provider, model)}
+                for (provider, model), count in sorted(bill.missing.items())
+            ],
+        }
+
+
+def _why(provider: str, model: str) -> str:
+    if not model:
+        return "the agents told no GPU model"
+    if not provider:
+        return "no provider is known; set processors.cost.default_provider or a rule"
+    return f"the rate table has no {model} at {provider}"
+
+
+def _money(value: float) -> float:
+    return round(value, 12)
+
+
+class CostPage(Collector):
+    """The cost families of the findings page."""
+
+    def __init__(self, desk: Callable[[], CostDesk]) -> None:
+        self._desk = desk
+
+    def collect(self) -> Iterator[Metric]:
+        """Build the families anew for every scrape."""
+        desk = self._desk()
+        bill, ledger, currency = desk.bill, desk.ledger, desk.prices.table.currency
+        cluster_labels = ["cluster_id", "currency"]
+        spent = CounterMetricFamily("ingero_fleet_job_cost", "What all jobs cost.", labels=cluster_labels)
+        waited = CounterMetricFamily(
+            "ingero_fleet_waiting_cost", "What of that was spent waiting for stragglers.", labels=cluster_labels
+        )
+        for name in ledger.clusters():
+            account = ledger.cluster(name)
+            spent.add_metric([name, currency], account.cost)
+            waited.add_metric([name, currency], account.waiting)
+        hourly = GaugeMetricFamily(
+            "ingero_fleet_job_cost_per_hour", "What a job costs an hour.", labels=["cluster_id", "job", "currency"]
+        )
+        waiting = GaugeMetricFamily(
+            "ingero_fleet_waiting_cost_per_hour", "What of that is waiting.", labels=["cluster_id", "job", "currency"]
+        )
+        for key, job in list(bill.jobs.items())[:MAX_SERIES]:
+            hourly.add_metric([*key, currency], job.cost)
+            waiting.add_metric([*key, currency], job.waiting)
+        share = CounterMetricFamily(
+            "ingero_fleet_straggler_cost",
+            "A culprit's share of the waiting.",
+            labels=["cluster_id", "node_id", "currency"],
+        )
+        dearest = sorted(ledger.culprits.items(), key=lambda item: -item[1].share)[:MAX_SERIES]
+        for node, culprit in dearest:
+            share.add_metric([*node, currency], culprit.share)
+        missing = GaugeMetricFamily(
+            "ingero_fleet_gpus_without_rate", "GPUs that no rate is known for.", labels=["provider", "gpu_model"]
+        )
+        for (provider, model), count in bill.missing.items():
+            missing.add_metric([provider, model], count)
+        yield from (spent, waited, hourly, waiting, share, missing)

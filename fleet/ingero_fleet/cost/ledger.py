@@ -1,0 +1,79 @@
+"""What stragglers have cost since Fleet started, added up tick by tick. Bounded: the forgotten stay in the sum."""
+
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from ingero_fleet.board import NodeKey
+from ingero_fleet.cost.bill import Bill, JobKey
+
+MAX_CULPRITS: Final = 10_000
+MAX_JOBS: Final = 10_000
+"""Accounts that are kept; beyond, the one booked longest ago is closed into the cluster's sum."""
+
+
+@dataclass(frozen=True)
+class CulpritAccount:
+    """One node: seconds as a straggler, and its money so far."""
+
+    job: JobKey
+    first: float
+    last: float
+    seconds: float = 0.0
+    share: float = 0.0
+    saving: float = 0.0
+
+
+@dataclass(frozen=True)
+class JobAccount:
+    """One job: its money so far."""
+
+    cost: float = 0.0
+    waiting: float = 0.0
+    last: float = 0.0
+
+
+@dataclass
+class Ledger:
+    """All accounts. `closed_*` hold, by cluster, the sums of accounts that were closed."""
+
+    since: float
+    last: float
+    culprits: dict[NodeKey, CulpritAccount] = field(default_factory=dict)
+    jobs: dict[JobKey, JobAccount] = field(default_factory=dict)
+    closed_shares: dict[str, float] = field(default_factory=dict)
+    closed_jobs: dict[str, JobAccount] = field(default_factory=dict)
+
+    def book(self, bill: Bill, now: float, longest_seconds: float) -> None:
+        """Add the time since the last booking at the bill's prices; a gap counts as `longest_seconds` at most."""
+        seconds = min(max(0.0, now - self.last), longest_seconds)
+        self.last, hours = now, seconds / 3600.0
+        for key, job in bill.jobs.items():
+            account = self.jobs.pop(key, JobAccount())
+            self.jobs[key] = JobAccount(account.cost + job.cost * hours, account.waiting + job.waiting * hours, now)
+        for culprit in bill.culprits:
+            known = self.culprits.pop(culprit.node, None) or CulpritAccount(culprit.job, now, now)
+            self.culprits[culprit.node] = replace(
+                known,
+                job=culprit.job,
+                last=now,
+                seconds=known.seconds + seconds,
+                share=known.share + culprit.share * hours,
+                saving=known.saving + culprit.saving * hours,
+            )
+        while len(self.culprits) > MAX_CULPRITS:
+            node = next(iter(self.culprits))
+            self.closed_shares[node[0]] = self.closed_shares.get(node[0], 0.0) + self.culprits.pop(node).share
+        while len(self.jobs) > MAX_JOBS:
+            key = next(iter(self.jobs))
+            gone, kept = self.jobs.pop(key), self.closed_jobs.get(key[0], JobAccount())
+            self.closed_jobs[key[0]] = JobAccount(kept.cost + gone.cost, kept.waiting + gone.waiting, gone.last)
+
+    def cluster(self, name: str) -> JobAccount:
+        """All jobs of a cluster together, closed ones included."""
+        own = [account for key, account in self.jobs.items() if key[0] == name]
+        own += [self.closed_jobs[name]] if name in self.closed_jobs else []
+        return JobAccount(sum(item.cost for item in own), sum(item.waiting for item in own))
+
+    def clusters(self) -> list[str]:
+        """Clusters with any account."""
+        return sorted({key[0] for key in self.jobs} | set(self.closed_jobs))

@@ -1,0 +1,134 @@
+"""What a GPU costs an hour, by provider and model. A model without a rate is missing, which is not the same as 0."""
+
+import difflib
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from importlib.resources import files
+from types import MappingProxyType
+from typing import Any, Final
+
+import yaml
+
+MAX_BYTES: Final = 1 << 20
+"""Largest table that is read."""
+
+HIGHEST_RATE: Final = 10_000.0
+"""A rate above this, in the table's currency for one GPU and hour, is taken for a mistake."""
+
+ALIASES: Final = {
+    "aws": "ec2",
+    "amazon": "ec2",
+    "google": "gcp",
+    "gce": "gcp",
+    "onprem": "on-premise",
+    "on-prem": "on-premise",
+    "on_premise": "on-premise",
+}
+"""What agents and people call providers, and what the table calls them."""
+
+KNOWN_MODELS: Final = (
+    "NVIDIA B200", "NVIDIA B300", "NVIDIA GB200", "NVIDIA GB300", "NVIDIA H200", "NVIDIA H200 NVL",
+    "NVIDIA H100 80GB HBM3", "NVIDIA H100 PCIe", "NVIDIA H100 NVL", "NVIDIA H800", "NVIDIA H20",
+    "NVIDIA GH200 480GB", "NVIDIA GH200 144G HBM3e", "NVIDIA A100-SXM4-80GB", "NVIDIA A100-SXM4-40GB",
+    "NVIDIA A100 80GB PCIe", "NVIDIA A100-PCIE-40GB", "NVIDIA A800-SXM4-80GB", "NVIDIA L40S", "NVIDIA L40",
+    "NVIDIA L4", "NVIDIA A10", "NVIDIA A10G", "NVIDIA A30", "NVIDIA A40", "NVIDIA A2", "NVIDIA A16",
+    "NVIDIA RTX A6000", "NVIDIA RTX 6000 Ada Generation", "NVIDIA GeForce RTX 4090", "NVIDIA GeForce RTX 3090",
+    "NVIDIA GeForce RTX 5090", "Tesla T4", "Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB",
+    "Tesla V100-PCIE-16GB", "Tesla P100-PCIE-16GB",
+)  # fmt: skip
+"""Names as nvidia-smi prints them, to tell a misspelt one; a table may name others."""
+
+_KEYS: Final = frozenset({"currency_name", "currency_symbol", "providers", "fallback_rate"})
+
+
+class RatesError(Exception):
+    """The table cannot be used; the text names every place that is wrong."""
+
+
+@dataclass(frozen=True)
+class RateTable:
+    """Rates for one GPU and hour in one currency. `fallback` is `None` when nothing stands for what is not listed."""
+
+    currency: str = "USD"
+    symbol: str = "$"
+    providers: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: MappingProxyType({}))
+    fallback: float | None = None
+
+    def find(self, provider: str, model: str) -> float | None:
+        """The rate of one GPU for an hour; `None` when the table has none."""
+        name = provider.strip().lower()
+        rates = self.providers.get(name) or self.providers.get(ALIASES.get(name, name)) or {}
+        return rates.get(" ".join(model.split()), self.fallback)
+
+
+def builtin_text() -> str:
+    """The table that comes with Fleet, comments included."""
+    return (files("ingero_fleet.cost") / "gpu_rates.yaml").read_text()
+
+
+def parse(text: str) -> RateTable:
+    """Read a table; raises `RatesError` naming everything that is wrong with it."""
+    if len(text) > MAX_BYTES:
+        raise RatesError(f"the table is larger than {MAX_BYTES} bytes")
+    try:
+        tree = yaml.safe_load(text)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise RatesError(f"not YAML: {' '.join(str(error).split()) or type(error).__name__}") from None
+    if not isinstance(tree, dict):
+        raise RatesError("a mapping with providers and fallback_rate was expected")
+    wrong = [f"{key}: no such key; there are {', '.join(sorted(_KEYS))}" for key in tree if key not in _KEYS]
+    fallback = _rate("fallback_rate", tree.get("fallback_rate"), wrong)
+    currency, symbol = tree.get("currency_name", "USD"), tree.get("currency_symbol", "$")
+    for key, value in (("currency_name", currency), ("currency_symbol", symbol)):
+        if not isinstance(value, str) or not 1 <= len(value) <= 8 or not value.isprintable():
+            wrong.append(f"{key}: 1 to 8 printable characters were expected")
+    providers = tree.get("providers")
+    table: dict[str, Mapping[str, float]] = {}
+    if not isinstance(providers, dict):
+        wrong.append("providers: a mapping of provider to models was expected")
+        providers = {}
+    for provider, models in providers.items():
+        place = f"providers.{provider}"
+        if not isinstance(provider, str) or not isinstance(models, dict):
+            wrong.append(f"{place}: a name with a mapping of models was expected")
+            continue
+        rates: dict[str, float] = {}
+        for model, value in models.items():
+            if not isinstance(model, str) or not model.strip():
+                wrong.append(f"{place}.{model}: a model name was expected")
+                continue
+            rates[" ".join(model.split())] = _rate(f"{place}.{model}", value, wrong)
+        table[provider.strip().lower()] = MappingProxyType(rates)
+    if wrong:
+        raise RatesError("; ".join(wrong[:20]) + (f"; and {len(wrong) - 20} more" if len(wrong) > 20 else ""))
+    return RateTable(currency, symbol, MappingProxyType(table), fallback or None)
+
+
+def builtin() -> RateTable:
+    """The table that comes with Fleet."""
+    return parse(builtin_text())
+
+
+def doubts(table: RateTable) -> list[str]:
+    """What may be a mistake although the table can be used: names that nvidia-smi never prints, rates of 0."""
+    found: list[str] = []
+    for provider, rates in table.providers.items():
+        for model, rate in rates.items():
+            if model not in KNOWN_MODELS:
+                near = difflib.get_close_matches(model, KNOWN_MODELS, 1, 0.6)
+                hint = f"; did you mean {near[0]}?" if near else ""
+                found.append(f"{provider}: {model} is not a name known from nvidia-smi{hint}")
+            if rate == 0:
+                found.append(f"{provider}: {model} costs 0, so that its stragglers cost nothing")
+    return found
+
+
+def _rate(place: str, value: Any, wrong: list[str]) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        wrong.append(f"{place}: a number was expected" if value is not None else f"{place}: is missing")
+    elif not math.isfinite(value) or not 0 <= value <= HIGHEST_RATE:
+        wrong.append(f"{place}: {value} is not between 0 and {HIGHEST_RATE:g}")
+    else:
+        return float(value)
+    return 0.0

@@ -1,0 +1,338 @@
+"""Which rank do the collectives wait for: the culprit is named whatever clocks say, a victim never."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingero_contract import attributes, metrics, routes
+from ingero_fleet.collectives.attribution import (
+    AttributionConfig,
+    Claim,
+    binomial_tail,
+    find_late_rank,
+    without_victims,
+)
+from ingero_fleet.collectives.desk import CollectivesDesk
+from ingero_fleet.collectives.lags import group_by, in_buckets, measure
+from ingero_fleet.collectives.points import normal_op
+from ingero_fleet.collectives.settings import NcclConfig
+from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.otlp_server import Encoding, Push, Signal
+from ingero_testing.collectives import BEGIN, Job, as_json
+from ingero_testing.processes import fleet, wait_until
+
+ERROR = AttributionConfig()
+
+
+def window(job: Job, steps: int) -> tuple[Any, Any, float]:
+    """Last rank and loss of each collective, and how long all took, milliseconds."""
+    _, blocked = job.run(steps)
+    ordered = np.sort(blocked, axis=1)
+    elapsed = 1000 * (job.moment - BEGIN)
+    return blocked.argmin(axis=1), ordered[:, 1] - ordered[:, 0], elapsed
+
+
+@pytest.mark.parametrize(("ranks", "jitter"), [(8, 1.0), (8, 2.0), (64, 1.0), (512, 1.0)])
+def test_a_rank_late_by_a_twentieth_is_named_every_time(ranks: int, jitter: float) -> None:
+    for seed in range(50):
+        job = Job(ranks, jitter_ms=jitter, late_ms={seed % ranks: 5.0}, seed=seed)
+        finding = find_late_rank(*window(job, 100), ranks, ERROR)
+
+        assert finding is not None
+        assert (finding.rank, finding.accused) == (seed % ranks, True), finding
+
+
+@pytest.mark.parametrize("jitter", [0.1, 1.0, 5.0, 30.0])
+def test_among_equals_nobody_is_named(jitter: float) -> None:
+    for seed in range(200):
+        finding = find_late_rank(*window(Job(8, jitter_ms=jitter, seed=seed), 100), 8, ERROR)
+
+        assert finding is not None
+        assert not finding.accused, finding
+
+
+def test_a_habit_of_being_last_by_a_hair_is_no_fault() -> None:
+    finding = find_late_rank(*window(Job(8, jitter_ms=0.001, late_ms={3: 0.05}), 200), 8, ERROR)
+
+    assert finding is not None
+    assert finding.chance < 1e-9
+    assert "of the time was lost" in finding.why_not
+
+
+def test_with_many_collectives_a_step_the_first_decides() -> None:
+    job = Job(8, step_ms=500, jitter_ms=0.5, late_ms={6: 25.0}, per_step=40)
+
+    finding = find_late_rank(*window(job, 13), 8, ERROR)
+
+    assert finding is not None
+    assert (finding.rank, finding.accused) == (6, True)
+
+
+@settings(deadline=None)
+@given(
+    st.integers(2, 40), st.integers(0, 60), st.integers(0, 60)
+)  # fmt: skip
+def test_the_tail_is_the_binomial_s(ranks: int, trials: int, successes: int) -> None:
+    expected = sum(
+        math.comb(trials, count) * (1 / ranks) ** count * (1 - 1 / ranks) ** (trials - count)
+        for count in range(successes, trials + 1)
+    )
+
+    assert binomial_tail(trials, 1 / ranks, successes) == pytest.approx(expected, rel=1e-6, abs=1e-300)
+
+
+def test_who_waited_elsewhere_for_another_is_a_victim() -> None:
+    culprit = Claim(1, "a", 0.10, {"b": 0.10, "c": 0.09})
+    victim = Claim(2, "b", 0.09, {"d": 0.09})
+
+    assert without_victims([culprit, victim]) == [culprit]
+    assert without_victims([victim]) == [victim]
+
+
+@settings(deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.integers(0, 5), st.integers(0, 4), st.floats(0, 100)), min_size=1, max_size=80
+    )
+)
+def test_grouping_keeps_one_point_of_each_rank_the_newest(points: list[tuple[int, int, int, float]]) -> None:
+    comm, seq, rank, _ = (np.array(column, np.int64) for column in zip(*points, strict=True))
+    received = np.arange(len(points))
+
+    group, again = group_by((comm, seq), rank, received)
+
+    wanted = {(one, two, three): place for place, (one, two, three, _) in enumerate(points)}
+    assert sorted(group.order.tolist()) == sorted(wanted.values())
+    assert again == len(points) - len(wanted)
+    for first, end in zip(group.starts[:-1].tolist(), group.starts[1:].tolist(), strict=True):
+        places = group.order[first:end]
+        assert len({(int(comm[place]), int(seq[place])) for place in places}) == 1
+        assert len({int(rank[place]) for place in places}) == len(places)
+    assert len(group.sizes) == len({(one, two) for one, two, _, _ in points})
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.floats(0, 1000, width=32), min_size=2, max_size=9), min_size=1, max_size=20))
+def test_lags_are_distances_from_the_median_and_the_last_is_who_blocked_least(waits: list[list[float]]) -> None:
+    number = np.repeat(np.arange(len(waits)), [len(row) for row in waits])
+    rank = np.concatenate([np.arange(len(row)) for row in waits])
+    blocked = np.array([value for row in waits for value in row])
+
+    group, _ = group_by((number,), rank, np.zeros(len(rank)))
+    found = measure(group, rank, blocked, np.zeros(len(rank)))
+
+    assert found.lag == pytest.approx(np.concatenate([np.median(row) - np.array(row) for row in waits]), abs=1e-6)
+    for row, last, lost in zip(waits, found.last.tolist(), found.lost.tolist(), strict=True):
+        assert row[last] == min(row)
+        assert lost == pytest.approx(sorted(row)[1] - min(row))
+
+
+@settings(deadline=None)
+@given(
+    st.integers(2, 6), st.integers(1, 20), st.floats(0.01, 5), st.lists(st.floats(0, 0.4), min_size=6, max_size=6)
+)  # fmt: skip
+def test_without_numbers_points_meet_over_any_edge(
+    ranks: int, collectives: int, step: float, skew: list[float]
+) -> None:
+    time = np.array([[100 + place * step + skew[rank] for rank in range(ranks)] for place in range(collectives)])
+    rank = np.tile(np.arange(ranks), collectives)
+
+    numbers = in_buckets(time.ravel(), rank, 0.5).reshape(collectives, ranks)
+
+    assert (numbers == numbers[:, :1]).all()
+    assert len(np.unique(numbers)) == collectives
+
+
+@pytest.mark.parametrize(
+    ("written", "name"), [("ncclAllReduce", "allreduce"), ("allreduce", "allreduce"), ("", "unknown"), (5, "unknown")]
+)
+def test_both_spellings_of_an_operation_are_one(written: Any, name: str) -> None:
+    assert normal_op(written) == name
+
+
+def feed(desk: CollectivesDesk, bodies: list[bytes], now: float, encoding: Encoding = "protobuf") -> None:
+    for body in bodies:
+        desk.take(Push(Signal.METRICS, encoding, body), now)
+
+
+def named(desk: CollectivesDesk) -> set[str]:
+    return {node for _, node in desk.culprits}
+
+
+@pytest.mark.parametrize("encoding", ["protobuf", "json"])
+@pytest.mark.parametrize("seq", [True, False])
+def test_the_culprit_is_named_with_its_node_and_pod(encoding: Encoding, seq: bool) -> None:
+    desk = CollectivesDesk(NcclConfig())
+    bodies = Job(8, late_ms={5: 5.0}, clock_seconds=10.0 if seq else 0.02).pushes(100, seq=seq)
+
+    feed(desk, [as_json(body) for body in bodies] if encoding == "json" else bodies, BEGIN, encoding)
+    desk.judge(BEGIN + 1)
+
+    finding = desk.culprits[("c", "node-5")]
+    assert (finding["rank"], finding["pod"]) == (5, "pod-5")
+    assert finding["lag_ms"] == pytest.approx(5, rel=0.2)
+    assert 0.02 < finding["share"] < 0.05
+    assert len(desk.culprits) == 1
+
+
+def test_points_that_are_lost_or_late_only_cost_power() -> None:
+    desk = CollectivesDesk(NcclConfig())
+    job = Job(8, late_ms={2: 5.0})
+    for tick in range(6):
+        feed(desk, job.pushes(40, drop=0.05), BEGIN + 10 * tick)
+        desk.judge(BEGIN + 10 * tick)
+
+    assert named(desk) == {"node-2"}
+    assert desk.outcomes["partial"] > 0
+
+
+def test_a_victim_in_a_second_communicator_is_not_named() -> None:
+    desk = CollectivesDesk(NcclConfig())
+    feed(desk, Job(4, late_ms={0: 10.0}, seed=1, comm="a" * 16).pushes(100), BEGIN)
+    held_up = Job(4, late_ms={0: 9.0}, seed=2, comm="b" * 16).pushes(100, node="peer-{}")
+    feed(desk, [body.replace(b"peer-0", b"node-1") for body in held_up], BEGIN)
+    desk.judge(BEGIN + 1)
+
+    assert named(desk) == {"node-0"}
+
+
+def test_two_nodes_that_claim_one_rank_make_the_answer_unknown() -> None:
+    desk = CollectivesDesk(NcclConfig())
+    feed(desk, Job(8, late_ms={5: 5.0}, seed=1).pushes(60), BEGIN)
+    feed(desk, Job(8, seed=2).pushes(60, node="other-{}"), BEGIN)
+    desk.judge(BEGIN + 1)
+
+    assert named(desk) == set()
+    assert "share this hash" in desk.answer(None, BEGIN + 1)["communicators"][0]["verdict"]
+
+
+def test_without_waits_the_answer_is_unknown() -> None:
+    desk = CollectivesDesk(NcclConfig())
+    bodies = Job(8, late_ms={5: 5.0}).pushes(60)
+    feed(desk, [as_json(body).replace(metrics.COLLECTIVE_BARRIER_WAIT.encode(), metrics.COLLECTIVE_DURATION.encode())
+                for body in bodies], BEGIN, "json")  # fmt: skip
+    desk.judge(BEGIN + 1)
+
+    assert named(desk) == set()
+    assert "unknown" in desk.answer(None, BEGIN + 1)["communicators"][0]["verdict"]
+
+
+def test_a_cured_rank_is_let_go_and_silence_is_forgotten() -> None:
+    desk = CollectivesDesk(NcclConfig(window_age=20.0, ttl=60.0))
+    job = Job(8, late_ms={5: 5.0})
+    feed(desk, job.pushes(100), BEGIN)
+    desk.judge(BEGIN)
+    assert named(desk) == {"node-5"}
+    job.late_ms = {}
+    for tick in (10, 20, 30):
+        feed(desk, job.pushes(100), BEGIN + tick)
+        desk.judge(BEGIN + tick)
+
+    assert named(desk) == set()
+    desk.judge(BEGIN + 200)
+    assert (desk.windows, desk.reader.comms, desk.reader.sources) == ({}, [], [])
+    feed(desk, job.pushes(100), BEGIN + 300)
+    desk.judge(BEGIN + 300)
+    assert len(desk.windows) == 1
+
+
+def test_limits_hold_and_what_is_left_out_is_counted() -> None:
+    desk = CollectivesDesk(NcclConfig(max_communicators=20, max_ranks=1000, max_points=1000))
+    for number in range(100):
+        feed(desk, Job(4, comm=f"{number:016x}").pushes(5), BEGIN)
+    desk.judge(BEGIN)
+
+    assert len(desk.windows) == 20
+    assert (
+        desk.reader.refused["more communicators than Fleet keeps (processors.nccl.max_communicators)"] == 80 * 4 * 5
+    )
+    feed(desk, Job(4, comm=f"{1:016x}").pushes(1000), BEGIN)
+    assert desk.dropped > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({attributes.NCCL_RANK: 8}, "nccl.rank"),
+        ({attributes.NCCL_RANK: -1}, "nccl.rank"),
+        ({attributes.NCCL_NRANKS: 1}, "nccl.nranks"),
+        ({attributes.NCCL_NRANKS: 10**9}, "nccl.nranks"),
+        ({attributes.NCCL_COMM_HASH: ""}, "nccl.comm_id_hash"),
+        ({attributes.NCCL_SEQ: -5}, "nccl.seq"),
+    ],
+)
+def test_numbers_out_of_range_are_counted_and_left_out(change: dict[str, Any], reason: str) -> None:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    request = ExportMetricsServiceRequest.FromString(Job(8).pushes(1)[0])
+    for pair in request.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points[0].attributes:
+        if pair.key in change:
+            value = change[pair.key]
+            if isinstance(value, str):
+                pair.value.string_value = value
+            else:
+                pair.value.int_value = value
+    desk = CollectivesDesk(NcclConfig())
+    for encoding, body in (("protobuf", request.SerializeToString()), ("json", as_json(request.SerializeToString()))):
+        desk.take(Push(Signal.METRICS, encoding, body), BEGIN)  # type: ignore[arg-type]
+
+    assert [(text.startswith(reason), count) for text, count in desk.reader.refused.items()] == [(True, 2)]
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=200), st.sampled_from(["protobuf", "json"]))
+def test_rubbish_never_fails(body: bytes, encoding: Encoding) -> None:
+    desk = CollectivesDesk(NcclConfig())
+
+    desk.take(Push(Signal.METRICS, encoding, body), BEGIN)
+    desk.judge(BEGIN)
+
+
+def test_peer_lags_go_onward_as_otlp() -> None:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    sent: list[Push] = []
+    desk = CollectivesDesk(NcclConfig(onward_points=5), sent.append)
+    feed(desk, Job(8, late_ms={5: 5.0}).pushes(100), BEGIN)
+    desk.judge(BEGIN)
+
+    request = ExportMetricsServiceRequest.FromString(sent[0].body)
+    found = {
+        pair.value.int_value: point.as_double
+        for block in request.resource_metrics
+        for metric in block.scope_metrics[0].metrics
+        for point in metric.gauge.data_points
+        for pair in point.attributes
+        if metric.name == metrics.COLLECTIVE_PEER_LAG and pair.key == attributes.NCCL_RANK
+    }
+    assert len(found) == 5
+    assert found[5] == pytest.approx(5, rel=0.1)
+    assert desk.outcomes["lags_not_sent"] == 3
+
+
+def test_a_running_fleet_names_the_rank(tmp_path: Path) -> None:
+    with fleet(tmp_path) as service:
+        job = Job(8, late_ms={5: 5.0}, clock_seconds=10)
+        headers = {"content-type": "application/x-protobuf"}
+        for rank, body in enumerate(job.pushes(100)):
+            report = HealthReport(node_id=f"node-{rank}", cluster_id="c", score=0.9)
+            for content in (body, encode_report(report).SerializeToString()):
+                answer = httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=headers)
+                assert (answer.status_code, answer.content) == (200, b"")
+
+        def answer_of(path: str) -> Any:
+            got = httpx.get(service.url("diagnostics", path))
+            return got.json() if got.status_code == 200 else {}
+
+        wait_until(lambda: bool(answer_of(routes.FLEET_COLLECTIVES).get("culprits")), "a culprit")
+
+        assert [item["node_id"] for item in answer_of(routes.FLEET_COLLECTIVES)["culprits"]] == ["node-5"]
+        assert answer_of(f"{routes.FLEET_WHY}?node_id=node-5")["collectives"]["rank"] == 5
+        assert answer_of(f"{routes.FLEET_WHY}?node_id=node-4")["collectives"] is None
+        assert "ingero_fleet_collective_culprit_share" in httpx.get(service.url("prometheus", "/metrics")).text

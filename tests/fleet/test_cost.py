@@ -1,0 +1,235 @@
+"""Money: shares add up to the waiting, the innocent pay nothing, what has no rate is said."""
+
+import itertools
+import math
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_contract import routes
+from ingero_contract.values import NodeState
+from ingero_fleet import statistics
+from ingero_fleet.cost.bill import Bill, Prices, make_bill
+from ingero_fleet.cost.counterfactual import savings, shares
+from ingero_fleet.cost.ledger import Ledger
+from ingero_fleet.cost.providers import parse_providers
+from ingero_fleet.cost.rates import builtin, parse
+from ingero_fleet.judging import Judging
+from ingero_fleet.picture import Picture
+from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
+from ingero_kit.otlp import HealthReport, encode_report
+from ingero_testing.processes import Running, fleet, wait_until
+
+SEVERITIES = st.lists(st.floats(0, 1), min_size=1, max_size=40)
+CONFIG = IngeroConfig(quorum=QuorumConfig(statistical_min=3))
+H100 = {"provider": "aws", "gpu_model": "NVIDIA H100 80GB HBM3", "gpu_count": 8}
+
+
+@given(SEVERITIES)
+def test_shares_add_up_to_the_waiting(severities: list[float]) -> None:
+    assert math.isclose(math.fsum(shares(severities)), max(severities), abs_tol=1e-9)
+
+
+@given(SEVERITIES)
+def test_who_lost_nothing_pays_nothing_and_the_slower_pays_no_less(severities: list[float]) -> None:
+    found = sorted(zip(severities, shares(severities), strict=True))
+
+    assert all(share == 0 for severity, share in found if severity == 0)
+    assert all(later[1] >= earlier[1] - 1e-12 for earlier, later in itertools.pairwise(found))
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_shares_are_the_mean_over_all_orders_of_arrival(severities: list[float]) -> None:
+    """The definition of the Shapley value, by brute force."""
+    means = [0.0] * len(severities)
+    orders = list(itertools.permutations(range(len(severities))))
+    for order in orders:
+        slowest = 0.0
+        for member in order:
+            means[member] += max(0.0, severities[member] - slowest) / len(orders)
+            slowest = max(slowest, severities[member])
+
+    assert shares(severities) == pytest.approx(means, abs=1e-9)
+
+
+@given(SEVERITIES)
+def test_what_curing_one_saves_is_what_the_job_costs_less_without_it(severities: list[float]) -> None:
+    for member, saved in enumerate(savings(severities)):
+        without = [severity for place, severity in enumerate(severities) if place != member]
+        assert saved == max(severities) - max(without, default=0.0)
+
+
+def picture(reports: list[HealthReport]) -> tuple[Picture, ScoreTable]:
+    table = ScoreTable(Limits(1000, 10, 100), CONFIG.cohort.by)
+    for report in reports:
+        table.observe(report, 0.0)
+    frame = statistics.Frame.take(table, 1.0)
+    return Picture(frame, statistics.compute(frame, statistics.Memory(), CONFIG)), table
+
+
+def job(scores: list[float], **fields: Any) -> list[HealthReport]:
+    return [
+        HealthReport(node_id=f"n{number}", cluster_id="c", score=score, job_id="j", **{**H100, **fields})
+        for number, score in enumerate(scores)
+    ]
+
+
+def bill_of(reports: list[HealthReport], prices: Prices | None = None) -> Bill:
+    seen, table = picture(reports)
+    return make_bill(seen, table.hardware, prices or Prices(builtin()), CONFIG.cohort.by)
+
+
+def test_in_a_synchronised_job_everybody_waits_for_the_slowest() -> None:
+    bill = bill_of(job([1.0, 1.0, 1.0, 0.5], world_size=32))
+
+    assert bill.jobs[("c", "j")].cost == pytest.approx(4 * 8 * 12.29)
+    assert [culprit.node for culprit in bill.culprits] == [("c", "n3")]
+    assert bill.culprits[0].share == pytest.approx(0.5 * 4 * 8 * 12.29)
+    assert bill.culprits[0].saving == bill.culprits[0].share
+
+
+def test_two_equally_slow_ones_share_and_curing_one_alone_saves_nothing() -> None:
+    bill = bill_of(job([1.0, 1.0, 1.0, 1.0, 0.5, 0.5], world_size=48))
+    waiting = bill.jobs[("c", "j")].waiting
+
+    assert [culprit.share for culprit in bill.culprits] == pytest.approx([waiting / 2, waiting / 2])
+    assert [culprit.saving for culprit in bill.culprits] == [0.0, 0.0]
+
+
+def test_without_a_world_size_only_the_straggler_s_own_time_is_lost() -> None:
+    bill = bill_of(job([1.0, 1.0, 1.0, 0.5]))
+
+    assert bill.jobs[("c", "j")].waiting == pytest.approx(0.5 * 8 * 12.29)
+
+
+def judged(last: HealthReport, ticks: int) -> tuple[Picture, ScoreTable]:
+    """Four nodes that the detector has learnt; then the last one reports something else for so many ticks."""
+    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=8)})
+    table, judging = ScoreTable(Limits(1000, 10, 1e9), CONFIG.cohort.by), Judging(config)
+    well = job([0.9, 0.9, 0.9, 0.9], world_size=32)
+    for tick in range(12 + ticks):
+        for report in [*well[:3], last if tick >= 12 else well[3]]:
+            table.observe(report, 10.0 * tick)
+        frame = statistics.Frame.take(table, 10.0 * tick)
+        findings = judging.judge(frame, {})
+    return Picture(frame, statistics.compute(frame, statistics.Memory(), CONFIG), findings), table
+
+
+def test_nobody_waits_for_a_stopped_node_whose_peers_go_on() -> None:
+    (last,) = job([0.9, 0.9, 0.9, 0.0], world_size=32, state=NodeState.IDLE)[3:]
+    seen, table = judged(last, 3)
+    bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by)
+
+    assert bill.jobs[("c", "j")].waiting == pytest.approx(8 * 12.29)
+
+
+def test_the_verdict_s_severity_counts_when_there_is_one() -> None:
+    (last,) = job([0.9, 0.9, 0.9, 0.6], world_size=32)[3:]
+    seen, table = judged(last, 8)
+    bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by)
+
+    assert bill.culprits[0].node == ("c", "n3")
+    assert bill.culprits[0].severity == pytest.approx(1 / 3, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("fields", "missing"),
+    [
+        ({"gpu_model": "NVIDIA L4 24GB", "gpu_count": 4}, ("aws", "NVIDIA L4 24GB", 16)),
+        ({"provider": "", "gpu_count": 8}, ("", "NVIDIA H100 80GB HBM3", 32)),
+        ({"gpu_model": "", "gpu_count": 0}, ("aws", "", 4)),
+    ],
+)
+def test_a_missing_rate_is_said(fields: dict[str, Any], missing: tuple[str, str, int]) -> None:
+    bill = bill_of(job([1.0, 1.0, 1.0, 0.5], world_size=32, **fields))
+
+    assert dict(bill.missing) == {missing[:2]: missing[2]}
+    assert bill.jobs[("c", "j")].unpriced_gpus == missing[2]
+
+
+def test_rules_decide_about_the_provider() -> None:
+    prices = Prices(parse("fallback_rate: 0\nproviders: {home: {NVIDIA H100 80GB HBM3: 1}}"),
+                    parse_providers("- {provider: home, nodes: [n0, n1]}"))  # fmt: skip
+    bill = bill_of(job([1.0, 1.0, 1.0]), prices)
+
+    assert bill.jobs[("c", "j")].cost == pytest.approx(16)
+    assert dict(bill.missing) == {("aws", "NVIDIA H100 80GB HBM3"): 8}
+
+
+@given(
+    st.lists(
+        st.tuples(st.lists(st.floats(0.05, 1), min_size=3, max_size=12), st.booleans(), st.floats(0, 20)),
+        min_size=1, max_size=8,
+    )
+)  # fmt: skip
+def test_over_time_shares_add_up_to_the_waiting(ticks: list[tuple[list[float], bool, float]]) -> None:
+    ledger = Ledger(0.0, 0.0)
+    now = 0.0
+    for scores, synchronised, seconds in ticks:
+        now += seconds
+        ledger.book(bill_of(job(scores, world_size=8 * synchronised)), now, 30.0)
+
+    total = ledger.cluster("c")
+    assert math.fsum(account.share for account in ledger.culprits.values()) == pytest.approx(total.waiting, abs=1e-9)
+    assert total.waiting <= total.cost + 1e-9
+
+
+def test_a_gap_is_not_charged_and_forgotten_accounts_stay_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    ledger = Ledger(0.0, 0.0)
+    ledger.book(bill_of(job([1.0, 1.0, 1.0, 0.5], world_size=32)), 1e6, 3600.0)
+
+    assert ledger.cluster("c").cost == pytest.approx(4 * 8 * 12.29)
+    monkeypatch.setattr("ingero_fleet.cost.ledger.MAX_CULPRITS", 0)
+    monkeypatch.setattr("ingero_fleet.cost.ledger.MAX_JOBS", 0)
+    ledger.book(Bill(), 1e6, 3600.0)
+    assert not ledger.culprits
+    assert not ledger.jobs
+    assert ledger.closed_shares["c"] == pytest.approx(ledger.cluster("c").waiting)
+
+
+def push(service: Running, reports: list[HealthReport]) -> None:
+    for report in reports:
+        httpx.post(
+            service.url("otlp/http", routes.OTLP_METRICS),
+            content=encode_report(report).SerializeToString(),
+            headers={"content-type": "application/x-protobuf"},
+        )
+
+
+def test_a_running_fleet_says_what_its_straggler_costs(tmp_path: Path) -> None:
+    rates = tmp_path / "rates.yaml"
+    rates.write_text("currency_name: EUR\nfallback_rate: 0\nproviders: {ec2: {NVIDIA H100 80GB HBM3: 3600}}\n")
+    change = {"processors": {"cost": {"rates_file": str(rates)}}}
+    with fleet(tmp_path, change) as service:
+
+        def answer() -> dict[str, Any]:
+            push(service, job([0.9, 0.9, 0.9, 0.45], world_size=32))
+            push(service, [HealthReport(node_id="odd", cluster_id="d", score=0.9, gpu_model="Mystery", gpu_count=2)])
+            got = httpx.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c"))
+            return dict(got.json()) if got.status_code == 200 else {}
+
+        wait_until(lambda: bool(answer().get("waiting")), "money spent waiting")
+        found = answer()
+
+        assert found["currency"] == "EUR"
+        assert [culprit["node_id"] for culprit in found["culprits"]] == ["n3"]
+        assert found["culprits"][0]["share"] == pytest.approx(found["waiting"])
+        assert found["jobs"][0]["waiting_per_hour"] == pytest.approx(0.5 * 32 * 3600)
+        assert found["missing_rates"][0]["gpu_model"] == "Mystery"
+        page = httpx.get(service.url("prometheus", "/metrics")).text
+        assert 'ingero_fleet_waiting_cost_total{cluster_id="c",currency="EUR"}' in page
+        assert 'ingero_fleet_gpus_without_rate{gpu_model="Mystery",provider=""} 2.0' in page
+
+
+def test_a_rates_file_that_is_wrong_stops_the_start(tmp_path: Path) -> None:
+    rates = tmp_path / "rates.yaml"
+    rates.write_text("providers: {}")
+    change = {"processors": {"cost": {"rates_file": str(rates)}}}
+
+    with pytest.raises(AssertionError, match="fallback_rate: is missing"), fleet(tmp_path, change):
+        pass

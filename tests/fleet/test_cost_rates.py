@@ -1,0 +1,220 @@
+"""The table of rates: what is wrong is named, what is missing says so, replacing is all or nothing."""
+
+import http.server
+import ssl
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import trustme
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingero_fleet.cli import main
+from ingero_fleet.cost.command import obtain
+from ingero_fleet.cost.providers import ProvidersError, parse_providers
+from ingero_fleet.cost.rates import MAX_BYTES, RatesError, builtin, doubts, parse
+
+GOOD = "currency_name: EUR\nfallback_rate: 0\nproviders: {home: {NVIDIA L4: 0.5}}\n"
+
+
+def test_fleet_s_own_table_raises_no_doubt() -> None:
+    assert doubts(builtin()) == []
+
+
+@pytest.mark.parametrize(
+    ("provider", "model", "rate"),
+    [
+        ("ec2", "NVIDIA H100 80GB HBM3", 12.29),
+        ("aws", "NVIDIA H100 80GB HBM3", 12.29),
+        ("GCP", "NVIDIA  L4", 0.85),
+        ("lambda", "NVIDIA GH200 480GB", 2.29),
+        ("onprem", "NVIDIA H200", 1.45),
+        ("ec2", "NVIDIA L4 24GB", None),
+        ("", "NVIDIA L4", None),
+        ("nowhere", "NVIDIA L4", None),
+    ],
+)
+def test_a_rate_is_found_or_missing_never_zero(provider: str, model: str, rate: float | None) -> None:
+    assert builtin().find(provider, model) == rate
+
+
+def test_a_fallback_above_zero_stands_for_what_is_not_listed() -> None:
+    table = parse("fallback_rate: 2\nproviders: {}")
+
+    assert table.find("anywhere", "anything") == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "a mapping"),
+        ("{", "not YAML"),
+        ("providers: {}", "fallback_rate: is missing"),
+        ("fallback_rate: 0", "providers: a mapping"),
+        ("fallback_rate: -1\nproviders: {}", "fallback_rate: -1 is not between"),
+        ("fallback_rate: .nan\nproviders: {}", "nan is not between"),
+        ("fallback_rate: 0\nproviders: {a: {M: cheap}}", "providers.a.M: a number"),
+        ("fallback_rate: 0\nproviders: {a: {M: 20000}}", "providers.a.M: 20000 is not between"),
+        ("fallback_rate: 0\nproviders: {a: [1]}", "providers.a: a name with"),
+        ("fallback_rate: 0\nprovider: {}\nproviders: {}", "provider: no such key"),
+        ("fallback_rate: 0\nproviders: {}\ncurrency_name: 5", "currency_name: 1 to 8"),
+        ("x" * (MAX_BYTES + 1), "larger than"),
+    ],
+)
+def test_what_is_wrong_with_a_table_is_named(text: str, words: str) -> None:
+    with pytest.raises(RatesError, match=words.replace(".", r"\.").replace("+", r"\+")):
+        parse(text)
+
+
+@settings(deadline=None)
+@given(st.text(max_size=200))
+def test_any_text_is_a_table_or_an_error_in_words(text: str) -> None:
+    try:
+        parse(text)
+    except RatesError as error:
+        assert str(error)
+
+
+def test_a_name_that_nvidia_smi_never_prints_is_doubted() -> None:
+    found = doubts(parse("fallback_rate: 0\nproviders: {ec2: {NVIDIA L4 24GB: 0.85, NVIDIA L40S: 0}}"))
+
+    assert "did you mean NVIDIA L4?" in found[0]
+    assert "costs 0" in found[1]
+
+
+@pytest.fixture
+def web(tmp_path: Path) -> Iterator[tuple[str, httpx.Client]]:
+    """A TLS server on a free port: a table, a redirect to it, one to plain HTTP, a loop, something too large."""
+    authority = trustme.CA()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            targets = {"/moved": "/rates", "/plain": f"http://127.0.0.1:{port}/rates", "/loop": "/loop"}
+            bodies = {"/rates": GOOD.encode(), "/large": b"#" * (MAX_BYTES + 2), "/broken": b"providers: 5"}
+            target, body = targets.get(self.path), bodies.get(self.path, b"")
+            self.send_response(302 if target else 200 if body else 404)
+            if target:
+                self.send_header("location", target)
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    port = server.server_address[1]
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    trust = ssl.create_default_context()
+    authority.configure_trust(trust)
+    with httpx.Client(verify=trust, trust_env=False) as client:
+        yield f"https://127.0.0.1:{port}", client
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_table_comes_over_https_and_its_redirects(web: tuple[str, httpx.Client]) -> None:
+    base, client = web
+
+    assert obtain(f"{base}/rates", client) == GOOD
+    assert obtain(f"{base}/moved", client) == GOOD
+
+
+@pytest.mark.parametrize(
+    ("path", "words"),
+    [("/plain", "only https"), ("/loop", "redirects"), ("/large", "larger"), ("/none", "HTTP 404")],
+)
+def test_what_may_not_be_fetched_is_refused(web: tuple[str, httpx.Client], path: str, words: str) -> None:
+    base, client = web
+
+    with pytest.raises(RatesError, match=words):
+        obtain(base + path, client)
+
+
+def run(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["rates", *words])
+    return result.exit_code, result.output
+
+
+def test_update_replaces_the_file_and_says_what_changes(tmp_path: Path) -> None:
+    source, output = tmp_path / "new.yaml", tmp_path / "rates.yaml"
+    source.write_text(GOOD)
+    output.write_text(GOOD.replace("0.5", "0.4"))
+
+    status, words = run("update", "--from", source.as_uri(), "--output", str(output))
+
+    assert (status, output.read_text()) == (0, GOOD)
+    assert "home: NVIDIA L4: 0.4 -> 0.5" in words
+    assert sorted(tmp_path.iterdir()) == [source, output]
+
+
+@pytest.mark.parametrize("content", ["providers: 5", "fallback_rate: 0\nproviders: {a: {M: -1}}"])
+def test_a_table_that_is_wrong_leaves_the_old_one(tmp_path: Path, content: str) -> None:
+    source, output = tmp_path / "new.yaml", tmp_path / "rates.yaml"
+    source.write_text(content)
+    output.write_text(GOOD)
+
+    status, words = run("update", "--from", str(source), "--output", str(output))
+
+    assert (status, output.read_text()) == (2, GOOD)
+    assert "is as it was" in words
+    assert run("update", "--from", "http://127.0.0.1/rates", "--output", str(output))[0] == 2
+
+
+def test_show_and_check_agree_about_fleet_s_own_table(tmp_path: Path) -> None:
+    status, text = run("show", "--yaml")
+    file = tmp_path / "rates.yaml"
+    file.write_text(text)
+
+    assert status == 0
+    assert run("check", "--strict", str(file))[0] == 0
+    assert "12.29" in run("show", "--provider", "ec2")[1]
+    assert run("show", "--provider", "nowhere")[0] == 2
+    assert run("check", str(tmp_path / "none.yaml"))[0] == 2
+
+
+RULES = """
+- {provider: coreweave, clusters: [prod-*], nodes: [gpu-*]}
+- {provider: ec2, networks: [10.0.0.0/8, 'fd00::/8']}
+"""
+
+
+@pytest.mark.parametrize(
+    ("node", "reported", "provider"),
+    [
+        (("prod-1", "gpu-7"), "aws", "coreweave"),
+        (("prod-1", "cpu-7"), "aws", "aws"),
+        (("test", "gpu-7"), "", "on-premise"),
+        (("test", "10.1.2.3"), "", "ec2"),
+        (("test", "ip-10-1-2-3.ec2.internal"), "", "ec2"),
+        (("test", "fd00::7"), "", "ec2"),
+        (("test", "11.1.2.3"), "gcp", "gcp"),
+    ],
+)
+def test_rules_come_before_reports_and_the_default_last(node: tuple[str, str], reported: str, provider: str) -> None:
+    assert parse_providers(RULES, "on-premise").find(node, reported) == provider
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "a list of rules"),
+        ("- {nodes: [a]}", "rule 1: provider"),
+        ("- {provider: a}", "needs nodes"),
+        ("- {provider: a, nodes: b}", "a list of texts"),
+        ("- {provider: a, node: [b]}", "node: no such key"),
+        ("- {provider: a, networks: [10.0.0.1/8]}", "host bits"),
+    ],
+)
+def test_what_is_wrong_with_rules_is_named(text: str, words: str) -> None:
+    with pytest.raises(ProvidersError, match=words):
+        parse_providers(text)

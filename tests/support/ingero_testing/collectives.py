@@ -1,0 +1,106 @@
+"""Synchronised jobs in points: ranks arrive, wait for the last one, and tell how long they waited."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import orjson
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from ingero_contract import attributes, metrics
+
+BEGIN = 1_700_000_000.0
+
+
+@dataclass
+class Job:
+    """One communicator. Steps take `step_ms`; `late_ms` is by rank; jitter is its standard deviation."""
+
+    ranks: int = 8
+    step_ms: float = 100.0
+    jitter_ms: float = 1.0
+    late_ms: dict[int, float] = field(default_factory=dict)
+    clock_seconds: float = 0.0
+    seed: int = 0
+    comm: str = "0123456789abcdef"
+    cluster: str = "c"
+    per_step: int = 1
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+        self.offset = self.random.uniform(-self.clock_seconds, self.clock_seconds, self.ranks)
+        self.done = 0
+        self.moment = BEGIN
+
+    def run(self, steps: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+        """Entry time on each rank's own clock, seconds, and time blocked, milliseconds: (collectives, ranks) each."""
+        entered, blocked = [], []
+        for _ in range(steps):
+            for part in range(self.per_step):
+                arrival = self.step_ms / self.per_step + self.random.normal(0, self.jitter_ms, self.ranks)
+                if part == 0:
+                    for rank, late in self.late_ms.items():
+                        arrival[rank] += late
+                release = float(arrival.max())
+                entered.append(self.moment + arrival / 1000 + self.offset)
+                blocked.append(release - arrival)
+                self.moment += release / 1000
+        return np.array(entered), np.array(blocked)
+
+    def pushes(self, steps: int, *, seq: bool = True, drop: float = 0.0, node: str = "node-{}") -> list[bytes]:
+        """The same as OTLP pushes, one for each rank."""
+        entered, blocked = self.run(steps)
+        out = []
+        for rank in range(self.ranks):
+            request = ExportMetricsServiceRequest()
+            block = request.resource_metrics.add()
+            for key, text in (
+                (attributes.NODE_ID, node.format(rank)), (attributes.CLUSTER_ID, self.cluster),
+                (attributes.POD_NAME, f"pod-{rank}"),
+            ):  # fmt: skip
+                block.resource.attributes.add(key=key).value.string_value = text
+            metric = block.scope_metrics.add().metrics.add(name=metrics.COLLECTIVE_BARRIER_WAIT, unit="ms")
+            for place in range(len(entered)):
+                if drop and self.random.random() < drop:
+                    continue
+                point = metric.gauge.data_points.add(
+                    time_unix_nano=int(entered[place, rank] * 1e9), as_double=float(blocked[place, rank])
+                )
+                for key, value in (
+                    (attributes.NCCL_OP_TYPE, "ncclAllReduce"), (attributes.NCCL_COMM_HASH, self.comm),
+                    (attributes.NCCL_RANK, rank), (attributes.NCCL_NRANKS, self.ranks),
+                    (attributes.NCCL_SEQ, self.done + place if seq else None),
+                ):  # fmt: skip
+                    if isinstance(value, str):
+                        point.attributes.add(key=key).value.string_value = value
+                    elif value is not None:
+                        point.attributes.add(key=key).value.int_value = value
+            out.append(request.SerializeToString())
+        self.done += len(entered)
+        return out
+
+
+def as_json(body: bytes) -> bytes:
+    """A push as the published agent would send it: JSON, integers as numbers."""
+    request = ExportMetricsServiceRequest.FromString(body)
+    block = request.resource_metrics[0]
+
+    def pairs(items: object) -> list[dict[str, object]]:
+        return [
+            {"key": item.key, "value": {"stringValue": item.value.string_value}
+             if item.value.WhichOneof("value") == "string_value" else {"intValue": item.value.int_value}}
+            for item in items  # type: ignore[attr-defined]
+        ]  # fmt: skip
+
+    metric = block.scope_metrics[0].metrics[0]
+    points = [
+        {
+            "timeUnixNano": str(point.time_unix_nano),
+            "asDouble": point.as_double,
+            "attributes": pairs(point.attributes),
+        }
+        for point in metric.gauge.data_points
+    ]
+    scope = {"metrics": [{"name": metric.name, "unit": "ms", "gauge": {"dataPoints": points}}]}
+    return orjson.dumps(
+        {"resourceMetrics": [{"resource": {"attributes": pairs(block.resource.attributes)}, "scopeMetrics": [scope]}]}
+    )
