@@ -9,7 +9,7 @@ from ingero_contract.kubernetes import MANAGER, SPEC_HASH
 from ingero_kit.logs import get
 from ingero_operator.cache import Cache, OwnerKey, controller_uid, owner_of
 from ingero_operator.cluster import Api, ApiError
-from ingero_operator.kinds import BY_NAME
+from ingero_operator.kinds import BY_NAME, SERVICE_MONITOR
 from ingero_operator.plan import Action
 from ingero_operator.recorder import Happening
 from ingero_operator.trouble import Trouble
@@ -87,14 +87,16 @@ class Hands:
         elif self._is_fight(owner, action):
             return await self._contested(namespace, action)
         answer = await self._api.apply(kind, action.manifest)
-        self._cache.put(action.kind, answer)
+        if kind is not SERVICE_MONITOR:  # nobody would tell the cache when it goes
+            self._cache.put(action.kind, answer)
         return None
 
     def _already_there(self, owner: OwnerKey, uid: str, action: Action, found: Manifest) -> Trouble | None:
         found.setdefault("kind", action.kind)
         ours = owner_of(action.kind, found) == owner
         if ours and controller_uid(found) in (None, uid):
-            self._cache.put(action.kind, found)
+            if action.kind != SERVICE_MONITOR.name:
+                self._cache.put(action.kind, found)
             return Trouble("", "")
         if ours or "deletionTimestamp" in found["metadata"]:
             raise ApiError(

@@ -11,8 +11,8 @@ from ingero_operator.cache import OwnerKey
 from ingero_operator.children import Outcome
 from ingero_operator.conditions import Finding, no
 from ingero_operator.desk import RETRY_SECONDS, Desk, digest_of, is_paused, key_from, owner_from, parse
-from ingero_operator.fleet_clusters import missing
-from ingero_operator.kinds import SERVICE_MONITOR, STORAGE_CLASS, VOLUME
+from ingero_operator.fleet_clusters import missing, read_monitors
+from ingero_operator.kinds import STORAGE_CLASS, VOLUME
 from ingero_operator.plan import ChildKey, plan, rolled_out
 from ingero_operator.recorder import Happening
 from ingero_operator.render import echo, wanted
@@ -105,11 +105,7 @@ class EchoStores:
         if self._settled.get(key) == inputs:
             return Outcome()
         if desk.platform.service_monitors:
-            for child in children:
-                if child["kind"] == SERVICE_MONITOR.name:
-                    found = await desk.api.get(SERVICE_MONITOR, key[1], child["metadata"]["name"])
-                    if found:
-                        observed["ServiceMonitor", child["metadata"]["name"]] = found
+            await read_monitors(desk, key, (echo.COMPONENT,), observed)
         actions = plan(children, observed, kept=frozenset(kept))
         # A lock is turned before anything else is touched.
         actions.sort(key=lambda action: not (action.verb == "delete" and (action.kind, action.name) == proof_key))

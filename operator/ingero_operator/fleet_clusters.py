@@ -7,7 +7,7 @@ from ingero_contract.kubernetes import TAINT_FINALIZER
 from ingero_kit.logs import get
 from ingero_operator import status as shown
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Source
-from ingero_operator.cache import OwnerKey
+from ingero_operator.cache import OwnerKey, owner_of
 from ingero_operator.children import Outcome
 from ingero_operator.cluster import ApiError
 from ingero_operator.conditions import Finding, no, unknown, yes
@@ -42,11 +42,14 @@ class FleetClusters:
             self._forget(key)
             return None
         spec = parse(FleetClusterSpec, resource)
+        if "deletionTimestamp" in resource["metadata"]:
+            # What is wrong with a spec must not keep its marks on nodes.
+            return await self._delete(
+                resource, FleetClusterSpec(cluster_id="deleted") if isinstance(spec, Trouble) else spec
+            )
         if isinstance(spec, Trouble):
             findings = shown.overall([], (), [spec], False, "")
             return await self.desk.finish(resource, findings, {}, [Happening("Warning", spec.reason, spec.message)])
-        if "deletionTimestamp" in resource["metadata"]:
-            return await self._delete(resource, spec)
         troubles, token, authority = await self._secrets(resource, spec)
         question = Question(
             url=self.desk.config.fleet_url.format(
@@ -125,21 +128,12 @@ class FleetClusters:
         children = wanted.of_fleet_cluster(owner_from(resource), spec, desk.platform, around)
         observed = desk.sight.cache.children(key, resource["metadata"]["uid"])
         if desk.platform.service_monitors:
-            await self._service_monitors(children, observed)
+            await read_monitors(desk, key, ("fleet", "push"), observed)
         actions = plan(children, observed, staged=stages(key[2], spec))
         outcome = await desk.hands.carry_out(key, metadata["uid"], actions)
         if not actions:
             self._settled[key] = inputs
         return outcome
-
-    async def _service_monitors(self, children: list[Manifest], observed: dict[ChildKey, Manifest]) -> None:
-        """ServiceMonitors are not watched: their kind may come and go. They are read when children are looked at."""
-        for child in children:
-            if child["kind"] == SERVICE_MONITOR.name:
-                metadata = child["metadata"]
-                found = await self.desk.api.get(SERVICE_MONITOR, metadata["namespace"], metadata["name"])
-                if found:
-                    observed[child["kind"], metadata["name"]] = found
 
     def _echo_authority(self, namespace: str, spec: FleetClusterSpec) -> str:
         """The Secret that vouches for the EchoStore that Fleet forwards to."""
@@ -184,6 +178,16 @@ class FleetClusters:
             return min(report.again or 5.0, 5.0)
         await drop_finalizer(self.desk, resource)
         return None
+
+
+async def read_monitors(
+    desk: Desk, key: OwnerKey, suffixes: tuple[str, ...], observed: dict[ChildKey, Manifest]
+) -> None:
+    """ServiceMonitors are not watched, as their kind may come and go: they are read when children are compared."""
+    for suffix in suffixes:
+        found = await desk.api.get(SERVICE_MONITOR, key[1], f"{key[2]}-{suffix}")
+        if found and owner_of(SERVICE_MONITOR.name, found) == key:
+            observed[SERVICE_MONITOR.name, f"{key[2]}-{suffix}"] = {"kind": SERVICE_MONITOR.name, **found}
 
 
 async def drop_finalizer(desk: Desk, resource: Manifest) -> None:

@@ -67,21 +67,21 @@ class Answer:
 def read(stragglers: dict[str, Any], nodes: list[dict[str, Any]], now: float, before: Evidence | None) -> Answer:
     """Fleet's answers as evidence. Pure; raises `ValueError` for an answer that is none."""
     try:
-        tick = str(stragglers["generated_at"])
+        tick, by_verdict = str(stragglers["generated_at"]), stragglers.get("decided_by") == "verdict"
         accused = {
             str(item["node_id"]): Accused(
                 active=item["state"] == NodeState.ACTIVE,
                 since=moment(item.get("since")) or None,
                 windows=int(item.get("windows") or 0),
-                score=item.get("score"),
-                threshold=item.get("threshold"),
+                score=None if by_verdict else item.get("score"),
+                threshold=None if by_verdict else item.get("threshold"),
+                severity=(item.get("verdict") or {}).get("severity") if by_verdict else None,
             )
             for item in stragglers["stragglers"]
         }
         well = frozenset(
             str(item["node_id"]) for item in nodes if item["state"] == NodeState.ACTIVE and not item["straggler"]
         )
-        by_verdict = stragglers.get("decided_by") == "verdict"
         threshold = stragglers.get("threshold")
         evidence = Evidence(
             tick=tick,

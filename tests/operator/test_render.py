@@ -197,3 +197,13 @@ def test_names_and_labels_fit_for_the_longest_name() -> None:
     for child in wanted.of_fleet_cluster(long, spec(), PLATFORM, AROUND):
         assert len(child["metadata"]["name"]) <= 52
         assert all(len(value) <= 63 for value in child["metadata"]["labels"].values())
+
+
+def test_echo_accepts_its_settings_file() -> None:
+    settings = pytest.importorskip("ingero_echo.settings")
+    store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
+
+    config = settings.EchoConfig.model_validate(echo.config(store))
+
+    assert config.ingest.grpc_endpoint == "0.0.0.0:4317" and config.retention.age == 30 * 86400
+    assert config.store.memory_limit_mb < 1024 and config.retention.size_mb < 50 * 1100

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from ingero_contract import echo as names
 from ingero_contract.kubernetes import PROOF_LABEL
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.plan import quantity
@@ -128,16 +129,17 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         {"name": "token", "mountPath": TOKEN, "readOnly": True},
         {"name": "tls", "mountPath": TLS, "readOnly": True},
     ]
-    check = probe("/api/v2/health", "api", period=5)
-    check["httpGet"]["scheme"] = "HTTPS"
+    alive, serving = probe(names.HEALTH, "api", period=5), probe(names.READY, "api", period=5)
+    for check in (alive, serving):
+        check["httpGet"]["scheme"] = "HTTPS"
     container: Manifest = {
         "name": COMPONENT,
         "image": platform.image_of("echo", spec.version, spec.image),
         "args": ["serve", "--config", f"{CONFIG}/echo.yaml"],
         "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, (port, _) in PORTS.items()],
-        "startupProbe": {**check, "failureThreshold": 120},
-        "readinessProbe": dict(check),
-        "livenessProbe": {**check, "periodSeconds": 20, "failureThreshold": 6},
+        "startupProbe": {**alive, "failureThreshold": 120},
+        "readinessProbe": serving,
+        "livenessProbe": {**alive, "periodSeconds": 20, "failureThreshold": 6},
         "resources": resources(spec.resources),
         "securityContext": locked_down(),
         "volumeMounts": mounts,

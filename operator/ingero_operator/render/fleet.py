@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ingero_contract import routes
 from ingero_operator.api.base import SecretKey
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Forward
 from ingero_operator.render.common import (
@@ -167,9 +168,9 @@ def deployment(
             *({"name": name, "containerPort": port, "protocol": "TCP"} for name, (port, _) in PORTS.items()),
             {"name": "health", "containerPort": HEALTH, "protocol": "TCP"},
         ],
-        "startupProbe": probe("/healthz/ee", "health", period=1, failures=60),
-        "readinessProbe": probe("/healthz/ee", "health", period=5),
-        "livenessProbe": probe("/healthz/ee", "health", period=10, failures=6),
+        "startupProbe": probe(routes.FLEET_HEALTH, "health", period=1, failures=60),
+        "readinessProbe": probe(routes.FLEET_HEALTH, "health", period=5),
+        "livenessProbe": probe(routes.FLEET_HEALTH, "health", period=10, failures=6),
         "resources": resources(spec.fleet.resources),
         "securityContext": locked_down(),
         "volumeMounts": mounts,

@@ -20,6 +20,7 @@ def annotation(mark: Mark) -> str:
         "expires": stamp(mark.expires),
         "score": mark.score,
         "threshold": mark.threshold,
+        "severity": mark.severity,
         "windows": mark.windows,
         "probation": mark.probation,
     }

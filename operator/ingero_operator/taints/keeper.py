@@ -291,7 +291,9 @@ def describe(step: Step, verdict: str) -> Happening:
         return Happening("Normal", "Released", f"Node {step.node} was released: {step.reason}", once)
     effect = step.mark.effect or "annotation only"
     facts = ""
-    if step.mark.score is not None and step.mark.threshold is not None:
+    if step.mark.severity is not None:
+        facts = f"; it lost {step.mark.severity:.0%} of its own rate, for {step.mark.windows} windows"
+    elif step.mark.score is not None and step.mark.threshold is not None:
         facts = f"; score {step.mark.score:.3f} below {step.mark.threshold:.3f} for {step.mark.windows} windows"
     if step.verb == "add":
         return Happening("Warning", "Tainted", f"Node {step.node} was marked ({effect}){facts}", once)

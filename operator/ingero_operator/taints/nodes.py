@@ -44,6 +44,7 @@ class Mark:
     probation: bool = False
     score: float | None = None
     threshold: float | None = None
+    severity: float | None = None
     windows: int = 0
 
 
@@ -138,6 +139,7 @@ def read_mark(text: str | None, taints: list[Manifest]) -> Mark | None:
             probation=tree.get("probation") is True,
             score=tree.get("score"),
             threshold=tree.get("threshold"),
+            severity=tree.get("severity"),
             windows=int(tree.get("windows", 0)),
         )
     except (ValueError, KeyError, TypeError):

@@ -51,6 +51,8 @@ class Accused:
     windows: int = 0
     score: float | None = None
     threshold: float | None = None
+    severity: float | None = None
+    """Share of its own rate that it lost, where Fleet's detector decides; score and threshold otherwise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -415,7 +417,7 @@ def _additions(
 
     def order(name: str) -> tuple[float, float, str]:
         streak = memory.accused.get(name)
-        return (streak.since if streak else math.inf, accused[name].score or 0.0, name)
+        return (streak.since if streak else math.inf, _standing(accused[name]), name)
 
     for name in sorted(accused, key=order):
         node, item = world.nodes.get(name), accused[name]
@@ -470,6 +472,7 @@ def _step(
         node_uid=node.uid,
         score=item.score,
         threshold=item.threshold,
+        severity=item.severity,
         windows=streak.windows,
     )
     return Step(verb="add", node=node.name, uid=node.uid, reason="Confirmed", mark=mark)
@@ -535,6 +538,11 @@ def _room(
     if records >= MAX_RECORDS and not known:
         return "RecordFull", "too many nodes to remember; a person should look at the cluster"
     return None
+
+
+def _standing(item: Accused) -> float:
+    """How well a node does, for choosing the worst first."""
+    return -item.severity if item.severity is not None else (item.score or 0.0)
 
 
 def _schedulable(node: NodeView, marked: Mapping[str, NodeView]) -> bool:

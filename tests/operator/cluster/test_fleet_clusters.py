@@ -261,3 +261,41 @@ def test_a_paused_cluster_is_left_as_it_is(plane: ControlPlane, healthy: str, op
 
     plane.kubectl("-n", healthy, "annotate", "fc", "prod", "ingero.io/paused-")
     wait_until(lambda: plane.read("-n", healthy, "service", "prod-fleet") is not None, "the Service")
+
+
+def test_service_monitors_are_made_where_their_kind_exists_and_taken_back(
+    plane: ControlPlane, healthy: str, operator: Any
+) -> None:
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    names = {"kind": "ServiceMonitor", "plural": "servicemonitors", "singular": "servicemonitor"}
+    plane.apply(
+        {
+            "apiVersion": "apiextensions.k8s.io/v1",
+            "kind": "CustomResourceDefinition",
+            "metadata": {"name": "servicemonitors.monitoring.coreos.com"},
+            "spec": {
+                "group": "monitoring.coreos.com",
+                "scope": "Namespaced",
+                "names": {**names, "listKind": "ServiceMonitorList"},
+                "versions": [{"name": "v1", "served": True, "storage": True, "schema": schema}],
+            },
+        }
+    )
+    plane.kubectl("wait", "--for=condition=Established", "crd/servicemonitors.monitoring.coreos.com", "--timeout=30s")
+    path = f"/apis/monitoring.coreos.com/v1/namespaces/{healthy}/servicemonitors"
+
+    def monitors() -> int:
+        try:
+            return len((plane.request("GET", path) or {}).get("items", []))
+        except RuntimeError:
+            return -1
+
+    wait_until(lambda: monitors() == 2, "the ServiceMonitors", 60)
+    operator.settle(1)
+    before = operator.writes()
+    operator.settle(2)
+    assert operator.writes() == before
+
+    plane.apply(cluster(healthy, pool="here", serviceMonitors={"enabled": False}))
+    wait_until(lambda: monitors() == 0, "the ServiceMonitors to go")
+    wait_until(lambda: summary(plane, healthy) == "Healthy", "the FleetCluster to be healthy")
