@@ -12,12 +12,21 @@ setup: ## install everything the repository needs into .venv
 demo: setup ## the main job on this machine: Fleet, agents and a straggler, found and named
 	@$(BIN)/python -m scripts.demo $(ARGS)
 
+demo-cluster: setup ## the operator on a real control plane: straggler, taint, proof, release, upgrade, delete
+	@$(BIN)/python -m scripts.demo_cluster $(ARGS)
+
+cluster-assets: ## download a control plane for demo-cluster, bench-operator and the tests that need one
+	@scripts/cluster-assets
+
+images: ## build the five images with buildah, podman or docker, whichever is there
+	@scripts/images $(ARGS)
+
 test: setup ## lint, types, layers and tests: exactly what CI runs
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/python -m pytest -n auto -q $(ARGS)
+	@$(BIN)/python -m pytest -n auto --dist loadgroup -q $(ARGS)
 
 bench-detection: setup ## false alarms, delays and cost of the detector beside three rules of the field
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/detection.py $(ARGS)
@@ -27,6 +36,15 @@ bench-collectives: setup ## collective points a second on one core, and who is n
 
 bench: setup ## figures of the receiving side beside a plain Go collector, one pinned core each
 	@$(BIN)/python bench/fleet.py $(ARGS)
+
+bench-trace: setup ## what tracing costs and whether it counts right, as root
+	@$(BIN)/python bench/trace.py $(ARGS)
+
+bench-echo: setup ## figures of the event store: durable ingest, questions over ten million events, restart, retention
+	@$(BIN)/python bench/echo.py $(ARGS)
+
+bench-operator: setup ## figures of the operator on a real API server
+	@$(BIN)/python bench/operator_bench.py $(ARGS)
 
 fix: setup ## format and repair what ruff can
 	@$(BIN)/ruff format .
@@ -40,4 +58,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo test bench bench-collectives bench-detection fix generate lock
+.PHONY: help setup demo demo-cluster cluster-assets images test bench bench-detection bench-collectives bench-trace bench-echo bench-operator
+.PHONY: fix generate lock

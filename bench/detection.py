@@ -9,9 +9,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -21,8 +22,10 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import families
+import timelines
 from families import TICK, WARMUP, Generator, History
 from ingero_detect.detector import ABSENT, ACTIVE, IDLE, Detector, Observation
+from ingero_detect.diagnosis import diagnose
 from ingero_detect.parameters import Parameters
 from ingero_detect.threshold import cohort_statistics, raw_threshold, smooth
 
@@ -326,6 +329,66 @@ def show_faults(console: Console, done: dict[Job, Score]) -> int:
     return short
 
 
+def timeline_jobs(quick: bool) -> list[tuple[str, int]]:
+    """Rows of the table about synchronised jobs: what is played, and how often."""
+    return [(name, 40 if quick else 1000 if "ring" in name else 200) for name in TIMELINES]
+
+
+RING = "one late by 5 %"
+TIMELINES: dict[str, tuple[str, Callable[[np.random.Generator], timelines.Table]]] = {
+    **{
+        f"ring of {ranks}, {RING}, jitter {jitter:.0%}": (
+            "node", partial(timelines.ring, ranks=ranks, jitter=jitter, culprit=5)
+        )
+        for ranks in (8, 64)
+        for jitter in (0.01, 0.02, 0.03, 0.05)
+    },
+    "ring of 64, nobody late": ("none", partial(timelines.ring, ranks=64, late=0.0)),
+    "pipeline, even": ("none", partial(timelines.pipeline, heavy=0.0)),
+    "pipeline, last stage 40 % longer": ("stage_imbalance", timelines.pipeline),
+    "pipeline, long sequences in random steps": (
+        "sequence_imbalance", partial(timelines.pipeline, heavy=0.0, long_share=0.1)
+    ),
+    "pipeline, one rank late by 15 %": ("node", partial(timelines.pipeline, heavy=0.0, culprit=5, late=0.15)),
+}  # fmt: skip
+"""What is played, and what the verdict has to be; the culprit is always rank 5."""
+
+
+def play_timelines(job: tuple[str, int]) -> tuple[int, int, int]:
+    """How many verdicts were right, named an innocent rank, or named nobody where somebody was late."""
+    name, rounds = job
+    wanted, generate = TIMELINES[name]
+    right = victims = silent = 0
+    for number in range(rounds):
+        found = diagnose(timelines.as_timeline(generate(np.random.default_rng([number, *name.encode()]))))
+        culprits = (5,) if wanted == "node" else ()
+        right += str(found.cause) == wanted and found.ranks == culprits
+        victims += bool(set(found.ranks) - set(culprits))
+        silent += wanted == "node" and not found.ranks
+    return right, victims, silent
+
+
+def show_timelines(console: Console, quick: bool, pool: ProcessPoolExecutor) -> int:
+    """The verdicts of `diagnose`, clocks off by up to 10 s. Returns rows that fall short."""
+    table = Table(title="timelines of 50 steps, clocks off by up to 10 s: verdicts of diagnose")
+    for name in ("timeline", "verdict wanted", "right", "innocent named", "nobody named", ""):
+        table.add_column(name, justify="left" if name in ("timeline", "verdict wanted") else "right")
+    jobs, short = timeline_jobs(quick), 0
+    for (name, rounds), (right, victims, silent) in zip(jobs, pool.map(play_timelines, jobs), strict=True):
+        good = right == rounds
+        short += not good
+        table.add_row(
+            name,
+            TIMELINES[name][0],
+            f"{right} of {rounds}",
+            str(victims),
+            str(silent),
+            "reached" if good else "SHORT",
+        )
+    console.print(table)
+    return short
+
+
 def cost(console: Console, nodes: int = 100_000) -> None:
     """One tick of 100,000 nodes, and what is remembered of them."""
     rng = np.random.default_rng(7)
@@ -363,7 +426,9 @@ def main() -> int:
             done[job] = score
             if sys.stderr.isatty():
                 print(f"\r{number} of {len(jobs)}", end="", file=sys.stderr, flush=True)
-    short = show_healthy(console, done) + show_faults(console, done)
+        short = show_healthy(console, done) + show_faults(console, done)
+        if not flags.family:
+            short += show_timelines(console, flags.quick, pool)
     if not flags.family:
         cost(console)
     console.print("every row reached" if not short else f"{short} rows fall short of their target")

@@ -1,6 +1,6 @@
-"""The main job on one machine: Fleet and agents as real processes, one workload taken away, then one slowed down.
+"""The main job on one machine: Fleet and agents as real processes; one workload is taken away, one slowed, then all.
 
-Ends by itself; exit status 0 only if the right node, and no other, was named each time.
+Ends by itself; exit status 0 only if the right node, and no other, was named each time, and nobody for the last.
 """
 
 import argparse
@@ -25,6 +25,7 @@ from rich.table import Table
 
 INTERVAL = 1.0
 WARMUP = 8
+LEARNT = 12
 CLUSTER = "demo"
 BIN = Path(sys.executable).parent
 
@@ -88,15 +89,14 @@ class View:
         """The nodes as they are now."""
         if self.live is None:
             return
-        table = Table("node", "state", "score", "threshold", "", title="what Fleet sees")
+        table = Table("node", "state", "score", "verdict", "", title="what Fleet sees")
         for node in sorted(nodes, key=lambda item: str(item["node_id"])):
-            threshold = node["threshold"]
             table.add_row(
                 node["node_id"],
                 node["state"],
                 f"{node['score']:.3f}",
-                f"{threshold:.3f}" if threshold else "-",
-                f"[bold red]straggler: {node['dominant_signal']}[/]" if node["straggler"] else "[green]fine[/]",
+                (node["verdict"] or {}).get("state", "-"),
+                f"[bold red]{node['kind']}: {node['dominant_signal']}[/]" if node["straggler"] else "[green]fine[/]",
             )
         self.live.update(table)
 
@@ -125,6 +125,8 @@ class Demo:
             "service.telemetry.metrics.address": "127.0.0.1:0",
             "processors.ingero.push_interval": f"{INTERVAL}s",
             "processors.ingero.quorum.statistical_min": "3",
+            "processors.ingero.detector.warmup_ticks": str(LEARNT),
+            "processors.ingero.detector.record": str(folder / "history.csv"),
         }
         flags = [word for path, value in listeners.items() for word in ("--set", f"{path}={value}")]
         self.lab.start("fleet", str(BIN / "ingero-fleet"), "serve", "--ports-file", str(ports_file), *flags)
@@ -165,10 +167,10 @@ class Demo:
         return nodes
 
     def named(self) -> set[str]:
-        """Who is a straggler now, seen so in at least two reports running."""
+        """Who is a straggler now."""
         self.picture()
         found = self.get("threshold", f"/api/v1/stragglers?cluster_id={CLUSTER}")
-        return {node["node_id"] for node in found["stragglers"] if node["windows"] >= 2} if found else set()
+        return {node["node_id"] for node in found["stragglers"]} if found else set()
 
     def wait(self, what: str, done: Callable[[], bool], seconds: float) -> float:
         """Wait until something is so; returns how long it took."""
@@ -181,24 +183,31 @@ class Demo:
         return time.monotonic() - started
 
     def ready(self) -> bool:
-        """Every node active and a threshold there."""
+        """Every node active, known to the detector and accused of nothing."""
         nodes = self.picture()
         return len(nodes) == len(self.nodes) and all(
-            node["state"] == "active" and node["threshold"] is not None and not node["straggler"] for node in nodes
+            node["state"] == "active" and (node["verdict"] or {}).get("state") in ("healthy", "suspected")
+            for node in nodes
         )
+
+    def pushes(self, node: str) -> int:
+        """How many pushes of a node Fleet has taken."""
+        found = self.get("diagnostics", f"/api/v1/why?node_id={node}") or {}
+        return int(found.get("pushes", 0))
 
     def episode(self, victim: str, what: str, hurt: int, heal: int, name: str) -> dict[str, Any]:
         """Hurt one node, wait until it is named, heal it, wait until it is well."""
         self.view.say(f"[bold]{what}[/] ({victim})")
+        before = self.pushes(victim)
         self.lab.signal(name, hurt)
         seconds = self.wait(f"{victim} to be named", lambda: bool(self.named()), 30)
         wrong = self.named() - {victim}
         if wrong or victim not in self.named():
             raise DemoFailed(f"named {sorted(self.named())} instead of {victim}")
         why = self.get("diagnostics", f"/api/v1/why?node_id={victim}") or {}
-        pushes = seconds / INTERVAL
+        pushes = int(why.get("pushes", before)) - before
         self.view.say(
-            f"  [bold red]{victim} is the straggler[/], named after {seconds:.1f} s ({pushes:.1f} push intervals)"
+            f"  [bold red]{victim} is the straggler[/], named after {seconds:.1f} s, {pushes} of its pushes"
         )
         self.view.say(f"  why: {why.get('why', '')} Weakest signal: {why.get('dominant_signal')}.")
         self.lab.signal(name, heal)
@@ -208,8 +217,27 @@ class Demo:
             "what": what,
             "node": victim,
             "named_after_seconds": round(seconds, 2),
+            "named_after_pushes": pushes,
             "recovered_after_seconds": round(recovery, 2),
         }
+
+    def together(self) -> dict[str, Any]:
+        """Slow every workload to half: a slow job, but nobody's fault."""
+        self.view.say("[bold]all workloads slowed to half their speed[/]")
+        for node in self.nodes:
+            self.lab.signal(f"{node}-workload", signal.SIGUSR1)
+        seconds = self.wait("the job to be called slow", self.job_is_slow, 40)
+        self.view.say(f"  after {seconds:.1f} s Fleet says that the job is slow, and [bold green]accuses nobody[/]")
+        for node in self.nodes:
+            self.lab.signal(f"{node}-workload", signal.SIGUSR2)
+        return {"what": "all workloads slowed", "told_after_seconds": round(seconds, 2), "accused": []}
+
+    def job_is_slow(self) -> bool:
+        """Whether Fleet says so; naming anybody meanwhile is a failure."""
+        if wrong := self.named():
+            raise DemoFailed(f"named {sorted(wrong)} although all nodes slowed down together")
+        page = self.client.get(f"http://127.0.0.1:{self.ports['prometheus']}/metrics").text
+        return "ingero_fleet_job_slow{" in page
 
     def sink_lines(self) -> dict[str, float]:
         """What the sink has booked."""
@@ -223,15 +251,17 @@ class Demo:
         view, victim = self.view, self.nodes[-1]
         view.say(
             f"{len(self.nodes)} agents over real CPU workloads, shortened for the demo: a push every {INTERVAL:g} s "
-            f"(production: 10 s), {WARMUP} samples of warm-up (production: 30), a quorum of 3 (production: 5)."
+            f"(production: 10 s), {WARMUP} and {LEARNT} samples of warm-up of agent and Fleet (production: 30 each), "
+            "a quorum of 3 (production: 5)."
         )
         self.start()
-        quorum = self.wait("all nodes to be active with a threshold", self.ready, 60)
-        view.say(f"all {len(self.nodes)} nodes active, threshold there after {quorum:.1f} s")
+        quorum = self.wait("all nodes to be active and known", self.ready, 90)
+        view.say(f"all {len(self.nodes)} nodes active and known to Fleet after {quorum:.1f} s")
         workload = f"{victim}-workload"
         episodes = [
             self.episode(victim, "one workload taken away", signal.SIGSTOP, signal.SIGCONT, workload),
             self.episode(victim, "one workload slowed to half its speed", signal.SIGUSR1, signal.SIGUSR2, workload),
+            self.together(),
         ]
         lines = self.sink_lines()
         state, resolved = (
@@ -266,7 +296,7 @@ def main() -> int:
     try:
         with view.live or contextlib.nullcontext():
             result = demo.run()
-        view.say("[bold green]the right node was named both times, and no other[/]")
+        view.say("[bold green]the right node was named both times, and nobody for what all did together[/]")
         if flags.json:
             print(json.dumps(result))
         if flags.keep:

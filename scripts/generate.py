@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,16 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ingero_agent.settings import AgentConfig
+from ingero_echo.desk import TOOLS
+from ingero_echo.settings import EchoConfig
+from ingero_echo.store import published
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import format_duration
+from ingero_operator.render import argocd, examples
+from ingero_operator.render.crds import echo_stores, fleet_clusters
+from ingero_operator.render.install import RIGHTS, crd_kustomization, everything, kustomization
+from ingero_operator.render.text import dump
+from ingero_operator.settings import OperatorConfig
 
 ROOT = Path(__file__).parents[1]
 NOTE = "<!-- Printed by `make generate` from the code; edit the docstrings there. -->"
@@ -26,7 +35,7 @@ def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
     if field.default_factory is not None:
-        return "the host name"
+        return str((field.json_schema_extra or {}).get("default_in_words", "the host name"))  # type: ignore[union-attr]
     value: Any = field.default
     if value is None or value in ("", ()):
         return "–"
@@ -34,6 +43,8 @@ def _default(field: FieldInfo) -> str:
         return f"`{format_duration(value)}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
+    if isinstance(value, dict):
+        return "list prices"
     return f"`{', '.join(value)}`" if isinstance(value, tuple) else f"`{value}`"
 
 
@@ -64,7 +75,8 @@ def configuration() -> str:
             "",
             "`ingero-fleet serve --config fleet.yaml`; a variable is `INGERO_FLEET_` and the path in capitals with",
             "`__` for each dot, a flag is `--set path=value`. `ingero-fleet validate` prints all settings in force.",
-            "SIGHUP reads token files, certificates and `processors.ingero` again.",
+            "SIGHUP reads token files, certificates and `processors.ingero` again; the OTLP listeners follow their",
+            "certificate files by themselves.",
             "",
             head,
             *rows(FleetConfig),
@@ -77,11 +89,77 @@ def configuration() -> str:
             head,
             *rows(AgentConfig),
             "",
+            "## Echo",
+            "",
+            "`ingero-echo serve --config echo.yaml`; a variable is `INGERO_ECHO_` and the path in capitals with `__`",
+            "for each dot, a flag is `--set path=value`. `ingero-echo validate` prints all settings in force. SIGHUP",
+            "reads tokens and certificates again.",
+            "",
+            head,
+            *rows(EchoConfig),
+            "",
+            "## Operator",
+            "",
+            "`ingero-operator run --config operator.yaml`; a variable is `INGERO_OPERATOR_` and the name in",
+            "capitals, a flag is the name with dashes.",
+            "",
+            head,
+            *rows(OperatorConfig),
+            "",
         ]
     )
 
 
-DOCUMENTS = {"docs/configuration.md": configuration}
+def questions() -> str:
+    """docs/questions.md"""
+    lines = [
+        "# Questions that Echo answers",
+        NOTE,
+        "",
+        "Each is a tool of MCP, a path of the JSON API (`POST /api/v2/tools/<name>`), and `ingero-echo ask` with the",
+        "name behind `fleet.cluster.`. All but SQL take `cluster_id`, `since`, `until` and `limit`; answers hold",
+        "`summary` (one sentence), `rows`, `truncated` and `next_cursor`.",
+        "",
+        "| tool | answers | more arguments | a row |",
+        "| --- | --- | --- | --- |",
+    ]
+    shared = {"cluster_id", "since", "until", "limit"}
+    for tool in TOOLS.values():
+        own = [name for name in tool.input_schema["properties"] if name not in shared]
+        items = tool.output_schema["properties"]["rows"]["items"].get("properties", {})
+        arguments = ", ".join(f"`{name}`" for name in own) or "–"
+        columns = ", ".join(items) or "as selected"
+        lines.append(f"| `{tool.name}` | {tool.description} | {arguments} | {columns} |")
+    tables = [f"- `{line}`" for line in published().splitlines()]
+    return "\n".join([*lines, "", "## Tables", "", "SQL may read these; times are UTC.", "", *tables, ""])
+
+
+def rights() -> str:
+    """docs/rbac.md"""
+    lines = [
+        f"| {group or 'core'} | {', '.join(resources)} | {', '.join(verbs)} | {what} |"
+        for group, resources, verbs, what in RIGHTS
+    ]
+    head = "| API group | resources | verbs | what for |\n| --- | --- | --- | --- |"
+    return "\n".join(["# Rights of the operator", NOTE, "", head, *lines, ""])
+
+
+DOCUMENTS = {
+    "docs/questions.md": questions,
+    "docs/rbac.md": rights,
+    "docs/configuration.md": configuration,
+    "crds/fleetclusters.yaml": lambda: dump([fleet_clusters()]),
+    "crds/echostores.yaml": lambda: dump([echo_stores()]),
+    "manifests/base/operator.yaml": lambda: dump(everything(version("ingero"))),
+    "manifests/base/kustomization.yaml": lambda: dump([kustomization()]),
+    "manifests/argocd/health.lua": lambda: argocd.HEALTH,
+    "manifests/argocd/argocd-cm.yaml": lambda: dump([argocd.config_map_patch()]),
+    "manifests/argocd/application.yaml": lambda: dump([argocd.application()]),
+    "manifests/examples/smallest.yaml": lambda: dump(examples.smallest()),
+    "manifests/examples/taints.yaml": lambda: dump(examples.taints()),
+    "manifests/examples/store.yaml": lambda: dump(examples.store()),
+    "crds/kustomization.yaml": lambda: dump([crd_kustomization()]),
+}
 
 
 def main() -> int:
@@ -96,6 +174,7 @@ def main() -> int:
         if check:
             print(f"{name} is not up to date: run `make generate`", file=sys.stderr)
         else:
+            (ROOT / name).parent.mkdir(parents=True, exist_ok=True)
             (ROOT / name).write_text(DOCUMENTS[name]())
             print(f"wrote {name}")
     return int(check and bool(stale))

@@ -1,20 +1,24 @@
 """The wiring of `fleet-push`: settings in, source, devices, client, socket and loop out."""
 
 import asyncio
+import json
 import signal
 
 from ingero_agent.devices import find_devices
 from ingero_agent.identity import cgroup_hash, find_provider
 from ingero_agent.loop import Loop
-from ingero_agent.push import FleetClient, Route, check_key
+from ingero_agent.page import make_server
+from ingero_agent.push import FleetClient
+from ingero_agent.route import Route, check_key
 from ingero_agent.settings import AgentConfig
 from ingero_agent.sockets import EventSocket, default_path
 from ingero_agent.sources import Source
 from ingero_agent.sources.database import DatabaseSource
 from ingero_agent.sources.procfs import ProcfsSource, Target
 from ingero_agent.sources.scripted import ScriptedSource
-from ingero_kit.clock import steady_clock
+from ingero_kit.clock import Clock, steady_clock
 from ingero_kit.logs import get
+from ingero_kit.pages import PageServer, is_open, parse_listen
 from ingero_kit.tls import ClientTls
 
 log = get(__name__)
@@ -47,9 +51,30 @@ def make_client(config: AgentConfig) -> FleetClient:
         token_file=config.fleet_token_file,
         threshold_url=config.fleet_threshold_url,
         timeout=config.fleet_timeout,
+        protocol=config.fleet_protocol,
         encoding=config.fleet_encoding,
+        compression=config.fleet_compression,
     )
-    return FleetClient(route, config.fleet_push_interval)
+    return FleetClient(route)
+
+
+def serve_pages(
+    config: AgentConfig, health: Loop, client: FleetClient, socket: EventSocket | None, clock: Clock
+) -> PageServer:
+    """Listen where `metrics_listen` says, and write down the port."""
+    address = parse_listen(config.metrics_listen)
+    try:
+        server = make_server(address, config, health, client, socket, clock)
+    except OSError as error:
+        raise OSError(f"--metrics-listen {config.metrics_listen}: {error.strerror}") from None
+    if is_open(address[0]):
+        log.warning("metrics_open_to_the_network", listen=config.metrics_listen)
+    server.start()
+    if config.ports_file:
+        part = config.ports_file.with_suffix(".part")
+        part.write_text(json.dumps({"metrics": server.port}))
+        part.replace(config.ports_file)
+    return server
 
 
 async def fleet_push(config: AgentConfig) -> None:
@@ -66,13 +91,17 @@ async def fleet_push(config: AgentConfig) -> None:
         socket = EventSocket(config.remediate_socket or default_path(), config.remediate_gid)
         await socket.start()
         log.info("socket", path=str(socket.path))
-    health = Loop(
-        config, source, devices, client, socket, steady_clock(), provider=provider, cgroup_hash=cgroup_hash()
-    )
+    clock = steady_clock()
+    health = Loop(config, source, devices, client, socket, clock, provider=provider, cgroup_hash=cgroup_hash())
+    pages = None
     log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=config.fleet_endpoint)
     try:
+        if config.metrics_listen:
+            pages = serve_pages(config, health, client, socket, clock)
         await health.run(ended)
     finally:
+        if pages:
+            pages.stop()
         if socket:
             await socket.stop()
         await client.close()

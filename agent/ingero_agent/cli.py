@@ -1,6 +1,7 @@
 """The `ingero-agent` command."""
 
 import asyncio
+import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 import click
 
-from ingero_kit.settings import SettingsError, load
+from ingero_kit.settings import SettingsError, load, parse_duration
 
 PREFIX = "INGERO_AGENT_"
 CONFIG_VARIABLE = "INGERO_AGENT_CONFIG"
@@ -66,32 +67,237 @@ def fleet_push(file: Path | None, **flags: Any) -> None:
         sys.exit(2 if isinstance(error, SettingsError) else 1)
 
 
-@main.command("trace")
-@click.option(
+_database = click.option(
     "--db", type=click.Path(dir_okay=False, path_type=Path), default="/var/lib/ingero/ingero.db", show_default=True,
-    envvar="INGERO_AGENT_TRACE_DB", help="Database to keep counts in; fleet-push --signal-db-path reads it.",
+    envvar="INGERO_AGENT_TRACE_DB", help="Database of the trace; fleet-push --signal-db-path reads it.",
 )  # fmt: skip
+
+
+def _address(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise click.BadParameter(f"{text}: host:port or :port was expected")
+    return host.strip("[]"), int(port)
+
+
+def _seconds(_: click.Context, parameter: click.Parameter, text: str | None) -> float | None:
+    value = parse_duration(text) if text is not None else None
+    try:
+        return None if value is None else float(str(value))
+    except ValueError:
+        raise click.BadParameter(f"{text}: a duration such as 90s, 10m or 7d was expected") from None
+
+
+def _size(_: click.Context, __: click.Parameter, text: str) -> int:
+    number, unit = text.strip().lower().removesuffix("b").removesuffix("i"), 1
+    for letter, factor in (("k", 2**10), ("m", 2**20), ("g", 2**30), ("t", 2**40)):
+        if number.endswith(letter):
+            number, unit = number[:-1], factor
+    try:
+        return int(float(number) * unit)
+    except ValueError:
+        raise click.BadParameter(f"{text}: a size such as 500m or 10g was expected") from None
+
+
+@main.command("trace")
+@_database
 @click.option(
     "--period", type=click.FloatRange(0.1, 60), default=1.0, show_default=True, help="Seconds between looks."
 )
-def trace(db: Path, period: float) -> None:
-    """Count the CUDA runtime and NCCL calls of every process on this node through eBPF. Needs root.
+@click.option("--duration", callback=_seconds, help="End by itself after this long.")
+@click.option(
+    "--budget",
+    type=click.FloatRange(0.0001, 1),
+    default=0.005,
+    show_default=True,
+    help="Share of one processor that tracing may cost a process.",
+)
+@click.option(
+    "--max-db", callback=_size, default="10g", show_default=True, help="Largest database; oldest goes first."
+)
+@click.option("--keep", callback=_seconds, default="7d", show_default=True, help="How long counts are kept.")
+@click.option("--prometheus", callback=_address, help="Serve /metrics on host:port (no authentication).")
+@click.option("--otlp", help="Send metrics onward to this OTLP/HTTP address.")
+@click.option("--otlp-insecure", is_flag=True, help="Speak plain HTTP to it.")
+@click.option(
+    "--otlp-token-file", type=click.Path(dir_okay=False, path_type=Path), help="File with a bearer token for it."
+)
+@click.option("--node", default=socket.gethostname, show_default="the host name", help="This node's name.")
+@click.option("--cluster", default="", help="The cluster that this node belongs to.")
+@click.option(
+    "--record",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Write every operation of every rank to this CSV or Parquet file, for ingero-fleet diagnose.",
+)
+@click.option(
+    "--attach",
+    type=click.Choice(["auto", "multi", "perf"]),
+    default="auto",
+    show_default=True,
+    help="Links of many functions, or one for each of the most important ones, as before Linux 6.6.",
+)
+def trace(
+    db: Path, period: float, duration: float | None, budget: float, max_db: int, keep: float,
+    prometheus: tuple[str, int] | None, otlp: str | None, otlp_insecure: bool, otlp_token_file: Path | None,
+    node: str, cluster: str, record: Path | None, attach: str,
+) -> None:  # fmt: skip
+    """Count the CUDA and NCCL calls of every process on this node through eBPF. Needs root.
 
     \b
     ingero-agent trace --db /var/lib/ingero/ingero.db
+    ingero-agent trace --otlp fleet:4318 --cluster prod --prometheus 127.0.0.1:9466
+    ingero-agent trace --record run.parquet --duration 10m
     """
     import signal
     import threading
+    import time
 
-    from ingero_agent.trace.tracer import CannotTrace, run
+    from ingero_agent.trace.export import ExportConfig
+    from ingero_agent.trace.loader import CannotTrace
+    from ingero_agent.trace.service import TraceConfig, run
+    from ingero_agent.trace.store import Retention
     from ingero_kit import logs
 
     logs.configure("info")
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
+    export = None
+    if otlp:
+        export = ExportConfig(
+            endpoint=otlp, node=node, cluster=cluster, insecure=otlp_insecure, token_file=otlp_token_file
+        )
+    config = TraceConfig(
+        database=db, period=period, budget=budget, retention=Retention(seconds=keep, max_bytes=max_db),
+        listen=prometheus, export=export, record=record, attach=attach,
+    )  # fmt: skip
+    end = None if duration is None else time.monotonic() + duration
+
+    def ended(seconds: float) -> bool:
+        left = seconds if end is None else min(seconds, max(0.0, end - time.monotonic()))
+        return over.wait(left) or (end is not None and time.monotonic() >= end)
+
     try:
-        run(db, period, over.wait)
-    except (CannotTrace, OSError) as error:
+        run(config, ended)
+    except (CannotTrace, SettingsError, ImportError, OSError) as error:
+        click.echo(f"ingero-agent: {error}", err=True)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
+
+
+@main.command("check")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@_database
+def check(as_json: bool, db: Path) -> None:
+    """Say what of tracing works on this machine, what does not, and what to do about it.
+
+    Tries everything for real and leaves nothing behind. Exit status 0: this machine can be traced; 1: it cannot.
+
+    \b
+    ingero-agent check
+    ingero-agent check --json
+    """
+    import json
+
+    from ingero_agent.trace.capabilities import State, can_trace, evaluate
+    from ingero_agent.trace.check import collect
+    from ingero_kit import logs
+
+    logs.configure("error")
+    found = evaluate(collect(db))
+    able = can_trace(found)
+    if as_json:
+        click.echo(json.dumps({"can_trace": able, "capabilities": [one.as_dict() for one in found]}, indent=2))
+    else:
+        for one in found:
+            click.echo(f"{one.state:<9} {one.name:<11} {one.reason}")
+            if one.fix and one.state is not State.OK:
+                click.echo(f"{'':<21} fix: {one.fix}")
+        click.echo("this machine can be traced" if able else "this machine cannot be traced")
+    sys.exit(0 if able else 1)
+
+
+def _print_table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    cells = [columns, *(tuple("" if cell is None else str(cell) for cell in row) for row in rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
+    for row in cells:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@main.command("query")
+@_database
+@click.option("--since", callback=_seconds, default="1h", show_default=True, help="How far back.")
+@click.option("--pid", type=int, help="Only this process.")
+@click.option("--op", "operation", default="", help="Only operations with this in their name.")
+@click.option("--collectives", is_flag=True, help="Single collectives instead of sums.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Most rows.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def query(
+    db: Path, since: float, pid: int | None, operation: str, collectives: bool, limit: int, as_json: bool
+) -> None:
+    """Show what was traced: calls by process and operation, or single collectives.
+
+    \b
+    ingero-agent query --since 10m
+    ingero-agent query --collectives --op AllReduce --json
+    """
+    import json
+    import sqlite3
+    import time
+
+    from ingero_agent.trace import history
+
+    now = time.time()
+    wanted = history.Filter(begin=now - since, end=now, pid=pid, operation=operation, limit=limit)
+    columns: tuple[str, ...]
+    try:
+        if collectives:
+            columns, rows = history.COLLECTIVES, history.collective_rows(history.collectives(db, wanted))
+        else:
+            columns, rows = history.OPERATIONS, history.operations(db, wanted)
+    except (history.CannotRead, sqlite3.Error) as error:
         click.echo(f"ingero-agent: {error}", err=True)
         sys.exit(1)
+    if as_json:
+        click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+    else:
+        _print_table(columns, rows)
+
+
+@main.command("explain")
+@_database
+@click.option("--since", callback=_seconds, default="5m", show_default=True, help="How far back.")
+@click.option("--pid", type=int, help="Only this process.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def explain(db: Path, since: float, pid: int | None, as_json: bool) -> None:
+    """Say why things were slow on this node: causes with their evidence, and what to do.
+
+    \b
+    ingero-agent explain
+    ingero-agent explain --since 30m --json
+    """
+    import json
+    import sqlite3
+    import time
+
+    from ingero_agent.trace import history
+    from ingero_agent.trace.chains import find_chains
+
+    now = time.time()
+    try:
+        chains = find_chains(history.stretch(db, history.Filter(begin=now - since, end=now, pid=pid)))
+    except (history.CannotRead, sqlite3.Error) as error:
+        click.echo(f"ingero-agent: {error}", err=True)
+        sys.exit(1)
+    if as_json:
+        click.echo(json.dumps([chain.as_dict() for chain in chains], indent=2))
+        return
+    for chain in chains:
+        click.echo(f"{chain.severity} {chain.kind} [{chain.id}]: {chain.summary}")
+        for line in chain.evidence:
+            click.echo(f"    seen: {line}")
+        for line in chain.advice:
+            click.echo(f"    do:   {line}")
+    if not chains:
+        click.echo("nothing in this time explains a slow-down")

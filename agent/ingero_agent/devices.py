@@ -1,8 +1,10 @@
 """The node's GPUs through NVML, or nothing at all where there is none."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from ingero_agent.health.throttle import Throttle, kinds
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -10,12 +12,17 @@ log = get(__name__)
 
 @dataclass(frozen=True)
 class GpuReading:
-    """All GPUs of the node together. `throttled` says whether any is held back by power, heat or hardware."""
+    """All GPUs of the node together.
+
+    `memory_headroom` is free over total memory, 0 to 1, of those that could be read; `unreadable` counts the others,
+    such as a GPU that fell off the bus. `throttle` has every GPU that tells, by UUID.
+    """
 
     model: str = ""
     count: int = 0
     memory_headroom: float | None = None
-    throttled: bool = False
+    unreadable: int = 0
+    throttle: Mapping[str, frozenset[Throttle]] = field(default_factory=dict)
 
 
 class Devices(Protocol):
@@ -34,44 +41,51 @@ class NoDevices:
 
 
 class NvmlDevices:
-    """NVML through nvidia-ml-py."""
-
-    _THROTTLE_MASK = 0x04 | 0x08 | 0x20 | 0x40 | 0x80
-    """Software power cap, hardware slowdown, software thermal, hardware thermal, hardware power brake."""
+    """NVML through nvidia-ml-py. Model and count outlive a driver that stops to answer: they say who this node is."""
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
+        self._model = ""
+        self._count = 0
 
     def read(self) -> GpuReading:
-        """Sum memory over the GPUs and look for throttling."""
+        """Sum memory over the GPUs and look why they are held back."""
         nvml = self._nvml
-        model, used, total, throttled = "", 0, 0, False
+        used = total = unreadable = 0
+        throttle: dict[str, frozenset[Throttle]] = {}
         try:
-            count = int(nvml.nvmlDeviceGetCount())
-        except nvml.NVMLError:
-            return GpuReading()
-        for index in range(count):
+            self._count = int(nvml.nvmlDeviceGetCount())
+        except nvml.NVMLError as error:
+            log.debug("nvml_read_failed", reason=str(error))
+            return GpuReading(self._model, self._count, unreadable=self._count)
+        for index in range(self._count):
             try:
                 handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                if not index:
-                    name = nvml.nvmlDeviceGetName(handle)
-                    model = name.decode() if isinstance(name, bytes) else str(name)
+                self._model = self._model or str(nvml.nvmlDeviceGetName(handle))
                 memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-                used, total = used + int(memory.used), total + int(memory.total)
-                reasons = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-                throttled = throttled or bool(reasons & self._THROTTLE_MASK)
             except nvml.NVMLError as error:
+                unreadable += 1
                 log.debug("nvml_read_failed", gpu=index, reason=str(error))
-        return GpuReading(model, count, (total - used) / total if total else None, throttled)
+                continue
+            used, total = used + int(memory.used), total + int(memory.total)
+            try:
+                bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
+                throttle[str(nvml.nvmlDeviceGetUUID(handle))] = kinds(bits)
+            except nvml.NVMLError as error:
+                log.debug("nvml_no_throttle_reasons", gpu=index, reason=str(error))
+        return GpuReading(self._model, self._count, (total - used) / total if total else None, unreadable, throttle)
 
 
 def find_devices() -> Devices:
     """NVML when driver and library are there, otherwise none."""
     try:
         import pynvml
-
+    except ImportError as error:
+        log.info("no_gpu", reason=str(error))
+        return NoDevices()
+    try:
         pynvml.nvmlInit()
-    except Exception as error:
+    except pynvml.NVMLError as error:
         log.info("no_gpu", reason=str(error))
         return NoDevices()
     return NvmlDevices(pynvml)

@@ -4,11 +4,17 @@ import asyncio
 import hashlib
 import re
 from pathlib import Path
+from typing import Final
 
 import httpx
 
-TIMEOUT_SECONDS = 0.5
-_INSTANCE = re.compile(r"i-[0-9a-f]{8,17}")
+TIMEOUT_SECONDS: Final = 0.5
+"""Longest wait for one answer of a metadata service."""
+
+MAX_ANSWER: Final = 64 << 10
+"""Longest answer that is read, bytes."""
+
+_INSTANCE: Final = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})")
 
 
 def cgroup_path(text: str) -> str:
@@ -28,7 +34,7 @@ def cgroup_hash(file: Path = Path("/proc/self/cgroup")) -> str:
 
 
 async def find_provider(base: str = "http://169.254.169.254", google: str = "http://metadata.google.internal") -> str:
-    """`aws`, `gcp`, `azure`, or empty. No proxies and no redirects, half a second for each, all at once."""
+    """`aws`, `gcp`, `azure`, or empty. No proxies and no redirects, half a second an answer, all at once."""
     async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False, follow_redirects=False) as client:
         answers = await asyncio.gather(
             _aws(client, base), _gcp(client, google), _azure(client, base), return_exceptions=True
@@ -36,21 +42,33 @@ async def find_provider(base: str = "http://169.254.169.254", google: str = "htt
     return next((answer for answer in answers if isinstance(answer, str) and answer), "")
 
 
+async def _ask(client: httpx.AsyncClient, method: str, url: str, **headers: str) -> httpx.Response:
+    """One bounded answer: the limit covers all of it, so that a drip of bytes gains no time."""
+    async with asyncio.timeout(TIMEOUT_SECONDS), client.stream(method, url, headers=headers) as answer:
+        body = b""
+        async for part in answer.aiter_raw():
+            body += part
+            if len(body) > MAX_ANSWER:
+                raise ValueError(f"{url} answers with more than {MAX_ANSWER} bytes")
+        return httpx.Response(answer.status_code, headers=answer.headers, content=body)
+
+
 async def _aws(client: httpx.AsyncClient, base: str) -> str:
-    token = await client.put(f"{base}/latest/api/token", headers={"X-aws-ec2-metadata-token-ttl-seconds": "60"})
+    token = await _ask(client, "PUT", f"{base}/latest/api/token", **{"X-aws-ec2-metadata-token-ttl-seconds": "60"})
     if token.status_code != 200:
         return ""
-    answer = await client.get(
-        f"{base}/latest/meta-data/instance-id", headers={"X-aws-ec2-metadata-token": token.text[:256]}
-    )
+    headers = {"X-aws-ec2-metadata-token": token.text.strip()[:256]}
+    answer = await _ask(client, "GET", f"{base}/latest/meta-data/instance-id", **headers)
     return "aws" if answer.status_code == 200 and _INSTANCE.fullmatch(answer.text.strip()) else ""
 
 
 async def _gcp(client: httpx.AsyncClient, base: str) -> str:
-    answer = await client.get(f"{base}/computeMetadata/v1/instance/id", headers={"Metadata-Flavor": "Google"})
-    return "gcp" if answer.status_code == 200 and answer.headers.get("metadata-flavor") == "Google" else ""
+    answer = await _ask(client, "GET", f"{base}/computeMetadata/v1/instance/id", **{"Metadata-Flavor": "Google"})
+    well = answer.status_code == 200 and answer.headers.get("metadata-flavor") == "Google"
+    return "gcp" if well and answer.text.strip().isdigit() else ""
 
 
 async def _azure(client: httpx.AsyncClient, base: str) -> str:
-    answer = await client.get(f"{base}/metadata/instance?api-version=2021-02-01", headers={"Metadata": "true"})
-    return "azure" if answer.status_code == 200 and "compute" in answer.text[:65536] else ""
+    answer = await _ask(client, "GET", f"{base}/metadata/instance?api-version=2021-02-01", Metadata="true")
+    tree = answer.json() if answer.status_code == 200 else None
+    return "azure" if isinstance(tree, dict) and isinstance(tree.get("compute"), dict) else ""

@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero_agent import persist
-from ingero_agent.devices import Devices
+from ingero_agent.devices import Devices, GpuReading
 from ingero_agent.health import decision, score, state
 from ingero_agent.health.baseline import Baseline
 from ingero_agent.health.signals import Observation, sanitise
+from ingero_agent.health.throttle import Throttling
 from ingero_agent.push import FleetClient
+from ingero_agent.reports import encode_throttling
 from ingero_agent.settings import AgentConfig
 from ingero_agent.sockets import EventSocket
 from ingero_agent.sources import ReadFailed, Source
@@ -40,6 +42,29 @@ class LoopCounters:
     insane: int = 0
 
 
+@dataclass(frozen=True)
+class Look:
+    """The latest look that succeeded."""
+
+    observation: Observation
+    score: score.Score
+    gpus: GpuReading
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Where the node stands. `look` is absent before the first and while the source cannot be read."""
+
+    phase: state.Phase
+    look: Look | None
+    rule: decision.Rule
+    straggler: bool
+    degraded: bool
+    samples: int
+    throttling: Throttling
+    ticked_at: float
+
+
 class Loop:
     """Runs ticks until it is stopped."""
 
@@ -57,6 +82,7 @@ class Loop:
     ) -> None:
         self.counters = LoopCounters()
         self.standing = decision.Standing()
+        self.throttling = Throttling()
         self._config = config
         self._source = source
         self._devices = devices
@@ -68,7 +94,8 @@ class Loop:
         self._baseline = Baseline()
         self._life = state.Life(warmup=config.warmup_samples)
         self._rule = decision.Rule(DetectionMode.NONE, DecisionSource.NONE)
-        self._saved_at = clock()
+        self._look: Look | None = None
+        self._saved_at = self._ticked_at = clock()
         self._restore()
 
     def _restore(self) -> None:
@@ -77,6 +104,15 @@ class Loop:
             self._baseline = loaded.baseline
             self._life = state.Life.restored(self._config.warmup_samples)
         log.info("baseline", outcome=loaded.outcome, samples=self._baseline.samples)
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """Where the node stands now; readable from any thread."""
+        return Snapshot(
+            phase=self._life.phase, look=self._look, rule=self._rule, straggler=self.standing.straggler,
+            degraded=self._baseline.degraded(), samples=self._baseline.samples, throttling=self.throttling,
+            ticked_at=self._ticked_at,
+        )  # fmt: skip
 
     async def run(self, ended: asyncio.Event) -> None:
         """Tick until told to end; the last baseline is saved on the way out."""
@@ -105,7 +141,7 @@ class Loop:
     async def tick(self) -> None:
         """One look and what follows from it."""
         self.counters.ticks += 1
-        now = self._clock()
+        now = self._ticked_at = self._clock()
         try:
             observation = self._source.read(now)
         except ReadFailed as error:
@@ -114,11 +150,13 @@ class Loop:
                 log.warning("look_failed", reason=str(error))
             self._life = state.fail(self._life).life
             if self._life.phase is state.Phase.STALE:
+                self._look = None
                 await self._decide(now, None, score.compute(_NOTHING, None), active=False)
             return
         if observation is None:
             return
         gpus = self._devices.read()
+        was_throttled, self.throttling = self.throttling.active, self.throttling.advance(gpus.throttle)
         if gpus.memory_headroom is not None:
             observation = replace(observation, memory=gpus.memory_headroom)
         observation, wrong = sanitise(observation)
@@ -128,12 +166,20 @@ class Loop:
         if step.reset:
             self._baseline = Baseline()
         current = score.compute(observation, self._baseline.normal())
+        self._look = Look(observation, current, gpus)
         active = self._life.phase is state.Phase.ACTIVE
         report = None
         if step.push:
             report = self._report(observation, current, now)
             report.gpu_model, report.gpu_count = gpus.model, gpus.count
         await self._decide(now, report, current, active)
+        if was_throttled or self.throttling.active:
+            await self._client.send_event(
+                encode_throttling(
+                    self.throttling, node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
+                    provider=self._provider, time_unix_nano=int(now * 1e9),
+                )
+            )  # fmt: skip
         if not self.standing.straggler and self._life.phase is not state.Phase.IDLE:
             self._baseline = self._baseline.advance(observation)
         if now - self._saved_at >= self._config.fleet_persist_interval:
@@ -160,6 +206,7 @@ class Loop:
             log.info(
                 "straggler_state transition", straggler=self.standing.straggler, score=round(current.value, 4),
                 threshold=rule.threshold, mode=str(rule.mode), source=str(rule.source), signal=str(current.dominant),
+                throttled=",".join(sorted(self.throttling.active)),
             )  # fmt: skip
         threshold = rule.threshold if rule.threshold is not None else decision.LOCAL_THRESHOLD
         if self.standing.straggler:

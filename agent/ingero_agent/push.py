@@ -1,73 +1,34 @@
-"""Pushes to Fleet over OTLP/HTTP, and what its answers say: threshold, verdict, and when to come again."""
+"""Pushes to Fleet, and what its answers say: threshold, verdict, and when to come again."""
 
 import asyncio
 import random
-import stat
-import time
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Final, Literal
-from urllib.parse import quote
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from typing import Final
 
-import httpx
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_agent.health.decision import FleetWord
-from ingero_contract import headers, routes
+from ingero_agent.push_http import HttpTransport, ThresholdApi
+from ingero_agent.route import RETRIED, Reply, Route, Transport
 from ingero_contract.verdicts import parse_verdict
-from ingero_kit.backoff import parse_retry_after
 from ingero_kit.logs import get
-from ingero_kit.otlp import to_json
-from ingero_kit.settings import SettingsError
-from ingero_kit.tls import ClientTls
-from ingero_kit.tokens import read_tokens
 
 log = get(__name__)
 
 UNREACHABLE_AFTER: Final = 3
-MAX_ANSWER: Final = 8 * 1024
+"""Failed pushes in a row after which Fleet counts as away."""
 
-
-def base_url(endpoint: str, insecure: bool) -> str:
-    """`host:port` or a URL into a URL without a trailing slash.
-
-    Raises `SettingsError` for anything that is neither http nor https.
-    """
-    text = endpoint.strip().rstrip("/")
-    if any(ord(letter) < 33 for letter in text):
-        raise SettingsError(f"{endpoint!r}: an address cannot hold spaces or control characters")
-    if "://" not in text:
-        return f"{'http' if insecure else 'https'}://{text}"
-    if not text.startswith(("http://", "https://")):
-        raise SettingsError(f"{endpoint}: only http and https are spoken")
-    return text
-
-
-def check_key(file: Path | None, loose: bool) -> None:
-    """Refuse a private key that others may read."""
-    if file is not None and not loose and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise SettingsError(f"{file}: the private key is readable by others: chmod 600 it")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """Where and how to push."""
-
-    endpoint: str
-    cluster: str
-    tls: ClientTls
-    token_file: Path | None = None
-    threshold_url: str | None = None
-    timeout: float = 5.0
-    encoding: Literal["protobuf", "json"] = "protobuf"
+RETRY_SECONDS: Final = 0.2
+"""Pause before the one repetition after a failure of the network; spread by 20 %."""
 
 
 @dataclass
 class PushCounters:
-    """What became of pushes."""
+    """What became of pushes; `failed` by `Failure`."""
 
     sent: int = 0
-    failed: int = 0
+    failed: Counter[str] = field(default_factory=Counter)
     retried: int = 0
     thresholds: int = 0
     thresholds_missing: int = 0
@@ -86,100 +47,75 @@ def read_threshold(threshold: str | None, quorum: str | None) -> tuple[float, bo
     return value, quorum.lower() == "true"
 
 
-class FleetClient:
-    """One keep-alive connection to Fleet. `word` is the latest that it said."""
+def make_transport(route: Route) -> Transport:
+    """The transport that the route names; gRPC is loaded only by those who speak it."""
+    if route.protocol == "http":
+        return HttpTransport(route)
+    from ingero_agent.push_grpc import GrpcTransport
 
-    def __init__(self, route: Route, interval: float) -> None:
+    return GrpcTransport(route)
+
+
+class FleetClient:
+    """Speaks with Fleet. `word` is the latest that it said, `pushed_at` when the last push arrived (seconds)."""
+
+    def __init__(self, route: Route) -> None:
         self.word = FleetWord()
         self.counters = PushCounters()
         self.retry_after = 0.0
-        self._route = route
-        self._interval = interval
+        self.pushed_at: float | None = None
         self._failures = 0
-        base = base_url(route.endpoint, route.tls.insecure)
-        path = "" if base.endswith(routes.OTLP_METRICS) else routes.OTLP_METRICS
-        self._url = f"{base}{path}?{routes.CLUSTER_PARAMETER}={quote(route.cluster, safe='')}"
-        self._threshold_url = ""
-        if route.threshold_url:
-            base = base_url(route.threshold_url, route.tls.insecure)
-            path = "" if base.endswith(routes.FLEET_THRESHOLD) else routes.FLEET_THRESHOLD
-            self._threshold_url = f"{base}{path}?{routes.CLUSTER_PARAMETER}={quote(route.cluster, safe='')}"
-        verify = route.tls.context() if not route.tls.insecure else False
-        self._client = httpx.AsyncClient(
-            timeout=route.timeout, verify=verify, trust_env=False, follow_redirects=False,
-            limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=30),
-        )  # fmt: skip
+        self._transport = make_transport(route)
+        self._api = ThresholdApi(route, route.threshold_url) if route.threshold_url else None
 
     async def close(self) -> None:
-        """Give the connection back."""
-        await self._client.aclose()
+        """Give connections back."""
+        await self._transport.close()
+        if self._api:
+            await self._api.close()
 
     async def push(self, request: ExportMetricsServiceRequest, now: float) -> bool:
         """Send a health report; a network error is tried once more, a refusal is not. Says whether it arrived."""
-        answer = await self._post(request)
-        if answer is None:
+        reply = await self._transport.send(request)
+        if reply.failure in RETRIED:
             self.counters.retried += 1
-            await asyncio.sleep(0.2 * random.uniform(0.8, 1.2))
-            answer = await self._post(request)
-        self.retry_after = 0.0
-        if answer is not None:
-            self._listen(answer, now)
-            if answer.status_code in (429, 503):
-                self.retry_after = parse_retry_after(answer.headers.get("retry-after"), time.time()) or 0.0
-        well = answer is not None and answer.is_success
-        self._failures = 0 if well else self._failures + 1
-        self.counters.sent += well
-        self.counters.failed += not well
-        if not well and self._failures == 1:
-            log.warning("push_failed", status=answer.status_code if answer else None, url=self._url)
+            await asyncio.sleep(RETRY_SECONDS * random.uniform(0.8, 1.2))
+            reply = await self._transport.send(request)
+        self.retry_after = reply.retry_after
+        if reply.answered:
+            self._listen(reply, now)
+        if reply.failure is None:
+            self.counters.sent += 1
+            self.pushed_at, self._failures = now, 0
+        else:
+            self.counters.failed[str(reply.failure)] += 1
+            self._failures += 1
+            if self._failures == 1:
+                log.warning("push_failed", reason=str(reply.failure), detail=reply.detail)
         self.word = replace(self.word, reachable=self._failures < UNREACHABLE_AFTER)
-        return well
+        return reply.failure is None
 
     async def send_event(self, request: ExportMetricsServiceRequest) -> None:
-        """Send a straggler event, once; what becomes of it changes nothing."""
-        await self._post(request)
+        """Send what is no health report, once; what becomes of it changes nothing."""
+        await self._transport.send(request)
 
     async def ask(self, now: float) -> None:
         """Ask the threshold API, for when pushes bring no threshold."""
-        if not self._threshold_url:
+        if self._api is None:
             return
         try:
-            answer = await self._client.get(self._threshold_url, headers=self._auth({"accept": "application/json"}))
-            if answer.status_code == 200 and len(answer.content) <= MAX_ANSWER:
-                tree = answer.json()
-                threshold, quorum = float(tree["threshold"]), tree["quorum_met"] is True
-                if 0.1 <= threshold <= 0.99:
-                    self.word = replace(self.word, threshold=threshold, quorum=quorum, threshold_at=now)
-                elif (threshold, quorum) == (0.0, False):
-                    self.word = replace(self.word, threshold=None, quorum=False, threshold_at=now)
-                else:
-                    self.counters.thresholds_rejected += 1
-        except (httpx.HTTPError, ValueError, KeyError, TypeError):
+            found = await self._api.ask()
+        except ValueError as error:
             self.counters.thresholds_rejected += 1
+            log.debug("threshold_rejected", reason=str(error))
+            return
+        if found is not None:
+            self.word = replace(self.word, threshold=found[0], quorum=found[1], threshold_at=now)
 
-    def _auth(self, extra: dict[str, str]) -> dict[str, str]:
-        if self._route.token_file:
-            extra["authorization"] = f"Bearer {read_tokens(self._route.token_file)[0]}"
-        return extra
-
-    async def _post(self, request: ExportMetricsServiceRequest) -> httpx.Response | None:
-        if self._route.encoding == "json":
-            body, media = to_json(request), "application/json"
-        else:
-            body, media = request.SerializeToString(), "application/x-protobuf"
+    def _listen(self, reply: Reply, now: float) -> None:
+        """Fleet's words are read on every answer, also on refusals; only a push that was taken brings a verdict."""
         try:
-            return await self._client.post(self._url, content=body, headers=self._auth({"content-type": media}))
-        except httpx.HTTPError as error:
-            log.debug("push_error", reason=f"{type(error).__name__}: {error}")
-            return None
-        except SettingsError as error:
-            log.warning("token_unreadable", reason=str(error))
-            return None
-
-    def _listen(self, answer: httpx.Response, now: float) -> None:
-        """Headers are read on every answer, also on refusals."""
-        try:
-            found = read_threshold(answer.headers.get(headers.THRESHOLD), answer.headers.get(headers.QUORUM_MET))
+            found = read_threshold(reply.threshold, reply.quorum)
         except ValueError as error:
             self.counters.thresholds_rejected += 1
             log.debug("threshold_rejected", reason=str(error))
@@ -189,6 +125,6 @@ class FleetClient:
             else:
                 self.counters.thresholds += 1
                 self.word = replace(self.word, threshold=found[0], quorum=found[1], threshold_at=now)
-        line = answer.headers.get(headers.VERDICT)
-        if answer.is_success:
-            self.word = replace(self.word, verdict=parse_verdict(line) if line else None, verdict_at=now)
+        if reply.failure is None:
+            verdict = parse_verdict(reply.verdict) if reply.verdict else None
+            self.word = replace(self.word, verdict=verdict, verdict_at=now)

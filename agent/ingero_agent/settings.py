@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ingero_kit.otlp import check_name
+from ingero_kit.pages import parse_listen
 from ingero_kit.settings import Duration, Settings
 
 
@@ -14,7 +15,7 @@ class AgentConfig(Settings):
     """`ingero-agent fleet-push`."""
 
     fleet_endpoint: str
-    """Fleet's OTLP/HTTP address: `host:port` or a URL."""
+    """Fleet's OTLP address: `host:port` or a URL; port 4318 is HTTP, 4317 gRPC."""
     fleet_cluster_id: str
     """The cluster that this node belongs to."""
     fleet_node_id: str = Field(default_factory=socket.gethostname)
@@ -29,10 +30,14 @@ class AgentConfig(Settings):
     """Time between pushes; each is spread by 10 %."""
     fleet_timeout: Duration = Field(default=5.0, ge=0.05)
     """Longest wait for one answer."""
+    fleet_protocol: Literal["http", "grpc"] = "http"
+    """Protocol of pushes: OTLP/HTTP or OTLP/gRPC."""
     fleet_encoding: Literal["protobuf", "json"] = "protobuf"
-    """Encoding of pushes."""
+    """Encoding of pushes over HTTP; gRPC is always protobuf."""
+    fleet_compression: Literal["none", "gzip"] = "none"
+    """Compression of pushes."""
     fleet_insecure: bool = False
-    """Speak plain HTTP."""
+    """Speak without TLS."""
     fleet_tls_ca: Path | None = None
     """Authorities to trust instead of the system's."""
     fleet_tls_cert: Path | None = None
@@ -85,6 +90,10 @@ class AgentConfig(Settings):
     """Database of `ingero-agent trace`."""
     signal_window: Duration = Field(default=60.0, ge=10)
     """Window over that database."""
+    metrics_listen: str = ""
+    """Address of `/metrics`, `/healthz` and `/readyz`: `host:port`, or `:port` for every address; none without it."""
+    ports_file: Path | None = None
+    """File to write the port taken into, as JSON, when ready."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important level that is written."""
 
@@ -94,8 +103,12 @@ class AgentConfig(Settings):
             problem = check_name(getattr(self, name))
             if problem:
                 raise ValueError(f"{name} {problem}")
+        if self.metrics_listen:
+            parse_listen(self.metrics_listen)
         if self.fleet_insecure and (self.fleet_tls_ca or self.fleet_tls_cert or self.fleet_tls_key):
             raise ValueError("fleet_insecure cannot be combined with TLS files")
+        if self.fleet_protocol == "grpc" and self.fleet_encoding == "json":
+            raise ValueError("fleet_encoding json is for fleet_protocol http only")
         watched = bool(self.watch_pid or self.watch_command or self.watch_cgroup or self.progress_file)
         chosen = [self.stub, self.stub_script is not None, self.signal_db_path is not None, watched]
         if sum(chosen) != 1:

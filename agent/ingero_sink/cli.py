@@ -5,24 +5,17 @@ import contextlib
 import json
 import signal
 import sys
-import threading
 from pathlib import Path
 
 import click
 
 from ingero_kit import logs
 from ingero_kit.clock import steady_clock
+from ingero_kit.pages import parse_listen
 from ingero_kit.settings import SettingsError, parse_duration
 from ingero_sink.consumer import consume
 from ingero_sink.ledger import Ledger
 from ingero_sink.page import make_server
-
-
-def _listen(text: str) -> tuple[str, int]:
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise SettingsError(f"--listen {text}: host:port or :port was expected")
-    return host.strip("[]"), int(port)
 
 
 def _seconds(flag: str, text: str) -> float:
@@ -69,18 +62,18 @@ def main(
     """
     logs.configure()
     try:
-        host, port = _listen(listen)
+        host, port = parse_listen(listen)
         delay = _seconds("--reconnect-delay", reconnect_delay)
         window = _seconds("--readiness-window", readiness_window)
         clock, ledger = steady_clock(), Ledger(max_tracked_nodes)
         server = make_server(host, port, ledger, lambda: ledger.ready(clock(), window))
-    except (SettingsError, OSError) as error:
+    except (SettingsError, ValueError, OSError) as error:
         click.echo(f"ingero-sink: {listen}: {error}", err=True)
-        sys.exit(2 if isinstance(error, SettingsError) else 1)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
+        sys.exit(1 if isinstance(error, OSError) else 2)
+    server.start()
     if ports_file:
         part = ports_file.with_suffix(".part")
-        part.write_text(json.dumps({"metrics": server.server_address[1]}))
+        part.write_text(json.dumps({"metrics": server.port}))
         part.replace(ports_file)
 
     async def run() -> None:
@@ -92,4 +85,4 @@ def main(
             await consume(socket_path, ledger, clock, delay)
 
     asyncio.run(run())
-    server.shutdown()
+    server.stop()

@@ -1,12 +1,12 @@
-"""The sink's HTTP side: `/metrics`, `/healthz`, `/readyz`."""
+"""What the sink shows to Prometheus."""
 
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ingero_kit.pages import PageServer
 from ingero_sink.ledger import Ledger
 
 
@@ -39,35 +39,8 @@ class LedgerPage(Collector):
         yield active
 
 
-def make_server(host: str, port: int, ledger: Ledger, ready: Callable[[], bool]) -> ThreadingHTTPServer:
-    """An HTTP server over the ledger; `serve_forever` runs it."""
+def make_server(host: str, port: int, ledger: Ledger, ready: Callable[[], bool]) -> PageServer:
+    """The pages over the ledger."""
     registry = CollectorRegistry()
     registry.register(LedgerPage(ledger))
-
-    class Page(BaseHTTPRequestHandler):
-        timeout = 10
-
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            if path == "/metrics":
-                self._answer(200, generate_latest(registry), "text/plain; version=0.0.4; charset=utf-8")
-            elif path == "/healthz":
-                self._answer(200, b"ok\n")
-            elif path == "/readyz":
-                self._answer(200, b"ok\n") if ready() else self._answer(503, b"not ready: uds_disconnected\n")
-            else:
-                self._answer(404, b"not found: /metrics, /healthz, /readyz\n")
-
-        def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
-            self.send_response(status)
-            self.send_header("content-type", kind)
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
-            """Scrapes are not news."""
-
-    server = ThreadingHTTPServer((host, port), Page)
-    server.daemon_threads = True
-    return server
+    return PageServer((host, port), registry, lambda: None if ready() else "uds_disconnected", lambda: None)

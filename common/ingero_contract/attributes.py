@@ -47,6 +47,9 @@ GPU_MODEL: Final = "ingero.gpu_model"
 GPU_COUNT: Final = "ingero.gpu_count"
 """Point: number of GPUs."""
 
+GPU_UUID: Final = "gpu.uuid"
+"""Point: the GPU, as nvidia-smi prints its UUID."""
+
 MEMCPY_DIRECTION: Final = "ingero.memcpy.direction"
 """Point: h2h, h2d, d2h, d2d, default or unknown."""
 
@@ -79,6 +82,36 @@ NCCL_NRANKS: Final = "nccl.nranks"
 
 NCCL_SEQ: Final = "nccl.seq"
 """Point: number of the collective inside its communicator, counted by our agent."""
+
+NCCL_DATATYPE: Final = "nccl.datatype"
+"""Point: NCCL's number of the elements' type."""
+
+NCCL_REDUCE_OP: Final = "nccl.reduce_op"
+"""Point: NCCL's number of the reduction, only where there is one."""
+
+SOURCE: Final = "source"
+"""Point: cuda, driver, graph or nccl."""
+
+OPERATION: Final = "operation"
+"""Point: the function."""
+
+PERCENTILE: Final = "percentile"
+"""Point: p50, p95 or p99."""
+
+PROCESS_PID: Final = "pid"
+"""Point: process id on the host."""
+
+PROCESS_COMM: Final = "comm"
+"""Point: the process's name."""
+
+LIBNCCL_PATH: Final = "libnccl_path"
+"""Point: path of the NCCL library, as the process sees it."""
+
+LIBNCCL_VERSION: Final = "libnccl_version"
+"""Point: version of the NCCL library, where its name tells."""
+
+PROBE_GROUP: Final = "ingero.trace.group"
+"""Point: core, launch or memory."""
 
 VERDICT_KIND: Final = "ingero.verdict.kind"
 """Log record: slow, stopped, silent, job_slow and others."""

@@ -14,5 +14,17 @@ STRAGGLER_TAINT: Final = "ingero.io/straggler"
 OWNER_LABEL: Final = "ingero.io/owner"
 """Label on every child: name of the custom resource that it belongs to."""
 
+EXCLUDE_LABEL: Final = "ingero.io/exclude"
+"""Label on a node that the operator must leave alone."""
+
+SPEC_HASH: Final = "ingero.io/spec-hash"
+"""Annotation on every child: digest of what the operator rendered."""
+
+PROOF_LABEL: Final = "ingero.io/volume-proof"
+"""Label of the ConfigMap whose existence lets a store start."""
+
 TAINT_FINALIZER: Final = "ingero.io/taints"
 """Held only while a FleetCluster has taints on nodes."""
+
+MANAGER: Final = "ingero-operator"
+"""Field manager of everything that the operator applies, and value of the managed-by label."""

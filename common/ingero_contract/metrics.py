@@ -62,5 +62,56 @@ COLLECTIVE_BARRIER_WAIT: Final = "nccl.collective.barrier_wait_ms"
 COLLECTIVE_PEER_LAG: Final = "nccl.collective.peer_lag_ms"
 """How much later than the median rank this rank arrived; computed by Fleet. Instrument: gauge. Unit: ms."""
 
+GPU_THROTTLE_POWER: Final = "gpu.throttle.power_active"
+"""1 while a GPU is held back by power: software cap or hardware brake. Instrument: gauge. Unit: 1."""
+
+GPU_THROTTLE_THERMAL: Final = "gpu.throttle.thermal_active"
+"""1 while a GPU is held back by heat. Instrument: gauge. Unit: 1."""
+
+GPU_THROTTLE_SW: Final = "gpu.throttle.sw_active"
+"""1 while software holds a GPU back: cap, heat, set clocks, sync boost. Instrument: gauge. Unit: 1."""
+
+GPU_THROTTLE_HW: Final = "gpu.throttle.hw_active"
+"""1 while hardware holds a GPU back: heat, brake, slowdown, or a reason not known. Instrument: gauge. Unit: 1."""
+
+SYSTEM_CPU: Final = "system.cpu.utilization"
+"""Busy share of the host's processors. Instrument: gauge. Unit: 1."""
+
+SYSTEM_MEMORY: Final = "system.memory.utilization"
+"""Share of the host's memory in use. Instrument: gauge. Unit: 1."""
+
+SYSTEM_MEMORY_AVAILABLE: Final = "system.memory.usage.available"
+"""Memory that can be had without swapping. Instrument: gauge. Unit: By."""
+
+SYSTEM_LOAD: Final = "system.cpu.load_average.1m"
+"""Load average of the last minute. Instrument: gauge. Unit: 1."""
+
+OPERATION_DURATION: Final = "gpu.cuda.operation.duration"
+"""Duration of calls since the start, by percentile. Instrument: gauge. Unit: us."""
+
+OPERATION_COUNT: Final = "gpu.cuda.operation.count"
+"""Calls. Instrument: cumulative monotonic sum. Unit: {event}."""
+
+GPU_MEMCPY_BYTES: Final = "gpu.memcpy.bytes_total"
+"""Bytes copied, by direction. Instrument: cumulative monotonic sum. Unit: By."""
+
+GPU_MEMCPY_DURATION: Final = "gpu.memcpy.duration_ms"
+"""Host time of copies, by direction. Instrument: cumulative histogram. Unit: ms."""
+
+NCCL_PROCESS_LOADED: Final = "gpu.nccl.process_loaded"
+"""1 for every process that has NCCL loaded. Instrument: gauge. Unit: 1."""
+
+NCCL_PROCESSES: Final = "gpu.nccl.processes_total"
+"""Processes that have NCCL loaded. Instrument: gauge. Unit: 1."""
+
+TRACE_BUDGET: Final = "ingero.trace.budget"
+"""Share of one processor that tracing may cost a process. Instrument: gauge. Unit: 1."""
+
+TRACE_OVERHEAD: Final = "ingero.trace.overhead"
+"""Share of one processor that tracing costs the most traced process. Instrument: gauge. Unit: 1."""
+
+TRACE_DUTY: Final = "ingero.trace.duty"
+"""Share of the time in which a group of functions is counted. Instrument: gauge. Unit: 1."""
+
 VERDICT_EVENT: Final = "ingero.verdict"
 """Event name of the OTLP log record that Fleet sends onward for every edge of a verdict."""

@@ -17,10 +17,11 @@ from ingero_contract.values import VerdictState
 from ingero_detect import budget
 from ingero_detect.cohorts import CohortKey, merge
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
-from ingero_detect.memory import CODE, RUNS, STATES, Memory, NodeKey
+from ingero_detect.memory import CODE, RUNS, Memory, NodeKey, SnapshotError
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import MAD_TO_SIGMA, Reference, find_reference
 from ingero_detect.verdicts import Axis, Kind, Verdict
+from ingero_detect.view import AXES, KINDS, View, is_accused
 
 ABSENT, ACTIVE, IDLE, CALIBRATING = range(4)
 """Codes of what a node reports."""
@@ -34,9 +35,6 @@ HALF: Final = float(np.log(2.0))
 NOTHING: Final = float(np.log(100.0))
 """A loss beyond this is work that stopped, log units."""
 
-KINDS: Final = tuple(Kind)
-AXES: Final = tuple(Axis)
-
 LEARNING, HEALTHY, SUSPECTED, STRAGGLER, RECOVERING, IDLING, STOPPED, SILENT = (
     CODE[state]
     for state in (
@@ -45,14 +43,14 @@ LEARNING, HEALTHY, SUSPECTED, STRAGGLER, RECOVERING, IDLING, STOPPED, SILENT = (
     )
 )  # fmt: skip
 
-_PAST: Final = (VerdictState.RECOVERING, VerdictState.HEALTHY, VerdictState.IDLE, VerdictState.SUSPECTED)
-"""States in which an episode has come to its end, or seems to."""
-
 _LATE_PHASE_COUNT: Final = 10
 """Samples that a baseline is worth once the job has entered a new phase."""
 
 _OFFSET_TICKS: Final = 12
 """Ticks between two looks at how far the nodes of a cohort lie apart, and between two calibrations."""
+
+_ONSET: Final = 0.1
+"""Share of the alarm level at which evidence counts as begun: below it the noise of every healthy node wanders."""
 
 _SAMPLE: Final = 8192
 """Nodes whose steps are booked in one tick."""
@@ -120,6 +118,7 @@ class Detector:
         about = json.dumps([asdict(self.parameters), self.mergeable], sort_keys=True)
         self._digest = hashlib.blake2b(about.encode(), digest_size=16).digest()
         self._hashed: tuple[Any, ...] = ()
+        self._placed: tuple[Any, ...] = ()
         self._now = 0.0
         self._merged_for: dict[CohortKey, int] = {}
         self._merged: dict[CohortKey, CohortKey] = {}
@@ -133,8 +132,8 @@ class Detector:
         memory, parameters = self.memory, self.parameters
         self._now = now
         slots = memory.slots(seen.names)
-        value, code = self._enter(now, seen, slots)
         before = memory.node("state").copy()
+        value, code = self._enter(now, seen, slots)
         self._regroup(seen, slots, now)
         in_group = memory.node("group") >= 0
         working = (code == ACTIVE) & np.isfinite(value) & in_group
@@ -186,6 +185,8 @@ class Detector:
         """Keep homes and groups current. Another job is another history; another group is only another level."""
         memory = self.memory
         known = slots >= 0
+        if self._placed and self._is_placed(seen, slots):
+            return
         home_of = np.array([memory.home(key) for key in seen.cohorts], np.int32)
         rows = slots[known]
         home = home_of[seen.cohort[known]] if len(home_of) else np.zeros(0, np.int32)
@@ -223,6 +224,17 @@ class Detector:
             group[other] = wanted[other]
         members = memory.node("used") & (group >= 0)
         memory.group("size")[:] = np.bincount(group[members], minlength=len(memory.groups))
+        self._placed = (seen.cohorts, seen.cohort, slots, memory.forgotten)
+
+    def _is_placed(self, seen: Observation, slots: Ints) -> bool:
+        """Whether everybody still is where the last tick found them."""
+        cohorts, cohort, at, forgotten = self._placed
+        return (
+            slots is at
+            and forgotten == self.memory.forgotten
+            and (seen.cohorts is cohorts or list(seen.cohorts) == list(cohorts))
+            and (seen.cohort is cohort or np.array_equal(seen.cohort, cohort))
+        )
 
     def _presence(self, code: npt.NDArray[np.uint8], working: Bools) -> None:
         memory, parameters = self.memory, self.parameters
@@ -323,6 +335,7 @@ class Detector:
         accused = self.accused()[index]
         relearn = memory.node("relearn")[index]
         grace = memory.node("grace")[index]
+        eligible = (reference.count >= parameters.min_peers)[group]
         ready = grace <= 0
         alarm = self._alarm_levels()
         band = np.where(relearn > 0, parameters.absolute_band, parameters.own_band)
@@ -340,14 +353,15 @@ class Detector:
         floor = -parameters.largest_step - allowance
         slow = np.maximum(0.0, slow_before + np.minimum(np.maximum(z - allowance, floor), cap)) * ready
         fast = np.maximum(0.0, fast_before + np.minimum(np.maximum(-z - allowance, floor), cap)) * ready
-        fast = np.minimum(fast, 1.5 * top)
-        free = ~accused & ready
+        slow = np.where(eligible, slow, slow_before)
+        fast = np.where(eligible, np.minimum(fast, 1.5 * top), fast_before)
+        free = ~accused & ready & eligible
         self._book_peaks(index, group, free, slow_before, slow, fast_before, fast)
         self._book_steps(group[free], z[free], allowance[free], cap[free])
-        begins = (slow > 0) & (slow_before <= 0)
+        begins = (slow > _ONSET * top) & (slow_before <= _ONSET * top)
         onset = np.where(begins, now, memory.node("onset")[index])
-        shortfall = np.where(begins, 0.0, memory.node("shortfall")[index]) - gap
-        spell = np.where(begins, 0, memory.node("spell")[index]) + 1
+        shortfall = np.where(begins, 0.0, memory.node("shortfall")[index]) - np.where(eligible, gap, 0.0)
+        spell = np.where(begins, 0, memory.node("spell")[index]) + eligible
 
         absolute = logs[index] - self._peer_level(logs[index], group, m)[group]
         absolute = np.clip(absolute, -FURTHEST, FURTHEST)
@@ -357,23 +371,24 @@ class Detector:
         below_before = memory.node("below")[index]
         below_step = -absolute / scale - np.maximum(parameters.drift, line / scale)
         below = np.maximum(0.0, below_before + np.minimum(np.maximum(below_step, floor), cap)) * ready
-        below_begins = (below > 0) & (below_before <= 0)
+        below = np.where(eligible, below, below_before)
+        below_begins = (below > _ONSET * top) & (below_before <= _ONSET * top)
         below_onset = np.where(below_begins, now, memory.node("below_onset")[index])
         few = np.bincount(group[(below > 0) & ~accused], minlength=m) <= np.maximum(1, 0.1 * reference.count)
 
         falling = (gap < -HALF) & (-gap > 4 * scale) & ready
         run_before = memory.node("run")[index].astype(np.int64)
         run = np.where(falling, np.minimum(run_before + 1, 30_000), 0)
+        run = np.where(eligible, run, run_before)
         self._book_runs(group, run_before, run)
         confirm = np.where(crowded, np.maximum(by_group("confirm"), 5), by_group("confirm"))[group]
 
-        eligible = (reference.count >= parameters.min_peers)[group]
         by_own = (slow > top) & eligible
         by_collapse = (run >= confirm) & eligible
         by_peers = (below > top) & few[group] & eligible
         suspected = eligible & ((slow > 0.5 * top) | ((below > 0.5 * top) & few[group]) | (run > 0))
 
-        calm = ~accused & (slow < 0.5 * top) & ~falling & ~reference.common[group] & ready
+        calm = ~accused & (slow < 0.5 * top) & ~falling & ~reference.common[group] & ready & eligible
         gain = np.maximum(1.0 / np.maximum(count, 1), 1.0 / parameters.baseline_ticks)
         memory.node("baseline")[index] = baseline + np.where(calm, gain * np.clip(gap, -2 * sigma, 2 * sigma), 0.0)
         wide = np.maximum(1.0 / np.maximum(count, 1), 1 / 300)
@@ -404,9 +419,11 @@ class Detector:
         alarmed = (by_own | by_collapse | by_peers) & ~accused
         if alarmed.any():
             self._accuse(now, rows[alarmed], by_own[alarmed], by_collapse[alarmed])
-        if accused.any():
+        enough = reference.count >= np.minimum(parameters.min_peers, by_group("size"))
+        followed = accused & enough[group]
+        if followed.any():
             again = by_own | by_collapse | by_peers
-            self._follow(now, rows[accused], gap[accused], absolute[accused], line[accused], again[accused])
+            self._follow(now, rows[followed], gap[followed], absolute[followed], line[followed], again[followed])
         hours = np.bincount(group[~accused], minlength=m) * parameters.tick_hours
         by_group("hours")[:] += hours
         self.node_hours += len(group) * parameters.tick_hours
@@ -445,8 +462,7 @@ class Detector:
             ended = (before > 0) & (after <= 0) & calm
             if ended.any():
                 table = memory.peaks(side)
-                place = group[ended] * budget.BINS + budget.bins_of(peak[ended].astype(np.float64))
-                table += np.bincount(place, minlength=table.size).reshape(table.shape)
+                np.add.at(table, (group[ended], budget.bins_of(peak[ended].astype(np.float64))), 1)
             column[index] = np.where(after > 0, np.maximum(peak, after), 0.0)
 
     def _book_steps(self, group: Ints, z: Floats, allowance: Floats, cap: Floats) -> None:
@@ -456,8 +472,7 @@ class Detector:
         for side, sign in (("slow", 1.0), ("fast", -1.0)):
             steps = np.minimum(sign * z[part] - allowance[part], cap[part])
             table = self.memory.steps(side)
-            place = group[part] * budget.STEP_BINS + budget.step_bins_of(steps)
-            table += np.bincount(place, minlength=table.size).reshape(table.shape)
+            np.add.at(table, (group[part], budget.step_bins_of(steps)), 1)
 
     def _book_runs(self, group: Ints, before: Ints, after: Ints) -> None:
         ended = (before > 0) & (after == 0) & (before <= _SHORT_RUN)
@@ -465,21 +480,25 @@ class Detector:
             np.add.at(self.memory.runs(), (group[ended], np.minimum(before[ended], RUNS - 1)), 1)
 
     def _alarm_levels(self) -> Floats:
-        """The alarm level of every group; calibrated anew once a minute or so."""
+        """The alarm level of every group; a twelfth of them is calibrated anew in a tick."""
         memory, parameters = self.memory, self.parameters
         alarm = memory.group("alarm")
-        if self.ticks % _OFFSET_TICKS == 0 or np.isnan(alarm).any():
-            hours = memory.group("hours")
-            tails = [budget.fit_tail(memory.peaks(side), memory.steps(side), hours) for side in ("slow", "fast")]
+        alarm[np.isnan(alarm)] = min(budget.CAUTION * self.theory, budget.HIGHEST_LEVEL)
+        part = slice(self.ticks % _OFFSET_TICKS, None, _OFFSET_TICKS)
+        hours = memory.group("hours")[part]
+        if len(hours):
+            peaks, steps = (
+                [table(side)[part] for side in ("slow", "fast")] for table in (memory.peaks, memory.steps)
+            )
+            tails = [budget.fit_tail(*pair, hours) for pair in zip(peaks, steps, strict=True)]
             ticks = hours / parameters.tick_hours
-            alarm[:] = budget.calibrated_levels(tails, ticks, parameters.budget, self.theory)
-            above = memory.runs()[:, ::-1].cumsum(axis=1)[:, ::-1]
-            tolerable = above <= (1 + parameters.budget * hours)[:, None]
+            alarm[part] = budget.calibrated_levels(tails, ticks, parameters.budget, self.theory)
+            runs = memory.runs()[part]
+            tolerable = runs[:, ::-1].cumsum(axis=1)[:, ::-1] <= (1 + parameters.budget * hours)[:, None]
             tolerable[:, -1] = True
-            memory.group("confirm")[:] = np.maximum(2, tolerable.argmax(axis=1))
+            memory.group("confirm")[part] = np.maximum(2, tolerable.argmax(axis=1))
             fade = 0.5 ** (_OFFSET_TICKS * parameters.tick_hours / 48.0)
-            histograms = [table(side) for table in (memory.peaks, memory.steps) for side in ("slow", "fast")]
-            for table in (*histograms, memory.runs(), hours):
+            for table in (*peaks, *steps, runs, hours):
                 table *= fade
         return alarm.copy()
 
@@ -487,9 +506,7 @@ class Detector:
 
     def accused(self) -> Bools:
         """By slot: accused and not yet proven well again."""
-        state = self.memory.node("state")
-        accused: Bools = (state == STRAGGLER) | (state == RECOVERING) | (state == STOPPED)
-        return accused
+        return is_accused(self.memory.node("state"))
 
     def _accuse(self, now: float, rows: Ints, by_own: Bools, by_collapse: Bools) -> None:
         memory = self.memory
@@ -513,6 +530,7 @@ class Detector:
         memory.node("detected")[rows] = now
         memory.node("state")[rows] = np.where(kind == KINDS.index(Kind.STOPPED), STOPPED, STRAGGLER)
         memory.node("reached")[rows] = memory.node("slow")[rows]
+        memory.node("well")[rows] = 0.0
 
     def _below_peers(self, rows: Ints) -> Floats:
         """How far nodes lie below the median of their peers, log units."""
@@ -677,7 +695,7 @@ class Detector:
 
     def _edges(self, before: npt.NDArray[np.uint8], digest: str) -> list[Edge]:
         after = self.memory.node("state")
-        was = (before == STRAGGLER) | (before == RECOVERING) | (before == STOPPED)
+        was = is_accused(before)
         is_now = self.accused()
         edges = []
         changed = np.flatnonzero((before != after) & (was | is_now))
@@ -697,37 +715,11 @@ class Detector:
 
     def verdict(self, slot: int, digest: str | None = None) -> Verdict:
         """Everything about the node in a slot, as of the last tick."""
-        memory = self.memory
-        state = STATES[int(memory.node("state")[slot])]
-        accused = bool(self.accused()[slot])
-        episode = accused or memory.node("detected")[slot] > 0
-        cluster, node = memory.names[slot]
-        home, group = int(memory.node("home")[slot]), int(memory.node("group")[slot])
-        against_peers = AXES[int(memory.node("axis")[slot])] is Axis.PEERS
-        alarm = float(memory.group("alarm")[group]) if group >= 0 else float("nan")
-        expected = float(memory.node("expected")[slot])
-        return Verdict(
-            cluster=cluster,
-            node=node,
-            state=state,
-            kind=KINDS[int(memory.node("kind")[slot])] if episode else Kind.NONE,
-            axis=AXES[int(memory.node("axis")[slot])] if episode else Axis.NONE,
-            since=float(memory.node("since")[slot]) if episode else None,
-            detected=float(memory.node("detected")[slot]) if episode else None,
-            recovered=float(memory.node("well_since")[slot]) if episode and state in _PAST else None,
-            severity=float(1 - np.exp(-max(0.0, float(memory.node("loss")[slot])))) if episode else 0.0,
-            value=_finite(float(memory.node("value")[slot])),
-            expected=_finite(float(np.exp(expected))),
-            residual=_finite(float(memory.node("residual")[slot])),
-            scale=_finite(float(memory.node("scale")[slot])),
-            evidence=_finite(float(memory.node("below" if against_peers else "slow")[slot])),
-            level=_finite(alarm),
-            cohort="/".join(part for part in memory.groups[group][1:] if part) if group >= 0 else "",
-            cohort_size=int(memory.group("size")[group]) if group >= 0 else 0,
-            merged=group >= 0 and home >= 0 and memory.groups[group] != memory.homes[home],
-            time=self._now,
-            digest=self._digest.hex() if digest is None else digest,
-        )
+        return View.take(self.memory, self._now, digest or self._digest.hex(), copy=False).verdict(slot)
+
+    def view(self) -> View:
+        """A copy of what is known, to be read while the next tick runs."""
+        return View.take(self.memory, self._now, self._digest.hex(), copy=True)
 
     def estimates(self) -> dict[str, float]:
         """The budget's bookkeeping: node-hours judged, and false alarms a node-hour by own tail and mirror."""
@@ -758,8 +750,6 @@ class Detector:
 
         `SnapshotError` leaves the detector as it was.
         """
-        from ingero_detect.memory import SnapshotError
-
         memory = self._fresh()
         facts = memory.restore(data)
         if facts["parameters"] != asdict(self.parameters) or facts["mergeable"] != list(self.mergeable):
@@ -767,9 +757,5 @@ class Detector:
         self.memory = memory
         self.ticks, self.node_hours = int(facts["ticks"]), float(facts["node_hours"])
         self._now, self._digest = float(facts["now"]), bytes.fromhex(facts["digest"])
-        self._hashed, self._merged_for, self._merged = (), {}, {}
+        self._hashed, self._placed, self._merged_for, self._merged = (), (), {}, {}
         return self._now
-
-
-def _finite(value: float) -> float | None:
-    return value if np.isfinite(value) else None

@@ -157,12 +157,17 @@ class Memory:
         """The slot of every node, entering new ones; -1 where there is no room."""
         if names == self._last_names:
             return self._last_slots
-        slots = np.fromiter((self._slot(name) for name in names), np.int64, len(names))
+        entered: list[int] = []
+        slots = np.fromiter((self._slot(name, entered) for name in names), np.int64, len(names))
+        if entered:
+            fresh = np.array(entered, np.int64)
+            self.clear(fresh)
+            self._columns["used"][fresh] = True
         if not (slots < 0).any():
             self._last_names, self._last_slots = list(names), slots
         return slots
 
-    def _slot(self, node: NodeKey) -> int:
+    def _slot(self, node: NodeKey, entered: list[int]) -> int:
         slot = self._slots.get(node)
         if slot is not None:
             return slot
@@ -178,8 +183,7 @@ class Memory:
             if slot == len(self._window):
                 self._columns = {name: _longer(column) for name, column in self._columns.items()}
                 self._window = _longer(self._window)
-        self.clear(np.array([slot]))
-        self._columns["used"][slot] = True
+        entered.append(slot)
         self._slots[node] = slot
         return slot
 

@@ -4,6 +4,10 @@ import email.utils
 import math
 import random
 from dataclasses import dataclass
+from typing import Final
+
+MAX_RETRY_AFTER: Final = 3600.0
+"""Longest wait that a server may ask for, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +24,7 @@ class Backoff:
         return min(self.longest, self.first * 2.0 ** min(attempt, 60)) * (1 - self.jitter * spread)
 
 
-def parse_retry_after(text: str | None, now: float, longest: float = 3600.0) -> float | None:
+def parse_retry_after(text: str | None, now: float, longest: float = MAX_RETRY_AFTER) -> float | None:
     """Seconds asked for by a Retry-After header (delta-seconds or HTTP date), bounded; `None` if unreadable."""
     if not text:
         return None

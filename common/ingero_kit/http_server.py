@@ -5,9 +5,6 @@ prints both); everything that is not hot belongs on FastAPI.
 """
 
 import asyncio
-import contextlib
-import socket
-import ssl
 import time
 import zlib
 from collections import deque
@@ -18,7 +15,10 @@ from typing import Final, cast
 import httptools
 import zstandard
 
+from ingero_kit.listener import Counters, Limits, Listener
 from ingero_kit.logs import get
+
+__all__ = ["Counters", "DecodeError", "HttpServer", "Limits", "Request", "Response", "decompress"]
 
 log = get(__name__)
 
@@ -78,24 +78,6 @@ Guard = Callable[[Request], Response | None]
 """Looks at a request before its body is read; an answer ends the connection."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What one client may ask of the server."""
-
-    body_bytes: int = 4 << 20
-    """Largest body as sent; larger ones are answered 413."""
-    decoded_bytes: int = 16 << 20
-    """Largest body after decompression."""
-    header_bytes: int = 16 << 10
-    """Largest sum of all header names and values and the path."""
-    read_seconds: float = 10.0
-    """Longest time from a request's first byte to its last."""
-    idle_seconds: float = 120.0
-    """Longest time between two requests of a connection."""
-    connections: int = 20_000
-    """Connections at once; further ones are closed at once and counted."""
-
-
 class DecodeError(Exception):
     """A body that cannot be decompressed; `status` is the HTTP status to answer with."""
 
@@ -133,23 +115,10 @@ def decompress(encoding: bytes, body: bytes, limit: int) -> bytes:
     return data
 
 
-@dataclass(slots=True)
-class Counters:
-    """What happened at the edge, by kind; read by the metrics page."""
-
-    requests: int = 0
-    open: int = 0
-    refused_connections: int = 0
-    timeouts: int = 0
-    malformed: int = 0
-    too_large: int = 0
-    handler_errors: int = 0
-
-
 class _Connection(asyncio.Protocol):
     __slots__ = (
-        "_body", "_head", "_headers", "_parser", "_reading", "_refused", "_server", "_since", "_task", "_transport",
-        "_url", "_waiting",
+        "_body", "_head", "_headers", "_parser", "_reading", "_refused", "_request", "_server", "_since", "_task",
+        "_transport", "_url", "_waiting",
     )  # fmt: skip
 
     def __init__(self, server: "HttpServer") -> None:
@@ -167,17 +136,18 @@ class _Connection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._head = 0
         self._body: bytes | bytearray = b""
+        self._request: Request | None = None
         self._reading = False
 
     # The transport's side.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if not self._server._enter(self):
+        if not self._server.enter(self):
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server._leave(self)
+        self._server.leave(self)
         if self._task:
             self._task.cancel()
         self._transport = None
@@ -208,8 +178,8 @@ class _Connection(asyncio.Protocol):
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count_head(len(name) + len(value))
         self._headers[name.lower()] = value
+        self._count_head(len(name) + len(value))
 
     def _count_head(self, size: int) -> None:
         self._head += size
@@ -226,13 +196,17 @@ class _Connection(asyncio.Protocol):
             self._server.counters.too_large += 1
             self._refuse(Response(413, b"the body is larger than %d bytes" % self._server.limits.body_bytes))
             return
+        path, _, query = self._url.partition(b"?")
+        parser = self._parser
+        request = Request(parser.get_method(), path, query, headers, b"", parser.should_keep_alive())
+        self._request = request
         guard = self._server.guard
         if guard:
-            answer = guard(self._request(b""))
+            answer = guard(request)
             if answer:
                 self._refuse(answer)
                 return
-        if headers.get(b"expect", b"").lower() == b"100-continue" and self._transport:
+        if b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and self._transport:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def on_body(self, body: bytes) -> None:
@@ -249,19 +223,19 @@ class _Connection(asyncio.Protocol):
             self._refuse(Response(413, b"the body is larger than %d bytes" % self._server.limits.body_bytes))
 
     def on_message_complete(self) -> None:
-        if self._refused:
+        request = self._request
+        if self._refused or request is None:
             return
         self._server.counters.requests += 1
         try:
-            body = bytes(self._body)
-            encoding = self._headers.get(b"content-encoding")
+            request.body = bytes(self._body)
+            encoding = request.headers.get(b"content-encoding")
             if encoding:
-                body = decompress(encoding.lower(), body, self._server.limits.decoded_bytes)
+                request.body = decompress(encoding.lower(), request.body, self._server.limits.decoded_bytes)
         except DecodeError as error:
             self._server.counters.malformed += 1
             self._refuse(Response(error.status, str(error).encode()))
             return
-        request = self._request(body)
         self._reset()
         if self._task:
             self._waiting.append(request)
@@ -273,10 +247,6 @@ class _Connection(asyncio.Protocol):
             self._write(answer, request.keep_alive)
         else:
             self._task = asyncio.ensure_future(self._finish(answer, request))
-
-    def _request(self, body: bytes) -> Request:
-        path, _, query = self._url.partition(b"?")
-        return Request(self._parser.get_method(), path, query, self._headers, body, self._parser.should_keep_alive())
 
     def _answer(self, request: Request) -> Response | Awaitable[Response]:
         try:
@@ -321,6 +291,19 @@ class _Connection(asyncio.Protocol):
         self._write(response, False)
         self._refused = True
 
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is under way."""
+        return self._task is not None
+
+    def drain(self) -> None:
+        """The server's own flag ends the connection behind its next answer."""
+
+    def close(self) -> None:
+        """Close behind what is written."""
+        if self._transport:
+            self._transport.close()
+
     def expire(self, now: float, limits: Limits) -> bool:
         """Close the connection when a request takes too long or none comes; says whether a request was cut short."""
         if self._task or self._transport is None:
@@ -335,7 +318,7 @@ class _Connection(asyncio.Protocol):
         return cut_short
 
 
-class HttpServer:
+class HttpServer(Listener[_Connection]):
     """Listens, bounds and hands every request to one handler.
 
     A handler that returns a `Response` is answered at once; one that returns an awaitable holds its connection (not
@@ -343,57 +326,10 @@ class HttpServer:
     """
 
     def __init__(self, handler: Handler, *, limits: Limits | None = None, guard: Guard | None = None) -> None:
+        super().__init__(limits)
         self.handler = handler
         self.guard = guard
-        self.limits = limits or Limits()
-        self.counters = Counters()
-        self.closing = False
-        self._connections: set[_Connection] = set()
-        self._server: asyncio.Server | None = None
-        self._sweeper: asyncio.Task[None] | None = None
 
-    async def start(
-        self, host: str, port: int, *, tls: ssl.SSLContext | None = None, reuse_port: bool = False
-    ) -> int:
-        """Listen; port 0 takes a free one. Returns the port."""
-        self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self), host, port, ssl=tls, reuse_port=reuse_port or None, backlog=4096
-        )
-        self._sweeper = asyncio.create_task(self._sweep())
-        bound: socket.socket = self._server.sockets[0]
-        return int(bound.getsockname()[1])
-
-    async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Stop listening, let answers under way finish, then close what is left."""
-        self.closing = True
-        if self._sweeper:
-            self._sweeper.cancel()
-        if self._server:
-            self._server.close()
-        deadline = time.monotonic() + grace_seconds
-        while any(connection._task for connection in self._connections) and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        for connection in list(self._connections):
-            if connection._transport:
-                connection._transport.close()
-        await asyncio.sleep(0)
-
-    def _enter(self, connection: _Connection) -> bool:
-        if len(self._connections) >= self.limits.connections or self.closing:
-            self.counters.refused_connections += 1
-            return False
-        self._connections.add(connection)
-        self.counters.open = len(self._connections)
-        return True
-
-    def _leave(self, connection: _Connection) -> None:
-        self._connections.discard(connection)
-        self.counters.open = len(self._connections)
-
-    async def _sweep(self) -> None:
-        with contextlib.suppress(asyncio.CancelledError):
-            while True:
-                await asyncio.sleep(min(1.0, self.limits.read_seconds / 4))
-                now = time.monotonic()
-                for connection in list(self._connections):
-                    self.counters.timeouts += connection.expire(now, self.limits)
+    def connection(self) -> asyncio.BaseProtocol:
+        """A new connection's protocol."""
+        return _Connection(self)

@@ -5,7 +5,7 @@ start time. Reading never fails on one bad report: it is left out, counted, and 
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NamedTuple
 
@@ -300,6 +300,9 @@ MAX_LAYOUTS: Final = 16
 MAX_LENGTHS: Final = 256
 """Lengths of pushes for which shapes are remembered."""
 
+MAX_BASES: Final = 2048
+"""Pairs of what resources share and shapes whose common fields are remembered."""
+
 _WANTED: Final = {
     **{(name, False): attribute for name, attribute in _SIGNAL_METRICS},
     (metrics.HEALTH_SCORE, True): "time_unix_nano",
@@ -321,6 +324,14 @@ class Identity(NamedTuple):
         return {**self.shared, "node_id": self.node_id, "cluster_id": self.cluster_id, "rank": self.rank}
 
 
+class _Base(NamedTuple):
+    """Fields from two dictionaries, which it keeps so that their identity stays theirs."""
+
+    shared: dict[str, Any]
+    fixed: dict[str, Any]
+    fields: dict[str, Any]
+
+
 _NUMERIC: Final = (*(attribute for _, attribute in _SIGNAL_METRICS), "time_unix_nano")
 _NOBODY: Final = Identity("-", "-", None, {**dict.fromkeys(_RESOURCE_STRINGS.values(), ""), "world_size": 0})
 
@@ -340,6 +351,7 @@ class Decoder:
         self._layouts: dict[int, list[Layout]] = {}
         self._json_layouts: list[JsonLayout] = []
         self._shared: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._bases: dict[tuple[int, int], _Base] = {}
 
     def decode(self, body: bytes, encoding: Literal["protobuf", "json"], now: float, cluster: str = "") -> Decoded:
         """Read one push; `now` is seconds since the epoch, `cluster` overrides the payload's cluster id.
@@ -379,9 +391,9 @@ class Decoder:
 
     def _fast_json(self, rest: bytes, known: Identity, decoded: Decoded, now: float, cluster: str) -> bool:
         for layout in self._json_layouts:
-            numbers = layout.read(rest)
-            if numbers is not None:
-                return self._fill(known, layout.fixed, layout.names, numbers, decoded, now, cluster)
+            found = layout.read(rest)
+            if found is not None:
+                return self._fill(known, layout.fixed, *found, decoded, now, cluster)
         return False
 
     def _learn_json(self, body: bytes, tail: int, blocks: list[Any]) -> None:
@@ -436,37 +448,44 @@ class Decoder:
             return self._fill(known, layout.fixed, layout.names, numbers, decoded, now, cluster)
         return False
 
-    @staticmethod
     def _fill(
+        self,
         known: Identity,
         fixed: dict[str, Any],
         names: tuple[str, ...],
-        numbers: Iterable[float],
+        numbers: Sequence[float],
         decoded: Decoded,
         now: float,
         cluster: str,
     ) -> bool:
         """Make the report; says whether every number is in its range."""
-        shared = known.shared
-        fields = {**shared, **fixed}
-        fields["world_size"] = shared["world_size"] or fields["world_size"]
-        for name, number in zip(names, numbers, strict=True):
-            if not 0.0 <= number < math.inf:
-                return False
-            if name:
-                fields[name] = number
-        fields["node_id"], fields["rank"] = known.node_id, known.rank
-        fields["cluster_id"] = cluster or known.cluster_id
+        if not (min(numbers) >= 0.0 and sum(numbers) < math.inf):  # a number that is none makes the sum none
+            return False
+        base = self._bases.get((id(known.shared), id(fixed))) or self._base(known.shared, fixed)
+        fields = base.fields.copy()
+        fields.update(zip(names, numbers))  # noqa: B905 – a layout reads as many numbers as it has names
+        fields.pop("", None)
+        cluster = cluster or known.cluster_id
         if (
             fields["score"] > 1.0
             or fields["time_unix_nano"] > (now + FUTURE_SECONDS) * 1e9
-            or check_name(fields["cluster_id"])
+            or check_name(cluster) is not None
         ):
             return False
+        fields["node_id"], fields["rank"], fields["cluster_id"] = known.node_id, known.rank, cluster
         fields["degraded"] = fields["degraded"] != 0
         fields["fleet_reachable"] = fields["fleet_reachable"] != 0
         decoded.reports.append(HealthReport(**fields))
         return True
+
+    def _base(self, shared: dict[str, Any], fixed: dict[str, Any]) -> "_Base":
+        """What a resource and a shape fix together, remembered for the two dictionaries themselves."""
+        if len(self._bases) >= MAX_BASES:
+            self._bases.clear()
+        fields = {**shared, **fixed}
+        fields["world_size"] = shared["world_size"] or fields["world_size"]
+        base = self._bases[(id(shared), id(fixed))] = _Base(shared, fixed, fields)
+        return base
 
     def _learn(self, body: bytes, start: int, tail: int, resource: ResourceMetrics) -> None:
         """Remember the resource and the shape of a push that was read in full and found good."""

@@ -6,9 +6,10 @@ equal, so the structure is the same by construction; its numbers are then read a
 not fit is parsed in full again. Pure.
 """
 
+import operator
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -179,6 +180,9 @@ _NUMBER: Final = re.compile(rb'"(?:asDouble|timeUnixNano)":(?:"(\d+)"|(-?\d[0-9.
 _HEAD: Final = b'{"resourceMetrics":[{"resource":{'
 _SCOPES: Final = b'"scopeMetrics":'
 _LONGEST: Final = 32
+_SHORTEST_TIME: Final = 10
+"""Digits of a time that is worth looking for; shorter ones stand in other numbers as well."""
+_KINDS: Final = frozenset((int, float))
 
 
 def split_json(body: bytes) -> int:
@@ -205,9 +209,15 @@ class JsonLayout:
     stops: tuple[bytes, ...]
     names: tuple[str, ...]
     fixed: dict[str, Any]
+    alike: "TimedPieces | None"
+    """The same for tails whose times are all alike, which is what agents send."""
 
-    def read(self, tail: bytes) -> list[Any] | None:
-        """The numbers of a tail, `None` when it has another shape or something else stands where a number should."""
+    def read(self, tail: bytes) -> tuple[tuple[str, ...], list[Any]] | None:
+        """The names and numbers of a tail, `None` when it has another shape or something else stands for a number."""
+        if self.alike:
+            found = self.alike.read(tail, len(self.statics[0]))
+            if found:
+                return self.alike.names, found
         texts, at = [], 0
         for static, stop in zip(self.statics, self.stops, strict=False):
             if not tail.startswith(static, at):
@@ -216,17 +226,55 @@ class JsonLayout:
             end = tail.find(stop, at, at + _LONGEST)
             if end < 0:
                 return None
-            texts.append(tail[at:end])
+            text = tail[at:end]
+            if stop == b'"' and not text.isdigit():
+                return None
+            texts.append(text)
             at = end
         if tail[at:] != self.statics[-1]:
             return None
-        try:
-            numbers = orjson.loads(b"[%b]" % b",".join(texts))
-        except orjson.JSONDecodeError:
+        numbers = _numbers(texts, len(self.names))
+        return (self.names, numbers) if numbers else None
+
+
+@dataclass(frozen=True)
+class TimedPieces:
+    """What a tail consists of when it is cut at every occurrence of its one time.
+
+    A piece is either `plain` or has a number, whose slice is given, with a beginning and an end `around` it. `names`
+    has that of the time first, then those of the other numbers.
+    """
+
+    count: int
+    take_plain: Callable[[list[bytes]], tuple[bytes, ...]]
+    plain: tuple[bytes, ...]
+    around: tuple[tuple[int, bytes, bytes, slice], ...]
+    names: tuple[str, ...]
+
+    def read(self, tail: bytes, start: int) -> list[Any] | None:
+        """The time that stands at `start` and the other numbers, `None` when the tail has another shape."""
+        time = tail[start : tail.find(b'"', start, start + _LONGEST)]
+        if not time.isdigit() or len(time) < _SHORTEST_TIME:
             return None
-        if len(numbers) != len(self.names) or any(type(number) not in (int, float) for number in numbers):
+        pieces = tail.split(time)
+        if len(pieces) != self.count or self.take_plain(pieces) != self.plain:
             return None
-        return list(numbers)
+        texts = [time]
+        for place, begin, end, text in self.around:
+            piece = pieces[place]
+            if not piece.startswith(begin) or not piece.endswith(end):
+                return None
+            texts.append(piece[text])
+        return _numbers(texts, len(texts))
+
+
+def _numbers(texts: list[bytes], count: int) -> list[Any] | None:
+    """The numbers of these texts; `None` unless each of them is one JSON number."""
+    try:
+        numbers: list[Any] = orjson.loads(b"[%b]" % b",".join(texts))
+    except orjson.JSONDecodeError:
+        return None
+    return numbers if len(numbers) == count and _KINDS.issuperset(map(type, numbers)) else None
 
 
 def find_json(tail: bytes) -> list[tuple[int, int]]:
@@ -255,4 +303,33 @@ def learn_json(
     """Build the layout of a tail."""
     edges = [0, *(position for span in spans for position in span), len(tail)]
     statics = tuple(tail[edges[index] : edges[index + 1]] for index in range(0, len(edges), 2))
-    return JsonLayout(statics, tuple(static[:1] for static in statics[1:]), names, fixed)
+    stops = tuple(static[:1] for static in statics[1:])
+    return JsonLayout(statics, stops, names, fixed, _alike(statics, stops, names))
+
+
+def _alike(statics: tuple[bytes, ...], stops: tuple[bytes, ...], names: tuple[str, ...]) -> TimedPieces | None:
+    """The pieces between times, which alone stand in quotes.
+
+    `None` unless a time comes first, at most one of them is wanted, and two or more pieces are plain.
+    """
+    pieces: list[list[bytes]] = [[statics[0]]]
+    for static, stop in zip(statics[1:], stops, strict=True):
+        if stop == b'"':
+            pieces.append([static])
+        else:
+            pieces[-1].append(static)
+    plain = [place for place, piece in enumerate(pieces) if len(piece) == 1]
+    times = [name for name, stop in zip(names, stops, strict=True) if stop == b'"' and name]
+    if stops[0] != b'"' or len(times) > 1 or len(plain) < 2 or any(len(piece) > 2 for piece in pieces):
+        return None
+    return TimedPieces(
+        count=len(pieces),
+        take_plain=operator.itemgetter(*plain),
+        plain=tuple(pieces[place][0] for place in plain),
+        around=tuple(
+            (place, piece[0], piece[1], slice(len(piece[0]), -len(piece[1])))
+            for place, piece in enumerate(pieces)
+            if len(piece) == 2
+        ),
+        names=("".join(times), *(name for name, stop in zip(names, stops, strict=True) if stop != b'"')),
+    )

@@ -5,22 +5,21 @@ retry is 429 or 503 with Retry-After / RESOURCE_EXHAUSTED or UNAVAILABLE with Re
 `partial_success` in a 200.
 """
 
-import asyncio
-import inspect
 import socket
-import threading
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Any, Final, Literal
+from typing import Final, Literal
 from urllib.parse import parse_qs, unquote
 
-import grpc
 import orjson
 
 from ingero_contract import headers, routes
-from ingero_kit.http_server import Counters, HttpServer, Limits, Request, Response
+from ingero_kit.grpc_unary import PREFIX, Code, Fields, GrpcService, Method, refuse, respond
+from ingero_kit.http2_messages import Reply
+from ingero_kit.http2_server import Http2Server
+from ingero_kit.http_server import HttpServer, Request, Response
+from ingero_kit.listener import Counters, Limits
 from ingero_kit.logs import get
 from ingero_kit.tls import ServerTls
 from ingero_kit.tokens import Tokens
@@ -36,6 +35,8 @@ class Signal(Enum):
     METRICS = (routes.OTLP_METRICS, "metrics.v1.MetricsService", "rejectedDataPoints")
     LOGS = (routes.OTLP_LOGS, "logs.v1.LogsService", "rejectedLogRecords")
     TRACES = (routes.OTLP_TRACES, "trace.v1.TraceService", "rejectedSpans")
+
+    __hash__ = object.__hash__  # members are single; the inherited one hashes their name anew every time
 
     @property
     def path(self) -> str:
@@ -56,13 +57,13 @@ class Signal(Enum):
 class Status(Enum):
     """What became of a push: (HTTP status, gRPC status)."""
 
-    OK = (200, grpc.StatusCode.OK)
-    INVALID = (400, grpc.StatusCode.INVALID_ARGUMENT)
-    UNAUTHENTICATED = (401, grpc.StatusCode.UNAUTHENTICATED)
-    FORBIDDEN = (403, grpc.StatusCode.PERMISSION_DENIED)
-    BUSY = (429, grpc.StatusCode.RESOURCE_EXHAUSTED)
-    UNAVAILABLE = (503, grpc.StatusCode.UNAVAILABLE)
-    INTERNAL = (500, grpc.StatusCode.INTERNAL)
+    OK = (200, Code.OK)
+    INVALID = (400, Code.INVALID_ARGUMENT)
+    UNAUTHENTICATED = (401, Code.UNAUTHENTICATED)
+    FORBIDDEN = (403, Code.PERMISSION_DENIED)
+    BUSY = (429, Code.RESOURCE_EXHAUSTED)
+    UNAVAILABLE = (503, Code.UNAVAILABLE)
+    INTERNAL = (500, Code.INTERNAL)
 
 
 @dataclass(slots=True)
@@ -91,8 +92,9 @@ class Answer:
 ACCEPTED: Final = Answer()
 
 Handler = Callable[[Push], Answer | Awaitable[Answer]]
-"""Called on the event loop for HTTP and on a pool thread for gRPC; an awaitable is awaited on the event loop."""
+"""Called on the event loop, where an awaitable is awaited; it must not block."""
 
+_OK: Final = Status.OK
 _SIGNALS: Final = {signal.path.encode(): signal for signal in Signal}
 _REMEMBERED: Final = 4096
 """Distinct queries and answers that are kept ready."""
@@ -123,14 +125,14 @@ def error_status(code: int, message: str, encoding: Encoding) -> bytes:
     return b"\x08" + _varint(code) + b"\x12" + _varint(len(text)) + text
 
 
-def retry_info(message: str, seconds: float) -> bytes:
-    """Encode a google.rpc.Status of RESOURCE_EXHAUSTED with RetryInfo, for `grpc-status-details-bin`."""
+def retry_info(message: str, seconds: float, code: Code = Code.RESOURCE_EXHAUSTED) -> bytes:
+    """Encode a google.rpc.Status with RetryInfo, for `grpc-status-details-bin`."""
     nanos = int(seconds * 1e9)
     duration = b"\x08" + _varint(nanos // 10**9) + b"\x10" + _varint(nanos % 10**9)
     info = b"\x0a" + _varint(len(duration)) + duration
     url = b"type.googleapis.com/google.rpc.RetryInfo"
     detail = b"\x0a" + _varint(len(url)) + url + b"\x12" + _varint(len(info)) + info
-    return error_status(8, message, "protobuf") + b"\x1a" + _varint(len(detail)) + detail
+    return error_status(code, message, "protobuf") + b"\x1a" + _varint(len(detail)) + detail
 
 
 def _varint(number: int) -> bytes:
@@ -165,7 +167,7 @@ class OtlpHttpReceiver:
         self._guardian = guardian
         self._server = HttpServer(self._serve, limits=limits, guard=self._guard)
         self._clusters: dict[bytes, str] = {}
-        self._responses: dict[tuple[bytes, Encoding, Signal], Response] = {}
+        self._responses: dict[tuple[bytes, Encoding], Response] = {}
 
     @property
     def counters(self) -> Counters:
@@ -174,14 +176,11 @@ class OtlpHttpReceiver:
 
     async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
         """Listen and return the port."""
-        self._tls, self._context = tls, tls.context() if tls else None
-        return await self._server.start(host, port, tls=self._context, reuse_port=reuse_port)
+        return await self._server.start(host, port, tls=tls, reuse_port=reuse_port)
 
     def reload_certificates(self) -> None:
         """Read the certificate files again; new connections use them."""
-        if self._tls and self._context:
-            self._tls.context()
-            self._context.load_cert_chain(self._tls.cert_file, self._tls.key_file)
+        self._server.reload_certificates()
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Answer what is under way, then close."""
@@ -225,9 +224,9 @@ class OtlpHttpReceiver:
 
     def _respond(self, answer: Answer, push: Push) -> Response:
         """The response to a push; what many are told alike is encoded once."""
-        if answer.status is not Status.OK or answer.rejected or answer.message:
+        if answer.status is not _OK or answer.rejected or answer.message:
             return _http(answer, push)
-        key = (answer.http_headers, push.encoding, push.signal)
+        key = (answer.http_headers, push.encoding)
         known = self._responses.get(key)
         if known is None:
             if len(self._responses) >= _REMEMBERED:
@@ -248,7 +247,7 @@ def _http(answer: Answer, push: Push) -> Response:
     extra = answer.http_headers
     if answer.status in (Status.BUSY, Status.UNAVAILABLE):
         extra += b"retry-after: %d\r\n" % max(1, round(answer.retry_seconds))
-    return Response(status, error_status(code.value[0], answer.message, push.encoding), media, extra)
+    return Response(status, error_status(code, answer.message, push.encoding), media, extra)
 
 
 def _query_cluster(query: bytes) -> str:
@@ -261,108 +260,89 @@ def _query_cluster(query: bytes) -> str:
 
 
 class OtlpGrpcReceiver:
-    """OTLP/gRPC on grpcio's thread server, the faster of its two, with messages left encoded for the handler."""
+    """OTLP/gRPC on the HTTP/2 server, with messages left encoded for the handler.
 
-    def __init__(self, handler: Handler, guardian: Guardian, *, body_bytes: int = 4 << 20, threads: int = 8) -> None:
+    `body_bytes` bounds a message where no limits are given.
+    """
+
+    def __init__(
+        self, handler: Handler, guardian: Guardian, limits: Limits | None = None, *, body_bytes: int = 4 << 20
+    ) -> None:
         self._handler = handler
         self._guardian = guardian
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._server = grpc.server(
-            ThreadPoolExecutor(threads, thread_name_prefix="otlp-grpc"),
-            options=[
-                ("grpc.max_receive_message_length", body_bytes),
-                ("grpc.max_metadata_size", 16 << 10),
-                ("grpc.so_reuseport", 1),
-                ("grpc.max_concurrent_streams", 256),
-            ],
+        limits = limits or Limits(body_bytes=body_bytes, decoded_bytes=body_bytes)
+        service = GrpcService(
+            {signal.grpc_method: self._export(signal) for signal in Signal},
+            guard=self._guard,
+            message_bytes=limits.body_bytes,
+            decoded_bytes=limits.decoded_bytes,
         )
-        for signal in Signal:
-            service, _, method = signal.grpc_method[1:].rpartition("/")
-            self._server.add_generic_rpc_handlers(
-                (
-                    grpc.method_handlers_generic_handler(
-                        service, {method: grpc.unary_unary_rpc_method_handler(self._export(signal))}
-                    ),
-                )
-            )
+        self._server = Http2Server(service, limits=replace(limits, body_bytes=limits.body_bytes + PREFIX))
+        self._replies: dict[tuple[tuple[str, str], ...], Reply] = {}
 
-    async def start(self, host: str, port: int, *, tls: ServerTls | None = None) -> int:
-        """Listen and return the port; certificate files are read again for every new connection."""
-        self._loop = asyncio.get_running_loop()
-        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+    @property
+    def counters(self) -> Counters:
+        """What happened at the edge."""
+        return self._server.counters
+
+    async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
+        """Listen and return the port.
+
+        Raises `OSError` in words when the port cannot be had.
+        """
         try:
-            bound = (
-                self._server.add_secure_port(address, _credentials(tls))
-                if tls
-                else self._server.add_insecure_port(address)
-            )
-        except RuntimeError:
-            bound = 0
-        if not bound:
-            raise OSError(f"cannot listen on {address} for gRPC: the port is in use or the address is not ours")
-        self._server.start()
-        return bound
+            return await self._server.start(host, port, tls=tls, reuse_port=reuse_port)
+        except OSError as error:
+            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+            raise OSError(f"cannot listen on {address} for gRPC: {error.strerror or error}") from None
+
+    def reload_certificates(self) -> None:
+        """Read the certificate files again; new connections use them."""
+        self._server.reload_certificates()
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Refuse new calls, let those under way finish, then close."""
-        done: threading.Event = self._server.stop(grace_seconds)
-        await asyncio.to_thread(done.wait, grace_seconds + 1)
+        """Take no new calls, let those under way finish, then close."""
+        await self._server.stop(grace_seconds)
 
-    def _export(self, signal: Signal) -> Callable[[bytes, grpc.ServicerContext], bytes]:
-        guardian, handler = self._guardian, self._handler
+    def _guard(self, fields: Fields) -> Reply | None:
+        if self._guardian.admit(fields.get(b"authorization")):
+            return None
+        return refuse(Code.UNAUTHENTICATED, "a bearer token is required")
 
-        def export(body: bytes, context: grpc.ServicerContext) -> bytes:
-            cluster = ""
-            authorization: str | bytes | None = None
-            for key, value in context.invocation_metadata():
-                if key == headers.CLUSTER:
-                    cluster = str(value)
-                elif key == "authorization":
-                    authorization = value
-            if not guardian.admit(authorization):
-                context.abort(grpc.StatusCode.UNAUTHENTICATED, "a bearer token is required")
-            push = Push(signal, "protobuf", body, cluster, authorization)
-            try:
-                answer = handler(push)
-                if not isinstance(answer, Answer):
-                    answer = self._wait(answer)
-            except Exception:
-                log.exception("handler_failed")
-                context.abort(grpc.StatusCode.INTERNAL, "internal error")
-            if answer.status is not Status.OK:
-                if answer.status in (Status.BUSY, Status.UNAVAILABLE):
-                    context.set_trailing_metadata(
-                        (("grpc-status-details-bin", retry_info(answer.message, answer.retry_seconds)),)
-                    )
-                context.abort(answer.status.value[1], answer.message)
-            if answer.metadata:
-                context.send_initial_metadata(answer.metadata)
-            return partial_success(signal, answer.rejected, answer.message, "protobuf")
+    def _export(self, signal: Signal) -> Method:
+        def export(fields: Fields, message: bytes) -> Reply | Awaitable[Reply]:
+            cluster = fields.get(_CLUSTER_HEADER, b"").decode("latin-1")
+            push = Push(signal, "protobuf", message, cluster, fields.get(b"authorization"))
+            answer = self._handler(push)
+            if isinstance(answer, Answer):
+                return self._reply(answer, signal)
+            return self._later(answer, signal)
 
         return export
 
-    def _wait(self, answer: Awaitable[Answer]) -> Answer:
-        assert self._loop is not None
+    def _reply(self, answer: Answer, signal: Signal) -> Reply:
+        """The reply to a push; what many are told alike is encoded once."""
+        if answer.status is not _OK or answer.rejected or answer.message:
+            return _grpc(answer, signal)
+        known = self._replies.get(answer.metadata)
+        if known is None:
+            if len(self._replies) >= _REMEMBERED:
+                self._replies.clear()
+            known = self._replies[answer.metadata] = _grpc(answer, signal)
+        return known
 
-        async def waiter() -> Answer:
-            return await answer
-
-        assert inspect.isawaitable(answer)
-        return asyncio.run_coroutine_threadsafe(waiter(), self._loop).result(timeout=60)
+    async def _later(self, answer: Awaitable[Answer], signal: Signal) -> Reply:
+        return self._reply(await answer, signal)
 
 
-def _credentials(tls: ServerTls) -> Any:
-    tls.context()
-
-    def fetch() -> grpc.ServerCertificateConfiguration:
-        return grpc.ssl_server_certificate_configuration(
-            [(tls.key_file.read_bytes(), tls.cert_file.read_bytes())],
-            root_certificates=tls.client_ca_file.read_bytes() if tls.client_ca_file else None,
-        )
-
-    return grpc.dynamic_ssl_server_credentials(
-        fetch(), lambda: fetch(), require_client_authentication=tls.client_ca_file is not None
-    )
+def _grpc(answer: Answer, signal: Signal) -> Reply:
+    if answer.status is Status.OK:
+        message = partial_success(signal, answer.rejected, answer.message, "protobuf")
+        return respond(message, answer.metadata)
+    code, details = answer.status.value[1], b""
+    if answer.status in (Status.BUSY, Status.UNAVAILABLE):
+        details = retry_info(answer.message, answer.retry_seconds, code)
+    return refuse(code, answer.message, details)
 
 
 def parse_endpoint(text: str, default_host: str = "127.0.0.1") -> tuple[str, int]:

@@ -1,12 +1,16 @@
 """TLS from files for servers and clients, in the Collector's words (`cert_file`, `key_file`, `client_ca_file`)."""
 
+import contextlib
 import ssl
 from pathlib import Path
 from typing import Self
 
 from pydantic import model_validator
 
+from ingero_kit.logs import get
 from ingero_kit.settings import Settings, SettingsError
+
+log = get(__name__)
 
 
 class ServerTls(Settings):
@@ -23,6 +27,11 @@ class ServerTls(Settings):
         """Build the context anew from the files, so that a reload picks up rotated certificates."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self.load(context)
+        return context
+
+    def load(self, context: ssl.SSLContext) -> None:
+        """Read the files into a context; raises `SettingsError` when they cannot be used."""
         try:
             context.load_cert_chain(self.cert_file, self.key_file)
             if self.client_ca_file:
@@ -30,7 +39,42 @@ class ServerTls(Settings):
                 context.verify_mode = ssl.CERT_REQUIRED
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"{self.cert_file}: the TLS files cannot be used: {error}") from None
-        return context
+
+
+class LiveContext:
+    """A listener's context that follows its files: new connections use what they hold now."""
+
+    def __init__(self, tls: ServerTls) -> None:
+        self._tls = tls
+        self._seen = self._stamps()
+        self.context = tls.context()
+
+    def reload(self) -> None:
+        """Read the files again.
+
+        Raises `SettingsError` when they cannot be used; the old ones then stay.
+        """
+        self._seen = self._stamps()
+        self._tls.context()
+        self._tls.load(self.context)
+
+    def follow(self) -> None:
+        """Read the files again if they have changed; what is wrong with them is logged once a change."""
+        if self._stamps() == self._seen:
+            return
+        try:
+            self.reload()
+            log.info("certificates_reloaded", file=str(self._tls.cert_file))
+        except SettingsError as error:
+            log.error("certificates_not_reloaded", reason=str(error))
+
+    def _stamps(self) -> list[tuple[int, int, int]]:
+        stamps = []
+        for file in (self._tls.cert_file, self._tls.key_file, self._tls.client_ca_file):
+            with contextlib.suppress(OSError):
+                facts = file.stat() if file else None
+                stamps.append((facts.st_mtime_ns, facts.st_ino, facts.st_size) if facts else (0, 0, 0))
+        return stamps
 
 
 class ClientTls(Settings):

@@ -1,9 +1,321 @@
 """The `ingero-echo` command."""
 
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
 import click
+import yaml
+
+from ingero_kit.settings import SettingsError, load
+
+PREFIX = "INGERO_ECHO_"
+CONFIG_VARIABLE = "INGERO_ECHO_CONFIG"
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Keeps every event and answers questions about them."""
+
+
+_config = click.option(
+    "--config", "file", type=click.Path(dir_okay=False, path_type=Path), envvar=CONFIG_VARIABLE, help="YAML file."
+)
+_set = click.option(
+    "--set", "settings", multiple=True, metavar="PATH=VALUE", help="Set one value, e.g. retention.age=7d."
+)
+_insecure = click.option(
+    "--insecure", is_flag=True, default=None, help="Plain text, and no token unless configured; loopback only."
+)
+
+
+def _read(file: Path | None, settings: tuple[str, ...], insecure: bool | None = None) -> Any:
+    from ingero_echo.settings import EchoConfig
+
+    flags: dict[str, Any] = {"insecure": insecure}
+    for item in settings:
+        path, equals, value = item.partition("=")
+        if not equals:
+            raise SettingsError(f"--set {item}: PATH=VALUE was expected")
+        flags[path.strip()] = yaml.safe_load(value)
+    return load(EchoConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
+
+
+def _fail(error: Exception, status: int = 1) -> None:
+    click.echo(f"ingero-echo: {error}", err=True)
+    sys.exit(2 if isinstance(error, SettingsError) else status)
+
+
+@main.command()
+@_config
+@_set
+@_insecure
+@click.option("--ports-file", type=click.Path(path_type=Path), help="Write the ports taken, as JSON, when ready.")
+def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, ports_file: Path | None) -> None:
+    """Run Echo until SIGTERM; SIGHUP reads tokens and certificates again.
+
+    Settings come from --set, then INGERO_ECHO_* variables (two underscores between the parts of a path), then the
+    file, then the defaults; an unknown name anywhere is an error.
+
+    \b
+    ingero-echo serve --insecure
+    ingero-echo serve --config echo.yaml --set retention.age=7d
+    """
+    from ingero_echo import app
+    from ingero_echo.lock import Locked
+    from ingero_echo.store import StoreError
+    from ingero_kit import logs
+
+    def announce(ports: dict[str, int]) -> None:
+        if ports_file:
+            part = ports_file.with_suffix(".part")
+            part.write_text(json.dumps(ports))
+            part.replace(ports_file)
+
+    try:
+        config = _read(file, settings, insecure)
+        logs.configure(config.log_level)
+        app.run(config, announce)
+    except (SettingsError, OSError, StoreError, Locked) as error:
+        _fail(error)
+
+
+@main.command()
+@_config
+@_set
+@_insecure
+def validate(file: Path | None, settings: tuple[str, ...], insecure: bool | None) -> None:
+    """Check settings and print them whole, defaults included, as YAML; exit status 2 when they cannot be used."""
+    try:
+        config = _read(file, settings, insecure)
+    except SettingsError as error:
+        _fail(error)
+    click.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip())
+
+
+def _token(file: Path | None) -> str:
+    from ingero_kit.tokens import read_tokens
+
+    return read_tokens(file)[0].split()[0] if file else ""
+
+
+_endpoint_options = [
+    click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path), help="File with the bearer token."),
+    click.option("--ca-file", type=click.Path(dir_okay=False, path_type=Path), help="Authorities of the server."),
+]
+
+
+def _client(command: Any) -> Any:
+    for option in reversed(_endpoint_options):
+        command = option(command)
+    return command
+
+
+@main.command()
+@click.option("--endpoint", default="127.0.0.1:4317", show_default=True, help="OTLP endpoint, host:port.")
+@click.option("--protocol", type=click.Choice(["grpc", "http"]), default="grpc", show_default=True)
+@click.option("--nodes", default=8, show_default=True, type=click.IntRange(1, 1000), help="Senders.")
+@click.option("--events", default=250, show_default=True, type=click.IntRange(1), help="Events of each sender.")
+@click.option("--batch", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Events of a request.")
+@click.option("--cluster", default="stress", show_default=True, help="Cluster that the events belong to.")
+@click.option("--api", default="", help="Address of the JSON API: afterwards every event is looked for by its id.")
+@click.option("--tls/--no-tls", default=False, help="Speak TLS.")
+@_client
+@click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON object.")
+def stress(
+    endpoint: str, protocol: Any, nodes: int, events: int, batch: int, cluster: str, api: str, tls: bool,
+    token_file: Path | None, ca_file: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Push numbered events as fast as they are acknowledged, then look for every one of them.
+
+    Exit status 1 when anything failed, or is missing, doubled or changed.
+    """
+    from ingero_echo.errors import Refused
+    from ingero_echo.stress import Plan, run
+    from ingero_kit.tls import ClientTls
+
+    try:
+        plan = Plan(
+            endpoint=endpoint, protocol=protocol, nodes=nodes, events=events, batch=batch, cluster=cluster, api=api,
+            token=_token(token_file), tls=ClientTls(ca_file=ca_file).context() if tls else None,
+            ca=ca_file.read_bytes() if ca_file else None,
+        )  # fmt: skip
+        outcome = run(plan)
+    except (SettingsError, OSError, Refused) as error:
+        _fail(error)
+    facts = outcome.facts()
+    if as_json:
+        click.echo(json.dumps(facts))
+    else:
+        for name, value in facts.items():
+            click.echo(f"{name:18} {value}")
+    sys.exit(0 if outcome.clean else 1)
+
+
+_api = click.option(
+    "--api", default="http://127.0.0.1:18081", envvar="INGERO_ECHO_API", show_default=True, help="Address of Echo."
+)
+
+
+def _connect(api: str, token_file: Path | None, ca_file: Path | None) -> Any:
+    from ingero_echo.client import ApiClient
+    from ingero_kit.tls import ClientTls
+
+    tls = ClientTls(ca_file=ca_file).context() if api.startswith("https") else None
+    return ApiClient(api.rstrip("/"), _token(token_file), tls)
+
+
+@main.command()
+@click.argument("name")
+@click.argument("arguments", nargs=-1, metavar="[KEY=VALUE]...")
+@_api
+@_client
+@click.option("--json", "as_json", is_flag=True, help="Print the whole answer as JSON.")
+def ask(
+    name: str, arguments: tuple[str, ...], api: str, token_file: Path | None, ca_file: Path | None, as_json: bool
+) -> None:
+    """Ask a running Echo, e.g. find_stragglers cluster_id=prod since=2h; `ask list` names all questions.
+
+    \b
+    ingero-echo ask summary
+    ingero-echo ask why_not node_id=gpu-node-7 --json
+    ingero-echo ask run_analysis sql='SELECT count(*) FROM events'
+    """
+    from ingero_contract import echo
+    from ingero_echo.errors import Refused
+
+    try:
+        client = _connect(api, token_file, ca_file)
+        if name == "list":
+            for tool in client.request("GET", echo.TOOLS_LIST)["tools"]:
+                click.echo(f"{tool['name'].removeprefix(echo.TOOL_PREFIX):26} {tool['description']}")
+            return
+        given: dict[str, Any] = {}
+        for item in arguments:
+            key, equals, value = item.partition("=")
+            if not equals:
+                raise SettingsError(f"{item}: KEY=VALUE was expected")
+            given[key] = value if key == "sql" else _value(value)
+        answer = client.tool(echo.TOOL_PREFIX + name.removeprefix(echo.TOOL_PREFIX), given)
+    except Refused as refused:
+        click.echo(f"ingero-echo: {refused}" + (f" ({refused.hint})" if refused.hint else ""), err=True)
+        sys.exit(1)
+    except (SettingsError, OSError) as error:
+        _fail(error)
+    if as_json:
+        click.echo(json.dumps(answer))
+        return
+    if "summary" in answer:
+        click.echo(answer["summary"])
+    for row in answer["rows"]:
+        click.echo(json.dumps(row))
+
+
+def _value(text: str) -> Any:
+    """Numbers and booleans as such; everything else, times too, as text."""
+    value = yaml.safe_load(text) if text else text
+    return value if isinstance(value, bool | int | float | list) else text
+
+
+@main.command()
+@_api
+@_client
+def mcp(api: str, token_file: Path | None, ca_file: Path | None) -> None:
+    """Speak MCP on standard input and output, answering from a running Echo; for editors and agents."""
+    import anyio
+    from mcp.server.stdio import stdio_server
+
+    from ingero_echo.auth import ANYBODY
+    from ingero_echo.client import RemoteDesk
+    from ingero_echo.mcp_tools import make_server
+    from ingero_echo.store import published
+
+    try:
+        desk: Any = RemoteDesk(_connect(api, token_file, ca_file))
+    except (SettingsError, OSError) as error:
+        _fail(error)
+    server = make_server(desk, published, lambda _: ANYBODY)
+
+    async def talk() -> None:
+        async with stdio_server() as (incoming, outgoing):
+            await server.run(incoming, outgoing, server.create_initialization_options())
+
+    anyio.run(talk)
+
+
+@main.command()
+@_api
+@_client
+@click.option("--database", type=click.Path(dir_okay=False, path_type=Path), help="Copy this file instead.")
+@click.option("--to", "target", type=click.Path(dir_okay=False, path_type=Path), help="Where to, with --database.")
+def backup(
+    api: str, token_file: Path | None, ca_file: Path | None, database: Path | None, target: Path | None
+) -> None:
+    """Have a running Echo write a copy into its backup folder, or copy a database that is not in use."""
+    from ingero_contract import echo
+    from ingero_echo.errors import Refused
+    from ingero_echo.lock import Locked
+    from ingero_echo.settings import StoreConfig
+    from ingero_echo.store import Store, StoreError
+
+    try:
+        if database is None:
+            click.echo(json.dumps(_connect(api, token_file, ca_file).request("POST", echo.BACKUPS)))
+            return
+        if target is None or not database.exists():
+            raise SettingsError(f"{database}: --database needs a file that is there, and --to")
+        store = Store.open(StoreConfig(path=database))
+        try:
+            store.copy(target)
+        finally:
+            store.close()
+        click.echo(f"wrote {target}")
+    except (Refused, SettingsError, OSError, StoreError, Locked) as error:
+        _fail(error)
+
+
+@main.command()
+@click.argument("copy", type=click.Path(dir_okay=False, path_type=Path))
+@click.option("--database", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Its store.path.")
+@click.option("--force", is_flag=True, help="Go on when there is a database; it is kept beside the new one.")
+def restore(copy: Path, database: Path, force: bool) -> None:
+    """Put a backup in the place of a database that is not in use."""
+    from ingero_echo.lock import Locked
+    from ingero_echo.settings import StoreConfig
+    from ingero_echo.store import StoreError
+    from ingero_echo.store import restore as put_back
+
+    try:
+        put_back(copy, StoreConfig(path=database), force=force)
+    except (OSError, StoreError, Locked) as error:
+        _fail(error)
+    click.echo(f"restored {database}")
+
+
+@main.command()
+@click.option("--database", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A backup.")
+@click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder, or file with --scores.")
+@click.option("--table", "tables", multiple=True, default=("events",), show_default=True, help="What to write.")
+@click.option("--scores", is_flag=True, help="Write one file of health scores, as ingero-fleet replay reads them.")
+def export(database: Path, target: Path, tables: tuple[str, ...], scores: bool) -> None:
+    """Write Parquet, partitioned by day and cluster, from a backup or a database that is not in use."""
+    from ingero_echo import export as parquet
+    from ingero_echo.lock import Locked
+    from ingero_echo.settings import StoreConfig
+    from ingero_echo.store import Store, StoreError
+
+    try:
+        if not database.exists():
+            raise SettingsError(f"{database}: no such file")
+        store = Store.open(StoreConfig(path=database))
+        try:
+            if scores:
+                click.echo(f"{target}: {parquet.export_scores(store, target)} rows")
+            for table in () if scores else tables:
+                click.echo(f"{target / table}: {parquet.export(store, target, table)} rows")
+        finally:
+            store.close()
+    except (SettingsError, OSError, StoreError, Locked) as error:
+        _fail(error)

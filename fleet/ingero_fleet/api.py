@@ -41,6 +41,7 @@ class State(Protocol):
 Cluster = Annotated[str, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
 OptionalCluster = Annotated[str | None, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
 OptionalNode = Annotated[str | None, Query(alias=routes.NODE_PARAMETER, min_length=1, max_length=253)]
+OptionalNodes = Annotated[list[str] | None, Query(alias=routes.NODE_PARAMETER, max_length=1000)]
 Node = Annotated[str, Query(alias=routes.NODE_PARAMETER, min_length=1, max_length=253)]
 
 
@@ -78,12 +79,16 @@ def agent_api(state: State, guardian: Guardian, desk: CostDesk | None = None) ->
         cluster_id: OptionalCluster = None,
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
         offset: Annotated[int, Query(ge=0)] = 0,
+        node_id: OptionalNodes = None,
     ) -> dict[str, Any]:
-        """The detector's verdict on every node, a page at a time."""
+        """The detector's verdict on every node, or on the named ones, a page at a time."""
         picture = _ready(state)
         rows = picture.rows(cluster_id)
+        if node_id:
+            wanted = frozenset(node_id)
+            rows = [row for row in rows if picture.frame.names[row][1] in wanted]
         page = [node_answer(picture, row) for row in rows[offset : offset + limit]]
-        return {"total": len(rows), "offset": offset, "nodes": page, "detector": picture.detector}
+        return {"total": len(rows), "offset": offset, "nodes": page}
 
     if desk:
 

@@ -107,11 +107,10 @@ class Fleet:
             self.engine.listeners["otlp_http"] = running.http.counters
         if protocols.grpc:
             settings = protocols.grpc
-            running.grpc = OtlpGrpcReceiver(
-                self.engine.intake, self._guardian(settings.auth), body_bytes=settings.max_decoded_body_size
-            )
+            running.grpc = OtlpGrpcReceiver(self.engine.intake, self._guardian(settings.auth), settings.limits())
             host, port = parse_endpoint(settings.endpoint)
             running.ports["otlp/grpc"] = await running.grpc.start(host, port, tls=settings.tls)
+            self.engine.listeners["otlp_grpc"] = running.grpc.counters
 
     async def _pages(self) -> None:
         extensions, engine = self.config.extensions, self.engine
@@ -183,8 +182,9 @@ class Fleet:
             for guardian, auth in self._guardians:
                 if auth.bearer_token_file:
                     guardian.tokens = Tokens.read(auth.bearer_token_file)
-            if self.running.http:
-                self.running.http.reload_certificates()
+            for receiver in (self.running.http, self.running.grpc):
+                if receiver:
+                    receiver.reload_certificates()
             if self._reload:
                 self.adopt(self._reload())
             log.info("reloaded")
@@ -194,9 +194,10 @@ class Fleet:
     def adopt(self, config: FleetConfig) -> None:
         """Take over what may change while running: the processor's settings. Listeners need a restart."""
         new, old = config.processors.ingero, self.engine.config
-        if new.cohort != old.cohort or new.push_interval != old.push_interval:
-            log.warning("restart_needed", settings=["processors.ingero.cohort", "processors.ingero.push_interval"])
-            new = new.model_copy(update={"cohort": old.cohort, "push_interval": old.push_interval})
+        kept = {name: getattr(old, name) for name in ("cohort", "push_interval", "detector")}
+        if any(getattr(new, name) != value for name, value in kept.items()):
+            log.warning("restart_needed", settings=[f"processors.ingero.{name}" for name in kept])
+            new = new.model_copy(update=kept)
         if config.model_copy(update={"processors": self.config.processors}) != self.config:
             log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
         self._cost.adopt(config.processors.cost)
@@ -214,6 +215,8 @@ class Fleet:
         if self.running.grpc:
             await self.running.grpc.stop(DRAIN_SECONDS)
         self._ticking.cancel()
+        await asyncio.gather(self._ticking, return_exceptions=True)
+        self.engine.close()
         await asyncio.gather(*(exporter.stop(DRAIN_SECONDS) for exporter in self.engine.exporters.values()))
         for server, _ in self.running.servers:
             server.should_exit = True

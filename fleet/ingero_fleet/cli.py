@@ -9,8 +9,9 @@ import click
 import yaml
 
 from ingero_fleet.cost.command import rates
+from ingero_fleet.diagnose.command import command as diagnose
 from ingero_fleet.loadgen.command import bench
-from ingero_fleet.replay.command import replay
+from ingero_fleet.replay.command import command as replay
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_FLEET_"
@@ -96,3 +97,4 @@ def validate(file: Path | None, settings: tuple[str, ...]) -> None:
 main.add_command(bench)
 main.add_command(replay)
 main.add_command(rates)
+main.add_command(diagnose)

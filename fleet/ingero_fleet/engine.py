@@ -5,19 +5,16 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
-
-from ingero_contract.values import VerdictState
-from ingero_contract.verdicts import VerdictLine
-from ingero_fleet import statistics
-from ingero_fleet.board import Board, NodeKey
+from ingero_fleet import edges, statistics
+from ingero_fleet.board import Board
 from ingero_fleet.exporters import Exporter
 from ingero_fleet.intake import Intake
+from ingero_fleet.judging import Findings, Judging
 from ingero_fleet.picture import Picture
 from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_kit.clock import Clock
-from ingero_kit.http_server import Counters
+from ingero_kit.listener import Counters
 from ingero_kit.logs import get
 from ingero_kit.otlp_server import Push, Signal
 
@@ -39,6 +36,7 @@ class Engine:
         self.intake.board = Board(config.cohort.by)
         self.picture: Picture | None = None
         self.memory = statistics.Memory()
+        self.judging = Judging(config)
         self.ticks = 0
         self.late_ticks = 0
         self.failed_ticks = 0
@@ -56,7 +54,7 @@ class Engine:
             exporter.put(push)
 
     def edges(self) -> dict[str, Counters]:
-        """Counters of the HTTP listeners, by name."""
+        """Counters of the OTLP listeners, by name."""
         return self.listeners
 
     def health(self) -> tuple[bool, dict[str, Any]]:
@@ -98,21 +96,21 @@ class Engine:
         with self.intake.locked():
             self.table.expire(now)
             frame = statistics.Frame.take(self.table, now)
-        tick = await asyncio.to_thread(statistics.compute, frame, self.memory, self.config)
+            said, self.table.last_verdict = self.table.last_verdict, {}
+        tick, findings = await asyncio.to_thread(self._compute, frame, said)
         self.memory = tick.memory
         with self.intake.locked():
             statistics.apply(tick, frame, self.table)
-        previous = self.picture
-        self.picture = Picture(frame, tick)
-        self.intake.board = Board(self.config.cohort.by, tick.thresholds, _verdicts(self.picture))
+        self.picture = Picture(frame, tick, findings, self.config.push_interval)
+        self.intake.board = Board(self.config.cohort.by, tick.thresholds, dict(findings.lines))
         self.ticks += 1
         self.tick_seconds = time.perf_counter() - started
-        self._report_edges(previous, self.picture)
+        self._tell(findings)
         if self.after_tick:
-            await asyncio.to_thread(self._tell, self.picture)
+            await asyncio.to_thread(self._show, self.picture)
         return self.picture
 
-    def _tell(self, picture: Picture) -> None:
+    def _show(self, picture: Picture) -> None:
         for listener in self.after_tick:
             try:
                 listener(picture)
@@ -120,24 +118,21 @@ class Engine:
                 self.failed_listeners += 1
                 log.exception("after_tick_failed")
 
-    def _report_edges(self, previous: Picture | None, current: Picture) -> None:
-        before = frozenset() if previous is None else _straggling(previous)
-        after = _straggling(current)
-        for cluster, node in sorted(after - before):
-            log.info("straggler_found", cluster=cluster, node=node)
-        for cluster, node in sorted(before - after):
-            log.info("straggler_resolved", cluster=cluster, node=node)
+    def _compute(self, frame: statistics.Frame, said: dict[int, str]) -> tuple[statistics.Tick, Findings]:
+        return statistics.compute(frame, self.memory, self.config), self.judging.judge(frame, said)
 
+    def _tell(self, findings: Findings) -> None:
+        """Log the edges of verdicts, and send them onward as log records."""
+        for edge in findings.edges:
+            verdict = edge.verdict
+            log.info(
+                "verdict", edge=edge.what, cluster=verdict.cluster, node=verdict.node, state=str(verdict.state),
+                kind=str(verdict.kind), severity=round(verdict.severity, 4),
+            )  # fmt: skip
+        body = edges.encode(findings.edges) if self._routes.get(Signal.LOGS) else None
+        if body:
+            self.forward(Push(Signal.LOGS, "protobuf", body))
 
-def _verdicts(picture: Picture) -> dict[NodeKey, str]:
-    """What Fleet tells nodes beyond the threshold: that they have stopped."""
-    tick, names = picture.tick, picture.frame.names
-    return {
-        names[row]: VerdictLine(state=VerdictState.STOPPED, kind="stopped", since=float(tick.since[row])).format()
-        for row in np.flatnonzero(tick.stopped).tolist()
-    }
-
-
-def _straggling(picture: Picture) -> frozenset[tuple[str, str]]:
-    alive = picture.frame.columns["alive"]
-    return frozenset(picture.frame.names[row] for row in np.flatnonzero(picture.tick.straggling & alive).tolist())
+    def close(self) -> None:
+        """Keep what a restart needs."""
+        self.judging.close()

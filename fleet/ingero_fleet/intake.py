@@ -3,7 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
-from typing import Protocol
+from typing import Final, Protocol
 
 from ingero_fleet.board import Board
 from ingero_kit.clock import Clock
@@ -14,6 +14,9 @@ Onward = Callable[[Push], None]
 """Passes an accepted push to the exporters of its pipeline; never blocks."""
 
 
+_METRICS: Final = Signal.METRICS
+
+
 class Collector(Protocol):
     """Keeps reports: the score map itself, or the link to the process that has it."""
 
@@ -22,7 +25,7 @@ class Collector(Protocol):
 
 
 class Intake:
-    """The handler of the OTLP receivers; called from the event loop and from gRPC threads alike."""
+    """The handler of the OTLP receivers, called on the event loop; threads that copy the score map hold its lock."""
 
     def __init__(
         self,
@@ -33,7 +36,7 @@ class Intake:
     ) -> None:
         self.board = Board()
         self.accepted_reports = 0
-        self.pushes: Counter[str] = Counter()
+        self.pushes: Counter[Signal] = Counter()
         self.rejected: Counter[str] = Counter()
         self.malformed = 0
         self.self_reported: Counter[bool] = Counter()
@@ -46,8 +49,8 @@ class Intake:
 
     def __call__(self, push: Push) -> Answer:
         """Decide about one push."""
-        self.pushes[push.signal.name] += 1
-        if push.signal is not Signal.METRICS:
+        self.pushes[push.signal] += 1
+        if push.signal is not _METRICS:
             if self._onward:
                 self._onward(push)
             return ACCEPTED

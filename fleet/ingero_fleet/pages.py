@@ -1,5 +1,6 @@
 """The two Prometheus pages: what Fleet found (9090) and how Fleet itself is (8888)."""
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
@@ -7,11 +8,13 @@ import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ingero_detect.memory import STATES
 from ingero_fleet.exporters import Exporter
 from ingero_fleet.intake import Intake
+from ingero_fleet.judging import Findings
 from ingero_fleet.picture import Picture, cohort_name, is_straggler
 from ingero_fleet.scores import ScoreTable
-from ingero_kit.http_server import Counters
+from ingero_kit.listener import Counters
 
 MAX_NODE_SERIES: Final = 10_000
 """Nodes with series of their own on a page; the rest are counted."""
@@ -50,6 +53,8 @@ class FindingsPage(Collector):
         yield from (threshold, median, mad, active)
         yield from self._clusters(picture)
         yield from self._nodes(picture)
+        if picture.findings is not None:
+            yield from _verdicts(picture, picture.findings)
 
     def _clusters(self, picture: Picture) -> Iterator[Metric]:
         families = {
@@ -92,6 +97,50 @@ class FindingsPage(Collector):
         yield from (score, straggler, hidden)
 
 
+def _verdicts(picture: Picture, findings: Findings) -> Iterator[Metric]:
+    """What the detector says, and how well it keeps its budget."""
+    states = GaugeMetricFamily(
+        "ingero_fleet_verdicts", "Nodes by the state of their verdict.", labels=["cluster_id", "state"]
+    )
+    kinds = GaugeMetricFamily(
+        "ingero_fleet_accused_nodes", "Accused nodes by what is wrong.", labels=["cluster_id", "kind"]
+    )
+    by_state: Counter[tuple[str, str]] = Counter()
+    by_kind: Counter[tuple[str, str]] = Counter()
+    names = picture.frame.names
+    for row in picture.rows():
+        by_state[names[row][0], str(STATES[int(findings.states[row])])] += 1
+        if findings.accused[row]:
+            verdict = findings.verdict(row)
+            by_kind[names[row][0], str(verdict.kind) if verdict else ""] += 1
+    for family, counted in ((states, by_state), (kinds, by_kind)):
+        for labels, count in sorted(counted.items()):
+            family.add_metric(labels, count)
+    slow = GaugeMetricFamily(
+        "ingero_fleet_job_slow", "Share of its rate that a cohort lost as a whole.", labels=["cluster_id", "cohort"]
+    )
+    for job in findings.jobs:
+        slow.add_metric([job.cohort[0], cohort_name(job.cohort)], job.severity)
+    estimate = GaugeMetricFamily(
+        "ingero_fleet_estimated_false_alarms", "False alarms expected per node-hour.", labels=["estimate"]
+    )
+    for name in ("own_tail", "mirror"):
+        estimate.add_metric([name], findings.estimates.get(name, 0.0))
+    yield from (states, kinds, slow, estimate)
+    yield _gauge(
+        "ingero_fleet_false_alarm_budget",
+        "False alarms allowed per node-hour.",
+        findings.estimates.get("budget", 0.0),
+    )
+    judged = findings.estimates.get("node_hours", 0.0) * 3600
+    yield _counter("ingero_fleet_judged_node_seconds", "Node-seconds judged.", judged)
+    yield _counter("ingero_fleet_accusations", "Nodes accused.", findings.accusations)
+    yield _counter(
+        "ingero_fleet_accusation_delay_seconds", "Time from onset to alarm, over all accusations.",
+        findings.delay_seconds,
+    )  # fmt: skip
+
+
 class Vitals(Protocol):
     """What the page about Fleet itself reads."""
 
@@ -104,7 +153,7 @@ class Vitals(Protocol):
     failed_ticks: int
 
     def edges(self) -> dict[str, Counters]:
-        """Counters of the HTTP listeners."""
+        """Counters of the OTLP listeners."""
 
 
 class VitalsPage(Collector):
@@ -118,7 +167,7 @@ class VitalsPage(Collector):
         vitals = self._vitals
         pushes = CounterMetricFamily("ingero_fleet_pushes", "Pushes by signal.", labels=["signal"])
         for signal, count in list(vitals.intake.pushes.items()):
-            pushes.add_metric([signal.lower()], count)
+            pushes.add_metric([signal.name.lower()], count)
         rejected = CounterMetricFamily(
             "ingero_fleet_rejected_points", "Points left out, by reason.", labels=["reason"]
         )

@@ -1,12 +1,15 @@
 """What Fleet knows after a tick, and the answers that its APIs give from it. Pure."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
-from ingero_contract.values import Signal
-from ingero_fleet.board import NodeKey
+from ingero_contract.values import Signal, VerdictState
+from ingero_detect.memory import STATES as VERDICT_STATES
+from ingero_detect.verdicts import Verdict
+from ingero_fleet.judging import Findings
 from ingero_fleet.scores import ACTIVE, STATES
 from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.statistics import HYSTERESIS, ClusterSummary, Frame, Tick
@@ -16,14 +19,20 @@ SIGNALS: Final = (Signal.THROUGHPUT, Signal.COMPUTE, Signal.MEMORY, Signal.CPU)
 """The four signals, in the order of their weight."""
 
 
+_STOPPED: Final = VERDICT_STATES.index(VerdictState.STOPPED)
+
+VERDICT_TIMES: Final = ("since", "detected", "recovered", "time")
+"""Fields of a verdict that are times."""
+
+
 @dataclass(frozen=True)
 class Picture:
-    """One tick with the frame that it judged. `verdicts` holds the detector's findings by node, as JSON objects."""
+    """One tick with the frame that it judged and what the detector found in it, which decides where it is there."""
 
     frame: Frame
     tick: Tick
-    detector: bool = False
-    verdicts: dict[NodeKey, dict[str, Any]] = field(default_factory=dict)
+    findings: Findings | None = None
+    interval_seconds: float = 10.0
 
     def rows(self, cluster: str | None = None) -> list[int]:
         """Rows of living nodes, of one cluster or of all."""
@@ -48,14 +57,14 @@ def threshold_answer(picture: Picture | None, cluster: str, node: str | None = N
 
 
 def stragglers_answer(picture: Picture, cluster: str | None, interval_seconds: float) -> dict[str, Any]:
-    """Who is a straggler now. With the detector on it decides; otherwise the threshold does."""
+    """Who is a straggler now."""
     rows = [row for row in picture.rows(cluster) if is_straggler(picture, row)]
     summaries = [summary for name, summary in picture.tick.clusters.items() if cluster in (None, name)]
     return {
         "cluster_id": cluster,
         "generated_at": rfc3339(picture.tick.now),
         "interval_seconds": interval_seconds,
-        "decided_by": "verdict" if picture.detector else "threshold",
+        "decided_by": "verdict" if picture.findings else "threshold",
         "quorum_met": bool(summaries) and all(summary.quorum_met for summary in summaries),
         "panic": any(summary.panic for summary in summaries),
         "coverage_low": any(summary.coverage_low for summary in summaries),
@@ -73,10 +82,24 @@ def stragglers_answer(picture: Picture, cluster: str | None, interval_seconds: f
 
 def is_straggler(picture: Picture, row: int) -> bool:
     """Whether a node is accused at present."""
-    if picture.detector:
-        verdict = picture.verdicts.get(picture.frame.names[row])
-        return bool(verdict and verdict.get("straggler"))
+    if picture.findings:
+        return bool(picture.findings.accused[row])
     return bool(picture.tick.straggling[row])
+
+
+def stopped_rows(picture: Picture) -> npt.NDArray[np.bool_]:
+    """By row, whether a node's work stopped while its peers go on."""
+    if picture.findings is None:
+        return np.zeros(len(picture.frame.names), bool)
+    stopped: npt.NDArray[np.bool_] = (picture.findings.states == _STOPPED) & (picture.findings.slots >= 0)
+    return stopped
+
+
+def straggler_rows(picture: Picture) -> npt.NDArray[np.bool_]:
+    """By row, whether a node is accused at present."""
+    accused = picture.findings.accused if picture.findings else picture.tick.straggling
+    shown: npt.NDArray[np.bool_] = accused & picture.frame.columns["alive"]
+    return shown
 
 
 def node_answer(picture: Picture, row: int) -> dict[str, Any]:
@@ -84,24 +107,33 @@ def node_answer(picture: Picture, row: int) -> dict[str, Any]:
     columns, tick = picture.frame.columns, picture.tick
     cluster, node = picture.frame.names[row]
     threshold = float(tick.threshold_by_row[row])
-    verdict = picture.verdicts.get((cluster, node))
-    below = bool(tick.straggling[row])
-    since = float(verdict["since"]) if verdict and verdict.get("since") else float(tick.since[row])
+    verdict = picture.findings.verdict(row) if picture.findings else None
+    accused = is_straggler(picture, row)
+    since, windows, kind = float(tick.since[row]), int(tick.windows[row]), "slow"
+    if verdict is not None:
+        since, kind = verdict.since or 0.0, str(verdict.kind)
+        windows = 1 + round((verdict.time - (verdict.detected or verdict.time)) / picture.interval_seconds)
     return {
         "cluster_id": cluster,
         "node_id": node,
         "state": str(STATES[int(columns["state"][row])]),
-        "straggler": is_straggler(picture, row),
-        "kind": ("stopped" if tick.stopped[row] else "slow") if is_straggler(picture, row) else None,
-        "since": rfc3339(since) if since else None,
+        "straggler": accused,
+        "kind": kind if accused else None,
+        "since": rfc3339(since) if accused and since else None,
         "score": round(float(columns["score"][row]), 6),
         "threshold": round(threshold, 6) if np.isfinite(threshold) else None,
-        "below_threshold": below,
-        "windows": int(verdict["windows"]) if verdict and "windows" in verdict else int(tick.windows[row]),
+        "below_threshold": bool(tick.straggling[row]),
+        "windows": windows if accused else 0,
         "cohort": cohort_name(picture.frame.cohorts[int(columns["cohort"][row])]),
         "dominant_signal": str(dominant_signal(picture, row)),
-        "verdict": verdict,
+        "verdict": _verdict(verdict) if verdict else None,
     }
+
+
+def _verdict(verdict: Verdict) -> dict[str, Any]:
+    """A verdict with times that people and operators read."""
+    facts = verdict.to_json()
+    return facts | {name: rfc3339(facts[name]) if facts[name] else None for name in VERDICT_TIMES}
 
 
 def dominant_signal(picture: Picture, row: int) -> Signal:
@@ -134,8 +166,9 @@ def why_answer(picture: Picture, row: int, config: IngeroConfig) -> dict[str, An
     key = picture.frame.cohorts[int(columns["cohort"][row])]
     summary = next(item for item in picture.tick.cohorts if item.key == key)
     state, score, threshold = facts["state"], facts["score"], facts["threshold"]
-    if facts["kind"] == "stopped":
-        sentence = f"Its work stopped while {summary.active} nodes of its cohort go on."
+    verdict = facts["verdict"]
+    if verdict:
+        sentence = _verdict_sentence(verdict, summary.active)
     elif state != "active":
         sentence = f"The node reports {state}; only active nodes are judged."
     elif threshold is None:
@@ -150,11 +183,6 @@ def why_answer(picture: Picture, row: int, config: IngeroConfig) -> dict[str, An
         )
     else:
         sentence = f"Score {score:.3f} lies above the threshold {threshold:.3f}."
-    verdict = facts["verdict"]
-    if verdict:
-        sentence += f" The detector says {verdict['state']}" + (
-            f" ({verdict['kind']})." if verdict.get("kind") else "."
-        )
     return {
         **facts,
         "why": sentence,
@@ -170,6 +198,32 @@ def why_answer(picture: Picture, row: int, config: IngeroConfig) -> dict[str, An
         "last_push_age_seconds": round(picture.tick.now - float(columns["seen"][row]), 3),
         "pushes": int(columns["pushes"][row]),
     }
+
+
+def _verdict_sentence(verdict: dict[str, Any], active: int) -> str:
+    """A verdict as one sentence that a person can act on."""
+    state, lost = verdict["state"], f"{100 * verdict['severity']:.0f} %"
+    if state == "stopped":
+        return f"Its work stopped while {active} nodes of its cohort go on."
+    if state in ("straggler", "recovering"):
+        against = {
+            "own_history": "its own history",
+            "peers": "its peers",
+            "echo": "what Fleet knew before its restart",
+        }
+        reason = f"It lost {lost} of its rate against {against.get(verdict['axis'], 'its cohort')}"
+        if verdict["value"] is not None and verdict["expected"] is not None:
+            reason += f": {verdict['value']:.4g} where {verdict['expected']:.4g} was expected"
+        if verdict["evidence"] is not None and verdict["level"] is not None:
+            reason += f" (evidence {verdict['evidence']:.1f}, alarm level {verdict['level']:.1f})"
+        return reason + (". It seems to recover." if state == "recovering" else ".")
+    return {
+        "learning": "The detector is still learning what is normal for this node.",
+        "healthy": "It does what its own history and its peers lead to expect.",
+        "suspected": "It is slower than expected, not yet for long enough to be sure.",
+        "idle": "It rests; nobody is judged without work.",
+        "silent": "It has not reported of late.",
+    }[state]
 
 
 def summary_answer(summary: ClusterSummary) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.cost.settings import CostConfig
-from ingero_kit.http_server import Limits
+from ingero_kit.listener import Limits
 from ingero_kit.otlp_server import parse_endpoint
 from ingero_kit.settings import Duration, Settings
 from ingero_kit.tls import ClientTls, ServerTls
@@ -53,7 +53,7 @@ class ListenerConfig(Settings):
     """Connections at once; further ones are closed and counted."""
 
     def limits(self) -> Limits:
-        """The bounds for the HTTP server."""
+        """The bounds for the server."""
         return Limits(
             body_bytes=self.max_request_body_size,
             decoded_bytes=self.max_decoded_body_size,
@@ -149,6 +149,27 @@ class CohortConfig(Settings):
     """What nodes of one cohort share; a cohort below the quorum merges by dropping the last first."""
 
 
+class DetectorConfig(Settings):
+    """The detector whose verdicts may be acted on."""
+
+    false_alarms_per_node_hour: float = Field(default=1e-4, gt=0, le=10)
+    """The budget: how many healthy nodes may be accused, per node and hour."""
+    warmup_ticks: int = Field(default=30, ge=5, le=10_000)
+    """Working push intervals of a node that its baseline is learnt from."""
+    own_band: float = Field(default=0.05, gt=0, le=1)
+    """Loss against its own history, as a share, below which no node is accused."""
+    absolute_band: float = Field(default=0.15, gt=0, le=1)
+    """Loss against its peers below which a node that was slow from the start is not accused; chips differ."""
+    snapshot: Path | None = None
+    """File that keeps what was learnt; without it a restart learns anew, and nodes echo their last verdict."""
+    snapshot_interval: Duration = Field(default=60.0, ge=1)
+    """How often the snapshot is written."""
+    record: Path | None = None
+    """File to which every tick is appended, for `ingero-fleet replay`."""
+    record_bytes: int = Field(default=256 << 20, ge=1 << 20)
+    """Size at which the recording becomes FILE.1 and a new one begins."""
+
+
 class IngeroConfig(Settings):
     """The processor: score map, statistics, threshold and verdict."""
 
@@ -168,6 +189,8 @@ class IngeroConfig(Settings):
     """When nobody is to be acted on."""
     cohort: CohortConfig = CohortConfig()
     """Who is compared with whom."""
+    detector: DetectorConfig = DetectorConfig()
+    """The detector whose verdicts may be acted on."""
 
 
 class ProcessorsConfig(Settings):

@@ -2,9 +2,8 @@
 
 Threshold of a cohort: median - max(k x 1.4826 x MAD, min_band) over its active nodes, smoothed exponentially. A
 cohort below the quorum takes the threshold of the cohort that it merges into (stage, then GPU model dropped); jobs
-and workloads are never mixed. A node whose own work vanished while most of its cohort goes on has stopped, and counts
-as a straggler until it works again or its cohort rests too. While a cluster panics (too large a share of it below its
-threshold) thresholds are frozen and nobody is to be acted on.
+and workloads are never mixed. While a cluster panics (too large a share of it below its threshold) thresholds are
+frozen and nobody is to be acted on.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,9 +20,6 @@ from ingero_fleet.settings import IngeroConfig
 
 HYSTERESIS: Final = 0.02
 """How far above the threshold a straggler must come to be well again; the published agents use the same."""
-
-FEWEST_WORKING: Final = 2
-"""Nodes of a cohort that must go on for another one to count as stopped."""
 
 MERGEABLE: Final = frozenset({"stage", "gpu_model", "cgroup_path_hash"})
 """What a small cohort may drop to find peers."""
@@ -43,8 +39,10 @@ class Frame:
 
     @classmethod
     def take(cls, table: ScoreTable, now: float) -> "Frame":
-        """Copy what the statistics need."""
-        return cls(now, list(table.names), list(table.cohorts), {name: table.view(name).copy() for name in COLUMNS})
+        """Copy what the statistics need; what comes from now on is fresh for the next tick."""
+        columns = {name: table.view(name).copy() for name in COLUMNS}
+        table.view("fresh")[:] = False
+        return cls(now, list(table.names), list(table.cohorts), columns)
 
 
 @dataclass(frozen=True)
@@ -97,7 +95,6 @@ class Tick:
     clusters: dict[str, ClusterSummary]
     threshold_by_row: npt.NDArray[np.float64]
     straggling: npt.NDArray[np.bool_]
-    stopped: npt.NDArray[np.bool_]
     since: npt.NDArray[np.float64]
     windows: npt.NDArray[np.int32]
     memory: Memory
@@ -146,8 +143,7 @@ def compute(frame: Frame, memory: Memory, config: IngeroConfig) -> Tick:
     thresholds = {key: smoothed[group] for key, group in zip(frame.cohorts, chosen, strict=True) if group is not None}
     by_cohort = np.array([thresholds.get(key, np.nan) for key in frame.cohorts], np.float64)
     threshold_by_row = by_cohort[cohort] if count else np.full(len(cohort), np.nan)
-    stopped = _stopped(frame, active, count)
-    straggling, since, windows = _stragglers(frame, active, stopped, threshold_by_row)
+    straggling, since, windows = _stragglers(frame, active, threshold_by_row)
     cohorts = [
         CohortSummary(
             key, active_count, median, mad, thresholds.get(key), group if group is not None and group != key else None
@@ -162,7 +158,6 @@ def compute(frame: Frame, memory: Memory, config: IngeroConfig) -> Tick:
         clusters,
         threshold_by_row,
         straggling,
-        stopped,
         since,
         windows,
         Memory(smoothed, peaks),
@@ -198,23 +193,9 @@ def _panicking(
     }
 
 
-def _stopped(frame: Frame, active: npt.NDArray[np.bool_], cohorts: int) -> npt.NDArray[np.bool_]:
-    columns = frame.columns
-    cohort = columns["cohort"]
-    idle: npt.NDArray[np.bool_] = columns["alive"] & (columns["state"] == IDLE)
-    if not cohorts:
-        return idle
-    working = np.bincount(cohort[active], minlength=cohorts)
-    resting = np.bincount(cohort[idle], minlength=cohorts)
-    goes_on = (working >= FEWEST_WORKING) & (working > resting)
-    stopped: npt.NDArray[np.bool_] = idle & columns["was_active"] & goes_on[cohort]
-    return stopped
-
-
 def _stragglers(
     frame: Frame,
     active: npt.NDArray[np.bool_],
-    stopped: npt.NDArray[np.bool_],
     threshold: npt.NDArray[np.float64],
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.int32]]:
     columns = frame.columns
@@ -222,7 +203,7 @@ def _stragglers(
     known = np.isfinite(threshold)
     line = np.where(was, threshold + HYSTERESIS, threshold)
     below = active & known & (score + 1e-9 < line)
-    straggling = np.where(known, below, was & active) | stopped
+    straggling = np.where(known, below, was & active)
     since = np.where(straggling, np.where(was, columns["since"], frame.now), 0.0)
     windows = np.where(straggling, columns["windows"] + columns["fresh"], 0).astype(np.int32)
     return straggling, since, windows
@@ -282,4 +263,3 @@ def apply(tick: Tick, frame: Frame, table: ScoreTable) -> None:
     where = np.array(rows, np.int64)
     for name, column in (("straggling", tick.straggling), ("since", tick.since), ("windows", tick.windows)):
         table.view(name)[where] = column[where]
-    table.view("fresh")[: len(frame.names)] = False

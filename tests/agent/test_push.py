@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from ingero_agent.identity import cgroup_path
-from ingero_agent.push import base_url, check_key, read_threshold
+from ingero_agent.push import read_threshold
+from ingero_agent.route import base_url, check_key
 from ingero_kit.settings import SettingsError
 
 

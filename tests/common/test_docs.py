@@ -6,7 +6,23 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PREFIXES = ("ingero_fleet_", "ingero_sink_", "ingero_node_")
+PREFIXES = (
+    "ingero_fleet_",
+    "ingero_sink_",
+    "ingero_node_",
+    "ingero_echo_",
+    "ingero_trace_",
+    "ingero_ringbuf_",
+    "gpu_",
+)
+PAGES = (
+    "fleet/ingero_fleet/pages.py",
+    "fleet/ingero_fleet/cost/desk.py",
+    "fleet/ingero_fleet/collectives/desk.py",
+    "agent/ingero_sink/page.py",
+    "agent/ingero_agent/trace/page.py",
+    "echo/ingero_echo/pages.py",
+)
 
 
 def test_generated_documents_are_up_to_date() -> None:
@@ -19,15 +35,11 @@ def test_generated_documents_are_up_to_date() -> None:
 
 def test_every_metric_of_a_page_is_documented() -> None:
     text = (ROOT / "docs/metrics.md").read_text()
-    sources = [
-        *(ROOT / "fleet/ingero_fleet").glob("pages.py"),
-        *(ROOT / "fleet/ingero_fleet").glob("*/desk.py"),
-        *(ROOT / "agent/ingero_sink").glob("page.py"),
-    ]
+    sources = [ROOT / page for page in PAGES]
     names = {
         name
         for source in sources
-        for name in re.findall(r'"((?:ingero)_[a-z_]+)"', source.read_text())
+        for name in re.findall(r'"((?:ingero|gpu)_[a-z_]+)"', source.read_text())
         if name.startswith(PREFIXES)
     }
 

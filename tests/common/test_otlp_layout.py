@@ -51,7 +51,7 @@ def test_new_numbers_in_a_known_shape_are_read(encoding: Encoding, first: Health
     assert read(learnt, body, "", encoding) == read(Decoder(), body, "", encoding)
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(REPORTS, st.integers(0, 2**32), st.integers(0, 255), st.sampled_from(["flip", "drop", "insert", "number"]))
 def test_any_damage_is_seen_by_both_alike(report: HealthReport, seed: int, value: int, kind: str) -> None:
     body = encoded(report)
@@ -72,7 +72,7 @@ def test_any_damage_is_seen_by_both_alike(report: HealthReport, seed: int, value
     assert read(learnt, bytes(damaged)) == read(Decoder(), bytes(damaged))
 
 
-@settings(max_examples=300)
+@settings(max_examples=300, deadline=None)
 @given(REPORTS, st.integers(0, 2**32), st.sampled_from([*"0123456789.eE+-\"'{}[],: n\\", '"resource":', "NaN"]))
 def test_any_damage_to_json_is_seen_by_both_alike(report: HealthReport, seed: int, text: str) -> None:
     body = encoded(report, "json")
@@ -82,6 +82,24 @@ def test_any_damage_to_json_is_seen_by_both_alike(report: HealthReport, seed: in
     damaged = body[:at] + text.encode() + body[at + seed % 2 :]
 
     assert read(learnt, damaged, "", "json") == read(Decoder(), damaged, "", "json")
+
+
+@settings(deadline=None)
+@given(REPORTS, st.integers(1, 2**63), st.integers(1, 2**63), st.integers(0, 12), st.integers(0, 12), st.booleans())
+def test_times_in_json_may_differ_and_may_look_like_other_text(
+    report: HealthReport, first: int, second: int, changed: int, also: int, spoken: bool
+) -> None:
+    report.time_unix_nano, report.score = first, 0.5
+    report.cgroup_path_hash = str(first) if spoken else "h"
+    learnt = Decoder()
+    read(learnt, encoded(report, "json"), "", "json")
+    parts = encoded(report, "json").split(str(first).encode())
+    others = [str(second if at in (changed % len(parts), also % len(parts)) else first) for at in range(len(parts))]
+    mixed = b"".join(part + other.encode() for part, other in zip(parts[:-1], others, strict=False)) + parts[-1]
+    all_changed = str(second).encode().join(parts)
+
+    for body in (mixed, all_changed):
+        assert read(learnt, body, "", "json") == read(Decoder(), body, "", "json")
 
 
 @BOTH

@@ -18,9 +18,10 @@ from ingero_fleet.cost.counterfactual import savings, shares
 from ingero_fleet.cost.ledger import Ledger
 from ingero_fleet.cost.providers import parse_providers
 from ingero_fleet.cost.rates import builtin, parse
+from ingero_fleet.judging import Judging
 from ingero_fleet.picture import Picture
 from ingero_fleet.scores import Limits, ScoreTable
-from ingero_fleet.settings import IngeroConfig, QuorumConfig
+from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_kit.otlp import HealthReport, encode_report
 from ingero_testing.processes import Running, fleet, wait_until
 
@@ -110,27 +111,40 @@ def test_without_a_world_size_only_the_straggler_s_own_time_is_lost() -> None:
     assert bill.jobs[("c", "j")].waiting == pytest.approx(0.5 * 8 * 12.29)
 
 
-def test_nobody_waits_for_a_stopped_node_whose_peers_go_on() -> None:
-    reports = job([1.0, 1.0, 1.0, 0.9], world_size=32)
-    table = ScoreTable(Limits(1000, 10, 100), CONFIG.cohort.by)
-    for report in reports:
-        table.observe(report, 0.0)
-    reports[3].state = NodeState.IDLE
-    table.observe(reports[3], 1.0)
-    frame = statistics.Frame.take(table, 1.0)
-    seen = Picture(frame, statistics.compute(frame, statistics.Memory(), CONFIG))
-    bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by)
+def judged(last: list[HealthReport], first: list[HealthReport]) -> Bill:
+    """The bill once the detector has learnt the first reports and then accused somebody of the last ones."""
+    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=5)})
+    table = ScoreTable(Limits(1000, 10, 1000), config.cohort.by)
+    judging, memory = Judging(config), statistics.Memory()
+    for tick in range(1, 40):
+        for report in first if tick < 12 else last:
+            table.observe(report, 10.0 * tick)
+        frame = statistics.Frame.take(table, 10.0 * tick)
+        done, findings = statistics.compute(frame, memory, config), judging.judge(frame, {})
+        memory = done.memory
+        statistics.apply(done, frame, table)
+        if findings.accused.any():
+            seen = Picture(frame, done, findings, 10.0)
+            return make_bill(seen, table.hardware, Prices(builtin()), config.cohort.by)
+    raise AssertionError("nobody was accused")
 
+
+def test_nobody_waits_for_a_stopped_node_whose_peers_go_on() -> None:
+    first, last = job([0.9] * 4, world_size=32), job([0.9] * 4, world_size=32)
+    last[3].state = NodeState.IDLE
+
+    bill = judged(last, first)
+
+    assert bill.culprits[0].node == ("c", "n3")
     assert bill.jobs[("c", "j")].waiting == pytest.approx(8 * 12.29)
 
 
 def test_the_verdict_s_severity_counts_when_there_is_one() -> None:
-    seen, table = picture(job([1.0, 1.0, 1.0, 0.5], world_size=32))
-    verdicts = {("c", "n3"): {"straggler": True, "severity": 0.25}}
-    judged = Picture(seen.frame, seen.tick, True, verdicts)
-    bill = make_bill(judged, table.hardware, Prices(builtin()), CONFIG.cohort.by)
+    bill = judged(job([0.9, 0.9, 0.9, 0.3], world_size=32), job([0.9] * 4, world_size=32))
 
-    assert bill.culprits[0].severity == 0.25
+    assert [culprit.node for culprit in bill.culprits] == [("c", "n3")]
+    assert bill.culprits[0].severity == pytest.approx(2 / 3, abs=0.05)
+    assert bill.jobs[("c", "j")].waiting == pytest.approx(bill.culprits[0].severity * 32 * 12.29)
 
 
 @pytest.mark.parametrize(
@@ -204,19 +218,30 @@ def test_a_running_fleet_says_what_its_straggler_costs(tmp_path: Path) -> None:
     change = {"processors": {"cost": {"rates_file": str(rates)}}}
     with fleet(tmp_path, change) as service:
 
-        def answer() -> dict[str, Any]:
-            push(service, job([0.9, 0.9, 0.9, 0.45], world_size=32))
+        def answer(slowest: float = 0.3) -> dict[str, Any]:
+            push(service, job([0.9, 0.9, 0.9, slowest], world_size=32))
             push(service, [HealthReport(node_id="odd", cluster_id="d", score=0.9, gpu_model="Mystery", gpu_count=2)])
             got = httpx.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c"))
             return dict(got.json()) if got.status_code == 200 else {}
 
+        def known() -> bool:
+            answer(0.9)
+            got = httpx.get(service.url("threshold", f"{routes.FLEET_VERDICTS}?cluster_id=c"))
+            return (
+                got.status_code == 200
+                and [node["verdict"]["state"] for node in got.json()["nodes"]] == ["healthy"] * 4
+            )
+
+        wait_until(known, "everybody to be known")
         wait_until(lambda: bool(answer().get("waiting")), "money spent waiting")
         found = answer()
 
         assert found["currency"] == "EUR"
         assert [culprit["node_id"] for culprit in found["culprits"]] == ["n3"]
         assert found["culprits"][0]["share"] == pytest.approx(found["waiting"])
-        assert found["jobs"][0]["waiting_per_hour"] == pytest.approx(0.5 * 32 * 3600)
+        severity = found["culprits"][0]["severity"]
+        assert severity == pytest.approx(2 / 3, abs=0.05)
+        assert found["jobs"][0]["waiting_per_hour"] == pytest.approx(severity * 32 * 3600, rel=1e-4)
         assert found["missing_rates"][0]["gpu_model"] == "Mystery"
         page = httpx.get(service.url("prometheus", "/metrics")).text
         assert 'ingero_fleet_waiting_cost_total{cluster_id="c",currency="EUR"}' in page

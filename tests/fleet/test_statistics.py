@@ -82,21 +82,6 @@ def idle(name: str) -> HealthReport:
     return HealthReport(node_id=name, cluster_id="c", score=0.0, state=NodeState.IDLE)
 
 
-def test_a_node_that_stops_while_its_cohort_goes_on_is_a_straggler_until_it_works_again() -> None:
-    scores = table()
-    observe(scores, a=0.9, b=0.9, c=0.9)
-    done = tick(scores)
-
-    observe(scores, c=idle("c"))
-    done = tick(scores, done.memory)
-    assert stragglers(scores, done) == {"c"}
-    picture = Picture(Frame.take(scores, 1.0), done)
-    assert stragglers_answer(picture, "c", 1.0)["stragglers"][0]["kind"] == "stopped"
-
-    observe(scores, c=HealthReport(node_id="c", cluster_id="c", score=0.9, state=NodeState.CALIBRATING))
-    assert stragglers(scores, tick(scores, done.memory)) == set()
-
-
 def test_a_cohort_that_rests_together_accuses_nobody() -> None:
     scores = table()
     observe(scores, a=0.9, b=0.9, c=0.9, d=0.1)

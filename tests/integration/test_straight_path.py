@@ -9,22 +9,29 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from ingero_contract import routes
 from ingero_testing.processes import BIN, Running, fleet, process, wait_until
 
+TAKEN = 'ingero_agent_thresholds_total{outcome="taken"}'
 STAGES = "stages: [{seconds: 3}, {seconds: 600, launches_per_second: 10}]\n"
 
 
-def agent(folder: Path, service: Running, node: str, *source: str) -> Any:
+def agent(folder: Path, service: Running, node: str, *source: str, protocol: str = "http") -> Any:
     return process(
-        folder / f"{node}.log", str(BIN / "ingero-agent"), "fleet-push", *source,
-        "--fleet-endpoint", f"127.0.0.1:{service.ports['otlp/http']}", "--fleet-insecure",
+        folder / f"{node}.log", str(BIN / "ingero-agent"), "fleet-push", *source, "--fleet-protocol", protocol,
+        "--fleet-endpoint", f"127.0.0.1:{service.ports[f'otlp/{protocol}']}", "--fleet-insecure",
         "--fleet-cluster-id", "lab", "--fleet-node-id", node, "--fleet-push-interval", "200ms",
         "--warmup-samples", "5", "--no-detect-provider", "--fleet-persist-interval", "200ms",
         "--fleet-persist-path", str(folder / f"{node}.json"),
         "--remediate", "--remediate-socket", str(folder / f"{node}.sock"),
+        "--metrics-listen", "127.0.0.1:0", "--ports-file", str(folder / f"{node}.ports"),
     )  # fmt: skip
+
+
+def port_of(folder: Path, node: str) -> int:
+    return int(json.loads((folder / f"{node}.ports").read_text())["metrics"])
 
 
 def metrics(port: int) -> dict[str, float]:
@@ -32,14 +39,15 @@ def metrics(port: int) -> dict[str, float]:
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line[0] != "#"}
 
 
-def test_the_slow_node_reaches_prometheus_and_every_consumer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_the_slow_node_reaches_prometheus_and_every_consumer(tmp_path: Path, protocol: str) -> None:
     script = tmp_path / "slow.yaml"
     script.write_text(STAGES)
     with ExitStack() as stack:
         service = stack.enter_context(fleet(tmp_path))
         for node in ("n0", "n1", "n2"):
-            stack.enter_context(agent(tmp_path, service, node, "--stub"))
-        slow = stack.enter_context(agent(tmp_path, service, "slow", "--stub-script", str(script)))
+            stack.enter_context(agent(tmp_path, service, node, "--stub", protocol=protocol))
+        slow = stack.enter_context(agent(tmp_path, service, "slow", "--stub-script", str(script), protocol=protocol))
         ports = tmp_path / "sink.json"
         sink = stack.enter_context(
             process(
@@ -70,18 +78,22 @@ def test_the_slow_node_reaches_prometheus_and_every_consumer(tmp_path: Path) -> 
         assert sink.process.poll() is None
 
 
-def test_fleet_may_go_and_come_back(tmp_path: Path) -> None:
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_fleet_may_go_and_come_back(tmp_path: Path, protocol: str) -> None:
     with ExitStack() as stack:
         service = stack.enter_context(fleet(tmp_path))
-        nodes = [stack.enter_context(agent(tmp_path, service, name, "--stub")) for name in ("n0", "n1", "n2")]
+        nodes = [
+            stack.enter_context(agent(tmp_path, service, name, "--stub", protocol=protocol))
+            for name in ("n0", "n1", "n2")
+        ]
         wait_until(lambda: '"new": "fleet"' in nodes[0].words(), "the mode fleet")
+        wait_until(lambda: metrics(port_of(tmp_path, "n0")).get(TAKEN, 0) > 0, "a threshold to fall back upon")
         os.kill(service.process.pid, signal.SIGKILL)
         service.process.wait(10)
         wait_until(lambda: '"new": "local-cached"' in nodes[0].words(), "the mode local-cached")
 
-        change = {
-            "receivers": {"otlp": {"protocols": {"http": {"endpoint": f"127.0.0.1:{service.ports['otlp/http']}"}}}}
-        }
+        address = f"127.0.0.1:{service.ports[f'otlp/{protocol}']}"
+        change = {"receivers": {"otlp": {"protocols": {protocol: {"endpoint": address}}}}}
         again = stack.enter_context(fleet(tmp_path / "again", change))
         url = again.url("threshold", f"{routes.FLEET_THRESHOLD}?cluster_id=lab")
         wait_until(lambda: httpx.get(url).json()["quorum_met"], "the quorum to be back")

@@ -1,13 +1,28 @@
 """Which GPU libraries are mapped by any process: one entry a file, however many processes and containers map it."""
 
+import os
 import re
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-_LIBRARY: Final = re.compile(r"lib(cudart|nccl)\.so[.\d]*$")
+CUDART, CUDA, NCCL = "cudart", "cuda", "nccl"
+_LIBRARY: Final = re.compile(r"lib(cudart|cuda|nccl|torch_cuda)\.so[.\d]*$")
 _LINE: Final = re.compile(r"([0-9a-f]+-[0-9a-f]+) ..x. \S+ \S+ \d+ +(/.*)")
+_MENTIONED: Final = re.compile(r"/lib(?:cuda|nccl|torch_cuda)")
+_CARRIES: Final = {"torch_cuda": NCCL}
+"""Libraries that may carry another one inside."""
+
+SETTLED_SECONDS: Final = 10.0
+"""How often a process that is already traced is looked into again while it grows and shrinks."""
+
+YOUNG_SECONDS: Final = 30.0
+"""How long a process is looked into at every change: it is still loading what it needs."""
+
+OLD_ROUNDS: Final = 4
+"""An older process is looked at in every so many-th round, in turns: a node has thousands that never change."""
 
 
 @dataclass(frozen=True)
@@ -20,30 +35,116 @@ class FileIdentity:
     changed_ns: int
 
 
-def parse_maps(text: str) -> Iterator[tuple[str, str]]:
-    """(kind of library, address range) of executable mappings of GPU libraries in /proc/PID/maps, any version."""
+@dataclass(frozen=True)
+class Found:
+    """A library in use. `path` opens it, whatever the process's root is."""
+
+    kind: str
+    pid: int
+    identity: FileIdentity
+    path: Path
+    name: str = ""
+
+
+def identify(path: Path) -> FileIdentity:
+    """The identity of a file. Raises `OSError`."""
+    status = path.stat()
+    return FileIdentity(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+def parse_maps(text: str) -> Iterator[tuple[str, str, str]]:
+    """(kind of library, address range, path) of executable mappings of GPU libraries in /proc/PID/maps."""
     for line in text.splitlines():
         if ".so" not in line:
             continue
         found = _LINE.match(line)
-        library = _LIBRARY.search(found.group(2).removesuffix(" (deleted)")) if found else None
-        if found and library:
-            yield library.group(1), found.group(1)
+        if not found:
+            continue
+        name = found.group(2).removesuffix(" (deleted)")
+        library = _LIBRARY.search(name)
+        if library:
+            kind = library.group(1)
+            yield _CARRIES.get(kind, kind), found.group(1), name
+
+
+def parse_size(text: str) -> tuple[int, int]:
+    """Start time (clock ticks) and size of the address space (bytes) from /proc/PID/stat."""
+    values = text.rpartition(")")[2].split()
+    return int(values[19]), int(values[20])
+
+
+def look(folder: Path) -> list[Found]:
+    """Libraries of one process; none where it may not be read or is gone."""
+    try:
+        text = (folder / "maps").read_text(errors="replace")
+    except OSError:
+        return []
+    mapped = parse_maps(text) if _MENTIONED.search(text) else ()
+    found = []
+    for kind, area, name in mapped:
+        path = folder / "map_files" / area
+        try:
+            found.append(Found(kind, int(folder.name), identify(path), path, name))
+        except OSError:
+            continue
+    return found
+
+
+@dataclass
+class _Seen:
+    start: int
+    size: int
+    first: float
+    looked: float
+    found: list[Found]
+
+
+class Finder:
+    """Looks into a process when it is new or its address space changed; mapping a library changes it."""
+
+    def __init__(self, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
+        self._proc = proc
+        self._clock = clock
+        self._seen: dict[int, _Seen] = {}
+        self._round = 0
+
+    def find(self) -> dict[int, list[Found]]:
+        """Libraries by process, for processes that have any."""
+        now, alive = self._clock(), {}
+        self._round += 1
+        with os.scandir(self._proc) as folders:
+            pids = [int(folder.name) for folder in folders if folder.name.isdigit()]
+        for pid in pids:
+            before = self._seen.get(pid)
+            if before and now - before.first > YOUNG_SECONDS and (pid + self._round) % OLD_ROUNDS:
+                alive[pid] = before
+                continue
+            try:
+                start, size = parse_size(_read(f"{self._proc}/{pid}/stat"))
+            except (OSError, IndexError, ValueError):
+                continue
+            if before and before.start == start:
+                young = now - before.first < YOUNG_SECONDS
+                settled = bool(before.found) and not young and now - before.looked < SETTLED_SECONDS
+                if before.size == size or settled:
+                    alive[pid] = before
+                    continue
+            first = before.first if before and before.start == start else now
+            alive[pid] = _Seen(start, size, first, now, look(self._proc / str(pid)) if size else [])
+        self._seen = alive
+        return {pid: seen.found for pid, seen in alive.items() if seen.found}
+
+
+def _read(file: str) -> str:
+    descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 4096).decode(errors="replace")
+    finally:
+        os.close(descriptor)
 
 
 def find_libraries(proc: Path = Path("/proc")) -> Iterator[tuple[str, FileIdentity, Path]]:
-    """(kind, identity, path to open) for every mapping; what vanishes or may not be read is passed over."""
-    for folder in proc.iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            found = list(parse_maps((folder / "maps").read_text(errors="replace")))
-        except OSError:
-            continue
-        for kind, area in found:
-            path = folder / "map_files" / area
-            try:
-                status = path.stat()
-            except OSError:
-                continue
-            yield kind, FileIdentity(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns), path
+    """(kind, identity, path to open) for every mapping now."""
+    for found in Finder(proc).find().values():
+        for one in found:
+            yield one.kind, one.identity, one.path

@@ -1,5 +1,7 @@
 """Function symbols of an ELF file and where in the file they start (System V ABI, 64-bit little endian)."""
 
+import mmap
+import os
 import struct
 from typing import Final
 
@@ -19,9 +21,19 @@ def function_offsets(data: bytes | memoryview, wanted: set[str], *, static: bool
     Reads `.dynsym`, and `.symtab` as well with `static`. Raises `NotElf`.
     """
     try:
-        return _offsets(memoryview(data), {name.encode() for name in wanted}, (11, 2) if static else (11,))
+        with memoryview(data) as view:
+            return _offsets(view, {name.encode() for name in wanted}, (11, 2) if static else (11,))
     except (struct.error, IndexError, ValueError, OverflowError) as error:
         raise NotElf(f"not a readable ELF file: {error}") from None
+
+
+def read_functions(descriptor: int, wanted: set[str], *, static: bool = False) -> dict[str, list[int]]:
+    """`function_offsets` of an open file, of which only what is looked at is read. Raises `NotElf`, `OSError`."""
+    size = os.fstat(descriptor).st_size
+    if not size:
+        raise NotElf("the file is empty")
+    with mmap.mmap(descriptor, size, mmap.MAP_PRIVATE, mmap.PROT_READ) as data, memoryview(data) as view:
+        return function_offsets(view, wanted, static=static)
 
 
 def _offsets(data: memoryview, wanted: set[bytes], kinds: tuple[int, ...]) -> dict[str, list[int]]:
@@ -41,7 +53,7 @@ def _offsets(data: memoryview, wanted: set[bytes], kinds: tuple[int, ...]) -> di
             continue
         strings = tables[table[6]]
         names = bytes(data[strings[4] : strings[4] + strings[5]])
-        symbols = data[table[4] : table[4] + min(table[5], MAX_SYMBOLS * 24) // 24 * 24]
+        symbols = bytes(data[table[4] : table[4] + min(table[5], MAX_SYMBOLS * 24) // 24 * 24])
         for name_at, info, _, section, value, _ in struct.iter_unpack("<IBBHQQ", symbols):
             if info & 15 != _FUNCTION or not section or not value:
                 continue

@@ -12,6 +12,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from ingero_agent.trace.counts import VALUE_BYTES
+from ingero_agent.trace.probes.table import PROGRAMS
+
 PROBES: Final = Path(__file__).parent / "probes"
 DIST_PACKAGES: Final = "/usr/lib/python3/dist-packages"
 UPROBE_MULTI: Final = 48
@@ -19,7 +22,6 @@ MAPS: Final = (
     "config", "rank_offset", "lost", "agg", "coll", "start", "comms", "group", "last_coll", "device", "events",
 )  # fmt: skip
 BUDGET_BYTES: Final = 16 * 2**20
-VALUE_BYTES: Final = 168
 
 
 def possible_cpus() -> int:
@@ -51,8 +53,6 @@ def compile_flags(ring_bytes: int) -> list[str]:
 
 def load(mode: str, ring_bytes: int) -> tuple[dict[str, Any], list[int]]:
     """Compile and load; returns the message and the descriptors that it names, in order."""
-    from ingero_agent.trace.probes.table import PROGRAMS
-
     os.environ["BCC_KERNEL_SOURCE"] = str(PROBES)
     sys.path.append(DIST_PACKAGES)
     from bcc import BPF, libbcc

@@ -2,23 +2,29 @@
 
 import ctypes
 import errno
+import mmap
 import os
 import platform
 import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Final
 
 SYSCALL: Final = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 321)
 LOOKUP, UPDATE, DELETE, NEXT_KEY, LINK_CREATE = 1, 2, 3, 4, 28
+PERF_EVENT_OPEN: Final = {"x86_64": 298, "aarch64": 241}.get(platform.machine(), 298)
 UPROBE_MULTI: Final = 48
+PERF_EVENT: Final = 41
+_PERF_ATTR_SIZE: Final = 120
+_CLOSE_ON_EXEC: Final = 8
 RETURN_FLAG: Final = 1
-_libc: Final = ctypes.CDLL(None, use_errno=True)
+libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
 def bpf(command: int, attributes: bytes) -> int:
     """Call the kernel. Raises `OSError`."""
     buffer = ctypes.create_string_buffer(attributes, max(len(attributes), 128))
-    result: int = _libc.syscall(SYSCALL, command, buffer, len(buffer))
+    result: int = libc.syscall(SYSCALL, command, buffer, len(buffer))
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
@@ -37,6 +43,30 @@ def link(program: int, path: str, offsets: list[int], cookies: list[int], *, at_
         len(offsets), RETURN_FLAG if at_return else 0, pid, 0,
     )  # fmt: skip
     return bpf(LINK_CREATE, attributes)
+
+
+def link_one(program: int, path: str, offset: int, cookie: int, *, at_return: bool, pid: int = 0) -> list[int]:
+    """Attach to one function through a perf event, as kernels before 6.6 can; returns descriptors to close.
+
+    Raises `OSError`. Detaching takes the kernel about a tenth of a second for each.
+    """
+    devices = Path("/sys/bus/event_source/devices/uprobe")
+    kind = int((devices / "type").read_text())
+    bit = int((devices / "format/retprobe").read_text().strip().removeprefix("config:"))
+    name = ctypes.create_string_buffer(path.encode())
+    attributes = ctypes.create_string_buffer(
+        struct.pack("=IIQ", kind, _PERF_ATTR_SIZE, (1 << bit) if at_return else 0), _PERF_ATTR_SIZE
+    )
+    struct.pack_into("=QQ", attributes, 56, ctypes.addressof(name), offset)
+    event = libc.syscall(PERF_EVENT_OPEN, attributes, pid or -1, -1 if pid else 0, -1, _CLOSE_ON_EXEC)
+    if event < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    try:
+        return [bpf(LINK_CREATE, struct.pack("=IIIIQ", program, event, PERF_EVENT, 0, cookie)), event]
+    except OSError:
+        os.close(event)
+        raise
 
 
 class Map:
@@ -87,3 +117,38 @@ class Map:
             value = self.get(found)
             if value is not None:
                 yield found, value
+
+
+class Ring:
+    """Reads records that the kernel wrote; a record ends where the next begins, and nothing wakes the reader."""
+
+    _BUSY: Final = 1 << 31
+    _DISCARDED: Final = 1 << 30
+
+    def __init__(self, descriptor: int, size: int) -> None:
+        page = mmap.PAGESIZE
+        self._size, self._page = size, page
+        self._mine = mmap.mmap(descriptor, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
+        self._theirs = mmap.mmap(descriptor, page + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+
+    def read(self, limit: int = 100_000) -> list[bytes]:
+        """The records since the last read, oldest first."""
+        (position,) = struct.unpack_from("=Q", self._mine)
+        (end,) = struct.unpack_from("=Q", self._theirs)
+        records: list[bytes] = []
+        while position < end and len(records) < limit:
+            at = self._page + position % self._size
+            (length,) = struct.unpack_from("=I", self._theirs, at)
+            if length & self._BUSY:
+                break
+            size = length & ~self._DISCARDED
+            if not length & self._DISCARDED:
+                records.append(self._theirs[at + 8 : at + 8 + size])
+            position += (size + 15) // 8 * 8
+        struct.pack_into("=Q", self._mine, 0, position)
+        return records
+
+    def close(self) -> None:
+        """Unmap."""
+        self._mine.close()
+        self._theirs.close()

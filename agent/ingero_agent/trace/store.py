@@ -1,51 +1,110 @@
-"""What was counted, in SQLite: buckets that only ever grow, safe against being killed."""
+"""What was seen, in SQLite: buckets that only grow, single collectives, slow calls; safe against being killed."""
 
 import sqlite3
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ingero_agent.sources.database import BUCKET_SECONDS, SCHEMA_VERSION
+from ingero_agent.trace.counts import Counted
+from ingero_agent.trace.events import Collective, Event, SlowCall
+from ingero_agent.trace.probes.table import NCCL
 
-_COLUMNS: Final = """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, count INTEGER NOT NULL, stored INTEGER
-NOT NULL DEFAULT 0, sum_dur INTEGER NOT NULL, min_dur INTEGER NOT NULL DEFAULT 0, max_dur INTEGER NOT NULL,
-sum_arg0 INTEGER NOT NULL, PRIMARY KEY (bucket, source, op, pid)) WITHOUT ROWID"""
-KEEP_SECONDS: Final = {"event_aggregates": 7 * 86400, "event_aggregates_5s": 600}
+_AGGREGATE: Final = """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, count INTEGER NOT NULL,
+stored INTEGER NOT NULL DEFAULT 0, sum_dur INTEGER NOT NULL, min_dur INTEGER NOT NULL DEFAULT 0,
+max_dur INTEGER NOT NULL, sum_arg0 INTEGER NOT NULL, PRIMARY KEY (bucket, source, op, pid)) WITHOUT ROWID"""
+
+OCTAVE_TABLE: Final = "operation_octaves"
+_TABLES: Final = {
+    OCTAVE_TABLE: """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, octave INTEGER, count INTEGER NOT NULL,
+PRIMARY KEY (bucket, source, op, pid, octave)) WITHOUT ROWID""",
+    "event_aggregates": _AGGREGATE,
+    "event_aggregates_5s": _AGGREGATE,
+    "process_names": "(pid INTEGER PRIMARY KEY, name TEXT, seen_at INTEGER)",
+    "events": """(id TEXT PRIMARY KEY, timestamp INTEGER, pid INTEGER, tid INTEGER, source INTEGER, op INTEGER,
+duration INTEGER, gpu_id INTEGER, arg0 INTEGER, arg1 INTEGER, ret_code INTEGER, stack_hash TEXT, node TEXT,
+rank INTEGER, local_rank INTEGER, world_size INTEGER, comm TEXT, cgroup_id INTEGER)""",
+    "collectives": """(timestamp INTEGER NOT NULL, pid INTEGER NOT NULL, source INTEGER NOT NULL, op INTEGER NOT NULL,
+operation TEXT NOT NULL, comm_hash TEXT, rank INTEGER, nranks INTEGER NOT NULL, device INTEGER NOT NULL,
+seq INTEGER NOT NULL, seq_exact INTEGER NOT NULL, datatype INTEGER NOT NULL, reduce_op INTEGER, bytes INTEGER,
+enqueue_dur INTEGER NOT NULL, blocked_dur INTEGER NOT NULL, end_at INTEGER NOT NULL)""",
+    "system_snapshots": """(id INTEGER PRIMARY KEY, timestamp INTEGER UNIQUE, cpu_pct REAL, mem_pct REAL,
+mem_avail INTEGER, swap_mb INTEGER, load_avg REAL)""",
+}
+_INDEXES: Final = (
+    "CREATE INDEX IF NOT EXISTS events_time ON events (timestamp)",
+    "CREATE INDEX IF NOT EXISTS collectives_time ON collectives (timestamp)",
+    "CREATE INDEX IF NOT EXISTS collectives_match ON collectives (comm_hash, seq)",
+)
 WIDTHS: Final = {"event_aggregates": 60, "event_aggregates_5s": BUCKET_SECONDS}
+_NS: Final = 10**9
+PRUNE_SECONDS: Final = 10.0
+FULL_SHARE: Final = 0.9
+"""A database over its limit is pruned to this share of it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Retention:
+    """How long and how much. Aggregates of 5 s are for `fleet-push` and are kept for ten minutes."""
+
+    seconds: float = 7 * 86400.0
+    collective_seconds: float = 86400.0
+    short_seconds: float = 600.0
+    max_bytes: int = 10 * 2**30
 
 
 @dataclass(frozen=True)
-class Counted:
-    """Calls of one operation by one process since the look before; nanoseconds and bytes."""
+class Snapshot:
+    """The host at a moment: shares in percent, memory in MB."""
 
-    source: int
-    operation: int
-    pid: int
-    count: int
-    nanoseconds: int = 0
-    longest: int = 0
-    size: int = 0
+    cpu_percent: float
+    memory_percent: float
+    memory_available_mb: int
+    swap_mb: int
+    load: float
 
 
 class Store:
-    """One writer."""
+    """One writer. Raises `sqlite3.Error`, `OSError`."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, retention: Retention | None = None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
+        self._file = file
+        self._retention = retention or Retention()
         self._database = sqlite3.connect(file, timeout=5.0)
+        self._pruned_at = 0.0
+        self.pruned_rows = 0
         run = self._database.execute
+        run("PRAGMA auto_vacuum = INCREMENTAL")
         run("PRAGMA journal_mode = WAL")
         run("PRAGMA synchronous = NORMAL")
-        for table in WIDTHS:
-            run(f"CREATE TABLE IF NOT EXISTS {table} {_COLUMNS}")
-        run("CREATE TABLE IF NOT EXISTS process_names (pid INTEGER PRIMARY KEY, name TEXT, seen_at INTEGER)")
+        run(f"PRAGMA journal_size_limit = {16 * 2**20}")
+        for table, columns in _TABLES.items():
+            run(f"CREATE TABLE IF NOT EXISTS {table} {columns}{' STRICT' if table == 'collectives' else ''}")
+        for index in _INDEXES:
+            run(index)
         run(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self._database.commit()
 
-    def add(self, rows: Iterable[Counted], now: float, names: dict[int, str] | None = None) -> None:
+    def add(
+        self, rows: Iterable[Counted], now: float, names: dict[int, str] | None = None, events: Iterable[Event] = ()
+    ) -> None:
         """Add to the buckets of `now` (seconds); what comes late adds to its bucket, it never replaces it."""
-        rows = list(rows)
+        sums: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        octaves: dict[tuple[int, int, int, int], int] = defaultdict(int)
+        for row in rows:
+            total = sums[row.function.source, row.function.operation, row.pid]
+            total[0] += row.count
+            total[1] += row.nanoseconds
+            total[2] = max(total[2], row.longest)
+            total[3] += row.size
+            for octave, count in enumerate(row.octaves):
+                if count:
+                    octaves[row.function.source, row.function.operation, row.pid, octave] += count
+        minute = int(now) // WIDTHS["event_aggregates"] * WIDTHS["event_aggregates"]
+        events = list(events)
         with self._database as database:
             for table, width in WIDTHS.items():
                 bucket = int(now) // width * width
@@ -54,26 +113,107 @@ class Store:
                     "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count, "
                     "sum_dur = sum_dur + excluded.sum_dur, max_dur = max(max_dur, excluded.max_dur), "
                     "sum_arg0 = sum_arg0 + excluded.sum_arg0",
-                    [
-                        (
-                            bucket,
-                            row.source,
-                            row.operation,
-                            row.pid,
-                            row.count,
-                            row.nanoseconds,
-                            row.longest,
-                            row.size,
-                        )
-                        for row in rows
-                    ],
+                    [(bucket, *key, *total) for key, total in sums.items()],
                 )
-                database.execute(f"DELETE FROM {table} WHERE bucket < ?", (int(now) - KEEP_SECONDS[table],))
+            database.executemany(
+                f"INSERT INTO {OCTAVE_TABLE} VALUES (?, ?, ?, ?, ?, ?) "
+                "ON CONFLICT DO UPDATE SET count = count + excluded.count",
+                [(minute, *key, count) for key, count in octaves.items()],
+            )
             database.executemany(
                 "INSERT OR REPLACE INTO process_names VALUES (?, ?, ?)",
                 [(pid, name, int(now)) for pid, name in (names or {}).items()],
             )
+            database.executemany(
+                "INSERT INTO collectives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [_collective(event) for event in events if isinstance(event, Collective)],
+            )
+            database.executemany(
+                "INSERT OR IGNORE INTO events (id, timestamp, pid, tid, source, op, duration, arg0, ret_code) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [_slow(event) for event in events if isinstance(event, SlowCall)],
+            )
+        if abs(now - self._pruned_at) >= PRUNE_SECONDS:
+            self._pruned_at = now
+            self.prune(now)
+
+    def snapshot(self, host: Snapshot, now: float) -> None:
+        """Keep how the host was at `now`."""
+        with self._database as database:
+            database.execute(
+                "INSERT OR IGNORE INTO system_snapshots "
+                "(timestamp, cpu_pct, mem_pct, mem_avail, swap_mb, load_avg) VALUES (?, ?, ?, ?, ?, ?)",
+                (
+                    int(now * _NS), host.cpu_percent, host.memory_percent, host.memory_available_mb, host.swap_mb,
+                    host.load,
+                ),
+            )  # fmt: skip
+
+    def prune(self, now: float) -> None:
+        """Remove what is too old; then, while the database is too large, the oldest tenth of everything."""
+        kept = self._retention
+        limits = (
+            ("event_aggregates", "bucket", now - kept.seconds),
+            ("event_aggregates_5s", "bucket", now - kept.short_seconds),
+            (OCTAVE_TABLE, "bucket", now - kept.seconds),
+            ("process_names", "seen_at", now - kept.seconds),
+            ("events", "timestamp", (now - kept.seconds) * _NS),
+            ("system_snapshots", "timestamp", (now - kept.seconds) * _NS),
+            ("collectives", "timestamp", (now - kept.collective_seconds) * _NS),
+        )
+        with self._database as database:
+            for table, column, before in limits:
+                self.pruned_rows += database.execute(
+                    f"DELETE FROM {table} WHERE {column} < ?", (int(before),)
+                ).rowcount
+        if self._used_bytes() <= kept.max_bytes:
+            return
+        while self._used_bytes() > kept.max_bytes * FULL_SHARE:
+            removed = 0
+            with self._database as database:
+                for table, column, _ in limits:
+                    (rows,) = database.execute(f"SELECT COUNT(*) FROM {table}").fetchone()
+                    if not rows:
+                        continue
+                    (edge,) = database.execute(
+                        f"SELECT {column} FROM {table} ORDER BY {column} LIMIT 1 OFFSET ?", (rows // 10,)
+                    ).fetchone()
+                    removed += database.execute(f"DELETE FROM {table} WHERE {column} <= ?", (edge,)).rowcount
+            self.pruned_rows += removed
+            if not removed:
+                break
+        self._database.execute("PRAGMA incremental_vacuum").fetchall()
+        self._database.commit()
+        self._database.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    @property
+    def size(self) -> int:
+        """Bytes on disk."""
+        try:
+            return self._file.stat().st_size
+        except OSError:
+            return 0
 
     def close(self) -> None:
         """Finish."""
         self._database.close()
+
+    def _used_bytes(self) -> int:
+        def pragma(name: str) -> int:
+            return int(self._database.execute(f"PRAGMA {name}").fetchone()[0])
+
+        return (pragma("page_count") - pragma("freelist_count")) * pragma("page_size")
+
+
+def _collective(one: Collective) -> tuple[object, ...]:
+    return (
+        one.arrival_ns, one.pid, NCCL, one.op_code, one.operation, one.communicator, one.rank, one.nranks, one.device,
+        one.seq, int(one.exact), one.dtype, one.reduce_op, one.size, one.enqueue_ns, one.blocked_ns, one.end_ns,
+    )  # fmt: skip
+
+
+def _slow(one: SlowCall) -> tuple[object, ...]:
+    identity = f"{one.begun_ns}:{one.tid}"
+    return (
+        identity, one.begun_ns, one.pid, one.tid, one.source, one.operation, one.duration_ns, one.size, one.result
+    )  # fmt: skip

@@ -1,172 +1,147 @@
-"""Joins helper, links, maps and store: attach to every GPU library in use, read the counts, keep them."""
+"""The kernel side in one place: programs, links, maps and ring. What becomes of the counts is not its business."""
 
-import json
 import os
-import socket
 import struct
-import subprocess
-import sys
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ingero_agent.trace import elf, kernel
-from ingero_agent.trace.discovery import FileIdentity, find_libraries
-from ingero_agent.trace.helper import VALUE_BYTES, possible_cpus
-from ingero_agent.trace.probes.table import BY_NUMBER, PROGRAMS, element_size, library_functions
-from ingero_agent.trace.store import Counted, Store
+from ingero_agent.trace import clock, kernel
+from ingero_agent.trace.attachments import Attachments
+from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Costs, calibrate
+from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, VALUE_BYTES, Counted, Differences, unpack
+from ingero_agent.trace.discovery import Finder, Found
+from ingero_agent.trace.events import Event, decode
+from ingero_agent.trace.helper import possible_cpus
+from ingero_agent.trace.loader import RING_BYTES, CannotTrace, load_programs
 from ingero_kit.logs import get
 
 log = get(__name__)
 
-HELPER_SECONDS: Final = 60.0
-RING_BYTES: Final = 2**20
-MAX_LIBRARIES: Final = 255
-_KEY: Final = struct.Struct("=IHH")
-_COLLECTIVE: Final = struct.Struct("=IHBBQ")
-_VALUE: Final = struct.Struct("=5Q")
+LOST_REASONS: Final = (
+    "calls_full", "collectives_full", "starts_full", "communicators_full", "ring_full", "read_fault",
+    "structure_unknown", "ambiguous_wait", "pending_full",
+)  # fmt: skip
+"""Names of the kernel program's loss counters, in its order."""
 
-
-class CannotTrace(Exception):
-    """This machine cannot be traced; the text says why and what to do."""
-
-
-def load_programs() -> dict[str, int]:
-    """Descriptors of programs and maps by name, from the helper. Raises `CannotTrace`."""
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    ours.settimeout(HELPER_SECONDS)
-    command = [sys.executable, "-m", "ingero_agent.trace.helper", str(theirs.fileno()), "multi", str(RING_BYTES)]
-    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL) as helper:
-        theirs.close()
-        try:
-            text, descriptors, _, _ = socket.recv_fds(ours, 65536, 253)
-        except TimeoutError:
-            helper.kill()
-            raise CannotTrace(f"the eBPF compiler took longer than {HELPER_SECONDS:.0f} s") from None
-    message = json.loads(text or b'{"error": "the helper ended without a word"}')
-    if "error" in message:
-        raise CannotTrace(
-            f"{message['error']}: tracing needs root (CAP_BPF, CAP_PERFMON), Linux 6.6 or newer with BTF, and the "
-            "distribution's python3-bpfcc"
-        )
-    log.info("programs_loaded", seconds=message["seconds"])
-    return dict(zip([*message["programs"], *message["maps"]], descriptors, strict=True))
+RING_FULL: Final = "ring_full"
+SLOW_COLLECTIVE_NS: Final = 100_000_000
+SLOW_CALL_NS: Final = 1_000_000_000
+_MASK, _SLOW_COLLECTIVE, _SLOW_CALL = range(3)
+_CLOCK_SECONDS: Final = 10.0
+AUTO, MULTI, PERF = "auto", "multi", "perf"
+"""How probes are attached: links of many functions, one link each, or the first that this kernel has."""
 
 
 class Tracer:
-    """Attached to libraries for as long as it lives; closing its descriptors, or dying, detaches everything."""
+    """Attached for as long as it lives; closing it, or dying, detaches everything. Raises `CannotTrace`."""
 
-    def __init__(self, store: Store) -> None:
-        self._descriptors = load_programs()
-        self._cpus = possible_cpus()
-        self._calls = kernel.Map(self._descriptors["agg"], _KEY.size, VALUE_BYTES, self._cpus)
-        self._collectives = kernel.Map(self._descriptors["coll"], _COLLECTIVE.size, VALUE_BYTES, self._cpus)
-        self._lost = kernel.Map(self._descriptors["lost"], 4, 8, self._cpus)
-        # Single collectives go to the ring only for a reader of it: numbers are never zero in all of these bits.
-        kernel.Map(self._descriptors["config"], 4, 8).put(struct.pack("=I", 0), b"\xff" * 8)
-        self._before: dict[bytes, tuple[int, ...]] = {}
-        self._attached: dict[FileIdentity, list[int]] = {}
-        self._store = store
-
-    def attach_new(self) -> None:
-        """Attach to libraries that were not seen before; one that cannot be is named once and left alone."""
-        for kind, identity, path in find_libraries():
-            if identity in self._attached or len(self._attached) >= MAX_LIBRARIES:
-                continue
-            self._attached[identity] = []
-            try:
-                self._attached[identity] = self._attach(kind, path, len(self._attached))
-                log.info("attached", library=kind, links=len(self._attached[identity]), inode=identity.inode)
-            except (OSError, elf.NotElf) as error:
-                log.warning("cannot_attach", library=kind, reason=str(error))
-
-    def _attach(self, kind: str, path: Path, slot: int) -> list[int]:
-        functions = library_functions(kind)
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        links = []
+    def __init__(self, attach: str = AUTO) -> None:
+        self.mode, self.costs, self.helper_peak_bytes = MULTI if attach == AUTO else attach, Costs(), 0
+        self._load(self.mode)
         try:
-            opened = f"/proc/self/fd/{descriptor}"
-            offsets = elf.function_offsets(Path(opened).read_bytes(), set(functions))
-            for group, programs in PROGRAMS.items():
-                places = {
-                    offset: functions[name].cookie(slot)
-                    for name, found in offsets.items()
-                    if functions[name].kind == group
-                    for offset in found
-                }
-                for program, at_return in zip(programs, (False, True), strict=True):
-                    if places and program:
-                        links.append(
-                            kernel.link(
-                                self._descriptors[program], opened, list(places), list(places.values()),
-                                at_return=at_return,
-                            )
-                        )  # fmt: skip
-        finally:
-            os.close(descriptor)
-        return links
+            self.costs = self._calibrate()
+        except OSError as error:
+            if attach == AUTO:
+                log.warning("no_links_of_many_functions", reason=str(error))
+                self._close_descriptors()
+                self._load(PERF)
+            with suppress(OSError):
+                self.costs = self._calibrate()
+        offsets = kernel.Map(self._descriptors["rank_offset"], 4, 8)
+        self._attachments = Attachments(
+            self._descriptors,
+            lambda slot, offset: offsets.put(struct.pack("=I", slot), struct.pack("=Q", offset)),
+            multi=self.mode == MULTI,
+        )
+        self._cpus = possible_cpus()
+        self._calls = kernel.Map(self._descriptors["agg"], CALL_KEY.size, VALUE_BYTES, self._cpus)
+        self._collectives = kernel.Map(self._descriptors["coll"], COLLECTIVE_KEY.size, VALUE_BYTES, self._cpus)
+        self._lost = kernel.Map(self._descriptors["lost"], 4, 8, self._cpus)
+        self._config = kernel.Map(self._descriptors["config"], 4, 8)
+        self._calls.delete(CALL_KEY.pack(os.getpid(), SCRATCH_NUMBER, 0))
+        self._ring = kernel.Ring(self._descriptors["events"], RING_BYTES)
+        self._set(_SLOW_COLLECTIVE, SLOW_COLLECTIVE_NS)
+        self._set(_SLOW_CALL, SLOW_CALL_NS)
+        self._differences = Differences()
+        self._finder = Finder()
+        self._offset, self._offset_at = clock.offset(), time.monotonic()
+        self.found: Mapping[int, list[Found]] = {}
 
-    def read(self, now: float) -> None:
-        """Add what was called since the look before to the store; forget processes that are gone."""
-        rows, names = [], {}
-        for table, layout in ((self._calls, _KEY), (self._collectives, _COLLECTIVE)):
+    def look(self) -> None:
+        """Attach to what is new, let go of what is gone."""
+        self.found = self._finder.find()
+        self._attachments.update(self.found, time.monotonic())
+
+    def switch(self, group: str, on: bool) -> None:
+        """Count a group of the governor's, or stop."""
+        self._attachments.switch(group, on)
+
+    def sample(self, mask: int) -> None:
+        """Send only every so many-th collective to the ring."""
+        self._set(_MASK, mask)
+
+    def read(self) -> list[Counted]:
+        """What was called since the look before; what a process that is gone left is read, then forgotten."""
+        counted = []
+        for table, pid_of, difference in (
+            (self._calls, CALL_KEY, self._differences.call),
+            (self._collectives, COLLECTIVE_KEY, self._differences.collective),
+        ):
             for key, value in table.items():
-                sums = [_VALUE.unpack_from(value, VALUE_BYTES * cpu) for cpu in range(self._cpus)]
-                count, spent, size = (sum(part[index] for part in sums) for index in (0, 1, 3))
-                last = self._before.get(key, (0, 0, 0))
-                pid, number, element = layout.unpack(key)[:3]
-                scale = 1 if layout is _KEY else element_size(element)
-                if count > last[0]:
-                    function, longest = BY_NUMBER[number], max(part[2] for part in sums)
-                    rows.append(
-                        Counted(
-                            function.source, function.operation, pid,
-                            count - last[0], spent - last[1], longest, (size - last[2]) * scale,
-                        )
-                    )  # fmt: skip
-                    self._before[key] = (count, spent, size)
-                try:
-                    names[pid] = Path(f"/proc/{pid}/comm").read_text().strip()
-                except OSError:
-                    if count == last[0]:
-                        table.delete(key)
-                        self._before.pop(key, None)
-        self._store.add(rows, now, names)
+                new = difference(key, unpack(value, self._cpus))
+                if new:
+                    counted.append(new)
+                elif not Path(f"/proc/{pid_of.unpack(key)[0]}").exists():
+                    table.delete(key)
+                    self._differences.forget(key)
+        return counted
 
-    def lost(self) -> dict[int, int]:
-        """Calls that could not be counted, by the kernel program's reason number."""
+    def events(self) -> list[Event]:
+        """Single collectives, communicators and slow calls since the last time, oldest first."""
+        now = time.monotonic()
+        if now - self._offset_at > _CLOCK_SECONDS:
+            self._offset, self._offset_at = clock.offset(), now
+        decoded = (decode(record, self._offset) for record in self._ring.read())
+        return [event for event in decoded if event]
+
+    def lost(self) -> dict[str, int]:
+        """What could not be counted since the start, by reason; reasons that never were are left out."""
         found = {}
-        for reason in range(16):
-            value = self._lost.get(struct.pack("=I", reason)) or b""
-            found[reason] = sum(number for (number,) in struct.iter_unpack("=Q", value))
+        for number, reason in enumerate(LOST_REASONS):
+            value = self._lost.get(struct.pack("=I", number)) or b""
+            found[reason] = sum(count for (count,) in struct.iter_unpack("=Q", value))
         return {reason: count for reason, count in found.items() if count}
+
+    @property
+    def libraries(self) -> int:
+        """Libraries that are attached."""
+        return self._attachments.count
 
     def close(self) -> None:
         """Detach."""
-        for descriptor in [
-            *(link for links in self._attached.values() for link in links),
-            *self._descriptors.values(),
-        ]:
+        self._attachments.close()
+        self._ring.close()
+        self._close_descriptors()
+
+    def _load(self, mode: str) -> None:
+        loaded = load_programs(mode)
+        self.mode, self._descriptors = mode, loaded.descriptors
+        self.helper_peak_bytes = max(self.helper_peak_bytes, loaded.peak_bytes)
+
+    def _calibrate(self) -> Costs:
+        programs = self._descriptors
+        pair = programs["call_enter"], programs["call_return"]
+        return calibrate(programs["launch_enter"], pair, multi=self.mode == MULTI)
+
+    def _set(self, index: int, value: int) -> None:
+        self._config.put(struct.pack("=I", index), struct.pack("=Q", value))
+
+    def _close_descriptors(self) -> None:
+        for descriptor in self._descriptors.values():
             os.close(descriptor)
 
 
-def run(file: Path, period: float, ended: Callable[[float], bool]) -> None:
-    """Trace until `ended` (which waits the seconds that it is given) says so. Raises `CannotTrace`."""
-    store = Store(file)
-    try:
-        tracer = Tracer(store)
-        try:
-            log.info("started", database=str(file))
-            while True:
-                tracer.attach_new()
-                over = ended(period)
-                tracer.read(time.time())
-                if over:
-                    break
-            if tracer.lost():
-                log.warning("lost", reasons=tracer.lost())
-        finally:
-            tracer.close()
-    finally:
-        store.close()
+__all__ = ["LOST_REASONS", "CannotTrace", "Tracer"]

@@ -1,7 +1,6 @@
 """Connections that push as fast as answers come, or at a fixed rate with latency from the intended moment."""
 
 import asyncio
-import struct
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -10,26 +9,14 @@ from functools import partial
 from typing import Final, cast
 
 from ingero_contract import headers
-from ingero_fleet.loadgen.requests import (
-    ACK,
-    DATA,
-    END_HEADERS,
-    END_STREAM,
-    GOAWAY,
-    HEADERS,
-    PING,
-    PREFACE,
-    RST_STREAM,
-    SETTINGS,
-    WINDOW_UPDATE,
-    Protocol,
-    build,
-    frame,
-    header_block,
-)  # fmt: skip
+from ingero_fleet.loadgen.requests import Protocol, build, header_block
+from ingero_kit import http2_frames as h2
 
 WINDOW: Final = 1 << 20
 _THRESHOLD: Final = headers.THRESHOLD.lower().encode()
+_GRPC_THRESHOLD: Final = headers.GRPC_THRESHOLD.encode()
+_TAKEN: Final = (b"\0\0\0\0\0", b"\0\0\0\0\x02\x0a\0")
+"""The answers to a push that was taken as a whole: nothing, and an empty partial success."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,64 +120,58 @@ class _GrpcLink(_Link):
         self._block = header_block(host)
         self._stream = 1
         self._seen = 0
-        self._answer = b""
+        self._head = self._message = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         assert self.transport is not None
-        table_off = struct.pack(">HI", 1, 0) + struct.pack(">HI", 4, WINDOW)
-        self.transport.write(PREFACE + frame(SETTINGS, 0, 0, table_off) + frame(WINDOW_UPDATE, 0, 0, _word(1 << 30)))
+        wanted = h2.settings({h2.HEADER_TABLE_SIZE: 0, h2.INITIAL_WINDOW_SIZE: WINDOW})
+        self.transport.write(h2.PREFACE + wanted + h2.window_update(0, 1 << 30))
 
     def send(self) -> None:
         self.busy = True
-        self._answer = b""
+        self._head = self._message = b""
         if self.transport is None:
             self.finish(False, "connection lost")
             return
         stream, self._stream = self._stream, self._stream + 2
-        self.transport.write(
-            frame(HEADERS, END_HEADERS, stream, self._block) + frame(DATA, END_STREAM, stream, self.take())
-        )
+        head = h2.frame(h2.HEADERS, h2.END_HEADERS, stream, self._block)
+        self.transport.write(head + h2.frame(h2.DATA, h2.END_STREAM, stream, self.take()))
 
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer + data if self._buffer else data
         at = 0
-        while len(buffer) - at >= 9:
-            length = int.from_bytes(buffer[at : at + 3], "big")
-            if len(buffer) - at < 9 + length:
+        while len(buffer) - at >= h2.HEAD_OCTETS:
+            high, low, kind, flags, _ = h2.FRAME_HEAD.unpack_from(buffer, at)
+            end = at + h2.HEAD_OCTETS + (high << 8 | low)
+            if len(buffer) < end:
                 break
-            kind, flags = buffer[at + 3], buffer[at + 4]
-            payload = buffer[at + 9 : at + 9 + length]
-            at += 9 + length
+            payload = buffer[at + h2.HEAD_OCTETS : end]
+            at = end
             self._frame(kind, flags, payload)
         self._buffer = buffer[at:]
 
     def _frame(self, kind: int, flags: int, payload: bytes) -> None:
         transport = self.transport
-        if kind == SETTINGS and not flags & ACK and transport:
-            transport.write(frame(SETTINGS, ACK, 0, b""))
-        elif kind == PING and not flags & ACK and transport:
-            transport.write(frame(PING, ACK, 0, payload))
-        elif kind == HEADERS:
-            self._answer += payload
-            if flags & END_STREAM and self.busy:
-                # Both servers send a zero status as an uncompressed or Huffman-coded "0" behind "grpc-status".
-                self.finish(False, "")
-        elif kind == DATA:
+        if kind == h2.SETTINGS and not flags & h2.ACK and transport:
+            transport.write(h2.frame(h2.SETTINGS, h2.ACK, 0))
+        elif kind == h2.PING and not flags & h2.ACK and transport:
+            transport.write(h2.frame(h2.PING, h2.ACK, 0, payload))
+        elif kind == h2.HEADERS:
+            self._head += payload
+            if flags & h2.END_STREAM and self.busy:
+                error = "" if self._message in _TAKEN else f"refused: {self._head + self._message!r}"
+                self.finish(_GRPC_THRESHOLD in self._head, error)
+        elif kind == h2.DATA:
+            self._message += payload
             self._seen += len(payload)
             if self._seen > WINDOW // 2 and transport:
-                transport.write(frame(WINDOW_UPDATE, 0, 0, _word(self._seen)))
+                transport.write(h2.window_update(0, self._seen))
                 self._seen = 0
-            if len(payload) > 5 and payload[1:5] != b"\0\0\0\0" and self.busy:
-                self._answer += payload
-        elif kind == RST_STREAM and self.busy:
+        elif kind == h2.RST_STREAM and self.busy:
             self.finish(False, f"stream reset {int.from_bytes(payload, 'big')}")
-        elif kind == GOAWAY and transport:
+        elif kind == h2.GOAWAY and transport:
             transport.close()
-
-
-def _word(number: int) -> bytes:
-    return struct.pack(">I", number)
 
 
 def _same(link: _Link) -> _Link:

@@ -1,23 +1,18 @@
 """Ready-made requests: every simulated agent's push is encoded once, so that sending costs next to nothing. Pure."""
 
-import struct
 import time
-from typing import Final, Literal
+from typing import Literal
 
 import orjson
 
 from ingero_contract import attributes, metrics, routes
 from ingero_contract.values import NodeState
+from ingero_kit.grpc_unary import frame_message
+from ingero_kit.header_blocks import write_block
 from ingero_kit.otlp import HealthReport, encode_report
 from ingero_kit.otlp_server import Signal
 
 Protocol = Literal["http/protobuf", "http/json", "grpc"]
-
-PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""Connection preface (RFC 9113, 3.4)."""
-
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, GOAWAY, WINDOW_UPDATE = 0, 1, 3, 4, 6, 7, 8
-END_STREAM, END_HEADERS, ACK = 0x1, 0x4, 0x1
 
 
 def report(number: int, cluster: str) -> HealthReport:
@@ -82,34 +77,18 @@ def http_request(body: bytes, media: str, host: str, cluster: str) -> bytes:
     ).encode() + body
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
-    """One HTTP/2 frame (RFC 9113, 4.1)."""
-    return struct.pack(">I", len(payload))[1:] + struct.pack(">BBI", kind, flags, stream) + payload
-
-
 def header_block(host: str) -> bytes:
-    """Request headers, literal without indexing (RFC 7541, 6.2.2), so that no state is shared with the server."""
-    pairs = [
-        (":method", "POST"),
-        (":scheme", "http"),
-        (":path", Signal.METRICS.grpc_method),
-        (":authority", host),
-        ("content-type", "application/grpc"),
-        ("te", "trailers"),
-    ]
-    return b"".join(b"\x00" + _string(name) + _string(value) for name, value in pairs)
-
-
-def _string(text: str) -> bytes:
-    raw = text.encode()
-    if len(raw) > 126:
-        raise ValueError(f"{text!r} is too long")
-    return bytes([len(raw)]) + raw
-
-
-def grpc_message(body: bytes) -> bytes:
-    """Length-prefixed message, uncompressed."""
-    return b"\x00" + struct.pack(">I", len(body)) + body
+    """Request headers that share no state with the server."""
+    return write_block(
+        [
+            (b":method", b"POST"),
+            (b":scheme", b"http"),
+            (b":path", Signal.METRICS.grpc_method.encode()),
+            (b":authority", host.encode()),
+            (b"content-type", b"application/grpc"),
+            (b"te", b"trailers"),
+        ]
+    )
 
 
 def build(protocol: Protocol, number: int, cluster: str, host: str) -> bytes:
@@ -119,4 +98,4 @@ def build(protocol: Protocol, number: int, cluster: str, host: str) -> bytes:
     body = encode_report(report(number, cluster)).SerializeToString()
     if protocol == "http/protobuf":
         return http_request(body, "application/x-protobuf", host, cluster)
-    return grpc_message(body)
+    return frame_message(body)

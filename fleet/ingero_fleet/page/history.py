@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_fleet.board import NodeKey
-from ingero_fleet.picture import Picture, is_straggler
+from ingero_fleet.picture import Picture, stopped_rows, straggler_rows
 from ingero_fleet.scores import CALIBRATING, IDLE
 
 TICKS: Final = 120
@@ -57,7 +57,7 @@ class History:
         rows = np.flatnonzero(columns["alive"])
         self.hidden = max(0, len(rows) - MAX_NODES)
         if self.hidden:
-            rows = np.sort(rows[np.argsort(~picture.tick.straggling[rows], kind="stable")][:MAX_NODES])
+            rows = np.sort(rows[np.argsort(~straggler_rows(picture)[rows], kind="stable")][:MAX_NODES])
         cohort = columns["cohort"]
         shown = rows.tolist()
         nodes = [names[row] for row in shown]
@@ -82,18 +82,14 @@ class History:
 
 def levels(picture: Picture) -> npt.NDArray[np.uint8]:
     """The byte of every row at one tick."""
-    columns, tick = picture.frame.columns, picture.tick
-    straggling = tick.straggling
-    if picture.detector:
-        straggling = np.zeros(len(straggling), bool)
-        for row in picture.rows():
-            straggling[row] = is_straggler(picture, row)
+    columns = picture.frame.columns
+    straggling = straggler_rows(picture)
     score = np.clip(np.nan_to_num(columns["score"]), 0.0, 1.0)
     level: npt.NDArray[np.uint8] = np.where(
         straggling, STRAGGLER_LEVEL + 111 * score, HEALTHY_LEVEL + 127 * score
     ).astype(np.uint8)
     level[columns["state"] == CALIBRATING] = CALIBRATING_LEVEL
     level[columns["state"] == IDLE] = IDLE_LEVEL
-    level[tick.stopped] = STOPPED_LEVEL
+    level[stopped_rows(picture)] = STOPPED_LEVEL
     level[~columns["alive"]] = 0
     return level

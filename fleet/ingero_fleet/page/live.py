@@ -3,15 +3,17 @@
 import asyncio
 import base64
 import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Final
 
+import numpy as np
 import orjson
 
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.cost.desk import CostDesk
 from ingero_fleet.page.history import History
-from ingero_fleet.picture import Picture, cohort_name, is_straggler, summary_answer, why_answer
+from ingero_fleet.picture import Picture, cohort_name, straggler_rows, summary_answer, why_answer
 from ingero_fleet.settings import IngeroConfig
 
 MAX_WATCHERS: Final = 32
@@ -116,7 +118,8 @@ class LivePage:
         config = self._config()
         with self._lock:
             layout, column, hidden = self.history.layout, self.history.latest(), self.history.hidden
-        rows = [row for row in picture.rows() if is_straggler(picture, row)]
+        rows = np.flatnonzero(straggler_rows(picture)).tolist()
+        accused = Counter(picture.frame.names[row][0] for row in rows)
         stragglers = [why_answer(picture, row, config) for row in rows[:SHOWN]]
         cost = self._cost.answer()
         money = {(item["cluster_id"], item["node_id"]): item for item in cost["culprits"]}
@@ -134,7 +137,10 @@ class LivePage:
                 "interval_seconds": config.push_interval,
                 "column": base64.b64encode(column).decode(),
                 "hidden_nodes": hidden,
-                "clusters": [summary_answer(item) for item in picture.tick.clusters.values()],
+                "clusters": [
+                    {**summary_answer(item), "accused": accused[item.cluster]}
+                    for item in picture.tick.clusters.values()
+                ],
                 "straggler_count": len(rows),
                 "stragglers": [
                     {

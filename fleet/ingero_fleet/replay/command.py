@@ -1,24 +1,43 @@
 """The `replay` command."""
 
+import dataclasses
 import sys
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-DEFAULT_BUDGET = 1e-4
+from ingero_detect.parameters import Parameters
+from ingero_kit.settings import SettingsError, load
 
 
-@click.command()
+def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
+    """Flag over file over default."""
+    given = {name: value for name, value in flags.items() if value is not None}
+    if file is None:
+        return Parameters(**given)
+    from ingero_fleet.judging import parameters_of
+    from ingero_fleet.settings import FleetConfig
+
+    config = load(
+        FleetConfig, file=file, prefix="INGERO_FLEET_", flags={}, reserved=frozenset({"INGERO_FLEET_CONFIG"})
+    )
+    return dataclasses.replace(parameters_of(config.processors.ingero), **given)
+
+
+@click.command("replay")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
-@click.option("--tick", default=5.0, show_default=True, type=click.FloatRange(min=0.001), help="Seconds of a tick.")
 @click.option(
-    "--warmup", default=30, show_default=True, type=click.IntRange(min=5), help="Ticks that a node is learnt from."
-)
+    "--config", "file", type=click.Path(dir_okay=False, path_type=Path),
+    help="Fleet's settings, to judge as that Fleet does; the flags below go before it.",
+)  # fmt: skip
+@click.option("--tick", type=click.FloatRange(min=0.001), help="Seconds of a tick.  [default: 5]")
+@click.option("--warmup", type=click.IntRange(min=5), help="Working ticks that a node is learnt from.  [default: 30]")
 @click.option(
-    "--budget", default=DEFAULT_BUDGET, show_default=True, type=click.FloatRange(min=1e-9, max=10),
-    help="False alarms allowed per node-hour.",
+    "--budget", type=click.FloatRange(min=1e-9, max=10),
+    help="False alarms allowed per node-hour.  [default: 0.0001]",
 )  # fmt: skip
 @click.option(
     "--rule", type=click.Choice(["ingero", "mad"]), default="ingero", show_default=True,
@@ -27,11 +46,12 @@ DEFAULT_BUDGET = 1e-4
 @click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", show_default=True)
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path), help="Write a picture (PNG).")
 @click.option("--quiet", is_flag=True, help="No progress bar.")
-def replay(
+def command(
     files: tuple[str, ...],
-    tick: float,
-    warmup: int,
-    budget: float,
+    file: Path | None,
+    tick: float | None,
+    warmup: int | None,
+    budget: float | None,
     rule: str,
     form: str,
     plot: Path | None,
@@ -63,16 +83,18 @@ def replay(
         transient=True, disable=quiet or not errors.is_terminal,
     )  # fmt: skip
     try:
+        parameters = _parameters(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
         with bar:
             task = bar.add_task("judging", total=total)
-            history = History(files, tick, lambda size: bar.advance(task, size))
+            history = History(files, parameters.tick_seconds, lambda size: bar.advance(task, size))
             watch = judge.Watch() if plot else None
-            done = judge.replay(history, judge.Rule(rule), budget, warmup, watch)
-        if history.tick_seconds != tick:
-            errors.print(f"the rows are {history.tick_seconds:g} s apart, so that is the tick, not {tick:g} s")
+            done = judge.replay(history, judge.Rule(rule), parameters, watch)
+        if history.tick_seconds != parameters.tick_seconds:
+            asked = parameters.tick_seconds
+            errors.print(f"the rows are {history.tick_seconds:g} s apart, so that is the tick, not {asked:g} s")
         if plot:
             picture.draw(done, plot)
-    except TableError as error:
+    except (TableError, SettingsError) as error:
         click.echo(f"ingero-fleet replay: {error}", err=True)
         sys.exit(2)
     except OSError as error:

@@ -13,16 +13,11 @@ from ingero_contract.values import NodeState
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.detector import ABSENT, ACTIVE, CALIBRATING, IDLE, Observation
 from ingero_detect.memory import NodeKey
+from ingero_fleet.histories import MERGEABLE, PARTS
 from ingero_fleet.replay.tables import Batch, TableError, batches
 
 VALUES: Final = ("score", "rate", "step_seconds")
 """Columns of which exactly one must be there."""
-
-PARTS: Final = ("workload_type", "job_id", "gpu_model", "stage")
-"""Columns that together name a cohort as Fleet does, where there is no column `cohort`."""
-
-MERGEABLE: Final = (3, 4)
-"""Positions of GPU model and stage in such a cohort: what a small one may drop to find peers."""
 
 OPTIONAL: Final = ("cluster", "cohort", "state", *PARTS)
 

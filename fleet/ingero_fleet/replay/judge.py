@@ -1,7 +1,7 @@
 """Run a history through a rule: the detector that Fleet runs live, or the published one for comparison."""
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Final, Protocol
 
@@ -261,8 +261,8 @@ class Replay:
         return about
 
 
-def replay(history: History, rule: Rule, budget: float, warmup: int, watch: Watch | None = None) -> Replay:
-    """Judge a whole history. `TableError` when a file cannot be used."""
+def replay(history: History, rule: Rule, parameters: Parameters, watch: Watch | None = None) -> Replay:
+    """Judge a whole history; the tick is the history's. `TableError` when a file cannot be used."""
     judge: Judge | None = None
     episodes = Episodes()
     ticks, first, last = 0, 0.0, 0.0
@@ -270,10 +270,9 @@ def replay(history: History, rule: Rule, budget: float, warmup: int, watch: Watc
         if judge is None:
             first = moment.now
             if rule is Rule.INGERO:
-                parameters = Parameters(tick_seconds=history.tick_seconds, budget=budget, warmup=warmup)
-                judge = Ours(parameters, history.mergeable)
+                judge = Ours(replace(parameters, tick_seconds=history.tick_seconds), history.mergeable)
             else:
-                judge = Published(history.measure, history.tick_seconds, warmup)
+                judge = Published(history.measure, history.tick_seconds, parameters.warmup)
         episodes.add(judge.tick(moment))
         if watch is not None:
             watch.note(ticks, moment.now, judge.speeds())

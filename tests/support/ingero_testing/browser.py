@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +105,14 @@ class Page:
             raise AssertionError(f"{script}: {found['exceptionDetails']}")
         return found["result"].get("value")
 
-    def wait(self, script: str, what: str, seconds: float = 60.0) -> None:
-        """Wait, bounded, until an expression is true."""
+    def wait(self, script: str, what: str, seconds: float = 60.0, feed: Callable[[], None] | None = None) -> None:
+        """Wait, bounded, until an expression is true; `feed` is called meanwhile."""
         deadline = time.monotonic() + seconds
         while not self.run(script):
             if time.monotonic() > deadline:
                 raise AssertionError(f"waited {seconds} s for {what}; the page complains of {self.complaints}")
+            if feed:
+                feed()
             time.sleep(0.05)
 
     def press(self, key: str) -> None:

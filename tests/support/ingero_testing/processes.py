@@ -18,7 +18,7 @@ SHARED = next(
 )
 
 
-def wait_until(done: Callable[[], bool], what: str, seconds: float = 30.0) -> None:
+def wait_until(done: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
     """Wait, bounded, until something is so."""
     deadline = time.monotonic() + seconds
     while not done():
@@ -47,7 +47,14 @@ class Running:
 FREE = "127.0.0.1:0"
 FLEET = {
     "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": FREE}, "http": {"endpoint": FREE}}}},
-    "processors": {"ingero": {"push_interval": "200ms", "ttl_multiplier": 50, "quorum": {"statistical_min": 3}}},
+    "processors": {
+        "ingero": {
+            "push_interval": "200ms",
+            "ttl_multiplier": 50,
+            "quorum": {"statistical_min": 3},
+            "detector": {"warmup_ticks": 5},
+        }
+    },
     "extensions": {
         "ingero_threshold": {"agent_endpoint": FREE, "admin_endpoint": FREE},
         "healthee": {"endpoint": FREE},
@@ -78,6 +85,29 @@ def fleet(folder: Path, change: dict | None = None) -> Iterator[Running]:  # typ
         folder / "fleet.log", str(BIN / "ingero-fleet"), "serve", "--config", str(config), "--ports-file", str(ports)
     ) as running:
         wait_until(lambda: ports.exists() or running.process.poll() is not None, "Fleet to listen")
+        assert running.process.poll() is None, running.words()
+        running.ports = json.loads(ports.read_text())
+        yield running
+
+
+ECHO = {
+    "insecure": True,
+    "ingest": {"grpc_endpoint": FREE, "http_endpoint": FREE},
+    "api": {"endpoint": FREE, "requests_per_second": 10_000, "burst": 10_000},
+}
+
+
+@contextmanager
+def echo(folder: Path, change: dict | None = None, *prefix: str) -> Iterator[Running]:  # type: ignore[type-arg]
+    """Echo, ready, with its database in the folder; `prefix` is a command to start it through."""
+    folder.mkdir(parents=True, exist_ok=True)
+    config = folder / "echo.yaml"
+    config.write_text(yaml.safe_dump(merge({**ECHO, "store": {"path": str(folder / "echo.duckdb")}}, change or {})))
+    ports = folder / "echo-ports.json"
+    ports.unlink(missing_ok=True)
+    command = [*prefix, str(BIN / "ingero-echo"), "serve", "--config", str(config), "--ports-file", str(ports)]
+    with process(folder / "echo.log", *command) as running:
+        wait_until(lambda: ports.exists() or running.process.poll() is not None, "Echo to listen")
         assert running.process.poll() is None, running.words()
         running.ports = json.loads(ports.read_text())
         yield running

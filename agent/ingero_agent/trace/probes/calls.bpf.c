@@ -66,6 +66,8 @@
 #define BLOCKED_FLOOR_NS 50000
 #define SLOTS 4
 #define MAX_INIT_ALL 16
+/* Which numbers are sampled is the same on every rank, whatever number of collectives lies between two waits. */
+#define SPREAD 2654435761U
 
 /* `lost`: what was not counted, by reason. */
 #define LOST_AGG 0
@@ -299,7 +301,7 @@ static inline void claim(u32 tgid, u32 tid, u32 fn, struct call *call, u64 now, 
     __sync_fetch_and_add(&comm->blocked_ns, ns);
     if (ns > comm->blocked_max)
       comm->blocked_max = ns;
-    if ((slot->seq & mask) && !(slow && ns >= slow))
+    if (((u32)slot->seq * SPREAD >> 16 & mask) && !(slow && ns >= slow))
       continue;
     struct event event = {};
     event.type = EVENT_COLLECTIVE;

@@ -6,6 +6,8 @@ The numbers of sources and operations are the published agent's; operations from
 from dataclasses import dataclass
 from typing import Final
 
+from ingero_agent.trace.governor import CORE, LAUNCH, MEMORY
+
 RUNTIME, DRIVER, GRAPH, NCCL = 1, 4, 8, 9
 """Sources: CUDA runtime, CUDA driver, CUDA graphs, NCCL."""
 
@@ -44,6 +46,18 @@ class Function:
     kind: str = "call"
     shape: int = PLAIN
     waits: bool = False
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether it moves bytes in a direction."""
+        return self.shape in (COPY, COPY_2D, COPY_PEER, COPY_DRIVER)
+
+    @property
+    def group(self) -> str:
+        """Which group of the governor it belongs to."""
+        if self.kind == "launch":
+            return LAUNCH
+        return MEMORY if self.kind == "call" and not self.waits and self.source != GRAPH else CORE
 
     def cookie(self, slot: int) -> int:
         """What the kernel program is told about a call: function, shape of the arguments, library slot."""
@@ -108,6 +122,16 @@ def element_size(dtype: int) -> int:
     return ELEMENT_SIZES[dtype] if dtype < len(ELEMENT_SIZES) else 0
 
 
+IMPORTANT: Final = frozenset(
+    (
+        "cudaLaunchKernel", "cudaGraphLaunch", "cudaStreamSynchronize", "cudaDeviceSynchronize",
+        "cudaEventSynchronize", "cudaMemcpy", "cuLaunchKernel", "cuStreamSynchronize", "ncclCommInitRank",
+        "ncclCommInitRankConfig",
+        "ncclCommDestroy", "ncclAllReduce", "ncclAllGather", "ncclReduceScatter", "ncclBroadcast",
+    )
+)  # fmt: skip
+"""What is probed where every function takes a link of its own, and every link a tenth of a second to remove."""
+
 BY_NUMBER: Final = {function.number: function for function in FUNCTIONS}
 _TWINS: Final = ("", "_ptsz")
 
@@ -124,3 +148,12 @@ def library_functions(library: str) -> dict[str, Function]:
         and function.name.startswith("cuda") == (library == "cudart")
     ]
     return {function.name + twin: function for function in chosen for twin in _TWINS}
+
+
+SOURCE_NAMES: Final = {RUNTIME: "cuda", DRIVER: "driver", GRAPH: "graph", NCCL: "nccl"}
+
+OPERATION_NAMES: Final = {(function.source, function.operation): function.name for function in reversed(FUNCTIONS)}
+"""Name of an operation: that of the first function that counts as it."""
+
+COLLECTIVES: Final = frozenset(function.number for function in FUNCTIONS if function.kind == "coll")
+"""Functions that take a communicator."""

@@ -210,7 +210,7 @@ function showTiles(update) {
   const threshold = clusters.length === 1 ? tile("threshold", number(clusters[0].threshold))
     : tile("clusters with quorum", `${clusters.filter((item) => item.quorum_met).length} of ${clusters.length}`);
   replace(byId("tiles"), [
-    tile("stragglers", String(sum("stragglers")), sum("stragglers") > 0),
+    tile("stragglers", String(sum("accused")), sum("accused") > 0),
     tile("active nodes", `${sum("active")} of ${sum("expected")}`, clusters.some((item) => item.coverage_low)),
     tile("idle, calibrating", `${sum("idle")}, ${sum("calibrating")}`),
     threshold,

@@ -1,0 +1,165 @@
+"""OTLP/gRPC pushes over one channel."""
+
+import ssl
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+import grpc
+from google.protobuf.message import DecodeError
+from google.rpc.error_details_pb2 import RetryInfo
+from google.rpc.status_pb2 import Status
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from ingero_agent.route import RETRIED, Failure, Reply, Route, base_url
+from ingero_contract import headers, routes
+from ingero_kit.backoff import MAX_RETRY_AFTER
+from ingero_kit.settings import SettingsError
+from ingero_kit.tls import ClientTls
+
+STATUS_DETAILS: Final = "grpc-status-details-bin"
+"""Trailing metadata with a google.rpc.Status; a Fleet that is busy puts RetryInfo into it."""
+
+_OPTIONS: Final = (
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.enable_retries", 0),
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.max_receive_message_length", 64 << 10),
+)
+_FAILURES: Final = {
+    grpc.StatusCode.UNAVAILABLE: Failure.UNREACHABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Failure.TIMEOUT,
+    grpc.StatusCode.UNAUTHENTICATED: Failure.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED: Failure.UNAUTHENTICATED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Failure.BUSY,
+    grpc.StatusCode.INTERNAL: Failure.SERVER_ERROR,
+    grpc.StatusCode.UNKNOWN: Failure.SERVER_ERROR,
+    grpc.StatusCode.DATA_LOSS: Failure.SERVER_ERROR,
+    grpc.StatusCode.ABORTED: Failure.SERVER_ERROR,
+    grpc.StatusCode.CANCELLED: Failure.SERVER_ERROR,
+}
+
+
+def target(endpoint: str, insecure: bool) -> tuple[str, bool]:
+    """`host:port` or a URL into the channel's target and whether TLS is spoken.
+
+    Raises `SettingsError` for a path or a missing port, which gRPC would take for something else.
+    """
+    try:
+        url = urlsplit(base_url(endpoint, insecure))
+        if url.port is None or not url.hostname:
+            raise SettingsError(f"{endpoint}: a gRPC address is host:port, such as fleet:4317")
+    except ValueError as error:
+        raise SettingsError(f"{endpoint}: {error}") from None
+    if url.path or url.query or url.fragment or "@" in url.netloc:
+        raise SettingsError(f"{endpoint}: a gRPC address is host:port and nothing else")
+    return url.netloc, url.scheme == "https"
+
+
+def failure_of(code: grpc.StatusCode, wait: float | None) -> Failure:
+    """What a gRPC status means for a push. UNAVAILABLE is Fleet's own word with RetryInfo, else the network's."""
+    if code is grpc.StatusCode.UNAVAILABLE and wait is not None:
+        return Failure.BUSY
+    return _FAILURES.get(code, Failure.REFUSED)
+
+
+def retry_delay(details: bytes | str | None) -> float | None:
+    """Seconds that the RetryInfo of a google.rpc.Status asks for, bounded; `None` when there is none."""
+    if not isinstance(details, bytes):
+        return None
+    try:
+        for detail in Status.FromString(details).details:
+            info = RetryInfo()
+            if detail.Unpack(info):
+                seconds = float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9)
+                return min(max(seconds, 0.0), MAX_RETRY_AFTER)
+    except DecodeError:
+        return None
+    return None
+
+
+class GrpcTransport:
+    """Calls MetricsService/Export. Threshold and verdict are read from the metadata of every answer.
+
+    After a failure of the network the channel is made anew, so that the next push resolves the name and reads the
+    certificate files again instead of waiting for the old channel's own pause between attempts.
+    """
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._target, self._secure = target(route.endpoint, route.tls.insecure)
+        if self._secure:
+            route.tls.context()
+        self._channel: grpc.aio.Channel | None = None
+        self._compression = grpc.Compression.Gzip if route.compression == "gzip" else grpc.Compression.NoCompression
+
+    async def send(self, request: ExportMetricsServiceRequest) -> Reply:
+        """Send one push and wait for its reply."""
+        try:
+            metadata = self._metadata()
+            channel = self._channel = self._channel or self._open()
+        except (SettingsError, OSError) as error:
+            return Reply(failure=Failure.TOKEN, detail=str(error))
+        call = channel.unary_unary(routes.OTLP_METRICS_GRPC, None, None)(
+            request.SerializeToString(), timeout=self._route.timeout, metadata=metadata, compression=self._compression
+        )
+        try:
+            await call
+        except grpc.aio.AioRpcError as error:
+            said = {**_table(error.initial_metadata()), **_table(error.trailing_metadata())}
+            wait = retry_delay(said.get(STATUS_DETAILS))
+            failure = failure_of(error.code(), wait)
+            if failure in RETRIED:
+                await self.close()
+            return _reply(said, failure, f"{error.code().name}: {(error.details() or '')[:200]}", wait or 0.0)
+        return _reply({**_table(await call.initial_metadata()), **_table(await call.trailing_metadata())})
+
+    async def close(self) -> None:
+        """Give the channel back."""
+        channel, self._channel = self._channel, None
+        if channel:
+            await channel.close(None)
+
+    def _open(self) -> grpc.aio.Channel:
+        if not self._secure:
+            return grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+        return grpc.aio.secure_channel(self._target, _credentials(self._route.tls), options=_OPTIONS)
+
+    def _metadata(self) -> tuple[tuple[str, str], ...]:
+        bearer, cluster = self._route.bearer(), self._route.cluster
+        pairs = ((headers.CLUSTER, cluster),) if cluster.isascii() else ()
+        return (*pairs, ("authorization", bearer)) if bearer else pairs
+
+
+def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
+    return grpc.ssl_channel_credentials(
+        tls.ca_file.read_bytes() if tls.ca_file else _system_authorities(),
+        tls.key_file.read_bytes() if tls.key_file else None,
+        tls.cert_file.read_bytes() if tls.cert_file else None,
+    )
+
+
+def _system_authorities() -> bytes | None:
+    """The authorities that the system trusts, as HTTP does; `None` leaves gRPC's own list."""
+    found = ssl.create_default_context().get_ca_certs(binary_form=True)
+    return "".join(ssl.DER_cert_to_PEM_cert(der) for der in found).encode() or None
+
+
+def _table(metadata: Any) -> dict[str, str | bytes]:
+    return dict(metadata or ())
+
+
+def _reply(
+    said: dict[str, str | bytes], failure: Failure | None = None, detail: str = "", retry_after: float = 0.0
+) -> Reply:
+    def text(key: str) -> str | None:
+        value = said.get(key)
+        return value if isinstance(value, str) else None
+
+    return Reply(
+        failure=failure,
+        detail=detail,
+        threshold=text(headers.GRPC_THRESHOLD),
+        quorum=text(headers.GRPC_QUORUM_MET),
+        verdict=text(headers.GRPC_VERDICT),
+        retry_after=retry_after,
+    )

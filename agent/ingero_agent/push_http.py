@@ -1,0 +1,132 @@
+"""OTLP/HTTP pushes over one keep-alive connection, and the threshold API."""
+
+import gzip
+import time
+from typing import Final
+from urllib.parse import quote
+
+import httpx
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from ingero_agent.route import Failure, Reply, Route, base_url
+from ingero_contract import headers, routes
+from ingero_kit.backoff import parse_retry_after
+from ingero_kit.otlp import to_json
+from ingero_kit.settings import SettingsError
+
+MAX_ANSWER: Final = 8 * 1024
+"""Longest answer of the threshold API that is read, bytes."""
+
+_BUSY: Final = frozenset({429, 503})
+_UNAUTHENTICATED: Final = frozenset({401, 403})
+
+
+def metrics_url(route: Route) -> str:
+    """The address to POST to; a path that is already there is not repeated."""
+    return _url(route, route.endpoint, routes.OTLP_METRICS)
+
+
+def failure_of(status: int) -> Failure | None:
+    """What an HTTP status means for a push; `None` for success."""
+    if 200 <= status < 300:
+        return None
+    if status in _BUSY:
+        return Failure.BUSY
+    if status in _UNAUTHENTICATED:
+        return Failure.UNAUTHENTICATED
+    return Failure.SERVER_ERROR if status >= 500 else Failure.REFUSED
+
+
+class HttpTransport:
+    """POSTs to /v1/metrics. The headers of every answer are read, also of refusals."""
+
+    def __init__(self, route: Route) -> None:
+        self._route = route
+        self._url = metrics_url(route)
+        self._client = _client(route)
+
+    async def send(self, request: ExportMetricsServiceRequest) -> Reply:
+        """Send one push and wait for its reply."""
+        if self._route.encoding == "json":
+            body, fields = to_json(request), {"content-type": "application/json"}
+        else:
+            body, fields = request.SerializeToString(), {"content-type": "application/x-protobuf"}
+        if self._route.compression == "gzip":
+            body, fields["content-encoding"] = gzip.compress(body, mtime=0), "gzip"
+        try:
+            answer = await self._client.post(self._url, content=body, headers=_authorized(self._route, fields))
+        except SettingsError as error:
+            return Reply(failure=Failure.TOKEN, detail=str(error))
+        except httpx.HTTPError as error:
+            kind = Failure.TIMEOUT if isinstance(error, httpx.TimeoutException) else Failure.UNREACHABLE
+            return Reply(failure=kind, detail=f"{type(error).__name__}: {error}")
+        failure = failure_of(answer.status_code)
+        wait = parse_retry_after(answer.headers.get("retry-after"), time.time()) if failure is Failure.BUSY else None
+        return Reply(
+            failure=failure,
+            detail=f"HTTP {answer.status_code}" if failure else "",
+            threshold=answer.headers.get(headers.THRESHOLD),
+            quorum=answer.headers.get(headers.QUORUM_MET),
+            verdict=answer.headers.get(headers.VERDICT),
+            retry_after=wait or 0.0,
+        )
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        await self._client.aclose()
+
+
+class ThresholdApi:
+    """Fleet's answer to "what is the threshold now?", for when pushes bring none. HTTP whatever pushes speak."""
+
+    def __init__(self, route: Route, address: str) -> None:
+        self._route = route
+        self._url = _url(route, address, routes.FLEET_THRESHOLD)
+        self._client = _client(route)
+
+    async def ask(self) -> tuple[float | None, bool] | None:
+        """Threshold and quorum; the threshold is `None` before the first quorum.
+
+        `None` when the API answered with an error. Raises `ValueError` when it cannot be reached or makes no sense.
+        """
+        try:
+            fields = _authorized(self._route, {"accept": "application/json"})
+            answer = await self._client.get(self._url, headers=fields)
+            if answer.status_code != 200:
+                return None
+            if len(answer.content) > MAX_ANSWER:
+                raise ValueError(f"an answer of more than {MAX_ANSWER} bytes")
+            tree = answer.json()
+            threshold, quorum = float(tree["threshold"]), tree["quorum_met"] is True
+        except (httpx.HTTPError, SettingsError, KeyError, TypeError) as error:
+            raise ValueError(f"{type(error).__name__}: {error}") from None
+        if 0.1 <= threshold <= 0.99:
+            return threshold, quorum
+        if (threshold, quorum) == (0.0, False):
+            return None, False
+        raise ValueError(f"threshold {threshold}")
+
+    async def close(self) -> None:
+        """Give the connection back."""
+        await self._client.aclose()
+
+
+def _url(route: Route, address: str, path: str) -> str:
+    base = base_url(address, route.tls.insecure)
+    tail = "" if base.endswith(path) else path
+    return f"{base}{tail}?{routes.CLUSTER_PARAMETER}={quote(route.cluster, safe='')}"
+
+
+def _client(route: Route) -> httpx.AsyncClient:
+    return httpx.AsyncClient(
+        timeout=route.timeout,
+        verify=False if route.tls.insecure else route.tls.context(),
+        trust_env=False,
+        follow_redirects=False,
+        limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=30),
+    )
+
+
+def _authorized(route: Route, fields: dict[str, str]) -> dict[str, str]:
+    bearer = route.bearer()
+    return {**fields, "authorization": bearer} if bearer else fields

@@ -1,0 +1,163 @@
+"""Holds the links: attaches to libraries that appear, lets go of others, opens and closes groups of probes."""
+
+import os
+import platform
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ingero_agent.trace import elf, kernel
+from ingero_agent.trace.discovery import NCCL, FileIdentity, Found, identify
+from ingero_agent.trace.governor import GROUPS
+from ingero_agent.trace.plan import Places, Target, places, plan
+from ingero_agent.trace.probes.table import PROGRAMS, library_functions
+from ingero_agent.trace.structure import ACCESSORS, CODE_BYTES, rank_offset
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+MAX_LIBRARIES: Final = 255
+KEEP_SECONDS: Final = 60.0
+"""How long a library that no process maps stays attached: the next process is counted from its first call."""
+
+
+@dataclass
+class _Library:
+    target: Target
+    slot: int
+    descriptor: int = -1
+    places: Places = field(default_factory=dict)
+    links: dict[str, list[int]] = field(default_factory=dict)
+    absent_since: float | None = None
+
+
+class Attachments:
+    """`multi`: one link for many functions; otherwise one for each, and only the most important functions.
+
+    `tell` is called with a library's slot and where NCCL's communicator holds its rank, 0 for not known.
+    """
+
+    def __init__(self, programs: Mapping[str, int], tell: Callable[[int, int], None], *, multi: bool = True) -> None:
+        self._programs = programs
+        self._tell = tell
+        self._multi = multi
+        self._libraries: dict[Target, _Library] = {}
+        self._closed: set[str] = set()
+        self._executables: dict[FileIdentity, bool] = {}
+
+    def update(self, found: Mapping[int, list[Found]], now: float) -> None:
+        """Attach to what is new; one that cannot be is named once and left alone. `now` in seconds."""
+        targets = plan(found, self._static_runtime)
+        for target, library in list(self._libraries.items()):
+            if target in targets:
+                library.absent_since = None
+            elif library.absent_since is None and not target.pid:
+                library.absent_since = now
+            elif target.pid or now - (library.absent_since or now) > KEEP_SECONDS:
+                self._release(library)
+                del self._libraries[target]
+        for target, path in targets.items():
+            if target not in self._libraries and len(self._libraries) < MAX_LIBRARIES:
+                self._add(target, path)
+
+    def switch(self, group: str, on: bool) -> None:
+        """Count a group of functions, or stop counting it, in all libraries."""
+        if on == (group not in self._closed):
+            return
+        (self._closed.discard if on else self._closed.add)(group)
+        for library in self._libraries.values():
+            if on:
+                with suppress(OSError):
+                    self._open(library, group)
+            else:
+                self._shut(library, group)
+
+    @property
+    def count(self) -> int:
+        """Libraries that are attached."""
+        return sum(bool(library.places) for library in self._libraries.values())
+
+    def close(self) -> None:
+        """Detach everything."""
+        for library in self._libraries.values():
+            self._release(library)
+        self._libraries.clear()
+
+    def _static_runtime(self, pid: int) -> tuple[FileIdentity, Path] | None:
+        path = Path(f"/proc/{pid}/exe")
+        try:
+            identity = identify(path)
+            if identity not in self._executables:
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+                try:
+                    found = elf.read_functions(descriptor, {"cudaLaunchKernel", "cudaMalloc"}, static=True)
+                finally:
+                    os.close(descriptor)
+                self._executables[identity] = bool(found)
+        except (OSError, elf.NotElf):
+            return None
+        return (identity, path) if self._executables[identity] else None
+
+    def _add(self, target: Target, path: Path) -> None:
+        used = {library.slot for library in self._libraries.values()}
+        library = _Library(target, next(slot for slot in range(MAX_LIBRARIES + 1) if slot not in used))
+        self._libraries[target] = library
+        try:
+            library.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            if identify(Path(f"/proc/self/fd/{library.descriptor}")) != target.identity:
+                raise OSError("the file changed while it was looked at")
+            functions = library_functions(target.kind)
+            offsets = elf.read_functions(library.descriptor, set(functions), static=target.static)
+            if target.kind == NCCL:
+                self._learn_structure(library)
+            library.places = places(functions, offsets, library.slot, few=not self._multi)
+            for group in GROUPS:
+                if group not in self._closed:
+                    self._open(library, group)
+            log.info(
+                "attached", library=target.kind, functions=len(offsets), pid=target.pid, inode=target.identity.inode
+            )
+        except (OSError, elf.NotElf) as error:
+            self._release(library)
+            log.warning("cannot_attach", library=target.kind, pid=target.pid, reason=str(error))
+
+    def _learn_structure(self, library: _Library) -> None:
+        offsets = elf.read_functions(library.descriptor, set(ACCESSORS))
+        codes = {name: os.pread(library.descriptor, CODE_BYTES, found[0]) for name, found in offsets.items()}
+        offset = rank_offset(codes, platform.machine())
+        if offset is None:
+            log.info("structure_unknown", inode=library.target.identity.inode)
+        self._tell(library.slot, offset or 0)
+
+    def _open(self, library: _Library, group: str) -> None:
+        path, pid = f"/proc/self/fd/{library.descriptor}", library.target.pid
+        links = library.links.setdefault(group, [])
+        for kind, programs in PROGRAMS.items():
+            cookies = library.places.get(group, {}).get(kind, {})
+            for name, at_return in zip(programs, (False, True), strict=True):
+                if not cookies or not name:
+                    continue
+                program = self._programs[name]
+                if self._multi:
+                    links.append(
+                        kernel.link(
+                            program, path, list(cookies), list(cookies.values()), at_return=at_return, pid=pid
+                        )
+                    )
+                else:
+                    for offset, cookie in cookies.items():
+                        links += kernel.link_one(program, path, offset, cookie, at_return=at_return, pid=pid)
+
+    @staticmethod
+    def _shut(library: _Library, group: str) -> None:
+        for link in library.links.pop(group, []):
+            os.close(link)
+
+    def _release(self, library: _Library) -> None:
+        for group in list(library.links):
+            self._shut(library, group)
+        if library.descriptor >= 0:
+            os.close(library.descriptor)
+        library.descriptor, library.places = -1, {}

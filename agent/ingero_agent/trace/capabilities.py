@@ -1,0 +1,220 @@
+"""What this machine allows, as data: each capability with its state, the reason, and what to do about it. Pure."""
+
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+PRIVILEGES: Final = {"CAP_BPF": 39, "CAP_PERFMON": 38, "CAP_SYS_PTRACE": 19}
+"""Kernel capabilities that tracing needs, by bit."""
+
+_CAP_SYS_ADMIN: Final = 21
+OLDEST_KERNEL: Final = (6, 6)
+"""First kernel with links of many functions (uprobe_multi)."""
+
+OLDEST_BTF_KERNEL: Final = (5, 15)
+
+
+class State(StrEnum):
+    """`degraded` works with less; `missing` does not work; `absent` is not there and is not needed."""
+
+    OK = "ok"
+    DEGRADED = "degraded"
+    MISSING = "missing"
+    ABSENT = "absent"
+
+
+@dataclass(frozen=True)
+class Capability:
+    """One line of the answer. `needed`: without it nothing is traced."""
+
+    name: str
+    state: State
+    reason: str
+    fix: str = ""
+    needed: bool = False
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "state": str(self.state)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What was found on the machine. Texts of errors are empty where there was none."""
+
+    release: str = ""
+    machine: str = "x86_64"
+    effective: int = 0
+    btf: bool = False
+    lockdown: str = ""
+    bcc: bool = False
+    load_error: str | None = None
+    load_seconds: float = 0.0
+    helper_peak_bytes: int = 0
+    link_error: str | None = None
+    perf_uprobes: bool = False
+    entry_ns: float | None = None
+    pair_ns: float | None = None
+    libraries: tuple[tuple[str, str], ...] = ()
+    unreadable_processes: int = 0
+    gpu_error: str | None = None
+    gpus: int = 0
+    pyarrow: bool = False
+    database: str = ""
+    database_error: str = ""
+
+
+def kernel_version(release: str) -> tuple[int, int]:
+    """Major and minor of `uname -r`; zeros for what is no number."""
+    major, minor = [*release.split("-")[0].split("."), "0", "0"][:2]
+    return int("".join(filter(str.isdigit, major)) or 0), int("".join(filter(str.isdigit, minor)) or 0)
+
+
+def missing_privileges(effective: int) -> list[str]:
+    """Names of the kernel capabilities that are not held; CAP_SYS_ADMIN stands for the first two."""
+    if effective >> _CAP_SYS_ADMIN & 1:
+        effective |= 1 << PRIVILEGES["CAP_BPF"] | 1 << PRIVILEGES["CAP_PERFMON"]
+    return [name for name, bit in PRIVILEGES.items() if not effective >> bit & 1]
+
+
+def evaluate(facts: Facts) -> list[Capability]:
+    """All capabilities, what everything rests on first."""
+    return [
+        _kernel(facts),
+        _btf(facts),
+        _lockdown(facts),
+        _privileges(facts),
+        _bcc(facts),
+        _programs(facts),
+        _links(facts),
+        _cost(facts),
+        _libraries(facts),
+        _gpu(facts),
+        _database(facts),
+        _recording(facts),
+    ]
+
+
+def can_trace(found: list[Capability]) -> bool:
+    """Whether everything that is needed works."""
+    return not [one for one in found if one.needed and one.state is State.MISSING]
+
+
+def _kernel(facts: Facts) -> Capability:
+    version, text = kernel_version(facts.release), f"Linux {facts.release} on {facts.machine}"
+    if facts.machine not in ("x86_64", "aarch64"):
+        return Capability("kernel", State.MISSING, text, "run on x86_64 or aarch64", True)
+    if version >= OLDEST_KERNEL:
+        return Capability("kernel", State.OK, text, needed=True)
+    if version >= OLDEST_BTF_KERNEL:
+        return Capability(
+            "kernel", State.DEGRADED, f"{text}: no links of many functions", "Linux 6.6 or newer",
+            True,
+        )  # fmt: skip
+    return Capability("kernel", State.MISSING, text, "Linux 5.15 or newer, better 6.6", True)
+
+
+def _btf(facts: Facts) -> Capability:
+    if facts.btf:
+        return Capability("btf", State.OK, "/sys/kernel/btf/vmlinux can be read")
+    return Capability(
+        "btf", State.DEGRADED, "/sys/kernel/btf/vmlinux is not there or cannot be read",
+        "use a distribution's kernel (CONFIG_DEBUG_INFO_BTF), and mount /sys into the container",
+    )  # fmt: skip
+
+
+def _lockdown(facts: Facts) -> Capability:
+    if "[confidentiality]" in facts.lockdown:
+        return Capability(
+            "lockdown", State.MISSING, "the kernel is locked down for confidentiality: eBPF may read nothing",
+            "boot without lockdown=confidentiality; integrity is fine", True,
+        )  # fmt: skip
+    return Capability("lockdown", State.OK, facts.lockdown.strip() or "no lockdown", needed=True)
+
+
+def _privileges(facts: Facts) -> Capability:
+    missing = missing_privileges(facts.effective)
+    if not missing:
+        return Capability("privileges", State.OK, ", ".join(PRIVILEGES), needed=True)
+    needed = bool(set(missing) - {"CAP_SYS_PTRACE"})
+    wanted = ", ".join(name.removeprefix("CAP_") for name in missing)
+    return Capability(
+        "privileges", State.MISSING if needed else State.DEGRADED, f"{', '.join(missing)} not held",
+        f"run as root, or give the container securityContext.capabilities.add: [{wanted}]",
+        True,
+    )  # fmt: skip
+
+
+def _bcc(facts: Facts) -> Capability:
+    if facts.bcc:
+        return Capability("compiler", State.OK, "python3-bpfcc is installed", needed=True)
+    return Capability(
+        "compiler", State.MISSING, "the distribution's BCC bindings are not installed",
+        "apt-get install --no-install-recommends python3-bpfcc (the PyPI package named bcc is something else)", True,
+    )  # fmt: skip
+
+
+def _programs(facts: Facts) -> Capability:
+    if facts.load_error is None:
+        text = f"compiled and loaded in {facts.load_seconds:.1f} s; helper's peak {facts.helper_peak_bytes >> 20} MB"
+        return Capability("programs", State.OK, text, needed=True)
+    return Capability("programs", State.MISSING, facts.load_error, "mend what is missing above", True)
+
+
+def _links(facts: Facts) -> Capability:
+    if facts.load_error is not None:
+        return Capability("links", State.MISSING, "not tried: no programs", needed=True)
+    if facts.link_error is None:
+        return Capability(
+            "links", State.OK, "a probe attached to many functions at once fires and counts", needed=True
+        )
+    if facts.perf_uprobes:
+        return Capability(
+            "links", State.DEGRADED, f"{facts.link_error}: one link a function, and only the most important ones",
+            "Linux 6.6 or newer", True,
+        )  # fmt: skip
+    return Capability("links", State.MISSING, facts.link_error, "Linux 6.6 or newer with CONFIG_UPROBES", True)
+
+
+def _cost(facts: Facts) -> Capability:
+    if facts.entry_ns is None or facts.pair_ns is None:
+        return Capability("cost", State.DEGRADED, "not measured: 1 µs and 2 µs a call are assumed")
+    text = f"{facts.entry_ns:.0f} ns a counted call, {facts.pair_ns:.0f} ns a timed one"
+    if facts.pair_ns > 4000:
+        return Capability(
+            "cost", State.DEGRADED, text, "probes are dear here: more is counted in windows of time only"
+        )
+    return Capability("cost", State.OK, text)
+
+
+def _libraries(facts: Facts) -> Capability:
+    hidden = f"; {facts.unreadable_processes} processes cannot be looked into" if facts.unreadable_processes else ""
+    if facts.libraries:
+        text = ", ".join(f"{kind} of {name}" for kind, name in facts.libraries[:8])
+        return Capability("libraries", State.OK, text + hidden)
+    return Capability(
+        "libraries", State.ABSENT, f"no process uses CUDA or NCCL now{hidden}",
+        "start a workload; in a container, set hostPID: true" if not hidden else "CAP_SYS_PTRACE and hostPID: true",
+    )  # fmt: skip
+
+
+def _gpu(facts: Facts) -> Capability:
+    if facts.gpu_error is None:
+        return Capability("gpu", State.OK, f"{facts.gpus} GPUs through NVML")
+    return Capability(
+        "gpu", State.ABSENT, facts.gpu_error, "on a GPU node, mount the driver's libnvidia-ml.so.1 into the container"
+    )
+
+
+def _database(facts: Facts) -> Capability:
+    if not facts.database_error:
+        return Capability("database", State.OK, f"{facts.database} can be written", needed=True)
+    return Capability(
+        "database", State.MISSING, facts.database_error, "choose a folder that can be written with --db", True
+    )
+
+
+def _recording(facts: Facts) -> Capability:
+    if facts.pyarrow:
+        return Capability("parquet", State.OK, "--record writes CSV and Parquet")
+    return Capability("parquet", State.ABSENT, "--record writes CSV only", "pip install 'ingero[replay]'")

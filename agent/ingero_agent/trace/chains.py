@@ -1,0 +1,216 @@
+"""Why things were slow: facts of a stretch of time in, causes with evidence and advice out. Pure.
+
+A chain is named only with evidence. Waiting at collectives names a rank only if it waited clearly less than its
+peers; if all waited alike, the answer says that the host does not show a culprit.
+"""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from statistics import median
+from typing import Any, Final
+
+from ingero_agent.trace.events import Collective, lags
+from ingero_agent.trace.ledger import quantile
+from ingero_agent.trace.store import Snapshot
+
+MIN_COUNT: Final = 10
+TAIL_RATIO: Final = 3.0
+DROP_SHARE: Final = 0.6
+MIN_PEAK: Final = 10.0
+MIN_BUCKETS: Final = 5
+MIN_INSTANCES: Final = 5
+LAG_SECONDS: Final = 0.005
+LAG_SHARE: Final = 0.3
+"""A rank is late if its peers waited this much longer, in seconds and as a share of what they waited."""
+
+
+class Severity(StrEnum):
+    """How urgent."""
+
+    LOW = "LOW"
+    MEDIUM = "MEDIUM"
+    HIGH = "HIGH"
+
+
+_ORDER: Final = {Severity.HIGH: 0, Severity.MEDIUM: 1, Severity.LOW: 2}
+
+
+@dataclass(frozen=True)
+class Chain:
+    """A cause with its evidence and what to do about it."""
+
+    kind: str
+    subject: str
+    severity: Severity
+    summary: str
+    evidence: tuple[str, ...]
+    advice: tuple[str, ...]
+
+    @property
+    def id(self) -> str:
+        """Equal for the same cause of the same thing."""
+        return hashlib.sha256(f"{self.kind}:{self.subject}".encode()).hexdigest()[:12]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {"id": self.id, **asdict(self), "severity": str(self.severity)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slow:
+    """A call that took very long, seconds."""
+
+    pid: int
+    operation: str
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stretch:
+    """What is known of a stretch of time.
+
+    `octaves`: calls by binary magnitude of nanoseconds, by (process, operation). `launches`: launches a second in
+    equal buckets, by process, oldest first. `names`: processes.
+    """
+
+    octaves: Mapping[tuple[int, str], Sequence[int]] = field(default_factory=dict)
+    launches: Mapping[int, Sequence[float]] = field(default_factory=dict)
+    snapshots: Sequence[Snapshot] = ()
+    collectives: Sequence[Collective] = ()
+    slow: Sequence[Slow] = ()
+    names: Mapping[int, str] = field(default_factory=dict)
+    processors: int = 1
+
+    def name(self, pid: int) -> str:
+        """A process in words."""
+        return f"{self.names.get(pid, 'process')} ({pid})"
+
+
+def find_chains(stretch: Stretch) -> list[Chain]:
+    """All causes, the most severe first."""
+    pressure = list(_pressure(stretch))
+    found = [*_ranks(stretch), *_tails(stretch, pressure), *_drops(stretch, pressure), *_slow(stretch)]
+    return sorted(found, key=lambda chain: (_ORDER[chain.severity], chain.kind, chain.subject))
+
+
+def _pressure(stretch: Stretch) -> Iterator[tuple[str, str, bool]]:
+    """What pressed on the host: evidence, advice, and whether it is grave."""
+    if not stretch.snapshots:
+        return
+    cpu = max(one.cpu_percent for one in stretch.snapshots)
+    memory = max(one.memory_percent for one in stretch.snapshots)
+    swap = max(one.swap_mb for one in stretch.snapshots)
+    load = max(one.load for one in stretch.snapshots)
+    if cpu > 90:
+        yield (
+            f"processors busy to {cpu:.0f} %",
+            "give the job processors of its own (cpuset, CPU manager static)",
+            True,
+        )
+    if memory > 95:
+        yield f"memory used to {memory:.0f} %", "lower the memory of data loaders, or move neighbours away", True
+    if swap > 0:
+        yield f"{swap} MB swapped out", "turn swap off on GPU nodes, or give the job more memory", True
+    if load > max(10.0, 2.0 * stretch.processors):
+        yield f"load average {load:.1f} on {stretch.processors} processors", "fewer data loader workers", False
+
+
+def _ranks(stretch: Stretch) -> Iterator[Chain]:
+    waits: dict[str, list[float]] = defaultdict(list)
+    for one in stretch.collectives:
+        if one.communicator is not None:
+            waits[one.communicator].append(one.blocked_ns / 1e9)
+    by_communicator: dict[str, dict[int, float]] = defaultdict(dict)
+    instances: dict[str, int] = {}
+    for (communicator, rank), values in lags(stretch.collectives).items():
+        if len(values) >= MIN_INSTANCES:
+            by_communicator[communicator][rank] = median(values)
+            instances[communicator] = len(values)
+    for communicator, late in by_communicator.items():
+        typical = median(waits[communicator])
+        culprits = [rank for rank, lag in late.items() if lag > max(LAG_SECONDS, LAG_SHARE * typical)]
+        subject = f"communicator {communicator}"
+        if 0 < len(culprits) <= len(late) // 2:
+            for rank in culprits:
+                others = max(abs(lag) for other, lag in late.items() if other not in culprits)
+                yield Chain(
+                    "late-rank", f"{subject} rank {rank}", Severity.HIGH,
+                    f"rank {rank} comes {late[rank] * 1e3:.1f} ms late to every collective; all others wait for it",
+                    (
+                        f"median over {instances[communicator]} collectives; the other ranks lie within "
+                        f"{others * 1e3:.1f} ms of each other",
+                        f"ranks wait {typical * 1e3:.1f} ms at a collective",
+                    ),
+                    (
+                        f"look at rank {rank}'s input pipeline, garbage collection and processors before its GPU",
+                        "compare its CPU pressure and disk with a healthy rank's",
+                    ),
+                )  # fmt: skip
+        elif typical > LAG_SECONDS and len(late) >= 3:
+            yield Chain(
+                "equal-waits", subject, Severity.LOW,
+                f"all {len(late)} ranks here wait alike ({typical * 1e3:.1f} ms): no culprit visible from this host",
+                (f"median over {instances[communicator]} collectives",),
+                (
+                    "if a rank of another node is late, Fleet sees it",
+                    "if a GPU is slow while the host runs ahead, look at clocks and throttling of the GPUs",
+                ),
+            )  # fmt: skip
+
+
+def _tails(stretch: Stretch, pressure: Sequence[tuple[str, str, bool]]) -> Iterator[Chain]:
+    if not pressure:
+        return
+    for (pid, operation), octaves in stretch.octaves.items():
+        if sum(octaves) < MIN_COUNT:
+            continue
+        middle, tail = quantile(octaves, 0.5) / 1e3, quantile(octaves, 0.99) / 1e3
+        if middle <= 0 or tail / middle < TAIL_RATIO:
+            continue
+        grave = any(one[2] for one in pressure)
+        yield Chain(
+            "tail", f"{operation} of {pid}", Severity.HIGH if grave else Severity.MEDIUM,
+            f"{operation} of {stretch.name(pid)}: the slowest 1 % take {tail / middle:.0f} times the median",
+            (f"p50 {middle:.1f} µs, p99 {tail:.1f} µs of {sum(octaves)} calls", *(one[0] for one in pressure)),
+            tuple(one[1] for one in pressure),
+        )  # fmt: skip
+
+
+def _drops(stretch: Stretch, pressure: Sequence[tuple[str, str, bool]]) -> Iterator[Chain]:
+    for pid, rates in stretch.launches.items():
+        if len(rates) < MIN_BUCKETS:
+            continue
+        peak, current = max(rates), rates[-1]
+        if peak < MIN_PEAK or current < 1 or current >= DROP_SHARE * peak:
+            continue
+        slow = [one for one in stretch.slow if one.pid == pid]
+        evidence = [one[0] for one in pressure]
+        if slow:
+            evidence.append(f"{len(slow)} calls of more than a second, {slow[0].operation} among them")
+        if not evidence:
+            continue
+        grave = any(one[2] for one in pressure)
+        yield Chain(
+            "throughput-drop", str(pid), Severity.HIGH if grave else Severity.MEDIUM,
+            f"{stretch.name(pid)} launches {current:.0f} a second, {peak:.0f} at its best",
+            tuple(evidence), tuple(one[1] for one in pressure) or ("look at what the slow calls wait for",),
+        )  # fmt: skip
+
+
+def _slow(stretch: Stretch) -> Iterator[Chain]:
+    groups: dict[tuple[int, str], list[float]] = defaultdict(list)
+    for one in stretch.slow:
+        groups[one.pid, one.operation].append(one.seconds)
+    for (pid, operation), seconds in groups.items():
+        yield Chain(
+            "slow-call", f"{operation} of {pid}", Severity.MEDIUM,
+            f"{operation} of {stretch.name(pid)} took up to {max(seconds):.1f} s",
+            (f"{len(seconds)} calls of more than a second, {sum(seconds):.1f} s together",),
+            (
+                "a wait this long is usually a peer that is late or gone: `ingero-agent explain` on the other nodes",
+                "an allocation or copy this long is usually memory pressure or a host page fault storm",
+            ),
+        )  # fmt: skip

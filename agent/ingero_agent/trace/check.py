@@ -1,0 +1,122 @@
+"""Looks at the machine for `ingero-agent check`: tries everything, changes nothing, judges nothing."""
+
+import importlib.util
+import os
+import struct
+from contextlib import suppress
+from pathlib import Path
+
+from ingero_agent.trace import kernel
+from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Twins, calibrate
+from ingero_agent.trace.capabilities import Facts
+from ingero_agent.trace.counts import VALUE_BYTES
+from ingero_agent.trace.discovery import find_libraries
+from ingero_agent.trace.helper import DIST_PACKAGES, possible_cpus
+from ingero_agent.trace.loader import CannotTrace, load_programs
+
+
+def _text(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""
+
+
+def _libraries() -> tuple[tuple[tuple[str, str], ...], int]:
+    found: dict[tuple[str, str], None] = {}
+    unreadable = 0
+    for kind, _, path in find_libraries():
+        name = _text(f"/proc/{path.parts[2]}/comm").strip()
+        found[kind, name] = None
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                (folder / "maps").open().close()
+            except PermissionError:
+                unreadable += 1
+            except OSError:
+                continue
+    return tuple(found), unreadable
+
+
+def _gpus() -> tuple[int, str | None]:
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        return int(pynvml.nvmlDeviceGetCount()), None
+    except Exception as error:
+        return 0, f"NVML: {error}"
+
+
+def _writable(file: Path) -> str:
+    folder = next((parent for parent in file.absolute().parents if parent.exists()), Path("/"))
+    if file.exists():
+        return "" if os.access(file, os.W_OK) else f"{file} cannot be written"
+    return "" if os.access(folder, os.W_OK | os.X_OK) else f"{folder} cannot be written"
+
+
+def _fires(descriptors: dict[str, int]) -> None:
+    """Attach to code of our own, call it, and find the calls counted. Raises `OSError`."""
+    twins, calls = Twins(), 10
+    try:
+        link = kernel.link(
+            descriptors["launch_enter"], twins.path, [0], [SCRATCH_NUMBER], at_return=False, pid=os.getpid()
+        )
+        try:
+            for _ in range(calls):
+                twins.probed()
+        finally:
+            os.close(link)
+    finally:
+        twins.close()
+    cpus = possible_cpus()
+    value = kernel.Map(descriptors["agg"], 8, VALUE_BYTES, cpus).get(
+        struct.pack("=IHH", os.getpid(), SCRATCH_NUMBER, 0)
+    )
+    counted = sum(
+        struct.unpack_from("=Q", value or b"\0" * VALUE_BYTES * cpus, VALUE_BYTES * cpu)[0] for cpu in range(cpus)
+    )
+    if counted != calls:
+        raise OSError(f"{calls} calls were counted as {counted}")
+
+
+def collect(database: Path) -> Facts:
+    """Everything `evaluate` judges."""
+    libraries, unreadable = _libraries()
+    gpus, gpu_error = _gpus()
+    known = {
+        "release": os.uname().release,
+        "machine": os.uname().machine,
+        "effective": int(next((line.split()[1] for line in _text("/proc/self/status").splitlines()
+                               if line.startswith("CapEff")), "0"), 16),
+        "btf": os.access("/sys/kernel/btf/vmlinux", os.R_OK),
+        "lockdown": _text("/sys/kernel/security/lockdown"),
+        "bcc": Path(DIST_PACKAGES, "bcc").is_dir(),
+        "perf_uprobes": Path("/sys/bus/event_source/devices/uprobe/type").exists(),
+        "libraries": libraries, "unreadable_processes": unreadable,
+        "gpus": gpus, "gpu_error": gpu_error,
+        "pyarrow": importlib.util.find_spec("pyarrow") is not None,
+        "database": str(database), "database_error": _writable(database),
+    }  # fmt: skip
+    try:
+        loaded = load_programs()
+    except (CannotTrace, OSError) as error:
+        return Facts(**known, load_error=str(error).split(": tracing needs")[0])  # type: ignore[arg-type]
+    link_error, entry, pair = None, None, None
+    programs = loaded.descriptors
+    try:
+        _fires(programs)
+        with suppress(OSError):
+            costs = calibrate(programs["launch_enter"], (programs["call_enter"], programs["call_return"]))
+            entry, pair = costs.entry_ns, costs.pair_ns
+    except OSError as error:
+        link_error = str(error)
+    finally:
+        for descriptor in programs.values():
+            os.close(descriptor)
+    return Facts(
+        **known,  # type: ignore[arg-type]
+        load_seconds=loaded.seconds, helper_peak_bytes=loaded.peak_bytes, link_error=link_error,
+        entry_ns=entry, pair_ns=pair,
+    )  # fmt: skip

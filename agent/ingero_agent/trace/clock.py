@@ -1,0 +1,25 @@
+"""From the kernel's monotonic time to the time of day, converted once and in one place. Pure but for `sample`."""
+
+import time
+from collections.abc import Iterable
+from typing import Final
+
+TRIES: Final = 9
+
+
+def sample() -> tuple[int, int, int]:
+    """Monotonic time, time of day, monotonic time again; nanoseconds."""
+    before = time.monotonic_ns()
+    wall = time.time_ns()
+    return before, wall, time.monotonic_ns()
+
+
+def best_offset(samples: Iterable[tuple[int, int, int]]) -> int:
+    """Nanoseconds to add to monotonic time, from the narrowest sample."""
+    before, wall, after = min(samples, key=lambda one: one[2] - one[0])
+    return wall - (before + after) // 2
+
+
+def offset() -> int:
+    """Nanoseconds to add to monotonic time now."""
+    return best_offset(sample() for _ in range(TRIES))

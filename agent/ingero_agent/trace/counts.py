@@ -1,0 +1,146 @@
+"""What was called between two looks at the kernel's maps; and what was called while a group was not counted. Pure."""
+
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ingero_agent.trace.probes.table import BY_NUMBER, Function, element_size
+
+CALL_KEY: Final = struct.Struct("=IHH")
+COLLECTIVE_KEY: Final = struct.Struct("=IHBBQ")
+_VALUE: Final = struct.Struct("=5Q32I")
+VALUE_BYTES: Final = _VALUE.size
+UNKNOWN: Final = 255
+
+
+@dataclass(frozen=True)
+class Counted:
+    """Calls of one function by one process since the look before; nanoseconds and bytes.
+
+    `kind` is the direction of a copy, `octaves` the calls by the binary magnitude of their nanoseconds. `size` of a
+    collective whose data type is not known is 0. `estimated`: scaled up from a window in which it was counted.
+    """
+
+    function: Function
+    pid: int
+    count: int
+    nanoseconds: int = 0
+    longest: int = 0
+    size: int = 0
+    errors: int = 0
+    kind: int = 0
+    octaves: tuple[int, ...] = ()
+    estimated: bool = False
+
+
+def unpack(value: bytes, cpus: int) -> tuple[int, ...]:
+    """A per-processor value as one: sums, and the largest of the maxima."""
+    parts = [_VALUE.unpack_from(value, VALUE_BYTES * cpu) for cpu in range(cpus)]
+    summed = [sum(column) for column in zip(*parts, strict=True)]
+    summed[2] = max(part[2] for part in parts)
+    return tuple(summed)
+
+
+def longest(before: tuple[int, ...] | None, after: tuple[int, ...], octaves: tuple[int, ...]) -> int:
+    """The longest call between two looks: exact when it set a record, otherwise the top of its octave."""
+    if not before or after[2] > before[2]:
+        return after[2]
+    highest = max((index for index, count in enumerate(octaves) if count), default=-1)
+    return min(after[2], 2 ** (highest + 1) - 1) if highest >= 0 else 0
+
+
+class Differences:
+    """Remembers the look before."""
+
+    def __init__(self) -> None:
+        self._before: dict[bytes, tuple[int, ...]] = {}
+
+    def call(self, key: bytes, value: tuple[int, ...]) -> Counted | None:
+        """What a value of the map of calls says anew."""
+        pid, number, kind = CALL_KEY.unpack(key)
+        return self._difference(key, value, pid, number, kind, 1)
+
+    def collective(self, key: bytes, value: tuple[int, ...]) -> Counted | None:
+        """What a value of the map of collectives says anew; elements become bytes."""
+        pid, number, dtype = COLLECTIVE_KEY.unpack(key)[:3]
+        return self._difference(key, value, pid, number, 0, element_size(dtype))
+
+    def forget(self, key: bytes) -> None:
+        """The process is gone."""
+        self._before.pop(key, None)
+
+    def _difference(
+        self, key: bytes, value: tuple[int, ...], pid: int, number: int, kind: int, scale: int
+    ) -> Counted | None:
+        function, before = BY_NUMBER.get(number), self._before.get(key)
+        old = before or (0,) * len(value)
+        if function is None or value[0] <= old[0]:
+            return None
+        self._before[key] = value
+        octaves = tuple(new - last for new, last in zip(value[5:], old[5:], strict=True))
+        return Counted(
+            function, pid, value[0] - old[0], value[1] - old[1], longest(before, value, octaves),
+            (value[3] - old[3]) * scale, value[4] - old[4], kind, octaves,
+        )  # fmt: skip
+
+
+class Scaler:
+    """Fills the time in which a group was not counted with the rates of its last window.
+
+    Fractions are carried over, so that over many windows the estimates add up to the rate times the time.
+    """
+
+    def __init__(self) -> None:
+        self._window: dict[tuple[int, int, int], Counted] = {}
+        self._seconds = 0.0
+        self._open = True
+        self._carried: dict[tuple[int, int, int], list[float]] = {}
+
+    def step(
+        self, counted: Iterable[Counted], seconds: float, *, is_open: bool, alive: set[int]
+    ) -> Iterator[Counted]:
+        """What to report for the time since the last step (`seconds`), during which the group was counted or not."""
+        if is_open:
+            if not self._open:
+                self._window.clear()
+                self._carried.clear()
+                self._seconds = 0.0
+            self._seconds += seconds
+            for one in counted:
+                key = (one.pid, one.function.number, one.kind)
+                before = self._window.get(key)
+                self._window[key] = (
+                    replace(
+                        one, count=one.count + before.count, nanoseconds=one.nanoseconds + before.nanoseconds,
+                        size=one.size + before.size,
+                    )
+                    if before
+                    else one
+                )  # fmt: skip
+                yield one
+        else:
+            yield from counted
+            yield from self._estimate(seconds, alive)
+        self._open = is_open
+
+    def restart(self) -> None:
+        """Begin a window of its own: rates from long before are not of this load."""
+        self._window.clear()
+        self._carried.clear()
+        self._seconds = 0.0
+
+    def _estimate(self, seconds: float, alive: set[int]) -> Iterator[Counted]:
+        if not self._seconds:
+            return
+        share = seconds / self._seconds
+        for key, one in self._window.items():
+            if one.pid not in alive:
+                continue
+            carried = self._carried.setdefault(key, [0.0, 0.0, 0.0])
+            for index, number in enumerate((one.count, one.nanoseconds, one.size)):
+                carried[index] += number * share
+            count, nanoseconds, size = (int(number) for number in carried)
+            if count:
+                self._carried[key] = [number - int(number) for number in carried]
+                yield Counted(one.function, one.pid, count, nanoseconds, 0, size, 0, one.kind, estimated=True)

@@ -1,0 +1,250 @@
+"""Sends what was seen onward as OTLP/HTTP JSON, as the published trace agent does, with our `nccl.seq` beside."""
+
+import threading
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from urllib.parse import quote
+
+import httpx
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    NumberDataPoint,
+    ResourceMetrics,
+    Sum,
+)
+
+from ingero_agent.route import base_url
+from ingero_agent.trace.events import Collective
+from ingero_agent.trace.ledger import Ledger, quantile
+from ingero_agent.trace.page import COPY_BOUNDS_MS, PERCENTILES, buckets
+from ingero_agent.trace.store import Snapshot
+from ingero_contract import attributes, metrics, routes
+from ingero_kit.logs import get
+from ingero_kit.otlp import to_json
+from ingero_kit.tokens import read_tokens
+
+log = get(__name__)
+
+MAX_POINTS: Final = 20_000
+"""Single collectives that are kept for an export that does not get through; older ones are given up and counted."""
+
+CUMULATIVE: Final = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+Value = str | int | float
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportConfig:
+    """Where to and as whom. `insecure`: plain HTTP."""
+
+    endpoint: str
+    node: str
+    cluster: str = ""
+    insecure: bool = False
+    token_file: Path | None = None
+    timeout: float = 10.0
+    version: str = "0.1.0"
+
+
+def _pairs(values: Mapping[str, Value | None]) -> list[KeyValue]:
+    pairs = []
+    for key, value in values.items():
+        if isinstance(value, int):
+            pairs.append(KeyValue(key=key, value=AnyValue(int_value=value)))
+        elif isinstance(value, float):
+            pairs.append(KeyValue(key=key, value=AnyValue(double_value=value)))
+        elif value is not None:
+            pairs.append(KeyValue(key=key, value=AnyValue(string_value=value)))
+    return pairs
+
+
+def _point(value: int | float, time_ns: int, keys: Mapping[str, Value | None], start_ns: int = 0) -> NumberDataPoint:
+    point = NumberDataPoint(time_unix_nano=time_ns, start_time_unix_nano=start_ns, attributes=_pairs(keys))
+    if isinstance(value, int):
+        point.as_int = value
+    else:
+        point.as_double = value
+    return point
+
+
+def collective_attributes(one: Collective) -> dict[str, Value | None]:
+    """The attributes of a collective's points; what is not known is absent, never 0. `nccl.seq` only when exact."""
+    return {
+        attributes.NCCL_OP_TYPE: one.operation,
+        attributes.NCCL_COMM_HASH: one.communicator,
+        attributes.NCCL_RANK: one.rank,
+        attributes.NCCL_NRANKS: one.nranks or None,
+        attributes.NCCL_DATATYPE: one.dtype,
+        attributes.NCCL_REDUCE_OP: one.reduce_op,
+        attributes.NCCL_SEQ: one.seq if one.exact else None,
+        attributes.PROCESS_PID: one.pid,
+    }
+
+
+def build(
+    ledger: Ledger, collectives: Iterable[Collective], host: Snapshot | None, config: ExportConfig, now_ns: int,
+    start_ns: int,
+) -> ExportMetricsServiceRequest:  # fmt: skip
+    """One export. Sums are cumulative since `start_ns`; a collective's points carry its own time of arrival."""
+    resource = ResourceMetrics()
+    identity = {
+        "service.name": "ingero", "service.version": config.version, attributes.NODE_ID: config.node,
+        attributes.CLUSTER_ID: config.cluster or None,
+    }  # fmt: skip
+    resource.resource.attributes.extend(_pairs(identity))
+    scope = resource.scope_metrics.add()
+    scope.scope.name, scope.scope.version = "ingero", config.version
+
+    def gauge(name: str, unit: str, points: Iterable[NumberDataPoint]) -> None:
+        points = list(points)
+        if points:
+            scope.metrics.append(Metric(name=name, unit=unit, gauge=Gauge(data_points=points)))
+
+    def total(name: str, unit: str, points: Iterable[NumberDataPoint]) -> None:
+        points = list(points)
+        if points:
+            data = Sum(aggregation_temporality=CUMULATIVE, is_monotonic=True, data_points=points)
+            scope.metrics.append(Metric(name=name, unit=unit, sum=data))
+
+    if host:
+        for name, unit, value in (
+            (metrics.SYSTEM_CPU, "1", host.cpu_percent / 100),
+            (metrics.SYSTEM_MEMORY, "1", host.memory_percent / 100),
+            (metrics.SYSTEM_MEMORY_AVAILABLE, "By", host.memory_available_mb << 20),
+            (metrics.SYSTEM_LOAD, "1", host.load),
+        ):
+            gauge(name, unit, [_point(value, now_ns, {})])
+    labelled = {
+        key: dict(zip((attributes.SOURCE, attributes.OPERATION), ledger.labels(key), strict=True))
+        for key in ledger.operations
+    }
+    gauge(
+        metrics.OPERATION_DURATION, "us",
+        (
+            _point(quantile(totals.octaves, share) / 1e3, now_ns, {**labelled[key], attributes.PERCENTILE: name})
+            for key, totals in sorted(ledger.operations.items()) if any(totals.octaves)
+            for name, share in PERCENTILES.items()
+        ),
+    )  # fmt: skip
+    total(
+        metrics.OPERATION_COUNT, "{event}",
+        (_point(totals.count, now_ns, labelled[key], start_ns) for key, totals in sorted(ledger.operations.items())),
+    )  # fmt: skip
+    total(
+        metrics.GPU_MEMCPY_BYTES, "By",
+        (
+            _point(totals.size, now_ns, {attributes.MEMCPY_DIRECTION: direction}, start_ns)
+            for direction, totals in sorted(ledger.copies.items())
+        ),
+    )  # fmt: skip
+    if ledger.copies:
+        data = Histogram(aggregation_temporality=CUMULATIVE)
+        for direction, totals in sorted(ledger.copies.items()):
+            counts = buckets(totals)
+            data.data_points.append(
+                HistogramDataPoint(
+                    time_unix_nano=now_ns, start_time_unix_nano=start_ns, count=sum(counts),
+                    sum=totals.nanoseconds / 1e6, bucket_counts=counts, explicit_bounds=COPY_BOUNDS_MS,
+                    attributes=_pairs({attributes.MEMCPY_DIRECTION: direction}),
+                )
+            )  # fmt: skip
+        scope.metrics.append(Metric(name=metrics.GPU_MEMCPY_DURATION, unit="ms", histogram=data))
+    gauge(
+        metrics.NCCL_PROCESS_LOADED, "1",
+        (
+            _point(1, now_ns, {
+                attributes.PROCESS_PID: one.pid, attributes.PROCESS_COMM: one.command,
+                attributes.LIBNCCL_PATH: one.path, attributes.LIBNCCL_VERSION: one.version,
+            })
+            for one in ledger.nccl_processes
+        ),
+    )  # fmt: skip
+    gauge(metrics.NCCL_PROCESSES, "1", [_point(len(ledger.nccl_processes), now_ns, {})])
+    singles = [(one, collective_attributes(one)) for one in collectives]
+    gauge(
+        metrics.COLLECTIVE_DURATION, "ms",
+        (_point(one.enqueue_ns / 1e6, one.arrival_ns, keys) for one, keys in singles),
+    )  # fmt: skip
+    gauge(
+        metrics.COLLECTIVE_BYTES, "By",
+        (_point(one.size, one.arrival_ns, keys) for one, keys in singles if one.size is not None),
+    )  # fmt: skip
+    gauge(
+        metrics.COLLECTIVE_BARRIER_WAIT, "ms",
+        (_point(one.blocked_ns / 1e6, one.arrival_ns, keys) for one, keys in singles),
+    )  # fmt: skip
+    figures = ledger.figures
+    gauge(metrics.TRACE_BUDGET, "1", [_point(figures.budget, now_ns, {})])
+    gauge(metrics.TRACE_OVERHEAD, "1", [_point(figures.overhead, now_ns, {})])
+    gauge(
+        metrics.TRACE_DUTY, "1",
+        (_point(value, now_ns, {attributes.PROBE_GROUP: group}) for group, value in sorted(figures.duty.items())),
+    )  # fmt: skip
+    return ExportMetricsServiceRequest(resource_metrics=[resource])
+
+
+class Exporter:
+    """Posts from a thread of its own, so that a slow receiver never holds up the counting.
+
+    Single collectives wait here until they were taken; everything else is cumulative and simply sent anew.
+    """
+
+    def __init__(self, config: ExportConfig) -> None:
+        self._config = config
+        base = base_url(config.endpoint, config.insecure)
+        path = "" if base.endswith(routes.OTLP_METRICS) else routes.OTLP_METRICS
+        query = f"?{routes.CLUSTER_PARAMETER}={quote(config.cluster, safe='')}" if config.cluster else ""
+        self._url = base + path + query
+        self._client = httpx.Client(timeout=config.timeout, trust_env=False, follow_redirects=False)
+        self._waiting: list[Collective] = []
+        self._flying: list[Collective] = []
+        self._thread: threading.Thread | None = None
+        self._failed = False
+        self.given_up = 0
+
+    def keep(self, collectives: Iterable[Collective]) -> None:
+        """Take single collectives for the next export."""
+        self._waiting.extend(collectives)
+        excess = len(self._waiting) - MAX_POINTS
+        if excess > 0:
+            del self._waiting[:excess]
+            self.given_up += excess
+
+    def send(self, ledger: Ledger, host: Snapshot | None, now_ns: int, start_ns: int) -> None:
+        """Post in the background, unless the post before is still under way."""
+        if self._thread and self._thread.is_alive():
+            return
+        if self._failed:
+            self._waiting[:0] = self._flying
+            self.keep(())
+        self._flying, self._waiting = self._waiting, []
+        with ledger.lock:
+            body = to_json(build(ledger, self._flying, host, self._config, now_ns, start_ns))
+        self._thread = threading.Thread(target=self._post, args=(body,), daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Wait for the last post."""
+        if self._thread:
+            self._thread.join(self._config.timeout)
+        self._client.close()
+
+    def _post(self, body: bytes) -> None:
+        try:
+            headers = {"content-type": "application/json"}
+            if self._config.token_file:
+                headers["authorization"] = f"Bearer {read_tokens(self._config.token_file)[0]}"
+            failed = not self._client.post(self._url, content=body, headers=headers).is_success
+        except Exception as error:
+            failed = True
+            log.debug("export_error", reason=str(error))
+        if failed and not self._failed:
+            log.warning("export_failed", url=self._url)
+        self._failed = failed

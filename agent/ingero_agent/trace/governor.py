@@ -1,0 +1,123 @@
+"""Keeps what tracing costs the workload inside a budget. Pure: rates, costs and the time in; what to probe out.
+
+Three groups of probes can be told apart:
+
+* `core`: NCCL, waits for the GPU, graph capture. Rare and worth the most; always on.
+* `launch`: kernel and graph launches. Frequent; a count at entry.
+* `memory`: allocations, frees and copies that do not wait. Timed at both ends.
+
+A group that is too dear is not given up but counted in windows: one second of every 4, then 10, then 30, and scaled
+by the tracer, so that an exported rate stays where it was. The order is the table `STEPS`. The true rates are known
+at every step, so what another step would cost is computed, not tried: shedding goes to the first step that fits, and
+a step back is taken only once it would have fitted with room to spare for a whole minute.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+CORE, LAUNCH, MEMORY = "core", "launch", "memory"
+GROUPS: Final = (CORE, LAUNCH, MEMORY)
+
+WINDOW_SECONDS: Final = 1.0
+
+STEPS: Final[tuple[Mapping[str, int], ...]] = (
+    {LAUNCH: 1, MEMORY: 1},
+    {LAUNCH: 4, MEMORY: 1},
+    {LAUNCH: 10, MEMORY: 1},
+    {LAUNCH: 10, MEMORY: 4},
+    {LAUNCH: 10, MEMORY: 10},
+    {LAUNCH: 30, MEMORY: 30},
+)
+"""Windows: a group is counted for one second of so many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GovernorConfig:
+    """What tracing may cost, and how patient the governor is.
+
+    `budget` is a share of one processor's time, of the most heavily traced process. `room`: a step back must fit into
+    this share of the budget.
+    """
+
+    budget: float = 0.005
+    over_seconds: float = 3.0
+    calm_seconds: float = 60.0
+    room: float = 0.8
+
+    def __post_init__(self) -> None:
+        if not 0 < self.budget <= 1:
+            raise ValueError("the budget must be above 0 and at most 1")
+        if not 0 < self.room <= 1:
+            raise ValueError("room must be above 0 and at most 1")
+
+
+@dataclass(frozen=True)
+class GovernorState:
+    """Which step is in force; since when (seconds) the cost has been too high, or low enough for a step back."""
+
+    step: int = 0
+    over_since: float | None = None
+    calm_since: float | None = None
+
+
+def duty(step: int, group: str) -> float:
+    """Share of the time in which a group is counted."""
+    return 1.0 / STEPS[step].get(group, 1)
+
+
+def cost_at(step: int, full: Mapping[str, float]) -> float:
+    """Cost at a step, from what each group would cost if it were always on."""
+    return sum(cost * duty(step, group) for group, cost in full.items())
+
+
+def full_cost(rates: Mapping[str, float], nanoseconds: Mapping[str, float]) -> dict[str, float]:
+    """Share of one processor for each group, always on, from calls a second and nanoseconds a call."""
+    return {group: rate * nanoseconds[group] / 1e9 for group, rate in rates.items()}
+
+
+def advance(state: GovernorState, full: Mapping[str, float], now: float, config: GovernorConfig) -> GovernorState:
+    """The state after a look. `full` is what each group would cost always on, as a share of one processor."""
+    last = len(STEPS) - 1
+    if cost_at(state.step, full) > config.budget and state.step < last:
+        since = state.over_since if state.over_since is not None else now
+        if now - since < config.over_seconds:
+            return replace(state, over_since=since, calm_since=None)
+        fitting = (step for step in range(state.step + 1, last) if cost_at(step, full) <= config.budget)
+        return GovernorState(next(fitting, last))
+    if state.step and cost_at(state.step - 1, full) <= config.budget * config.room:
+        since = state.calm_since if state.calm_since is not None else now
+        if now - since < config.calm_seconds:
+            return replace(state, over_since=None, calm_since=since)
+        return GovernorState(state.step - 1)
+    return GovernorState(state.step)
+
+
+PERIODS: Final = (1, 2, 5)
+"""How much longer the agent waits between looks, by how far its own work exceeds its own budget."""
+
+
+def reader_level(level: int, share: float, budget: float) -> int:
+    """The next level of `PERIODS`, from the share of a processor that the agent itself used at this level."""
+    if share > budget:
+        return min(level + 1, len(PERIODS) - 1)
+    if level and share * PERIODS[level] / PERIODS[level - 1] < budget / 2:
+        return level - 1
+    return level
+
+
+@dataclass(frozen=True)
+class Window:
+    """Whether a group is being counted now: the first second of every `1 / duty` seconds, from the step's start."""
+
+    step: int = 0
+    begun: float = 0.0
+
+    def is_open(self, group: str, now: float) -> bool:
+        """At this time, seconds."""
+        every = STEPS[self.step].get(group, 1)
+        return every == 1 or (now - self.begun) % (every * WINDOW_SECONDS) < WINDOW_SECONDS
+
+    def next_change(self, now: float) -> float:
+        """Seconds until any group may open or close; infinite while everything is on."""
+        return WINDOW_SECONDS - (now - self.begun) % WINDOW_SECONDS if self.step else float("inf")

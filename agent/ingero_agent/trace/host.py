@@ -1,0 +1,87 @@
+"""The host's processors and memory; what the agent itself uses. Parsing is apart from reading."""
+
+import os
+import re
+import resource
+import time
+from pathlib import Path
+
+from ingero_agent.sources.procfs import parse_cpu
+from ingero_agent.trace.discovery import NCCL, Found
+from ingero_agent.trace.ledger import NcclProcess
+from ingero_agent.trace.store import Snapshot
+from ingero_agent.trace.timeline import parse_rank
+
+
+def parse_meminfo(text: str) -> tuple[float, int, int]:
+    """Memory in use (percent), available (MB), swap in use (MB) from /proc/meminfo."""
+    found = {name: int(size) for name, size in re.findall(r"^(\w+):\s+(\d+)", text, re.MULTILINE)}
+    total, available = max(1, found.get("MemTotal", 1)), found.get("MemAvailable", 0)
+    swap = found.get("SwapTotal", 0) - found.get("SwapFree", 0)
+    return 100.0 * (total - available) / total, available >> 10, swap >> 10
+
+
+class Host:
+    """Remembers processor time between snapshots."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._before = (0, 0)
+
+    def snapshot(self) -> Snapshot:
+        """The host since the snapshot before. Raises `OSError`."""
+        busy, total = parse_cpu((self._proc / "stat").read_text())
+        before, self._before = self._before, (busy, total)
+        percent = 100.0 * (busy - before[0]) / max(1, total - before[1])
+        load = float((self._proc / "loadavg").read_text().split()[0])
+        return Snapshot(percent, *parse_meminfo((self._proc / "meminfo").read_text()), load)
+
+
+class OwnLoad:
+    """What this process uses of a processor, between two looks."""
+
+    def __init__(self) -> None:
+        self._before = self._now()
+
+    def share(self) -> float:
+        """Share of one processor since the call before."""
+        before, self._before = self._before, self._now()
+        return (self._before[0] - before[0]) / max(1e-9, self._before[1] - before[1])
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        usage = resource.getrusage(resource.RUSAGE_SELF)
+        return usage.ru_utime + usage.ru_stime, time.monotonic()
+
+
+def own_rss() -> int:
+    """Resident memory of this process, bytes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def command_of(pid: int) -> str:
+    """A process's name; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text(errors="replace").strip()
+    except OSError:
+        return ""
+
+
+def rank_of(pid: int) -> int | None:
+    """A process's RANK; nothing when it has none or may not be read."""
+    try:
+        return parse_rank(Path(f"/proc/{pid}/environ").read_bytes())
+    except OSError:
+        return None
+
+
+def nccl_processes(found: dict[int, list[Found]]) -> list[NcclProcess]:
+    """Processes with NCCL loaded. The version is what the file's name says."""
+    processes = []
+    for pid, libraries in found.items():
+        for one in libraries:
+            if one.kind == NCCL:
+                version = re.search(r"\.so\.([\d.]+)$", one.name)
+                processes.append(NcclProcess(pid, command_of(pid), one.name, version.group(1) if version else ""))
+                break
+    return processes

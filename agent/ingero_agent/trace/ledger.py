@@ -1,0 +1,111 @@
+"""Running totals of everything seen since the start: what the Prometheus page and the export are made from."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from threading import Lock
+
+from ingero_agent.trace.counts import Counted
+from ingero_agent.trace.events import Collective, Event
+from ingero_agent.trace.probes.table import COLLECTIVES, DIRECTIONS, SOURCE_NAMES
+from ingero_agent.trace.probes.table import OPERATION_NAMES as NAMES
+
+OCTAVES = 32
+
+
+def quantile(octaves: Iterable[int], share: float) -> float:
+    """The nanoseconds below which `share` of the calls lie, straight lines inside an octave; 0 without calls."""
+    counts = list(octaves)
+    wanted, passed = sum(counts) * share, 0
+    for index, count in enumerate(counts):
+        if count and passed + count >= wanted:
+            low = 0.0 if index == 0 else 2.0**index
+            return low + (2.0 ** (index + 1) - low) * max(0.0, wanted - passed) / count
+        passed += count
+    return 0.0
+
+
+@dataclass
+class Totals:
+    """Calls, nanoseconds, bytes and failures; calls by the binary magnitude of their nanoseconds where timed."""
+
+    count: int = 0
+    nanoseconds: int = 0
+    size: int = 0
+    errors: int = 0
+    octaves: list[int] = field(default_factory=lambda: [0] * OCTAVES)
+
+    def add(self, one: Counted) -> None:
+        """Take more calls in."""
+        self.count += one.count
+        self.nanoseconds += one.nanoseconds
+        self.size += one.size
+        self.errors += one.errors
+        for index, count in enumerate(one.octaves):
+            self.octaves[index] += count
+
+
+@dataclass
+class Figures:
+    """What tracing costs and what it could not do. Shares are of one processor; sizes in bytes."""
+
+    budget: float = 0.0
+    overhead: float = 0.0
+    step: int = 0
+    duty: dict[str, float] = field(default_factory=dict)
+    entry_ns: float = 0.0
+    pair_ns: float = 0.0
+    own_cpu: float = 0.0
+    own_rss: int = 0
+    helper_peak: int = 0
+    period_seconds: float = 0.0
+    sample_every: int = 1
+    mode: str = ""
+    libraries: int = 0
+    lost: dict[str, int] = field(default_factory=dict)
+    database_bytes: int = 0
+    pruned_rows: int = 0
+    unexported: int = 0
+
+
+@dataclass(frozen=True)
+class NcclProcess:
+    """A process that has NCCL loaded. `version` is empty where the file's name does not tell."""
+
+    pid: int
+    command: str
+    path: str
+    version: str
+
+
+class Ledger:
+    """`lock` is held by whoever reads or writes; everything else is plain data."""
+
+    def __init__(self) -> None:
+        self.lock = Lock()
+        self.operations: dict[tuple[int, int], Totals] = {}
+        self.copies: dict[str, Totals] = {}
+        self.collectives: dict[str, Totals] = {}
+        self.waits: dict[str, Totals] = {}
+        self.nccl_processes: list[NcclProcess] = []
+        self.figures = Figures()
+
+    def add(self, counted: Iterable[Counted], events: Iterable[Event] = ()) -> None:
+        """Take what one look brought."""
+        for one in counted:
+            function = one.function
+            self.operations.setdefault((function.source, function.operation), Totals()).add(one)
+            if function.is_copy:
+                direction = DIRECTIONS[min(one.kind, len(DIRECTIONS) - 1)]
+                self.copies.setdefault(direction, Totals()).add(one)
+            if function.number in COLLECTIVES:
+                self.collectives.setdefault(function.name, Totals()).add(one)
+        for event in events:
+            if isinstance(event, Collective):
+                waits = self.waits.setdefault(event.operation, Totals())
+                waits.count += 1
+                waits.nanoseconds += event.blocked_ns
+
+    @staticmethod
+    def labels(key: tuple[int, int]) -> tuple[str, str]:
+        """Names of an operation's source and of itself."""
+        return SOURCE_NAMES.get(key[0], str(key[0])), NAMES.get(key, str(key[1]))

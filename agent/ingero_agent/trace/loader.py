@@ -1,0 +1,56 @@
+"""Starts the helper process that compiles and loads the kernel programs, and takes over their descriptors."""
+
+import json
+import resource
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Final
+
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+HELPER_SECONDS: Final = 60.0
+RING_BYTES: Final = 2**20
+
+
+class CannotTrace(Exception):
+    """This machine cannot be traced; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Descriptors of programs and maps by name; what the helper cost, in seconds and bytes."""
+
+    descriptors: dict[str, int]
+    seconds: float
+    peak_bytes: int
+
+
+def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> Loaded:
+    """Compile and load in a process of its own.
+
+    `mode` is "multi" (links of many functions) or "perf" (one function each). Raises `CannotTrace`.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    ours.settimeout(HELPER_SECONDS)
+    command = [sys.executable, "-m", "ingero_agent.trace.helper", str(theirs.fileno()), mode, str(ring_bytes)]
+    with ours, subprocess.Popen(command, pass_fds=[theirs.fileno()], stderr=subprocess.DEVNULL) as helper:
+        theirs.close()
+        try:
+            text, descriptors, _, _ = socket.recv_fds(ours, 65536, 253)
+        except TimeoutError:
+            helper.kill()
+            raise CannotTrace(f"the eBPF compiler took longer than {HELPER_SECONDS:.0f} s") from None
+    message = json.loads(text or b'{"error": "the helper ended without a word"}')
+    if "error" in message:
+        raise CannotTrace(
+            f"{message['error']}: tracing needs root (CAP_BPF, CAP_PERFMON), Linux 6.6 or newer with BTF, and the "
+            "distribution's python3-bpfcc; `ingero-agent check` says which of them is missing"
+        )
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    log.info("programs_loaded", seconds=message["seconds"], helper_peak_bytes=peak)
+    names = [*message["programs"], *message["maps"]]
+    return Loaded(dict(zip(names, descriptors, strict=True)), float(message["seconds"]), peak)

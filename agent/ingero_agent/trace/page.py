@@ -1,0 +1,166 @@
+"""The tracer's Prometheus page. It has no authentication: bind it to the loopback, or to a network you trust."""
+
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ingero_agent.trace.ledger import Figures, Ledger, Totals, quantile
+from ingero_agent.trace.tracer import RING_FULL
+
+PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+COPY_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
+
+
+def buckets(totals: Totals, bounds_ms: tuple[float, ...] = COPY_BOUNDS_MS) -> list[int]:
+    """Calls in each bucket, not added up, the last one unbounded; an octave counts where its middle lies."""
+    found = [0] * (len(bounds_ms) + 1)
+    for index, count in enumerate(totals.octaves):
+        middle = 1.5 * 2.0**index / 1e6
+        found[next((place for place, bound in enumerate(bounds_ms) if middle <= bound), len(bounds_ms))] += count
+    return found
+
+
+class TracePage(Collector):
+    """The ledger as metric families."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+
+    def collect(self) -> Iterator[Metric]:
+        """Build the families anew for every scrape."""
+        with self._ledger.lock:
+            families = [*self._operations(), *self._copies(), *self._nccl(), *self._own(self._ledger.figures)]
+        yield from families
+
+    def _operations(self) -> Iterator[Metric]:
+        ledger = self._ledger
+        duration = GaugeMetricFamily(
+            "gpu_cuda_operation_duration_microseconds", "Duration of calls since the start.",
+            labels=["source", "operation", "percentile"],
+        )  # fmt: skip
+        count = GaugeMetricFamily(
+            "gpu_cuda_operation_count", "Calls since the start.", labels=["source", "operation"]
+        )
+        for key, totals in sorted(ledger.operations.items()):
+            labels = list(ledger.labels(key))
+            count.add_metric(labels, totals.count)
+            if any(totals.octaves):
+                for name, share in PERCENTILES.items():
+                    duration.add_metric([*labels, name], round(quantile(totals.octaves, share) / 1e3, 3))
+        yield duration
+        yield count
+
+    def _copies(self) -> Iterator[Metric]:
+        size = CounterMetricFamily("gpu_memcpy_bytes", "Bytes copied, by direction.", labels=["direction"])
+        duration = HistogramMetricFamily("gpu_memcpy_duration_ms", "Duration of copies.", labels=["direction"])
+        for direction, totals in sorted(self._ledger.copies.items()):
+            size.add_metric([direction], totals.size)
+            passed, rows = 0, []
+            for bound, count in zip([*map(str, COPY_BOUNDS_MS), "+Inf"], buckets(totals), strict=True):
+                passed += count
+                rows.append((bound, passed))
+            duration.add_metric([direction], rows, totals.nanoseconds / 1e6)
+        yield size
+        yield duration
+
+    def _nccl(self) -> Iterator[Metric]:
+        ledger = self._ledger
+        loaded = GaugeMetricFamily(
+            "gpu_nccl_process_loaded", "1 for a process that has NCCL loaded.",
+            labels=["pid", "comm", "libnccl_path", "libnccl_version"],
+        )  # fmt: skip
+        for one in ledger.nccl_processes:
+            loaded.add_metric([str(one.pid), one.command, one.path, one.version], 1)
+        yield loaded
+        yield GaugeMetricFamily(
+            "gpu_nccl_processes_total", "Processes that have NCCL loaded.", value=len(ledger.nccl_processes)
+        )
+        count = GaugeMetricFamily("gpu_nccl_collective_count", "Collectives called.", labels=["op_type"])
+        size = CounterMetricFamily("gpu_nccl_collective_bytes", "Bytes of collectives.", labels=["op_type"])
+        for name, totals in sorted(ledger.collectives.items()):
+            count.add_metric([name], totals.count)
+            size.add_metric([name], totals.size)
+        yield count
+        yield size
+        waits = GaugeMetricFamily(
+            "gpu_nccl_collective_barrier_events", "Collectives seen being waited for.", labels=["op_type"]
+        )
+        for name, totals in sorted(ledger.waits.items()):
+            waits.add_metric([name], totals.count)
+        yield waits
+
+    @staticmethod
+    def _own(figures: Figures) -> Iterator[Metric]:
+        for name, text, value in (
+            ("ingero_trace_budget_ratio", "Share of one processor that tracing may cost a process.", figures.budget),
+            ("ingero_trace_overhead_ratio", "Share that it costs the most traced process now.", figures.overhead),
+            ("ingero_trace_step", "How much is shed: 0 is nothing; the steps are in docs/trace.md.", figures.step),
+            ("ingero_trace_agent_cpu_ratio", "Share of one processor that the agent itself uses.", figures.own_cpu),
+            ("ingero_trace_agent_rss_bytes", "Resident memory of the agent.", figures.own_rss),
+            ("ingero_trace_helper_peak_bytes", "Peak memory of the helper, which is gone.", figures.helper_peak),
+            ("ingero_trace_period_seconds", "Time between looks at the counts.", figures.period_seconds),
+            ("ingero_trace_sample_every", "One of so many collectives is kept singly.", figures.sample_every),
+            ("ingero_trace_libraries", "Library files that are attached.", figures.libraries),
+            ("ingero_trace_db_bytes", "Size of the database.", figures.database_bytes),
+        ):  # fmt: skip
+            yield GaugeMetricFamily(name, text, value=value)
+        duty = GaugeMetricFamily(
+            "ingero_trace_duty_ratio", "Share of the time in which a group is counted.", labels=["group"]
+        )
+        for group, value in sorted(figures.duty.items()):
+            duty.add_metric([group], value)
+        yield duty
+        cost = GaugeMetricFamily(
+            "ingero_trace_probe_cost_seconds", "Measured cost of one probed call.", labels=["kind"]
+        )
+        cost.add_metric(["entry"], figures.entry_ns / 1e9)
+        cost.add_metric(["pair"], figures.pair_ns / 1e9)
+        yield cost
+        mode = GaugeMetricFamily("ingero_trace_mode", "1 for the way probes are attached.", labels=["mode"])
+        mode.add_metric([figures.mode], 1)
+        yield mode
+        lost = CounterMetricFamily("ingero_trace_lost", "Calls or records lost, by reason.", labels=["reason"])
+        for reason, count in sorted(figures.lost.items()):
+            lost.add_metric([reason], count)
+        yield lost
+        yield CounterMetricFamily(
+            "ingero_ringbuf_overflows", "Records lost to a full ring.", value=figures.lost.get(RING_FULL, 0)
+        )
+        yield CounterMetricFamily(
+            "ingero_trace_db_pruned_rows", "Rows removed from the database by size or age.", value=figures.pruned_rows
+        )
+        yield CounterMetricFamily(
+            "ingero_trace_unexported_points", "Points given up because nobody took them.", value=figures.unexported
+        )
+
+
+def make_server(host: str, port: int, ledger: Ledger) -> ThreadingHTTPServer:
+    """An HTTP server over the ledger; `serve_forever` runs it. Raises `OSError`."""
+    registry = CollectorRegistry()
+    registry.register(TracePage(ledger))
+
+    class Page(BaseHTTPRequestHandler):
+        timeout = 10
+
+        def do_GET(self) -> None:
+            if self.path.partition("?")[0] == "/metrics":
+                self._answer(200, generate_latest(registry))
+            else:
+                self._answer(404, b"not found: /metrics\n")
+
+        def _answer(self, status: int, body: bytes) -> None:
+            self.send_response(status)
+            self.send_header("content-type", "text/plain; version=0.0.4; charset=utf-8")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
+            """Scrapes are not news."""
+
+    server = ThreadingHTTPServer((host, port), Page)
+    server.daemon_threads = True
+    return server

@@ -1,0 +1,60 @@
+"""Which files to attach to, and for whom: one layer of CUDA a process, or every launch would count twice. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ingero_agent.trace.discovery import CUDA, CUDART, NCCL, FileIdentity, Found
+from ingero_agent.trace.governor import GROUPS
+from ingero_agent.trace.probes.table import IMPORTANT, PROGRAMS, Function
+
+
+@dataclass(frozen=True)
+class Target:
+    """A library to attach to: for all processes, or (`pid`) for one that has nothing better. `static`: linked in."""
+
+    kind: str
+    identity: FileIdentity
+    pid: int = 0
+    static: bool = False
+
+
+def plan(
+    found: Mapping[int, Iterable[Found]], static_runtime: Callable[[int], tuple[FileIdentity, Path] | None]
+) -> dict[Target, Path]:
+    """Targets and how to open them.
+
+    The runtime uses the driver library, so the latter is attached only for a process without a runtime that can be
+    seen; `static_runtime` finds one linked into a process's own program.
+    """
+    targets: dict[Target, Path] = {}
+    for pid, libraries in found.items():
+        libraries = list(libraries)
+        kinds = {one.kind for one in libraries}
+        inside = static_runtime(pid) if CUDA in kinds and CUDART not in kinds else None
+        if inside:
+            targets.setdefault(Target(CUDART, inside[0], static=True), inside[1])
+        for one in libraries:
+            if one.kind in (CUDART, NCCL):
+                targets.setdefault(Target(one.kind, one.identity), one.path)
+            elif one.kind == CUDA and CUDART not in kinds and not inside:
+                targets.setdefault(Target(CUDA, one.identity, pid), one.path)
+    return targets
+
+
+Places = dict[str, dict[str, dict[int, int]]]
+"""By governor group and kind of program: file offset → cookie. An offset stands once, however many names it has."""
+
+
+def places(
+    functions: Mapping[str, Function], offsets: Mapping[str, Iterable[int]], slot: int, *, few: bool = False
+) -> Places:
+    """Where to attach which program. `few`: only the most important functions."""
+    chosen: Places = {group: {kind: {} for kind in PROGRAMS} for group in GROUPS}
+    for name, found in offsets.items():
+        function = functions[name]
+        if few and function.name not in IMPORTANT:
+            continue
+        for offset in found:
+            chosen[function.group][function.kind][offset] = function.cookie(slot)
+    return chosen

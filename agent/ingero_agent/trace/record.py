@@ -1,0 +1,90 @@
+"""Writes a timeline to a file that `ingero-fleet diagnose` reads: CSV row by row, Parquet in groups of rows."""
+
+import csv
+from collections.abc import Iterable
+from dataclasses import astuple
+from pathlib import Path
+from typing import Any, Protocol
+
+from ingero_agent.trace.timeline import COLUMNS, Row
+
+GROUP_ROWS = 65536
+PARQUET = (".parquet", ".pq")
+
+
+class Recorder(Protocol):
+    """Takes rows until it is closed."""
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Append."""
+
+    def close(self) -> None:
+        """Finish the file."""
+
+
+class CsvRecorder:
+    """Every call reaches the file: what was recorded before a crash is there."""
+
+    def __init__(self, file: Path) -> None:
+        self._stream = file.open("w", newline="")
+        self._writer = csv.writer(self._stream, lineterminator="\n")
+        self._writer.writerow(COLUMNS)
+        self._stream.flush()
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Append; microseconds of starts, nanoseconds of durations."""
+        for row in rows:
+            values = list(astuple(row))
+            values[3:5] = f"{row.start:.6f}", f"{row.duration:.9f}"
+            self._writer.writerow(["" if value is None else value for value in values])
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Finish."""
+        self._stream.close()
+
+
+class ParquetRecorder:
+    """Keeps rows until a group is full; the file can be read once it is closed."""
+
+    def __init__(self, file: Path) -> None:
+        import pyarrow as pa
+        from pyarrow import parquet
+
+        kinds = (
+            pa.int64(),
+            pa.string(),
+            pa.string(),
+            pa.float64(),
+            pa.float64(),
+            pa.int64(),
+            pa.string(),
+            pa.int64(),
+        )
+        self._schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)))
+        self._writer: Any = parquet.ParquetWriter(file, self._schema)
+        self._rows: list[Row] = []
+
+    def write(self, rows: Iterable[Row]) -> None:
+        """Append."""
+        self._rows.extend(rows)
+        if len(self._rows) >= GROUP_ROWS:
+            self._flush()
+
+    def close(self) -> None:
+        """Write what is left and finish."""
+        self._flush()
+        self._writer.close()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self._rows:
+            columns = zip(*(astuple(row) for row in self._rows), strict=True)
+            self._writer.write_table(pa.table([list(column) for column in columns], schema=self._schema))
+            self._rows = []
+
+
+def open_recorder(file: Path) -> Recorder:
+    """By the file's suffix. Raises `OSError`, and `ImportError` where Parquet is wanted and pyarrow is not there."""
+    return ParquetRecorder(file) if file.suffix.lower() in PARQUET else CsvRecorder(file)

@@ -1,0 +1,235 @@
+"""The wiring of `ingero-agent trace`: tracer, governor, database, page, export and recording in one loop."""
+
+import sqlite3
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ingero_agent.trace import governor
+from ingero_agent.trace.counts import Counted, Scaler
+from ingero_agent.trace.events import Collective, sample_mask
+from ingero_agent.trace.export import ExportConfig, Exporter
+from ingero_agent.trace.governor import CORE, GROUPS, LAUNCH, MEMORY, GovernorConfig, GovernorState, Window
+from ingero_agent.trace.host import Host, OwnLoad, command_of, nccl_processes, own_rss, rank_of
+from ingero_agent.trace.ledger import Ledger
+from ingero_agent.trace.page import make_server
+from ingero_agent.trace.record import Recorder, open_recorder
+from ingero_agent.trace.store import Retention, Snapshot, Store
+from ingero_agent.trace.timeline import Timeline
+from ingero_agent.trace.tracer import AUTO, Tracer
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+SLOW_ROUND_SECONDS: Final = 10.0
+"""How often the host is looked at, the agent's own load is judged, and what was seen is sent onward."""
+
+OWN_CPU_BUDGET: Final = 0.01
+MIN_WAIT_SECONDS: Final = 0.02
+
+
+@dataclass(frozen=True, kw_only=True)
+class TraceConfig:
+    """What `ingero-agent trace` was told. `period` in seconds; `budget` is a share of one processor."""
+
+    database: Path
+    period: float = 1.0
+    budget: float = 0.005
+    retention: Retention = field(default_factory=Retention)
+    listen: tuple[str, int] | None = None
+    export: ExportConfig | None = None
+    record: Path | None = None
+    attach: str = AUTO
+
+
+class TraceService:
+    """One tracer and everything that it feeds. `tick` is one look."""
+
+    def __init__(self, config: TraceConfig, tracer: Tracer, store: Store, recorder: Recorder | None = None) -> None:
+        self.ledger = Ledger()
+        self._config, self._tracer, self._store, self._recorder = config, tracer, store, recorder
+        self._governor = GovernorConfig(budget=config.budget)
+        self._state, self._window = GovernorState(), Window()
+        self._scalers = {group: Scaler() for group in GROUPS}
+        self._open = dict.fromkeys(GROUPS, True)
+        self._rates: dict[int, dict[str, float]] = {}
+        self._exporter = Exporter(config.export) if config.export else None
+        self._host, self._own, self._timeline = Host(), OwnLoad(), Timeline()
+        self._latest: Snapshot | None = None
+        self._started_ns = time.time_ns()
+        self._read_at = self._round_at = time.monotonic()
+        self._level, self._mask, self._seen_events = 0, 0, 0
+        self._named: set[int] = set()
+        figures, costs = self.ledger.figures, tracer.costs
+        figures.budget, figures.mode, figures.helper_peak = config.budget, tracer.mode, tracer.helper_peak_bytes
+        figures.entry_ns, figures.pair_ns = costs.entry_ns, costs.pair_ns
+        self._nanoseconds = {CORE: costs.pair_ns, LAUNCH: costs.entry_ns, MEMORY: costs.pair_ns}
+
+    @property
+    def period(self) -> float:
+        """Seconds between looks, longer when the agent itself works too much."""
+        return self._config.period * governor.PERIODS[self._level]
+
+    def wait_seconds(self, now: float) -> float:
+        """Seconds until the next look: a period, or sooner when a window opens or closes."""
+        return max(MIN_WAIT_SECONDS, min(self.period, self._window.next_change(now)))
+
+    def tick(self, now: float) -> None:
+        """Read what was called, hand it out, and open or close windows. `now`: monotonic seconds."""
+        self._tracer.look()
+        # Links first, counts after: what was called until the links were closed belongs to the window.
+        opened = {group: self._window.is_open(group, now) for group in GROUPS}
+        for group in GROUPS:
+            if not opened[group]:
+                self._tracer.switch(group, False)
+        counted, events = self._tracer.read(), self._tracer.events()
+        read_at = time.monotonic()
+        seconds, self._read_at = max(1e-6, read_at - self._read_at), read_at
+        rows = self._scale(counted, seconds)
+        collectives = [event for event in events if isinstance(event, Collective)]
+        self._seen_events += len(events)
+        with suppress(sqlite3.OperationalError):
+            self._store.add(rows, time.time(), self._new_names(), events)
+        if self._recorder:
+            self._record(collectives)
+        if self._exporter:
+            self._exporter.keep(collectives)
+        with self.ledger.lock:
+            self.ledger.add(rows, events)
+        self._govern(counted, seconds, now)
+        for group in GROUPS:
+            self._open[group] = self._window.is_open(group, now)
+            self._tracer.switch(group, self._open[group])
+        if now - self._round_at >= SLOW_ROUND_SECONDS:
+            self._slow_round(now - self._round_at)
+            self._round_at = now
+
+    def close(self) -> None:
+        """Send and write what is left."""
+        if self._exporter:
+            self._export()
+            self._exporter.close()
+        if self._recorder:
+            self._recorder.close()
+
+    def _new_names(self) -> dict[int, str]:
+        """Names of processes that were not there at the look before."""
+        fresh = {pid: command_of(pid) for pid in self._tracer.found if pid not in self._named}
+        self._named = set(self._tracer.found)
+        return fresh
+
+    def _scale(self, counted: list[Counted], seconds: float) -> list[Counted]:
+        if not self._state.step:
+            return counted
+        by_group: dict[str, list[Counted]] = defaultdict(list)
+        for one in counted:
+            by_group[one.function.group].append(one)
+        alive, rows = set(self._tracer.found), []
+        for group in GROUPS:
+            if governor.duty(self._state.step, group) == 1.0:
+                rows += by_group[group]
+            else:
+                rows += self._scalers[group].step(by_group[group], seconds, is_open=self._open[group], alive=alive)
+        return rows
+
+    def _govern(self, counted: list[Counted], seconds: float, now: float) -> None:
+        fresh: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(GROUPS, 0.0))
+        for one in counted:
+            fresh[one.pid][one.function.group] += one.count / seconds
+        pids = set(fresh) | {pid for pid in self._rates if pid in self._tracer.found}
+        self._rates = {
+            pid: {
+                group: fresh[pid][group] if self._open[group] else self._rates.get(pid, {}).get(group, 0.0)
+                for group in GROUPS
+            }
+            for pid in pids
+        }
+        full = max(
+            (governor.full_cost(rates, self._nanoseconds) for rates in self._rates.values()),
+            key=lambda cost: sum(cost.values()), default=dict.fromkeys(GROUPS, 0.0),
+        )  # fmt: skip
+        before, self._state = self._state, governor.advance(self._state, full, now, self._governor)
+        if before.step != self._state.step:
+            self._window = Window(self._state.step, now)
+            for scaler in self._scalers.values():
+                scaler.restart()
+            duties = {group: governor.duty(self._state.step, group) for group in GROUPS}
+            log.info("budget", step=self._state.step, cost_always_on=round(sum(full.values()), 5), **duties)
+        figures = self.ledger.figures
+        figures.overhead, figures.step = governor.cost_at(self._state.step, full), self._state.step
+        figures.duty = {group: governor.duty(self._state.step, group) for group in GROUPS}
+        figures.lost, figures.libraries = self._tracer.lost(), self._tracer.libraries
+        figures.period_seconds, figures.sample_every = self.period, self._mask + 1
+
+    def _record(self, collectives: list[Collective]) -> None:
+        assert self._recorder
+        for pid in self._tracer.found:
+            if pid not in self._timeline.ranks:
+                rank = rank_of(pid)
+                if rank is not None:
+                    self._timeline.ranks[pid] = rank
+        self._recorder.write(self._timeline.rows(collectives))
+
+    def _slow_round(self, seconds: float) -> None:
+        figures = self.ledger.figures
+        figures.own_cpu, figures.own_rss = self._own.share(), own_rss()
+        self._level = governor.reader_level(self._level, figures.own_cpu, OWN_CPU_BUDGET)
+        if not self._recorder:
+            mask = sample_mask(self._mask, self._seen_events / seconds)
+            if mask != self._mask:
+                self._mask = mask
+                self._tracer.sample(mask)
+        self._seen_events = 0
+        self._timeline.forget(set(self._tracer.found))
+        self._named.clear()
+        with self.ledger.lock:
+            self.ledger.nccl_processes = nccl_processes(dict(self._tracer.found))
+            figures.database_bytes, figures.pruned_rows = self._store.size, self._store.pruned_rows
+        with suppress(OSError, sqlite3.OperationalError):
+            self._latest = self._host.snapshot()
+            self._store.snapshot(self._latest, time.time())
+        self._export()
+
+    def _export(self) -> None:
+        if self._exporter:
+            self.ledger.figures.unexported = self._exporter.given_up
+            self._exporter.send(self.ledger, self._latest, time.time_ns(), self._started_ns)
+
+
+def run(config: TraceConfig, ended: Callable[[float], bool]) -> None:
+    """Trace until `ended` (which waits the seconds that it is given) says so.
+
+    Raises `CannotTrace`, and `OSError` for what cannot be opened.
+    """
+    store = Store(config.database, config.retention)
+    server = None
+    try:
+        tracer = Tracer(config.attach)
+        try:
+            service = TraceService(config, tracer, store, open_recorder(config.record) if config.record else None)
+            if config.listen:
+                server = make_server(*config.listen, service.ledger)
+                threading.Thread(target=server.serve_forever, daemon=True).start()
+                log.info("listening", address=f"{server.server_address[0]!s}:{server.server_address[1]}")
+            log.info("started", database=str(config.database), mode=tracer.mode, **vars(tracer.costs))
+            tracer.look()
+            while True:
+                over = ended(service.wait_seconds(time.monotonic()))
+                service.tick(time.monotonic())
+                if over:
+                    break
+            service.close()
+            if tracer.lost():
+                log.warning("lost", reasons=tracer.lost())
+        finally:
+            tracer.close()
+    finally:
+        if server:
+            server.shutdown()
+            server.server_close()
+        store.close()

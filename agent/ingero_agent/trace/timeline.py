@@ -1,0 +1,70 @@
+"""Collectives as a timeline of operations: what each rank computed, and what it waited for. Pure.
+
+A rank's time is split at its waits: from the end of one wait to the arrival at the next collective it computed, from
+the arrival to the end of the wait it communicated. `step` is the number of the first collective of the wait in the
+rank's largest communicator: equal on all ranks and growing, but not counted one by one.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+from ingero_agent.trace.events import Collective
+
+COLUMNS = ("rank", "op", "kind", "start", "duration", "step", "group", "seq")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operation; `start` is a time of day, `duration` is in seconds. `seq` is empty where it is not exact."""
+
+    rank: int
+    op: str
+    kind: str
+    start: float
+    duration: float
+    step: int | None
+    group: str
+    seq: int | None
+
+
+def parse_rank(environment: bytes) -> int | None:
+    """RANK of a process from /proc/PID/environ, as launchers of distributed jobs set it."""
+    for entry in environment.split(b"\0"):
+        if entry.startswith(b"RANK="):
+            text = entry[5:].decode(errors="replace").strip()
+            return int(text) if text.isdecimal() else None
+    return None
+
+
+class Timeline:
+    """Remembers of each process when its last wait ended. `ranks` holds what is known from outside, by process."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[int, int] = {}
+        self._ended: dict[int, int] = {}
+
+    def rows(self, collectives: Iterable[Collective]) -> Iterator[Row]:
+        """Rows of new collectives, in the order of their ends; a process whose rank nobody knows has none."""
+        ordered = sorted(collectives, key=lambda one: (one.end_ns, one.pid, one.arrival_ns))
+        for (end, pid), group in groupby(ordered, key=lambda one: (one.end_ns, one.pid)):
+            waited = list(group)
+            main = max(waited, key=lambda one: (one.nranks, -one.seq))
+            rank = self.ranks.get(pid, main.rank if main.rank is not None else -1)
+            last, self._ended[pid] = self._ended.get(pid), end
+            if rank < 0:
+                continue
+            step = min(one.seq for one in waited if one.communicator == main.communicator) if main.exact else None
+            begun = min(one.arrival_ns for one in waited)
+            if last is not None and begun > last:
+                yield Row(rank, "compute", "compute", last / 1e9, (begun - last) / 1e9, step, "", None)
+            for one in waited:
+                yield Row(
+                    rank, one.operation, "collective", one.arrival_ns / 1e9, (end - one.arrival_ns) / 1e9, step,
+                    one.communicator or "", one.seq if one.exact else None,
+                )  # fmt: skip
+
+    def forget(self, alive: set[int]) -> None:
+        """Drop processes that are gone: their numbers come back for others."""
+        self._ended = {pid: end for pid, end in self._ended.items() if pid in alive}
+        self.ranks = {pid: rank for pid, rank in self.ranks.items() if pid in alive}

@@ -1,0 +1,195 @@
+"""Echo in figures: the server pinned to one core, the load on another. `make bench-echo` prints the table.
+
+`make bench-echo ARGS=--quick` takes about a minute; the whole of it needs some minutes and 2 GB of disk.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests/support"))
+
+from ingero_contract import attributes, echo, metrics  # noqa: E402
+from ingero_echo import rollups  # noqa: E402
+from ingero_echo.settings import RetentionConfig, StoreConfig  # noqa: E402
+from ingero_echo.store import Store  # noqa: E402
+from ingero_testing.processes import BIN, Running, wait_until  # noqa: E402
+from ingero_testing.processes import echo as start_echo  # noqa: E402
+
+CORES = sorted(os.sched_getaffinity(0))
+SERVER_CORE, LOAD_CORE = CORES[0], CORES[-1]
+CLIENT = httpx.Client(timeout=120, trust_env=False)
+
+
+def row(what: str, ours: str, target: str, reached: bool | None) -> None:
+    """One line of the table."""
+    verdict = "–" if reached is None else "reached" if reached else "NOT REACHED"
+    print(f"| {what} | {ours} | {target} | {verdict} |", flush=True)
+
+
+def pinned(folder: Path, change: dict[str, Any] | None = None) -> AbstractContextManager[Running]:
+    """Echo on the server's core."""
+    return start_echo(folder, change, "taskset", "-c", str(SERVER_CORE))
+
+
+def stress(service: Running, protocol: str, nodes: int, events: int, check: bool) -> dict[str, Any]:
+    """One run of the stress tool on the load's core."""
+    command = [
+        "taskset", "-c", str(LOAD_CORE), str(BIN / "ingero-echo"), "stress", "--protocol", protocol, "--endpoint",
+        f"127.0.0.1:{service.ports[f'otlp/{protocol}']}", "--nodes", str(nodes), "--events", str(events // nodes),
+        "--batch", "1000", "--cluster", f"bench-{time.time_ns()}", "--json",
+    ]  # fmt: skip
+    if check:
+        command += ["--api", service.url("api")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    if not done.stdout:
+        raise SystemExit(f"bench: the stress tool failed: {done.stderr[-500:]}")
+    facts: dict[str, Any] = json.loads(done.stdout)
+    return facts
+
+
+def page(service: Running, name: str) -> float:
+    """One number of the metrics page."""
+    text = CLIENT.get(service.url("api", echo.METRICS_PAGE)).text
+    return next(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
+
+
+def ingest(folder: Path, quick: bool) -> None:
+    """Durable events a second, and memory meanwhile."""
+    events, rounds = (200_000, 1) if quick else (800_000, 3)
+    with pinned(folder / "ingest") as service:
+        page(service, "process_resident")
+        rates, facts = [], {}
+        for number in range(rounds):
+            facts = stress(service, "http", 32, events, check=number == rounds - 1)
+            rates.append(facts["events_per_second"])
+        rate = statistics.median(rates)
+        row(
+            "durable OTLP/HTTP ingest, 32 senders, batches of 1,000, events/s", f"{rate:,.0f}", "≥ 100,000",
+            rate >= 100_000,
+        )  # fmt: skip
+        row(
+            "of those by id: missing, doubled, changed",
+            f"{facts['missing']}, {facts['doubled']}, {facts['wrong_chain']}", "0, 0, 0", facts["clean"],
+        )  # fmt: skip
+        over_grpc = stress(service, "grpc", 32, events // 2, check=False)["events_per_second"]
+        row("the same over gRPC, events/s", f"{over_grpc:,.0f}", "", None)
+        memory = page(service, "process_resident_memory") / 1e6
+        row("resident memory after it", f"{memory:.0f} MB", "< 500 MB", memory < 500)
+        pause = 1000 * page(service, "ingero_echo_longest_write_seconds")
+        row("longest transaction, checkpoints included", f"{pause:.0f} ms", "", None)
+
+
+def fill(path: Path, millions: int) -> None:
+    """A store of health scores of 200 nodes in 10 clusters over the last day, one of each cluster slow."""
+    store = Store.open(StoreConfig(path=path, memory_limit_mb=1000))
+    for part in range(millions):
+        store.connection.execute(
+            f"""
+            INSERT INTO events
+            SELECT uuid(), make_timestamp_ns(epoch_ns(now()) - 86400000000000 + moment), now()::TIMESTAMP, 'metrics',
+                   'cluster-' || (i % 10), 'node-' || (i % 200),
+                   CASE i % 3 WHEN 0 THEN '{metrics.HEALTH_SCORE}' WHEN 1 THEN '{metrics.THROUGHPUT_RATIO}'
+                              ELSE '{metrics.MEMORY_HEADROOM}' END,
+                   CASE WHEN i % 200 < 10 THEN 0.4 ELSE 0.9 END + random() / 50, (i % 200)::INTEGER, 200,
+                   CASE WHEN i % 97 = 0 THEN 'chain-' || i END, NULL,
+                   '{{"{attributes.NODE_STATE}":"active","{attributes.WORKLOAD_TYPE}":"training"}}'
+            FROM (SELECT i, (i + {part} * 1000000) * {86_400 * 10**9 // (millions * 10**6)} AS moment
+                  FROM range(1000000) r(i))
+            """
+        )
+    store.connection.execute(rollups.ADD.replace("FROM rows", "FROM events"))
+    store.close()
+
+
+def questions(folder: Path, quick: bool) -> None:
+    """How long questions take over a large store, and how soon it is back after a kill."""
+    millions = 1 if quick else 10
+    fill(folder / "large/echo.duckdb", millions)
+    size = (folder / "large/echo.duckdb").stat().st_size / 1e6
+    row(f"{millions} million events on disk", f"{size:.0f} MB", "", None)
+    with pinned(folder / "large") as service:
+        wait_until(lambda: "front_ends_ready" in service.words(), "the front ends")
+        for tool, arguments in (
+            ("find_stragglers", {"cluster_id": "cluster-3", "since": "1h"}),
+            ("find_stragglers", {"since": "all"}),
+            ("find_outlier_nodes", {"cluster_id": "cluster-3", "since": "1h"}),
+            ("find_outlier_nodes", {"since": "all"}),
+            ("summary", {"since": "1h"}),
+        ):
+            url = service.url("api", echo.TOOLS + echo.TOOL_PREFIX + tool)
+            times: list[float] = []
+            CLIENT.post(url, json=arguments).raise_for_status()
+            for _ in range(30):
+                began = time.perf_counter()
+                CLIENT.post(url, json=arguments).raise_for_status()
+                times.append(1000 * (time.perf_counter() - began))
+            p95 = sorted(times)[int(len(times) * 0.95)]
+            words = ", ".join(f"{key}={value}" for key, value in arguments.items())
+            row(f"{tool} ({words}), p95", f"{p95:.0f} ms", "< 100 ms", p95 < 100)
+        log = folder / "large/echo.duckdb.wal"
+        full = 0.0
+        for _ in range(60):
+            stress(service, "http", 8, 40_000, check=False)
+            full = max(full, log.stat().st_size / 1e6 if log.exists() else 0.0)
+            if full > 45:
+                break
+        os.kill(service.process.pid, signal.SIGKILL)
+        service.process.wait()
+    began = time.perf_counter()
+    with pinned(folder / "large"):
+        seconds = time.perf_counter() - began
+    row(
+        f"ready after kill -9, {millions} million events, {full:.0f} MB write-ahead log", f"{seconds:.2f} s", "< 2 s",
+        seconds < 2,
+    )  # fmt: skip
+
+
+def retention(folder: Path, quick: bool) -> None:
+    """Whether the file stays bounded while old events go and new ones come."""
+    cycles, rows = 10, 20_000 if quick else 200_000
+    store = Store.open(StoreConfig(path=folder / "kept/echo.duckdb"))
+    from ingero_echo import retention as rule
+
+    day = 86_400 * 10**9
+    for cycle in range(cycles + 3):
+        store.connection.execute(
+            "INSERT INTO events SELECT uuid(), make_timestamp_ns(? + i * 1000000), now()::TIMESTAMP, 'logs', 'c', "
+            "'n' || (i % 100), 'm', random(), 1, 8, NULL, uuid()::VARCHAR, '{}' FROM range(?) r(i)",
+            [cycle * day, rows],
+        )
+        rule.sweep(store, RetentionConfig(age=2.5 * 86400), (cycle + 1) * day)
+    store.connection.execute("CHECKPOINT")
+    live = store.live_bytes()
+    store.close()
+    ratio = (folder / "kept/echo.duckdb").stat().st_size / live
+    row(f"file over live data after {cycles} retention cycles", f"{ratio:.2f}", "≤ 1.5", ratio <= 1.5)
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="smaller and shorter")
+    parser.add_argument("--only", choices=["ingest", "questions", "retention"], help="one part")
+    given = parser.parse_args()
+    print("| figure | ours | target | |\n| --- | --- | --- | --- |", flush=True)
+    with tempfile.TemporaryDirectory() as name:
+        for part in (ingest, questions, retention):
+            if given.only in (None, part.__name__):
+                part(Path(name), given.quick)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,322 @@
+"""The operator on a real API server: first reconcile, rest, one change, verdict to taint, kills, an outage.
+
+`make bench-operator` prints the table; ARGS="--clusters 200 --rest 30 --kills 10" makes it short. It needs the
+programs that docs/operator.md names. Fleet is played by a double that says what the measurement needs.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
+
+from ingero_testing.fleets import Fleets, fleets  # noqa: E402
+from scripts.controlplane import ControlPlane, control_plane  # noqa: E402
+
+BIN = Path(sys.executable).parent
+POOL = "bench.ingero.io/pool"
+NAMESPACES = 10
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    what: str
+    ours: str
+    target: str
+    reached: bool
+
+
+@dataclass
+class Operator:
+    """A running operator."""
+
+    process: subprocess.Popen[bytes]
+    port: int = 0
+
+    def page(self) -> dict[str, float]:
+        """Its metrics."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=30) as answer:
+            lines = answer.read().decode().splitlines()
+        return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line[:1] != "#"}
+
+    def writes(self) -> float:
+        """Requests that change something; the Lease, which is PUT, is left out."""
+        page = self.page()
+        names = [f'ingero_operator_api_requests_total{{method="{item}"}}' for item in ("PATCH", "POST", "DELETE")]
+        return sum(page.get(name, 0.0) for name in names)
+
+    def resident(self) -> float:
+        """Megabytes."""
+        return self.page()["process_resident_memory_bytes"] / 1e6
+
+
+@dataclass
+class Bench:
+    """One run."""
+
+    plane: ControlPlane
+    fleet: Fleets
+    flags: argparse.Namespace
+    rows: list[Row] = field(default_factory=list)
+    folder: Path = Path()
+
+    def wait(self, what: str, done: Callable[[], Any], seconds: float, pause: float = 0.02) -> float:
+        """Wait until something is so; how long it took."""
+        started = time.monotonic()
+        while not done():
+            if time.monotonic() - started > seconds:
+                raise SystemExit(f"bench: waited {seconds:.0f} s for {what}")
+            time.sleep(pause)
+        return time.monotonic() - started
+
+    def note(self, what: str, ours: str, target: str, reached: bool) -> None:
+        """A line of the table, printed at once."""
+        self.rows.append(Row(what, ours, target, reached))
+        print(f"| {what} | {ours} | {target} | {'reached' if reached else 'not reached'} |", flush=True)
+
+    def start(self, *flags: str) -> Operator:
+        """Start an operator."""
+        ports = self.folder / f"ports-{random.getrandbits(32):x}.json"
+        with (self.folder / "operator.log").open("ab") as log:
+            process = subprocess.Popen(
+                [str(BIN / "ingero-operator"), "run", "--listen", "127.0.0.1:0", "--ports-file", str(ports),
+                 "--no-leader-election", "--fleet-url", self.fleet.template, *flags],
+                env={**os.environ, "KUBECONFIG": str(self.plane.kubeconfig)}, stdout=log, stderr=log,
+            )  # fmt: skip
+        self.wait("the operator to listen", lambda: ports.exists() or process.poll() is not None, 60)
+        return Operator(process, json.loads(ports.read_text())["http"])
+
+    @contextlib.contextmanager
+    def operator(self, *flags: str) -> Iterator[Operator]:
+        """An operator that ends with the block."""
+        found = self.start(*flags)
+        try:
+            yield found
+        finally:
+            found.process.terminate()
+            found.process.wait()
+
+    def cluster(self, number: int, **spec: Any) -> dict[str, Any]:
+        """A FleetCluster."""
+        namespace = f"bench-{number % NAMESPACES}"
+        body = {"clusterId": f"c{number}", "agents": {"nodeSelector": {POOL: f"p{number}"}}, **spec}
+        metadata = {"name": f"fc-{number}", "namespace": namespace}
+        return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": body}
+
+    async def create(self, count: int) -> None:
+        """Make FleetClusters, many at once."""
+        headers = {"Authorization": f"Bearer {self.plane.token}"}
+        base = f"https://127.0.0.1:{self.plane.port}/apis/ingero.io/v1alpha1/namespaces"
+        gate = asyncio.Semaphore(16)
+        async with httpx.AsyncClient(verify=False, headers=headers, timeout=60, trust_env=False) as client:
+
+            async def one(number: int) -> None:
+                body = self.cluster(number)
+                self.fleet.of(body["metadata"]["namespace"], body["metadata"]["name"]).interval = 10.0
+                async with gate:
+                    url = f"{base}/{body['metadata']['namespace']}/fleetclusters"
+                    (await client.post(url, json=body)).raise_for_status()
+
+            await asyncio.gather(*(one(number) for number in range(count)))
+
+    def reconciled(self) -> int:
+        """FleetClusters whose status is about their present spec."""
+        items = self.plane.read("fc")["items"]
+        return sum(
+            (item.get("status") or {}).get("observedGeneration") == item["metadata"]["generation"] for item in items
+        )
+
+    def many(self) -> None:
+        """First reconcile, one change, rest."""
+        count = self.flags.clusters
+        asyncio.run(self.create(count))
+        started = time.monotonic()
+        with self.operator("--resync", f"{self.flags.resync}s") as operator:
+            self.wait("every FleetCluster", lambda: self.reconciled() == count, 600, 2.0)
+            seconds = time.monotonic() - started
+            self.note(f"first reconcile of {count} FleetClusters", f"{seconds:.0f} s", "< 120 s", seconds < 120)
+            self.wait("the queue", lambda: operator.page()["ingero_operator_queue_length"] == 0, 120, 1.0)
+            times = [self.change(number) for number in range(5)]
+            self.note("one changed CR to its children", f"{max(times):.2f} s (slowest of 5)", "< 2 s", max(times) < 2)
+            self.rest(operator)
+
+    def change(self, number: int) -> float:
+        """Seconds from a change to the child that shows it."""
+        namespace, name = f"bench-{number % NAMESPACES}", f"fc-{number}"
+        started = time.monotonic()
+        self.plane.patch("fc", name, {"spec": {"version": "9.9.9"}}, namespace)
+
+        def shown() -> bool:
+            child = self.plane.read("-n", namespace, "deployment", f"{name}-fleet")
+            return child["spec"]["template"]["spec"]["containers"][0]["image"].endswith(":9.9.9")
+
+        self.wait("the change", shown, 30)
+        return time.monotonic() - started
+
+    def rest(self, operator: Operator) -> None:
+        """Writes, memory and processor while nothing happens but sweeps and questions."""
+        first = operator.page()
+        self.wait(
+            "a sweep",
+            lambda: operator.page()["ingero_operator_sweeps_total"] > first["ingero_operator_sweeps_total"],
+            600, 1.0,
+        )  # fmt: skip
+        before, writes, started = operator.page(), operator.writes(), time.monotonic()
+        time.sleep(self.flags.rest)
+        after, seconds = operator.page(), time.monotonic() - started
+        sweeps = after["ingero_operator_sweeps_total"] - before["ingero_operator_sweeps_total"]
+        made = operator.writes() - writes
+        share = (after["process_cpu_seconds_total"] - before["process_cpu_seconds_total"]) / seconds
+        text = f"{made:.0f} in {seconds:.0f} s with {sweeps:.0f} sweeps"
+        self.note("at rest: writes", text, "0", made == 0)
+        self.note("at rest: resident memory", f"{operator.resident():.0f} MB", "< 250 MB", operator.resident() < 250)
+        self.note("at rest: processor", f"{100 * share:.1f} % of a core", "< 5 %", share < 0.05)
+
+    # One cluster of twelve nodes, whose stragglers are marked.
+
+    def nodes(self) -> list[str]:
+        """Twelve ready GPU nodes."""
+        names = [f"node-{number:02}" for number in range(12)]
+        for name in names:
+            labels = {POOL: "taints", "nvidia.com/gpu.present": "true"}
+            self.plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
+            ready = {"conditions": [{"type": "Ready", "status": "True"}], "capacity": {"nvidia.com/gpu": "8"}}
+            self.plane.patch("node", name, {"status": ready}, sub="/status")
+        return names
+
+    def marked(self, name: str) -> bool:
+        """Whether a node carries our taint."""
+        taints = self.plane.read("node", name)["spec"].get("taints", [])
+        return any(item["key"] == "ingero.io/straggler" for item in taints)
+
+    def begin(self) -> list[str]:
+        """The FleetCluster over the twelve nodes."""
+        names = self.nodes()
+        says = self.fleet.of("bench-0", "taints")
+        says.nodes, says.interval = set(names), 0.2
+        body = self.cluster(0, taints={
+            "mode": "NoSchedule", "confirmFor": "400ms", "confirmWindows": 2, "recoverFor": "400ms",
+            "interval": "1ms", "minNodeAge": "1ms", "quiet": "1ms", "maxPerDay": 8,
+            "budget": {"maxNodes": 2, "maxPercent": 50},
+        })  # fmt: skip
+        body["metadata"]["name"] = "taints"
+        body["spec"]["agents"]["nodeSelector"] = {POOL: "taints"}
+        self.plane.apply(body)
+        return names
+
+    def taints(self) -> None:
+        """Verdict to taint, recovery to removal, and an outage."""
+        names = self.begin()
+        says = self.fleet.of("bench-0", "taints")
+        with self.operator("--poll", "200ms", "--resync", "5s") as operator:
+            self.wait("the first look", lambda: operator.page()["ingero_operator_reconciles_total"] > 0, 60)
+            added, removed = [], []
+            for name in names[:3]:
+                says.stragglers = {name}
+                added.append(self.wait("the taint", lambda name=name: self.marked(name), 60))
+                says.stragglers = set()
+                removed.append(self.wait("the release", lambda name=name: not self.marked(name), 60))
+            rails = "rails of 0.4 s"
+            self.note("verdict to taint", f"{max(added):.1f} s ({rails})", "< 5 s", max(added) < 5)
+            self.note("recovery to removal", f"{max(removed):.1f} s ({rails})", "< 5 s", max(removed) < 5)
+            says.stragglers = {names[5]}
+            self.wait("the taint", lambda: self.marked(names[5]), 60)
+            self.plane.stop_server()
+            says.stragglers = {names[6]}
+            time.sleep(self.flags.outage)
+            self.plane.start_server()
+            back = self.wait(
+                "the operator to go on", lambda: self.marked(names[6]) and not self.marked(names[5]), 120
+            )
+            alive = operator.process.poll() is None
+            text = f"went on by itself after {back:.1f} s" if alive else "ended"
+            self.note(f"API server away for {self.flags.outage} s", text, "goes on by itself", alive)
+            says.stragglers = set()
+            self.wait("the release", lambda: not self.marked(names[6]), 60)
+
+    def kills(self) -> None:
+        """Killed at random moments of marking and releasing; in the end no stray taint and no Event twice."""
+        names = self.begin()
+        says = self.fleet.of("bench-0", "taints")
+        dice = random.Random(1)
+        before = self.told()
+        for number in range(self.flags.kills):
+            says.stragglers = {dice.choice(names)} if number % 2 else set()
+            operator = self.start("--poll", "200ms", "--resync", "60s")
+            time.sleep(dice.uniform(0.0, 1.6))
+            operator.process.send_signal(signal.SIGKILL)
+            operator.process.wait()
+        says.stragglers = set()
+        with self.operator("--poll", "200ms", "--resync", "5s"):
+            self.wait("every node to be free", lambda: not any(self.marked(name) for name in names), 120, 0.2)
+            time.sleep(1)
+        told = self.told()
+        doubled = {key: count for key, count in told.items() if count > 1}
+        tainted = sum(key[0] == "Tainted" for key in told) - sum(key[0] == "Tainted" for key in before)
+        released = sum(key[0] == "Released" for key in told) - sum(key[0] == "Released" for key in before)
+        overridden = sum(key[0] == "TaintOverridden" for key in told)
+        good = not doubled and tainted == released and not overridden
+        text = f"{tainted} marked, {released} released, {len(doubled)} Events twice, {overridden} taken for a person"
+        self.note(f"kill -9 at {self.flags.kills} random points", text, "no stray taint, no double Event", good)
+
+    def told(self) -> dict[tuple[str, str, str], int]:
+        """Events on the FleetCluster, by reason, name and words."""
+        items = self.plane.read("-n", "bench-0", "events")["items"]
+        return {
+            (item["reason"], item["metadata"]["name"], item["message"]): item["count"]
+            for item in items
+            if item["involvedObject"]["name"] == "taints"
+            and item["reason"] in ("Tainted", "Released", "TaintOverridden")
+        }
+
+
+def main() -> None:
+    """Parse the flags and measure."""
+    parser = argparse.ArgumentParser(prog="make bench-operator ARGS=...", description=__doc__)
+    parser.add_argument("--clusters", type=int, default=1000, help="FleetClusters (default 1000)")
+    parser.add_argument("--rest", type=int, default=600, help="seconds of rest (default 600)")
+    parser.add_argument("--resync", type=int, default=120, help="seconds between sweeps at rest (default 120)")
+    parser.add_argument("--kills", type=int, default=200, help="kill points (default 200)")
+    parser.add_argument("--outage", type=int, default=300, help="seconds without API server (default 300)")
+    parser.add_argument("--only", choices=["many", "taints", "kills"], action="append", help="measure only this")
+    flags = parser.parse_args()
+    from ingero_operator.render.crds import all_definitions
+
+    wanted = flags.only or ["many", "taints", "kills"]
+    with tempfile.TemporaryDirectory(prefix="ingero-bench-") as folder:
+        try:
+            with control_plane(Path(folder) / "plane", full=False) as plane, fleets() as fleet:
+                plane.apply(*all_definitions())
+                plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+                for number in range(NAMESPACES):
+                    metadata = {"name": f"bench-{number}"}
+                    plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+                bench = Bench(plane, fleet, flags, folder=Path(folder))
+                print("| what | ours | target | |\n| --- | --- | --- | --- |", flush=True)
+                for name in ("taints", "kills", "many"):
+                    if name in wanted:
+                        getattr(bench, name)()
+        except FileNotFoundError as error:
+            raise SystemExit(f"bench: {error}") from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,48 @@
+"""The pictures of docs/detection.md: three seeded histories, written as files and drawn by `replay --plot`."""
+
+import csv
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+import families
+
+PICTURES = Path(__file__).resolve().parents[1] / "docs/pictures"
+STORIES = {
+    "leak": families.leak,
+    "flapping": families.flapping,
+    "half": families.part_slow(0.5),
+}
+
+
+def main() -> None:
+    """Write every history and have it judged."""
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        for name, generate in STORIES.items():
+            rates = generate(np.random.default_rng(4), 720, 12).rate
+            file = Path(folder) / f"{name}.csv"
+            with file.open("w", newline="") as stream:
+                rows = csv.writer(stream)
+                rows.writerow(("time", "node", "rate"))
+                for tick, values in enumerate(rates.tolist()):
+                    rows.writerows(
+                        (tick * families.TICK, f"node-{node:02d}", value) for node, value in enumerate(values)
+                    )
+            command = [
+                Path(sys.executable).parent / "ingero-fleet",
+                "replay",
+                file,
+                "--plot",
+                PICTURES / f"{name}.png",
+            ]
+            subprocess.run(command, check=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Seeded operation timelines of synchronised jobs: what a tracer would have recorded on every rank's own clock."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_detect.diagnosis import Timeline
+
+CLOCKS = 10.0
+"""Clocks of ranks are off by up to so many seconds."""
+
+
+@dataclass
+class Table:
+    """Rows of a timeline by column, ready for a CSV file."""
+
+    columns: dict[str, list[npt.NDArray[np.generic]]] = field(default_factory=dict)
+
+    def add(self, **values: npt.ArrayLike) -> None:
+        """Add some rows; single values stand for all of them."""
+        arrays = np.broadcast_arrays(*(np.asarray(value) for value in values.values()))
+        for name, array in zip(values, arrays, strict=True):
+            self.columns.setdefault(name, []).append(array.ravel())
+
+    def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
+        """The columns whole."""
+        return {name: np.concatenate(parts) for name, parts in self.columns.items()}
+
+    def csv(self) -> str:
+        """The rows as text."""
+        arrays = self.arrays()
+        lines = [",".join(arrays)]
+        lines += [",".join(map(str, row)) for row in zip(*(array.tolist() for array in arrays.values()), strict=True)]
+        return "\n".join(lines) + "\n"
+
+
+def as_timeline(table: Table) -> Timeline:
+    """The rows as the diagnosis takes them, without the way through a file."""
+    columns = table.arrays()
+    rank, step = columns["rank"].astype(np.int64), columns["step"].astype(np.int64)
+    _, op = np.unique(columns["op"], return_inverse=True)
+    collective = columns["kind"] == "collective"
+    _, group = np.unique(columns["group"], return_inverse=True)
+    unknown = np.full(len(rank), -1, np.int64)
+    return Timeline(
+        ranks=int(rank.max()) + 1, steps=int(step.max()) + 1, rank=rank, step=step, op=op, collective=collective,
+        start=columns["start"].astype(float), duration=columns["duration"].astype(float),
+        instance=np.where(collective, group * (int(step.max()) + 1) + step, -1),
+        stage=columns["stage"].astype(np.int64) if "stage" in columns else unknown,
+        data_parallel=columns["data_parallel"].astype(np.int64) if "data_parallel" in columns else unknown,
+    )  # fmt: skip
+
+
+def ring(
+    rng: np.random.Generator, ranks: int, steps: int = 50, late: float = 0.05, jitter: float = 0.02, culprit: int = 0
+) -> Table:
+    """A barrier-synchronised ring: compute, then one collective that ends for all when the last has arrived.
+
+    `late` and `jitter` are shares of a step of one second.
+    """
+    compute = 0.8 + jitter * rng.normal(size=(steps, ranks))
+    compute[:, culprit] += late
+    clock = rng.uniform(-CLOCKS, CLOCKS, ranks)
+    table, begin = Table(), 100.0
+    for step in range(steps):
+        own = np.maximum(compute[step], 0.01)
+        end = begin + own.max() + 0.2
+        rank = np.arange(ranks)
+        table.add(rank=rank, op="forward-backward", kind="compute", start=begin + clock, duration=own, step=step,
+                  group="", seq="")  # fmt: skip
+        table.add(rank=rank, op="all-reduce", kind="collective", start=begin + own + clock,
+                  duration=end - begin - own, step=step, group="dp", seq=step)  # fmt: skip
+        begin = end
+    return table
+
+
+def pipeline(
+    rng: np.random.Generator, stages: int = 4, replicas: int = 4, steps: int = 50, heavy: float = 0.4,
+    jitter: float = 0.02, long_share: float = 0.0, culprit: int = -1, late: float = 0.0,
+) -> Table:  # fmt: skip
+    """Stages by replicas; the last stage is `heavy` longer; a share of (step, replica) has sequences twice as long.
+
+    A step: every rank computes forward and backward, replicas then meet by stage; the slowest stage sets the pace of
+    its replica. Rank = stage x replicas + replica.
+    """
+    table, begin = Table(), 50.0
+    ranks = stages * replicas
+    stage, replica = np.divmod(np.arange(ranks), replicas)
+    clock = rng.uniform(-CLOCKS, CLOCKS, ranks)
+    for step in range(steps):
+        work = np.where(stage == stages - 1, 1 + heavy, 1.0) * 0.3
+        longer = np.where(rng.random(replicas) < long_share, 2.0, 1.0)[replica]
+        forward = work * longer * (1 + jitter * rng.normal(size=ranks))
+        backward = 2 * work * longer * (1 + jitter * rng.normal(size=ranks))
+        if culprit >= 0:
+            forward[culprit] *= 1 + late
+            backward[culprit] *= 1 + late
+        pace = np.array([(forward + backward)[replica == one].max() for one in range(replicas)])[replica]
+        end = begin + pace.max() + 0.1
+        shared = {"rank": np.arange(ranks), "step": step, "stage": stage, "data_parallel": replica}
+        table.add(op="forward", kind="compute", start=begin + clock, duration=forward, group="", seq="", **shared)
+        table.add(op="backward", kind="compute", start=begin + forward + clock, duration=backward, group="", seq="",
+                  **shared)  # fmt: skip
+        table.add(op="grads-sync", kind="collective", start=begin + pace + clock, duration=end - begin - pace,
+                  group=np.char.add("stage", stage.astype(str)), seq=step, **shared)  # fmt: skip
+        begin = end
+    return table

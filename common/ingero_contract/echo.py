@@ -1,0 +1,72 @@
+"""Names of Echo's interface: paths, tools, and the attributes that only Echo reads."""
+
+from typing import Final
+
+VERSIONS: Final = "/api/versions"
+"""Open: which versions of the API this server speaks."""
+
+HEALTH: Final = "/api/v2/health"
+"""Open: liveness."""
+
+READY: Final = "/readyz"
+"""Open: 503 until the database is open, replayed and migrated."""
+
+WHOAMI: Final = "/api/v2/whoami"
+"""Name, scopes and clusters of the bearer token."""
+
+TOOLS_LIST: Final = "/api/v2/tools/list"
+"""Catalogue of tools with input and output JSON schemas."""
+
+TOOLS: Final = "/api/v2/tools/"
+"""POST with a tool's name behind it: call the tool."""
+
+SQL: Final = "/api/v2/sql"
+"""POST: one read-only statement."""
+
+OPENAPI: Final = "/api/v2/openapi.json"
+"""Description of the API, OpenAPI 3.1."""
+
+BACKUPS: Final = "/api/v2/backups"
+"""POST: write a consistent copy of the database into the configured folder."""
+
+METRICS_PAGE: Final = "/metrics"
+"""Prometheus page."""
+
+MCP: Final = "/mcp"
+"""Model Context Protocol over streamable HTTP; also served at `/`."""
+
+TOOL_PREFIX: Final = "fleet.cluster."
+"""What every tool's name begins with."""
+
+INVESTIGATE: Final = "investigate"
+"""Prompt that goes from where to why."""
+
+CAUSAL_CHAIN_ID: Final = "causal_chain_id"
+"""Point, log record or span: the causal chain that it belongs to; copied as it came."""
+
+CAUSAL_CHAIN_EVENT: Final = "ingero.causal_chain"
+"""Event name of a log record that describes a causal chain."""
+
+CHAIN_SEVERITY: Final = "ingero.causal_chain.severity"
+"""Log record: LOW, MEDIUM or HIGH."""
+
+CHAIN_ROOT_CAUSE: Final = "ingero.causal_chain.root_cause"
+"""Log record: root cause in words."""
+
+FRAGMENTATION: Final = "gpu.memory.fragmentation_estimate"
+"""Share of GPU memory that is neither used nor free, 0 to 1. Instrument: gauge. Unit: 1."""
+
+MEMCPY_BYTES: Final = "gpu.memcpy.bytes_total"
+"""Bytes copied, by direction. Instrument: cumulative monotonic sum. Unit: By."""
+
+MEMCPY_DURATION: Final = "gpu.memcpy.duration_ms"
+"""Time of copies, by direction. Instrument: histogram. Unit: ms."""
+
+OPERATION_COUNT: Final = "gpu.cuda.operation.count"
+"""CUDA operations by source and operation. Instrument: cumulative sum. Unit: {event}."""
+
+NCCL_PROCESS: Final = "gpu.nccl.process_loaded"
+"""1 for every process that has loaded libnccl. Instrument: gauge. Unit: 1."""
+
+GPU_UUID: Final = "gpu.uuid"
+"""Point: the GPU."""

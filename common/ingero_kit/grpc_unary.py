@@ -1,0 +1,161 @@
+"""Unary gRPC calls over HTTP/2, from the server's side (the protocol description "gRPC over HTTP2").
+
+A method is a function from a call's fields and its one message, still encoded, to a `Reply` made by `respond` or
+`refuse`. Deadlines are the client's to keep: it resets the stream, which cancels a method that is awaited.
+"""
+
+import base64
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from enum import IntEnum
+from typing import Final
+
+from ingero_kit.header_blocks import Field
+from ingero_kit.http2_messages import Failure, Head, Reply
+from ingero_kit.http_server import DecodeError, decompress
+
+
+class Code(IntEnum):
+    """Status codes (gRPC, "Status codes and their use in gRPC")."""
+
+    OK = 0
+    CANCELLED = 1
+    UNKNOWN = 2
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
+    ALREADY_EXISTS = 6
+    PERMISSION_DENIED = 7
+    RESOURCE_EXHAUSTED = 8
+    FAILED_PRECONDITION = 9
+    ABORTED = 10
+    OUT_OF_RANGE = 11
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+    DATA_LOSS = 15
+    UNAUTHENTICATED = 16
+
+
+Fields = Mapping[bytes, bytes]
+"""A call's metadata: names in lower case, values as sent."""
+
+Method = Callable[[Fields, bytes], Reply | Awaitable[Reply]]
+Guard = Callable[[Fields], Reply | None]
+"""Looks at a call before its message is read; a reply ends it."""
+
+PREFIX: Final = 5
+"""Octets before a message: whether it is compressed, and its length."""
+
+ENCODINGS: Final = b"identity,deflate,gzip,zstd"
+
+_MEDIA: Final = b"application/grpc"
+_BEGUN: Final[list[Field]] = [(b":status", b"200"), (b"content-type", _MEDIA)]
+_WELL: Final[list[Field]] = [(b"grpc-status", b"0")]
+_LONGEST_WORDS: Final = 1024
+
+
+def frame_message(message: bytes) -> bytes:
+    """A message as it travels, not compressed."""
+    return b"\0" + len(message).to_bytes(4, "big") + message
+
+
+def respond(message: bytes, metadata: Iterable[tuple[str, str]] = ()) -> Reply:
+    """A successful reply; the metadata comes before the message, as initial metadata."""
+    more = [(name.encode(), value.encode()) for name, value in metadata]
+    return Reply.of([*_BEGUN, *more], frame_message(message), _WELL)
+
+
+def refuse(code: Code, words: str, details: bytes = b"", extra: Iterable[Field] = ()) -> Reply:
+    """A failure, in trailers only. `details` is an encoded google.rpc.Status."""
+    fields = [*_BEGUN, (b"grpc-status", b"%d" % code), (b"grpc-message", escape(words)), *extra]
+    if details:
+        fields.append((b"grpc-status-details-bin", base64.b64encode(details).rstrip(b"=")))
+    return Reply.of(fields)
+
+
+def escape(words: str) -> bytes:
+    """A status message as it travels: printable ASCII without the percent sign, the rest of UTF-8 as %XX."""
+    text = words.encode()[:_LONGEST_WORDS]
+    return b"".join(b"%c" % octet if 0x20 <= octet <= 0x7E and octet != 0x25 else b"%%%02X" % octet for octet in text)
+
+
+class GrpcService:
+    """Serves unary methods by their path, `/package.Service/Method`.
+
+    `message_bytes` bounds a message as sent, `decoded_bytes` after decompression.
+    """
+
+    def __init__(
+        self,
+        methods: Mapping[str, Method],
+        *,
+        guard: Guard | None = None,
+        message_bytes: int = 4 << 20,
+        decoded_bytes: int = 16 << 20,
+    ) -> None:
+        self._methods = {path.encode(): method for path, method in methods.items()}
+        self.guard = guard
+        self.decoded_bytes = decoded_bytes
+        self._failures = {
+            Failure.HEADERS_TOO_LARGE: refuse(Code.RESOURCE_EXHAUSTED, "the metadata is too large"),
+            Failure.BODY_TOO_LARGE: refuse(
+                Code.RESOURCE_EXHAUSTED, f"the message is larger than {message_bytes} bytes"
+            ),
+            Failure.TOO_SLOW: refuse(Code.DEADLINE_EXCEEDED, "the request took too long"),
+            Failure.OVERLOADED: refuse(Code.UNAVAILABLE, "too much is being received at once"),
+            Failure.HANDLER_FAILED: refuse(Code.INTERNAL, "internal error"),
+        }
+
+    def route(self, head: Head) -> "_Call":
+        """Find the method; what is no gRPC call is answered in HTTP's own terms."""
+        media = head.fields.get(b"content-type", b"")
+        method = self._methods.get(head.path)
+        encoding = head.fields.get(b"grpc-encoding", b"identity")
+        refusal = None
+        if head.method != b"POST":
+            refusal = Reply.of([(b":status", b"405"), (b"allow", b"POST")])
+        elif not media.startswith(_MEDIA) or media[len(_MEDIA) : len(_MEDIA) + 1] not in (b"", b"+", b";"):
+            refusal = Reply.of([(b":status", b"415")])
+        elif method is None:
+            refusal = refuse(Code.UNIMPLEMENTED, f"there is no method {head.path.decode('latin-1')}")
+        elif encoding not in ENCODINGS.split(b","):
+            words = f"grpc-encoding {encoding.decode('latin-1')!r} is not supported"
+            refusal = refuse(Code.UNIMPLEMENTED, words, extra=[(b"grpc-accept-encoding", ENCODINGS)])
+        return _Call(self, method, head.fields, encoding, refusal)
+
+    def fail(self, failure: Failure) -> Reply:
+        """The status of a call that the server could not bring to its method."""
+        return self._failures[failure]
+
+
+class _Call:
+    """Calls with equal heads."""
+
+    __slots__ = ("_encoding", "_fields", "_method", "_refusal", "_service")
+
+    def __init__(
+        self, service: GrpcService, method: Method | None, fields: Fields, encoding: bytes, refusal: Reply | None
+    ) -> None:
+        self._service, self._method, self._fields = service, method, fields
+        self._encoding, self._refusal = encoding, refusal
+
+    def begin(self) -> Reply | None:
+        guard = self._service.guard
+        return self._refusal or (guard(self._fields) if guard else None)
+
+    def complete(self, body: bytes) -> Reply | Awaitable[Reply]:
+        assert self._method is not None
+        if len(body) < PREFIX or len(body) - PREFIX < int.from_bytes(body[1:PREFIX], "big"):
+            return refuse(Code.INTERNAL, "the call ended before its message")
+        if len(body) - PREFIX > int.from_bytes(body[1:PREFIX], "big"):
+            return refuse(Code.INTERNAL, "more than one message in a unary call")
+        message = body[PREFIX:]
+        if body[0]:
+            if body[0] != 1 or self._encoding == b"identity":
+                return refuse(Code.INTERNAL, "a compressed message without grpc-encoding")
+            try:
+                message = decompress(self._encoding, message, self._service.decoded_bytes)
+            except DecodeError as error:
+                code = Code.RESOURCE_EXHAUSTED if error.status == 413 else Code.INTERNAL
+                return refuse(code, str(error))
+        return self._method(self._fields, message)

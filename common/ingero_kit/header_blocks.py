@@ -1,0 +1,194 @@
+"""HPACK (RFC 7541): header blocks, read against the connection's dynamic table and written without one. Pure.
+
+A table is a value: reading a block returns the fields and the table behind it, which is the same object when the
+block changed nothing. What was made of such a block may therefore be used again for as long as the table stays.
+"""
+
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+from ingero_kit import huffman
+
+Field = tuple[bytes, bytes]
+"""Name, in lower case, and value."""
+
+_STATIC_LINES: Final = """
+:authority|:method=GET|:method=POST|:path=/|:path=/index.html|:scheme=http|:scheme=https|:status=200|:status=204
+:status=206|:status=304|:status=400|:status=404|:status=500|accept-charset|accept-encoding=gzip, deflate
+accept-language|accept-ranges|accept|access-control-allow-origin|age|allow|authorization|cache-control
+content-disposition|content-encoding|content-language|content-length|content-location|content-range|content-type
+cookie|date|etag|expect|expires|from|host|if-match|if-modified-since|if-none-match|if-range|if-unmodified-since
+last-modified|link|location|max-forwards|proxy-authenticate|proxy-authorization|range|referer|refresh|retry-after
+server|set-cookie|strict-transport-security|transfer-encoding|user-agent|vary|via|www-authenticate
+"""
+
+STATIC: Final[tuple[Field, ...]] = tuple(
+    (name.encode(), value.encode())
+    for name, _, value in (item.partition("=") for item in _STATIC_LINES.strip().replace("\n", "|").split("|"))
+)
+"""The static table (RFC 7541, Appendix A); the field at index i is at position i - 1."""
+
+_INDEX: Final = {field: number for number, field in reversed(list(enumerate(STATIC, 1)))}
+_NAME_INDEX: Final = {name: number for number, (name, _) in reversed(list(enumerate(STATIC, 1)))}
+
+ENTRY_OVERHEAD: Final = 32
+"""Octets that an entry counts beyond its name and value (RFC 7541, 4.1), in tables and in header list sizes."""
+
+DEFAULT_TABLE: Final = 4096
+"""Octets of a dynamic table unless SETTINGS_HEADER_TABLE_SIZE says otherwise (RFC 9113, 6.5.2)."""
+
+EMPTY_TABLE: Final = b"\x20"
+"""A size update to zero (RFC 7541, 6.3). Sent before a connection's first block, it is right whatever size the peer
+allows, and nothing has to be said again when that changes."""
+
+
+class BadBlock(ValueError):
+    """A block that cannot be read: the connection cannot go on (RFC 9113, 4.3)."""
+
+
+class Bomb(BadBlock):
+    """A block that unfolds to far more than is allowed."""
+
+
+_BOMB: Final = 4
+"""How often the allowed size a block may unfold to before it is read no further."""
+
+
+class Table(NamedTuple):
+    """A dynamic table: its entries, newest first, what they count in octets and what they may count."""
+
+    entries: tuple[Field, ...] = ()
+    size: int = 0
+    limit: int = DEFAULT_TABLE
+
+
+def read_block(block: bytes, table: Table, most: int) -> tuple[list[Field] | None, Table]:
+    """The fields of a complete block, in order, and the table behind it.
+
+    `most` bounds the fields in octets as SETTINGS_MAX_HEADER_LIST_SIZE counts them; a block beyond it is read to its
+    end for the table's sake and gives `None`. Raises `BadBlock`, and `Bomb` for one that is far beyond it.
+    """
+    try:
+        return _read(block, table, most)
+    except IndexError:
+        raise BadBlock("a header block ends early or names a field that is in no table") from None
+    except huffman.BadHuffman as error:
+        raise BadBlock(str(error)) from None
+
+
+def _read(block: bytes, table: Table, most: int) -> tuple[list[Field] | None, Table]:
+    entries, size, limit = table
+    fields: list[Field] = []
+    at, end, total = 0, len(block), 0
+    changed = False
+    while at < end:
+        octet = block[at]
+        if octet & 0x80:
+            index = octet & 0x7F
+            if index < 0x7F:
+                at += 1
+            else:
+                index, at = _integer(block, at, 0x7F)
+            field = _entry(index, entries)
+        elif octet & 0xE0 == 0x20:
+            if fields or total:
+                raise BadBlock("a table size update behind a field")
+            limit, at = _integer(block, at, 0x1F)
+            if limit > DEFAULT_TABLE:
+                raise BadBlock(f"a table of {limit} octets: {DEFAULT_TABLE} are allowed")
+            entries, size = _evict(entries, size, limit)
+            changed = True
+            continue
+        else:
+            index, at = _integer(block, at, 0x3F if octet & 0x40 else 0x0F)
+            if index:
+                name = _entry(index, entries)[0]
+            else:
+                name, at = _string(block, at)
+            value, at = _string(block, at)
+            field = (name, value)
+            if octet & 0x40:
+                own = len(name) + len(value) + ENTRY_OVERHEAD
+                entries, size = _evict((field, *entries), size + own, limit)
+                changed = True
+        total += len(field[0]) + len(field[1]) + ENTRY_OVERHEAD
+        if total <= most:
+            fields.append(field)
+        elif total > _BOMB * most:
+            raise Bomb("a header block unfolds to too much")
+    if changed and (limit != table.limit or entries != table.entries):
+        table = Table(entries, size, limit)
+    return (fields if total <= most else None), table
+
+
+def _entry(index: int, entries: tuple[Field, ...]) -> Field:
+    if index > 61:
+        return entries[index - 62]
+    if not index:
+        raise IndexError
+    return STATIC[index - 1]
+
+
+def _evict(entries: tuple[Field, ...], size: int, limit: int) -> tuple[tuple[Field, ...], int]:
+    kept = len(entries)
+    while size > limit:
+        kept -= 1
+        size -= len(entries[kept][0]) + len(entries[kept][1]) + ENTRY_OVERHEAD
+    return entries[:kept], size
+
+
+def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
+    """An integer with a prefix (RFC 7541, 5.1) and the offset behind it."""
+    value = block[at] & mask
+    at += 1
+    if value < mask:
+        return value, at
+    shift = 0
+    while True:
+        octet = block[at]
+        at += 1
+        value += (octet & 0x7F) << shift
+        if octet < 0x80:
+            return value, at
+        shift += 7
+        if shift > 28:
+            raise BadBlock("an integer of more than 32 bits")
+
+
+def _string(block: bytes, at: int) -> tuple[bytes, int]:
+    """A string (RFC 7541, 5.2) and the offset behind it."""
+    coded = block[at] & 0x80
+    length, at = _integer(block, at, 0x7F)
+    end = at + length
+    if end > len(block):
+        raise IndexError
+    text = block[at:end]
+    return (huffman.decode(text) if coded else text), end
+
+
+def write_block(fields: Iterable[Field]) -> bytes:
+    """A block that neither uses nor changes the peer's dynamic table, so that it may be sent on any connection."""
+    out = bytearray()
+    for name, value in fields:
+        whole = _INDEX.get((name, value))
+        if whole:
+            out.append(0x80 | whole)
+            continue
+        index = _NAME_INDEX.get(name, 0)
+        out += _prefixed(index, 0x0F)
+        if not index:
+            out += _prefixed(len(name), 0x7F) + name
+        out += _prefixed(len(value), 0x7F) + value
+    return bytes(out)
+
+
+def _prefixed(number: int, mask: int) -> bytes:
+    if number < mask:
+        return bytes((number,))
+    out = bytearray((mask,))
+    number -= mask
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)

@@ -1,0 +1,130 @@
+"""HTTP/2 on the wire (RFC 9113): frame types, flags, error codes and settings, as numbers and as bytes. Pure."""
+
+import struct
+from enum import IntEnum
+from typing import Final
+
+PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+"""What a client sends first (RFC 9113, 3.4)."""
+
+DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
+END_STREAM, ACK, END_HEADERS, PADDED, PRIORITISED = 0x1, 0x1, 0x4, 0x8, 0x20
+
+FRAME_HEAD: Final = struct.Struct(">HBBBI")
+"""A frame's first nine octets: length (upper 16 and lower 8 bits), type, flags, stream (RFC 9113, 4.1)."""
+
+HEAD_OCTETS: Final = FRAME_HEAD.size
+LARGEST_FRAME: Final = 16384
+"""SETTINGS_MAX_FRAME_SIZE of both sides as we use it: the initial value, payload octets."""
+
+INITIAL_WINDOW: Final = 65535
+"""Flow-control window of connections and streams at the start, octets (RFC 9113, 6.9.2)."""
+
+LARGEST_WINDOW: Final = 2**31 - 1
+LARGEST_STREAM: Final = 2**31 - 1
+
+HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = (
+    range(1, 7)
+)
+
+
+class Code(IntEnum):
+    """Why a stream or a connection ends (RFC 9113, 7)."""
+
+    NO_ERROR = 0
+    PROTOCOL_ERROR = 1
+    INTERNAL_ERROR = 2
+    FLOW_CONTROL_ERROR = 3
+    SETTINGS_TIMEOUT = 4
+    STREAM_CLOSED = 5
+    FRAME_SIZE_ERROR = 6
+    REFUSED_STREAM = 7
+    CANCEL = 8
+    COMPRESSION_ERROR = 9
+    CONNECT_ERROR = 10
+    ENHANCE_YOUR_CALM = 11
+    INADEQUATE_SECURITY = 12
+    HTTP_1_1_REQUIRED = 13
+
+
+class ConnectionFault(Exception):
+    """The connection cannot go on (RFC 9113, 5.4.1)."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class StreamFault(Exception):
+    """One stream cannot go on (RFC 9113, 5.4.2)."""
+
+    def __init__(self, code: Code, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
+    """One whole frame."""
+    length = len(payload)
+    return FRAME_HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
+
+
+def word(number: int) -> bytes:
+    """Four octets, as stream numbers, error codes and window increments travel."""
+    return number.to_bytes(4, "big")
+
+
+def settings(values: dict[int, int]) -> bytes:
+    """A SETTINGS frame (RFC 9113, 6.5)."""
+    return frame(SETTINGS, 0, 0, b"".join(struct.pack(">HI", key, value) for key, value in values.items()))
+
+
+def read_settings(payload: bytes) -> dict[int, int]:
+    """The parameters of a SETTINGS frame; unknown ones are included.
+
+    Raises `ConnectionFault` for values that RFC 9113, 6.5.2 forbids.
+    """
+    if len(payload) % 6:
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS are not a multiple of six octets")
+    values: dict[int, int] = dict(struct.iter_unpack(">HI", payload))
+    if values.get(ENABLE_PUSH, 0) > 1:
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH is neither 0 nor 1")
+    if values.get(INITIAL_WINDOW_SIZE, 0) > LARGEST_WINDOW:
+        raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE is above 2^31-1")
+    if not LARGEST_FRAME <= values.get(MAX_FRAME_SIZE, LARGEST_FRAME) < 1 << 24:
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE is out of its range")
+    return values
+
+
+def window_update(stream: int, octets: int) -> bytes:
+    """Allow the peer so many octets more (RFC 9113, 6.9)."""
+    return frame(WINDOW_UPDATE, 0, stream, word(octets))
+
+
+def reset(stream: int, code: Code) -> bytes:
+    """End a stream at once (RFC 9113, 6.4)."""
+    return frame(RST_STREAM, 0, stream, word(code))
+
+
+def go_away(last: int, code: Code, words: str = "") -> bytes:
+    """Announce the end of a connection: streams above `last` were not looked at (RFC 9113, 6.8)."""
+    return frame(GOAWAY, 0, 0, word(last) + word(code) + words.encode()[:256])
+
+
+def content(flags: int, payload: bytes) -> bytes:
+    """The payload of DATA or HEADERS without padding and priority (RFC 9113, 6.1 and 6.2).
+
+    Raises `ConnectionFault` when they do not fit in.
+    """
+    start = padding = 0
+    if flags & PADDED:
+        if not payload:
+            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a padded frame without its padding's length")
+        start, padding = 1, payload[0]
+    if flags & PRIORITISED:
+        start += 5
+    if start > len(payload):
+        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame is shorter than its flags say")
+    if start + padding > len(payload):
+        raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than payload")
+    return payload[start : len(payload) - padding]

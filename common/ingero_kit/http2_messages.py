@@ -1,0 +1,158 @@
+"""Requests and replies of an HTTP/2 server: what a header block asks for, and an answer encoded once. Pure."""
+
+import re
+from collections.abc import Awaitable
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import lru_cache
+from typing import Final, Protocol
+
+from ingero_kit.header_blocks import EMPTY_TABLE, Field, write_block
+from ingero_kit.http2_frames import (
+    DATA,
+    END_HEADERS,
+    END_STREAM,
+    FRAME_HEAD,
+    HEADERS,
+    LARGEST_FRAME,
+    Code,
+    StreamFault,
+)  # fmt: skip
+
+_NAME: Final = re.compile(rb"[!-9;-@\[-~]{1,256}")
+_FORBIDDEN_OCTET: Final = re.compile(rb"[\0\r\n]")
+_OF_A_CONNECTION: Final = {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
+_PSEUDO: Final = {b":method", b":scheme", b":path", b":authority"}
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a request says before its body. Of a field that is there several times, the last one counts."""
+
+    method: bytes
+    path: bytes
+    fields: dict[bytes, bytes]
+    length: int | None
+    """What content-length says, octets."""
+
+
+def read_head(fields: list[Field]) -> Head:
+    """Check a request's fields (RFC 9113, 8.2 and 8.3).
+
+    Raises `StreamFault` in words for a malformed request.
+    """
+    pseudo: dict[bytes, bytes] = {}
+    regular: dict[bytes, bytes] = {}
+    for name, value in fields:
+        if name in _PSEUDO:
+            if regular or name in pseudo:
+                raise _malformed(f"{name!r} stands twice or behind other fields")
+            pseudo[name] = value
+        elif _is_name(name):
+            regular[name] = value
+        else:
+            raise _malformed(f"{name!r} is no field name, or has no meaning in HTTP/2")
+    _check(fields, regular)
+    if not pseudo.get(b":path") or b":method" not in pseudo or b":scheme" not in pseudo:
+        raise _malformed("a request needs :method, :scheme and :path")
+    length = regular.get(b"content-length")
+    if length is not None and not (length.isdigit() and len(length) < 20):
+        raise _malformed("content-length is not a number")
+    return Head(pseudo[b":method"], pseudo[b":path"], regular, None if length is None else int(length))
+
+
+def check_trailers(fields: list[Field]) -> None:
+    """Check what follows a request's body (RFC 9113, 8.1); raises `StreamFault`."""
+    if not all(_is_name(name) for name, _ in fields):
+        raise _malformed("a trailer's name is none")
+    _check(fields, dict(fields))
+
+
+def _check(fields: list[Field], regular: dict[bytes, bytes]) -> None:
+    if _FORBIDDEN_OCTET.search(b" ".join([value for _, value in fields])):
+        raise _malformed("a value holds an octet that it must not hold")
+    if regular.get(b"te", b"trailers") != b"trailers":
+        raise _malformed("te may say nothing but trailers")
+
+
+@lru_cache(1024)
+def _is_name(name: bytes) -> bool:
+    """Whether an ordinary field of this name may be in HTTP/2; the same few names come from everybody."""
+    return bool(_NAME.fullmatch(name)) and name not in _OF_A_CONNECTION
+
+
+def _malformed(words: str) -> StreamFault:
+    return StreamFault(Code.PROTOCOL_ERROR, words)
+
+
+class Reply:
+    """An answer, encoded once for every stream that gets it: a header block, data, a trailer block or neither."""
+
+    __slots__ = ("data", "head", "pieces", "tail")
+
+    def __init__(self, head: bytes, data: bytes = b"", tail: bytes = b"") -> None:
+        if len(head) > LARGEST_FRAME or len(tail) > LARGEST_FRAME:
+            raise ValueError("a reply's fields do not fit into one frame")
+        self.head, self.data, self.tail = head, data, tail
+        self.pieces: tuple[bytes, ...] = ()
+        """What stands before, between and behind the stream's number, where the data fits into one frame."""
+        ended = END_STREAM | END_HEADERS
+        if len(data) > LARGEST_FRAME:
+            return
+        if data and tail:
+            self.pieces = (
+                _head(head, HEADERS, END_HEADERS),
+                head + _head(data, DATA, 0),
+                data + _head(tail, HEADERS, ended),
+                tail,
+            )
+        elif data:
+            self.pieces = (_head(head, HEADERS, END_HEADERS), head + _head(data, DATA, END_STREAM), data)
+        elif tail:
+            self.pieces = (_head(head, HEADERS, END_HEADERS), head + _head(tail, HEADERS, ended), tail)
+        else:
+            self.pieces = (_head(head, HEADERS, ended), head)
+
+    @classmethod
+    def of(cls, fields: list[Field], data: bytes = b"", trailers: list[Field] | None = None) -> "Reply":
+        """A reply from its fields."""
+        return cls(write_block(fields), data, write_block(trailers) if trailers else b"")
+
+    def first(self) -> "Reply":
+        """The same as the first reply of a connection, which also empties the peer's table."""
+        return Reply(EMPTY_TABLE + self.head, self.data, self.tail)
+
+
+def _head(payload: bytes, kind: int, flags: int) -> bytes:
+    """A frame's head without the stream's number."""
+    return FRAME_HEAD.pack(len(payload) >> 8, len(payload) & 0xFF, kind, flags, 0)[:5]
+
+
+class Failure(Enum):
+    """Why a request gets no answer from its handler."""
+
+    HEADERS_TOO_LARGE = auto()
+    BODY_TOO_LARGE = auto()
+    TOO_SLOW = auto()
+    OVERLOADED = auto()
+    HANDLER_FAILED = auto()
+
+
+class Exchange(Protocol):
+    """What equal request heads ask for; one object may serve many streams at once."""
+
+    def begin(self) -> Reply | None:
+        """Look at a request before its body is read; a reply ends the stream."""
+
+    def complete(self, body: bytes) -> Reply | Awaitable[Reply]:
+        """Answer a request whose body is complete."""
+
+
+class Service(Protocol):
+    """What a server serves."""
+
+    def route(self, head: Head) -> Exchange:
+        """Find what a head asks for; equal heads need not be asked about again."""
+
+    def fail(self, failure: Failure) -> Reply:
+        """The reply to a request that cannot be served."""

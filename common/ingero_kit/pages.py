@@ -1,0 +1,128 @@
+"""A small HTTP server in a thread of its own: `/metrics` for Prometheus, `/healthz`, `/readyz`.
+
+For components whose work is elsewhere: a scrape never waits for that work, nor that work for a scrape.
+"""
+
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from socketserver import TCPServer
+from typing import Any, Final
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+MAX_REQUESTS: Final = 32
+"""Requests answered at the same time; further connections are closed."""
+
+Reason = Callable[[], str | None]
+"""Says why the component is not healthy or not ready, or `None`."""
+
+
+def parse_listen(text: str) -> tuple[str, int]:
+    """Split `host:port`, `:port` (every address) or `[v6]:port`.
+
+    Raises `ValueError` in words when it is none of these.
+    """
+    host, colon, port = text.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"{text!r}: host:port or :port was expected")
+    return host.strip("[]"), int(port)
+
+
+def is_open(host: str) -> bool:
+    """Whether others than this machine can reach a listener on that host."""
+    return not (host == "localhost" or host == "::1" or host.startswith("127."))
+
+
+class PageServer(ThreadingHTTPServer):
+    """Listens at once; `start` answers, `stop` ends it."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], registry: CollectorRegistry, ready: Reason, healthy: Reason) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.registry = registry
+        self.ready = ready
+        self.healthy = healthy
+        self._free = threading.Semaphore(MAX_REQUESTS)
+        self._thread: threading.Thread | None = None
+        super().__init__(address, _Page)
+
+    def server_bind(self) -> None:
+        """Bind, without asking a name server what this machine is called."""
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
+
+    @property
+    def port(self) -> int:
+        """The port taken."""
+        return int(self.server_address[1])
+
+    def start(self) -> None:
+        """Answer requests until `stop`."""
+        self._thread = threading.Thread(target=self.serve_forever, name="pages", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Give the port back."""
+        if self._thread:
+            self.shutdown()
+            self._thread.join(5)
+        self.server_close()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Hand the connection to a thread, or close it when too many are open."""
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for the next."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no news; anything else is an error of ours."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            log.exception("page_failed")
+
+
+class _Page(BaseHTTPRequestHandler):
+    timeout = 10
+    server: PageServer
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        if path == "/metrics":
+            self._answer(200, generate_latest(self.server.registry), "text/plain; version=0.0.4; charset=utf-8")
+        elif path == "/healthz":
+            self._verdict(self.server.healthy(), "not healthy")
+        elif path == "/readyz":
+            self._verdict(self.server.ready(), "not ready")
+        else:
+            self._answer(404, b"not found: /metrics, /healthz, /readyz\n")
+
+    def _verdict(self, reason: str | None, words: str) -> None:
+        if reason is None:
+            self._answer(200, b"ok\n")
+        else:
+            self._answer(503, f"{words}: {reason}\n".encode())
+
+    def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
+        self.send_response(status)
+        self.send_header("content-type", kind)
+        self.send_header("content-length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
+        """Scrapes are not news."""

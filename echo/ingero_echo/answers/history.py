@@ -1,0 +1,219 @@
+"""What happened: events, anomalies, verdicts with their evidence, causal chains."""
+
+from pydantic import Field
+
+from ingero_contract import metrics
+from ingero_echo.answers.nodes import ACCUSED
+from ingero_echo.answers.table import MAX_ID, Answer, Cited, Row, Scoped, plural
+
+
+class HistoryArguments(Scoped):
+    """Which events."""
+
+    node_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
+    """One node."""
+    metric_name: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
+    """One metric, event or span name."""
+    signal: str | None = Field(default=None, pattern="^(metrics|logs|traces)$")
+    """metrics, logs or traces."""
+    causal_chain_id: str | None = Field(default=None, min_length=1, max_length=1024)
+    """One causal chain."""
+    event_ids: list[str] = Field(default=[], max_length=1000)
+    """These events only: what an answer cites."""
+    cursor: str | None = Field(default=None, max_length=128)
+    """Continue after this place."""
+
+
+class EventRow(Row):
+    """One event, the newest first."""
+
+    event_id: str
+    timestamp: str
+    signal: str
+    cluster_id: str
+    node_id: str
+    metric_name: str
+    value_double: float | None
+    rank: int | None
+    nranks: int | None
+    causal_chain_id: str | None
+    message: str | None
+    attributes: str | None
+    """JSON text."""
+
+
+HISTORY = Answer(
+    name="event_history",
+    title="Event history",
+    description="Events, newest first, by node, name, signal, causal chain or id; page with `cursor`.",
+    row=EventRow,
+    arguments=HistoryArguments,
+    paged=True,
+    sql="""
+    SELECT event_id::VARCHAR AS event_id, "timestamp", signal, cluster_id, node_id, metric_name, value_double, rank,
+           nranks, causal_chain_id, message, attributes
+    FROM events
+    WHERE ($node_id IS NULL OR node_id = $node_id)
+      AND ($metric_name IS NULL OR metric_name = $metric_name)
+      AND ($signal IS NULL OR signal = $signal)
+      AND ($causal_chain_id IS NULL OR causal_chain_id = $causal_chain_id)
+      AND (len($event_ids::VARCHAR[]) = 0 OR event_id IN (SELECT try_cast(unnest($event_ids::VARCHAR[]) AS UUID)))
+      AND ($cursor_time IS NULL OR ("timestamp", event_id) < (make_timestamp_ns($cursor_time), $cursor_id::UUID))
+    ORDER BY "timestamp" DESC, event_id DESC
+    """,
+    sentence=lambda rows, _: (
+        f"{plural(len(rows), 'event')}, newest {rows[0]['timestamp']}." if rows else "No such events in this window."
+    ),
+)
+
+
+class AnomalyArguments(Scoped):
+    """Which anomalies."""
+
+    node_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
+    """One node."""
+
+
+class AnomalyRow(Cited):
+    """One anomaly, the newest first."""
+
+    timestamp: str
+    cluster_id: str
+    node_id: str
+    anomaly: str
+    """verdict, self_reported, degradation or causal_chain."""
+    detail: str | None
+    severity: str | None
+
+
+ANOMALIES = Answer(
+    name="anomaly_stream",
+    title="Anomaly stream",
+    description="What is out of the ordinary, newest first: verdicts, self-reports, degradations, causal chains.",
+    row=AnomalyRow,
+    arguments=AnomalyArguments,
+    sql=f"""
+    SELECT "timestamp", cluster_id, node_id, anomaly, detail, severity, [event_id]::VARCHAR[] AS evidence FROM (
+        SELECT "timestamp", cluster_id, node_id, event_id,
+               CASE source WHEN 'fleet' THEN 'verdict' ELSE 'self_reported' END AS anomaly,
+               concat_ws(' ', state, kind) AS detail, severity::VARCHAR AS severity
+        FROM verdicts
+        UNION ALL
+        SELECT "timestamp", cluster_id, node_id, event_id, 'degradation', 'a signal below half of its baseline', NULL
+        FROM events WHERE metric_name = '{metrics.DEGRADATION_WARNING}' AND value_double > 0
+        UNION ALL
+        SELECT "timestamp", cluster_id, node_id, event_id, 'causal_chain', coalesce(summary, root_cause), severity
+        FROM causal_chains
+    ) WHERE ($node_id IS NULL OR node_id = $node_id)
+    ORDER BY "timestamp" DESC, node_id, anomaly
+    """,
+    sentence=lambda rows, _: (
+        f"{plural(len(rows), 'anomaly').replace('anomalys', 'anomalies')}, newest: {rows[0]['anomaly']} at "
+        f"{rows[0]['node_id']}." if rows else "Nothing out of the ordinary."
+    ),
+)  # fmt: skip
+
+
+class VerdictArguments(Scoped):
+    """Whose verdicts."""
+
+    node_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
+    """One node."""
+    open_only: bool = False
+    """Only nodes that are under an accusation now."""
+
+
+class VerdictRow(Cited):
+    """The newest verdict of one node, with what it rests on."""
+
+    cluster_id: str
+    node_id: str
+    rank: int | None
+    source: str
+    state: str | None
+    kind: str | None
+    since: str | None
+    severity: float | None
+    cohort: str | None
+    digest: str | None
+    proof: str | None
+    """The numbers that decided, as JSON text."""
+    timestamp: str
+    edges: int
+    """Verdicts of the node in the window."""
+
+
+VERDICT = Answer(
+    name="verdict",
+    title="Verdicts with evidence",
+    description="The newest verdict of every node with the numbers that decided and the events that it rests on.",
+    row=VerdictRow,
+    arguments=VerdictArguments,
+    sql=f"""
+    WITH ordered AS (
+        SELECT *, row_number() OVER (PARTITION BY cluster_id, node_id ORDER BY (source = 'fleet') DESC,
+                                     "timestamp" DESC) AS place,
+               count(*) OVER (PARTITION BY cluster_id, node_id) AS edges
+        FROM verdicts
+    ),
+    lowest AS (
+        SELECT cluster_id, node_id, arg_min(event_id, health_score) AS worst FROM node_metrics GROUP BY ALL
+    )
+    SELECT cluster_id, node_id, rank, source, state, kind, since, severity, cohort, digest, evidence AS proof,
+           "timestamp", edges, list_filter([event_id, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
+    FROM ordered LEFT JOIN lowest USING (cluster_id, node_id)
+    WHERE place = 1 AND ($node_id IS NULL OR node_id = $node_id)
+      AND (NOT $open_only OR coalesce(state IN ({ACCUSED}), false))
+    ORDER BY coalesce(state IN ({ACCUSED}), false) DESC, severity DESC NULLS LAST, "timestamp" DESC, node_id
+    """,
+    sentence=lambda rows, _: (
+        f"{rows[0]['node_id']}: {rows[0]['state']}" + (f" ({rows[0]['kind']})" if rows[0]["kind"] else "")
+        + (f" since {rows[0]['since']}" if rows[0]["since"] else "")
+        + (f"; {plural(len(rows) - 1, 'more node')}." if len(rows) > 1 else ".")
+        if rows else "No verdicts in this window."
+    ),
+)  # fmt: skip
+
+
+class ChainRow(Cited):
+    """One causal chain."""
+
+    cluster_id: str
+    causal_chain_id: str
+    first_seen: str
+    last_seen: str
+    events: int
+    nodes: list[str]
+    severity: str | None
+    root_cause: str | None
+    summary: str | None
+
+
+CHAINS = Answer(
+    name="causal_chains",
+    title="Causal chains",
+    description="Causal chains with the nodes and events that carry them, and what the agents said about them.",
+    row=ChainRow,
+    sql="""
+    WITH carried AS (
+        SELECT cluster_id, causal_chain_id, min("timestamp") AS first_seen, max("timestamp") AS last_seen,
+               count(*) AS events, list(DISTINCT node_id ORDER BY node_id) AS nodes,
+               list(event_id::VARCHAR ORDER BY "timestamp")[1:10] AS evidence
+        FROM events WHERE causal_chain_id IS NOT NULL GROUP BY cluster_id, causal_chain_id
+    ),
+    told AS (
+        SELECT cluster_id, causal_chain_id, arg_max(severity, "timestamp") AS severity,
+               arg_max(root_cause, "timestamp") AS root_cause, arg_max(summary, "timestamp") AS summary
+        FROM causal_chains GROUP BY cluster_id, causal_chain_id
+    )
+    SELECT cluster_id, causal_chain_id, first_seen, last_seen, events, nodes, severity, root_cause, summary, evidence
+    FROM carried LEFT JOIN told USING (cluster_id, causal_chain_id)
+    ORDER BY (severity = 'HIGH') DESC NULLS LAST, last_seen DESC, causal_chain_id
+    """,
+    sentence=lambda rows, _: (
+        f"{plural(len(rows), 'causal chain')}; newest: {rows[0]['summary'] or rows[0]['causal_chain_id']}."
+        if rows else "No causal chains in this window."
+    ),
+)  # fmt: skip
+
+ANSWERS = (HISTORY, ANOMALIES, VERDICT, CHAINS)

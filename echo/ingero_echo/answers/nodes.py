@@ -1,0 +1,384 @@
+"""Where: clusters and their nodes."""
+
+from typing import Any
+
+from pydantic import Field
+
+from ingero_contract import metrics
+from ingero_contract.values import VerdictState
+from ingero_contract.verdicts import ACTIONABLE
+from ingero_echo.answers.table import MAX_ID, Answer, Cited, Row, Scoped, plural
+
+ACCUSED = ", ".join(f"'{state}'" for state in sorted({*ACTIONABLE, VerdictState.SILENT}))
+
+LATEST_VERDICTS = """
+    SELECT cluster_id, node_id, arg_max(state, "timestamp") AS state, arg_max(kind, "timestamp") AS kind,
+           arg_max(since, "timestamp") AS since, arg_max(severity, "timestamp") AS severity,
+           arg_max(source, "timestamp") AS source, arg_max(event_id, "timestamp") AS event_id,
+           arg_max(evidence, "timestamp") AS proof, max("timestamp") AS "timestamp", max(rank) AS rank
+    FROM verdicts {where} GROUP BY cluster_id, node_id
+"""
+"""The newest verdict of every node; Fleet's, and where Fleet said nothing the agent's own."""
+
+VERDICTS = f"""
+    fleet_verdicts AS ({LATEST_VERDICTS.format(where="WHERE source = 'fleet'")}),
+    latest AS (
+        SELECT * FROM fleet_verdicts
+        UNION ALL
+        SELECT own.* FROM ({LATEST_VERDICTS.format(where="WHERE source = 'agent'")}) own
+        ANTI JOIN fleet_verdicts USING (cluster_id, node_id)
+    )
+"""
+
+
+class SummaryRow(Row):
+    """One cluster."""
+
+    cluster_id: str
+    nodes: int
+    """Nodes that sent anything in the window."""
+    active: int
+    idle: int
+    calibrating: int
+    """States as the nodes reported them last."""
+    stragglers: int
+    """Nodes under an accusation now."""
+    straggler_nodes: list[str]
+    events: int
+    median_score: float | None
+    lowest_score: float | None
+    lowest_node: str | None
+    """The node with the lowest latest score."""
+    last_event: str
+
+
+SUMMARY = Answer(
+    name="summary",
+    title="Cluster summary",
+    description="State of every cluster: nodes by state, scores, who is a straggler now. Ask this first.",
+    row=SummaryRow,
+    sql=f"""
+    WITH {VERDICTS},
+    states AS (
+        SELECT cluster_id, node_id, arg_max(state, "timestamp") AS state,
+               arg_max(health_score, "timestamp") AS score
+        FROM node_metrics GROUP BY cluster_id, node_id
+    ),
+    scores AS (
+        SELECT cluster_id, count(*) FILTER (state = 'active') AS active, count(*) FILTER (state = 'idle') AS idle,
+               count(*) FILTER (state = 'calibrating') AS calibrating, median(score) AS median_score,
+               min(score) AS lowest_score, arg_min(node_id, score) AS lowest_node
+        FROM states GROUP BY cluster_id
+    ),
+    accused AS (
+        SELECT cluster_id, count(*) AS stragglers, list(node_id ORDER BY node_id) AS names
+        FROM latest WHERE state IN ({ACCUSED}) GROUP BY cluster_id
+    ),
+    seen AS (
+        SELECT cluster_id, count(*) AS nodes, sum(events)::BIGINT AS events, max(last_event) AS last_event FROM (
+            SELECT cluster_id, node_id, count(*) AS events, max("timestamp") AS last_event
+            FROM events GROUP BY cluster_id, node_id
+        ) GROUP BY cluster_id
+    )
+    SELECT cluster_id, nodes, coalesce(active, 0) AS active, coalesce(idle, 0) AS idle,
+           coalesce(calibrating, 0) AS calibrating, coalesce(stragglers, 0) AS stragglers,
+           coalesce(names, []) AS straggler_nodes, events, median_score, lowest_score, lowest_node, last_event
+    FROM seen LEFT JOIN scores USING (cluster_id) LEFT JOIN accused USING (cluster_id) ORDER BY cluster_id
+    """,
+    sentence=lambda rows, _: (
+        "; ".join(
+            f"{row['cluster_id'] or 'no cluster'}: {plural(row['nodes'], 'node')}, "
+            + (f"straggler: {', '.join(row['straggler_nodes'])}" if row["stragglers"] else "no straggler")
+            for row in rows[:5]
+        )
+        or "No events in this window."
+    ),
+)
+
+
+class StragglerRow(Cited):
+    """One node, the worst first."""
+
+    cluster_id: str
+    node_id: str
+    rank: int | None
+    state: str | None
+    """State of the newest verdict; null when there is none."""
+    kind: str | None
+    since: str | None
+    """Estimated onset, as the verdict says it."""
+    severity: float | None
+    """Share of its own rate that the node lost, 0 to 1."""
+    source: str | None
+    """`fleet`, or `agent` for a node's own classification."""
+    score: float | None
+    """Mean health score in the window, 0 to 1."""
+    peer_median: float | None
+    """Median of the mean scores of its cluster."""
+    deficit: float | None
+    """How far the score lies below that."""
+
+
+class StragglerArguments(Scoped):
+    """Where, when, and how far below the peers counts."""
+
+    min_deficit: float = Field(default=0.1, ge=0, le=1)
+    """Smallest distance below the peers' median score."""
+
+
+STRAGGLERS = Answer(
+    name="find_stragglers",
+    title="Straggler ranking",
+    description="Nodes ranked by how likely they hold the job up: verdicts first, then the distance below the peers.",
+    row=StragglerRow,
+    sql=f"""
+    WITH {VERDICTS},
+    means AS (
+        SELECT cluster_id, node_id, sum(total) / sum(samples) AS score, arg_min(lowest_event, lowest) AS worst,
+               max(rank) AS rank
+        FROM measures WHERE metric_name = '{metrics.HEALTH_SCORE}' GROUP BY cluster_id, node_id
+    ),
+    peers AS (SELECT cluster_id, median(score) AS peer_median FROM means GROUP BY cluster_id)
+    SELECT cluster_id, node_id, coalesce(means.rank, latest.rank) AS rank, state, kind, since, severity, source,
+           score, peer_median, greatest(peer_median - score, 0) AS deficit,
+           list_filter([latest.event_id, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
+    FROM means FULL JOIN latest USING (cluster_id, node_id) LEFT JOIN peers USING (cluster_id)
+    WHERE coalesce(state IN ({ACCUSED}), false) OR peer_median - score > $min_deficit
+    ORDER BY coalesce(state IN ({ACCUSED}), false) DESC, coalesce(severity, 0) DESC, deficit DESC NULLS LAST,
+             cluster_id, node_id
+    """,
+    arguments=StragglerArguments,
+    sentence=lambda rows, _: (
+        f"{rows[0]['node_id']} is the straggler"
+        + (f" ({rows[0]['kind']})" if rows[0]["kind"] else "")
+        + (f", since {rows[0]['since']}" if rows[0]["since"] else "")
+        + (f"; score {rows[0]['score']:.3f} against {rows[0]['peer_median']:.3f} of its peers"
+           if rows[0]["score"] is not None and rows[0]["peer_median"] is not None else "")
+        + (f"; {len(rows) - 1} more below" if len(rows) > 1 else "")
+        + "."
+        if rows
+        else "No node is accused, and none lies below its peers."
+    ),
+)  # fmt: skip
+
+
+class OutlierArguments(Scoped):
+    """Which metric, and how far from the peers counts."""
+
+    metric_name: str = Field(default=metrics.HEALTH_SCORE, min_length=1, max_length=MAX_ID)
+    """The metric to compare."""
+    k: float = Field(default=3.0, gt=0, le=100)
+    """Scaled median absolute deviations from the median."""
+    min_band: float = Field(default=0.05, ge=0)
+    """Smallest distance from the median that counts, as a share of the median."""
+    direction: str = Field(default="both", pattern="^(low|high|both)$")
+    """`low`, `high` or `both`."""
+
+
+class OutlierRow(Cited):
+    """One node that lies apart."""
+
+    cluster_id: str
+    node_id: str
+    value: float
+    """Mean in the window."""
+    median: float
+    mad: float
+    """Median absolute deviation of the nodes' means."""
+    z: float | None
+    """Distance in scaled deviations; null when the others are all alike."""
+    samples: int
+
+
+OUTLIERS = Answer(
+    name="find_outlier_nodes",
+    title="Outlier nodes",
+    description="Nodes whose mean of a metric lies apart from their cluster's, by median and MAD.",
+    row=OutlierRow,
+    arguments=OutlierArguments,
+    sql="""
+    WITH means AS (
+        SELECT cluster_id, node_id, sum(total) / sum(samples) AS value, sum(samples)::BIGINT AS samples,
+               arg_min(lowest_event, lowest) AS least, arg_max(highest_event, highest) AS most
+        FROM measures WHERE metric_name = $metric_name GROUP BY cluster_id, node_id
+    ),
+    middle AS (SELECT cluster_id, median(value) AS median, mad(value) AS mad FROM means GROUP BY cluster_id)
+    SELECT cluster_id, node_id, value, median, mad,
+           CASE WHEN mad > 0 THEN (value - median) / (1.4826 * mad) END AS z, samples,
+           [CASE WHEN value < median THEN least ELSE most END]::VARCHAR[] AS evidence
+    FROM means JOIN middle USING (cluster_id)
+    WHERE abs(value - median) > greatest($k * 1.4826 * mad, $min_band * abs(median))
+      AND ($direction = 'both' OR ($direction = 'low') = (value < median))
+    ORDER BY abs(value - median) DESC, cluster_id, node_id
+    """,
+    sentence=lambda rows, arguments: (
+        f"{plural(len(rows), 'node')} apart in {arguments.metric_name}: "
+        + ", ".join(f"{row['node_id']} ({row['value']:.4g} against {row['median']:.4g})" for row in rows[:5])
+        + "."
+        if rows
+        else f"No node lies apart in {arguments.metric_name}."
+    ),
+)
+
+
+class NodeArguments(Scoped):
+    """Which node."""
+
+    node_id: str = Field(min_length=1, max_length=MAX_ID)
+    """The node."""
+
+
+class WhyRow(Cited):
+    """What decides about one node."""
+
+    cluster_id: str
+    node_id: str
+    straggler: bool
+    state: str | None
+    kind: str | None
+    severity: float | None
+    since: str | None
+    proof: str | None
+    """The verdict's own numbers, as JSON text."""
+    reports: int
+    """Health reports of the node in the window."""
+    score: float | None
+    lowest: float | None
+    peers: int
+    peer_median: float | None
+    threshold: float | None
+    """Median minus 3 scaled deviations, at least 0.05 below the median."""
+    place: int | None
+    """Place among its peers, 1 is the lowest score."""
+    cause: str | None
+    """The measure in which the node lies lowest against its peers."""
+
+
+def _why(rows: list[dict[str, Any]], arguments: Any) -> str:
+    if not rows:
+        return f"{arguments.node_id} sent nothing in this window, and no verdict names it."
+    row = rows[0]
+    name = row["node_id"]
+    compared = (
+        f"score {row['score']:.3f}, place {row['place']} of {row['peers'] + 1}, peers at {row['peer_median']:.3f}"
+        if row["score"] is not None and row["peer_median"] is not None
+        else f"score {row['score']:.3f}, no peers to compare with" if row["score"] is not None
+        else "no health reports in this window"
+    )  # fmt: skip
+    cause = f"; weakest against its peers: {row['cause']}" if row["cause"] else ""
+    if row["straggler"]:
+        kind = f" ({row['kind']})" if row["kind"] else ""
+        return f"{name} is a straggler{kind}: the newest verdict says {row['state']}; {compared}{cause}."
+    if row["state"]:
+        return f"{name} is no straggler: the newest verdict says {row['state']}; {compared}{cause}."
+    if row["score"] is not None and row["threshold"] is not None and row["score"] < row["threshold"]:
+        return f"{name} is not accused by any verdict, but lies below {row['threshold']:.3f}: {compared}{cause}."
+    return f"{name} is no straggler: no verdict names it; {compared}."
+
+
+WHY_NOT = Answer(
+    name="why_not",
+    title="Why, or why not, this node",
+    description="Why a node is, or is not, called a straggler: its verdict, its score, its place among the peers.",
+    row=WhyRow,
+    arguments=NodeArguments,
+    sql=f"""
+    WITH {VERDICTS},
+    means AS (
+        SELECT cluster_id, node_id, avg(health_score) AS score, min(health_score) AS lowest, count(*) AS reports,
+               arg_min(event_id, health_score) AS worst, avg(throughput_ratio) AS throughput,
+               avg(compute_efficiency) AS compute, avg(memory_headroom) AS memory, avg(cpu_availability) AS cpu
+        FROM node_metrics GROUP BY cluster_id, node_id
+    ),
+    ranked AS (
+        SELECT *, row_number() OVER (PARTITION BY cluster_id ORDER BY score, node_id) AS place,
+               count(*) OVER (PARTITION BY cluster_id) - 1 AS peers
+        FROM means
+    ),
+    others AS (
+        SELECT cluster_id, median(score) AS peer_median, mad(score) AS spread, median(throughput) AS throughput,
+               median(compute) AS compute, median(memory) AS memory, median(cpu) AS cpu
+        FROM means WHERE node_id <> $node_id GROUP BY cluster_id
+    ),
+    one AS (SELECT * FROM ranked WHERE node_id = $node_id),
+    accused AS (SELECT * FROM latest WHERE node_id = $node_id),
+    gaps AS (
+        SELECT one.cluster_id, unnest([
+            {{'name': 'throughput', 'gap': others.throughput - one.throughput}},
+            {{'name': 'compute', 'gap': others.compute - one.compute}},
+            {{'name': 'memory', 'gap': others.memory - one.memory}},
+            {{'name': 'cpu', 'gap': others.cpu - one.cpu}}]) AS item
+        FROM one JOIN others USING (cluster_id)
+    ),
+    causes AS (
+        SELECT cluster_id, arg_max(item.name, item.gap) FILTER (item.gap > 0.05) AS cause
+        FROM gaps GROUP BY cluster_id
+    )
+    SELECT cluster_id, $node_id AS node_id, coalesce(state IN ({ACCUSED}), false) AS straggler, state, kind,
+           severity, since, proof, coalesce(reports, 0) AS reports, score, lowest, coalesce(peers, 0) AS peers,
+           peer_median, peer_median - greatest(3 * 1.4826 * spread, 0.05) AS threshold, place, cause,
+           list_filter([accused.event_id, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
+    FROM one FULL JOIN accused USING (cluster_id) LEFT JOIN others USING (cluster_id)
+         LEFT JOIN causes USING (cluster_id)
+    ORDER BY cluster_id
+    """,
+    sentence=_why,
+)
+
+
+class CompareArguments(Scoped):
+    """Two windows of one length: the newer ends at `until`, the older ends `apart` before that."""
+
+    metric_name: str = Field(default=metrics.HEALTH_SCORE, min_length=1, max_length=MAX_ID)
+    """The metric to compare."""
+    length: str = Field(default="15m", max_length=64)
+    """Length of both windows, a duration."""
+    apart: str = Field(default="1h", max_length=64)
+    """How much earlier the older window is, a duration."""
+
+
+class CompareRow(Cited):
+    """One node in both windows, the largest change first."""
+
+    cluster_id: str
+    node_id: str
+    before: float | None
+    after: float | None
+    change: float | None
+    """after / before - 1"""
+    samples_before: int
+    samples_after: int
+
+
+COMPARE = Answer(
+    name="compare_windows",
+    title="Compare two windows",
+    description="How every node's mean of a metric changed between an older and a newer window of the same length.",
+    row=CompareRow,
+    arguments=CompareArguments,
+    sql="""
+    WITH marked AS (
+        SELECT *, "timestamp" >= make_timestamp_ns($newer_start) AS new,
+               "timestamp" < make_timestamp_ns($older_end) AS old
+        FROM events WHERE metric_name = $metric_name AND isfinite(value_double)
+    ),
+    means AS (
+        SELECT cluster_id, node_id, avg(value_double) FILTER (old) AS before, avg(value_double) FILTER (new) AS after,
+               count(*) FILTER (old) AS samples_before, count(*) FILTER (new) AS samples_after,
+               arg_min(event_id, value_double) FILTER (old) AS first,
+               arg_min(event_id, value_double) FILTER (new) AS last
+        FROM marked WHERE old OR new GROUP BY cluster_id, node_id
+    )
+    SELECT cluster_id, node_id, before, after, CASE WHEN before <> 0 THEN after / before - 1 END AS change,
+           samples_before, samples_after, list_filter([first, last]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
+    FROM means ORDER BY abs(change) DESC NULLS LAST, cluster_id, node_id
+    """,
+    sentence=lambda rows, arguments: (
+        f"Largest change of {arguments.metric_name}: {rows[0]['node_id']} "
+        + (f"{rows[0]['change']:+.1%}." if rows[0]["change"] is not None else "is there in one window only.")
+        if rows
+        else f"Nothing of {arguments.metric_name} in either window."
+    ),
+)
+
+ANSWERS = (SUMMARY, STRAGGLERS, OUTLIERS, WHY_NOT, COMPARE)

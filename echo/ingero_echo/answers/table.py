@@ -1,0 +1,99 @@
+"""What an answer is: a name, arguments, SQL, the shape of a row, and one sentence. Front ends are made from it."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ingero_contract import echo
+from ingero_echo.settings import CostConfig
+
+MAX_ID: Final = 253
+"""Longest cluster, node or metric name."""
+
+
+class Arguments(BaseModel):
+    """Base of every argument model: unknown names are refused, the docstrings are the documentation."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class Scoped(Arguments):
+    """Where and when."""
+
+    cluster_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
+    """One cluster; without it all that the token may see."""
+    since: str = Field(default="1h", max_length=64)
+    """Start of the window: how long ago (`15m`, `2h`, `7d`), RFC 3339, or `all`."""
+    until: str = Field(default="0s", max_length=64)
+    """End of the window, in the same words; the present by default."""
+    limit: int = Field(default=100, ge=1, le=10_000)
+    """Most rows."""
+
+
+class Row(BaseModel):
+    """Base of every row model."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Cited(Row):
+    """A row that rests on events."""
+
+    evidence: list[str]
+    """Ids of events that the row rests on; `event_history` shows them."""
+
+
+Sentence = Callable[[list[dict[str, Any]], Any], str]
+Parameters = Callable[[Any, CostConfig], dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """One question that Echo can answer.
+
+    `sql` reads the published tables by their bare names, already cut to the window. It may use `$name` for every
+    argument, and for what `parameters` adds. `sentence` puts the rows into words.
+    """
+
+    name: str
+    title: str
+    description: str
+    sql: str
+    row: type[Row]
+    sentence: Sentence
+    arguments: type[Arguments] = Scoped
+    parameters: Parameters | None = None
+    paged: bool = False
+    """Whether `cursor` of the arguments continues after the last row."""
+
+    @property
+    def tool(self) -> str:
+        """Full name on the wire."""
+        return echo.TOOL_PREFIX + self.name
+
+    def input_schema(self) -> dict[str, Any]:
+        """JSON schema of the arguments."""
+        return self.arguments.model_json_schema()
+
+    def output_schema(self) -> dict[str, Any]:
+        """JSON schema of the answer."""
+        row = self.row.model_json_schema()
+        definitions = row.pop("$defs", {})
+        schema: dict[str, Any] = {
+            "type": "object",
+            "properties": {
+                "summary": {"type": "string", "description": "The answer in one sentence."},
+                "rows": {"type": "array", "items": row},
+                "truncated": {"type": "boolean", "description": "Whether there are more rows than were returned."},
+                "next_cursor": {"type": ["string", "null"], "description": "Give it back to go on."},
+            },
+            "required": ["summary", "rows", "truncated", "next_cursor"],
+        }
+        return {**schema, "$defs": definitions} if definitions else schema
+
+
+def plural(count: int, word: str) -> str:
+    """`1 node`, `2 nodes`."""
+    return f"{count} {word}{'' if count == 1 else 's'}"

@@ -1,0 +1,348 @@
+"""What the nodes did: collectives, copies, launches, memory, and what lost time costs."""
+
+from typing import Any
+
+from pydantic import Field
+
+from ingero_contract import attributes, echo, metrics
+from ingero_echo.answers.nodes import ACCUSED
+from ingero_echo.answers.table import Answer, Cited, Row, Scoped, plural
+from ingero_echo.settings import CostConfig
+
+
+def key(name: str) -> str:
+    """Path of an attribute in the JSON column."""
+    return f'$."{name}"'
+
+
+class CollectiveRow(Row):
+    """One operation of one communicator."""
+
+    cluster_id: str
+    communicator: str | None
+    operation: str | None
+    ranks: int
+    calls: int
+    p50_ms: float | None
+    p95_ms: float | None
+    p99_ms: float | None
+    """Host time inside the call."""
+    bytes: float | None
+    """Sum over all ranks."""
+    gigabytes_per_second: float | None
+    """Bytes over summed host time."""
+
+
+COLLECTIVES = Answer(
+    name="nccl_collective_summary",
+    title="NCCL roll-up",
+    description="Collectives by communicator and operation: calls, percentiles of the duration, bytes, bandwidth.",
+    row=CollectiveRow,
+    sql="""
+    SELECT cluster_id, communicator, operation, count(DISTINCT rank) AS ranks,
+           greatest(count(*) FILTER (measure = 'duration_ms'), count(*) FILTER (measure = 'bytes')) AS calls,
+           quantile_cont(value_double, 0.5) FILTER (measure = 'duration_ms') AS p50_ms,
+           quantile_cont(value_double, 0.95) FILTER (measure = 'duration_ms') AS p95_ms,
+           quantile_cont(value_double, 0.99) FILTER (measure = 'duration_ms') AS p99_ms,
+           sum(value_double) FILTER (measure = 'bytes') AS bytes,
+           sum(value_double) FILTER (measure = 'bytes')
+             / nullif(sum(value_double) FILTER (measure = 'duration_ms') * 1e6, 0) AS gigabytes_per_second
+    FROM collectives GROUP BY cluster_id, communicator, operation ORDER BY calls DESC, communicator, operation
+    """,
+    sentence=lambda rows, _: (
+        f"{sum(row['calls'] for row in rows):,} collectives of {plural(len(rows), 'kind')}; most: "
+        f"{rows[0]['operation'] or 'unnamed'}." if rows else "No collectives in this window."
+    ),
+)  # fmt: skip
+
+
+class SkewArguments(Scoped):
+    """Which communicator, and how matched."""
+
+    communicator: str | None = Field(default=None, max_length=64)
+    """One communicator; without it all."""
+    bucket_ms: int = Field(default=1000, ge=1, le=60_000)
+    """Collectives without a sequence number are matched by time buckets of this length."""
+
+
+class SkewRow(Cited):
+    """One rank, the latest first."""
+
+    cluster_id: str
+    communicator: str | None
+    rank: int
+    node_id: str
+    collectives: int
+    last: int
+    """Collectives that this rank was the last to reach."""
+    share_last: float
+    mean_lag_ms: float
+    """Mean lag behind the median rank; the late rank is the one that waits least."""
+    worst_lag_ms: float
+
+
+SKEW = Answer(
+    name="nccl_slow_rank",
+    title="Collective skew and slow rank",
+    description="Which rank comes last to collectives, how often, how late: by Fleet's lag, or by who waits least.",
+    row=SkewRow,
+    arguments=SkewArguments,
+    sql="""
+    WITH chosen AS (
+        SELECT *, coalesce(sequence, epoch_ms("timestamp") // $bucket_ms) AS instance
+        FROM collectives
+        WHERE measure IN ('barrier_wait_ms', 'peer_lag_ms') AND rank IS NOT NULL
+          AND ($communicator IS NULL OR communicator = $communicator)
+    ),
+    waits AS (
+        SELECT cluster_id, communicator, operation, instance, rank, any_value(node_id) AS node_id,
+               avg(value_double) AS value, max(event_id::VARCHAR) AS event, measure
+        FROM chosen GROUP BY cluster_id, communicator, operation, instance, rank, measure
+    ),
+    lags AS (
+        SELECT *, CASE measure WHEN 'peer_lag_ms' THEN value
+                  ELSE median(value) OVER instance_of - value END AS lag,
+               count(*) OVER instance_of AS present
+        FROM waits WINDOW instance_of AS (PARTITION BY cluster_id, communicator, operation, instance, measure)
+    ),
+    placed AS (
+        SELECT *, rank = first_value(rank) OVER (
+            PARTITION BY cluster_id, communicator, operation, instance, measure ORDER BY lag DESC, rank) AS is_last
+        FROM lags WHERE present > 1
+    )
+    SELECT cluster_id, communicator, rank, any_value(node_id) AS node_id, count(*) AS collectives,
+           count(*) FILTER (is_last AND lag > 0) AS last, last / collectives AS share_last, avg(lag) AS mean_lag_ms,
+           max(lag) AS worst_lag_ms, [arg_max(event, lag)] AS evidence
+    FROM placed GROUP BY cluster_id, communicator, rank ORDER BY mean_lag_ms DESC, rank
+    """,
+    sentence=lambda rows, _: (
+        f"Rank {rows[0]['rank']} ({rows[0]['node_id']}) is {rows[0]['mean_lag_ms']:.1f} ms behind the median and "
+        f"last in {rows[0]['share_last']:.0%} of {rows[0]['collectives']} collectives."
+        if rows and rows[0]["mean_lag_ms"] > 0 else "No rank lags behind the others."
+    ),
+)  # fmt: skip
+
+
+class CopyRow(Cited):
+    """One node and direction."""
+
+    cluster_id: str
+    node_id: str
+    direction: str
+    bytes: float
+    """Increase of the counter in the window; a restart of the counter is not counted as a loss."""
+    seconds: float
+    gigabytes_per_second: float | None
+    p50: float | None
+    p95: float | None
+    p99: float | None
+    """Percentiles of the bandwidth between neighbouring reports, gigabytes a second."""
+
+
+_STEPS = """
+    steps AS (
+        SELECT *, value_double - lag(value_double) OVER line AS grown,
+               (epoch_ns("timestamp") - lag(epoch_ns("timestamp")) OVER line) / 1e9 AS gap
+        FROM counters WINDOW line AS (PARTITION BY cluster_id, node_id, metric_name, label ORDER BY "timestamp")
+    )
+"""
+
+COPIES = Answer(
+    name="memcpy_bandwidth_summary",
+    title="Copy bandwidth",
+    description="Bytes copied and bandwidth by node and direction, from the cumulative counters.",
+    row=CopyRow,
+    sql=f"""
+    WITH counters AS (
+        SELECT cluster_id, node_id, metric_name, "timestamp", event_id, value_double, attributes AS label,
+               coalesce(json_extract_string(attributes, '{key(attributes.MEMCPY_DIRECTION)}'), 'unknown') AS direction
+        FROM events WHERE metric_name IN ('{echo.MEMCPY_BYTES}', '{metrics.MEMCPY_BYTES_TOTAL}')
+    ), {_STEPS}
+    SELECT cluster_id, node_id, direction, sum(greatest(grown, 0)) AS bytes,
+           (max(epoch_ns("timestamp")) - min(epoch_ns("timestamp"))) / 1e9 AS seconds,
+           bytes / nullif(seconds, 0) / 1e9 AS gigabytes_per_second,
+           quantile_cont(grown / gap / 1e9, 0.5) FILTER (grown >= 0 AND gap > 0) AS p50,
+           quantile_cont(grown / gap / 1e9, 0.95) FILTER (grown >= 0 AND gap > 0) AS p95,
+           quantile_cont(grown / gap / 1e9, 0.99) FILTER (grown >= 0 AND gap > 0) AS p99,
+           [arg_max(event_id, "timestamp")::VARCHAR] AS evidence
+    FROM steps GROUP BY cluster_id, node_id, direction HAVING bytes IS NOT NULL
+    ORDER BY bytes DESC, node_id, direction
+    """,
+    sentence=lambda rows, _: (
+        f"Most copied: {rows[0]['node_id']} {rows[0]['direction']}, {rows[0]['bytes'] / 1e9:.2f} GB."
+        if rows else "No copies in this window."
+    ),
+)  # fmt: skip
+
+
+class LaunchRow(Cited):
+    """One node."""
+
+    cluster_id: str
+    node_id: str
+    launches: float
+    launches_per_second: float | None
+
+
+LAUNCHES = Answer(
+    name="kernel_launch_summary",
+    title="Kernel launches",
+    description="Kernel and graph launches of every node in the window, from the cumulative counters.",
+    row=LaunchRow,
+    sql=f"""
+    WITH counters AS (
+        SELECT cluster_id, node_id, metric_name, "timestamp", event_id, value_double, attributes AS label
+        FROM events WHERE metric_name = '{metrics.LAUNCHES_TOTAL}'
+    ), {_STEPS}
+    SELECT cluster_id, node_id, sum(greatest(grown, 0)) AS launches,
+           launches * 1e9 / nullif(max(epoch_ns("timestamp")) - min(epoch_ns("timestamp")), 0)
+             AS launches_per_second,
+           [arg_max(event_id, "timestamp")::VARCHAR] AS evidence
+    FROM steps GROUP BY cluster_id, node_id HAVING launches IS NOT NULL ORDER BY launches, node_id
+    """,
+    sentence=lambda rows, _: (
+        f"Fewest launches: {rows[0]['node_id']}, {rows[0]['launches']:,.0f} of {plural(len(rows), 'node')}."
+        if rows else "No launches in this window."
+    ),
+)  # fmt: skip
+
+
+class FragmentationRow(Cited):
+    """One GPU."""
+
+    cluster_id: str
+    node_id: str
+    gpu: str | None
+    highest: float
+    mean: float
+    newest: float
+    """Share of the memory that is neither used nor free, 0 to 1."""
+
+
+FRAGMENTATION = Answer(
+    name="memfrag_hotspots",
+    title="Memory fragmentation",
+    description="GPUs whose memory is the most fragmented.",
+    row=FragmentationRow,
+    sql=f"""
+    SELECT cluster_id, node_id, json_extract_string(attributes, '{key(echo.GPU_UUID)}') AS gpu,
+           max(value_double) AS highest, avg(value_double) AS mean, arg_max(value_double, "timestamp") AS newest,
+           [arg_max(event_id, value_double)::VARCHAR] AS evidence
+    FROM events WHERE metric_name = '{echo.FRAGMENTATION}' AND value_double IS NOT NULL
+    GROUP BY cluster_id, node_id, gpu ORDER BY highest DESC, node_id, gpu
+    """,
+    sentence=lambda rows, _: (
+        f"Most fragmented: {rows[0]['node_id']}, up to {rows[0]['highest']:.0%}."
+        if rows else "No fragmentation was reported in this window."
+    ),
+)  # fmt: skip
+
+
+class ProcessRow(Cited):
+    """One process that has loaded NCCL."""
+
+    cluster_id: str
+    node_id: str
+    pid: str | None
+    comm: str | None
+    library: str | None
+    version: str | None
+    last_seen: str
+
+
+PROCESSES = Answer(
+    name="find_nccl_processes",
+    title="NCCL processes",
+    description="Processes that have loaded libnccl, with its path and version.",
+    row=ProcessRow,
+    sql=f"""
+    SELECT cluster_id, node_id, json_extract_string(attributes, '$.pid') AS pid,
+           json_extract_string(attributes, '$.comm') AS comm,
+           json_extract_string(attributes, '$.libnccl_path') AS library,
+           json_extract_string(attributes, '$.libnccl_version') AS version, max("timestamp") AS last_seen,
+           [arg_max(event_id, "timestamp")::VARCHAR] AS evidence
+    FROM events WHERE metric_name = '{echo.NCCL_PROCESS}' GROUP BY ALL ORDER BY cluster_id, node_id, pid
+    """,
+    sentence=lambda rows, _: (
+        f"{plural(len(rows), 'NCCL process').replace('processs', 'processes')} on "
+        f"{plural(len({row['node_id'] for row in rows}), 'node')}." if rows else "No NCCL process was reported."
+    ),
+)  # fmt: skip
+
+
+class CostRow(Cited):
+    """One accused node."""
+
+    cluster_id: str
+    node_id: str
+    provider: str | None
+    gpu_model: str | None
+    hours: float
+    """Time under an accusation in the window."""
+    severity: float
+    """Share of the rate that was lost, 1 where the verdict names none."""
+    gpus: int
+    """GPUs that waited: those of the job's ranks, or the node's own."""
+    rate: float
+    """Price of one GPU hour."""
+    cost: float
+    """hours x severity x gpus x rate"""
+
+
+def _rates(_: Any, cost: CostConfig) -> dict[str, Any]:
+    table = [(provider, model, rate) for provider, models in cost.rates.items() for model, rate in models.items()]
+    return {
+        "providers": [row[0] for row in table],
+        "models": [row[1] for row in table],
+        "prices": [row[2] for row in table],
+        "fallback": cost.fallback_rate,
+        "currency": cost.currency,
+    }
+
+
+COST = Answer(
+    name="get_cost",
+    title="Cost of lost time",
+    description="What stragglers cost: time under an accusation, times the share lost, times the GPUs that waited.",
+    row=CostRow,
+    parameters=_rates,
+    sql=f"""
+    WITH rates AS (
+        SELECT unnest($providers::VARCHAR[]) AS provider, unnest($models::VARCHAR[]) AS gpu_model,
+               unnest($prices::DOUBLE[]) AS rate
+    ),
+    spans AS (
+        SELECT *, coalesce(lead("timestamp") OVER (PARTITION BY cluster_id, node_id ORDER BY "timestamp"),
+                           (SELECT max("timestamp") FROM events)) AS ended
+        FROM verdicts WHERE source = 'fleet'
+    ),
+    accused AS (
+        SELECT cluster_id, node_id, sum(epoch_ns(ended) - epoch_ns("timestamp")) / 3.6e12 AS hours,
+               avg(coalesce(severity, 1)) AS severity, list(event_id::VARCHAR)[1:10] AS evidence
+        FROM spans WHERE state IN ({ACCUSED}) GROUP BY cluster_id, node_id
+    ),
+    nodes AS (
+        SELECT cluster_id, node_id, arg_max(provider, "timestamp") AS provider,
+               arg_max(gpu_model, "timestamp") AS gpu_model, max(world_size) AS world_size
+        FROM node_metrics GROUP BY cluster_id, node_id
+    ),
+    counts AS (
+        SELECT cluster_id, node_id,
+               max(try_cast(json_extract_string(attributes, '{key(attributes.GPU_COUNT)}') AS INTEGER)) AS gpus
+        FROM events WHERE metric_name = '{metrics.NODE_INFO}' GROUP BY cluster_id, node_id
+    )
+    SELECT cluster_id, node_id, provider, gpu_model, hours, severity,
+           greatest(coalesce(world_size, 0), coalesce(counts.gpus, 1)) AS gpus, coalesce(rate, $fallback) AS rate,
+           hours * severity * greatest(coalesce(world_size, 0), coalesce(counts.gpus, 1)) * coalesce(rate, $fallback)
+             AS cost, evidence
+    FROM accused LEFT JOIN nodes USING (cluster_id, node_id) LEFT JOIN counts USING (cluster_id, node_id)
+         LEFT JOIN rates USING (provider, gpu_model)
+    ORDER BY cost DESC, hours DESC, node_id
+    """,
+    sentence=lambda rows, _: (
+        f"{sum(row['cost'] for row in rows):,.2f} lost to {plural(len(rows), 'straggler')} in "
+        f"{sum(row['hours'] for row in rows):.2f} hours." if rows else "No time was lost to stragglers."
+    ),
+)  # fmt: skip
+
+ANSWERS = (COLLECTIVES, SKEW, COPIES, LAUNCHES, FRAGMENTATION, PROCESSES, COST)

@@ -1,0 +1,206 @@
+"""The wiring of Echo: settings in; store, writer, listeners and front ends out. The only place where they meet."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
+
+from ingero_echo import retention
+from ingero_echo.auth import Keyring, RateLimit
+from ingero_echo.doors import Doors
+from ingero_echo.errors import Refused
+from ingero_echo.guard import MAX_BODY, Audit, Guard
+from ingero_echo.intake import Doorkeeper, Intake
+from ingero_echo.pages import EchoPage
+from ingero_echo.settings import EchoConfig
+from ingero_echo.store import Store, StoreError
+from ingero_echo.writer import Writer
+from ingero_kit.logs import get
+from ingero_kit.otlp_server import OtlpGrpcReceiver, OtlpHttpReceiver, parse_endpoint
+from ingero_kit.settings import SettingsError
+
+log = get(__name__)
+
+DRAIN_SECONDS = 5.0
+"""How long a stop waits for what is under way."""
+
+
+class _Server(uvicorn.Server):
+    """uvicorn without its own signal handling."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class Echo:
+    """One Echo process."""
+
+    def __init__(self, config: EchoConfig) -> None:
+        self.config = config
+        self.ports: dict[str, int] = {}
+        self._keyring = Keyring(config.auth.tokens_file, config.auth.grace)
+        self._store: Store | None = None
+        self._writer: Writer | None = None
+        self._intake: Intake | None = None
+        self._http: OtlpHttpReceiver | None = None
+        self._grpc: OtlpGrpcReceiver | None = None
+        self._page = EchoPage(lambda: self._writer, lambda: self._intake)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stack = contextlib.AsyncExitStack()
+
+    async def start(self) -> None:
+        """Answer health at once, open the store, then take events.
+
+        Raises `SettingsError`, `OSError`, `StoreError` or `Locked` in words.
+        """
+        await self._front_ends()
+        store = await asyncio.to_thread(Store.open, self.config.store)
+        self._stack.callback(store.close)
+        writer = Writer(store, self.config.ingest)
+        await asyncio.to_thread(writer.start)
+        self._stack.callback(writer.stop)
+        self._intake = Intake(self._keyring, writer, self.config.retention.age)
+        await self._receivers(self._intake)
+        self._store, self._writer = store, writer
+        self._tasks.append(asyncio.create_task(self._retain(writer, store)))
+        self._tasks.append(asyncio.create_task(self._doors.run()))
+
+    async def _front_ends(self) -> None:
+        config = self.config
+        registry = CollectorRegistry()
+        registry.register(self._page)
+        ProcessCollector(registry=registry)
+        PlatformCollector(registry=registry)
+        self._doors = Doors(config, lambda: self._store, registry, self.backup, MAX_BODY)
+        guard = Guard(
+            self._doors.api, self._doors.mcp, lambda: self._store is not None, self._keyring,
+            RateLimit(config.api.requests_per_second, config.api.burst), Audit(config.auth.audit_file),
+            self._page.observe,
+        )  # fmt: skip
+        host, port = parse_endpoint(config.api.endpoint)
+        tls: dict[str, Any] = {}
+        if config.tls:
+            config.tls.context()
+            tls = {
+                "ssl_certfile": str(config.tls.cert_file),
+                "ssl_keyfile": str(config.tls.key_file),
+                "ssl_ca_certs": str(config.tls.client_ca_file) if config.tls.client_ca_file else None,
+                "ssl_cert_reqs": 2 if config.tls.client_ca_file else 0,
+            }
+        uvicorn_server = _Server(
+            uvicorn.Config(
+                guard, host=host, port=port, log_config=None, access_log=False, lifespan="off", limit_concurrency=512,
+                timeout_keep_alive=30, timeout_graceful_shutdown=int(DRAIN_SECONDS), **tls,
+            )
+        )  # fmt: skip
+        try:
+            socket = uvicorn_server.config.bind_socket()
+        except SystemExit:
+            raise OSError(f"cannot listen on {config.api.endpoint}: the address is in use or not ours") from None
+        self.ports["api"] = socket.getsockname()[1]
+        task = asyncio.create_task(uvicorn_server.serve(sockets=[socket]))
+
+        async def end() -> None:
+            uvicorn_server.should_exit = True
+            await asyncio.wait([task], timeout=DRAIN_SECONDS + 1)
+
+        self._stack.push_async_callback(end)
+        while not uvicorn_server.started and not task.done():
+            await asyncio.sleep(0.01)
+
+    async def _receivers(self, intake: Intake) -> None:
+        config, doorkeeper = self.config.ingest, Doorkeeper(self._keyring)
+        if config.http_endpoint:
+            self._http = OtlpHttpReceiver(intake, doorkeeper, config.limits())
+            host, port = parse_endpoint(config.http_endpoint)
+            self.ports["otlp/http"] = await self._http.start(host, port, tls=self.config.tls)
+            self._stack.push_async_callback(self._http.stop, DRAIN_SECONDS)
+        if config.grpc_endpoint:
+            self._grpc = OtlpGrpcReceiver(intake, doorkeeper, body_bytes=config.max_decoded_body_size)
+            host, port = parse_endpoint(config.grpc_endpoint)
+            self.ports["otlp/grpc"] = await self._grpc.start(host, port, tls=self.config.tls)
+            self._stack.push_async_callback(self._grpc.stop, DRAIN_SECONDS)
+
+    async def _retain(self, writer: Writer, store: Store) -> None:
+        while True:
+            await asyncio.sleep(self.config.retention.every)
+            try:
+                job = writer.call(lambda: retention.sweep(store, self.config.retention, time.time_ns()))
+                deleted = await asyncio.wrap_future(job)
+                writer.counters.deleted += deleted
+                if deleted:
+                    log.info("retention", deleted=deleted)
+            except Exception as error:
+                log.error("retention_failed", reason=str(error))
+
+    def backup(self) -> dict[str, Any]:
+        """Write a copy into the backup folder; blocks. Raises `Refused`."""
+        folder = self.config.store.backup_folder
+        if folder is None:
+            raise Refused("not_configured", "backups are off", "set store.backup_folder", status=403)
+        if self._store is None or self._writer is None:
+            raise Refused("not_ready", "the database is still being opened", "ask again", 503, 1)
+        target = folder / time.strftime("echo-%Y%m%dT%H%M%SZ.duckdb", time.gmtime())
+        store = self._store
+        try:
+            self._writer.call(lambda: store.copy(target)).result()
+        except (StoreError, OSError) as error:
+            raise Refused("backup_failed", str(error), "make room or another folder", status=500) from None
+        return {"name": target.name, "bytes": target.stat().st_size}
+
+    def reload(self) -> None:
+        """Read tokens and certificates again. What cannot be read is said, and the old ones stay."""
+        try:
+            self._keyring.reload()
+            if self._http:
+                self._http.reload_certificates()
+            log.info("reloaded")
+        except (SettingsError, OSError) as error:
+            log.error("reload_failed", reason=str(error))
+
+    async def stop(self) -> None:
+        """Stop taking events, write and answer what waits, close."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._stack.aclose()
+
+
+async def serve(config: EchoConfig, announce: Callable[[dict[str, int]], None]) -> None:
+    """Run until SIGTERM or SIGINT; SIGHUP reloads."""
+    logging.getLogger("mcp").setLevel(logging.WARNING)
+    echo = Echo(config)
+    ended = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, ended.set)
+    loop.add_signal_handler(signal.SIGHUP, echo.reload)
+    try:
+        await echo.start()
+        # What start-up made stays for good: keep the collector from walking it again and again.
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 50, 50)
+        announce(echo.ports)
+        log.info("started", ports=echo.ports)
+        await ended.wait()
+        log.info("stopping")
+    finally:
+        gc.unfreeze()
+        await echo.stop()
+    log.info("stopped")
+
+
+def run(config: EchoConfig, announce: Callable[[dict[str, int]], None]) -> None:
+    """`serve` on the fastest event loop that is installed."""
+    import uvloop
+
+    uvloop.run(serve(config, announce))

@@ -1,0 +1,172 @@
+"""Who asks, what they may do and how often: tokens from a file, scopes, rotation with grace, rate, audit."""
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from ingero_kit.settings import SettingsError
+
+
+class Scope(StrEnum):
+    """What a token may be good for."""
+
+    INGEST = "ingest"
+    READ = "read"
+    SQL = "sql"
+    METRICS = "metrics"
+    BACKUP = "backup"
+
+
+USUAL: Final = frozenset({Scope.INGEST, Scope.READ, Scope.SQL, Scope.METRICS})
+"""Scopes of a token that names none."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """Behind a token: `clusters` is `None` for all, `digest` the SHA-256 of the token in hexadecimal."""
+
+    name: str
+    digest: str = ""
+    scopes: frozenset[Scope] = USUAL
+    clusters: frozenset[str] | None = None
+
+    def may(self, scope: Scope) -> bool:
+        """Whether the token has a scope."""
+        return scope in self.scopes
+
+    def sees(self, cluster: str) -> bool:
+        """Whether a cluster belongs to the token."""
+        return self.clusters is None or cluster in self.clusters
+
+
+ANYBODY: Final = Identity(name="anybody", scopes=frozenset(Scope))
+"""Who asks when no tokens are configured, which only works on loopback."""
+
+
+def read_tokens(file: Path) -> dict[bytes, Identity]:
+    """Read a token file: a line is the token, then `name=`, `scopes=a,b` and `clusters=a,b` in any order.
+
+    Blank lines and lines that begin with # are skipped. Raises `SettingsError` with the line's number, never with
+    the token: a file without any token must not mean "open".
+    """
+    try:
+        lines = file.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{file}: the token file cannot be read: {error}") from None
+    found: dict[bytes, Identity] = {}
+    for number, line in enumerate(lines, 1):
+        words = line.split()
+        if not words or words[0].startswith("#"):
+            continue
+        digest = hashlib.sha256(words[0].encode()).digest()
+        if digest in found:
+            raise SettingsError(f"{file}: line {number}: this token stands in the file twice")
+        try:
+            found[digest] = _identity(digest, words[1:])
+        except ValueError as error:
+            raise SettingsError(f"{file}: line {number}: {error}") from None
+    if not found:
+        raise SettingsError(f"{file}: the token file holds no token")
+    return found
+
+
+def _identity(digest: bytes, words: list[str]) -> Identity:
+    name, scopes, clusters = digest.hex()[:12], USUAL, None
+    for word in words:
+        key, equals, value = word.partition("=")
+        parts = [part for part in value.split(",") if part]
+        if key == "name" and value:
+            name = value
+        elif key == "scopes" and parts:
+            unknown = [part for part in parts if part not in set(Scope)]
+            if unknown:
+                raise ValueError(f"no such scope: {unknown[0]} (there are {', '.join(Scope)})")
+            scopes = frozenset(Scope(part) for part in parts)
+        elif key == "clusters" and parts:
+            clusters = frozenset(parts)
+        else:
+            hint = f"{key}=" if equals else "a word without ="
+            raise ValueError(f"name=, scopes= or clusters= with a value was expected, not {hint}")
+    return Identity(name=name, digest=digest.hex(), scopes=scopes, clusters=clusters)
+
+
+class Keyring:
+    """The accepted tokens, and those that were accepted until a moment ago."""
+
+    def __init__(self, file: Path | None, grace_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._file = file
+        self._grace = grace_seconds
+        self._clock = clock
+        self._current = read_tokens(file) if file else {}
+        self._leaving: dict[bytes, tuple[Identity, float]] = {}
+
+    @property
+    def open(self) -> bool:
+        """Whether no tokens are configured."""
+        return self._file is None
+
+    def reload(self) -> None:
+        """Read the file again; raises `SettingsError` and keeps what was when it cannot be used."""
+        if self._file is None:
+            return
+        now = self._clock()
+        fresh = read_tokens(self._file)
+        leaving = {digest: entry for digest, entry in self._leaving.items() if entry[1] > now}
+        for digest, identity in self._current.items():
+            if digest not in fresh:
+                leaving[digest] = (identity, now + self._grace)
+        self._current = fresh
+        self._leaving = {digest: entry for digest, entry in leaving.items() if digest not in fresh}
+
+    def find(self, authorization: bytes | str | None) -> Identity | None:
+        """Who an Authorization header belongs to; every token is compared, always."""
+        if self._file is None:
+            return ANYBODY
+        if authorization is None:
+            return None
+        text = authorization.decode("latin-1") if isinstance(authorization, bytes) else authorization
+        scheme, _, token = text.partition(" ")
+        if scheme.lower() != "bearer":
+            return None
+        given = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
+        found: Identity | None = None
+        for digest, identity in self._current.items():
+            if hmac.compare_digest(digest, given):
+                found = identity
+        now = self._clock()
+        for digest, (identity, until) in self._leaving.items():
+            if hmac.compare_digest(digest, given) and until > now:
+                found = identity
+        return found
+
+
+@dataclass
+class _Bucket:
+    level: float
+    at: float
+
+
+@dataclass
+class RateLimit:
+    """A token bucket for each bearer token."""
+
+    per_second: float
+    burst: int
+    clock: Callable[[], float] = time.monotonic
+    _buckets: dict[str, _Bucket] = field(default_factory=dict)
+
+    def wait(self, digest: str) -> float:
+        """Take one request; seconds to wait before the next try, 0 when it may go on."""
+        now = self.clock()
+        bucket = self._buckets.setdefault(digest, _Bucket(float(self.burst), now))
+        bucket.level = min(float(self.burst), bucket.level + (now - bucket.at) * self.per_second)
+        bucket.at = now
+        if bucket.level < 1:
+            return (1 - bucket.level) / self.per_second
+        bucket.level -= 1
+        return 0.0

@@ -1,0 +1,92 @@
+"""A small client of the JSON API, for the command line and for MCP over standard streams."""
+
+import http.client
+import json
+import ssl
+import time
+import urllib.parse
+from dataclasses import dataclass
+from typing import Any
+
+from ingero_contract import echo
+from ingero_echo.errors import Refused
+
+PATIENCE_SECONDS = 60.0
+"""How long a client that is told to come back does so."""
+
+
+@dataclass(frozen=True)
+class ApiClient:
+    """`url` is the address of an Echo, such as `https://echo:18081`."""
+
+    url: str
+    token: str = ""
+    tls: ssl.SSLContext | None = None
+
+    def request(self, method: str, path: str, content: Any = None) -> Any:
+        """The JSON of an answer; waits when told to.
+
+        Raises `Refused` for what Echo refuses and `ConnectionError` in words when it cannot be reached.
+        """
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        while True:
+            status, headers, body = self._once(method, path, content)
+            if status not in (429, 503) or time.monotonic() > deadline:
+                break
+            time.sleep(min(5.0, float(headers.get("retry-after") or "1")))
+        try:
+            answer = json.loads(body)
+        except ValueError:
+            raise ConnectionError(f"{self.url}: HTTP {status}, not JSON: is this an Echo?") from None
+        if status >= 400:
+            raise Refused(
+                str(answer.get("code", status)), str(answer.get("message", "")), str(answer.get("hint", "")), status
+            )
+        return answer
+
+    def _once(self, method: str, path: str, content: Any) -> tuple[int, Any, bytes]:
+        parts = urllib.parse.urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.netloc:
+            raise ConnectionError(f"{self.url!r} is not an address such as https://127.0.0.1:18081")
+        connection = (
+            http.client.HTTPSConnection(parts.netloc, timeout=60, context=self.tls or ssl.create_default_context())
+            if parts.scheme == "https"
+            else http.client.HTTPConnection(parts.netloc, timeout=60)
+        )
+        headers = {"accept": "application/json"}
+        if self.token:
+            headers["authorization"] = f"Bearer {self.token}"
+        if content is not None:
+            headers["content-type"] = "application/json"
+        try:
+            connection.request(method, path, None if content is None else json.dumps(content), headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise ConnectionError(f"{self.url}: cannot be reached: {error}") from None
+        finally:
+            connection.close()
+
+    def tool(self, name: str, arguments: dict[str, Any]) -> Any:
+        """Call a tool by its full name."""
+        return self.request("POST", echo.TOOLS + name, arguments)
+
+
+@dataclass(frozen=True)
+class RemoteReply:
+    """An answer as the MCP server wants it."""
+
+    body: dict[str, Any]
+    text: str
+
+
+@dataclass(frozen=True)
+class RemoteDesk:
+    """A desk that passes questions on to a running Echo."""
+
+    client: ApiClient
+
+    def call(self, identity: Any, tool: str, arguments: dict[str, Any]) -> RemoteReply:
+        """Answer one call; the token of the client decides what may be asked."""
+        body = self.client.tool(tool, arguments)
+        return RemoteReply(body, body.get("summary") or f"{body.get('row_count', 0)} rows.")

@@ -1,0 +1,224 @@
+"""Where questions are answered, whichever door they came through: check, confine, run, put into words."""
+
+import base64
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import Field, ValidationError
+
+from ingero_contract import echo
+from ingero_echo.answers import ANSWERS
+from ingero_echo.answers.table import Answer, Arguments
+from ingero_echo.auth import Identity, Scope
+from ingero_echo.errors import Refused
+from ingero_echo.questions import Result, Turns, run
+from ingero_echo.sandbox import MAX_TEXT, confine
+from ingero_echo.settings import EchoConfig
+from ingero_echo.store import Store
+from ingero_echo.window import Window, parse_moment, scoped
+from ingero_kit.settings import parse_duration
+
+ANALYSIS: Final = echo.TOOL_PREFIX + "run_analysis"
+"""The tool that takes SQL."""
+
+
+class AnalysisArguments(Arguments):
+    """One read-only SELECT over the published tables."""
+
+    sql: str = Field(min_length=1, max_length=MAX_TEXT)
+    """The query, DuckDB's dialect; the tables are in the resource echo://schema."""
+    limit: int = Field(default=1000, ge=1, le=100_000)
+    """Most rows."""
+
+
+ANALYSIS_OUTPUT: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "columns": {"type": "array", "items": {"type": "string"}},
+        "rows": {"type": "array", "items": {"type": "array"}},
+        "row_count": {"type": "integer"},
+        "truncated": {"type": "boolean"},
+    },
+    "required": ["columns", "rows", "row_count", "truncated"],
+}
+
+
+@dataclass(frozen=True)
+class Tool:
+    """What the catalogue says about a tool."""
+
+    name: str
+    title: str
+    description: str
+    input_schema: dict[str, Any]
+    output_schema: dict[str, Any]
+
+
+TOOLS: Final[dict[str, Tool]] = {
+    **{
+        name: Tool(name, answer.title, answer.description, answer.input_schema(), answer.output_schema())
+        for name, answer in ANSWERS.items()
+    },
+    ANALYSIS: Tool(
+        ANALYSIS, "SQL", "Run one read-only SELECT; for questions that no other tool answers.",
+        AnalysisArguments.model_json_schema(), ANALYSIS_OUTPUT,
+    ),
+}  # fmt: skip
+
+
+@dataclass
+class Reply:
+    """An answer: `body` for JSON, `result` for other formats, `text` for people and agents."""
+
+    body: dict[str, Any]
+    result: Result
+    text: str
+
+
+class Desk:
+    """Answers. `store` gives the open store, or `None` while it is being opened."""
+
+    def __init__(self, config: EchoConfig, store: Callable[[], Store | None]) -> None:
+        self._config = config
+        self._store = store
+        self._turns = Turns(config.query)
+
+    def call(self, identity: Identity, tool: str, arguments: dict[str, Any]) -> Reply:
+        """Answer one call of a tool; blocks, so call it on a thread.
+
+        Raises `Refused`.
+        """
+        if tool == ANALYSIS:
+            given = _validate(AnalysisArguments, arguments)
+            return self.sql(identity, given.sql, given.limit)
+        answer = ANSWERS.get(tool)
+        if answer is None:
+            raise Refused("unknown_tool", f"there is no tool {tool[:100]!r}", f"see {echo.TOOLS_LIST}", status=404)
+        if not identity.may(Scope.READ):
+            raise _forbidden(Scope.READ)
+        return self._answer(identity, answer, _validate(answer.arguments, arguments))
+
+    def sql(self, identity: Identity, text: str, limit: int) -> Reply:
+        """Run a query of the asker's own.
+
+        Raises `Refused`.
+        """
+        if not identity.may(Scope.SQL):
+            raise _forbidden(Scope.SQL)
+        if identity.clusters is not None and not self._config.api.sql_for_tenants:
+            raise Refused(
+                "forbidden", "SQL is not for tokens that are bound to clusters",
+                "use the other tools, or have api.sql_for_tenants set", status=403,
+            )  # fmt: skip
+        store = self._open()
+        with self._turns.turn(identity.digest or identity.name):
+            sql = confine(text, Window(clusters=identity.clusters), store.cursor())
+            result = run(store.cursor(), sql, {}, self._config.query, min(limit, self._config.query.max_rows))
+        rows = result.lists()
+        body = {
+            "columns": result.columns,
+            "rows": rows,
+            "row_count": len(rows),
+            "truncated": result.truncated,
+        }
+        more = ", and there are more" if result.truncated else ""
+        return Reply(body, result, f"{len(rows)} rows of {len(result.columns)} columns{more}.")
+
+    def _open(self) -> Store:
+        store = self._store()
+        if store is None:
+            raise Refused("not_ready", "the database is still being opened", "ask again", status=503, retry_seconds=1)
+        return store
+
+    def _answer(self, identity: Identity, answer: Answer, given: Any) -> Reply:
+        store = self._open()
+        window, extra = _window(identity, given)
+        limit = min(given.limit, self._config.query.max_rows)
+        values = {**given.model_dump(), **extra}
+        if answer.paged:
+            values["cursor_time"], values["cursor_id"] = read_cursor(given.cursor)
+        if answer.parameters:
+            values |= answer.parameters(given, self._config.cost)
+        used = set(re.findall(r"\$(\w+)", answer.sql))
+        sql = f"{scoped(answer.sql, window)} LIMIT {limit + 1}"
+        with self._turns.turn(identity.digest or identity.name):
+            result = run(
+                store.cursor(), sql, {name: value for name, value in values.items() if name in used},
+                self._config.query, limit,
+            )  # fmt: skip
+        rows = result.objects()
+        following = None
+        if answer.paged and result.truncated and rows:
+            following = write_cursor(rows[-1]["timestamp"], rows[-1]["event_id"])
+        text = answer.sentence(rows, given)
+        body = {"summary": text, "rows": rows, "truncated": result.truncated, "next_cursor": following}
+        return Reply(body, result, text)
+
+
+def _forbidden(scope: Scope) -> Refused:
+    return Refused("forbidden", f"the token lacks the scope {scope}", "have it added to the token's line", status=403)
+
+
+def _validate(model: type[Arguments], arguments: dict[str, Any]) -> Any:
+    try:
+        return model.model_validate(arguments)
+    except ValidationError as error:
+        problems = error.errors(include_url=False, include_context=False)
+        first = "; ".join(
+            f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {problem['msg']}" for problem in problems[:5]
+        )
+        raise Refused("bad_arguments", first, f"see the input schema in {echo.TOOLS_LIST}", status=422) from None
+
+
+def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
+    """What a question may see, and the window's edges as parameters."""
+    clusters = identity.clusters
+    if given.cluster_id is not None:
+        if not identity.sees(given.cluster_id):
+            raise Refused("forbidden", f"the token does not see cluster {given.cluster_id}", status=403)
+        clusters = frozenset({given.cluster_id})
+    now = time.time_ns()
+    try:
+        since, until = parse_moment(given.since, now), parse_moment(given.until, now)
+        extra = {}
+        if hasattr(given, "apart"):
+            length, apart = _nanos(given.length), _nanos(given.apart)
+            end = until if until is not None else now
+            since = end - apart - length
+            extra = {"newer_start": end - length, "older_end": end - apart}
+    except ValueError as error:
+        raise Refused("bad_arguments", str(error), status=422) from None
+    if given.until == "0s":
+        until = None
+    return Window(clusters=clusters, since=since, until=until), extra
+
+
+def _nanos(text: str) -> int:
+    seconds = parse_duration(text)
+    if not isinstance(seconds, float):
+        raise ValueError(f"{text!r} is not a duration such as 15m")
+    return int(seconds * 1e9)
+
+
+def write_cursor(timestamp: str, event_id: str) -> str:
+    """An opaque place in the history."""
+    return base64.urlsafe_b64encode(f"{timestamp}|{event_id}".encode()).decode().rstrip("=")
+
+
+def read_cursor(cursor: str | None) -> tuple[int | None, str | None]:
+    """Time in nanoseconds and event id of a place; raises `Refused` for anything else."""
+    if cursor is None:
+        return None, None
+    try:
+        text = base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)).decode()
+        moment, _, event_id = text.partition("|")
+        whole, _, rest = moment.rstrip("Z").partition(".")
+        seconds = parse_moment(whole, 0)
+        if seconds is None or not re.fullmatch(r"[0-9a-f-]{36}", event_id) or len(rest) > 9:
+            raise ValueError
+        return seconds + int(rest.ljust(9, "0") or 0), event_id
+    except ValueError:
+        raise Refused("bad_arguments", "cursor: not one of ours", "leave it out to begin anew", status=422) from None

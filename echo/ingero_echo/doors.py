@@ -1,0 +1,67 @@
+"""The ways to the JSON API and to MCP. Their libraries take longer to load than all the rest of Echo, so they are
+loaded when Echo already takes events; whoever asks before that waits.
+"""
+
+import asyncio
+import contextlib
+import importlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from prometheus_client import CollectorRegistry
+
+from ingero_echo.settings import EchoConfig
+from ingero_echo.store import Store, published
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+
+class Doors:
+    """Two ASGI applications that exist before their code is loaded. `run` is a task for the life of the process."""
+
+    def __init__(
+        self,
+        config: EchoConfig,
+        store: Callable[[], Store | None],
+        registry: CollectorRegistry,
+        backup: Callable[[], dict[str, Any]],
+        max_body: int,
+    ) -> None:
+        self._config, self._store, self._registry, self._backup = config, store, registry, backup
+        self._max_body = max_body
+        self._api: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        self._mcp: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def run(self) -> None:
+        """Load one after the other, then serve until cancelled."""
+        desks = await asyncio.to_thread(importlib.import_module, "ingero_echo.desk")
+        pages = await asyncio.to_thread(importlib.import_module, "ingero_echo.json_api")
+        desk = desks.Desk(self._config, self._store)
+        self._api.set_result(pages.make_api(desk, lambda: self._store() is not None, self._registry, self._backup))
+        async with self._sessions(desk) as serve:
+            self._mcp.set_result(serve)
+            log.info("front_ends_ready")
+            await asyncio.Event().wait()
+
+    @contextlib.asynccontextmanager
+    async def _sessions(self, desk: Any) -> AsyncIterator[Any]:
+        tools = await asyncio.to_thread(importlib.import_module, "ingero_echo.mcp_tools")
+        server = tools.make_server(desk, published, tools.asker)
+        api = self._config.api
+        manager = tools.make_manager(server, api.mcp_sessions, api.allowed_hosts, self._max_body)
+
+        async def serve(scope: Any, receive: Any, send: Any) -> None:
+            scope["user"] = tools.user(scope["ingero.identity"])
+            await manager.handle_request(scope, receive, send)
+
+        async with manager.run():
+            yield serve
+
+    async def api(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request of the JSON API."""
+        await (await asyncio.shield(self._api))(scope, receive, send)
+
+    async def mcp(self, scope: Any, receive: Any, send: Any) -> None:
+        """Serve one request of MCP."""
+        await (await asyncio.shield(self._mcp))(scope, receive, send)

@@ -1,0 +1,41 @@
+"""What can be wrong with a question; both front ends render it in one shape."""
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+
+
+class Refused(Exception):
+    """A question that is not answered: `code` for machines, the text and `hint` for people, `status` for HTTP."""
+
+    def __init__(self, code: str, message: str, hint: str = "", status: int = 400, retry_seconds: float = 0) -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+        self.status = status
+        self.retry_seconds = retry_seconds
+
+    def fields(self, request_id: str) -> dict[str, Any]:
+        """The one shape."""
+        return {"code": self.code, "message": str(self), "hint": self.hint, "request_id": request_id}
+
+    def headers(self, request_id: str) -> dict[str, str]:
+        """What HTTP says beside it."""
+        headers = {"x-request-id": request_id}
+        if self.retry_seconds:
+            headers["retry-after"] = str(max(1, round(self.retry_seconds)))
+        if self.status == 401:
+            headers["www-authenticate"] = "Bearer"
+        return headers
+
+
+async def respond(
+    send: Callable[[Any], Awaitable[None]], status: int, content: Any, headers: dict[str, str] | None = None
+) -> None:
+    """Send a JSON response over ASGI."""
+    body = orjson.dumps(content)
+    lines = {"content-type": "application/json", "content-length": str(len(body)), **(headers or {})}
+    encoded = [(name.encode(), value.encode("latin-1", "replace")) for name, value in lines.items()]
+    await send({"type": "http.response.start", "status": status, "headers": encoded})
+    await send({"type": "http.response.body", "body": body})

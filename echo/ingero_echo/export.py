@@ -1,0 +1,73 @@
+"""Events → Parquet, partitioned by day and cluster, for other engines and for replay."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ingero_echo.store import TABLES, Store, StoreError
+
+_CHUNK: Final = 100_000
+
+
+def export(store: Store, folder: Path, table: str) -> int:
+    """Write a table as `folder/table/day=…/cluster=…/part.parquet`; returns the rows written.
+
+    Raises `StoreError` when the folder is not empty or the table is not published.
+    """
+    if table not in TABLES:
+        raise StoreError(f"there is no table {table}: {', '.join(TABLES)}")
+    target = folder / table
+    if target.exists() and any(target.iterdir()):
+        raise StoreError(f"{target}: is not empty")
+    parts = (
+        store.cursor()
+        .execute(f"SELECT DISTINCT strftime(\"timestamp\", '%Y-%m-%d'), cluster_id FROM {table} ORDER BY ALL")
+        .fetchall()
+    )
+    written = 0
+    for day, cluster in parts:
+        place = target / f"day={day}" / f"cluster={_safe(cluster)}"
+        place.mkdir(parents=True)
+        rows = store.cursor().sql(
+            f"SELECT * FROM {table} WHERE strftime(\"timestamp\", '%Y-%m-%d') = $day AND cluster_id = $cluster "
+            'ORDER BY "timestamp"',
+            params={"day": day, "cluster": cluster},
+        )
+        written += _write(rows, place / "part.parquet")
+    return written
+
+
+def export_scores(store: Store, file: Path) -> int:
+    """Write health scores as `ingero-fleet replay` reads them: time, cluster, node, cohort, state, score."""
+    rows = store.cursor().sql(
+        'SELECT epoch_ns("timestamp") / 1e9 AS time, cluster_id AS cluster, node_id AS node, '
+        "concat_ws('/', workload_type, job_id, gpu_model) AS cohort, state, health_score AS score "
+        'FROM node_metrics WHERE isfinite(health_score) ORDER BY "timestamp", node_id'
+    )
+    file.parent.mkdir(parents=True, exist_ok=True)
+    return _write(rows, file)
+
+
+def _write(rows: Any, file: Path) -> int:
+    written = 0
+    part = file.with_name(file.name + ".part")
+    try:
+        reader = rows.to_arrow_reader(_CHUNK)
+        with pq.ParquetWriter(part, reader.schema, compression="zstd") as writer:
+            for batch in reader:
+                writer.write_table(pa.Table.from_batches([batch]))
+                written += batch.num_rows
+        part.replace(file)
+    except (OSError, pa.ArrowException, duckdb.Error) as error:
+        raise StoreError(f"{file}: cannot be written: {error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+    return written
+
+
+def _safe(name: str) -> str:
+    """A cluster's name as a folder's name."""
+    return "".join(letter if letter.isalnum() or letter in "._-" else f"%{ord(letter):02X}" for letter in name) or "-"

@@ -1,0 +1,511 @@
+"""Records → rows of tables. Pure: bytes and the time in, rows out, and what was wrong as data."""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import Any, Final, NamedTuple
+from uuid import UUID
+
+import numpy as np
+import orjson
+import pyarrow as pa
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from ingero_contract import attributes as keys
+from ingero_contract import echo, metrics
+from ingero_echo import columns, wire
+from ingero_echo.records import Block, Record, log_record, malformed, number_point, pairs, read
+from ingero_kit.otlp import MAX_NAME, check_name
+from ingero_kit.otlp_layout import Unfit
+from ingero_kit.otlp_server import Encoding, Signal
+
+MAX_ATTRIBUTES: Final = 64 << 10
+"""Longest serialised attributes and longest message of one record, characters; larger records are rejected."""
+
+LARGE: Final = 4096
+"""Smallest body, bytes, in which records of one shape are looked for."""
+
+LAST_NANOSECOND: Final = (1 << 63) - 2
+"""Latest time that a column of nanoseconds can hold, in the year 2262."""
+
+FUTURE_NANOSECONDS: Final = 3600 * 10**9
+"""How far ahead of the receiver's clock a record's time may lie."""
+
+NODE_KEYS: Final = (keys.NODE_ID, "k8s.node.name", "host.name")
+"""Where a record's node is looked for, in this order."""
+
+CHAIN_KEYS: Final = (echo.CAUSAL_CHAIN_ID, "ingero.causal_chain_id")
+"""Where a record's causal chain is looked for, in this order."""
+
+_OWN_COLUMN: Final = frozenset((keys.NODE_ID, keys.CLUSTER_ID, *CHAIN_KEYS))
+
+_HEALTH: Final = (
+    metrics.HEALTH_SCORE, metrics.THROUGHPUT_RATIO, metrics.COMPUTE_EFFICIENCY, metrics.MEMORY_HEADROOM,
+    metrics.CPU_AVAILABILITY, metrics.THROUGHPUT_RATE,
+)  # fmt: skip
+_COLLECTIVE: Final = {
+    metrics.COLLECTIVE_DURATION: "duration_ms",
+    metrics.COLLECTIVE_BYTES: "bytes",
+    metrics.COLLECTIVE_BARRIER_WAIT: "barrier_wait_ms",
+    metrics.COLLECTIVE_PEER_LAG: "peer_lag_ms",
+}
+_OPERATIONS: Final = {"bcast": "broadcast"}
+
+Allowed = Callable[[str], bool]
+"""Whether the sender may write to a cluster."""
+
+
+@dataclass(slots=True)
+class Batch:
+    """What a request becomes: record batches by table, identities, and what was left out with the reasons.
+
+    `identities` has one entry for every event: the hash of (event id, name, cluster) by which repeats are known.
+    """
+
+    tables: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
+    identities: list[int] = field(default_factory=list)
+    rejected: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    def reject(self, reason: str, count: int = 1) -> None:
+        """Leave records out, and say why."""
+        self.rejected += count
+        self.reasons[reason] = self.reasons.get(reason, 0) + count
+
+    @property
+    def message(self) -> str:
+        """The reasons in one line for the sender; empty when nothing was wrong."""
+        return "; ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
+
+
+def identity(event_id: bytes, name: str, cluster: str) -> int:
+    """What two deliveries of one event have in common; good within one process only."""
+    return hash(event_id) ^ hash((name, cluster))
+
+
+def given_id(text: str) -> bytes:
+    """The 16 bytes of an event id: those of a UUID, or a digest of any other text."""
+    try:
+        return UUID(text).bytes
+    except ValueError:
+        return blake2b(text.encode(), digest_size=16).digest()
+
+
+def request_digest(signal: Signal, cluster: str, body: bytes) -> bytes:
+    """8 bytes that a repeated request shares with the first one."""
+    return blake2b(body, digest_size=8, person=signal.name.encode(), key=cluster.encode()[:64]).digest()
+
+
+def decode(
+    signal: Signal,
+    encoding: Encoding,
+    body: bytes,
+    cluster: str,
+    now_nanos: int,
+    allowed: Allowed,
+    oldest_nanos: int = 0,
+) -> Batch:
+    """Turn one request into rows. `cluster`, when given, wins over the payload's.
+
+    Records without an event id get one from the request's digest and their place in it, so that a repeated request
+    is recognised; undated records get the time of their arrival, and are never taken for a repeat.
+
+    Raises `Malformed` when the request as a whole cannot be read.
+    """
+    digest = request_digest(signal, cluster, body)
+    push = Delivery(Batch(), signal, cluster, digest, now_nanos, oldest_nanos, allowed)
+    blocks: Iterator[tuple[Block, list[int]]] | None = None
+    if encoding == "protobuf" and len(body) >= LARGE:
+        blocks = shaped(push, body)
+    if blocks is None:
+        blocks = _numbered(read(signal, encoding, body))
+    rows: dict[str, list[tuple[Any, ...]]] = {}
+    for block, ordinals in blocks:
+        Builder(push, block.resource, rows).take(block.records, ordinals)
+    for table, found in rows.items():
+        push.batch.tables.setdefault(table, []).append(columns.batch(table, found))
+    return push.batch
+
+
+def _numbered(blocks: list[Block]) -> Iterator[tuple[Block, list[int]]]:
+    ordinal = 0
+    for block in blocks:
+        yield block, list(range(ordinal, ordinal + len(block.records)))
+        ordinal += len(block.records)
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """What is the same for all records of one request."""
+
+    batch: Batch
+    signal: Signal
+    cluster: str
+    digest: bytes
+    now: int
+    oldest: int
+    allowed: Allowed
+
+
+class Context(NamedTuple):
+    """The columns of a record that its attributes and its resource fix."""
+
+    cluster: str
+    node: str
+    rank: int | None
+    nranks: int | None
+    text: str | None
+
+
+class Builder:
+    """Rows of one resource."""
+
+    def __init__(
+        self, push: Delivery, resource: dict[str, Any], rows: dict[str, list[tuple[Any, ...]]] | None = None
+    ) -> None:
+        self.push = push
+        self.rows = {} if rows is None else rows
+        self.resource = resource
+        self.shared = {key: value for key, value in resource.items() if key not in _OWN_COLUMN}
+        self.checked: dict[str, str | None] = {}
+
+    def take(self, records: Sequence[Record], ordinals: Sequence[int]) -> None:
+        """Add the rows of records; `ordinals` are their places in the request."""
+        health: dict[str, tuple[Record, bytes, str, str, int]] = {}
+        for record, ordinal in zip(records, ordinals, strict=True):
+            taken = self._event(record, ordinal)
+            if taken is None:
+                continue
+            event_id, cluster, node, time = taken
+            name = record.name
+            if name in _HEALTH:
+                health[name] = (record, event_id, cluster, node, time)
+            elif name in _COLLECTIVE:
+                self._collective(record, event_id, cluster, node, time)
+            elif name == metrics.VERDICT_EVENT or name == metrics.STRAGGLER_EVENT:
+                self._verdict(record, event_id, cluster, node, time)
+            elif name == echo.CAUSAL_CHAIN_EVENT:
+                self._chain(record, event_id, cluster, node, time)
+        if metrics.HEALTH_SCORE in health:
+            self._health(health)
+
+    def _find(self, record: Record, names: Sequence[str]) -> Any:
+        for name in names:
+            value = record.attributes.get(name)
+            if value is None:
+                value = self.resource.get(name)
+            if value is not None and value != "":
+                return value
+        return None
+
+    def _problem(self, cluster: str, node: str) -> str | None:
+        for what, name in (("cluster", cluster), ("node", node)):
+            wrong = check_name(name) if name else None
+            if wrong:
+                return f"the {what} id {wrong}"
+        if not self.push.allowed(cluster):
+            return "the token may not write to this cluster"
+        return None
+
+    def describe(self, record: Record) -> Context | str:
+        """What attributes and resource say about a record, the event id aside; or why it cannot be taken."""
+        cluster = self.push.cluster or str(self._find(record, (keys.CLUSTER_ID,)) or "")
+        node = str(self._find(record, NODE_KEYS) or "")
+        key = f"{cluster}\n{node}"
+        if key not in self.checked:
+            self.checked[key] = self._problem(cluster, node)
+        problem = self.checked[key]
+        if problem:
+            return problem
+        if len(record.name) > MAX_NAME:
+            return f"the name is longer than {MAX_NAME} characters"
+        kept = {**self.shared, **{key: v for key, v in record.attributes.items() if key not in _OWN_COLUMN}}
+        text = _text(kept) if kept else None
+        if max(len(text or ""), len(record.message or "")) > MAX_ATTRIBUTES:
+            return f"the attributes are longer than {MAX_ATTRIBUTES} characters"
+        return Context(
+            cluster, node, _small(self._find(record, (keys.NCCL_RANK, keys.NODE_RANK))),
+            _small(self._find(record, (keys.NCCL_NRANKS, keys.WORLD_SIZE))), text,
+        )  # fmt: skip
+
+    def _event(self, record: Record, ordinal: int) -> tuple[bytes, str, str, int] | None:
+        push = self.push
+        given = record.attributes.get(keys.EVENT_ID)
+        event_id = given_id(str(given)) if given else push.digest + ordinal.to_bytes(8, "big")
+        if given and str(UUID(bytes=event_id)) == given:
+            del record.attributes[keys.EVENT_ID]
+        described = _bad_time(record.time, push.now, push.oldest) or self.describe(record)
+        if isinstance(described, str):
+            push.batch.reject(described)
+            return None
+        cluster, node, rank, nranks, text = described
+        chain = self._find(record, CHAIN_KEYS)
+        time = record.time or push.now
+        dated = bool(given) or record.time > 0
+        # An undated record cannot be told from the next one that says the same: it is never taken for a repeat.
+        push.batch.identities.append(
+            identity(event_id, record.name, cluster) if dated else hash((event_id, push.now, id(push.batch)))
+        )
+        self.rows.setdefault("events", []).append(
+            (
+                event_id, time, push.now, push.signal.name.lower(), cluster, node, record.name, record.value, rank,
+                nranks, None if chain is None else str(chain), record.message, text,
+            )
+        )  # fmt: skip
+        return event_id, cluster, node, time
+
+    def _add(self, table: str, *values: Any) -> None:
+        self.rows.setdefault(table, []).append(values)
+
+    def _health(self, health: dict[str, tuple[Record, bytes, str, str, int]]) -> None:
+        record, event_id, cluster, node, time = health[metrics.HEALTH_SCORE]
+        texts = [
+            self._find(record, (name,))
+            for name in (keys.NODE_STATE, keys.WORKLOAD_TYPE, keys.JOB_ID, keys.GPU_MODEL, keys.PROVIDER)
+        ]
+        self._add(
+            "node_metrics", event_id, time, cluster, node, _small(self._find(record, (keys.NODE_RANK,))),
+            _small(self._find(record, (keys.WORLD_SIZE,))),
+            *(None if text is None else str(text) for text in texts),
+            *(health[name][0].value if name in health else None for name in _HEALTH),
+        )  # fmt: skip
+
+    def _collective(self, record: Record, event_id: bytes, cluster: str, node: str, time: int) -> None:
+        communicator = record.attributes.get(keys.NCCL_COMM_HASH)
+        sequence = record.attributes.get(keys.NCCL_SEQ)
+        self._add(
+            "collectives", event_id, time, cluster, node, _COLLECTIVE[record.name],
+            operation_name(str(record.attributes.get(keys.NCCL_OP_TYPE) or "")),
+            None if communicator is None else str(communicator),
+            _small(self._find(record, (keys.NCCL_RANK, keys.NODE_RANK))),
+            _small(self._find(record, (keys.NCCL_NRANKS,))), sequence if isinstance(sequence, int) else None,
+            record.value,
+        )  # fmt: skip
+
+    def _verdict(self, record: Record, event_id: bytes, cluster: str, node: str, time: int) -> None:
+        own = record.attributes
+        rank = _small(self._find(record, (keys.NODE_RANK, keys.NCCL_RANK)))
+        if record.name == metrics.STRAGGLER_EVENT:
+            evidence = {
+                "score": own.get(keys.SCORE), "threshold": own.get(keys.THRESHOLD),
+                "detection_mode": own.get(keys.DETECTION_MODE_VALUE),
+            }  # fmt: skip
+            edge = "straggler" if record.value else "healthy"
+            self._add(
+                "verdicts", event_id, time, cluster, node, rank, "agent", edge, own.get(keys.DOMINANT_SIGNAL),
+                None, None, None, _text(evidence), None,
+            )  # fmt: skip
+            return
+        severity = own.get(keys.VERDICT_SEVERITY)
+        words = [
+            own.get(name) for name in (keys.VERDICT_STATE, keys.VERDICT_KIND, keys.VERDICT_SINCE, keys.VERDICT_COHORT,
+                                       keys.VERDICT_EVIDENCE, keys.VERDICT_DIGEST)
+        ]  # fmt: skip
+        state, kind, since, cohort, proof, digest = (
+            word if word is None or isinstance(word, str) else _text(word) for word in words
+        )
+        self._add(
+            "verdicts", event_id, time, cluster, node, rank, "fleet", state, kind, since,
+            float(severity) if isinstance(severity, int | float) else None, cohort, proof, digest,
+        )  # fmt: skip
+
+    def _chain(self, record: Record, event_id: bytes, cluster: str, node: str, time: int) -> None:
+        chain = self._find(record, CHAIN_KEYS)
+        if chain is None:
+            return
+        cause, severity = record.attributes.get(echo.CHAIN_ROOT_CAUSE), record.attributes.get(echo.CHAIN_SEVERITY)
+        self._add(
+            "causal_chains", event_id, time, cluster, node, str(chain), severity and str(severity),
+            cause and str(cause), record.message, _text(record.attributes),
+        )  # fmt: skip
+
+
+def operation_name(name: str) -> str:
+    """One spelling for a collective: `allreduce` for `ncclAllReduce`."""
+    short = name.removeprefix("nccl").lower()
+    return _OPERATIONS.get(short, short)
+
+
+def _bad_time(time: int, now: int, oldest: int) -> str | None:
+    if time > LAST_NANOSECOND:
+        return "the time lies beyond the year 2262"
+    if time > now + FUTURE_NANOSECONDS:
+        return "the time lies more than an hour ahead"
+    if time < 0 or 0 < time < oldest:
+        return "the time lies before what retention keeps"
+    return None
+
+
+def _small(value: Any) -> int | None:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        return None
+    return int(value) if -(1 << 31) <= value < 1 << 31 else None
+
+
+def _text(value: Any) -> str:
+    try:
+        return orjson.dumps(value).decode()
+    except (TypeError, orjson.JSONEncodeError):
+        return orjson.dumps(value, default=str, option=orjson.OPT_NON_STR_KEYS).decode("utf-8", "replace")
+
+
+# Records of one shape, all at once.
+
+_TYPED: Final = frozenset((*_HEALTH, *_COLLECTIVE, metrics.VERDICT_EVENT, metrics.STRAGGLER_EVENT,
+                           echo.CAUSAL_CHAIN_EVENT))  # fmt: skip
+
+
+def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | None:
+    """Put records of one shape into the batch; gives back those that have to be taken one by one.
+
+    `None` when the request cannot be read this way. Raises `Malformed`.
+    """
+    try:
+        resources = wire.split(push.signal, body)
+    except Unfit:
+        return None
+    left: list[tuple[Block, list[int]]] = []
+    ordinal = 0
+    try:
+        for encoded, spans in resources:
+            resource = pairs(Resource.FromString(encoded).attributes)
+            numbered = list(enumerate(spans, ordinal))
+            ordinal += len(spans)
+            groups, rest = wire.groups(push.signal, body, numbered)
+            builder = Builder(push, resource)
+            for group in groups:
+                rest += _columns(builder, group)
+            rest.sort()
+            records = [_parse(push.signal, body[span.start : span.end], span.name) for _, span in rest]
+            left.append((Block(resource, records), [number for number, _ in rest]))
+    except DecodeError:
+        raise malformed(push.signal) from None
+    return iter(left)
+
+
+def _parse(signal: Signal, record: bytes, name: str) -> Record:
+    if signal is Signal.LOGS:
+        return log_record(LogRecord.FromString(record))
+    return number_point(name, NumberDataPoint.FromString(record))
+
+
+def _columns(builder: Builder, group: wire.Group) -> list[tuple[int, wire.Span]]:
+    """Add the rows of a group; gives back the records that need a closer look, for instance at their time."""
+    push = builder.push
+    try:
+        record = _parse(push.signal, group.template, group.name)
+        moment = group.find("time")
+        if moment is None or record.name in _TYPED:
+            raise Unfit
+        times = group.integers(moment)
+        good = (times > 0) & (times <= push.now + FUTURE_NANOSECONDS) & (times >= push.oldest)
+        if not good.all():
+            raise Unfit
+        contexts, which = _contexts(builder, group, record)
+        ids = _ids(push, group, record)
+        arrays = _arrays(push, builder.resource, group, record, ids, times, contexts, which)
+    except Unfit:
+        return group.items
+    bases = [hash((record.name, context.cluster)) for context in contexts]
+    base = bases[0]
+    if len(bases) == 1:
+        push.batch.identities += [base ^ hash(ids[at : at + 16]) for at in range(0, len(ids), 16)]
+    else:
+        push.batch.identities += [
+            bases[one] ^ hash(ids[16 * row : 16 * row + 16]) for row, one in enumerate(which.tolist())
+        ]
+    rows = pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMAS["events"])
+    push.batch.tables.setdefault("events", []).append(rows)
+    return []
+
+
+def _contexts(
+    builder: Builder, group: wire.Group, record: Record
+) -> tuple[list[Context], np.ndarray[Any, np.dtype[np.int32]]]:
+    """The distinct contexts of a group's records, and which one each record has."""
+    own = (keys.EVENT_ID, CHAIN_KEYS[0])
+    deciding = [place for place in group.places if place.kind in ("text", "other") and place.key not in own]
+    which = np.zeros(len(group.ordinals), dtype=np.int32)
+    varying = [place for place in deciding if (column := group.column(place)).size and (column != column[0]).any()]
+    if not varying:
+        return [_context(builder, record)], which
+    blob = np.concatenate([group.column(place) for place in varying], axis=1)
+    width, joined = blob.shape[1], blob.tobytes()
+    known: dict[bytes, int] = {}
+    firsts: list[int] = []
+    for row in range(len(group.ordinals)):
+        index = known.setdefault(joined[row * width : (row + 1) * width], len(known))
+        if index == len(firsts):
+            firsts.append(row)
+        which[row] = index
+    if len(firsts) > len(group.ordinals) // 4:
+        raise Unfit
+    found = [
+        _context(builder, _parse(builder.push.signal, group.matrix[row].tobytes(), group.name)) for row in firsts
+    ]
+    return found, which
+
+
+def _context(builder: Builder, record: Record) -> Context:
+    attributes = {key: value for key, value in record.attributes.items() if key != keys.EVENT_ID}
+    described = builder.describe(record._replace(attributes=attributes))
+    if isinstance(described, str):
+        raise Unfit
+    return described
+
+
+def _ids(push: Delivery, group: wire.Group, record: Record) -> bytes:
+    if keys.EVENT_ID in record.attributes:
+        place = group.find("text", keys.EVENT_ID)
+        if place is None:
+            raise Unfit
+        return wire.uuid_bytes(group.column(place))
+    ids = np.empty((len(group.ordinals), 16), dtype=np.uint8)
+    ids[:, :8] = np.frombuffer(push.digest, dtype=np.uint8)
+    ids[:, 8:] = np.array(group.ordinals, dtype=">u8").view(np.uint8).reshape(-1, 8)
+    return ids.tobytes()
+
+
+def _arrays(
+    push: Delivery,
+    resource: dict[str, Any],
+    group: wire.Group,
+    record: Record,
+    ids: bytes,
+    times: np.ndarray[Any, np.dtype[np.int64]],
+    contexts: list[Context],
+    which: np.ndarray[Any, np.dtype[np.int32]],
+) -> list[pa.Array]:
+    count, schema = len(group.ordinals), columns.SCHEMAS["events"]
+
+    def same(name: str, value: Any) -> pa.Array:
+        return pa.repeat(pa.scalar(value, schema.field(name).type), count)
+
+    def by_context(name: str, values: list[Any]) -> pa.Array:
+        if len(values) == 1:
+            return same(name, values[0])
+        return pa.array(values, schema.field(name).type).take(pa.array(which))
+
+    value = group.find("double") or group.find("integer")
+    if value is None:
+        values = same("value_double", None)
+    else:
+        raw = group.numbers(value) if value.kind == "double" else group.integers(value).astype(np.float64)
+        values = pa.array(raw, pa.float64(), from_pandas=False)
+    body, chain = group.find("body"), group.find("text", CHAIN_KEYS[0])
+    if (record.message is not None and body is None) or (chain is not None and not chain.length):
+        raise Unfit
+    if chain is None and (record.attributes.keys() | resource.keys()) & set(CHAIN_KEYS):
+        raise Unfit
+    clusters, nodes, ranks, sizes, texts = (list(column) for column in zip(*contexts, strict=True))
+    return [
+        columns.uuids(ids), pa.array(times, pa.int64()).cast(columns.NANOS), same("received", push.now),
+        same("signal", push.signal.name.lower()), by_context("cluster_id", clusters), by_context("node_id", nodes),
+        same("metric_name", record.name), values, by_context("rank", ranks), by_context("nranks", sizes),
+        group.texts(chain) if chain else same("causal_chain_id", None),
+        group.texts(body) if body else same("message", None), by_context("attributes", texts),
+    ]  # fmt: skip

@@ -1,0 +1,217 @@
+"""The JSON API: parse, ask the desk, encode. JSON, CSV and Arrow by Accept."""
+
+import io
+from collections.abc import Callable
+from typing import Annotated, Any, Final
+
+import orjson
+import pyarrow as pa
+import pyarrow.csv
+from fastapi import Body, FastAPI, Header, Request
+from fastapi.concurrency import run_in_threadpool
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+
+from ingero_contract import echo
+from ingero_echo.auth import Identity, Scope
+from ingero_echo.desk import ANALYSIS, TOOLS, AnalysisArguments, Desk, Reply
+from ingero_echo.errors import Refused
+
+CSV: Final = "text/csv"
+ARROW: Final = "application/vnd.apache.arrow.stream"
+
+ERROR_SCHEMA: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {name: {"type": "string"} for name in ("code", "message", "hint", "request_id")},
+    "required": ["code", "message", "hint", "request_id"],
+}
+_ERRORS: Final[dict[int | str, dict[str, Any]]] = {
+    status: {"description": text, "content": {"application/json": {"schema": ERROR_SCHEMA}}}
+    for status, text in {
+        401: "no or an unknown token", 403: "the token may not", 408: "took too long", 422: "cannot be answered",
+        429: "too often", 503: "not ready",
+    }.items()
+}  # fmt: skip
+
+
+def json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """JSON; numbers that JSON does not know become null."""
+    return Response(orjson.dumps(content, default=str), status, headers, "application/json")
+
+
+def error(refused: Refused, request_id: str) -> Response:
+    """The one shape of errors."""
+    return json(refused.fields(request_id), refused.status, refused.headers(request_id))
+
+
+def identity_of(request: Request) -> Identity:
+    """Who asks; the guard in front has put it there."""
+    identity: Identity = request.scope["ingero.identity"]
+    return identity
+
+
+def require(request: Request, scope: Scope) -> Identity:
+    """Who asks, if the token has a scope."""
+    identity = identity_of(request)
+    if not identity.may(scope):
+        raise Refused("forbidden", f"the token lacks the scope {scope}", "have it added to the token's line", 403)
+    return identity
+
+
+def render(reply: Reply, accept: str) -> Response:
+    """The answer in the first format of Accept that we speak."""
+    for part in accept.split(","):
+        media = part.partition(";")[0].strip().lower()
+        if media == CSV:
+            sink = io.BytesIO()
+            pyarrow.csv.write_csv(_flat(reply.result.table), sink)
+            return Response(sink.getvalue(), media_type=CSV, headers=_facts(reply))
+        if media == ARROW:
+            stream = io.BytesIO()
+            with pa.ipc.new_stream(stream, reply.result.table.schema) as writer:
+                writer.write_table(reply.result.table)
+            return Response(stream.getvalue(), media_type=ARROW, headers=_facts(reply))
+        if media in ("application/json", "*/*", "application/*", ""):
+            break
+    return json(reply.body)
+
+
+def _facts(reply: Reply) -> dict[str, str]:
+    facts = {"x-truncated": str(bool(reply.body["truncated"])).lower()}
+    if reply.body.get("next_cursor"):
+        facts["x-next-cursor"] = str(reply.body["next_cursor"])
+    return facts
+
+
+def _flat(table: pa.Table) -> pa.Table:
+    """Columns that CSV can hold: lists and the like as JSON text."""
+    columns = []
+    for column in table.columns:
+        if pa.types.is_nested(column.type) or pa.types.is_interval(column.type):
+            texts = [
+                None if item is None else orjson.dumps(item, default=str).decode() for item in column.to_pylist()
+            ]
+            columns.append(pa.chunked_array([pa.array(texts, pa.string())]))
+        else:
+            columns.append(column)
+    return pa.table(columns, names=table.column_names)
+
+
+def make_api(
+    desk: Desk,
+    ready: Callable[[], bool],
+    registry: CollectorRegistry,
+    backup: Callable[[], dict[str, Any]],
+) -> FastAPI:
+    """The application; authentication stands in front of it."""
+    app = FastAPI(
+        title="ingero Echo", version="2", openapi_url=echo.OPENAPI, docs_url=None, redoc_url=None,
+        description="Keeps every event and answers questions about them.",
+    )  # fmt: skip
+
+    @app.exception_handler(Refused)
+    async def refused(request: Request, problem: Refused) -> Response:
+        return error(problem, request.scope["ingero.request_id"])
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(request: Request, problem: RequestValidationError) -> Response:
+        text = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in problem.errors()[:5])
+        return error(Refused("bad_arguments", text, status=422), request.scope["ingero.request_id"])
+
+    @app.exception_handler(HTTPException)
+    async def other(request: Request, problem: HTTPException) -> Response:
+        code = {404: "not_found", 405: "method_not_allowed"}.get(problem.status_code, "error")
+        return error(
+            Refused(code, str(problem.detail), f"see {echo.OPENAPI}", problem.status_code),
+            request.scope["ingero.request_id"],
+        )
+
+    @app.get(echo.VERSIONS, operation_id="versions")
+    def versions() -> dict[str, Any]:
+        """Which versions of the API this server speaks."""
+        return {"versions": ["v2"], "current": "v2", "mcp": echo.MCP}
+
+    @app.get(echo.HEALTH, operation_id="health")
+    def health() -> dict[str, Any]:
+        """Liveness."""
+        return {"status": "ok", "ready": ready()}
+
+    @app.get(echo.WHOAMI, operation_id="whoami", responses=_ERRORS)
+    def whoami(request: Request) -> dict[str, Any]:
+        """Name, scopes and clusters of the token."""
+        who = identity_of(request)
+        return {
+            "name": who.name,
+            "scopes": sorted(who.scopes),
+            "clusters": None if who.clusters is None else sorted(who.clusters),
+        }
+
+    @app.get(echo.TOOLS_LIST, operation_id="listTools", responses=_ERRORS)
+    def tools() -> dict[str, Any]:
+        """Every tool with the schemas of its arguments and of its answer."""
+        return {
+            "tools": [
+                {
+                    "name": tool.name, "title": tool.title, "description": tool.description,
+                    "inputSchema": tool.input_schema, "outputSchema": tool.output_schema,
+                }
+                for tool in TOOLS.values()
+            ]
+        }  # fmt: skip
+
+    @app.post(echo.SQL, operation_id="sql", responses=_ERRORS)
+    async def sql(request: Request, query: AnalysisArguments, accept: Annotated[str, Header()] = "*/*") -> Response:
+        """Run one read-only SELECT."""
+        reply = await run_in_threadpool(desk.call, identity_of(request), ANALYSIS, query.model_dump())
+        return render(reply, accept)
+
+    @app.post(echo.BACKUPS, operation_id="backup", responses=_ERRORS)
+    async def backups(request: Request) -> dict[str, Any]:
+        """Write a consistent copy of the database into the configured folder."""
+        require(request, Scope.BACKUP)
+        return await run_in_threadpool(backup)
+
+    @app.get(echo.METRICS_PAGE, include_in_schema=False)
+    def metrics(request: Request) -> Response:
+        require(request, Scope.METRICS)
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    for name in TOOLS:
+        _route(app, desk, name)
+
+    @app.post(echo.TOOLS + "{name:path}", include_in_schema=False)
+    async def unknown(name: str) -> Response:
+        raise Refused("unknown_tool", f"there is no tool {name[:100]!r}", f"see {echo.TOOLS_LIST}", 404)
+
+    return app
+
+
+def _route(app: FastAPI, desk: Desk, name: str) -> None:
+    tool = TOOLS[name]
+
+    async def call(
+        request: Request,
+        arguments: Annotated[dict[str, Any] | None, Body()] = None,
+        accept: Annotated[str, Header()] = "*/*",
+    ) -> Response:
+        reply = await run_in_threadpool(desk.call, identity_of(request), name, arguments or {})
+        return render(reply, accept)
+
+    ok = {
+        "description": tool.title,
+        "content": {
+            "application/json": {"schema": tool.output_schema},
+            CSV: {"schema": {"type": "string"}},
+            ARROW: {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
+    app.add_api_route(
+        echo.TOOLS + name, call, methods=["POST"], operation_id=name.removeprefix(echo.TOOL_PREFIX),
+        summary=tool.title, description=tool.description, responses={200: ok, **_ERRORS}, response_class=Response,
+        openapi_extra={
+            "requestBody": {"content": {"application/json": {"schema": tool.input_schema}}, "required": False}
+        },
+    )  # fmt: skip

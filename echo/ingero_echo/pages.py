@@ -1,0 +1,51 @@
+"""Echo about itself, for Prometheus. Labels are bounded."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from ingero_echo.intake import Intake
+from ingero_echo.writer import Writer
+
+
+class EchoPage:
+    """Reads the parts when it is scraped; parts that are not there yet are left out."""
+
+    def __init__(self, writer: Callable[[], Writer | None], intake: Callable[[], Intake | None]) -> None:
+        self.requests: Counter[tuple[str, str]] = Counter()
+        self._writer, self._intake = writer, intake
+
+    def observe(self, handler: str, status_class: str) -> None:
+        """Count a request of the API or of MCP."""
+        self.requests[handler, status_class] += 1
+
+    def collect(self) -> Iterator[Metric]:
+        """All families."""
+        requests = CounterMetricFamily(
+            "ingero_echo_requests", "Requests.", labels=["handler", "status_class", "api_version"]
+        )
+        for (handler, status_class), count in sorted(self.requests.items()):
+            requests.add_metric([handler, status_class, "v2"], count)
+        yield requests
+        intake, writer = self._intake(), self._writer()
+        if intake:
+            pushes = CounterMetricFamily("ingero_echo_pushes", "OTLP requests.", labels=["signal"])
+            for signal, count in sorted(intake.pushes.items()):
+                pushes.add_metric([signal.lower()], count)
+            yield pushes
+            yield CounterMetricFamily("ingero_echo_malformed", "OTLP requests not readable.", intake.malformed)
+            yield CounterMetricFamily("ingero_echo_rejected", "Records left out and reported back.", intake.rejected)
+        if writer:
+            counters = writer.counters
+            yield CounterMetricFamily("ingero_echo_events", "Events committed.", counters.events)
+            yield CounterMetricFamily("ingero_echo_repeats", "Events recognised as repeats.", counters.repeats)
+            yield CounterMetricFamily("ingero_echo_groups", "Transactions.", counters.groups)
+            yield CounterMetricFamily("ingero_echo_write_failures", "Failed transactions.", counters.failures)
+            yield CounterMetricFamily("ingero_echo_refused", "Pushes told to come back.", counters.refused)
+            yield CounterMetricFamily("ingero_echo_deleted", "Rows deleted by retention.", counters.deleted)
+            yield CounterMetricFamily("ingero_echo_write_seconds", "Time in transactions.", counters.write_seconds)
+            yield GaugeMetricFamily(
+                "ingero_echo_longest_write_seconds", "Longest transaction.", counters.longest_write_seconds
+            )
+            yield GaugeMetricFamily("ingero_echo_waiting_bytes", "Encoded pushes that wait.", writer.waiting_bytes)

@@ -1,0 +1,267 @@
+"""Text → one harmless SELECT, or a refusal with the reason. Decided by DuckDB's parser, never by looking for words.
+
+Three of the four locks are here (the fourth, time and size, is `questions`):
+
+1. exactly one statement, and it is a SELECT;
+2. its syntax tree names only published tables (unqualified) or names that its own WITH binds, only functions of
+   short lists, and only node types that this room knows; what is unknown is refused, so that a newer engine cannot
+   open a door;
+3. the query is wrapped so that the tables' names stand for the asker's rows, and the wrapped text is parsed again: it
+   must contain exactly the tree that was checked.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import duckdb
+import orjson
+
+from ingero_echo.errors import Refused
+from ingero_echo.functions import FUNCTIONS, TABLE_FUNCTIONS, TYPES
+from ingero_echo.store import TABLES
+from ingero_echo.window import Window, scoped
+
+MAX_TEXT: Final = 16 << 10
+"""Longest query, characters."""
+
+MAX_NODES: Final = 5000
+"""Most nodes of a syntax tree."""
+
+_HINT: Final = f"one SELECT over {', '.join(TABLES)}; columns are in the resource echo://schema"
+
+_QUERY_NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE", "CTE_NODE"})
+_TABLE_NODES: Final = frozenset(
+    {"BASE_TABLE", "SUBQUERY", "JOIN", "TABLE_FUNCTION", "EMPTY", "EXPRESSION_LIST", "EMPTY_FROM"}
+)
+_EXPRESSIONS: Final = frozenset(
+    {
+        "COLUMN_REF", "CONSTANT", "FUNCTION", "COMPARISON", "CONJUNCTION", "CASE", "CAST", "OPERATOR", "SUBQUERY",
+        "WINDOW", "STAR", "BETWEEN", "LAMBDA", "COLLATE", "LAMBDA_REF", "TYPE",
+    }
+)  # fmt: skip
+_MODIFIERS: Final = frozenset({"ORDER_MODIFIER", "LIMIT_MODIFIER", "DISTINCT_MODIFIER", "LIMIT_PERCENT_MODIFIER"})
+_SESSION_NAMES: Final = frozenset(
+    {"current_catalog", "current_database", "current_schema", "current_role", "current_user", "session_user", "user"}
+)
+"""Names that look like columns and are functions of the session."""
+
+
+def check(text: str, connection: Any) -> Any:
+    """The syntax tree of a harmless query; `connection` only parses.
+
+    Raises `Refused` with the reason.
+    """
+    if len(text) > MAX_TEXT:
+        raise _refuse(f"the query is longer than {MAX_TEXT} characters")
+    if "\0" in text:
+        raise _refuse("the query holds a NUL character")
+    try:
+        statements = connection.extract_statements(text)
+    except duckdb.Error as error:
+        raise _refuse(f"it cannot be parsed: {' '.join(str(error).split())[:300]}") from None
+    if len(statements) != 1:
+        raise _refuse(f"exactly one statement is allowed, not {len(statements)}")
+    if statements[0].type != duckdb.StatementType.SELECT:
+        raise _refuse(f"{statements[0].type.name} statements are not allowed, only SELECT")
+    tree = _tree(text, connection)
+    _Walk().statement(tree)
+    return tree
+
+
+def confine(text: str, window: Window, connection: Any) -> str:
+    """The query over what the window shows.
+
+    Raises `Refused` with the reason.
+    """
+    tree = check(text, connection)
+    wrapped = scoped(connection.extract_statements(text)[0].query.strip().rstrip(";"), window)
+    try:
+        again = connection.extract_statements(wrapped)
+    except duckdb.Error:
+        again = []
+    if len(again) != 1 or _inner(_tree(wrapped, connection)) != _bare(tree):
+        raise _refuse("its text does not keep its meaning inside another query: leave comments and semicolons out")
+    return wrapped
+
+
+def _tree(text: str, connection: Any) -> Any:
+    row = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
+    tree = orjson.loads(row[0])
+    if tree.get("error") or len(tree.get("statements") or ()) != 1:
+        raise _refuse(f"it cannot be checked: {str(tree.get('error_message', 'not a SELECT'))[:300]}")
+    return tree["statements"][0]
+
+
+def _inner(tree: Any) -> Any:
+    """The query inside our own wrapping, without positions."""
+    try:
+        node = tree["node"]
+        while node["type"] == "CTE_NODE":
+            node = node["child"]
+        return _bare(node["from_table"]["subquery"])
+    except (KeyError, TypeError):
+        return None
+
+
+def _bare(tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: _bare(value) for key, value in tree.items() if not key.startswith("query_location")}
+    if isinstance(tree, list):
+        return [_bare(value) for value in tree]
+    return tree
+
+
+def _refuse(reason: str) -> Refused:
+    return Refused("sql_refused", f"the query is refused: {reason}", _HINT, status=422)
+
+
+class _Walk:
+    """Visits every node once, top down, with the names that WITH has bound so far."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def statement(self, tree: Any) -> None:
+        if tree.get("named_param_map"):
+            raise _refuse("parameters are not allowed")
+        self._query(tree["node"], frozenset())
+
+    def _count(self) -> None:
+        self._seen += 1
+        if self._seen > MAX_NODES:
+            raise _refuse(f"it is larger than {MAX_NODES} parts")
+
+    def _query(self, node: Any, bound: frozenset[str]) -> None:
+        self._count()
+        kind = node.get("type")
+        if kind not in _QUERY_NODES:
+            raise _refuse(f"{kind} is not allowed")
+        for entry in (node.get("cte_map") or {}).get("map") or ():
+            name = str(entry["key"]).lower()
+            value = entry["value"]
+            inner = value.get("query_node") or (value.get("query") or {}).get("node")
+            if inner is None:
+                raise _refuse("a part of WITH cannot be read")
+            recursive = inner.get("type") == "RECURSIVE_CTE_NODE"
+            self._query(inner, bound | {name} if recursive else bound)
+            self._expressions({key: item for key, item in value.items() if key not in ("query", "query_node")}, bound)
+            bound |= {name}
+        for modifier in node.get("modifiers") or ():
+            if modifier.get("type") not in _MODIFIERS:
+                raise _refuse(f"{modifier.get('type')} is not allowed")
+        skip = {"type", "cte_map"}
+        if kind == "SET_OPERATION_NODE":
+            for child in self._children(node, ("left", "right", "children")):
+                self._query(child, bound)
+            skip |= {"left", "right", "children"}
+        elif kind == "RECURSIVE_CTE_NODE":
+            name = str(node.get("cte_name") or "").lower()
+            for child in self._children(node, ("left", "right")):
+                self._query(child, bound | {name})
+            skip |= {"left", "right"}
+        elif kind == "CTE_NODE":
+            name = str(node.get("cte_name") or node.get("ctename") or "").lower()
+            self._query(node["query"], bound)
+            self._query(node["child"], bound | {name})
+            skip |= {"query", "child"}
+        elif node.get("from_table") is not None:
+            self._table(node["from_table"], bound)
+        self._expressions({key: value for key, value in node.items() if key not in skip | {"from_table"}}, bound)
+
+    @staticmethod
+    def _children(node: Any, names: tuple[str, ...]) -> Iterator[Any]:
+        for name in names:
+            value = node.get(name)
+            if isinstance(value, list):
+                yield from value
+            elif value is not None:
+                yield value
+
+    def _table(self, node: Any, bound: frozenset[str]) -> None:
+        self._count()
+        kind = node.get("type")
+        if kind not in _TABLE_NODES:
+            raise _refuse(f"{kind} is not allowed in FROM")
+        skip = {"type"}
+        if kind == "BASE_TABLE":
+            self._base(node, bound)
+        elif kind == "SUBQUERY":
+            self._query(node["subquery"]["node"], bound)
+            skip |= {"subquery"}
+        elif kind == "JOIN":
+            self._table(node["left"], bound)
+            self._table(node["right"], bound)
+            skip |= {"left", "right"}
+        elif kind == "TABLE_FUNCTION":
+            call = node.get("function") or {}
+            name = _function_name(call)
+            if name not in TABLE_FUNCTIONS:
+                raise _refuse(f"the table function {name} is not allowed")
+            self._expressions({key: item for key, item in call.items() if key not in ("class", "type")}, bound)
+            skip |= {"function"}
+        self._expressions({key: value for key, value in node.items() if key not in skip}, bound)
+
+    @staticmethod
+    def _base(node: Any, bound: frozenset[str]) -> None:
+        name = str(node.get("table_name") or "")
+        path = (node.get("qualified_name") or {}).get("path") or [name]
+        if node.get("schema_name") or node.get("catalog_name") or len(path) != 1 or path[0] != name:
+            raise _refuse(f"the table {name} must be named without schema or catalog")
+        if node.get("at_clause"):
+            raise _refuse("AT is not allowed")
+        if name.lower() not in bound and name.lower() not in TABLES:
+            raise _refuse(f"there is no table {name}")
+
+    def _expressions(self, value: Any, bound: frozenset[str]) -> None:
+        """Everything below that is not a table: expressions, and queries inside expressions."""
+        if isinstance(value, list):
+            for item in value:
+                self._expressions(item, bound)
+            return
+        if not isinstance(value, dict):
+            return
+        self._count()
+        if "class" in value:
+            self._expression(value, bound)
+            return
+        kind = value.get("type")
+        if isinstance(kind, str) and kind in _QUERY_NODES:
+            self._query(value, bound)
+            return
+        if isinstance(kind, str) and kind in _TABLE_NODES and "sample" in value:
+            self._table(value, bound)
+            return
+        for item in value.values():
+            self._expressions(item, bound)
+
+    def _expression(self, node: Any, bound: frozenset[str]) -> None:
+        kind = node["class"]
+        if kind not in _EXPRESSIONS:
+            raise _refuse(f"{kind} expressions are not allowed")
+        if kind in ("FUNCTION", "WINDOW"):
+            name = _function_name(node)
+            if name not in FUNCTIONS:
+                raise _refuse(f"the function {name} is not allowed")
+        elif kind == "TYPE":
+            path = (node.get("qualified_name") or {}).get("path") or []
+            if len(path) != 1 or str(path[0]).lower() not in TYPES:
+                raise _refuse(f"the type {'.'.join(map(str, path))} is not allowed")
+        elif kind == "COLUMN_REF":
+            names = [str(name).lower() for name in node.get("column_names") or ()]
+            if len(names) == 1 and names[0] in _SESSION_NAMES:
+                raise _refuse(f"{names[0]} is not allowed")
+        elif kind == "SUBQUERY":
+            self._query(node["subquery"]["node"], bound)
+        for key, item in node.items():
+            if key not in ("class", "type", "qualified_name") and not (kind == "SUBQUERY" and key == "subquery"):
+                self._expressions(item, bound)
+
+
+def _function_name(node: Any) -> str:
+    if node.get("schema") or node.get("catalog"):
+        raise _refuse("functions must be named without schema")
+    name = str(node.get("function_name") or "").lower()
+    path = (node.get("qualified_name") or {}).get("path")
+    if path is not None and [str(part).lower() for part in path] != [name]:
+        raise _refuse("functions must be named without schema")
+    return name

@@ -1,0 +1,186 @@
+"""What a user of Echo sets. `ingero-echo validate` checks a file; `serve --help` names the precedence."""
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from ingero_kit.http_server import Limits
+from ingero_kit.otlp_server import parse_endpoint
+from ingero_kit.settings import Duration, Settings
+from ingero_kit.tls import ServerTls
+
+
+def _endpoint(text: str) -> str:
+    parse_endpoint(text)
+    return text
+
+
+Endpoint = Annotated[str, AfterValidator(_endpoint)]
+"""`host:port`; port 0 takes a free one, which the start-up line names."""
+
+
+def is_loopback(endpoint: str) -> bool:
+    """Whether only this machine can reach an endpoint."""
+    host, _ = parse_endpoint(endpoint)
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class StoreConfig(Settings):
+    """The database."""
+
+    path: Path = Path("echo.duckdb")
+    """Database file; on a local disk, because locks of network file systems cannot be trusted."""
+    memory_limit_mb: int = Field(default=200, ge=64)
+    """Most memory of the database engine, megabytes; queries that need more fail, ingest goes on."""
+    threads: int = Field(default=2, ge=1, le=256)
+    """Threads of the database engine."""
+    spill_limit_mb: int = Field(default=1024, ge=0)
+    """Most disk that large queries may borrow beside the database, megabytes."""
+    wal_limit_mb: int = Field(default=64, ge=1)
+    """Size of the write-ahead log at which it is folded into the database file, megabytes."""
+    backup_folder: Path | None = None
+    """Where `POST /api/v2/backups` may write; backups over the API are off without it."""
+
+
+class IngestConfig(Settings):
+    """OTLP in."""
+
+    grpc_endpoint: Endpoint | None = "127.0.0.1:4317"
+    """Address of OTLP over gRPC; `null` switches it off."""
+    http_endpoint: Endpoint | None = "127.0.0.1:4318"
+    """Address of OTLP over HTTP; `null` switches it off."""
+    group_rows: int = Field(default=10_000, ge=1)
+    """Most rows of one transaction."""
+    group_wait: Duration = Field(default=0.02, ge=0, le=1)
+    """Longest time that a small group waits for company; a third of it without any ends the wait."""
+    queue_mb: int = Field(default=64, ge=1)
+    """Encoded pushes that may wait to be written, megabytes; beyond it senders are told to come back."""
+    remembered_ids: int = Field(default=400_000, ge=1000)
+    """Newest event ids that repeats are recognised by, also after a restart."""
+    max_request_body_size: int = Field(default=8 << 20, ge=1024)
+    """Largest body as sent, bytes."""
+    max_decoded_body_size: int = Field(default=32 << 20, ge=1024)
+    """Largest body after decompression, bytes."""
+    max_connections: int = Field(default=2000, ge=1)
+    """HTTP connections at once; further ones are closed and counted."""
+
+    def limits(self) -> Limits:
+        """The HTTP listener's bounds."""
+        return Limits(
+            body_bytes=self.max_request_body_size,
+            decoded_bytes=self.max_decoded_body_size,
+            connections=self.max_connections,
+        )
+
+
+class RetentionConfig(Settings):
+    """When events go."""
+
+    age: Duration = Field(default=30 * 86400.0, gt=0)
+    """Events older than this are deleted."""
+    size_mb: int = Field(default=20_480, ge=1)
+    """The oldest events are deleted while the live data is larger than this, megabytes."""
+    every: Duration = Field(default=60.0, gt=0)
+    """How often it is looked at."""
+
+
+class ApiConfig(Settings):
+    """JSON API and MCP, one listener."""
+
+    endpoint: Endpoint = "127.0.0.1:18081"
+    """Address to listen on."""
+    requests_per_second: float = Field(default=20.0, gt=0)
+    """Requests a second that one token may make in the long run."""
+    burst: int = Field(default=60, ge=1)
+    """Requests that one token may make at once."""
+    sql_for_tenants: bool = False
+    """Whether tokens that are bound to clusters may use SQL; they then see the rows of their clusters only."""
+    mcp_sessions: int = Field(default=256, ge=1)
+    """MCP sessions at once."""
+    allowed_hosts: tuple[str, ...] = ()
+    """Host headers that MCP accepts besides loopback names, such as `echo.example.com:*`; empty accepts any."""
+
+
+class QueryConfig(Settings):
+    """Bounds of every question."""
+
+    timeout: Duration = Field(default=10.0, gt=0)
+    """Longest time of one query; then it is cancelled."""
+    max_rows: int = Field(default=10_000, ge=1)
+    """Most rows of one answer; more are cut off and the answer says so."""
+    max_bytes: int = Field(default=16 << 20, ge=1024)
+    """Most bytes of one answer before encoding."""
+    at_once: int = Field(default=4, ge=1)
+    """Queries that run at the same time; one of them per token."""
+
+
+class AuthConfig(Settings):
+    """Who may do what."""
+
+    tokens_file: Path | None = None
+    """Accepted bearer tokens, one a line, see docs/echo.md; read again on SIGHUP."""
+    grace: Duration = Field(default=30.0, ge=0)
+    """How long a token that is no longer in the file is still accepted after a reload."""
+    audit_file: Path | None = None
+    """Where the audit lines go, appended; standard error without it."""
+
+
+class CostConfig(Settings):
+    """What lost time costs."""
+
+    currency: str = "USD"
+    """Currency of the rates."""
+    rates: dict[str, dict[str, float]] = Field(
+        default={
+            "aws": {"NVIDIA H100 80GB HBM3": 12.29, "NVIDIA A100-SXM4-80GB": 4.10, "NVIDIA A100-SXM4-40GB": 3.27},
+            "gcp": {"NVIDIA H100 80GB HBM3": 11.06, "NVIDIA A100-SXM4-80GB": 4.12},
+            "azure": {"NVIDIA H100 80GB HBM3": 12.29, "NVIDIA A100-SXM4-80GB": 3.40},
+        }
+    )
+    """List prices of one GPU hour by provider and by the name that nvidia-smi prints; set your own."""
+    fallback_rate: float = Field(default=0.0, ge=0)
+    """Price of one GPU hour where no other fits."""
+
+
+class EchoConfig(Settings):
+    """Everything."""
+
+    insecure: bool = False
+    """Speak plain text and ask for no token where none is configured; loopback addresses only."""
+    tls: ServerTls | None = None
+    """TLS of all listeners; required unless `insecure` is set."""
+    auth: AuthConfig = AuthConfig()
+    """Who may do what."""
+    store: StoreConfig = StoreConfig()
+    """The database."""
+    ingest: IngestConfig = IngestConfig()
+    """OTLP in."""
+    retention: RetentionConfig = RetentionConfig()
+    """When events go."""
+    api: ApiConfig = ApiConfig()
+    """JSON API and MCP."""
+    query: QueryConfig = QueryConfig()
+    """Bounds of every question."""
+    cost: CostConfig = CostConfig()
+    """What lost time costs."""
+    log_level: str = Field(default="info", pattern="^(debug|info|warning|error)$")
+    """debug, info, warning or error."""
+
+    @model_validator(mode="after")
+    def _safe(self) -> Self:
+        endpoints = [self.ingest.grpc_endpoint, self.ingest.http_endpoint, self.api.endpoint]
+        exposed = [endpoint for endpoint in endpoints if endpoint and not is_loopback(endpoint)]
+        if self.insecure and exposed:
+            raise ValueError(f"insecure is for loopback addresses only, and {exposed[0]} is none: set tls instead")
+        if not self.insecure and self.tls is None:
+            raise ValueError("tls is required: set tls.cert_file and tls.key_file, or --insecure on loopback")
+        if not self.insecure and self.auth.tokens_file is None:
+            raise ValueError("auth.tokens_file is required: without tokens nobody may ask; or --insecure on loopback")
+        return self

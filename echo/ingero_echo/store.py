@@ -1,0 +1,268 @@
+"""The database file: opened under a lock, migrated by numbered files, closed to the outside, copied and restored.
+
+Only the writer's connection changes anything; every reader takes its own cursor.
+"""
+
+import contextlib
+import re
+import shutil
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Final
+
+import duckdb
+
+from ingero_echo.lock import Lock
+from ingero_echo.settings import StoreConfig
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+TABLES: Final = ("events", "node_metrics", "node_rollups", "collectives", "verdicts", "causal_chains")
+"""The published tables; each has `cluster_id` and `timestamp`."""
+
+SEALED: Final = (
+    "enable_external_access=false",
+    "autoinstall_known_extensions=false",
+    "autoload_known_extensions=false",
+    "allow_community_extensions=false",
+    "python_enable_replacements=false",
+    "lock_configuration=true",
+)
+"""What closes the engine to files, network and extensions; the last one makes it final."""
+
+
+class StoreError(Exception):
+    """The database cannot be used; the text says why and what to do."""
+
+
+@dataclass(frozen=True)
+class Migration:
+    """One numbered file."""
+
+    number: int
+    name: str
+    sql: str
+
+
+def migrations() -> list[Migration]:
+    """All migrations in order; numbers are consecutive from 1."""
+    found = []
+    for file in files("ingero_echo").joinpath("schema").iterdir():
+        match = re.fullmatch(r"(\d{4})_(\w+)\.sql", file.name)
+        if match:
+            found.append(Migration(int(match[1]), match[2], file.read_text(encoding="utf-8")))
+    found.sort(key=lambda item: item.number)
+    assert [item.number for item in found] == list(range(1, len(found) + 1))
+    return found
+
+
+def published() -> str:
+    """Tables and columns of this version, for people and agents."""
+    memory = duckdb.connect()
+    try:
+        for migration in migrations():
+            memory.execute(migration.sql)
+        lines = []
+        for table in TABLES:
+            columns = memory.execute(
+                "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ? ORDER BY column_index",
+                [table],
+            ).fetchall()
+            lines.append(f"{table}({', '.join(f'{name} {kind}' for name, kind in columns)})")
+        return "\n".join(lines)
+    finally:
+        memory.close()
+
+
+class Store:
+    """An open database. `connection` belongs to the writer; `cursor` makes a reader's."""
+
+    def __init__(self, config: StoreConfig, connection: Any, lock: Lock) -> None:
+        self.config = config
+        self.connection = connection
+        self._lock = lock
+
+    @classmethod
+    def open(cls, config: StoreConfig) -> "Store":
+        """Lock, open (replaying the write-ahead log), migrate and seal.
+
+        Raises `StoreError` or `Locked` in words.
+        """
+        lock = Lock(config.path)
+        try:
+            config.path.parent.mkdir(parents=True, exist_ok=True)
+            lock.acquire()
+        except OSError as error:
+            raise StoreError(f"{config.path}: the database cannot be opened here: {error.strerror}") from None
+        try:
+            return cls(config, _connect(config), lock)
+        except BaseException:
+            lock.release()
+            raise
+
+    def cursor(self) -> Any:
+        """A reader's own cursor: it sees what was committed when its statement begins, and never waits."""
+        return self.connection.cursor()
+
+    def reopen(self) -> None:
+        """Open anew after the engine gave up, for instance because the disk was full."""
+        with contextlib.suppress(duckdb.Error):
+            self.connection.close()
+        self.connection = _connect(self.config)
+
+    def copy(self, target: Path) -> None:
+        """Write a consistent copy; only the writer's thread may call this. An existing file is not replaced."""
+        if target.exists():
+            raise StoreError(f"{target}: exists already")
+        with contextlib.suppress(duckdb.Error):
+            self.connection.execute("CHECKPOINT")
+        copy_files(self.config.path, target)
+
+    def live_bytes(self) -> int:
+        """Bytes that hold data, the write-ahead log included, without blocks that wait to be used again."""
+        row = self.connection.execute("SELECT block_size * used_blocks FROM pragma_database_size()").fetchall()[0]
+        log_file = _log_file(self.config.path)
+        return int(row[0]) + (log_file.stat().st_size if log_file.exists() else 0)
+
+    def close(self) -> None:
+        """Fold the log in, close, unlock."""
+        with contextlib.suppress(duckdb.Error):
+            self.connection.close()
+        self._lock.release()
+
+
+def _log_file(path: Path) -> Path:
+    return path.with_name(path.name + ".wal")
+
+
+def _check_length(connection: Any, path: Path) -> None:
+    """Refuse a file that ends before its last block: data is read when it is asked for, which would be too late."""
+    blocks = connection.execute("SELECT block_size * total_blocks FROM pragma_database_size()").fetchall()[0][0]
+    if path.stat().st_size < blocks:
+        raise StoreError(_unreadable(path, "it ends in the middle"))
+
+
+def _connect(config: StoreConfig) -> Any:
+    spill = config.path.with_name(config.path.name + ".spill")
+    try:
+        connection = duckdb.connect(
+            str(config.path),
+            config={
+                "memory_limit": f"{config.memory_limit_mb}MB",
+                "threads": config.threads,
+                "temp_directory": str(spill),
+                "max_temp_directory_size": f"{config.spill_limit_mb}MB",
+                "checkpoint_threshold": f"{config.wal_limit_mb}MB",
+            },
+        )
+    except duckdb.Error as error:
+        raise StoreError(_explain(config.path, error)) from None
+    try:
+        _check_length(connection, config.path)
+        migrate(connection, config.path)
+        for setting in SEALED:
+            connection.execute(f"SET {setting}")
+    except duckdb.Error as error:
+        connection.close()
+        raise StoreError(_explain(config.path, error)) from None
+    except StoreError:
+        connection.close()
+        raise
+    return connection
+
+
+def migrate(connection: Any, path: Path) -> int:
+    """Bring the schema to this version, each file in its own transaction; returns how many were applied.
+
+    Raises `StoreError` when the database is newer than this program.
+    """
+    connection.execute("CREATE TABLE IF NOT EXISTS schema_versions (number INTEGER, name VARCHAR, applied TIMESTAMP)")
+    have = connection.execute("SELECT coalesce(max(number), 0) FROM schema_versions").fetchone()[0]
+    known = migrations()
+    if have > len(known):
+        raise StoreError(
+            f"{path}: the database was written by a newer ingero-echo (schema {have}, this one knows {len(known)}): "
+            "use that version, or point store.path elsewhere"
+        )
+    for migration in known[have:]:
+        connection.execute("BEGIN")
+        try:
+            connection.execute(migration.sql)
+            connection.execute(
+                "INSERT INTO schema_versions VALUES (?, ?, now()::TIMESTAMP)", [migration.number, migration.name]
+            )
+            connection.execute("COMMIT")
+        except duckdb.Error:
+            connection.execute("ROLLBACK")
+            raise
+        log.info("schema_migrated", number=migration.number, name=migration.name)
+    return len(known) - int(have)
+
+
+def _explain(path: Path, error: Exception) -> str:
+    text = str(error).splitlines()[0]
+    if "lock" in text.lower():
+        return f"{path}: another program has the database open: {text}"
+    if isinstance(error, duckdb.IOException) and "No space" in text:
+        return f"{path}: the disk is full: make room and start again; nothing that was acknowledged is lost"
+    if isinstance(error, duckdb.IOException) and ("Permission" in text or "Read-only" in text or "read-only" in text):
+        return f"{path}: the database cannot be written: make the volume and the file writable: {text}"
+    return _unreadable(path, text)
+
+
+def _unreadable(path: Path, text: str) -> str:
+    return (
+        f"{path}: the database cannot be read: {text}. Restore a backup with `ingero-echo restore BACKUP --database "
+        f"{path}`, or move the file (and {path}.wal) aside to begin anew"
+    )
+
+
+def copy_files(source: Path, target: Path) -> None:
+    """Copy a database file and the log beside it, so that the target appears whole or not at all."""
+    part = target.with_name(target.name + ".part")
+    log_file, part_log = _log_file(source), _log_file(part)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        shutil.copyfile(source, part)
+        if log_file.exists() and log_file.stat().st_size:
+            shutil.copyfile(log_file, part_log)
+            # Opening the copy folds its log in, and proves that it can be opened.
+        folded = duckdb.connect(str(part))
+        folded.execute("CHECKPOINT")
+        folded.close()
+        part.replace(target)
+    except (OSError, duckdb.Error) as error:
+        raise StoreError(f"{target}: the copy could not be written: {error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+        part_log.unlink(missing_ok=True)
+
+
+def restore(backup: Path, config: StoreConfig, *, force: bool = False) -> None:
+    """Put a backup in the database's place, which must not be in use; an existing one is kept as `.before-restore`.
+
+    Raises `StoreError` or `Locked`.
+    """
+    path = config.path
+    if not backup.exists():
+        raise StoreError(f"{backup}: no such backup")
+    lock = Lock(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock.acquire()
+    try:
+        if path.exists() and not force:
+            raise StoreError(f"{path}: exists: add --force to keep it as {path.name}.before-restore and go on")
+        fresh = path.with_name(path.name + ".restored")
+        fresh.unlink(missing_ok=True)
+        copy_files(backup, fresh)
+        checked = _connect(config.model_copy(update={"path": fresh}))
+        checked.close()
+        for suffix in ("", ".wal"):
+            old = path.with_name(path.name + suffix)
+            if old.exists():
+                old.replace(path.with_name(f"{path.name}.before-restore{suffix}"))
+        fresh.replace(path)
+    finally:
+        lock.release()

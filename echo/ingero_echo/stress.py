@@ -1,0 +1,273 @@
+"""Many nodes push numbered events as fast as they are acknowledged; then every one is looked for by its id."""
+
+import contextlib
+import http.client
+import ssl
+import struct
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+import grpc
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from ingero_contract import attributes, echo
+from ingero_echo.client import ApiClient
+from ingero_kit.otlp_server import Signal
+
+EVENT_NAME: Final = "echo.stress"
+_PLACE: Final = "0" * 36
+_MOMENT: Final = 0x0123456789ABCDEF
+PAGE: Final = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What to send. `endpoint` is host:port; `api` the address of the JSON API for the check, or empty."""
+
+    endpoint: str
+    protocol: Literal["grpc", "http"] = "grpc"
+    nodes: int = 8
+    events: int = 2000
+    batch: int = 100
+    chains: int = 80
+    cluster: str = "stress"
+    token: str = ""
+    tls: ssl.SSLContext | None = None
+    ca: bytes | None = None
+    api: str = ""
+    give_up_seconds: float = 60.0
+
+
+@dataclass
+class Outcome:
+    """What came of it. Times are seconds; `missing`, `doubled` and `wrong_chain` count ids."""
+
+    sent: int = 0
+    acknowledged: int = 0
+    retries: int = 0
+    failed: int = 0
+    seconds: float = 0.0
+    checked: bool = False
+    missing: int = 0
+    doubled: int = 0
+    wrong_chain: int = 0
+    latencies: list[float] = field(default_factory=list)
+
+    @property
+    def clean(self) -> bool:
+        """Nothing failed, and if it was checked, nothing is missing, doubled or changed."""
+        return not (self.failed or self.missing or self.doubled or self.wrong_chain)
+
+    def facts(self) -> dict[str, Any]:
+        """For people and machines."""
+        ordered = sorted(self.latencies) or [0.0]
+        return {
+            "sent": self.sent,
+            "acknowledged": self.acknowledged,
+            "events_per_second": round(self.acknowledged / self.seconds) if self.seconds else 0,
+            "seconds": round(self.seconds, 3),
+            "retries": self.retries,
+            "failed": self.failed,
+            "p50_ms": round(1000 * ordered[len(ordered) // 2], 1),
+            "p99_ms": round(1000 * ordered[int(len(ordered) * 0.99)], 1),
+            "checked": self.checked,
+            "missing": self.missing,
+            "doubled": self.doubled,
+            "wrong_chain": self.wrong_chain,
+            "clean": self.clean,
+        }
+
+
+def _field(number: int, content: bytes) -> bytes:
+    out, size = bytearray([number << 3 | 2]), len(content)
+    while size > 0x7F:
+        out.append(size & 0x7F | 0x80)
+        size >>= 7
+    out.append(size)
+    return bytes(out) + content
+
+
+class Source:
+    """Requests of one node, cut from a template: only ids, times and chains differ."""
+
+    def __init__(self, plan: Plan, node: int) -> None:
+        self.node = f"gpu-node-{node:02d}"
+        self._plan = plan
+        keys = {attributes.CLUSTER_ID: plan.cluster, attributes.NODE_ID: self.node}
+        resource = Resource(
+            attributes=[KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in keys.items()]
+        )
+        self._head = _field(1, resource.SerializeToString())
+        self._records = [self._template(f"{self.node}-chain-{number:03d}") for number in range(plan.chains)]
+
+    def _template(self, chain: str) -> tuple[str, bytes, bytes, bytes]:
+        values = {
+            attributes.EVENT_ID: _PLACE, echo.CAUSAL_CHAIN_ID: chain, attributes.WORKLOAD_TYPE: "training",
+            attributes.NODE_STATE: "active", attributes.GPU_MODEL: "NVIDIA H200", attributes.JOB_ID: "stress",
+        }  # fmt: skip
+        record = LogRecord(
+            time_unix_nano=_MOMENT, event_name=EVENT_NAME,
+            attributes=[KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in values.items()],
+        )  # fmt: skip
+        whole = _field(2, record.SerializeToString())
+        before, rest = whole.split(struct.pack("<Q", _MOMENT))
+        middle, after = rest.split(_PLACE.encode())
+        return chain, before, middle, after
+
+    def request(self, count: int) -> tuple[dict[str, str], bytes]:
+        """One request of so many events; also their ids and chains."""
+        now = time.time_ns()
+        ids: dict[str, str] = {}
+        parts: list[bytes] = []
+        random = uuid.uuid4().hex
+        for number in range(count):
+            one = f"{random[:8]}-{random[8:12]}-{random[12:16]}-{random[16:20]}-{number:012x}"
+            chain, before, middle, after = self._records[number % len(self._records)]
+            ids[one] = chain
+            parts += [before, struct.pack("<Q", now + number), middle, one.encode(), after]
+        scope = _field(2, b"".join(parts))
+        return ids, _field(1, self._head + scope)
+
+
+class HttpSender:
+    """OTLP/HTTP on one kept connection."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._connection: http.client.HTTPConnection | None = None
+
+    def send(self, body: bytes) -> bool:
+        """Whether it was acknowledged; raises `OSError` or `http.client.HTTPException` when nobody can say."""
+        plan = self._plan
+        if self._connection is None:
+            self._connection = (
+                http.client.HTTPSConnection(plan.endpoint, timeout=30, context=plan.tls)
+                if plan.tls
+                else http.client.HTTPConnection(plan.endpoint, timeout=30)
+            )
+        headers = {"content-type": "application/x-protobuf"}
+        if plan.token:
+            headers["authorization"] = f"Bearer {plan.token}"
+        try:
+            self._connection.request("POST", Signal.LOGS.path, body, headers)
+            answer = self._connection.getresponse()
+            answer.read()
+        except BaseException:
+            self._connection.close()
+            self._connection = None
+            raise
+        if answer.status >= 400 and answer.status not in (429, 502, 503, 504):
+            raise PermissionError(f"HTTP {answer.status}")
+        return answer.status == 200
+
+
+class GrpcSender:
+    """OTLP/gRPC."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._channel = (
+            grpc.secure_channel(plan.endpoint, grpc.ssl_channel_credentials(plan.ca))
+            if plan.tls
+            else grpc.insecure_channel(plan.endpoint)
+        )
+        self._call = self._channel.unary_unary(Signal.LOGS.grpc_method, None, None)
+        self._metadata = (("authorization", f"Bearer {plan.token}"),) if plan.token else ()
+
+    def send(self, body: bytes) -> bool:
+        """Whether it was acknowledged."""
+        try:
+            self._call(body, timeout=30, metadata=self._metadata, wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED,
+                                grpc.StatusCode.INVALID_ARGUMENT):  # fmt: skip
+                raise PermissionError(f"gRPC {error.code().name}: {error.details()}") from None
+            return False
+        return True
+
+
+def run(plan: Plan) -> Outcome:
+    """Send everything, each node on a thread of its own, and look for it afterwards if `plan.api` is set."""
+    outcome, expected = Outcome(), {}
+    lock = threading.Lock()
+
+    def work(node: int) -> None:
+        source = Source(plan, node)
+        sender = GrpcSender(plan) if plan.protocol == "grpc" else HttpSender(plan)
+        left = plan.events
+        while left:
+            count = min(plan.batch, left)
+            ids, body = source.request(count)
+            began = time.perf_counter()
+            acknowledged, retries = _deliver(sender, body, plan.give_up_seconds)
+            took = time.perf_counter() - began
+            with lock:
+                outcome.sent += count
+                outcome.retries += retries
+                outcome.latencies.append(took)
+                if acknowledged:
+                    outcome.acknowledged += count
+                    expected.update(ids)
+                else:
+                    outcome.failed += count
+            left -= count
+
+    began = time.perf_counter()
+    threads = [threading.Thread(target=work, args=(node,)) for node in range(plan.nodes)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    outcome.seconds = time.perf_counter() - began
+    if plan.api:
+        check(plan, expected, outcome)
+    return outcome
+
+
+def _deliver(sender: HttpSender | GrpcSender, body: bytes, give_up_seconds: float) -> tuple[bool, int]:
+    """Send until acknowledged; the same bytes again, so that a repeat is recognised."""
+    deadline, retries = time.monotonic() + give_up_seconds, 0
+    while True:
+        with contextlib.suppress(ConnectionError, TimeoutError, http.client.HTTPException):
+            if sender.send(body):
+                return True, retries
+        if time.monotonic() > deadline:
+            return False, retries
+        retries += 1
+        time.sleep(min(1.0, 0.05 * retries))
+
+
+def check(plan: Plan, expected: dict[str, str], outcome: Outcome) -> None:
+    """Read every event of the run's cluster back and compare ids and chains."""
+    seen: set[str] = set()
+    for event_id, chain in _stored(plan):
+        if event_id not in expected:
+            continue
+        outcome.doubled += event_id in seen
+        seen.add(event_id)
+        outcome.wrong_chain += expected[event_id] != chain
+    outcome.missing = len(expected) - len(seen)
+    outcome.checked = True
+
+
+def _stored(plan: Plan) -> Iterator[tuple[str, str]]:
+    client = ApiClient(plan.api, plan.token, plan.tls)
+    last = "00000000-0000-0000-0000-000000000000"
+    cluster = plan.cluster.replace("'", "''")
+    while True:
+        sql = (
+            f"SELECT event_id::VARCHAR, causal_chain_id, count(*) FROM events WHERE cluster_id = '{cluster}' AND "
+            f"metric_name = '{EVENT_NAME}' AND event_id > '{last}'::UUID GROUP BY ALL ORDER BY 1 LIMIT {PAGE}"
+        )
+        rows = client.request("POST", echo.SQL, {"sql": sql, "limit": PAGE})["rows"]
+        for event_id, chain, count in rows:
+            for _ in range(count):
+                yield event_id, chain
+        if len(rows) < PAGE:
+            return
+        last = rows[-1][0]

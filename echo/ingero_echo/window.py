@@ -1,0 +1,94 @@
+"""What part of the store a question may see: clusters and time, as common table expressions that shadow the tables.
+
+Every query of every surface goes through `scoped`; an answer cannot forget its filter, because the names that it uses
+are already filtered.
+"""
+
+import datetime
+import time
+from dataclasses import dataclass
+from typing import Final
+
+from ingero_echo.store import TABLES
+from ingero_kit.settings import parse_duration
+
+LONG_NANOS: Final = 2 * 3600 * 10**9
+"""Windows that begin longer ago than this are answered from partial sums."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Window:
+    """`clusters` is `None` for all; `since` and `until` are nanoseconds since the epoch, `None` for no bound."""
+
+    clusters: frozenset[str] | None = None
+    since: int | None = None
+    until: int | None = None
+
+
+def literal(text: str) -> str:
+    """An SQL string."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def shadows(window: Window) -> str:
+    """The common table expressions, without WITH."""
+    conditions = []
+    if window.clusters is not None:
+        names = ", ".join(literal(name) for name in sorted(window.clusters)) or "NULL"
+        conditions.append(f"cluster_id IN ({names})")
+    if window.since is not None:
+        conditions.append(f'"timestamp" >= {moment(window.since)}')
+    if window.until is not None:
+        conditions.append(f'"timestamp" < {moment(window.until)}')
+    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+    named = [f"{table} AS NOT MATERIALIZED (SELECT * FROM main.{table}{where})" for table in TABLES]
+    return ", ".join([*named, f"measures AS NOT MATERIALIZED ({_measures(window)})"])
+
+
+def _measures(window: Window) -> str:
+    """Values of metrics by node, one by one for short windows and from the partial sums for long ones.
+
+    The sums stand for five minutes each, so a long window is cut at the next bucket.
+    """
+    if window.since is not None and time.time_ns() - window.since < LONG_NANOS:
+        return (
+            'SELECT "timestamp", cluster_id, node_id, metric_name, rank, 1 AS samples, value_double AS total, '
+            "value_double AS lowest, value_double AS highest, event_id AS lowest_event, event_id AS highest_event "
+            "FROM events WHERE isfinite(value_double)"
+        )
+    return "SELECT * FROM node_rollups"
+
+
+def scoped(sql: str, window: Window) -> str:
+    """The query, over what the window shows."""
+    return f"WITH {shadows(window)} SELECT * FROM (\n{sql}\n)"
+
+
+def moment(nanos: int) -> str:
+    """A constant of the column type of times."""
+    return f"{literal(rfc3339(nanos).rstrip('Z'))}::TIMESTAMP_NS"
+
+
+def rfc3339(nanos: int) -> str:
+    """Nanoseconds since the epoch as RFC 3339 in UTC, nine decimals."""
+    whole = datetime.datetime.fromtimestamp(nanos // 10**9, datetime.UTC)
+    return f"{whole:%Y-%m-%dT%H:%M:%S}.{nanos % 10**9:09d}Z"
+
+
+def parse_moment(text: str, now: int) -> int | None:
+    """Nanoseconds for `15m` (so long ago), RFC 3339 or `all` (`None`).
+
+    Raises `ValueError` in words.
+    """
+    if text == "all":
+        return None
+    back = parse_duration(text)
+    if isinstance(back, float):
+        return max(0, now - int(back * 1e9))
+    try:
+        when = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is neither a duration such as 15m, nor RFC 3339, nor all") from None
+    if when.tzinfo is None:
+        when = when.replace(tzinfo=datetime.UTC)
+    return int(when.timestamp() * 1e6) * 1000

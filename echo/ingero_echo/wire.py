@@ -1,0 +1,317 @@
+"""Many records of one shape, read without parsing each: protobuf bytes → columns. Pure.
+
+Records of one length that were written by one program differ only in a few places: times, values, identifiers. The
+first one is walked; every other record must equal it byte for byte outside those places, so its structure is the
+same by construction, and the places are read for all records at once. What does not fit is left to the parser.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from ingero_kit.otlp_layout import Unfit, parts, read_varint
+from ingero_kit.otlp_server import Signal
+
+LEAST: Final = 16
+"""Fewest records of one shape that are worth the trouble."""
+
+_LENGTH, _FIXED64, _VARINT = 2, 1, 0
+
+Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+
+
+class Span(NamedTuple):
+    """Where one record stands, and the metric that it is a point of (empty for logs)."""
+
+    start: int
+    end: int
+    name: str
+
+
+class Resource(NamedTuple):
+    """One resource block: the resource still encoded, and its records in order."""
+
+    resource: bytes
+    spans: list[Span]
+
+
+def split(signal: Signal, body: bytes) -> list[Resource]:
+    """Find the records of a request.
+
+    Raises `Unfit` for anything but log records, and gauges and sums of numbers.
+    """
+    if signal is Signal.TRACES:
+        raise Unfit
+    try:
+        return [_block(signal, body, block.start, block.end) for block in parts(body, 0, len(body)) if _is(block, 1)]
+    except (IndexError, UnicodeDecodeError):
+        raise Unfit from None
+
+
+def _is(part: Any, number: int) -> bool:
+    """Whether a part is the message of a field; raises `Unfit` when it has another wire type."""
+    if part.number != number:
+        return False
+    if part.kind != _LENGTH:
+        raise Unfit
+    return True
+
+
+def _block(signal: Signal, body: bytes, start: int, end: int) -> Resource:
+    resource = b""
+    spans: list[Span] = []
+    for part in parts(body, start, end):
+        if _is(part, 1):
+            if resource:
+                raise Unfit
+            resource = body[part.start : part.end]
+        elif _is(part, 2):
+            if signal is Signal.LOGS:
+                _log_records(body, part.start, part.end, spans)
+            else:
+                for metric in parts(body, part.start, part.end):
+                    if _is(metric, 2):
+                        _points(body, metric.start, metric.end, spans)
+    return Resource(resource, spans)
+
+
+def _log_records(body: bytes, at: int, end: int, spans: list[Span]) -> None:
+    """The hot loop: tag and length of every record, both short in practice."""
+    while at < end:
+        tag = body[at]
+        if tag != 0x12:
+            number, at = read_varint(body, at)
+            if number & 7 != _LENGTH or number >> 3 == 2:
+                raise Unfit
+            length, at = read_varint(body, at)
+            at += length
+            continue
+        length = body[at + 1]
+        at += 2
+        if length > 0x7F:
+            second = body[at]
+            if second > 0x7F:
+                length, at = read_varint(body, at - 1)
+            else:
+                length = length & 0x7F | second << 7
+                at += 1
+        spans.append(Span(at, at + length, ""))
+        at += length
+    if at != end:
+        raise Unfit
+
+
+def _points(body: bytes, start: int, end: int, spans: list[Span]) -> None:
+    name, kind, before = "", 0, len(spans)
+    for part in parts(body, start, end):
+        if _is(part, 1):
+            name = body[part.start : part.end].decode()
+            if len(spans) != before:
+                raise Unfit
+        elif part.number in (5, 7):
+            if kind not in (0, part.number):
+                raise Unfit
+            kind = part.number
+            for point in parts(body, part.start, part.end):
+                if _is(point, 1):
+                    spans.append(Span(point.start, point.end, name))
+        elif part.number in (9, 10, 11):
+            raise Unfit
+
+
+class Place(NamedTuple):
+    """Content that may differ: what it is, the attribute's key if it is one, where it stands."""
+
+    kind: str
+    key: str
+    offset: int
+    length: int
+
+
+_LOG_PLACES: Final = {
+    (1, _FIXED64): "time",
+    (11, _FIXED64): "observed",
+    (9, _LENGTH): "other",
+    (10, _LENGTH): "other",
+}
+_POINT_PLACES: Final = {
+    (2, _FIXED64): "observed", (3, _FIXED64): "time", (4, _FIXED64): "double", (6, _FIXED64): "integer",
+}  # fmt: skip
+
+
+def places(signal: Signal, record: bytes) -> list[Place]:
+    """Where records like this one may differ. Raises `Unfit`."""
+    attributes = 6 if signal is Signal.LOGS else 7
+    known = _LOG_PLACES if signal is Signal.LOGS else _POINT_PLACES
+    found: list[Place] = []
+    try:
+        for part in parts(record, 0, len(record)):
+            kind = known.get((part.number, part.kind))
+            if kind:
+                found.append(Place(kind, "", part.start, part.end - part.start))
+            elif part.number == attributes and part.kind == _LENGTH:
+                found += _attribute(record, part.start, part.end)
+            elif part.number == 5 and part.kind == _LENGTH and signal is Signal.LOGS:
+                for place in _any(record, part.start, part.end):
+                    if place.kind != "text":
+                        raise Unfit
+                    found.append(Place("body", "", place.offset, place.length))
+    except (IndexError, UnicodeDecodeError):
+        raise Unfit from None
+    kinds = [place.kind for place in found if place.kind not in ("text", "other")]
+    keys = [place.key for place in found if place.key]
+    if len(set(kinds)) != len(kinds) or len(set(keys)) != len(keys) or {"double", "integer"} <= set(kinds):
+        raise Unfit
+    return found
+
+
+def _attribute(record: bytes, start: int, end: int) -> Iterator[Place]:
+    key, value = "", None
+    for part in parts(record, start, end):
+        if part.number == 1:
+            key = record[part.start : part.end].decode()
+        elif part.number == 2:
+            value = part
+    if value is not None:
+        for place in _any(record, value.start, value.end):
+            yield Place(place.kind, key, place.offset, place.length)
+
+
+def _any(record: bytes, start: int, end: int) -> Iterator[Place]:
+    for part in parts(record, start, end):
+        if part.number == 1 and part.kind == _LENGTH:
+            yield Place("text", "", part.start, part.end - part.start)
+        elif part.number == 4 and part.kind == _FIXED64:
+            yield Place("other", "", part.start, 8)
+
+
+@dataclass
+class Group:
+    """Records of one shape. `matrix` has one row for each; `ordinals` are their places in the request."""
+
+    matrix: Bytes
+    ordinals: list[int]
+    places: list[Place]
+    template: bytes
+    name: str
+    items: list[tuple[int, Span]]
+    rest: list[tuple[int, Span]] = field(default_factory=list)
+    """Records of this length that have another shape."""
+
+    def find(self, kind: str, key: str = "") -> Place | None:
+        """The place of a kind, or of an attribute."""
+        return next((place for place in self.places if place.kind == kind and place.key == key), None)
+
+    def column(self, place: Place) -> Bytes:
+        """The bytes of a place, a row for each record, contiguous."""
+        return np.ascontiguousarray(self.matrix[:, place.offset : place.offset + place.length])
+
+    def integers(self, place: Place) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """A place of eight bytes as integers."""
+        return self.column(place).view("<i8").ravel()
+
+    def numbers(self, place: Place) -> np.ndarray[Any, np.dtype[np.float64]]:
+        """A place of eight bytes as floating point."""
+        return self.column(place).view("<f8").ravel()
+
+    def texts(self, place: Place) -> pa.Array:
+        """A place as text; raises `Unfit` when one is not UTF-8."""
+        count = len(self.ordinals)
+        if place.length == 0:
+            return pa.repeat(pa.scalar("", pa.string()), count)
+        blob = self.column(place).tobytes()
+        fixed = pa.Array.from_buffers(pa.binary(place.length), count, [None, pa.py_buffer(blob)])
+        try:
+            return fixed.cast(pa.binary()).cast(pa.string())
+        except pa.ArrowInvalid:
+            raise Unfit from None
+
+
+def groups(signal: Signal, body: bytes, spans: list[tuple[int, Span]]) -> tuple[list[Group], list[tuple[int, Span]]]:
+    """Sort numbered records into shapes; returns those too and what has to be parsed one by one."""
+    by_length: dict[tuple[str, int], list[tuple[int, Span]]] = {}
+    for item in spans:
+        span = item[1]
+        key = (span.name, span.end - span.start)
+        found = by_length.get(key)
+        if found is None:
+            by_length[key] = [item]
+        else:
+            found.append(item)
+    shaped: list[Group] = []
+    rest: list[tuple[int, Span]] = []
+    for (name, length), items in by_length.items():
+        if len(items) < LEAST or not length:
+            rest += items
+            continue
+        try:
+            group = _group(signal, body, name, length, items)
+        except Unfit:
+            rest += items
+            continue
+        rest += group.rest
+        if len(group.ordinals) < LEAST:
+            rest += group.items
+        else:
+            shaped.append(group)
+    rest.sort()
+    return shaped, rest
+
+
+def _group(signal: Signal, body: bytes, name: str, length: int, items: list[tuple[int, Span]]) -> Group:
+    first = items[0][1]
+    template = body[first.start : first.end]
+    found = places(signal, template)
+    matrix = _matrix(body, items, length)
+    free = np.zeros(length, dtype=bool)
+    for place in found:
+        free[place.offset : place.offset + place.length] = True
+    fixed = ~free
+    fits = (matrix[:, fixed] == matrix[0, fixed]).all(axis=1)
+    ordinals = [ordinal for ordinal, _ in items]
+    if fits.all():
+        return Group(matrix, ordinals, found, template, name, items)
+    keep = fits.tolist()
+    return Group(
+        matrix[fits], [ordinal for ordinal, fit in zip(ordinals, keep, strict=True) if fit], found, template, name,
+        [item for item, fit in zip(items, keep, strict=True) if fit],
+        [item for item, fit in zip(items, keep, strict=True) if not fit],
+    )  # fmt: skip
+
+
+def _matrix(body: bytes, items: list[tuple[int, Span]], length: int) -> Bytes:
+    """The records one below the other, without copying when they stand at equal distances."""
+    flat = np.frombuffer(body, dtype=np.uint8)
+    starts = np.fromiter((span.start for _, span in items), dtype=np.int64, count=len(items))
+    steps = np.diff(starts)
+    if len(steps) and (steps == steps[0]).all():
+        return np.lib.stride_tricks.as_strided(
+            flat[starts[0] :], shape=(len(items), length), strides=(int(steps[0]), 1), writeable=False
+        )
+    gathered: Bytes = flat[starts[:, None] + np.arange(length)]
+    return gathered
+
+
+def text_matrix(texts: pa.Array, width: int) -> Bytes:
+    """Texts of one length as a matrix of their bytes, a row for each."""
+    blob = b"".join(item.encode() for item in texts.to_pylist())
+    return np.frombuffer(blob, dtype=np.uint8).reshape(-1, width)
+
+
+_HEX: Final = np.full(256, 255, dtype=np.uint8)
+_HEX[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16, dtype=np.uint8)
+_DASHES: Final = [8, 13, 18, 23]
+_DIGITS: Final = [number for number in range(36) if number not in _DASHES]
+
+
+def uuid_bytes(column: Bytes) -> bytes:
+    """16 bytes for every UUID that is written out in lower case; raises `Unfit` for any other text."""
+    if column.shape[1] != 36 or (column[:, _DASHES] != ord("-")).any():
+        raise Unfit
+    digits = _HEX[column[:, _DIGITS]]
+    if (digits == 255).any():
+        raise Unfit
+    return (digits[:, 0::2] << 4 | digits[:, 1::2]).tobytes()

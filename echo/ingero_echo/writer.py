@@ -1,0 +1,324 @@
+"""The one thread that writes. Requests wait in a bounded queue; the thread takes what is there, writes it in one
+transaction, and only then answers: acknowledged means committed.
+"""
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final
+from uuid import UUID
+
+import duckdb
+import pyarrow as pa
+
+from ingero_echo import rollups
+from ingero_echo.columns import SCHEMAS
+from ingero_echo.ingest import Batch
+from ingero_echo.repeats import Repeats
+from ingero_echo.settings import IngestConfig
+from ingero_echo.store import TABLES, Store, StoreError
+from ingero_echo.wire import text_matrix, uuid_bytes
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+PATIENCE: Final = 3
+"""A group is closed early when nothing has come for this part of `group_wait`."""
+
+RETRY_SECONDS: Final = 1.0
+"""What senders are told to wait when the queue is full or the disk refuses."""
+
+
+class Full(Exception):
+    """The queue has no room; the sender may come back."""
+
+
+class NotWritten(Exception):
+    """The transaction failed; nothing of it is in the database, the sender may come back."""
+
+
+@dataclass
+class WriterCounters:
+    """What the writer did."""
+
+    events: int = 0
+    repeats: int = 0
+    groups: int = 0
+    failures: int = 0
+    deleted: int = 0
+    refused: int = 0
+    write_seconds: float = 0.0
+    longest_write_seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class _Waiting:
+    batch: Batch
+    size: int
+    done: Future[int] = field(default_factory=Future)
+
+
+class Writer:
+    """Owns the store's connection. `put` may be called from any thread."""
+
+    def __init__(self, store: Store, config: IngestConfig) -> None:
+        self.counters = WriterCounters()
+        self._store = store
+        self._config = config
+        self._bytes = 0
+        self._queue: deque[_Waiting] = deque()
+        self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
+        self._condition = threading.Condition()
+        self._closing = False
+        self._repeats = Repeats(config.remembered_ids)
+        self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
+
+    def start(self) -> None:
+        """Begin; until the newest identities are read back, every event is looked up in the database."""
+        self._thread.start()
+        threading.Thread(target=self._recall, name="recall", daemon=True).start()
+
+    def stop(self) -> None:
+        """Write what waits, then end."""
+        with self._condition:
+            self._closing = True
+            self._condition.notify()
+        self._thread.join()
+
+    @property
+    def alive(self) -> bool:
+        """Whether the thread runs."""
+        return self._thread.is_alive()
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Encoded size of what waits."""
+        return self._bytes
+
+    def check_room(self, size: int) -> None:
+        """Raise `Full` when a request of this encoded size has to come back later; ask before decoding it."""
+        if self._bytes + size > self._config.queue_mb << 20 and self._bytes:
+            self.counters.refused += 1
+            raise Full
+
+    def put(self, batch: Batch, size: int) -> Future[int]:
+        """Queue a batch of a request of `size` bytes; the future gives the number of repeats, or `NotWritten`."""
+        waiting = _Waiting(batch, size)
+        with self._condition:
+            if self._closing:
+                raise Full
+            self._bytes += size
+            self._queue.append(waiting)
+            self._condition.notify()
+        return waiting.done
+
+    def call(self, job: Callable[[], Any]) -> Future[Any]:
+        """Run something on the writer's thread between two groups: retention, a copy."""
+        done: Future[Any] = Future()
+        with self._condition:
+            self._jobs.append((job, done))
+            self._condition.notify()
+        return done
+
+    # The thread.
+
+    def _run(self) -> None:
+        while True:
+            with self._condition:
+                while not self._queue and not self._jobs and not self._closing:
+                    self._condition.wait()
+                if not self._queue and not self._jobs:
+                    return
+                jobs, self._jobs = self._jobs, deque()
+            for job, done in jobs:
+                self._do(job, done)
+            if self._queue:
+                self._write(self._take())
+
+    def _do(self, job: Callable[[], Any], done: Future[Any]) -> None:
+        try:
+            done.set_result(job())
+        except Exception as error:
+            done.set_exception(error)
+
+    def _take(self) -> list[_Waiting]:
+        group: list[_Waiting] = []
+        rows, deadline = 0, time.monotonic() + self._config.group_wait
+        with self._condition:
+            while True:
+                while self._queue and rows < self._config.group_rows:
+                    waiting = self._queue.popleft()
+                    group.append(waiting)
+                    rows += len(waiting.batch.identities)
+                left = min(deadline - time.monotonic(), self._config.group_wait / PATIENCE)
+                if rows >= self._config.group_rows or left <= 0 or self._closing:
+                    return group
+                if not self._condition.wait(left):
+                    return group
+
+    def _write(self, group: list[_Waiting]) -> None:
+        began = time.perf_counter()
+        try:
+            repeats, identities = self._transaction(group)
+        except Exception as error:
+            self.counters.failures += 1
+            self._recover(error)
+            self._answer(group, None, NotWritten(str(error).splitlines()[0] if str(error) else type(error).__name__))
+            return
+        self._repeats.add(identities)
+        took = time.perf_counter() - began
+        counters = self.counters
+        counters.events += len(identities)
+        counters.repeats += sum(repeats)
+        counters.groups += 1
+        counters.write_seconds += took
+        counters.longest_write_seconds = max(counters.longest_write_seconds, took)
+        self._answer(group, repeats, None)
+
+    def _answer(self, group: list[_Waiting], repeats: list[int] | None, error: Exception | None) -> None:
+        with self._condition:
+            self._bytes -= sum(waiting.size for waiting in group)
+        for number, waiting in enumerate(group):
+            if error is not None:
+                waiting.done.set_exception(error)
+            else:
+                waiting.done.set_result(repeats[number] if repeats else 0)
+
+    def _transaction(self, group: list[_Waiting]) -> tuple[list[int], list[int]]:
+        identities = [one for waiting in group for one in waiting.batch.identities]
+        batches = [waiting.batch.tables for waiting in group]
+        repeats = [0] * len(group)
+        if not self._repeats.fresh(identities):
+            batches, repeats, identities = self._without_repeats(group)
+        connection = self._store.connection
+        connection.execute("BEGIN")
+        try:
+            for table in TABLES:
+                found = [part for tables in batches for part in tables.get(table, ())]
+                if found:
+                    connection.register("rows", pa.Table.from_batches(found, SCHEMAS[table]))
+                    try:
+                        connection.execute(f"INSERT INTO {table} SELECT * FROM rows")
+                        if table == "events" and any(part["value_double"].null_count < len(part) for part in found):
+                            connection.execute(rollups.ADD)
+                    finally:
+                        connection.unregister("rows")
+            connection.execute("COMMIT")
+        except BaseException:
+            _quietly_roll_back(connection)
+            raise
+        return repeats, identities
+
+    def _without_repeats(
+        self, group: list[_Waiting]
+    ) -> tuple[list[dict[str, list[pa.RecordBatch]]], list[int], list[int]]:
+        """The group without what is in the database already; a remembered hash alone is not believed."""
+        out: list[dict[str, list[pa.RecordBatch]]] = []
+        repeats: list[int] = []
+        new: list[int] = []
+        pending: set[int] = set()
+        for waiting in group:
+            identities = waiting.batch.identities
+            gone = self._repeated(waiting.batch, pending)
+            out.append(_without(waiting.batch, gone) if gone else waiting.batch.tables)
+            repeats.append(len(gone))
+            fresh = [one for number, one in enumerate(identities) if number not in gone]
+            new += fresh
+            pending.update(fresh)
+        return out, repeats, new
+
+    def _repeated(self, batch: Batch, pending: set[int]) -> set[int]:
+        """Places of the events that are in the database, in this group, or earlier in the same batch."""
+        suspects, seen = [], set(pending)
+        gone: set[int] = set()
+        for number, one in enumerate(batch.identities):
+            if one in seen:
+                gone.add(number)
+            elif self._repeats.seen(one):
+                suspects.append(number)
+            seen.add(one)
+        if suspects:
+            events = pa.Table.from_batches(batch.tables["events"], SCHEMAS["events"]).take(suspects)
+            ids = [value.bytes for value in events["event_id"].to_pylist()]
+            stored = self._stored(ids)
+            places = zip(
+                suspects, ids, events["metric_name"].to_pylist(), events["cluster_id"].to_pylist(), strict=True
+            )
+            gone.update(number for number, *key in places if tuple(key) in stored)
+        return gone
+
+    def _stored(self, ids: list[bytes]) -> set[tuple[bytes, str, str]]:
+        found = self._store.connection.execute(
+            "SELECT event_id, metric_name, cluster_id FROM events WHERE event_id IN (SELECT unnest(?::UUID[]))",
+            [[UUID(bytes=one) for one in ids]],
+        ).fetchall()
+        return {(event_id.bytes, name, cluster) for event_id, name, cluster in found}
+
+    def _recall(self) -> None:
+        """Fill the memory from the newest rows, so that a repeat after a restart is one."""
+        try:
+            found = self._newest_identities()
+        except (duckdb.Error, ValueError) as error:
+            log.error("recall_failed", reason=str(error), hint="every event is looked up, which is slower")
+            return
+        self.call(lambda: self._repeats.complete(found))
+
+    def _newest_identities(self) -> list[int]:
+        size = self._config.remembered_ids
+        out: list[int] = []
+        cursor = self._store.cursor()
+        newest = cursor.execute("SELECT max(rowid) FROM events").fetchall()[0][0] or 0
+        rows = cursor.sql(
+            "SELECT event_id::VARCHAR AS event_id, metric_name, cluster_id FROM events WHERE rowid > $oldest",
+            params={"oldest": newest - size},
+        )
+        for part in rows.to_arrow_reader(50_000):
+            ids = uuid_bytes(text_matrix(part["event_id"], 36))
+            bases: dict[tuple[str, str], int] = {}
+            found = []
+            for row, pair in enumerate(
+                zip(part["metric_name"].to_pylist(), part["cluster_id"].to_pylist(), strict=True)
+            ):
+                base = bases.get(pair)
+                if base is None:
+                    base = bases[pair] = hash(pair)
+                found.append(base ^ hash(ids[16 * row : 16 * row + 16]))
+            out += found
+        cursor.close()
+        return out
+
+    def _recover(self, error: Exception) -> None:
+        """After a failed transaction: keep the connection if it still works, otherwise open the database anew."""
+        log.error("write_failed", reason=str(error), hint="senders were told to come back")
+        try:
+            self._store.connection.execute("SELECT 1").fetchone()
+        except duckdb.Error:
+            try:
+                self._store.reopen()
+                log.warning("database_reopened")
+            except (StoreError, duckdb.Error) as again:
+                log.error("database_not_reopened", reason=str(again))
+
+
+def _without(batch: Batch, gone: set[int]) -> dict[str, list[pa.RecordBatch]]:
+    """The batch's rows without some of its events, and without what was derived from those."""
+    events = pa.Table.from_batches(batch.tables["events"], SCHEMAS["events"])
+    removed = {value.bytes for value in events["event_id"].take(list(gone)).to_pylist()}
+    keep = [number for number in range(events.num_rows) if number not in gone]
+    tables = {"events": events.take(pa.array(keep, pa.int64())).combine_chunks().to_batches()}
+    for table, parts in batch.tables.items():
+        if table != "events":
+            rows = pa.Table.from_batches(parts, SCHEMAS[table])
+            mask = [value.bytes not in removed for value in rows["event_id"].to_pylist()]
+            tables[table] = rows.filter(pa.array(mask, pa.bool_())).to_batches()
+    return tables
+
+
+def _quietly_roll_back(connection: Any) -> None:
+    try:
+        connection.execute("ROLLBACK")
+    except duckdb.Error:
+        return

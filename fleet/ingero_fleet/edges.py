@@ -1,0 +1,84 @@
+"""Edges of verdicts as OTLP log records, for whoever keeps the story: Echo or any collector. Pure."""
+
+import json
+import uuid
+from collections.abc import Iterable
+from typing import Final
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs, SeverityNumber
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from ingero_contract import attributes, metrics
+from ingero_detect.detector import Edge
+from ingero_detect.verdicts import Verdict
+from ingero_kit.clock import rfc3339
+
+_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:ingero:verdict")
+_EVIDENCE: Final = (
+    "axis", "value", "expected", "residual", "scale", "evidence", "level", "cohort_size", "merged", "detected",
+    "recovered",
+)  # fmt: skip
+
+
+def encode(edges: Iterable[Edge]) -> bytes | None:
+    """One request with a record for every edge; `None` without edges."""
+    blocks = [
+        ResourceLogs(
+            resource=Resource(
+                attributes=[
+                    _pair(attributes.NODE_ID, edge.verdict.node),
+                    _pair(attributes.CLUSTER_ID, edge.verdict.cluster),
+                ]
+            ),
+            scope_logs=[ScopeLogs(scope=InstrumentationScope(name="ingero-fleet"), log_records=[_record(edge)])],
+        )
+        for edge in edges
+    ]
+    return ExportLogsServiceRequest(resource_logs=blocks).SerializeToString() if blocks else None
+
+
+def _record(edge: Edge) -> LogRecord:
+    verdict = edge.verdict
+    nanoseconds = int(verdict.time * 1e9)
+    facts = verdict.to_json()
+    evidence = {"edge": edge.what, **{name: facts[name] for name in _EVIDENCE}}
+    loud = edge.what in ("accused", "relapsed")
+    return LogRecord(
+        time_unix_nano=nanoseconds,
+        observed_time_unix_nano=nanoseconds,
+        severity_number=SeverityNumber.SEVERITY_NUMBER_WARN if loud else SeverityNumber.SEVERITY_NUMBER_INFO,
+        event_name=metrics.VERDICT_EVENT,
+        body=AnyValue(string_value=_sentence(edge.what, verdict)),
+        attributes=[
+            _pair(attributes.EVENT_ID, _event_id(edge)),
+            _pair(attributes.VERDICT_STATE, str(verdict.state)),
+            _pair(attributes.VERDICT_KIND, str(verdict.kind)),
+            _pair(attributes.VERDICT_SINCE, rfc3339(verdict.since) if verdict.since else ""),
+            KeyValue(key=attributes.VERDICT_SEVERITY, value=AnyValue(double_value=round(verdict.severity, 6))),
+            _pair(attributes.VERDICT_COHORT, verdict.cohort),
+            _pair(attributes.VERDICT_EVIDENCE, json.dumps(evidence, separators=(",", ":"))),
+            _pair(attributes.VERDICT_DIGEST, verdict.digest),
+        ],
+    )
+
+
+def _event_id(edge: Edge) -> str:
+    """The same edge of the same inputs has the same id, so that a record sent twice is known again."""
+    verdict = edge.verdict
+    return str(uuid.uuid5(_NAMESPACE, "\0".join((verdict.digest, verdict.cluster, verdict.node, edge.what))))
+
+
+def _sentence(what: str, verdict: Verdict) -> str:
+    if what in ("accused", "relapsed"):
+        return f"{verdict.node} is {verdict.state} ({verdict.kind}), {100 * verdict.severity:.0f} % of its rate lost"
+    if what == "recovering":
+        return f"{verdict.node} seems to recover"
+    if what == "cleared":
+        return f"{verdict.node} is well again"
+    return f"{verdict.node} is {verdict.state} ({verdict.kind})"
+
+
+def _pair(key: str, value: str) -> KeyValue:
+    return KeyValue(key=key, value=AnyValue(string_value=value))

@@ -1,0 +1,77 @@
+"""What the detector saw, as a CSV file that `ingero-fleet replay` judges again, tick for tick."""
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, TextIO
+
+import numpy as np
+
+from ingero_contract.values import NodeState
+from ingero_detect.cohorts import CohortKey
+from ingero_detect.detector import ABSENT, ACTIVE, CALIBRATING, IDLE, Observation
+from ingero_kit.logs import get
+
+PARTS: Final = ("workload_type", "job_id", "gpu_model", "stage", "cgroup_path_hash", "measure")
+"""Columns that together name a cohort; `measure` tells nodes judged by score from those judged by rate."""
+
+MERGEABLE: Final = (3, 4, 5)
+"""Positions of GPU model, stage and cgroup in a cohort's key: what a small one may drop to find peers."""
+
+STATES: Final = {
+    ACTIVE: str(NodeState.ACTIVE), IDLE: str(NodeState.IDLE), CALIBRATING: str(NodeState.CALIBRATING),
+    ABSENT: "absent",
+}  # fmt: skip
+"""Words of the column `state`."""
+
+HEADER: Final = ("time", "cluster", "node", *PARTS, "state", "rate")
+
+log = get(__name__)
+
+
+class Recorder:
+    """Appends ticks to a file; when it is full it becomes `FILE.1` and a new one begins. Never raises."""
+
+    def __init__(self, file: Path, most_bytes: int) -> None:
+        self.failures = 0
+        self._file, self._most = file, most_bytes
+        self._stream: TextIO | None = None
+
+    def write(self, now: float, seen: Observation) -> None:
+        """Add one tick."""
+        try:
+            stream = self._open()
+            rows = csv.writer(stream, lineterminator="\n")
+            values, states = seen.value.tolist(), seen.state.tolist()
+            for (cluster, node), number, value, state in zip(
+                seen.names, seen.cohort.tolist(), values, states, strict=True
+            ):
+                parts = _padded(seen.cohorts[number])
+                number_text = "" if np.isnan(value) else repr(value)
+                rows.writerow((repr(now), cluster, node, *parts, STATES[state], number_text))
+            stream.flush()
+        except OSError as error:
+            self.failures += 1
+            log.warning("history_not_written", file=str(self._file), reason=str(error))
+            self.close()
+
+    def _open(self) -> TextIO:
+        if self._stream is not None and self._stream.tell() > self._most:
+            self.close()
+            self._file.replace(self._file.with_name(self._file.name + ".1"))
+        if self._stream is None:
+            fresh = not self._file.exists() or not self._file.stat().st_size
+            self._stream = self._file.open("a", encoding="utf-8", newline="")
+            if fresh:
+                csv.writer(self._stream, lineterminator="\n").writerow(HEADER)
+        return self._stream
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+
+def _padded(key: CohortKey) -> Sequence[str]:
+    return key[1 : 1 + len(PARTS)]

@@ -1,0 +1,241 @@
+"""The detector, live: a frame of the score map in, findings on every node out. Runs in the engine's worker thread.
+
+A node is judged by its rate of work where it reports one, otherwise by its score; the two are never compared.
+"""
+
+import threading
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_contract.values import VerdictState
+from ingero_contract.verdicts import VerdictLine, parse_verdict
+from ingero_detect.cohorts import CohortKey
+from ingero_detect.detector import ABSENT, ACTIVE, CALIBRATING, IDLE, Detector, Edge, JobSlow, Observation
+from ingero_detect.memory import STATES as VERDICT_STATES
+from ingero_detect.memory import NodeKey, SnapshotError
+from ingero_detect.parameters import Parameters
+from ingero_detect.verdicts import Verdict
+from ingero_detect.view import View, is_accused
+from ingero_fleet import scores
+from ingero_fleet.histories import MERGEABLE, PARTS, Recorder
+from ingero_fleet.settings import IngeroConfig
+from ingero_fleet.snapshots import Snapshots
+from ingero_fleet.statistics import Frame
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+BY_SCORE: Final = "score"
+"""Last part of the cohort of nodes that report no rate."""
+
+_CODES: Final = {scores.ACTIVE: ACTIVE, scores.IDLE: IDLE, scores.CALIBRATING: CALIBRATING}
+
+_QUIET: Final = np.array([str(state) for state in VERDICT_STATES], object)
+"""Lines of nodes that nobody accuses."""
+
+_ECHOED_SEVERITY: Final = 0.99
+"""Most severe loss that an echoed verdict is believed to have had."""
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What the detector says after a tick. Arrays are by row of the frame; `slots` lead into the view, -1 for none.
+
+    `accusations` and their `delay_seconds`, onset to alarm, are sums since Fleet started.
+    """
+
+    view: View
+    slots: npt.NDArray[np.int64]
+    states: npt.NDArray[np.uint8]
+    accused: npt.NDArray[np.bool_]
+    lines: Mapping[NodeKey, str]
+    edges: list[Edge] = field(default_factory=list)
+    jobs: list[JobSlow] = field(default_factory=list)
+    estimates: Mapping[str, float] = field(default_factory=dict)
+    accusations: int = 0
+    delay_seconds: float = 0.0
+
+    def verdict(self, row: int) -> Verdict | None:
+        """The verdict on the node of a row."""
+        slot = int(self.slots[row])
+        return self.view.verdict(slot) if slot >= 0 else None
+
+    def counts(self) -> dict[VerdictState, int]:
+        """Nodes by state of their verdict."""
+        found = np.bincount(self.states[self.slots >= 0], minlength=len(VERDICT_STATES)).tolist()
+        return {state: count for state, count in zip(VERDICT_STATES, found, strict=True) if count}
+
+
+def parameters_of(config: IngeroConfig) -> Parameters:
+    """The detector's parameters under these settings."""
+    settings = config.detector
+    return Parameters(
+        tick_seconds=config.push_interval,
+        budget=settings.false_alarms_per_node_hour,
+        warmup=settings.warmup_ticks,
+        min_peers=config.quorum.statistical_min,
+        own_band=settings.own_band,
+        absolute_band=settings.absolute_band,
+        max_nodes=config.max_nodes,
+    )
+
+
+class Judging:
+    """Owns the detector between ticks."""
+
+    def __init__(self, config: IngeroConfig) -> None:
+        self.detector = Detector(parameters_of(config), MERGEABLE)
+        self._lock = threading.Lock()
+        self.accusations = 0
+        self.delay_seconds = 0.0
+        self._by = config.cohort.by
+        self._settings = config.detector
+        self._interval = config.push_interval
+        self._now = 0.0
+        self._order: tuple[list[NodeKey], npt.NDArray[np.int64], list[NodeKey]] = ([], np.zeros(0, np.int64), [])
+        self._estimates: Mapping[str, float] = {}
+        settings = config.detector
+        self._recorder = Recorder(settings.record, settings.record_bytes) if settings.record else None
+        self._snapshots = Snapshots(settings.snapshot, settings.snapshot_interval) if settings.snapshot else None
+        if self._snapshots:
+            self._restore(self._snapshots)
+
+    def _restore(self, snapshots: Snapshots) -> None:
+        data = snapshots.read()
+        if data is None:
+            return
+        try:
+            self._now = self.detector.restore(data)
+            log.info("detector_restored", nodes=len(self.detector.memory), last_tick=self._now)
+        except SnapshotError as error:
+            log.warning("snapshot_refused", reason=str(error))
+
+    def judge(self, frame: Frame, said: Mapping[int, str]) -> Findings:
+        """Judge one frame. `said` holds, by row, the verdict that a node was last told before Fleet forgot."""
+        with self._lock:
+            return self._judge(frame, said)
+
+    def _judge(self, frame: Frame, said: Mapping[int, str]) -> Findings:
+        now = max(self._grid(frame.now), self._now + self._interval if self._now else 0.0)
+        if self._now and frame.now < self._now - 10 * self._interval:
+            now = self._now + self._interval
+        self._now = now
+        rows, names = self._sorted(frame)
+        seen = self._observe(frame, rows, names, said)
+        outcome = self.detector.tick(now, seen)
+        slots = np.full(len(frame.names), -1, np.int64)
+        slots[rows] = outcome.slots
+        view = self.detector.view()
+        states = np.where(slots >= 0, view.columns["state"][slots], 0).astype(np.uint8)
+        for edge in outcome.edges:
+            if edge.what == "accused":
+                self.accusations += 1
+                self.delay_seconds += max(0.0, edge.verdict.time - (edge.verdict.since or edge.verdict.time))
+        if self._recorder:
+            self._recorder.write(now, seen)
+        if self._snapshots and self._snapshots.due(time.monotonic()):
+            self._snapshots.write(self.detector.snapshot())
+        return Findings(
+            view,
+            slots,
+            states,
+            is_accused(states) & (slots >= 0),
+            self._told(view, names, outcome.slots),
+            outcome.edges,
+            outcome.jobs,
+            self._estimate(),
+            self.accusations,
+            self.delay_seconds,
+        )
+
+    def _estimate(self) -> Mapping[str, float]:
+        """The budget's bookkeeping, looked at once a dozen ticks."""
+        if self.detector.ticks % 12 == 0 or not self._estimates:
+            self._estimates = self.detector.estimates()
+        return self._estimates
+
+    def close(self) -> None:
+        """Keep what a restart needs, once a tick under way is done."""
+        with self._lock:
+            if self._snapshots:
+                self._snapshots.write(self.detector.snapshot())
+            if self._recorder:
+                self._recorder.close()
+
+    def _grid(self, now: float) -> float:
+        return round(now / self._interval) * self._interval
+
+    def _sorted(self, frame: Frame) -> tuple[npt.NDArray[np.int64], list[NodeKey]]:
+        """Rows of living nodes by (cluster, node); sorted anew only when somebody came or went."""
+        rows = np.flatnonzero(frame.columns["alive"])
+        alive = [frame.names[row] for row in rows.tolist()]
+        known, places, names = self._order
+        if alive != known:
+            order = sorted(range(len(alive)), key=alive.__getitem__)
+            places, names = np.array(order, np.int64), [alive[place] for place in order]
+            self._order = (alive, places, names)
+        return rows[places], names
+
+    def _observe(
+        self, frame: Frame, rows: npt.NDArray[np.int64], names: list[NodeKey], said: Mapping[int, str]
+    ) -> Observation:
+        columns = frame.columns
+        rate = columns["rate"][rows]
+        by_rate = np.isfinite(rate)
+        value = np.where(by_rate, rate, columns["score"][rows])
+        fresh = columns["fresh"][rows]
+        reported = columns["state"][rows]
+        state = np.full(len(rows), ABSENT, np.uint8)
+        for theirs, ours in _CODES.items():
+            state[fresh & (reported == theirs)] = ours
+        value = np.where(state == ABSENT, np.nan, value)
+        cohort = 2 * columns["cohort"][rows].astype(np.int64) + ~by_rate
+        return Observation(names, cohort, self._keys(frame.cohorts), value, state, _echoes(rows, said))
+
+    def _keys(self, cohorts: list[CohortKey]) -> list[CohortKey]:
+        """Cohorts as histories name them, twice each: judged by rate, and by score."""
+        places = [self._by.index(part) + 1 if part in self._by else None for part in PARTS[:-1]]
+        keys: list[CohortKey] = []
+        for key in cohorts:
+            full = (key[0], *(key[place] if place else "" for place in places))
+            keys += [(*full, ""), (*full, BY_SCORE)]
+        return keys
+
+    def _told(self, view: View, names: list[NodeKey], slots: npt.NDArray[np.int64]) -> dict[NodeKey, str]:
+        """The line that every judged node is told."""
+        states = view.columns["state"]
+        lines: dict[NodeKey, str] = dict(zip(names, _QUIET[states[slots]].tolist(), strict=True))
+        loud = is_accused(states)[slots] & (slots >= 0)
+        for place in np.flatnonzero(loud).tolist():
+            lines[names[place]] = _line(view, int(slots[place]))
+        for place in np.flatnonzero(slots < 0).tolist():
+            del lines[names[place]]
+        return lines
+
+
+def _line(view: View, slot: int) -> str:
+    verdict = view.verdict(slot)
+    return VerdictLine(
+        state=verdict.state, kind=str(verdict.kind), since=verdict.since, severity=verdict.severity
+    ).format()
+
+
+def _echoes(rows: npt.NDArray[np.int64], said: Mapping[int, str]) -> dict[int, float]:
+    if not said:
+        return {}
+    places = {row: place for place, row in enumerate(rows.tolist())}
+    losses = {places[row]: _echoed(text) for row, text in said.items() if row in places}
+    return {place: loss for place, loss in losses.items() if loss is not None}
+
+
+def _echoed(text: str) -> float | None:
+    """The loss, log units, of an accusation that a node says it was told; `None` for anything else."""
+    line = parse_verdict(text)
+    if line is None or not line.is_straggler:
+        return None
+    return float(-np.log1p(-min(line.severity or 0.0, _ECHOED_SEVERITY)))

@@ -1,0 +1,54 @@
+"""A file that is either the old state or the new one, never half of either."""
+
+import os
+from pathlib import Path
+from typing import Final
+
+from ingero_kit.logs import get
+
+MOST_BYTES: Final = 1 << 30
+"""A larger file is not read."""
+
+log = get(__name__)
+
+
+class Snapshots:
+    """Writes state at an interval, atomically; a disk that fails is logged and counted, and judged nodes go on."""
+
+    def __init__(self, file: Path, interval_seconds: float) -> None:
+        self.failures = 0
+        self._file, self._interval = file, interval_seconds
+        self._written: float | None = None
+
+    def due(self, now: float) -> bool:
+        """Whether it is time to write again; `now` in seconds of any clock that does not jump."""
+        if self._written is None or now - self._written >= self._interval:
+            self._written = now
+            return True
+        return False
+
+    def read(self) -> bytes | None:
+        """What was written last, `None` if nothing was."""
+        try:
+            if self._file.stat().st_size > MOST_BYTES:
+                log.warning("snapshot_refused", reason="the file is larger than 1 GiB")
+                return None
+            return self._file.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            log.warning("snapshot_not_read", file=str(self._file), reason=str(error))
+            return None
+
+    def write(self, data: bytes) -> None:
+        """Replace the file."""
+        part = self._file.with_name(self._file.name + ".part")
+        try:
+            with part.open("wb") as stream:
+                stream.write(data)
+                stream.flush()
+                os.fsync(stream.fileno())
+            part.replace(self._file)
+        except OSError as error:
+            self.failures += 1
+            log.warning("snapshot_not_written", file=str(self._file), reason=str(error))

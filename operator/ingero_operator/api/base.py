@@ -1,0 +1,86 @@
+"""What the types of every version share: field kinds that a structural schema can express."""
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from ingero_kit.settings import parse_duration
+
+NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
+OBJECT_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
+DURATION_PATTERN = r"^([1-9][0-9]{0,5}(ms|s|m|h|d))+$"
+INTERVAL_PATTERN = r"^[1-9][0-9]{0,3}(s|m)$"
+QUANTITY_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,3})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+
+
+class Part(BaseModel):
+    """Base of every part of a custom resource. Fields that a newer version added are left alone when read."""
+
+    model_config = ConfigDict(
+        frozen=True, extra="ignore", alias_generator=to_camel, populate_by_name=True, use_attribute_docstrings=True
+    )
+
+
+def rules(*items: tuple[str, str, str]) -> dict[str, Any]:
+    """CEL rules for the schema of a part: (rule, message, field path or nothing)."""
+    return {
+        "x-kubernetes-validations": [
+            {"rule": rule, "message": message, **({"fieldPath": path} if path else {})}
+            for rule, message, path in items
+        ]
+    }
+
+
+Text = Annotated[str, Field(max_length=253)]
+Label = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$")]
+LabelKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
+ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_PATTERN)]
+Span = Annotated[str, Field(max_length=32, pattern=DURATION_PATTERN)]
+"""A duration as the user wrote it; `seconds` reads it."""
+Interval = Annotated[str, Field(max_length=8, pattern=INTERVAL_PATTERN)]
+"""A whole number of seconds or minutes."""
+Quantity = Annotated[str, Field(max_length=20, pattern=QUANTITY_PATTERN)]
+Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$")]
+Percent = Annotated[int, Field(ge=0, le=100)]
+
+
+def seconds(span: str) -> float:
+    """Seconds of a duration that passed the schema."""
+    return float(str(parse_duration(span)))
+
+
+class SecretKey(Part):
+    """One key of a Secret in the resource's own namespace."""
+
+    name: ObjectName
+    """Name of the Secret."""
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9._-]+$")] = "token"
+    """Key in it."""
+
+
+class Resources(Part):
+    """What a container asks for. There is no CPU limit: it would slow down the very thing that measures."""
+
+    cpu: Quantity | None = None
+    """CPU request."""
+    memory: Quantity | None = None
+    """Memory request and limit."""
+
+
+class Toleration(Part):
+    """A toleration as in a pod."""
+
+    key: LabelKey | None = None
+    """Key of the taint; every taint without it."""
+    operator: Annotated[str, Field(json_schema_extra={"enum": ["Exists", "Equal"]})] | None = None
+    """Exists or Equal."""
+    value: Label | None = None
+    """Value of the taint."""
+    effect: (
+        Annotated[str, Field(json_schema_extra={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]})] | None
+    ) = None
+    """Effect; every one without it."""
+
+
+Labels = Annotated[dict[LabelKey, Label], Field(max_length=16)]

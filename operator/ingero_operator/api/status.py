@@ -1,0 +1,198 @@
+"""The status of both resources as types: what `kubectl get` shows and what survives a restart of the operator."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from ingero_operator.api.base import Part
+
+Short = Annotated[str, Field(max_length=256)]
+Sentence = Annotated[str, Field(max_length=4096)]
+Moment = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
+Effective = Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=128)]
+
+
+class Condition(Part):
+    """A standard condition."""
+
+    type: Annotated[str, Field(max_length=63)]
+    """What is spoken of."""
+    status: Literal["True", "False", "Unknown"]
+    """Whether it is so."""
+    reason: Annotated[str, Field(max_length=127)]
+    """Why, in one word."""
+    message: Sentence = ""
+    """Why, in a sentence with the fix."""
+    observed_generation: int | None = None
+    """Generation of the spec that was looked at."""
+    last_transition_time: Moment | None = None
+    """When the status last changed."""
+
+
+Conditions = Annotated[
+    tuple[Condition, ...],
+    Field(max_length=16, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["type"]}),
+]
+
+
+class Workload(Part):
+    """Pods of a kind, ready out of wanted."""
+
+    ready: Short | None = None
+    """Ready/wanted."""
+    threshold: Short | None = None
+    """Threshold that Fleet published last."""
+    nodes: Short | None = None
+    """Nodes that Fleet compares."""
+
+
+class Stragglers(Part):
+    """Stragglers at present."""
+
+    confirmed: int = 0
+    """Accused long enough to act on."""
+    accused: int = 0
+    """Below the threshold now."""
+
+
+class Row(Part):
+    """One accused node and what holds the operator back, or what it would do."""
+
+    node: Short
+    """Name of the node."""
+    rail: Short
+    """The rail that stops it, or `Next`."""
+    message: Short = ""
+    """In words."""
+
+
+class Held(Part):
+    """What must be remembered of one node over restarts."""
+
+    node: Short
+    """Name of the node."""
+    uid: Short
+    """Its uid: another machine of the same name is another node."""
+    verdict: Short | None = None
+    """Identity of the taint that is on the node, while it is."""
+    effect: Short | None = None
+    """What is on the node."""
+    releasing: Short | None = None
+    """Why the taint is being removed, noted before it is."""
+    tainted: Annotated[tuple[Moment, ...], Field(max_length=8)] = ()
+    """When it was tainted in the last 24 hours."""
+    released: Moment | None = None
+    """When it was last released."""
+    hands_off_until: Moment | None = None
+    """Until when it is left alone because somebody removed our taint."""
+    overridden_by: Short | None = None
+    """Who removed it."""
+
+
+class TaintStatus(Part):
+    """What is being done with stragglers."""
+
+    mode: Short | None = None
+    """Mode in force."""
+    used: Short | None = None
+    """Nodes held/budget."""
+    last_taint_time: Moment | None = None
+    """When a node was last tainted."""
+    storm_until: Moment | None = None
+    """Until when nothing is tainted after a storm."""
+    last_action: Short | None = None
+    """The latest action in words."""
+    preview: Annotated[tuple[Row, ...], Field(max_length=20)] = ()
+    """What would be done next, and which rail stops the rest."""
+    more: int | None = None
+    """Rows left out of the preview."""
+    nodes: Annotated[tuple[Held, ...], Field(max_length=64)] = ()
+    """What must be remembered of nodes."""
+    history: Annotated[tuple[Short, ...], Field(max_length=20)] = ()
+    """The latest actions, newest first."""
+
+
+class FleetClusterStatus(Part):
+    """What the operator knows about a FleetCluster."""
+
+    observed_generation: int | None = None
+    """Generation of the spec that this status is about."""
+    summary: Short | None = None
+    """Reason of the worst condition, or Healthy."""
+    message: Sentence | None = None
+    """Its sentence."""
+    version: Short | None = None
+    """Version of the components."""
+    conditions: Conditions = ()
+    """Conditions."""
+    fleet: Workload | None = None
+    """Fleet."""
+    agents: Workload | None = None
+    """Agents."""
+    stragglers: Stragglers | None = None
+    """Stragglers."""
+    taints: TaintStatus | None = None
+    """Taints."""
+    effective: Effective | None = None
+    """The spec with every default filled in."""
+
+
+class EncryptionStatus(Part):
+    """What vouches for encryption at rest. Recorded before the claim exists; never raised afterwards."""
+
+    verdict: Short | None = None
+    """Proven, ProviderDefault, Declared, Refused or Pending."""
+    level: Short | None = None
+    """Level of the class when it was judged."""
+    class_name: Short | None = None
+    """Class that was judged."""
+    class_uid: Short | None = Field(default=None, alias="classUID")
+    """Its uid."""
+    evidence: Sentence | None = None
+    """What the class declared."""
+    volume: Short | None = None
+    """Volume that was proven."""
+    volume_uid: Short | None = Field(default=None, alias="volumeUID")
+    """Its uid."""
+    claim_uid: Short | None = Field(default=None, alias="claimUID")
+    """Claim that the volume was proven for."""
+
+
+class StorageStatus(Part):
+    """The claim."""
+
+    class_name: Short | None = None
+    """Class that the claim names."""
+    claim_uid: Short | None = Field(default=None, alias="claimUID")
+    """Uid of the claim; the class is fixed from now on."""
+    capacity: Short | None = None
+    """Size of the volume."""
+    used_band: Short | None = None
+    """How full it is, in steps of ten percent."""
+
+
+class EchoStoreStatus(Part):
+    """What the operator knows about an EchoStore."""
+
+    observed_generation: int | None = None
+    """Generation of the spec that this status is about."""
+    summary: Short | None = None
+    """Reason of the worst condition, or Healthy."""
+    message: Sentence | None = None
+    """Its sentence."""
+    version: Short | None = None
+    """Version of Echo."""
+    conditions: Conditions = ()
+    """Conditions."""
+    encryption: EncryptionStatus | None = None
+    """What vouches for encryption at rest."""
+    storage: StorageStatus | None = None
+    """The claim."""
+    endpoint: Short | None = None
+    """Where to ask."""
+    effective: Effective | None = None
+    """The spec with every default filled in."""
+
+
+Tree = dict[str, Any]
+"""A JSON object."""

@@ -1,0 +1,353 @@
+"""FleetCluster and EchoStore, version v1alpha1: what a user writes, with the defaults filled in memory.
+
+The CRDs are printed from these types (`make generate`). Defaults never reach the schema: what is stored is what was
+applied, and `status.effective` shows what it means.
+"""
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+from pydantic import ConfigDict, Field
+
+from ingero_operator.api.base import (
+    NAME_PATTERN,
+    Image,
+    Interval,
+    Label,
+    LabelKey,
+    Labels,
+    ObjectName,
+    Part,
+    Percent,
+    Resources,
+    SecretKey,
+    Span,
+    Text,
+    Toleration,
+    rules,
+)
+
+PAUSED: Final = "ingero.io/paused"
+"""Annotation on a resource: the operator leaves its children and its nodes as they are."""
+
+
+class Mode(StrEnum):
+    """How far the operator may go with a confirmed straggler, weakest first."""
+
+    OBSERVE = "Observe"
+    ANNOTATE = "Annotate"
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"
+    NO_SCHEDULE = "NoSchedule"
+
+
+class Policy(StrEnum):
+    """The least that must vouch for encryption at rest."""
+
+    DECLARED = "Declared"
+    PROVIDER_DEFAULT = "ProviderDefault"
+    PROVEN = "Proven"
+
+
+class OnDelete(StrEnum):
+    """What becomes of the volume when the store is deleted."""
+
+    RETAIN = "Retain"
+    DELETE = "Delete"
+
+
+class Source(StrEnum):
+    """Where agents take their signals from."""
+
+    TRACE = "Trace"
+    STUB = "Stub"
+
+
+class Images(Part):
+    """Images that differ from the operator's own choice."""
+
+    fleet: Image | None = None
+    """Fleet."""
+    agent: Image | None = None
+    """Agent, for both DaemonSets."""
+    sink: Image | None = None
+    """Sink sidecar."""
+
+
+class Quorum(Part):
+    """When the statistics may speak."""
+
+    statistical_min: Annotated[int, Field(ge=2, le=100_000)] = 5
+    """Fewest active nodes of a cohort for a threshold."""
+    coverage_percent: Annotated[int, Field(ge=1, le=100)] = 80
+    """Reporting nodes, percent of the expected ones, below which coverage counts as low."""
+
+
+class Threshold(Part):
+    """The published rule: median - max(k x 1.4826 x MAD, minBand)."""
+
+    k: Annotated[float, Field(gt=0, le=20)] = 2.0
+    """Scaled median absolute deviations below the median."""
+    min_band: Annotated[float, Field(ge=0, le=0.5)] = 0.05
+    """Smallest distance between median and threshold."""
+
+
+class Forward(Part):
+    """Where Fleet sends what it receives and finds."""
+
+    echo_store: ObjectName | None = None
+    """Name of an EchoStore in this namespace."""
+    endpoint: (
+        Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$")] | None
+    ) = None
+    """`host:port` of any OTLP/gRPC receiver, with TLS."""
+    token_secret: SecretKey | None = None
+    """Bearer token to send."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "has(self.echoStore) != has(self.endpoint)",
+                "spec.fleet.forward needs either echoStore or endpoint",
+                "",
+            )
+        )
+    )
+
+
+class Fleet(Part):
+    """The receiving side."""
+
+    push_interval: Interval = "10s"
+    """How often agents push; statistics are computed as often."""
+    quorum: Quorum = Quorum()
+    """When the statistics may speak."""
+    threshold: Threshold = Threshold()
+    """The rule."""
+    max_nodes: Annotated[int, Field(ge=1, le=1_000_000)] = 200_000
+    """Nodes kept at most."""
+    resources: Resources = Resources(cpu="250m", memory="512Mi")
+    """Resources of the container."""
+    node_selector: Labels = Field(default_factory=dict)
+    """Nodes that Fleet may run on."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
+    """Taints that Fleet may run on."""
+    forward: Forward | None = None
+    """Where everything is sent onward."""
+
+
+class Trace(Part):
+    """The DaemonSet that counts CUDA and NCCL calls in the kernel."""
+
+    sys_admin: bool = False
+    """Add SYS_ADMIN, which kernels below 5.8 need."""
+    unconfined: bool = False
+    """Run without a seccomp profile, for runtimes whose default refuses bpf(2)."""
+    resources: Resources = Resources(cpu="50m", memory="256Mi")
+    """Resources of the container."""
+
+
+class Push(Part):
+    """The DaemonSet that pushes health to Fleet."""
+
+    resources: Resources = Resources(cpu="50m", memory="128Mi")
+    """Resources of the container."""
+    sink_resources: Resources = Resources(cpu="10m", memory="64Mi")
+    """Resources of the sink sidecar."""
+
+
+class Agents(Part):
+    """The two DaemonSets."""
+
+    source: Source = Source.TRACE
+    """Trace: both DaemonSets. Stub: fleet-push alone with made-up signals, for trying things out."""
+    node_selector: Annotated[dict[LabelKey, Label], Field(min_length=1, max_length=16)] = Field(
+        default_factory=lambda: {"nvidia.com/gpu.present": "true"}
+    )
+    """Nodes to watch."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
+    """Further taints to tolerate, besides those of GPUs and our own."""
+    workload_type: Label = "unknown"
+    """What runs here; nodes are compared only within it."""
+    job_id: Label = ""
+    """The job; nodes are compared only within it."""
+    runtime_class_name: ObjectName | None = None
+    """RuntimeClass that gives pods access to the GPU's management library."""
+    priority_class_name: ObjectName | None = None
+    """PriorityClass of the pods."""
+    max_unavailable_percent: Annotated[int, Field(ge=1, le=100)] = 10
+    """Agents that a rollout may take away at once."""
+    trace: Trace = Trace()
+    """The tracing DaemonSet."""
+    push: Push = Push()
+    """The pushing DaemonSet."""
+
+
+class ServiceMonitors(Part):
+    """ServiceMonitors of the Prometheus operator, made where its CRD exists."""
+
+    enabled: bool = True
+    """Make them."""
+    labels: Labels = Field(default_factory=dict)
+    """Labels that the Prometheus looks for."""
+    interval: Interval = "30s"
+    """How often to scrape."""
+
+
+class Network(Part):
+    """NetworkPolicies for the pods of this resource."""
+
+    enabled: bool = True
+    """Make them."""
+    monitoring_namespace: Labels = Field(default_factory=lambda: {"kubernetes.io/metadata.name": "monitoring"})
+    """Labels of the namespace that Prometheus scrapes from."""
+
+
+class Budget(Part):
+    """How many nodes may be held at once: both limits count, the smaller one rules."""
+
+    max_nodes: Annotated[int, Field(ge=0, le=1000)] = 2
+    """Nodes."""
+    max_percent: Annotated[int, Field(ge=0, le=99)] = 10
+    """Percent of the eligible GPU nodes, rounded down."""
+
+
+class Taints(Part):
+    """What may be done with a straggler, and the rails that hold it."""
+
+    mode: Mode = Mode.OBSERVE
+    """Observe, Annotate, PreferNoSchedule or NoSchedule."""
+    budget: Budget = Budget()
+    """How many nodes may be held at once."""
+    confirm_for: Span = "10m"
+    """How long a verdict must have held."""
+    confirm_windows: Annotated[int, Field(ge=1, le=1000)] = 6
+    """Consecutive statistics in which it must have held."""
+    recover_for: Span = "10m"
+    """How long a node must have been active and well before it is released."""
+    min_healthy_percent: Percent = 80
+    """Eligible nodes, percent, that must stay ready, schedulable and free of our taint."""
+    interval: Span = "5m"
+    """Least time between two new taints."""
+    storm_cooldown: Span = "15m"
+    """Rest after more candidates at once than one cause would leave apart."""
+    ttl: Span = "24h"
+    """How long a taint lasts without fresh evidence."""
+    probation: Span = "6h"
+    """How long NoSchedule is followed by PreferNoSchedule when its time is over."""
+    quiet: Span = "30m"
+    """Rest of a node after it was released."""
+    max_per_day: Annotated[int, Field(ge=1, le=8)] = 3
+    """Taints of one node in 24 hours, after which a person is asked."""
+    hands_off: Span = "24h"
+    """Rest of a node whose taint somebody else removed."""
+    min_node_age: Span = "30m"
+    """Age below which a node is left alone."""
+    domain_label: LabelKey = "nvidia.com/gpu.clique"
+    """Label of the failure domain in which at most one node is held."""
+    pause_requests: Annotated[tuple[Text, ...], Field(max_length=16)] = ()
+    """Who asks for a pause and why; while there is one, no node is tainted."""
+
+
+class FleetClusterSpec(Part):
+    """One GPU cluster, or a part of one, whose nodes are compared with each other."""
+
+    cluster_id: Annotated[str, Field(min_length=1, max_length=63, pattern=NAME_PATTERN)]
+    """Name of the cluster in every push. Cannot be changed."""
+    version: Annotated[str, Field(min_length=1, max_length=63, pattern=NAME_PATTERN)] | None = None
+    """Version of the components; the operator's own without it."""
+    images: Images = Images()
+    """Images that differ from the operator's own choice."""
+    token_secret: SecretKey | None = None
+    """Secret with the bearer token of Fleet; without one Fleet is open to the pods that the policies admit."""
+    tls_secret: ObjectName | None = None
+    """Secret of type kubernetes.io/tls, with ca.crt, for Fleet's listeners."""
+    fleet: Fleet = Fleet()
+    """The receiving side."""
+    agents: Agents = Agents()
+    """The agents."""
+    taints: Taints = Taints()
+    """What may be done with a straggler."""
+    network: Network = Network()
+    """NetworkPolicies."""
+    service_monitors: ServiceMonitors = ServiceMonitors()
+    """ServiceMonitors."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            ("self.clusterId == oldSelf.clusterId", "spec.clusterId cannot be changed", ".clusterId")
+        )
+    )
+
+
+class Encryption(Part):
+    """The gate before the volume."""
+
+    policy: Policy = Policy.PROVEN
+    """Proven, ProviderDefault or Declared."""
+
+
+class Storage(Part):
+    """The volume of a store."""
+
+    class_name: ObjectName | None = None
+    """StorageClass; the cluster's default without it. Fixed once a claim exists."""
+    size: Annotated[str, Field(min_length=1, max_length=20)] = "50Gi"
+    """Size; it may only grow."""
+    on_delete: OnDelete = OnDelete.RETAIN
+    """What becomes of the volume when the store is deleted."""
+    encryption: Encryption = Encryption()
+    """The gate before the volume."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.size) || isQuantity(self.size)",
+                "spec.storage.size must be a quantity such as 50Gi",
+                ".size",
+            ),
+            (
+                "!has(oldSelf.size) || (has(self.size) && isQuantity(self.size) && isQuantity(oldSelf.size) && "
+                "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0)",
+                "spec.storage.size can only grow",
+                "",
+            ),
+        )
+    )
+
+
+class Peer(Part):
+    """Pods that may reach the store."""
+
+    namespace: ObjectName | None = None
+    """Their namespace; the store's own without it."""
+    labels: Annotated[dict[LabelKey, Label], Field(min_length=1, max_length=16)]
+    """Their labels."""
+
+
+class EchoStoreSpec(Part):
+    """One event store on an encrypted volume."""
+
+    version: Annotated[str, Field(min_length=1, max_length=63, pattern=NAME_PATTERN)] | None = None
+    """Version of Echo; the operator's own without it."""
+    image: Image | None = None
+    """Image that differs from the operator's own choice."""
+    retention: Span = "30d"
+    """How long events are kept."""
+    token_secret: SecretKey
+    """Secret with the bearer tokens, one a line."""
+    tls_secret: ObjectName
+    """Secret of type kubernetes.io/tls, with ca.crt: Echo never speaks plain text over a network."""
+    storage: Storage = Storage()
+    """The volume."""
+    resources: Resources = Resources(cpu="250m", memory="1Gi")
+    """Resources of the container."""
+    node_selector: Labels = Field(default_factory=dict)
+    """Nodes that Echo may run on."""
+    tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
+    """Taints that Echo may run on."""
+    peers: Annotated[tuple[Peer, ...], Field(max_length=16)] = ()
+    """Pods that may ask, besides every Fleet of this namespace."""
+    network: Network = Network()
+    """NetworkPolicies."""
+    service_monitors: ServiceMonitors = ServiceMonitors()
+    """ServiceMonitors."""

@@ -1,0 +1,237 @@
+"""The wiring of the operator: settings in; API server, cache, queue, reconcilers and pages out."""
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any, Final
+
+import kopf
+from aiohttp import web
+
+from ingero_kit.clock import steady_clock
+from ingero_kit.logs import get
+from ingero_kit.settings import SettingsError
+from ingero_operator import handlers
+from ingero_operator.cache import OwnerKey
+from ingero_operator.children import Hands
+from ingero_operator.cluster import Api, ApiError, login
+from ingero_operator.desk import Desk
+from ingero_operator.echo_stores import EchoStores
+from ingero_operator.fleet_clusters import FleetClusters
+from ingero_operator.inquiry import Inquirer
+from ingero_operator.kinds import ECHO_STORE, FLEET_CLUSTER, SERVICE_MONITOR
+from ingero_operator.leader import Elector, LeaseConfig
+from ingero_operator.pages import Vitals, make_app
+from ingero_operator.recorder import Recorder
+from ingero_operator.render.common import Platform
+from ingero_operator.settings import OperatorConfig
+from ingero_operator.sight import Sight
+from ingero_operator.sweep import Sweeper
+from ingero_operator.taints.keeper import Keeper
+from ingero_operator.workqueue import WorkQueue
+
+log = get(__name__)
+
+NATIVE_SIDECARS_SINCE: Final = 29
+STOP_SECONDS: Final = 0.5
+
+
+class Ended(Exception):
+    """The operator has to end, and why."""
+
+
+class Operator:
+    """One replica."""
+
+    def __init__(self, config: OperatorConfig, api: Api, announce: Callable[[dict[str, int]], None]) -> None:
+        self.config = config
+        self.api = api
+        self._announce = announce
+        clock = steady_clock()
+        self.queue: WorkQueue[OwnerKey] = WorkQueue()
+        self.sight = Sight(self.queue.add)
+        self.elector = Elector(
+            api,
+            LeaseConfig(
+                namespace=config.namespace,
+                identity=config.identity,
+                duration=config.lease_duration,
+                renew_deadline=config.lease_duration * 2 / 3,
+                retry=config.lease_duration * 2 / 15,
+            ),
+        )
+        inquirer = Inquirer(clock, config.poll, config.polls_per_second, self.queue.add)
+        self.desk = Desk(
+            api=api,
+            sight=self.sight,
+            hands=Hands(api, self.sight.cache),
+            recorder=Recorder(api, config.identity),
+            inquirer=inquirer,
+            config=config,
+            clock=clock,
+            leads=self.leads,
+        )
+        self.keeper = Keeper(self.desk)
+        self.fleets = FleetClusters(self.desk, self.keeper)
+        self.stores = EchoStores(self.desk)
+        self.sweeper = Sweeper(api, self.sight, config.resync)
+        self.lag = 0.0
+        self._beat = time.monotonic()
+        self._active = False
+
+    def leads(self) -> bool:
+        """Whether this replica may still act on nodes: it leads, and knew so a moment ago."""
+        return not self.config.leader_election or self.elector.leads(self.config.lease_duration * 8 / 15)
+
+    def well(self) -> bool:
+        """Whether the event loop runs and the watches keep up."""
+        return time.monotonic() - self._beat < 30 and self.sweeper.behind == 0
+
+    async def run(self, ended: asyncio.Event) -> None:
+        """Stand by, lead, work; returns on a clean stop and raises `Ended` when it must be restarted."""
+        runner = await self._listen()
+        heart = asyncio.create_task(self._heartbeat())
+        try:
+            if self.config.leader_election:
+                await _first(ended.wait(), self.elector.acquire())
+            if not ended.is_set():
+                await self._lead(ended)
+        finally:
+            heart.cancel()
+            if self.config.leader_election and self.elector.renewed:
+                await self.elector.release()
+            await runner.cleanup()
+
+    async def _lead(self, ended: asyncio.Event) -> None:
+        await self._look_around()
+        kopf_stop, kopf_ready = asyncio.Event(), asyncio.Event()
+        watching = kopf.operator(
+            registry=handlers.registry(self.sight.take), settings=handlers.settings(), clusterwide=True,
+            stop_flag=kopf_stop, ready_flag=kopf_ready,
+        )  # fmt: skip
+        tasks = {
+            "watching": asyncio.create_task(watching),
+            "asking": asyncio.create_task(self.desk.inquirer.run()),
+            "sweeping": asyncio.create_task(self._sweep()),
+            "stopping": asyncio.create_task(ended.wait()),
+        }
+        if self.config.leader_election:
+            tasks["leading"] = asyncio.create_task(self.elector.keep())
+        try:
+            await _first(kopf_ready.wait(), *tasks.values())
+            _on_signals(ended.set)  # kopf has taken them for itself
+            seeding = asyncio.create_task(self.sweeper.seed())
+            await _first(seeding, *tasks.values())
+            if seeding.done() and not seeding.cancelled():
+                seeding.result()
+                tasks["working"] = asyncio.create_task(self.queue.run(self.reconcile, self.config.workers))
+                self._active = True
+                log.info("working", workers=self.config.workers)
+                gc.collect()
+                gc.freeze()
+                await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+            for name, task in tasks.items():
+                if task.done() and name != "stopping":
+                    failure = task.exception() if not task.cancelled() else None
+                    raise Ended(f"{name} ended: {failure or 'without a word'}")
+        finally:
+            self._active = False
+            others = [task for name, task in tasks.items() if name != "watching"]
+            for task in others:
+                task.cancel()
+            await asyncio.gather(*others, return_exceptions=True)
+            kopf_stop.set()
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await asyncio.wait_for(tasks["watching"], STOP_SECONDS)
+
+    async def _look_around(self) -> None:
+        """What the cluster offers; both of our own kinds must be there."""
+        for kind in (FLEET_CLUSTER, ECHO_STORE):
+            if not await self.api.serves(kind):
+                raise Ended(f"the API server does not serve {kind.plural}.{kind.group}: apply crds/ first")
+        await self._platform()
+
+    async def _platform(self) -> None:
+        self.desk.platform = Platform(
+            version=self.config.version,
+            image=self.config.image,
+            operator_namespace=self.config.namespace,
+            native_sidecars=await self.api.minor_version() >= NATIVE_SIDECARS_SINCE,
+            service_monitors=await self.api.serves(SERVICE_MONITOR),
+        )
+
+    async def reconcile(self, key: OwnerKey) -> float | None:
+        """One resource."""
+        if key[0] == "FleetCluster":
+            return await self.fleets.reconcile(key)
+        return await self.stores.reconcile(key)
+
+    async def _sweep(self) -> None:
+        while True:
+            await asyncio.sleep(self.sweeper.pause())
+            try:
+                await self._platform()
+                if not await self.sweeper.sweep():
+                    raise Ended("the watches miss what the API server has; starting anew")
+            except ApiError as error:
+                log.warning("sweep_failed", reason=error.message)
+
+    async def _heartbeat(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(0.5)
+            self._beat = time.monotonic()
+            self.lag = max(self.lag * 0.95, self._beat - before - 0.5)
+
+    async def _listen(self) -> web.AppRunner:
+        host, _, port = self.config.listen.rpartition(":")
+        vitals = Vitals(
+            desk=self.desk,
+            keeper=self.keeper,
+            queue=self.queue,
+            leading=lambda: self._active,
+            well=self.well,
+            lag=lambda: self.lag,
+            sweeps=lambda: self.sweeper.swept,
+        )
+        runner = web.AppRunner(make_app(vitals), access_log=None)
+        await runner.setup()
+        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        self._announce({"http": int(runner.addresses[0][1])})
+        return runner
+
+
+def _on_signals(action: Callable[[], None]) -> None:
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, action)
+
+
+async def _first(*waiting: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> None:
+    """Wait until the first is done; those that were given as coroutines are cancelled then."""
+    own = [asyncio.create_task(item) for item in waiting if asyncio.iscoroutine(item)]
+    given = [item for item in waiting if isinstance(item, asyncio.Task)]
+    await asyncio.wait([*own, *given], return_when=asyncio.FIRST_COMPLETED)
+    for task in own:
+        if task.done() and task.exception() is not None:
+            raise task.exception()  # type: ignore[misc]
+        task.cancel()
+
+
+async def serve(config: OperatorConfig, announce: Callable[[dict[str, int]], None]) -> None:
+    """Run until SIGTERM or SIGINT. Raises `SettingsError` without a cluster, `Ended` when a restart is the cure."""
+    connection = login()
+    if connection is None:
+        raise SettingsError("there is no service account and no kubeconfig: set KUBECONFIG, or run in a pod")
+    for noisy in ("kopf", "aiohttp"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    ended = asyncio.Event()
+    _on_signals(ended.set)
+    async with Api(connection) as api:
+        log.info("started", server=connection.server, identity=config.identity)
+        await Operator(config, api, announce).run(ended)
+        log.info("stopped")

@@ -1,0 +1,151 @@
+"""What the watches told, kept small: objects as JSON text, found by name and by owner. Pure; nothing here asks."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL
+
+Manifest = dict[str, Any]
+ObjectKey = tuple[str, str, str]
+"""Kind, namespace, name."""
+
+OwnerKey = ObjectKey
+
+WORKLOADS: Final = frozenset({"Deployment", "DaemonSet", "StatefulSet"})
+_STATUS_KEPT: Final = WORKLOADS | {"FleetCluster", "EchoStore", "PersistentVolumeClaim"}
+_LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One object: its version, and what is kept of it as text."""
+
+    version: int
+    uid: str
+    text: bytes
+    owner: OwnerKey | None
+
+
+def key_of(kind: str, body: Manifest) -> ObjectKey:
+    """The key of an object."""
+    metadata = body["metadata"]
+    return kind, metadata.get("namespace", ""), metadata["name"]
+
+
+def owner_of(kind: str, body: Manifest) -> OwnerKey | None:
+    """The resource that a child belongs to: by its controller reference, a claim also by its labels."""
+    metadata = body["metadata"]
+    for reference in metadata.get("ownerReferences", []):
+        if reference.get("controller") and str(reference.get("apiVersion", "")).startswith(f"{GROUP}/"):
+            return str(reference["kind"]), metadata.get("namespace", ""), str(reference["name"])
+    labels = metadata.get("labels", {})
+    managed = labels.get("app.kubernetes.io/managed-by") == MANAGER
+    if kind == "PersistentVolumeClaim" and managed and OWNER_LABEL in labels:
+        return "EchoStore", metadata.get("namespace", ""), labels[OWNER_LABEL]
+    return None
+
+
+def controller_uid(body: Manifest) -> str | None:
+    """Uid of the controller of an object, if it has one."""
+    references = body["metadata"].get("ownerReferences") or []
+    return next((str(item.get("uid")) for item in references if item.get("controller")), None)
+
+
+def slim(kind: str, body: Manifest) -> Manifest:
+    """What the operator reads of an object."""
+    metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
+    if _LAST_APPLIED in metadata.get("annotations", {}):
+        metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != _LAST_APPLIED}
+    dropped = {"metadata"} if kind in _STATUS_KEPT else {"metadata", "status"}
+    return {"kind": kind, **{k: v for k, v in body.items() if k not in dropped}, "metadata": metadata}
+
+
+class Cache:
+    """Objects by key. Older versions never replace newer ones, in whatever order they come."""
+
+    def __init__(self) -> None:
+        self._entries: dict[ObjectKey, Entry] = {}
+        self._children: dict[OwnerKey, set[ObjectKey]] = defaultdict(set)
+
+    def put(self, kind: str, body: Manifest) -> bool:
+        """Take an object over; says whether that was news."""
+        key = key_of(kind, body)
+        version = _version(body)
+        before = self._entries.get(key)
+        if before and before.uid == body["metadata"].get("uid") and before.version >= version:
+            return False
+        owner = owner_of(kind, body)
+        text = json.dumps(slim(kind, body), separators=(",", ":")).encode()
+        self._unlink(key)
+        self._entries[key] = Entry(version, str(body["metadata"].get("uid", "")), text, owner)
+        if owner:
+            self._children[owner].add(key)
+        return True
+
+    def drop(self, kind: str, body: Manifest) -> bool:
+        """Forget a deleted object, unless a newer one of that name is there already."""
+        key = key_of(kind, body)
+        entry = self._entries.get(key)
+        if entry is None or entry.uid != body["metadata"].get("uid", entry.uid):
+            return False
+        return self.drop_key(key)
+
+    def drop_key(self, key: ObjectKey) -> bool:
+        """Forget whatever is there."""
+        self._unlink(key)
+        return self._entries.pop(key, None) is not None
+
+    def _unlink(self, key: ObjectKey) -> None:
+        entry = self._entries.get(key)
+        if entry and entry.owner and entry.owner in self._children:
+            self._children[entry.owner].discard(key)
+            if not self._children[entry.owner]:
+                del self._children[entry.owner]
+
+    def get(self, key: ObjectKey) -> Manifest | None:
+        """A fresh copy of an object."""
+        entry = self._entries.get(key)
+        return json.loads(entry.text) if entry else None
+
+    def version(self, key: ObjectKey) -> int:
+        """Version of an object, 0 for none."""
+        entry = self._entries.get(key)
+        return entry.version if entry else 0
+
+    def owner(self, key: ObjectKey) -> OwnerKey | None:
+        """The resource that an object belongs to."""
+        entry = self._entries.get(key)
+        return entry.owner if entry else None
+
+    def children(self, owner: OwnerKey, uid: str) -> dict[tuple[str, str], Manifest]:
+        """Fresh copies of everything that belongs to a resource, by kind and name; not what an earlier one of that
+        name left behind."""
+        found = {}
+        for key in sorted(self._children.get(owner, ())):
+            child = json.loads(self._entries[key].text)
+            if controller_uid(child) in (None, uid):
+                found[key[0], key[2]] = child
+        return found
+
+    def fingerprint(self, owner: OwnerKey) -> tuple[tuple[ObjectKey, int], ...]:
+        """Changes whenever anything that belongs to a resource does."""
+        return tuple((key, self._entries[key].version) for key in sorted(self._children.get(owner, ())))
+
+    def keys(self, kind: str) -> Iterator[ObjectKey]:
+        """Keys of a kind."""
+        return (key for key in list(self._entries) if key[0] == kind)
+
+    def versions(self, kind: str) -> dict[ObjectKey, tuple[str, int]]:
+        """Uid and version of every object of a kind."""
+        return {key: (entry.uid, entry.version) for key, entry in self._entries.items() if key[0] == kind}
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def _version(body: Manifest) -> int:
+    text = str(body["metadata"].get("resourceVersion", "0"))
+    return int(text) if text.isdigit() else 0

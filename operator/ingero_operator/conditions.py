@@ -1,0 +1,78 @@
+"""Standard conditions: built as values, merged so that a transition time moves only when the status flips."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+Status = Literal["True", "False", "Unknown"]
+Tree = dict[str, Any]
+
+PRESENT_ONLY_WHEN_TRUE: Final = ("Reconciling", "Stalled")
+"""The pair that kstatus reads: tools take their mere presence as news."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is so, or is not, or is not known, and why."""
+
+    type: str
+    status: Status
+    reason: str
+    message: str
+
+    @property
+    def holds(self) -> bool:
+        """Whether it is so."""
+        return self.status == "True"
+
+
+def yes(kind: str, reason: str, message: str) -> Finding:
+    """It is so."""
+    return Finding(kind, "True", reason, message)
+
+
+def no(kind: str, reason: str, message: str) -> Finding:
+    """It is not so."""
+    return Finding(kind, "False", reason, message)
+
+
+def unknown(kind: str, reason: str, message: str) -> Finding:
+    """It is not known."""
+    return Finding(kind, "Unknown", reason, message)
+
+
+def merged(findings: Iterable[Finding], before: Iterable[Mapping[str, Any]], generation: int, now: str) -> list[Tree]:
+    """Conditions as they are stored: `before` lends its transition times."""
+    old = {item.get("type"): item for item in before}
+    out: list[Tree] = []
+    for finding in findings:
+        if finding.type in PRESENT_ONLY_WHEN_TRUE and not finding.holds:
+            continue
+        previous = old.get(finding.type)
+        same = previous is not None and previous.get("status") == finding.status
+        out.append(
+            {
+                "type": finding.type,
+                "status": finding.status,
+                "reason": finding.reason,
+                "message": finding.message[:4096],
+                "observedGeneration": generation,
+                "lastTransitionTime": previous["lastTransitionTime"]
+                if same and previous and previous.get("lastTransitionTime")
+                else now,
+            }
+        )
+    return out
+
+
+def worst(findings: Iterable[Finding]) -> Finding | None:
+    """The finding that a person should read first: stalled, degraded, then a part that is not there, then work."""
+    by_type = {finding.type: finding for finding in findings}
+    for kind in ("Stalled", "Degraded"):
+        if kind in by_type and by_type[kind].holds:
+            return by_type[kind]
+    ready = by_type.get("Ready")
+    if ready is not None and not ready.holds:
+        return ready
+    reconciling = by_type.get("Reconciling")
+    return reconciling if reconciling is not None and reconciling.holds else None

@@ -1,0 +1,149 @@
+"""What the reconcilers of both kinds share: reading Secrets, writing status, timing."""
+
+import hashlib
+from base64 import b64decode
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from pydantic import ValidationError
+
+from ingero_kit.clock import Clock
+from ingero_kit.logs import get
+from ingero_operator import status as shown
+from ingero_operator.api.base import Part
+from ingero_operator.api.v1alpha1 import PAUSED
+from ingero_operator.cache import OwnerKey
+from ingero_operator.children import Hands
+from ingero_operator.cluster import Api
+from ingero_operator.conditions import Finding
+from ingero_operator.inquiry import Inquirer
+from ingero_operator.kinds import BY_NAME, NAMESPACE, SECRET
+from ingero_operator.recorder import Happening, Recorder
+from ingero_operator.render.common import Owner, Platform
+from ingero_operator.settings import OperatorConfig
+from ingero_operator.sight import Sight
+from ingero_operator.taints.memory import stamp
+from ingero_operator.trouble import Trouble
+
+log = get(__name__)
+
+Manifest = dict[str, Any]
+Spec = TypeVar("Spec", bound=Part)
+
+REMEMBER_SECONDS: Final = 60.0
+TELEMETRY_SECONDS: Final = 60.0
+RETRY_SECONDS: Final = 30.0
+"""When to look again at something that somebody else has to put right."""
+
+
+@dataclass
+class Desk:
+    """Everything that reconciling needs, wired once."""
+
+    api: Api
+    sight: Sight
+    hands: Hands
+    recorder: Recorder
+    inquirer: Inquirer
+    config: OperatorConfig
+    clock: Clock
+    leads: Callable[[], bool]
+    platform: Platform = field(default_factory=Platform)
+    written: dict[OwnerKey, float] = field(default_factory=dict)
+    status_writes: int = 0
+    node_writes: dict[tuple[str, str], int] = field(default_factory=dict)
+    _secrets: dict[tuple[str, str], tuple[float, Manifest | None]] = field(default_factory=dict)
+    _privileged: dict[str, tuple[float, bool | None]] = field(default_factory=dict)
+
+    async def secret(self, namespace: str, name: str) -> dict[str, bytes] | None:
+        """The data of a Secret, at most a minute old; nothing when there is none."""
+        known = self._secrets.get((namespace, name))
+        if known is None or self.clock() - known[0] > REMEMBER_SECONDS or known[1] is None:
+            known = (self.clock(), await self.api.get(SECRET, namespace, name))
+            self._secrets[namespace, name] = known
+        if known[1] is None:
+            return None
+        return {key: b64decode(value) for key, value in (known[1].get("data") or {}).items()}
+
+    async def privileged(self, namespace: str) -> bool | None:
+        """Whether a namespace admits privileged pods, if it says so."""
+        known = self._privileged.get(namespace)
+        if known is None or self.clock() - known[0] > REMEMBER_SECONDS:
+            found = await self.api.get(NAMESPACE, None, namespace) or {"metadata": {}}
+            level = (found["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce")
+            known = (self.clock(), None if level is None else level == "privileged")
+            self._privileged[namespace] = known
+        return known[1]
+
+    async def write_status(self, resource: Manifest, status: Manifest) -> float | None:
+        """Write what differs. What only moves by itself waits for a minute to pass; says how long to wait then."""
+        key = (resource["kind"], resource["metadata"]["namespace"], resource["metadata"]["name"])
+        patch = shown.patch(resource.get("status") or {}, status)
+        if not patch:
+            return None
+        if not shown.without_telemetry(patch):
+            rest = self.written.get(key, 0.0) + TELEMETRY_SECONDS - self.clock()
+            if rest > 0:
+                return rest
+        answer = await self.api.merge(BY_NAME[key[0]], key[1], key[2], {"status": patch}, sub="status")
+        self.written[key] = self.clock()
+        self.status_writes += 1
+        self.sight.cache.put(key[0], answer)
+        resource["status"] = answer.get("status") or {}
+        resource["metadata"]["resourceVersion"] = answer["metadata"]["resourceVersion"]
+        return None
+
+    async def tell(self, resource: Manifest, happenings: list[Happening]) -> None:
+        """Events about a resource."""
+        await self.recorder.tell(resource, *happenings)
+
+    async def finish(
+        self, resource: Manifest, findings: list[Finding], rest: Manifest, happenings: list[Happening]
+    ) -> float | None:
+        """Status and Events at the end of a reconcile."""
+        metadata = resource["metadata"]
+        whole = shown.assemble(
+            findings, resource.get("status") or {}, int(metadata.get("generation", 1)), stamp_seconds(self.clock()),
+            is_paused(resource), rest,
+        )  # fmt: skip
+        again = await self.write_status(resource, whole)
+        await self.tell(resource, happenings)
+        return again
+
+
+def owner_from(resource: Manifest) -> Owner:
+    """The owner of a resource's children."""
+    metadata = resource["metadata"]
+    return Owner(kind=resource["kind"], namespace=metadata["namespace"], name=metadata["name"], uid=metadata["uid"])
+
+
+def key_from(resource: Manifest) -> OwnerKey:
+    """The key of a resource."""
+    return resource["kind"], resource["metadata"]["namespace"], resource["metadata"]["name"]
+
+
+def is_paused(resource: Manifest) -> bool:
+    """Whether somebody asked the operator to leave everything of this resource as it is."""
+    return (resource["metadata"].get("annotations") or {}).get(PAUSED) == "true"
+
+
+def parse(kind: type[Spec], resource: Manifest) -> Spec | Trouble:
+    """The spec, or what is wrong with it in words (an object from before a rule was added)."""
+    try:
+        return kind.model_validate(resource.get("spec") or {})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        path = ".".join(map(str, first["loc"]))
+        return Trouble("InvalidSpec", f"spec.{path}: {first['msg']}")
+
+
+def digest_of(data: dict[str, bytes] | None, key: str) -> str:
+    """Digest of one value of a Secret; never the value itself."""
+    value = (data or {}).get(key)
+    return hashlib.sha256(value).hexdigest()[:16] if value else ""
+
+
+def stamp_seconds(time: float) -> str:
+    """RFC 3339 in whole seconds, as Kubernetes writes times."""
+    return stamp(float(int(time))).replace(".000Z", "Z")

@@ -1,0 +1,171 @@
+"""Reconciling an EchoStore: gate, claim, children, proof, status."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ingero_kit.logs import get
+from ingero_operator import gate
+from ingero_operator import status as shown
+from ingero_operator.api.v1alpha1 import EchoStoreSpec
+from ingero_operator.cache import OwnerKey
+from ingero_operator.children import Outcome
+from ingero_operator.conditions import Finding, no
+from ingero_operator.desk import RETRY_SECONDS, Desk, digest_of, is_paused, key_from, owner_from, parse
+from ingero_operator.fleet_clusters import missing
+from ingero_operator.kinds import SERVICE_MONITOR, STORAGE_CLASS, VOLUME
+from ingero_operator.plan import ChildKey, plan, rolled_out
+from ingero_operator.recorder import Happening
+from ingero_operator.render import echo, wanted
+from ingero_operator.render.common import API, OTLP_GRPC
+from ingero_operator.trouble import Trouble
+from ingero_operator.workloads import available
+
+log = get(__name__)
+
+Manifest = dict[str, Any]
+NEEDED: Final = ("EncryptionVerified", "StorageBound", "Available")
+
+
+@dataclass
+class EchoStores:
+    """The reconciler."""
+
+    desk: Desk
+    _settled: dict[OwnerKey, tuple[Any, ...]] = field(default_factory=dict)
+
+    async def reconcile(self, key: OwnerKey) -> float | None:
+        """Bring one EchoStore nearer to what it says; returns when to look again."""
+        resource = self.desk.sight.cache.get(key)
+        if resource is None:
+            self._settled.pop(key, None)
+            self.desk.hands.forget(key)
+            self.desk.written.pop(key, None)
+            return None
+        if "deletionTimestamp" in resource["metadata"]:
+            return None
+        spec = parse(EchoStoreSpec, resource)
+        if isinstance(spec, Trouble):
+            findings = shown.overall([], (), [spec], False, "")
+            return await self.desk.finish(resource, findings, {}, [Happening("Warning", spec.reason, spec.message)])
+        data = await self.desk.secret(key[1], spec.token_secret.name)
+        troubles: list[Trouble] = []
+        if not (data or {}).get(spec.token_secret.key):
+            troubles.append(missing("spec.tokenSecret", spec.token_secret.name, spec.token_secret.key))
+        decision = await self._decide(resource, spec)
+        outcome = Outcome()
+        if not is_paused(resource):
+            await self._record(resource, decision)
+            outcome = await self._children(resource, spec, decision, digest_of(data, spec.token_secret.key))
+        observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])
+        troubles = [*decision.troubles, *troubles, *outcome.troubles]
+        return await self._finish(resource, spec, decision, outcome, troubles, observed)
+
+    async def _decide(self, resource: Manifest, spec: EchoStoreSpec) -> gate.Decision:
+        _, namespace, name = key_from(resource)
+        claim = self.desk.sight.cache.get(("PersistentVolumeClaim", namespace, f"{name}-echo"))
+        classes = [item async for item in self.desk.api.every(STORAGE_CLASS)]
+        volume = None
+        if claim and claim["spec"].get("volumeName"):
+            volume = await self.desk.api.get(VOLUME, None, claim["spec"]["volumeName"])
+        view = gate.View(
+            classes=classes,
+            claim=claim,
+            volume=volume,
+            recorded=(resource.get("status") or {}).get("encryption") or {},
+            least=self.desk.config.min_encryption,
+        )
+        return gate.decide(spec, view)
+
+    async def _record(self, resource: Manifest, decision: gate.Decision) -> None:
+        """The class that was judged is written down before the claim exists."""
+        status = resource.get("status") or {}
+        before = status.get("encryption") or {}
+        if decision.claim_class and before.get("classUID") != decision.record.get("classUID"):
+            await self.desk.write_status(resource, {**status, "encryption": decision.record})
+
+    async def _children(
+        self, resource: Manifest, spec: EchoStoreSpec, decision: gate.Decision, token: str
+    ) -> Outcome:
+        key, desk, owner = key_from(resource), self.desk, owner_from(resource)
+        observed = desk.sight.cache.children(key, resource["metadata"]["uid"])
+        claim_key: ChildKey = ("PersistentVolumeClaim", owner.child(echo.COMPONENT))
+        proof_key: ChildKey = ("ConfigMap", owner.child("volume-proof"))
+        if decision.claim_class is None and claim_key not in observed:
+            return Outcome()
+        children = wanted.of_echo_store(owner, spec, desk.platform, token)
+        if decision.claim_class and decision.resize:
+            children.insert(0, echo.claim(owner, spec, decision.claim_class))
+        if decision.proof and not decision.lock:
+            children.append(echo.proof(owner, decision.proof))
+        kept = {claim_key} | (set() if decision.lock or decision.proof is None else {proof_key})
+        inputs = (
+            resource["metadata"]["generation"], token, desk.platform, decision.proof, decision.lock,
+            decision.claim_class, decision.resize, desk.sight.cache.fingerprint(key),
+        )  # fmt: skip
+        if self._settled.get(key) == inputs:
+            return Outcome()
+        if desk.platform.service_monitors:
+            for child in children:
+                if child["kind"] == SERVICE_MONITOR.name:
+                    found = await desk.api.get(SERVICE_MONITOR, key[1], child["metadata"]["name"])
+                    if found:
+                        observed["ServiceMonitor", child["metadata"]["name"]] = found
+        actions = plan(children, observed, kept=frozenset(kept))
+        # A lock is turned before anything else is touched.
+        actions.sort(key=lambda action: not (action.verb == "delete" and (action.kind, action.name) == proof_key))
+        outcome = await desk.hands.carry_out(key, resource["metadata"]["uid"], actions)
+        if not actions:
+            self._settled[key] = inputs
+        return outcome
+
+    async def _finish(
+        self,
+        resource: Manifest,
+        spec: EchoStoreSpec,
+        decision: gate.Decision,
+        outcome: Outcome,
+        troubles: list[Trouble],
+        observed: dict[ChildKey, Manifest],
+    ) -> float | None:
+        _, namespace, name = key_from(resource)
+        workload = observed.get(("StatefulSet", f"{name}-echo"))
+        serving = available("Available", workload, "Echo")
+        if decision.proof is None and workload is not None:
+            serving = no("Available", "Locked", "Echo starts when its volume is proven encrypted")
+        parts: list[Finding] = [*decision.findings, serving]
+        if not any(part.type == "ResizePending" for part in parts):
+            parts.append(no("ResizePending", "NotAsked", "the size is the one that was asked for"))
+        working = ""
+        if outcome.done:
+            first = outcome.done[0]
+            working = f"{first.verb} {first.kind} {first.name}: {first.why}"
+        elif workload is not None and not rolled_out(workload):
+            working = f"StatefulSet {name}-echo is rolling out"
+        claim = observed.get(("PersistentVolumeClaim", f"{name}-echo"))
+        findings = shown.overall(parts, NEEDED, troubles, is_paused(resource), working)
+        happenings = outcome.happenings()
+        for trouble in decision.troubles:
+            happenings.append(Happening("Warning", trouble.reason, trouble.message))
+        if decision.proof:
+            proven = f"volume {decision.proof.volume} reaches {decision.proof.level}; Echo may start"
+            happenings.append(Happening("Normal", "VolumeProven", proven, f"proven/{decision.proof.volume_uid}"))
+        rest: Manifest = {
+            "version": spec.version or self.desk.platform.version,
+            "encryption": decision.record,
+            "storage": _storage(claim, decision),
+            "endpoint": f"https://{name}-echo.{namespace}.svc:{API} (OTLP :{OTLP_GRPC})",
+            "effective": shown.effective(spec),
+        }
+        again = await self.desk.finish(resource, findings, rest, happenings)
+        waits = [again, RETRY_SECONDS if troubles else None]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+
+def _storage(claim: Manifest | None, decision: gate.Decision) -> Manifest:
+    if claim is None:
+        return {"className": decision.record["className"]} if decision.record.get("className") else {}
+    out: Manifest = {"className": claim["spec"].get("storageClassName"), "claimUID": claim["metadata"]["uid"]}
+    capacity = (claim.get("status") or {}).get("capacity", {}).get("storage")
+    if capacity:
+        out["capacity"] = capacity
+    return out

@@ -1,0 +1,271 @@
+"""Reconciling a FleetCluster: children, stragglers, status. Reads what is seen, decides by pure rooms, then acts."""
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ingero_contract.kubernetes import TAINT_FINALIZER
+from ingero_kit.logs import get
+from ingero_operator import status as shown
+from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Source
+from ingero_operator.cache import OwnerKey
+from ingero_operator.children import Outcome
+from ingero_operator.cluster import ApiError
+from ingero_operator.conditions import Finding, no, unknown, yes
+from ingero_operator.desk import RETRY_SECONDS, Desk, digest_of, is_paused, key_from, owner_from, parse
+from ingero_operator.inquiry import Answer, Question
+from ingero_operator.kinds import FLEET_CLUSTER, SERVICE_MONITOR
+from ingero_operator.plan import ChildKey, plan, rolled_out
+from ingero_operator.recorder import Happening
+from ingero_operator.render import fleet, wanted
+from ingero_operator.taints.keeper import Keeper, Report
+from ingero_operator.trouble import Trouble
+from ingero_operator.workloads import agents_available, available, ready_of
+
+log = get(__name__)
+
+Manifest = dict[str, Any]
+NEEDED: Final = ("FleetAvailable", "AgentsAvailable")
+
+
+@dataclass
+class FleetClusters:
+    """The reconciler; one call of `reconcile` looks at one FleetCluster and leaves nothing half done in memory."""
+
+    desk: Desk
+    keeper: Keeper
+    _settled: dict[OwnerKey, tuple[Any, ...]] = field(default_factory=dict)
+
+    async def reconcile(self, key: OwnerKey) -> float | None:
+        """Bring one FleetCluster nearer to what it says; returns when to look again."""
+        resource = self.desk.sight.cache.get(key)
+        if resource is None:
+            self._forget(key)
+            return None
+        spec = parse(FleetClusterSpec, resource)
+        if isinstance(spec, Trouble):
+            findings = shown.overall([], (), [spec], False, "")
+            return await self.desk.finish(resource, findings, {}, [Happening("Warning", spec.reason, spec.message)])
+        if "deletionTimestamp" in resource["metadata"]:
+            return await self._delete(resource, spec)
+        troubles, token, authority = await self._secrets(resource, spec)
+        question = Question(
+            url=self.desk.config.fleet_url.format(
+                scheme="https" if spec.tls_secret else "http", name=key[2], namespace=key[1]
+            ),
+            cluster=spec.cluster_id,
+            token=token,
+            authority=authority,
+            held=self.keeper.held(key),
+            urgent=spec.taints.mode is not Mode.OBSERVE,
+        )
+        self.desk.inquirer.watch(key, question)
+        outcome = Outcome()
+        if not is_paused(resource):
+            outcome = await self._children(resource, spec, token)
+        answer = self.desk.inquirer.answer(key)
+        if answer is None and resource.get("status") and not outcome.done:
+            # Just started: what an earlier process wrote stands until Fleet has been asked, a moment from now.
+            return None
+        report = await self.keeper.keep(resource, spec, answer)
+        troubles += outcome.troubles
+        observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])
+        parts = await self._parts(resource, spec, observed, answer)
+        parts.append(report.decision.allowed)
+        working = _working(outcome, observed)
+        findings = shown.overall(parts, NEEDED, troubles, is_paused(resource), working)
+        happenings = [*outcome.happenings(), *report.happenings]
+        rest = _figures(resource, spec, self.desk.platform.version, observed, answer, report)
+        again = await self.desk.finish(resource, findings, rest, happenings)
+        if not report.remaining and TAINT_FINALIZER in (resource["metadata"].get("finalizers") or []):
+            await drop_finalizer(self.desk, resource)
+        waits = [again, report.again, RETRY_SECONDS if troubles else None]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _forget(self, key: OwnerKey) -> None:
+        self._settled.pop(key, None)
+        self.desk.inquirer.forget(key)
+        self.desk.hands.forget(key)
+        self.desk.written.pop(key, None)
+        self.keeper.forget(key)
+
+    async def _secrets(
+        self, resource: Manifest, spec: FleetClusterSpec
+    ) -> tuple[list[Trouble], str | None, str | None]:
+        """Token and authority for asking Fleet, and what is missing."""
+        namespace, troubles = resource["metadata"]["namespace"], []
+        token = authority = None
+        if spec.token_secret:
+            data = await self.desk.secret(namespace, spec.token_secret.name)
+            value = (data or {}).get(spec.token_secret.key, b"").decode(errors="replace")
+            token = next((line.strip() for line in value.splitlines() if line.strip() and line[0] != "#"), None)
+            if token is None:
+                troubles.append(missing("spec.tokenSecret", spec.token_secret.name, spec.token_secret.key))
+        if spec.tls_secret:
+            data = await self.desk.secret(namespace, spec.tls_secret)
+            authority = (data or {}).get("ca.crt", b"").decode(errors="replace") or None
+            if authority is None:
+                troubles.append(missing("spec.tlsSecret", spec.tls_secret, "ca.crt"))
+        return troubles, token, authority
+
+    async def _children(self, resource: Manifest, spec: FleetClusterSpec, token: str | None) -> Outcome:
+        key, desk = key_from(resource), self.desk
+        metadata = resource["metadata"]
+        around = fleet.Surroundings(
+            token_digest=digest_of({"token": token.encode()} if token else None, "token"),
+            echo_authority=self._echo_authority(key[1], spec),
+        )
+        inputs = (
+            metadata["generation"],
+            around,
+            desk.platform,
+            desk.sight.cache.fingerprint(key),
+        )
+        if self._settled.get(key) == inputs:
+            return Outcome()
+        children = wanted.of_fleet_cluster(owner_from(resource), spec, desk.platform, around)
+        observed = desk.sight.cache.children(key, resource["metadata"]["uid"])
+        if desk.platform.service_monitors:
+            await self._service_monitors(children, observed)
+        actions = plan(children, observed, staged=stages(key[2], spec))
+        outcome = await desk.hands.carry_out(key, metadata["uid"], actions)
+        if not actions:
+            self._settled[key] = inputs
+        return outcome
+
+    async def _service_monitors(self, children: list[Manifest], observed: dict[ChildKey, Manifest]) -> None:
+        """ServiceMonitors are not watched: their kind may come and go. They are read when children are looked at."""
+        for child in children:
+            if child["kind"] == SERVICE_MONITOR.name:
+                metadata = child["metadata"]
+                found = await self.desk.api.get(SERVICE_MONITOR, metadata["namespace"], metadata["name"])
+                if found:
+                    observed[child["kind"], metadata["name"]] = found
+
+    def _echo_authority(self, namespace: str, spec: FleetClusterSpec) -> str:
+        """The Secret that vouches for the EchoStore that Fleet forwards to."""
+        forward = spec.fleet.forward
+        if forward is None or forward.echo_store is None:
+            return ""
+        store = self.desk.sight.cache.get(("EchoStore", namespace, forward.echo_store))
+        return str(((store or {}).get("spec") or {}).get("tlsSecret") or "")
+
+    async def _parts(
+        self, resource: Manifest, spec: FleetClusterSpec, observed: dict[ChildKey, Manifest], answer: Answer | None
+    ) -> list[Finding]:
+        name, namespace = resource["metadata"]["name"], resource["metadata"]["namespace"]
+        sets = [observed.get(("DaemonSet", set_name)) for set_name in _daemon_sets(name, spec)]
+        finding = agents_available(sets, None)
+        if finding.status == "False" and spec.agents.source is Source.TRACE:
+            finding = agents_available(sets, await self.desk.privileged(namespace))
+        return [
+            available("FleetAvailable", observed.get(("Deployment", f"{name}-fleet")), "Fleet"),
+            finding,
+            _quorum(answer),
+        ]
+
+    async def _delete(self, resource: Manifest, spec: FleetClusterSpec) -> float | None:
+        """Release every node, then let the resource go; the garbage collector takes the children."""
+        report = await self.keeper.keep(resource, spec, self.desk.inquirer.answer(key_from(resource)))
+        await self.desk.tell(resource, report.happenings)
+        finalizers = resource["metadata"].get("finalizers") or []
+        if TAINT_FINALIZER not in finalizers:
+            return None
+        if report.remaining:
+            names = ", ".join(sorted(report.remaining)[:5])
+            trouble = Trouble(
+                "CleanupBlocked",
+                f"nodes still carry our mark: {names}; `kubectl taint node NAME ingero.io/straggler-` and "
+                "`kubectl annotate node NAME ingero.io/straggler-` remove it by hand",
+                stalls=False,
+            )
+            findings = shown.overall([], (), [trouble], False, "")
+            rest = {"taints": report.status} if report.status else {}
+            await self.desk.finish(resource, findings, rest, [])
+            return min(report.again or 5.0, 5.0)
+        await drop_finalizer(self.desk, resource)
+        return None
+
+
+async def drop_finalizer(desk: Desk, resource: Manifest) -> None:
+    """Take our finalizer off, guarded by the version that was looked at."""
+    metadata = resource["metadata"]
+    left = [item for item in metadata.get("finalizers") or [] if item != TAINT_FINALIZER]
+    body = {"metadata": {"finalizers": left, "resourceVersion": metadata["resourceVersion"]}}
+    try:
+        answer = await desk.api.merge(FLEET_CLUSTER, metadata["namespace"], metadata["name"], body)
+    except ApiError as error:
+        if not error.not_found:
+            raise
+        return
+    desk.sight.cache.put(FLEET_CLUSTER.name, answer)
+    metadata["finalizers"], metadata["resourceVersion"] = left, answer["metadata"]["resourceVersion"]
+
+
+def stages(name: str, spec: FleetClusterSpec) -> tuple[ChildKey, ...]:
+    """Workloads in the order of an upgrade: the receiver first, so that agents never push to an older one."""
+    sets = tuple(("DaemonSet", set_name) for set_name in _daemon_sets(name, spec))
+    return (("Deployment", f"{name}-fleet"), *sets)
+
+
+def _daemon_sets(name: str, spec: FleetClusterSpec) -> list[str]:
+    return [*([f"{name}-trace"] if spec.agents.source is Source.TRACE else []), f"{name}-push"]
+
+
+def missing(field_name: str, secret: str, key: str) -> Trouble:
+    """A Secret, or a key of it, that is not there."""
+    return Trouble(
+        "SecretMissing", f"{field_name}: there is no Secret {secret} with the key {key}; make it in this namespace",
+        stalls=False,
+    )  # fmt: skip
+
+
+def _quorum(answer: Answer | None) -> Finding:
+    kind = "QuorumMet"
+    if answer is None:
+        return unknown(kind, "NotAsked", "Fleet has not been asked yet")
+    if answer.failure:
+        return unknown(kind, "FleetUnreachable", f"Fleet does not answer: {_steady(answer.failure)}")
+    if answer.evidence and answer.evidence.quorum:
+        return yes(kind, "QuorumMet", "enough active nodes to compare with each other")
+    return no(kind, "NoQuorum", "too few active nodes to compare with each other")
+
+
+def _steady(text: str) -> str:
+    """A failure without the parts that change from one try to the next."""
+    return text.split("[", 1)[0].strip()[:200]
+
+
+def _working(outcome: Outcome, observed: dict[ChildKey, Manifest]) -> str:
+    if outcome.done:
+        first = outcome.done[0]
+        return f"{first.verb} {first.kind} {first.name}: {first.why}"
+    for (kind, name), live in sorted(observed.items()):
+        if kind in ("Deployment", "DaemonSet") and not rolled_out(live):
+            return f"{kind} {name} is rolling out"
+    return ""
+
+
+def _figures(
+    resource: Manifest,
+    spec: FleetClusterSpec,
+    version: str,
+    observed: dict[ChildKey, Manifest],
+    answer: Answer | None,
+    report: Report,
+) -> Manifest:
+    name = resource["metadata"]["name"]
+    fleet_ready, fleet_wanted = ready_of(observed.get(("Deployment", f"{name}-fleet")))
+    pairs = [ready_of(observed.get(("DaemonSet", item))) for item in _daemon_sets(name, spec)]
+    out: Manifest = {
+        "version": spec.version or version,
+        "fleet": {"ready": f"{fleet_ready}/{fleet_wanted}"},
+        "agents": {"ready": f"{min(pair[0] for pair in pairs)}/{max(pair[1] for pair in pairs)}"},
+        "taints": report.status,
+        "effective": shown.effective(spec),
+    }
+    if answer and answer.evidence:
+        if answer.threshold is not None:
+            out["fleet"]["threshold"] = f"{answer.threshold:.2f}"
+        out["fleet"]["nodes"] = f"{answer.active}/{answer.expected}"
+        out["stragglers"] = {"confirmed": report.decision.confirmed, "accused": report.decision.accused}
+    return out

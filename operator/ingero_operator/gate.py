@@ -1,0 +1,273 @@
+"""The encrypted volume gate: from what the API says to what may be made. Pure, and closed in any doubt.
+
+Two locks. The class is judged and recorded before the claim exists; the volume is judged before the ConfigMap exists
+that the pod cannot start without.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, Policy
+from ingero_operator.conditions import Finding, no, unknown, yes
+from ingero_operator.encryption import (
+    EVIDENCE_KEY,
+    Level,
+    Recorded,
+    StorageClass,
+    Volume,
+    judge_class,
+    judge_volume,
+)
+from ingero_operator.plan import quantity
+from ingero_operator.render.echo import Proof
+from ingero_operator.trouble import Trouble
+
+Manifest = dict[str, Any]
+
+LEVELS: Final = {
+    Policy.DECLARED: Level.DECLARED,
+    Policy.PROVIDER_DEFAULT: Level.PROVIDER_DEFAULT,
+    Policy.PROVEN: Level.PROVEN,
+}
+NAMES: Final = {Level.DECLARED: "Declared", Level.PROVIDER_DEFAULT: "ProviderDefault", Level.PROVEN: "Proven"}
+_BY_NAME: Final = {name: level for level, name in NAMES.items()}
+_DEFAULT: Final = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
+
+
+@dataclass(frozen=True, kw_only=True)
+class View:
+    """What the gate looks at."""
+
+    classes: Sequence[Manifest]
+    claim: Manifest | None
+    volume: Manifest | None
+    recorded: Mapping[str, Any]
+    """`status.encryption` as it is stored."""
+    least: Policy = Policy.DECLARED
+    """The cluster's own minimum."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What the gate allows."""
+
+    record: Manifest
+    """`status.encryption` as it must be stored before anything is made."""
+    claim_class: str | None = None
+    """Class of the claim that may exist."""
+    proof: Proof | None = None
+    """What the pod may start with."""
+    lock: bool = False
+    """The proof must go: the next start is locked."""
+    findings: list[Finding] = field(default_factory=list)
+    troubles: list[Trouble] = field(default_factory=list)
+    resize: bool = True
+    """The claim may be changed to its new size."""
+
+
+def decide(spec: EchoStoreSpec, view: View) -> Decision:
+    """Judge what can be judged now."""
+    policy = max(LEVELS[spec.storage.encryption.policy], LEVELS[view.least])
+    if view.claim is None:
+        return _before_the_claim(spec, view, policy)
+    return _with_the_claim(spec, view, policy)
+
+
+def _before_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
+    wanted = spec.storage.class_name
+    chosen = _find(view.classes, wanted) if wanted else default_class(view.classes)
+    if chosen is None:
+        message = (
+            f"there is no StorageClass {wanted}; make it, or set spec.storage.className to one that exists"
+            if wanted
+            else "the cluster has no default StorageClass; set spec.storage.className to an encrypted class"
+        )
+        return _refused({"verdict": "Pending"}, "StorageClassMissing", message)
+    judged = judge_class(storage_class(chosen), policy)
+    if not judged.proven:
+        record = {"verdict": "Refused", "className": chosen["metadata"]["name"]}
+        return _refused(record, judged.reason, judged.message)
+    record = _record(chosen, judged.level)
+    return Decision(
+        record=record,
+        claim_class=record["className"],
+        findings=[
+            unknown("EncryptionVerified", "ClassJudged", f"{judged.message}; the volume is judged when it is bound"),
+            unknown("StorageBound", "Pending", "the claim is not made yet"),
+        ],
+    )
+
+
+def _with_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
+    claim = view.claim
+    assert claim is not None
+    uid, name = claim["metadata"]["uid"], claim["spec"].get("storageClassName") or ""
+    current = _find(view.classes, name)
+    record = dict(view.recorded)
+    if not record.get("classUID"):
+        record = _lost_record(view, current)
+    level = _BY_NAME.get(str(record.get("level")), Level.NONE)
+    bound = claim.get("status", {}).get("phase") == "Bound" and view.volume is not None
+    storage = _storage(spec, claim, current, bound)
+    base: dict[str, Any] = {"claim_class": name, "resize": storage[2]}
+    if level is Level.NONE:
+        message = (
+            f"the claim {claim['metadata']['name']} exists, but no class was judged before it was made; "
+            "move its data to a new store"
+        )
+        return _locked(record, "ClassNotJudged", message, storage, base)
+    if level < policy:
+        message = (
+            f"the volume reaches {NAMES[level]} and {NAMES[policy]} is asked; the running pod goes on, the next "
+            "start is locked: lower spec.storage.encryption.policy, or copy to a new store on a stronger class"
+        )
+        return _locked(record, "PolicyNotReached", message, storage, base)
+    if current and current["metadata"]["uid"] == record.get("classUID"):
+        again = judge_class(storage_class(current), policy)
+        if not again.proven:
+            return _locked(record, again.reason, again.message, storage, base)
+    if not bound:
+        record |= {"verdict": "Pending"}
+        for key in ("volume", "volumeUID", "claimUID"):
+            record.pop(key, None)
+        waiting = unknown("EncryptionVerified", "VolumePending", "the volume is judged when it is bound")
+        return Decision(record=record, findings=[waiting, *storage[:1], *storage[1]], lock=True, **base)
+    assert view.volume is not None
+    volume = volume_of(view.volume)
+    known = record.get("volumeUID") == volume.uid and record.get("claimUID") == uid and volume.claim_uid == uid
+    note = ""
+    if known:
+        if current is None or current["metadata"]["uid"] != record["classUID"]:
+            note = f" (class {name} has been removed or made anew since; new stores are judged by the new one)"
+    elif record.get("volumeUID"):
+        message = (
+            f"claim or volume were replaced ({record.get('volume')} was proven, {volume.name} is bound now); "
+            "the next start is locked: copy to a new store"
+        )
+        return _locked(record, "VolumeReplaced", message, storage, base)
+    else:
+        recorded = Recorded(str(record["className"]), str(record["classUID"]), level)
+        judged = judge_volume(volume, recorded, storage_class(current) if current else None, uid)
+        if not judged.proven:
+            return _locked(record, judged.reason, judged.message, storage, base)
+    record |= {"verdict": NAMES[level], "volume": volume.name, "volumeUID": volume.uid, "claimUID": uid}
+    proof = Proof(
+        volume=volume.name, volume_uid=volume.uid, class_name=name, class_uid=str(record["classUID"]),
+        level=NAMES[level],
+    )  # fmt: skip
+    verified = yes("EncryptionVerified", NAMES[level], f"volume {volume.name} reaches {NAMES[level]}{note}")
+    return Decision(record=record, proof=proof, findings=[verified, *storage[:1], *storage[1]], **base)
+
+
+def _storage(
+    spec: EchoStoreSpec, claim: Manifest, current: Manifest | None, bound: bool
+) -> tuple[Finding, list[Finding], bool]:
+    """StorageBound, ResizePending, and whether the claim may be changed."""
+    name = claim["metadata"]["name"]
+    if not bound:
+        phase = claim.get("status", {}).get("phase", "Pending")
+        waiting = no("StorageBound", "ClaimPending", f"claim {name} is {phase}: see `kubectl describe pvc {name}`")
+        return waiting, [no("ResizePending", "NotAsked", "the size is the one that was asked for")], True
+    capacity = str(claim.get("status", {}).get("capacity", {}).get("storage", "0"))
+    finding = yes("StorageBound", "Bound", f"claim {name} is bound to {claim['spec'].get('volumeName')} ({capacity})")
+    if quantity(spec.storage.size) <= quantity(capacity):
+        return finding, [no("ResizePending", "NotAsked", "the size is the one that was asked for")], True
+    if not (current or {}).get("allowVolumeExpansion"):
+        message = (
+            f"{spec.storage.size} are asked for and the volume has {capacity}, but class "
+            f"{claim['spec'].get('storageClassName')} does not allow expansion; copy to a new store"
+        )
+        return finding, [yes("ResizePending", "ClassCannotExpand", message)], False
+    pending = yes("ResizePending", "Resizing", f"the volume has {capacity} and grows to {spec.storage.size}")
+    return finding, [pending], True
+
+
+def _locked(
+    record: Manifest, reason: str, message: str, storage: tuple[Finding, list[Finding], bool], base: dict[str, Any]
+) -> Decision:
+    return Decision(
+        record={**record, "verdict": "Refused"},
+        lock=True,
+        findings=[no("EncryptionVerified", reason, message), storage[0], *storage[1]],
+        troubles=[Trouble(reason, message)],
+        **base,
+    )
+
+
+def _refused(record: Manifest, reason: str, message: str) -> Decision:
+    return Decision(
+        record=record,
+        lock=True,
+        findings=[
+            no("EncryptionVerified", reason, message),
+            no("StorageBound", "NotMade", "no claim is made before the class is judged encrypted"),
+        ],
+        troubles=[Trouble(reason, message)],
+    )
+
+
+def _record(chosen: Manifest, level: Level) -> Manifest:
+    evidence = chosen["metadata"].get("annotations", {}).get(EVIDENCE_KEY)
+    return {
+        "verdict": "Pending",
+        "level": NAMES[level],
+        "className": chosen["metadata"]["name"],
+        "classUID": chosen["metadata"]["uid"],
+        **({"evidence": evidence[:4096]} if evidence and level is Level.DECLARED else {}),
+    }
+
+
+def _lost_record(view: View, current: Manifest | None) -> Manifest:
+    """A claim of ours without a record: its class may speak for it only if it is older than the volume."""
+    if current is None or view.volume is None:
+        return {}
+    if not current["metadata"]["creationTimestamp"] < view.volume["metadata"]["creationTimestamp"]:
+        return {}
+    judged = judge_class(storage_class(current), Level.DECLARED)
+    return _record(current, judged.level) if judged.proven else {}
+
+
+def _find(classes: Sequence[Manifest], name: str) -> Manifest | None:
+    return next((item for item in classes if item["metadata"]["name"] == name), None)
+
+
+def default_class(classes: Sequence[Manifest]) -> Manifest | None:
+    """The class that the API server would pick: the newest default one, then by name."""
+    marked = [
+        item
+        for item in classes
+        if any(item["metadata"].get("annotations", {}).get(key) == "true" for key in _DEFAULT)
+    ]
+    marked.sort(key=lambda item: str(item["metadata"]["name"]))
+    marked.sort(key=lambda item: str(item["metadata"].get("creationTimestamp", "")), reverse=True)
+    return marked[0] if marked else None
+
+
+def storage_class(body: Manifest) -> StorageClass:
+    """A StorageClass as the judge reads it."""
+    metadata = body["metadata"]
+    return StorageClass(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        provisioner=body.get("provisioner", ""),
+        parameters=body.get("parameters") or {},
+        annotations=metadata.get("annotations") or {},
+    )
+
+
+def volume_of(body: Manifest) -> Volume:
+    """A PersistentVolume as the judge reads it; a migrated in-tree volume by the name it migrated to."""
+    metadata, spec = body["metadata"], body["spec"]
+    annotations = metadata.get("annotations") or {}
+    csi = spec.get("csi") or {}
+    driver = csi.get("driver") or annotations.get("pv.kubernetes.io/migrated-to") or ""
+    return Volume(
+        name=metadata["name"],
+        uid=metadata["uid"],
+        claim_uid=(spec.get("claimRef") or {}).get("uid", ""),
+        class_name=spec.get("storageClassName", ""),
+        driver=driver,
+        attributes=csi.get("volumeAttributes") or {},
+        provisioned_by=annotations.get("pv.kubernetes.io/provisioned-by"),
+    )

@@ -1,0 +1,119 @@
+"""One leader at a time, by a Lease. Its age is judged by our own monotonic clock since the last change seen."""
+
+import asyncio
+import random
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from ingero_kit.logs import get
+from ingero_operator.cluster import Api, ApiError
+from ingero_operator.kinds import LEASE
+
+log = get(__name__)
+
+Manifest = dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LeaseConfig:
+    """Names and times of the election."""
+
+    namespace: str
+    name: str = "ingero-operator"
+    identity: str
+    duration: float = 15.0
+    renew_deadline: float = 10.0
+    retry: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not self.retry < self.renew_deadline < self.duration:
+            raise ValueError("retry must be below renew_deadline, and that below duration")
+
+
+class Elector:
+    """Takes the Lease, keeps it, and says how fresh it is."""
+
+    def __init__(self, api: Api, config: LeaseConfig) -> None:
+        self._api = api
+        self._config = config
+        self._seen: tuple[str, float] = ("", 0.0)
+        self.renewed = 0.0
+
+    def leads(self, within: float) -> bool:
+        """Whether the Lease was ours that recently."""
+        return self.renewed > 0 and time.monotonic() - self.renewed < within
+
+    async def acquire(self) -> None:
+        """Wait until the Lease is ours."""
+        waiting = False
+        while not await self._try():
+            if not waiting:
+                log.info("standing_by", lease=self._config.name)
+                waiting = True
+            await asyncio.sleep(self._config.retry * random.uniform(0.8, 1.2))
+        log.info("leading", identity=self._config.identity)
+
+    async def keep(self) -> None:
+        """Renew; returns when the Lease is lost or could not be renewed in time."""
+        while True:
+            await asyncio.sleep(self._config.retry)
+            if not await self._try() and not self.leads(self._config.renew_deadline):
+                log.error("leadership_lost", identity=self._config.identity)
+                return
+
+    async def release(self) -> None:
+        """Give the Lease back so that another does not have to wait."""
+        try:
+            lease = await self._api.get(LEASE, self._config.namespace, self._config.name)
+            if lease and lease["spec"].get("holderIdentity") == self._config.identity:
+                lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
+                await self._api.replace(LEASE, self._config.namespace, lease, self._config.retry)
+        except ApiError as error:
+            log.info("lease_not_released", reason=error.message)
+        self.renewed = 0.0
+
+    async def _try(self) -> bool:
+        """Take or renew the Lease; every failure is a failed try."""
+        config, started = self._config, time.monotonic()
+        try:
+            lease = await asyncio.wait_for(self._api.get(LEASE, config.namespace, config.name), config.renew_deadline)
+            if lease is None:
+                body = {
+                    "apiVersion": "coordination.k8s.io/v1",
+                    "kind": "Lease",
+                    "metadata": {"name": config.name, "namespace": config.namespace},
+                    "spec": self._spec({}),
+                }
+                await self._api.create(LEASE, config.namespace, body)
+            else:
+                spec = lease.get("spec") or {}
+                holder = spec.get("holderIdentity") or ""
+                if holder != config.identity and holder and not self._expired(lease):
+                    return False
+                lease["spec"] = self._spec(spec)
+                await self._api.replace(LEASE, config.namespace, lease, config.renew_deadline)
+        except (ApiError, TimeoutError) as error:
+            log.debug("lease_try_failed", reason=str(error))
+            return False
+        self.renewed = started
+        return True
+
+    def _expired(self, lease: Manifest) -> bool:
+        version = lease["metadata"]["resourceVersion"]
+        if self._seen[0] != version:
+            self._seen = (version, time.monotonic())
+        duration = float(lease["spec"].get("leaseDurationSeconds") or self._config.duration)
+        return time.monotonic() - self._seen[1] > duration
+
+    def _spec(self, before: Manifest) -> Manifest:
+        now = datetime.now(UTC).isoformat(timespec="microseconds").replace("+00:00", "Z")
+        same = before.get("holderIdentity") == self._config.identity
+        return {
+            "holderIdentity": self._config.identity,
+            "leaseDurationSeconds": max(1, round(self._config.duration)),
+            "renewTime": now,
+            "acquireTime": before.get("acquireTime", now) if same else now,
+            "leaseTransitions": int(before.get("leaseTransitions") or 0) + (0 if same else 1),
+        }

@@ -1,0 +1,165 @@
+"""Wanted against observed: what to do, and why in words. Pure; at rest the plan is empty."""
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from typing import Any, Final, Literal
+
+from ingero_contract.kubernetes import SPEC_HASH
+
+Manifest = dict[str, Any]
+ChildKey = tuple[str, str]
+"""Kind and name."""
+
+Verb = Literal["create", "apply", "delete"]
+
+_LIST_KEYS: Final = ("name", "mountPath", "key", "port", "containerPort")
+"""What tells the items of a list apart, where they can be told apart."""
+
+_QUANTITIES: Final = frozenset({"cpu", "memory", "storage", "sizeLimit"})
+_SUFFIXES: Final = {
+    "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12),
+    "P": Decimal(10**15), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
+    "Pi": Decimal(2**50),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Action:
+    """One thing to do to one child."""
+
+    verb: Verb
+    kind: str
+    name: str
+    why: str
+    path: str = ""
+    manifest: Manifest = field(default_factory=dict, compare=False)
+
+
+def plan(
+    wanted: Iterable[Manifest],
+    observed: Mapping[ChildKey, Manifest],
+    *,
+    staged: tuple[ChildKey, ...] = (),
+    kept: frozenset[ChildKey] = frozenset(),
+) -> list[Action]:
+    """Actions in order: what is missing or differs, then what is no longer wanted.
+
+    `staged` names workloads whose changes go one after the other: one is changed only when those before it are rolled
+    out, so that an upgrade never takes receiver and agents away together. `kept` is never deleted.
+    """
+    actions: list[Action] = []
+    wanted = list(wanted)
+    blocked = False
+    waiting = set(staged)
+    for child in sorted(wanted, key=lambda item: _stage(item, staged)):
+        key = (child["kind"], child["metadata"]["name"])
+        live = observed.get(key)
+        if live is None:
+            actions.append(Action("create", *key, "it does not exist", "", child))
+            continue
+        found = difference(child, live)
+        if found and not (blocked and key in waiting):
+            actions.append(Action("apply", *key, found[1], found[0], child))
+        if key in waiting and (found or not rolled_out(live)):
+            blocked = True
+    names = {(child["kind"], child["metadata"]["name"]) for child in wanted}
+    actions += [
+        Action("delete", *key, "it is no longer wanted", "", live)
+        for key, live in sorted(observed.items())
+        if key not in names and key not in kept and "deletionTimestamp" not in live["metadata"]
+    ]
+    return actions
+
+
+def _stage(child: Manifest, staged: tuple[ChildKey, ...]) -> int:
+    key = (child["kind"], child["metadata"]["name"])
+    return staged.index(key) + 1 if key in staged else 0
+
+
+def rolled_out(live: Manifest) -> bool:
+    """Whether a workload runs its latest template everywhere that it can."""
+    status, spec = live.get("status", {}), live.get("spec", {})
+    if status.get("observedGeneration", 0) < live["metadata"].get("generation", 0):
+        return False
+    if live["kind"] == "DaemonSet":
+        desired = status.get("desiredNumberScheduled", 0)
+        return bool(status.get("updatedNumberScheduled", 0) >= desired)
+    replicas = spec.get("replicas", 1)
+    updated, available = status.get("updatedReplicas", 0), status.get("availableReplicas", 0)
+    return bool(updated >= replicas and available >= replicas and status.get("replicas", 0) <= updated)
+
+
+def difference(wanted: Manifest, live: Manifest) -> tuple[str, str] | None:
+    """The first difference as (path, words), or nothing. What others added beside ours is none."""
+    # What a listing returns names neither its kind nor its version.
+    body = {key: value for key, value in wanted.items() if key not in ("apiVersion", "kind")}
+    found = next(_differences(body, live, ""), None)
+    if found:
+        return found
+    ours = wanted["metadata"].get("annotations", {}).get(SPEC_HASH)
+    theirs = live["metadata"].get("annotations", {}).get(SPEC_HASH)
+    return None if ours == theirs else ("", "what the operator renders has changed")
+
+
+def _differences(wanted: Any, live: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(wanted, dict):
+        if not isinstance(live, dict):
+            if wanted:
+                yield path, f"{path} is missing"
+            return
+        for key, value in wanted.items():
+            if path == ".metadata.annotations" and key == SPEC_HASH:
+                continue
+            yield from _differences(value, live.get(key), f"{path}.{key}")
+    elif isinstance(wanted, list):
+        yield from _list_differences(wanted, live if isinstance(live, list) else [], path)
+    elif not _same(wanted, live, path.rsplit(".", 1)[-1]):
+        yield path, f"{path} is {_short(live)} instead of {_short(wanted)}"
+
+
+def _list_differences(wanted: list[Any], live: list[Any], path: str) -> Iterator[tuple[str, str]]:
+    key = next(
+        (name for name in _LIST_KEYS if wanted and all(isinstance(item, dict) and name in item for item in wanted)),
+        None,
+    )
+    if key is None or len({item[key] for item in wanted}) != len(wanted):
+        if len(wanted) != len(live):
+            yield path, f"{path} has {len(live)} items instead of {len(wanted)}"
+        for number, (ours, theirs) in enumerate(zip(wanted, live, strict=False)):
+            yield from _differences(ours, theirs, f"{path}[{number}]")
+        return
+    by_key = {item.get(key): item for item in live if isinstance(item, dict)}
+    for item in wanted:
+        where = f"{path}[{item[key]}]"
+        if item[key] not in by_key:
+            yield where, f"{where} is missing"
+        else:
+            yield from _differences(item, by_key[item[key]], where)
+
+
+def _same(wanted: Any, live: Any, name: str) -> bool:
+    if wanted == live or (live is None and wanted in ("", False)):
+        return True
+    if name in _QUANTITIES and wanted is not None and live is not None:
+        try:
+            return quantity(str(wanted)) == quantity(str(live))
+        except ValueError:
+            return False
+    return False
+
+
+def quantity(text: str) -> Decimal:
+    """A Kubernetes quantity as a number. Raises `ValueError`."""
+    suffix = next((item for item in ("Ki", "Mi", "Gi", "Ti", "Pi", *"mkMGTP") if text.endswith(item)), "")
+    try:
+        return Decimal(text.removesuffix(suffix)) * _SUFFIXES.get(suffix, Decimal(1))
+    except InvalidOperation:
+        raise ValueError(f"{text!r} is no quantity") from None
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "absent"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

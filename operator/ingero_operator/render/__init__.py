@@ -1,0 +1,1 @@
+"""From resources to manifests. Law of the room: pure, fresh containers each time, `None` for what is not wanted."""

@@ -1,0 +1,219 @@
+"""The two DaemonSets: `trace` with the capabilities it needs, `fleet-push` with none and the sink beside it."""
+
+from typing import Final
+
+from ingero_contract.kubernetes import STRAGGLER_TAINT
+from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
+from ingero_operator.render.common import (
+    CONFIG_HASH,
+    OTLP_HTTP,
+    SINK_PORT,
+    Manifest,
+    Owner,
+    Platform,
+    digest,
+    labels,
+    locked_down,
+    manifest,
+    probe,
+    resources,
+    selector,
+    service,
+    service_account,
+    service_monitor,
+    tolerations,
+    unprivileged,
+)
+from ingero_operator.render.fleet import TLS, TOKEN, secret_volume
+
+TRACE: Final = "trace"
+PUSH: Final = "push"
+STATE: Final = "/var/lib/ingero"
+SOCKET: Final = "/run/ingero"
+CAPABILITIES: Final = ("BPF", "PERFMON", "SYS_PTRACE", "SYS_RESOURCE", "DAC_READ_SEARCH")
+"""What loading and attaching the programs takes: bpf(2), perf_event_open(2), others' files, locked memory."""
+
+HOST_FOLDERS: Final = {
+    "debugfs": "/sys/kernel/debug",
+    "tracefs": "/sys/kernel/tracing",
+    "btf": "/sys/kernel/btf",
+}
+
+
+def children(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> list[Manifest | None]:
+    """Everything on the GPU nodes, in the order in which it is applied."""
+    tracing = spec.agents.source is Source.TRACE
+    scrape = spec.service_monitors
+    return [
+        service_account(owner, TRACE) if tracing else None,
+        service_account(owner, PUSH),
+        service(owner, PUSH, {"sink": (SINK_PORT, "http")}, headless=True),
+        trace(owner, spec, platform) if tracing else None,
+        push(owner, spec, platform),
+        service_monitor(owner, PUSH, ("sink",), scrape.interval, scrape.labels)
+        if scrape.enabled and platform.service_monitors
+        else None,
+    ]
+
+
+def host_state(owner: Owner) -> str:
+    """Folder on the node for the database of one FleetCluster: two of them on a node do not share it."""
+    return f"{STATE}/{owner.namespace}-{owner.name}"
+
+
+def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
+    """Counts calls into a database on the node."""
+    wanted = spec.agents.trace
+    capabilities = [*CAPABILITIES, *(["SYS_ADMIN"] if wanted.sys_admin else [])]
+    container: Manifest = {
+        "name": TRACE,
+        "image": platform.image_of("agent", spec.version, spec.images.agent),
+        "args": ["trace", "--db", f"{STATE}/ingero.db"],
+        "resources": resources(wanted.resources),
+        "securityContext": {
+            "privileged": False,
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "runAsUser": 0,
+            "capabilities": {"drop": ["ALL"], "add": capabilities},
+            "seccompProfile": {"type": "Unconfined" if wanted.unconfined else "RuntimeDefault"},
+        },
+        "volumeMounts": [
+            {"name": "state", "mountPath": STATE},
+            {"name": "tmp", "mountPath": "/tmp"},
+            *({"name": name, "mountPath": path, "readOnly": True} for name, path in HOST_FOLDERS.items()),
+        ],
+    }
+    volumes: list[Manifest] = [
+        {"name": "state", "hostPath": {"path": host_state(owner), "type": "DirectoryOrCreate"}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+        *({"name": name, "hostPath": {"path": path, "type": ""}} for name, path in HOST_FOLDERS.items()),
+    ]
+    pod = {"hostPID": True, "containers": [container], "volumes": volumes}
+    return _daemon_set(owner, spec, platform, TRACE, pod)
+
+
+def push(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
+    """Pushes health; offers straggler events on a socket that only the sink beside it sees."""
+    args, mounts, volumes = _push_arguments(owner, spec)
+    container: Manifest = {
+        "name": PUSH,
+        "image": platform.image_of("agent", spec.version, spec.images.agent),
+        "args": args,
+        "env": [
+            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}},
+            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+            {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
+        ],
+        "resources": resources(spec.agents.push.resources),
+        "securityContext": locked_down(),
+        "volumeMounts": [
+            {"name": "socket", "mountPath": SOCKET},
+            {"name": "baseline", "mountPath": "/baseline"},
+            *mounts,
+        ],
+    }
+    sink: Manifest = {
+        "name": "sink",
+        "image": platform.image_of("sink", spec.version, spec.images.sink),
+        "args": ["--socket-path", f"{SOCKET}/remediate.sock", "--listen", f":{SINK_PORT}"],
+        "ports": [{"name": "sink", "containerPort": SINK_PORT, "protocol": "TCP"}],
+        "startupProbe": probe("/healthz", "sink", period=1, failures=60),
+        "livenessProbe": probe("/healthz", "sink"),
+        "resources": resources(spec.agents.push.sink_resources),
+        "securityContext": locked_down(),
+        "volumeMounts": [{"name": "socket", "mountPath": SOCKET}],
+    }
+    pod: Manifest = {
+        "securityContext": unprivileged(),
+        "volumes": [
+            {"name": "socket", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
+            {"name": "baseline", "emptyDir": {"sizeLimit": "16Mi"}},
+            *volumes,
+        ],
+    }
+    if platform.native_sidecars:
+        pod["initContainers"] = [{**sink, "restartPolicy": "Always"}]
+        pod["containers"] = [container]
+    else:
+        pod["containers"] = [container, sink]
+    return _daemon_set(owner, spec, platform, PUSH, pod)
+
+
+def _push_arguments(owner: Owner, spec: FleetClusterSpec) -> tuple[list[str], list[Manifest], list[Manifest]]:
+    endpoint = f"{owner.child('fleet')}.{owner.namespace}.svc:{OTLP_HTTP}"
+    args = [
+        "fleet-push",
+        f"--fleet-endpoint={endpoint}",
+        f"--fleet-cluster-id={spec.cluster_id}",
+        "--fleet-node-id=$(NODE_NAME)",
+        f"--fleet-push-interval={spec.fleet.push_interval}",
+        f"--fleet-workload-type={spec.agents.workload_type}",
+        "--fleet-persist-path=/baseline/health-baseline.json",
+        "--remediate",
+        f"--remediate-socket={SOCKET}/remediate.sock",
+    ]
+    mounts: list[Manifest] = []
+    volumes: list[Manifest] = []
+    if spec.agents.job_id:
+        args.append(f"--fleet-job-id={spec.agents.job_id}")
+    if spec.tls_secret:
+        args.append(f"--fleet-tls-ca={TLS}/ca.crt")
+        authority: Manifest = {
+            "secretName": spec.tls_secret, "items": [{"key": "ca.crt", "path": "ca.crt"}], "defaultMode": 0o440
+        }  # fmt: skip
+        volumes.append({"name": "tls", "secret": authority})
+        mounts.append({"name": "tls", "mountPath": TLS, "readOnly": True})
+    else:
+        args.append("--fleet-insecure")
+    if spec.token_secret:
+        args.append(f"--fleet-token-file={TOKEN}/{spec.token_secret.key}")
+        volumes.append(secret_volume("token", spec.token_secret))
+        mounts.append({"name": "token", "mountPath": TOKEN, "readOnly": True})
+    if spec.agents.source is Source.TRACE:
+        args.append(f"--signal-db-path={STATE}/ingero.db")
+        volumes.append({"name": "state", "hostPath": {"path": host_state(owner), "type": "DirectoryOrCreate"}})
+        mounts.append({"name": "state", "mountPath": STATE, "readOnly": True})
+    else:
+        args.append("--stub")
+    return args, mounts, volumes
+
+
+def _daemon_set(owner: Owner, spec: FleetClusterSpec, platform: Platform, component: str, pod: Manifest) -> Manifest:
+    wanted = spec.agents
+    common: Manifest = {
+        "serviceAccountName": owner.child(component),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": 30,
+        "nodeSelector": dict(wanted.node_selector),
+        "tolerations": [
+            {"key": "nvidia.com/gpu", "operator": "Exists"},
+            # A node that was sent away must still be watched, or it could never prove that it is well again.
+            {"key": STRAGGLER_TAINT, "operator": "Exists"},
+            *tolerations(wanted.tolerations),
+        ],
+        **pod,
+    }
+    if wanted.priority_class_name:
+        common["priorityClassName"] = wanted.priority_class_name
+    if wanted.runtime_class_name:
+        common["runtimeClassName"] = wanted.runtime_class_name
+    body = {
+        "spec": {
+            "revisionHistoryLimit": 3,
+            "selector": {"matchLabels": selector(owner, component)},
+            "updateStrategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxUnavailable": f"{wanted.max_unavailable_percent}%", "maxSurge": 0},
+            },
+            "template": {
+                "metadata": {
+                    "labels": labels(owner, component, spec.version or platform.version),
+                    "annotations": {CONFIG_HASH: digest(common)},
+                },
+                "spec": common,
+            },
+        }
+    }
+    return manifest(owner, "apps/v1", "DaemonSet", component, component, body)

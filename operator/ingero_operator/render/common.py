@@ -1,0 +1,187 @@
+"""What every child has in common: names, labels, owner, digest."""
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL, SPEC_HASH, VERSION
+from ingero_operator.api.base import Resources, Toleration
+
+Manifest = dict[str, Any]
+
+NAME: Final = "app.kubernetes.io/name"
+MANAGED_BY: Final = "app.kubernetes.io/managed-by"
+VERSION_LABEL: Final = "app.kubernetes.io/version"
+CONFIG_HASH: Final = "ingero.io/config-hash"
+USER: Final = 65532
+"""User and group of every container that needs no privileges."""
+
+OTLP_GRPC, OTLP_HTTP, API, FINDINGS, VITALS, HEALTH = 4317, 4318, 8080, 9090, 8888, 8088
+SINK_PORT: Final = 9464
+
+QUIET: Final = {"argocd.argoproj.io/ignore-resource-updates": "true"}
+"""Our writes to children are not news for ArgoCD."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Owner:
+    """The custom resource that a child belongs to."""
+
+    kind: str
+    namespace: str
+    name: str
+    uid: str
+
+    def child(self, suffix: str) -> str:
+        """Name of a child."""
+        return f"{self.name}-{suffix}"
+
+    def reference(self) -> list[Manifest]:
+        """The owner reference, by which the garbage collector cleans up."""
+        return [
+            {
+                "apiVersion": f"{GROUP}/{VERSION}",
+                "kind": self.kind,
+                "name": self.name,
+                "uid": self.uid,
+                "controller": True,
+                "blockOwnerDeletion": True,
+            }
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Platform:
+    """What the cluster offers and what the operator was told, the same for every resource."""
+
+    version: str = "0.1.0"
+    image: str = "ghcr.io/ingero-io/ingero-{component}:{version}"
+    operator_namespace: str = "ingero-system"
+    native_sidecars: bool = True
+    service_monitors: bool = False
+
+    def image_of(self, component: str, version: str | None, override: str | None) -> str:
+        """The image of a component."""
+        return override or self.image.format(component=component, version=version or self.version)
+
+
+def selector(owner: Owner, component: str) -> dict[str, str]:
+    """The two labels that pods are found by. They never change: selectors are immutable."""
+    return {NAME: f"ingero-{component}", OWNER_LABEL: owner.name}
+
+
+def labels(owner: Owner, component: str, version: str | None = None) -> dict[str, str]:
+    """Labels of a child. Nothing of the owner's own labels is taken over: GitOps tools track by them."""
+    extra = {VERSION_LABEL: version} if version else {}
+    return {**selector(owner, component), MANAGED_BY: MANAGER, **extra}
+
+
+def manifest(
+    owner: Owner, api: str, kind: str, suffix: str, component: str, body: Manifest, *, owned: bool = True
+) -> Manifest:
+    """A child with its metadata; `owned` is off for what must outlive its owner."""
+    metadata: Manifest = {
+        "name": owner.child(suffix),
+        "namespace": owner.namespace,
+        "labels": labels(owner, component),
+        "annotations": dict(QUIET),
+    }
+    if owned:
+        metadata["ownerReferences"] = owner.reference()
+    return sealed({"apiVersion": api, "kind": kind, "metadata": metadata, **body})
+
+
+def sealed(child: Manifest) -> Manifest:
+    """Write the digest of the whole manifest into its annotations."""
+    annotations = child["metadata"].setdefault("annotations", {})
+    annotations.pop(SPEC_HASH, None)
+    annotations[SPEC_HASH] = digest(child)
+    return child
+
+
+def digest(value: Any) -> str:
+    """Short digest of any JSON value."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def resources(wanted: Resources) -> Manifest:
+    """Requests, and a limit of memory."""
+    requests = {name: value for name, value in (("cpu", wanted.cpu), ("memory", wanted.memory)) if value is not None}
+    out: Manifest = {"requests": requests} if requests else {}
+    if wanted.memory is not None:
+        out["limits"] = {"memory": wanted.memory}
+    return out
+
+
+def tolerations(wanted: tuple[Toleration, ...]) -> list[Manifest]:
+    """Tolerations as in a pod."""
+    return [item.model_dump(by_alias=True, exclude_none=True) for item in wanted]
+
+
+def locked_down() -> Manifest:
+    """Security context of a container without any privilege."""
+    return {
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def unprivileged() -> Manifest:
+    """Security context of a pod without any privilege."""
+    return {
+        "runAsNonRoot": True,
+        "runAsUser": USER,
+        "runAsGroup": USER,
+        "fsGroup": USER,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def probe(path: str, port: str | int, *, period: int = 10, failures: int = 3) -> Manifest:
+    """An HTTP probe."""
+    return {
+        "httpGet": {"path": path, "port": port, "scheme": "HTTP"},
+        "periodSeconds": period,
+        "failureThreshold": failures,
+        "timeoutSeconds": 3,
+    }
+
+
+def service_account(owner: Owner, component: str) -> Manifest:
+    """An account without rights and without a token: nothing of ours inside a pod asks the API server."""
+    return manifest(owner, "v1", "ServiceAccount", component, component, {"automountServiceAccountToken": False})
+
+
+def service(owner: Owner, component: str, ports: dict[str, tuple[int, str]], *, headless: bool = False) -> Manifest:
+    """A ClusterIP Service; ports by name, with their application protocol."""
+    spec: Manifest = {
+        "type": "ClusterIP",
+        "selector": selector(owner, component),
+        "ports": [
+            {"name": name, "port": port, "targetPort": name, "protocol": "TCP", "appProtocol": protocol}
+            for name, (port, protocol) in ports.items()
+        ],
+    }
+    if headless:
+        spec["clusterIP"] = "None"
+    suffix = f"{component}-pods" if headless else component
+    return manifest(owner, "v1", "Service", suffix, component, {"spec": spec})
+
+
+def service_monitor(
+    owner: Owner, component: str, ports: tuple[str, ...], interval: str, extra: dict[str, str]
+) -> Manifest:
+    """A ServiceMonitor of the Prometheus operator."""
+    child = manifest(
+        owner, "monitoring.coreos.com/v1", "ServiceMonitor", component, component,
+        {
+            "spec": {
+                "selector": {"matchLabels": selector(owner, component)},
+                "endpoints": [{"port": port, "interval": interval} for port in ports],
+            }
+        },
+    )  # fmt: skip
+    child["metadata"]["labels"] |= extra
+    return sealed(child)

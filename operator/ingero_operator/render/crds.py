@@ -1,0 +1,167 @@
+"""The CustomResourceDefinitions, from the types."""
+
+from typing import Any
+
+from ingero_contract.kubernetes import GROUP, VERSION
+from ingero_operator.api import status, v1alpha1
+from ingero_operator.render.schema import structural
+
+MAX_NAME = 40
+"""Longest name of a resource: its children's names and labels are made from it."""
+
+_KEPT = {
+    "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+    "helm.sh/resource-policy": "keep",
+}
+_NAME_RULE = {
+    "rule": f"self.metadata.name.size() <= {MAX_NAME}",
+    "message": f"metadata.name may have at most {MAX_NAME} characters",
+}
+_CLASS_RULE = {
+    "rule": (
+        "!has(oldSelf.status) || !has(oldSelf.status.storage) || !has(oldSelf.status.storage.claimUID) || "
+        "((has(oldSelf.spec.storage) && has(oldSelf.spec.storage.className)) == "
+        "(has(self.spec.storage) && has(self.spec.storage.className)) && "
+        "(!has(self.spec.storage) || !has(self.spec.storage.className) || "
+        "self.spec.storage.className == oldSelf.spec.storage.className))"
+    ),
+    "message": "spec.storage.className cannot be changed once a claim exists: make a new store and copy",
+}
+_RANK = '{"Declared": 0, "ProviderDefault": 1, "Proven": 2}'
+
+
+def _policy(side: str) -> str:
+    path = f"{side}.spec.storage"
+    given = f"has({path}) && has({path}.encryption) && has({path}.encryption.policy)"
+    return f'{_RANK}[{given} ? {path}.encryption.policy : "Proven"]'
+
+
+_POLICY_RULE = {
+    "rule": (
+        "!has(oldSelf.status) || !has(oldSelf.status.storage) || !has(oldSelf.status.storage.claimUID) || "
+        f"{_policy('self')} >= {_policy('oldSelf')}"
+    ),
+    "message": "spec.storage.encryption.policy can only be tightened once a claim exists",
+}
+_DROPPED_STORAGE_RULE = {
+    "rule": (
+        "!has(oldSelf.spec.storage) || !has(oldSelf.spec.storage.size) || "
+        "(has(self.spec.storage) && has(self.spec.storage.size))"
+    ),
+    "message": "spec.storage.size cannot be taken away once it is given",
+}
+
+
+def _column(name: str, path: str, priority: int = 0, kind: str = "string") -> dict[str, Any]:
+    return {"name": name, "type": kind, "jsonPath": path, **({"priority": priority} if priority else {})}
+
+
+def _condition(kind: str) -> str:
+    return f'.status.conditions[?(@.type=="{kind}")].status'
+
+
+_AGE = _column("Age", ".metadata.creationTimestamp", kind="date")
+
+
+def _definition(
+    kind: str,
+    plural: str,
+    short: str,
+    spec: type[Any],
+    state: type[Any],
+    columns: list[dict[str, Any]],
+    rules: list[dict[str, Any]],
+    fields: list[str],
+) -> dict[str, Any]:
+    schema = {
+        "type": "object",
+        "description": f"{kind}: {(spec.__doc__ or '').strip()}",
+        "required": ["spec"],
+        "properties": {
+            "apiVersion": {"type": "string"},
+            "kind": {"type": "string"},
+            "metadata": {"type": "object"},
+            "spec": structural(spec),
+            "status": structural(state),
+        },
+        "x-kubernetes-validations": rules,
+    }
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{plural}.{GROUP}", "annotations": dict(_KEPT)},
+        "spec": {
+            "group": GROUP,
+            "scope": "Namespaced",
+            "names": {
+                "kind": kind,
+                "listKind": f"{kind}List",
+                "plural": plural,
+                "singular": kind.lower(),
+                "shortNames": [short],
+                "categories": ["ingero"],
+            },
+            "versions": [
+                {
+                    "name": VERSION,
+                    "served": True,
+                    "storage": True,
+                    "schema": {"openAPIV3Schema": schema},
+                    "subresources": {"status": {}},
+                    "additionalPrinterColumns": columns,
+                    "selectableFields": [{"jsonPath": field} for field in fields],
+                }
+            ],
+        },
+    }
+
+
+def fleet_clusters() -> dict[str, Any]:
+    """fleetclusters.ingero.io"""
+    columns = [
+        _column("Ready", _condition("Ready")),
+        _column("Status", ".status.summary"),
+        _column("Fleet", ".status.fleet.ready"),
+        _column("Agents", ".status.agents.ready"),
+        _column("Quorum", _condition("QuorumMet")),
+        _column("Threshold", ".status.fleet.threshold"),
+        _column("Stragglers", ".status.stragglers.confirmed", kind="integer"),
+        _column("Tainted", ".status.taints.used"),
+        _column("Mode", ".status.taints.mode"),
+        _AGE,
+        _column("Version", ".status.version", 1),
+        _column("Nodes", ".status.fleet.nodes", 1),
+        _column("Message", ".status.message", 1),
+        _column("Last-Action", ".status.taints.lastAction", 1),
+    ]
+    return _definition(
+        "FleetCluster", "fleetclusters", "fc", v1alpha1.FleetClusterSpec, status.FleetClusterStatus, columns,
+        [dict(_NAME_RULE)], [".spec.clusterId", ".spec.taints.mode"],
+    )  # fmt: skip
+
+
+def echo_stores() -> dict[str, Any]:
+    """echostores.ingero.io"""
+    columns = [
+        _column("Ready", _condition("Ready")),
+        _column("Status", ".status.summary"),
+        _column("Encrypted", ".status.encryption.verdict"),
+        _column("Class", ".status.storage.className"),
+        _column("Size", ".status.storage.capacity"),
+        _column("Used", ".status.storage.usedBand"),
+        _column("Retention", ".status.effective.retention"),
+        _AGE,
+        _column("Volume", ".status.encryption.volume", 1),
+        _column("Endpoint", ".status.endpoint", 1),
+        _column("Message", ".status.message", 1),
+    ]
+    return _definition(
+        "EchoStore", "echostores", "echo", v1alpha1.EchoStoreSpec, status.EchoStoreStatus, columns,
+        [dict(_NAME_RULE), dict(_CLASS_RULE), dict(_POLICY_RULE), dict(_DROPPED_STORAGE_RULE)],
+        [".spec.storage.className"],
+    )  # fmt: skip
+
+
+def all_definitions() -> list[dict[str, Any]]:
+    """Every CRD of the operator."""
+    return [fleet_clusters(), echo_stores()]

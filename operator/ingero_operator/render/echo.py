@@ -1,0 +1,175 @@
+"""Echo: claim, ConfigMap, StatefulSet, Services, and the proof without which its pod cannot start."""
+
+from dataclasses import dataclass
+from typing import Final
+
+from ingero_contract.kubernetes import PROOF_LABEL
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
+from ingero_operator.plan import quantity
+from ingero_operator.render.common import (
+    API,
+    CONFIG_HASH,
+    OTLP_GRPC,
+    Manifest,
+    Owner,
+    Platform,
+    digest,
+    labels,
+    locked_down,
+    manifest,
+    probe,
+    resources,
+    sealed,
+    selector,
+    service,
+    service_account,
+    service_monitor,
+    tolerations,
+    unprivileged,
+)
+from ingero_operator.render.fleet import CONFIG, TLS, TOKEN, secret_volume
+from ingero_operator.render.text import dump_bare
+
+COMPONENT: Final = "echo"
+DATA: Final = "/var/lib/ingero"
+PROOF: Final = "/etc/ingero/volume-proof"
+PORTS: Final = {"otlp-grpc": (OTLP_GRPC, "grpc"), "api": (API, "http")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """What the gate found out about the volume."""
+
+    volume: str
+    volume_uid: str
+    class_name: str
+    class_uid: str
+    level: str
+
+
+def config(spec: EchoStoreSpec) -> Manifest:
+    """Echo's settings file. Engine memory and kept events are bounded by what the pod and the volume have."""
+    memory = quantity(spec.resources.memory or "1Gi")
+    return {
+        "store": {"path": f"{DATA}/echo.duckdb", "memory_limit_mb": max(64, int(memory * 6 / 10 / 10**6))},
+        "ingest": {"grpc_endpoint": f"0.0.0.0:{OTLP_GRPC}", "http_endpoint": None},
+        "retention": {
+            "age": spec.retention,
+            "size_mb": max(1, int(quantity(spec.storage.size) * 7 / 10 / 10**6)),
+        },
+        "api": {"endpoint": f"0.0.0.0:{API}"},
+        "auth": {"tokens_file": f"{TOKEN}/{spec.token_secret.key}"},
+        "tls": {"cert_file": f"{TLS}/tls.crt", "key_file": f"{TLS}/tls.key"},
+    }
+
+
+def children(owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "") -> list[Manifest | None]:
+    """Everything but claim and proof, in the order in which it is applied."""
+    text = dump_bare(config(spec))
+    scrape = spec.service_monitors
+    return [
+        service_account(owner, COMPONENT),
+        manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"echo.yaml": text}}),
+        service(owner, COMPONENT, PORTS),
+        service(owner, COMPONENT, PORTS, headless=True),
+        stateful_set(owner, spec, platform, digest([text, token_digest])),
+        service_monitor(owner, COMPONENT, ("api",), scrape.interval, scrape.labels)
+        if scrape.enabled and platform.service_monitors
+        else None,
+    ]
+
+
+def claim(owner: Owner, spec: EchoStoreSpec, class_name: str) -> Manifest:
+    """The one claim, its class always written out. It outlives its owner unless the owner says otherwise."""
+    body = {
+        "spec": {
+            "accessModes": ["ReadWriteOnce"],
+            "volumeMode": "Filesystem",
+            "storageClassName": class_name,
+            "resources": {"requests": {"storage": spec.storage.size}},
+        }
+    }
+    owned = spec.storage.on_delete is OnDelete.DELETE
+    return manifest(owner, "v1", "PersistentVolumeClaim", COMPONENT, COMPONENT, body, owned=owned)
+
+
+def proof(owner: Owner, found: Proof) -> Manifest:
+    """The ConfigMap that unlocks the pod; it is made only after the volume was judged."""
+    body = {
+        "data": {
+            "volume": found.volume,
+            "volume-uid": found.volume_uid,
+            "class": found.class_name,
+            "class-uid": found.class_uid,
+            "level": found.level,
+        }
+    }
+    child = manifest(owner, "v1", "ConfigMap", "volume-proof", COMPONENT, body)
+    child["metadata"]["labels"][PROOF_LABEL] = "true"
+    return sealed(child)
+
+
+def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_digest: str) -> Manifest:
+    """One Echo: one writer owns the database."""
+    volumes: list[Manifest] = [
+        {"name": "data", "persistentVolumeClaim": {"claimName": owner.child(COMPONENT)}},
+        # Not optional: until the operator has seen that the volume is encrypted, no container of this pod can start.
+        {"name": "volume-proof", "configMap": {"name": owner.child("volume-proof"), "optional": False}},
+        {"name": "config", "configMap": {"name": owner.child(COMPONENT)}},
+        {"name": "tmp", "emptyDir": {"medium": "Memory", "sizeLimit": "64Mi"}},
+        secret_volume("token", spec.token_secret),
+        secret_volume("tls", spec.tls_secret),
+    ]
+    mounts: list[Manifest] = [
+        {"name": "data", "mountPath": DATA},
+        {"name": "volume-proof", "mountPath": PROOF, "readOnly": True},
+        {"name": "config", "mountPath": CONFIG, "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "token", "mountPath": TOKEN, "readOnly": True},
+        {"name": "tls", "mountPath": TLS, "readOnly": True},
+    ]
+    check = probe("/api/v2/health", "api", period=5)
+    check["httpGet"]["scheme"] = "HTTPS"
+    container: Manifest = {
+        "name": COMPONENT,
+        "image": platform.image_of("echo", spec.version, spec.image),
+        "args": ["serve", "--config", f"{CONFIG}/echo.yaml"],
+        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, (port, _) in PORTS.items()],
+        "startupProbe": {**check, "failureThreshold": 120},
+        "readinessProbe": dict(check),
+        "livenessProbe": {**check, "periodSeconds": 20, "failureThreshold": 6},
+        "resources": resources(spec.resources),
+        "securityContext": locked_down(),
+        "volumeMounts": mounts,
+    }
+    pod: Manifest = {
+        "serviceAccountName": owner.child(COMPONENT),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": {**unprivileged(), "fsGroupChangePolicy": "OnRootMismatch"},
+        "terminationGracePeriodSeconds": 120,
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if spec.node_selector:
+        pod["nodeSelector"] = dict(spec.node_selector)
+    if spec.tolerations:
+        pod["tolerations"] = tolerations(spec.tolerations)
+    body = {
+        "spec": {
+            "replicas": 1,
+            "revisionHistoryLimit": 3,
+            "serviceName": owner.child("echo-pods"),
+            "podManagementPolicy": "OrderedReady",
+            "updateStrategy": {"type": "RollingUpdate"},
+            "selector": {"matchLabels": selector(owner, COMPONENT)},
+            "template": {
+                "metadata": {
+                    "labels": labels(owner, COMPONENT, spec.version or platform.version),
+                    "annotations": {CONFIG_HASH: config_digest},
+                },
+                "spec": pod,
+            },
+        }
+    }
+    return manifest(owner, "apps/v1", "StatefulSet", COMPONENT, COMPONENT, body)

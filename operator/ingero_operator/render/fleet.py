@@ -1,0 +1,229 @@
+"""Fleet: ConfigMap, Deployment, Service, disruption budget."""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ingero_operator.api.base import SecretKey
+from ingero_operator.api.v1alpha1 import FleetClusterSpec, Forward
+from ingero_operator.render.common import (
+    API,
+    CONFIG_HASH,
+    FINDINGS,
+    HEALTH,
+    OTLP_GRPC,
+    OTLP_HTTP,
+    VITALS,
+    Manifest,
+    Owner,
+    Platform,
+    digest,
+    labels,
+    locked_down,
+    manifest,
+    probe,
+    resources,
+    selector,
+    service,
+    service_account,
+    service_monitor,
+    tolerations,
+    unprivileged,
+)
+from ingero_operator.render.text import dump_bare
+
+COMPONENT: Final = "fleet"
+CONFIG: Final = "/etc/ingero/config"
+TOKEN: Final = "/etc/ingero/token"
+TLS: Final = "/etc/ingero/tls"
+FORWARD_TOKEN: Final = "/etc/ingero/forward"
+FORWARD_AUTHORITY: Final = "/etc/ingero/forward-authority"
+PORTS: Final = {
+    "otlp-grpc": (OTLP_GRPC, "grpc"),
+    "otlp-http": (OTLP_HTTP, "http"),
+    "api": (API, "http"),
+    "findings": (FINDINGS, "http"),
+    "vitals": (VITALS, "http"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What is outside the resource itself and changes how Fleet runs."""
+
+    token_digest: str = ""
+    """Digest of the token Secret: Fleet reads it at start, so a new one rolls it."""
+    echo_authority: str = ""
+    """Secret with the ca.crt of the EchoStore that it forwards to."""
+
+
+def config(owner: Owner, spec: FleetClusterSpec, around: Surroundings) -> Manifest:
+    """Fleet's settings file."""
+    tls: Manifest = {"tls": {"cert_file": f"{TLS}/tls.crt", "key_file": f"{TLS}/tls.key"}} if spec.tls_secret else {}
+    auth: Manifest = {"auth": {"bearer_token_file": f"{TOKEN}/{spec.token_secret.key}"}} if spec.token_secret else {}
+    tree: Manifest = {
+        "receivers": {
+            "otlp": {
+                "protocols": {
+                    "grpc": {"endpoint": f"0.0.0.0:{OTLP_GRPC}", **tls, **auth},
+                    "http": {"endpoint": f"0.0.0.0:{OTLP_HTTP}", **tls, **auth},
+                }
+            }
+        },
+        "processors": {
+            "ingero": {
+                "push_interval": spec.fleet.push_interval,
+                "max_nodes": spec.fleet.max_nodes,
+                "quorum": {
+                    "statistical_min": spec.fleet.quorum.statistical_min,
+                    "coverage_fraction": spec.fleet.quorum.coverage_percent / 100,
+                },
+                "threshold": {"k": spec.fleet.threshold.k, "min_band": spec.fleet.threshold.min_band},
+            }
+        },
+        "extensions": {
+            "ingero_threshold": {"agent_endpoint": f"0.0.0.0:{API}", **tls, **auth},
+            "healthee": {"endpoint": f"0.0.0.0:{HEALTH}"},
+        },
+        "exporters": {"prometheus": {"endpoint": f"0.0.0.0:{FINDINGS}"}},
+        "service": {"telemetry": {"metrics": {"address": f"0.0.0.0:{VITALS}"}}},
+    }
+    if spec.fleet.forward:
+        tree["exporters"]["otlp"] = _exporter(owner, spec.fleet.forward, around)
+        tree["service"]["pipelines"] = {
+            "metrics": {"processors": ["ingero"], "exporters": ["prometheus", "otlp"]},
+            "logs": {"exporters": ["otlp"]},
+            "traces": {"exporters": ["otlp"]},
+        }
+    return tree
+
+
+def _exporter(owner: Owner, forward: Forward, around: Surroundings) -> Manifest:
+    out: Manifest = {}
+    if forward.echo_store:
+        out["endpoint"] = f"{forward.echo_store}-echo.{owner.namespace}.svc:{OTLP_GRPC}"
+        if around.echo_authority:
+            out["tls"] = {"ca_file": f"{FORWARD_AUTHORITY}/ca.crt"}
+    else:
+        out["endpoint"] = forward.endpoint
+    if forward.token_secret:
+        out["bearer_token_file"] = f"{FORWARD_TOKEN}/{forward.token_secret.key}"
+    return out
+
+
+def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: Surroundings) -> list[Manifest | None]:
+    """Everything of Fleet, in the order in which it is applied."""
+    text = dump_bare(config(owner, spec, around))
+    scrape = spec.service_monitors
+    return [
+        service_account(owner, COMPONENT),
+        manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"fleet.yaml": text}}),
+        service(owner, COMPONENT, PORTS),
+        deployment(owner, spec, platform, around, digest([text, around.token_digest])),
+        disruption_budget(owner),
+        service_monitor(owner, COMPONENT, ("findings", "vitals"), scrape.interval, scrape.labels)
+        if scrape.enabled and platform.service_monitors
+        else None,
+    ]
+
+
+def disruption_budget(owner: Owner) -> Manifest:
+    """One pod may always go: anything stricter with one replica would block every drain."""
+    body = {"spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(owner, COMPONENT)}}}
+    return manifest(owner, "policy/v1", "PodDisruptionBudget", COMPONENT, COMPONENT, body)
+
+
+def deployment(
+    owner: Owner, spec: FleetClusterSpec, platform: Platform, around: Surroundings, config_digest: str
+) -> Manifest:
+    """One Fleet: its scores are in memory, so a second one would know half of the nodes."""
+    version = spec.version or platform.version
+    volumes: list[Manifest] = [
+        {"name": "config", "configMap": {"name": owner.child(COMPONENT)}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+    ]
+    mounts: list[Manifest] = [
+        {"name": "config", "mountPath": CONFIG, "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    secrets: list[tuple[str, SecretKey | str | None, str]] = [
+        ("token", spec.token_secret, TOKEN),
+        ("tls", spec.tls_secret, TLS),
+        ("forward", spec.fleet.forward.token_secret if spec.fleet.forward else None, FORWARD_TOKEN),
+        (
+            "forward-authority",
+            SecretKey(name=around.echo_authority, key="ca.crt") if around.echo_authority else None,
+            FORWARD_AUTHORITY,
+        ),
+    ]
+    for name, secret, path in secrets:
+        if secret is not None:
+            volumes.append(secret_volume(name, secret))
+            mounts.append({"name": name, "mountPath": path, "readOnly": True})
+    container: Manifest = {
+        "name": COMPONENT,
+        "image": platform.image_of("fleet", spec.version, spec.images.fleet),
+        "args": ["serve", "--config", f"{CONFIG}/fleet.yaml"],
+        "ports": [
+            *({"name": name, "containerPort": port, "protocol": "TCP"} for name, (port, _) in PORTS.items()),
+            {"name": "health", "containerPort": HEALTH, "protocol": "TCP"},
+        ],
+        "startupProbe": probe("/healthz/ee", "health", period=1, failures=60),
+        "readinessProbe": probe("/healthz/ee", "health", period=5),
+        "livenessProbe": probe("/healthz/ee", "health", period=10, failures=6),
+        "resources": resources(spec.fleet.resources),
+        "securityContext": locked_down(),
+        "volumeMounts": mounts,
+    }
+    pod: Manifest = {
+        "serviceAccountName": owner.child(COMPONENT),
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "securityContext": unprivileged(),
+        "terminationGracePeriodSeconds": 30,
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "topology.kubernetes.io/zone",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": selector(owner, COMPONENT)},
+            }
+        ],
+        "affinity": _away_from_gpus(),
+        "containers": [container],
+        "volumes": volumes,
+    }
+    if spec.fleet.node_selector:
+        pod["nodeSelector"] = dict(spec.fleet.node_selector)
+    if spec.fleet.tolerations:
+        pod["tolerations"] = tolerations(spec.fleet.tolerations)
+    body = {
+        "spec": {
+            "replicas": 1,
+            "revisionHistoryLimit": 3,
+            "progressDeadlineSeconds": 300,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+            "selector": {"matchLabels": selector(owner, COMPONENT)},
+            "template": {
+                "metadata": {
+                    "labels": labels(owner, COMPONENT, version),
+                    "annotations": {CONFIG_HASH: config_digest},
+                },
+                "spec": pod,
+            },
+        }
+    }
+    return manifest(owner, "apps/v1", "Deployment", COMPONENT, COMPONENT, body)
+
+
+def secret_volume(name: str, secret: SecretKey | str) -> dict[str, Any]:
+    """A volume of one key of a Secret, or of a whole one."""
+    if isinstance(secret, str):
+        return {"name": name, "secret": {"secretName": secret, "defaultMode": 0o440}}
+    items = [{"key": secret.key, "path": secret.key}]
+    return {"name": name, "secret": {"secretName": secret.name, "items": items, "defaultMode": 0o440}}
+
+
+def _away_from_gpus() -> Manifest:
+    expression = {"key": "nvidia.com/gpu.present", "operator": "NotIn", "values": ["true"]}
+    preference = {"weight": 50, "preference": {"matchExpressions": [expression]}}
+    return {"nodeAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [preference]}}

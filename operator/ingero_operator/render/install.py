@@ -1,0 +1,264 @@
+"""The operator's own installation: namespace, rights, Deployment, admission policies, Kustomize base."""
+
+from typing import Any, Final
+
+from ingero_contract.kubernetes import GROUP, STRAGGLER_TAINT
+from ingero_operator.kinds import CHILDREN, SERVICE_MONITOR
+from ingero_operator.render.common import API, NAME, USER, locked_down, probe
+
+Manifest = dict[str, Any]
+
+NAMESPACE: Final = "ingero-system"
+OPERATOR: Final = "ingero-operator"
+_LABELS: Final = {NAME: OPERATOR}
+
+
+def _object(api: str, kind: str, name: str, body: Manifest, *, namespaced: bool = True) -> Manifest:
+    metadata: Manifest = {"name": name, "labels": dict(_LABELS)}
+    if namespaced:
+        metadata["namespace"] = NAMESPACE
+    return {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
+
+
+def namespace() -> Manifest:
+    """Where the operator lives; nothing in it needs a privilege."""
+    child = _object("v1", "Namespace", NAMESPACE, {}, namespaced=False)
+    child["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
+    return child
+
+
+RIGHTS: Final[tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]] = (
+    (GROUP, ("fleetclusters", "echostores"), ("get", "list", "watch"), "what people ask for"),
+    (GROUP, ("fleetclusters",), ("patch",), "the finalizer, while nodes carry a mark"),
+    (GROUP, ("fleetclusters/status", "echostores/status"), ("patch",), "what is observed"),
+    (GROUP, ("fleetclusters/finalizers", "echostores/finalizers"), ("update",), "owner references that block"),
+    *(
+        (kind.group, (kind.plural,), ("get", "list", "watch", "create", "patch", "delete"), f"children: {kind.name}")
+        for kind in CHILDREN
+    ),
+    (SERVICE_MONITOR.group, (SERVICE_MONITOR.plural,), ("get", "create", "patch", "delete"), "children, where known"),
+    ("", ("nodes",), ("get", "list", "watch", "patch"), "straggler marks; the admission policy bounds the patch"),
+    ("storage.k8s.io", ("storageclasses",), ("get", "list", "watch"), "the encryption gate"),
+    ("", ("persistentvolumes",), ("get",), "the encryption gate"),
+    ("", ("secrets",), ("get",), "the Secrets that resources name"),
+    ("", ("namespaces",), ("get",), "what pods a namespace admits"),
+    ("", ("events",), ("get", "create", "patch"), "what people are told"),
+)
+"""API group, resources, verbs, and what for; the documentation's table comes from here."""
+
+
+def cluster_role() -> Manifest:
+    """Everything outside the operator's own namespace."""
+    rules = [
+        {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
+        for group, resources, verbs, _ in RIGHTS
+    ]
+    return _object("rbac.authorization.k8s.io/v1", "ClusterRole", OPERATOR, {"rules": rules}, namespaced=False)
+
+
+def access() -> list[Manifest]:
+    """Account, roles and bindings."""
+    subject = {"kind": "ServiceAccount", "name": OPERATOR, "namespace": NAMESPACE}
+    group = "rbac.authorization.k8s.io"
+    lease = [
+        {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
+        {
+            "apiGroups": ["coordination.k8s.io"],
+            "resources": ["leases"],
+            "resourceNames": [OPERATOR],
+            "verbs": ["get", "update"],
+        },
+    ]
+    return [
+        _object("v1", "ServiceAccount", OPERATOR, {}),
+        cluster_role(),
+        _object(
+            f"{group}/v1", "ClusterRoleBinding", OPERATOR,
+            {"roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": OPERATOR}, "subjects": [subject]},
+            namespaced=False,
+        ),
+        _object(f"{group}/v1", "Role", OPERATOR, {"rules": lease}),
+        _object(
+            f"{group}/v1", "RoleBinding", OPERATOR,
+            {"roleRef": {"apiGroup": group, "kind": "Role", "name": OPERATOR}, "subjects": [dict(subject)]},
+        ),
+    ]  # fmt: skip
+
+
+def deployment(version: str, image: str = "ghcr.io/ingero-io/ingero-{component}:{version}") -> Manifest:
+    """Two replicas: one leads by the Lease, the other stands by."""
+    container: Manifest = {
+        "name": "operator",
+        "image": image.format(component="operator", version=version),
+        "args": ["run", "--namespace=$(POD_NAMESPACE)", "--identity=$(POD_NAME)", f"--listen=0.0.0.0:{API}"],
+        "env": [
+            {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
+            for name, path in (("POD_NAME", "metadata.name"), ("POD_NAMESPACE", "metadata.namespace"))
+        ],
+        "ports": [{"name": "http", "containerPort": API, "protocol": "TCP"}],
+        "livenessProbe": {**probe("/healthz", "http", period=20), "initialDelaySeconds": 10},
+        "readinessProbe": probe("/readyz", "http"),
+        "resources": {"requests": {"cpu": "100m", "memory": "192Mi"}, "limits": {"memory": "512Mi"}},
+        "securityContext": locked_down(),
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    pod: Manifest = {
+        "serviceAccountName": OPERATOR,
+        "enableServiceLinks": False,
+        "securityContext": {
+            "runAsNonRoot": True,
+            "runAsUser": USER,
+            "runAsGroup": USER,
+            "seccompProfile": {"type": "RuntimeDefault"},
+        },
+        "priorityClassName": "system-cluster-critical",
+        "terminationGracePeriodSeconds": 30,
+        "topologySpreadConstraints": [
+            {
+                "maxSkew": 1,
+                "topologyKey": "kubernetes.io/hostname",
+                "whenUnsatisfiable": "ScheduleAnyway",
+                "labelSelector": {"matchLabels": dict(_LABELS)},
+            }
+        ],
+        "containers": [container],
+        "volumes": [{"name": "tmp", "emptyDir": {"sizeLimit": "16Mi"}}],
+    }
+    spec = {
+        "replicas": 2,
+        "revisionHistoryLimit": 3,
+        "selector": {"matchLabels": dict(_LABELS)},
+        "template": {"metadata": {"labels": dict(_LABELS)}, "spec": pod},
+    }
+    return _object("apps/v1", "Deployment", OPERATOR, {"spec": spec})
+
+
+def disruption_budget() -> Manifest:
+    """One replica may always go."""
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": dict(_LABELS)}}
+    return _object("policy/v1", "PodDisruptionBudget", OPERATOR, {"spec": spec})
+
+
+def metrics_service() -> Manifest:
+    """For Prometheus."""
+    port = {"name": "http", "port": API, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
+    return _object("v1", "Service", OPERATOR, {"spec": {"selector": dict(_LABELS), "ports": [port]}})
+
+
+def _policy(name: str, rules: list[Manifest], conditions: list[Manifest], body: Manifest) -> list[Manifest]:
+    api = "admissionregistration.k8s.io/v1"
+    policy = {
+        "spec": {
+            "failurePolicy": "Fail",
+            "matchConstraints": {"resourceRules": rules},
+            "matchConditions": conditions,
+            **body,
+        }
+    }
+    binding = {"spec": {"policyName": name, "validationActions": ["Deny"]}}
+    return [
+        _object(api, "ValidatingAdmissionPolicy", name, policy, namespaced=False),
+        _object(api, "ValidatingAdmissionPolicyBinding", name, binding, namespaced=False),
+    ]
+
+
+def _must(expression: str, message: str) -> Manifest:
+    return {"expression": expression, "message": message, "reason": "Forbidden"}
+
+
+def node_policy() -> list[Manifest]:
+    """What the operator may do to a node: its own mark, and nothing else. Roles cannot see fields; this can."""
+    mine = f't.key == "{STRAGGLER_TAINT}"'
+    effects = 't.effect in ["PreferNoSchedule", "NoSchedule"] && t.?value.orValue("").matches("^[0-9a-f]{8}$")'
+    variables = {
+        "before": "oldObject.spec.?taints.orValue([])",
+        "after": "object.spec.?taints.orValue([])",
+        "notesBefore": "oldObject.metadata.?annotations.orValue({})",
+        "notesAfter": "object.metadata.?annotations.orValue({})",
+        "marked": f'variables.after.exists(t, {mine}) || "{STRAGGLER_TAINT}" in variables.notesAfter',
+    }
+    foreign = f'k != "{STRAGGLER_TAINT}"'
+    control_plane = " || ".join(
+        f'"{label}" in object.metadata.?labels.orValue({{}})'
+        for label in ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+    )
+    validations = [
+        _must(
+            f"variables.before.filter(t, !({mine})) == variables.after.filter(t, !({mine}))",
+            "the operator may not change other taints",
+        ),
+        _must(
+            f"variables.after.filter(t, {mine}).size() <= 1 && variables.after.all(t, !({mine}) || ({effects}))",
+            "the operator's taint has one of two effects and eight hexadecimal digits",
+        ),
+        _must(
+            "object.spec.?unschedulable.orValue(false) == oldObject.spec.?unschedulable.orValue(false)",
+            "the operator may not cordon",
+        ),
+        _must(
+            "object.spec.?providerID.orValue('') == oldObject.spec.?providerID.orValue('') && "
+            "object.spec.?podCIDR.orValue('') == oldObject.spec.?podCIDR.orValue('') && "
+            "object.spec.?podCIDRs.orValue([]) == oldObject.spec.?podCIDRs.orValue([])",
+            "the operator may not change what a node is",
+        ),
+        _must(
+            "object.metadata.?labels.orValue({}) == oldObject.metadata.?labels.orValue({})",
+            "the operator may not change labels",
+        ),
+        _must(
+            "object.metadata.?finalizers.orValue([]) == oldObject.metadata.?finalizers.orValue([]) && "
+            "object.metadata.?ownerReferences.orValue([]) == oldObject.metadata.?ownerReferences.orValue([])",
+            "the operator may not change finalizers or owners",
+        ),
+        _must(
+            f"variables.notesAfter.all(k, !({foreign}) || "
+            "(k in variables.notesBefore && variables.notesAfter[k] == variables.notesBefore[k])) && "
+            f"variables.notesBefore.all(k, !({foreign}) || k in variables.notesAfter)",
+            "the operator may not change other annotations",
+        ),
+        _must(f"!variables.marked || !({control_plane})", "the operator may not mark the control plane"),
+    ]
+    rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes"]}]
+    user = f'request.userInfo.username == "system:serviceaccount:{NAMESPACE}:{OPERATOR}"'
+    body = {
+        "variables": [{"name": name, "expression": text} for name, text in variables.items()],
+        "validations": validations,
+    }
+    return _policy("ingero-operator-nodes", rules, [{"name": "operator", "expression": user}], body)
+
+
+def proof_policy() -> list[Manifest]:
+    """Only the operator may say that a volume is encrypted."""
+    rules = [
+        {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["configmaps"]}
+    ]
+    ours = 'object.metadata.name.endsWith("-volume-proof")'
+    user = f'request.userInfo.username == "system:serviceaccount:{NAMESPACE}:{OPERATOR}"'
+    body = {"validations": [_must(user, "only the operator may write a volume proof")]}
+    return _policy("ingero-operator-proofs", rules, [{"name": "proof", "expression": ours}], body)
+
+
+def everything(version: str) -> list[Manifest]:
+    """The whole installation but the CRDs."""
+    return [
+        namespace(), *access(), *node_policy(), *proof_policy(), metrics_service(), disruption_budget(),
+        deployment(version),
+    ]  # fmt: skip
+
+
+def kustomization() -> Manifest:
+    """The base that installs everything."""
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["../../crds", "operator.yaml"],
+    }
+
+
+def crd_kustomization() -> Manifest:
+    """The base that installs the CRDs alone."""
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["fleetclusters.yaml", "echostores.yaml"],
+    }

@@ -1,0 +1,105 @@
+"""NetworkPolicies: nothing in or out of our pods but what they are for."""
+
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Network, Source
+from ingero_operator.render import agents, echo, fleet
+from ingero_operator.render.common import (
+    API,
+    FINDINGS,
+    NAME,
+    OTLP_GRPC,
+    OTLP_HTTP,
+    SINK_PORT,
+    VITALS,
+    Manifest,
+    Owner,
+    Platform,
+    manifest,
+    selector,
+)
+
+NAMESPACE_NAME = "kubernetes.io/metadata.name"
+
+
+def _ports(*numbers: int) -> list[Manifest]:
+    return [{"port": number, "protocol": "TCP"} for number in numbers]
+
+
+def _pods(labels: dict[str, str]) -> Manifest:
+    return {"podSelector": {"matchLabels": labels}}
+
+
+def _monitoring(network: Network) -> Manifest:
+    return {"namespaceSelector": {"matchLabels": dict(network.monitoring_namespace)}}
+
+
+def _dns() -> Manifest:
+    return {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
+
+
+def _policy(owner: Owner, component: str, ingress: list[Manifest], egress: list[Manifest]) -> Manifest:
+    spec = {
+        "podSelector": {"matchLabels": selector(owner, component)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": ingress,
+        "egress": egress,
+    }
+    return manifest(owner, "networking.k8s.io/v1", "NetworkPolicy", component, component, {"spec": spec})
+
+
+def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> list[Manifest | None]:
+    """Agents to Fleet, the operator to its API, Prometheus to the pages, Fleet onward; tracing talks to nobody."""
+    if not spec.network.enabled:
+        return []
+    operator = {
+        "namespaceSelector": {"matchLabels": {NAMESPACE_NAME: platform.operator_namespace}},
+        "podSelector": {"matchLabels": {NAME: "ingero-operator"}},
+    }
+    onward: list[Manifest] = []
+    if spec.fleet.forward:
+        forward = spec.fleet.forward
+        if forward.echo_store:
+            target = {NAME: "ingero-echo", "ingero.io/owner": forward.echo_store}
+            onward = [{"to": [_pods(target)], "ports": _ports(OTLP_GRPC)}, _dns()]
+        else:
+            onward = [{"ports": _ports(int(str(forward.endpoint).rsplit(":", 1)[1]))}, _dns()]
+    return [
+        _policy(
+            owner,
+            fleet.COMPONENT,
+            [
+                {"from": [_pods(selector(owner, agents.PUSH))], "ports": _ports(OTLP_GRPC, OTLP_HTTP, API)},
+                {"from": [operator], "ports": _ports(API)},
+                {"from": [_monitoring(spec.network)], "ports": _ports(FINDINGS, VITALS)},
+            ],
+            onward,
+        ),
+        _policy(owner, agents.TRACE, [], []) if spec.agents.source is Source.TRACE else None,
+        _policy(
+            owner,
+            agents.PUSH,
+            [{"from": [_monitoring(spec.network)], "ports": _ports(SINK_PORT)}],
+            [
+                {"to": [_pods(selector(owner, fleet.COMPONENT))], "ports": _ports(OTLP_HTTP, API)},
+                {"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}], "ports": _ports(80)},
+                _dns(),
+            ],
+        ),
+    ]
+
+
+def of_echo_store(owner: Owner, spec: EchoStoreSpec) -> list[Manifest | None]:
+    """Every Fleet of the namespace and the named peers to Echo; nothing out."""
+    if not spec.network.enabled:
+        return []
+    peers: list[Manifest] = []
+    for peer in spec.peers:
+        source = _pods(dict(peer.labels))
+        if peer.namespace:
+            source["namespaceSelector"] = {"matchLabels": {NAMESPACE_NAME: peer.namespace}}
+        peers.append({"from": [source], "ports": _ports(OTLP_GRPC, API)})
+    ingress = [
+        {"from": [_pods({NAME: "ingero-fleet"})], "ports": _ports(OTLP_GRPC)},
+        *peers,
+        {"from": [_monitoring(spec.network)], "ports": _ports(API)},
+    ]
+    return [_policy(owner, echo.COMPONENT, ingress, [])]

@@ -1,0 +1,35 @@
+"""All children of a resource, in the order in which they are applied."""
+
+from typing import Final
+
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec
+from ingero_operator.render import agents, echo, fleet, network
+from ingero_operator.render.common import Manifest, Owner, Platform
+
+ORDER: Final = (
+    "ServiceAccount", "ConfigMap", "PersistentVolumeClaim", "Service", "NetworkPolicy", "Deployment", "StatefulSet",
+    "DaemonSet", "PodDisruptionBudget", "ServiceMonitor",
+)  # fmt: skip
+"""Whatever a pod needs comes before the pod."""
+
+
+def _ordered(children: list[Manifest | None]) -> list[Manifest]:
+    return sorted((child for child in children if child), key=lambda child: ORDER.index(child["kind"]))
+
+
+def of_fleet_cluster(
+    owner: Owner, spec: FleetClusterSpec, platform: Platform, around: fleet.Surroundings
+) -> list[Manifest]:
+    """The children of a FleetCluster."""
+    return _ordered(
+        [
+            *fleet.children(owner, spec, platform, around),
+            *agents.children(owner, spec, platform),
+            *network.of_fleet_cluster(owner, spec, platform),
+        ]
+    )
+
+
+def of_echo_store(owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "") -> list[Manifest]:
+    """The children of an EchoStore but claim and proof, which the gate decides on."""
+    return _ordered([*echo.children(owner, spec, platform, token_digest), *network.of_echo_store(owner, spec)])

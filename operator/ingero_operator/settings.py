@@ -1,0 +1,60 @@
+"""What the operator itself is told: flags and INGERO_OPERATOR_* variables."""
+
+import os
+import socket
+from importlib.metadata import version
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ingero_kit.settings import Duration, Settings
+from ingero_operator.api.v1alpha1 import Policy
+
+
+class OperatorConfig(Settings):
+    """`ingero-operator run`."""
+
+    namespace: str = "ingero-system"
+    """Namespace of the operator itself and of its Lease."""
+    identity: str = Field(
+        default_factory=lambda: f"{socket.gethostname()}-{os.getpid()}",
+        json_schema_extra={"default_in_words": "host name and process id"},
+    )
+    """Name of this replica in the Lease."""
+    image: str = "ghcr.io/ingero-io/ingero-{component}:{version}"
+    """Image of every component; {component} and {version} are filled in."""
+    version: str = Field(
+        default_factory=lambda: version("ingero"), json_schema_extra={"default_in_words": "the operator's own"}
+    )
+    """Version of the components where a resource names none."""
+    fleet_url: str = "{scheme}://{name}-fleet.{namespace}.svc:8080"
+    """Where Fleet's API of a FleetCluster is; {scheme}, {name} and {namespace} are filled in."""
+    min_encryption: Policy = Policy.DECLARED
+    """Least that must vouch for encryption at rest anywhere in the cluster."""
+    taints: bool = True
+    """Off: no node of this cluster is ever marked, whatever a FleetCluster says; marks are only removed."""
+    listen: str = "0.0.0.0:8080"
+    """Address of /healthz, /readyz and /metrics."""
+    workers: int = Field(default=8, ge=1, le=64)
+    """Resources reconciled at once."""
+    resync: Duration = Field(default=600.0, ge=1)
+    """How often everything is compared with the API server, spread by 20 %."""
+    poll: Duration = Field(default=4.0, ge=0.1)
+    """Longest time between two questions to one Fleet."""
+    polls_per_second: float = Field(default=25.0, gt=0)
+    """Questions to all Fleets together; with many FleetClusters each is asked less often."""
+    lease_duration: Duration = Field(default=15.0, ge=1)
+    """How long a silent leader keeps the Lease."""
+    leader_election: bool = True
+    """Off: run at once, for development with one process."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least important level that is written."""
+
+    @model_validator(mode="after")
+    def _templates(self) -> Self:
+        try:
+            self.image.format(component="fleet", version="1")
+            self.fleet_url.format(scheme="http", name="a", namespace="b")
+        except (KeyError, IndexError, ValueError) as error:
+            raise ValueError(f"image or fleet_url has an unknown placeholder: {error}") from None
+        return self

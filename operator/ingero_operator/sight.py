@@ -1,0 +1,100 @@
+"""What one replica sees of the cluster: the cache, the nodes, and who must be reconciled when something changes."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from ingero_operator.cache import Cache, ObjectKey, OwnerKey
+from ingero_operator.taints.nodes import NodeView, view
+
+Manifest = dict[str, Any]
+
+RESOURCES = ("FleetCluster", "EchoStore")
+
+
+class Sight:
+    """Takes events in and names the resources that they concern."""
+
+    def __init__(self, dirty: Callable[[OwnerKey], None]) -> None:
+        self.cache = Cache()
+        self.nodes: dict[str, NodeView] = {}
+        self.interest: dict[OwnerKey, frozenset[str]] = {}
+        self.events = 0
+        self._dirty = dirty
+
+    def take(self, kind: str, change: str | None, body: Manifest) -> None:
+        """One watch event; `change` is ADDED, MODIFIED, DELETED, or nothing for a listing."""
+        self.events += 1
+        gone = change == "DELETED"
+        if kind == "Node":
+            self._node(body, gone)
+        elif kind == "StorageClass":
+            if change is not None:
+                self._all("EchoStore")
+        else:
+            owner = self.cache.owner(_key(kind, body)) if gone else None
+            news = self.cache.drop(kind, body) if gone else self.cache.put(kind, body)
+            if news:
+                self._concerned(kind, body, owner)
+
+    def _concerned(self, kind: str, body: Manifest, owner: OwnerKey | None) -> None:
+        key = _key(kind, body)
+        if kind in RESOURCES:
+            self._dirty(key)
+            if kind == "EchoStore":
+                for name in list(self.cache.keys("FleetCluster")):
+                    if name[1] == key[1]:
+                        self._dirty(name)
+            return
+        owner = owner or self.cache.owner(key)
+        if owner:
+            self._dirty(owner)
+
+    def _node(self, body: Manifest, gone: bool) -> None:
+        name = body["metadata"]["name"]
+        before = self.nodes.get(name)
+        if gone:
+            self.nodes.pop(name, None)
+            changed = before is not None
+        else:
+            after = view(body)
+            if before is not None and before.uid == after.uid and _older(after.version, before.version):
+                return
+            self.nodes[name] = after
+            changed = before is None or replace(before, version="") != replace(after, version="")
+        if changed:
+            for key, names in list(self.interest.items()):
+                if name in names:
+                    self._dirty(key)
+
+    def _all(self, kind: str) -> None:
+        for key in self.cache.keys(kind):
+            self._dirty(key)
+
+    def watched(self, selector: Mapping[str, str]) -> dict[str, NodeView]:
+        """Nodes that carry all of these labels."""
+        wanted = selector.items()
+        return {name: node for name, node in self.nodes.items() if wanted <= node.labels.items()}
+
+    def gone(self, kind: str, key: ObjectKey) -> None:
+        """Forget what a sweep no longer found."""
+        if kind == "Node":
+            self._node({"metadata": {"name": key[2]}}, True)
+            return
+        owner = self.cache.owner(key)
+        if self.cache.drop_key(key):
+            self._dirty(owner or key)
+
+    def mark_dirty(self, keys: Iterable[OwnerKey]) -> None:
+        """Reconcile these."""
+        for key in keys:
+            self._dirty(key)
+
+
+def _key(kind: str, body: Manifest) -> ObjectKey:
+    metadata = body["metadata"]
+    return kind, metadata.get("namespace", ""), metadata["name"]
+
+
+def _older(one: str, other: str) -> bool:
+    return one.isdigit() and other.isdigit() and int(one) < int(other)

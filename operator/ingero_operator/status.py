@@ -1,0 +1,121 @@
+"""What is observed as status: summary, columns, conditions. Pure; the time is handed in."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from pydantic import BaseModel
+
+from ingero_operator.conditions import Finding, merged, no, unknown, worst, yes
+from ingero_operator.trouble import Trouble, first
+
+Tree = dict[str, Any]
+
+TELEMETRY: Final = (
+    ("fleet", "threshold"), ("fleet", "nodes"), ("stragglers",), ("storage", "usedBand"), ("taints", "preview"),
+    ("taints", "more"),
+)  # fmt: skip
+"""Parts of a status that change by themselves: written at most once a minute."""
+
+HEALTHY: Final = "Healthy"
+
+
+def effective(spec: BaseModel, prefix: str = "") -> dict[str, str]:
+    """Every value in force as path and text, defaults included."""
+    return dict(_flat(spec.model_dump(by_alias=True, mode="json", exclude_none=True)))
+
+
+def _flat(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
+    if isinstance(tree, dict):
+        for key, value in tree.items():
+            yield from _flat(value, f"{path}.{key}" if path else key)
+    elif isinstance(tree, list):
+        if tree and path:
+            yield path, ", ".join(map(str, tree))[:1024]
+    elif path and tree != "":
+        yield path, ("true" if tree else "false") if isinstance(tree, bool) else str(tree)[:1024]
+
+
+def overall(
+    parts: list[Finding], needed: Iterable[str], troubles: list[Trouble], paused: bool, working: str
+) -> list[Finding]:
+    """Ready and the kstatus pair from the parts. `working` says what is under way, if anything."""
+    shown = first(troubles)
+    stalled = next((item for item in troubles if item.stalls), None)
+    degraded = (
+        yes("Degraded", shown.reason, shown.message)
+        if shown
+        else no("Degraded", "AsExpected", "nothing is in the way")
+    )
+    missing = [part for part in parts if part.type in set(needed) and not part.holds]
+    if shown:
+        ready = no("Ready", shown.reason, shown.message)
+    elif missing:
+        part = missing[0]
+        make = unknown if part.status == "Unknown" else no
+        ready = make("Ready", _subject(part), part.message)
+    else:
+        ready = yes("Ready", HEALTHY, "everything that is wanted is there")
+    findings = [ready, *parts, degraded]
+    if stalled:
+        findings.append(yes("Stalled", stalled.reason, stalled.message))
+    elif working and not paused and not shown:
+        findings.append(yes("Reconciling", "Progressing", working))
+    return findings
+
+
+def _subject(part: Finding) -> str:
+    """One word that says what is not there: `AgentsAvailable=False` reads AgentsUnavailable."""
+    generic = {"Progressing", "Unavailable", "Pending", "PodsRefused"}
+    if part.reason in generic:
+        return part.reason if part.reason == "Progressing" else part.type.replace("Available", "Unavailable")
+    return part.reason
+
+
+def assemble(
+    findings: list[Finding], before: Mapping[str, Any], generation: int, now: str, paused: bool, rest: Tree
+) -> Tree:
+    """A whole status: the story in one word and one sentence, the conditions, and the rest."""
+    bad = worst(findings)
+    summary = "Paused" if paused else bad.reason if bad else HEALTHY
+    message = bad.message if bad else "everything that is wanted is there"
+    return {
+        "observedGeneration": generation,
+        "summary": summary[:256],
+        "message": message[:4096],
+        "conditions": merged(findings, before.get("conditions") or [], generation, now),
+        **rest,
+    }
+
+
+def patch(before: Any, after: Any) -> Any:
+    """The JSON merge patch from one status to the next; empty when nothing changes. Lists go whole."""
+    if not isinstance(before, dict) or not isinstance(after, dict):
+        return after
+    out: Tree = {}
+    for key, value in after.items():
+        if key not in before:
+            if value is not None:
+                out[key] = value
+        elif isinstance(value, dict) and isinstance(before[key], dict):
+            inner = patch(before[key], value)
+            if inner:
+                out[key] = inner
+        elif before[key] != value:
+            out[key] = value
+    for key in before:
+        if key not in after:
+            out[key] = None
+    return out
+
+
+def without_telemetry(tree: Tree) -> Tree:
+    """A patch without the parts that may wait."""
+    out = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
+    for path in TELEMETRY:
+        if len(path) == 1:
+            out.pop(path[0], None)
+        elif isinstance(out.get(path[0]), dict):
+            out[path[0]].pop(path[1], None)
+            if not out[path[0]]:
+                del out[path[0]]
+    return out

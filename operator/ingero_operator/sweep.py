@@ -1,0 +1,87 @@
+"""Seed, sweep and watchdog in one: list every watched kind and compare the cache with it."""
+
+import random
+from dataclasses import dataclass, field
+
+from ingero_kit.logs import get
+from ingero_operator.cache import key_of
+from ingero_operator.cluster import Api
+from ingero_operator.handlers import WATCHED
+from ingero_operator.kinds import CHILDREN, NODE, OURS, STORAGE_CLASS, Kind
+from ingero_operator.sight import RESOURCES, Sight
+
+log = get(__name__)
+
+KINDS = tuple(kind for kind in WATCHED if kind is not STORAGE_CLASS)
+
+
+@dataclass
+class Sweeper:
+    """Keeps the cache honest. Watches that miss the same object twice in a row are taken for dead."""
+
+    api: Api
+    sight: Sight
+    every: float
+    swept: int = 0
+    behind: int = 0
+    _suspects: set[tuple[str, str, str]] = field(default_factory=set)
+
+    async def seed(self) -> None:
+        """Fill the cache; nothing is planned before this has been done for every kind."""
+        for kind in KINDS:
+            async for body in self.api.every(kind, selector=_selector(kind)):
+                self.sight.take(kind.name, None, body)
+        log.info("seeded", objects=len(self.sight.cache), nodes=len(self.sight.nodes))
+
+    async def sweep(self) -> bool:
+        """Drop ghosts, take in what was missed, mark everything dirty; false when the watches are dead."""
+        lagging: set[tuple[str, str, str]] = set()
+        for kind in KINDS:
+            lagging |= await self._compare(kind)
+        self.swept += 1
+        twice = lagging & self._suspects
+        self._suspects = lagging
+        if lagging:
+            log.warning("cache_lagged", objects=len(lagging), twice=len(twice))
+        self.behind = self.behind + 1 if twice else 0
+        for name in RESOURCES:
+            self.sight.mark_dirty(self.sight.cache.keys(name))
+        return self.behind < 2
+
+    async def _compare(self, kind: Kind) -> set[tuple[str, str, str]]:
+        before = self._known(kind)
+        seen, lagging = {}, set()
+        async for item in self.api.every(kind, selector=_selector(kind), metadata_only=True):
+            item["kind"] = kind.name
+            key, metadata = key_of(kind.name, item), item["metadata"]
+            seen[key] = (metadata["uid"], int(metadata["resourceVersion"]))
+            known = before.get(key)
+            if known is None or known[0] != metadata["uid"] or known[1] < int(metadata["resourceVersion"]):
+                lagging.add(key)
+        still = {key for key in lagging if self._lags(kind, key, seen[key])}
+        for key in still:
+            live = await self.api.get(kind, key[1] or None, key[2])
+            if live is not None:
+                self.sight.take(kind.name, "MODIFIED", live)
+        for key in [key for key in before if key not in seen]:
+            # Made after the listing began, perhaps: ask before it is forgotten.
+            if await self.api.get(kind, key[1] or None, key[2]) is None:
+                self.sight.gone(kind.name, key)
+        return still
+
+    def _known(self, kind: Kind) -> dict[tuple[str, str, str], tuple[str, int]]:
+        if kind is NODE:
+            return {("Node", "", name): (node.uid, int(node.version or 0)) for name, node in self.sight.nodes.items()}
+        return self.sight.cache.versions(kind.name)
+
+    def _lags(self, kind: Kind, key: tuple[str, str, str], seen: tuple[str, int]) -> bool:
+        now = self._known(kind).get(key)
+        return now is None or now[0] != seen[0] or now[1] < seen[1]
+
+    def pause(self) -> float:
+        """Seconds until the next sweep, spread by 20 %."""
+        return self.every * random.uniform(0.8, 1.2)
+
+
+def _selector(kind: Kind) -> str | None:
+    return OURS if kind in CHILDREN else None

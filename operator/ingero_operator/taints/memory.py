@@ -1,0 +1,116 @@
+"""What must not be forgotten about nodes, in memory and in the status of the FleetCluster. Pure."""
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from ingero_operator.taints.nodes import moment
+
+Tree = dict[str, Any]
+
+DAY: Final = 86_400.0
+MAX_RECORDS: Final = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One machine: name and uid together."""
+
+    uid: str
+    verdict: str = ""
+    effect: str = ""
+    releasing: str = ""
+    tainted: tuple[float, ...] = ()
+    released: float = 0.0
+    hands_off_until: float = 0.0
+    overridden_by: str = ""
+
+    def idle(self, now: float, keep: float) -> bool:
+        """Whether there is nothing left to remember."""
+        return (
+            not self.verdict
+            and self.hands_off_until <= now
+            and now - self.released > keep
+            and not any(now - time < DAY for time in self.tainted)
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Streak:
+    """How long a node has been accused without a break, by our own clock and in statistics that we saw."""
+
+    uid: str
+    provider_id: str
+    since: float
+    windows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Everything between two decisions. Only `records`, `last_taint` and `storm_until` outlive the process: whoever
+    starts anew watches for a whole confirmation first."""
+
+    records: Mapping[str, Record] = field(default_factory=dict)
+    last_taint: float = 0.0
+    storm_until: float = 0.0
+    accused: Mapping[str, Streak] = field(default_factory=dict)
+    well: Mapping[str, float] = field(default_factory=dict)
+    tick: str = ""
+
+
+def stamp(time: float) -> str:
+    """RFC 3339 in UTC, rounded up to milliseconds: what is read back is never earlier than what was written."""
+    milliseconds = math.ceil(time * 1000 - 1e-3)
+    whole = datetime.fromtimestamp(milliseconds // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    return f"{whole}.{milliseconds % 1000:03d}Z"
+
+
+def to_status(memory: Memory) -> Tree:
+    """The part that goes into `status.taints`."""
+    out: Tree = {}
+    if memory.last_taint:
+        out["lastTaintTime"] = stamp(memory.last_taint)
+    if memory.storm_until:
+        out["stormUntil"] = stamp(memory.storm_until)
+    rows = []
+    for name, record in sorted(memory.records.items()):
+        row: Tree = {"node": name, "uid": record.uid}
+        for key, text in (
+            ("verdict", record.verdict),
+            ("effect", record.effect),
+            ("releasing", record.releasing),
+            ("overriddenBy", record.overridden_by[:256]),
+        ):
+            if text:
+                row[key] = text
+        if record.tainted:
+            row["tainted"] = [stamp(time) for time in record.tainted]
+        for key, time in (("released", record.released), ("handsOffUntil", record.hands_off_until)):
+            if time:
+                row[key] = stamp(time)
+        rows.append(row)
+    if rows:
+        out["nodes"] = rows
+    return out
+
+
+def from_status(tree: Mapping[str, Any]) -> Memory:
+    """What an earlier process left."""
+    records = {
+        str(row["node"]): Record(
+            uid=str(row["uid"]),
+            verdict=row.get("verdict", ""),
+            effect=row.get("effect", ""),
+            releasing=row.get("releasing", ""),
+            tainted=tuple(moment(time) for time in row.get("tainted") or ()),
+            released=moment(row.get("released")),
+            hands_off_until=moment(row.get("handsOffUntil")),
+            overridden_by=row.get("overriddenBy", ""),
+        )
+        for row in tree.get("nodes") or ()
+    }
+    return Memory(
+        records=records, last_taint=moment(tree.get("lastTaintTime")), storm_until=moment(tree.get("stormUntil"))
+    )

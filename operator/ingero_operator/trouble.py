@@ -1,0 +1,17 @@
+"""What went wrong with a resource as a whole: facts that a condition names with their cure."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """One obstacle. A stalling one stays until somebody changes something; others are tried again."""
+
+    reason: str
+    message: str
+    stalls: bool = True
+
+
+def first(troubles: list[Trouble]) -> Trouble | None:
+    """The one to show: stalling ones first, otherwise in the order in which they were met."""
+    return next((item for item in troubles if item.stalls), troubles[0] if troubles else None)

@@ -1,0 +1,87 @@
+"""Deployments, DaemonSets and StatefulSets as findings. Pure."""
+
+from typing import Any
+
+from ingero_operator.conditions import Finding, no, unknown, yes
+from ingero_operator.plan import rolled_out
+
+Manifest = dict[str, Any]
+
+
+def ready_of(live: Manifest | None) -> tuple[int, int]:
+    """Ready and wanted pods."""
+    if live is None:
+        return 0, 0
+    status = live.get("status", {})
+    if live["kind"] == "DaemonSet":
+        return int(status.get("numberReady", 0)), int(status.get("desiredNumberScheduled", 0))
+    return int(status.get("readyReplicas", 0)), int(live.get("spec", {}).get("replicas", 1))
+
+
+def deadline_exceeded(live: Manifest | None) -> str | None:
+    """What a Deployment says about a rollout that does not get on, if so."""
+    for condition in (live or {}).get("status", {}).get("conditions", []):
+        if condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
+            return str(condition.get("message", ""))
+    return None
+
+
+def replica_failure(live: Manifest | None) -> str | None:
+    """Why pods of a Deployment are not even made: quota, admission, security."""
+    for condition in (live or {}).get("status", {}).get("conditions", []):
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            return str(condition.get("message", ""))
+    return None
+
+
+def available(kind: str, live: Manifest | None, what: str) -> Finding:
+    """Whether a Deployment or StatefulSet serves."""
+    if live is None:
+        return unknown(kind, "Pending", f"{what} is not made yet")
+    ready, wanted = ready_of(live)
+    name = f"{live['kind']} {live['metadata']['name']}"
+    failure = replica_failure(live)
+    if ready < wanted and failure:
+        return no(kind, "PodsRefused", f"{name}: {failure}")
+    overdue = deadline_exceeded(live)
+    if ready < wanted and overdue:
+        return no(kind, "ProgressDeadlineExceeded", f"{name}: {overdue} See `kubectl describe pod` of its pods.")
+    if ready < wanted:
+        return no(kind, "Progressing", f"{name} has {ready} of {wanted} pods ready")
+    return yes(kind, "Available", f"{name} has {ready} of {wanted} pods ready")
+
+
+def agents_available(sets: list[Manifest | None], privileged: bool | None) -> Finding:
+    """Whether every GPU node is watched. `privileged`: what the namespace admits, if it says so."""
+    kind = "AgentsAvailable"
+    present = [item for item in sets if item is not None]
+    if len(present) < len(sets):
+        return unknown(kind, "Pending", "the DaemonSets are not made yet")
+    for live in present:
+        status, name = live.get("status", {}), f"DaemonSet {live['metadata']['name']}"
+        if status.get("observedGeneration", 0) < live["metadata"].get("generation", 0):
+            return unknown(kind, "Pending", f"{name} is not looked at yet")
+        ready, wanted = ready_of(live)
+        if wanted == 0:
+            return no(
+                kind, "NoMatchingNodes",
+                f"{name}: no node matches spec.agents.nodeSelector "
+                f"({_selector(live)}); label the GPU nodes or change the selector",
+            )  # fmt: skip
+        if status.get("currentNumberScheduled", 0) < wanted and privileged is False:
+            return no(
+                kind, "PodSecurity",
+                f"{name} lacks pods on {wanted - int(status.get('currentNumberScheduled', 0))} of {wanted} nodes and "
+                "the namespace does not admit privileged pods; label it "
+                "pod-security.kubernetes.io/enforce=privileged",
+            )  # fmt: skip
+        if ready < wanted:
+            reason = "Progressing" if not rolled_out(live) else "Unavailable"
+            return no(kind, reason, f"{name} is ready on {ready} of {wanted} nodes")
+    ready, wanted = ready_of(present[-1])
+    return yes(kind, "Available", f"agents are ready on {ready} of {wanted} nodes")
+
+
+def _selector(live: Manifest) -> str:
+    chosen = live["spec"]["template"]["spec"].get("nodeSelector", {})
+    return ", ".join(f"{key}={value}" for key, value in chosen.items())

@@ -1,0 +1,108 @@
+"""Keys to reconcile: each at most once in line, one run per key at a time, failures with growing pauses."""
+
+import asyncio
+import heapq
+import random
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
+
+from ingero_kit.backoff import Backoff
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+Key = TypeVar("Key", bound=Hashable)
+Worker = Callable[[Key], Awaitable[float | None]]
+"""Does the work of a key; may ask to be called again after some seconds."""
+
+
+class WorkQueue(Generic[Key]):
+    """A queue of dirty keys. A key that becomes dirty while it runs runs once more."""
+
+    def __init__(self, backoff: Backoff | None = None) -> None:
+        self.backoff = backoff or Backoff(first=1.0, longest=300.0, jitter=0.3)
+        self.failures: dict[Key, int] = {}
+        self.done = 0
+        self._due: dict[Key, float] = {}
+        self._heap: list[tuple[float, int, Key]] = []
+        self._number = 0
+        self._running: set[Key] = set()
+        self._again: dict[Key, float] = {}
+        self._wake = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._due) + len(self._running)
+
+    def add(self, key: Key, delay: float = 0.0) -> None:
+        """Ask for a run; an earlier one that is already asked for stands."""
+        due = asyncio.get_running_loop().time() + delay
+        if key in self._running:
+            self._again[key] = min(due, self._again.get(key, due))
+            return
+        if key in self._due and self._due[key] <= due:
+            return
+        self._due[key] = due
+        self._number += 1
+        heapq.heappush(self._heap, (due, self._number, key))
+        self._wake.set()
+
+    def forget(self, key: Key) -> None:
+        """Drop what is known about a key that is gone."""
+        self.failures.pop(key, None)
+        self._due.pop(key, None)
+        self._again.pop(key, None)
+
+    def idle(self) -> bool:
+        """Whether nothing runs and nothing is due now."""
+        now = asyncio.get_running_loop().time()
+        return not self._running and not any(due <= now for due in self._due.values())
+
+    async def _next(self) -> Key:
+        while True:
+            now = asyncio.get_running_loop().time()
+            while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
+                heapq.heappop(self._heap)
+            if self._heap and self._heap[0][0] <= now:
+                _, _, key = heapq.heappop(self._heap)
+                del self._due[key]
+                self._running.add(key)
+                return key
+            self._wake.clear()
+            timeout = self._heap[0][0] - now if self._heap else None
+            try:
+                await asyncio.wait_for(self._wake.wait(), timeout)
+            except TimeoutError:
+                continue
+
+    async def _serve(self, worker: Worker[Key]) -> None:
+        while True:
+            key = await self._next()
+            again: float | None = None
+            try:
+                again = await worker(key)
+                self.failures.pop(key, None)
+            except Exception as error:
+                count = self.failures[key] = self.failures.get(key, 0) + 1
+                again = self.backoff.delay(count - 1, random.random())
+                log.warning(
+                    "reconcile_failed", key=str(key), tries=count, again_in=round(again, 1), reason=str(error)
+                )
+                if not getattr(error, "expected", False):
+                    log.debug("reconcile_failed_where", exc_info=True)
+            finally:
+                self._running.discard(key)
+                self.done += 1
+                dirty = self._again.pop(key, None)
+                if dirty is not None:
+                    self.add(key, max(0.0, dirty - asyncio.get_running_loop().time()))
+                if again is not None:
+                    self.add(key, again)
+
+    async def run(self, worker: Worker[Key], workers: int = 8) -> None:
+        """Work until cancelled."""
+        tasks = [asyncio.create_task(self._serve(worker)) for _ in range(workers)]
+        try:
+            await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()

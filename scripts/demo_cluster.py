@@ -1,0 +1,256 @@
+"""The whole story on a real control plane: apply, get, straggler, taint, proof, release, upgrade, delete.
+
+API server, controllers and scheduler are real, kwok plays the kubelets; behind them real Fleet and agent processes
+look at real workloads, one of which is slowed down. Ends by itself; exit status 0 only if every step was seen.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.controlplane import ControlPlane, control_plane
+from scripts.demo import BIN, DemoFailed, Lab
+
+NAMESPACE = "ingero"
+CLUSTER = "demo"
+INTERVAL = 1.0
+NODES = tuple(f"gpu-{number}" for number in range(5))
+QUICK = {
+    "mode": "NoSchedule", "confirmFor": "3s", "confirmWindows": 3, "recoverFor": "3s", "interval": "1s",
+    "minNodeAge": "1s", "quiet": "1s", "minHealthyPercent": 60, "budget": {"maxNodes": 1, "maxPercent": 20},
+}  # fmt: skip
+TOKEN = "demo-token"
+
+
+@dataclass
+class Story:
+    """One run: steps are printed as they are seen, and checked."""
+
+    plane: ControlPlane
+    lab: Lab
+    folder: Path
+    ports: dict[str, int] = field(default_factory=dict)
+
+    def say(self, text: str) -> None:
+        """One line for a person."""
+        print(text, flush=True)
+
+    def wait(self, what: str, done: Callable[[], Any], seconds: float = 60.0) -> float:
+        """Wait until something is so; how long it took."""
+        started = time.monotonic()
+        while not done():
+            self.lab.check()
+            if time.monotonic() - started > seconds:
+                raise DemoFailed(f"waited {seconds:.0f} s for {what}")
+            time.sleep(0.1)
+        return time.monotonic() - started
+
+    def show(self, *arguments: str) -> None:
+        """What a person would type, and see."""
+        self.say(f"$ kubectl {' '.join(arguments)}")
+        for line in self.plane.kubectl(*arguments).rstrip().splitlines():
+            self.say(f"  {line}")
+
+    def status(self) -> dict[str, Any]:
+        """Status of the FleetCluster."""
+        return (self.plane.read("-n", NAMESPACE, "fc", CLUSTER) or {}).get("status") or {}
+
+    def taint(self, name: str) -> dict[str, str] | None:
+        """Our taint on a node."""
+        taints = self.plane.read("node", name)["spec"].get("taints", [])
+        return next((item for item in taints if item["key"] == "ingero.io/straggler"), None)
+
+    def fleet_cluster(self, **change: Any) -> dict[str, Any]:
+        """The resource that a person applies."""
+        spec = {
+            "clusterId": CLUSTER,
+            "tokenSecret": {"name": "fleet-token"},
+            "fleet": {"pushInterval": "1s", "quorum": {"statisticalMin": 3}},
+            "taints": QUICK,
+            **change,
+        }
+        metadata = {"name": CLUSTER, "namespace": NAMESPACE}
+        return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
+
+    def install(self) -> None:
+        """CRDs, rights, policies, nodes, and the operator with nothing but its own account's rights."""
+        from ingero_operator.render.crds import all_definitions
+        from ingero_operator.render.install import NAMESPACE as HOME
+        from ingero_operator.render.install import OPERATOR, everything
+
+        self.plane.apply(*all_definitions())
+        self.plane.apply(*(item for item in everything("0.1.0") if item["kind"] != "Deployment"))
+        self.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        labels = {"pod-security.kubernetes.io/enforce": "privileged"}
+        self.plane.apply(
+            {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}},
+            {"apiVersion": "v1", "kind": "Secret", "stringData": {"token": TOKEN},
+             "metadata": {"name": "fleet-token", "namespace": NAMESPACE}},
+            *({"apiVersion": "v1", "kind": "Node",
+               "metadata": {"name": name, "labels": {"nvidia.com/gpu.present": "true"}}} for name in NODES),
+        )  # fmt: skip
+        token = self.plane.kubectl("-n", HOME, "create", "token", OPERATOR, "--duration=1h").strip()
+        kubeconfig = self.folder / "operator.kubeconfig"
+        self.plane.write_kubeconfig(kubeconfig, token)
+        os.environ["KUBECONFIG"] = str(kubeconfig)
+
+    def start_fleet(self) -> None:
+        """A real Fleet with the settings that the operator rendered, on ports of this machine."""
+        rendered = self.plane.read("-n", NAMESPACE, "cm", f"{CLUSTER}-fleet")["data"]["fleet.yaml"]
+        tree = yaml.safe_load(rendered)
+        token = self.folder / "token"
+        token.write_text(TOKEN)
+        auth = {"auth": {"bearer_token_file": str(token)}}
+        for protocol in ("grpc", "http"):
+            tree["receivers"]["otlp"]["protocols"][protocol] |= {"endpoint": "127.0.0.1:0", **auth}
+        tree["extensions"]["ingero_threshold"] |= {
+            "agent_endpoint": "127.0.0.1:0", "admin_endpoint": "127.0.0.1:0", **auth
+        }  # fmt: skip
+        tree["extensions"]["healthee"]["endpoint"] = "127.0.0.1:0"
+        tree["extensions"]["zpages"] = {"endpoint": "127.0.0.1:0"}
+        tree["exporters"]["prometheus"]["endpoint"] = "127.0.0.1:0"
+        tree["service"]["telemetry"]["metrics"]["address"] = "127.0.0.1:0"
+        file, ports = self.folder / "fleet.yaml", self.folder / "fleet-ports.json"
+        file.write_text(yaml.safe_dump(tree))
+        self.lab.start("fleet", str(BIN / "ingero-fleet"), "serve", "--config", str(file), "--ports-file", str(ports))
+        self.wait("Fleet to listen", ports.exists)
+        self.ports = json.loads(ports.read_text())
+
+    def start_agents(self) -> None:
+        """A real workload and a real agent for every node."""
+        for name in NODES:
+            steps = self.folder / f"{name}.steps"
+            self.lab.start(f"{name}-workload", sys.executable, "-m", "scripts.workload", str(steps))
+        for name in NODES:
+            self.lab.start(
+                f"{name}-agent", str(BIN / "ingero-agent"), "fleet-push",
+                "--fleet-endpoint", f"127.0.0.1:{self.ports['otlp/http']}", "--fleet-insecure",
+                "--fleet-cluster-id", CLUSTER, "--fleet-node-id", name, "--fleet-workload-type", "training",
+                "--fleet-token-file", str(self.folder / "token"),
+                "--fleet-push-interval", str(INTERVAL), "--warmup-samples", "8", "--no-detect-provider",
+                "--fleet-persist-path", str(self.folder / f"{name}.baseline.json"),
+                "--watch-pid", str(self.lab.processes[f"{name}-workload"].pid),
+                "--progress-file", str(self.folder / f"{name}.steps"),
+            )  # fmt: skip
+
+    def start_operator(self) -> None:
+        """The operator; it leads by its Lease."""
+        ports = self.folder / "operator-ports.json"
+        url = f"http://127.0.0.1:{self.ports.get('threshold', 1)}"
+        self.lab.start(
+            "operator", str(BIN / "ingero-operator"), "run", "--listen", "127.0.0.1:0", "--fleet-url", url,
+            "--ports-file", str(ports), "--poll", "500ms", "--resync", "5s",
+        )  # fmt: skip
+        self.wait("the operator to listen", ports.exists)
+
+    def run(self) -> None:
+        """Every step."""
+        self.install()
+        self.say("1. applied: CRDs, rights, admission policies, five GPU nodes (kwok)")
+        self.plane.apply(self.fleet_cluster())
+        self.ports = {"threshold": 9}
+        self.start_operator()
+        seconds = self.wait("the children", lambda: self.status().get("agents", {}).get("ready") == "5/5")
+        self.say(f"2. applied a FleetCluster; its children are up after {seconds:.1f} s")
+        self.show("-n", NAMESPACE, "get", "deploy,ds,svc,pdb,netpol")
+        self.start_fleet()
+        self.start_agents()
+        self.lab.processes.pop("operator").terminate()
+        (self.folder / "operator-ports.json").unlink()
+        self.start_operator()
+        self.say(
+            "3. real Fleet with the rendered settings, real agents over real workloads; the operator was restarted"
+        )
+        self.wait("the threshold", lambda: self.status().get("fleet", {}).get("threshold"), 90)
+        self.wait("no node to be accused", lambda: self.status()["stragglers"]["accused"] == 0, 90)
+        self.show("-n", NAMESPACE, "get", "fc")
+        self.straggler(NODES[-1])
+        self.upgrade()
+        self.delete()
+
+    def straggler(self, victim: str) -> None:
+        """Taken away, marked, brought back, proven well, released."""
+        self.lab.signal(f"{victim}-workload", signal.SIGUSR1)
+        self.say(f"4. the workload of {victim} is slowed to half its speed")
+        seconds = self.wait("the taint", lambda: self.taint(victim), 300)
+        wrong = [name for name in NODES if name != victim and self.taint(name)]
+        if wrong:
+            raise DemoFailed(f"marked {wrong} as well")
+        self.say(f"   marked after {seconds:.1f} s: {json.dumps(self.taint(victim))}")
+        note = self.plane.read("node", victim)["metadata"]["annotations"]["ingero.io/straggler"]
+        self.say(f"   evidence on the node: {note}")
+        self.wait("the status", lambda: self.status()["taints"]["used"] == "1/1")
+        self.show("-n", NAMESPACE, "get", "fc")
+        self.lab.signal(f"{victim}-workload", signal.SIGUSR2)
+        self.say(f"5. the workload of {victim} is healed")
+        seconds = self.wait("the release", lambda: not self.taint(victim), 300)
+        self.say(f"   proven well and released after {seconds:.1f} s")
+        items = self.plane.read("-n", NAMESPACE, "events")["items"]
+        for item in sorted(items, key=lambda item: str(item["firstTimestamp"])):
+            if item["reason"] in ("Tainted", "Released"):
+                self.say(f"   Event {item['reason']}: {item['message']}")
+
+    def upgrade(self) -> None:
+        """A new version goes from the receiver to the agents."""
+        self.plane.apply(self.fleet_cluster(version="0.2.0"))
+
+        def upgraded() -> bool:
+            found = self.plane.read("-n", NAMESPACE, "deploy,ds")["items"]
+            images = {item["spec"]["template"]["spec"]["containers"][0]["image"] for item in found}
+            return all(image.endswith(":0.2.0") for image in images) and self.status().get("summary") == "Healthy"
+
+        seconds = self.wait("the upgrade", upgraded, 120)
+        lines = (self.folder / "operator.log").read_text().splitlines()
+        order = [json.loads(line)["name"] for line in lines if "0.2.0" in line and '"apply"' in line]
+        self.say(f"6. upgraded after {seconds:.1f} s, in this order: {', '.join(order)}")
+        self.show("-n", NAMESPACE, "get", "fc", "-o", "wide")
+
+    def delete(self) -> None:
+        """Nothing is left."""
+        self.plane.delete("fc", CLUSTER, NAMESPACE)
+        kinds = "deploy,ds,svc,cm,sa,netpol,pdb"
+
+        def gone() -> bool:
+            left = self.plane.read("-n", NAMESPACE, kinds, "-l", f"ingero.io/owner={CLUSTER}")["items"]
+            return not left and not any(self.taint(name) for name in NODES)
+
+        seconds = self.wait("everything to go", gone)
+        self.say(f"7. deleted; no child and no taint is left after {seconds:.1f} s")
+
+
+def main() -> int:
+    """Parse the flags, run, say how it went."""
+    parser = argparse.ArgumentParser(prog="make demo-cluster", description=__doc__)
+    parser.parse_args()
+    folder = Path(tempfile.mkdtemp(prefix="ingero-demo-cluster-"))
+    lab = Lab(folder)
+    try:
+        with control_plane(folder / "plane") as plane:
+            try:
+                Story(plane, lab, folder).run()
+            finally:
+                lab.stop()
+    except (DemoFailed, RuntimeError) as error:
+        print(f"demo-cluster: {error}; the logs are in {folder}", file=sys.stderr)
+        return 1
+    except FileNotFoundError as error:
+        print(f"demo-cluster: {error}", file=sys.stderr)
+        return 2
+    shutil.rmtree(folder)
+    print("every step was seen")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

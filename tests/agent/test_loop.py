@@ -1,0 +1,111 @@
+"""Ticks of the real loop against Fleet's own receiver; only the node that is looked at is made up."""
+
+import asyncio
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from ingero_agent.devices import GpuReading
+from ingero_agent.health.throttle import kinds
+from ingero_agent.loop import Loop
+from ingero_agent.push import FleetClient
+from ingero_agent.route import Route
+from ingero_agent.settings import AgentConfig
+from ingero_agent.sources.scripted import ScriptedSource
+from ingero_contract import attributes, metrics
+from ingero_kit.otlp_server import Answer, Guardian, OtlpHttpReceiver, Push
+from ingero_kit.tls import ClientTls
+
+
+@dataclass
+class Played:
+    """GPUs that play readings, one a look; the last goes on."""
+
+    readings: list[GpuReading] = field(default_factory=lambda: [GpuReading()])
+
+    def read(self) -> GpuReading:
+        return self.readings.pop(0) if len(self.readings) > 1 else self.readings[0]
+
+
+def gpu(**bits: int) -> GpuReading:
+    return GpuReading(
+        "NVIDIA Imaginary 80GB", len(bits), 0.5, 0, {name: kinds(value) for name, value in bits.items()}
+    )
+
+
+def ticks(folder: Path, count: int, devices: Played) -> list[ExportMetricsServiceRequest]:
+    """What arrives at Fleet in so many ticks."""
+    taken: list[ExportMetricsServiceRequest] = []
+
+    def handler(push: Push) -> Answer:
+        taken.append(ExportMetricsServiceRequest.FromString(push.body))
+        return Answer()
+
+    async def work() -> None:
+        server = OtlpHttpReceiver(handler, Guardian())
+        address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
+        client = FleetClient(Route(endpoint=address, cluster="c", tls=ClientTls(insecure=True)))
+        config = AgentConfig(
+            fleet_endpoint=address, fleet_cluster_id="c", fleet_node_id="n", stub=True,
+            fleet_persist_path=folder / "baseline.json",
+        )  # fmt: skip
+        loop = Loop(config, ScriptedSource.constant(), devices, client, None, lambda: 1_700_000_000.0)
+        for _ in range(count):
+            await loop.tick()
+        await client.close()
+        await server.stop(0.1)
+
+    asyncio.run(asyncio.wait_for(work(), 30))
+    return taken
+
+
+def throttle_points(request: ExportMetricsServiceRequest) -> dict[str, dict[str, int]]:
+    found: dict[str, dict[str, int]] = {}
+    for metric in request.resource_metrics[0].scope_metrics[0].metrics:
+        for point in metric.gauge.data_points:
+            keys = {pair.key: pair.value.string_value for pair in point.attributes}
+            found.setdefault(metric.name, {})[keys[attributes.GPU_UUID]] = point.as_int
+    return found
+
+
+def names(request: Any) -> set[str]:
+    return {metric.name for metric in request.resource_metrics[0].scope_metrics[0].metrics}
+
+
+def test_throttling_is_told_while_it_lasts_and_once_when_it_ends(tmp_path: Path) -> None:
+    hot = gpu(a=0x40, b=0x1)
+
+    pushes = ticks(tmp_path, 5, Played([gpu(a=0, b=0), hot, hot, gpu(a=0, b=0), gpu(a=0, b=0)]))
+
+    told = [throttle_points(push) for push in pushes if metrics.HEALTH_SCORE not in names(push)]
+    on = {
+        metrics.GPU_THROTTLE_POWER: {"a": 0, "b": 0}, metrics.GPU_THROTTLE_THERMAL: {"a": 1, "b": 0},
+        metrics.GPU_THROTTLE_SW: {"a": 0, "b": 0}, metrics.GPU_THROTTLE_HW: {"a": 1, "b": 0},
+    }  # fmt: skip
+    off = {name: {"a": 0, "b": 0} for name in on}
+    assert told == [on, on, off]
+    assert len(pushes) == 8
+
+
+def test_a_throttled_gpu_that_is_lost_is_told_as_free(tmp_path: Path) -> None:
+    pushes = ticks(tmp_path, 2, Played([gpu(a=0x4), GpuReading("NVIDIA Imaginary 80GB", 1, None, 1)]))
+
+    assert throttle_points(pushes[-1])[metrics.GPU_THROTTLE_POWER] == {"a": 0}
+
+
+def test_memory_headroom_of_the_gpus_replaces_the_source_s(tmp_path: Path) -> None:
+    [push] = ticks(tmp_path, 1, Played([gpu(a=0)]))
+
+    memory = [
+        point.as_double
+        for metric in push.resource_metrics[0].scope_metrics[0].metrics
+        if metric.name == metrics.MEMORY_HEADROOM
+        for point in metric.gauge.data_points
+    ]
+    assert memory == [0.5]
+
+
+def test_a_node_without_gpus_says_nothing_about_throttling(tmp_path: Path) -> None:
+    assert all(metrics.HEALTH_SCORE in names(push) for push in ticks(tmp_path, 3, Played()))

@@ -1,0 +1,348 @@
+"""Pushes over HTTP and gRPC: the same words, the same failures, the same second try."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import trustme
+
+from ingero_agent.push import FleetClient, make_transport
+from ingero_agent.push_grpc import retry_delay, target
+from ingero_agent.route import Failure, Reply, Route
+from ingero_contract.values import VerdictState
+from ingero_contract.verdicts import VerdictLine
+from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.otlp_server import Answer, Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Status, retry_info
+from ingero_kit.settings import SettingsError
+from ingero_kit.tls import ClientTls
+from ingero_kit.tokens import Tokens
+from ingero_testing.processes import Running, fleet
+
+PROTOCOLS = ("http", "grpc")
+NOW = 1_700_000_000.0
+T = TypeVar("T")
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    return asyncio.run(asyncio.wait_for(work, 60))
+
+
+def route(port: int, protocol: Any, **changes: Any) -> Route:
+    usual: dict[str, Any] = {"cluster": "c", "tls": ClientTls(insecure=True)}
+    return Route(endpoint=f"127.0.0.1:{port}", protocol=protocol, **{**usual, **changes})
+
+
+def report(node: str = "n", cluster: str = "c", score: float = 0.9) -> Any:
+    return encode_report(HealthReport(node_id=node, cluster_id=cluster, score=score, workload_type="training"))
+
+
+async def once(way: Route, request: Any = None) -> Reply:
+    transport = make_transport(way)
+    try:
+        return await transport.send(request or report())
+    finally:
+        await transport.close()
+
+
+@asynccontextmanager
+async def receiver(
+    protocol: str, answer: Answer, tokens: Tokens | None = None
+) -> AsyncIterator[tuple[int, list[Push]]]:
+    """The receiver that Fleet uses, with one answer for everything."""
+    taken: list[Push] = []
+
+    def handler(push: Push) -> Answer:
+        taken.append(push)
+        return answer
+
+    kind = OtlpHttpReceiver if protocol == "http" else OtlpGrpcReceiver
+    server = kind(handler, Guardian(tokens))
+    try:
+        yield await server.start("127.0.0.1", 0), taken
+    finally:
+        await server.stop(1.0)
+
+
+# Against Fleet itself.
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with fleet(tmp_path_factory.mktemp("fleet")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("compression", ["none", "gzip"])
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_threshold_and_quorum_arrive(service: Running, protocol: str, compression: str) -> None:
+    cluster = f"{protocol}-{compression}"
+
+    async def work() -> FleetClient:
+        port = service.ports[f"otlp/{protocol}"]
+        client = FleetClient(route(port, protocol, cluster=cluster, compression=compression))
+        while client.word.threshold is None:
+            for node in ("a", "b", "d"):
+                assert await client.push(report(node, cluster), NOW)
+        await client.close()
+        return client
+
+    client = run(work())
+
+    assert (client.word.threshold, client.word.quorum, client.word.threshold_at) == (0.85, True, NOW)
+    assert client.pushed_at == NOW
+    assert client.counters.thresholds >= 1
+    assert not client.counters.failed
+
+
+def test_mutual_tls_opens_only_to_the_right_certificate(tmp_path: Path) -> None:
+    authority, stranger = trustme.CA(), trustme.CA()
+    files = {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key", "mine", "mykey", "other")}
+    server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("agent")
+    for blob, name in (
+        (authority.cert_pem, "ca"), (stranger.cert_pem, "other"), (server.cert_chain_pems[0], "cert"),
+        (server.private_key_pem, "key"), (client.cert_chain_pems[0], "mine"), (client.private_key_pem, "mykey"),
+    ):  # fmt: skip
+        blob.write_to_path(files[name])
+    theirs = {
+        "tls": {"cert_file": str(files["cert"]), "key_file": str(files["key"]), "client_ca_file": str(files["ca"])}
+    }
+    mine = {"cert_file": files["mine"], "key_file": files["mykey"]}
+    clients = (
+        ClientTls(ca_file=files["ca"], **mine), ClientTls(ca_file=files["ca"]),
+        ClientTls(ca_file=files["other"], **mine),
+    )  # fmt: skip
+    with fleet(tmp_path, {"receivers": {"otlp": {"protocols": dict.fromkeys(PROTOCOLS, theirs)}}}) as guarded:
+        seen = {
+            protocol: [
+                run(once(route(guarded.ports[f"otlp/{protocol}"], protocol, tls=tls))).failure for tls in clients
+            ]
+            for protocol in PROTOCOLS
+        }
+
+    assert seen == {protocol: [None, Failure.UNREACHABLE, Failure.UNREACHABLE] for protocol in PROTOCOLS}
+
+
+def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
+    token, mine = tmp_path / "token", tmp_path / "mine"
+    token.write_text("right\n")
+    auth = {"auth": {"bearer_token_file": str(token)}}
+
+    async def work(port: int, protocol: str) -> list[Failure | None]:
+        transport = make_transport(route(port, protocol, token_file=mine))
+        seen = []
+        for text in ("wrong", "right", "\u00e4", "", "right"):
+            mine.write_text(text)
+            seen.append((await transport.send(report())).failure)
+        await transport.close()
+        return seen
+
+    with fleet(tmp_path, {"receivers": {"otlp": {"protocols": dict.fromkeys(PROTOCOLS, auth)}}}) as guarded:
+        seen = {protocol: run(work(guarded.ports[f"otlp/{protocol}"], protocol)) for protocol in PROTOCOLS}
+
+    expected = [Failure.UNAUTHENTICATED, None, Failure.TOKEN, Failure.TOKEN, None]
+    assert seen == dict.fromkeys(PROTOCOLS, expected)
+
+
+# Against Fleet's receiver with an answer of the test's choice.
+
+
+@pytest.mark.parametrize(
+    ("status", "failure"),
+    [
+        (Status.OK, None),
+        (Status.INVALID, Failure.REFUSED),
+        (Status.UNAUTHENTICATED, Failure.UNAUTHENTICATED),
+        (Status.FORBIDDEN, Failure.UNAUTHENTICATED),
+        (Status.BUSY, Failure.BUSY),
+        (Status.UNAVAILABLE, Failure.BUSY),
+        (Status.INTERNAL, Failure.SERVER_ERROR),
+    ],
+)
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_every_status_means_the_same_over_both(protocol: str, status: Status, failure: Failure | None) -> None:
+    async def work() -> tuple[Reply, int]:
+        async with receiver(protocol, Answer(status=status, message="so", retry_seconds=7.0)) as (port, taken):
+            return await once(route(port, protocol)), len(taken)
+
+    reply, pushes = run(work())
+
+    assert (reply.failure, pushes) == (failure, 1)
+    assert reply.retry_after == (7.0 if failure is Failure.BUSY else 0.0)
+    assert reply.answered
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_threshold_and_verdict_are_read_together(protocol: str) -> None:
+    line = VerdictLine(state=VerdictState.STRAGGLER, kind="slow")
+    answer = Answer(
+        http_headers=b"X-Ingero-Threshold: 0.870348\r\nX-Ingero-Quorum-Met: true\r\nX-Ingero-Verdict: %s\r\n"
+        % line.format().encode(),
+        metadata=(
+            ("ingero-threshold", "0.870348"), ("ingero-quorum-met", "true"), ("ingero-verdict", line.format()),
+        ),
+    )  # fmt: skip
+
+    async def work() -> FleetClient:
+        async with receiver(protocol, answer) as (port, _):
+            client = FleetClient(route(port, protocol))
+            await client.push(report(), NOW)
+            await client.close()
+            return client
+
+    word = run(work()).word
+
+    assert (word.threshold, word.quorum, word.verdict) == (0.870348, True, line)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_cluster_travels_beside_the_payload(protocol: str) -> None:
+    async def work(cluster: str) -> str:
+        async with receiver(protocol, Answer()) as (port, taken):
+            assert (await once(route(port, protocol, cluster=cluster))).failure is None
+            return taken[0].cluster
+
+    assert run(work("lab one")) == "lab one"
+    assert run(work("z\u00fcrich")) == ("z\u00fcrich" if protocol == "http" else "")
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_gzip_makes_pushes_smaller_on_the_wire(protocol: str) -> None:
+    async def work(compression: str) -> int:
+        async with receiver(protocol, Answer()) as (port, _):
+            sent, over = 0, asyncio.Event()
+
+            async def relay(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+                inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+
+                async def copy(source: asyncio.StreamReader, to: asyncio.StreamWriter, counted: bool) -> None:
+                    nonlocal sent
+                    while data := await source.read(65536):
+                        sent += len(data) if counted else 0
+                        to.write(data)
+                        await to.drain()
+                    to.close()
+
+                await asyncio.gather(copy(reader, inner_writer, True), copy(inner_reader, writer, False))
+                over.set()
+
+            server = await asyncio.start_server(relay, "127.0.0.1", 0)
+            way = route(server.sockets[0].getsockname()[1], protocol, compression=compression)
+            assert (await once(way, report("n" * 200))).failure is None
+            await over.wait()
+            server.close()
+            return sent
+
+    assert run(work("gzip")) < 0.7 * run(work("none"))
+
+
+# When nobody answers.
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_network_failure_is_tried_once_more_and_three_make_fleet_unreachable(protocol: str) -> None:
+    async def work() -> tuple[FleetClient, list[bool]]:
+        with socket.socket() as nobody:
+            nobody.bind(("127.0.0.1", 0))
+            client = FleetClient(route(nobody.getsockname()[1], protocol))
+            reachable = []
+            for _ in range(3):
+                assert not await client.push(report(), NOW)
+                reachable.append(client.word.reachable)
+            await client.close()
+            return client, reachable
+
+    client, reachable = run(work())
+
+    assert reachable == [True, True, False]
+    assert client.counters.retried == 3
+    assert client.counters.failed == {"unreachable": 3}
+    assert client.pushed_at is None
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_refusal_is_not_tried_again(protocol: str) -> None:
+    async def work() -> tuple[FleetClient, int]:
+        async with receiver(protocol, Answer(status=Status.INVALID, message="no")) as (port, taken):
+            client = FleetClient(route(port, protocol))
+            assert not await client.push(report(), NOW)
+            await client.close()
+            return client, len(taken)
+
+    client, pushes = run(work())
+
+    assert (client.counters.retried, pushes) == (0, 1)
+    assert client.counters.failed == {"refused": 1}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_listener_that_never_answers_costs_the_timeout_and_no_more(protocol: str) -> None:
+    async def work() -> Reply:
+        with socket.socket() as mute:
+            mute.bind(("127.0.0.1", 0))
+            mute.listen()
+            return await once(route(mute.getsockname()[1], protocol, timeout=0.3))
+
+    assert run(work()).failure in (Failure.TIMEOUT, Failure.UNREACHABLE)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_first_push_after_fleet_is_back_arrives(protocol: str) -> None:
+    async def work() -> list[Failure | None]:
+        seen = []
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        transport = make_transport(route(port, protocol))
+        for _ in range(4):
+            seen.append((await transport.send(report())).failure)
+        server = (OtlpHttpReceiver if protocol == "http" else OtlpGrpcReceiver)(lambda _: Answer(), Guardian())
+        await server.start("127.0.0.1", port)
+        seen.append((await transport.send(report())).failure)
+        await transport.close()
+        await server.stop(1.0)
+        return seen
+
+    assert run(work()) == [Failure.UNREACHABLE] * 4 + [None]
+
+
+# Pure parts of gRPC.
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "insecure", "expected"),
+    [
+        ("fleet:4317", False, ("fleet:4317", True)),
+        ("fleet:4317", True, ("fleet:4317", False)),
+        ("http://fleet:4317", False, ("fleet:4317", False)),
+        ("https://[::1]:4317/", True, ("[::1]:4317", True)),
+    ],
+)
+def test_grpc_targets(endpoint: str, insecure: bool, expected: tuple[str, bool]) -> None:
+    assert target(endpoint, insecure) == expected
+
+
+@pytest.mark.parametrize(
+    "endpoint", ["fleet", "fleet:4317/v1/metrics", "fleet:99999", "unix:///a", "u@fleet:1", ":1"]
+)
+def test_what_grpc_would_misread_is_refused(endpoint: str) -> None:
+    with pytest.raises(SettingsError):
+        target(endpoint, True)
+
+
+@pytest.mark.parametrize(
+    ("details", "seconds"),
+    [
+        (retry_info("busy", 2.5), 2.5),
+        (retry_info("busy", 1e6), 3600.0),
+        (b"\xff rubbish", None),
+        (b"", None),
+        ("text", None),
+        (None, None),
+    ],
+)
+def test_the_asked_wait_is_read_and_bounded(details: bytes | str | None, seconds: float | None) -> None:
+    assert retry_delay(details) == seconds

@@ -1,0 +1,25 @@
+"""Tests that load programs into the kernel: as root with BTF, BCC and a C compiler; required with `--ebpf`."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+REASON = "needs root, BTF, python3-bpfcc and a C compiler"
+
+
+def _can() -> bool:
+    return bool(
+        os.getuid() == 0
+        and shutil.which("cc")
+        and Path("/sys/kernel/btf/vmlinux").exists()
+        and Path("/usr/lib/python3/dist-packages/bcc").exists()
+    )
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("ebpf") and not _can():
+        if os.environ.get("INGERO_TEST_EBPF"):
+            pytest.fail(f"INGERO_TEST_EBPF is set, and this machine cannot: {REASON}")
+        pytest.skip(REASON)

@@ -1,0 +1,99 @@
+"""What `ingero-agent check` says about a machine, and what it says to do."""
+
+import json
+import subprocess
+from dataclasses import replace
+
+import pytest
+
+from ingero_agent.trace.capabilities import Capability, Facts, State, can_trace, evaluate, missing_privileges
+from ingero_testing.processes import BIN
+
+GOOD = Facts(
+    release="6.8.0-45-generic", effective=(1 << 41) - 1, btf=True, lockdown="[none] integrity confidentiality",
+    bcc=True, perf_uprobes=True, entry_ns=600.0, pair_ns=1200.0, libraries=(("cudart", "python"),), gpus=8,
+    pyarrow=True, database="/var/lib/ingero/ingero.db",
+)  # fmt: skip
+
+
+def lines(facts: Facts) -> dict[str, Capability]:
+    return {one.name: one for one in evaluate(facts)}
+
+
+def test_a_good_machine_is_good_throughout() -> None:
+    found = evaluate(GOOD)
+
+    assert can_trace(found)
+    assert {one.state for one in found} == {State.OK}
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "state", "fix"),
+    [
+        pytest.param({"release": "4.18.0"}, "kernel", State.MISSING, "5.15", id="old kernel"),
+        pytest.param({"machine": "riscv64"}, "kernel", State.MISSING, "x86_64", id="foreign machine"),
+        pytest.param({"effective": 0}, "privileges", State.MISSING, "BPF, PERFMON, SYS_PTRACE", id="no root"),
+        pytest.param({"bcc": False}, "compiler", State.MISSING, "apt-get install", id="no bcc"),
+        pytest.param({"load_error": "refused"}, "programs", State.MISSING, "above", id="no programs"),
+        pytest.param(
+            {"lockdown": "none integrity [confidentiality]"}, "lockdown", State.MISSING, "lockdown", id="lockdown"
+        ),
+        pytest.param({"database_error": "/x cannot be written"}, "database", State.MISSING, "--db", id="no folder"),
+        pytest.param(
+            {"link_error": "Invalid argument", "perf_uprobes": False}, "links", State.MISSING, "6.6", id="no uprobes"
+        ),
+    ],
+)
+def test_what_is_missing_stops_tracing_and_has_a_cure(
+    change: dict[str, object], name: str, state: State, fix: str
+) -> None:
+    found = lines(replace(GOOD, **change))  # type: ignore[arg-type]
+
+    assert (found[name].state, can_trace(list(found.values()))) == (state, False)
+    assert fix in found[name].fix
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "state"),
+    [
+        ({"release": "5.15.0"}, "kernel", State.DEGRADED),
+        ({"btf": False}, "btf", State.DEGRADED),
+        ({"link_error": "Invalid argument"}, "links", State.DEGRADED),
+        ({"effective": 1 << 21}, "privileges", State.DEGRADED),
+        ({"entry_ns": None}, "cost", State.DEGRADED),
+        ({"pair_ns": 9000.0}, "cost", State.DEGRADED),
+        ({"libraries": ()}, "libraries", State.ABSENT),
+        ({"gpu_error": "no driver"}, "gpu", State.ABSENT),
+        ({"pyarrow": False}, "parquet", State.ABSENT),
+    ],
+)
+def test_what_works_with_less_does_not_stop_tracing(change: dict[str, object], name: str, state: State) -> None:
+    found = lines(replace(GOOD, **change))  # type: ignore[arg-type]
+
+    assert (found[name].state, can_trace(list(found.values()))) == (state, True)
+    assert found[name].fix or name == "cost"
+
+
+def test_the_old_all_powerful_capability_stands_for_the_new_ones() -> None:
+    assert missing_privileges(1 << 21) == ["CAP_SYS_PTRACE"]
+
+
+@pytest.mark.ebpf
+def test_a_capable_machine_is_tried_for_real_and_its_cost_measured() -> None:
+    done = subprocess.run([BIN / "ingero-agent", "check", "--json"], capture_output=True, text=True, timeout=120)
+    found = {one["name"]: one for one in json.loads(done.stdout)["capabilities"]}
+
+    assert (done.returncode, found["links"]["state"]) == (0, "ok"), done.stdout
+    assert " ns a counted call" in found["cost"]["reason"]
+
+
+@pytest.mark.ebpf
+def test_without_privileges_the_answer_names_them_and_says_no() -> None:
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-all", "--inh-caps=-all", BIN / "ingero-agent", "check", "--json"],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    answer = json.loads(done.stdout)
+
+    assert (done.returncode, answer["can_trace"]) == (1, False)
+    assert "CAP_BPF" in next(one["reason"] for one in answer["capabilities"] if one["name"] == "privileges")

@@ -1,0 +1,199 @@
+"""Single collectives, from the call in an unmodified process to database, page, export and recording."""
+
+import csv
+import json
+import sqlite3
+import urllib.request
+from contextlib import closing
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+from ingero_agent.trace.events import Collective, decode, lags, sample_mask
+from ingero_agent.trace.timeline import COLUMNS, Timeline, parse_rank
+from ingero_testing.gpu_job import (
+    IDENTITY,
+    build_job,
+    communicator_hash,
+    go,
+    job,
+    listening_port,
+    now_ns,
+    receiver,
+    said,
+    tracing,
+)
+from ingero_testing.processes import wait_until
+
+RANKS, STEPS, LATE, EXTRA_US = 4, 40, 2, 40_000
+
+
+def collective(**change: Any) -> Collective:
+    base: dict[str, Any] = {
+        "pid": 1, "tid": 1, "operation": "ncclAllReduce", "op_code": 3, "communicator": "ab", "rank": 0, "nranks": 4,
+        "device": 0, "seq": 1, "exact": True, "dtype": 7, "reduce_op": 0, "size": 4000, "arrival_ns": 0,
+        "enqueue_ns": 10, "blocked_ns": 0, "end_ns": 0,
+    }  # fmt: skip
+    return Collective(**{**base, **change})
+
+
+def rows(database: Path, query: str) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(query).fetchall()
+
+
+@pytest.mark.ebpf
+def test_a_rank_that_is_late_on_the_host_is_named_end_to_end(tmp_path: Path) -> None:
+    program, began = build_job(tmp_path), now_ns()
+    recorded, database = tmp_path / "run.csv", tmp_path / "trace.db"
+    with receiver() as (port, bodies):
+        flags = ["--record", str(recorded), "--prometheus", "127.0.0.1:0", "--node", "n1", "--cluster", "lab"]
+        with (
+            tracing(tmp_path, *flags, "--otlp", f"http://127.0.0.1:{port}") as agent,
+            job(program, RANKS, STEPS, 1000, LATE, EXTRA_US) as running,
+        ):
+            wait_until(lambda: agent.words().count("attached") == 2, "both libraries")
+            go(running)
+            assert said(running) == "done"
+            wait_until(
+                lambda: rows(database, "SELECT COUNT(*) FROM collectives")[0][0] == RANKS * STEPS,
+                "every collective", 20,
+            )  # fmt: skip
+            url = f"http://127.0.0.1:{listening_port(agent)}/metrics"
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                page = answer.read().decode()
+        ended = now_ns()
+
+    stored = rows(
+        database,
+        "SELECT rank, nranks, comm_hash, seq, seq_exact, bytes, timestamp, end_at, blocked_dur FROM collectives",
+    )
+    assert {row[:3] for row in stored} == {(rank, RANKS, communicator_hash(IDENTITY)) for rank in range(RANKS)}
+    assert sorted((row[0], row[3]) for row in stored) == [(r, s) for r in range(RANKS) for s in range(1, STEPS + 1)]
+    assert {(row[4], row[5]) for row in stored} == {(1, 4000)}
+    assert all(began < row[6] < row[7] < ended for row in stored)
+    found = lags(collective(rank=row[0], communicator=row[2], seq=row[3], blocked_ns=row[8]) for row in stored)
+    late = {rank: median(values) for (_, rank), values in found.items()}
+    assert late[LATE] > EXTRA_US / 2e6
+    assert max(abs(late[rank]) for rank in range(RANKS) if rank != LATE) < late[LATE] / 4
+    assert f'gpu_nccl_collective_count{{op_type="ncclAllReduce"}} {RANKS * STEPS}.0' in page
+    assert "ingero_trace_lost_total{" not in page
+
+    with recorded.open(newline="") as stream:
+        table = list(csv.DictReader(stream))
+    assert tuple(table[0]) == COLUMNS
+    waits = {
+        rank: median(float(row["duration"]) for row in table if row["rank"] == str(rank) and row["kind"] == kind)
+        for rank, kind in ((rank, "collective") for rank in range(RANKS))
+    }
+    work = {
+        rank: median(float(row["duration"]) for row in table if row["rank"] == str(rank) and row["kind"] == "compute")
+        for rank in range(RANKS)
+    }
+    assert min(waits, key=lambda rank: waits[rank]) == max(work, key=lambda rank: work[rank]) == LATE
+
+    points = [
+        {pair["key"]: next(iter(pair["value"].values())) for pair in point["attributes"]}
+        for body in bodies
+        for metric in json.loads(body)["resourceMetrics"][0]["scopeMetrics"][0]["metrics"]
+        if metric["name"] == "nccl.collective.barrier_wait_ms"
+        for point in metric["gauge"]["dataPoints"]
+    ]
+    assert len(points) == RANKS * STEPS
+    assert {(int(point["nccl.rank"]), int(point["nccl.seq"])) for point in points} == {
+        (rank, seq) for rank in range(RANKS) for seq in range(1, STEPS + 1)
+    }
+
+
+def test_the_rank_that_waits_least_is_the_late_one_and_clocks_do_not_matter() -> None:
+    waits = {0: 80, 1: 81, 2: 1, 3: 79}
+    found = lags(
+        collective(rank=rank, seq=seq, blocked_ns=wait * 10**6, arrival_ns=rank * 10**12)
+        for rank, wait in waits.items()
+        for seq in (1, 2)
+    )
+
+    assert found["ab", 2] == [pytest.approx(0.079)] * 2
+    assert all(abs(value) < 0.003 for rank in (0, 1, 3) for value in found["ab", rank])
+
+
+def test_equal_waits_name_nobody() -> None:
+    found = lags(collective(rank=rank, blocked_ns=80 * 10**6) for rank in range(8))
+
+    assert {value for values in found.values() for value in values} == {0.0}
+
+
+@pytest.mark.parametrize("change", [{"exact": False}, {"rank": None}, {"communicator": None}])
+def test_collectives_that_cannot_be_matched_are_left_out(change: dict[str, Any]) -> None:
+    assert lags(collective(**{"rank": rank, **change}) for rank in range(4)) == {}
+
+
+@pytest.mark.parametrize("record", [b"", b"\0" * 96, b"\xff" * 96, b"\xff" * 50])
+def test_rubbish_in_the_ring_is_no_event(record: bytes) -> None:
+    assert decode(record, 0) is None
+
+
+def test_sampling_grows_coarser_under_load_and_fine_again_and_masks_nest() -> None:
+    masks = [0]
+    for rate in (5000, 5000, 500, 100, 100, 100):
+        masks.append(sample_mask(masks[-1], rate))
+
+    assert masks == [0, 1, 3, 3, 1, 0, 0]
+
+
+def test_a_timeline_splits_a_ranks_time_into_computing_and_communicating() -> None:
+    second = 10**9
+    found = list(
+        Timeline().rows(
+            [
+                collective(seq=1, arrival_ns=10 * second, end_ns=12 * second),
+                collective(seq=2, arrival_ns=15 * second, end_ns=16 * second),
+            ]
+        )
+    )
+
+    assert [(row.kind, row.start, row.duration, row.step, row.seq) for row in found] == [
+        ("collective", 10, 2, 1, 1),
+        ("compute", 12, 3, 2, None),
+        ("collective", 15, 1, 2, 2),
+    ]
+
+
+def test_two_communicators_of_one_wait_share_a_step_and_the_jobs_rank_is_the_environments() -> None:
+    timeline = Timeline()
+    timeline.ranks[1] = 9
+    found = list(
+        timeline.rows(
+            [
+                collective(communicator="small", nranks=2, rank=1, seq=7, end_ns=5),
+                collective(communicator="large", nranks=8, rank=3, seq=4, end_ns=5),
+            ]
+        )
+    )
+
+    assert {(row.rank, row.group, row.seq, row.step) for row in found} == {(9, "small", 7, 4), (9, "large", 4, 4)}
+
+
+@pytest.mark.parametrize(
+    ("environment", "rank"), [(b"A=1\0RANK=3\0", 3), (b"LOCAL_RANK=3\0", None), (b"RANK=x\0", None), (b"", None)]
+)
+def test_rank_of_the_environment(environment: bytes, rank: int | None) -> None:
+    assert parse_rank(environment) == rank
+
+
+@pytest.mark.ebpf
+def test_a_communicator_from_before_the_agent_has_its_rank_and_no_exact_number(tmp_path: Path) -> None:
+    program, database = build_job(tmp_path, hash_at=13528), tmp_path / "trace.db"
+    with job(program, 3, 20, 1000, 0, 0, "after-init") as running:
+        assert said(running) == "ready"
+        with tracing(tmp_path) as agent:
+            wait_until(lambda: agent.words().count("attached") == 2, "both libraries")
+            go(running)
+            assert said(running) == "done"
+            wait_until(lambda: rows(database, "SELECT COUNT(*) FROM collectives")[0][0] == 60, "collectives", 20)
+
+    assert set(rows(database, "SELECT rank, nranks, comm_hash, seq_exact FROM collectives")) == {
+        (rank, 3, communicator_hash(IDENTITY), 0) for rank in range(3)
+    }

@@ -1,0 +1,173 @@
+"""Differences between looks, and windows whose rates stay where they were."""
+
+import struct
+import urllib.request
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, Counted, Differences, Scaler, longest, unpack
+from ingero_agent.trace.ledger import Ledger, quantile
+from ingero_agent.trace.page import buckets
+from ingero_agent.trace.probes.table import FUNCTIONS
+from ingero_testing.gpu_job import RUNTIME, compile_c, go, job, listening_port, said, tracing
+from ingero_testing.processes import wait_until
+
+BY_NAME = {function.name: function for function in FUNCTIONS}
+LAUNCH, COPY, REDUCE = BY_NAME["cudaLaunchKernel"], BY_NAME["cudaMemcpyAsync"], BY_NAME["ncclAllReduce"]
+
+
+def value(count: int, nanoseconds: int = 0, most: int = 0, size: int = 0, octave: int | None = None) -> bytes:
+    octaves = [count if index == octave else 0 for index in range(32)]
+    return struct.pack("=5Q32I", count, nanoseconds, most, size, 0, *octaves)
+
+
+def test_processors_are_added_up_and_the_longest_of_them_stands() -> None:
+    assert unpack(value(2, 10, 7, 100) + value(3, 20, 9, 1), 2)[:4] == (5, 30, 9, 101)
+
+
+@given(st.lists(st.integers(0, 1000), max_size=20))
+def test_differences_add_up_to_the_last_value(steps: list[int]) -> None:
+    differences, key, total, found = Differences(), CALL_KEY.pack(7, LAUNCH.number, 0), 0, 0
+    for step in steps:
+        total += step
+        new = differences.call(key, unpack(value(total), 1))
+        found += new.count if new else 0
+
+    assert found == total
+
+
+@pytest.mark.parametrize(("dtype", "size"), [(7, 4000), (6, 2000), (10, 1000), (99, 0)])
+def test_elements_become_bytes_and_never_by_a_guess(dtype: int, size: int) -> None:
+    key = COLLECTIVE_KEY.pack(7, REDUCE.number, dtype, 0, 1)
+    new = Differences().collective(key, unpack(value(1, size=1000), 1))
+
+    assert new is not None
+    assert new.size == size
+
+
+def test_a_function_that_is_not_in_the_table_is_passed_over() -> None:
+    assert Differences().call(CALL_KEY.pack(7, 250, 0), unpack(value(1), 1)) is None
+
+
+def test_the_longest_call_is_of_this_look_and_not_of_an_older_one() -> None:
+    record, after = (5, 0, 9000, 0, 0), (6, 0, 9000, 0, 0)
+    octaves = tuple(int(index == 10) for index in range(32))
+
+    assert longest(None, after, octaves) == 9000
+    assert longest(record, (6, 0, 9500, 0, 0), octaves) == 9500
+    assert longest(record, after, octaves) == 2047
+
+
+@given(st.integers(1, 100_000), st.sampled_from([4, 10, 30]), st.integers(2, 12))
+def test_windows_and_estimates_together_report_the_true_number_of_a_steady_load(
+    rate: int, every: int, windows: int
+) -> None:
+    scaler, reported = Scaler(), 0
+    for _ in range(windows):
+        for second in range(every):
+            counted = [Counted(LAUNCH, 7, rate)] if second == 0 else []
+            reported += sum(one.count for one in scaler.step(counted, 1.0, is_open=second == 0, alive={7}))
+
+    assert abs(reported - rate * every * windows) <= windows
+
+
+def test_a_process_that_is_gone_is_estimated_no_more() -> None:
+    scaler = Scaler()
+    list(scaler.step([Counted(LAUNCH, 7, 100)], 1.0, is_open=True, alive={7}))
+
+    assert [one.count for one in scaler.step([], 0.5, is_open=False, alive={7})] == [50]
+    assert list(scaler.step([], 0.5, is_open=False, alive=set())) == []
+
+
+def test_estimates_scale_time_and_bytes_and_say_that_they_are_estimates() -> None:
+    scaler = Scaler()
+    list(scaler.step([Counted(COPY, 7, 10, 1000, size=500, kind=1)], 1.0, is_open=True, alive={7}))
+    (one,) = scaler.step([], 3.0, is_open=False, alive={7})
+
+    assert (one.count, one.nanoseconds, one.size, one.kind, one.estimated) == (30, 3000, 1500, 1, True)
+
+
+@pytest.mark.parametrize(("share", "low", "high"), [(0.5, 1024, 2048), (0.99, 2**20, 2**21), (0.0, 0, 1024)])
+def test_quantiles_lie_in_the_octave_that_holds_them(share: float, low: float, high: float) -> None:
+    octaves = [0] * 32
+    octaves[10], octaves[20] = 90, 10
+
+    assert low <= quantile(octaves, share) <= high
+    assert quantile([0] * 32, share) == 0
+
+
+def test_copies_are_kept_by_direction_and_fall_into_their_buckets() -> None:
+    ledger = Ledger()
+    octaves = tuple(3 * int(index == 20) for index in range(32))
+    ledger.add([Counted(COPY, 7, 3, 3 * 10**6, size=300, kind=1, octaves=octaves), Counted(LAUNCH, 7, 5)])
+
+    assert {name: totals.size for name, totals in ledger.copies.items()} == {"h2d": 300}
+    assert sum(buckets(ledger.copies["h2d"])) == 3
+    assert buckets(ledger.copies["h2d"])[4] == 3
+
+
+STORM = r"""
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+typedef struct { unsigned x, y, z; } dim3;
+int cudaLaunchKernel(void *, dim3, dim3, void **, size_t, void *);
+static double now(void) { struct timespec t; clock_gettime(CLOCK_MONOTONIC, &t); return t.tv_sec + t.tv_nsec / 1e9; }
+int main(int argc, char **argv) {
+  dim3 one = {1, 1, 1};
+  double rate = atof(argv[1]), seconds = atof(argv[2]);
+  long calls = 0;
+  getchar();
+  for (double begun = now(), at; (at = now() - begun) < seconds;) {
+    if (calls < at * rate) { cudaLaunchKernel(0, one, one, 0, 0, 0); calls++; }
+    else usleep(200);
+  }
+  printf("%ld\n", calls);
+  fflush(stdout);
+  getchar();
+}
+"""
+
+
+def metric(page: str, name: str) -> float:
+    return float(next(line.rpartition(" ")[2] for line in page.splitlines() if line.startswith(name + " ")))
+
+
+@pytest.mark.ebpf
+def test_too_many_launches_are_counted_in_windows_and_their_rate_stays_where_it_was(tmp_path: Path) -> None:
+    library = compile_c(tmp_path, "libcudart.so.12", RUNTIME, "-shared", "-fPIC", "-pthread")
+    program = compile_c(tmp_path, "storm", STORM, str(library))
+    with (
+        tracing(tmp_path, "--prometheus", "127.0.0.1:0", "--budget", "0.004", period="0.5") as agent,
+        job(program, 15_000, 24) as running,
+    ):
+        wait_until(lambda: "attached" in agent.words(), "the library")
+        url = f"http://127.0.0.1:{listening_port(agent)}/metrics"
+        pages: list[str] = []
+
+        def shed() -> bool:
+            with urllib.request.urlopen(url, timeout=10) as answer:
+                pages.append(answer.read().decode())
+            return metric(pages[-1], "ingero_trace_step") > 0
+
+        go(running)
+        wait_until(shed, "the governor to act", 20)
+        calls = int(said(running))
+        wait_until(lambda: shed() or True, "a last look")
+        counts = [
+            metric(page, 'gpu_cuda_operation_count{operation="cudaLaunchKernel",source="cuda"}')
+            for page in pages
+            if "cudaLaunchKernel" in page
+        ]
+
+    assert 0.8 < counts[-1] / calls < 1.2
+    assert all(after >= before for before, after in pairwise(counts))
+    assert metric(pages[-1], 'ingero_trace_duty_ratio{group="launch"}') <= 0.25
+    assert metric(pages[-1], 'ingero_trace_duty_ratio{group="core"}') == 1.0
+    assert metric(pages[-1], "ingero_trace_overhead_ratio") <= 0.004

@@ -1,0 +1,131 @@
+"""HPACK against an independent implementation, across requests, and against everything that is not HPACK."""
+
+import hpack
+import pytest
+from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ingero_kit import header_blocks, huffman
+from ingero_kit.header_blocks import BadBlock, Bomb, Table, read_block, write_block
+
+NAMES = st.sampled_from([b":path", b":method", b"content-type", b"user-agent", b"x", b"grpc-timeout"]) | st.binary(
+    min_size=1, max_size=40
+)
+FIELDS = st.lists(st.tuples(NAMES, st.binary(max_size=200) | st.sampled_from([b"POST", b"application/grpc"])))
+REQUESTS = st.lists(st.tuples(FIELDS, st.booleans(), st.none() | st.integers(0, 4096)), max_size=12)
+PLENTY = 1 << 20
+
+
+def test_the_code_is_the_one_of_the_specification() -> None:
+    assert huffman.codes() == {
+        symbol: (REQUEST_CODES[symbol], REQUEST_CODES_LENGTH[symbol]) for symbol in range(len(REQUEST_CODES))
+    }
+
+
+@given(st.binary(max_size=60))
+@settings(deadline=None)
+def test_any_octets_are_the_same_string_or_none_as_elsewhere(octets: bytes) -> None:
+    try:
+        expected = bytes(decode_huffman(octets))
+    except hpack.HPACKDecodingError:
+        with pytest.raises(huffman.BadHuffman):
+            huffman.decode(octets)
+        return
+
+    assert huffman.decode(octets) == expected
+
+
+def test_the_static_table_is_the_one_of_the_specification() -> None:
+    assert header_blocks.STATIC == HeaderTable.STATIC_TABLE
+
+
+@given(REQUESTS)
+@settings(max_examples=200, deadline=None)
+def test_blocks_of_a_whole_connection_are_read_as_they_were_written(
+    requests: list[tuple[list[tuple[bytes, bytes]], bool, int | None]],
+) -> None:
+    encoder, table = hpack.Encoder(), Table()
+    for fields, coded, size in requests:
+        if size is not None:
+            encoder.header_table_size = size
+        block = encoder.encode(fields, huffman=coded)
+
+        got, table = read_block(block, table, PLENTY)
+
+        assert got == fields
+        assert table.size == sum(len(name) + len(value) + 32 for name, value in table.entries) <= table.limit
+
+
+@given(st.lists(FIELDS, max_size=5))
+@settings(deadline=None)
+def test_our_blocks_are_read_elsewhere_and_leave_the_table_alone(requests: list[list[tuple[bytes, bytes]]]) -> None:
+    decoder = hpack.Decoder(max_header_list_size=PLENTY)
+    for fields in requests:
+        assert [tuple(field) for field in decoder.decode(write_block(fields), raw=True)] == fields
+    assert not decoder.header_table.dynamic_entries
+
+
+@given(st.lists(st.binary(max_size=80), max_size=6))
+@settings(max_examples=300, deadline=None)
+def test_any_octets_are_read_like_elsewhere_or_refused(blocks: list[bytes]) -> None:
+    decoder, table = hpack.Decoder(max_header_list_size=PLENTY), Table()
+    for block in blocks:
+        try:
+            expected = [tuple(field) for field in decoder.decode(block, raw=True)]
+        except hpack.HPACKError:
+            expected = None
+        try:
+            got, table = read_block(block, table, PLENTY)
+        except BadBlock:
+            assert expected is None
+            return
+        assert got == expected
+
+
+def test_a_block_that_changes_nothing_returns_the_same_table() -> None:
+    encoder = hpack.Encoder()
+    fields = [(b":method", b"POST"), (b"x", b"y")]
+    _, table = read_block(encoder.encode(fields), Table(), PLENTY)
+
+    again, same = read_block(encoder.encode(fields), table, PLENTY)
+
+    assert (again, same is table, table.entries) == (fields, True, ((b"x", b"y"),))
+
+
+def test_fields_that_are_too_large_still_reach_the_table() -> None:
+    encoder = hpack.Encoder()
+    block = encoder.encode([(b"x", b"v" * 900), (b"y", b"small")])
+
+    fields, table = read_block(block, Table(), 500)
+
+    assert fields is None
+    assert read_block(encoder.encode([(b"y", b"small")]), table, 500)[0] == [(b"y", b"small")]
+
+
+def test_a_bomb_is_not_read_to_its_end() -> None:
+    encoder = hpack.Encoder()
+    _, table = read_block(encoder.encode([(b"x", b"v" * 4000)]), Table(), PLENTY)
+
+    with pytest.raises(Bomb):
+        read_block(b"\xbe" * 16_000, table, 16 << 10)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        pytest.param(b"\x80", id="index 0"),
+        pytest.param(b"\xbe", id="an entry that is not there"),
+        pytest.param(b"\xff\xff\xff\xff\xff\xff\x7f", id="a huge integer"),
+        pytest.param(b"\x40\x05abc", id="a short string"),
+        pytest.param(b"\x82\x20", id="a size update behind a field"),
+        pytest.param(b"\x3f\xe2\x1f", id="a table above 4096"),
+        pytest.param(b"\x40\x01x\x81\xfe", id="wrong padding"),
+        pytest.param(b"\x40\x01x\x84\xff\xff\xff\xff", id="end of string"),
+    ],
+)
+def test_what_is_no_block_is_refused(block: bytes) -> None:
+    with pytest.raises(BadBlock):
+        read_block(block, Table(), PLENTY)

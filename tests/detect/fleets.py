@@ -1,0 +1,69 @@
+"""Small fleets for tests of the detector: rates over ticks in, edges out."""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_detect.detector import ABSENT, ACTIVE, IDLE, Detector, Edge, JobSlow, Observation
+from ingero_detect.parameters import Parameters
+
+TICK = 5.0
+
+
+def healthy(ticks: int, nodes: int, seed: int = 1, noise: float = 0.03) -> npt.NDArray[np.float64]:
+    """Rates around 100, (ticks, nodes)."""
+    return np.asarray(100 * np.exp(noise * np.random.default_rng(seed).normal(size=(ticks, nodes))))
+
+
+@dataclass
+class Played:
+    """What happened, tick by tick."""
+
+    detector: Detector
+    edges: list[tuple[int, Edge]] = field(default_factory=list)
+    jobs: list[tuple[int, JobSlow]] = field(default_factory=list)
+    digest: str = ""
+
+    def accused(self) -> list[tuple[int, str]]:
+        """(tick, node) of every accusation."""
+        return [(tick, edge.verdict.node) for tick, edge in self.edges if edge.what == "accused"]
+
+    def whats(self, node: str) -> list[str]:
+        """The edges of one node."""
+        return [edge.what for _, edge in self.edges if edge.verdict.node == node]
+
+
+def play(
+    rates: npt.NDArray[np.float64],
+    *,
+    idle: npt.NDArray[np.bool_] | None = None,
+    cohorts: list[tuple[str, ...]] | None = None,
+    cohort: npt.NDArray[np.int64] | None = None,
+    detector: Detector | None = None,
+    first: int = 0,
+    echo: dict[int, float] | None = None,
+    **parameters: float,
+) -> Played:
+    """Run a detector over rates; NaN is a node that says nothing."""
+    nodes = rates.shape[1]
+    names = [("c", f"n{number}") for number in range(nodes)]
+    played = Played(detector or Detector(Parameters(tick_seconds=TICK, **parameters)))  # type: ignore[arg-type]
+    for tick in range(first, first + len(rates)):
+        value = rates[tick - first]
+        state = np.where(np.isnan(value), ABSENT, ACTIVE).astype(np.uint8)
+        if idle is not None:
+            state[idle[tick - first]] = IDLE
+        seen = Observation(
+            names,
+            np.zeros(nodes, np.int64) if cohort is None else cohort,
+            cohorts or [("c", "")],
+            value,
+            state,
+            (echo or {}) if tick == first else {},
+        )
+        outcome = played.detector.tick(1000 + tick * TICK, seen)
+        played.edges += [(tick, edge) for edge in outcome.edges]
+        played.jobs += [(tick, job) for job in outcome.jobs]
+        played.digest = outcome.digest
+    return played

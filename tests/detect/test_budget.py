@@ -1,0 +1,102 @@
+"""Alarm levels: the theory's figures, and tails that are fitted to what a fleet does."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_detect import budget
+from ingero_detect.grouped import grouped_median
+from ingero_detect.reference import find_reference
+
+
+def test_run_length_is_siegmunds() -> None:
+    """Published values for drift 0.5: one side: level 4 about 336, level 5 about 930."""
+    assert budget.run_length(4.0, 0.5) == pytest.approx(336, rel=0.03)
+    assert budget.run_length(5.0, 0.5) == pytest.approx(930, rel=0.03)
+
+
+@given(st.floats(10, 1e9), st.floats(0.2, 2))
+def test_the_theoretical_level_has_the_run_length_asked_for(ticks: float, drift: float) -> None:
+    level = budget.theoretical_level(ticks, drift)
+
+    assert level == 0 or budget.run_length(level, drift) == pytest.approx(ticks, rel=1e-4) or level < 1e-6
+
+
+def test_the_exponent_of_normal_steps_is_twice_the_drift() -> None:
+    """For normal steps of mean -k and variance 1 the Lundberg exponent is 2k."""
+    steps = np.random.default_rng(1).normal(size=2_000_000) - 1.0
+    counts = np.bincount(budget.step_bins_of(steps), minlength=budget.STEP_BINS)[None].astype(float)
+
+    assert budget.tail_exponent(counts)[0] == pytest.approx(2.0, abs=0.15)
+
+
+def test_levels_for_normal_noise_keep_the_budget_in_simulation() -> None:
+    rng, nodes, ticks = np.random.default_rng(2), 200, 4000
+    evidence, peak = np.zeros(nodes), np.zeros(nodes)
+    peaks, steps = np.zeros((1, budget.BINS)), np.zeros((1, budget.STEP_BINS))
+    for _ in range(ticks):
+        step = rng.normal(size=nodes) - 1.0
+        steps[0] += np.bincount(budget.step_bins_of(step), minlength=budget.STEP_BINS)
+        after = np.maximum(0, evidence + step)
+        ended = (evidence > 0) & (after == 0)
+        peaks[0] += np.bincount(budget.bins_of(peak[ended]), minlength=budget.BINS)
+        peak = np.where(after > 0, np.maximum(peak, after), 0)
+        evidence = after
+    hours = np.array([nodes * ticks * 5 / 3600])
+    tail = budget.fit_tail(peaks, steps, hours)
+
+    for allowed in (0.1, 0.01, 0.001):
+        level = tail.level_for(allowed)[0]
+        theory = budget.theoretical_level(720 / allowed, 1.0)
+        assert theory - 0.8 <= level <= theory + 1.0
+
+
+def test_without_data_the_level_is_cautious_theory() -> None:
+    none = np.zeros((1, budget.BINS))
+    tail = budget.fit_tail(none, np.zeros((1, budget.STEP_BINS)), np.zeros(1))
+
+    (level,) = budget.calibrated_levels([tail], np.zeros(1), 1e-4, 7.0)
+
+    assert level == pytest.approx(7.0 * budget.CAUTION)
+
+
+@given(
+    st.lists(st.tuples(st.floats(-1e6, 1e6), st.integers(0, 4)), min_size=1, max_size=60),
+    st.sampled_from([5, 70_000]),
+)
+def test_grouped_medians_are_medians(values: list[tuple[float, int]], groups: int) -> None:
+    numbers = np.array([value for value, _ in values])
+    group = np.array([group for _, group in values], np.int64)
+
+    count, median = grouped_median(numbers, group, groups)
+
+    for number in range(5):
+        mine = numbers[group == number]
+        assert count[number] == len(mine)
+        if len(mine):
+            assert median[number] == pytest.approx(np.median(mine), rel=1e-9, abs=1e-9)
+
+
+def reference(*residuals: float) -> tuple[float, bool, bool]:
+    values = np.array(residuals)
+    found = find_reference(values, np.zeros(len(values), np.int64), 1, np.array([0.05]))
+    return float(found.level[0]), bool(found.common[0]), bool(found.partial[0])
+
+
+def test_a_quarter_that_agrees_with_its_own_history_is_the_reference() -> None:
+    level, common, partial = reference(0.0, 0.01, -0.01, *[-1.1] * 7)
+
+    assert (abs(level) < 0.02, common, partial) == (True, False, True)
+
+
+def test_when_nobody_stayed_the_move_is_common() -> None:
+    level, common, partial = reference(-0.7, -0.69, -0.71, -0.7)
+
+    assert (level, common, partial) == (pytest.approx(-0.7, abs=0.01), True, False)
+
+
+def test_of_two_levels_away_from_zero_the_nearer_one_counts() -> None:
+    level, common, _ = reference(-0.2, -0.21, -0.19, -0.2, *[-1.0] * 6)
+
+    assert (level, common) == (pytest.approx(-0.2, abs=0.02), True)

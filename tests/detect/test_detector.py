@@ -1,0 +1,272 @@
+"""Who is accused, when, on what evidence, and who is not."""
+
+import numpy as np
+import pytest
+
+from ingero_contract.values import VerdictState
+from ingero_detect.detector import Detector
+from ingero_detect.memory import SnapshotError
+from ingero_detect.parameters import Parameters
+
+from .fleets import TICK, healthy, play
+
+
+def test_a_healthy_fleet_accuses_nobody() -> None:
+    assert play(healthy(1000, 16)).accused() == []
+
+
+@pytest.mark.parametrize("nodes", [3, 4, 8, 64])
+def test_a_node_that_loses_a_third_is_named_within_three_ticks_and_cleared_when_well(nodes: int) -> None:
+    rates = healthy(400, nodes)
+    rates[200:300, 1] *= 0.67
+
+    played = play(rates)
+
+    (found,) = played.accused()
+    assert found[1] == "n1"
+    assert 200 <= found[0] <= 203
+    assert played.whats("n1") == ["accused", "recovering", "cleared"]
+    verdict = played.edges[0][1].verdict
+    assert verdict.since == 1000 + 200 * TICK
+    assert verdict.severity == pytest.approx(0.33, abs=0.05)
+    assert verdict.expected == pytest.approx(100, rel=0.05)
+    cleared = played.edges[-1][1].verdict
+    assert cleared.recovered == pytest.approx(1000 + 300 * TICK, abs=2 * TICK)
+
+
+def test_work_that_vanishes_is_stopped_within_two_ticks_in_a_fleet_of_three() -> None:
+    rates, idle = healthy(200, 3), np.zeros((200, 3), bool)
+    rates[100:, 2], idle[100:, 2] = 0.0, True
+
+    played = play(rates, idle=idle)
+
+    assert played.accused() == [(101, "n2")]
+    assert played.edges[0][1].verdict.state is VerdictState.STOPPED
+
+
+def test_a_rate_of_zero_is_stopped_work() -> None:
+    rates = healthy(200, 4)
+    rates[100:, 2] = 0.0
+
+    played = play(rates)
+
+    assert played.accused() == [(101, "n2")]
+    assert str(played.edges[0][1].verdict.kind) == "stopped"
+
+
+def test_a_cohort_that_rests_together_accuses_nobody() -> None:
+    rates, idle = healthy(200, 4), np.zeros((200, 4), bool)
+    idle[100:] = True
+    rates[100:] = 0.0
+
+    assert play(rates, idle=idle).accused() == []
+
+
+def test_one_tick_accuses_nobody_however_bad_it_was() -> None:
+    rates = healthy(400, 8)
+    rates[200, 3] = 0.01
+
+    assert play(rates).accused() == []
+
+
+def test_a_slow_leak_is_named_before_fifteen_percent_are_lost() -> None:
+    rates = healthy(800, 16)
+    rates[300:, 5] *= 1 - 0.01 * np.arange(500) * TICK / 60
+
+    ((tick, node),) = play(rates).accused()
+
+    assert node == "n5"
+    assert (tick - 300) * TICK / 60 < 15
+
+
+def test_a_node_slow_from_birth_is_named_against_its_peers() -> None:
+    rates = healthy(100, 16)
+    rates[:, 7] *= 0.7
+
+    played = play(rates)
+
+    ((tick, node),) = played.accused()
+    assert (node, tick <= 40) == ("n7", True)
+    assert str(played.edges[0][1].verdict.axis) == "peers"
+
+
+def test_classes_of_hardware_in_one_cohort_are_not_stragglers() -> None:
+    rates = healthy(300, 16)
+    rates[:, ::3] *= 0.5
+
+    assert play(rates).accused() == []
+
+
+@pytest.mark.parametrize("share", [0.5, 0.6])
+def test_when_a_large_part_is_slow_the_slow_ones_are_named_and_nobody_else(share: float) -> None:
+    rates = healthy(400, 20)
+    slow = round(share * 20)
+    rates[200:, :slow] /= 3
+
+    assert {node for _, node in play(rates).accused()} == {f"n{number}" for number in range(slow)}
+
+
+def test_a_job_that_slows_down_as_a_whole_is_told_and_nobody_is_accused() -> None:
+    rates = healthy(400, 16)
+    rates[200:] *= 0.5
+
+    played = play(rates)
+
+    assert played.accused() == []
+    assert played.jobs[0][1].severity == pytest.approx(0.5, abs=0.05)
+
+
+def test_a_fault_after_a_new_phase_is_still_found() -> None:
+    rates = healthy(500, 16)
+    rates[200:] *= 0.5
+    rates[300:350, 4] *= 0.6
+
+    ((tick, node),) = play(rates).accused()
+
+    assert (node, 300 <= tick <= 303) == ("n4", True)
+
+
+def test_a_flapping_node_has_one_episode_for_every_fault() -> None:
+    rates = healthy(1000, 16)
+    for start in (200, 400, 600, 800):
+        rates[start : start + 60, 4] *= 0.6
+
+    assert play(rates).whats("n4") == ["accused", "recovering", "cleared"] * 4
+
+
+def test_a_straggler_that_falls_silent_is_not_cleared_by_its_silence() -> None:
+    rates = healthy(400, 8)
+    rates[200:, 4] *= 0.5
+    rates[220:300, 4] = np.nan
+
+    played = play(rates)
+
+    assert played.whats("n4") == ["accused"]
+    slot = played.detector.memory.slot(("c", "n4"))
+    assert slot is not None
+    assert played.detector.verdict(slot).state is VerdictState.STRAGGLER
+
+
+def test_nodes_that_restart_are_given_time_to_come_up() -> None:
+    rates = healthy(400, 8)
+    rates[200:230, 4] = np.nan
+    rates[230:233, 4] *= np.array([0.2, 0.5, 0.8])
+
+    assert play(rates).accused() == []
+
+
+def test_everybody_restarting_accuses_nobody() -> None:
+    rates = healthy(400, 8)
+    rates[200:230] = np.nan
+    for node in range(8):
+        rates[230 + node % 3 : 234 + node % 3, node] *= 0.3
+
+    assert play(rates).accused() == []
+
+
+def test_in_a_cohort_of_one_or_two_nobody_is_accused() -> None:
+    for nodes in (1, 2):
+        rates = healthy(400, nodes)
+        rates[200:, 0] *= 0.3
+        assert play(rates).accused() == []
+
+
+def test_equal_values_and_zeros_are_borne() -> None:
+    same = np.full((200, 6), 7.0)
+    nothing = np.zeros((200, 6))
+
+    assert play(same).accused() == []
+    assert play(nothing).accused() == []
+
+
+def test_small_cohorts_merge_by_what_may_be_dropped_and_say_so() -> None:
+    rates = healthy(300, 4)
+    rates[200:, 0] *= 0.5
+    cohorts = [("c", "train", "job", "H100", "0"), ("c", "train", "job", "H100", "1")]
+
+    merged = play(rates, cohorts=cohorts, cohort=np.array([0, 0, 1, 1]), detector=Detector(Parameters(), (3, 4)))
+    apart = play(rates, cohorts=cohorts, cohort=np.array([0, 0, 1, 1]))
+
+    assert [node for _, node in merged.accused()] == ["n0"]
+    assert merged.edges[0][1].verdict.merged is True
+    assert apart.accused() == []
+
+
+def test_a_node_that_moves_to_another_job_is_learnt_anew() -> None:
+    rates = healthy(300, 8)
+    rates[150:, 0] *= 0.4
+    cohorts = [("c", "one"), ("c", "two")]
+    before, after = np.zeros(8, np.int64), np.array([1] + [0] * 7)
+
+    played = play(rates[:150], cohorts=cohorts, cohort=before)
+    later = play(rates[150:], cohorts=cohorts, cohort=after, detector=played.detector, first=150)
+
+    assert played.accused() + later.accused() == []
+
+
+def test_the_same_inputs_give_the_same_bytes() -> None:
+    rates = healthy(400, 8)
+    rates[200:, 4] *= 0.6
+
+    one, two = play(rates), play(rates)
+
+    assert one.digest == two.digest
+    assert [edge.verdict.encode() for _, edge in one.edges] == [edge.verdict.encode() for _, edge in two.edges]
+    rates[0, 0] += 1e-9
+    assert play(rates).digest != one.digest
+
+
+def test_a_restored_detector_goes_on_as_if_nothing_had_happened() -> None:
+    rates = healthy(400, 8)
+    rates[200:300, 4] *= 0.6
+    whole = play(rates)
+
+    first = play(rates[:250])
+    second = Detector(Parameters(tick_seconds=TICK))
+    second.restore(first.detector.snapshot())
+    rest = play(rates[250:], detector=second, first=250)
+
+    assert rest.digest == whole.digest
+    assert first.whats("n4") + rest.whats("n4") == whole.whats("n4")
+
+
+@pytest.mark.parametrize("at", [0, 100, 5000, -200])
+def test_a_damaged_snapshot_is_refused_and_harms_nothing(at: int) -> None:
+    played = play(healthy(100, 8))
+    data = bytearray(played.detector.snapshot())
+    data[at : at + 40 or None] = b"\xff" * 40
+    fresh = Detector(Parameters(tick_seconds=TICK))
+    before = fresh.snapshot()
+
+    with pytest.raises(SnapshotError):
+        fresh.restore(bytes(data))
+
+    assert fresh.snapshot() == before
+
+
+def test_without_a_snapshot_an_echoed_accusation_holds_until_the_node_is_proven_well() -> None:
+    ill = healthy(200, 8)
+    ill[:, 4] *= 0.6
+    ill[100:, 4] /= 0.6
+
+    played = play(ill, echo={4: float(-np.log(0.6))})
+
+    assert played.whats("n4") == ["accused", "recovering", "cleared"]
+    assert played.edges[1][0] >= 100
+
+
+def test_an_echo_of_a_node_that_is_well_again_is_cleared_after_the_warm_up() -> None:
+    played = play(healthy(100, 8), echo={4: float(-np.log(0.6))})
+
+    assert played.whats("n4") == ["accused", "recovering", "cleared"]
+    assert 30 <= played.edges[1][0] <= 40
+
+
+def test_memory_is_bounded_and_forgets() -> None:
+    detector = Detector(Parameters(tick_seconds=TICK, max_nodes=5, forget_hours=0.1))
+    play(healthy(10, 8), detector=detector)
+    assert (len(detector.memory), detector.memory.dropped_nodes > 0) == (5, True)
+
+    play(np.zeros((200, 0)), detector=detector, first=10)
+
+    assert len(detector.memory) == 0

@@ -1,0 +1,251 @@
+"""Events over real sockets: what was acknowledged is there, once, whatever happens in between."""
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import httpx
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+
+from ingero_contract import attributes, echo, metrics, routes
+from ingero_kit.otlp import HealthReport, encode_report, to_json
+from ingero_kit.otlp_server import Signal
+from ingero_testing import telemetry
+from ingero_testing.processes import Running
+from ingero_testing.processes import echo as start_echo
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+CLIENT = httpx.Client(timeout=30)
+PATHS = {"logs": routes.OTLP_LOGS, "metrics": routes.OTLP_METRICS, "traces": routes.OTLP_TRACES}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    CLIENT.close()
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with start_echo(tmp_path_factory.mktemp("echo")) as running:
+        yield running
+
+
+def push(service: Running, message: Any, signal_name: str = "logs", query: str = "") -> httpx.Response:
+    return CLIENT.post(
+        service.url("otlp/http", PATHS[signal_name] + query), content=message.SerializeToString(), headers=PROTOBUF,
+        timeout=30,
+    )  # fmt: skip
+
+
+def rows(service: Running, sql: str) -> list[list[Any]]:
+    answer = CLIENT.post(service.url("api", echo.SQL), json={"sql": sql, "limit": 100_000}, timeout=30)
+    assert answer.status_code == 200, answer.text
+    return list(answer.json()["rows"])
+
+
+def test_every_signal_becomes_events_with_their_own_columns(service: Running) -> None:
+    chain = {echo.CAUSAL_CHAIN_ID: "n7:tail:1"}
+    log = telemetry.logs([("oom", "killed", {"pid": 7, **chain})], "signals", "n7")
+    point = telemetry.gauges(
+        [("gpu.memory.used", 5.0, {"gpu.uuid": "g"})], "signals", "n7", **{attributes.NODE_RANK: 3}
+    )
+    span = telemetry.spans(["infer.outlier.2x"], "signals", "n7", **chain)
+
+    assert push(service, log).status_code == 200
+    assert push(service, point, "metrics").status_code == 200
+    assert push(service, span, "traces").status_code == 200
+
+    found = rows(
+        service,
+        "SELECT signal, metric_name, value_double, rank, causal_chain_id, message FROM events "
+        "WHERE cluster_id = 'signals' ORDER BY signal",
+    )
+    assert found == [
+        ["logs", "oom", None, None, "n7:tail:1", "killed"],
+        ["metrics", "gpu.memory.used", 5.0, 3, None, None],
+        ["traces", "infer.outlier.2x", 5.0, None, "n7:tail:1", None],
+    ]
+    assert rows(service, "SELECT attributes FROM events WHERE metric_name = 'oom'") == [['{"pid":7}']]
+
+
+def test_a_health_push_of_the_published_agent_fills_the_typed_table(service: Running) -> None:
+    report = HealthReport(
+        node_id="h1", cluster_id="health", score=0.75, compute=0.5, workload_type="training", time_unix_nano=0,
+        world_size=8, rank=2,
+    )  # fmt: skip
+    body = to_json(encode_report(report))
+    answer = httpx.post(
+        service.url("otlp/http", routes.OTLP_METRICS), content=body, headers={"content-type": "application/json"}
+    )
+
+    assert (answer.status_code, answer.json()) == (200, {})
+    assert rows(
+        service,
+        "SELECT node_id, rank, world_size, state, workload_type, health_score, compute_efficiency "
+        "FROM node_metrics WHERE cluster_id = 'health'",
+    ) == [["h1", 2, 8, "active", "training", 0.75, 0.5]]
+    scores = f"SELECT value_double FROM events WHERE metric_name = '{metrics.HEALTH_SCORE}' AND cluster_id = 'health'"
+    assert rows(service, scores) == [[0.75]]
+
+
+def test_grpc_takes_what_http_takes(service: Running) -> None:
+    ids, request = telemetry.numbered(10, cluster="grpc")
+    with grpc.insecure_channel(f"127.0.0.1:{service.ports['otlp/grpc']}") as channel:
+        call = channel.unary_unary(Signal.LOGS.grpc_method)
+        raw = call(request.SerializeToString(), timeout=30)
+
+        assert ExportLogsServiceResponse.FromString(raw) == ExportLogsServiceResponse()
+        with pytest.raises(grpc.RpcError) as refused:
+            call(b"\xff rubbish", timeout=10)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+    found = rows(service, "SELECT event_id::VARCHAR FROM events WHERE cluster_id = 'grpc'")
+    assert sorted(row[0] for row in found) == sorted(ids)
+
+
+def test_a_repeated_request_is_acknowledged_and_not_doubled(service: Running) -> None:
+    _, request = telemetry.numbered(50, cluster="repeat")
+    without_ids = telemetry.gauges([(f"m{number}", 1.0, {}) for number in range(20)], "repeat")
+
+    for _ in range(3):
+        assert push(service, request).status_code == 200
+        assert push(service, without_ids, "metrics").status_code == 200
+
+    assert rows(service, "SELECT count(*), count(DISTINCT event_id) FROM events WHERE cluster_id = 'repeat'") == [
+        [70, 70]
+    ]
+    regrouped = telemetry.numbered(1, cluster="repeat")[1]
+    regrouped.resource_logs[0].scope_logs[0].log_records.extend(
+        request.resource_logs[0].scope_logs[0].log_records[:10]
+    )
+    assert push(service, regrouped).status_code == 200
+    assert rows(service, "SELECT count(*) FROM events WHERE cluster_id = 'repeat' AND signal = 'logs'") == [[51]]
+
+
+def test_an_id_twice_in_one_request_is_one_event(service: Running) -> None:
+    _, request = telemetry.numbered(1, cluster="twice")
+    records = request.resource_logs[0].scope_logs[0].log_records
+    records.append(records[0])
+
+    assert push(service, request).status_code == 200
+    assert rows(service, "SELECT count(*) FROM events WHERE cluster_id = 'twice'") == [[1]]
+
+
+def test_undated_records_are_never_taken_for_a_repeat(service: Running) -> None:
+    request = telemetry.gauges([("m", 1.0, {})], "undated", at=0)
+    for _ in range(3):
+        assert push(service, request, "metrics").status_code == 200
+
+    assert rows(service, "SELECT count(*) FROM events WHERE cluster_id = 'undated'") == [[3]]
+
+
+def test_the_query_parameter_wins_over_the_payload(service: Running) -> None:
+    assert push(service, telemetry.logs([("e", "", {})], "payload"), query="?cluster_id=asked").status_code == 200
+    assert rows(service, "SELECT cluster_id FROM events WHERE cluster_id IN ('payload', 'asked')") == [["asked"]]
+
+
+@pytest.mark.parametrize(
+    ("at", "reason"),
+    [(None, "more than an hour ahead"), (1 << 63, "beyond the year 2262"), (1, "before what retention keeps")],
+    ids=["ahead", "beyond", "ancient"],
+)
+def test_a_bad_record_is_left_out_and_named(service: Running, at: int | None, reason: str) -> None:
+    request = telemetry.gauges([("good", 1.0, {})], "bad")
+    moment = time.time_ns() + 7200 * 10**9 if at is None else at
+    request.resource_metrics.extend(telemetry.gauges([("bad", 1.0, {})], "bad", at=moment).resource_metrics)
+
+    answer = ExportMetricsServiceResponse.FromString(push(service, request, "metrics").content)
+
+    assert answer.partial_success.rejected_data_points == 1
+    assert reason in answer.partial_success.error_message
+
+
+@pytest.mark.parametrize(
+    ("content", "content_type", "status"),
+    [
+        (b"\xff\xff", "application/x-protobuf", 400),
+        (b"{", "application/json", 400),
+        (b"[" * 100_000, "application/json", 400),
+        (b'{"resourceLogs": 5}', "application/json", 400),
+        (b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"timeUnixNano": "x"}]}]}]}', "application/json", 400),
+        (b"", "text/plain", 415),
+    ],
+)
+def test_rubbish_is_refused_and_the_next_request_is_served(
+    service: Running, content: bytes, content_type: str, status: int
+) -> None:
+    answer = httpx.post(
+        service.url("otlp/http", routes.OTLP_LOGS), content=content, headers={"content-type": content_type}
+    )
+
+    assert answer.status_code == status
+    assert push(service, telemetry.logs([("fine", "", {})], "rubbish")).status_code == 200
+
+
+def test_not_a_number_infinity_and_odd_text_survive(service: Running) -> None:
+    values = [float("nan"), float("inf"), float("-inf")]
+    request = telemetry.gauges([(f"m{number}", value, {}) for number, value in enumerate(values)], "odd")
+    assert push(service, request, "metrics").status_code == 200
+    text = "tab\t nul\0 quote\" back\\slash \u202e 🙂 '; DROP TABLE events; --"
+    assert push(service, telemetry.logs([("odd", text, {"k": text})], "odd")).status_code == 200
+
+    assert [row[0] for row in rows(
+        service, "SELECT isfinite(value_double) FROM events WHERE cluster_id = 'odd' AND signal = 'metrics'"
+    )] == [False] * 3  # fmt: skip
+    assert rows(service, "SELECT message FROM events WHERE cluster_id = 'odd' AND signal = 'logs'") == [[text]]
+
+
+def test_killed_in_the_middle_nothing_acknowledged_is_lost_or_doubled(tmp_path: Path) -> None:
+    acknowledged: list[str] = []
+    unsure: list[Any] = []
+    for _ in range(2):
+        with start_echo(tmp_path) as service:
+            for request in unsure:
+                assert push(service, request).status_code == 200
+            unsure = []
+            for round_number in range(30):
+                ids, request = telemetry.numbered(100, cluster="kill")
+                if round_number == 25:
+                    os.kill(service.process.pid, signal.SIGKILL)
+                try:
+                    if push(service, request).status_code == 200:
+                        acknowledged += ids
+                        continue
+                except httpx.TransportError:
+                    pass
+                unsure.append(request)
+                acknowledged += ids
+            service.process.wait(10)
+    with start_echo(tmp_path) as service:
+        for request in unsure:
+            assert push(service, request).status_code == 200
+        found = [row[0] for row in rows(service, "SELECT event_id::VARCHAR FROM events WHERE cluster_id = 'kill'")]
+
+    assert len(found) == len(set(found))
+    assert set(acknowledged) == set(found)
+
+
+def test_a_second_process_is_told_who_the_first_is(tmp_path: Path) -> None:
+    with (
+        start_echo(tmp_path) as first,
+        pytest.raises(AssertionError, match=f"in use by process {first.process.pid}"),
+        start_echo(tmp_path),
+    ):
+        pass
+
+
+def test_a_stop_writes_and_answers_what_waits(tmp_path: Path) -> None:
+    with start_echo(tmp_path) as service:
+        assert push(service, telemetry.numbered(100, cluster="stop")[1]).status_code == 200
+        service.process.terminate()
+        assert service.process.wait(20) == 0
+        assert "Traceback" not in service.words()
+        assert "leaked" not in service.words()
+    with start_echo(tmp_path) as service:
+        assert rows(service, "SELECT count(*) FROM events") == [[100]]

@@ -1,0 +1,138 @@
+"""Reading records of one shape all at once gives exactly what reading them one by one gives."""
+
+import uuid
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, NumberDataPoint, Sum
+
+from ingero_contract import attributes, echo
+from ingero_echo import ingest
+from ingero_echo.records import Malformed
+from ingero_kit.otlp_server import Signal
+from ingero_testing import telemetry
+
+NOW = 1_800_000_000 * 10**9
+
+TEXTS = st.sampled_from(["", "a", "b", "ä", "x" * 130, "none"])
+NUMBERS = st.sampled_from([0, 1, 127, 128, -1, 2**40, 2**63 - 1]) | st.integers(-(2**63), 2**63 - 1)
+VALUES = TEXTS | NUMBERS | st.floats() | st.booleans()
+KEYS = st.sampled_from(
+    ["k", attributes.NODE_ID, attributes.NCCL_RANK, echo.CAUSAL_CHAIN_ID, attributes.EVENT_ID, "o"]
+)
+TIMES = st.sampled_from([NOW, NOW + 1, NOW - 10**9, 0, 1, NOW + 7200 * 10**9])
+LOG = st.tuples(
+    st.sampled_from(["e", "e", "other"]), TEXTS, st.dictionaries(KEYS, VALUES, max_size=4), TIMES, st.booleans()
+)
+
+
+def _plain(column: pa.Array) -> list[Any]:
+    return list((column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column).to_pylist())
+
+
+def decoded(signal: Signal, body: bytes, large: int, monkeypatch: pytest.MonkeyPatch, cluster: str = "") -> Any:
+    """Everything that a request becomes, in an order that both ways share; `None` for a malformed one."""
+    monkeypatch.setattr(ingest, "LARGE", large)
+    try:
+        batch = ingest.decode(signal, "protobuf", body, cluster, NOW, lambda name: name != "forbidden", NOW - 10**12)
+    except Malformed:
+        return None
+    tables = {
+        table: sorted(
+            tuple(map(str, row))
+            for part in parts
+            for row in zip(*(_plain(column) for column in part.columns), strict=True)
+        )
+        for table, parts in batch.tables.items()
+    }
+    ids = [str(one) for part in batch.tables.get("events", ()) for one in part["event_id"].to_pylist()]
+    assert len(ids) == len(batch.identities)
+    return tables, sorted(ids), batch.reasons
+
+
+def same(signal: Signal, body: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
+    fast = decoded(signal, body, 0, monkeypatch)
+    assert fast == decoded(signal, body, 1 << 60, monkeypatch)
+    return fast
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.lists(LOG, min_size=1, max_size=4), st.integers(1, 40), st.sampled_from(["c", "forbidden"]))
+def test_logs(monkeypatch: pytest.MonkeyPatch, kinds: list[Any], repeats: int, cluster: str) -> None:
+    request = ExportLogsServiceRequest()
+    for name, text, own, at, with_id in kinds * repeats:
+        values = {**own, **({attributes.EVENT_ID: str(uuid.uuid4())} if with_id else {})}
+        request.resource_logs.extend(telemetry.logs([(name, text, values)], cluster, at=at).resource_logs)
+    merged = request.resource_logs[0].scope_logs[0].log_records
+    for block in request.resource_logs[1:]:
+        merged.extend(block.scope_logs[0].log_records)
+    del request.resource_logs[1:]
+
+    same(Signal.LOGS, request.SerializeToString(), monkeypatch)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(st.dictionaries(KEYS, VALUES, max_size=3), TIMES), min_size=1, max_size=4),
+    st.lists(st.floats() | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=60),
+    st.booleans(),
+)
+def test_points(monkeypatch: pytest.MonkeyPatch, kinds: list[Any], values: list[Any], as_sum: bool) -> None:
+    points = []
+    for number, value in enumerate(values):
+        own, at = kinds[number % len(kinds)]
+        point = NumberDataPoint(time_unix_nano=at, attributes=telemetry.pairs(own))
+        if isinstance(value, int):
+            point.as_int = value
+        else:
+            point.as_double = value
+        points.append(point)
+    metric = Metric(name="m", sum=Sum(data_points=points)) if as_sum else Metric(name="m")
+    if not as_sum:
+        metric.gauge.data_points.extend(points)
+    request = telemetry.gauges([], "c")
+    request.resource_metrics[0].scope_metrics[0].metrics.append(metric)
+
+    same(Signal.METRICS, request.SerializeToString(), monkeypatch)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_damaged_bytes_are_read_alike_or_refused_by_both(
+    monkeypatch: pytest.MonkeyPatch, data: st.DataObject
+) -> None:
+    _, request = telemetry.numbered(20, "m", at=NOW)
+    body = bytearray(request.SerializeToString())
+    for _ in range(data.draw(st.integers(1, 3))):
+        body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
+
+    fast = decoded(Signal.LOGS, bytes(body), 0, monkeypatch)
+    slow = decoded(Signal.LOGS, bytes(body), 1 << 60, monkeypatch)
+
+    assert fast == slow
+
+
+def test_a_usual_request_is_read_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = []
+    monkeypatch.setattr(ingest, "_parse", lambda *given, real=ingest._parse: parsed.append(1) or real(*given))
+    ids, request = telemetry.numbered(1000, cluster="c", at=NOW)
+    tables, events, _ = same(Signal.LOGS, request.SerializeToString(), monkeypatch)
+
+    assert len(tables["events"]) == 1000
+    assert sorted(ids) == events
+    assert len(parsed) < 200
+
+
+def test_messages_of_different_kinds_may_be_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = telemetry.gauges([(f"m{number}", 1.0, {}) for number in range(30)], "a", at=NOW)
+    second = telemetry.gauges([("same", float(number), {}) for number in range(30)], "b", at=NOW)
+    joined = ExportMetricsServiceRequest.FromString(first.SerializeToString() + second.SerializeToString())
+
+    tables, _, _ = same(Signal.METRICS, joined.SerializeToString(), monkeypatch)
+
+    assert len(tables["events"]) == 60

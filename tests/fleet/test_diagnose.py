@@ -1,0 +1,145 @@
+"""Timelines through the command, as a person uses it."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from ingero_fleet.cli import main
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
+
+from timelines import Table, pipeline, ring
+
+
+def diagnose(folder: Path, table: Table, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
+    kept = Table({name: [column] for name, column in table.arrays().items() if name not in leave_out})
+    file = folder / "timeline.csv"
+    file.write_text(kept.csv())
+    done = CliRunner().invoke(main, ["diagnose", str(file)])
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def rng(seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.mark.parametrize("leave_out", [(), ("step",), ("step", "seq", "group")], ids=["whole", "no step", "bare"])
+def test_the_late_rank_of_a_ring_is_named(tmp_path: Path, leave_out: tuple[str, ...]) -> None:
+    found = diagnose(tmp_path, ring(rng(), 8, culprit=3), leave_out)
+
+    assert (found["kind"], found["ranks"]) == ("node", [3])
+    assert 1.01 < found["slowdown"] < 1.06
+    assert found["seconds_lost_per_step"] == pytest.approx(0.03, abs=0.02)
+
+
+def test_the_answer_does_not_depend_on_clocks(tmp_path: Path) -> None:
+    table = ring(rng(), 8, culprit=3)
+    columns = table.arrays()
+    shift = rng(2).uniform(-10, 10, 8)[columns["rank"].astype(int)]
+    moved = Table({**table.columns, "start": [columns["start"].astype(float) + shift]})
+    one, other = diagnose(tmp_path, table), diagnose(tmp_path, moved)
+
+    assert (one["kind"], one["ranks"]) == (other["kind"], other["ranks"])
+    assert one["slowdown"] == pytest.approx(other["slowdown"], abs=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["compute", "collective"])
+def test_either_half_of_the_evidence_is_enough(tmp_path: Path, kind: str) -> None:
+    columns = ring(rng(), 8, culprit=3).arrays()
+    half = Table({name: [column[columns["kind"] == kind]] for name, column in columns.items()})
+
+    found = diagnose(tmp_path, half)
+
+    assert (found["kind"], found["ranks"]) == ("node", [3])
+
+
+def test_a_rank_that_becomes_slow_half_way_is_named(tmp_path: Path) -> None:
+    well, ill = (ring(rng(), 8, steps=60, late=late, culprit=3).arrays() for late in (0.0, 0.15))
+    first = well["step"].astype(int) < 30
+    found = diagnose(tmp_path, Table({name: [well[name][first], ill[name][~first]] for name in well}))
+
+    assert (found["kind"], found["ranks"]) == ("node", [3])
+
+
+def test_nobody_is_named_where_nobody_is_late(tmp_path: Path) -> None:
+    assert diagnose(tmp_path, ring(rng(), 16, late=0.0))["kind"] == "none"
+    assert diagnose(tmp_path, pipeline(rng(), heavy=0.0))["kind"] == "none"
+
+
+@pytest.mark.parametrize("replicas", [1, 2, 4])
+def test_a_heavy_stage_is_no_nodes_fault(tmp_path: Path, replicas: int) -> None:
+    found = diagnose(tmp_path, pipeline(rng(), replicas=replicas))
+
+    assert (found["kind"], found["ranks"], found["evidence"]["stage"]) == ("stage_imbalance", [], 3)
+    assert found["slowdown"] == pytest.approx(1.25, abs=0.05)
+
+
+@pytest.mark.parametrize("leave_out", [(), ("data_parallel",), ("data_parallel", "stage")])
+@pytest.mark.parametrize("share", [0.1, 0.3])
+def test_long_sequences_are_no_nodes_fault(tmp_path: Path, share: float, leave_out: tuple[str, ...]) -> None:
+    found = diagnose(tmp_path, pipeline(rng(), heavy=0.0, long_share=share), leave_out)
+
+    assert (found["kind"], found["ranks"]) == ("sequence_imbalance", [])
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_slow_rank_inside_a_pipeline_is_named_and_its_replica_is_not(tmp_path: Path, replicas: int) -> None:
+    found = diagnose(tmp_path, pipeline(rng(), replicas=replicas, heavy=0.0, culprit=5, late=0.15))
+
+    assert (found["kind"], found["ranks"]) == ("node", [5])
+
+
+def test_the_larger_of_two_causes_is_the_verdict_and_the_other_is_told(tmp_path: Path) -> None:
+    found = diagnose(tmp_path, pipeline(rng(), culprit=13, late=0.5))
+
+    assert (found["kind"], found["ranks"]) == ("node", [13])
+    assert [other["kind"] for other in found["evidence"]["also"]] == ["stage_imbalance"]
+
+
+def test_names_of_ranks_come_back_as_they_were(tmp_path: Path) -> None:
+    columns = ring(rng(), 8, culprit=3).arrays()
+    names = np.array([f"worker-{rank}" for rank in range(8)])[columns["rank"].astype(int)]
+
+    found = diagnose(tmp_path, Table({**{name: [column] for name, column in columns.items()}, "rank": [names]}))
+
+    assert found["ranks"] == ["worker-3"]
+
+
+GOOD = "rank,op,kind,start,duration\n0,f,compute,0,1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "empty"),
+        ("rank,op,kind,start\n0,f,compute,0\n", "no column 'duration'"),
+        (GOOD + "1,f,idle,0,1\n", "row 3, column kind: 'idle' is neither"),
+        (GOOD + "1,f,compute,x,1\n", "row 3, column start: 'x' is not a number"),
+        (GOOD + "1,f,compute,0,-1\n", "row 3, column duration"),
+        (GOOD + "1,f,compute,0,nan\n", "row 3, column duration"),
+        (GOOD + ",f,compute,0,1\n", "row 3, column rank"),
+        (GOOD + "1,f,compute,0\n", "after row"),
+    ],
+)
+def test_what_cannot_be_used_is_said_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "bad.csv"
+    file.write_text(text)
+
+    done = CliRunner().invoke(main, ["diagnose", str(file)])
+
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert "bad.csv" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_timeline_of_one_rank_or_few_steps_says_nothing(tmp_path: Path) -> None:
+    assert diagnose(tmp_path, ring(rng(), 1, late=0.0))["kind"] == "none"
+    assert diagnose(tmp_path, ring(rng(), 8, steps=3, culprit=3))["kind"] == "none"

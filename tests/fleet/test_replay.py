@@ -1,0 +1,194 @@
+"""Histories through the command: formats, errors with their place, several files, pictures."""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from click.testing import CliRunner, Result
+from pyarrow import parquet
+
+from ingero_fleet.cli import main
+
+
+def rates(ticks: int = 200, nodes: int = 6) -> np.ndarray[Any, np.dtype[np.float64]]:
+    values = 100 * np.exp(0.03 * np.random.default_rng(3).normal(size=(ticks, nodes)))
+    values[120:160, 2] *= 0.6
+    return np.asarray(values)
+
+
+def rows(measure: str = "rate", step: float = 5.0, calendar: bool = False) -> list[str]:
+    out = [f"time,node,{measure}"]
+    for tick, values in enumerate(rates()):
+        moment = f"2026-01-01T00:{tick * 5 // 60:02d}:{tick * 5 % 60:02d}Z" if calendar else f"{tick * step:g}"
+        for node, value in enumerate(values):
+            shown = {"rate": value, "step_seconds": 1 / value, "score": min(1.0, value / 130)}[measure]
+            out.append(f"{moment},n{node},{shown!r}".replace("np.float64(", "").replace(")", ""))
+    return out
+
+
+def run(*arguments: str | Path, text: str | None = None) -> Result:
+    return CliRunner().invoke(main, ["replay", *map(str, arguments)], input=text)
+
+
+def replay(*arguments: str | Path, text: str | None = None) -> dict[str, Any]:
+    done = run(*arguments, "--format", "json", text=text)
+    assert done.exit_code == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def written(folder: Path, lines: list[str], name: str = "history.csv") -> Path:
+    file = folder / name
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+@pytest.mark.parametrize("measure", ["rate", "step_seconds", "score"])
+def test_every_measure_names_the_slow_node(tmp_path: Path, measure: str) -> None:
+    found = replay(written(tmp_path, rows(measure)))
+
+    (episode,) = found["episodes"]
+    assert (episode["node"], episode["kind"]) == ("n2", "slow")
+    assert episode["start"] == pytest.approx(600.0, abs=5)
+    assert 600 <= episode["detected"] <= 620
+    assert episode["end"] == pytest.approx(800, abs=15)
+    assert episode["severity"] == pytest.approx(0.4, abs=0.05)
+    assert found["summary"]["nodes"] == 6
+    assert found["summary"]["budget"] == 1e-4
+
+
+def test_times_come_back_in_the_unit_of_the_file(tmp_path: Path) -> None:
+    (episode,) = replay(written(tmp_path, rows(calendar=True)))["episodes"]
+
+    assert episode["start"] in ("2026-01-01T00:10:00.000Z", "2026-01-01T00:09:55.000Z")
+
+
+def test_standard_input_parquet_and_split_files_give_the_same(tmp_path: Path) -> None:
+    lines = rows()
+    whole = replay(written(tmp_path, lines))
+    table = pa.table(
+        {
+            "time": [float(line.split(",")[0]) for line in lines[1:]],
+            "node": [line.split(",")[1] for line in lines[1:]],
+            "rate": [float(line.split(",")[2]) for line in lines[1:]],
+        }
+    )
+    parquet.write_table(table, tmp_path / "history.parquet", row_group_size=100)
+    one = written(tmp_path, [lines[0], *(line for line in lines[1:] if ",n0," in line)], "one.csv")
+    rest = written(tmp_path, [lines[0], *(line for line in lines[1:] if ",n0," not in line)], "rest.csv")
+
+    for other in (
+        replay("-", text="\n".join(lines)),
+        replay(tmp_path / "history.parquet"),
+        replay(one, rest),
+    ):
+        assert other["episodes"] == whole["episodes"]
+        assert other["summary"]["digest"] == whole["summary"]["digest"]
+
+
+def test_rows_further_apart_than_the_tick_widen_it(tmp_path: Path) -> None:
+    found = replay(written(tmp_path, rows(step=60.0)))
+
+    assert found["summary"]["parameters"]["tick_seconds"] == 60.0
+    assert [episode["node"] for episode in found["episodes"]] == ["n2"]
+
+
+def test_several_rows_of_a_node_in_one_tick_count_once(tmp_path: Path) -> None:
+    lines = rows()
+    doubled = [lines[0], *(line for row in lines[1:] for line in (row, row.rsplit(",", 1)[0] + ",1", row))]
+
+    assert [episode["node"] for episode in replay(written(tmp_path, doubled))["episodes"]] == ["n2"]
+
+
+def test_states_and_cohorts_are_heeded_and_other_columns_ignored(tmp_path: Path) -> None:
+    lines = ["time,colour,node,cohort,rate,state"]
+    for tick, values in enumerate(rates()):
+        for node, value in enumerate(values):
+            idle = node == 4 and tick >= 150
+            lines.append(f"{tick * 5},red,n{node},train,{'' if idle else value},{'idle' if idle else 'active'}")
+
+    found = {episode["node"]: episode for episode in replay(written(tmp_path, lines))["episodes"]}
+
+    assert found["n4"]["kind"] == "stopped"
+    assert found["n4"]["detected"] == 755
+    assert found["n2"]["cohort"] == "train"
+
+
+def test_the_published_rule_can_be_compared(tmp_path: Path) -> None:
+    found = replay(written(tmp_path, rows()), "--rule", "mad")
+
+    assert len(found["episodes"]) > 10
+
+
+def test_a_picture_is_drawn(tmp_path: Path) -> None:
+    done = run(written(tmp_path, rows()), "--plot", tmp_path / "picture.png")
+
+    assert done.exit_code == 0, done.stderr
+    assert "n2" in done.stdout
+    assert (tmp_path / "picture.png").read_bytes().startswith(b"\x89PNG")
+
+
+GOOD = "time,node,rate\n0,a,1\n5,a,1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "the file is empty"),
+        ("time,node,rate\n", "there are no rows"),
+        ("time,rate\n0,1\n", "no column 'node'"),
+        ("time,node\n0,a\n", "exactly one of the columns score, rate, step_seconds is needed; there is none"),
+        ("time,node,rate,score\n0,a,1,1\n", "there are score and rate"),
+        (GOOD + "10,a,-1\n", "row 4, column rate: -1 is negative"),
+        (GOOD + "10,a,inf\n", "row 4, column rate: a finite number"),
+        (GOOD + "10,a,\n", "row 4, column rate: a finite number"),
+        (GOOD + "10,a,fast\n", "row 4, column rate: 'fast' is not a number"),
+        (GOOD + ",a,1\n", "row 4, column time"),
+        (GOOD + "100,a,1\n5,a,1\n", "row 5, column time: runs backwards by 95 s"),
+        (GOOD + "10,,1\n", "row 4, column node"),
+        (GOOD + "10,a\n", "after row"),
+        ("time,node,score\n0,a,2\n", "a score lies between 0 and 1"),
+        ("time,node,step_seconds\n0,a,0\n", "0 is not positive"),
+        ("time,node,rate,state\n0,a,1,asleep\n", "row 2, column state: 'asleep'"),
+        ("time,time,node,rate\n0,0,a,1\n", "this column is there twice"),
+    ],
+)
+def test_what_cannot_be_used_is_said_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    file = tmp_path / "bad.csv"
+    file.write_text(text)
+
+    done = run(file)
+
+    assert done.exit_code == 2
+    assert words in done.stderr
+    assert "bad.csv" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["no.csv", "no.parquet"])
+def test_a_missing_file_is_said(tmp_path: Path, name: str) -> None:
+    done = run(tmp_path / name)
+
+    assert done.exit_code == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["random.csv", "random.parquet"])
+def test_a_file_of_another_kind_is_said(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b"x" * 1000))
+
+    done = run(tmp_path / name)
+
+    assert done.exit_code == 2
+    assert "Traceback" not in done.stderr
+
+
+def test_a_row_one_tick_late_is_still_taken(tmp_path: Path) -> None:
+    lines = rows()
+    lines[40], lines[44] = lines[44], lines[40]
+
+    assert [episode["node"] for episode in replay(written(tmp_path, lines))["episodes"]] == ["n2"]

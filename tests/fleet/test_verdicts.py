@@ -1,0 +1,217 @@
+"""The detector inside Fleet: what nodes are told, what goes onward, what survives a kill, what a recording tells."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from ingero_contract import attributes, headers, metrics, routes
+from ingero_contract.values import NodeState
+from ingero_contract.verdicts import parse_verdict
+from ingero_fleet import edges
+from ingero_fleet.judging import Judging, parameters_of
+from ingero_fleet.replay.history import History
+from ingero_fleet.replay.judge import Rule, replay
+from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.settings import CohortConfig, DetectorConfig, IngeroConfig, QuorumConfig
+from ingero_fleet.statistics import Frame
+from ingero_kit.otlp import HealthReport, encode_report
+from ingero_testing.processes import BIN, Running, fleet, wait_until
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+NODES = ("a", "b", "d", "e")
+
+
+def push(service: Running, node: str, score: float, last: str = "") -> str:
+    """Push one report; returns the verdict in the answer."""
+    report = HealthReport(node_id=node, cluster_id="c", score=score, rate=100 * score, last_verdict=last)
+    answer = httpx.post(
+        service.url("otlp/http", routes.OTLP_METRICS),
+        content=encode_report(report).SerializeToString(),
+        headers=PROTOBUF,
+    )
+    assert answer.status_code == 200
+    return answer.headers.get(headers.VERDICT, "")
+
+
+def rounds(service: Running, told: dict[str, str], **scores: float) -> dict[str, str]:
+    """One push of every node, which echoes what it was told last."""
+    for node in NODES:
+        told[node] = push(service, node, scores.get(node, 0.9), told.get(node, "")) or told.get(node, "")
+    return told
+
+
+def drive(service: Running, told: dict[str, str], until: Any, what: str, **scores: float) -> None:
+    """Push rounds until something is so."""
+    wait_until(lambda: bool(until(rounds(service, told, **scores))), what)
+
+
+def stragglers(service: Running) -> list[str]:
+    answer = httpx.get(service.url("threshold", routes.FLEET_STRAGGLERS))
+    return [node["node_id"] for node in answer.json()["stragglers"]] if answer.status_code == 200 else []
+
+
+def test_nodes_are_told_their_verdict_and_its_evidence_can_be_asked_for(tmp_path: Path) -> None:
+    with fleet(tmp_path) as service:
+        told: dict[str, str] = {}
+        drive(service, told, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
+        drive(service, told, lambda now: now["b"].startswith("straggler"), "a verdict", b=0.5)
+
+        line = parse_verdict(told["b"])
+        assert line is not None
+        assert line.severity == pytest.approx(0.44, abs=0.02)
+        assert {told[node] for node in "ade"} == {"healthy"}
+        nodes = httpx.get(service.url("threshold", routes.FLEET_VERDICTS)).json()["nodes"]
+        verdict = next(node["verdict"] for node in nodes if node["node_id"] == "b")
+        assert verdict["axis"] == "own_history"
+        assert verdict["value"] == pytest.approx(50)
+        assert verdict["expected"] == pytest.approx(90)
+        page = httpx.get(service.url("prometheus", "/metrics")).text
+        assert 'ingero_fleet_accused_nodes{cluster_id="c",kind="slow"} 1.0' in page
+        assert "ingero_fleet_accusations_total 1.0" in page
+
+        drive(service, told, lambda now: now["b"] == "healthy", "its recovery")
+        assert stragglers(service) == []
+
+
+def test_slowing_all_nodes_accuses_nobody(tmp_path: Path) -> None:
+    with fleet(tmp_path) as service:
+        told: dict[str, str] = {}
+        drive(service, told, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
+
+        def settled(now: dict[str, str]) -> bool:
+            assert not any("straggler" in line for line in now.values())
+            return "ingero_fleet_job_slow{" in httpx.get(service.url("prometheus", "/metrics")).text
+
+        drive(service, told, settled, "the job to be called slow", a=0.5, b=0.5, d=0.5, e=0.5)
+        assert stragglers(service) == []
+
+
+@pytest.mark.parametrize("snapshot", [True, False])
+def test_a_kill_in_the_middle_of_an_episode_forgets_no_straggler_and_clears_none(
+    tmp_path: Path, snapshot: bool
+) -> None:
+    detector = {"snapshot": str(tmp_path / "state.npz"), "snapshot_interval": "1s"} if snapshot else {}
+    change = {"processors": {"ingero": {"detector": detector}}}
+    told: dict[str, str] = {}
+    with fleet(tmp_path, change) as service:
+        drive(service, told, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
+        drive(service, told, lambda now: now["b"].startswith("straggler"), "a verdict", b=0.5)
+        if snapshot:
+            (tmp_path / "state.npz").unlink(missing_ok=True)
+            drive(service, told, lambda _: (tmp_path / "state.npz").exists(), "a snapshot", b=0.5)
+        os.kill(service.process.pid, signal.SIGKILL)
+        service.process.wait(10)
+    with fleet(tmp_path, change) as service:
+        drive(service, told, lambda _: stragglers(service) == ["b"], "the straggler to be known again", b=0.5)
+        states: set[str] = set()
+
+        def learnt(now: dict[str, str]) -> bool:
+            states.add(now["b"].split(";")[0])
+            return now["a"] == "healthy"
+
+        drive(service, told, learnt, "the others to be known", b=0.5)
+        assert states == {"straggler"}
+        drive(service, told, lambda now: now["b"] == "healthy", "its recovery", b=0.9)
+        assert stragglers(service) == []
+
+
+def test_edges_of_verdicts_go_onward_as_log_records(tmp_path: Path) -> None:
+    with fleet(tmp_path / "next", {"service": {"pipelines": {"logs": {"exporters": ["otlphttp"]}}},
+                                   "exporters": {"otlphttp": {"endpoint": "127.0.0.1:9"}}}) as service:  # fmt: skip
+        told: dict[str, str] = {}
+        drive(service, told, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
+        drive(service, told, lambda now: now["b"].startswith("straggler"), "a verdict", b=0.5)
+
+        wait_until(
+            lambda: (
+                'ingero_fleet_export_queue{exporter="otlphttp"}'
+                in httpx.get(service.url("telemetry", "/metrics")).text
+            ),
+            "the queue",
+        )
+        assert "verdict" in service.words()
+
+
+CONFIG = IngeroConfig(
+    push_interval=10.0, quorum=QuorumConfig(statistical_min=3), cohort=CohortConfig(by=("workload_type", "gpu_model"))
+)
+
+
+def judged(folder: Path, ticks: int = 120) -> tuple[Judging, list[Any]]:
+    """Fleet's own path from reports to edges, with a recording; some nodes come late, fall silent, rest, or move."""
+    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10, record=folder / "record.csv")})
+    table = ScoreTable(Limits(nodes=100, clusters=10, ttl_seconds=50), config.cohort.by)
+    judging, rng, found = Judging(config), np.random.default_rng(5), []
+    for tick in range(ticks):
+        now = 1_700_000_000.0 + 10 * tick + rng.uniform(-2, 2)
+        for number in range(9):
+            if (number == 8 and tick < 20) or (number == 7 and 30 < tick < 45) or rng.random() < 0.05:
+                continue
+            idle = number == 6 and tick > 90
+            rate = 100 * float(np.exp(0.03 * rng.normal())) * (0.5 if number == 2 and 60 < tick < 90 else 1)
+            report = HealthReport(
+                node_id=f"n{number}", cluster_id="c", state=NodeState.IDLE if idle else NodeState.ACTIVE,
+                score=0.0 if idle else 0.9, rate=None if number == 5 else 0.0 if idle else rate,
+                workload_type="train", gpu_model="H100" if number != 4 else "H200",
+            )  # fmt: skip
+            assert table.observe(report, now) is None
+        table.expire(now)
+        findings = judging.judge(Frame.take(table, now), {})
+        found += findings.edges
+    judging.close()
+    return judging, found
+
+
+def test_a_recording_replays_to_the_same_verdicts_byte_for_byte(tmp_path: Path) -> None:
+    judging, live = judged(tmp_path)
+    assert {edge.verdict.node for edge in live} >= {"n2", "n6"}
+
+    done = replay(History([str(tmp_path / "record.csv")], 10.0), Rule.INGERO, judging.detector.parameters)
+
+    assert done.summary()["digest"] == judging.detector.view().digest
+    accusations = [edge.verdict.encode() for edge in live if edge.what == "accused"]
+    assert sorted(accusations) == sorted(episode.first.encode() for episode in done.episodes)
+
+
+def test_the_command_judges_with_fleets_own_settings(tmp_path: Path) -> None:
+    judging, _ = judged(tmp_path)
+    config = tmp_path / "fleet.yaml"
+    processor = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10)})
+    assert parameters_of(processor) == judging.detector.parameters
+    config.write_text(json.dumps({"processors": {"ingero": processor.model_dump(mode="json")}}))
+
+    done = subprocess.run(
+        [BIN / "ingero-fleet", "replay", "--config", config, tmp_path / "record.csv", "--format", "json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+
+    assert json.loads(done.stdout)["summary"]["digest"] == judging.detector.view().digest
+
+
+def test_an_edge_is_a_log_record_with_everything_that_decided(tmp_path: Path) -> None:
+    _, live = judged(tmp_path)
+    edge = next(edge for edge in live if edge.verdict.node == "n2")
+
+    body = edges.encode([edge])
+
+    assert body is not None
+    (block,) = ExportLogsServiceRequest.FromString(body).resource_logs
+    (record,) = block.scope_logs[0].log_records
+    values = {pair.key: pair.value for pair in record.attributes}
+    assert record.event_name == metrics.VERDICT_EVENT
+    assert {pair.key: pair.value.string_value for pair in block.resource.attributes} == {
+        attributes.NODE_ID: "n2", attributes.CLUSTER_ID: "c",
+    }  # fmt: skip
+    assert values[attributes.VERDICT_STATE].string_value == "straggler"
+    assert values[attributes.VERDICT_SEVERITY].double_value == pytest.approx(edge.verdict.severity, abs=1e-6)
+    assert json.loads(values[attributes.VERDICT_EVIDENCE].string_value)["level"] > 0
+    assert values[attributes.VERDICT_DIGEST].string_value == edge.verdict.digest
+    assert edges.encode([]) is None

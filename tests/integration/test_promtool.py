@@ -1,0 +1,100 @@
+"""Prometheus' own checker reads every page of real processes and complains of nothing but a published name."""
+
+import json
+import shutil
+import subprocess
+from contextlib import ExitStack
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ingero_testing import nvml
+from ingero_testing.processes import BIN, Running, fleet, process, wait_until
+
+PROMTOOL = shutil.which("promtool")
+MISSING = "promtool is not installed (Debian: apt-get install prometheus)"
+
+
+def port_in(file: Path) -> int:
+    wait_until(file.exists, file.name, 60)
+    return int(json.loads(file.read_text())["metrics"])
+
+
+PUBLISHED = {
+    'ingero_fleet_straggler_count non-histogram and non-summary metrics should not have "_count" suffix',
+}
+"""Complaints about the style of published names, which dashboards rely on."""
+
+LINT_ONLY = 3
+"""promtool's exit status when a page can be read and only its style is complained of."""
+
+
+def complaints(page: str) -> set[str]:
+    """What promtool says about a page beyond the published names."""
+    assert PROMTOOL
+    done = subprocess.run([PROMTOOL, "check", "metrics"], input=page, capture_output=True, text=True, timeout=60)
+    said = {line for line in (done.stdout + done.stderr).splitlines() if line} - PUBLISHED
+    return said if done.returncode in (0, LINT_ONLY) else said | {f"exit status {done.returncode}"}
+
+
+def test_a_page_that_cannot_be_read_is_complained_of() -> None:
+    if PROMTOOL is None:
+        pytest.skip(MISSING)
+
+    assert complaints("no metric at all {\n")
+    assert complaints("# TYPE requests counter\nrequests 1\n")
+
+
+def test_every_page_is_clean(tmp_path: Path) -> None:
+    if PROMTOOL is None:
+        pytest.skip(MISSING)
+    script = tmp_path / "slow.yaml"
+    script.write_text("stages: [{seconds: 3}, {seconds: 600, launches_per_second: 10}]\n")
+    onward = {"endpoint": "http://127.0.0.1:9", "tls": {"insecure": True}}
+    change = {
+        "exporters": {"otlphttp": onward},
+        "service": {"pipelines": {"metrics": {"processors": ["ingero"], "exporters": ["prometheus", "otlphttp"]}}},
+    }
+    driver = nvml.build(tmp_path)
+    with ExitStack() as stack:
+        service = stack.enter_context(fleet(tmp_path, change))
+
+        def agent(node: str, *flags: str) -> Running:
+            return stack.enter_context(
+                process(
+                    tmp_path / f"{node}.log", str(BIN / "ingero-agent"), "fleet-push", *flags,
+                    "--fleet-endpoint", f"127.0.0.1:{service.ports['otlp/http']}", "--fleet-insecure",
+                    "--fleet-cluster-id", 'l"a\\b', "--fleet-node-id", node, "--fleet-push-interval", "200ms",
+                    "--warmup-samples", "5", "--no-detect-provider",
+                    "--fleet-persist-path", str(tmp_path / f"{node}.baseline"),
+                    LD_LIBRARY_PATH=str(driver), NVML_COUNT="2", NVML_REASONS="0x40,0",
+                )
+            )  # fmt: skip
+
+        for node in ("n0", "n1", "n2"):
+            agent(node, "--stub")
+        agent(
+            "slow", "--stub-script", str(script), "--remediate", "--remediate-socket", str(tmp_path / "socket"),
+            "--metrics-listen", "127.0.0.1:0", "--ports-file", str(tmp_path / "agent.json"),
+        )  # fmt: skip
+        wait_until((tmp_path / "socket").exists, "the socket", 60)
+        stack.enter_context(
+            process(
+                tmp_path / "sink.log", str(BIN / "ingero-sink"), "--socket-path", str(tmp_path / "socket"),
+                "--listen", "127.0.0.1:0", "--ports-file", str(tmp_path / "sink.json"),
+            )
+        )  # fmt: skip
+        pages = {
+            "findings": service.url("prometheus", "/metrics"),
+            "telemetry": service.url("telemetry", "/metrics"),
+            "agent": f"http://127.0.0.1:{port_in(tmp_path / 'agent.json')}/metrics",
+            "sink": f"http://127.0.0.1:{port_in(tmp_path / 'sink.json')}/metrics",
+        }
+        straggling = {"findings": "ingero_fleet_straggler{", "sink": "ingero_sink_active_stragglers{"}
+        for name, series in straggling.items():
+            wait_until(lambda: series in httpx.get(pages[name]).text, f"the straggler at {name}", 60)  # noqa: B023
+        texts = {name: httpx.get(url).text for name, url in pages.items()}
+
+    assert "gpu_throttle_thermal_active{" in texts["agent"]
+    assert {name: found for name, text in texts.items() if (found := complaints(text))} == {}

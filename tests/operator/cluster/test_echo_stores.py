@@ -1,0 +1,242 @@
+"""An EchoStore on a real control plane: nothing starts before its volume is proven encrypted."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ingero_testing.processes import wait_until
+from scripts.controlplane import ControlPlane
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+
+DRIVER = "csi.scaleway.com"
+CLASSES: dict[str, dict[str, Any]] = {
+    "test-encrypted": {"parameters": {"encrypted": "true"}, "allowVolumeExpansion": False},
+    "test-plain": {"parameters": {}},
+}
+
+
+def storage_class(name: str) -> dict[str, Any]:
+    body = {"provisioner": DRIVER, "reclaimPolicy": "Retain", **CLASSES[name]}
+    return {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name}, **body}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def classes(plane: ControlPlane) -> Iterator[None]:
+    plane.apply(*(storage_class(name) for name in CLASSES))
+    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "storage-0"}})
+    yield
+    plane.delete("node", "storage-0")
+    for name in CLASSES:
+        plane.delete("storageclass", name)
+
+
+class Store:
+    """One EchoStore, and the provisioner that a lab has not."""
+
+    def __init__(self, plane: ControlPlane, namespace: str) -> None:
+        self.plane, self.namespace = plane, namespace
+        self.volume = f"pv-{namespace}"
+
+    def apply(self, class_name: str | None = "test-encrypted", secret: bool = True, **storage: Any) -> None:
+        if secret:
+            self.plane.apply(
+                {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "t", "namespace": self.namespace},
+                 "stringData": {"token": "x"}}
+            )  # fmt: skip
+        volume = {**({"className": class_name} if class_name else {}), "size": "10Gi", **storage}
+        metadata = {"name": "store", "namespace": self.namespace}
+        spec = {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": volume}
+        body = {"apiVersion": "ingero.io/v1alpha1", "kind": "EchoStore", "metadata": metadata, "spec": spec}
+        self.plane.apply(body)
+
+    def provision(
+        self, *, encrypted: str = "true", by: str | None = DRIVER, class_name: str = "test-encrypted"
+    ) -> None:
+        """Make and bind a volume as the driver would."""
+        wait_until(lambda: self.claim() is not None, "the claim")
+        claim = self.claim()
+        reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": "store-echo",
+                     "namespace": self.namespace, "uid": claim["metadata"]["uid"]}  # fmt: skip
+        spec = {
+            "capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"], "storageClassName": class_name,
+            "persistentVolumeReclaimPolicy": "Retain", "claimRef": reference,
+            "csi": {"driver": DRIVER, "volumeHandle": self.volume, "volumeAttributes": {"encrypted": encrypted}},
+        }  # fmt: skip
+        annotations = {"pv.kubernetes.io/provisioned-by": by} if by else {}
+        metadata = {"name": self.volume, "annotations": annotations}
+        self.plane.apply({"apiVersion": "v1", "kind": "PersistentVolume", "metadata": metadata, "spec": spec})
+
+    def claim(self) -> Any:
+        return self.plane.read("-n", self.namespace, "pvc", "store-echo")
+
+    def proof(self) -> Any:
+        return self.plane.read("-n", self.namespace, "cm", "store-volume-proof")
+
+    def workload(self) -> Any:
+        return self.plane.read("-n", self.namespace, "sts", "store-echo")
+
+    def status(self) -> dict[str, Any]:
+        return (self.plane.read("-n", self.namespace, "echo", "store") or {}).get("status") or {}
+
+    def summary(self) -> str:
+        return str(self.status().get("summary", ""))
+
+    def condition(self, kind: str) -> tuple[str, str]:
+        found = {item["type"]: item for item in self.status().get("conditions", [])}
+        return (found[kind]["status"], found[kind]["reason"]) if kind in found else ("", "")
+
+
+@pytest.fixture
+def store(plane: ControlPlane, namespace: str) -> Iterator[Store]:
+    found = Store(plane, namespace)
+    yield found
+    plane.delete("pv", found.volume)
+
+
+def test_an_encrypted_volume_is_proven_and_echo_starts(plane: ControlPlane, operator: Any, store: Store) -> None:
+    store.apply()
+    wait_until(lambda: store.workload() is not None, "the StatefulSet")
+    assert store.status()["encryption"]["level"] == "Proven" and store.proof() is None
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+
+    row = plane.kubectl("-n", store.namespace, "get", "echo").splitlines()[1].split()
+    assert row[:7] == ["store", "True", "Healthy", "Proven", "test-encrypted", "10Gi", "30d"]
+    assert store.proof()["data"] == {
+        "class": "test-encrypted", "class-uid": store.status()["encryption"]["classUID"], "level": "Proven",
+        "volume": store.volume, "volume-uid": plane.read("pv", store.volume)["metadata"]["uid"],
+    }  # fmt: skip
+    assert "ownerReferences" not in store.claim()["metadata"]
+
+
+def test_a_plain_class_is_refused_with_the_fix_and_can_be_corrected(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    store.apply("test-plain")
+    wait_until(lambda: store.summary() == "ClassNotEncrypted", "the refusal")
+
+    message = store.status()["message"]
+    assert "class test-plain" in message and 'encrypted: "true"' in message and "spec.storage.className" in message
+    assert store.status()["encryption"]["verdict"] == "Refused" and store.condition("Stalled")[0] == "True"
+    assert (store.claim(), store.workload(), store.proof()) == (None, None, None)
+
+    store.apply("test-encrypted")
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    with pytest.raises(RuntimeError, match=r"spec\.storage\.className cannot be changed once a claim exists"):
+        store.apply("test-plain")
+    with pytest.raises(RuntimeError, match=r"spec\.storage\.encryption\.policy can only be tightened"):
+        store.apply(encryption={"policy": "Declared"})
+    with pytest.raises(RuntimeError, match=r"spec\.storage\.size can only grow"):
+        store.apply(size="5Gi")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"encrypted": "false"}, "VolumeNotEncrypted"), ({"by": None}, "StaticVolume")],
+)
+def test_a_volume_that_is_not_what_was_judged_stays_locked(
+    operator: Any, store: Store, change: dict[str, Any], reason: str
+) -> None:
+    store.apply()
+    store.provision(**change)
+
+    wait_until(lambda: store.condition("EncryptionVerified") == ("False", reason), "the refusal")
+    operator.settle(1)
+    assert store.proof() is None and store.status()["encryption"]["verdict"] == "Refused"
+
+
+def test_a_class_made_anew_under_its_name_does_not_unlock(plane: ControlPlane, operator: Any, store: Store) -> None:
+    store.apply()
+    wait_until(lambda: store.claim() is not None, "the claim")
+    plane.delete("storageclass", "test-encrypted")
+    plane.apply(storage_class("test-encrypted"))
+    store.provision()
+
+    wait_until(lambda: store.condition("EncryptionVerified") == ("False", "ClassReplaced"), "the refusal")
+    assert store.proof() is None
+
+
+def test_a_proven_volume_stays_proven_when_its_class_goes(plane: ControlPlane, operator: Any, store: Store) -> None:
+    store.apply()
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    plane.delete("storageclass", "test-encrypted")
+    try:
+        operator.settle(2)
+        assert store.condition("EncryptionVerified") == ("True", "Proven")
+    finally:
+        plane.apply(storage_class("test-encrypted"))
+
+
+def test_a_missing_class_and_a_missing_secret_are_named(operator: Any, store: Store) -> None:
+    store.apply("test-nowhere", secret=False)
+    wait_until(lambda: store.summary() == "StorageClassMissing", "the reason")
+    assert "there is no StorageClass test-nowhere" in store.status()["message"]
+    store.apply("test-encrypted", secret=False)
+    wait_until(lambda: store.summary() == "SecretMissing", "the reason")
+
+
+def test_a_claim_of_somebody_else_is_not_taken(plane: ControlPlane, operator: Any, store: Store) -> None:
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim",
+             "metadata": {"name": "store-echo", "namespace": store.namespace},
+             "spec": {"accessModes": ["ReadWriteOnce"], "storageClassName": "test-plain",
+                      "resources": {"requests": {"storage": "1Gi"}}}}  # fmt: skip
+    plane.apply(claim)
+    store.apply()
+
+    wait_until(lambda: store.summary() == "ForeignClaim", "the reason")
+    assert store.proof() is None
+
+
+def test_growth_that_the_class_forbids_is_said(operator: Any, store: Store) -> None:
+    store.apply()
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    store.apply(size="20Gi")
+
+    wait_until(lambda: store.condition("ResizePending") == ("True", "ClassCannotExpand"), "the reason")
+    assert store.claim()["spec"]["resources"]["requests"]["storage"] == "10Gi"
+
+
+def test_the_claim_outlives_its_store_and_serves_the_next_one(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    store.apply()
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    uid = store.claim()["metadata"]["uid"]
+    plane.delete("echo", "store", store.namespace)
+    wait_until(lambda: store.workload() is None, "the StatefulSet to go")
+    assert store.claim()["metadata"]["uid"] == uid
+
+    store.apply()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be back on its volume")
+    assert store.claim()["metadata"]["uid"] == uid
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"storage": {"size": "10GB"}}, "spec.storage.size must be a quantity such as 50Gi"),
+        ({"storage": {"encryption": {"policy": "None"}}}, "spec.storage.encryption.policy"),
+        ({"retention": "for ever"}, "spec.retention"),
+        ({"tokenSecret": None}, "spec.tokenSecret"),
+    ],
+)
+def test_a_bad_spec_is_refused_by_the_api_server_with_its_field(
+    plane: ControlPlane, namespace: str, change: dict[str, Any], words: str
+) -> None:
+    spec = {
+        key: value
+        for key, value in {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, **change}.items()
+        if value is not None
+    }
+    bad = {"apiVersion": "ingero.io/v1alpha1", "kind": "EchoStore", "metadata": {"name": "x"}, "spec": spec}
+
+    answer = plane.kubectl("-n", namespace, "create", "-f", "-", stdin=json.dumps(bad), check=False)
+
+    assert words in answer and "created" not in answer

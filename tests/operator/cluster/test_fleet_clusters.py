@@ -1,0 +1,263 @@
+"""A FleetCluster on a real control plane, with the operator's own rights."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ingero_testing.fleets import Fleets
+from ingero_testing.processes import wait_until
+from scripts.controlplane import ControlPlane
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+
+LABEL = "test.ingero.io/pool"
+
+
+def cluster(namespace: str, name: str = "prod", *, pool: str = "none", **spec: Any) -> dict[str, Any]:
+    spec = {"clusterId": name, **spec}
+    spec["agents"] = {"nodeSelector": {LABEL: pool}, **spec.get("agents", {})}
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
+
+
+def node(name: str, pool: str, **labels: str) -> dict[str, Any]:
+    metadata = {"name": name, "labels": {LABEL: pool, "nvidia.com/gpu.present": "true", **labels}}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+
+
+def summary(plane: ControlPlane, namespace: str, name: str = "prod") -> str:
+    found = plane.read("-n", namespace, "fleetcluster", name) or {}
+    return str((found.get("status") or {}).get("summary", ""))
+
+
+def condition(plane: ControlPlane, namespace: str, kind: str, name: str = "prod") -> tuple[str, str, str]:
+    found = plane.read("-n", namespace, "fleetcluster", name) or {}
+    for item in (found.get("status") or {}).get("conditions", []):
+        if item["type"] == kind:
+            return item["status"], item["reason"], item["message"]
+    return "", "", ""
+
+
+def events(plane: ControlPlane, namespace: str) -> list[str]:
+    return [f"{item['reason']}: {item['message']}" for item in plane.read("-n", namespace, "events")["items"]]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def pool(plane: ControlPlane) -> Iterator[None]:
+    plane.apply(*(node(f"pool-{number}", "here") for number in range(3)))
+    yield
+    plane.kubectl("delete", "node", "-l", f"{LABEL}=here")
+
+
+@pytest.fixture
+def healthy(plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets) -> str:
+    """A FleetCluster that is up; returns its namespace."""
+    fleet_double.of(namespace, "prod").nodes = {"pool-0", "pool-1", "pool-2"}
+    plane.apply(cluster(namespace, pool="here"))
+    wait_until(lambda: summary(plane, namespace) == "Healthy", "the FleetCluster to be healthy")
+    wait_until(lambda: condition(plane, namespace, "QuorumMet")[0] == "True", "the quorum")
+    return namespace
+
+
+def test_get_tells_the_whole_story(plane: ControlPlane, healthy: str) -> None:
+    heads, row = (line.split() for line in plane.kubectl("-n", healthy, "get", "fc").splitlines())
+
+    assert heads == [
+        "NAME", "READY", "STATUS", "FLEET", "AGENTS", "QUORUM", "THRESHOLD", "STRAGGLERS", "TAINTED", "MODE", "AGE"
+    ]  # fmt: skip
+    assert row[:10] == ["prod", "True", "Healthy", "1/1", "3/3", "True", "0.71", "0", "0/0", "Observe"]
+
+
+def test_children_carry_nothing_of_the_owners_labels_and_the_owner_gets_no_annotation(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    wanted = cluster(namespace, pool="here")
+    wanted["metadata"] |= {
+        "labels": {"app.kubernetes.io/instance": "argo", "team": "ml"},
+        "annotations": {"argocd.argoproj.io/tracking-id": "x", "argocd.argoproj.io/sync-options": "Prune=false"},
+    }
+    plane.apply(wanted)
+    wait_until(lambda: summary(plane, namespace) == "Healthy", "the FleetCluster to be healthy")
+
+    children = plane.read("-n", namespace, "deploy,ds,svc,cm,sa,netpol,pdb", "-l", "ingero.io/owner=prod")["items"]
+
+    assert len(children) == 13
+    assert not any(word in json.dumps(children) for word in ("tracking-id", "sync-options", "instance", '"team"'))
+    live = plane.read("-n", namespace, "fleetcluster", "prod")["metadata"]
+    assert set(live["annotations"]) == set(wanted["metadata"]["annotations"]) and "finalizers" not in live
+
+
+def test_a_deleted_child_comes_back_and_an_edited_one_is_repaired(plane: ControlPlane, healthy: str) -> None:
+    before = plane.read("-n", healthy, "service", "prod-fleet")["metadata"]["uid"]
+    plane.kubectl("-n", healthy, "delete", "service", "prod-fleet")
+    plane.kubectl("-n", healthy, "set", "image", "deployment/prod-fleet", "fleet=evil:latest")
+
+    def repaired() -> bool:
+        service = plane.read("-n", healthy, "service", "prod-fleet")
+        deployment = plane.read("-n", healthy, "deployment", "prod-fleet")
+        image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
+        return bool(service) and service["metadata"]["uid"] != before and image.startswith("ghcr.io/ingero-io/")
+
+    wait_until(repaired, "the repair")
+    wait_until(lambda: any("'evil:latest' instead of" in text for text in events(plane, healthy)), "the Event")
+
+
+def test_who_keeps_editing_a_child_is_named_and_not_fought(plane: ControlPlane, healthy: str) -> None:
+    for number in range(8):
+        plane.kubectl(
+            "-n", healthy, "patch", "configmap", "prod-fleet", "--field-manager=stubborn", "--type=merge", "-p",
+            json.dumps({"data": {"fleet.yaml": f"mine: {number}"}}),
+        )  # fmt: skip
+        wait_until(
+            lambda: (
+                "mine" not in plane.read("-n", healthy, "configmap", "prod-fleet")["data"]["fleet.yaml"]
+                or condition(plane, healthy, "Degraded")[1] == "FieldContested"
+            ),
+            "a repair or a word",
+        )
+        if condition(plane, healthy, "Degraded")[1] == "FieldContested":
+            break
+
+    status, reason, message = condition(plane, healthy, "Degraded")
+    assert (status, reason) == ("True", "FieldContested")
+    assert "stubborn" in message and ".data.fleet.yaml" in message
+
+
+def test_at_rest_nothing_is_written(plane: ControlPlane, healthy: str, operator: Any) -> None:
+    operator.settle(2)
+    before = operator.writes()
+    operator.settle(4)
+
+    assert operator.writes() == before
+
+
+def test_a_restart_writes_nothing(plane: ControlPlane, healthy: str, start: Any) -> None:
+    with start() as second:
+        second.settle(2)
+
+        assert second.writes() == 0
+
+
+def test_applying_the_same_again_is_no_difference(plane: ControlPlane, healthy: str) -> None:
+    text = json.dumps(cluster(healthy, pool="here"))
+
+    assert plane.kubectl("diff", "--server-side", "--force-conflicts", "-f", "-", stdin=text, check=False) == ""
+
+
+def test_an_upgrade_goes_from_fleet_to_the_agents(plane: ControlPlane, healthy: str, operator: Any) -> None:
+    plane.apply(cluster(healthy, pool="here", version="9.9.9"))
+
+    def images() -> set[str]:
+        found = plane.read("-n", healthy, "deploy,ds")["items"]
+        return {item["spec"]["template"]["spec"]["containers"][0]["image"].rsplit(":", 1)[1] for item in found}
+
+    wait_until(lambda: images() == {"9.9.9"}, "every workload to be of the new version")
+    lines = [json.loads(line) for line in operator.running.words().splitlines() if "9.9.9" in line]
+    assert [line["name"] for line in lines] == ["prod-fleet", "prod-trace", "prod-push"]
+    wait_until(lambda: summary(plane, healthy) == "Healthy", "the upgrade to be over")
+
+
+def test_deleting_takes_everything_along(plane: ControlPlane, healthy: str) -> None:
+    plane.kubectl("-n", healthy, "delete", "fleetcluster", "prod")
+
+    kinds = "deploy,ds,svc,cm,sa,netpol,pdb"
+    wait_until(
+        lambda: plane.read("-n", healthy, kinds, "-l", "ingero.io/owner=prod")["items"] == [], "the children to go"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"clusterId": "a b"}, "spec.clusterId"),
+        ({"taints": {"mode": "NoExecute"}}, "spec.taints.mode"),
+        ({"taints": {"budget": {"maxPercent": 100}}}, "spec.taints.budget.maxPercent"),
+        ({"fleet": {"pushInterval": "5 s"}}, "spec.fleet.pushInterval"),
+        ({"fleet": {"forward": {}}}, "spec.fleet.forward needs either"),
+        ({"agents": {"nodeSelector": {}}}, "spec.agents.nodeSelector"),
+        ({"unheardOf": 1}, "spec.unheardOf"),
+    ],
+)
+def test_a_bad_spec_is_refused_by_the_api_server_with_its_field(
+    plane: ControlPlane, namespace: str, change: dict[str, Any], words: str
+) -> None:
+    bad = {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": {"name": "x"},
+           "spec": {"clusterId": "x", **change}}  # fmt: skip
+
+    answer = plane.kubectl("-n", namespace, "create", "-f", "-", stdin=json.dumps(bad), check=False)
+
+    assert words in answer and "created" not in answer
+
+
+def test_what_cannot_be_changed_says_so(plane: ControlPlane, namespace: str) -> None:
+    plane.apply(cluster(namespace, "kept"))
+    patch = json.dumps({"spec": {"clusterId": "other"}})
+
+    answer = plane.kubectl("-n", namespace, "patch", "fc", "kept", "--type=merge", "-p", patch, check=False)
+    long = plane.kubectl(
+        "create", "-f", "-", stdin=json.dumps(cluster(namespace, "n" * 41)), check=False
+    )  # fmt: skip
+
+    assert "spec.clusterId cannot be changed" in answer
+    assert "metadata.name may have at most 40 characters" in long
+
+
+def test_no_node_matches_is_said(plane: ControlPlane, operator: Any, namespace: str) -> None:
+    plane.apply(cluster(namespace, pool="nowhere"))
+
+    wait_until(lambda: condition(plane, namespace, "AgentsAvailable")[1] == "NoMatchingNodes", "the reason")
+    wait_until(lambda: summary(plane, namespace) == "NoMatchingNodes", "the summary")
+    assert f"{LABEL}=nowhere" in condition(plane, namespace, "AgentsAvailable")[2]
+
+
+def test_a_missing_secret_is_named_and_found_later(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    plane.apply(cluster(namespace, pool="here", tokenSecret={"name": "fleet-token"}))
+    wait_until(lambda: summary(plane, namespace) == "SecretMissing", "the reason")
+    assert "there is no Secret fleet-token with the key token" in condition(plane, namespace, "Degraded")[2]
+
+    plane.kubectl("-n", namespace, "create", "secret", "generic", "fleet-token", "--from-literal=token=s3cret")
+
+    wait_until(lambda: summary(plane, namespace) == "Healthy", "the Secret to be found", 60)
+
+
+def test_a_child_of_somebody_else_is_left_alone(plane: ControlPlane, operator: Any, namespace: str) -> None:
+    theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prod-fleet", "namespace": namespace},
+              "data": {"fleet.yaml": "theirs"}}  # fmt: skip
+    plane.apply(theirs)
+    plane.apply(cluster(namespace, pool="here"))
+
+    wait_until(lambda: summary(plane, namespace) == "ForeignChild", "the reason")
+    assert "ConfigMap prod-fleet exists and does not belong to this FleetCluster" in condition(
+        plane, namespace, "Stalled"
+    )[2]  # fmt: skip
+    assert plane.read("-n", namespace, "configmap", "prod-fleet")["data"] == {"fleet.yaml": "theirs"}
+
+
+def test_a_quota_is_named_and_nothing_loops(plane: ControlPlane, operator: Any, namespace: str) -> None:
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": namespace},
+             "spec": {"hard": {"services": "0"}}}  # fmt: skip
+    plane.apply(quota)
+    wait_until(
+        lambda: bool((plane.read("-n", namespace, "resourcequota", "q").get("status") or {}).get("hard")), "the quota"
+    )
+    plane.apply(cluster(namespace, pool="here"))
+
+    wait_until(lambda: summary(plane, namespace) == "QuotaExceeded", "the reason")
+    assert "exceeded quota: q" in condition(plane, namespace, "Degraded")[2]
+
+
+def test_a_paused_cluster_is_left_as_it_is(plane: ControlPlane, healthy: str, operator: Any) -> None:
+    plane.kubectl("-n", healthy, "annotate", "fc", "prod", "ingero.io/paused=true")
+    wait_until(lambda: summary(plane, healthy) == "Paused", "the pause")
+    plane.kubectl("-n", healthy, "delete", "service", "prod-fleet")
+    operator.settle(2)
+    assert plane.read("-n", healthy, "service", "prod-fleet") is None
+
+    plane.kubectl("-n", healthy, "annotate", "fc", "prod", "ingero.io/paused-")
+    wait_until(lambda: plane.read("-n", healthy, "service", "prod-fleet") is not None, "the Service")

@@ -1,0 +1,79 @@
+"""Operators that are killed at any moment; nothing else acts on these nodes."""
+
+import contextlib
+import os
+import signal
+from typing import Any
+
+import pytest
+
+from ingero_testing.processes import wait_until
+from ingero_testing.taint_lab import Lab
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+
+
+def killed_while_marking(lab: Lab, start: Any, victim: str, patience: float) -> None:
+    """An operator that is killed before, while or after it marks a node."""
+    with start() as instance:
+        wait_until(lambda: instance.page()["ingero_operator_reconciles_total"] > 0, "the first reconcile")
+        with contextlib.suppress(AssertionError):
+            wait_until(lambda: lab.note(victim) is not None, "the mark", patience)
+        os.kill(instance.running.process.pid, signal.SIGKILL)
+        instance.running.process.wait(10)
+
+
+def finished(lab: Lab, start: Any, victim: str, rounds: int) -> None:
+    """An operator that lives to see the end of it."""
+    with start():
+        wait_until(lambda: lab.taint(victim) is not None, "the taint")
+        lab.says.stragglers = set()
+        wait_until(lambda: lab.marked() == set(), "the release")
+        wait_until(lambda: len(lab.events("Released")) == rounds, "the Event")
+
+
+def test_killed_anywhere_it_converges_without_a_second_event_or_a_stray_taint(lab: Lab, start: Any) -> None:
+    lab.begin(interval="1ms")
+    for number, patience in enumerate((0.6, 2.0)):
+        victim = lab.names[number]
+        lab.says.stragglers = {victim}
+        killed_while_marking(lab, start, victim, patience)
+        finished(lab, start, victim, number + 1)
+
+    assert len(lab.events("Tainted")) == 2 and len(lab.events("TaintOverridden")) == 0
+    with start():
+        lab.plane.delete("fc", "prod", lab.namespace)
+        wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
+
+
+def test_the_lease_has_one_holder_and_passes_on(lab: Lab, start: Any) -> None:
+    lab.begin()
+    flags = ("--lease-duration", "3s")
+    with start(*flags, election=True) as first:
+        wait_until(lambda: first.page()["ingero_operator_leading"] == 1, "the first to lead")
+        with start(*flags, election=True) as second:
+            lab.says.stragglers = {lab.names[0]}
+            wait_until(lambda: lab.taint(lab.names[0]) is not None, "the taint")
+            assert second.page()["ingero_operator_leading"] == 0
+            assert second.page()["ingero_operator_reconciles_total"] == 0
+
+            os.kill(first.running.process.pid, signal.SIGKILL)
+            wait_until(lambda: second.page()["ingero_operator_leading"] == 1, "the second to lead")
+            lab.says.stragglers = set()
+            wait_until(lambda: lab.marked() == set(), "the release")
+            assert lab.events("TaintOverridden") == []
+
+
+def test_an_outage_of_the_api_server_is_survived(lab: Lab, start: Any) -> None:
+    lab.begin()
+    with start() as operator:
+        lab.says.stragglers = {lab.names[0]}
+        wait_until(lambda: lab.taint(lab.names[0]) is not None, "the taint")
+        lab.plane.stop_server()
+        lab.says.stragglers = set()
+        asked = operator.page()["ingero_operator_fleet_questions_total"]
+        wait_until(lambda: operator.page()["ingero_operator_fleet_questions_total"] > asked + 5, "more questions")
+        lab.plane.start_server()
+
+        wait_until(lambda: lab.marked() == set(), "the release", 60)
+        assert operator.running.process.poll() is None

@@ -1,0 +1,85 @@
+"""The CRDs are structural, bounded and free of defaults."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ingero_operator.api import v1alpha1
+from ingero_operator.api.base import Part
+from ingero_operator.render.crds import all_definitions
+from ingero_operator.render.schema import structural
+
+DEFINITIONS = {item["spec"]["names"]["kind"]: item for item in all_definitions()}
+
+
+def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from nodes(child, f"{path}.{name}")
+    if "items" in schema:
+        yield from nodes(schema["items"], f"{path}[]")
+    if "additionalProperties" in schema:
+        yield from nodes(schema["additionalProperties"], f"{path}.*")
+
+
+def schema_of(kind: str) -> dict[str, Any]:
+    return DEFINITIONS[kind]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+
+
+@pytest.mark.parametrize("kind", ["FleetCluster", "EchoStore"])
+def test_every_node_has_a_type_and_no_default(kind: str) -> None:
+    for path, node in nodes(schema_of(kind)):
+        assert "type" in node, path
+        assert not {"default", "$ref", "anyOf", "oneOf", "nullable"} & set(node), path
+
+
+@pytest.mark.parametrize("kind", ["FleetCluster", "EchoStore"])
+def test_everything_that_can_grow_is_bounded(kind: str) -> None:
+    for path, node in nodes(schema_of(kind)):
+        if path in ("", ".apiVersion", ".kind", ".metadata"):
+            continue
+        if node["type"] == "string":
+            assert "maxLength" in node or "enum" in node, path
+        if node["type"] == "array":
+            assert "maxItems" in node, path
+        if "additionalProperties" in node:
+            assert "maxProperties" in node, path
+
+
+@pytest.mark.parametrize("kind", ["FleetCluster", "EchoStore"])
+def test_every_field_of_the_spec_says_what_it_is(kind: str) -> None:
+    undocumented = [
+        path for path, node in nodes(schema_of(kind)["properties"]["spec"])
+        if "description" not in node and not path.endswith(("[]", ".*"))
+    ]  # fmt: skip
+
+    assert undocumented == []
+
+
+def test_no_mode_evicts() -> None:
+    mode = schema_of("FleetCluster")["properties"]["spec"]["properties"]["taints"]["properties"]["mode"]
+
+    assert mode["enum"] == ["Observe", "Annotate", "PreferNoSchedule", "NoSchedule"]
+
+
+def test_a_union_is_refused_in_words() -> None:
+    class Odd(Part):
+        value: int | str
+
+    with pytest.raises(ValueError, match="union"):
+        structural(Odd)
+
+
+def test_the_smallest_specs_are_whole() -> None:
+    fleet = v1alpha1.FleetClusterSpec.model_validate({"clusterId": "lab"})
+    echo = v1alpha1.EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
+
+    assert (fleet.taints.mode, fleet.taints.budget.max_nodes) == ("Observe", 2)
+    assert (echo.storage.encryption.policy, echo.storage.size) == ("Proven", "50Gi")
+
+
+def test_a_field_of_a_newer_version_does_not_stop_the_operator() -> None:
+    spec = v1alpha1.FleetClusterSpec.model_validate({"clusterId": "lab", "fromTheFuture": 1})
+
+    assert spec.cluster_id == "lab"

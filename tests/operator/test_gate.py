@@ -1,0 +1,122 @@
+"""The gate over random API states: no proof without a class that was judged and recorded before the claim."""
+
+import random
+from typing import Any
+
+import pytest
+
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, Policy
+from ingero_operator.gate import LEVELS, View, decide, default_class
+
+PROVISIONERS = ("csi.scaleway.com", "ebs.csi.aws.com", "rancher.io/local-path", "example.com/unheard-of")
+
+
+def storage_class(name: str, uid: str, dice: random.Random) -> dict[str, Any]:
+    annotations = {}
+    if dice.random() < 0.2:
+        annotations = {
+            "ingero.io/encryption-at-rest": "declared",
+            "ingero.io/encryption-evidence": "dm-crypt everywhere, audited",
+        }
+    if dice.random() < 0.3:
+        annotations["storageclass.kubernetes.io/is-default-class"] = "true"
+    return {
+        "metadata": {"name": name, "uid": uid, "annotations": annotations, "creationTimestamp": f"t{uid:0>6}"},
+        "provisioner": dice.choice(PROVISIONERS),
+        "parameters": {"encrypted": dice.choice(["true", "true", "false"])},
+    }
+
+
+class World:
+    """An API server's storage side, and an operator that writes down what the gate says."""
+
+    def __init__(self, seed: int) -> None:
+        self.dice = random.Random(seed)
+        self.classes: dict[str, dict[str, Any]] = {}
+        self.judged: set[str] = set()
+        self.serial, self.made_by = 10, ""
+        self.claim: dict[str, Any] | None = None
+        self.volume: dict[str, Any] | None = None
+        self.record: dict[str, Any] = {}
+        self.policy, self.least, self.name = Policy.PROVEN, Policy.DECLARED, "a"
+
+    def happen(self) -> None:
+        dice = self.dice
+        what = dice.randrange(9)
+        self.serial += 1
+        if what < 3:
+            name = dice.choice("ab")
+            self.classes[name] = storage_class(name, str(self.serial), dice)
+        elif what == 3:
+            self.classes.pop(dice.choice("ab"), None)
+        elif what == 4:
+            self.policy = dice.choice(list(Policy))
+        elif what == 5 and self.claim is None:
+            self.name = dice.choice("ab")
+        elif what == 6 and self.claim is not None and self.volume is None:
+            self.bind()
+        elif what == 7 and dice.random() < 0.3:
+            self.claim = self.volume = None
+        elif what == 8 and dice.random() < 0.2:
+            self.record = {}
+
+    def bind(self) -> None:
+        assert self.claim is not None
+        name, dice = self.claim["spec"]["storageClassName"], self.dice
+        found = self.classes.get(name)
+        self.made_by = found["metadata"]["uid"] if found else ""
+        driver = found["provisioner"] if found and dice.random() < 0.9 else dice.choice(PROVISIONERS)
+        notes = {"pv.kubernetes.io/provisioned-by": driver} if dice.random() < 0.9 else {}
+        self.volume = {
+            "metadata": {"name": "pv", "uid": f"v{self.serial}", "annotations": notes,
+                         "creationTimestamp": f"t{self.serial:06}"},
+            "spec": {"claimRef": {"uid": self.claim["metadata"]["uid"]}, "storageClassName": name,
+                     "csi": {"driver": driver, "volumeAttributes": {"encrypted": dice.choice(["true", "false"])}}},
+        }  # fmt: skip
+        self.claim["spec"]["volumeName"] = "pv"
+        self.claim["status"] = {"phase": "Bound", "capacity": {"storage": "10Gi"}}
+
+    def step(self) -> None:
+        self.happen()
+        spec = EchoStoreSpec.model_validate(
+            {"tokenSecret": {"name": "t"}, "tlsSecret": "tls",
+             "storage": {"className": self.name, "size": "10Gi", "encryption": {"policy": self.policy}}}
+        )  # fmt: skip
+        view = View(
+            classes=list(self.classes.values()), claim=self.claim, volume=self.volume, recorded=self.record,
+            least=self.least,
+        )  # fmt: skip
+        decision = decide(spec, view)
+        if decision.proof is not None:
+            assert not decision.lock and self.volume is not None and self.claim is not None
+            assert decision.proof.volume_uid == self.volume["metadata"]["uid"]
+            assert decision.proof.class_uid in self.judged | {self.made_by}
+            assert LEVELS[Policy(decision.proof.level)] >= LEVELS[self.policy]
+        self.record = decision.record
+        if decision.claim_class and self.claim is None:
+            found = self.classes[decision.claim_class]
+            self.judged.add(found["metadata"]["uid"])
+            assert self.record["classUID"] == found["metadata"]["uid"], "judged and recorded before it is made"
+            self.claim = {
+                "metadata": {"name": "s-echo", "uid": f"c{self.serial}"},
+                "spec": {"storageClassName": decision.claim_class},
+                "status": {"phase": "Pending"},
+            }
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_no_history_leads_to_a_proof_without_a_judged_class(seed: int) -> None:
+    world = World(seed)
+    for _ in range(300):
+        world.step()
+
+
+def test_the_default_class_is_the_newest_then_by_name() -> None:
+    def make(name: str, day: str, default: bool = True) -> dict[str, Any]:
+        notes = {"storageclass.kubernetes.io/is-default-class": "true"} if default else {}
+        return {"metadata": {"name": name, "creationTimestamp": f"2026-01-{day}", "annotations": notes}}
+
+    classes = [make("c", "01"), make("b", "02"), make("a", "02"), make("z", "09", default=False)]
+
+    assert (default_class(classes) or {})["metadata"]["name"] == "a"
+    assert default_class([make("z", "09", default=False)]) is None

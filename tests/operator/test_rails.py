@@ -1,0 +1,672 @@
+"""The rails, one by one, then over long random histories in which the rails are the invariants."""
+
+import json
+import math
+import random
+from collections import defaultdict
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from ingero_operator.api.v1alpha1 import Mode
+from ingero_operator.taints import edits
+from ingero_operator.taints.memory import DAY, Memory, Record, from_status, to_status
+from ingero_operator.taints.nodes import EFFECTS, STRENGTH, Mark, NodeView, view
+from ingero_operator.taints.rails import Accused, Decision, Evidence, Rails, World, decide, done
+
+NOW = 1_700_000_000.0
+QUICK = Rails(mode=Mode.NO_SCHEDULE, confirm_windows=1, confirm_for=0.0)
+
+
+def fleet(count: int = 20, **change: Any) -> dict[str, NodeView]:
+    nodes = [
+        NodeView(name=f"n{number:02}", uid=f"u{number}", labels={}, created=NOW - DAY) for number in range(count)
+    ]
+    return {node.name: replace(node, **change) for node in nodes}
+
+
+def says(*names: str, tick: str = "1", now: float = NOW, **change: Any) -> Evidence:
+    accused = {name: Accused(active=True, windows=100, score=0.4, threshold=0.7) for name in names}
+    return replace(Evidence(tick=tick, received=now, accused=accused), **change)
+
+
+def world(nodes: dict[str, NodeView], evidence: Evidence | None, **change: Any) -> World:
+    return replace(World(owner="fc", nodes=nodes, watched=frozenset(nodes), evidence=evidence), **change)
+
+
+def look(rails: Rails = QUICK, nodes: dict[str, NodeView] | None = None, memory: Memory | None = None,
+         *, evidence: Evidence | None = None, now: float = NOW, **change: Any) -> Decision:  # fmt: skip
+    return decide(rails, world(nodes or fleet(), evidence or says("n03"), **change), memory or Memory(), now)
+
+
+def marked(node: NodeView, effect: str = "NoSchedule", **change: Any) -> NodeView:
+    mark = Mark(owner="fc", verdict="0" * 8, effect=effect, since=NOW, expires=NOW + DAY, node_uid=node.uid)
+    return replace(node, mark=replace(mark, **change))
+
+
+def rail(decision: Decision, node: str = "n03") -> str:
+    return next(line.rail for line in decision.lines if line.node == node)
+
+
+def test_a_confirmed_straggler_is_marked_with_its_evidence() -> None:
+    (step,) = look().steps
+
+    assert (step.verb, step.node, step.uid) == ("add", "n03", "u3")
+    assert step.mark is not None
+    assert (step.mark.effect, step.mark.score, step.mark.threshold) == ("NoSchedule", 0.4, 0.7)
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"rails": replace(QUICK, mode=Mode.OBSERVE)}, "Observing"),
+        ({"paused": "alice: maintenance"}, "Paused"),
+        ({"deleting": True}, "Deleting"),
+        ({"evidence": says("n03", now=NOW - 30)}, "StaleEvidence"),
+        ({"evidence": says("n03", quorum=False)}, "NoQuorum"),
+        ({"evidence": says("n03", panic=True)}, "Panic"),
+        ({"evidence": says("n03", coverage_low=True)}, "LowCoverage"),
+        ({"evidence": says("n03", threshold=False)}, "NoThreshold"),
+        ({"rails": replace(QUICK, max_nodes=0)}, "NoBudget"),
+        ({"nodes": fleet(9)}, "NoBudget"),
+        ({"evidence": says("n00", "n01", "n02", "n03", "n04")}, "Storm"),
+        ({"memory": Memory(storm_until=NOW + 1)}, "Storm"),
+    ],
+)
+def test_a_rail_of_the_cluster_stops_everything(change: dict[str, Any], reason: str) -> None:
+    decision = look(**change)
+
+    assert decision.steps == ()
+    assert (decision.allowed.status, decision.allowed.reason) == ("False", reason)
+
+
+def test_without_any_answer_nothing_is_known() -> None:
+    decision = decide(QUICK, world(fleet(), None), Memory(), NOW)
+
+    assert (decision.steps, decision.allowed.status) == ((), "Unknown")
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpu": False}, "NoGpu"),
+        ({"control_plane": True}, "ControlPlane"),
+        ({"labels": {"ingero.io/exclude": ""}}, "Excluded"),
+        ({"deleting": True}, "Deleting"),
+        ({"ready": False}, "NotReady"),
+        ({"cordoned": True}, "Cordoned"),
+        ({"disrupted": "karpenter.sh/disrupted"}, "Disrupted"),
+        ({"remediated": "draino/drain-retry"}, "Remediated"),
+        ({"created": NOW - 60}, "TooYoung"),
+        ({"foreign": True}, "Foreign"),
+    ],
+)
+def test_a_rail_of_the_node_stops_that_node(change: dict[str, Any], reason: str) -> None:
+    nodes = fleet()
+    nodes["n03"] = replace(nodes["n03"], **change)
+
+    decision = look(nodes=nodes)
+
+    assert (decision.steps, rail(decision)) == ((), reason)
+
+
+@pytest.mark.parametrize(
+    ("record", "reason"),
+    [
+        (Record(uid="u3", hands_off_until=NOW + 1), "HandsOff"),
+        (Record(uid="u3", released=NOW - 60), "Quiet"),
+        (Record(uid="u3", tainted=(NOW - 9000, NOW - 8000, NOW - 7000)), "Flapping"),
+    ],
+)
+def test_what_is_remembered_of_a_node_stops_it(record: Record, reason: str) -> None:
+    decision = look(memory=Memory(records={"n03": record}))
+
+    assert (decision.steps, rail(decision)) == ((), reason)
+
+
+def test_what_is_remembered_says_nothing_about_another_machine_of_that_name() -> None:
+    decision = look(memory=Memory(records={"n03": Record(uid="old", hands_off_until=NOW + DAY)}))
+
+    assert [step.verb for step in decision.steps] == ["add"]
+
+
+def test_a_verdict_older_than_the_machine_is_void() -> None:
+    accused = {"n03": Accused(active=True, since=NOW - 2 * DAY, windows=100)}
+
+    assert rail(look(evidence=replace(says(), accused=accused))) == "Identity"
+
+
+def test_an_idle_node_is_not_judged() -> None:
+    accused = {"n03": Accused(active=False, windows=100)}
+
+    assert rail(look(evidence=replace(says(), accused=accused))) == "NotActive"
+
+
+def test_two_fleet_clusters_over_one_node_both_keep_off() -> None:
+    decision = look(overlap={"n03": "FleetCluster a/b"})
+
+    assert (decision.steps, rail(decision), decision.allowed.reason) == ((), "Overlap", "Overlap")
+
+
+def test_confirmation_takes_time_and_windows_and_a_break_starts_it_anew() -> None:
+    rails = replace(QUICK, confirm_for=60.0, confirm_windows=3)
+    memory, verbs = Memory(), []
+    for number in range(12):
+        now = NOW + 10 * number
+        evidence = says(*([] if number == 2 else ["n03"]), tick=str(number), now=now)
+        decision = look(rails, memory=memory, evidence=evidence, now=now)
+        memory = decision.memory
+        verbs.append([step.verb for step in decision.steps])
+
+    assert verbs == [[]] * 9 + [["add"]] * 3
+
+
+def test_the_same_statistics_count_once() -> None:
+    rails, memory = replace(QUICK, confirm_windows=2), Memory()
+    for _ in range(5):
+        decision = look(rails, memory=memory)
+        memory = decision.memory
+
+    assert rail(decision) == "Confirming"
+
+
+def test_after_a_restart_a_whole_confirmation_passes_first() -> None:
+    rails = replace(QUICK, confirm_for=60.0)
+    first = look(rails, evidence=says("n03"))
+    later = look(rails, memory=first.memory, evidence=says("n03", tick="2", now=NOW + 60), now=NOW + 60)
+    restarted = from_status(to_status(first.memory))
+    anew = look(rails, memory=restarted, evidence=says("n03", tick="2", now=NOW + 60), now=NOW + 60)
+
+    assert [step.verb for step in later.steps] == ["add"] and anew.steps == ()
+
+
+def test_one_node_at_a_time() -> None:
+    decision = look(evidence=says("n03", "n04"))
+    assert [step.node for step in decision.steps] == ["n03"]
+    memory = done(decision.memory, decision.steps[0], NOW)
+    nodes = fleet() | {"n03": marked(fleet()["n03"], verdict=decision.steps[0].mark.verdict)}  # type: ignore[union-attr]
+
+    soon = look(nodes=nodes, memory=memory, evidence=says("n03", "n04", tick="2", now=NOW + 299), now=NOW + 299)
+    later = look(nodes=nodes, memory=memory, evidence=says("n03", "n04", tick="2", now=NOW + 300), now=NOW + 300)
+
+    assert (soon.steps, rail(soon, "n04")) == ((), "Rate")
+    assert [step.node for step in later.steps] == ["n04"]
+
+
+@pytest.mark.parametrize(
+    ("labels", "effects", "reason"),
+    [
+        ({"nvidia.com/gpu.clique": "a"}, 1, "Domain"),
+        ({"topology.kubernetes.io/zone": "z"}, 1, "Zone"),
+        ({}, 2, "Budget"),
+    ],
+)
+def test_room_is_limited(labels: dict[str, str], effects: int, reason: str) -> None:
+    nodes = fleet(30, labels=labels)
+    for number in range(effects):
+        nodes[f"n2{number}"] = marked(nodes[f"n2{number}"])
+
+    decision = look(nodes=nodes)
+
+    assert (decision.steps, rail(decision)) == ((), reason)
+
+
+def test_enough_nodes_must_stay_well() -> None:
+    nodes = fleet()
+    for name in ("n10", "n11", "n12", "n13"):
+        nodes[name] = replace(nodes[name], cordoned=True)
+
+    decision = look(nodes=nodes)
+
+    assert (decision.steps, rail(decision)) == ((), "MinHealthy")
+
+
+def held(effect: str = "NoSchedule", **change: Any) -> tuple[dict[str, NodeView], Memory]:
+    nodes = fleet()
+    nodes["n03"] = marked(nodes["n03"], effect, **change)
+    record = Record(uid="u3", verdict="0" * 8, effect=effect, tainted=(NOW,))
+    return nodes, Memory(records={"n03": record}, well={"n03": NOW - 700}, tick="0")
+
+
+def removal(decision: Decision) -> list[tuple[str, str]]:
+    return [(step.verb, step.reason) for step in decision.steps]
+
+
+def test_proof_of_recovery_releases_and_idleness_is_none() -> None:
+    nodes, memory = held()
+    well = replace(says(), well=frozenset({"n03"}))
+
+    assert removal(look(nodes=nodes, memory=memory, evidence=well)) == [("remove", "Recovered")]
+    assert removal(look(nodes=nodes, memory=memory, evidence=says(tick="5"))) == []
+
+
+@pytest.mark.parametrize("broken", [{"quorum": False}, {"panic": True}, {"coverage_low": True}, {"received": 0.0}])
+def test_without_good_evidence_only_time_releases(broken: dict[str, Any]) -> None:
+    nodes, memory = held("PreferNoSchedule")
+    evidence = replace(says(), well=frozenset({"n03"}), **broken)
+
+    assert removal(look(nodes=nodes, memory=memory, evidence=evidence)) == []
+    assert removal(look(nodes=nodes, memory=memory, evidence=evidence, now=NOW + DAY)) == [("remove", "Expired")]
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [({"deleting": True}, "Deleted"), ({"rails": replace(QUICK, mode=Mode.OBSERVE)}, "ModeLowered"),
+     ({"watched": frozenset()}, "Excluded")],
+)  # fmt: skip
+def test_removal_needs_no_permission(change: dict[str, Any], reason: str) -> None:
+    nodes, memory = held()
+    evidence = says("n03", "n04", "n05", "n06", "n07", "n08")
+
+    assert removal(look(nodes=nodes, memory=memory, evidence=evidence, **change)) == [("remove", reason)]
+
+
+def test_pausing_removes_nothing() -> None:
+    nodes, memory = held()
+
+    assert removal(look(nodes=nodes, memory=memory, paused="bob")) == []
+
+
+def test_no_schedule_ends_in_probation() -> None:
+    nodes, memory = held()
+    (step,) = look(nodes=nodes, memory=memory, evidence=says(now=NOW + DAY), now=NOW + DAY).steps
+
+    assert (step.verb, step.reason) == ("lower", "Probation")
+    assert step.mark is not None and (step.mark.effect, step.mark.probation) == ("PreferNoSchedule", True)
+    nodes, memory = held("PreferNoSchedule", probation=True)
+    assert removal(look(nodes=nodes, memory=memory, evidence=says(now=NOW + DAY), now=NOW + DAY)) == [
+        ("remove", "Expired")
+    ]
+
+
+def test_fresh_evidence_renews() -> None:
+    nodes, memory = held()
+    now = NOW + 0.8 * DAY
+
+    assert removal(look(nodes=nodes, memory=memory, evidence=says("n03", now=now), now=now)) == [
+        ("renew", "StillConfirmed")
+    ]
+
+
+def test_a_lower_mode_lowers_and_a_higher_one_raises() -> None:
+    nodes, memory = held()
+    lower = look(replace(QUICK, mode=Mode.PREFER_NO_SCHEDULE), nodes, memory)
+    nodes, memory = held("PreferNoSchedule")
+    higher = look(QUICK, nodes, memory)
+
+    assert removal(lower) == [("lower", "ModeLowered")]
+    assert removal(higher) == [("raise", "Confirmed")]
+
+
+def test_a_mark_that_vanished_means_hands_off() -> None:
+    _, memory = held()
+    decision = look(memory=memory)
+
+    assert [item.node for item in decision.overrides] == ["n03"]
+    assert (decision.steps, rail(decision)) == ((), "HandsOff")
+    assert look(memory=decision.memory).overrides == ()
+
+
+def test_a_mark_that_was_being_removed_is_no_override() -> None:
+    _, memory = held()
+    memory = replace(memory, records={"n03": replace(memory.records["n03"], releasing="Recovered")})
+    decision = look(memory=memory)
+
+    assert decision.overrides == ()
+    assert [(step.verb, step.reason) for step in decision.settled] == [("remove", "Recovered")]
+    assert rail(decision) == "Quiet"
+
+
+def test_a_mark_found_after_a_restart_is_taken_over() -> None:
+    nodes, _ = held(since=NOW - 60)
+    decision = look(nodes=nodes, evidence=says("n03", "n04"))
+
+    assert decision.memory.records["n03"].verdict == "0" * 8
+    assert decision.memory.last_taint == NOW - 60
+    assert [step.verb for step in decision.settled] == ["add"] and rail(decision, "n04") == "Rate"
+
+
+def test_memory_survives_its_status() -> None:
+    _, memory = held()
+    memory = replace(memory, last_taint=NOW + 0.25, storm_until=NOW + 900)
+
+    back = from_status(json.loads(json.dumps(to_status(memory))))
+
+    assert (back.records, back.last_taint, back.storm_until) == (memory.records, memory.last_taint, NOW + 900)
+
+
+# Long random histories: a small cluster with everything that happens to one, and a ledger that knows only the rules.
+
+
+@dataclass
+class Truth:
+    """One machine in the simulated cluster, as the API server would store it."""
+
+    body: dict[str, Any]
+    foreign: list[dict[str, str]] = field(default_factory=list)
+
+
+RAILS = Rails(
+    mode=Mode.NO_SCHEDULE, max_nodes=2, max_percent=25, confirm_for=40.0, confirm_windows=3, recover_for=40.0,
+    min_healthy_percent=60, interval=30.0, storm_cooldown=60.0, ttl=400.0, probation=120.0, quiet=60.0, max_per_day=3,
+    hands_off=300.0, min_node_age=60.0,
+)  # fmt: skip
+
+
+class Simulation:
+    """A cluster, an operator that may die anywhere, and checks that know the rails and not the code."""
+
+    def __init__(self, seed: int) -> None:
+        self.random = random.Random(seed)
+        self.now = NOW
+        self.serial = 0
+        self.nodes: dict[str, Truth] = {}
+        for number in range(12):
+            self.join(f"n{number:02}", age=1000)
+        self.memory, self.stored = Memory(), Memory()
+        self.rails, self.paused, self.deleting, self.overlap = RAILS, "", False, {}
+        self.accused: set[str] = set()
+        self.idle: set[str] = set()
+        self.good = {"quorum": True, "panic": False, "coverage_low": False}
+        self.reachable, self.tick, self.evidence = True, 0, None
+        self.streak: dict[str, tuple[str, float, int]] = {}
+        self.well: dict[str, float] = {}
+        self.adds: list[tuple[float, str, str]] = []
+        self.released: dict[str, float] = {}
+        self.overridden: dict[str, float] = {}
+        self.storm = -math.inf
+        self.last_good = -math.inf
+        self.counts: defaultdict[str, int] = defaultdict(int)
+
+    def join(self, name: str, age: float = 0.0) -> None:
+        self.serial += 1
+        number = int(name[1:])
+        labels = {"topology.kubernetes.io/zone": f"z{number % 3}", "nvidia.com/gpu.present": "true"}
+        if number % 2:
+            labels["nvidia.com/gpu.clique"] = f"c{number // 4}"
+        created = self.stamp(self.now - age)
+        self.nodes[name] = Truth(
+            {
+                "metadata": {"name": name, "uid": f"m{self.serial}", "resourceVersion": str(self.serial),
+                             "labels": labels, "creationTimestamp": created},
+                "spec": {"providerID": f"p{self.serial}", "taints": []},
+                "status": {"conditions": [{"type": "Ready", "status": "True"}], "capacity": {"nvidia.com/gpu": "8"}},
+            }
+        )  # fmt: skip
+
+    @staticmethod
+    def stamp(time: float) -> str:
+        from ingero_operator.taints.memory import stamp
+
+        return stamp(time)
+
+    def views(self) -> dict[str, NodeView]:
+        return {name: view(truth.body) for name, truth in self.nodes.items()}
+
+    def happen(self) -> None:
+        """Something happens that nobody asked the operator about."""
+        dice, names = self.random, sorted(self.nodes)
+        name = dice.choice(names)
+        truth = self.nodes[name]
+        spec, metadata = truth.body["spec"], truth.body["metadata"]
+        what = dice.random()
+        if what < 0.12:
+            self.accused |= {name} if len(self.accused) < 4 else set()
+        elif what < 0.25:
+            self.accused -= {name}
+        elif what < 0.29:
+            self.idle.symmetric_difference_update({name})
+        elif what < 0.295:
+            self.accused |= set(dice.sample(names, 6))
+        elif what < 0.31:
+            self.idle.clear()
+        elif what < 0.36:
+            self.accused -= set(dice.sample(names, min(8, len(names))))
+        elif what < 0.40:
+            self.good = {"quorum": True, "panic": False, "coverage_low": False}
+            if dice.random() < 0.3:
+                key = dice.choice(sorted(self.good))
+                self.good[key] = not self.good[key]
+        elif what < 0.43:
+            self.reachable = not self.reachable if dice.random() < 0.4 else True
+        elif what < 0.46:
+            del self.nodes[name]
+            self.idle.discard(name)
+            self.join(name, age=dice.choice([0, 0, 120]))
+        elif what < 0.50:
+            spec["unschedulable"] = not spec.get("unschedulable", False) if dice.random() < 0.3 else False
+        elif what < 0.54:
+            ready = "True" if dice.random() < 0.7 else "False"
+            truth.body["status"]["conditions"][0]["status"] = ready
+        elif what < 0.58:
+            taint = {"key": f"other/{dice.randrange(3)}", "effect": "NoSchedule"}
+            if taint in spec["taints"]:
+                spec["taints"].remove(taint)
+            else:
+                spec["taints"].insert(dice.randrange(len(spec["taints"]) + 1), taint)
+        elif what < 0.62:
+            self.admin_removes(next((item for item in names if view(self.nodes[item].body).mark), name))
+        elif what < 0.64:
+            if dice.random() < 0.3:
+                metadata["labels"]["ingero.io/exclude"] = ""
+            elif dice.random() < 0.9:
+                metadata["labels"].pop("ingero.io/exclude", None)
+        elif what < 0.67:
+            self.paused = "x" if dice.random() < 0.3 else ""
+        elif what < 0.70:
+            modes = [*Mode, *[Mode.NO_SCHEDULE] * 12]
+            self.rails = replace(self.rails, mode=dice.choice(modes))
+        elif what < 0.72:
+            self.overlap = {name: "other"} if dice.random() < 0.2 else {}
+        elif what < 0.735:
+            self.deleting = dice.random() < 0.1
+        elif what < 0.75:
+            self.memory = from_status(json.loads(json.dumps(to_status(self.stored))))
+            self.counts["restart"] += 1
+
+    def admin_removes(self, name: str) -> None:
+        """An administrator removes our taint, our annotation, or both."""
+        node = view(self.nodes[name].body)
+        if node.mark is None:
+            return
+        spec, metadata = self.nodes[name].body["spec"], self.nodes[name].body["metadata"]
+        if self.random.random() < 0.7:
+            before = len(spec["taints"])
+            spec["taints"] = [taint for taint in spec["taints"] if taint["key"] != "ingero.io/straggler"]
+            if len(spec["taints"]) == before:
+                metadata["annotations"].pop("ingero.io/straggler")
+        else:
+            spec["taints"] = [taint for taint in spec["taints"] if taint["key"] != "ingero.io/straggler"]
+            metadata["annotations"].pop("ingero.io/straggler")
+        self.overridden[node.uid] = self.now
+        self.counts["override"] += 1
+
+    def ask(self) -> None:
+        """Fleet computes, and is asked if it can be reached."""
+        self.tick += 1
+        if not self.reachable:
+            return
+        accused = {
+            name: Accused(active=name not in self.idle, windows=100, score=0.4, threshold=0.7)
+            for name in self.accused if name in self.nodes
+        }  # fmt: skip
+        well = frozenset(set(self.nodes) - set(accused) - self.idle)
+        self.evidence = Evidence(tick=str(self.tick), received=self.now, accused=accused, well=well, **self.good)
+        self.ledger(accused)
+        self.well = {name: self.well.get(name, self.now) for name in well} if self.trusted() else {}
+
+    def ledger(self, accused: dict[str, Accused]) -> None:
+        """What the rails say about confirmation, counted independently."""
+        if not (self.good["quorum"] and not self.good["panic"] and not self.good["coverage_low"]):
+            self.streak = {}
+            return
+        streak = {}
+        for name, item in accused.items():
+            uid = self.nodes[name].body["metadata"]["uid"]
+            if item.active:
+                before = self.streak.get(name)
+                streak[name] = (uid, before[1], before[2] + 1) if before and before[0] == uid else (uid, self.now, 1)
+        self.streak = streak
+
+    def world(self) -> World:
+        views = self.views()
+        return World(
+            owner="fc", nodes=views, watched=frozenset(views), evidence=self.evidence, overlap=self.overlap,
+            paused=self.paused, deleting=self.deleting,
+        )  # fmt: skip
+
+    def act(self) -> None:
+        """One reconcile, which may die between any two of its writes."""
+        seen = self.world()
+        decision = decide(self.rails, seen, self.memory, self.now)
+        assert len({step.node for step in decision.steps}) == len(decision.steps)
+        for item in decision.overrides:
+            assert item.uid in self.overridden, "what the operator removed itself is nobody's no"
+        candidates = sum(
+            name in self.nodes and item.active and seen.nodes[name].mark is None
+            for name, item in (self.evidence.accused if self.evidence else {}).items()
+        )
+        base = [node for node in seen.nodes.values() if not node.excluded]
+        budget = min(self.rails.max_nodes, self.rails.max_percent * len(base) // 100)
+        if self.trusted() and budget and candidates > 2 * budget:
+            self.storm = self.now
+        memory = decision.memory
+        dies = self.random.random() < 0.1
+        cut = self.random.randrange(2 * len(decision.steps) + 2) if dies else -1
+        writes = 0
+        if any(step.verb in ("remove", "lower") for step in decision.steps):
+            if cut == writes:
+                return self.die()
+            self.stored = memory
+            writes += 1
+        for step in decision.steps:
+            if cut == writes:
+                return self.die()
+            self.check(step, seen, budget, candidates, base)
+            self.write(step)
+            writes += 1
+            memory = done(memory, step, self.now)
+        if cut == writes:
+            return self.die()
+        self.memory = self.stored = memory
+        return None
+
+    def die(self) -> None:
+        self.counts["death"] += 1
+        self.memory = from_status(json.loads(json.dumps(to_status(self.stored))))
+
+    def trusted(self) -> bool:
+        evidence = self.evidence
+        fresh = evidence is not None and self.now - evidence.received < 30
+        return bool(
+            fresh and evidence and evidence.quorum and not evidence.panic and not evidence.coverage_low
+        )  # fmt: skip
+
+    def write(self, step: Any) -> None:
+        body = self.nodes[step.node].body
+        foreign = [taint for taint in body["spec"]["taints"] if taint["key"] != "ingero.io/straggler"]
+        patch = edits.patch(body, step.uid, "fc", step.mark)
+        assert patch is not None
+        apply_patch(body, patch)
+        after = [taint for taint in body["spec"]["taints"] if taint["key"] != "ingero.io/straggler"]
+        assert after == foreign, "other taints stay as they are, in their order"
+        self.serial += 1
+        body["metadata"]["resourceVersion"] = str(self.serial)
+        self.counts[step.verb] += 1
+        if step.verb == "add":
+            self.adds.append((self.now, step.node, step.uid))
+        if step.verb == "remove":
+            self.released[step.uid] = self.now
+
+    def check(self, step: Any, seen: World, budget: int, candidates: int, base: list[NodeView]) -> None:
+        node = seen.nodes[step.node]
+        assert step.uid == node.uid
+        if step.verb in ("remove", "lower", "renew"):
+            assert node.mark is not None and node.mark.owner == "fc"
+            if step.reason in ("Recovered", "StillConfirmed"):
+                assert self.trusted()
+            if step.reason == "Recovered":
+                assert self.now - self.well[step.node] >= 40
+            if step.reason == "Expired":
+                assert self.now >= node.mark.expires
+            return
+        mode = self.rails.mode
+        assert STRENGTH[step.mark.effect] <= STRENGTH[EFFECTS[mode]] and mode is not Mode.OBSERVE  # R1
+        assert self.trusted()  # R2
+        uid, since, windows = self.streak[step.node]
+        assert uid == node.uid and self.now - since >= 40 and windows >= 3  # R3, R10
+        assert not self.paused and not self.deleting and step.node not in self.overlap  # R13, R14
+        assert candidates <= 2 * budget and self.now - self.storm >= 60  # R8
+        assert all(self.now - time >= 30 for time, _, _ in self.adds[-1:])  # R7
+        assert node.ready and not node.cordoned and not node.excluded and not node.foreign  # R9
+        assert self.now - node.created >= 60
+        assert self.now - self.overridden.get(node.uid, -math.inf) >= 300  # R11
+        held = [item for item in seen.nodes.values() if item.mark is not None]
+        if step.verb == "add":
+            assert len(held) + 1 <= budget  # R4
+            zone, domain = node.labels["topology.kubernetes.io/zone"], node.labels.get("nvidia.com/gpu.clique")
+            zones = sum(item.labels["topology.kubernetes.io/zone"] == zone for item in held)
+            assert zones + 1 <= math.ceil(budget / 2)  # R5
+            assert domain is None or all(item.labels.get("nvidia.com/gpu.clique") != domain for item in held)
+            assert self.now - self.released.get(node.uid, -math.inf) >= 60  # R12
+            assert sum(self.now - time < DAY and owner == node.uid for time, _, owner in self.adds) < 3
+        if step.mark.effect:
+            well = [
+                item for item in base
+                if item.ready and not item.cordoned and not (item.mark and item.mark.effect) and item is not node
+            ]  # fmt: skip
+            assert len(well) >= math.ceil(0.6 * len(base))  # R6
+
+    def step(self) -> None:
+        self.now += self.random.choice([1.0, 5.0, 10.0, 10.0, 10.0, 25.0, 70.0])
+        for _ in range(self.random.choice([0, 0, 0, 1, 1])):
+            self.happen()
+        if self.random.random() < 0.85:
+            self.ask()
+        self.act()
+
+
+def apply_patch(body: dict[str, Any], patch: list[dict[str, Any]]) -> None:
+    """JSON patch, as far as the operator uses it."""
+    for item in patch:
+        parts = [part.replace("~1", "/").replace("~0", "~") for part in item["path"].split("/")[1:]]
+        place: Any = body
+        for part in parts[:-1]:
+            place = place[int(part)] if isinstance(place, list) else place[part]
+        last = parts[-1]
+        if item["op"] == "test":
+            assert place[last] == item["value"]
+        elif isinstance(place, list):
+            if item["op"] == "remove":
+                del place[int(last)]
+            elif item["op"] == "replace":
+                place[int(last)] = item["value"]
+            else:
+                place.insert(len(place) if last == "-" else int(last), item["value"])
+        elif item["op"] == "remove":
+            del place[last]
+        else:
+            place[last] = item["value"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_rails_hold_over_long_random_histories(seed: int) -> None:
+    simulation = Simulation(seed)
+    for _ in range(25_000):
+        simulation.step()
+
+    assert simulation.counts["add"] > 80 and simulation.counts["remove"] > 60, simulation.counts
+    assert simulation.counts["override"] > 10 and simulation.counts["death"] > 100, simulation.counts
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_after_the_resource_is_deleted_no_mark_is_left(seed: int) -> None:
+    simulation = Simulation(seed)
+    for _ in range(400):
+        simulation.step()
+    simulation.deleting = True
+    for _ in range(5):
+        simulation.act()
+
+    assert all(node.mark is None for node in simulation.views().values())

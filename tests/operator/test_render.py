@@ -1,0 +1,199 @@
+"""What the operator makes of a resource, and that other components understand it."""
+
+import json
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ingero_agent.cli import main as agent_command
+from ingero_agent.settings import AgentConfig
+from ingero_fleet.settings import FleetConfig
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec
+from ingero_operator.render import agents, echo, fleet, wanted
+from ingero_operator.render.common import Owner, Platform
+
+OWNER = Owner(kind="FleetCluster", namespace="ml", name="prod", uid="u-1")
+STORE = Owner(kind="EchoStore", namespace="ml", name="prod", uid="u-2")
+PLATFORM = Platform(service_monitors=True)
+AROUND = fleet.Surroundings()
+FULL = {
+    "clusterId": "prod-1",
+    "tokenSecret": {"name": "fleet-token"},
+    "tlsSecret": "fleet-tls",
+    "fleet": {"forward": {"echoStore": "prod", "tokenSecret": {"name": "echo-token"}}},
+    "agents": {"jobId": "job-7", "priorityClassName": "gpu-critical", "trace": {"sysAdmin": True}},
+}
+
+
+def spec(**change: Any) -> FleetClusterSpec:
+    return FleetClusterSpec.model_validate({"clusterId": "prod-1", **change})
+
+
+def children(**change: Any) -> dict[tuple[str, str], dict[str, Any]]:
+    found = wanted.of_fleet_cluster(OWNER, spec(**change), PLATFORM, AROUND)
+    return {(child["kind"], child["metadata"]["name"]): child for child in found}
+
+
+def pod(child: dict[str, Any]) -> dict[str, Any]:
+    return child["spec"]["template"]["spec"]
+
+
+def test_a_fleet_cluster_becomes_these_children() -> None:
+    assert list(children()) == [
+        ("ServiceAccount", "prod-fleet"), ("ServiceAccount", "prod-trace"), ("ServiceAccount", "prod-push"),
+        ("ConfigMap", "prod-fleet"), ("Service", "prod-fleet"), ("Service", "prod-push-pods"),
+        ("NetworkPolicy", "prod-fleet"), ("NetworkPolicy", "prod-trace"), ("NetworkPolicy", "prod-push"),
+        ("Deployment", "prod-fleet"), ("DaemonSet", "prod-trace"), ("DaemonSet", "prod-push"),
+        ("PodDisruptionBudget", "prod-fleet"), ("ServiceMonitor", "prod-fleet"), ("ServiceMonitor", "prod-push"),
+    ]  # fmt: skip
+
+
+def test_an_echo_store_becomes_these_children() -> None:
+    store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
+
+    found = wanted.of_echo_store(STORE, store, PLATFORM)
+
+    assert [(child["kind"], child["metadata"]["name"]) for child in found] == [
+        ("ServiceAccount", "prod-echo"), ("ConfigMap", "prod-echo"), ("Service", "prod-echo"),
+        ("Service", "prod-echo-pods"), ("NetworkPolicy", "prod-echo"), ("StatefulSet", "prod-echo"),
+        ("ServiceMonitor", "prod-echo"),
+    ]  # fmt: skip
+
+
+def test_what_is_not_wanted_is_not_made() -> None:
+    found = children(
+        agents={"source": "Stub"}, network={"enabled": False}, serviceMonitors={"enabled": False}
+    )  # fmt: skip
+
+    assert {kind for kind, _ in found} == {
+        "ServiceAccount", "ConfigMap", "Service", "Deployment", "DaemonSet", "PodDisruptionBudget"
+    }  # fmt: skip
+    assert ("DaemonSet", "prod-trace") not in found
+
+
+@pytest.mark.parametrize("change", [{}, FULL], ids=["smallest", "full"])
+def test_fleet_accepts_its_settings_file(change: dict[str, Any]) -> None:
+    text = children(**change)["ConfigMap", "prod-fleet"]["data"]["fleet.yaml"]
+
+    config = FleetConfig.model_validate(yaml.safe_load(text))
+
+    assert config.receivers.otlp.protocols.http is not None
+    assert config.receivers.otlp.protocols.http.endpoint == "0.0.0.0:4318"
+    assert (config.receivers.otlp.protocols.http.auth.bearer_token_file is not None) is bool(change)
+    assert config.processors.ingero.quorum.coverage_fraction == 0.8
+
+
+@pytest.mark.parametrize("change", [{}, FULL, {"agents": {"source": "Stub"}}], ids=["smallest", "full", "stub"])
+def test_the_agent_accepts_its_arguments(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[AgentConfig] = []
+
+    async def remember(config: AgentConfig) -> None:
+        taken.append(config)
+
+    monkeypatch.setattr("ingero_agent.app.fleet_push", remember)
+    args = pod(children(**change)["DaemonSet", "prod-push"])["containers"][0]["args"]
+
+    done = CliRunner().invoke(agent_command, [arg.replace("$(NODE_NAME)", "gpu-1") for arg in args])
+
+    assert done.exit_code == 0, done.output
+    assert (taken[0].fleet_cluster_id, taken[0].fleet_node_id) == ("prod-1", "gpu-1")
+    assert taken[0].fleet_endpoint == "prod-fleet.ml.svc:4318"
+
+
+def test_only_tracing_has_privileges_and_no_more_than_it_needs() -> None:
+    found = children()
+    trace = pod(found["DaemonSet", "prod-trace"])
+    context = trace["containers"][0]["securityContext"]
+
+    assert trace["hostPID"] is True and "hostNetwork" not in trace
+    assert (context["privileged"], context["allowPrivilegeEscalation"]) == (False, False)
+    assert context["capabilities"] == {"drop": ["ALL"], "add": list(agents.CAPABILITIES)}
+    assert "SYS_ADMIN" not in agents.CAPABILITIES
+    for kind, name in [("DaemonSet", "prod-push"), ("Deployment", "prod-fleet")]:
+        other = pod(found[kind, name])
+        assert not {"hostPID", "hostNetwork", "hostIPC"} & set(other)
+        assert other["securityContext"]["runAsNonRoot"] is True
+        for container in [*other["containers"], *other.get("initContainers", [])]:
+            assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert container["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+@pytest.mark.parametrize("change", [{}, FULL], ids=["smallest", "full"])
+def test_no_pod_gets_a_token_for_the_api_server(change: dict[str, Any]) -> None:
+    for (kind, _), child in children(**change).items():
+        if kind in ("Deployment", "DaemonSet"):
+            assert pod(child)["automountServiceAccountToken"] is False
+        if kind == "ServiceAccount":
+            assert child["automountServiceAccountToken"] is False
+
+
+def test_agents_stay_on_a_node_that_was_sent_away() -> None:
+    for name in ("prod-trace", "prod-push"):
+        assert {"key": "ingero.io/straggler", "operator": "Exists"} in pod(children()["DaemonSet", name])[
+            "tolerations"
+        ]
+
+
+def test_the_sink_is_a_native_sidecar_where_the_server_knows_them() -> None:
+    native = pod(agents.push(OWNER, spec(), Platform()))
+    plain = pod(agents.push(OWNER, spec(), Platform(native_sidecars=False)))
+
+    assert [(c["name"], c["restartPolicy"]) for c in native["initContainers"]] == [("sink", "Always")]
+    assert [c["name"] for c in plain["containers"]] == ["push", "sink"] and "initContainers" not in plain
+
+
+def test_a_change_of_configuration_rolls_the_pods_and_nothing_else_does() -> None:
+    def annotations(**change: Any) -> Any:
+        return children(**change)["Deployment", "prod-fleet"]["spec"]["template"]["metadata"]["annotations"]
+
+    assert annotations() == annotations(taints={"mode": "NoSchedule"})
+    assert annotations() != annotations(fleet={"threshold": {"k": 3}})
+
+
+def test_selectors_never_change() -> None:
+    changed = children(**FULL, version="9.9.9")
+    for key, child in children().items():
+        if key[0] in ("Deployment", "DaemonSet"):
+            assert child["spec"]["selector"] == changed[key]["spec"]["selector"]
+
+
+def test_children_do_not_share_containers() -> None:
+    first, second = children(), children()
+    for child in first.values():
+        child["metadata"]["labels"]["mine"] = "yes"
+        child["metadata"]["annotations"]["mine"] = "yes"
+
+    assert all("mine" not in json.dumps(child) for child in second.values())
+
+
+def test_the_pod_of_a_store_cannot_start_without_the_proof() -> None:
+    store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
+    template = pod(echo.stateful_set(STORE, store, PLATFORM, "x"))
+
+    assert {"name": "volume-proof", "configMap": {"name": "prod-volume-proof", "optional": False}} in template[
+        "volumes"
+    ]
+    assert any(mount["name"] == "volume-proof" for mount in template["containers"][0]["volumeMounts"])
+
+
+def test_a_claim_names_its_class_and_outlives_its_store_unless_told_otherwise() -> None:
+    keep = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
+    drop = EchoStoreSpec.model_validate(
+        {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": {"onDelete": "Delete"}}
+    )
+
+    kept, dropped = echo.claim(STORE, keep, "fast"), echo.claim(STORE, drop, "fast")
+
+    assert kept["spec"]["storageClassName"] == "fast" and "ownerReferences" not in kept["metadata"]
+    assert dropped["metadata"]["ownerReferences"][0]["uid"] == "u-2"
+    assert not {"dataSource", "dataSourceRef", "selector", "volumeName"} & set(kept["spec"])
+
+
+def test_names_and_labels_fit_for_the_longest_name() -> None:
+    long = Owner(kind="FleetCluster", namespace="ml", name="n" * 40, uid="u")
+
+    for child in wanted.of_fleet_cluster(long, spec(), PLATFORM, AROUND):
+        assert len(child["metadata"]["name"]) <= 52
+        assert all(len(value) <= 63 for value in child["metadata"]["labels"].values())

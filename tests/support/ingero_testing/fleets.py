@@ -1,0 +1,135 @@
+"""A double of Fleet's API on port 8080, for many FleetClusters at once: what each says is set by the test."""
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from ingero_contract import routes
+
+
+@dataclass
+class Says:
+    """What one Fleet says."""
+
+    interval: float = 0.2
+    stragglers: set[str] = field(default_factory=set)
+    idle: set[str] = field(default_factory=set)
+    nodes: set[str] = field(default_factory=set)
+    quorum: bool = True
+    panic: bool = False
+    coverage_low: bool = False
+    frozen: bool = False
+    status: int = 200
+    threshold: float = 0.71
+    since: str | None = None
+    windows: int = 100
+    stopped_at: float = 0.0
+
+    def tick(self) -> str:
+        """Name of the statistics of this moment; a frozen Fleet repeats itself."""
+        now = self.stopped_at if self.frozen else time.time()
+        return f"{int(now / self.interval)}"
+
+    def answer(self) -> dict[str, Any]:
+        """The answer of the stragglers route."""
+        return {
+            "cluster_id": "c",
+            "generated_at": self.tick(),
+            "interval_seconds": self.interval,
+            "decided_by": "threshold",
+            "quorum_met": self.quorum,
+            "panic": self.panic,
+            "coverage_low": self.coverage_low,
+            "threshold": self.threshold if self.quorum else None,
+            "active_nodes": len(self.nodes),
+            "nodes": {"active": len(self.nodes), "idle": 0, "calibrating": 0, "expected": len(self.nodes)},
+            "stragglers": [self.node(name) for name in sorted(self.stragglers)],
+        }
+
+    def node(self, name: str) -> dict[str, Any]:
+        """One node."""
+        return {
+            "node_id": name,
+            "state": "idle" if name in self.idle else "active",
+            "straggler": name in self.stragglers,
+            "since": self.since,
+            "score": 0.4 if name in self.stragglers else 0.95,
+            "threshold": self.threshold,
+            "windows": self.windows,
+        }
+
+
+@dataclass
+class Fleets:
+    """Every Fleet of a cluster behind one address."""
+
+    port: int
+    says: dict[str, Says] = field(default_factory=dict)
+    asked: int = 0
+
+    @property
+    def template(self) -> str:
+        """Value for `--fleet-url`."""
+        return f"http://127.0.0.1:{self.port}/{{namespace}}/{{name}}"
+
+    def of(self, namespace: str, name: str) -> Says:
+        """What the Fleet of a FleetCluster says; a new one has no stragglers."""
+        return self.says.setdefault(f"{namespace}/{name}", Says())
+
+
+@contextmanager
+def fleets() -> Iterator[Fleets]:
+    """Serve until the block ends."""
+    found = Fleets(0)
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            found.asked += 1
+            parts = urlsplit(self.path)
+            _, namespace, name, *rest = parts.path.split("/")
+            says = found.says.get(f"{namespace}/{name}")
+            path = "/" + "/".join(rest)
+            if says is None or says.status != 200:
+                self._answer(says.status if says else 404, {})
+            elif path == routes.FLEET_STRAGGLERS:
+                self._answer(200, says.answer())
+            else:
+                wanted = parse_qs(parts.query).get(routes.NODE_PARAMETER, sorted(says.nodes))
+                self._answer(200, {"nodes": [says.node(item) for item in wanted if item in says.nodes]})
+
+        def _answer(self, status: int, tree: dict[str, Any]) -> None:
+            body = json.dumps(tree).encode()
+            self.send_response(status)
+            self.send_header("content-type", "application/json")
+            self.send_header("content-length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
+            """Quiet."""
+
+    class Server(ThreadingHTTPServer):
+        request_queue_size = 256
+
+        def handle_error(self, request: object, client_address: object) -> None:
+            """Clients that go away are no news."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    server.daemon_threads = True
+    found.port = server.server_address[1]
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread.start()
+    try:
+        yield found
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)

@@ -1,0 +1,206 @@
+"""A job of ranks over libraries with the names and signatures of CUDA and NCCL, that needs no GPU.
+
+Every rank computes (sleeps), calls a collective and waits; the wait is a barrier over all ranks, as that of a real
+collective is. The rank that computes longer is the straggler, and it waits least.
+"""
+
+import re
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from ingero_testing.processes import BIN, Running, process, wait_until
+
+RUNTIME = r"""
+#include <pthread.h>
+#include <stddef.h>
+typedef struct { unsigned x, y, z; } dim3;
+#define API __attribute__((noinline, visibility("default")))
+API int cudaLaunchKernel(void *f, dim3 g, dim3 b, void **a, size_t s, void *t) { __asm__("nop"); return 0; }
+API int twinLaunchKernel(void *f, dim3 g, dim3 b, void **a, size_t s, void *t) { __asm__("nop"); return 0; }
+API int cudaMalloc(void **p, size_t n) { __asm__("nop"); return 0; }
+API int cudaMemcpyAsync(void *d, const void *s, size_t n, int k, void *t) { __asm__("nop"); return 0; }
+API int cudaStreamSynchronize(void *stream) { if (stream) pthread_barrier_wait(stream); return 0; }
+"""
+COLLECTIVES = r"""
+#include <stddef.h>
+typedef struct { char bytes[128]; } ncclUniqueId;
+struct comm { char before[HASH_AT]; unsigned long hash; int rank, nranks, device; };
+#define API __attribute__((noinline, visibility("default")))
+API int ncclCommInitRank(struct comm **out, int nranks, ncclUniqueId id, int rank)
+{
+  static struct comm comms[16];
+  static int used;
+  struct comm *comm = &comms[used++ % 16];
+  unsigned long hash = 5381;
+  for (int i = 0; i < 128; i++) hash = ((hash << 5) + hash) ^ id.bytes[i];
+  comm->hash = hash; comm->rank = rank; comm->nranks = nranks; comm->device = rank;
+  *out = comm;
+  return 0;
+}
+API int ncclAllReduce(const void *s, void *r, size_t n, int type, int op, struct comm *comm, void *stream)
+{ __asm__("nop"); return 0; }
+API int ncclCommUserRank(const struct comm *comm, int *rank) { *rank = comm->rank; return 0; }
+API int ncclCommCount(const struct comm *comm, int *count) { *count = comm->nranks; return 0; }
+API int ncclCommCuDevice(const struct comm *comm, int *device) { *device = comm->device; return 0; }
+API int ncclCommDestroy(struct comm *comm) { __asm__("nop"); return 0; }
+"""
+JOB = r"""
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+typedef struct { char bytes[128]; } ncclUniqueId;
+int ncclCommInitRank(void **, int, ncclUniqueId, int);
+int ncclAllReduce(const void *, void *, size_t, int, int, void *, void *);
+int ncclCommDestroy(void *);
+int cudaStreamSynchronize(void *);
+static void line(void) { char one; while (read(0, &one, 1) == 1 && one != '\n') {} }
+int main(int argc, char **argv) {
+  int ranks = atoi(argv[1]), steps = atoi(argv[2]), base = atoi(argv[3]), late = atoi(argv[4]);
+  int extra = atoi(argv[5]), after_init = argc > 6;
+  struct { pthread_barrier_t begin, step; } *shared =
+      mmap(0, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  pthread_barrierattr_t kind;
+  pthread_barrierattr_init(&kind);
+  pthread_barrierattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
+  pthread_barrier_init(&shared->begin, &kind, ranks + 1);
+  pthread_barrier_init(&shared->step, &kind, ranks);
+  if (!after_init) line();
+  for (int rank = 0; rank < ranks; rank++)
+    if (!fork()) {
+      ncclUniqueId id;
+      char text[16];
+      void *comm;
+      for (int i = 0; i < 128; i++) id.bytes[i] = (char)(i * 37 + 200);
+      snprintf(text, sizeof text, "%d", rank);
+      ncclCommInitRank(&comm, ranks, id, rank);
+      pthread_barrier_wait(&shared->begin);
+      pthread_barrier_wait(&shared->begin);
+      for (int step = 0; step < steps; step++) {
+        usleep(base + (rank == late ? extra : 0));
+        ncclAllReduce(0, 0, 1000, 7, 0, comm, &shared->step);
+        cudaStreamSynchronize(&shared->step);
+      }
+      pthread_barrier_wait(&shared->begin);
+      ncclCommDestroy(comm);
+      _exit(0);
+    }
+  pthread_barrier_wait(&shared->begin);
+  if (after_init) { printf("ready\n"); fflush(stdout); line(); }
+  pthread_barrier_wait(&shared->begin);
+  pthread_barrier_wait(&shared->begin);
+  printf("done\n");
+  fflush(stdout);
+  line();
+}
+"""
+IDENTITY = bytes((i * 37 + 200) % 256 for i in range(128))
+
+
+def communicator_hash(identity: bytes) -> str:
+    """What NCCL calls a communicator in its logs: signed characters, as on x86."""
+    value = 5381
+    for byte in identity:
+        value = (((value << 5) + value) & (2**64 - 1)) ^ ((byte - 256 if byte > 127 else byte) & (2**64 - 1))
+    return f"{value:016x}"
+
+
+def compile_c(folder: Path, name: str, source: str, *flags: str) -> Path:
+    """A program or, with `-shared` among the flags, a library. Frame pointers: functions begin with a push."""
+    file = folder / f"{name}.c"
+    file.write_text(source)
+    output = folder / name
+    command = ["cc", "-O1", "-fno-omit-frame-pointer", "-fcf-protection=none", "-o", output, file, *flags]
+    subprocess.run(command, check=True, capture_output=True)
+    return output
+
+
+def build_job(folder: Path, *, hash_at: int = 9168) -> Path:
+    """The job and its two libraries. `hash_at`: where in a communicator's structure its hash lies."""
+    shared = ("-shared", "-fPIC")
+    runtime = compile_c(folder, "libcudart.so.12", RUNTIME, *shared, "-pthread")
+    nccl = compile_c(folder, "libnccl.so.2", COLLECTIVES, *shared, f"-DHASH_AT={hash_at}")
+    return compile_c(folder, "job", JOB, str(runtime), str(nccl), "-pthread")
+
+
+@contextmanager
+def tracing(folder: Path, *flags: str, period: str = "0.2") -> Iterator[Running]:
+    """The trace agent over `folder/trace.db`, ready to count."""
+    log = folder / "trace.log"
+    command = [str(BIN / "python"), "-m", "ingero_agent", "trace", "--db", str(folder / "trace.db")]
+    with process(log, *command, "--period", period, *flags) as running:
+        wait_until(lambda: b"started" in log.read_bytes() or running.process.poll() is not None, "the tracer", 90)
+        assert running.process.poll() is None, running.words()
+        yield running
+
+
+def listening_port(running: Running) -> int:
+    """The port of its Prometheus page."""
+    found = re.search(r'"address": "127\.0\.0\.1:(\d+)"', running.words())
+    assert found, running.words()
+    return int(found.group(1))
+
+
+@contextmanager
+def receiver(status: int = 200) -> Iterator[tuple[int, list[bytes]]]:
+    """An HTTP server that keeps the bodies of what is posted to it: its port, and the bodies."""
+    bodies: list[bytes] = []
+
+    class Keeper(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["content-length"])))
+            self.send_response(status)
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Keeper)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1], bodies
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def job(program: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """A started job that waits for a line on its standard input before every part."""
+    command = [str(program), *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def go(started: subprocess.Popen[bytes]) -> None:
+    """Let the job go on."""
+    assert started.stdin
+    started.stdin.write(b"\n")
+    started.stdin.flush()
+
+
+def said(started: subprocess.Popen[bytes]) -> str:
+    """The next line that it writes."""
+    assert started.stdout
+    return started.stdout.readline().decode().strip()
+
+
+def now_ns() -> int:
+    """Time of day."""
+    return time.time_ns()
