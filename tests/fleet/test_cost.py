@@ -215,7 +215,7 @@ def push(service: Running, reports: list[HealthReport]) -> None:
 def test_a_running_fleet_says_what_its_straggler_costs(tmp_path: Path) -> None:
     rates = tmp_path / "rates.yaml"
     rates.write_text("currency_name: EUR\nfallback_rate: 0\nproviders: {ec2: {NVIDIA H100 80GB HBM3: 3600}}\n")
-    change = {"processors": {"cost": {"rates_file": str(rates)}}}
+    change = {"processors": {"cost": {"rates_file": str(rates)}, "ingero": {"push_interval": "1s"}}}
     with fleet(tmp_path, change) as service:
 
         def answer(slowest: float = 0.3) -> dict[str, Any]:
@@ -232,8 +232,8 @@ def test_a_running_fleet_says_what_its_straggler_costs(tmp_path: Path) -> None:
                 and [node["verdict"]["state"] for node in got.json()["nodes"]] == ["healthy"] * 4
             )
 
-        wait_until(known, "everybody to be known")
-        wait_until(lambda: bool(answer().get("waiting")), "money spent waiting")
+        wait_until(known, "everybody to be known", 60)
+        wait_until(lambda: bool(answer().get("waiting")), "money spent waiting", 60)
         found = answer()
 
         assert found["currency"] == "EUR"
