@@ -58,5 +58,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo demo-cluster cluster-assets images test bench bench-detection bench-collectives bench-trace bench-echo bench-operator
-.PHONY: fix generate lock
+.PHONY: help setup demo demo-cluster cluster-assets images test bench bench-detection bench-trace bench-echo bench-operator
+.PHONY: bench-collectives fix generate lock

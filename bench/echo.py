@@ -25,6 +25,7 @@ from ingero_contract import attributes, echo, metrics  # noqa: E402
 from ingero_echo import rollups  # noqa: E402
 from ingero_echo.settings import RetentionConfig, StoreConfig  # noqa: E402
 from ingero_echo.store import Store  # noqa: E402
+from ingero_kit.otlp_server import free_port  # noqa: E402
 from ingero_testing.processes import BIN, Running, wait_until  # noqa: E402
 from ingero_testing.processes import echo as start_echo  # noqa: E402
 
@@ -90,6 +91,29 @@ def ingest(folder: Path, quick: bool) -> None:
         row("resident memory after it", f"{memory:.0f} MB", "< 500 MB", memory < 500)
         pause = 1000 * page(service, "ingero_echo_longest_write_seconds")
         row("longest transaction, checkpoints included", f"{pause:.0f} ms", "", None)
+
+
+def kills(folder: Path, quick: bool) -> None:
+    """Senders that never stop, and a server that is killed again and again."""
+    times = 3 if quick else 20
+    ports = {"ingest": {"http_endpoint": f"127.0.0.1:{free_port()}"}, "api": {"endpoint": f"127.0.0.1:{free_port()}"}}
+    endpoint, api = ports["ingest"]["http_endpoint"], f"http://{ports['api']['endpoint']}"
+    command = [
+        str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--endpoint", endpoint, "--nodes", "8", "--events",
+        "1000000", "--batch", "500", "--cluster", "kills", "--api", api, "--seconds", str(6 * times), "--json",
+    ]  # fmt: skip
+    with subprocess.Popen(["taskset", "-c", str(LOAD_CORE), *command], stdout=subprocess.PIPE, text=True) as sender:
+        for number in range(times):
+            with pinned(folder / "kills", ports) as service:
+                time.sleep(1.0 + 0.1 * (number % 7))
+                os.kill(service.process.pid, signal.SIGKILL)
+                service.process.wait()
+        with pinned(folder / "kills", ports):
+            facts = json.loads(sender.communicate(timeout=600)[0])
+    row(
+        f"8 senders, {times} times kill -9, {facts['acknowledged']:,} acknowledged: missing, doubled, changed",
+        f"{facts['missing']}, {facts['doubled']}, {facts['wrong_chain']}", "0, 0, 0", facts["clean"],
+    )  # fmt: skip
 
 
 def fill(path: Path, millions: int) -> None:
@@ -182,11 +206,11 @@ def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="smaller and shorter")
-    parser.add_argument("--only", choices=["ingest", "questions", "retention"], help="one part")
+    parser.add_argument("--only", choices=["ingest", "kills", "questions", "retention"], help="one part")
     given = parser.parse_args()
     print("| figure | ours | target | |\n| --- | --- | --- | --- |", flush=True)
     with tempfile.TemporaryDirectory() as name:
-        for part in (ingest, questions, retention):
+        for part in (ingest, kills, questions, retention):
             if given.only in (None, part.__name__):
                 part(Path(name), given.quick)
 

@@ -25,9 +25,10 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests/support"))
 
 from ingero_agent.trace.elf import function_offsets  # noqa: E402
-from ingero_testing.gpu_job import COLLECTIVES, RUNTIME, compile_c, go, job, said, tracing  # noqa: E402
+from ingero_testing.gpu_job import COLLECTIVES, RUNTIME, attached, compile_c, go, job, said, tracing  # noqa: E402
 from ingero_testing.processes import Running, wait_until  # noqa: E402
 
+PROBED = ("libcudart.so.12", "libnccl.so.2")
 LAUNCHES, COLLECTIVES_A_SECOND, STORM = 20_000, 100, 100_000
 
 WORKER = r"""
@@ -184,11 +185,11 @@ def cost(folder: Path, turns: int, seconds: float) -> list[Row]:
     """Slow-down by turns, and what the agent itself uses meanwhile."""
     plain, probed = build(folder, "plain"), build_probed(folder)
     cores = sorted(os.sched_getaffinity(0))
-    with tracing(folder, period="1") as agent:
+    with tracing(folder, "--budget", "0.005", period="1") as agent:
         os.sched_setaffinity(agent.process.pid, set(cores[:-1] or cores))
         workers = [Worker(plain, cores[-1]), Worker(probed, cores[-1])]
         try:
-            wait_until(lambda: agent.words().count('"attached"') >= 2, "the libraries")
+            wait_until(lambda: attached(agent, *(folder / name for name in PROBED)), "the libraries")
             (spins_a_ms,) = workers[0].ask(1, 1, 0)
             spins, every = int(spins_a_ms / (LAUNCHES / 1000)), LAUNCHES // COLLECTIVES_A_SECOND
             launches = int(LAUNCHES * seconds)
@@ -235,7 +236,7 @@ def counting(folder: Path, seconds: float) -> list[Row]:
     program = compile_c(folder, "stormer", STORMER, str(library))
     database = folder / "trace.db"
     with tracing(folder, "--budget", "1", period="1") as agent, job(program, STORM, seconds) as running:
-        wait_until(lambda: '"attached"' in agent.words(), "the library")
+        wait_until(lambda: attached(agent, library), "the library")
         go(running)
         calls = int(said(running))
         text = "SELECT SUM(count) FROM event_aggregates WHERE pid = ? AND source = 1 AND op = 3"

@@ -140,7 +140,8 @@ class Detector:
         self._presence(code, working)
         with np.errstate(divide="ignore"):
             logs = np.log(value)
-        memory.node("value")[:] = np.where(working, value, np.nan)
+        memory.node("value")[working] = value[working]
+        memory.node("value")[code == IDLE] = 0.0
 
         judged = working & memory.node("learned")
         everyone = bool(judged.all())
@@ -263,20 +264,30 @@ class Detector:
     # Learning
 
     def _learn(self, now: float, rows: Ints, logs: Floats, reference: Reference) -> None:
-        """Collect what a node does relative to its cohort; after the warm-up its median is the baseline."""
+        """Collect what a node does relative to its cohort; after the warm-up its median is the baseline.
+
+        While nobody of a cohort is known yet, what its nodes do together is told from what each of them did so far:
+        it does not matter who of them reports in which tick.
+        """
         memory, parameters = self.memory, self.parameters
         if not len(rows):
             return
         group = memory.node("group")[rows].astype(np.int64)
         level = memory.group("level")
-        lonely = (reference.count == 0) | ~np.isfinite(level)
-        _, middle = grouped_median(logs[rows], group, len(memory.groups))
-        fresh = lonely & np.isfinite(middle)
+        m = len(memory.groups)
+        _, middle = grouped_median(logs[rows], group, m)
+        fresh = ~np.isfinite(level) & np.isfinite(middle)
         level[fresh] = middle[fresh]
-        common = np.where(lonely, 0.0, reference.level)
-        window, filled = memory.window(), memory.node("filled")
-        window[rows, filled[rows]] = logs[rows] - level[group] - common[group]
+        window, filled, sofar = memory.window(), memory.node("filled"), memory.node("sofar")
+        above = logs[rows] - level[group]
+        known = filled[rows] > 0
+        _, moved = grouped_median((above - sofar[rows])[known], group[known], m)
+        alone = np.where(np.isfinite(moved), moved, 0.0)
+        common = np.where(reference.count == 0, alone, reference.level)
+        above = above - common[group]
+        window[rows, filled[rows]] = above
         filled[rows] += 1
+        sofar[rows] += (above - sofar[rows]) / filled[rows]
         done = rows[filled[rows] == parameters.warmup]
         if not len(done):
             return
@@ -293,7 +304,6 @@ class Detector:
         state = memory.node("state")
         state[done[state[done] == LEARNING]] = HEALTHY
         groups = memory.node("group")[done].astype(np.int64)
-        m = len(memory.groups)
         _, typical = grouped_median(spread, groups, m)
         scale = memory.group("scale")
         unknown = np.isnan(scale) & np.isfinite(typical)

@@ -32,6 +32,7 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "was_active": (np.bool_, False),
     "learned": (np.bool_, False),
     "filled": (np.int16, 0),
+    "sofar": (np.float64, 0.0),
     "count": (np.int32, 0),
     "relearn": (np.int16, 0),
     "grace": (np.int16, 0),

@@ -50,6 +50,7 @@ class Echo:
         self._store: Store | None = None
         self._writer: Writer | None = None
         self._intake: Intake | None = None
+        self._uvicorn: _Server | None = None
         self._http: OtlpHttpReceiver | None = None
         self._grpc: OtlpGrpcReceiver | None = None
         self._page = EchoPage(lambda: self._writer, lambda: self._intake)
@@ -105,6 +106,7 @@ class Echo:
             socket = uvicorn_server.config.bind_socket()
         except SystemExit:
             raise OSError(f"cannot listen on {config.api.endpoint}: the address is in use or not ours") from None
+        self._uvicorn = uvicorn_server
         self.ports["api"] = socket.getsockname()[1]
         task = asyncio.create_task(uvicorn_server.serve(sockets=[socket]))
 
@@ -162,6 +164,9 @@ class Echo:
             self._keyring.reload()
             if self._http:
                 self._http.reload_certificates()
+            tls, context = self.config.tls, self._uvicorn.config.ssl if self._uvicorn else None
+            if tls and context:
+                context.load_cert_chain(tls.cert_file, tls.key_file)
             log.info("reloaded")
         except (SettingsError, OSError) as error:
             log.error("reload_failed", reason=str(error))

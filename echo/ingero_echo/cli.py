@@ -119,14 +119,15 @@ def _client(command: Any) -> Any:
 @click.option("--nodes", default=8, show_default=True, type=click.IntRange(1, 1000), help="Senders.")
 @click.option("--events", default=250, show_default=True, type=click.IntRange(1), help="Events of each sender.")
 @click.option("--batch", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Events of a request.")
+@click.option("--seconds", default=0.0, help="Begin no request after this time; 0 sends all events.")
 @click.option("--cluster", default="stress", show_default=True, help="Cluster that the events belong to.")
 @click.option("--api", default="", help="Address of the JSON API: afterwards every event is looked for by its id.")
 @click.option("--tls/--no-tls", default=False, help="Speak TLS.")
 @_client
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON object.")
 def stress(
-    endpoint: str, protocol: Any, nodes: int, events: int, batch: int, cluster: str, api: str, tls: bool,
-    token_file: Path | None, ca_file: Path | None, as_json: bool,
+    endpoint: str, protocol: Any, nodes: int, events: int, batch: int, seconds: float, cluster: str, api: str,
+    tls: bool, token_file: Path | None, ca_file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Push numbered events as fast as they are acknowledged, then look for every one of them.
 
@@ -138,8 +139,9 @@ def stress(
 
     try:
         plan = Plan(
-            endpoint=endpoint, protocol=protocol, nodes=nodes, events=events, batch=batch, cluster=cluster, api=api,
-            token=_token(token_file), tls=ClientTls(ca_file=ca_file).context() if tls else None,
+            endpoint=endpoint, protocol=protocol, nodes=nodes, events=events, batch=batch, seconds=seconds,
+            cluster=cluster, api=api, token=_token(token_file),
+            tls=ClientTls(ca_file=ca_file).context() if tls else None,
             ca=ca_file.read_bytes() if ca_file else None,
         )  # fmt: skip
         outcome = run(plan)

@@ -133,12 +133,12 @@ def _new_id() -> str:
 
 
 def _text(sentence: str, body: dict[str, Any]) -> str:
-    """The sentence, and the first rows as JSON lines."""
+    """The sentence, and the first rows as JSON lines; without characters that control how text is shown."""
     rows = body["rows"][:TEXT_ROWS]
     lines = [sentence, *(orjson.dumps(row).decode() for row in rows)]
     if len(body["rows"]) > TEXT_ROWS:
         lines.append(f"… {len(body['rows']) - TEXT_ROWS} more rows in the structured answer")
-    return "\n".join(lines)
+    return "".join(letter for letter in "\n".join(lines) if letter == "\n" or letter.isprintable())
 
 
 def asker(context: Any) -> Identity:

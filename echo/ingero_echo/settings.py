@@ -43,7 +43,7 @@ class StoreConfig(Settings):
     """Threads of the database engine."""
     spill_limit_mb: int = Field(default=1024, ge=0)
     """Most disk that large queries may borrow beside the database, megabytes."""
-    wal_limit_mb: int = Field(default=64, ge=1)
+    wal_limit_mb: int = Field(default=32, ge=1)
     """Size of the write-ahead log at which it is folded into the database file, megabytes."""
     backup_folder: Path | None = None
     """Where `POST /api/v2/backups` may write; backups over the API are off without it."""

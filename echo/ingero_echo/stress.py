@@ -28,7 +28,10 @@ PAGE: Final = 10_000
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What to send. `endpoint` is host:port; `api` the address of the JSON API for the check, or empty."""
+    """What to send. `endpoint` is host:port; `api` the address of the JSON API for the check, or empty.
+
+    With `seconds` no new request is begun after that time, however many events are left.
+    """
 
     endpoint: str
     protocol: Literal["grpc", "http"] = "grpc"
@@ -42,6 +45,7 @@ class Plan:
     ca: bytes | None = None
     api: str = ""
     give_up_seconds: float = 60.0
+    seconds: float = 0.0
 
 
 @dataclass
@@ -193,19 +197,20 @@ class GrpcSender:
 
 def run(plan: Plan) -> Outcome:
     """Send everything, each node on a thread of its own, and look for it afterwards if `plan.api` is set."""
-    outcome, expected = Outcome(), {}
+    outcome = Outcome()
+    expected: dict[str, str] = {}
     lock = threading.Lock()
 
     def work(node: int) -> None:
         source = Source(plan, node)
         sender = GrpcSender(plan) if plan.protocol == "grpc" else HttpSender(plan)
         left = plan.events
-        while left:
+        while left and not (plan.seconds and time.perf_counter() - began > plan.seconds):
             count = min(plan.batch, left)
             ids, body = source.request(count)
-            began = time.perf_counter()
+            sent = time.perf_counter()
             acknowledged, retries = _deliver(sender, body, plan.give_up_seconds)
-            took = time.perf_counter() - began
+            took = time.perf_counter() - sent
             with lock:
                 outcome.sent += count
                 outcome.retries += retries

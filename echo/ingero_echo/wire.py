@@ -11,6 +11,8 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pyarrow as pa
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 
 from ingero_kit.otlp_layout import Unfit, parts, read_varint
 from ingero_kit.otlp_server import Signal
@@ -41,52 +43,65 @@ class Resource(NamedTuple):
 def split(signal: Signal, body: bytes) -> list[Resource]:
     """Find the records of a request.
 
-    Raises `Unfit` for anything but log records, and gauges and sums of numbers.
+    Raises `Unfit` for anything but log records, and gauges and sums of numbers, and for every part that is not known
+    here: the parser shall say what becomes of it.
     """
     if signal is Signal.TRACES:
         raise Unfit
     try:
-        return [_block(signal, body, block.start, block.end) for block in parts(body, 0, len(body)) if _is(block, 1)]
-    except (IndexError, UnicodeDecodeError):
+        return [
+            _block(signal, body, start, end) for number, start, end in _messages(body, 0, len(body), (1,)) if number
+        ]
+    except (IndexError, UnicodeDecodeError, DecodeError):
         raise Unfit from None
 
 
-def _is(part: Any, number: int) -> bool:
-    """Whether a part is the message of a field; raises `Unfit` when it has another wire type."""
-    if part.number != number:
-        return False
-    if part.kind != _LENGTH:
-        raise Unfit
-    return True
+def _messages(body: bytes, start: int, end: int, known: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
+    """Field number, begin and end of every part; raises `Unfit` for one that is not known or has no length."""
+    for part in parts(body, start, end):
+        if part.kind != _LENGTH or part.number not in known:
+            raise Unfit
+        yield part.number, part.start, part.end
 
 
 def _block(signal: Signal, body: bytes, start: int, end: int) -> Resource:
     resource = b""
     spans: list[Span] = []
-    for part in parts(body, start, end):
-        if _is(part, 1):
+    for number, begin, stop in _messages(body, start, end, (1, 2, 3)):
+        if number == 1:
             if resource:
                 raise Unfit
-            resource = body[part.start : part.end]
-        elif _is(part, 2):
-            if signal is Signal.LOGS:
-                _log_records(body, part.start, part.end, spans)
-            else:
-                for metric in parts(body, part.start, part.end):
-                    if _is(metric, 2):
-                        _points(body, metric.start, metric.end, spans)
+            resource = body[begin:stop]
+        elif number == 3:
+            body[begin:stop].decode()
+        elif signal is Signal.LOGS:
+            _log_records(body, begin, stop, spans)
+        else:
+            for inner, at, to in _messages(body, begin, stop, (1, 2, 3)):
+                if inner == 2:
+                    _points(body, at, to, spans)
+                else:
+                    _check_scope(inner, body[at:to])
     return Resource(resource, spans)
+
+
+def _check_scope(number: int, content: bytes) -> None:
+    """Scope and schema address are not kept, but have to be what they should be."""
+    if number == 1:
+        InstrumentationScope.FromString(content)
+    else:
+        content.decode()
 
 
 def _log_records(body: bytes, at: int, end: int, spans: list[Span]) -> None:
     """The hot loop: tag and length of every record, both short in practice."""
     while at < end:
-        tag = body[at]
-        if tag != 0x12:
-            number, at = read_varint(body, at)
-            if number & 7 != _LENGTH or number >> 3 == 2:
-                raise Unfit
+        if body[at] != 0x12:
+            tag, at = read_varint(body, at)
             length, at = read_varint(body, at)
+            if tag not in (0x0A, 0x1A) or at + length > end:
+                raise Unfit
+            _check_scope(tag >> 3, body[at : at + length])
             at += length
             continue
         length = body[at + 1]
@@ -106,20 +121,22 @@ def _log_records(body: bytes, at: int, end: int, spans: list[Span]) -> None:
 
 def _points(body: bytes, start: int, end: int, spans: list[Span]) -> None:
     name, kind, before = "", 0, len(spans)
-    for part in parts(body, start, end):
-        if _is(part, 1):
-            name = body[part.start : part.end].decode()
+    for number, begin, stop in _messages(body, start, end, (1, 2, 3, 5, 7)):
+        if number in (5, 7):
+            if kind not in (0, number):
+                raise Unfit
+            kind = number
+            for point in parts(body, begin, stop):
+                if point.number == 1 and point.kind == _LENGTH:
+                    spans.append(Span(point.start, point.end, name))
+                elif number == 5 or point.kind != _VARINT:
+                    raise Unfit
+            continue
+        text = body[begin:stop].decode()
+        if number == 1:
             if len(spans) != before:
                 raise Unfit
-        elif part.number in (5, 7):
-            if kind not in (0, part.number):
-                raise Unfit
-            kind = part.number
-            for point in parts(body, part.start, part.end):
-                if _is(point, 1):
-                    spans.append(Span(point.start, point.end, name))
-        elif part.number in (9, 10, 11):
-            raise Unfit
+            name = text
 
 
 class Place(NamedTuple):

@@ -96,5 +96,5 @@ def validate(file: Path | None, settings: tuple[str, ...]) -> None:
 
 main.add_command(bench)
 main.add_command(replay)
-main.add_command(rates)
 main.add_command(diagnose)
+main.add_command(rates)

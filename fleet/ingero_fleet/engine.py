@@ -107,19 +107,19 @@ class Engine:
         self.tick_seconds = time.perf_counter() - started
         self._tell(findings)
         if self.after_tick:
-            await asyncio.to_thread(self._show, self.picture)
+            await asyncio.to_thread(self._after, self.picture)
         return self.picture
 
-    def _show(self, picture: Picture) -> None:
+    def _compute(self, frame: statistics.Frame, said: dict[int, str]) -> tuple[statistics.Tick, Findings]:
+        return statistics.compute(frame, self.memory, self.config), self.judging.judge(frame, said)
+
+    def _after(self, picture: Picture) -> None:
         for listener in self.after_tick:
             try:
                 listener(picture)
             except Exception:
                 self.failed_listeners += 1
                 log.exception("after_tick_failed")
-
-    def _compute(self, frame: statistics.Frame, said: dict[int, str]) -> tuple[statistics.Tick, Findings]:
-        return statistics.compute(frame, self.memory, self.config), self.judging.judge(frame, said)
 
     def _tell(self, findings: Findings) -> None:
         """Log the edges of verdicts, and send them onward as log records."""

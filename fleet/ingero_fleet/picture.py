@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_contract.values import Signal, VerdictState
-from ingero_detect.memory import STATES as VERDICT_STATES
+from ingero_detect.memory import CODE
 from ingero_detect.verdicts import Verdict
 from ingero_fleet.judging import Findings
 from ingero_fleet.scores import ACTIVE, STATES
@@ -18,8 +18,6 @@ from ingero_kit.clock import rfc3339
 SIGNALS: Final = (Signal.THROUGHPUT, Signal.COMPUTE, Signal.MEMORY, Signal.CPU)
 """The four signals, in the order of their weight."""
 
-
-_STOPPED: Final = VERDICT_STATES.index(VerdictState.STOPPED)
 
 VERDICT_TIMES: Final = ("since", "detected", "recovered", "time")
 """Fields of a verdict that are times."""
@@ -33,6 +31,14 @@ class Picture:
     tick: Tick
     findings: Findings | None = None
     interval_seconds: float = 10.0
+
+    @property
+    def stopped(self) -> npt.NDArray[np.bool_]:
+        """By row: nodes whose own work vanished while their cohort goes on."""
+        if self.findings is None:
+            return np.zeros(len(self.frame.names), np.bool_)
+        found: npt.NDArray[np.bool_] = self.findings.accused & (self.findings.states == CODE[VerdictState.STOPPED])
+        return found
 
     def rows(self, cluster: str | None = None) -> list[int]:
         """Rows of living nodes, of one cluster or of all."""
@@ -85,21 +91,6 @@ def is_straggler(picture: Picture, row: int) -> bool:
     if picture.findings:
         return bool(picture.findings.accused[row])
     return bool(picture.tick.straggling[row])
-
-
-def stopped_rows(picture: Picture) -> npt.NDArray[np.bool_]:
-    """By row, whether a node's work stopped while its peers go on."""
-    if picture.findings is None:
-        return np.zeros(len(picture.frame.names), bool)
-    stopped: npt.NDArray[np.bool_] = (picture.findings.states == _STOPPED) & (picture.findings.slots >= 0)
-    return stopped
-
-
-def straggler_rows(picture: Picture) -> npt.NDArray[np.bool_]:
-    """By row, whether a node is accused at present."""
-    accused = picture.findings.accused if picture.findings else picture.tick.straggling
-    shown: npt.NDArray[np.bool_] = accused & picture.frame.columns["alive"]
-    return shown
 
 
 def node_answer(picture: Picture, row: int) -> dict[str, Any]:

@@ -134,8 +134,7 @@ class ScoreTable:
             cohort = self._cohort_ids[key] = len(self.cohorts)
             self.cohorts.append(key)
         cells["cohort"][row] = cohort
-        hardware = self._hardware_ids.get((report.provider, report.gpu_model, report.gpu_count))
-        cells["hardware"][row] = self._hardware(report) if hardware is None else hardware
+        cells["hardware"][row] = self._hardware(report)
         cells["score"][row] = report.score
         cells["state"][row] = state
         cells["seen"][row] = now
@@ -155,13 +154,14 @@ class ScoreTable:
         return None
 
     def _hardware(self, report: HealthReport) -> int:
-        """The code of hardware that was not seen before."""
-        if len(self.hardware) >= MAX_HARDWARE:
-            return 0
-        item = Hardware(report.provider, report.gpu_model, report.gpu_count)
-        self._hardware_ids[item] = len(self.hardware)
-        self.hardware.append(item)
-        return len(self.hardware) - 1
+        item = (report.provider, report.gpu_model, report.gpu_count)
+        code = self._hardware_ids.get(item)
+        if code is None:
+            if len(self.hardware) >= MAX_HARDWARE:
+                return 0
+            code = self._hardware_ids[item] = len(self.hardware)
+            self.hardware.append(Hardware(*item))
+        return code
 
     def _enter(self, node: NodeKey) -> int | str:
         if len(self._rows) >= self.limits.nodes:

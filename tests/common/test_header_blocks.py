@@ -26,7 +26,6 @@ def test_the_code_is_the_one_of_the_specification() -> None:
 
 
 @given(st.binary(max_size=60))
-@settings(deadline=None)
 def test_any_octets_are_the_same_string_or_none_as_elsewhere(octets: bytes) -> None:
     try:
         expected = bytes(decode_huffman(octets))
@@ -43,7 +42,7 @@ def test_the_static_table_is_the_one_of_the_specification() -> None:
 
 
 @given(REQUESTS)
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_blocks_of_a_whole_connection_are_read_as_they_were_written(
     requests: list[tuple[list[tuple[bytes, bytes]], bool, int | None]],
 ) -> None:
@@ -60,7 +59,6 @@ def test_blocks_of_a_whole_connection_are_read_as_they_were_written(
 
 
 @given(st.lists(FIELDS, max_size=5))
-@settings(deadline=None)
 def test_our_blocks_are_read_elsewhere_and_leave_the_table_alone(requests: list[list[tuple[bytes, bytes]]]) -> None:
     decoder = hpack.Decoder(max_header_list_size=PLENTY)
     for fields in requests:
@@ -69,7 +67,7 @@ def test_our_blocks_are_read_elsewhere_and_leave_the_table_alone(requests: list[
 
 
 @given(st.lists(st.binary(max_size=80), max_size=6))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_octets_are_read_like_elsewhere_or_refused(blocks: list[bytes]) -> None:
     decoder, table = hpack.Decoder(max_header_list_size=PLENTY), Table()
     for block in blocks:

@@ -513,7 +513,7 @@ FRAMES = st.builds(
 
 
 @given(st.lists(FRAMES | st.binary(max_size=60) | st.just(open_stream()), min_size=1, max_size=12))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_nothing_that_is_sent_harms_the_server_or_others(parts: list[bytes]) -> None:
     transport = Remembering()
     server = Http2Server(Echo(), limits=Limits(body_bytes=50))

@@ -51,7 +51,7 @@ def test_new_numbers_in_a_known_shape_are_read(encoding: Encoding, first: Health
     assert read(learnt, body, "", encoding) == read(Decoder(), body, "", encoding)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(REPORTS, st.integers(0, 2**32), st.integers(0, 255), st.sampled_from(["flip", "drop", "insert", "number"]))
 def test_any_damage_is_seen_by_both_alike(report: HealthReport, seed: int, value: int, kind: str) -> None:
     body = encoded(report)
@@ -72,7 +72,7 @@ def test_any_damage_is_seen_by_both_alike(report: HealthReport, seed: int, value
     assert read(learnt, bytes(damaged)) == read(Decoder(), bytes(damaged))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(REPORTS, st.integers(0, 2**32), st.sampled_from([*"0123456789.eE+-\"'{}[],: n\\", '"resource":', "NaN"]))
 def test_any_damage_to_json_is_seen_by_both_alike(report: HealthReport, seed: int, text: str) -> None:
     body = encoded(report, "json")
@@ -84,7 +84,6 @@ def test_any_damage_to_json_is_seen_by_both_alike(report: HealthReport, seed: in
     assert read(learnt, damaged, "", "json") == read(Decoder(), damaged, "", "json")
 
 
-@settings(deadline=None)
 @given(REPORTS, st.integers(1, 2**63), st.integers(1, 2**63), st.integers(0, 12), st.integers(0, 12), st.booleans())
 def test_times_in_json_may_differ_and_may_look_like_other_text(
     report: HealthReport, first: int, second: int, changed: int, also: int, spoken: bool

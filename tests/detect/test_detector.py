@@ -270,3 +270,11 @@ def test_memory_is_bounded_and_forgets() -> None:
     play(np.zeros((200, 0)), detector=detector, first=10)
 
     assert len(detector.memory) == 0
+
+
+def test_it_does_not_matter_who_of_a_cohort_reports_in_which_tick() -> None:
+    rates = healthy(400, 4)
+    rates[:, 3] *= 0.5
+    rates[np.random.default_rng(2).random(rates.shape) < 0.5] = np.nan
+
+    assert {node for _, node in play(rates).accused()} <= {"n3"}

@@ -318,7 +318,7 @@ SELECTS = st.recursive(
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(SELECTS)
 def test_fuzzed_queries_stay_inside(store: Store, text: str) -> None:
     before = store.connection.execute("SELECT count(*) FROM events").fetchone()
@@ -332,7 +332,7 @@ def test_fuzzed_queries_stay_inside(store: Store, text: str) -> None:
     assert store.connection.execute("SELECT count(*) FROM events").fetchone() == before
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.text(max_size=60))
 def test_any_text_is_refused_or_harmless(store: Store, text: str) -> None:
     try:

@@ -61,7 +61,7 @@ def same(signal: Signal, body: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
     return fast
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(LOG, min_size=1, max_size=4), st.integers(1, 40), st.sampled_from(["c", "forbidden"]))
 def test_logs(monkeypatch: pytest.MonkeyPatch, kinds: list[Any], repeats: int, cluster: str) -> None:
     request = ExportLogsServiceRequest()
@@ -76,7 +76,7 @@ def test_logs(monkeypatch: pytest.MonkeyPatch, kinds: list[Any], repeats: int, c
     same(Signal.LOGS, request.SerializeToString(), monkeypatch)
 
 
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(st.tuples(st.dictionaries(KEYS, VALUES, max_size=3), TIMES), min_size=1, max_size=4),
     st.lists(st.floats() | st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=60),
@@ -101,18 +101,26 @@ def test_points(monkeypatch: pytest.MonkeyPatch, kinds: list[Any], values: list[
     same(Signal.METRICS, request.SerializeToString(), monkeypatch)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_damaged_bytes_are_read_alike_or_refused_by_both(
     monkeypatch: pytest.MonkeyPatch, data: st.DataObject
 ) -> None:
-    _, request = telemetry.numbered(20, "m", at=NOW)
+    signal = data.draw(st.sampled_from([Signal.LOGS, Signal.METRICS]))
+    if signal is Signal.LOGS:
+        request: Any = telemetry.numbered(20, "m", at=NOW)[1]
+        scope = request.resource_logs[0].scope_logs[0]
+    else:
+        request = telemetry.gauges([("m", float(number), {"k": "v"}) for number in range(20)], "c", at=NOW)
+        scope = request.resource_metrics[0].scope_metrics[0]
+        scope.metrics[0].unit, scope.metrics[0].description = "By", "words"
+    scope.scope.name, scope.schema_url = "scope", "https://example.com"
     body = bytearray(request.SerializeToString())
     for _ in range(data.draw(st.integers(1, 3))):
         body[data.draw(st.integers(0, len(body) - 1))] = data.draw(st.integers(0, 255))
 
-    fast = decoded(Signal.LOGS, bytes(body), 0, monkeypatch)
-    slow = decoded(Signal.LOGS, bytes(body), 1 << 60, monkeypatch)
+    fast = decoded(signal, bytes(body), 0, monkeypatch)
+    slow = decoded(signal, bytes(body), 1 << 60, monkeypatch)
 
     assert fast == slow
 

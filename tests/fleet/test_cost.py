@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_contract import routes
@@ -30,13 +30,11 @@ CONFIG = IngeroConfig(quorum=QuorumConfig(statistical_min=3))
 H100 = {"provider": "aws", "gpu_model": "NVIDIA H100 80GB HBM3", "gpu_count": 8}
 
 
-@settings(deadline=None)
 @given(SEVERITIES)
 def test_shares_add_up_to_the_waiting(severities: list[float]) -> None:
     assert math.isclose(math.fsum(shares(severities)), max(severities), abs_tol=1e-9)
 
 
-@settings(deadline=None)
 @given(SEVERITIES)
 def test_who_lost_nothing_pays_nothing_and_the_slower_pays_no_less(severities: list[float]) -> None:
     found = sorted(zip(severities, shares(severities), strict=True))
@@ -45,7 +43,6 @@ def test_who_lost_nothing_pays_nothing_and_the_slower_pays_no_less(severities: l
     assert all(later[1] >= earlier[1] - 1e-12 for earlier, later in itertools.pairwise(found))
 
 
-@settings(deadline=None)
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_shares_are_the_mean_over_all_orders_of_arrival(severities: list[float]) -> None:
     """The definition of the Shapley value, by brute force."""
@@ -60,7 +57,6 @@ def test_shares_are_the_mean_over_all_orders_of_arrival(severities: list[float])
     assert shares(severities) == pytest.approx(means, abs=1e-9)
 
 
-@settings(deadline=None)
 @given(SEVERITIES)
 def test_what_curing_one_saves_is_what_the_job_costs_less_without_it(severities: list[float]) -> None:
     for member, saved in enumerate(savings(severities)):
@@ -111,40 +107,34 @@ def test_without_a_world_size_only_the_straggler_s_own_time_is_lost() -> None:
     assert bill.jobs[("c", "j")].waiting == pytest.approx(0.5 * 8 * 12.29)
 
 
-def judged(last: list[HealthReport], first: list[HealthReport]) -> Bill:
-    """The bill once the detector has learnt the first reports and then accused somebody of the last ones."""
-    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=5)})
-    table = ScoreTable(Limits(1000, 10, 1000), config.cohort.by)
-    judging, memory = Judging(config), statistics.Memory()
-    for tick in range(1, 40):
-        for report in first if tick < 12 else last:
+def judged(last: HealthReport, ticks: int) -> tuple[Picture, ScoreTable]:
+    """Four nodes that the detector has learnt; then the last one reports something else for so many ticks."""
+    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=8)})
+    table, judging = ScoreTable(Limits(1000, 10, 1e9), CONFIG.cohort.by), Judging(config)
+    well = job([0.9, 0.9, 0.9, 0.9], world_size=32)
+    for tick in range(12 + ticks):
+        for report in [*well[:3], last if tick >= 12 else well[3]]:
             table.observe(report, 10.0 * tick)
         frame = statistics.Frame.take(table, 10.0 * tick)
-        done, findings = statistics.compute(frame, memory, config), judging.judge(frame, {})
-        memory = done.memory
-        statistics.apply(done, frame, table)
-        if findings.accused.any():
-            seen = Picture(frame, done, findings, 10.0)
-            return make_bill(seen, table.hardware, Prices(builtin()), config.cohort.by)
-    raise AssertionError("nobody was accused")
+        findings = judging.judge(frame, {})
+    return Picture(frame, statistics.compute(frame, statistics.Memory(), CONFIG), findings), table
 
 
 def test_nobody_waits_for_a_stopped_node_whose_peers_go_on() -> None:
-    first, last = job([0.9] * 4, world_size=32), job([0.9] * 4, world_size=32)
-    last[3].state = NodeState.IDLE
+    (last,) = job([0.9, 0.9, 0.9, 0.0], world_size=32, state=NodeState.IDLE)[3:]
+    seen, table = judged(last, 3)
+    bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by)
 
-    bill = judged(last, first)
-
-    assert bill.culprits[0].node == ("c", "n3")
     assert bill.jobs[("c", "j")].waiting == pytest.approx(8 * 12.29)
 
 
 def test_the_verdict_s_severity_counts_when_there_is_one() -> None:
-    bill = judged(job([0.9, 0.9, 0.9, 0.3], world_size=32), job([0.9] * 4, world_size=32))
+    (last,) = job([0.9, 0.9, 0.9, 0.6], world_size=32)[3:]
+    seen, table = judged(last, 8)
+    bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by)
 
-    assert [culprit.node for culprit in bill.culprits] == [("c", "n3")]
-    assert bill.culprits[0].severity == pytest.approx(2 / 3, abs=0.05)
-    assert bill.jobs[("c", "j")].waiting == pytest.approx(bill.culprits[0].severity * 32 * 12.29)
+    assert bill.culprits[0].node == ("c", "n3")
+    assert bill.culprits[0].severity == pytest.approx(1 / 3, abs=0.01)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +161,6 @@ def test_rules_decide_about_the_provider() -> None:
     assert dict(bill.missing) == {("aws", "NVIDIA H100 80GB HBM3"): 8}
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.lists(st.floats(0.05, 1), min_size=3, max_size=12), st.booleans(), st.floats(0, 20)),
@@ -215,33 +204,22 @@ def push(service: Running, reports: list[HealthReport]) -> None:
 def test_a_running_fleet_says_what_its_straggler_costs(tmp_path: Path) -> None:
     rates = tmp_path / "rates.yaml"
     rates.write_text("currency_name: EUR\nfallback_rate: 0\nproviders: {ec2: {NVIDIA H100 80GB HBM3: 3600}}\n")
-    change = {"processors": {"cost": {"rates_file": str(rates)}, "ingero": {"push_interval": "1s"}}}
+    change = {"processors": {"cost": {"rates_file": str(rates)}}}
     with fleet(tmp_path, change) as service:
 
-        def answer(slowest: float = 0.3) -> dict[str, Any]:
-            push(service, job([0.9, 0.9, 0.9, slowest], world_size=32))
+        def answer() -> dict[str, Any]:
+            push(service, job([0.9, 0.9, 0.9, 0.45], world_size=32))
             push(service, [HealthReport(node_id="odd", cluster_id="d", score=0.9, gpu_model="Mystery", gpu_count=2)])
             got = httpx.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c"))
             return dict(got.json()) if got.status_code == 200 else {}
 
-        def known() -> bool:
-            answer(0.9)
-            got = httpx.get(service.url("threshold", f"{routes.FLEET_VERDICTS}?cluster_id=c"))
-            return (
-                got.status_code == 200
-                and [node["verdict"]["state"] for node in got.json()["nodes"]] == ["healthy"] * 4
-            )
-
-        wait_until(known, "everybody to be known", 60)
-        wait_until(lambda: bool(answer().get("waiting")), "money spent waiting", 60)
+        wait_until(lambda: bool(answer().get("waiting")), "money spent waiting")
         found = answer()
 
         assert found["currency"] == "EUR"
         assert [culprit["node_id"] for culprit in found["culprits"]] == ["n3"]
         assert found["culprits"][0]["share"] == pytest.approx(found["waiting"])
-        severity = found["culprits"][0]["severity"]
-        assert severity == pytest.approx(2 / 3, abs=0.05)
-        assert found["jobs"][0]["waiting_per_hour"] == pytest.approx(severity * 32 * 3600, rel=1e-4)
+        assert found["jobs"][0]["waiting_per_hour"] == pytest.approx(0.5 * 32 * 3600)
         assert found["missing_rates"][0]["gpu_model"] == "Mystery"
         page = httpx.get(service.url("prometheus", "/metrics")).text
         assert 'ingero_fleet_waiting_cost_total{cluster_id="c",currency="EUR"}' in page

@@ -13,7 +13,7 @@ from ingero_agent.trace.discovery import NCCL, FileIdentity, Found, identify
 from ingero_agent.trace.governor import GROUPS
 from ingero_agent.trace.plan import Places, Target, places, plan
 from ingero_agent.trace.probes.table import PROGRAMS, library_functions
-from ingero_agent.trace.structure import ACCESSORS, CODE_BYTES, rank_offset
+from ingero_agent.trace.structure import ACCESSORS, accessor_codes, rank_offset
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -125,7 +125,7 @@ class Attachments:
 
     def _learn_structure(self, library: _Library) -> None:
         offsets = elf.read_functions(library.descriptor, set(ACCESSORS))
-        codes = {name: os.pread(library.descriptor, CODE_BYTES, found[0]) for name, found in offsets.items()}
+        codes = accessor_codes(offsets, lambda size, at: os.pread(library.descriptor, size, at))
         offset = rank_offset(codes, platform.machine())
         if offset is None:
             log.info("structure_unknown", inode=library.target.identity.inode)

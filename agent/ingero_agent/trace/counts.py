@@ -94,40 +94,33 @@ class Scaler:
     def __init__(self) -> None:
         self._window: dict[tuple[int, int, int], Counted] = {}
         self._seconds = 0.0
-        self._open = True
+        self._counting = False
         self._carried: dict[tuple[int, int, int], list[float]] = {}
 
-    def step(
-        self, counted: Iterable[Counted], seconds: float, *, is_open: bool, alive: set[int]
-    ) -> Iterator[Counted]:
-        """What to report for the time since the last step (`seconds`), during which the group was counted or not."""
-        if is_open:
-            if not self._open:
-                self._window.clear()
-                self._carried.clear()
-                self._seconds = 0.0
-            self._seconds += seconds
-            for one in counted:
-                key = (one.pid, one.function.number, one.kind)
-                before = self._window.get(key)
-                self._window[key] = (
-                    replace(
-                        one, count=one.count + before.count, nanoseconds=one.nanoseconds + before.nanoseconds,
-                        size=one.size + before.size,
-                    )
-                    if before
-                    else one
-                )  # fmt: skip
-                yield one
-        else:
-            yield from counted
-            yield from self._estimate(seconds, alive)
-        self._open = is_open
+    def step(self, counted: Iterable[Counted], on: float, off: float, alive: set[int]) -> Iterator[Counted]:
+        """What to report for the time since the last step: of which `on` seconds were counted and `off` were not."""
+        if on > 0 and not self._counting:
+            self.restart()
+        self._counting = on > 0
+        self._seconds += on
+        for one in counted:
+            key = (one.pid, one.function.number, one.kind)
+            before = self._window.get(key)
+            self._window[key] = (
+                replace(
+                    one, count=one.count + before.count, nanoseconds=one.nanoseconds + before.nanoseconds,
+                    size=one.size + before.size,
+                )
+                if before
+                else one
+            )  # fmt: skip
+            yield one
+        if off > 0:
+            yield from self._estimate(off, alive)
 
     def restart(self) -> None:
         """Begin a window of its own: rates from long before are not of this load."""
         self._window.clear()
-        self._carried.clear()
         self._seconds = 0.0
 
     def _estimate(self, seconds: float, alive: set[int]) -> Iterator[Counted]:

@@ -137,7 +137,8 @@ def stretch(file: Path, wanted: Filter) -> Stretch:
         slow = [
             Slow(pid=pid, operation=OPERATION_NAMES.get((source, op), str(op)), seconds=duration / _NS)
             for pid, source, op, duration in database.execute(
-                f"SELECT pid, source, op, duration FROM events WHERE timestamp >= ? AND timestamp < ?{only}",
+                "SELECT pid, source, op, duration FROM events WHERE duration IS NOT NULL "
+                f"AND timestamp >= ? AND timestamp < ?{only}",
                 (int(begin * _NS), int(end * _NS)),
             )
         ]

@@ -31,6 +31,8 @@ SLOW_ROUND_SECONDS: Final = 10.0
 
 OWN_CPU_BUDGET: Final = 0.01
 MIN_WAIT_SECONDS: Final = 0.02
+SHORTEST_WINDOW: Final = 0.05
+"""Seconds of counting below which a rate is not worth having."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +58,7 @@ class TraceService:
         self._governor = GovernorConfig(budget=config.budget)
         self._state, self._window = GovernorState(), Window()
         self._scalers = {group: Scaler() for group in GROUPS}
-        self._open = dict.fromkeys(GROUPS, True)
+        self._open, self._opened_at = dict.fromkeys(GROUPS, True), dict.fromkeys(GROUPS, 0.0)
         self._rates: dict[int, dict[str, float]] = {}
         self._exporter = Exporter(config.export) if config.export else None
         self._host, self._own, self._timeline = Host(), OwnLoad(), Timeline()
@@ -82,15 +84,22 @@ class TraceService:
     def tick(self, now: float) -> None:
         """Read what was called, hand it out, and open or close windows. `now`: monotonic seconds."""
         self._tracer.look()
-        # Links first, counts after: what was called until the links were closed belongs to the window.
-        opened = {group: self._window.is_open(group, now) for group in GROUPS}
+        # Attaching and detaching take the kernel a while in which nothing is counted: windows are timed without it.
+        ended = {}
         for group in GROUPS:
-            if not opened[group]:
+            if self._open[group] and not self._window.is_open(group, now):
+                ended[group] = time.monotonic()
                 self._tracer.switch(group, False)
         counted, events = self._tracer.read(), self._tracer.events()
-        read_at = time.monotonic()
-        seconds, self._read_at = max(1e-6, read_at - self._read_at), read_at
-        rows = self._scale(counted, seconds)
+        last, self._read_at = self._read_at, time.monotonic()
+        seconds = max(1e-6, self._read_at - last)
+        on = {
+            group: max(0.0, ended.get(group, self._read_at) - max(last, self._opened_at[group]))
+            if self._open[group]
+            else 0.0
+            for group in GROUPS
+        }
+        rows = self._scale(counted, on, seconds)
         collectives = [event for event in events if isinstance(event, Collective)]
         self._seen_events += len(events)
         with suppress(sqlite3.OperationalError):
@@ -101,10 +110,12 @@ class TraceService:
             self._exporter.keep(collectives)
         with self.ledger.lock:
             self.ledger.add(rows, events)
-        self._govern(counted, seconds, now)
+        self._govern(counted, on, now)
         for group in GROUPS:
-            self._open[group] = self._window.is_open(group, now)
+            before, self._open[group] = self._open[group] and group not in ended, self._window.is_open(group, now)
             self._tracer.switch(group, self._open[group])
+            if self._open[group] and not before:
+                self._opened_at[group] = time.monotonic()
         if now - self._round_at >= SLOW_ROUND_SECONDS:
             self._slow_round(now - self._round_at)
             self._round_at = now
@@ -123,7 +134,7 @@ class TraceService:
         self._named = set(self._tracer.found)
         return fresh
 
-    def _scale(self, counted: list[Counted], seconds: float) -> list[Counted]:
+    def _scale(self, counted: list[Counted], on: dict[str, float], seconds: float) -> list[Counted]:
         if not self._state.step:
             return counted
         by_group: dict[str, list[Counted]] = defaultdict(list)
@@ -134,17 +145,18 @@ class TraceService:
             if governor.duty(self._state.step, group) == 1.0:
                 rows += by_group[group]
             else:
-                rows += self._scalers[group].step(by_group[group], seconds, is_open=self._open[group], alive=alive)
+                rows += self._scalers[group].step(by_group[group], on[group], seconds - on[group], alive)
         return rows
 
-    def _govern(self, counted: list[Counted], seconds: float, now: float) -> None:
+    def _govern(self, counted: list[Counted], on: dict[str, float], now: float) -> None:
         fresh: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(GROUPS, 0.0))
         for one in counted:
-            fresh[one.pid][one.function.group] += one.count / seconds
+            group = one.function.group
+            fresh[one.pid][group] += one.count / max(on[group], SHORTEST_WINDOW)
         pids = set(fresh) | {pid for pid in self._rates if pid in self._tracer.found}
         self._rates = {
             pid: {
-                group: fresh[pid][group] if self._open[group] else self._rates.get(pid, {}).get(group, 0.0)
+                group: fresh[pid][group] if on[group] > SHORTEST_WINDOW else self._rates.get(pid, {}).get(group, 0.0)
                 for group in GROUPS
             }
             for pid in pids

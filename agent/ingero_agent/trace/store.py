@@ -9,7 +9,7 @@ from typing import Final
 
 from ingero_agent.sources.database import BUCKET_SECONDS, SCHEMA_VERSION
 from ingero_agent.trace.counts import Counted
-from ingero_agent.trace.events import Collective, Event, SlowCall
+from ingero_agent.trace.events import Collective, Event, Lifecycle, SlowCall
 from ingero_agent.trace.probes.table import NCCL
 
 _AGGREGATE: Final = """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, count INTEGER NOT NULL,
@@ -40,6 +40,9 @@ _INDEXES: Final = (
 )
 WIDTHS: Final = {"event_aggregates": 60, "event_aggregates_5s": BUCKET_SECONDS}
 _NS: Final = 10**9
+INIT, DESTROY = 1, 2
+"""Operations of NCCL under which communicators that came and went are kept."""
+
 PRUNE_SECONDS: Final = 10.0
 FULL_SHARE: Final = 0.9
 """A database over its limit is pruned to this share of it."""
@@ -133,6 +136,11 @@ class Store:
                 "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [_slow(event) for event in events if isinstance(event, SlowCall)],
             )
+            database.executemany(
+                "INSERT OR IGNORE INTO events (id, timestamp, pid, source, op, arg0, ret_code, rank, "
+                "world_size, comm) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [_lifecycle(event) for event in events if isinstance(event, Lifecycle)],
+            )
         if abs(now - self._pruned_at) >= PRUNE_SECONDS:
             self._pruned_at = now
             self.prune(now)
@@ -209,6 +217,14 @@ def _collective(one: Collective) -> tuple[object, ...]:
     return (
         one.arrival_ns, one.pid, NCCL, one.op_code, one.operation, one.communicator, one.rank, one.nranks, one.device,
         one.seq, int(one.exact), one.dtype, one.reduce_op, one.size, one.enqueue_ns, one.blocked_ns, one.end_ns,
+    )  # fmt: skip
+
+
+def _lifecycle(one: Lifecycle) -> tuple[object, ...]:
+    operation = DESTROY if one.kind == "destroy" else INIT
+    return (
+        f"{one.kind}:{one.at_ns}:{one.pid}", one.at_ns, one.pid, NCCL, operation, one.seq, one.result, one.rank,
+        one.nranks, one.communicator,
     )  # fmt: skip
 
 

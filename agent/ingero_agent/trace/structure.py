@@ -7,14 +7,16 @@ that was made before the agent came, or from another one, has a rank too. What d
 
 import re
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final
 
 ACCESSORS: Final = ("ncclCommUserRank", "ncclCommCount", "ncclCommCuDevice")
-CODE_BYTES: Final = 512
-_X86_LOAD_STORE: Final = re.compile(
-    rb"([\x40-\x47])?\x8b([\x80-\xbf])(?:\x24)?(....)([\x40-\x47])?\x89([\x00-\x3f])", re.DOTALL
+CODE_BYTES: Final = 1024
+_X86_LOAD: Final = re.compile(
+    rb"([\x40-\x47])?\x8b(?:([\x84\x8c\x94\x9c\xa4\xac\xb4\xbc])\x24|([\x80-\xbf]))(....)", re.DOTALL
 )
+_X86_STORE: Final = re.compile(rb"([\x40-\x47])?\x89(?:([\x00-\x3f])|([\x40-\x7f])\x00)", re.DOTALL)
+_STORE_WITHIN: Final = 12
 _MAX_OFFSET: Final = 1 << 26
 
 
@@ -28,14 +30,28 @@ def rank_offset(codes: Mapping[str, bytes], machine: str) -> int | None:
     return fitting[0] if len(fitting) == 1 else None
 
 
+def accessor_codes(offsets: Mapping[str, list[int]], read: Callable[[int, int], bytes]) -> dict[str, bytes]:
+    """Machine code of each accessor, up to where the next one begins. `read(size, offset)` reads the file."""
+    starts = sorted(found[0] for name, found in offsets.items() if name in ACCESSORS)
+    codes = {}
+    for name, found in offsets.items():
+        behind = [start for start in starts if start > found[0]]
+        codes[name] = read(min(CODE_BYTES, behind[0] - found[0] if behind else CODE_BYTES), found[0])
+    return codes
+
+
 def _x86(code: bytes) -> Iterable[int]:
-    """Displacements of `mov offset(%rN),%eA` with `mov %eA,(%rM)` right behind."""
-    for found in _X86_LOAD_STORE.finditer(code):
-        load_prefix, load, displacement, store_prefix, store = found.groups()
-        loaded = (load[0] >> 3 & 7) | (8 if load_prefix and load_prefix[0] & 4 else 0)
-        stored = (store[0] >> 3 & 7) | (8 if store_prefix and store_prefix[0] & 4 else 0)
-        if loaded == stored:
-            yield struct.unpack("<i", displacement)[0]
+    """Displacements of `mov offset(%rN),%eA` with `mov %eA,(%rM)` or `mov %eA,0(%rM)` shortly behind."""
+    for load in _X86_LOAD.finditer(code):
+        behind = code[load.end() : load.end() + _STORE_WITHIN]
+        if any(_x86_register(load) == _x86_register(store) for store in _X86_STORE.finditer(behind)):
+            yield struct.unpack("<i", load.group(4))[0]
+
+
+def _x86_register(found: re.Match[bytes]) -> int:
+    """The register that the instruction's ModRM byte and prefix name."""
+    prefix, mode = found.group(1), found.group(2) or found.group(3)
+    return (mode[0] >> 3 & 7) | (8 if prefix and prefix[0] & 4 else 0)
 
 
 def _arm(code: bytes) -> Iterable[int]:

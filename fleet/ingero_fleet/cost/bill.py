@@ -12,7 +12,7 @@ from ingero_fleet.board import CohortKey, NodeKey
 from ingero_fleet.cost.counterfactual import savings, shares
 from ingero_fleet.cost.providers import ProviderMap
 from ingero_fleet.cost.rates import RateTable
-from ingero_fleet.picture import Picture, stopped_rows, straggler_rows
+from ingero_fleet.picture import Picture, is_straggler
 from ingero_fleet.scores import IDLE, Hardware
 
 JOB_PARTS = ("workload_type", "job_id")
@@ -79,12 +79,12 @@ def make_bill(picture: Picture, hardware: Sequence[Hardware], prices: Prices, by
     if not numbers:
         return Bill()
     job_of_cohort = np.array([numbers[key] for key in keys], np.int64)
-    alive, stopped = columns["alive"], stopped_rows(picture)
+    alive = columns["alive"]
     job = job_of_cohort[columns["cohort"][alive]]
     length = len(numbers)
     hourly = np.where(np.isfinite(rates), rates * gpus, 0.0)
     # Whoever rests or has stopped does not wait for anybody.
-    waits = alive & (columns["state"] != IDLE) & ~stopped
+    waits = alive & (columns["state"] != IDLE) & ~picture.stopped
     cost = np.bincount(job, weights=hourly[alive], minlength=length)
     waiting_cost = np.bincount(job_of_cohort[columns["cohort"][waits]], weights=hourly[waits], minlength=length)
     nodes = np.bincount(job, minlength=length)
@@ -95,10 +95,11 @@ def make_bill(picture: Picture, hardware: Sequence[Hardware], prices: Prices, by
 
     accused: dict[int, list[tuple[int, float]]] = {}
     medians = {summary.key: summary.median for summary in picture.tick.cohorts}
-    for row in np.flatnonzero(straggler_rows(picture)).tolist():
-        number = int(job_of_cohort[int(columns["cohort"][row])])
-        severity = 1.0 if stopped[row] else severity_of(picture, row, medians)
-        accused.setdefault(number, []).append((row, severity))
+    for row in picture.rows():
+        if is_straggler(picture, row):
+            cohort = int(columns["cohort"][row])
+            number = int(job_of_cohort[cohort])
+            accused.setdefault(number, []).append((row, severity_of(picture, row, medians)))
 
     bill = Bill(missing=missing)
     for key, number in numbers.items():
@@ -107,8 +108,8 @@ def make_bill(picture: Picture, hardware: Sequence[Hardware], prices: Prices, by
         found = accused.get(number, [])
         waiting = 0.0
         if synchronised[number]:
-            joint = [(row, severity) for row, severity in found if not stopped[row]]
-            alone = [(row, severity) for row, severity in found if stopped[row]]
+            joint = [(row, severity) for row, severity in found if not picture.stopped[row]]
+            alone = [(row, severity) for row, severity in found if picture.stopped[row]]
             levels = [severity for _, severity in joint]
             total = float(waiting_cost[number])
             waiting = total * max(levels, default=0.0)
@@ -129,13 +130,16 @@ def make_bill(picture: Picture, hardware: Sequence[Hardware], prices: Prices, by
 
 def severity_of(picture: Picture, row: int, medians: dict[CohortKey, float]) -> float:
     """Share of its own rate that a straggler lost, 0 to 1: the verdict's, else how far it scores below its peers."""
+    if picture.stopped[row]:
+        return 1.0
     verdict = picture.findings.verdict(row) if picture.findings else None
-    value = verdict.severity if verdict else math.nan
-    if not math.isfinite(value):
+    if verdict is not None:
+        value = verdict.severity
+    else:
         columns = picture.frame.columns
         median = medians.get(picture.frame.cohorts[int(columns["cohort"][row])], math.nan)
         value = 1.0 - float(columns["score"][row]) / median if median > 0 else 0.0
-    return min(max(float(value), 0.0), 1.0) if math.isfinite(value) else 0.0
+    return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
 
 
 def job_of(cohort: CohortKey, places: Sequence[int]) -> JobKey:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_fleet.board import NodeKey
-from ingero_fleet.picture import Picture, stopped_rows, straggler_rows
+from ingero_fleet.picture import Picture
 from ingero_fleet.scores import CALIBRATING, IDLE
 
 TICKS: Final = 120
@@ -57,7 +57,7 @@ class History:
         rows = np.flatnonzero(columns["alive"])
         self.hidden = max(0, len(rows) - MAX_NODES)
         if self.hidden:
-            rows = np.sort(rows[np.argsort(~straggler_rows(picture)[rows], kind="stable")][:MAX_NODES])
+            rows = np.sort(rows[np.argsort(~accused_rows(picture)[rows], kind="stable")][:MAX_NODES])
         cohort = columns["cohort"]
         shown = rows.tolist()
         nodes = [names[row] for row in shown]
@@ -80,16 +80,23 @@ class History:
         return self._levels[TICKS - len(self.times) :, self.order].tobytes() if self.times else b""
 
 
+def accused_rows(picture: Picture) -> npt.NDArray[np.bool_]:
+    """By row, whether a living node is accused at present."""
+    accused = picture.findings.accused if picture.findings else picture.tick.straggling
+    shown: npt.NDArray[np.bool_] = accused & picture.frame.columns["alive"]
+    return shown
+
+
 def levels(picture: Picture) -> npt.NDArray[np.uint8]:
     """The byte of every row at one tick."""
     columns = picture.frame.columns
-    straggling = straggler_rows(picture)
+    straggling = accused_rows(picture)
     score = np.clip(np.nan_to_num(columns["score"]), 0.0, 1.0)
     level: npt.NDArray[np.uint8] = np.where(
         straggling, STRAGGLER_LEVEL + 111 * score, HEALTHY_LEVEL + 127 * score
     ).astype(np.uint8)
     level[columns["state"] == CALIBRATING] = CALIBRATING_LEVEL
     level[columns["state"] == IDLE] = IDLE_LEVEL
-    level[stopped_rows(picture)] = STOPPED_LEVEL
+    level[picture.stopped] = STOPPED_LEVEL
     level[~columns["alive"]] = 0
     return level

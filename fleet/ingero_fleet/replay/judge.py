@@ -117,10 +117,9 @@ class Ours:
         """Value over expectation."""
         memory = self.detector.memory
         with np.errstate(divide="ignore", over="ignore"):
-            speed: npt.NDArray[np.float32] = (memory.node("value") / np.exp(memory.node("expected"))).astype(
-                np.float32
-            )
-        return speed
+            speed = memory.node("value") / np.exp(memory.node("expected"))
+        found: npt.NDArray[np.float32] = np.where(memory.node("absent") > 0, np.nan, speed).astype(np.float32)
+        return found
 
     def summary(self) -> dict[str, Any]:
         """Budget, estimates, parameters, digest, jobs that slowed down as a whole."""

@@ -12,7 +12,7 @@ import pytest
 from ingero_agent.trace.discovery import FileIdentity, Finder, Found, parse_size
 from ingero_agent.trace.plan import Target, places, plan
 from ingero_agent.trace.probes.table import IMPORTANT, library_functions
-from ingero_testing.gpu_job import compile_c, go, job, said, tracing
+from ingero_testing.gpu_job import attached, compile_c, go, job, said, tracing
 from ingero_testing.processes import wait_until
 
 A, B, C = (FileIdentity(inode, 1, 1, 1) for inode in (1, 2, 3))
@@ -165,20 +165,24 @@ def over_the_driver(folder: Path) -> Path:
 
 @pytest.mark.ebpf
 @pytest.mark.parametrize(
-    ("build", "flags", "counted"),
+    ("build", "flags", "library", "counted"),
     [
-        pytest.param(over_the_runtime, (), [(1, 3, 1000)], id="runtime"),
-        pytest.param(with_the_runtime_inside, (), [(1, 3, 1000)], id="runtime linked in"),
-        pytest.param(over_the_driver, (), [(4, 1, 1000)], id="driver"),
-        pytest.param(over_the_runtime, ("--attach", "perf"), [(1, 3, 1000)], id="older kernels"),
+        pytest.param(over_the_runtime, (), "libcudart.so.13", [(1, 3, 1000)], id="runtime"),
+        pytest.param(with_the_runtime_inside, (), "caller", [(1, 3, 1000)], id="runtime linked in"),
+        pytest.param(over_the_driver, (), "libcuda.so.1", [(4, 1, 1000)], id="driver"),
+        pytest.param(over_the_runtime, ("--attach", "perf"), "libcudart.so.13", [(1, 3, 1000)], id="older kernels"),
     ],
 )
 def test_every_launch_is_counted_once_whatever_layers_it_passes(
-    build: Callable[[Path], Path], flags: tuple[str, ...], counted: list[tuple[int, int, int]], tmp_path: Path
+    build: Callable[[Path], Path],
+    flags: tuple[str, ...],
+    library: str,
+    counted: list[tuple[int, int, int]],
+    tmp_path: Path,
 ) -> None:
     program = build(tmp_path)
     with tracing(tmp_path, *flags) as agent, job(program) as running:
-        wait_until(lambda: "attached" in agent.words() or "cannot" in agent.words(), "links")
+        wait_until(lambda: attached(agent, tmp_path / library), "links")
         go(running)
         assert said(running) == "done"
         wait_until(lambda: bool(launches(tmp_path / "trace.db", running.pid)), "counts", 20)
@@ -206,7 +210,7 @@ def test_a_killed_agent_leaves_no_probe_behind_and_the_job_goes_on(tmp_path: Pat
     (at,) = function_offsets(library.read_bytes(), {"cudaLaunchKernel"})["cudaLaunchKernel"]
     with job(program) as running:
         with tracing(tmp_path) as agent:
-            wait_until(lambda: "attached" in agent.words(), "links")
+            wait_until(lambda: attached(agent, library), "links")
             wait_until(lambda: probed_bytes(running.pid, library.name, at) == b"\xcc", "the breakpoint")
             os.kill(agent.process.pid, signal.SIGKILL)
             wait_until(lambda: probed_bytes(running.pid, library.name, at) != b"\xcc", "the breakpoint to go", 5)

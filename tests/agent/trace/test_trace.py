@@ -13,7 +13,8 @@ from ingero_agent.trace.counts import Counted
 from ingero_agent.trace.discovery import parse_maps
 from ingero_agent.trace.probes.table import FUNCTIONS, element_size, library_functions
 from ingero_agent.trace.store import Store
-from ingero_testing.processes import BIN, process, wait_until
+from ingero_testing.gpu_job import attached, tracing
+from ingero_testing.processes import wait_until
 
 LIBRARY = """
 #include <stddef.h>
@@ -91,13 +92,11 @@ def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(tmp_path: P
     library = tmp_path / "libcudart.so.13"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "lib.c"], check=True)
     subprocess.run(["cc", "-o", tmp_path / "job", tmp_path / "job.c", library], check=True)
-    database, log = tmp_path / "trace.db", tmp_path / "trace.log"
+    database = tmp_path / "trace.db"
     jobs = [subprocess.Popen([tmp_path / "job"], stdin=subprocess.PIPE) for _ in range(2)]
     try:
-        with process(
-            log, str(BIN / "python"), "-m", "ingero_agent", "trace", "--db", str(database), "--period", "0.2"
-        ):
-            wait_until(lambda: b"attached" in log.read_bytes() or b"cannot" in log.read_bytes(), "links")
+        with tracing(tmp_path) as agent:
+            wait_until(lambda: attached(agent, library), "links")
             for job in jobs:
                 assert job.stdin
                 job.stdin.write(b"\n")
@@ -112,7 +111,7 @@ def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(tmp_path: P
             want = {
                 (job.pid, *row) for job in jobs for row in ((3, 50000, 0), (1, 300, 300 * 4096), (9, 200, 200 * 200))
             }
-            wait_until(lambda: set(rows()) == want, f"{want} (log: {log.read_text()})", 20)
+            wait_until(lambda: set(rows()) == want, f"{want} ", 20)
     finally:
         for job in jobs:
             job.kill()
@@ -144,13 +143,11 @@ def test_collectives_are_counted_in_bytes_not_in_elements(tmp_path: Path) -> Non
     library = tmp_path / "libnccl.so.2"
     subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "lib.c"], check=True)
     subprocess.run(["cc", "-o", tmp_path / "job", tmp_path / "job.c", library], check=True)
-    database, log = tmp_path / "trace.db", tmp_path / "trace.log"
+    database = tmp_path / "trace.db"
     with subprocess.Popen([tmp_path / "job"], stdin=subprocess.PIPE) as job:
         try:
-            with process(
-                log, str(BIN / "python"), "-m", "ingero_agent", "trace", "--db", str(database), "--period", "0.2"
-            ):
-                wait_until(lambda: b"attached" in log.read_bytes() or b"cannot" in log.read_bytes(), "links")
+            with tracing(tmp_path) as agent:
+                wait_until(lambda: attached(agent, library), "links")
                 assert job.stdin
                 job.stdin.write(b"\n")
                 job.stdin.flush()
@@ -162,6 +159,6 @@ def test_collectives_are_counted_in_bytes_not_in_elements(tmp_path: Path) -> Non
                             (job.pid,),
                         ).fetchall()
 
-                wait_until(lambda: rows() == [(9, 100, 400_000)], f"100 collectives ({log.read_text()})", 20)
+                wait_until(lambda: rows() == [(9, 100, 400_000)], "100 collectives", 20)
         finally:
             job.kill()

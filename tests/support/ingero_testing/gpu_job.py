@@ -66,6 +66,7 @@ int ncclCommDestroy(void *);
 int cudaStreamSynchronize(void *);
 static void line(void) { char one; while (read(0, &one, 1) == 1 && one != '\n') {} }
 int main(int argc, char **argv) {
+  pid_t seed = getpid();
   int ranks = atoi(argv[1]), steps = atoi(argv[2]), base = atoi(argv[3]), late = atoi(argv[4]);
   int extra = atoi(argv[5]), after_init = argc > 6;
   struct { pthread_barrier_t begin, step; } *shared =
@@ -82,6 +83,7 @@ int main(int argc, char **argv) {
       char text[16];
       void *comm;
       for (int i = 0; i < 128; i++) id.bytes[i] = (char)(i * 37 + 200);
+      memcpy(id.bytes, &seed, 4);
       snprintf(text, sizeof text, "%d", rank);
       ncclCommInitRank(&comm, ranks, id, rank);
       pthread_barrier_wait(&shared->begin);
@@ -104,7 +106,11 @@ int main(int argc, char **argv) {
   line();
 }
 """
-IDENTITY = bytes((i * 37 + 200) % 256 for i in range(128))
+
+
+def identity(pid: int) -> bytes:
+    """The unique id that the job of this process makes: jobs of tests side by side share no communicator."""
+    return pid.to_bytes(4, "little") + bytes((i * 37 + 200) % 256 for i in range(4, 128))
 
 
 def communicator_hash(identity: bytes) -> str:
@@ -135,13 +141,19 @@ def build_job(folder: Path, *, hash_at: int = 9168) -> Path:
 
 @contextmanager
 def tracing(folder: Path, *flags: str, period: str = "0.2") -> Iterator[Running]:
-    """The trace agent over `folder/trace.db`, ready to count."""
+    """The trace agent over `folder/trace.db`, ready to count; with no limit that another test could use up."""
     log = folder / "trace.log"
     command = [str(BIN / "python"), "-m", "ingero_agent", "trace", "--db", str(folder / "trace.db")]
-    with process(log, *command, "--period", period, *flags) as running:
+    with process(log, *command, "--period", period, "--budget", "1", *flags) as running:
         wait_until(lambda: b"started" in log.read_bytes() or running.process.poll() is not None, "the tracer", 90)
         assert running.process.poll() is None, running.words()
         yield running
+
+
+def attached(agent: Running, *libraries: Path) -> bool:
+    """Whether the agent has attached to these files; other processes of the machine may use others."""
+    lines = [line for line in agent.words().splitlines() if '"event": "attached"' in line]
+    return all(any(f'"inode": {file.stat().st_ino},' in line for line in lines) for file in libraries)
 
 
 def listening_port(running: Running) -> int:

@@ -107,7 +107,7 @@ def echo(folder: Path, change: dict | None = None, *prefix: str) -> Iterator[Run
     ports.unlink(missing_ok=True)
     command = [*prefix, str(BIN / "ingero-echo"), "serve", "--config", str(config), "--ports-file", str(ports)]
     with process(folder / "echo.log", *command) as running:
-        wait_until(lambda: ports.exists() or running.process.poll() is not None, "Echo to listen")
+        wait_until(lambda: ports.exists() or running.process.poll() is not None, "Echo to listen", 120)
         assert running.process.poll() is None, running.words()
         running.ports = json.loads(ports.read_text())
         yield running

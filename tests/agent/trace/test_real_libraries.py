@@ -1,0 +1,82 @@
+"""NVIDIA's own libraries, which fail cleanly without a GPU: the probes see real registers and real stacks.
+
+`pip install --no-deps --target DIR nvidia-cuda-runtime-cu12 nvidia-nccl-cu12`, then `INGERO_GPU_LIBRARIES=DIR`.
+"""
+
+import os
+import sqlite3
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingero_testing.gpu_job import attached, communicator_hash, tracing
+from ingero_testing.processes import wait_until
+
+LIBRARIES = os.environ.get("INGERO_GPU_LIBRARIES", "")
+REAL = [Path(LIBRARIES, "nvidia", name) for name in ("cuda_runtime/lib/libcudart.so.12", "nccl/lib/libnccl.so.2")]
+IDENTITY = bytes((i * 37 + 200) % 256 for i in range(128))
+pytestmark = [
+    pytest.mark.ebpf,
+    pytest.mark.skipif(not LIBRARIES, reason="INGERO_GPU_LIBRARIES names no folder with NVIDIA's wheels"),
+]
+
+CALLER = """
+import ctypes, sys
+folder = sys.argv[1]
+cudart = ctypes.CDLL(folder + "/nvidia/cuda_runtime/lib/libcudart.so.12")
+nccl = ctypes.CDLL(folder + "/nvidia/nccl/lib/libnccl.so.2")
+class Dim(ctypes.Structure):
+    _fields_ = [("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint)]
+class Identity(ctypes.Structure):
+    _fields_ = [("bytes", ctypes.c_ubyte * 128)]
+print("mapped", flush=True)
+sys.stdin.readline()
+one, pointer = Dim(1, 1, 1), ctypes.c_void_p()
+for _ in range(500):
+    cudart.cudaLaunchKernel(None, one, one, None, ctypes.c_size_t(0), None)
+for _ in range(300):
+    cudart.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(4096))
+for _ in range(200):
+    cudart.cudaStreamSynchronize(None)
+for _ in range(50):
+    nccl.ncclAllReduce(None, None, ctypes.c_size_t(1000), 7, 0, None, None)
+identity = Identity((ctypes.c_ubyte * 128)(*bytes.fromhex(sys.argv[2])))
+print(nccl.ncclCommInitRank(ctypes.byref(pointer), 16, identity, 5), flush=True)
+sys.stdin.readline()
+"""
+
+
+def rows(database: Path, query: str, *values: object) -> list[tuple[Any, ...]]:
+    with closing(sqlite3.connect(database)) as connection:
+        return connection.execute(query, values).fetchall()
+
+
+def test_calls_into_the_real_libraries_are_counted_and_a_failed_communicator_has_its_rank(tmp_path: Path) -> None:
+    database = tmp_path / "trace.db"
+    command = [sys.executable, "-c", CALLER, LIBRARIES, IDENTITY.hex()]
+    with (
+        tracing(tmp_path) as agent,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as caller,
+    ):
+        assert caller.stdin
+        assert caller.stdout
+        try:
+            assert caller.stdout.readline() == "mapped\n"
+            wait_until(lambda: attached(agent, *REAL), "both libraries")
+            caller.stdin.write("\n")
+            caller.stdin.flush()
+            result = int(caller.stdout.readline())
+            counted = "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? GROUP BY 1, 2"
+            want = {(1, 3, 500), (1, 1, 300), (1, 5, 200), (9, 3, 50), (9, 1, 1)}
+            wait_until(lambda: want <= set(rows(database, counted, caller.pid)), f"{want}", 20)
+        finally:
+            caller.kill()
+
+    assert result != 0
+    assert rows(
+        database, "SELECT rank, world_size, comm, ret_code FROM events WHERE source = 9 AND pid = ?", caller.pid
+    ) == [(5, 16, communicator_hash(IDENTITY), result)]
