@@ -149,6 +149,7 @@ class Demo:
         self.lab.start("fleet", str(BIN / "ingero-fleet"), "serve", "--ports-file", str(ports_file), *flags)
         self.wait("Fleet to listen", ports_file.exists, 60)
         self.ports = json.loads(ports_file.read_text())
+        self.view.say(f"live page: http://127.0.0.1:{self.ports['diagnostics']}/")
         for node in self.nodes:
             steps = folder / f"{node}.steps"
             self.lab.start(f"{node}-workload", sys.executable, "-m", "scripts.workload", str(steps))

@@ -20,6 +20,7 @@ from ingero_operator.render.crds import echo_stores, fleet_clusters
 from ingero_operator.render.install import RIGHTS, crd_kustomization, everything, kustomization
 from ingero_operator.render.text import dump
 from ingero_operator.settings import OperatorConfig
+from scripts import monitoring
 
 ROOT = Path(__file__).parents[1]
 NOTE = "<!-- Printed by `make generate` from the code; edit the docstrings there. -->"
@@ -145,6 +146,7 @@ def rights() -> str:
 
 
 DOCUMENTS = {
+    **monitoring.DOCUMENTS,
     "docs/questions.md": questions,
     "docs/rbac.md": rights,
     "docs/configuration.md": configuration,

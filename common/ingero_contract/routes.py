@@ -41,6 +41,15 @@ FLEET_WHY: Final = "/api/v1/why"
 FLEET_NODES: Final = "/api/v1/nodes"
 """Diagnostics: the state of every node."""
 
+FLEET_PAGE_LAYOUT: Final = "/api/v1/page/layout"
+"""The live page: nodes in order, with what was seen of them so far."""
+
+FLEET_PAGE_UPDATE: Final = "/api/v1/page/update"
+"""The live page: the latest tick."""
+
+FLEET_PAGE_EVENTS: Final = "/api/v1/page/events"
+"""The live page: every tick as it comes, as server-sent events."""
+
 FLEET_HEALTH: Final = "/healthz/ee"
 """Open health answer of Fleet."""
 

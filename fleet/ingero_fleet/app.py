@@ -18,6 +18,8 @@ from ingero_fleet.collectives.desk import CollectivesDesk, CollectivesPage
 from ingero_fleet.cost.desk import CostDesk, CostPage
 from ingero_fleet.engine import Engine
 from ingero_fleet.exporters import Exporter, make_transport
+from ingero_fleet.page.live import LivePage
+from ingero_fleet.page.serve import add_page
 from ingero_fleet.pages import FindingsPage, VitalsPage
 from ingero_fleet.settings import AuthConfig, FleetConfig
 from ingero_kit.clock import steady_clock
@@ -87,6 +89,8 @@ class Fleet:
             self.engine.clock(),
         )
         self.engine.after_tick.append(lambda picture: self._cost.book(picture, self.engine.config.push_interval))
+        self._live = LivePage(lambda: self.engine.config, self._cost, self._collectives)
+        self.engine.after_tick.append(self._live.record)
         for exporter in exporters.values():
             exporter.start()
         await self._receivers()
@@ -116,7 +120,11 @@ class Fleet:
             threshold = extensions.ingero_threshold
             app = api.agent_api(engine, self._guardian(threshold.auth), self._cost)
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
-            await self._serve("diagnostics", api.admin_api(engine, self._collectives), threshold.admin_endpoint)
+            await self._serve(
+                "diagnostics",
+                add_page(api.admin_api(engine, self._collectives), self._live),
+                threshold.admin_endpoint,
+            )
         if "healthee" in wanted:
             healthee = extensions.healthee
             app = api.health_api(engine, self._guardian(healthee.auth))
@@ -201,6 +209,7 @@ class Fleet:
 
     async def stop(self) -> None:
         """Stop taking pushes, answer what is under way, send what is queued, then close."""
+        self._live.close()
         if self.running.http:
             await self.running.http.stop(DRAIN_SECONDS)
         if self.running.grpc:

@@ -1,0 +1,102 @@
+"""Health of every node over the latest ticks, a byte each. Pure state: pictures in, bytes out.
+
+A byte is 0 for a node that was not there, 1 calibrating, 2 idle, 3 stopped, 16 to 127 a straggler, 128 to 255 a
+healthy node; inside of the two ranges it grows with the score.
+"""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_fleet.board import NodeKey
+from ingero_fleet.picture import Picture
+from ingero_fleet.scores import CALIBRATING, IDLE
+
+TICKS: Final = 120
+"""Ticks that are kept."""
+
+MAX_NODES: Final = 20_000
+"""Nodes on the page; with more, stragglers come first and the rest is counted."""
+
+CALIBRATING_LEVEL, IDLE_LEVEL, STOPPED_LEVEL, STRAGGLER_LEVEL, HEALTHY_LEVEL = 1, 2, 3, 16, 128
+
+
+class History:
+    """Nodes by row of the score map. `layout` changes with the nodes that are shown or their order."""
+
+    def __init__(self) -> None:
+        self.layout = 0
+        self.times: list[float] = []
+        self.order: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self.nodes: list[NodeKey] = []
+        self.cohorts: list[str] = []
+        self.hidden = 0
+        self._levels = np.zeros((TICKS, 0), np.uint8)
+        self._names: list[NodeKey] = []
+
+    def add(self, picture: Picture, cohort_names: list[str]) -> None:
+        """Take in a tick; `cohort_names` are those of the frame's cohorts, in words."""
+        names = picture.frame.names
+        length = len(names)
+        if length > self._levels.shape[1]:
+            wider = np.zeros((TICKS, max(1024, 2 * length)), np.uint8)
+            wider[:, : self._levels.shape[1]] = self._levels
+            self._levels = wider
+        changed = [row for row, (old, new) in enumerate(zip(self._names, names, strict=False)) if old is not new]
+        self._levels[:, changed] = 0
+        self._levels = np.roll(self._levels, -1, axis=0)
+        self._levels[-1] = 0
+        self._levels[-1, :length] = levels(picture)
+        self.times = [*self.times, picture.tick.now][-TICKS:]
+        self._names = names
+        self._arrange(picture, cohort_names)
+
+    def _arrange(self, picture: Picture, cohort_names: list[str]) -> None:
+        columns, names = picture.frame.columns, picture.frame.names
+        rows = np.flatnonzero(columns["alive"])
+        self.hidden = max(0, len(rows) - MAX_NODES)
+        if self.hidden:
+            rows = np.sort(rows[np.argsort(~accused_rows(picture)[rows], kind="stable")][:MAX_NODES])
+        cohort = columns["cohort"]
+        shown = rows.tolist()
+        nodes = [names[row] for row in shown]
+        known = [cohort_names[int(cohort[row])] for row in shown]
+        keys = [(node[0], name, node[1]) for node, name in zip(nodes, known, strict=True)]
+        order = sorted(range(len(shown)), key=keys.__getitem__)
+        arranged = [nodes[place] for place in order]
+        cohorts = [known[place] for place in order]
+        if arranged != self.nodes or cohorts != self.cohorts:
+            self.layout += 1
+        self.nodes, self.cohorts = arranged, cohorts
+        self.order = rows[order] if order else np.zeros(0, np.int64)
+
+    def latest(self) -> bytes:
+        """The latest tick, a byte for each node in order."""
+        return bytes(self._levels[-1, self.order])
+
+    def all(self) -> bytes:
+        """Every tick that is kept, the oldest first."""
+        return self._levels[TICKS - len(self.times) :, self.order].tobytes() if self.times else b""
+
+
+def accused_rows(picture: Picture) -> npt.NDArray[np.bool_]:
+    """By row, whether a living node is accused at present."""
+    accused = picture.findings.accused if picture.findings else picture.tick.straggling
+    shown: npt.NDArray[np.bool_] = accused & picture.frame.columns["alive"]
+    return shown
+
+
+def levels(picture: Picture) -> npt.NDArray[np.uint8]:
+    """The byte of every row at one tick."""
+    columns = picture.frame.columns
+    straggling = accused_rows(picture)
+    score = np.clip(np.nan_to_num(columns["score"]), 0.0, 1.0)
+    level: npt.NDArray[np.uint8] = np.where(
+        straggling, STRAGGLER_LEVEL + 111 * score, HEALTHY_LEVEL + 127 * score
+    ).astype(np.uint8)
+    level[columns["state"] == CALIBRATING] = CALIBRATING_LEVEL
+    level[columns["state"] == IDLE] = IDLE_LEVEL
+    level[picture.stopped] = STOPPED_LEVEL
+    level[~columns["alive"]] = 0
+    return level

@@ -1,0 +1,261 @@
+"""Grafana dashboard, Prometheus recording rules, and alerts with what to do: one table here, printed thrice."""
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+RECORDING = {
+    "ingero:active_nodes:sum": "sum by (cluster_id) (ingero_fleet_active_nodes)",
+    "ingero:accused_nodes:count": "count by (cluster_id) (ingero_fleet_straggler == 1)",
+    "ingero:coverage:ratio": (
+        "(sum by (cluster_id) (ingero_fleet_active_nodes) + on (cluster_id) ingero_fleet_idle_nodes"
+        " + on (cluster_id) ingero_fleet_calibrating_nodes) / on (cluster_id) (ingero_fleet_expected_nodes > 0)"
+    ),
+    "ingero:waiting_cost_per_hour:sum": "sum by (cluster_id, currency) (ingero_fleet_waiting_cost_per_hour)",
+    "ingero:waiting:ratio": (
+        "sum by (cluster_id) (ingero_fleet_waiting_cost_per_hour)"
+        " / (sum by (cluster_id) (ingero_fleet_job_cost_per_hour) > 0)"
+    ),
+    "ingero:rejected_points:rate5m": "sum by (reason) (rate(ingero_fleet_rejected_points_total[5m]))",
+    "ingero:pushes:rate5m": "sum by (signal) (rate(ingero_fleet_pushes_total[5m]))",
+}
+"""Recording rules by name."""
+
+
+@dataclass(frozen=True)
+class Alert:
+    """One alert. `runbook` says what to do; it is the section of its name in docs/alerts.md."""
+
+    name: str
+    expression: str
+    after: str
+    severity: str
+    summary: str
+    runbook: str
+
+
+ALERTS = (
+    Alert(
+        "IngeroStraggler", "ingero_fleet_straggler == 1", "2m", "warning",
+        "{{ $labels.node_id }} of {{ $labels.cluster_id }} holds its job back.",
+        "Ask why: `curl 127.0.0.1:8081/api/v1/why?node_id=NODE` on Fleet's host, or the live page. A "
+        "weak `throughput` with other "
+        "signals well points at the GPU (clocks, throttling, ECC); `cpu` at a neighbour or the host; "
+        "`memory` at a leak. Drain the "
+        "node if it stays, and look whether another one takes its place: then it is the work, not the node.",
+    ),
+    Alert(
+        "IngeroLateRank", "ingero_fleet_collective_culprit_share > 0.02", "5m", "warning",
+        "The collectives of {{ $labels.comm }} wait for rank {{ $labels.rank }} on {{ $labels.node_id }}.",
+        "More than 2 % of the time is lost to one rank. `/api/v1/collectives` shows the lag of every "
+        "rank. A rank that is late and not "
+        "slow by its own signals often loads data or writes checkpoints for the others.",
+    ),
+    Alert(
+        "IngeroWaitingIsDear", "ingero:waiting:ratio > 0.05", "15m", "warning",
+        "{{ $value | humanizePercentage }} of what {{ $labels.cluster_id }} costs is spent waiting.",
+        "`/api/v1/cost` names the culprits by their share, and what curing each alone would save.",
+    ),
+    Alert(
+        "IngeroPanic", "ingero_fleet_panic_mode == 1", "1m", "critical",
+        "Too large a share of {{ $labels.cluster_id }} straggles to act on any of them.",
+        "Thresholds are frozen and nobody should be tainted. Look for what the nodes share: file system, "
+        "network, a new release, "
+        "power. If the job itself changed, agents learn their new normal by themselves.",
+    ),
+    Alert(
+        "IngeroCoverageLow", "ingero_fleet_coverage_low == 1", "5m", "warning",
+        "Fewer nodes of {{ $labels.cluster_id }} report than expected.",
+        "Compare `/api/v1/nodes` with the nodes that should report; look at the logs of agents that are "
+        "missing. If the cluster became "
+        "smaller, the expectation follows within an hour, or set `processors.ingero.quorum.expected_nodes`.",
+    ),
+    Alert(
+        "IngeroNoQuorum",
+        "ingero:active_nodes:sum > 0 unless on (cluster_id) count by (cluster_id) (ingero_fleet_threshold)",
+        "10m", "warning",
+        "{{ $labels.cluster_id }} has too few active nodes for a threshold.",
+        "Nobody is judged by the threshold. Lower `processors.ingero.quorum.statistical_min`, or compare "
+        "over more nodes by a shorter "
+        "`processors.ingero.cohort.by`.",
+    ),
+    Alert(
+        "IngeroGpusWithoutRate", "ingero_fleet_gpus_without_rate > 0", "1h", "info",
+        "{{ $value }} GPUs ({{ $labels.gpu_model }}, {{ $labels.provider }}) have no rate and are in no cost.",
+        "Add the model to the table of `processors.cost.rates_file` under the exact name that nvidia-smi "
+        "prints, or set "
+        "`processors.cost.default_provider`.",
+    ),
+    Alert(
+        "IngeroPointsRejected", "sum by (reason) (rate(ingero_fleet_rejected_points_total[10m])) > 0",
+        "15m", "warning",
+        "Fleet leaves out points: {{ $labels.reason }}.",
+        "The reason says what is wrong with what agents send, or which limit of `processors.ingero` was reached.",
+    ),
+    Alert(
+        "IngeroTicksFail",
+        "increase(ingero_fleet_failed_ticks_total[10m]) > 0"
+        " or increase(ingero_fleet_late_ticks_total[10m]) > 3",
+        "5m", "critical",
+        "Fleet does not compute its statistics in time.",
+        "Fleet's log names the failure. Late ticks mean too little processor time, or too many nodes for "
+        "the push interval.",
+    ),
+    Alert(
+        "IngeroExportDropped",
+        'sum by (exporter, outcome) (rate(ingero_fleet_exported_pushes_total{outcome=~"dropped_.*"}[10m])) > 0',
+        "10m", "warning",
+        "Pushes to {{ $labels.exporter }} are lost ({{ $labels.outcome }}).",
+        "`dropped_queue_full` and `dropped_elapsed`: the receiver is away or too slow; "
+        "`dropped_permanent`: it refuses what it gets.",
+    ),
+)  # fmt: skip
+
+
+def rules() -> str:
+    """manifests/monitoring/ingero.rules.yaml, for Prometheus' `rule_files`."""
+    groups = [
+        {
+            "name": "ingero.recording",
+            "rules": [{"record": name, "expr": expression} for name, expression in RECORDING.items()],
+        },
+        {
+            "name": "ingero.alerts",
+            "rules": [
+                {
+                    "alert": alert.name,
+                    "expr": alert.expression,
+                    "for": alert.after,
+                    "labels": {"severity": alert.severity},
+                    "annotations": {"summary": alert.summary, "description": alert.runbook},
+                }
+                for alert in ALERTS
+            ],
+        },
+    ]
+    return "# Printed by `make generate`; edit scripts/monitoring.py.\n" + yaml.safe_dump(
+        {"groups": groups}, sort_keys=False, width=110, allow_unicode=True
+    )
+
+
+def runbook() -> str:
+    """docs/alerts.md"""
+    lines = [
+        "# Alerts",
+        "<!-- Printed by `make generate`; edit scripts/monitoring.py. -->",
+        "",
+        "`manifests/monitoring/ingero.rules.yaml` goes into Prometheus' `rule_files`; scrape Fleet's "
+        "ports 9090 (findings) and 8888",
+        "(Fleet itself). `manifests/monitoring/grafana-dashboard.json` is imported in Grafana, which "
+        "asks for the data source.",
+    ]
+    for alert in ALERTS:
+        lines += [
+            "", f"## {alert.name}", "", f"{alert.severity}, after {alert.after}: `{alert.expression}`", "",
+            alert.runbook,
+        ]  # fmt: skip
+    lines += ["", "## Recording rules", "", "| name | expression |", "| --- | --- |"]
+    lines += [f"| `{name}` | `{expression}` |" for name, expression in RECORDING.items()]
+    return "\n".join([*lines, ""])
+
+
+CLUSTER = 'cluster_id=~"$cluster"'
+
+PANELS: tuple[tuple[str, str, str, int, tuple[tuple[str, str], ...]], ...] = (
+    ("Stragglers", "stat", "short", 6, ((f"sum(ingero:accused_nodes:count{{{CLUSTER}}}) or vector(0)", ""),)),
+    ("Active nodes", "stat", "short", 6, ((f"sum(ingero:active_nodes:sum{{{CLUSTER}}})", ""),)),
+    ("Waiting, share of cost", "stat", "percentunit", 6, ((f"max(ingero:waiting:ratio{{{CLUSTER}}})", ""),)),
+    ("Waiting an hour", "stat", "short", 6,
+     ((f"sum by (currency) (ingero:waiting_cost_per_hour:sum{{{CLUSTER}}})", "{{currency}}"),)),
+    ("Scores", "heatmap", "short", 24, ((f"ingero_node_health_score{{{CLUSTER}}}", "{{node_id}}"),)),
+    ("Stragglers over time", "timeseries", "short", 12,
+     ((f"ingero_fleet_straggler{{{CLUSTER}}}", "{{cluster_id}} {{node_id}}"),)),
+    ("Median and threshold", "timeseries", "short", 12, (
+        (f"ingero_fleet_median{{{CLUSTER}}}", "median {{cohort}}"),
+        (f"ingero_fleet_threshold{{{CLUSTER}}}", "threshold {{cohort}}"),
+    )),
+    ("Peer lag of the latest ranks", "timeseries", "ms", 12,
+     ((f"topk(20, ingero_fleet_collective_peer_lag_milliseconds{{{CLUSTER}}})", "{{comm}} {{rank}} {{node_id}}"),)),
+    ("Time lost to one rank", "timeseries", "percentunit", 12,
+     ((f"ingero_fleet_collective_culprit_share{{{CLUSTER}}}", "{{node_id}} rank {{rank}}"),)),
+    ("Cost of waiting", "timeseries", "short", 12,
+     ((f"ingero_fleet_waiting_cost_per_hour{{{CLUSTER}}}", "{{cluster_id}} {{job}} {{currency}}/h"),)),
+    ("Dearest stragglers", "table", "short", 12,
+     ((f"topk(20, increase(ingero_fleet_straggler_cost_total{{{CLUSTER}}}[$__range]))", ""),)),
+    ("Coverage", "timeseries", "percentunit", 8, ((f"ingero:coverage:ratio{{{CLUSTER}}}", "{{cluster_id}}"),)),
+    ("Pushes a second", "timeseries", "reqps", 8, (("ingero:pushes:rate5m", "{{signal}}"),)),
+    ("Points left out", "timeseries", "cps", 8, (("ingero:rejected_points:rate5m", "{{reason}}"),)),
+)  # fmt: skip
+"""Title, kind, unit, width of 24, and (expression, legend) of every panel, in reading order."""
+
+
+def dashboard() -> str:
+    """manifests/monitoring/grafana-dashboard.json"""
+    panels: list[dict[str, Any]] = []
+    across = down = 0
+    for number, (title, kind, unit, width, targets) in enumerate(PANELS, 1):
+        height = 4 if kind == "stat" else 8
+        if across + width > 24:
+            across, down = 0, down + int(panels[-1]["gridPos"]["h"])
+        panels.append(
+            {
+                "id": number,
+                "title": title,
+                "type": kind,
+                "datasource": {"type": "prometheus", "uid": "${source}"},
+                "gridPos": {"x": across, "y": down, "w": width, "h": height},
+                "fieldConfig": {"defaults": {"unit": unit}, "overrides": []},
+                "options": {"calculate": True} if kind == "heatmap" else {},
+                "targets": [
+                    {
+                        "refId": chr(ord("A") + place),
+                        "expr": expression,
+                        "legendFormat": legend or "__auto",
+                        "instant": kind == "table",
+                        **({"format": "table"} if kind == "table" else {}),
+                    }
+                    for place, (expression, legend) in enumerate(targets)
+                ],
+            }
+        )
+        across += width
+    variables = [
+        {"name": "source", "label": "data source", "type": "datasource", "query": "prometheus"},
+        {
+            "name": "cluster",
+            "type": "query",
+            "datasource": {"type": "prometheus", "uid": "${source}"},
+            "query": "label_values(ingero_fleet_active_nodes, cluster_id)",
+            "refresh": 2,
+            "multi": True,
+            "includeAll": True,
+            "allValue": ".*",
+        },
+    ]
+    return (
+        json.dumps(
+            {
+                "uid": "ingero-fleet",
+                "title": "ingero Fleet",
+                "tags": ["ingero"],
+                "schemaVersion": 39,
+                "editable": True,
+                "refresh": "10s",
+                "time": {"from": "now-1h", "to": "now"},
+                "templating": {"list": variables},
+                "annotations": {"list": []},
+                "panels": panels,
+            },
+            indent=1,
+        )
+        + "\n"
+    )
+
+
+DOCUMENTS = {
+    "manifests/monitoring/ingero.rules.yaml": rules,
+    "manifests/monitoring/grafana-dashboard.json": dashboard,
+    "docs/alerts.md": runbook,
+}

@@ -1,0 +1,301 @@
+"""The live page: what it is told, and in a real browser what people see of it."""
+
+import functools
+import json
+import re
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ingero_contract import routes
+from ingero_contract.values import NodeState
+from ingero_fleet import statistics
+from ingero_fleet.judging import Judging
+from ingero_fleet.page.history import CALIBRATING_LEVEL, HEALTHY_LEVEL, IDLE_LEVEL, STOPPED_LEVEL, TICKS, History
+from ingero_fleet.picture import Picture, cohort_name
+from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
+from ingero_kit.otlp import HealthReport, encode_report
+from ingero_testing.browser import browser, find_browser
+from ingero_testing.collectives import Job
+from ingero_testing.processes import Running, fleet, wait_until
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+CONFIG = IngeroConfig(
+    push_interval=1.0, quorum=QuorumConfig(statistical_min=3), detector=DetectorConfig(warmup_ticks=5)
+)
+
+
+class World:
+    """A score map and its history, a tick at a time."""
+
+    def __init__(self, ttl_seconds: float = 5.0) -> None:
+        self.table = ScoreTable(Limits(100_000, 100, ttl_seconds), CONFIG.cohort.by)
+        self.history = History()
+        self.now = 0.0
+        self.memory = statistics.Memory()
+        self.judging = Judging(CONFIG)
+
+    def tick(self, *reports: HealthReport) -> History:
+        self.now += 1.0
+        for report in reports:
+            self.table.observe(report, self.now)
+        self.table.expire(self.now)
+        frame = statistics.Frame.take(self.table, self.now)
+        tick = statistics.compute(frame, self.memory, CONFIG)
+        findings = self.judging.judge(frame, {})
+        self.memory = tick.memory
+        statistics.apply(tick, frame, self.table)
+        self.history.add(Picture(frame, tick, findings), [cohort_name(key) for key in frame.cohorts])
+        return self.history
+
+
+def report(node: str, score: float = 1.0, **fields: Any) -> HealthReport:
+    return HealthReport(node_id=node, cluster_id="c", score=score, **fields)
+
+
+def test_a_byte_says_state_and_score() -> None:
+    world = World()
+    healthy = [report(f"h{number}") for number in range(4)]
+    for _ in range(12):
+        world.tick(*healthy, report("stops"), report("slow"))
+
+    for _ in range(6):
+        history = world.tick(
+            *healthy, report("stops", state=NodeState.IDLE), report("slow", 0.3),
+            report("new", state=NodeState.CALIBRATING),
+            HealthReport(node_id="rests", cluster_id="d", score=0.0, state=NodeState.IDLE),
+        )  # fmt: skip
+
+    found = dict(zip([name for _, name in history.nodes], history.latest(), strict=True))
+    assert found["h0"] == 255
+    assert 16 < found["slow"] < HEALTHY_LEVEL
+    assert (found["stops"], found["new"], found["rests"]) == (STOPPED_LEVEL, CALIBRATING_LEVEL, IDLE_LEVEL)
+
+
+def test_nodes_stand_by_cluster_cohort_and_name_and_the_order_lasts() -> None:
+    world = World()
+    reports = [report("b", job_id="j2"), report("a", job_id="j2"), report("c", job_id="j1")]
+    first = world.tick(*reports).layout
+
+    assert [name for _, name in world.history.nodes] == ["c", "a", "b"]
+    assert world.tick(*reports).layout == first
+    assert world.tick(*reports, report("d")).layout == first + 1
+
+
+def test_who_takes_over_a_row_has_no_past() -> None:
+    world = World(ttl_seconds=2.0)
+    world.tick(report("old"))
+    for _ in range(3):
+        world.tick()
+    history = world.tick(report("new"))
+
+    assert [name for _, name in history.nodes] == ["new"]
+    assert list(history.all()) == [0, 0, 0, 0, 255]
+
+
+def test_only_the_latest_ticks_are_kept() -> None:
+    world = World()
+    for _ in range(TICKS + 10):
+        history = world.tick(report("a"))
+
+    assert len(history.times) == TICKS
+    assert history.all() == bytes([255] * TICKS)
+
+
+def test_beyond_the_limit_stragglers_are_shown_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingero_fleet.page.history.MAX_NODES", 3)
+    world = World()
+    for _ in range(12):
+        world.tick(*(report(f"n{number}") for number in range(10)))
+    for _ in range(4):
+        history = world.tick(*(report(f"n{number}", 0.2 if number in (7, 8) else 1.0) for number in range(10)))
+
+    assert {"n7", "n8"} < {name for _, name in history.nodes}
+    assert (len(history.nodes), history.hidden) == (3, 7)
+
+
+def test_the_page_takes_nothing_from_elsewhere() -> None:
+    for name in ("index.html", "page.css", "page.js"):
+        text = (files("ingero_fleet.page") / "static" / name).read_text()
+        assert not re.search(r"https?://|//[a-z]+\.|@import|url\((?!data:)", text), name
+    script = (files("ingero_fleet.page") / "static" / "page.js").read_text()
+    assert not re.search(r"(innerHTML|outerHTML) =[^=]|insertAdjacentHTML|document\.write|eval\(", script)
+
+
+@functools.cache
+def pushes(count: int, slow: frozenset[int], cluster: str) -> list[bytes]:
+    """Reports of so many nodes, five hundred in a push."""
+    reports = [
+        HealthReport(node_id=f"node-{number:05d}", cluster_id=cluster, score=0.3 if number in slow else 0.95,
+                     throughput=0.3 if number in slow else 0.95, world_size=count)
+        for number in range(count)
+    ]  # fmt: skip
+    encoded = [encode_report(report).SerializeToString() for report in reports]
+    return [b"".join(encoded[first : first + 500]) for first in range(0, count, 500)]
+
+
+def fill(service: Running, count: int, *slow: int, cluster: str = "c") -> None:
+    """One round of pushes."""
+    for content in pushes(count, frozenset(slow), cluster):
+        answer = httpx.post(
+            service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=PROTOBUF, timeout=60
+        )
+        assert answer.status_code == 200
+
+
+def learn(service: Running, count: int) -> None:
+    """Push until the detector knows everybody."""
+
+    def known() -> bool:
+        fill(service, count)
+        answer = httpx.get(
+            service.url("threshold", f"{routes.FLEET_VERDICTS}?limit=1&offset={count - 1}"), timeout=60
+        )
+        nodes = answer.json()["nodes"] if answer.status_code == 200 else []
+        return bool(nodes) and nodes[0]["verdict"] is not None and nodes[0]["verdict"]["state"] == "healthy"
+
+    wait_until(known, "everybody to be known", 120)
+
+
+def test_layout_update_and_events_agree(tmp_path: Path) -> None:
+    with fleet(tmp_path) as service:
+        page = httpx.get(service.url("diagnostics", "/"))
+        assert page.status_code == 200
+        assert "default-src 'none'" in page.headers["content-security-policy"]
+        learn(service, 6)
+        update = service.url("diagnostics", routes.FLEET_PAGE_UPDATE)
+
+        def accused() -> bool:
+            fill(service, 6, 3)
+            return bool((httpx.get(update).json() or {}).get("straggler_count"))
+
+        wait_until(accused, "a straggler on the page")
+
+        layout = httpx.get(service.url("diagnostics", routes.FLEET_PAGE_LAYOUT)).json()
+        with httpx.stream("GET", service.url("diagnostics", routes.FLEET_PAGE_EVENTS)) as stream:
+            event = next(json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
+
+            assert layout["nodes"] == [f"node-{number:05d}" for number in range(6)]
+            assert event["layout"] == layout["layout"]
+            assert [item["node_id"] for item in event["stragglers"]] == ["node-00003"]
+            assert "of its rate" in event["stragglers"][0]["why"]
+            service.process.terminate()
+            assert service.process.wait(4) == 0
+
+
+def test_no_more_pages_than_fleet_keeps_up_to_date(tmp_path: Path) -> None:
+    with fleet(tmp_path) as service, httpx.Client(limits=httpx.Limits(max_connections=100)) as client:
+        fill(service, 3)
+        url = service.url("diagnostics", routes.FLEET_PAGE_EVENTS)
+        streams: list[httpx.Response] = []
+        readers = []
+        try:
+            for _ in range(33):
+                streams.append(client.send(client.build_request("GET", url), stream=True))
+                if len(streams) < 33:
+                    readers.append(streams[-1].iter_lines())
+                    assert next(readers[-1]).startswith("data: ")
+            assert [stream.status_code for stream in streams] == [200] * 32 + [503]
+            assert client.get(service.url("diagnostics", routes.FLEET_PAGE_UPDATE)).status_code == 200
+        finally:
+            for stream in streams:
+                stream.close()
+
+
+needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium or Chrome is installed")
+
+
+@needs_browser
+def test_people_see_the_straggler_its_reason_and_the_late_rank(tmp_path: Path) -> None:
+    with fleet(tmp_path) as service, browser(tmp_path) as page:
+        page.size(1360, 900)
+        learn(service, 40)
+        page.open(service.url("diagnostics", "/"))
+        page.wait("document.body.dataset.updates > 0", "the first update")
+        assert "Nobody straggles" in page.run("byId('stragglers').textContent")
+        for body in Job(8, late_ms={5: 5.0}).pushes(60, node="node-0000{}"):
+            httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
+        slow = functools.partial(fill, service, 40, 17)
+        page.wait("byId('stragglers').textContent.includes('node-00017')", "the straggler", feed=slow)
+        page.wait("byId('collectives').textContent.includes('Rank 5 is late')", "the late rank")
+
+        assert "of its rate" in page.run("byId('stragglers').textContent")
+        assert "node-00017" in page.run("byId('announcement').textContent")
+        assert "node-00017" in page.run("byId('cost').textContent")
+        assert page.run("byId('map').width") > 300
+        well = functools.partial(fill, service, 40)
+        page.wait("!byId('stragglers').textContent.includes('node-00017')", "its recovery", feed=well)
+        assert page.complaints == []
+
+
+@needs_browser
+def test_the_page_works_by_keyboard_and_is_named_for_screen_readers(tmp_path: Path) -> None:
+    with fleet(tmp_path) as service, browser(tmp_path) as page:
+        page.size(1360, 900)
+        learn(service, 12)
+        page.open(service.url("diagnostics", "/"))
+        page.wait("state.rows && state.rows.length === 12", "the nodes")
+
+        order = []
+        for _ in range(8):
+            page.press("Tab")
+            order.append(page.run("document.activeElement.id || document.activeElement.className"))
+        assert order[:4] == ["skip", "cluster", "map", "ask-node"]
+        page.run("byId('map').focus()")
+        page.press("ArrowDown")
+        assert "node-00001 (c)" in page.run("byId('readout').textContent")
+        page.press("Enter")
+        page.wait("byId('why').textContent.includes('its own history and its peers')", "the reason")
+
+        tree = page.call("Accessibility.getFullAXTree")["nodes"]
+        named = {
+            (node["role"]["value"], node.get("name", {}).get("value", ""))
+            for node in tree
+            if not node.get("ignored") and "role" in node
+        }
+        for wanted in (("heading", "ingero Fleet"), ("heading", "Stragglers"), ("combobox", "Cluster"), ("main", "")):
+            assert wanted in named, sorted(named)
+        interactive = {"button", "textbox", "searchbox", "combobox", "link"}
+        assert [pair for pair in named if pair[0] in interactive and not pair[1]] == []
+        assert page.run("new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size"
+                        " === document.querySelectorAll('[id]').length")  # fmt: skip
+
+
+@needs_browser
+def test_a_phone_needs_no_sideways_scrolling(tmp_path: Path) -> None:
+    with fleet(tmp_path) as service, browser(tmp_path) as page:
+        page.size(360, 740, phone=True)
+        learn(service, 12)
+        page.open(service.url("diagnostics", "/"))
+        slow = functools.partial(fill, service, 12, 3)
+        page.wait("byId('stragglers').textContent.includes('node-00003')", "the straggler", feed=slow)
+
+        assert page.run("document.documentElement.scrollWidth") == 360
+
+
+@needs_browser
+def test_ten_thousand_nodes_are_drawn_and_what_agents_send_is_never_markup(tmp_path: Path) -> None:
+    change = {"processors": {"ingero": {"push_interval": "1s"}}}
+    with fleet(tmp_path, change) as service, browser(tmp_path) as page:
+        page.size(1360, 900)
+        hostile = "<img src=x onerror=document.title='owned'>"
+        content = encode_report(HealthReport(node_id=hostile, cluster_id=hostile, score=0.9)).SerializeToString()
+        httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=PROTOBUF)
+        fill(service, 10_000)
+        page.open(service.url("diagnostics", "/"))
+        page.wait("state.nodes.length === 10_001", "all nodes")
+        assert page.run("small.height") == 480
+        page.run(f"ask({json.dumps(hostile)}, {json.dumps(hostile)})")
+        page.wait("byId('why').textContent.includes('onerror')", "the hostile name as text")
+        assert page.run("document.title") == "ingero Fleet"
+        # One straggler among the twenty or so nodes of a line is the one that is seen.
+        seen = (
+            "(() => { const column = state.columns.at(-1).slice(); column[1234] = 50;"
+            " return Array.from({length: 480}, (_, line) => worst(column, line)).includes(1234); })()"
+        )
+        assert page.run(seen)
+        assert page.complaints == []
