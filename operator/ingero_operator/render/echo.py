@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
+from ingero_contract import echo as echo_contract
 from ingero_contract.kubernetes import PROOF_LABEL
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.plan import quantity
@@ -128,7 +129,7 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         {"name": "token", "mountPath": TOKEN, "readOnly": True},
         {"name": "tls", "mountPath": TLS, "readOnly": True},
     ]
-    check = probe("/api/v2/health", "api", period=5)
+    check = probe(echo_contract.HEALTH, "api", period=5)
     check["httpGet"]["scheme"] = "HTTPS"
     container: Manifest = {
         "name": COMPONENT,
