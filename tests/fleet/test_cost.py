@@ -204,22 +204,31 @@ def push(service: Running, reports: list[HealthReport]) -> None:
 def test_a_running_fleet_says_what_its_straggler_costs(tmp_path: Path) -> None:
     rates = tmp_path / "rates.yaml"
     rates.write_text("currency_name: EUR\nfallback_rate: 0\nproviders: {ec2: {NVIDIA H100 80GB HBM3: 3600}}\n")
-    change = {"processors": {"cost": {"rates_file": str(rates)}}}
+    change = {"processors": {"cost": {"rates_file": str(rates)}, "ingero": {"push_interval": "1s"}}}
     with fleet(tmp_path, change) as service:
 
-        def answer() -> dict[str, Any]:
-            push(service, job([0.9, 0.9, 0.9, 0.45], world_size=32))
+        def answer(slowest: float = 0.3) -> dict[str, Any]:
+            push(service, job([0.9, 0.9, 0.9, slowest], world_size=32))
             push(service, [HealthReport(node_id="odd", cluster_id="d", score=0.9, gpu_model="Mystery", gpu_count=2)])
             got = httpx.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c"))
             return dict(got.json()) if got.status_code == 200 else {}
 
+        def known() -> bool:
+            answer(0.9)
+            got = httpx.get(service.url("threshold", f"{routes.FLEET_VERDICTS}?cluster_id=c"))
+            nodes = got.json()["nodes"] if got.status_code == 200 else []
+            return [(node["verdict"] or {}).get("state") for node in nodes] == ["healthy"] * 4
+
+        wait_until(known, "everybody to be known")
         wait_until(lambda: bool(answer().get("waiting")), "money spent waiting")
         found = answer()
 
         assert found["currency"] == "EUR"
         assert [culprit["node_id"] for culprit in found["culprits"]] == ["n3"]
         assert found["culprits"][0]["share"] == pytest.approx(found["waiting"])
-        assert found["jobs"][0]["waiting_per_hour"] == pytest.approx(0.5 * 32 * 3600)
+        severity = found["culprits"][0]["severity"]
+        assert severity == pytest.approx(2 / 3, abs=0.05)
+        assert found["jobs"][0]["waiting_per_hour"] == pytest.approx(severity * 32 * 3600, rel=1e-4)
         assert found["missing_rates"][0]["gpu_model"] == "Mystery"
         page = httpx.get(service.url("prometheus", "/metrics")).text
         assert 'ingero_fleet_waiting_cost_total{cluster_id="c",currency="EUR"}' in page
