@@ -49,6 +49,9 @@ _LATE_PHASE_COUNT: Final = 10
 _OFFSET_TICKS: Final = 12
 """Ticks between two looks at how far the nodes of a cohort lie apart, and between two calibrations."""
 
+_LONGEST_WAIT: Final = 6.5
+"""Ticks between two looks beyond which everybody counts as having been away."""
+
 _ONSET: Final = 0.1
 """Share of the alarm level at which evidence counts as begun: below it the noise of every healthy node wanders."""
 
@@ -130,6 +133,8 @@ class Detector:
     def tick(self, now: float, seen: Observation) -> Outcome:
         """Judge one tick."""
         memory, parameters = self.memory, self.parameters
+        if self.ticks and (now - self._now) / parameters.tick_seconds > _LONGEST_WAIT:
+            memory.node("absent")[:] += parameters.silent_ticks + 1
         self._now = now
         slots = memory.slots(seen.names)
         before = memory.node("state").copy()
@@ -368,8 +373,9 @@ class Detector:
         free = ~accused & ready & eligible
         self._book_peaks(index, group, free, slow_before, slow, fast_before, fast)
         self._book_steps(group[free], z[free], allowance[free], cap[free])
-        begins = (slow > _ONSET * top) & (slow_before <= _ONSET * top)
-        onset = np.where(begins, now, memory.node("onset")[index])
+        onset = memory.node("onset")[index]
+        begins = (slow > _ONSET * top) & (onset == 0)
+        onset = np.where(slow <= _ONSET * top, 0.0, np.where(begins, now, onset))
         shortfall = np.where(begins, 0.0, memory.node("shortfall")[index]) - np.where(eligible, gap, 0.0)
         spell = np.where(begins, 0, memory.node("spell")[index]) + eligible
 
@@ -382,8 +388,9 @@ class Detector:
         below_step = -absolute / scale - np.maximum(parameters.drift, line / scale)
         below = np.maximum(0.0, below_before + np.minimum(np.maximum(below_step, floor), cap)) * ready
         below = np.where(eligible, below, below_before)
-        below_begins = (below > _ONSET * top) & (below_before <= _ONSET * top)
-        below_onset = np.where(below_begins, now, memory.node("below_onset")[index])
+        below_onset = memory.node("below_onset")[index]
+        below_begins = (below > _ONSET * top) & (below_onset == 0)
+        below_onset = np.where(below <= _ONSET * top, 0.0, np.where(below_begins, now, below_onset))
         few = np.bincount(group[(below > 0) & ~accused], minlength=m) <= np.maximum(1, 0.1 * reference.count)
 
         falling = (gap < -HALF) & (-gap > 4 * scale) & ready

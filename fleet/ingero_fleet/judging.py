@@ -33,6 +33,12 @@ log = get(__name__)
 BY_SCORE: Final = "score"
 """Last part of the cohort of nodes that report no rate."""
 
+MOST: Final = 0.75
+"""Share of the nodes that must have reported before the detector judges."""
+
+PATIENCE: Final = 6
+"""Ticks after which it judges whoever has."""
+
 _CODES: Final = {scores.ACTIVE: ACTIVE, scores.IDLE: IDLE, scores.CALIBRATING: CALIBRATING}
 
 _QUIET: Final = np.array([str(state) for state in VERDICT_STATES], object)
@@ -97,6 +103,10 @@ class Judging:
         self._settings = config.detector
         self._interval = config.push_interval
         self._now = 0.0
+        self._fresh = np.zeros(0, np.bool_)
+        self._waited = 0
+        self._said: dict[int, str] = {}
+        self._jobs: list[JobSlow] = []
         self._order: tuple[list[NodeKey], npt.NDArray[np.int64], list[NodeKey]] = ([], np.zeros(0, np.int64), [])
         self._estimates: Mapping[str, float] = {}
         settings = config.detector
@@ -121,17 +131,18 @@ class Judging:
             return self._judge(frame, said)
 
     def _judge(self, frame: Frame, said: Mapping[int, str]) -> Findings:
+        self._said.update(said)
+        fresh = self._gathered(frame)
+        if fresh is None:
+            return self._unchanged(frame)
+        said, self._said = self._said, {}
         now = max(self._grid(frame.now), self._now + self._interval if self._now else 0.0)
         if self._now and frame.now < self._now - 10 * self._interval:
             now = self._now + self._interval
         self._now = now
         rows, names = self._sorted(frame)
-        seen = self._observe(frame, rows, names, said)
+        seen = self._observe(frame, fresh, rows, names, said)
         outcome = self.detector.tick(now, seen)
-        slots = np.full(len(frame.names), -1, np.int64)
-        slots[rows] = outcome.slots
-        view = self.detector.view()
-        states = np.where(slots >= 0, view.columns["state"][slots], 0).astype(np.uint8)
         for edge in outcome.edges:
             if edge.what == "accused":
                 self.accusations += 1
@@ -140,18 +151,60 @@ class Judging:
             self._recorder.write(now, seen)
         if self._snapshots and self._snapshots.due(time.monotonic()):
             self._snapshots.write(self.detector.snapshot())
+        self._jobs = outcome.jobs
+        return self._findings(frame, rows, names, outcome.slots, outcome.edges, outcome.jobs)
+
+    def _findings(
+        self,
+        frame: Frame,
+        rows: npt.NDArray[np.int64],
+        names: list[NodeKey],
+        of_names: npt.NDArray[np.int64],
+        edges: list[Edge],
+        jobs: list[JobSlow],
+    ) -> Findings:
+        slots = np.full(len(frame.names), -1, np.int64)
+        slots[rows] = of_names
+        view = self.detector.view()
+        if not len(view.names):
+            return Findings(view, slots, np.zeros(len(slots), np.uint8), np.zeros(len(slots), np.bool_), {})
+        states = np.where(slots >= 0, view.columns["state"][slots], 0).astype(np.uint8)
         return Findings(
             view,
             slots,
             states,
             is_accused(states) & (slots >= 0),
-            self._told(view, names, outcome.slots),
-            outcome.edges,
-            outcome.jobs,
+            self._told(view, names, of_names),
+            edges,
+            jobs,
             self._estimate(),
             self.accusations,
             self.delay_seconds,
         )
+
+    def _gathered(self, frame: Frame) -> npt.NDArray[np.bool_] | None:
+        """Who has reported since the detector last judged; `None` to wait for more of them.
+
+        Where pushes come slower than ticks, a tick sees a few nodes only, who are no cohort. So the detector waits
+        until most nodes have reported, but not for ever: those that fell silent do not hold up the others.
+        """
+        alive = frame.columns["alive"]
+        fresh: npt.NDArray[np.bool_] = frame.columns["fresh"] & alive
+        before = self._fresh[: len(fresh)]
+        fresh[: len(before)] |= before & alive[: len(before)]
+        self._waited += 1
+        if fresh.sum() < MOST * alive.sum() and self._waited < PATIENCE:
+            self._fresh = fresh
+            return None
+        self._fresh, self._waited = np.zeros(0, np.bool_), 0
+        return fresh
+
+    def _unchanged(self, frame: Frame) -> Findings:
+        """What was found last, for the rows of this frame."""
+        rows, names = self._sorted(frame)
+        found = (self.detector.memory.slot(name) for name in names)
+        of_names = np.fromiter((-1 if slot is None else slot for slot in found), np.int64, len(names))
+        return self._findings(frame, rows, names, of_names, [], self._jobs)
 
     def _estimate(self) -> Mapping[str, float]:
         """The budget's bookkeeping, looked at once a dozen ticks."""
@@ -182,13 +235,18 @@ class Judging:
         return rows[places], names
 
     def _observe(
-        self, frame: Frame, rows: npt.NDArray[np.int64], names: list[NodeKey], said: Mapping[int, str]
+        self,
+        frame: Frame,
+        fresh: npt.NDArray[np.bool_],
+        rows: npt.NDArray[np.int64],
+        names: list[NodeKey],
+        said: Mapping[int, str],
     ) -> Observation:
         columns = frame.columns
         rate = columns["rate"][rows]
         by_rate = np.isfinite(rate)
         value = np.where(by_rate, rate, columns["score"][rows])
-        fresh = columns["fresh"][rows]
+        fresh = fresh[rows]
         reported = columns["state"][rows]
         state = np.full(len(rows), ABSENT, np.uint8)
         for theirs, ours in _CODES.items():

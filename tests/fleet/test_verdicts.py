@@ -170,6 +170,23 @@ def judged(folder: Path, ticks: int = 120) -> tuple[Judging, list[Any]]:
     return judging, found
 
 
+def test_pushes_that_come_slower_than_ticks_are_judged_by_the_round(tmp_path: Path) -> None:
+    """Every node pushes once in five ticks, each at its own time."""
+    config = CONFIG.model_copy(update={"push_interval": 1.0, "detector": DetectorConfig(warmup_ticks=8)})
+    table, judging, found = ScoreTable(Limits(100, 10, 1e9), config.cohort.by), Judging(config), []
+    for tick in range(200):
+        for number in range(10):
+            if tick % 5 == number % 5:
+                slow = number == 7 and tick >= 120
+                assert table.observe(HealthReport(node_id=f"n{number}", cluster_id="c", score=0.3 if slow else 0.9),
+                                     float(tick)) is None  # fmt: skip
+        found += [(tick, edge) for edge in judging.judge(Frame.take(table, float(tick)), {}).edges]
+
+    ((tick, edge),) = found
+    assert (edge.what, edge.verdict.node) == ("accused", "n7")
+    assert tick <= 120 + 3 * 5
+
+
 def test_a_recording_replays_to_the_same_verdicts_byte_for_byte(tmp_path: Path) -> None:
     judging, live = judged(tmp_path)
     assert {edge.verdict.node for edge in live} >= {"n2", "n6"}

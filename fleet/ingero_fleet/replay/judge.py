@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_contract.values import VerdictState
-from ingero_detect.detector import ACTIVE, Detector, Edge, JobSlow, Observation
+from ingero_detect.detector import ACTIVE, Detector, Edge, JobSlow
 from ingero_detect.episodes import Episode, Episodes
 from ingero_detect.memory import NodeKey
 from ingero_detect.parameters import Parameters
@@ -18,8 +18,6 @@ from ingero_detect.verdicts import Axis, Kind, Verdict
 from ingero_fleet.replay.history import History, Moment
 
 HYSTERESIS: Final = 0.02
-GAP_TICKS: Final = 4
-"""Empty ticks that are played when rows are missing; a longer silence tells nothing more."""
 
 
 class Rule(StrEnum):
@@ -79,7 +77,6 @@ class Ours:
         self.detector = Detector(parameters, mergeable)
         self.digest = ""
         self.jobs: dict[tuple[str, ...], JobSlow] = {}
-        self._before: float | None = None
 
     @property
     def node_hours(self) -> float:
@@ -87,20 +84,12 @@ class Ours:
         return self.detector.node_hours
 
     def tick(self, moment: Moment) -> list[Edge]:
-        """Judge one tick; a gap in the rows is played as a few empty ticks."""
-        edges: list[Edge] = []
-        step = self.detector.parameters.tick_seconds
-        if self._before is not None:
-            missing = round((moment.now - self._before) / step) - 1
-            for number in range(min(missing, GAP_TICKS)):
-                empty = Observation([], np.zeros(0, np.int64), [], np.zeros(0), np.zeros(0, np.uint8))
-                edges += self.detector.tick(self._before + (number + 1) * step, empty).edges
-        self._before = moment.now
+        """Judge one tick."""
         outcome = self.detector.tick(moment.now, moment.seen)
         self.digest = outcome.digest
         for job in outcome.jobs:
             self.jobs.setdefault((*job.cohort, str(job.since)), job)
-        return edges + outcome.edges
+        return outcome.edges
 
     def open_verdicts(self, nodes: list[NodeKey]) -> Iterator[Verdict]:
         """The present verdicts."""
