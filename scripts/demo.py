@@ -227,6 +227,7 @@ class Demo:
             f"  [bold red]{victim} is the straggler[/], named after {seconds:.1f} s, {pushes} of its pushes"
         )
         self.view.say(f"  why: {why.get('why', '')} Weakest signal: {why.get('dominant_signal')}.")
+        answer = self.ask(victim)
         self.lab.signal(name, heal)
         recovery = self.wait(f"{victim} to recover", self.ready, 120)
         self.view.say(f"  healed; well again after {recovery:.1f} s")
@@ -236,6 +237,7 @@ class Demo:
             "named_after_seconds": round(seconds, 2),
             "named_after_pushes": pushes,
             "recovered_after_seconds": round(recovery, 2),
+            "echo": answer,
         }
 
     def together(self) -> dict[str, Any]:
@@ -256,9 +258,9 @@ class Demo:
         page = self.client.get(f"http://127.0.0.1:{self.ports['prometheus']}/metrics").text
         return "ingero_fleet_job_slow{" in page
 
-    def ask(self) -> str:
-        """Ask the event store, as a person would afterwards, which node it was and why."""
-        victim, found = self.nodes[-1], dict[str, Any]()
+    def ask(self, victim: str) -> str:
+        """Ask the event store which node it is and why, as a person would."""
+        found = dict[str, Any]()
 
         def told() -> bool:
             done = subprocess.run(
@@ -275,7 +277,7 @@ class Demo:
         if found["rows"][0]["node_id"] != victim:
             raise DemoFailed(f"Echo ranks {found['rows'][0]['node_id']} before {victim}")
         summary = str(found["summary"])
-        self.view.say(f"[bold]asked afterwards[/] (ingero-echo ask find_stragglers): {summary}")
+        self.view.say(f"  ingero-echo ask find_stragglers: {summary}")
         return summary
 
     def sink_lines(self) -> dict[str, float]:
@@ -302,7 +304,6 @@ class Demo:
             self.episode(victim, "one workload slowed to half its speed", signal.SIGUSR1, signal.SIGUSR2, workload),
             self.together(),
         ]
-        answer = self.ask()
         lines = self.sink_lines()
         state, resolved = (
             lines.get(f'ingero_sink_events_total{{type="straggler_{kind}"}}', 0.0) for kind in ("state", "resolved")
@@ -313,7 +314,6 @@ class Demo:
             "nodes": len(self.nodes),
             "quorum_after_seconds": round(quorum, 2),
             "episodes": episodes,
-            "echo": answer,
             "sink": lines,
         }
 

@@ -159,7 +159,7 @@ def why_answer(picture: Picture, row: int, config: IngeroConfig) -> dict[str, An
     state, score, threshold = facts["state"], facts["score"], facts["threshold"]
     verdict = facts["verdict"]
     if verdict:
-        sentence = _verdict_sentence(verdict, summary.active)
+        sentence = _verdict_sentence(verdict, summary.active - (state == "active"))
     elif state != "active":
         sentence = f"The node reports {state}; only active nodes are judged."
     elif threshold is None:
