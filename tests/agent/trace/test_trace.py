@@ -111,7 +111,7 @@ def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(tmp_path: P
             want = {
                 (job.pid, *row) for job in jobs for row in ((3, 50000, 0), (1, 300, 300 * 4096), (9, 200, 200 * 200))
             }
-            wait_until(lambda: set(rows()) == want, f"{want} ", 20)
+            wait_until(lambda: set(rows()) == want, f"{want} ")
     finally:
         for job in jobs:
             job.kill()
