@@ -2,7 +2,7 @@
 
 import functools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -38,7 +38,7 @@ class Board:
 
     by: tuple[str, ...] = ()
     thresholds: dict[CohortKey, float] = field(default_factory=dict)
-    verdicts: dict[NodeKey, str] = field(default_factory=dict)
+    verdicts: Mapping[NodeKey, str] = field(default_factory=dict)
     _answers: dict[tuple[float | None, str | None], Answer] = field(default_factory=dict, repr=False, compare=False)
     _cohort: Callable[[HealthReport], CohortKey] = field(init=False, repr=False, compare=False)
 

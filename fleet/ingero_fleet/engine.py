@@ -102,7 +102,7 @@ class Engine:
         with self.intake.locked():
             statistics.apply(tick, frame, self.table)
         self.picture = Picture(frame, tick, findings, self.config.push_interval)
-        self.intake.board = Board(self.config.cohort.by, tick.thresholds, dict(findings.lines))
+        self.intake.board = Board(self.config.cohort.by, tick.thresholds, findings.lines)
         self.ticks += 1
         self.tick_seconds = time.perf_counter() - started
         self._tell(findings)
