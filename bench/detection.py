@@ -27,9 +27,7 @@ from families import TICK, WARMUP, Generator, History
 from ingero_detect.detector import ABSENT, ACTIVE, IDLE, Detector, Observation
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.parameters import Parameters
-from ingero_detect.threshold import cohort_statistics, raw_threshold, smooth
-
-HYSTERESIS = 0.02
+from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
 
 
 @dataclass

@@ -1,7 +1,6 @@
 """The wiring of `fleet-push`: settings in, source, devices, client, socket and loop out."""
 
 import asyncio
-import json
 import signal
 
 from ingero_agent.devices import find_devices
@@ -17,6 +16,7 @@ from ingero_agent.sources.database import DatabaseSource
 from ingero_agent.sources.procfs import ProcfsSource, Target
 from ingero_agent.sources.scripted import ScriptedSource
 from ingero_kit.clock import Clock, steady_clock
+from ingero_kit.files import announce_ports
 from ingero_kit.logs import get
 from ingero_kit.pages import PageServer, is_open, parse_listen
 from ingero_kit.tls import ClientTls
@@ -70,10 +70,7 @@ def serve_pages(
     if is_open(address[0]):
         log.warning("metrics_open_to_the_network", listen=config.metrics_listen)
     server.start()
-    if config.ports_file:
-        part = config.ports_file.with_suffix(".part")
-        part.write_text(json.dumps({"metrics": server.port}))
-        part.replace(config.ports_file)
+    announce_ports(config.ports_file, {"metrics": server.port})
     return server
 
 

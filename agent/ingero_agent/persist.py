@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import Any, Final
 
 from ingero_agent.health.baseline import FAST, SLOW, Baseline
 from ingero_agent.health.signals import Signals
+from ingero_kit.files import replace_file
 
 SCHEMA_VERSION: Final = 1
 MAX_BYTES: Final = 1 << 20
@@ -36,17 +36,7 @@ def save(file: Path, baseline: Baseline, now: float) -> None:
         "hard_floor": _write(baseline.slow),
     }
     file.parent.mkdir(parents=True, exist_ok=True)
-    part = file.with_name(f"{file.name}.{os.getpid()}.part")
-    with part.open("w", encoding="utf-8") as stream:
-        json.dump(tree, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-    part.replace(file)
-    folder = os.open(file.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    replace_file(file, json.dumps(tree).encode())
 
 
 def load(file: Path, now: float, stale_seconds: float) -> Loaded:

@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import json
 import signal
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ import click
 
 from ingero_kit import logs
 from ingero_kit.clock import steady_clock
+from ingero_kit.files import announce_ports
 from ingero_kit.pages import parse_listen
 from ingero_kit.settings import SettingsError, parse_duration
 from ingero_sink.consumer import consume
@@ -71,10 +71,7 @@ def main(
         click.echo(f"ingero-sink: {listen}: {error}", err=True)
         sys.exit(1 if isinstance(error, OSError) else 2)
     server.start()
-    if ports_file:
-        part = ports_file.with_suffix(".part")
-        part.write_text(json.dumps({"metrics": server.port}))
-        part.replace(ports_file)
+    announce_ports(ports_file, {"metrics": server.port})
 
     async def run() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()

@@ -19,7 +19,8 @@ from ingero_detect.cohorts import CohortKey, merge
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
 from ingero_detect.memory import CODE, RUNS, Memory, NodeKey, SnapshotError
 from ingero_detect.parameters import Parameters
-from ingero_detect.reference import MAD_TO_SIGMA, Reference, find_reference
+from ingero_detect.reference import Reference, find_reference
+from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.verdicts import Axis, Kind, Verdict
 from ingero_detect.view import AXES, KINDS, View, is_accused
 
@@ -139,7 +140,7 @@ class Detector:
         slots = memory.slots(seen.names)
         before = memory.node("state").copy()
         value, code = self._enter(now, seen, slots)
-        self._regroup(seen, slots, now)
+        self._regroup(seen, slots)
         in_group = memory.node("group") >= 0
         working = (code == ACTIVE) & np.isfinite(value) & in_group
         self._presence(code, working)
@@ -153,7 +154,7 @@ class Detector:
         index = slice(None) if everyone else np.flatnonzero(judged)
         reference = self._judge(now, index, logs)
         learning = working & ~memory.node("learned") & (value > 0)
-        self._learn(now, np.flatnonzero(learning), logs, reference)
+        self._learn(np.flatnonzero(learning), logs, reference)
         self._rest(now, code)
         self._levels(reference, now)
         self.ticks += 1
@@ -187,7 +188,7 @@ class Detector:
                     memory.node(column)[slot] = now
         return value, code
 
-    def _regroup(self, seen: Observation, slots: Ints, now: float) -> None:
+    def _regroup(self, seen: Observation, slots: Ints) -> None:
         """Keep homes and groups current. Another job is another history; another group is only another level."""
         memory = self.memory
         known = slots >= 0
@@ -268,7 +269,7 @@ class Detector:
 
     # Learning
 
-    def _learn(self, now: float, rows: Ints, logs: Floats, reference: Reference) -> None:
+    def _learn(self, rows: Ints, logs: Floats, reference: Reference) -> None:
         """Collect what a node does relative to its cohort; after the warm-up its median is the baseline.
 
         While nobody of a cohort is known yet, what its nodes do together is told from what each of them did so far:
@@ -330,7 +331,6 @@ class Detector:
         residual = np.clip(logs[index] - baseline - level[group], -FURTHEST, FURTHEST)
         tolerance = np.maximum(parameters.own_band, 3 * scale_g)
         reference = find_reference(residual, group, m, tolerance)
-        by_group("judged")[:] = reference.count
         if not len(group):
             return reference
         gap = residual - reference.level[group]
@@ -435,7 +435,7 @@ class Detector:
         rows = np.arange(len(memory.names))[index]
         alarmed = (by_own | by_collapse | by_peers) & ~accused
         if alarmed.any():
-            self._accuse(now, rows[alarmed], by_own[alarmed], by_collapse[alarmed])
+            self._accuse(now, rows[alarmed], by_own[alarmed], by_collapse[alarmed], absolute[alarmed])
         enough = reference.count >= np.minimum(parameters.min_peers, by_group("size"))
         followed = accused & enough[group]
         if followed.any():
@@ -525,15 +525,13 @@ class Detector:
         """By slot: accused and not yet proven well again."""
         return is_accused(self.memory.node("state"))
 
-    def _accuse(self, now: float, rows: Ints, by_own: Bools, by_collapse: Bools) -> None:
+    def _accuse(self, now: float, rows: Ints, by_own: Bools, by_collapse: Bools, absolute: Floats) -> None:
         memory = self.memory
         gap = memory.node("residual")[rows].astype(np.float64)
         spell = np.maximum(memory.node("spell")[rows], 1)
         own = by_own | by_collapse
         mean = memory.node("shortfall")[rows] / spell
-        loss = np.where(own, np.where(by_collapse, -gap, mean), np.maximum(-gap, 0.0))
-        peers_loss = self._below_peers(rows)
-        loss = np.where(own, loss, peers_loss)
+        loss = np.where(own, np.where(by_collapse, -gap, mean), np.maximum(-absolute, 0.0))
         memory.node("loss")[rows] = loss
         kind = np.full(len(rows), KINDS.index(Kind.SLOW))
         kind[by_collapse] = KINDS.index(Kind.COLLAPSE)
@@ -548,19 +546,6 @@ class Detector:
         memory.node("state")[rows] = np.where(kind == KINDS.index(Kind.STOPPED), STOPPED, STRAGGLER)
         memory.node("reached")[rows] = memory.node("slow")[rows]
         memory.node("well")[rows] = 0.0
-
-    def _below_peers(self, rows: Ints) -> Floats:
-        """How far nodes lie below the median of their peers, log units."""
-        memory = self.memory
-        with np.errstate(divide="ignore"):
-            logs = np.log(memory.node("value"))
-        group = memory.node("group")
-        loss = np.zeros(len(rows))
-        for place, row in enumerate(rows.tolist()):
-            peers = logs[(group == group[row]) & memory.node("learned") & np.isfinite(logs)]
-            if len(peers) and np.isfinite(logs[row]):
-                loss[place] = max(0.0, float(np.median(peers)) - logs[row])
-        return loss
 
     def _follow(self, now: float, rows: Ints, gap: Floats, absolute: Floats, line: Floats, again: Bools) -> None:
         """Look for proof that accused nodes are well again, and for relapses of those who seemed to be."""

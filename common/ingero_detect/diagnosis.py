@@ -12,11 +12,13 @@ A rank is named when its excess is significant over all ranks, stands out of how
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import NormalDist
 from typing import Any, Final
 
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.threshold import MAD_TO_SIGMA
 
 SIGNIFICANCE: Final = 1e-6
 """Chance that any rank of a healthy job is named."""
@@ -36,8 +38,6 @@ TRIM: Final = 0.1
 FEWEST_STEPS: Final = 8
 LARGEST_SHARE: Final = 0.25
 """Share of ranks beyond which slow ranks are not called culprits."""
-
-MAD_TO_SIGMA: Final = 1.4826
 
 
 class Cause(StrEnum):
@@ -99,10 +99,9 @@ class _Excess:
 
 
 def quantile(chance: float, steps: int) -> float:
-    """The normal quantile of an upper tail (Abramowitz and Stegun 26.2.23), widened for few steps."""
-    t = np.sqrt(-2 * np.log(chance))
-    z = t - (2.515517 + 0.802853 * t + 0.010328 * t * t) / (1 + 1.432788 * t + 0.189269 * t * t + 0.001308 * t**3)
-    return float(z * (1 + (z * z + 1) / (4 * max(4.0, 0.8 * steps - 1))))
+    """The normal quantile of an upper tail, widened for few steps."""
+    z = -NormalDist().inv_cdf(chance)
+    return z * (1 + (z * z + 1) / (4 * max(4.0, 0.8 * steps - 1)))
 
 
 def diagnose(line: Timeline) -> Diagnosis:

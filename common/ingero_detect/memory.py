@@ -87,7 +87,6 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "alarm": (np.float64, np.nan),
     "confirm": (np.int16, 2),
     "size": (np.int64, 0),
-    "judged": (np.int64, 0),
 }
 """Type and initial value of the columns by group."""
 

@@ -11,9 +11,7 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.grouped import Floats, Ints, grouped_median
-
-MAD_TO_SIGMA: Final = 1.4826
-"""Median absolute deviation to standard deviation for a normal distribution (Rousseeuw and Croux 1993)."""
+from ingero_detect.threshold import MAD_TO_SIGMA
 
 SHARE: Final = 0.25
 FEWEST: Final = 2

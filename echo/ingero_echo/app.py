@@ -6,10 +6,9 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import uvicorn
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_echo import retention
@@ -22,6 +21,7 @@ from ingero_echo.pages import EchoPage
 from ingero_echo.settings import EchoConfig
 from ingero_echo.store import Store, StoreError
 from ingero_echo.writer import Writer
+from ingero_kit.asgi import Server, bind
 from ingero_kit.logs import get
 from ingero_kit.otlp_server import OtlpGrpcReceiver, OtlpHttpReceiver, parse_endpoint
 from ingero_kit.settings import SettingsError
@@ -30,14 +30,6 @@ log = get(__name__)
 
 DRAIN_SECONDS = 5.0
 """How long a stop waits for what is under way."""
-
-
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 class Echo:
@@ -50,7 +42,7 @@ class Echo:
         self._store: Store | None = None
         self._writer: Writer | None = None
         self._intake: Intake | None = None
-        self._uvicorn: _Server | None = None
+        self._uvicorn: Server | None = None
         self._http: OtlpHttpReceiver | None = None
         self._grpc: OtlpGrpcReceiver | None = None
         self._page = EchoPage(lambda: self._writer, lambda: self._intake)
@@ -86,26 +78,7 @@ class Echo:
             RateLimit(config.api.requests_per_second, config.api.burst), Audit(config.auth.audit_file),
             self._page.observe,
         )  # fmt: skip
-        host, port = parse_endpoint(config.api.endpoint)
-        tls: dict[str, Any] = {}
-        if config.tls:
-            config.tls.context()
-            tls = {
-                "ssl_certfile": str(config.tls.cert_file),
-                "ssl_keyfile": str(config.tls.key_file),
-                "ssl_ca_certs": str(config.tls.client_ca_file) if config.tls.client_ca_file else None,
-                "ssl_cert_reqs": 2 if config.tls.client_ca_file else 0,
-            }
-        uvicorn_server = _Server(
-            uvicorn.Config(
-                guard, host=host, port=port, log_config=None, access_log=False, lifespan="off", limit_concurrency=512,
-                timeout_keep_alive=30, timeout_graceful_shutdown=int(DRAIN_SECONDS), **tls,
-            )
-        )  # fmt: skip
-        try:
-            socket = uvicorn_server.config.bind_socket()
-        except SystemExit:
-            raise OSError(f"cannot listen on {config.api.endpoint}: the address is in use or not ours") from None
+        uvicorn_server, socket = bind(guard, config.api.endpoint, config.tls, DRAIN_SECONDS)
         self._uvicorn = uvicorn_server
         self.ports["api"] = socket.getsockname()[1]
         task = asyncio.create_task(uvicorn_server.serve(sockets=[socket]))

@@ -2,12 +2,14 @@
 
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import yaml
 
+from ingero_kit.files import announce_ports
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_ECHO_"
@@ -68,16 +70,10 @@ def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, p
     from ingero_echo.store import StoreError
     from ingero_kit import logs
 
-    def announce(ports: dict[str, int]) -> None:
-        if ports_file:
-            part = ports_file.with_suffix(".part")
-            part.write_text(json.dumps(ports))
-            part.replace(ports_file)
-
     try:
         config = _read(file, settings, insecure)
         logs.configure(config.log_level)
-        app.run(config, announce)
+        app.run(config, partial(announce_ports, ports_file))
     except (SettingsError, OSError, StoreError, Locked) as error:
         _fail(error)
 

@@ -1,15 +1,12 @@
 """The wiring of Fleet: settings in, listeners, engine and exporters out. The only place where they meet."""
 
 import asyncio
-import contextlib
 import gc
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
@@ -22,6 +19,7 @@ from ingero_fleet.page.live import LivePage
 from ingero_fleet.page.serve import add_page
 from ingero_fleet.pages import FindingsPage, VitalsPage
 from ingero_fleet.settings import AuthConfig, FleetConfig
+from ingero_kit.asgi import Server, bind
 from ingero_kit.clock import steady_clock
 from ingero_kit.logs import get
 from ingero_kit.otlp_server import Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Signal, parse_endpoint
@@ -35,20 +33,12 @@ DRAIN_SECONDS = 5.0
 """How long a stop waits for what is under way."""
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handling: several of them share one process."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-
 @dataclass
 class Running:
     """What was started, for stopping it and for saying where it listens."""
 
     ports: dict[str, int] = field(default_factory=dict)
-    servers: list[tuple[_Server, asyncio.Task[None]]] = field(default_factory=list)
+    servers: list[tuple[Server, asyncio.Task[None]]] = field(default_factory=list)
     http: OtlpHttpReceiver | None = None
     grpc: OtlpGrpcReceiver | None = None
 
@@ -151,27 +141,7 @@ class Fleet:
         return guardian
 
     async def _serve(self, name: str, app: FastAPI, endpoint: str, tls: ServerTls | None = None) -> None:
-        host, port = parse_endpoint(endpoint)
-        if tls:
-            tls.context()
-        settings: dict[str, Any] = {}
-        if tls:
-            settings = {
-                "ssl_certfile": str(tls.cert_file),
-                "ssl_keyfile": str(tls.key_file),
-                "ssl_ca_certs": str(tls.client_ca_file) if tls.client_ca_file else None,
-                "ssl_cert_reqs": 2 if tls.client_ca_file else 0,
-            }
-        server = _Server(
-            uvicorn.Config(
-                app, host=host, port=port, log_config=None, access_log=False, lifespan="off", limit_concurrency=512,
-                timeout_keep_alive=30, timeout_graceful_shutdown=int(DRAIN_SECONDS), **settings,
-            )
-        )  # fmt: skip
-        try:
-            socket = server.config.bind_socket()
-        except SystemExit:
-            raise OSError(f"cannot listen on {endpoint} for {name}: the address is in use or not ours") from None
+        server, socket = bind(app, endpoint, tls, DRAIN_SECONDS, name)
         self.running.ports[name] = socket.getsockname()[1]
         task = asyncio.create_task(server.serve(sockets=[socket]))
         self.running.servers.append((server, task))

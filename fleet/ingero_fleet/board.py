@@ -4,21 +4,13 @@ import functools
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from ingero_contract import headers
+from ingero_detect.cohorts import CohortKey
+from ingero_detect.memory import NodeKey
+from ingero_detect.threshold import HIGHEST, LOWEST
 from ingero_kit.otlp import HealthReport
 from ingero_kit.otlp_server import ACCEPTED, Answer
-
-CohortKey = tuple[str, ...]
-"""Cluster, then what nodes of the cohort share, in the order of the setting `cohort.by`."""
-
-NodeKey = tuple[str, str]
-"""Cluster and node."""
-
-LOWEST: Final = 0.1
-HIGHEST: Final = 0.99
-"""Agents refuse thresholds outside of this range."""
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """The `ingero-fleet` command."""
 
-import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,9 @@ from ingero_fleet.cost.command import rates
 from ingero_fleet.diagnose.command import command as diagnose
 from ingero_fleet.loadgen.command import bench
 from ingero_fleet.replay.command import command as replay
-from ingero_kit.settings import SettingsError, load
+from ingero_kit.files import announce_ports
+from ingero_kit.settings import SettingsError
 
-PREFIX = "INGERO_FLEET_"
 CONFIG_VARIABLE = "INGERO_FLEET_CONFIG"
 
 
@@ -37,7 +37,7 @@ _set = click.option(
 
 
 def _read(file: Path | None, settings: tuple[str, ...]) -> Any:
-    from ingero_fleet.settings import FleetConfig
+    from ingero_fleet.settings import read_config
 
     flags: dict[str, Any] = {}
     for item in settings:
@@ -45,7 +45,7 @@ def _read(file: Path | None, settings: tuple[str, ...]) -> Any:
         if not equals:
             raise SettingsError(f"--set {item}: PATH=VALUE was expected")
         flags[path.strip()] = yaml.safe_load(value)
-    return load(FleetConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
+    return read_config(file, flags)
 
 
 @main.command()
@@ -66,16 +66,10 @@ def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None)
     from ingero_fleet import app
     from ingero_kit import logs
 
-    def announce(ports: dict[str, int]) -> None:
-        if ports_file:
-            part = ports_file.with_suffix(".part")
-            part.write_text(json.dumps(ports))
-            part.replace(ports_file)
-
     try:
         config = _read(file, settings)
         logs.configure(config.service.telemetry.logs.level)
-        app.run(config, lambda: _read(file, settings), announce)
+        app.run(config, lambda: _read(file, settings), partial(announce_ports, ports_file))
     except (SettingsError, OSError) as error:
         click.echo(f"ingero-fleet: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)

@@ -12,7 +12,6 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_contract.values import VerdictState
 from ingero_contract.verdicts import VerdictLine, parse_verdict
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.detector import ABSENT, ACTIVE, CALIBRATING, IDLE, Detector, Edge, JobSlow, Observation
@@ -71,11 +70,6 @@ class Findings:
         slot = int(self.slots[row])
         return self.view.verdict(slot) if slot >= 0 else None
 
-    def counts(self) -> dict[VerdictState, int]:
-        """Nodes by state of their verdict."""
-        found = np.bincount(self.states[self.slots >= 0], minlength=len(VERDICT_STATES)).tolist()
-        return {state: count for state, count in zip(VERDICT_STATES, found, strict=True) if count}
-
 
 def parameters_of(config: IngeroConfig) -> Parameters:
     """The detector's parameters under these settings."""
@@ -100,7 +94,6 @@ class Judging:
         self.accusations = 0
         self.delay_seconds = 0.0
         self._by = config.cohort.by
-        self._settings = config.detector
         self._interval = config.push_interval
         self._now = 0.0
         self._fresh = np.zeros(0, np.bool_)
@@ -137,8 +130,6 @@ class Judging:
             return self._unchanged(frame)
         said, self._said = self._said, {}
         now = max(self._grid(frame.now), self._now + self._interval if self._now else 0.0)
-        if self._now and frame.now < self._now - 10 * self._interval:
-            now = self._now + self._interval
         self._now = now
         rows, names = self._sorted(frame)
         seen = self._observe(frame, fresh, rows, names, said)

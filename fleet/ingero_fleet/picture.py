@@ -8,11 +8,12 @@ import numpy.typing as npt
 
 from ingero_contract.values import Signal, VerdictState
 from ingero_detect.memory import CODE
+from ingero_detect.threshold import HYSTERESIS
 from ingero_detect.verdicts import Verdict
 from ingero_fleet.judging import Findings
 from ingero_fleet.scores import ACTIVE, STATES
 from ingero_fleet.settings import IngeroConfig
-from ingero_fleet.statistics import HYSTERESIS, ClusterSummary, Frame, Tick
+from ingero_fleet.statistics import ClusterSummary, Frame, Tick
 from ingero_kit.clock import rfc3339
 
 SIGNALS: Final = (Signal.THROUGHPUT, Signal.COMPUTE, Signal.MEMORY, Signal.CPU)

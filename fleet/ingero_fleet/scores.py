@@ -8,7 +8,9 @@ import numpy.typing as npt
 
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import ACTIONABLE
-from ingero_fleet.board import CohortKey, NodeKey, cohort_of
+from ingero_detect.cohorts import CohortKey
+from ingero_detect.memory import NodeKey
+from ingero_fleet.board import cohort_of
 from ingero_kit.otlp import HealthReport
 
 STATES: Final = (NodeState.CALIBRATING, NodeState.ACTIVE, NodeState.IDLE)
@@ -42,7 +44,6 @@ COLUMNS: Final = {
     "alive": np.bool_,
     "fresh": np.bool_,
     "straggling": np.bool_,
-    "was_active": np.bool_,
 }
 """Columns and their types."""
 
@@ -147,8 +148,6 @@ class ScoreTable:
         cells["rank"][row] = -1 if report.rank is None else report.rank
         cells["pushes"][row] += 1
         cells["fresh"][row] = True
-        if state == ACTIVE:
-            cells["was_active"][row] = True
         if report.last_verdict and report.last_verdict.startswith(_ACCUSED):
             self.last_verdict[row] = report.last_verdict
         return None

@@ -12,7 +12,7 @@ from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.cost.settings import CostConfig
 from ingero_kit.listener import Limits
 from ingero_kit.otlp_server import parse_endpoint
-from ingero_kit.settings import Duration, Settings
+from ingero_kit.settings import Duration, Settings, load
 from ingero_kit.tls import ClientTls, ServerTls
 
 
@@ -381,3 +381,10 @@ class FleetConfig(Settings):
                 if name != "prometheus" and getattr(self.exporters, name) is None:
                     raise ValueError(f"service.pipelines.{signal}.exporters names {name}, which is not configured")
         return self
+
+
+def read_config(file: Path | None, flags: dict[str, Any]) -> FleetConfig:
+    """Flags over variables over the file over the defaults. `SettingsError` names what cannot be used."""
+    return load(
+        FleetConfig, file=file, prefix="INGERO_FLEET_", flags=flags, reserved=frozenset({"INGERO_FLEET_CONFIG"})
+    )

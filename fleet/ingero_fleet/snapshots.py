@@ -1,9 +1,9 @@
 """A file that is either the old state or the new one, never half of either."""
 
-import os
 from pathlib import Path
 from typing import Final
 
+from ingero_kit.files import replace_file
 from ingero_kit.logs import get
 
 MOST_BYTES: Final = 1 << 30
@@ -42,13 +42,8 @@ class Snapshots:
 
     def write(self, data: bytes) -> None:
         """Replace the file."""
-        part = self._file.with_name(self._file.name + ".part")
         try:
-            with part.open("wb") as stream:
-                stream.write(data)
-                stream.flush()
-                os.fsync(stream.fileno())
-            part.replace(self._file)
+            replace_file(self._file, data)
         except OSError as error:
             self.failures += 1
             log.warning("snapshot_not_written", file=str(self._file), reason=str(error))

@@ -13,13 +13,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.threshold import cohort_statistics, raw_threshold, smooth
-from ingero_fleet.board import CohortKey, NodeKey
+from ingero_detect.cohorts import CohortKey, drop_orders, widened
+from ingero_detect.memory import NodeKey
+from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
 from ingero_fleet.scores import ACTIVE, CALIBRATING, COLUMNS, IDLE, ScoreTable
 from ingero_fleet.settings import IngeroConfig
-
-HYSTERESIS: Final = 0.02
-"""How far above the threshold a straggler must come to be well again; the published agents use the same."""
 
 MERGEABLE: Final = frozenset({"stage", "gpu_model", "cgroup_path_hash"})
 """What a small cohort may drop to find peers."""
@@ -166,15 +164,8 @@ def compute(frame: Frame, memory: Memory, config: IngeroConfig) -> Tick:
 
 def _levels(cohorts: list[CohortKey], by: tuple[str, ...]) -> list[list[CohortKey]]:
     """The key of every cohort as it is, then with one more of the droppable parts dropped at a time, last first."""
-    levels = [list(cohorts)]
-    dropped: set[int] = set()
-    for position in range(len(by) - 1, -1, -1):
-        if by[position] in MERGEABLE:
-            dropped.add(position + 1)
-            levels.append(
-                [tuple("*" if place in dropped else part for place, part in enumerate(key)) for key in cohorts]
-            )
-    return levels
+    mergeable = [place + 1 for place, part in enumerate(by) if part in MERGEABLE]
+    return [[widened(key, dropped) for key in cohorts] for dropped in drop_orders(mergeable)]
 
 
 def _panicking(

@@ -1,14 +1,15 @@
 """The `ingero-operator` command."""
 
 import asyncio
-import json
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ingero_kit.files import announce_ports
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_OPERATOR_"
@@ -56,16 +57,10 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     from ingero_operator.cluster import ApiError
     from ingero_operator.settings import OperatorConfig
 
-    def announce(ports: dict[str, int]) -> None:
-        if ports_file:
-            part = ports_file.with_suffix(".part")
-            part.write_text(json.dumps(ports))
-            part.replace(ports_file)
-
     try:
         config = load(OperatorConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
         logs.configure(config.log_level)
-        asyncio.run(serve(config, announce))
+        asyncio.run(serve(config, partial(announce_ports, ports_file)))
     except (SettingsError, OSError, Ended, ApiError) as error:
         click.echo(f"ingero-operator: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)

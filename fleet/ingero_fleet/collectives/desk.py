@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ingero_contract import attributes, metrics
-from ingero_fleet.board import NodeKey
+from ingero_detect.memory import NodeKey
 from ingero_fleet.collectives.attribution import AttributionConfig, Claim, without_victims
 from ingero_fleet.collectives.lags import Group, group_by, in_buckets, measure
 from ingero_fleet.collectives.points import BLOCKED, NO_SEQ, Batch, Reader, Source

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ingero_fleet.board import CohortKey, NodeKey
+from ingero_detect.cohorts import CohortKey
+from ingero_detect.memory import NodeKey
 from ingero_fleet.cost.counterfactual import savings, shares
 from ingero_fleet.cost.providers import ProviderMap
 from ingero_fleet.cost.rates import RateTable

@@ -2,9 +2,7 @@
 
 import contextlib
 import json
-import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import Final, NoReturn
 from urllib.parse import unquote, urlsplit
@@ -13,6 +11,7 @@ import click
 import httpx
 
 from ingero_fleet.cost.rates import MAX_BYTES, RatesError, RateTable, builtin_text, doubts, parse
+from ingero_kit.files import replace_file
 
 MAX_REDIRECTS: Final = 10
 FETCH_SECONDS: Final = 30.0
@@ -101,7 +100,7 @@ def update(origin: str | None, output: Path, dry_run: bool) -> None:
         table = parse(text)
         before = output.read_text() if output.exists() else None
         if not dry_run:
-            write_atomically(output, text)
+            replace_file(output, text.encode())
     except (RatesError, OSError, UnicodeDecodeError) as error:
         _fail(f"{error}; {output} is as it was")
     for doubt in doubts(table):
@@ -161,22 +160,6 @@ def _fetch(client: httpx.Client, address: str) -> bytes:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise RatesError(f"{address}: {error or type(error).__name__}") from None
     raise RatesError(f"more than {MAX_REDIRECTS} redirects")
-
-
-def write_atomically(file: Path, text: str) -> None:
-    """Write beside the file, then rename: a reader sees the old or the new one whole."""
-    mode = file.stat().st_mode & 0o777 if file.exists() else 0o644
-    handle, name = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
-    part = Path(name)
-    try:
-        with os.fdopen(handle, "w") as stream:
-            stream.write(text)
-            stream.flush()
-            os.fsync(stream.fileno())
-        part.chmod(mode)
-        part.replace(file)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _decoded(body: bytes) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import yaml
 
-from ingero_fleet.board import NodeKey
+from ingero_detect.memory import NodeKey
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 

@@ -2,12 +2,10 @@
 
 import json
 import sys
-from pathlib import Path
 from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TransferSpeedColumn
 
 
 @click.command("diagnose")
@@ -31,26 +29,11 @@ def command(files: tuple[str, ...], form: str | None, quiet: bool) -> None:
     """
     from ingero_detect.diagnosis import diagnose
     from ingero_fleet.diagnose.timelines import read
-    from ingero_fleet.replay.tables import TableError
+    from ingero_fleet.replay.reading import reading
 
-    errors = Console(stderr=True, highlight=False)
-    sizes = [Path(file).stat().st_size for file in files if file != "-" and Path(file).is_file()]
-    total = float(sum(sizes)) if len(sizes) == len(files) else None
-    bar = Progress(
-        TextColumn("reading"), BarColumn(), TransferSpeedColumn(), console=errors, transient=True,
-        disable=quiet or not errors.is_terminal,
-    )  # fmt: skip
-    try:
-        with bar:
-            task = bar.add_task("reading", total=total)
-            recorded = read(files, lambda size: bar.advance(task, size))
-        found = diagnose(recorded.line)
-    except TableError as error:
-        click.echo(f"ingero-fleet diagnose: {error}", err=True)
-        sys.exit(2)
-    except OSError as error:
-        click.echo(f"ingero-fleet diagnose: {error.filename or ''}: {error.strerror or error}", err=True)
-        sys.exit(2)
+    with reading("diagnose", files, "reading", quiet) as advance:
+        recorded = read(files, advance)
+    found = diagnose(recorded.line)
     evidence: dict[str, Any] = dict(found.evidence)
     for name in ("excess_share_of_step", "lag_seconds"):
         if name in evidence:

@@ -7,10 +7,8 @@ from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
 from ingero_detect.parameters import Parameters
-from ingero_kit.settings import SettingsError, load
 
 
 def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
@@ -19,11 +17,9 @@ def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
     if file is None:
         return Parameters(**given)
     from ingero_fleet.judging import parameters_of
-    from ingero_fleet.settings import FleetConfig
+    from ingero_fleet.settings import read_config
 
-    config = load(
-        FleetConfig, file=file, prefix="INGERO_FLEET_", flags={}, reserved=frozenset({"INGERO_FLEET_CONFIG"})
-    )
+    config = read_config(file, {})
     return dataclasses.replace(parameters_of(config.processors.ingero), **given)
 
 
@@ -73,36 +69,21 @@ def command(
     from ingero_fleet.replay import judge, report
     from ingero_fleet.replay import plot as picture
     from ingero_fleet.replay.history import History
-    from ingero_fleet.replay.tables import TableError
+    from ingero_fleet.replay.reading import reading
 
-    errors = Console(stderr=True, highlight=False)
-    sizes = [Path(file).stat().st_size for file in files if file != "-" and Path(file).is_file()]
-    total = float(sum(sizes)) if len(sizes) == len(files) else None
-    bar = Progress(
-        TextColumn("judging"), BarColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=errors,
-        transient=True, disable=quiet or not errors.is_terminal,
-    )  # fmt: skip
     try:
-        parameters = _parameters(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
-        with bar:
-            task = bar.add_task("judging", total=total)
-            history = History(files, parameters.tick_seconds, lambda size: bar.advance(task, size))
-            watch = judge.Watch() if plot else None
-            done = judge.replay(history, judge.Rule(rule), parameters, watch)
-        if history.tick_seconds != parameters.tick_seconds:
-            asked = parameters.tick_seconds
-            errors.print(f"the rows are {history.tick_seconds:g} s apart, so that is the tick, not {asked:g} s")
-        if plot:
-            picture.draw(done, plot)
-    except (TableError, SettingsError) as error:
-        click.echo(f"ingero-fleet replay: {error}", err=True)
-        sys.exit(2)
-    except OSError as error:
-        click.echo(f"ingero-fleet replay: {error.filename or ''}: {error.strerror or error}", err=True)
-        sys.exit(2)
+        with reading("replay", files, "judging", quiet) as advance:
+            parameters = _parameters(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
+            history = History(files, parameters.tick_seconds, advance)
+            done = judge.replay(history, judge.Rule(rule), parameters, judge.Watch() if plot else None)
+            if plot:
+                picture.draw(done, plot)
     except picture.PlotError as error:
         click.echo(f"ingero-fleet replay: {error}", err=True)
         sys.exit(1)
+    if history.tick_seconds != parameters.tick_seconds:
+        asked = parameters.tick_seconds
+        click.echo(f"the rows are {history.tick_seconds:g} s apart, so that is the tick, not {asked:g} s", err=True)
     if form == "json":
         report.print_json(done)
     else:

@@ -9,11 +9,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_contract.values import NodeState
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.detector import ABSENT, ACTIVE, CALIBRATING, IDLE, Observation
+from ingero_detect.detector import ACTIVE, Observation
 from ingero_detect.memory import NodeKey
-from ingero_fleet.histories import MERGEABLE, PARTS
+from ingero_fleet.histories import MERGEABLE, PARTS, STATES
 from ingero_fleet.replay.tables import Batch, TableError, batches
 
 VALUES: Final = ("score", "rate", "step_seconds")
@@ -21,10 +20,7 @@ VALUES: Final = ("score", "rate", "step_seconds")
 
 OPTIONAL: Final = ("cluster", "cohort", "state", *PARTS)
 
-CODES: Final = {
-    str(NodeState.ACTIVE): ACTIVE, "": ACTIVE, str(NodeState.IDLE): IDLE, str(NodeState.CALIBRATING): CALIBRATING,
-    "absent": ABSENT,
-}  # fmt: skip
+CODES: Final = {"": ACTIVE, **{word: code for code, word in STATES.items()}}
 """What the column `state` may hold."""
 
 Floats = npt.NDArray[np.float64]

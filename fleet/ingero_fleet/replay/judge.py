@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -13,11 +13,9 @@ from ingero_detect.detector import ACTIVE, Detector, Edge, JobSlow
 from ingero_detect.episodes import Episode, Episodes
 from ingero_detect.memory import NodeKey
 from ingero_detect.parameters import Parameters
-from ingero_detect.threshold import cohort_statistics, raw_threshold, smooth
+from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
 from ingero_detect.verdicts import Axis, Kind, Verdict
 from ingero_fleet.replay.history import History, Moment
-
-HYSTERESIS: Final = 0.02
 
 
 class Rule(StrEnum):

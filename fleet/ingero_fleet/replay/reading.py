@@ -1,0 +1,38 @@
+"""What commands that read files share: a progress bar, and errors that name the place and end with status 2."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+
+from ingero_fleet.replay.tables import TableError
+from ingero_kit.settings import SettingsError
+
+
+@contextlib.contextmanager
+def reading(command: str, files: Sequence[str], doing: str, quiet: bool) -> Iterator[Callable[[int], None]]:
+    """Yields what is to be called with every number of bytes read. Ends the process when a file cannot be used."""
+    console = Console(stderr=True, highlight=False)
+    sizes = [Path(file).stat().st_size for file in files if file != "-" and Path(file).is_file()]
+    total = float(sum(sizes)) if len(sizes) == len(files) else None
+    bar = Progress(
+        TextColumn(doing), BarColumn(), TransferSpeedColumn(), TimeRemainingColumn(), console=console, transient=True,
+        disable=quiet or not console.is_terminal,
+    )  # fmt: skip
+    try:
+        with bar:
+            task = bar.add_task(doing, total=total)
+            yield lambda size: bar.advance(task, size)
+    except (TableError, SettingsError) as error:
+        _end(command, str(error))
+    except OSError as error:
+        _end(command, f"{error.filename or ''}: {error.strerror or error}")
+
+
+def _end(command: str, words: str) -> None:
+    click.echo(f"ingero-fleet {command}: {words}", err=True)
+    sys.exit(2)
