@@ -57,7 +57,7 @@ _ONSET: Final = 0.1
 """Share of the alarm level at which evidence counts as begun: below it the noise of every healthy node wanders."""
 
 _SAMPLE: Final = 8192
-"""Nodes whose steps are booked in one tick."""
+"""Nodes whose steps are booked in one tick, or whose warm-up is worked on at once."""
 
 _SHORT_RUN: Final = 12
 """A collapse that ends by itself within so many ticks counts against confirming collapses early."""
@@ -297,10 +297,7 @@ class Detector:
         done = rows[filled[rows] == parameters.warmup]
         if not len(done):
             return
-        values = window[done].astype(np.float64)
-        middle_own = np.median(values, axis=1)
-        centred = values - middle_own[:, None]
-        spread = np.median(np.abs(centred), axis=1) * MAD_TO_SIGMA
+        middle_own, spread, lagged, squares = _learned(window, done)
         echo = memory.node("echo")[done].astype(np.float64)
         ill = np.isfinite(echo) & (middle_own < -parameters.absolute_band)
         memory.node("baseline")[done] = middle_own + np.where(ill, echo, 0.0)
@@ -314,9 +311,10 @@ class Detector:
         scale = memory.group("scale")
         unknown = np.isnan(scale) & np.isfinite(typical)
         scale[unknown] = typical[unknown]
-        clipped = np.clip(centred / np.maximum(spread, 1e-12)[:, None], -3, 3)
-        memory.group("lagged")[:] += np.bincount(groups, (clipped[:, 1:] * clipped[:, :-1]).sum(axis=1), m)
-        memory.group("squares")[:] += np.bincount(groups, (clipped[:, 1:] ** 2).sum(axis=1), m)
+        memory.group("lagged")[:] += np.bincount(groups, lagged, m)
+        memory.group("squares")[:] += np.bincount(groups, squares, m)
+        if not (memory.node("used") & ~memory.node("learned")).any():
+            memory.end_of_learning()
 
     # Residuals and tests
 
@@ -761,3 +759,18 @@ class Detector:
         self._now, self._digest = float(facts["now"]), bytes.fromhex(facts["digest"])
         self._hashed, self._placed, self._merged_for, self._merged = (), (), {}, {}
         return self._now
+
+
+def _learned(window: npt.NDArray[np.float32], rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+    """Median, spread and the two sums of the lag-one correlation of the warm-up of every row, some thousand at a time."""
+    middle, spread, lagged, squares = (np.empty(len(rows)) for _ in range(4))
+    for start in range(0, len(rows), _SAMPLE):
+        part = slice(start, start + _SAMPLE)
+        values = window[rows[part]].astype(np.float64)
+        middle[part] = np.median(values, axis=1)
+        centred = values - middle[part, None]
+        spread[part] = np.median(np.abs(centred), axis=1) * MAD_TO_SIGMA
+        clipped = np.clip(centred / np.maximum(spread[part], 1e-12)[:, None], -3, 3)
+        lagged[part] = (clipped[:, 1:] * clipped[:, :-1]).sum(axis=1)
+        squares[part] = (clipped[:, 1:] ** 2).sum(axis=1)
+    return middle, spread, lagged, squares

@@ -129,6 +129,10 @@ class Memory:
         """One column by slot, in place."""
         return self._columns[name][: len(self.names)]
 
+    def end_of_learning(self) -> None:
+        """Give the window's memory back; called when nobody learns any more."""
+        self._window = np.zeros_like(self._window)
+
     def group(self, name: str) -> npt.NDArray[Any]:
         """One column by group, in place."""
         return self._group_columns[name][: len(self.groups)]
@@ -331,7 +335,10 @@ def _typed(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
 
 
 def _longer(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    return np.concatenate((array, np.zeros_like(array)))
+    """Twice as long; what is not yet used takes no memory, since nothing has been written there."""
+    longer = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
+    longer[: len(array)] = array
+    return longer
 
 
 def _room(array: npt.NDArray[Any], fewest: int) -> npt.NDArray[Any]:

@@ -2,23 +2,43 @@
 
 import sys
 from functools import partial
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 import yaml
 
-from ingero_fleet.cost.command import rates
-from ingero_fleet.diagnose.command import command as diagnose
-from ingero_fleet.loadgen.command import bench
-from ingero_fleet.replay.command import command as replay
 from ingero_kit.files import announce_ports
 from ingero_kit.settings import SettingsError
 
 CONFIG_VARIABLE = "INGERO_FLEET_CONFIG"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+ELSEWHERE: Final = {
+    "bench": "ingero_fleet.loadgen.command:bench",
+    "diagnose": "ingero_fleet.diagnose.command:command",
+    "rates": "ingero_fleet.cost.command:rates",
+    "replay": "ingero_fleet.replay.command:command",
+}
+"""Commands that bring libraries which a running Fleet does not need, and where they are."""
+
+
+class Commands(click.Group):
+    """Loads a command's module when the command is asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted([*super().list_commands(ctx), *ELSEWHERE])
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, _, name = ELSEWHERE[cmd_name].partition(":")
+        command: click.Command = getattr(import_module(module), name)
+        return command
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Receives health over OTLP and answers with what the cluster knows about itself."""
@@ -86,9 +106,3 @@ def validate(file: Path | None, settings: tuple[str, ...]) -> None:
         click.echo(f"ingero-fleet: {error}", err=True)
         sys.exit(2)
     click.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip())
-
-
-main.add_command(bench)
-main.add_command(replay)
-main.add_command(diagnose)
-main.add_command(rates)

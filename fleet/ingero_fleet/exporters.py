@@ -11,8 +11,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-import grpc
-import httpx
 import orjson
 from google.protobuf.json_format import ParseDict, ParseError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -20,10 +18,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from ingero_fleet.settings import OtlpExporterConfig
-from ingero_kit.backoff import Backoff, parse_retry_after
+from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
 from ingero_kit.otlp_server import Push, Signal
-from ingero_kit.tokens import read_tokens
 
 log = get(__name__)
 
@@ -32,20 +29,6 @@ _MESSAGES: Final = {
     Signal.LOGS: ExportLogsServiceRequest,
     Signal.TRACES: ExportTraceServiceRequest,
 }
-
-RETRYABLE_HTTP: Final = frozenset({408, 429, 502, 503, 504})
-RETRYABLE_GRPC: Final = frozenset(
-    {
-        grpc.StatusCode.CANCELLED,
-        grpc.StatusCode.DEADLINE_EXCEEDED,
-        grpc.StatusCode.ABORTED,
-        grpc.StatusCode.OUT_OF_RANGE,
-        grpc.StatusCode.UNAVAILABLE,
-        grpc.StatusCode.DATA_LOSS,
-        grpc.StatusCode.RESOURCE_EXHAUSTED,
-    }
-)
-"""What the OTLP specification allows to send again."""
 
 
 class Retryable(Exception):
@@ -79,73 +62,6 @@ class ExporterCounters:
     dropped_permanent: int = 0
     dropped_elapsed: int = 0
     retries: int = 0
-
-
-class HttpTransport:
-    """OTLP/HTTP in protobuf."""
-
-    def __init__(self, config: OtlpExporterConfig) -> None:
-        self._url = config.endpoint.rstrip("/")
-        if "://" not in self._url:
-            self._url = f"{'http' if config.tls.insecure else 'https'}://{self._url}"
-        verify = config.tls.context() if self._url.startswith("https") else False
-        self._client = httpx.AsyncClient(verify=verify, timeout=config.timeout, trust_env=False)
-        self._headers = {"content-type": "application/x-protobuf"}
-        if config.bearer_token_file:
-            self._headers["authorization"] = f"Bearer {read_tokens(config.bearer_token_file)[0]}"
-
-    async def send(self, signal: Signal, body: bytes) -> None:
-        """POST one batch."""
-        try:
-            answer = await self._client.post(self._url + signal.path, content=body, headers=self._headers)
-        except httpx.HTTPError as error:
-            raise Retryable(f"{type(error).__name__}: {error}") from None
-        if answer.status_code in RETRYABLE_HTTP:
-            raise Retryable(
-                f"HTTP {answer.status_code}", parse_retry_after(answer.headers.get("retry-after"), time.time())
-            )
-        if answer.status_code >= 300:
-            raise Permanent(f"HTTP {answer.status_code}: {answer.text[:200]}")
-
-    async def close(self) -> None:
-        """Give connections back."""
-        await self._client.aclose()
-
-
-class GrpcTransport:
-    """OTLP/gRPC."""
-
-    def __init__(self, config: OtlpExporterConfig) -> None:
-        tls = config.tls
-        if tls.insecure:
-            self._channel = grpc.aio.insecure_channel(config.endpoint)
-        else:
-            tls.context()
-            self._channel = grpc.aio.secure_channel(
-                config.endpoint,
-                grpc.ssl_channel_credentials(
-                    tls.ca_file.read_bytes() if tls.ca_file else None,
-                    tls.key_file.read_bytes() if tls.key_file else None,
-                    tls.cert_file.read_bytes() if tls.cert_file else None,
-                ),
-            )
-        self._timeout = config.timeout
-        self._metadata: tuple[tuple[str, str], ...] = ()
-        if config.bearer_token_file:
-            self._metadata = (("authorization", f"Bearer {read_tokens(config.bearer_token_file)[0]}"),)
-
-    async def send(self, signal: Signal, body: bytes) -> None:
-        """Call Export with one batch."""
-        call = self._channel.unary_unary(signal.grpc_method, None, None)
-        try:
-            await call(body, timeout=self._timeout, metadata=self._metadata)
-        except grpc.aio.AioRpcError as error:
-            kind = Retryable if error.code() in RETRYABLE_GRPC else Permanent
-            raise kind(f"{error.code().name}: {(error.details() or '')[:200]}") from None
-
-    async def close(self) -> None:
-        """Give the channel back."""
-        await self._channel.close(None)
 
 
 class Exporter:
@@ -262,5 +178,11 @@ def as_protobuf(push: Push) -> bytes | None:
 
 
 def make_transport(name: str, config: OtlpExporterConfig) -> Transport:
-    """The transport behind an exporter's name."""
-    return HttpTransport(config) if name == "otlphttp" else GrpcTransport(config)
+    """The transport behind an exporter's name; its library is loaded only now, since most Fleets send nothing on."""
+    if name == "otlphttp":
+        from ingero_fleet.transport_http import HttpTransport
+
+        return HttpTransport(config)
+    from ingero_fleet.transport_grpc import GrpcTransport
+
+    return GrpcTransport(config)

@@ -33,6 +33,7 @@ class History:
         self.cohorts: list[str] = []
         self.hidden = 0
         self._levels = np.zeros((TICKS, 0), np.uint8)
+        self._at = 0
         self._names: list[NodeKey] = []
 
     def add(self, picture: Picture, cohort_names: list[str]) -> None:
@@ -40,14 +41,14 @@ class History:
         names = picture.frame.names
         length = len(names)
         if length > self._levels.shape[1]:
-            wider = np.zeros((TICKS, max(1024, 2 * length)), np.uint8)
+            wider = np.zeros((TICKS, max(1024, length + length // 8)), np.uint8)
             wider[:, : self._levels.shape[1]] = self._levels
             self._levels = wider
         changed = [row for row, (old, new) in enumerate(zip(self._names, names, strict=False)) if old is not new]
         self._levels[:, changed] = 0
-        self._levels = np.roll(self._levels, -1, axis=0)
-        self._levels[-1] = 0
-        self._levels[-1, :length] = levels(picture)
+        self._at = (self._at + 1) % TICKS
+        self._levels[self._at] = 0
+        self._levels[self._at, :length] = levels(picture)
         self.times = [*self.times, picture.tick.now][-TICKS:]
         self._names = names
         self._arrange(picture, cohort_names)
@@ -73,11 +74,12 @@ class History:
 
     def latest(self) -> bytes:
         """The latest tick, a byte for each node in order."""
-        return bytes(self._levels[-1, self.order])
+        return bytes(self._levels[self._at, self.order])
 
     def all(self) -> bytes:
         """Every tick that is kept, the oldest first."""
-        return self._levels[TICKS - len(self.times) :, self.order].tobytes() if self.times else b""
+        kept = np.arange(self._at - len(self.times) + 1, self._at + 1) % TICKS
+        return self._levels[np.ix_(kept, self.order)].tobytes()
 
 
 def accused_rows(picture: Picture) -> npt.NDArray[np.bool_]:
