@@ -762,7 +762,7 @@ class Detector:
 
 
 def _learned(window: npt.NDArray[np.float32], rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-    """Of every row's warm-up: median, spread, and the two sums of its lag-one correlation; in parts, to save memory."""
+    """Of every row's warm-up: median, spread, and the two sums of its lag-one correlation; in parts that fit."""
     middle, spread, lagged, squares = (np.empty(len(rows)) for _ in range(4))
     for start in range(0, len(rows), _SAMPLE):
         part = slice(start, start + _SAMPLE)

@@ -8,12 +8,20 @@ Clock = Callable[[], float]
 """Seconds since the epoch."""
 
 
-def steady_clock() -> Clock:
-    """Make a clock; corrections of the system's clock after this call do not reach it."""
-    offset = time.time() - time.monotonic()
+def clock_offset() -> float:
+    """What the time of day is ahead of the monotonic clock, seconds."""
+    return time.time() - time.monotonic()
+
+
+def steady_clock(offset: float | None = None) -> Clock:
+    """Make a clock; corrections of the system's clock after this call do not reach it.
+
+    Clocks of one machine with the same `offset` tell the same time, in every process.
+    """
+    ahead = clock_offset() if offset is None else offset
 
     def now() -> float:
-        return offset + time.monotonic()
+        return ahead + time.monotonic()
 
     return now
 

@@ -5,7 +5,7 @@ import gc
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from typing import Any
 
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -14,18 +14,18 @@ from ingero_fleet import api
 from ingero_fleet.collectives.desk import CollectivesDesk, CollectivesPage
 from ingero_fleet.cost.desk import CostDesk, CostPage
 from ingero_fleet.engine import Engine
-from ingero_fleet.exporters import Exporter, make_transport
 from ingero_fleet.page.live import LivePage
 from ingero_fleet.page.serve import add_page
 from ingero_fleet.pages import FindingsPage, VitalsPage
-from ingero_fleet.settings import AuthConfig, FleetConfig
+from ingero_fleet.receivers.pool import Pool
+from ingero_fleet.receivers.receiving import Guardians, Receiving, try_reload
+from ingero_fleet.receivers.traffic import Traffic, total
+from ingero_fleet.settings import FleetConfig
 from ingero_kit.asgi import Server, bind
-from ingero_kit.clock import steady_clock
+from ingero_kit.clock import clock_offset, steady_clock
 from ingero_kit.logs import get
-from ingero_kit.otlp_server import Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Signal, parse_endpoint
-from ingero_kit.settings import SettingsError
+from ingero_kit.otlp_server import Push, Signal
 from ingero_kit.tls import ServerTls
-from ingero_kit.tokens import Tokens
 
 log = get(__name__)
 
@@ -33,74 +33,54 @@ DRAIN_SECONDS = 5.0
 """How long a stop waits for what is under way."""
 
 
-@dataclass
-class Running:
-    """What was started, for stopping it and for saying where it listens."""
-
-    ports: dict[str, int] = field(default_factory=dict)
-    servers: list[tuple[Server, asyncio.Task[None]]] = field(default_factory=list)
-    http: OtlpHttpReceiver | None = None
-    grpc: OtlpGrpcReceiver | None = None
-
-
 class Fleet:
-    """One Fleet process."""
+    """One Fleet. `ports` says where it listens, by purpose, once it has started."""
 
     def __init__(self, config: FleetConfig) -> None:
         self.config = config
-        self.running = Running()
-        self._guardians: list[tuple[Guardian, AuthConfig]] = []
+        self.ports: dict[str, int] = {}
+        self._servers: list[tuple[Server, asyncio.Task[None]]] = []
+        self._guardians = Guardians()
+        self._pool: Pool | None = None
         self._reload: Callable[[], FleetConfig] | None = None
 
     async def start(self) -> None:
         """Open every configured listener; raises `SettingsError` or `OSError` in words when one cannot be had."""
-        config, loop = self.config, asyncio.get_running_loop()
-        pipelines = config.service.pipelines
-        exporters: dict[str, Exporter] = {}
-        routes: dict[Signal, list[Exporter]] = {}
-        for kind in Signal:
-            for name in getattr(pipelines, kind.name.lower()).exporters:
-                if name == "prometheus":
-                    continue
-                if name not in exporters:
-                    settings = getattr(config.exporters, name)
-                    exporters[name] = Exporter(name, settings, make_transport(name, settings), loop)
-                routes.setdefault(kind, []).append(exporters[name])
-        self.engine = Engine(config.processors.ingero, steady_clock(), routes)
+        config = self.config
+        offset = clock_offset()
+        engine = self.engine = Engine(config.processors.ingero, steady_clock(offset))
+        receiving = self._receiving = Receiving(config, engine.table, engine.clock, self._take_collectives)
+        engine.facts.append(lambda: _receiving_facts(self._traffic()))
         self._collectives = CollectivesDesk(
-            config.processors.nccl, self.engine.forward if routes.get(Signal.METRICS) else None
+            config.processors.nccl, receiving.forward if receiving.sends(Signal.METRICS) else None
         )
-        self.engine.intake.collectives = self._collectives.take
-        self.engine.after_tick.append(lambda picture: self._collectives.judge(picture.tick.now))
+        engine.after_tick.append(lambda picture: self._collectives.judge(picture.tick.now))
         self._cost = CostDesk(
-            config.processors.cost,
-            self.engine.table.hardware,
-            config.processors.ingero.cohort.by,
-            self.engine.clock(),
+            config.processors.cost, engine.table.hardware, config.processors.ingero.cohort.by, engine.clock()
         )
-        self.engine.after_tick.append(lambda picture: self._cost.book(picture, self.engine.config.push_interval))
-        self._live = LivePage(lambda: self.engine.config, self._cost, self._collectives)
-        self.engine.after_tick.append(self._live.record)
-        for exporter in exporters.values():
-            exporter.start()
-        await self._receivers()
+        engine.after_tick.append(lambda picture: self._cost.book(picture, engine.config.push_interval))
+        self._live = LivePage(lambda: engine.config, self._cost, self._collectives)
+        engine.after_tick.append(self._live.record)
+        if receiving.sends(Signal.LOGS):
+            engine.tell.append(lambda body: receiving.forward(Push(Signal.LOGS, "protobuf", body)))
+        if config.receivers.otlp.processes == 1:
+            engine.publish.append(receiving.adopt)
+            self.ports |= await receiving.listen()
+        else:
+            pool = self._pool = Pool(config, engine.table, offset, self._take_collectives)
+            engine.before_tick = pool.gather
+            engine.publish.append(pool.publish)
+            engine.facts.append(pool.facts)
+            self.ports |= await pool.start()
         await self._pages()
-        self._ticking = loop.create_task(self.engine.run())
+        self._ticking = asyncio.create_task(engine.run())
 
-    async def _receivers(self) -> None:
-        protocols, running = self.config.receivers.otlp.protocols, self.running
-        if protocols.http:
-            listener = protocols.http
-            running.http = OtlpHttpReceiver(self.engine.intake, self._guardian(listener.auth), listener.limits())
-            host, port = parse_endpoint(listener.endpoint)
-            running.ports["otlp/http"] = await running.http.start(host, port, tls=listener.tls)
-            self.engine.listeners["otlp_http"] = running.http.counters
-        if protocols.grpc:
-            settings = protocols.grpc
-            running.grpc = OtlpGrpcReceiver(self.engine.intake, self._guardian(settings.auth), settings.limits())
-            host, port = parse_endpoint(settings.endpoint)
-            running.ports["otlp/grpc"] = await running.grpc.start(host, port, tls=settings.tls)
-            self.engine.listeners["otlp_grpc"] = running.grpc.counters
+    def _take_collectives(self, push: Push, now: float) -> None:
+        self._collectives.take(push, now)
+
+    def _traffic(self) -> Traffic:
+        parts = [self._receiving.traffic()]
+        return total([*parts, self._pool.traffic()] if self._pool else parts)
 
     async def _pages(self) -> None:
         extensions, engine = self.config.extensions, self.engine
@@ -108,7 +88,7 @@ class Fleet:
         wanted = self.config.service.extensions
         if "ingero_threshold" in wanted:
             threshold = extensions.ingero_threshold
-            app = api.agent_api(engine, self._guardian(threshold.auth), self._cost)
+            app = api.agent_api(engine, self._guardians.new(threshold.auth), self._cost)
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
             await self._serve(
                 "diagnostics",
@@ -117,7 +97,7 @@ class Fleet:
             )
         if "healthee" in wanted:
             healthee = extensions.healthee
-            app = api.health_api(engine, self._guardian(healthee.auth))
+            app = api.health_api(engine, self._guardians.new(healthee.auth))
             await self._serve("health", app, healthee.endpoint, healthee.tls)
         if "zpages" in wanted:
             await self._serve("zpages", api.zpages(engine), extensions.zpages.endpoint)
@@ -130,36 +110,28 @@ class Fleet:
             findings.register(CollectivesPage(self._collectives))
             await self._serve("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
         vitals = CollectorRegistry()
-        vitals.register(VitalsPage(engine))
+        vitals.register(VitalsPage(engine, self._traffic))
         ProcessCollector(registry=vitals)
         PlatformCollector(registry=vitals)
         await self._serve("telemetry", api.metrics_app(vitals), self.config.service.telemetry.metrics.address)
 
-    def _guardian(self, auth: AuthConfig) -> Guardian:
-        guardian = Guardian(Tokens.read(auth.bearer_token_file) if auth.bearer_token_file else None)
-        self._guardians.append((guardian, auth))
-        return guardian
-
     async def _serve(self, name: str, app: FastAPI, endpoint: str, tls: ServerTls | None = None) -> None:
         server, socket = bind(app, endpoint, tls, DRAIN_SECONDS, name)
-        self.running.ports[name] = socket.getsockname()[1]
-        task = asyncio.create_task(server.serve(sockets=[socket]))
-        self.running.servers.append((server, task))
+        self.ports[name] = socket.getsockname()[1]
+        self._servers.append((server, asyncio.create_task(server.serve(sockets=[socket]))))
 
     def reload(self) -> None:
         """Read tokens and certificates again. What cannot be read is said, and the old ones stay."""
-        try:
-            for guardian, auth in self._guardians:
-                if auth.bearer_token_file:
-                    guardian.tokens = Tokens.read(auth.bearer_token_file)
-            for receiver in (self.running.http, self.running.grpc):
-                if receiver:
-                    receiver.reload_certificates()
-            if self._reload:
-                self.adopt(self._reload())
-            log.info("reloaded")
-        except (SettingsError, OSError) as error:
-            log.error("reload_failed", reason=str(error))
+        try_reload(self._read_again)
+
+    def _read_again(self) -> None:
+        self._guardians.reload()
+        self._receiving.reload()
+        if self._pool:
+            self._pool.reload()
+        if self._reload:
+            self.adopt(self._reload())
+        log.info("reloaded")
 
     def adopt(self, config: FleetConfig) -> None:
         """Take over what may change while running: the processor's settings. Listeners need a restart."""
@@ -180,17 +152,20 @@ class Fleet:
     async def stop(self) -> None:
         """Stop taking pushes, answer what is under way, send what is queued, then close."""
         self._live.close()
-        if self.running.http:
-            await self.running.http.stop(DRAIN_SECONDS)
-        if self.running.grpc:
-            await self.running.grpc.stop(DRAIN_SECONDS)
+        await self._receiving.stop_listening(DRAIN_SECONDS)
+        if self._pool:
+            await self._pool.stop()
         self._ticking.cancel()
         await asyncio.gather(self._ticking, return_exceptions=True)
         self.engine.close()
-        await asyncio.gather(*(exporter.stop(DRAIN_SECONDS) for exporter in self.engine.exporters.values()))
-        for server, _ in self.running.servers:
+        await self._receiving.stop_sending(DRAIN_SECONDS)
+        for server, _ in self._servers:
             server.should_exit = True
-        await asyncio.gather(*(task for _, task in self.running.servers), return_exceptions=True)
+        await asyncio.gather(*(task for _, task in self._servers), return_exceptions=True)
+
+
+def _receiving_facts(traffic: Traffic) -> dict[str, Any]:
+    return {"reports": traffic.reports, "exporters": dict(traffic.waiting)}
 
 
 async def serve(
@@ -209,8 +184,8 @@ async def serve(
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 50, 50)
-    announce(fleet.running.ports)
-    log.info("started", ports=fleet.running.ports)
+    announce(fleet.ports)
+    log.info("started", ports=fleet.ports)
     await ended.wait()
     log.info("stopping")
     await fleet.stop()

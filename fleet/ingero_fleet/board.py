@@ -26,30 +26,36 @@ class Board:
     """Thresholds of the cohorts that have a quorum, and the verdict line of every judged node.
 
     A cohort without a quorum is absent, so that its nodes get no headers at all and ask the threshold API instead.
+    Most nodes are told the same, `usual`; `others` holds what the rest is told, nothing where that is empty. A node
+    that was first heard of after `as_of` is not judged yet.
     """
 
     by: tuple[str, ...] = ()
-    thresholds: dict[CohortKey, float] = field(default_factory=dict)
-    verdicts: Mapping[NodeKey, str] = field(default_factory=dict)
-    _answers: dict[tuple[float | None, str | None], Answer] = field(default_factory=dict, repr=False, compare=False)
+    thresholds: Mapping[CohortKey, float] = field(default_factory=dict)
+    usual: str = ""
+    others: Mapping[NodeKey, str] = field(default_factory=dict)
+    as_of: float = float("-inf")
+    _answers: dict[tuple[float | None, str], Answer] = field(default_factory=dict, repr=False, compare=False)
     _cohort: Callable[[HealthReport], CohortKey] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_cohort", cohort_of(self.by))
 
-    def answer(self, report: HealthReport) -> Answer:
-        """The answer for a node; shared between nodes that are told the same."""
+    def answer(self, report: HealthReport, entered: float) -> Answer:
+        """The answer for a node first heard of at `entered`; shared between nodes that are told the same."""
         threshold = self.thresholds.get(self._cohort(report))
-        verdict = self.verdicts.get((report.cluster_id, report.node_id))
+        verdict = ""
+        if entered <= self.as_of:
+            verdict = self.others.get((report.cluster_id, report.node_id), self.usual)
         known = self._answers.get((threshold, verdict))
         if known is None:
             known = self._answers[(threshold, verdict)] = build_answer(threshold, verdict)
         return known
 
 
-def build_answer(threshold: float | None, verdict: str | None) -> Answer:
+def build_answer(threshold: float | None, verdict: str) -> Answer:
     """Put threshold and verdict into HTTP headers and gRPC metadata; neither of them gives no header."""
-    if threshold is None and verdict is None:
+    if threshold is None and not verdict:
         return ACCEPTED
     lines: list[str] = []
     metadata: list[tuple[str, str]] = []
@@ -57,7 +63,7 @@ def build_answer(threshold: float | None, verdict: str | None) -> Answer:
         text = f"{min(max(threshold, LOWEST), HIGHEST):.6f}"
         lines += [f"{headers.THRESHOLD}: {text}", f"{headers.QUORUM_MET}: true"]
         metadata += [(headers.GRPC_THRESHOLD, text), (headers.GRPC_QUORUM_MET, "true")]
-    if verdict is not None:
+    if verdict:
         lines.append(f"{headers.VERDICT}: {verdict}")
         metadata.append((headers.GRPC_VERDICT, verdict))
     return Answer(http_headers="".join(f"{line}\r\n" for line in lines).encode("latin-1"), metadata=tuple(metadata))

@@ -2,21 +2,18 @@
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ingero_fleet import edges, statistics
 from ingero_fleet.board import Board
-from ingero_fleet.exporters import Exporter
-from ingero_fleet.intake import Intake
 from ingero_fleet.judging import Findings, Judging
 from ingero_fleet.picture import Picture
 from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_kit.clock import Clock
-from ingero_kit.listener import Counters
 from ingero_kit.logs import get
-from ingero_kit.otlp_server import Push, Signal
 
 log = get(__name__)
 
@@ -24,16 +21,13 @@ log = get(__name__)
 class Engine:
     """Owns the score map and the latest picture. The statistics run in a thread so that no push waits for them."""
 
-    def __init__(self, config: IngeroConfig, clock: Clock, routes: dict[Signal, list[Exporter]]) -> None:
+    def __init__(self, config: IngeroConfig, clock: Clock) -> None:
         self.config = config
         self.clock = clock
-        self.exporters = {exporter.name: exporter for exporters in routes.values() for exporter in exporters}
         self.table = ScoreTable(
             Limits(config.max_nodes, config.max_clusters, config.push_interval * config.ttl_multiplier),
             config.cohort.by,
         )
-        self.intake = Intake(self.table, clock, self.forward if self.exporters else None)
-        self.intake.board = Board(config.cohort.by)
         self.picture: Picture | None = None
         self.memory = statistics.Memory()
         self.judging = Judging(config)
@@ -42,20 +36,18 @@ class Engine:
         self.failed_ticks = 0
         self.failed_listeners = 0
         self.tick_seconds = 0.0
-        self.listeners: dict[str, Counters] = {}
+        self.before_tick: Callable[[], Awaitable[None]] | None = None
+        """Awaited before the score map is copied: brings in what other processes heard."""
+        self.publish: list[Callable[[Board], None]] = []
+        """Called on the event loop with every new board."""
+        self.tell: list[Callable[[bytes], None]] = []
+        """Called on the event loop with verdicts that changed, as an OTLP request for logs."""
         self.after_tick: list[Callable[[Picture], None]] = []
         """Called in a thread with every new picture; a failure is logged and counted, and the tick stands."""
-        self._routes = routes
+        self.facts: list[Callable[[], dict[str, Any]]] = []
+        """What other parts add to the facts about Fleet's health."""
         self._started = clock()
-
-    def forward(self, push: Push) -> None:
-        """Hand an accepted push to the exporters of its pipeline."""
-        for exporter in self._routes.get(push.signal, ()):
-            exporter.put(push)
-
-    def edges(self) -> dict[str, Counters]:
-        """Counters of the OTLP listeners, by name."""
-        return self.listeners
+        self._worker = ThreadPoolExecutor(1, "tick")
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Healthy while ticks are computed on time."""
@@ -68,9 +60,9 @@ class Engine:
             "ticks": self.ticks,
             "failed_ticks": self.failed_ticks,
             "nodes": len(self.table),
-            "reports": self.intake.accepted_reports,
-            "exporters": {name: exporter.waiting for name, exporter in self.exporters.items()},
         }
+        for more in self.facts:
+            facts |= more()
         return age < 3 * self.config.push_interval + 5, facts
 
     async def run(self) -> None:
@@ -92,22 +84,26 @@ class Engine:
     async def tick(self) -> Picture:
         """Run one tick now."""
         started = time.perf_counter()
+        loop = asyncio.get_running_loop()
         now = self.clock()
-        with self.intake.locked():
-            self.table.expire(now)
-            frame = statistics.Frame.take(self.table, now)
-            said, self.table.last_verdict = self.table.last_verdict, {}
-        tick, findings = await asyncio.to_thread(self._compute, frame, said)
+        if self.before_tick:
+            await self.before_tick()
+        self.table.expire(now)
+        frame = statistics.Frame.take(self.table, now)
+        said, self.table.last_verdict = self.table.last_verdict, {}
+        tick, findings = await loop.run_in_executor(self._worker, self._compute, frame, said)
         self.memory = tick.memory
-        with self.intake.locked():
-            statistics.apply(tick, frame, self.table)
+        statistics.apply(tick, frame, self.table)
         self.picture = Picture(frame, tick, findings, self.config.push_interval)
-        self.intake.board = Board(self.config.cohort.by, tick.thresholds, findings.lines)
+        told = findings.told
+        board = Board(self.config.cohort.by, tick.thresholds, told.usual, told.others, told.as_of)
+        for publish in self.publish:
+            publish(board)
         self.ticks += 1
         self.tick_seconds = time.perf_counter() - started
         self._tell(findings)
         if self.after_tick:
-            await asyncio.to_thread(self._after, self.picture)
+            await loop.run_in_executor(self._worker, self._after, self.picture)
         return self.picture
 
     def _compute(self, frame: statistics.Frame, said: dict[int, str]) -> tuple[statistics.Tick, Findings]:
@@ -129,10 +125,12 @@ class Engine:
                 "verdict", edge=edge.what, cluster=verdict.cluster, node=verdict.node, state=str(verdict.state),
                 kind=str(verdict.kind), severity=round(verdict.severity, 4),
             )  # fmt: skip
-        body = edges.encode(findings.edges) if self._routes.get(Signal.LOGS) else None
+        body = edges.encode(findings.edges) if self.tell else None
         if body:
-            self.forward(Push(Signal.LOGS, "protobuf", body))
+            for tell in self.tell:
+                tell(body)
 
     def close(self) -> None:
         """Keep what a restart needs."""
+        self._worker.shutdown()
         self.judging.close()

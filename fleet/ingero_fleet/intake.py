@@ -1,10 +1,10 @@
 """A push comes in, its reports go to whoever collects them, the board's answer goes back."""
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from ingero_detect.memory import NodeKey
 from ingero_fleet.board import Board
 from ingero_kit.clock import Clock
 from ingero_kit.otlp import Decoder, HealthReport, MalformedPayload
@@ -18,14 +18,17 @@ _METRICS: Final = Signal.METRICS
 
 
 class Collector(Protocol):
-    """Keeps reports: the score map itself, or the link to the process that has it."""
+    """Keeps reports."""
 
     def observe(self, report: HealthReport, now: float) -> str | None:
         """Take a report; returns why it was not taken, or `None`."""
 
+    def entered(self, node: NodeKey) -> float:
+        """When a node of whom a report was taken was first heard of."""
+
 
 class Intake:
-    """The handler of the OTLP receivers, called on the event loop; threads that copy the score map hold its lock."""
+    """The handler of the OTLP receivers, called on the event loop."""
 
     def __init__(
         self,
@@ -45,7 +48,6 @@ class Intake:
         self._onward = onward
         self.collectives = collectives
         self._decoder = Decoder()
-        self._lock = threading.Lock()
 
     def __call__(self, push: Push) -> Answer:
         """Decide about one push."""
@@ -63,17 +65,17 @@ class Intake:
         if decoded.collective_points and self.collectives:
             self.collectives(push, now)
         answer = ACCEPTED
-        with self._lock:
-            for report in decoded.reports:
-                refusal = self._collector.observe(report, now)
-                if refusal is None:
-                    self.accepted_reports += 1
-                    answer = self.board.answer(report)
-                else:
-                    decoded.rejected += 1
-                    decoded.reasons[refusal] = decoded.reasons.get(refusal, 0) + 1
-            for _, _, straggler in decoded.events:
-                self.self_reported[straggler] += 1
+        collector = self._collector
+        for report in decoded.reports:
+            refusal = collector.observe(report, now)
+            if refusal is None:
+                self.accepted_reports += 1
+                answer = self.board.answer(report, collector.entered((report.cluster_id, report.node_id)))
+            else:
+                decoded.rejected += 1
+                decoded.reasons[refusal] = decoded.reasons.get(refusal, 0) + 1
+        for _, _, straggler in decoded.events:
+            self.self_reported[straggler] += 1
         passable = decoded.reports or decoded.other_points or decoded.collective_points
         if self._onward and (passable or not decoded.rejected):
             self._onward(push)
@@ -86,10 +88,6 @@ class Intake:
                 metadata=answer.metadata,
             )
         return answer
-
-    def locked(self) -> threading.Lock:
-        """The lock under which reports are taken; hold it to copy the score map."""
-        return self._lock
 
     def _count(self, reasons: dict[str, int]) -> None:
         for reason, count in reasons.items():

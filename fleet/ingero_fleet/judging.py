@@ -40,11 +40,25 @@ PATIENCE: Final = 6
 
 _CODES: Final = {scores.ACTIVE: ACTIVE, scores.IDLE: IDLE, scores.CALIBRATING: CALIBRATING}
 
-_QUIET: Final = np.array([str(state) for state in VERDICT_STATES], object)
-"""Lines of nodes that nobody accuses."""
+_QUIET: Final = [*(str(state) for state in VERDICT_STATES), ""]
+"""Lines of nodes that nobody accuses, by code; the last one, of nodes that are not judged, is nothing."""
+
+_NOT_JUDGED: Final = len(VERDICT_STATES)
 
 _ECHOED_SEVERITY: Final = 0.99
 """Most severe loss that an echoed verdict is believed to have had."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """The line that nodes are told: most of them `usual`, the others their own, nothing where it is empty.
+
+    `as_of` is the time of the frame; nodes that came later are told nothing.
+    """
+
+    usual: str = ""
+    others: Mapping[NodeKey, str] = field(default_factory=dict)
+    as_of: float = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -58,7 +72,7 @@ class Findings:
     slots: npt.NDArray[np.int64]
     states: npt.NDArray[np.uint8]
     accused: npt.NDArray[np.bool_]
-    lines: Mapping[NodeKey, str]
+    told: Told
     edges: list[Edge] = field(default_factory=list)
     jobs: list[JobSlow] = field(default_factory=list)
     estimates: Mapping[str, float] = field(default_factory=dict)
@@ -158,14 +172,14 @@ class Judging:
         slots[rows] = of_names
         view = self.detector.view()
         if not len(view.names):
-            return Findings(view, slots, np.zeros(len(slots), np.uint8), np.zeros(len(slots), np.bool_), {})
+            return Findings(view, slots, np.zeros(len(slots), np.uint8), np.zeros(len(slots), np.bool_), Told())
         states = np.where(slots >= 0, view.columns["state"][slots], 0).astype(np.uint8)
         return Findings(
             view,
             slots,
             states,
             is_accused(states) & (slots >= 0),
-            self._told(view, names, of_names),
+            self._told(view, names, of_names, frame.now),
             edges,
             jobs,
             self._estimate(),
@@ -255,16 +269,17 @@ class Judging:
             keys += [(*full, ""), (*full, BY_SCORE)]
         return keys
 
-    def _told(self, view: View, names: list[NodeKey], slots: npt.NDArray[np.int64]) -> dict[NodeKey, str]:
-        """The line that every judged node is told."""
-        states = view.columns["state"]
-        lines: dict[NodeKey, str] = dict(zip(names, _QUIET[states[slots]].tolist(), strict=True))
-        loud = is_accused(states)[slots] & (slots >= 0)
-        for place in np.flatnonzero(loud).tolist():
-            lines[names[place]] = _line(view, int(slots[place]))
-        for place in np.flatnonzero(slots < 0).tolist():
-            del lines[names[place]]
-        return lines
+    def _told(self, view: View, names: list[NodeKey], slots: npt.NDArray[np.int64], now: float) -> Told:
+        """The line that every node of a frame is told."""
+        codes = np.where(slots >= 0, view.columns["state"][slots], _NOT_JUDGED)
+        loud = is_accused(codes)
+        quiet = codes[~loud & (slots >= 0)]
+        usual = int(np.bincount(quiet).argmax()) if len(quiet) else _NOT_JUDGED
+        others = {
+            names[place]: _line(view, int(slots[place])) if loud[place] else _QUIET[codes[place]]
+            for place in np.flatnonzero(codes != usual).tolist()
+        }
+        return Told(_QUIET[usual], others, now)
 
 
 def _line(view: View, slot: int) -> str:

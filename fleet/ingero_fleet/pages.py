@@ -9,12 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ingero_detect.memory import STATES
-from ingero_fleet.exporters import Exporter
-from ingero_fleet.intake import Intake
 from ingero_fleet.judging import Findings
 from ingero_fleet.picture import Picture, cohort_name, is_straggler
+from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.scores import ScoreTable
-from ingero_kit.listener import Counters
 
 MAX_NODE_SERIES: Final = 10_000
 """Nodes with series of their own on a page; the rest are counted."""
@@ -142,79 +140,73 @@ def _verdicts(picture: Picture, findings: Findings) -> Iterator[Metric]:
 
 
 class Vitals(Protocol):
-    """What the page about Fleet itself reads."""
+    """What the page about Fleet itself reads of the engine."""
 
-    intake: Intake
     table: ScoreTable
-    exporters: dict[str, Exporter]
     tick_seconds: float
     ticks: int
     late_ticks: int
     failed_ticks: int
 
-    def edges(self) -> dict[str, Counters]:
-        """Counters of the OTLP listeners."""
-
 
 class VitalsPage(Collector):
     """Pushes, losses, queues and the cost of a tick."""
 
-    def __init__(self, vitals: Vitals) -> None:
+    def __init__(self, vitals: Vitals, traffic: Callable[[], Traffic]) -> None:
         self._vitals = vitals
+        self._traffic = traffic
 
     def collect(self) -> Iterator[Metric]:
         """Build the families anew for every scrape."""
-        vitals = self._vitals
+        vitals, traffic = self._vitals, self._traffic()
         pushes = CounterMetricFamily("ingero_fleet_pushes", "Pushes by signal.", labels=["signal"])
-        for signal, count in list(vitals.intake.pushes.items()):
-            pushes.add_metric([signal.name.lower()], count)
+        for signal, count in traffic.pushes.items():
+            pushes.add_metric([signal], count)
         rejected = CounterMetricFamily(
             "ingero_fleet_rejected_points", "Points left out, by reason.", labels=["reason"]
         )
-        for reason, count in list(vitals.intake.rejected.items()):
+        for reason, count in traffic.rejected.items():
             rejected.add_metric([reason], count)
         yield from (pushes, rejected)
-        yield _counter("ingero_fleet_reports", "Health reports taken.", vitals.intake.accepted_reports)
-        yield _counter("ingero_fleet_malformed_pushes", "Pushes that could not be read.", vitals.intake.malformed)
+        yield _counter("ingero_fleet_reports", "Health reports taken.", traffic.reports)
+        yield _counter("ingero_fleet_malformed_pushes", "Pushes that could not be read.", traffic.malformed)
         yield _counter("ingero_fleet_expired_nodes", "Nodes forgotten after silence.", vitals.table.losses.expired)
+        yield _counter("ingero_fleet_nodes_over_limit", "Reports refused at max_nodes.", traffic.nodes_over_limit)
         yield _counter(
-            "ingero_fleet_nodes_over_limit", "Reports refused at max_nodes.", vitals.table.losses.nodes_over_limit
-        )
-        yield _counter(
-            "ingero_fleet_clusters_over_limit",
-            "Reports refused at max_clusters.",
-            vitals.table.losses.clusters_over_limit,
+            "ingero_fleet_clusters_over_limit", "Reports refused at max_clusters.", traffic.clusters_over_limit
         )
         yield _counter("ingero_fleet_ticks", "Ticks computed.", vitals.ticks)
         yield _counter("ingero_fleet_late_ticks", "Ticks that took longer than the interval.", vitals.late_ticks)
         yield _counter("ingero_fleet_failed_ticks", "Ticks that failed.", vitals.failed_ticks)
         yield _gauge("ingero_fleet_tick_seconds", "Time of the latest tick.", vitals.tick_seconds)
         yield _gauge("ingero_fleet_nodes", "Nodes in the score map.", len(vitals.table))
-        yield from self._edges()
-        yield from self._exporters()
+        yield from _listeners(traffic)
+        yield from _exporters(traffic)
 
-    def _edges(self) -> Iterator[Metric]:
-        kinds = ("requests", "refused_connections", "timeouts", "malformed", "too_large", "handler_errors")
-        events = CounterMetricFamily(
-            "ingero_fleet_listener_events", "What happened at a listener, by kind.", labels=["listener", "kind"]
-        )
-        connections = GaugeMetricFamily("ingero_fleet_connections", "Open connections.", labels=["listener"])
-        for name, counters in self._vitals.edges().items():
-            for kind in kinds:
-                events.add_metric([name, kind], getattr(counters, kind))
-            connections.add_metric([name], counters.open)
-        yield from (events, connections)
 
-    def _exporters(self) -> Iterator[Metric]:
-        outcome = CounterMetricFamily(
-            "ingero_fleet_exported_pushes", "Pushes by what became of them.", labels=["exporter", "outcome"]
-        )
-        waiting = GaugeMetricFamily("ingero_fleet_export_queue", "Pushes waiting.", labels=["exporter"])
-        for name, exporter in self._vitals.exporters.items():
-            for kind in ("sent", "dropped_queue_full", "dropped_permanent", "dropped_elapsed", "retries"):
-                outcome.add_metric([name, kind], getattr(exporter.counters, kind))
-            waiting.add_metric([name], exporter.waiting)
-        yield from (outcome, waiting)
+def _listeners(traffic: Traffic) -> Iterator[Metric]:
+    kinds = ("requests", "refused_connections", "timeouts", "malformed", "too_large", "handler_errors")
+    events = CounterMetricFamily(
+        "ingero_fleet_listener_events", "What happened at a listener, by kind.", labels=["listener", "kind"]
+    )
+    connections = GaugeMetricFamily("ingero_fleet_connections", "Open connections.", labels=["listener"])
+    for name, counters in traffic.listeners.items():
+        for kind in kinds:
+            events.add_metric([name, kind], getattr(counters, kind))
+        connections.add_metric([name], counters.open)
+    yield from (events, connections)
+
+
+def _exporters(traffic: Traffic) -> Iterator[Metric]:
+    outcome = CounterMetricFamily(
+        "ingero_fleet_exported_pushes", "Pushes by what became of them.", labels=["exporter", "outcome"]
+    )
+    waiting = GaugeMetricFamily("ingero_fleet_export_queue", "Pushes waiting.", labels=["exporter"])
+    for name, counters in traffic.exporters.items():
+        for kind in ("sent", "dropped_queue_full", "dropped_permanent", "dropped_elapsed", "retries"):
+            outcome.add_metric([name, kind], getattr(counters, kind))
+        waiting.add_metric([name], traffic.waiting[name])
+    yield from (outcome, waiting)
 
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:

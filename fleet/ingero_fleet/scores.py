@@ -30,6 +30,7 @@ COLUMNS: Final = {
     "rate": np.float64,
     "seen": np.float64,
     "since": np.float64,
+    "entered": np.float64,
     "throughput": np.float32,
     "compute": np.float32,
     "memory": np.float32,
@@ -60,6 +61,30 @@ class Hardware(NamedTuple):
     gpus: int = 0
 
 
+BATCH_COLUMNS: Final = (
+    "score", "rate", "seen", "entered", "throughput", "compute", "memory", "cpu", "cohort", "hardware", "world_size",
+    "rank", "pushes", "state",
+)  # fmt: skip
+"""What of a report goes from one score map to another."""
+
+BATCH_RECORD: Final = np.dtype([(name, COLUMNS[name]) for name in BATCH_COLUMNS])
+"""The same as a record."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The latest reports of some nodes. `records["cohort"]` and `["hardware"]` lead into the lists of the batch.
+
+    `pushes` counts those since the last batch; `said` holds the verdict that a node was last told, by place.
+    """
+
+    names: list[NodeKey]
+    cohorts: list[CohortKey]
+    hardware: list[Hardware]
+    records: npt.NDArray[np.void]
+    said: dict[int, str]
+
+
 @dataclass(frozen=True)
 class Limits:
     """Bounds of the score map."""
@@ -82,6 +107,7 @@ class ScoreTable:
     """Columns by row; a node keeps its row while it lives. Not thread-safe: one owner.
 
     `since` and `windows` belong to the threshold rule: when the node fell below and for how many ticks since.
+    `entered` is when the node was first heard of.
     """
 
     def __init__(self, limits: Limits, by: tuple[str, ...]) -> None:
@@ -115,6 +141,10 @@ class ScoreTable:
         """The row of a node, if it is known."""
         return self._rows.get(node)
 
+    def entered(self, node: NodeKey) -> float:
+        """When a node of the score map was first heard of."""
+        return float(self._cells["entered"][self._rows[node]])
+
     def nodes_named(self, name: str) -> list[NodeKey]:
         """Every (cluster, node) with this node name."""
         return [node for node in self._rows if node[1] == name]
@@ -124,18 +154,13 @@ class ScoreTable:
         node = (report.cluster_id, report.node_id)
         row = self._rows.get(node)
         if row is None:
-            taken = self._enter(node)
+            taken = self._enter(node, now)
             if isinstance(taken, str):
                 return taken
             row = taken
         cells, state = self._cells, _CODES[report.state]
-        key = self._cohort(report)
-        cohort = self._cohort_ids.get(key)
-        if cohort is None:
-            cohort = self._cohort_ids[key] = len(self.cohorts)
-            self.cohorts.append(key)
-        cells["cohort"][row] = cohort
-        cells["hardware"][row] = self._hardware(report)
+        cells["cohort"][row] = self._cohort_number(self._cohort(report))
+        cells["hardware"][row] = self._hardware_number((report.provider, report.gpu_model, report.gpu_count))
         cells["score"][row] = report.score
         cells["state"][row] = state
         cells["seen"][row] = now
@@ -152,8 +177,63 @@ class ScoreTable:
             self.last_verdict[row] = report.last_verdict
         return None
 
-    def _hardware(self, report: HealthReport) -> int:
-        item = (report.provider, report.gpu_model, report.gpu_count)
+    def take_fresh(self, most: int) -> "Batch":
+        """Reports of at most so many nodes that reported since they were last taken; they are not fresh any more."""
+        rows = np.flatnonzero(self.view("fresh") & self.view("alive"))[:most]
+        records = np.empty(len(rows), BATCH_RECORD)
+        for name in BATCH_COLUMNS:
+            records[name] = self._columns[name][rows]
+        cohorts, records["cohort"] = np.unique(records["cohort"], return_inverse=True)
+        hardware, records["hardware"] = np.unique(records["hardware"], return_inverse=True)
+        self._columns["fresh"][rows] = False
+        self._columns["pushes"][rows] = 0
+        said = self.last_verdict
+        places = rows.tolist()
+        return Batch(
+            [self.names[row] for row in places],
+            [self.cohorts[number] for number in cohorts.tolist()],
+            [self.hardware[number] for number in hardware.tolist()],
+            records,
+            {place: said.pop(row) for place, row in enumerate(places) if row in said} if said else {},
+        )
+
+    def absorb(self, batch: "Batch") -> None:
+        """Take reports that another score map took, unless this one has a later report of the node."""
+        rows = np.empty(len(batch.names), np.int64)
+        records = batch.records
+        for place, node in enumerate(batch.names):
+            row = self._rows.get(node)
+            if row is None:
+                taken = self._enter(node, float(records["entered"][place]))
+                row = -1 if isinstance(taken, str) else taken
+            rows[place] = row
+        cohorts = np.array([self._cohort_number(key) for key in batch.cohorts], np.int32)
+        hardware = np.array([self._hardware_number(item) for item in batch.hardware], np.int32)
+        seen = self._columns["seen"]
+        places = np.flatnonzero((rows >= 0) & (records["seen"] >= seen[rows]))
+        rows, records = rows[places], records[places]
+        for name in BATCH_COLUMNS:
+            column = self._columns[name]
+            if name == "pushes":
+                column[rows] += records[name]
+            elif name == "entered":
+                column[rows] = np.minimum(column[rows], records[name])
+            else:
+                column[rows] = records[name]
+        self._columns["cohort"][rows] = cohorts[records["cohort"]]
+        self._columns["hardware"][rows] = hardware[records["hardware"]]
+        self._columns["fresh"][rows] = True
+        kept = dict(zip(places.tolist(), rows.tolist(), strict=True))
+        self.last_verdict.update({kept[place]: text for place, text in batch.said.items() if place in kept})
+
+    def _cohort_number(self, key: CohortKey) -> int:
+        number = self._cohort_ids.get(key)
+        if number is None:
+            number = self._cohort_ids[key] = len(self.cohorts)
+            self.cohorts.append(key)
+        return number
+
+    def _hardware_number(self, item: tuple[str, str, int]) -> int:
         code = self._hardware_ids.get(item)
         if code is None:
             if len(self.hardware) >= MAX_HARDWARE:
@@ -162,7 +242,7 @@ class ScoreTable:
             self.hardware.append(Hardware(*item))
         return code
 
-    def _enter(self, node: NodeKey) -> int | str:
+    def _enter(self, node: NodeKey, now: float) -> int | str:
         if len(self._rows) >= self.limits.nodes:
             self.losses.nodes_over_limit += 1
             return "Fleet keeps no more nodes (processors.ingero.max_nodes)"
@@ -183,6 +263,7 @@ class ScoreTable:
         self._rows[node] = row
         for name, column in self._columns.items():
             column[row] = name == "alive"
+        self._columns["entered"][row] = now
         return row
 
     def _grow(self) -> None:

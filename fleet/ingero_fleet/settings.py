@@ -99,6 +99,9 @@ class OtlpReceiverConfig(Settings):
 
     protocols: ProtocolsConfig = ProtocolsConfig(grpc=GrpcConfig(), http=HttpConfig())
     """What is listened to."""
+    processes: int = Field(default=1, ge=1, le=64)
+    """Processes that receive on the same ports. With 1, Fleet's own process receives; with more, so many others
+    receive, and Fleet's own process judges what they heard."""
 
 
 class ReceiversConfig(Settings):

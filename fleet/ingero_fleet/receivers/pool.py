@@ -1,0 +1,232 @@
+"""Several receiver processes on the same ports: started, asked at every tick, replaced when they end.
+
+The kernel spreads connections over the processes (`SO_REUSEPORT`), so a node's pushes come to one of them while it
+keeps its connection. Each keeps a score map of its own and hands over what is new when it is asked; Fleet's process
+alone judges. A process that dies takes with it what it heard since the last tick, and no more.
+"""
+
+import asyncio
+import socket
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import orjson
+
+from ingero_fleet.board import Board
+from ingero_fleet.receivers.link import Kind, decode_batch, decode_collectives, encode_board, message, read
+from ingero_fleet.receivers.link import encode_hello as hello
+from ingero_fleet.receivers.receiving import listeners
+from ingero_fleet.receivers.traffic import Traffic, total
+from ingero_fleet.scores import ScoreTable
+from ingero_fleet.settings import FleetConfig
+from ingero_kit.backoff import Backoff
+from ingero_kit.logs import get
+from ingero_kit.otlp_server import Push, parse_endpoint
+
+log = get(__name__)
+
+START_SECONDS: Final = 30.0
+"""How long a process may take to listen."""
+
+COLLECT_SECONDS: Final = 1.0
+"""Longest wait of a tick for the reports of its processes; what comes later counts in the next one."""
+
+STOP_SECONDS: Final = 15.0
+"""How long a process may take to finish, before it is ended."""
+
+
+class Receiver:
+    """One process and its link."""
+
+    def __init__(self, number: int, process: asyncio.subprocess.Process, link: socket.socket) -> None:
+        self.number = number
+        self.process = process
+        self.traffic = Traffic()
+        self.done = asyncio.Event()
+        self._link = link
+
+    async def connect(self) -> None:
+        """Open this side of the link."""
+        self._reader, self._writer = await asyncio.open_connection(sock=self._link)
+
+    def send(self, *messages: bytes) -> None:
+        """Queue messages; a link that is gone is noticed where it is read."""
+        if not self._writer.is_closing():
+            self._writer.writelines(messages)
+
+    async def ready(self) -> None:
+        """Wait until it listens; raises `OSError` with its reason when it cannot."""
+        try:
+            kind, body = await asyncio.wait_for(read(self._reader), START_SECONDS)
+        except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+            raise OSError(f"receiver process {self.number} did not start") from None
+        if kind is Kind.FAILED:
+            raise OSError(body.decode())
+
+    async def listen(self, table: ScoreTable, collectives: Callable[[Push, float], None]) -> None:
+        """Take what it sends until it ends."""
+        try:
+            while True:
+                kind, body = await read(self._reader)
+                if kind is Kind.BATCH:
+                    table.absorb(decode_batch(body))
+                elif kind is Kind.COLLECTIVES:
+                    collectives(*decode_collectives(body))
+                elif kind is Kind.DONE:
+                    self.traffic = Traffic.from_json(orjson.loads(body))
+                    self.done.set()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self.done.set()
+            self._writer.close()
+
+    async def end(self) -> None:
+        """Wait for the process; one that does not finish is killed."""
+        try:
+            await asyncio.wait_for(self.process.wait(), STOP_SECONDS)
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+
+
+class Pool:
+    """The receiver processes of one Fleet."""
+
+    def __init__(
+        self, config: FleetConfig, table: ScoreTable, offset: float, collectives: Callable[[Push, float], None]
+    ) -> None:
+        self.restarts = 0
+        self._config, self._table, self._offset = config, table, offset
+        self._collectives = collectives
+        self._ports: dict[str, int] = {}
+        self._reserved: list[socket.socket] = []
+        self._running: dict[int, Receiver] = {}
+        self._keeping: list[asyncio.Task[None]] = []
+        self._ended = Traffic()
+        self._board = Board()
+        self._stopping = False
+
+    async def start(self) -> dict[str, int]:
+        """Take the ports and start the processes; raises `OSError` in words when they cannot listen."""
+        for name, settings in listeners(self._config):
+            reserved = _reserve(*parse_endpoint(settings.endpoint))
+            self._reserved.append(reserved)
+            self._ports[name] = int(reserved.getsockname()[1])
+        count = self._config.receivers.otlp.processes
+        try:
+            started = await asyncio.gather(*(self._start(number) for number in range(count)))
+        except OSError:
+            await self.stop()
+            raise
+        self._keeping = [asyncio.create_task(self._keep(receiver)) for receiver in started]
+        return dict(self._ports)
+
+    async def gather(self) -> None:
+        """Bring in what the processes heard since the last time."""
+        receivers = list(self._running.values())
+        for receiver in receivers:
+            receiver.done.clear()
+            receiver.send(message(Kind.COLLECT))
+        waiting = [asyncio.create_task(receiver.done.wait()) for receiver in receivers]
+        if waiting:
+            _, late = await asyncio.wait(waiting, timeout=COLLECT_SECONDS)
+            for task in late:
+                task.cancel()
+
+    def publish(self, board: Board) -> None:
+        """Give every process the new board."""
+        self._board = board
+        messages = list(encode_board(board))
+        for receiver in self._running.values():
+            receiver.send(*messages)
+
+    def reload(self) -> None:
+        """Have every process read tokens and certificates again."""
+        for receiver in self._running.values():
+            receiver.send(message(Kind.RELOAD))
+
+    def traffic(self) -> Traffic:
+        """Counts over all processes, ended ones included."""
+        return total([self._ended, *(receiver.traffic for receiver in self._running.values())])
+
+    def facts(self) -> dict[str, int]:
+        """What Fleet's health page says of the processes."""
+        return {"receivers": len(self._running), "receiver_restarts": self.restarts}
+
+    async def stop(self) -> None:
+        """Let every process finish what is under way and hand over what it heard."""
+        self._stopping = True
+        receivers = list(self._running.values())
+        for receiver in receivers:
+            receiver.send(message(Kind.STOP))
+        await asyncio.gather(*(receiver.end() for receiver in receivers))
+        for task in self._keeping:
+            task.cancel()
+        await asyncio.gather(*self._keeping, return_exceptions=True)
+        for reserved in self._reserved:
+            reserved.close()
+
+    async def _start(self, number: int) -> Receiver:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "ingero_fleet.receivers.process",
+                str(theirs.fileno()),
+                pass_fds=(theirs.fileno(),),
+            )
+        receiver = Receiver(number, process, ours)
+        await receiver.connect()
+        self._running[number] = receiver
+        receiver.send(message(Kind.HELLO, hello(self._config.model_dump(mode="json"), self._ports, self._offset)))
+        await receiver.ready()
+        receiver.send(*encode_board(self._board))
+        return receiver
+
+    async def _keep(self, receiver: Receiver) -> None:
+        """Listen to a process, and put another in its place when it ends."""
+        number = receiver.number
+        backoff = Backoff(first=0.2, longest=30.0)
+        attempt = 0
+        while True:
+            began = asyncio.get_running_loop().time()
+            await receiver.listen(self._table, self._collectives)
+            await receiver.end()
+            self._running.pop(number, None)
+            self._ended = total([self._ended, receiver.traffic.gone()])
+            if self._stopping:
+                return
+            log.error("receiver_ended", number=number, status=receiver.process.returncode)
+            attempt = 0 if asyncio.get_running_loop().time() - began > 60 else attempt + 1
+            while True:
+                await asyncio.sleep(backoff.delay(attempt))
+                self.restarts += 1
+                try:
+                    receiver = await self._start(number)
+                    break
+                except OSError as error:
+                    attempt += 1
+                    log.error("receiver_failed", number=number, reason=str(error))
+
+
+def _reserve(host: str, port: int) -> socket.socket:
+    """Bind without listening, so that the port is known and stays ours while processes come and go.
+
+    The port is first taken for ourselves alone: sharing it with another service would go unnoticed.
+    """
+    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    reserved = socket.socket(family, kind, protocol)
+    try:
+        if port:
+            with socket.socket(family, kind, protocol) as alone:
+                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                alone.bind(address)
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        reserved.bind(address)
+    except OSError as error:
+        reserved.close()
+        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return reserved

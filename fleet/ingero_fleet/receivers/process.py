@@ -1,0 +1,124 @@
+"""A receiver process: takes pushes on shared ports, hands reports over when asked, answers from the latest board.
+
+Started by `ingero_fleet.receivers.pool` with one end of a pair of sockets; it ends when told to or when that closes.
+"""
+
+import asyncio
+import contextlib
+import gc
+import signal
+import socket
+import sys
+from typing import Final
+
+import orjson
+import uvloop
+
+from ingero_fleet.receivers.link import (
+    PART,
+    BoardReader,
+    Kind,
+    encode_batch,
+    encode_collectives,
+    message,
+    read,
+)
+from ingero_fleet.receivers.receiving import Receiving, try_reload
+from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.settings import FleetConfig
+from ingero_kit import logs
+from ingero_kit.clock import steady_clock
+from ingero_kit.otlp_server import Push
+from ingero_kit.settings import SettingsError
+
+DRAIN_SECONDS: Final = 5.0
+"""How long a stop waits for what is under way."""
+
+MAX_UNSENT: Final = 32 << 20
+"""Octets that may wait to be handed over; collectives beyond that are dropped and counted."""
+
+
+class ReceiverProcess:
+    """One receiver and its link."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader, self._writer = reader, writer
+        self._board = BoardReader()
+
+    async def run(self) -> int:
+        """Serve until told to stop; the exit status is 0 unless the listeners could not be had."""
+        _, body = await read(self._reader)
+        hello = orjson.loads(body)
+        config = FleetConfig.model_validate(hello["config"])
+        logs.configure(config.service.telemetry.logs.level)
+        self._clock = steady_clock(hello["clock_offset"])
+        settings = config.processors.ingero
+        limits = Limits(settings.max_nodes, settings.max_clusters, settings.push_interval * settings.ttl_multiplier)
+        self._table = ScoreTable(limits, settings.cohort.by)
+        self._receiving = Receiving(config, self._table, self._clock, self._collectives)
+        try:
+            await self._receiving.listen(hello["ports"])
+        except (SettingsError, OSError) as error:
+            self._writer.write(message(Kind.FAILED, str(error).encode()))
+            await self._writer.drain()
+            return 1
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 50, 50)
+        self._writer.write(message(Kind.READY))
+        with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
+            await self._follow()
+        await self._receiving.stop_listening(DRAIN_SECONDS)
+        await self._hand_over()
+        await self._receiving.stop_sending(DRAIN_SECONDS)
+        self._writer.close()
+        return 0
+
+    async def _follow(self) -> None:
+        while True:
+            kind, body = await read(self._reader)
+            if kind is Kind.STOP:
+                return
+            if kind is Kind.COLLECT:
+                await self._hand_over()
+            elif kind is Kind.TOLD:
+                self._board.told(body)
+            elif kind is Kind.BOARD:
+                self._receiving.intake.board = self._board.board(body)
+            elif kind is Kind.RELOAD:
+                try_reload(self._receiving.reload)
+
+    async def _hand_over(self) -> None:
+        """Give away every report since the last time, in parts between which pushes are answered."""
+        self._table.expire(self._clock())
+        while not self._writer.is_closing():
+            batch = self._table.take_fresh(PART)
+            if not batch.names:
+                break
+            self._writer.write(message(Kind.BATCH, encode_batch(batch)))
+            await self._writer.drain()
+            await asyncio.sleep(0)
+        if not self._writer.is_closing():
+            self._writer.write(message(Kind.DONE, orjson.dumps(self._receiving.traffic().as_json())))
+
+    def _collectives(self, push: Push, now: float) -> None:
+        if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
+            self._receiving.intake.rejected["collectives that Fleet cannot keep up with"] += 1
+            return
+        self._writer.write(message(Kind.COLLECTIVES, encode_collectives(push, now)))
+
+
+async def main(end: socket.socket) -> int:
+    """Run a receiver on its end of the link. Signals are for Fleet, which tells its receivers."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        loop.add_signal_handler(number, lambda: None)
+    reader, writer = await asyncio.open_connection(sock=end)
+    try:
+        return await ReceiverProcess(reader, writer).run()
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return 0
+
+
+if __name__ == "__main__":
+    sys.exit(uvloop.run(main(socket.socket(fileno=int(sys.argv[1])))))

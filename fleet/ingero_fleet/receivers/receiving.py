@@ -1,0 +1,147 @@
+"""The receiving side of one process: listeners, what they hand over to, and exporters for what goes onward."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Mapping
+
+from ingero_fleet.board import Board
+from ingero_fleet.exporters import Exporter, make_transport
+from ingero_fleet.intake import Intake
+from ingero_fleet.receivers.traffic import Traffic
+from ingero_fleet.scores import ScoreTable
+from ingero_fleet.settings import AuthConfig, FleetConfig, ListenerConfig
+from ingero_kit.clock import Clock
+from ingero_kit.logs import get
+from ingero_kit.otlp_server import Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Signal, parse_endpoint
+from ingero_kit.settings import SettingsError
+from ingero_kit.tokens import Tokens
+
+log = get(__name__)
+
+HTTP, GRPC = "otlp/http", "otlp/grpc"
+"""Listeners by name."""
+
+
+def listeners(config: FleetConfig) -> list[tuple[str, ListenerConfig]]:
+    """The configured listeners by name."""
+    protocols = config.receivers.otlp.protocols
+    return [(name, item) for name, item in ((HTTP, protocols.http), (GRPC, protocols.grpc)) if item]
+
+
+class Guardians:
+    """Who may come in, by configured token file."""
+
+    def __init__(self) -> None:
+        self._all: list[tuple[Guardian, AuthConfig]] = []
+
+    def new(self, auth: AuthConfig) -> Guardian:
+        """The guardian of one listener; raises `SettingsError` when its tokens cannot be read."""
+        guardian = Guardian(Tokens.read(auth.bearer_token_file) if auth.bearer_token_file else None)
+        self._all.append((guardian, auth))
+        return guardian
+
+    def reload(self) -> None:
+        """Read the tokens again; raises `SettingsError` or `OSError`, and the old ones stay."""
+        for guardian, auth in self._all:
+            if auth.bearer_token_file:
+                guardian.tokens = Tokens.read(auth.bearer_token_file)
+
+
+class Receiving:
+    """Takes pushes into a score map and sends them onward. Made and used on one event loop."""
+
+    def __init__(
+        self,
+        config: FleetConfig,
+        table: ScoreTable,
+        clock: Clock,
+        collectives: Callable[[Push, float], None] | None = None,
+    ) -> None:
+        self._config = config
+        self._guardians = Guardians()
+        self._exporters: dict[str, Exporter] = {}
+        self._routes: dict[Signal, list[Exporter]] = {}
+        loop = asyncio.get_running_loop()
+        for kind in Signal:
+            for name in getattr(config.service.pipelines, kind.name.lower()).exporters:
+                if name == "prometheus":
+                    continue
+                if name not in self._exporters:
+                    settings = getattr(config.exporters, name)
+                    self._exporters[name] = Exporter(name, settings, make_transport(name, settings), loop)
+                self._routes.setdefault(kind, []).append(self._exporters[name])
+        self.table = table
+        self.intake = Intake(table, clock, self.forward if self._exporters else None, collectives)
+        self._receivers: dict[str, OtlpHttpReceiver | OtlpGrpcReceiver] = {}
+        for exporter in self._exporters.values():
+            exporter.start()
+
+    def sends(self, signal: Signal) -> bool:
+        """Whether anything of this signal goes onward."""
+        return signal in self._routes
+
+    def forward(self, push: Push) -> None:
+        """Hand a push to the exporters of its pipeline."""
+        for exporter in self._routes.get(push.signal, ()):
+            exporter.put(push)
+
+    def adopt(self, board: Board) -> None:
+        """Answer from this board from now on."""
+        self.intake.board = board
+
+    async def listen(self, ports: Mapping[str, int] | None = None) -> dict[str, int]:
+        """Open the configured listeners and say where they listen.
+
+        `ports` are those to share with other processes. Raises `SettingsError` or `OSError` in words when a listener
+        cannot be had.
+        """
+        taken: dict[str, int] = {}
+        for name, settings in listeners(self._config):
+            kind = OtlpHttpReceiver if name == HTTP else OtlpGrpcReceiver
+            receiver = kind(self.intake, self._guardians.new(settings.auth), settings.limits())
+            host, port = parse_endpoint(settings.endpoint)
+            shared = ports.get(name) if ports else None
+            taken[name] = await receiver.start(host, shared or port, tls=settings.tls, reuse_port=shared is not None)
+            self._receivers[name] = receiver
+        return taken
+
+    def traffic(self) -> Traffic:
+        """The counts so far."""
+        intake, losses = self.intake, self.table.losses
+        return Traffic(
+            pushes=Counter({signal.name.lower(): count for signal, count in intake.pushes.items()}),
+            rejected=Counter(intake.rejected),
+            self_reported=Counter(
+                {str(straggler).lower(): count for straggler, count in intake.self_reported.items()}
+            ),
+            reports=intake.accepted_reports,
+            malformed=intake.malformed,
+            nodes_over_limit=losses.nodes_over_limit,
+            clusters_over_limit=losses.clusters_over_limit,
+            listeners={name.replace("/", "_"): item.counters for name, item in self._receivers.items()},
+            exporters={name: item.counters for name, item in self._exporters.items()},
+            waiting=Counter({name: item.waiting for name, item in self._exporters.items()}),
+        )
+
+    def reload(self) -> None:
+        """Read tokens and certificates again; raises `SettingsError` or `OSError`, and the old ones stay."""
+        self._guardians.reload()
+        for receiver in self._receivers.values():
+            receiver.reload_certificates()
+
+    async def stop_listening(self, grace_seconds: float) -> None:
+        """Take no more pushes, and answer those under way."""
+        for receiver in self._receivers.values():
+            await receiver.stop(grace_seconds)
+
+    async def stop_sending(self, grace_seconds: float) -> None:
+        """Send what is queued, then close."""
+        await asyncio.gather(*(exporter.stop(grace_seconds) for exporter in self._exporters.values()))
+
+
+def try_reload(reload: Callable[[], None]) -> None:
+    """Reload, or log why not."""
+    try:
+        reload()
+    except (SettingsError, OSError) as error:
+        log.error("reload_failed", reason=str(error))
