@@ -2,9 +2,14 @@
 
 import logging
 import sys
-from typing import Literal
+from typing import Final, Literal
 
 import structlog
+
+_TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
+    structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
+)
+"""Without local variables: they hold tokens and what clients sent."""
 
 Format = Literal["auto", "json", "console"]
 
@@ -28,9 +33,9 @@ def configure(level: str = "info", style: Format = "auto") -> None:
         cache_logger_on_first_use=False,
     )
     renderer: list[structlog.typing.Processor] = (
-        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback)]
         if people
-        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        else [_TRACEBACKS, structlog.processors.JSONRenderer()]
     )
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(

@@ -34,7 +34,7 @@ class Board:
     thresholds: Mapping[CohortKey, float] = field(default_factory=dict)
     usual: str = ""
     others: Mapping[NodeKey, str] = field(default_factory=dict)
-    as_of: float = float("-inf")
+    as_of: float = 0.0
     _answers: dict[tuple[float | None, str], Answer] = field(default_factory=dict, repr=False, compare=False)
     _cohort: Callable[[HealthReport], CohortKey] = field(init=False, repr=False, compare=False)
 

@@ -58,7 +58,7 @@ class Told:
 
     usual: str = ""
     others: Mapping[NodeKey, str] = field(default_factory=dict)
-    as_of: float = float("-inf")
+    as_of: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -209,20 +209,19 @@ class ScoreTable:
             rows[place] = row
         cohorts = np.array([self._cohort_number(key) for key in batch.cohorts], np.int32)
         hardware = np.array([self._hardware_number(item) for item in batch.hardware], np.int32)
-        seen = self._columns["seen"]
-        places = np.flatnonzero((rows >= 0) & (records["seen"] >= seen[rows]))
+        places = np.flatnonzero(rows >= 0)
         rows, records = rows[places], records[places]
+        pushes, entered = self._columns["pushes"], self._columns["entered"]
+        pushes[rows] += records["pushes"]
+        entered[rows] = np.minimum(entered[rows], records["entered"])
+        self._columns["fresh"][rows] = True
+        latest = np.flatnonzero(records["seen"] >= self._columns["seen"][rows])
+        places, rows, records = places[latest], rows[latest], records[latest]
         for name in BATCH_COLUMNS:
-            column = self._columns[name]
-            if name == "pushes":
-                column[rows] += records[name]
-            elif name == "entered":
-                column[rows] = np.minimum(column[rows], records[name])
-            else:
-                column[rows] = records[name]
+            if name not in ("pushes", "entered"):
+                self._columns[name][rows] = records[name]
         self._columns["cohort"][rows] = cohorts[records["cohort"]]
         self._columns["hardware"][rows] = hardware[records["hardware"]]
-        self._columns["fresh"][rows] = True
         kept = dict(zip(places.tolist(), rows.tolist(), strict=True))
         self.last_verdict.update({kept[place]: text for place, text in batch.said.items() if place in kept})
 

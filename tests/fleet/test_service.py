@@ -26,9 +26,9 @@ from ingero_testing.processes import SHARED, Running, fleet, process, wait_until
 PROTOBUF = {"content-type": "application/x-protobuf"}
 
 
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with fleet(tmp_path_factory.mktemp("fleet")) as running:
+@pytest.fixture(scope="module", params=[1, 2], ids=["one-process", "two-receivers"])
+def service(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    with fleet(tmp_path_factory.mktemp("fleet"), {"receivers": {"otlp": {"processes": request.param}}}) as running:
         yield running
 
 

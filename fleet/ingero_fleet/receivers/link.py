@@ -65,7 +65,7 @@ def message(kind: Kind, body: bytes = b"") -> bytes:
 
 def encode_batch(batch: Batch) -> bytes:
     """The body of BATCH."""
-    words = orjson.dumps([batch.names, batch.cohorts, batch.hardware, list(batch.said.items())])
+    words = orjson.dumps([batch.names, batch.cohorts, list(map(tuple, batch.hardware)), list(batch.said.items())])
     return JSON_LENGTH.pack(len(words)) + words + batch.records.tobytes()
 
 

@@ -34,7 +34,11 @@ class Traffic:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, for `from_json`."""
-        return asdict(self)
+        return {
+            **vars(self),
+            "listeners": {name: asdict(item) for name, item in self.listeners.items()},
+            "exporters": {name: asdict(item) for name, item in self.exporters.items()},
+        }
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Traffic":

@@ -1,0 +1,244 @@
+"""Several receiver processes are, to everybody outside, one Fleet."""
+
+import asyncio
+import os
+import signal
+import socket
+from collections import Counter
+from pathlib import Path
+
+import httpx
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_contract import headers, routes
+from ingero_contract.values import NodeState, VerdictState
+from ingero_fleet.board import Board
+from ingero_fleet.exporters import ExporterCounters
+from ingero_fleet.receivers.link import (
+    BoardReader,
+    Kind,
+    decode_batch,
+    decode_collectives,
+    encode_batch,
+    encode_board,
+    encode_collectives,
+    read,
+)
+from ingero_fleet.receivers.traffic import Traffic, total
+from ingero_fleet.scores import BATCH_COLUMNS, Limits, ScoreTable
+from ingero_kit.listener import Counters
+from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.otlp_server import Push, Signal
+from ingero_testing.processes import BIN, FREE, Running, fleet, process, wait_until
+
+LIMITS = Limits(nodes=100, clusters=10, ttl_seconds=1e9)
+BY = ("job_id", "gpu_model")
+REPORTS = st.builds(
+    HealthReport,
+    node_id=st.sampled_from("abcdefgh"),
+    cluster_id=st.sampled_from(["one", "two"]),
+    score=st.floats(0, 1),
+    rate=st.none() | st.floats(0, 1e6),
+    state=st.sampled_from(NodeState),
+    job_id=st.sampled_from(["", "j", "k"]),
+    gpu_model=st.sampled_from(["", "H100"]),
+    gpu_count=st.integers(0, 8),
+    world_size=st.integers(0, 64),
+    rank=st.none() | st.integers(0, 63),
+    last_verdict=st.sampled_from(["", "straggler; kind=slow", "healthy"]),
+)
+
+
+@given(st.lists(st.tuples(REPORTS, st.integers(0, 2), st.booleans())), st.integers(1, 5))
+def test_what_several_maps_heard_is_what_one_map_would_have_heard(
+    pushes: list[tuple[HealthReport, int, bool]], part: int
+) -> None:
+    alone, judge = ScoreTable(LIMITS, BY), ScoreTable(LIMITS, BY)
+    heard = [ScoreTable(LIMITS, BY) for _ in range(3)]
+
+    def hand_over() -> None:
+        for table in heard:
+            while (batch := table.take_fresh(part)).names:
+                judge.absorb(decode_batch(encode_batch(batch)))
+
+    for now, (report, place, then) in enumerate(pushes):
+        alone.observe(report, float(now))
+        heard[place].observe(report, float(now))
+        if then:
+            hand_over()
+    hand_over()
+
+    def content(table: ScoreTable) -> dict[tuple[str, str], tuple[object, ...]]:
+        found = {}
+        for name in table.names:
+            row = table.row_of(name)
+            assert row is not None
+            values = {column: table.view(column)[row].item() for column in BATCH_COLUMNS}
+            values["cohort"], values["hardware"] = (
+                table.cohorts[values["cohort"]],
+                table.hardware[values["hardware"]],
+            )
+            found[name] = tuple(repr(value) for value in values.values())
+        return found
+
+    assert content(judge) == content(alone)
+    assert int(judge.view("pushes").sum()) == len(pushes)
+    assert bool(judge.view("fresh").all()) == bool(len(judge) == 0 or alone.view("fresh").all())
+
+
+def test_a_later_report_of_a_node_is_not_replaced_by_an_earlier_one() -> None:
+    judge, first, second = (ScoreTable(LIMITS, BY) for _ in range(3))
+    first.observe(HealthReport(node_id="a", cluster_id="c", score=0.1), 1.0)
+    second.observe(HealthReport(node_id="a", cluster_id="c", score=0.9), 2.0)
+
+    judge.absorb(second.take_fresh(10))
+    judge.absorb(first.take_fresh(10))
+
+    assert judge.view("score").tolist() == [0.9]
+
+
+def test_nodes_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -> None:
+    judge = ScoreTable(Limits(nodes=2, clusters=9, ttl_seconds=10), BY)
+    heard = ScoreTable(LIMITS, BY)
+    for name in "abc":
+        heard.observe(HealthReport(node_id=name, cluster_id="c", score=0.5), 1.0)
+
+    judge.absorb(heard.take_fresh(10))
+
+    assert (len(judge), judge.losses.nodes_over_limit) == (2, 1)
+
+
+def messages(data: list[bytes]) -> list[tuple[Kind, bytes]]:
+    async def all_of() -> list[tuple[Kind, bytes]]:
+        reader = asyncio.StreamReader()
+        reader.feed_data(b"".join(data))
+        return [await read(reader) for _ in data]
+
+    return asyncio.run(all_of())
+
+
+@given(st.integers(0, 2500), st.floats(0, 1e9))
+def test_a_board_says_the_same_on_the_other_side(others: int, as_of: float) -> None:
+    told = {("c", f"n{number}"): "straggler; kind=slow" if number % 2 else "" for number in range(others)}
+    board = Board(BY, {("c", "j", "H100"): 0.75, ("c", "", ""): 0.5}, str(VerdictState.HEALTHY), told, as_of)
+    reader, found = BoardReader(), None
+
+    for kind, body in messages(list(encode_board(board))):
+        if kind is Kind.TOLD:
+            reader.told(body)
+        else:
+            found = reader.board(body)
+
+    assert found == board
+
+
+def test_a_node_that_came_after_the_judgement_is_told_nothing() -> None:
+    board = Board((), {}, "healthy", {("c", "bad"): "straggler; kind=slow", ("c", "unjudged"): ""}, as_of=10.0)
+
+    def told(node: str, entered: float) -> bytes:
+        return board.answer(HealthReport(node_id=node, cluster_id="c"), entered).http_headers
+
+    assert told("any", 9.0) == f"{headers.VERDICT}: healthy\r\n".encode()
+    assert told("any", 11.0) == b""
+    assert told("unjudged", 9.0) == b""
+    assert b"straggler" in told("bad", 9.0)
+
+
+@pytest.mark.parametrize("encoding", ["json", "protobuf"])
+def test_collectives_are_handed_on_as_they_came(encoding: str) -> None:
+    push = Push(Signal.METRICS, encoding, b"\0body", "clüster")  # type: ignore[arg-type]
+
+    assert decode_collectives(encode_collectives(push, 12.5)) == (push, 12.5)
+
+
+def test_counts_add_up_and_stay_when_a_process_ends() -> None:
+    one = Traffic(
+        Counter(metrics=3), Counter(late=1), Counter(true=1), 3, 1, 0, 0,
+        {"otlp_http": Counters(requests=3, open=2)}, {"otlp": ExporterCounters(sent=3)}, Counter(otlp=4),
+    )  # fmt: skip
+
+    both = total([Traffic.from_json(one.as_json()), one.gone()])
+
+    assert (both.pushes["metrics"], both.reports, both.malformed) == (6, 6, 2)
+    assert both.listeners["otlp_http"] == Counters(requests=6, open=2)
+    assert (both.exporters["otlp"].sent, both.waiting["otlp"]) == (6, 4)
+
+
+def receivers(service: Running) -> list[int]:
+    """Process ids of the receivers."""
+    children = Path(f"/proc/{service.process.pid}/task/{service.process.pid}/children").read_text()
+    return [int(pid) for pid in children.split()]
+
+
+def push(service: Running, node: str, score: float = 0.9) -> httpx.Response:
+    body = encode_report(HealthReport(node_id=node, cluster_id="c", score=score)).SerializeToString()
+    kind = {"content-type": "application/x-protobuf"}
+    return httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=kind)
+
+
+def metric(service: Running, name: str) -> float:
+    page = httpx.get(service.url("telemetry", "/metrics")).text
+    return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name))
+
+
+def test_a_receiver_that_is_killed_is_replaced_and_the_others_serve_on(tmp_path: Path) -> None:
+    with fleet(tmp_path, {"receivers": {"otlp": {"processes": 2}}}) as service:
+        before = receivers(service)
+        names = [f"n{number}" for number in range(12)]
+
+        def everybody() -> bool:
+            answers = [push(service, name) for name in names]
+            return all(headers.THRESHOLD in answer.headers for answer in answers)
+
+        wait_until(everybody, "thresholds from both receivers")
+        taken = metric(service, "ingero_fleet_reports_total")
+        os.kill(before[0], signal.SIGKILL)
+
+        def served() -> bool:
+            try:
+                return push(service, "n0").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        wait_until(served, "a push to be served")
+        wait_until(lambda: before[0] not in receivers(service) and len(receivers(service)) == 2, "another receiver")
+        wait_until(everybody, "thresholds from both receivers again")
+        assert metric(service, "ingero_fleet_reports_total") >= taken
+        assert "receiver_ended" in service.words()
+        state = httpx.get(service.url("zpages", "/debug/servicez")).text
+        assert "<td>receiver_restarts</td><td>1</td>" in state
+
+        pids = receivers(service)
+        service.process.terminate()
+        assert service.process.wait(20) == 0
+        assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_receivers_end_when_fleet_is_killed(tmp_path: Path) -> None:
+    with fleet(tmp_path, {"receivers": {"otlp": {"processes": 2}}}) as service:
+        pids = receivers(service)
+        service.process.kill()
+        wait_until(
+            lambda: (
+                not any(
+                    Path(f"/proc/{pid}/cmdline").exists() and Path(f"/proc/{pid}/cmdline").read_bytes()
+                    for pid in pids
+                )
+            ),
+            "the receivers to end",
+        )
+
+
+def test_a_port_that_is_taken_is_an_error_in_words(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        settings = (
+            "receivers.otlp.processes=2",
+            f"receivers.otlp.protocols={{http: {{endpoint: '127.0.0.1:{port}'}}, grpc: {{endpoint: '{FREE}'}}}}",
+        )
+        flags = [word for item in settings for word in ("--set", item)]
+        with process(tmp_path / "log", str(BIN / "ingero-fleet"), "serve", *flags) as running:
+            assert running.process.wait(60) == 1
+            assert f"cannot listen on 127.0.0.1:{port}" in running.words()
