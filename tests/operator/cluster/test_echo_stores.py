@@ -232,11 +232,11 @@ def test_what_an_earlier_store_left_goes_without_the_garbage_collector(
     wait_until(lambda: older_than_now(plane.read("storageclass", "test-encrypted")), "the class to be older")
     store.provision()
     wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
-    proof, claim = store.proof()["metadata"]["uid"], store.claim()["metadata"]["uid"]
+    before, claim = store.proof(), store.claim()["metadata"]["uid"]
     with plane.frozen("kube-controller-manager"):
         plane.delete("echo", "store", store.namespace)
         store.apply()
-        wait_until(lambda: store.proof() is not None and store.proof()["metadata"]["uid"] != proof, "a new proof")
+        wait_until(lambda: (store.proof() or before)["metadata"]["uid"] != before["metadata"]["uid"], "a new proof")
 
         children = plane.read("-n", store.namespace, "cm,svc,sa,sts,netpol", "-l", "ingero.io/owner=store")["items"]
         owner = plane.read("-n", store.namespace, "echo", "store")["metadata"]["uid"]

@@ -155,9 +155,9 @@ def test_an_upgrade_goes_from_fleet_to_the_agents(plane: ControlPlane, healthy: 
         return {item["spec"]["template"]["spec"]["containers"][0]["image"].rsplit(":", 1)[1] for item in found}
 
     wait_until(lambda: images() == {"9.9.9"}, "every workload to be of the new version")
+    wait_until(lambda: summary(plane, healthy) == "Healthy", "the upgrade to be over")
     lines = [json.loads(line) for line in operator.running.words().splitlines() if "9.9.9" in line]
     assert [line["name"] for line in lines] == ["prod-fleet", "prod-trace", "prod-push"]
-    wait_until(lambda: summary(plane, healthy) == "Healthy", "the upgrade to be over")
 
 
 def test_deleting_takes_everything_along(plane: ControlPlane, healthy: str) -> None:
