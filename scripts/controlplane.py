@@ -67,6 +67,9 @@ class ControlPlane:
     folder: Path
     assets: Path
     full: bool
+    definitions: list[dict[str, Any]] = field(default_factory=list)
+    """CRDs that are there before the controllers start: a garbage collector that learns of a kind later takes up to
+    two minutes over its first deletions."""
     port: int = 0
     token: str = ""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
@@ -106,6 +109,9 @@ class ControlPlane:
             "--max-requests-inflight", "2000", "--max-mutating-requests-inflight", "1000",
         )  # fmt: skip
         self.wait()
+        if self.definitions:
+            self.apply(*self.definitions)
+            self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
         if not self.full:
             return
         admin = str(self.kubeconfig)
@@ -176,6 +182,15 @@ class ControlPlane:
         """Bring the API server back."""
         self._launch("kube-apiserver")
         self.wait()
+
+    @contextmanager
+    def frozen(self, name: str) -> Iterator[None]:
+        """One of the programs stands still while the block runs."""
+        self.processes[name].send_signal(signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            self.processes[name].send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
         """End everything: a throwaway control plane has nothing to drain."""
@@ -269,12 +284,14 @@ class ControlPlane:
 
 
 @contextmanager
-def control_plane(folder: Path, *, full: bool = True) -> Iterator[ControlPlane]:
+def control_plane(
+    folder: Path, *, full: bool = True, definitions: list[dict[str, Any]] | None = None
+) -> Iterator[ControlPlane]:
     """A control plane that ends with the block. Raises `FileNotFoundError` in words when there are no programs."""
     assets = find_assets()
     if assets is None:
         raise FileNotFoundError("no control plane: set KUBEBUILDER_ASSETS (docs/operator.md says how to fill it)")
-    plane = ControlPlane(folder, assets, full)
+    plane = ControlPlane(folder, assets, full, definitions or [])
     try:
         plane.start()
         yield plane

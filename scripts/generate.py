@@ -159,6 +159,7 @@ DOCUMENTS = {
     "manifests/argocd/application.yaml": lambda: dump([argocd.application()]),
     "manifests/examples/smallest.yaml": lambda: dump(examples.smallest()),
     "manifests/examples/taints.yaml": lambda: dump(examples.taints()),
+    "manifests/examples/registry/kustomization.yaml": lambda: dump([examples.registry()]),
     "manifests/examples/store.yaml": lambda: dump(examples.store()),
     "crds/kustomization.yaml": lambda: dump([crd_kustomization()]),
 }

@@ -159,6 +159,7 @@ class Operator:
         self.desk.platform = Platform(
             version=self.config.version,
             image=self.config.image,
+            registry=self.config.image_registry,
             operator_namespace=self.config.namespace,
             native_sidecars=await self.api.minor_version() >= NATIVE_SIDECARS_SINCE,
             service_monitors=await self.api.serves(SERVICE_MONITOR),

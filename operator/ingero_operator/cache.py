@@ -1,7 +1,7 @@
 """What the watches told, kept small: objects as JSON text, found by name and by owner. Pure; nothing here asks."""
 
 import json
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -16,6 +16,8 @@ OwnerKey = ObjectKey
 
 WORKLOADS: Final = frozenset({"Deployment", "DaemonSet", "StatefulSet"})
 _STATUS_KEPT: Final = WORKLOADS | {"FleetCluster", "EchoStore", "PersistentVolumeClaim"}
+_GONE_KEPT: Final = 4096
+"""Deleted objects that are remembered, so that a belated event or answer does not bring them back."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
@@ -27,6 +29,8 @@ class Entry:
     uid: str
     text: bytes
     owner: OwnerKey | None
+    controller: str | None
+    """Uid of the controller."""
 
 
 def key_of(kind: str, body: Manifest) -> ObjectKey:
@@ -69,34 +73,45 @@ class Cache:
     def __init__(self) -> None:
         self._entries: dict[ObjectKey, Entry] = {}
         self._children: dict[OwnerKey, set[ObjectKey]] = defaultdict(set)
+        self._gone: OrderedDict[str, None] = OrderedDict()
 
     def put(self, kind: str, body: Manifest) -> bool:
         """Take an object over; says whether that was news."""
         key = key_of(kind, body)
-        version = _version(body)
+        version, uid = _version(body), str(body["metadata"].get("uid", ""))
         before = self._entries.get(key)
-        if before and before.uid == body["metadata"].get("uid") and before.version >= version:
+        if uid in self._gone or (before and before.version >= version):
             return False
         owner = owner_of(kind, body)
         text = json.dumps(slim(kind, body), separators=(",", ":")).encode()
         self._unlink(key)
-        self._entries[key] = Entry(version, str(body["metadata"].get("uid", "")), text, owner)
+        self._entries[key] = Entry(version, uid, text, owner, controller_uid(body))
         if owner:
             self._children[owner].add(key)
         return True
 
     def drop(self, kind: str, body: Manifest) -> bool:
         """Forget a deleted object, unless a newer one of that name is there already."""
-        key = key_of(kind, body)
+        key, uid = key_of(kind, body), str(body["metadata"].get("uid", ""))
         entry = self._entries.get(key)
-        if entry is None or entry.uid != body["metadata"].get("uid", entry.uid):
+        if uid:
+            self._bury(uid)
+        if entry is None or uid not in ("", entry.uid):
             return False
         return self.drop_key(key)
 
     def drop_key(self, key: ObjectKey) -> bool:
         """Forget whatever is there."""
         self._unlink(key)
-        return self._entries.pop(key, None) is not None
+        entry = self._entries.pop(key, None)
+        if entry and entry.uid:
+            self._bury(entry.uid)
+        return entry is not None
+
+    def _bury(self, uid: str) -> None:
+        self._gone[uid] = None
+        if len(self._gone) > _GONE_KEPT:
+            self._gone.popitem(last=False)
 
     def _unlink(self, key: ObjectKey) -> None:
         entry = self._entries.get(key)
@@ -123,12 +138,19 @@ class Cache:
     def children(self, owner: OwnerKey, uid: str) -> dict[tuple[str, str], Manifest]:
         """Fresh copies of everything that belongs to a resource, by kind and name; not what an earlier one of that
         name left behind."""
-        found = {}
-        for key in sorted(self._children.get(owner, ())):
-            child = json.loads(self._entries[key].text)
-            if controller_uid(child) in (None, uid):
-                found[key[0], key[2]] = child
-        return found
+        return {
+            (key[0], key[2]): json.loads(self._entries[key].text)
+            for key in sorted(self._children.get(owner, ()))
+            if self._entries[key].controller in (None, uid)
+        }
+
+    def leftovers(self, owner: OwnerKey, uid: str) -> list[Manifest]:
+        """Fresh copies of what an earlier resource of that name left behind."""
+        return [
+            json.loads(self._entries[key].text)
+            for key in sorted(self._children.get(owner, ()))
+            if self._entries[key].controller not in (None, uid)
+        ]
 
     def fingerprint(self, owner: OwnerKey) -> tuple[tuple[ObjectKey, int], ...]:
         """Changes whenever anything that belongs to a resource does."""

@@ -9,7 +9,7 @@ from ingero_contract.kubernetes import MANAGER, SPEC_HASH
 from ingero_kit.logs import get
 from ingero_operator.cache import Cache, OwnerKey, controller_uid, owner_of
 from ingero_operator.cluster import Api, ApiError
-from ingero_operator.kinds import BY_NAME, SERVICE_MONITOR
+from ingero_operator.kinds import BY_NAME, CLAIM, SERVICE_MONITOR
 from ingero_operator.plan import Action
 from ingero_operator.recorder import Happening
 from ingero_operator.trouble import Trouble
@@ -28,6 +28,8 @@ class Outcome:
 
     done: list[Action] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
+    waiting: str = ""
+    """What has to be gone first, in words."""
 
     def happenings(self) -> list[Happening]:
         """What people should be told."""
@@ -75,6 +77,26 @@ class Hands:
                 outcome.troubles.append(trouble)
         return outcome
 
+    async def clear(self, owner: OwnerKey, uid: str) -> Outcome | None:
+        """Delete what an earlier resource of that name left behind; nothing when there is nothing left of it.
+
+        The garbage collector would do it too, but only minutes later where it has not yet learnt of our kinds. Claims
+        are left to it: no data is deleted here.
+        """
+        left = self._cache.leftovers(owner, uid)
+        if not left:
+            return None
+        live = await self._api.get(BY_NAME[owner[0]], owner[1], owner[2])
+        if live is None or live["metadata"]["uid"] != uid:
+            raise ApiError(409, "Replaced", f"{owner[0]} {owner[2]} has just been made anew")
+        for child in left:
+            metadata = child["metadata"]
+            if child["kind"] != CLAIM.name and "deletionTimestamp" not in metadata:
+                await self._api.delete(BY_NAME[child["kind"]], owner[1], metadata["name"], metadata["uid"])
+                log.info("leftover_deleted", kind=child["kind"], name=metadata["name"], owner=owner[2])
+        names = ", ".join(f"{child['kind']} {child['metadata']['name']}" for child in left[:3])
+        return Outcome(waiting=f"{names} of an earlier {owner[0]} of this name must go first")
+
     async def _one(self, owner: OwnerKey, uid: str, action: Action) -> Trouble | None:
         kind, namespace = BY_NAME[action.kind], owner[1]
         if action.verb == "delete":
@@ -99,6 +121,8 @@ class Hands:
                 self._cache.put(action.kind, found)
             return Trouble("", "")
         if ours or "deletionTimestamp" in found["metadata"]:
+            if ours and action.kind != SERVICE_MONITOR.name:
+                self._cache.put(action.kind, found)  # to be cleared away by the next try
             raise ApiError(
                 503, "StillGoing", f"{action.kind} {action.name} of an earlier resource is still going away"
             )

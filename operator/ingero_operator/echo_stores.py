@@ -87,6 +87,9 @@ class EchoStores:
         self, resource: Manifest, spec: EchoStoreSpec, decision: gate.Decision, token: str
     ) -> Outcome:
         key, desk, owner = key_from(resource), self.desk, owner_from(resource)
+        cleared = await desk.hands.clear(key, owner.uid)
+        if cleared:
+            return cleared
         observed = desk.sight.cache.children(key, resource["metadata"]["uid"])
         claim_key: ChildKey = ("PersistentVolumeClaim", owner.child(echo.COMPONENT))
         proof_key: ChildKey = ("ConfigMap", owner.child("volume-proof"))
@@ -131,7 +134,7 @@ class EchoStores:
         parts: list[Finding] = [*decision.findings, serving]
         if not any(part.type == "ResizePending" for part in parts):
             parts.append(no("ResizePending", "NotAsked", "the size is the one that was asked for"))
-        working = ""
+        working = outcome.waiting
         if outcome.done:
             first = outcome.done[0]
             working = f"{first.verb} {first.kind} {first.name}: {first.why}"
@@ -153,7 +156,7 @@ class EchoStores:
             "effective": shown.effective(spec),
         }
         again = await self.desk.finish(resource, findings, rest, happenings)
-        waits = [again, RETRY_SECONDS if troubles else None]
+        waits = [again, RETRY_SECONDS if troubles or outcome.waiting else None]
         return min((wait for wait in waits if wait is not None), default=None)
 
 

@@ -81,7 +81,7 @@ class FleetClusters:
         again = await self.desk.finish(resource, findings, rest, happenings)
         if not report.remaining and TAINT_FINALIZER in (resource["metadata"].get("finalizers") or []):
             await drop_finalizer(self.desk, resource)
-        waits = [again, report.again, RETRY_SECONDS if troubles else None]
+        waits = [again, report.again, RETRY_SECONDS if troubles or outcome.waiting else None]
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _forget(self, key: OwnerKey) -> None:
@@ -113,6 +113,9 @@ class FleetClusters:
     async def _children(self, resource: Manifest, spec: FleetClusterSpec, token: str | None) -> Outcome:
         key, desk = key_from(resource), self.desk
         metadata = resource["metadata"]
+        cleared = await desk.hands.clear(key, metadata["uid"])
+        if cleared:
+            return cleared
         around = fleet.Surroundings(
             token_digest=digest_of({"token": token.encode()} if token else None, "token"),
             echo_authority=self._echo_authority(key[1], spec),
@@ -240,6 +243,8 @@ def _steady(text: str) -> str:
 
 
 def _working(outcome: Outcome, observed: dict[ChildKey, Manifest]) -> str:
+    if outcome.waiting:
+        return outcome.waiting
     if outcome.done:
         first = outcome.done[0]
         return f"{first.verb} {first.kind} {first.name}: {first.why}"

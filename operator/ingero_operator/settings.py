@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from ingero_kit.settings import Duration, Settings
 from ingero_operator.api.v1alpha1 import Policy
+from ingero_operator.render.common import IMAGE
 
 
 class OperatorConfig(Settings):
@@ -21,8 +22,10 @@ class OperatorConfig(Settings):
         json_schema_extra={"default_in_words": "host name and process id"},
     )
     """Name of this replica in the Lease."""
-    image: str = "ghcr.io/ingero-io/ingero-{component}:{version}"
-    """Image of every component; {component} and {version} are filled in."""
+    image_registry: str = ""
+    """Registry, and path in it, that every component's image is pulled from, as `registry.example.com/team`."""
+    image: str = IMAGE
+    """Image of every component inside the registry; {component} and {version} are filled in."""
     version: str = Field(
         default_factory=lambda: version("ingero"), json_schema_extra={"default_in_words": "the operator's own"}
     )

@@ -39,6 +39,33 @@ def test_children_of_an_earlier_owner_of_that_name_are_not_ours() -> None:
     cache.put("Service", child(1, owner="old"))
 
     assert cache.children(OWNER, "old") != {} and cache.children(OWNER, "new") == {}
+    assert [item["kind"] for item in cache.leftovers(OWNER, "new")] == ["Service"]
+    assert cache.leftovers(OWNER, "old") == []
+
+
+def test_a_belated_event_of_an_earlier_object_replaces_nothing() -> None:
+    cache = Cache()
+    cache.put("Service", child(9, uid="new"))
+
+    assert cache.put("Service", child(8, uid="old")) is False
+    assert cache.versions("Service") == {("Service", "ml", "x"): ("new", 9)}
+
+
+def test_a_belated_answer_does_not_bring_a_deleted_object_back() -> None:
+    cache = Cache()
+    cache.put("Service", child(1))
+    cache.drop("Service", child(3))
+
+    assert cache.put("Service", child(2)) is False and cache.get(("Service", "ml", "x")) is None
+    assert cache.put("Service", child(4, uid="next")) is True
+
+
+def test_the_deleted_are_remembered_within_bounds() -> None:
+    cache = Cache()
+    for number in range(5000):
+        cache.drop("Service", child(1, uid=f"u{number}"))
+
+    assert cache.put("Service", child(1, uid="u4999")) is False and cache.put("Service", child(1, uid="u0")) is True
 
 
 def test_little_is_kept() -> None:

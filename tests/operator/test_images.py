@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(
 
 def inside(name: str, *command: str) -> subprocess.CompletedProcess[str]:
     box = subprocess.run(
-        ["buildah", "from", "--pull-never", f"ingero-{name}:{TAG}"], capture_output=True, text=True, check=True
+        ["buildah", "from", "--pull-never", f"ingero/{name}:{TAG}"], capture_output=True, text=True, check=True
     ).stdout.strip()
     try:
         return subprocess.run(["buildah", "run", box, "--", *command], capture_output=True, text=True)

@@ -50,6 +50,17 @@ def test_a_fleet_cluster_becomes_these_children() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("registry", "image"),
+    [("", "ingero/fleet:1.2.3"), ("registry.example.com/team/", "registry.example.com/team/ingero/fleet:1.2.3")],
+)
+def test_images_come_from_the_registry_that_the_operator_is_told(registry: str, image: str) -> None:
+    platform = Platform(version="1.2.3", registry=registry)
+
+    assert platform.image_of("fleet", None, None) == image
+    assert platform.image_of("fleet", None, "mine:7") == "mine:7"
+
+
 def test_an_echo_store_becomes_these_children() -> None:
     store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
 

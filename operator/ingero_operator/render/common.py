@@ -51,19 +51,31 @@ class Owner:
         ]
 
 
+IMAGE: Final = "ingero/{component}:{version}"
+"""Where no registry is named, an image is the one that `make images` builds and a node has, or the runtime's own
+default registry's."""
+
+
+def image_name(template: str, registry: str, component: str, version: str) -> str:
+    """Name of an image in a registry."""
+    name = template.format(component=component, version=version)
+    return f"{registry.rstrip('/')}/{name}" if registry else name
+
+
 @dataclass(frozen=True, kw_only=True)
 class Platform:
     """What the cluster offers and what the operator was told, the same for every resource."""
 
     version: str = "0.1.0"
-    image: str = "ghcr.io/ingero-io/ingero-{component}:{version}"
+    image: str = IMAGE
+    registry: str = ""
     operator_namespace: str = "ingero-system"
     native_sidecars: bool = True
     service_monitors: bool = False
 
     def image_of(self, component: str, version: str | None, override: str | None) -> str:
         """The image of a component."""
-        return override or self.image.format(component=component, version=version or self.version)
+        return override or image_name(self.image, self.registry, component, version or self.version)
 
 
 def selector(owner: Owner, component: str) -> dict[str, str]:

@@ -2,7 +2,10 @@
 
 from typing import Any
 
+import yaml
+
 from ingero_contract.kubernetes import GROUP, VERSION
+from ingero_operator.render.install import NAMESPACE, OPERATOR
 
 
 def _resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
@@ -19,6 +22,23 @@ def namespace() -> dict[str, Any]:
 def smallest() -> list[dict[str, Any]]:
     """One GPU cluster, watched and left alone."""
     return [namespace(), _resource("FleetCluster", "prod", {"clusterId": "prod"})]
+
+
+def registry() -> dict[str, Any]:
+    """The installation with every image from a registry of one's own."""
+    where = "registry.example.com/team"
+    variable = {"name": "INGERO_OPERATOR_IMAGE_REGISTRY", "value": where}
+    container = {"name": "operator", "env": [variable]}
+    metadata = {"name": OPERATOR, "namespace": NAMESPACE}
+    spec = {"template": {"spec": {"containers": [container]}}}
+    patch = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": metadata, "spec": spec}
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["../../base"],
+        "images": [{"name": "ingero/operator", "newName": f"{where}/ingero/operator"}],
+        "patches": [{"patch": yaml.safe_dump(patch, sort_keys=False)}],
+    }
 
 
 def taints() -> list[dict[str, Any]]:

@@ -4,7 +4,7 @@ from typing import Any, Final
 
 from ingero_contract.kubernetes import GROUP, STRAGGLER_TAINT
 from ingero_operator.kinds import CHILDREN, SERVICE_MONITOR
-from ingero_operator.render.common import API, NAME, USER, locked_down, probe
+from ingero_operator.render.common import API, IMAGE, NAME, USER, locked_down, probe
 
 Manifest = dict[str, Any]
 
@@ -85,11 +85,11 @@ def access() -> list[Manifest]:
     ]  # fmt: skip
 
 
-def deployment(version: str, image: str = "ghcr.io/ingero-io/ingero-{component}:{version}") -> Manifest:
+def deployment(version: str) -> Manifest:
     """Two replicas: one leads by the Lease, the other stands by."""
     container: Manifest = {
         "name": "operator",
-        "image": image.format(component="operator", version=version),
+        "image": IMAGE.format(component="operator", version=version),
         "args": ["run", "--namespace=$(POD_NAMESPACE)", "--identity=$(POD_NAME)", f"--listen=0.0.0.0:{API}"],
         "env": [
             {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}

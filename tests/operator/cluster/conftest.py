@@ -21,10 +21,8 @@ from scripts.controlplane import ControlPlane, control_plane
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """The control plane, with CRDs, rights and policies of the operator."""
     try:
-        with control_plane(tmp_path_factory.mktemp("plane")) as found:
-            found.apply(*all_definitions())
+        with control_plane(tmp_path_factory.mktemp("plane"), definitions=all_definitions()) as found:
             found.apply(*(item for item in everything("0.1.0") if item["kind"] != "Deployment"))
-            found.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
             token = found.kubectl("-n", NAMESPACE, "create", "token", OPERATOR, "--duration=2h").strip()
             found.write_kubeconfig(found.folder / "operator.kubeconfig", token)
             yield found

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -206,6 +207,7 @@ def test_the_claim_outlives_its_store_and_serves_the_next_one(
     plane: ControlPlane, operator: Any, store: Store
 ) -> None:
     store.apply()
+    wait_until(lambda: older_than_now(plane.read("storageclass", "test-encrypted")), "the class to be older")
     store.provision()
     wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
     uid = store.claim()["metadata"]["uid"]
@@ -216,6 +218,31 @@ def test_the_claim_outlives_its_store_and_serves_the_next_one(
     store.apply()
     wait_until(lambda: store.summary() == "Healthy", "the store to be back on its volume")
     assert store.claim()["metadata"]["uid"] == uid
+
+
+def older_than_now(body: Any) -> bool:
+    """Whether a volume made now is younger than this object, by times that have whole seconds."""
+    return bool(body["metadata"]["creationTimestamp"] < datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+
+
+def test_what_an_earlier_store_left_goes_without_the_garbage_collector(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    store.apply()
+    wait_until(lambda: older_than_now(plane.read("storageclass", "test-encrypted")), "the class to be older")
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    before, claim = store.proof(), store.claim()["metadata"]["uid"]
+    with plane.frozen("kube-controller-manager"):
+        plane.delete("echo", "store", store.namespace)
+        store.apply()
+        wait_until(lambda: (store.proof() or before)["metadata"]["uid"] != before["metadata"]["uid"], "a new proof")
+
+        children = plane.read("-n", store.namespace, "cm,svc,sa,sts,netpol", "-l", "ingero.io/owner=store")["items"]
+        owner = plane.read("-n", store.namespace, "echo", "store")["metadata"]["uid"]
+        assert len(children) == 7 and {item["metadata"]["ownerReferences"][0]["uid"] for item in children} == {owner}
+        assert store.claim()["metadata"]["uid"] == claim
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy again")
 
 
 @pytest.mark.parametrize(

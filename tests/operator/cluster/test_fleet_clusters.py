@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ingero_testing.fleets import Fleets
 from ingero_testing.processes import wait_until
@@ -12,6 +14,7 @@ from scripts.controlplane import ControlPlane
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
+ROOT = Path(__file__).parents[3]
 LABEL = "test.ingero.io/pool"
 
 
@@ -99,7 +102,7 @@ def test_a_deleted_child_comes_back_and_an_edited_one_is_repaired(plane: Control
         service = plane.read("-n", healthy, "service", "prod-fleet")
         deployment = plane.read("-n", healthy, "deployment", "prod-fleet")
         image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
-        return bool(service) and service["metadata"]["uid"] != before and image.startswith("ghcr.io/ingero-io/")
+        return bool(service) and service["metadata"]["uid"] != before and image.startswith("ingero/fleet:")
 
     wait_until(repaired, "the repair")
     wait_until(lambda: any("'evil:latest' instead of" in text for text in events(plane, healthy)), "the Event")
@@ -155,9 +158,9 @@ def test_an_upgrade_goes_from_fleet_to_the_agents(plane: ControlPlane, healthy: 
         return {item["spec"]["template"]["spec"]["containers"][0]["image"].rsplit(":", 1)[1] for item in found}
 
     wait_until(lambda: images() == {"9.9.9"}, "every workload to be of the new version")
+    wait_until(lambda: summary(plane, healthy) == "Healthy", "the upgrade to be over")
     lines = [json.loads(line) for line in operator.running.words().splitlines() if "9.9.9" in line]
     assert [line["name"] for line in lines] == ["prod-fleet", "prod-trace", "prod-push"]
-    wait_until(lambda: summary(plane, healthy) == "Healthy", "the upgrade to be over")
 
 
 def test_deleting_takes_everything_along(plane: ControlPlane, healthy: str) -> None:
@@ -203,6 +206,16 @@ def test_what_cannot_be_changed_says_so(plane: ControlPlane, namespace: str) -> 
 
     assert "spec.clusterId cannot be changed" in answer
     assert "metadata.name may have at most 40 characters" in long
+
+
+def test_the_example_of_a_registry_names_it_for_the_operator_and_what_it_makes(plane: ControlPlane) -> None:
+    built = plane.kubectl("kustomize", str(ROOT / "manifests/examples/registry"))
+
+    (deployment,) = (item for item in yaml.safe_load_all(built) if item["kind"] == "Deployment")
+    (container,) = deployment["spec"]["template"]["spec"]["containers"]
+    assert container["image"].startswith("registry.example.com/team/ingero/operator:")
+    assert {"name": "INGERO_OPERATOR_IMAGE_REGISTRY", "value": "registry.example.com/team"} in container["env"]
+    assert len(container["env"]) == 3
 
 
 def test_no_node_matches_is_said(plane: ControlPlane, operator: Any, namespace: str) -> None:

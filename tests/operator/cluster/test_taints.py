@@ -28,7 +28,7 @@ def test_a_straggler_is_marked_proven_well_and_released(lab: Lab, operator: Any)
     wait_until(lambda: lab.status()["taints"]["used"] == "1/2", "the status")
     live = lab.plane.read("-n", lab.namespace, "fc", "prod")
     assert live["metadata"]["finalizers"] == ["ingero.io/taints"]
-    assert len(lab.events("Tainted")) == 1
+    wait_until(lambda: len(lab.events("Tainted")) == 1, "the Event")
 
     lab.says.stragglers = set()
     wait_until(lambda: lab.marked() == set(), "the release")
