@@ -41,6 +41,7 @@ COLUMNS: Final = {
     "rank": np.int32,
     "windows": np.int32,
     "pushes": np.int64,
+    "tenancy": np.int64,
     "state": np.uint8,
     "alive": np.bool_,
     "fresh": np.bool_,
@@ -107,7 +108,7 @@ class ScoreTable:
     """Columns by row; a node keeps its row while it lives. Not thread-safe: one owner.
 
     `since` and `windows` belong to the threshold rule: when the node fell below and for how many ticks since.
-    `entered` is when the node was first heard of.
+    `entered` is when the node was first heard of; `tenancy` tells apart the nodes that have had a row.
     """
 
     def __init__(self, limits: Limits, by: tuple[str, ...]) -> None:
@@ -124,6 +125,7 @@ class ScoreTable:
         """The same memory: one number is written there in a third of the time."""
         self._rows: dict[NodeKey, int] = {}
         self._free: list[int] = []
+        self._tenancies = 0
         self._cohort_ids: dict[CohortKey, int] = {}
         self.hardware = [Hardware()]
         self._hardware_ids: dict[tuple[str, str, int], int] = {Hardware(): 0}
@@ -262,7 +264,8 @@ class ScoreTable:
         self._rows[node] = row
         for name, column in self._columns.items():
             column[row] = name == "alive"
-        self._columns["entered"][row] = now
+        self._tenancies += 1
+        self._columns["entered"][row], self._columns["tenancy"][row] = now, self._tenancies
         return row
 
     def _grow(self) -> None:

@@ -249,8 +249,7 @@ def _clusters(
 
 def apply(tick: Tick, frame: Frame, table: ScoreTable) -> None:
     """Write the threshold rule's state back to rows that still belong to the same node."""
-    table_names = table.names
-    rows = [row for row, name in enumerate(frame.names) if table_names[row] is name]
-    where = np.array(rows, np.int64)
+    same = table.view("tenancy")[: len(frame.names)] == frame.columns["tenancy"]
     for name, column in (("straggling", tick.straggling), ("since", tick.since), ("windows", tick.windows)):
-        table.view(name)[where] = column[where]
+        place = table.view(name)[: len(column)]
+        np.copyto(place, column, where=same)
