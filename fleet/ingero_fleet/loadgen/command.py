@@ -24,6 +24,7 @@ def summary(plan: Plan, result: Result) -> dict[str, object]:
         "pushes_per_second": round(result.pushes / result.seconds, 1) if result.seconds else 0.0,
         "p50_ms": round(1000 * result.percentile(0.50), 3),
         "p99_ms": round(1000 * result.percentile(0.99), 3),
+        "p999_ms": round(1000 * result.percentile(0.999), 3),
         "max_ms": round(1000 * result.percentile(1.0), 3),
         "with_threshold": result.with_threshold,
         "errors": dict(result.errors),
