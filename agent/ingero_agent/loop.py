@@ -130,13 +130,15 @@ class Loop:
             self._source.close()
 
     async def _poll(self, ended: asyncio.Event) -> None:
+        asked_away = 0.0
         while not ended.is_set():
-            await _wait(ended, self._config.fleet_poll_interval * random.uniform(0.8, 1.2))
+            await _wait(ended, self._config.fleet_poll_interval * random.uniform(0.8, 1.2) + asked_away)
+            asked_away = 0.0
             word, now = self._client.word, self._clock()
             if word.threshold is None or now - word.threshold_at > decision.fresh_seconds(
                 self._config.fleet_push_interval
             ):
-                await self._client.ask(now)
+                asked_away = await self._client.ask(now)
 
     async def tick(self) -> None:
         """One look and what follows from it."""

@@ -99,18 +99,19 @@ class FleetClient:
         """Send what is no health report, once; what becomes of it changes nothing."""
         await self._transport.send(request)
 
-    async def ask(self, now: float) -> None:
-        """Ask the threshold API, for when pushes bring no threshold."""
+    async def ask(self, now: float) -> float:
+        """Ask the threshold API, for when pushes bring no threshold; returns the seconds it wants us to stay away."""
         if self._api is None:
-            return
+            return 0.0
         try:
-            found = await self._api.ask()
+            said = await self._api.ask()
         except ValueError as error:
             self.counters.thresholds_rejected += 1
             log.debug("threshold_rejected", reason=str(error))
-            return
-        if found is not None:
-            self.word = replace(self.word, threshold=found[0], quorum=found[1], threshold_at=now)
+            return 0.0
+        if said.quorum is not None:
+            self.word = replace(self.word, threshold=said.threshold, quorum=said.quorum, threshold_at=now)
+        return said.retry_after
 
     def _listen(self, reply: Reply, now: float) -> None:
         """Fleet's words are read on every answer, also on refusals; only a push that was taken brings a verdict."""

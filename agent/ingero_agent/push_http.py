@@ -2,7 +2,7 @@
 
 import gzip
 import time
-from typing import Final
+from typing import Final, NamedTuple
 from urllib.parse import quote
 
 import httpx
@@ -76,6 +76,14 @@ class HttpTransport:
         await self._client.aclose()
 
 
+class Asked(NamedTuple):
+    """What the threshold API said: no threshold before the first quorum, no quorum either where it was an error."""
+
+    threshold: float | None = None
+    quorum: bool | None = None
+    retry_after: float = 0.0
+
+
 class ThresholdApi:
     """Fleet's answer to "what is the threshold now?", for when pushes bring none. HTTP whatever pushes speak."""
 
@@ -84,16 +92,14 @@ class ThresholdApi:
         self._url = _url(route, address, routes.FLEET_THRESHOLD)
         self._client = _client(route)
 
-    async def ask(self) -> tuple[float | None, bool] | None:
-        """Threshold and quorum; the threshold is `None` before the first quorum.
-
-        `None` when the API answered with an error. Raises `ValueError` when it cannot be reached or makes no sense.
-        """
+    async def ask(self) -> Asked:
+        """Threshold and quorum. Raises `ValueError` when the API cannot be reached or makes no sense."""
         try:
             fields = _authorized(self._route, {"accept": "application/json"})
             answer = await self._client.get(self._url, headers=fields)
             if answer.status_code != 200:
-                return None
+                wait = parse_retry_after(answer.headers.get("retry-after"), time.time())
+                return Asked(retry_after=wait or 0.0)
             if len(answer.content) > MAX_ANSWER:
                 raise ValueError(f"an answer of more than {MAX_ANSWER} bytes")
             tree = answer.json()
@@ -101,9 +107,9 @@ class ThresholdApi:
         except (httpx.HTTPError, SettingsError, KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         if 0.1 <= threshold <= 0.99:
-            return threshold, quorum
+            return Asked(threshold, quorum)
         if (threshold, quorum) == (0.0, False):
-            return None, False
+            return Asked(None, False)
         raise ValueError(f"threshold {threshold}")
 
     async def close(self) -> None:

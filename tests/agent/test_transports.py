@@ -15,6 +15,7 @@ from ingero_agent.push_grpc import retry_delay, target
 from ingero_agent.route import Failure, Reply, Route
 from ingero_contract.values import VerdictState
 from ingero_contract.verdicts import VerdictLine
+from ingero_kit.http_server import HttpServer, Response
 from ingero_kit.otlp import HealthReport, encode_report
 from ingero_kit.otlp_server import Answer, Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Status, retry_info
 from ingero_kit.settings import SettingsError
@@ -346,3 +347,28 @@ def test_what_grpc_would_misread_is_refused(endpoint: str) -> None:
 )
 def test_the_asked_wait_is_read_and_bounded(details: bytes | str | None, seconds: float | None) -> None:
     assert retry_delay(details) == seconds
+
+
+@pytest.mark.parametrize(
+    ("answer", "word", "away"),
+    [
+        (Response(429, extra=b"Retry-After: 90\r\n"), None, 90.0),
+        (Response(503), None, 0.0),
+        (Response(200, b'{"threshold": 0.7, "quorum_met": true}'), 0.7, 0.0),
+        (Response(200, b'{"threshold": 0, "quorum_met": false}'), None, 0.0),
+        (Response(200, b'{"threshold": 7}'), None, 0.0),
+    ],
+)
+def test_the_threshold_api_may_ask_to_be_left_alone(answer: Response, word: float | None, away: float) -> None:
+    async def work() -> tuple[float | None, float]:
+        server = HttpServer(lambda request: answer)
+        port = await server.start("127.0.0.1", 0)
+        client = FleetClient(route(port, "http", threshold_url=f"127.0.0.1:{port}"))
+        try:
+            asked_away = await client.ask(NOW)
+            return client.word.threshold, asked_away
+        finally:
+            await client.close()
+            await server.stop(1.0)
+
+    assert run(work()) == (word, away)
