@@ -24,8 +24,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import families
 import timelines
 from families import TICK, WARMUP, Generator, History
-from ingero_detect.detector import ABSENT, ACTIVE, IDLE, Detector, Observation
+from ingero_detect.detector import Detector
 from ingero_detect.diagnosis import diagnose
+from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Observation
 from ingero_detect.parameters import Parameters
 from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
 
