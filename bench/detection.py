@@ -24,10 +24,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import families
 import timelines
 from families import TICK, WARMUP, Generator, History
-from ingero_detect.detector import ABSENT, ACTIVE, IDLE, Detector, Observation
+from ingero_detect.detector import Detector
 from ingero_detect.diagnosis import diagnose
+from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Observation
 from ingero_detect.parameters import Parameters
-from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
+from ingero_fleet.replay.history import Moment
+from ingero_fleet.replay.judge import Judge, Ours, Published
 
 
 @dataclass
@@ -40,10 +42,9 @@ class Result:
     hours: float = 0.0
 
 
-def ours(history: History, budget: float) -> Result:
-    """The detector, defaults but for the budget."""
+def _judged(judge: Judge, history: History) -> Result:
+    """What a rule says about a history, tick by tick."""
     ticks, nodes = history.rate.shape
-    detector = Detector(Parameters(tick_seconds=TICK, budget=budget, warmup=WARMUP))
     names = [("bench", f"{node:05d}") for node in range(nodes)]
     cohort, cohorts = np.zeros(nodes, np.int64), [("bench", "")]
     result = Result()
@@ -52,14 +53,24 @@ def ours(history: History, budget: float) -> Result:
         state = np.where(np.isnan(value), ABSENT, ACTIVE).astype(np.uint8)
         if history.idle is not None:
             state[history.idle[tick]] = IDLE
-        for edge in detector.tick(tick * TICK, Observation(names, cohort, cohorts, value, state)).edges:
+        for edge in judge.tick(Moment(tick * TICK, Observation(names, cohort, cohorts, value, state))):
             node = int(edge.verdict.node)
             if edge.what == "accused":
                 result.alarms.append((tick, node, (edge.verdict.since or 0.0) / TICK))
             elif edge.what == "cleared":
                 result.cleared.append((tick, node))
-    result.hours = detector.node_hours
+    result.hours = judge.node_hours
     return result
+
+
+def ours(history: History, budget: float) -> Result:
+    """The detector, defaults but for the budget."""
+    return _judged(Ours(Parameters(tick_seconds=TICK, budget=budget, warmup=WARMUP), ()), history)
+
+
+def published(history: History, _: float) -> Result:
+    """The published rule as `replay --rule mad` has it."""
+    return _judged(Published("rate", TICK, WARMUP), history)
 
 
 def _edges(slow: np.ndarray, result: Result, was: np.ndarray, tick: int) -> None:
@@ -67,26 +78,6 @@ def _edges(slow: np.ndarray, result: Result, was: np.ndarray, tick: int) -> None
         result.alarms.append((tick, node, tick))
     for node in np.flatnonzero(was & ~slow).tolist():
         result.cleared.append((tick, node))
-
-
-def published(history: History, _: float) -> Result:
-    """median - max(2 x 1.4826 x MAD) under EMA 0.2, back 0.02 above; scores relative to each node's warm-up."""
-    ticks, nodes = history.rate.shape
-    base = np.nanmedian(history.rate[:WARMUP], axis=0)
-    result, was, threshold = Result(), np.zeros(nodes, bool), np.array([np.nan])
-    group = np.zeros(nodes, np.int64)
-    for tick in range(WARMUP, ticks):
-        score = np.clip(history.rate[tick] / base, 0, 1)
-        here = np.isfinite(score)
-        if history.idle is not None:
-            here &= ~history.idle[tick]
-        raw = raw_threshold(cohort_statistics(score[here], group[here], 1), 2.0, 0.0)
-        threshold = smooth(threshold, raw, 0.2)
-        slow = here & (score < np.where(was, threshold + HYSTERESIS, threshold))
-        _edges(slow, result, was, tick)
-        was = slow
-        result.hours += float(here.sum()) * TICK / 3600
-    return result
 
 
 def _relative(history: History, share: float, best: bool) -> Result:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingero_contract.values import VerdictState
-from ingero_detect.detector import Edge
 from ingero_detect.memory import NodeKey
+from ingero_detect.observation import Edge
 from ingero_detect.verdicts import Verdict
 
 

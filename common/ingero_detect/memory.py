@@ -8,24 +8,20 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_contract.values import VerdictState
 from ingero_detect.budget import BINS, STEP_BINS
+from ingero_detect.codes import LEARNING, STATES
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.grouped import Ints
 
 NodeKey = tuple[str, str]
 """Cluster and node."""
 
-STATES: Final = tuple(VerdictState)
-CODE: Final = {state: np.uint8(number) for number, state in enumerate(STATES)}
-"""Codes of the state column."""
-
 RUNS: Final = 16
 """Histogram of the lengths of collapses that ended by themselves, ticks; the last bin holds longer ones."""
 
 NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "used": (np.bool_, False),
-    "state": (np.uint8, CODE[VerdictState.LEARNING]),
+    "state": (np.uint8, LEARNING),
     "code": (np.uint8, 0),
     "home": (np.int32, -1),
     "group": (np.int32, -1),

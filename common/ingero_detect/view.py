@@ -7,13 +7,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_contract.values import VerdictState
+from ingero_detect.codes import AXES, KINDS, STATES, is_accused
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.grouped import Bools
-from ingero_detect.memory import CODE, STATES, Memory, NodeKey
+from ingero_detect.memory import Memory, NodeKey
 from ingero_detect.verdicts import Axis, Kind, Verdict
-
-KINDS: Final = tuple(Kind)
-AXES: Final = tuple(Axis)
 
 COLUMNS: Final = (
     "state", "home", "group", "axis", "kind", "since", "detected", "well_since", "loss", "value", "expected",
@@ -22,17 +19,6 @@ COLUMNS: Final = (
 
 _PAST: Final = (VerdictState.RECOVERING, VerdictState.HEALTHY, VerdictState.IDLE, VerdictState.SUSPECTED)
 """States in which an episode has come to its end, or seems to."""
-
-_ACCUSED: Final = (
-    CODE[VerdictState.STRAGGLER], CODE[VerdictState.RECOVERING], CODE[VerdictState.STOPPED],
-)  # fmt: skip
-
-
-def is_accused(state: npt.NDArray[np.uint8]) -> Bools:
-    """By slot: accused and not yet proven well again."""
-    straggler, recovering, stopped = _ACCUSED
-    found: Bools = (state == straggler) | (state == recovering) | (state == stopped)
-    return found
 
 
 @dataclass(frozen=True)
@@ -65,7 +51,7 @@ class View:
         columns = self.columns
         code = columns["state"][slot]
         state = STATES[int(code)]
-        episode = bool(columns["detected"][slot] > 0) or code in _ACCUSED
+        episode = bool(columns["detected"][slot] > 0) or bool(is_accused(code))
         cluster, node = self.names[slot]
         home, group = int(columns["home"][slot]), int(columns["group"][slot])
         axis = AXES[int(columns["axis"][slot])]

@@ -25,7 +25,7 @@ class Block(NamedTuple):
 class Blocks:
     """Reads the blocks of a connection in the order in which they came, which the dynamic table depends on."""
 
-    __slots__ = ("_known", "_part", "_table", "limit", "since")
+    __slots__ = ("_known", "_part", "_table", "limit", "open", "since")
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -35,11 +35,8 @@ class Blocks:
         self._table = Table()
         self._known: dict[bytes, tuple[Exchange, int | None]] = {}
         self._part: tuple[int, bool, bytearray] | None = None
-
-    @property
-    def open(self) -> bool:
+        self.open = False
         """Whether nothing but CONTINUATION may follow."""
-        return self._part is not None
 
     def begin(self, flags: int, number: int, payload: bytes) -> Block | None:
         """Take a HEADERS frame; returns its block when it is whole."""
@@ -50,7 +47,7 @@ class Blocks:
         ended = bool(flags & h2.END_STREAM)
         if flags & h2.END_HEADERS:
             return Block(number, ended, payload)
-        self._part, self.since = (number, ended, bytearray(payload)), time.monotonic()
+        self._part, self.since, self.open = (number, ended, bytearray(payload)), time.monotonic(), True
         return None
 
     def go_on(self, flags: int, number: int, payload: bytes) -> Block | None:
@@ -63,7 +60,7 @@ class Blocks:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block is too large")
         if not flags & h2.END_HEADERS:
             return None
-        self._part, self.since = None, 0.0
+        self._part, self.since, self.open = None, 0.0, False
         return Block(number, ended, bytes(octets))
 
     def fields(self, octets: bytes) -> list[Field] | None:

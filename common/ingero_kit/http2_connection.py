@@ -1,46 +1,31 @@
-"""One HTTP/2 connection of a server (RFC 9113): frames in, requests to the service, replies out within both windows.
+"""One HTTP/2 connection of a server (RFC 9113): frames in, those of requests to `http2_requests`, answers out.
 
 A connection works through all it received and then writes all answers at once. Priorities are ignored, nothing is
-pushed. Windows are given back as data comes; `Limits.unfinished_bytes` is what bounds memory. What breaks the rules
-of one stream resets it; what breaks those of the connection ends it with a GOAWAY in words.
+pushed. What breaks the rules of one stream resets it; what breaks those of the connection ends it with a GOAWAY in
+words.
 """
 
 import asyncio
 import time
-from functools import partial
 from typing import Final, Protocol, cast
 
 from ingero_kit import http2_frames as h2
 from ingero_kit.http2_blocks import Block, Blocks
 from ingero_kit.http2_frames import Code, ConnectionFault, StreamFault
-from ingero_kit.http2_messages import Failure, Reply, Service, check_trailers
-from ingero_kit.http2_streams import CONNECTION_WINDOW, STREAM_WINDOW, Outbox, Stream
-from ingero_kit.listener import Counters, Limits
-from ingero_kit.logs import get
+from ingero_kit.http2_requests import Owner, Requests
+from ingero_kit.http2_streams import Outbox
+from ingero_kit.listener import Limits
 
-log = get(__name__)
-
-_RESETS: Final = 512
-"""Streams that may end in a reset between two sweeps (about a second)."""
-_NOISE: Final = 1000
-"""Frames that ask for nothing between two sweeps, besides eight for every request."""
-_LATE: Final = 1024
-"""Streams that we ended early and whose late frames are passed over."""
 _DRAIN_PING: Final = b"\0drained"
 _DRAIN_SECONDS: Final = 1.0
 _GREETING: Final = len(h2.PREFACE) + h2.HEAD_OCTETS
 
 
-class Host(Protocol):
+class Host(Owner, Protocol):
     """The server, as a connection sees it."""
 
-    limits: Limits
-    counters: Counters
-    service: Service
     greeting: bytes
     """Our SETTINGS and the connection's window."""
-    unfinished: int
-    """Octets of bodies that have begun and not ended."""
 
     def enter(self, connection: "Connection") -> bool:
         """Count a connection; says whether it may stay."""
@@ -53,8 +38,8 @@ class Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
-        "_blocks", "_draining", "_final", "_greeted", "_host", "_last", "_late", "_noise", "_outbox", "_over",
-        "_progress", "_resets", "_rest", "_served", "_stalled", "_streams", "_transport", "_window",
+        "_blocks", "_draining", "_greeted", "_host", "_outbox", "_over", "_progress", "_requests", "_rest",
+        "_stalled", "_transport",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -62,15 +47,10 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._blocks = Blocks(host.limits.header_bytes)
         self._outbox = Outbox()
+        self._requests = Requests(host, self._outbox, self._flush, self.close)
         self._rest = b""
         """The beginning of a frame."""
         self._greeted = self._over = False
-        self._streams: dict[int, Stream] = {}
-        self._late: dict[int, None] = {}
-        self._last = 0
-        self._final = h2.LARGEST_STREAM
-        self._window = CONNECTION_WINDOW
-        self._noise = self._resets = self._served = 0
         self._progress = time.monotonic()
         self._stalled = self._draining = 0.0
 
@@ -85,9 +65,7 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._over, self._transport = True, None
         self._host.leave(self)
-        for stream in self._streams.values():
-            self._let_go(stream)
-        self._streams.clear()
+        self._requests.forget()
 
     def pause_writing(self) -> None:
         self._stalled = time.monotonic()
@@ -128,7 +106,7 @@ class Connection(asyncio.Protocol):
         if self._over or self._transport is None:
             return
         if self._greeted:
-            self._outbox.frames.append(h2.go_away(min(self._last, self._final), code, words))
+            self._outbox.frames.append(h2.go_away(min(self._requests.last, self._requests.final), code, words))
         self._flush()
         self._over = True
         self._transport.close()
@@ -152,7 +130,7 @@ class Connection(asyncio.Protocol):
     def _frames(self, data: bytes) -> int:
         """Work through all whole frames; returns the offset behind them."""
         at, end = 0, len(data)
-        unpack = h2.FRAME_HEAD.unpack_from
+        unpack, blocks, requests = h2.FRAME_HEAD.unpack_from, self._blocks, self._requests
         while end - at >= 9 and not self._over:
             high, low, kind, flags, number = unpack(data, at)
             length = high << 8 | low
@@ -163,103 +141,34 @@ class Connection(asyncio.Protocol):
             payload = data[at + 9 : at + 9 + length]
             at += 9 + length
             number &= h2.LARGEST_STREAM
-            if self._blocks.open and kind != h2.CONTINUATION:
+            if blocks.open and kind != h2.CONTINUATION:
                 raise ConnectionFault(Code.PROTOCOL_ERROR, "a header block is interrupted")
             try:
                 if kind == h2.DATA:
-                    self._data(flags, number, payload)
+                    requests.data(flags, number, payload)
                 elif kind == h2.HEADERS:
-                    block = self._blocks.begin(flags, number, payload)
+                    block = blocks.begin(flags, number, payload)
                     if block:
                         self._block(block)
                 else:
                     self._control(kind, flags, number, payload)
             except StreamFault as fault:
                 self._host.counters.malformed += fault.code != Code.REFUSED_STREAM
-                self._reset(number, fault.code)
+                requests.reset(number, fault.code)
         return at
 
     def _block(self, block: Block) -> None:
         """A whole header block: a new request or the trailers of one."""
         number, ended, octets = block
-        if number <= self._last:
-            self._trailers(number, ended, octets)
+        requests = self._requests
+        if number <= requests.last:
+            requests.trailers(number, ended, self._blocks.fields(octets))
             return
-        self._last = number
-        host = self._host
-        found = self._blocks.route(octets, host.service)
-        if number > self._final:
-            return
-        if len(self._streams) >= host.limits.streams:
-            raise StreamFault(Code.REFUSED_STREAM, "too many streams")
-        self._served += 1
-        host.counters.requests += 1
-        exchange, length = found or (_UNREAD, None)
-        stream = self._streams[number] = Stream(number, exchange, length, self._outbox.first_credit)
-        stream.complete = ended
-        if not found:
-            self._refuse(stream, Failure.HEADERS_TOO_LARGE)
-            return
-        reply = exchange.begin()
-        if reply is not None:
-            self._answer(stream, reply)
-        elif length is not None and length > host.limits.body_bytes:
-            self._refuse(stream, Failure.BODY_TOO_LARGE)
-        elif ended:
-            self._complete(stream, b"")
-
-    def _trailers(self, number: int, ended: bool, octets: bytes) -> None:
-        fields = self._blocks.fields(octets)
-        stream = self._streams.get(number)
-        if stream is None or stream.complete:
-            self._stray(number, stream)
-            return
-        if not ended or fields is None:
-            raise StreamFault(Code.PROTOCOL_ERROR, "trailers that do not end the stream, or are too large")
-        check_trailers(fields)
-        self._complete(stream, self._take(stream))
-
-    def _data(self, flags: int, number: int, payload: bytes) -> None:
-        size = len(payload)
-        self._window -= size
-        if self._window < CONNECTION_WINDOW >> 1:
-            self._outbox.frames.append(h2.window_update(0, CONNECTION_WINDOW - self._window))
-            self._window = CONNECTION_WINDOW
-        stream = self._streams.get(number)
-        if stream is None or stream.complete:
-            self._stray(number, stream)
-            return
-        if flags & h2.PADDED:
-            payload = h2.content(flags & h2.PADDED, payload)
-        stream.window -= size
-        if flags & h2.END_STREAM and not stream.body and size <= self._host.limits.body_bytes:
-            self._complete(stream, payload)
-            return
-        if not self._keep(stream, payload):
-            return
-        if flags & h2.END_STREAM:
-            self._complete(stream, self._take(stream))
-        elif stream.window < STREAM_WINDOW >> 1:
-            self._outbox.frames.append(h2.window_update(number, STREAM_WINDOW - stream.window))
-            stream.window = STREAM_WINDOW
-        if not payload:
-            self._quiet()
-
-    def _stray(self, number: int, stream: Stream | None) -> None:
-        """A frame of a request that has ended already."""
-        if number in self._late or number > self._final:
-            return
-        if stream is not None:
-            raise StreamFault(Code.STREAM_CLOSED, "the request has ended")
-        self._must_be_known(number)
-        raise ConnectionFault(Code.STREAM_CLOSED, "the stream has ended")
-
-    def _must_be_known(self, number: int) -> None:
-        if number > self._last or not number & 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame on a stream that was never opened")
+        requests.last = number
+        requests.begin(number, ended, self._blocks.route(octets, self._host.service))
 
     def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        self._quiet()
+        self._requests.patience.quiet()
         if kind == h2.CONTINUATION:
             block = self._blocks.go_on(flags, number, payload)
             if block:
@@ -285,12 +194,6 @@ class Connection(asyncio.Protocol):
             elif len(payload) < 8:
                 raise ConnectionFault(Code.FRAME_SIZE_ERROR, "GOAWAY is at least eight octets")
 
-    def _quiet(self) -> None:
-        """Bound what asks for nothing and costs us work."""
-        self._noise += 1
-        if self._noise > _NOISE + 8 * self._served:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
-
     def _settle(self, flags: int, payload: bytes) -> None:
         if flags & h2.ACK:
             if payload:
@@ -298,9 +201,7 @@ class Connection(asyncio.Protocol):
             return
         values = h2.read_settings(payload)
         self._outbox.frames.append(h2.frame(h2.SETTINGS, h2.ACK, 0))
-        credit = values.get(h2.INITIAL_WINDOW_SIZE, self._outbox.first_credit)
-        for stream in self._outbox.settle(credit, self._streams):
-            self._finish(stream)
+        self._requests.settle(values)
 
     def _ping(self, flags: int, payload: bytes) -> None:
         if len(payload) != 8:
@@ -313,121 +214,12 @@ class Connection(asyncio.Protocol):
     def _allowed(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE is four octets")
-        octets = int.from_bytes(payload, "big") & h2.LARGEST_WINDOW
-        if not number:
-            for stream in self._outbox.allow(octets):
-                self._finish(stream)
-            return
-        self._must_be_known(number)
-        one = self._streams.get(number)
-        if self._outbox.allow_stream(one, octets) and one:
-            self._finish(one)
+        self._requests.allow(number, int.from_bytes(payload, "big") & h2.LARGEST_WINDOW)
 
     def _abandoned(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
             raise ConnectionFault(Code.FRAME_SIZE_ERROR, "RST_STREAM is four octets")
-        self._must_be_known(number)
-        self._drop(number)
-        self._count_reset()
-
-    # Requests and replies.
-
-    def _keep(self, stream: Stream, payload: bytes) -> bool:
-        """Add to a body; says whether the request is still wanted."""
-        limits = self._host.limits
-        if len(stream.body) + len(payload) > limits.body_bytes:
-            self._refuse(stream, Failure.BODY_TOO_LARGE)
-            return False
-        if self._host.unfinished + len(payload) > limits.unfinished_bytes:
-            self._refuse(stream, Failure.OVERLOADED)
-            return False
-        if not isinstance(stream.body, bytearray):
-            stream.body = bytearray(stream.body)
-        stream.body += payload
-        self._host.unfinished += len(payload)
-        return True
-
-    def _take(self, stream: Stream) -> bytes:
-        body = bytes(stream.body)
-        self._host.unfinished -= len(body)
-        stream.body = b""
-        return body
-
-    def _complete(self, stream: Stream, body: bytes) -> None:
-        if stream.length is not None and stream.length != len(body):
-            raise StreamFault(Code.PROTOCOL_ERROR, "content-length and data differ")
-        stream.complete = True
-        try:
-            answer = stream.exchange.complete(body)
-        except Exception as error:
-            answer = self._failed(error)
-        if isinstance(answer, Reply):
-            self._answer(stream, answer)
-        else:
-            stream.task = asyncio.ensure_future(answer)
-            stream.task.add_done_callback(partial(self._finish_later, stream))
-
-    def _finish_later(self, stream: Stream, task: "asyncio.Future[Reply]") -> None:
-        stream.task = None
-        if task.cancelled() or stream.number not in self._streams:
-            return
-        error = task.exception()
-        self._answer(stream, self._failed(error) if error else task.result())
-        self._flush()
-
-    def _failed(self, error: BaseException) -> Reply:
-        self._host.counters.handler_errors += 1
-        log.error("handler_failed", exc_info=error)
-        return self._host.service.fail(Failure.HANDLER_FAILED)
-
-    def _refuse(self, stream: Stream, failure: Failure) -> None:
-        self._host.counters.too_large += failure in (Failure.BODY_TOO_LARGE, Failure.HEADERS_TOO_LARGE)
-        self._answer(stream, self._host.service.fail(failure))
-
-    def _answer(self, stream: Stream, reply: Reply) -> None:
-        if not stream.complete:
-            stream.complete = True
-            self._pass_over(stream.number)
-        if self._outbox.reply(stream, reply):
-            self._finish(stream)
-
-    def _finish(self, stream: Stream) -> None:
-        """The reply is out; what the client still sends of an unfinished request is not wanted."""
-        if stream.number in self._late:
-            self._outbox.frames.append(h2.reset(stream.number, Code.NO_ERROR))
-        self._drop(stream.number)
-
-    def _reset(self, number: int, code: Code) -> None:
-        self._outbox.frames.append(h2.reset(number, code))
-        self._pass_over(number)
-        self._drop(number)
-        if code != Code.REFUSED_STREAM:
-            self._count_reset()
-
-    def _count_reset(self) -> None:
-        self._resets += 1
-        if self._resets > _RESETS:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many streams end in a reset")
-
-    def _pass_over(self, number: int) -> None:
-        self._late[number] = None
-        if len(self._late) > _LATE:
-            del self._late[next(iter(self._late))]
-
-    def _drop(self, number: int) -> None:
-        stream = self._streams.pop(number, None)
-        if stream:
-            self._outbox.waiting.pop(number, None)
-            self._let_go(stream)
-            if not self._streams and self._final != h2.LARGEST_STREAM:
-                self.close()
-
-    def _let_go(self, stream: Stream) -> None:
-        if stream.body:
-            self._host.unfinished -= len(stream.body)
-            stream.body = b""
-        if stream.task:
-            stream.task.cancel()
+        self._requests.abandoned(number)
 
     # The server's side.
 
@@ -436,8 +228,8 @@ class Connection(asyncio.Protocol):
         """Whether an answer is owed, or the client may not have heard yet that none will be given any more."""
         if self._over or not self._greeted:
             return False
-        unheard = self._final == h2.LARGEST_STREAM and time.monotonic() < self._draining + _DRAIN_SECONDS
-        return bool(self._streams) or unheard
+        unheard = self._requests.final == h2.LARGEST_STREAM and time.monotonic() < self._draining + _DRAIN_SECONDS
+        return bool(self._requests.streams) or unheard
 
     def drain(self) -> None:
         """Announce the end; what the client sent before it heard of that is still served (RFC 9113, 6.8)."""
@@ -451,9 +243,10 @@ class Connection(asyncio.Protocol):
         self._flush()
 
     def _finalise(self) -> None:
-        self._final = self._last
-        if self._streams:
-            self._outbox.frames.append(h2.go_away(self._last, Code.NO_ERROR))
+        requests = self._requests
+        requests.final = requests.last
+        if requests.streams:
+            self._outbox.frames.append(h2.go_away(requests.last, Code.NO_ERROR))
         else:
             self.close()
 
@@ -465,7 +258,7 @@ class Connection(asyncio.Protocol):
 
     def expire(self, now: float, limits: Limits) -> bool:
         """End what takes too long; says whether a request was cut short."""
-        self._noise = self._resets = self._served = 0
+        self._requests.patience.renew()
         transport = self._transport
         if transport is None:
             return False
@@ -478,28 +271,8 @@ class Connection(asyncio.Protocol):
         if now - begun > limits.read_seconds:
             self._end(Code.NO_ERROR, "a frame took too long")
             return bool(self._rest)
-        late = [stream for stream in self._streams.values() if now - stream.since > limits.read_seconds]
-        slow = [stream for stream in late if not stream.complete]
-        for stream in slow:
-            self._refuse(stream, Failure.TOO_SLOW)
-        for stream in late:
-            if stream.number in self._outbox.waiting and now - stream.since > limits.idle_seconds:
-                self._outbox.frames.append(h2.reset(stream.number, Code.CANCEL))
-                self._drop(stream.number)
-        if not self._streams and quiet > limits.idle_seconds:
+        slow = self._requests.expire(now, limits)
+        if not self._requests.streams and quiet > limits.idle_seconds:
             self.close()
         self._flush()
-        return bool(slow)
-
-
-class _Unread:
-    """Stands in for what a request asks whose fields are too large to say."""
-
-    def begin(self) -> Reply | None:
-        raise NotImplementedError
-
-    def complete(self, body: bytes) -> Reply:
-        raise NotImplementedError
-
-
-_UNREAD: Final = _Unread()
+        return slow

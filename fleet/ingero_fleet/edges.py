@@ -11,7 +11,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeL
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, metrics
-from ingero_detect.detector import Edge
+from ingero_detect.observation import Edge
 from ingero_detect.verdicts import Verdict
 from ingero_kit.clock import rfc3339
 

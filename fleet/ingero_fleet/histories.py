@@ -9,7 +9,7 @@ import numpy as np
 
 from ingero_contract.values import NodeState
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.detector import ABSENT, ACTIVE, CALIBRATING, IDLE, Observation
+from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, IDLE, Observation
 from ingero_kit.logs import get
 
 PARTS: Final = ("workload_type", "job_id", "gpu_model", "stage", "cgroup_path_hash", "measure")

@@ -13,13 +13,15 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_contract.verdicts import VerdictLine, parse_verdict
+from ingero_detect.codes import STATES as VERDICT_STATES
+from ingero_detect.codes import is_accused
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.detector import ABSENT, ACTIVE, CALIBRATING, IDLE, Detector, Edge, JobSlow, Observation
-from ingero_detect.memory import STATES as VERDICT_STATES
+from ingero_detect.detector import Detector
 from ingero_detect.memory import NodeKey, SnapshotError
+from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, IDLE, Edge, JobSlow, Observation
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdicts import Verdict
-from ingero_detect.view import View, is_accused
+from ingero_detect.view import View
 from ingero_fleet import scores
 from ingero_fleet.histories import MERGEABLE, PARTS, Recorder
 from ingero_fleet.settings import IngeroConfig

@@ -8,7 +8,7 @@ import numpy as np
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ingero_detect.memory import STATES
+from ingero_detect.codes import STATES
 from ingero_fleet.judging import Findings
 from ingero_fleet.picture import Picture, cohort_name, is_straggler
 from ingero_fleet.receivers.traffic import Traffic

@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.detector import ABSENT, ACTIVE, IDLE, Detector, Edge, JobSlow, Observation
+from ingero_detect.detector import Detector
+from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Edge, JobSlow, Observation
 from ingero_detect.parameters import Parameters
 
 TICK = 5.0

@@ -5,6 +5,9 @@ loss. If all ranks are alike, who came last in them is a fair draw, so lasts are
 fifty collectives, where only the first shows who is late, is judged by its first. Accused is a rank whose lasts are
 beyond chance at the error that is allowed, over all ranks at once, and only if what was lost to it is a share of the
 time worth telling: a rank with a harmless habit of being last by a hair is not.
+
+`ingero_detect.diagnosis` averages lags over the steps of a whole timeline instead: a window here knows no steps, and
+may hold too few collectives for the error of an average, while a count of lasts is exact from the eighth on.
 """
 
 import math

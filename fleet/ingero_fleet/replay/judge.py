@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_contract.values import VerdictState
-from ingero_detect.detector import ACTIVE, Detector, Edge, JobSlow
+from ingero_detect.detector import Detector
 from ingero_detect.episodes import Episode, Episodes
 from ingero_detect.memory import NodeKey
+from ingero_detect.observation import ACTIVE, Edge, JobSlow
 from ingero_detect.parameters import Parameters
 from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
 from ingero_detect.verdicts import Axis, Kind, Verdict

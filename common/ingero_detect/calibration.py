@@ -1,0 +1,107 @@
+"""What healthy nodes do by chance, and the alarm levels that follow from it; `budget` has the mathematics.
+
+By group and side (`slow`, and its mirror `fast`) histograms of peaks and steps of the evidence are kept, of runs that
+ended by themselves, and the node-hours in which they were seen. They fade: half is forgotten within two days.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from ingero_detect import budget
+from ingero_detect.evidence import Bounds, CollapseTest, OwnTest, Residuals
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.memory import RUNS, Memory
+from ingero_detect.parameters import Parameters
+
+OFFSET_TICKS: Final = 12
+"""Ticks between two looks at how far the nodes of a cohort lie apart, and between two calibrations."""
+
+_SAMPLE: Final = 8192
+"""Nodes whose steps are booked in one tick."""
+
+_SHORT_RUN: Final = 12
+"""A collapse that ends by itself within so many ticks counts against confirming collapses early."""
+
+_HALF_LIFE_HOURS: Final = 48.0
+
+
+def alarm_levels(memory: Memory, parameters: Parameters, ticks: int, theory: float) -> Floats:
+    """The alarm level of every group; a twelfth of them is calibrated anew in a tick. `theory`: the first level."""
+    alarm = memory.group("alarm")
+    alarm[np.isnan(alarm)] = min(budget.CAUTION * theory, budget.HIGHEST_LEVEL)
+    part = slice(ticks % OFFSET_TICKS, None, OFFSET_TICKS)
+    hours = memory.group("hours")[part]
+    if len(hours):
+        peaks, steps = ([table(side)[part] for side in ("slow", "fast")] for table in (memory.peaks, memory.steps))
+        tails = [budget.fit_tail(*pair, hours) for pair in zip(peaks, steps, strict=True)]
+        judged = hours / parameters.tick_hours
+        alarm[part] = budget.calibrated_levels(tails, judged, parameters.budget, theory)
+        runs = memory.runs()[part]
+        tolerable = runs[:, ::-1].cumsum(axis=1)[:, ::-1] <= (1 + parameters.budget * hours)[:, None]
+        tolerable[:, -1] = True
+        memory.group("confirm")[part] = np.maximum(2, tolerable.argmax(axis=1))
+        fade = 0.5 ** (OFFSET_TICKS * parameters.tick_hours / _HALF_LIFE_HOURS)
+        for table in (*peaks, *steps, runs, hours):
+            table *= fade
+    return alarm.copy()
+
+
+def book(
+    memory: Memory, parameters: Parameters, ticks: int, nodes: Residuals, bounds: Bounds, own: OwnTest,
+    collapse: CollapseTest,
+) -> None:  # fmt: skip
+    """Enter a tick into the histograms; call it before the tick's evidence is remembered."""
+    free = ~nodes.accused & nodes.ready & nodes.eligible
+    for side, evidence in (("slow", own.slow), ("fast", own.fast)):
+        _book_peaks(memory, side, nodes, free, evidence)
+    _book_steps(memory, ticks, nodes, free, bounds)
+    ended = (collapse.before > 0) & (collapse.run == 0) & (collapse.before <= _SHORT_RUN)
+    if ended.any():
+        place = (nodes.group[ended], np.minimum(collapse.before[ended], RUNS - 1))
+        np.add.at(memory.runs(), place, 1)
+    judged = np.bincount(nodes.group[~nodes.accused], minlength=len(nodes.level))
+    memory.group("hours")[:] += judged * parameters.tick_hours
+
+
+def _book_peaks(memory: Memory, side: str, nodes: Residuals, free: Bools, evidence: Floats) -> None:
+    """What the evidence had reached when it came back to zero."""
+    column = memory.node(f"{side}_peak")
+    peak = column[nodes.index]
+    ended = (memory.node(side)[nodes.index] > 0) & (evidence <= 0) & free
+    if ended.any():
+        place = (nodes.group[ended], budget.bins_of(peak[ended].astype(np.float64)))
+        np.add.at(memory.peaks(side), place, 1)
+    column[nodes.index] = np.where(evidence > 0, np.maximum(peak, evidence), 0.0)
+
+
+def _book_steps(memory: Memory, ticks: int, nodes: Residuals, free: Bools, bounds: Bounds) -> None:
+    """Take a sample of what the tick added on both sides; a large fleet needs no more than some thousands."""
+    rows = np.flatnonzero(free)
+    stride = 1 + len(rows) // _SAMPLE
+    rows = rows[ticks % stride :: stride]
+    group, z, allowance, cap = nodes.group[rows], bounds.z[rows], bounds.allowance[rows], bounds.cap[rows]
+    for side, loss in (("slow", z), ("fast", -z)):
+        steps = np.minimum(loss - allowance, cap)
+        np.add.at(memory.steps(side), (group, budget.step_bins_of(steps)), 1)
+
+
+def book_short_alarms(memory: Memory, parameters: Parameters, rows: Ints) -> None:
+    """An accusation that passed by itself within a minute was chance: its peak counts against the budget."""
+    lasted = (memory.node("well_since")[rows] - memory.node("since")[rows]) / parameters.tick_seconds
+    chance = rows[(lasted <= _SHORT_RUN) & (memory.node("reached")[rows] > 0)]
+    place = (memory.node("group")[chance], budget.bins_of(memory.node("reached")[chance].astype(np.float64)))
+    np.add.at(memory.peaks("slow"), place, 1)
+
+
+def estimates(memory: Memory, theory: float) -> dict[str, float]:
+    """False alarms a node-hour at the present levels, by own tail and by mirror."""
+    hours, alarm = memory.group("hours"), np.nan_to_num(memory.group("alarm"), nan=theory)
+    total = float(hours.sum())
+    found = {}
+    for name, side in (("own_tail", "slow"), ("mirror", "fast")):
+        found[name] = 0.0
+        if total > 0:
+            tail = budget.fit_tail(memory.peaks(side), memory.steps(side), hours)
+            found[name] = float((tail.rate(alarm) * hours).sum() / total)
+    return found

@@ -1,0 +1,261 @@
+"""How far every node lies from where it should be, and what speaks against it so far. docs/detection.md: formulas.
+
+`compare` gives residuals and their scale, `bound` what one tick may add; then the tests: against own history with
+its mirror, against peers, and for a collapse. They read the columns of earlier ticks; only `remember` writes.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.codes import is_accused
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.memory import Memory
+from ingero_detect.parameters import Parameters
+from ingero_detect.reference import Reference, find_reference
+
+FURTHEST: Final = 7.0
+"""Bound of residuals, log units; a rate of zero counts as this far below."""
+
+_HALF: Final = float(np.log(2.0))
+"""A loss of more than half, log units: a collapse."""
+
+_ONSET: Final = 0.1
+"""Share of the alarm level at which evidence counts as begun: below it the noise of every healthy node wanders."""
+
+LONGEST_RUN: Final = 30_000
+"""Ticks beyond which runs are not counted on."""
+
+
+@dataclass(frozen=True)
+class Residuals:
+    """Nodes judged in a tick, arrays by node; `index` leads to their columns, `group` to those of their groups.
+
+    `gap`: residual against own history less the reference; `sigma` its standard deviation from tick to tick, `scale`
+    in the long run; all in log units, as `logs`, `baseline` and, by group, `level`. `ready`: has come up after its
+    return; `eligible`: has enough peers.
+    """
+
+    index: slice | Ints
+    group: Ints
+    logs: Floats
+    baseline: Floats
+    level: Floats
+    gap: Floats
+    sigma: Floats
+    scale: Floats
+    accused: Bools
+    ready: Bools
+    eligible: Bools
+    reference: Reference
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What a tick may do to the evidence, standard deviations by node: from `floor` to `cap`; alarm above `top`.
+
+    `z`: this tick's loss; `allowance`: the loss that adds nothing (the reference value of the test). `crowded`, by
+    group: a fifth of it falls at once.
+    """
+
+    z: Floats
+    allowance: Floats
+    floor: Floats
+    cap: Floats
+    top: Floats
+    crowded: Bools
+
+
+@dataclass(frozen=True)
+class OwnTest:
+    """Against own history, by node: evidence `slow`, its mirror `fast`, loss `shortfall` over `spell` ticks."""
+
+    slow: Floats
+    fast: Floats
+    onset: Floats
+    shortfall: Floats
+    spell: Ints
+
+
+@dataclass(frozen=True)
+class PeerTest:
+    """Against peers, by node: log distance `absolute`, band `line`, evidence `below`; `few`: but few lie so low."""
+
+    absolute: Floats
+    line: Floats
+    below: Floats
+    onset: Floats
+    few: Bools
+
+
+@dataclass(frozen=True)
+class CollapseTest:
+    """By node: whether more than half is gone, for how many ticks it was before and is now, and how many accuse."""
+
+    falling: Bools
+    before: Ints
+    run: Ints
+    confirm: Ints
+
+
+@dataclass(frozen=True)
+class Alarms:
+    """Which test accuses which node, and against whom something speaks."""
+
+    own: Bools
+    peers: Bools
+    collapse: Bools
+    suspected: Bools
+
+    def any(self) -> Bools:
+        """By node: accused by one test or more."""
+        return self.own | self.collapse | self.peers
+
+
+def compare(memory: Memory, parameters: Parameters, index: slice | Ints, logs: Floats) -> Residuals:
+    """Residuals of the nodes in `index` with these log rates."""
+    group = memory.node("group")[index].astype(np.int64)
+    spread = np.nan_to_num(memory.group("scale"), nan=0.0)
+    level = np.nan_to_num(memory.group("level"), nan=0.0)
+    baseline = memory.node("baseline")[index]
+    residual = np.clip(logs - baseline - level[group], -FURTHEST, FURTHEST)
+    tolerance = np.maximum(parameters.own_band, 3 * spread)
+    reference = find_reference(residual, group, len(memory.groups), tolerance)
+    sigma = _sigma(memory, index, group, spread)
+    return Residuals(
+        index=index,
+        group=group,
+        logs=logs,
+        baseline=baseline,
+        level=level,
+        gap=residual - reference.level[group],
+        sigma=sigma,
+        scale=_long_run_scale(memory, parameters, sigma, group, reference),
+        accused=is_accused(memory.node("state"))[index],
+        ready=memory.node("grace")[index] <= 0,
+        eligible=(reference.count >= parameters.min_peers)[group],
+        reference=reference,
+    )
+
+
+def _sigma(memory: Memory, index: slice | Ints, group: Ints, spread: Floats) -> Floats:
+    """Own noise, leaning on the cohort's spread while little is known of the node."""
+    own = memory.node("own")[index].astype(np.float64)
+    trust = np.minimum(memory.node("count")[index], 300)
+    sigma = np.sqrt((trust * own**2 + 30 * (spread**2)[group]) / (trust + 30))
+    floored: Floats = np.maximum(sigma, 1e-12)
+    return floored
+
+
+def _long_run_scale(
+    memory: Memory, parameters: Parameters, sigma: Floats, group: Ints, reference: Reference
+) -> Floats:
+    """The standard deviation with the autocorrelation in it, never below half of the band."""
+    ratio = np.clip(memory.group("lagged") / np.maximum(memory.group("squares"), 1e-12), 0.0, 0.95)
+    stretch = np.sqrt((1 + ratio) / (1 - ratio))
+    scale: Floats = np.maximum(sigma * stretch[group], 0.5 * parameters.own_band)
+    if reference.common.any():
+        scale = np.where(reference.common[group], np.maximum(scale, reference.spread[group]), scale)
+    return scale
+
+
+def bound(memory: Memory, parameters: Parameters, nodes: Residuals, alarm: Floats) -> Bounds:
+    """What this tick may add at most. `alarm`: the level of every group."""
+    group, scale = nodes.group, nodes.scale
+    relearn = memory.node("relearn")[nodes.index]
+    band = np.where(relearn > 0, parameters.absolute_band, parameters.own_band)
+    z = -nodes.gap / scale
+    allowance = np.maximum(parameters.drift, band / scale)
+    low = (z > np.maximum(allowance, 3.0)) & ~nodes.accused & nodes.ready
+    crowd = np.bincount(group[low], minlength=len(alarm))
+    crowded = (crowd >= 2) & (crowd > 0.2 * nodes.reference.count)
+    cap = np.minimum(parameters.largest_step, 0.75 * alarm)
+    cap = np.where(crowded, np.minimum(cap, alarm / 5), cap)[group]
+    return Bounds(z, allowance, -parameters.largest_step - allowance, cap, alarm[group], crowded)
+
+
+def _cusum(before: Floats, step: Floats, nodes: Residuals, bounds: Bounds, most: Floats | None = None) -> Floats:
+    """One step of a one-sided CUSUM (Page 1954), at most `most`; without enough peers nothing changes."""
+    after = np.maximum(0.0, before + np.minimum(np.maximum(step, bounds.floor), bounds.cap)) * nodes.ready
+    return np.where(nodes.eligible, after if most is None else np.minimum(after, most), before)
+
+
+def _onset(now: float, evidence: Floats, onset: Floats, top: Floats) -> tuple[Bools, Floats]:
+    """Whose evidence begins now, and since when everybody's lasts; 0 where there is none."""
+    start = _ONSET * top
+    begins = (evidence > start) & (onset == 0)
+    return begins, np.where(evidence <= start, 0.0, np.where(begins, now, onset))
+
+
+def against_own_history(memory: Memory, now: float, nodes: Residuals, bounds: Bounds) -> OwnTest:
+    """The sequential test against own history, and the same for nodes that are too fast."""
+    at, z, allowance = nodes.index, bounds.z, bounds.allowance
+    slow = _cusum(memory.node("slow")[at], z - allowance, nodes, bounds)
+    fast = _cusum(memory.node("fast")[at], -z - allowance, nodes, bounds, most=1.5 * bounds.top)
+    begins, onset = _onset(now, slow, memory.node("onset")[at], bounds.top)
+    shortfall = np.where(begins, 0.0, memory.node("shortfall")[at]) - np.where(nodes.eligible, nodes.gap, 0.0)
+    spell = np.where(begins, 0, memory.node("spell")[at]) + nodes.eligible
+    return OwnTest(slow, fast, onset, shortfall, spell)
+
+
+def distance_from_peers(nodes: Residuals) -> Floats:
+    """Log distance of every node from the median of its group."""
+    _, middle = grouped_median(np.maximum(nodes.logs, -1e3), nodes.group, len(nodes.level))
+    absolute = nodes.logs - np.nan_to_num(middle, nan=0.0)[nodes.group]
+    return np.clip(absolute, -FURTHEST, FURTHEST)
+
+
+def against_peers(
+    memory: Memory, parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, absolute: Floats
+) -> PeerTest:
+    """The sequential test against peers, for nodes that were slow from the start."""
+    at, group, scale = nodes.index, nodes.group, nodes.scale
+    offsets = np.nan_to_num(memory.group("offsets"), nan=0.0)
+    line = np.maximum(parameters.absolute_band, 4 * offsets)[group]
+    step = -absolute / scale - np.maximum(parameters.drift, line / scale)
+    below = _cusum(memory.node("below")[at], step, nodes, bounds)
+    _, onset = _onset(now, below, memory.node("below_onset")[at], bounds.top)
+    low = np.bincount(group[(below > 0) & ~nodes.accused], minlength=len(nodes.level))
+    few = low <= np.maximum(1, 0.1 * nodes.reference.count)
+    return PeerTest(absolute, line, below, onset, few[group])
+
+
+def look_for_collapse(memory: Memory, nodes: Residuals, bounds: Bounds) -> CollapseTest:
+    """Count ticks in a row in which more than half of the own rate is gone."""
+    falling = (nodes.gap < -_HALF) & (-nodes.gap > 4 * nodes.scale) & nodes.ready
+    before = memory.node("run")[nodes.index].astype(np.int64)
+    run = np.where(falling, np.minimum(before + 1, LONGEST_RUN), 0)
+    run = np.where(nodes.eligible, run, before)
+    needed = memory.group("confirm")
+    confirm = np.where(bounds.crowded, np.maximum(needed, 5), needed)[nodes.group]
+    return CollapseTest(falling, before, run, confirm)
+
+
+def decide(nodes: Residuals, bounds: Bounds, own: OwnTest, peers: PeerTest, collapse: CollapseTest) -> Alarms:
+    """Whom the tests accuse."""
+    eligible, top = nodes.eligible, bounds.top
+    half = 0.5 * top
+    return Alarms(
+        own=(own.slow > top) & eligible,
+        peers=(peers.below > top) & peers.few & eligible,
+        collapse=(collapse.run >= collapse.confirm) & eligible,
+        suspected=eligible & ((own.slow > half) | ((peers.below > half) & peers.few) | (collapse.run > 0)),
+    )
+
+
+def nothing_speaks_against(nodes: Residuals, bounds: Bounds, own: OwnTest, collapse: CollapseTest) -> Bools:
+    """By node: may be learnt from."""
+    quiet = ~nodes.accused & (own.slow < 0.5 * bounds.top) & ~collapse.falling
+    return quiet & ~nodes.reference.common[nodes.group] & nodes.ready & nodes.eligible
+
+
+def remember(memory: Memory, nodes: Residuals, own: OwnTest, peers: PeerTest, collapse: CollapseTest) -> None:
+    """Write what the tests found into the columns."""
+    expected = nodes.baseline + nodes.level[nodes.group] + nodes.reference.level[nodes.group]
+    for name, values in (
+        ("slow", own.slow), ("fast", own.fast), ("onset", own.onset), ("shortfall", own.shortfall),
+        ("spell", own.spell), ("below", peers.below), ("below_onset", peers.onset), ("run", collapse.run),
+        ("residual", nodes.gap), ("scale", nodes.scale), ("expected", expected),
+    ):  # fmt: skip
+        memory.node(name)[nodes.index] = values

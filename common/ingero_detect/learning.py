@@ -1,0 +1,109 @@
+"""What is normal for a node: its baseline after the warm-up, and how baseline and noise are followed afterwards."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_detect.codes import HEALTHY, LEARNING
+from ingero_detect.evidence import Residuals
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.memory import Memory
+from ingero_detect.parameters import Parameters
+from ingero_detect.reference import Reference
+from ingero_detect.threshold import MAD_TO_SIGMA
+
+_AT_ONCE: Final = 8192
+"""Nodes whose warm-up is worked on at once."""
+
+
+def learn(memory: Memory, parameters: Parameters, rows: Ints, logs: Floats, reference: Reference) -> None:
+    """Collect what a node does relative to its cohort; after the warm-up its median is the baseline.
+
+    While nobody of a cohort is known yet, what its nodes do together is told from what each of them did so far:
+    it does not matter who of them reports in which tick.
+    """
+    if not len(rows):
+        return
+    group = memory.node("group")[rows].astype(np.int64)
+    level = memory.group("level")
+    m = len(memory.groups)
+    _, middle = grouped_median(logs[rows], group, m)
+    fresh = ~np.isfinite(level) & np.isfinite(middle)
+    level[fresh] = middle[fresh]
+    window, filled, sofar = memory.window(), memory.node("filled"), memory.node("sofar")
+    above = logs[rows] - level[group]
+    known = filled[rows] > 0
+    _, moved = grouped_median((above - sofar[rows])[known], group[known], m)
+    alone = np.where(np.isfinite(moved), moved, 0.0)
+    common = np.where(reference.count == 0, alone, reference.level)
+    above = above - common[group]
+    window[rows, filled[rows]] = above
+    filled[rows] += 1
+    sofar[rows] += (above - sofar[rows]) / filled[rows]
+    done = rows[filled[rows] == parameters.warmup]
+    if len(done):
+        _finish_warmup(memory, parameters, done)
+
+
+def _finish_warmup(memory: Memory, parameters: Parameters, done: Ints) -> None:
+    """Baseline and noise from a full window; a node that is still as ill as it says it was keeps its loss."""
+    middle, spread, lagged, squares = _summarise(memory.window(), done)
+    echo = memory.node("echo")[done].astype(np.float64)
+    ill = np.isfinite(echo) & (middle < -parameters.absolute_band)
+    memory.node("baseline")[done] = middle + np.where(ill, echo, 0.0)
+    memory.node("own")[done] = spread
+    memory.node("learned")[done] = True
+    memory.node("count")[done] = parameters.warmup
+    state = memory.node("state")
+    state[done[state[done] == LEARNING]] = HEALTHY
+    group = memory.node("group")[done].astype(np.int64)
+    m = len(memory.groups)
+    _, typical = grouped_median(spread, group, m)
+    scale = memory.group("scale")
+    unknown = np.isnan(scale) & np.isfinite(typical)
+    scale[unknown] = typical[unknown]
+    memory.group("lagged")[:] += np.bincount(group, lagged, m)
+    memory.group("squares")[:] += np.bincount(group, squares, m)
+    if not (memory.node("used") & ~memory.node("learned")).any():
+        memory.end_of_learning()
+
+
+def _summarise(window: npt.NDArray[np.float32], rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+    """Of every row's warm-up: median, spread, the two sums of its lag-one correlation; in parts, to save memory."""
+    middle, spread, lagged, squares = (np.empty(len(rows)) for _ in range(4))
+    for start in range(0, len(rows), _AT_ONCE):
+        part = slice(start, start + _AT_ONCE)
+        values = window[rows[part]].astype(np.float64)
+        middle[part] = np.median(values, axis=1)
+        centred = values - middle[part, None]
+        spread[part] = np.median(np.abs(centred), axis=1) * MAD_TO_SIGMA
+        clipped = np.clip(centred / np.maximum(spread[part], 1e-12)[:, None], -3, 3)
+        lagged[part] = (clipped[:, 1:] * clipped[:, :-1]).sum(axis=1)
+        squares[part] = (clipped[:, 1:] ** 2).sum(axis=1)
+    return middle, spread, lagged, squares
+
+
+def go_on_learning(memory: Memory, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
+    """Baseline, noise and autocorrelation follow nodes that nothing speaks against (`calm`, by judged node)."""
+    at, gap, sigma = nodes.index, nodes.gap, nodes.sigma
+    own = memory.node("own")[at].astype(np.float64)
+    count, relearn, grace = (memory.node(name)[at] for name in ("count", "relearn", "grace"))
+    gain = np.maximum(1.0 / np.maximum(count, 1), 1.0 / parameters.baseline_ticks)
+    step = np.where(calm, gain * np.clip(gap, -2 * sigma, 2 * sigma), 0.0)
+    memory.node("baseline")[at] = nodes.baseline + step
+    wide = np.maximum(1.0 / np.maximum(count, 1), 1 / 300)
+    deviation = np.minimum(np.abs(gap), 4 * np.maximum(sigma, 0.2 * nodes.scale))
+    memory.node("own")[at] = np.where(calm, own + wide * (1.2533 * deviation - own), own)
+    memory.node("count")[at] = count + calm
+    memory.node("relearn")[at] = np.maximum(relearn - 1, 0)
+    memory.node("grace")[at] = np.maximum(grace - 1, 0)
+    previous = memory.node("previous")[at]
+    current = np.clip(gap / sigma, -3, 3)
+    pair = calm & np.isfinite(previous)
+    product = np.where(pair, current * previous, 0.0)
+    squared = np.where(pair, current * current, 0.0)
+    for name, values in (("lagged", product), ("squares", squared)):
+        column = memory.group(name)
+        column[:] = column * (1 - 1 / 500) + np.bincount(nodes.group, values, len(column))
+    memory.node("previous")[at] = np.where(calm, current, np.nan)

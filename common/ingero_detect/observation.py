@@ -1,0 +1,61 @@
+"""What the detector is told in a tick, and what it answers."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_detect.cohorts import CohortKey
+from ingero_detect.grouped import Floats, Ints
+from ingero_detect.memory import NodeKey
+from ingero_detect.verdicts import Verdict
+
+ABSENT, ACTIVE, IDLE, CALIBRATING = range(4)
+"""Codes of what a node reports."""
+
+Codes = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True)
+class Observation:
+    """One tick: by row the node, its cohort (a number into `cohorts`), its value and what it reports.
+
+    `value` is larger-is-better, not negative, NaN without a report; `state` holds the codes above. `echo`: the loss
+    in log units that a node says it was accused of before, by row, for nodes that the detector does not know.
+    """
+
+    names: Sequence[NodeKey]
+    cohort: Ints
+    cohorts: Sequence[CohortKey]
+    value: Floats
+    state: Codes
+    echo: Mapping[int, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Edge:
+    """A node that was accused, began to recover, relapsed or was cleared in this tick."""
+
+    what: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True)
+class JobSlow:
+    """A cohort that lost speed together: a new phase of its job, or a slow job; no node is to blame."""
+
+    cohort: CohortKey
+    since: float
+    severity: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a tick. `slots` leads from rows of the observation to columns of the detector, -1 for no room."""
+
+    now: float
+    slots: Ints
+    edges: list[Edge]
+    jobs: list[JobSlow]
+    digest: str

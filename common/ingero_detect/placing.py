@@ -1,0 +1,142 @@
+"""Who is here, and with whom a node is compared: its home is its cohort, its group the cohort after merging."""
+
+from typing import Any
+
+import numpy as np
+
+from ingero_detect.codes import AXES, HEALTHY, IDLING, KINDS, LEARNING, SILENT, STRAGGLER, is_accused
+from ingero_detect.cohorts import CohortKey, merge
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.memory import Memory
+from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, IDLE, Codes, Observation
+from ingero_detect.parameters import Parameters
+from ingero_detect.verdicts import Axis, Kind
+
+
+def enter(memory: Memory, now: float, seen: Observation, slots: Ints) -> tuple[Floats, Codes]:
+    """Values and codes by slot; a node that the detector does not know and that echoes a verdict is accused anew."""
+    total = len(memory.names)
+    value, code = np.full(total, np.nan), np.zeros(total, np.uint8)
+    known = slots >= 0
+    if known.all():
+        value[slots], code[slots] = seen.value, seen.state
+        memory.node("seen")[slots[seen.state != ABSENT]] = now
+    else:
+        value[slots[known]], code[slots[known]] = seen.value[known], seen.state[known]
+        memory.node("seen")[slots[known & (seen.state != ABSENT)]] = now
+    for row, loss in seen.echo.items():
+        slot = int(slots[row])
+        if slot >= 0 and not memory.node("filled")[slot] and memory.node("state")[slot] == LEARNING:
+            memory.node("echo")[slot] = loss
+            memory.node("state")[slot] = STRAGGLER
+            memory.node("kind")[slot] = KINDS.index(Kind.SLOW)
+            memory.node("axis")[slot] = AXES.index(Axis.ECHO)
+            memory.node("loss")[slot] = loss
+            for column in ("since", "detected"):
+                memory.node(column)[slot] = now
+    return value, code
+
+
+class Placing:
+    """Keeps homes and groups current. Another job is another history; another group is only another level."""
+
+    def __init__(self, mergeable: tuple[int, ...], min_peers: int) -> None:
+        self._mergeable, self._min_peers = mergeable, min_peers
+        self.forget()
+
+    def forget(self) -> None:
+        """Look at everybody anew in the next tick."""
+        self._placed: tuple[Any, ...] = ()
+        self._merged_for: dict[CohortKey, int] = {}
+        self._merged: dict[CohortKey, CohortKey] = {}
+
+    def place(self, memory: Memory, seen: Observation, slots: Ints) -> None:
+        """Bring the columns `home`, `group` and `size` up to date."""
+        if self._placed and self._is_placed(memory, seen, slots):
+            return
+        _move_home(memory, seen, slots)
+        _move_to_groups(memory, self._groups(memory))
+        self._placed = (seen.cohorts, seen.cohort, slots, memory.forgotten)
+
+    def _is_placed(self, memory: Memory, seen: Observation, slots: Ints) -> bool:
+        """Whether everybody still is where the last tick found them."""
+        cohorts, cohort, at, forgotten = self._placed
+        return (
+            slots is at
+            and forgotten == memory.forgotten
+            and (seen.cohorts is cohorts or list(seen.cohorts) == list(cohorts))
+            and (seen.cohort is cohort or np.array_equal(seen.cohort, cohort))
+        )
+
+    def _groups(self, memory: Memory) -> Ints:
+        """The group that every slot belongs to, -1 for none."""
+        homes = memory.node("home")
+        inside = memory.node("used") & (homes >= 0)
+        counts = np.bincount(homes[inside], minlength=len(memory.homes)).tolist()
+        sizes = {key: count for key, count in zip(memory.homes, counts, strict=True) if count}
+        if sizes != self._merged_for:
+            self._merged = merge(sizes, self._mergeable, self._min_peers)
+            self._merged_for = sizes
+        group_of = np.array(
+            [memory.group_number(self._merged[key]) if key in self._merged else -1 for key in memory.homes], np.int32
+        )
+        return np.where(homes >= 0, group_of[homes], -1) if len(group_of) else np.full(len(homes), -1, np.int32)
+
+
+def _move_home(memory: Memory, seen: Observation, slots: Ints) -> None:
+    """Enter the cohort of every node; who moved to another one is learnt anew."""
+    known = slots >= 0
+    home_of = np.array([memory.home(key) for key in seen.cohorts], np.int32)
+    rows = slots[known]
+    home = home_of[seen.cohort[known]] if len(home_of) else np.zeros(0, np.int32)
+    column = memory.node("home")
+    if not np.array_equal(column[rows], home):
+        moved = rows[(column[rows] >= 0) & (column[rows] != home)]
+        if len(moved):
+            kept = {name: memory.node(name)[moved].copy() for name in ("seen", "was_active")}
+            memory.clear(moved)
+            for name, values in kept.items():
+                memory.node(name)[moved] = values
+        memory.node("home")[rows] = home
+
+
+def _move_to_groups(memory: Memory, wanted: Ints) -> None:
+    """Enter the group of every node; baselines are shifted by what its level is higher or lower."""
+    group = memory.node("group")
+    other = (wanted != group) & memory.node("used")
+    if other.any():
+        level = memory.group("level")
+        shifted = np.flatnonzero(other & (group >= 0) & (wanted >= 0) & memory.node("learned"))
+        for slot in shifted.tolist():
+            old, new = level[group[slot]], level[wanted[slot]]
+            if np.isnan(new) and np.isfinite(old):
+                level[wanted[slot]] = new = old
+            if np.isfinite(old):
+                memory.node("baseline")[slot] += old - new
+        group[other] = wanted[other]
+    members = memory.node("used") & (group >= 0)
+    memory.group("size")[:] = np.bincount(group[members], minlength=len(memory.groups))
+
+
+def note_presence(memory: Memory, parameters: Parameters, code: Codes, working: Bools) -> None:
+    """Who is silent, who calibrates, and who came back: evidence starts anew and a few ticks of grace are given."""
+    state, absent, last = memory.node("state"), memory.node("absent"), memory.node("code")
+    absent += 1
+    away = absent > parameters.silent_ticks
+    here = code != ABSENT
+    back = here & (away | (last == IDLE) | (last == CALIBRATING)) & (code == ACTIVE) & memory.node("learned")
+    if back.any():
+        rows = np.flatnonzero(back)
+        memory.node("grace")[rows] = parameters.hold_ticks
+        memory.node("run")[rows] = 0
+        for column in ("slow", "fast", "below"):
+            memory.node(column)[rows] = 0
+        memory.node("previous")[rows] = np.nan
+    calm = ~is_accused(state) & memory.node("used")
+    state[calm & ~here & away] = SILENT
+    state[calm & (code == CALIBRATING)] = LEARNING
+    returned = calm & (code == ACTIVE) & ((state == SILENT) | (state == IDLING))
+    state[returned] = np.where(memory.node("learned")[returned], HEALTHY, LEARNING)
+    absent[here] = 0
+    last[here] = code[here]
+    memory.node("was_active")[working] = True

@@ -1,0 +1,155 @@
+"""The states of a node: suspected, accused, recovering, cleared, stopped, at rest."""
+
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.calibration import book_short_alarms
+from ingero_detect.codes import (
+    AXES,
+    HEALTHY,
+    IDLING,
+    KINDS,
+    LEARNING,
+    RECOVERING,
+    STOPPED,
+    STRAGGLER,
+    SUSPECTED,
+    is_accused,
+)
+from ingero_detect.evidence import FURTHEST, LONGEST_RUN, Alarms, PeerTest, Residuals
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.memory import Memory
+from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Codes
+from ingero_detect.parameters import Parameters
+from ingero_detect.verdicts import Axis, Kind
+
+_NOTHING: Final = float(np.log(100.0))
+"""A loss beyond this is work that stopped, log units."""
+
+
+def advance(
+    memory: Memory, parameters: Parameters, now: float, nodes: Residuals, peers: PeerTest, alarms: Alarms
+) -> None:
+    """Take every judged node to its next state."""
+    state, at, accused = memory.node("state"), nodes.index, nodes.accused
+    held = accused | (state[at] == LEARNING)
+    state[at] = np.where(held, state[at], np.where(alarms.suspected, SUSPECTED, HEALTHY))
+    rows = np.arange(len(memory.names))[at]
+    speaks_against = alarms.any()
+    alarmed = speaks_against & ~accused
+    if alarmed.any():
+        own, collapse = alarms.own[alarmed], alarms.collapse[alarmed]
+        _accuse(memory, parameters, now, rows[alarmed], own, collapse, peers.absolute[alarmed])
+    enough = nodes.reference.count >= np.minimum(parameters.min_peers, memory.group("size"))
+    followed = accused & enough[nodes.group]
+    if followed.any():
+        gap, absolute, line = nodes.gap[followed], peers.absolute[followed], peers.line[followed]
+        _follow(memory, parameters, now, rows[followed], gap, absolute, line, speaks_against[followed])
+
+
+def _accuse(
+    memory: Memory,
+    parameters: Parameters,
+    now: float,
+    rows: Ints,
+    by_own: Bools,
+    by_collapse: Bools,
+    absolute: Floats,
+) -> None:
+    """Open an episode: how much was lost, since when, by which axis."""
+    gap = memory.node("residual")[rows].astype(np.float64)
+    spell = np.maximum(memory.node("spell")[rows], 1)
+    own = by_own | by_collapse
+    mean = memory.node("shortfall")[rows] / spell
+    loss = np.where(own, np.where(by_collapse, -gap, mean), np.maximum(-absolute, 0.0))
+    memory.node("loss")[rows] = loss
+    kind = np.full(len(rows), KINDS.index(Kind.SLOW))
+    kind[by_collapse] = KINDS.index(Kind.COLLAPSE)
+    kind[own & (-gap > _NOTHING)] = KINDS.index(Kind.STOPPED)
+    memory.node("kind")[rows] = kind
+    memory.node("axis")[rows] = np.where(own, AXES.index(Axis.OWN), AXES.index(Axis.PEERS))
+    started = np.where(own, memory.node("onset")[rows], memory.node("below_onset")[rows])
+    fell = now - (memory.node("run")[rows] - 1) * parameters.tick_seconds
+    started = np.where(by_collapse, np.where(by_own, np.minimum(started, fell), fell), started)
+    memory.node("since")[rows] = np.minimum(started, now)
+    memory.node("detected")[rows] = now
+    memory.node("state")[rows] = np.where(kind == KINDS.index(Kind.STOPPED), STOPPED, STRAGGLER)
+    memory.node("reached")[rows] = memory.node("slow")[rows]
+    memory.node("well")[rows] = 0.0
+
+
+def _follow(
+    memory: Memory, parameters: Parameters, now: float, rows: Ints, gap: Floats, absolute: Floats, line: Floats,
+    again: Bools,
+) -> None:  # fmt: skip
+    """Look for proof that accused nodes are well again, and for relapses of those who seemed to be."""
+    state = memory.node("state")
+    against_peers = memory.node("axis")[rows] == AXES.index(Axis.PEERS)
+    error = np.where(against_peers, absolute, gap)
+    top = memory.group("alarm")[memory.node("group")[rows]]
+    half = _half_of_loss(memory, parameters, rows, error, np.where(against_peers, line, parameters.own_band))
+    scale = memory.node("scale")[rows].astype(np.float64)
+    step = np.clip((error + half) / scale - 0.5 * parameters.drift, -2 * parameters.largest_step, 0.75 * top)
+    before = memory.node("well")[rows].astype(np.float64)
+    well = np.maximum(0.0, before + step)
+    memory.node("well_since")[rows] = np.where((well > 0) & (before <= 0), now, memory.node("well_since")[rows])
+    recovering = state[rows] == RECOVERING
+    hold = memory.node("hold")[rows]
+    proven = ~recovering & (well > top)
+    relapsed = recovering & again
+    healthy = recovering & ~again & (hold <= 1) & (memory.node("slow")[rows] < 0.5 * top)
+    memory.node("hold")[rows] = np.where(proven, parameters.hold_ticks, np.maximum(hold - 1, 0))
+    memory.node("well")[rows] = np.where(relapsed, 0.0, well)
+    resumed = (state[rows] == STOPPED) & (-error < _NOTHING) & ~proven
+    state[rows[resumed]] = STRAGGLER
+    state[rows[proven]] = RECOVERING
+    for column in ("slow", "below"):
+        memory.node(column)[rows[proven]] = 0.0
+    memory.node("run")[rows[proven]] = 0
+    state[rows[relapsed]] = STRAGGLER
+    state[rows[healthy]] = HEALTHY
+    memory.node("previous")[rows[healthy]] = np.nan
+    book_short_alarms(memory, parameters, rows[healthy])
+
+
+def _half_of_loss(memory: Memory, parameters: Parameters, rows: Ints, error: Floats, band: Floats) -> Floats:
+    """Half of what is lost, log units, which recovery is tested against; the loss follows while it lasts."""
+    loss = memory.node("loss")[rows].astype(np.float64)
+    still = -error > 0.5 * loss
+    loss = np.where(still, loss + 0.1 * (-error - loss), loss)
+    memory.node("loss")[rows] = loss
+    return np.maximum(0.5 * loss, 0.5 * band)
+
+
+def rest(memory: Memory, parameters: Parameters, now: float, code: Codes) -> None:
+    """Idle nodes: stopped while their cohort goes on, otherwise at rest with it."""
+    group, state = memory.node("group"), memory.node("state")
+    inside = group >= 0
+    m = len(memory.groups)
+    idle = (code == IDLE) & inside
+    if not idle.any():
+        return
+    working = np.bincount(group[(code == ACTIVE) & inside], minlength=m)
+    resting = np.bincount(group[idle], minlength=m)
+    goes_on = (working >= 2) & (working > resting)
+    left = idle & memory.node("was_active") & goes_on[group]
+    run = memory.node("idle_run")
+    run[:] = np.where(left, np.minimum(run + 1, LONGEST_RUN), np.where(code == ABSENT, run, 0))
+    accused = is_accused(state)
+    ended = np.flatnonzero(left & (run >= 2) & (state != STOPPED))
+    if len(ended):
+        known = accused[ended]
+        memory.node("kind")[ended] = KINDS.index(Kind.STOPPED)
+        memory.node("axis")[ended] = AXES.index(Axis.STATE)
+        begun = now - (run[ended] - 1) * parameters.tick_seconds
+        memory.node("since")[ended] = np.where(known, memory.node("since")[ended], begun)
+        memory.node("detected")[ended] = np.where(known, memory.node("detected")[ended], now)
+        memory.node("loss")[ended] = FURTHEST
+        memory.node("well")[ended] = 0.0
+        state[ended] = STOPPED
+    at_rest = idle & ~left & ((state == STOPPED) | ~accused)
+    memory.node("well_since")[at_rest & (state == STOPPED)] = now
+    state[at_rest] = IDLING
+    waiting = idle & left & ~is_accused(state)
+    state[waiting] = IDLING

@@ -1,0 +1,287 @@
+"""Requests of an HTTP/2 connection, from their header block to the end of the reply (RFC 9113, 5.1 and 8.1).
+
+Windows are given back as data comes; `Limits.unfinished_bytes` is what bounds memory. What breaks the rules of one
+stream raises `StreamFault`, what breaks those of the connection `ConnectionFault`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from ingero_kit import http2_frames as h2
+from ingero_kit.header_blocks import Field
+from ingero_kit.http2_frames import Code, ConnectionFault, StreamFault
+from ingero_kit.http2_messages import Exchange, Failure, Reply, Service, check_trailers
+from ingero_kit.http2_patience import Patience
+from ingero_kit.http2_streams import CONNECTION_WINDOW, STREAM_WINDOW, Outbox, Stream
+from ingero_kit.listener import Counters, Limits
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+_LATE: Final = 1024
+"""Streams that we ended early and whose late frames are passed over."""
+
+
+class Owner(Protocol):
+    """The server, as requests see it."""
+
+    limits: Limits
+    counters: Counters
+    service: Service
+    unfinished: int
+    """Octets of bodies that have begun and not ended."""
+
+
+class Requests:
+    """The streams of one connection. `flush` writes what is in the outbox, `close` ends the connection."""
+
+    __slots__ = (
+        "_close", "_flush", "_late", "_outbox", "_owner", "_window", "final", "last", "patience", "streams",
+    )  # fmt: skip
+
+    def __init__(self, owner: Owner, outbox: Outbox, flush: Callable[[], None], close: Callable[[], None]) -> None:
+        self._owner, self._outbox, self._flush, self._close = owner, outbox, flush, close
+        self._late: dict[int, None] = {}
+        self._window = CONNECTION_WINDOW
+        self.patience = Patience()
+        self.streams: dict[int, Stream] = {}
+        self.last = 0
+        """The highest stream that was opened."""
+        self.final = h2.LARGEST_STREAM
+        """The highest stream that is served; the connection closes behind the last reply once it is set."""
+
+    # What the client sends.
+
+    def begin(self, number: int, ended: bool, found: tuple[Exchange, int | None] | None) -> None:
+        """A new request: what it asks for and its content-length, `None` when its fields are too large."""
+        if number > self.final:
+            return
+        owner = self._owner
+        if len(self.streams) >= owner.limits.streams:
+            raise StreamFault(Code.REFUSED_STREAM, "too many streams")
+        self.patience.served += 1
+        owner.counters.requests += 1
+        exchange, length = found or (_UNREAD, None)
+        stream = self.streams[number] = Stream(number, exchange, length, self._outbox.first_credit)
+        stream.complete = ended
+        if not found:
+            self._refuse(stream, Failure.HEADERS_TOO_LARGE)
+            return
+        reply = exchange.begin()
+        if reply is not None:
+            self._answer(stream, reply)
+        elif length is not None and length > owner.limits.body_bytes:
+            self._refuse(stream, Failure.BODY_TOO_LARGE)
+        elif ended:
+            self._complete(stream, b"")
+
+    def data(self, flags: int, number: int, payload: bytes) -> None:
+        """A DATA frame (RFC 9113, 6.1)."""
+        size = len(payload)
+        self._window -= size
+        if self._window < CONNECTION_WINDOW >> 1:
+            self._outbox.frames.append(h2.window_update(0, CONNECTION_WINDOW - self._window))
+            self._window = CONNECTION_WINDOW
+        stream = self.streams.get(number)
+        if stream is None or stream.complete:
+            self._stray(number, stream)
+            return
+        if flags & h2.PADDED:
+            payload = h2.content(flags & h2.PADDED, payload)
+        stream.window -= size
+        if flags & h2.END_STREAM and not stream.body and size <= self._owner.limits.body_bytes:
+            self._complete(stream, payload)
+            return
+        if not self._keep(stream, payload):
+            return
+        if flags & h2.END_STREAM:
+            self._complete(stream, self._take(stream))
+        elif stream.window < STREAM_WINDOW >> 1:
+            self._outbox.frames.append(h2.window_update(number, STREAM_WINDOW - stream.window))
+            stream.window = STREAM_WINDOW
+        if not payload:
+            self.patience.quiet()
+
+    def trailers(self, number: int, ended: bool, fields: list[Field] | None) -> None:
+        """The fields behind a body, `None` when they are too large."""
+        stream = self.streams.get(number)
+        if stream is None or stream.complete:
+            self._stray(number, stream)
+            return
+        if not ended or fields is None:
+            raise StreamFault(Code.PROTOCOL_ERROR, "trailers that do not end the stream, or are too large")
+        check_trailers(fields)
+        self._complete(stream, self._take(stream))
+
+    def abandoned(self, number: int) -> None:
+        """The client ends a stream."""
+        self._must_be_known(number)
+        self._drop(number)
+        self.patience.reset()
+
+    def allow(self, number: int, octets: int) -> None:
+        """The client's window of a stream, or with 0 of the connection, grows."""
+        if not number:
+            for stream in self._outbox.allow(octets):
+                self._finish(stream)
+            return
+        self._must_be_known(number)
+        one = self.streams.get(number)
+        if self._outbox.allow_stream(one, octets) and one:
+            self._finish(one)
+
+    def settle(self, values: dict[int, int]) -> None:
+        """The client's SETTINGS."""
+        credit = values.get(h2.INITIAL_WINDOW_SIZE, self._outbox.first_credit)
+        for stream in self._outbox.settle(credit, self.streams):
+            self._finish(stream)
+
+    def _stray(self, number: int, stream: Stream | None) -> None:
+        """A frame of a request that has ended already."""
+        if number in self._late or number > self.final:
+            return
+        if stream is not None:
+            raise StreamFault(Code.STREAM_CLOSED, "the request has ended")
+        self._must_be_known(number)
+        raise ConnectionFault(Code.STREAM_CLOSED, "the stream has ended")
+
+    def _must_be_known(self, number: int) -> None:
+        if number > self.last or not number & 1:
+            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame on a stream that was never opened")
+
+    # Bodies.
+
+    def _keep(self, stream: Stream, payload: bytes) -> bool:
+        """Add to a body; says whether the request is still wanted."""
+        owner = self._owner
+        if len(stream.body) + len(payload) > owner.limits.body_bytes:
+            self._refuse(stream, Failure.BODY_TOO_LARGE)
+            return False
+        if owner.unfinished + len(payload) > owner.limits.unfinished_bytes:
+            self._refuse(stream, Failure.OVERLOADED)
+            return False
+        if not isinstance(stream.body, bytearray):
+            stream.body = bytearray(stream.body)
+        stream.body += payload
+        owner.unfinished += len(payload)
+        return True
+
+    def _take(self, stream: Stream) -> bytes:
+        body = bytes(stream.body)
+        self._owner.unfinished -= len(body)
+        stream.body = b""
+        return body
+
+    # Replies.
+
+    def _complete(self, stream: Stream, body: bytes) -> None:
+        if stream.length is not None and stream.length != len(body):
+            raise StreamFault(Code.PROTOCOL_ERROR, "content-length and data differ")
+        stream.complete = True
+        try:
+            answer = stream.exchange.complete(body)
+        except Exception as error:
+            answer = self._failed(error)
+        if isinstance(answer, Reply):
+            self._answer(stream, answer)
+        else:
+            stream.task = asyncio.ensure_future(answer)
+            stream.task.add_done_callback(partial(self._finish_later, stream))
+
+    def _finish_later(self, stream: Stream, task: "asyncio.Future[Reply]") -> None:
+        stream.task = None
+        if task.cancelled() or stream.number not in self.streams:
+            return
+        error = task.exception()
+        self._answer(stream, self._failed(error) if error else task.result())
+        self._flush()
+
+    def _failed(self, error: BaseException) -> Reply:
+        self._owner.counters.handler_errors += 1
+        log.error("handler_failed", exc_info=error)
+        return self._owner.service.fail(Failure.HANDLER_FAILED)
+
+    def _refuse(self, stream: Stream, failure: Failure) -> None:
+        self._owner.counters.too_large += failure in (Failure.BODY_TOO_LARGE, Failure.HEADERS_TOO_LARGE)
+        self._answer(stream, self._owner.service.fail(failure))
+
+    def _answer(self, stream: Stream, reply: Reply) -> None:
+        if not stream.complete:
+            stream.complete = True
+            self._pass_over(stream.number)
+        if self._outbox.reply(stream, reply):
+            self._finish(stream)
+
+    # The end of a stream.
+
+    def _finish(self, stream: Stream) -> None:
+        """The reply is out; what the client still sends of an unfinished request is not wanted."""
+        if stream.number in self._late:
+            self._outbox.frames.append(h2.reset(stream.number, Code.NO_ERROR))
+        self._drop(stream.number)
+
+    def reset(self, number: int, code: Code) -> None:
+        """End a stream that broke a rule."""
+        self._outbox.frames.append(h2.reset(number, code))
+        self._pass_over(number)
+        self._drop(number)
+        if code != Code.REFUSED_STREAM:
+            self.patience.reset()
+
+    def expire(self, now: float, limits: Limits) -> bool:
+        """End requests and replies that take too long; says whether a request was cut short."""
+        late = [stream for stream in self.streams.values() if now - stream.since > limits.read_seconds]
+        slow = [stream for stream in late if not stream.complete]
+        for stream in slow:
+            self._refuse(stream, Failure.TOO_SLOW)
+        for stream in late:
+            if stream.number in self._outbox.waiting and now - stream.since > limits.idle_seconds:
+                self._outbox.frames.append(h2.reset(stream.number, Code.CANCEL))
+                self._drop(stream.number)
+        return bool(slow)
+
+    def forget(self) -> None:
+        """The connection is gone: nobody waits for an answer any more."""
+        for stream in self.streams.values():
+            self._let_go(stream)
+        self.streams.clear()
+        self._flush = self._close = _nothing
+
+    def _pass_over(self, number: int) -> None:
+        self._late[number] = None
+        if len(self._late) > _LATE:
+            del self._late[next(iter(self._late))]
+
+    def _drop(self, number: int) -> None:
+        stream = self.streams.pop(number, None)
+        if stream:
+            self._outbox.waiting.pop(number, None)
+            self._let_go(stream)
+            if not self.streams and self.final != h2.LARGEST_STREAM:
+                self._close()
+
+    def _let_go(self, stream: Stream) -> None:
+        if stream.body:
+            self._owner.unfinished -= len(stream.body)
+            stream.body = b""
+        if stream.task:
+            stream.task.cancel()
+
+
+class _Unread:
+    """Stands in for what a request asks whose fields are too large to say."""
+
+    def begin(self) -> Reply | None:
+        raise NotImplementedError
+
+    def complete(self, body: bytes) -> Reply:
+        raise NotImplementedError
+
+
+_UNREAD: Final = _Unread()
+
+
+def _nothing() -> None:
+    """Stands in for the way to a connection that is gone, so that its objects need no garbage collector."""
