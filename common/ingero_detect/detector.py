@@ -158,11 +158,14 @@ class Detector:
         """
         memory = self._fresh()
         facts = memory.restore(data)
-        if facts["parameters"] != asdict(self.parameters) or facts["mergeable"] != list(self.mergeable):
+        if facts.get("parameters") != asdict(self.parameters) or facts.get("mergeable") != list(self.mergeable):
             raise SnapshotError("the snapshot was taken under other parameters")
-        self.memory = memory
-        self.ticks, self.node_hours = int(facts["ticks"]), float(facts["node_hours"])
-        self._now = float(facts["now"])
-        self._chain.restore(bytes.fromhex(facts["digest"]))
+        try:
+            ticks, node_hours, now = int(facts["ticks"]), float(facts["node_hours"]), float(facts["now"])
+            digest = bytes.fromhex(facts["digest"])
+        except (KeyError, TypeError, ValueError) as error:
+            raise SnapshotError(f"the snapshot is damaged: {type(error).__name__}") from error
+        self.memory, self.ticks, self.node_hours, self._now = memory, ticks, node_hours, now
+        self._chain.restore(digest)
         self._placing.forget()
         return self._now

@@ -118,7 +118,7 @@ def compare(memory: Memory, parameters: Parameters, index: slice | Ints, logs: F
     group = memory.node("group")[index].astype(np.int64)
     spread = np.nan_to_num(memory.group("scale"), nan=0.0)
     level = np.nan_to_num(memory.group("level"), nan=0.0)
-    baseline = memory.node("baseline")[index]
+    baseline = memory.node("baseline")[index].copy()
     residual = np.clip(logs - baseline - level[group], -FURTHEST, FURTHEST)
     tolerance = np.maximum(parameters.own_band, 3 * spread)
     reference = find_reference(residual, group, len(memory.groups), tolerance)

@@ -14,6 +14,7 @@ from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
+from ingero_kit.memory import give_back
 
 log = get(__name__)
 
@@ -102,8 +103,7 @@ class Engine:
         self.ticks += 1
         self.tick_seconds = time.perf_counter() - started
         self._tell(findings)
-        if self.after_tick:
-            await loop.run_in_executor(self._worker, self._after, self.picture)
+        await loop.run_in_executor(self._worker, self._after, self.picture)
         return self.picture
 
     def _compute(self, frame: statistics.Frame, said: dict[int, str]) -> tuple[statistics.Tick, Findings]:
@@ -116,6 +116,7 @@ class Engine:
             except Exception:
                 self.failed_listeners += 1
                 log.exception("after_tick_failed")
+        give_back()
 
     def _tell(self, findings: Findings) -> None:
         """Log the edges of verdicts, and send them onward as log records."""

@@ -1,5 +1,8 @@
 """Who is accused, when, on what evidence, and who is not."""
 
+from dataclasses import asdict
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -278,3 +281,18 @@ def test_it_does_not_matter_who_of_a_cohort_reports_in_which_tick() -> None:
     rates[np.random.default_rng(2).random(rates.shape) < 0.5] = np.nan
 
     assert {node for _, node in play(rates).accused()} <= {"n3"}
+
+
+@pytest.mark.parametrize("change", [{"digest": "not hex"}, {"ticks": "many"}, {"parameters": {}}])
+def test_a_snapshot_with_damaged_facts_leaves_the_detector_as_it_was(change: dict[str, Any]) -> None:
+    detector = Detector()
+    facts = {
+        "parameters": asdict(detector.parameters), "mergeable": [], "ticks": 5, "node_hours": 1.0, "now": 50.0,
+        "digest": "00", **change,
+    }  # fmt: skip
+    before = detector.memory
+
+    with pytest.raises(SnapshotError):
+        detector.restore(Detector().memory.snapshot(facts))
+
+    assert (detector.memory is before, detector.ticks, detector.node_hours) == (True, 0, 0.0)
