@@ -2,69 +2,181 @@
 
 import json
 import sys
-from typing import Any
+from typing import Any, Final, NoReturn
 
 import click
 from rich.console import Console
+from rich.markup import escape
+
+SENTENCES: Final = {
+    "node": "rank {ranks} holds the job back",
+    "stage_imbalance": "no node is to blame: the pipeline's stages are uneven",
+    "sequence_imbalance": "no node is to blame: steps differ by their data, on whichever rank it falls",
+    "none": "nobody holds the job back",
+}
 
 
 @click.command("diagnose")
-@click.argument("files", nargs=-1, required=True, metavar="FILE...")
+@click.argument("files", nargs=-1, metavar="[FILE]...")
+@click.option(
+    "--flight-recorder",
+    multiple=True,
+    metavar="PATH",
+    help="PyTorch Flight Recorder dumps, pickle or JSON: files or folders.",
+)
+@click.option(
+    "--nccl-inspector", multiple=True, metavar="PATH", help="NCCL Inspector's JSON lines: files or folders."
+)
+@click.option(
+    "--kineto", multiple=True, metavar="PATH", help="PyTorch profiler traces of several ranks: files or folders."
+)
+@click.option("--dcgm", multiple=True, metavar="FILE|URL", help="dcgm-exporter pages: which GPUs are held back.")
 @click.option(
     "--format", "form", type=click.Choice(["json", "table"]), help="[default: table on a terminal, else json]"
 )
 @click.option("--quiet", is_flag=True, help="No progress bar.")
-def command(files: tuple[str, ...], form: str | None, quiet: bool) -> None:
+def command(
+    files: tuple[str, ...],
+    flight_recorder: tuple[str, ...],
+    nccl_inspector: tuple[str, ...],
+    kineto: tuple[str, ...],
+    dcgm: tuple[str, ...],
+    form: str | None,
+    quiet: bool,
+) -> None:
     """Say who holds a synchronised job back: a rank, its partition into stages, its sequence lengths, or nobody.
 
     FILE is CSV or Parquet by its suffix, `-` CSV on standard input, with a row for every operation: `rank`, `op`,
     `kind` (compute or collective), `start` and `duration` in seconds; optional `step`, `group` (communicator), `seq`,
     `stage`, `data_parallel`. Clocks of ranks need not agree: only durations and differences on one clock are used.
 
-    Exit status 0 whatever is found, 2 when a file cannot be used.
+    Instead of FILE, what other tools have written: one of --flight-recorder (where does the job hang),
+    --nccl-inspector and --kineto; --dcgm beside any of them, or alone. The answer says what such files can show and
+    what they cannot, and names whatever could not be read.
+
+    Exit status 0 whatever is found, 2 when nothing can be used.
 
     \b
     ingero-fleet diagnose timeline.parquet
-    ingero-fleet diagnose --format json rank-*.csv | jq '.ranks'
+    ingero-fleet diagnose --flight-recorder /tmp/nccl_traces/
+    ingero-fleet diagnose --kineto traces/ --dcgm http://node-4:9400/metrics --format json | jq '.ranks'
     """
-    from ingero_detect.diagnosis import diagnose
-    from ingero_fleet.diagnose.timelines import read
-    from ingero_fleet.replay.reading import reading
-
-    with reading("diagnose", files, "reading", quiet) as advance:
-        recorded = read(files, advance)
-    found = diagnose(recorded.line)
-    evidence: dict[str, Any] = dict(found.evidence)
-    for name in ("excess_share_of_step", "lag_seconds"):
-        if name in evidence:
-            evidence[name] = {str(recorded.ranks[int(rank)]): value for rank, value in evidence[name].items()}
-    if "stage" in evidence:
-        evidence["stage"] = recorded.stages[evidence["stage"]]
-    answer = {
-        "kind": str(found.cause),
-        "ranks": [recorded.ranks[rank] for rank in found.ranks],
-        "slowdown": round(found.slowdown, 6),
-        "seconds_lost_per_step": round(found.seconds_lost_per_step, 9),
-        "evidence": evidence,
-    }
+    given = {"FILE": files, "--flight-recorder": flight_recorder, "--nccl-inspector": nccl_inspector,
+             "--kineto": kineto}  # fmt: skip
+    used = [name for name, paths in given.items() if paths]
+    if len(used) > 1:
+        raise click.UsageError(f"{' and '.join(used)} cannot be judged together; ask once for each")
+    if not used and not dcgm:
+        raise click.UsageError("a FILE, --flight-recorder, --nccl-inspector, --kineto or --dcgm is needed")
+    answer = _timeline(files, quiet) if files else _others(used[0] if used else "", given, dcgm)
+    if files and dcgm:
+        answer |= _others("", given, dcgm, answer)
     if form == "json" or (form is None and not sys.stdout.isatty()):
         print(json.dumps(answer))
     else:
         _table(answer, Console(highlight=False))
 
 
+def _timeline(files: tuple[str, ...], quiet: bool) -> dict[str, Any]:
+    from ingero_fleet.diagnose.timelines import read, verdict
+    from ingero_fleet.replay.reading import reading
+
+    with reading("diagnose", files, "reading", quiet) as advance:
+        recorded = read(files, advance)
+    return verdict(recorded)
+
+
+def _others(
+    used: str, given: dict[str, tuple[str, ...]], pages: tuple[str, ...], known: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """What other tools' files say; with `known`, what the pages add to that verdict."""
+    from ingero_fleet.diagnose import dcgm, flight_recorder, inspector, kineto
+    from ingero_fleet.diagnose.sources import Problems, SourceError
+    from ingero_fleet.diagnose.timelines import verdict
+
+    problems, hosts = Problems(), dict[str, str]()
+    claims: dict[str, Any] = {}
+    answer: dict[str, Any] = known or {"kind": "none", "ranks": [], "evidence": {}}
+    try:
+        if used == "--flight-recorder":
+            claims["flight_recorder"] = flight_recorder.CLAIMS.answer()
+            dumps = flight_recorder.read(given[used], problems)
+            if not dumps:
+                _end(problems)
+            hang = flight_recorder.find_hang(dumps)
+            answer = flight_recorder.answer(hang)
+            timed = flight_recorder.rows_of(dumps).recorded()
+            if hang.kind == flight_recorder.HangKind.NONE and timed:
+                answer = verdict(timed)
+        elif used:
+            module = inspector if used == "--nccl-inspector" else kineto
+            claims[used.removeprefix("--").replace("-", "_")] = module.CLAIMS.answer()
+            found = module.read(given[used], problems)
+            recorded = found.rows.recorded()
+            if recorded is None:
+                _end(problems)
+            answer, hosts = verdict(recorded), found.hosts
+            left_out = {name: count for name, count in found.left_out.items() if count}
+            answer["evidence"] |= {"left_out": left_out} if left_out else {}
+            named = {str(rank): hosts[str(rank)] for rank in answer["ranks"] if str(rank) in hosts}
+            answer["evidence"] |= {"nodes": named} if named else {}
+    except SourceError as error:
+        problems.add("", str(error))
+        _end(problems)
+    if pages:
+        claims["dcgm"] = dcgm.CLAIMS.answer()
+        gpus = dcgm.read(pages, problems)
+        if not gpus and not used and known is None:
+            _end(problems)
+        answer["gpu"] = dcgm.answer(gpus, hosts, answer["kind"], answer["ranks"])
+    for line in problems.shown:
+        click.echo(f"ingero-fleet diagnose: {line}", err=True)
+    return {**answer, "claims": claims, "problems": problems.answer()}
+
+
+def _end(problems: Any) -> NoReturn:
+    for line in problems.shown or ["there is nothing in these files that can be judged"]:
+        click.echo(f"ingero-fleet diagnose: {line}", err=True)
+    sys.exit(2)
+
+
 def _table(answer: dict[str, Any], console: Console) -> None:
-    sentences = {
-        "node": f"rank {', '.join(map(str, answer['ranks']))} holds the job back",
-        "stage_imbalance": "no node is to blame: the pipeline's stages are uneven",
-        "sequence_imbalance": "no node is to blame: steps differ by their data, on whichever rank it falls",
-        "none": "nobody holds the job back",
-    }
-    console.print(f"[bold]{sentences[answer['kind']]}[/]")
-    if answer["kind"] != "none":
-        lost = answer["seconds_lost_per_step"]
+    from ingero_fleet.diagnose.flight_recorder import HANGS
+
+    ranks = ", ".join(map(str, answer["ranks"]))
+    if "gpu" in answer and not answer["evidence"] and not ranks:
+        headline = answer["gpu"]["reading"]
+    elif answer["evidence"].get("by") == "flight_recorder":
+        headline = HANGS[answer["kind"]].format(ranks=ranks or "nobody in particular")
+    else:
+        headline = SENTENCES[answer["kind"]].format(ranks=ranks)
+    console.print(f"[bold]{escape(headline)}[/]")
+    lost = answer.get("seconds_lost_per_step")
+    if lost and answer["kind"] != "none":
         console.print(
             f"every step loses {lost:.4g} s; the job takes {answer['slowdown']:.3f} times as long as it could"
         )
     for name, value in answer["evidence"].items():
-        console.print(f"  {name}: {value}", style="dim")
+        if name == "collectives":
+            for front in value:
+                console.print(f"  {escape(_front(front))}")
+        else:
+            console.print(f"  {name}: {escape(str(value))}", style="dim")
+    for held in answer.get("gpu", {}).get("held_back", []):
+        console.print(f"  GPU {held['gpu']} of {held['node']}: {escape(', '.join(held['why']))}")
+    for source, claims in answer.get("claims", {}).items():
+        console.print(f"what {source} can show: {'; '.join(claims['can'])}", style="dim")
+        console.print(f"what it cannot: {'; '.join(claims['cannot'])}", style="dim")
+    count = answer.get("problems", {}).get("count", 0)
+    if count:
+        console.print(f"{count} things could not be used; the first are named above")
+
+
+def _front(front: dict[str, Any]) -> str:
+    """One collective that did not end, in words."""
+    words = f"{front['op']} {front['seq']} of group {front['group']}"
+    words += f" ({front['description']})" if front["description"] else ""
+    words += f": entered by {front['entered_count']}"
+    words += f", missing: {', '.join(map(str, front['missing']))}" if front["missing"] else ""
+    words += f", without a dump: {', '.join(map(str, front['without_dump']))}" if "without_dump" in front else ""
+    return words + (f", differing: {', '.join(map(str, front['odd']))}" if "odd" in front else "")

@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.diagnosis import Timeline
+from ingero_detect.diagnosis import Timeline, diagnose
 from ingero_fleet.replay.tables import Batch, TableError, batches
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
@@ -44,6 +44,11 @@ def read(files: Sequence[str], progress: Callable[[int], None] = lambda _: None)
     if not rows:
         raise TableError(", ".join(files), "there are no rows")
     columns = {name: np.concatenate(values) for name, values in parts.items()}
+    return assemble(words, columns, rows)
+
+
+def assemble(words: dict[str, dict[str, int]], columns: dict[str, npt.NDArray[Any]], rows: int) -> Recorded:
+    """A timeline from columns of codes into `words` (-1: not known); `start` and `duration` are seconds."""
     ranks, rank = _ordered(words["rank"], columns["rank"])
     stages, stage = _ordered(words["stage"], columns["stage"])
     _, replica = _ordered(words["data_parallel"], columns["data_parallel"])
@@ -60,6 +65,24 @@ def read(files: Sequence[str], progress: Callable[[int], None] = lambda _: None)
         instance=_instances(rank, step, columns, collective), stage=stage, data_parallel=replica,
     )  # fmt: skip
     return Recorded(line, ranks, stages, rows)
+
+
+def verdict(recorded: Recorded) -> dict[str, Any]:
+    """The verdict on a timeline as the command prints it, in the names that the file has."""
+    found = diagnose(recorded.line)
+    evidence: dict[str, Any] = dict(found.evidence)
+    for name in ("excess_share_of_step", "lag_seconds"):
+        if name in evidence:
+            evidence[name] = {str(recorded.ranks[int(rank)]): value for rank, value in evidence[name].items()}
+    if "stage" in evidence:
+        evidence["stage"] = recorded.stages[evidence["stage"]]
+    return {
+        "kind": str(found.cause),
+        "ranks": [recorded.ranks[rank] for rank in found.ranks],
+        "slowdown": round(found.slowdown, 6),
+        "seconds_lost_per_step": round(found.seconds_lost_per_step, 9),
+        "evidence": evidence,
+    }
 
 
 def _columns(batch: Batch, words: dict[str, dict[str, int]]) -> dict[str, npt.NDArray[Any]]:

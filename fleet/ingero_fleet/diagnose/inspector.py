@@ -1,0 +1,168 @@
+"""NCCL Inspector's JSON lines: how long every collective took on every rank. All but `read` is pure.
+
+A collective's kernel waits on the GPU for the last rank, so the late rank's is the shortest.
+"""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from ingero_fleet.diagnose.sources import Claims, Problems, Rows, SourceError, content, files_of, number, text, whole
+
+CLAIMS: Final = Claims(
+    can=(
+        "which rank the others wait for in collectives, and how much every collective loses to it",
+        "on which host and process that rank ran",
+    ),
+    cannot=(
+        "why the rank comes late: what it did before the collective is not recorded",
+        "slowness on the GPU or in the network inside of a collective: all ranks take as long as the slowest",
+        "anything about collectives that the plugin timed on the host only, or lost",
+    ),
+)
+
+SUFFIXES: Final = (".log", ".json", ".jsonl", ".txt", ".log.gz", ".json.gz", ".jsonl.gz", ".txt.gz")
+MAX_LINE: Final = 1 << 20
+MAX_RANKS: Final = 1_000_000
+HOST_TIMED: Final = "collective_cpu"
+"""Timing source that sees the host's call and no peers."""
+
+Process = tuple[str, int]
+"""Host and process id."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """One collective on one rank; seconds. `start` is when it began, or was written down where that is not told."""
+
+    process: Process
+    comm: str
+    rank: int
+    ranks: int
+    op: str
+    seq: int
+    start: float
+    duration: float
+
+
+@dataclass
+class Found:
+    """What the lines say, and what of them was left out for a good reason."""
+
+    rows: Rows = field(default_factory=Rows)
+    hosts: dict[str, str] = field(default_factory=dict)
+    """The host of every rank."""
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Context:
+    """The header that lines without one belong to."""
+
+    header: dict[str, Any] = field(default_factory=dict)
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+def read(paths: Iterable[str], problems: Problems) -> Found:
+    """Every line of files and folders; what cannot be used is told in `problems`, and nothing else is lost."""
+    found = Found()
+    spent: list[Spent] = []
+    for file in files_of(paths, SUFFIXES, problems):
+        try:
+            data = content(file)
+        except SourceError as error:
+            problems.add(str(file), str(error))
+            continue
+        context = Context()
+        for place, line in enumerate(data.splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                item = take(line, context, found.left_out)
+            except SourceError as error:
+                problems.add(str(file), f"line {place}: {error}")
+                continue
+            if item is not None:
+                spent.append(item)
+    _fill(found, spent)
+    return found
+
+
+def take(line: bytes, context: Context, left_out: Counter[str]) -> Spent | None:
+    """One line; `None` for what is no collective. Raises `SourceError` for what cannot be used."""
+    if len(line) > MAX_LINE:
+        raise SourceError(f"longer than {MAX_LINE} bytes")
+    try:
+        tree = orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise SourceError(f"not JSON: {error}") from None
+    if not isinstance(tree, dict):
+        raise SourceError("an object was expected")
+    for name in ("header", "metadata"):
+        part = tree.get(name)
+        if isinstance(part, dict):
+            setattr(context, name, part)
+    if isinstance(tree.get("dump_stats"), dict):
+        left_out["lost by the plugin"] += max(0, whole(tree["dump_stats"].get("coll_dropped_since_last_dump")) or 0)
+    perf = tree.get("coll_perf")
+    if not isinstance(perf, dict):
+        left_out["point to point"] += "p2p_perf" in tree
+        if not {"dump_stats", "p2p_perf", "proxy_trace"} & set(tree):
+            raise SourceError("no line of NCCL Inspector: coll_perf is missing")
+        return None
+    if perf.get("coll_timing_source") == HOST_TIMED:
+        left_out["timed on the host only"] += 1
+        return None
+    return _spent(perf, context)
+
+
+def _spent(perf: dict[str, Any], context: Context) -> Spent:
+    header, metadata = context.header, context.metadata
+    comm, rank, ranks = text(header.get("id"), 64), whole(header.get("rank")), whole(header.get("n_ranks"))
+    if not comm or rank is None or ranks is None or not 0 <= rank < ranks <= MAX_RANKS:
+        raise SourceError("header: id, rank and n_ranks of a communicator were expected")
+    seq, micros = whole(perf.get("coll_sn")), number(perf.get("coll_exec_time_us"))
+    if seq is None or seq < 0:
+        raise SourceError("coll_perf.coll_sn: a count was expected")
+    if micros is None or not 0 <= micros < 1e12:
+        raise SourceError("coll_perf.coll_exec_time_us: microseconds were expected")
+    traced = perf.get("event_trace_ts")
+    start = number(traced.get("coll_start_ts")) if isinstance(traced, dict) else None
+    if start is None:
+        start = number(metadata.get("dump_timestamp_us")) or 0.0
+    return Spent(
+        process=(text(metadata.get("hostname"), 253), whole(metadata.get("pid")) or 0),
+        comm=f"{comm}/{ranks}", rank=rank, ranks=ranks, op=text(perf.get("coll"), 40) or "collective", seq=seq,
+        start=start / 1e6, duration=micros / 1e6,
+    )  # fmt: skip
+
+
+def _fill(found: Found, spent: list[Spent]) -> None:
+    """Rows by the rank of each process in the largest communicator that it belongs to."""
+    largest: dict[Process, tuple[int, int]] = {}
+    for item in spent:
+        process = _process(item)
+        known = largest.get(process)
+        if known is None or item.ranks > known[0]:
+            largest[process] = (item.ranks, item.rank)
+    taken = Counter(rank for _, rank in largest.values())
+    world = max((ranks for ranks, _ in largest.values()), default=0)
+    names = {
+        process: str(rank) if taken[rank] == 1 and ranks == world else f"{process[0]}:{process[1]}"
+        for process, (ranks, rank) in largest.items()
+    }
+    for item in spent:
+        process = _process(item)
+        found.rows.add(
+            names[process], item.op, item.start, item.duration, group=item.comm, seq=item.seq, step=item.seq
+        )
+        if process[0]:
+            found.hosts[names[process]] = process[0]
+
+
+def _process(item: Spent) -> Process:
+    """Who it was; where the lines tell no process, the place in the communicator stands for it."""
+    return item.process if item.process != ("", 0) else (item.comm, item.rank)

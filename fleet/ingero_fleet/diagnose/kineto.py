@@ -1,0 +1,205 @@
+"""PyTorch profiler traces (Kineto, Chrome format) of several ranks. All but `read` is pure.
+
+A NCCL kernel waits on the GPU for the last rank, so the late rank's is the shortest; what other kernels take in a
+step is the rank's own work. In a job on processors the same is told by gloo's operations and by the rest of the step.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import orjson
+
+from ingero_fleet.diagnose.sources import (
+    Claims,
+    Problems,
+    Rows,
+    SourceError,
+    content,
+    files_of,
+    number,
+    rank_of,
+    text,
+    whole,
+)
+
+CLAIMS: Final = Claims(
+    can=(
+        "which rank works longer than others in a step, and which rank the others wait for in collectives",
+        "that stages or sequences are uneven, where steps were recorded (profiler.step())",
+    ),
+    cannot=(
+        "anything about ranks or times that were not profiled; the profiler itself slows a rank down",
+        "slowness inside of a collective's kernel: all ranks take as long as the slowest",
+        "why a rank works longer: dcgm-exporter (--dcgm) tells a GPU that is held back",
+    ),
+)
+
+SUFFIXES: Final = (".json", ".json.gz")
+_STEP: Final = re.compile(r"ProfilerStep#(\d{1,12})$")
+_NCCL: Final = re.compile(r"^(?:nccl|rccl)(?:Dev)?Kernel_?([A-Za-z]+)|nccl|rccl")
+_PAIRS: Final = ("send", "recv", "sendrecv")
+
+
+@dataclass
+class Trace:
+    """One rank's trace in seconds: steps by number and start, collectives, and work of its own."""
+
+    rank: int
+    host: str = ""
+    steps: list[tuple[int, float, float]] = field(default_factory=list)
+    collectives: list[tuple[str, str, int, float, float]] = field(default_factory=list)
+    """Operation, group, number or -1, start, duration."""
+    work: list[tuple[float, float]] = field(default_factory=list)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+@dataclass
+class Found:
+    """What the traces say, and what of them was left out for a good reason."""
+
+    rows: Rows = field(default_factory=Rows)
+    hosts: dict[str, str] = field(default_factory=dict)
+    """The host of every rank."""
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
+def read(paths: Iterable[str], problems: Problems) -> Found:
+    """Every trace in files and folders; what cannot be used is told in `problems`, and nothing else is lost."""
+    found = Found()
+    files: dict[int, str] = {}
+    for file in files_of(paths, SUFFIXES, problems):
+        try:
+            trace = trace_of(_parsed(content(file)), file, problems)
+            if trace.rank in files:
+                raise SourceError(f"rank {trace.rank} was read from {files[trace.rank]} already")
+            if not trace.collectives and not trace.work:
+                raise SourceError("neither collectives nor kernels are in the trace")
+            files[trace.rank] = str(file)
+            found.left_out += trace.left_out
+            fill(found.rows, trace)
+            if trace.host:
+                found.hosts[str(trace.rank)] = trace.host
+        except SourceError as error:
+            problems.add(str(file), str(error))
+    return found
+
+
+def _parsed(data: bytes) -> Any:
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise SourceError(f"not JSON: {error}") from None
+
+
+def trace_of(tree: Any, file: Path, problems: Problems) -> Trace:
+    """One rank's trace. Raises `SourceError` for what is no trace; events that cannot be read are counted."""
+    events = tree.get("traceEvents") if isinstance(tree, dict) else tree
+    if not isinstance(events, list):
+        raise SourceError("no trace: there is no list of traceEvents")
+    told = tree.get("distributedInfo") if isinstance(tree, dict) else None
+    rank = whole(told.get("rank")) if isinstance(told, dict) else None
+    if rank is None or rank < 0:
+        rank = rank_of(file)
+    if rank is None:
+        raise SourceError("neither distributedInfo.rank nor the file's name tells a rank")
+    trace = Trace(rank, text(tree.get("host_name"), 253) if isinstance(tree, dict) else "")
+    on_gpu: list[tuple[int, float, float]] = []
+    on_host: list[tuple[str, str, int, float, float]] = []
+    for place, event in enumerate(events):
+        if not isinstance(event, dict):
+            problems.add(str(file), f"traceEvents[{place}]: an object was expected")
+            continue
+        if event.get("ph") != "X":
+            continue
+        kind, name = event.get("cat"), event.get("name")
+        if type(kind) is not str or type(name) is not str:
+            continue
+        kind = kind.lower()
+        wanted = kind in ("kernel", "user_annotation", "gpu_user_annotation")
+        if not wanted:
+            continue
+        start, duration = number(event.get("ts")), number(event.get("dur", 0))
+        if start is None or duration is None or duration < 0:
+            problems.add(str(file), f"traceEvents[{place}]: ts and dur: microseconds were expected")
+            continue
+        start, duration = start / 1e6, duration / 1e6
+        step = _STEP.search(name)
+        if kind == "kernel":
+            _kernel(trace, name, event.get("args"), start, duration)
+        elif step:
+            (on_gpu if kind.startswith("gpu") else trace.steps).append((int(step[1]), start, duration))
+        elif kind == "user_annotation" and name.startswith("gloo:"):
+            on_host.append((text(name[5:], 60), "", -1, start, duration))
+    if on_gpu and (trace.work or trace.collectives):
+        trace.steps = on_gpu
+    if not trace.collectives and not trace.work:
+        trace.collectives = on_host
+        trace.work = _rest_of_steps(trace.steps, on_host)
+    return trace
+
+
+def _kernel(trace: Trace, name: str, args: Any, start: float, duration: float) -> None:
+    args = args if isinstance(args, dict) else {}
+    shape = _NCCL.search(name)
+    told = text(args.get("Collective name"), 60)
+    if not shape and not told:
+        trace.work.append((start, duration))
+        return
+    op = told or (shape[1] if shape and shape[1] else "collective")
+    if op.lower() in _PAIRS:
+        trace.left_out["point to point"] += 1
+        return
+    group = text(args.get("Process Group Name"), 100)
+    if group:
+        group += f" {str(args.get('Process Group Ranks', ''))[:200]}"
+    seq = whole(args.get("Seq"))
+    trace.collectives.append((op, group, -1 if seq is None else seq, start, duration))
+
+
+def _rest_of_steps(
+    steps: list[tuple[int, float, float]], collectives: list[tuple[str, str, int, float, float]]
+) -> list[tuple[float, float]]:
+    """By step: its start, and what of it lies outside of collectives."""
+    if not steps or not collectives:
+        return []
+    spans = np.array(sorted((start, start + duration) for *_, start, duration in collectives))
+    reach = np.maximum.accumulate(spans[:, 1])
+    found = []
+    for _, start, duration in steps:
+        begin = np.maximum(spans[:, 0], np.concatenate([[-np.inf], reach[:-1]]))
+        inside = np.minimum(reach, start + duration) - np.maximum(begin, start)
+        found.append((start, max(0.0, duration - float(np.maximum(inside, 0.0).sum()))))
+    return found
+
+
+def fill(rows: Rows, trace: Trace) -> None:
+    """One rank's rows: every collective, and its own work by step, or between collectives without steps."""
+    rank = str(trace.rank)
+    begun: dict[int, float] = {}
+    for number_of, start, _ in trace.steps:
+        begun[number_of] = min(start, begun.get(number_of, np.inf))
+    numbers = sorted(begun, key=begun.__getitem__)
+    starts = np.array([begun[item] for item in numbers])
+    for op, group, seq, start, duration in trace.collectives:
+        place = int(np.searchsorted(starts, start, side="right")) - 1
+        if len(numbers) and place < 0:
+            continue
+        rows.add(rank, op, start, duration, group=group, seq=seq, step=numbers[place] if len(numbers) else -1)
+    if not trace.work:
+        return
+    edges = starts if len(numbers) else np.sort([start for *_, start, _ in trace.collectives])
+    if not len(edges):
+        return
+    moments = np.array([start for start, _ in trace.work])
+    places = np.searchsorted(edges, moments, side="right") - 1
+    sums = np.bincount(
+        places[places >= 0], [spent for (_, spent), at in zip(trace.work, places, strict=True) if at >= 0]
+    )
+    for place in np.flatnonzero(sums > 0).tolist():
+        step = numbers[place] if len(numbers) else -1
+        rows.add(rank, "compute", float(edges[place]), float(sums[place]), step=step, collective=False)

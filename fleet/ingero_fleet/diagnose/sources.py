@@ -1,0 +1,183 @@
+"""What readers of other tools' files share: which files, how much of them, what was wrong, what they can tell."""
+
+import gzip
+import re
+import zlib
+from array import array
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from ingero_fleet.diagnose.timelines import OPTIONAL, REQUIRED, Recorded, assemble
+
+MAX_FILE_BYTES: Final = 512 << 20
+"""Most that one file may hold, unpacked."""
+
+MAX_FILES: Final = 100_000
+MAX_ROWS: Final = 20_000_000
+SHOWN: Final = 20
+"""Problems that are told in words; all are counted."""
+
+_PACKED: Final = b"\x1f\x8b"
+_RANK: Final = re.compile(r"rank[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
+_NUMBERS: Final = re.compile(r"\d+")
+_ENDINGS: Final = re.compile(r"(\.(json|jsonl|gz|pickle|pkl|pt|trace|txt|log))+$", re.IGNORECASE)
+
+
+class SourceError(ValueError):
+    """A file that cannot be used; the text names the place inside of it."""
+
+
+@dataclass
+class Problems:
+    """What could not be used: all counted, the first ones in words."""
+
+    count: int = 0
+    shown: list[str] = field(default_factory=list)
+
+    def add(self, file: str, text: str, count: int = 1) -> None:
+        """One thing, `count` times."""
+        self.count += count
+        if len(self.shown) < SHOWN:
+            self.shown.append(f"{file}: {text}" if file else text)
+
+    def answer(self) -> dict[str, Any]:
+        """As the commands print it."""
+        return {"count": self.count, "first": list(self.shown)}
+
+
+@dataclass(frozen=True)
+class Claims:
+    """What a kind of file can show, and what it cannot, whoever reads it."""
+
+    can: tuple[str, ...]
+    cannot: tuple[str, ...]
+
+    def answer(self) -> dict[str, Any]:
+        """As the commands print it."""
+        return {"can": list(self.can), "cannot": list(self.cannot)}
+
+
+class Rows:
+    """Operations of several ranks, gathered one by one; `step` and `seq` are -1 where they are not known."""
+
+    def __init__(self) -> None:
+        self.ranks: dict[str, int] = {}
+        self._words: dict[str, dict[str, int]] = {"rank": self.ranks, "op": {}, "group": {}}
+        self._columns: dict[str, array[Any]] = {name: array(code) for name, code in _TYPES.items()}
+
+    def __len__(self) -> int:
+        return len(self._columns["rank"])
+
+    def add(
+        self, rank: str, op: str, start: float, duration: float, *, group: str = "", seq: int = -1, step: int = -1,
+        collective: bool = True,
+    ) -> None:  # fmt: skip
+        """One operation, seconds. Raises `SourceError` when there are too many."""
+        if len(self) >= MAX_ROWS:
+            raise SourceError(f"more than {MAX_ROWS} operations")
+        columns, words = self._columns, self._words
+        columns["rank"].append(self.ranks.setdefault(rank, len(self.ranks)))
+        columns["op"].append(words["op"].setdefault(op, len(words["op"])))
+        columns["group"].append(words["group"].setdefault(group, len(words["group"])) if group else -1)
+        columns["kind"].append(int(collective))
+        columns["start"].append(start)
+        columns["duration"].append(duration)
+        columns["step"].append(step)
+        columns["seq"].append(seq)
+
+    def recorded(self) -> Recorded | None:
+        """A timeline as the CSV reader would have made it; `None` without rows."""
+        if not len(self):
+            return None
+        columns: dict[str, Any] = {
+            name: np.array(column, np.float64 if column.typecode == "d" else np.int64)
+            for name, column in self._columns.items()
+        }
+        words = {name: self._words.get(name, {}) for name in (*REQUIRED, *OPTIONAL)}
+        for name in ("step", "seq"):
+            known = np.unique(columns[name][columns[name] >= 0])
+            words[name] = {str(value): code for code, value in enumerate(known.tolist())}
+            columns[name] = np.where(columns[name] >= 0, np.searchsorted(known, columns[name]), -1)
+        for name in ("stage", "data_parallel"):
+            columns[name] = np.full(len(self), -1, np.int64)
+        return assemble(words, columns, len(self))
+
+
+_TYPES: Final = {
+    "rank": "i", "op": "i", "kind": "b", "group": "i", "start": "d", "duration": "d", "step": "q", "seq": "q",
+}  # fmt: skip
+
+
+def files_of(paths: Iterable[str], suffixes: tuple[str, ...], problems: Problems) -> Iterator[Path]:
+    """Files as named, and those inside of folders whose name ends so (any, without suffixes), in order of names."""
+    count = 0
+    for path in map(Path, paths):
+        if not path.exists():
+            problems.add(str(path), "there is no such file or folder")
+            continue
+        inside = sorted(path.rglob("*"), key=_natural) if path.is_dir() else [path]
+        for file in inside:
+            if path.is_dir() and (not file.is_file() or (suffixes and not file.name.endswith(suffixes))):
+                continue
+            count += 1
+            if count > MAX_FILES:
+                problems.add(str(path), f"more than {MAX_FILES} files; the rest is left out")
+                return
+            yield file
+
+
+def _natural(path: Path) -> list[tuple[int, int, str]]:
+    """Names with numbers in the order of the numbers."""
+    return [(0, int(part[:18]), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", str(path))]
+
+
+def content(file: Path) -> bytes:
+    """All of a file, unpacked when it is gzip. Raises `SourceError` when it is too large, damaged or unreadable."""
+    try:
+        with file.open("rb") as stream:
+            packed = stream.read(2) == _PACKED
+            stream.seek(0)
+            if packed:
+                with gzip.GzipFile(fileobj=stream) as unpacked:
+                    data = unpacked.read(MAX_FILE_BYTES + 1)
+            else:
+                data = stream.read(MAX_FILE_BYTES + 1)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise SourceError(f"not gzip, or cut off: {error}") from None
+    except OSError as error:
+        raise SourceError(error.strerror or str(error)) from None
+    if len(data) > MAX_FILE_BYTES:
+        raise SourceError(f"larger than {MAX_FILE_BYTES} bytes")
+    return data
+
+
+def rank_of(file: Path) -> int | None:
+    """The rank that a file's name tells: the number after `rank`, else the last number before the endings."""
+    named = _RANK.findall(file.name)
+    numbers = named or _NUMBERS.findall(_ENDINGS.sub("", file.name))
+    return int(numbers[-1]) if numbers and len(numbers[-1]) <= 7 else None
+
+
+def whole(value: Any) -> int | None:
+    """A count, also when it is told as text; `None` for anything else."""
+    if type(value) is int:
+        return value if -1 <= value < 2**62 else None
+    if type(value) is str and len(value) <= 18 and value.lstrip("-").isdigit() and value.isascii():
+        return int(value) if int(value) >= -1 else None
+    return None
+
+
+def number(value: Any) -> float | None:
+    """A finite number; `None` for anything else."""
+    if type(value) in (int, float) and -1e300 < value < 1e300:
+        return float(value)
+    return None
+
+
+def text(value: Any, longest: int = 200) -> str:
+    """A short printable text; empty for anything else."""
+    return "".join(letter for letter in value[:longest] if letter.isprintable()) if type(value) is str else ""

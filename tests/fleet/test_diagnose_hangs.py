@@ -1,0 +1,258 @@
+"""Flight Recorder dumps: who is missing from which collective."""
+
+import itertools
+import json
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_fleet.cli import main
+from ingero_fleet.diagnose.flight_recorder import dump_of, find_hang, rows_of
+from ingero_fleet.diagnose.sources import Problems, SourceError
+
+WORLD = 4
+
+
+def entry(seq: int, *, group: str = "0", op: str = "all_reduce", ended: bool = True, **more: Any) -> dict[str, Any]:
+    """One entry as PyTorch writes it."""
+    return {
+        "record_id": seq, "pg_id": 0 if group == "0" else int(group), "op_id": seq, "is_p2p": False,
+        "process_group": (group, "default_pg" if group == "0" else "undefined"), "collective_seq_id": seq,
+        "p2p_seq_id": 0, "profiling_name": f"nccl:{op}", "time_created_ns": 1_700_000_000_000_000_000 + seq * 10**7,
+        "input_sizes": [[1000]], "input_dtypes": ["Float"], "output_sizes": [[1000]], "output_dtypes": ["Float"],
+        "state": "completed" if ended else "started", "retired": ended, "timeout_ms": 600_000,
+        "time_discovered_started_ns": None, "time_discovered_completed_ns": None, "frames": [],
+    } | more  # fmt: skip
+
+
+def dump(entries: list[dict[str, Any]], groups: dict[str, list[int]] | None = None, **more: Any) -> dict[str, Any]:
+    groups = groups or {"0": list(range(WORLD))}
+    return {
+        "version": "2.10",
+        "pg_config": {name: {"name": name, "desc": "", "ranks": json.dumps(ranks)} for name, ranks in groups.items()},
+        "pg_status": {},
+        "entries": entries,
+    } | more
+
+
+def told(*parts: tuple[int, Any]) -> Any:
+    return find_hang([dump_of(value, rank, f"rank{rank}", Problems()) for rank, value in parts])
+
+
+def test_the_rank_that_did_not_come_is_named() -> None:
+    ended = [entry(1), entry(2)]
+    hang = told(*((rank, dump(ended if rank == 2 else [*ended, entry(3, ended=False)])) for rank in range(WORLD)))
+
+    assert (hang.kind, hang.ranks) == ("hang", (2,))
+    front = hang.fronts[0]
+    assert (front.seq, front.ops, front.entered, front.missing) == (3, ("all_reduce",), (0, 1, 3), (2,))
+
+
+def test_a_rank_that_is_missing_because_it_waits_elsewhere_is_a_victim() -> None:
+    """Rank 1 waits for 0 in their own group, and so does not come to the collective of 1 and 3."""
+    groups = {"1": [0, 1], "2": [1, 3]}
+    hang = told(
+        (0, dump([entry(1, group="1")], groups)),
+        (1, dump([entry(2, group="1", ended=False), entry(1, group="2")], groups)),
+        (3, dump([entry(2, group="2", ended=False)], groups)),
+    )
+
+    assert (hang.kind, hang.ranks) == ("hang", (0,))
+
+
+def test_ranks_that_wait_for_each_other_are_told_and_none_is_named() -> None:
+    groups = {"1": [0, 1], "2": [0, 1]}
+    hang = told(
+        (0, dump([entry(2, group="1", ended=False), entry(1, group="2")], groups)),
+        (1, dump([entry(1, group="1"), entry(2, group="2", ended=False)], groups)),
+    )
+
+    assert (hang.kind, hang.ranks) == ("order", ())
+
+
+def test_a_rank_without_a_dump_is_named_when_all_others_wait() -> None:
+    hang = told(*((rank, dump([entry(5, ended=False)])) for rank in (0, 1, 3)))
+
+    assert (hang.kind, hang.ranks) == ("no_dump", (2,))
+
+
+def test_where_most_dumps_are_absent_nobody_is_named() -> None:
+    assert told((0, dump([entry(5, ended=False)]))).ranks == ()
+
+
+@pytest.mark.parametrize("other", [{"op": "broadcast"}, {"input_sizes": [[999]]}], ids=["operation", "size"])
+def test_a_rank_that_calls_something_else_is_named(other: dict[str, Any]) -> None:
+    hang = told(
+        *((rank, dump([entry(3, ended=False, **(other if rank == 1 else {}))])) for rank in range(WORLD))
+    )  # fmt: skip
+
+    assert (hang.kind, hang.ranks) == ("mismatch", (1,))
+
+
+def test_when_everybody_came_nobody_is_named() -> None:
+    assert told(*((rank, dump([entry(3, ended=False)])) for rank in range(WORLD))).kind == "stuck"
+    assert told(*((rank, dump([entry(3)])) for rank in range(WORLD))).kind == "none"
+
+
+def test_the_status_counts_where_the_ring_has_forgotten() -> None:
+    """Rank 2's entries are gone from its ring, and its status says that it ended number 7."""
+    status = {"0": {"last_enqueued_collective": 7, "last_completed_collective": 7, "last_started_collective": 7}}
+    hang = told(
+        *((rank, dump([entry(8, ended=False)])) for rank in (0, 1, 3)),
+        (2, dump([entry(5)], pg_status=status)),
+    )
+
+    assert (hang.kind, hang.ranks) == ("hang", (2,))
+
+
+def test_gloo_leaves_scheduled_what_it_retired_and_tells_no_members() -> None:
+    """Layout of a dump of torch 2.15 with gloo: state stays scheduled, the configuration has no name."""
+    nameless = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
+    old = [entry(seq, state="scheduled", retired=True) for seq in (1, 2)]
+    late = entry(3, state="scheduled", ended=False)
+    hang = told(*((rank, dump(old if rank == 1 else [*old, late], pg_config=nameless)) for rank in range(WORLD)))
+
+    assert (hang.kind, hang.ranks) == ("hang", (1,))
+
+
+def test_a_receive_whose_sender_never_came_names_the_sender() -> None:
+    waits = entry(0, op="recv 1<-0", ended=False, is_p2p=True)
+    hang = told((0, dump([entry(1)], {"0": [0, 1]})), (1, dump([entry(1), waits], {"0": [0, 1]})))
+
+    assert (hang.kind, hang.ranks, hang.pairs) == ("hang", (0,), ((1, 0),))
+
+
+def test_timed_collectives_become_rows() -> None:
+    dumps = [dump_of(dump([entry(seq, duration_ms=2.5) for seq in (1, 2)]), 0, "rank0", Problems())]
+
+    assert len(rows_of(dumps)) == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ({"collective_seq_id": -5}, "entries[1]: collective_seq_id"),
+        ({"collective_seq_id": None}, "entries[1]: collective_seq_id"),
+        ({"collective_seq_id": "9" * 400}, "entries[1]: collective_seq_id"),
+    ],
+)
+def test_a_bad_entry_is_counted_with_its_place_and_the_rest_is_kept(bad: dict[str, Any], words: str) -> None:
+    problems = Problems()
+
+    found = dump_of(dump([entry(1), entry(2) | bad, entry(3)]), 7, "trace_7", problems)
+
+    assert found.parts["0"].completed == 3
+    assert problems.count == 1
+    assert problems.shown[0].startswith(f"trace_7: {words}")
+
+
+def write(folder: Path, rank: int, value: Any, form: str = "pickle") -> None:
+    if form == "pickle":
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(pickle.dumps(value, 2))
+    else:
+        (folder / f"trace_{rank}.json").write_text(json.dumps(value))
+
+
+def ask(*arguments: str) -> tuple[dict[str, Any], str, int]:
+    done = CliRunner().invoke(main, ["diagnose", *arguments])
+    return json.loads(done.stdout) if done.exit_code == 0 else {}, done.stderr, done.exit_code
+
+
+@pytest.mark.parametrize("form", ["pickle", "json"])
+def test_the_command_names_the_rank_and_says_what_it_can_claim(tmp_path: Path, form: str) -> None:
+    for rank in range(WORLD):
+        write(tmp_path, rank, dump([entry(1), *([entry(2, ended=False)] if rank != 3 else [])]), form)
+
+    found, _, status = ask("--flight-recorder", str(tmp_path))
+
+    assert (status, found["kind"], found["ranks"]) == (0, "hang", [3])
+    assert found["evidence"]["collectives"][0]["missing"] == [3]
+    assert found["claims"]["flight_recorder"]["can"]
+    assert found["claims"]["flight_recorder"]["cannot"]
+    assert found["problems"] == {"count": 0, "first": []}
+
+
+def test_sizes_that_refer_to_themselves_cost_nothing() -> None:
+    tower: Any = ["ha"]
+    for _ in range(40):
+        tower = [tower] * 10
+    ring: list[Any] = []
+    ring.append(ring)
+
+    hang = told((0, dump([entry(3, ended=False, input_sizes=tower, input_dtypes=ring)])))
+
+    assert hang.fronts[0].seq == 3
+
+
+class Runs:
+    def __reduce__(self) -> Any:
+        return os.mkdir, ("ran",)
+
+
+def test_hostile_and_broken_dumps_are_named_and_the_others_still_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "dumps"
+    folder.mkdir()
+    for rank in range(3):
+        write(folder, rank, dump([entry(1), *([entry(2, ended=False)] if rank else [])], {"0": [0, 1, 2]}))
+    (folder / "nccl_trace_rank_3").write_bytes(pickle.dumps({"entries": [Runs()]}, 2))
+    (folder / "nccl_trace_rank_4").write_bytes(b"\x80\x02]r\xff\xff\xff\xff")
+    (folder / "nccl_trace_rank_5").write_bytes(b"")
+    (folder / "nccl_trace_rank_6").write_text("hello")
+    (folder / "trace_7.json").write_text('{"entries": [')
+    (folder / "trace_8.json").write_text('{"entries": 1}')
+    (folder / "notes").write_text("no rank")
+
+    found, errors, status = ask("--flight-recorder", str(folder))
+
+    assert (status, found["ranks"], found["problems"]["count"]) == (0, [0], 7)
+    assert not (tmp_path / "ran").exists()
+    for words in ("rank_3: byte", "GLOBAL", "rank_4: byte", "rank_5: the file is empty", "rank_6: neither",
+                  "trace_7.json: not JSON", "trace_8.json: no Flight Recorder dump", "notes: its name"):  # fmt: skip
+        assert words in errors
+
+
+def test_without_any_dump_the_command_ends_with_2_and_says_why(tmp_path: Path) -> None:
+    (tmp_path / "trace_0").write_text("?")
+
+    _, errors, status = ask("--flight-recorder", str(tmp_path))
+
+    assert status == 2
+    assert "trace_0: neither a pickle nor JSON" in errors
+    assert ask("--flight-recorder", str(tmp_path / "nowhere"))[2] == 2
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+FIELDS = (
+    "collective_seq_id", "process_group", "pg_id", "profiling_name", "state", "retired", "is_p2p", "input_sizes",
+    "time_created_ns", "duration_ms",
+)  # fmt: skip
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(FIELDS), ANYTHING), max_size=4), ANYTHING, ANYTHING)
+def test_dumps_with_any_values_give_an_answer_or_a_refusal(entries: Any, config: Any, status: Any) -> None:
+    problems = Problems()
+    dumps = []
+    for rank, value in itertools.product(
+        (0, 1), ({"entries": [entry(2, ended=False) | item for item in entries], "pg_config": config,
+                  "pg_status": status}, config)
+    ):  # fmt: skip
+        try:
+            dumps.append(dump_of(value, rank, "x", problems))
+        except SourceError:
+            continue
+
+    json.dumps(find_hang(dumps).kind)
+    rows_of(dumps).recorded()

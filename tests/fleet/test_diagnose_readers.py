@@ -1,0 +1,424 @@
+"""Files of NCCL Inspector, the PyTorch profiler and dcgm-exporter, through the command and alone."""
+
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_fleet.cli import main
+from ingero_fleet.diagnose import dcgm, inspector, kineto
+from ingero_fleet.diagnose.sources import Problems, Rows, SourceError, rank_of
+
+RANKS, STEPS, LATE = 4, 40, 2
+STEP_US, LAG_US = 10_000.0, 600.0
+
+
+def waits(late: int | None = LATE, ranks: int = RANKS) -> Any:
+    """Microseconds that every rank spends in the collective of every step: the late one the least."""
+    arrival = np.random.default_rng(3).normal(0, 30, (STEPS, ranks))
+    if late is not None:
+        arrival[:, late] += LAG_US
+    return arrival.max(axis=1, keepdims=True) - arrival + 100.0
+
+
+def ask(*arguments: str) -> tuple[dict[str, Any], str, int]:
+    done = CliRunner().invoke(main, ["diagnose", *arguments])
+    return json.loads(done.stdout) if done.exit_code == 0 else {}, done.stderr, done.exit_code
+
+
+# NCCL Inspector
+
+
+def line(rank: int, seq: int, micros: float, *, marked: bool = True, comm: str = "0xab", **perf: Any) -> str:
+    whole = {
+        "header": {"id": comm, "rank": rank, "n_ranks": RANKS, "nnodes": RANKS},
+        "metadata": {
+            "inspector_output_format_version": "v4.0", "hostname": f"node-{rank}", "pid": 7,
+            "dump_timestamp_us": 1_748_030_377_000_000 + int(seq * STEP_US),
+        },
+    }  # fmt: skip
+    body = {"coll_perf": {"coll": "AllReduce", "coll_sn": seq, "coll_exec_time_us": micros,
+                          "coll_timing_source": "kernel_gpu"} | perf}  # fmt: skip
+    return json.dumps({**(whole if marked else {}), **body})
+
+
+def inspected(folder: Path, late: int | None = LATE) -> None:
+    table = waits(late)
+    for rank in range(RANKS):
+        lines = [line(rank, seq, float(table[seq, rank])) for seq in range(STEPS)]
+        (folder / f"node-{rank}-pid7.log").write_text("\n".join(lines) + "\n")
+
+
+def test_inspector_names_the_rank_whose_collectives_are_short_and_its_host(tmp_path: Path) -> None:
+    inspected(tmp_path)
+
+    found, errors, status = ask("--nccl-inspector", str(tmp_path))
+
+    assert (status, errors) == (0, "")
+    assert (found["kind"], found["ranks"], found["evidence"]["nodes"]) == (
+        "node",
+        [LATE],
+        {str(LATE): f"node-{LATE}"},
+    )
+    assert found["seconds_lost_per_step"] == pytest.approx(LAG_US / 1e6, rel=0.3)
+    assert found["claims"]["nccl_inspector"]["cannot"]
+
+
+def test_inspector_names_nobody_where_nobody_is_late(tmp_path: Path) -> None:
+    inspected(tmp_path, late=None)
+
+    assert ask("--nccl-inspector", str(tmp_path))[0]["kind"] == "none"
+
+
+def test_inspector_lines_belong_to_the_marker_before_them() -> None:
+    context, left = inspector.Context(), Counter[str]()
+    marker = json.loads(line(1, 0, 5)) | {"dump_stats": {"coll_records": 1, "coll_dropped_since_last_dump": 9}}
+    del marker["coll_perf"]
+
+    assert inspector.take(json.dumps(marker).encode(), context, left) is None
+    spent = inspector.take(line(1, 4, 250.0, marked=False).encode(), context, left)
+
+    assert spent is not None
+    assert (spent.rank, spent.seq, spent.duration, spent.process) == (1, 4, 250e-6, ("node-1", 7))
+    assert left["lost by the plugin"] == 9
+
+
+def test_inspector_leaves_out_what_was_timed_on_the_host(tmp_path: Path) -> None:
+    text = "\n".join(
+        [line(0, 1, 5.0), line(0, 2, 5.0, coll_timing_source="collective_cpu"), json.dumps({"p2p_perf": {}})]
+    )
+    (tmp_path / "one.log.gz").write_bytes(gzip.compress(text.encode()))
+
+    found, _, _ = ask("--nccl-inspector", str(tmp_path))
+
+    assert found["evidence"]["left_out"] == {"timed on the host only": 1, "point to point": 1}
+
+
+@pytest.mark.parametrize(
+    ("bad", "words"),
+    [
+        ("{", "line 2: not JSON"),
+        ("[]", "line 2: an object was expected"),
+        ("{}", "line 2: no line of NCCL Inspector"),
+        (line(0, -1, 5.0), "line 2: coll_perf.coll_sn"),
+        (line(0, 1, -5.0), "line 2: coll_perf.coll_exec_time_us"),
+        (line(0, 1, 1e300), "line 2: coll_perf.coll_exec_time_us"),
+        (line(9, 1, 5.0), "line 2: header"),
+        ('{"coll_perf": {}, "header": {"id": 3}}', "line 2: header"),
+        ("[" * 5000, "line 2: not JSON"),
+    ],
+)
+def test_a_bad_inspector_line_is_named_and_the_rest_is_kept(tmp_path: Path, bad: str, words: str) -> None:
+    (tmp_path / "a.log").write_text("\n".join([line(0, 1, 5.0), bad, line(0, 2, 5.0)]))
+    problems = Problems()
+
+    found = inspector.read([str(tmp_path)], problems)
+
+    assert len(found.rows) == 2
+    assert problems.count == 1
+    assert words in problems.shown[0]
+
+
+# The PyTorch profiler
+
+
+def trace(rank: int, late: int | None = LATE, *, compute: float | None = None, steps: bool = True) -> dict[str, Any]:
+    """A rank's trace with one NCCL kernel and one of its own in every step, on a clock of its own."""
+    table, shift = waits(late), rank * 5e6
+    events: list[dict[str, Any]] = [{"ph": "M", "name": "process_name", "args": {}}]
+    for step in range(STEPS):
+        at = shift + step * STEP_US
+        if steps:
+            events.append({"ph": "X", "cat": "gpu_user_annotation", "name": f"ProfilerStep#{step}", "ts": at,
+                           "dur": STEP_US})  # fmt: skip
+        if compute is not None:
+            events.append({"ph": "X", "cat": "kernel", "name": "sgemm", "ts": at + 1, "dur": compute})
+        events.append({
+            "ph": "X", "cat": "kernel", "name": "ncclDevKernel_AllReduce_Sum_f32_RING_LL", "ts": at + 6000,
+            "dur": float(table[step, rank]),
+            "args": {"Collective name": "allreduce", "Process Group Name": "0",
+                     "Process Group Ranks": "[0, 1, 2, 3]", "Seq": step + 1},
+        })  # fmt: skip
+    return {
+        "distributedInfo": {"rank": rank, "world_size": RANKS},
+        "host_name": f"node-{rank}",
+        "traceEvents": events,
+    }
+
+
+def traced(folder: Path, packed: bool = False, **more: Any) -> None:
+    for rank in range(RANKS):
+        data = json.dumps(trace(rank, **more)).encode()
+        name = f"worker{rank}.1700000000000.pt.trace.json"
+        (folder / (name + ".gz" if packed else name)).write_bytes(gzip.compress(data) if packed else data)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("steps", [False, True])
+def test_traces_name_the_rank_whose_nccl_kernels_are_short(tmp_path: Path, packed: bool, steps: bool) -> None:
+    traced(tmp_path, packed, steps=steps)
+
+    found, errors, status = ask("--kineto", str(tmp_path))
+
+    assert (status, errors) == (0, "")
+    assert (found["kind"], found["ranks"], found["evidence"]["nodes"]) == (
+        "node",
+        [LATE],
+        {str(LATE): f"node-{LATE}"},
+    )
+
+
+def test_traces_name_nobody_where_nobody_is_late(tmp_path: Path) -> None:
+    traced(tmp_path, late=None, compute=5000.0)
+
+    assert ask("--kineto", str(tmp_path))[0]["kind"] == "none"
+
+
+def test_traces_name_the_rank_that_computes_longer(tmp_path: Path) -> None:
+    for rank in range(RANKS):
+        value = trace(rank, compute=5600.0 if rank == LATE else 5000.0)
+        (tmp_path / f"rank{rank}.json").write_text(json.dumps(value))
+
+    found = ask("--kineto", str(tmp_path))[0]
+
+    assert (found["kind"], found["ranks"], found["evidence"]["by"]) == ("node", [LATE], "compute")
+
+
+def gloo(rank: int, late: int = LATE) -> dict[str, Any]:
+    """A rank of a job on processors: steps and gloo's operations, no kernels."""
+    table = waits(late)
+    events = []
+    for step in range(STEPS):
+        at = step * STEP_US
+        events.append({"ph": "X", "cat": "user_annotation", "name": f"ProfilerStep#{step}", "ts": at,
+                       "dur": STEP_US - 1})  # fmt: skip
+        events.append({"ph": "X", "cat": "user_annotation", "name": "gloo:all_reduce", "ts": at + 5000,
+                       "dur": float(table[step, rank])})  # fmt: skip
+    return {"distributedInfo": {"backend": "gloo", "rank": rank}, "traceEvents": events}
+
+
+def test_traces_of_a_job_on_processors_are_judged_by_gloo(tmp_path: Path) -> None:
+    for rank in range(RANKS):
+        (tmp_path / f"t{rank}.json").write_text(json.dumps(gloo(rank)))
+
+    found = ask("--kineto", str(tmp_path))[0]
+
+    assert (found["kind"], found["ranks"]) == ("node", [LATE])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{", "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("{}", "there is no list of traceEvents"),
+        ('{"traceEvents": [], "distributedInfo": {"rank": 9}}', "neither collectives nor kernels"),
+        (json.dumps(trace(0)), "rank 0 was read from"),
+        (b"\x1f\x8b\x08broken", "not gzip"),
+    ],
+)
+def test_a_bad_trace_is_named_and_the_others_are_judged(tmp_path: Path, text: str | bytes, words: str) -> None:
+    traced(tmp_path)
+    bad = tmp_path / "zz.json"
+    bad.write_bytes(text if isinstance(text, bytes) else text.encode())
+
+    found, errors, _ = ask("--kineto", str(tmp_path))
+
+    assert found["ranks"] == [LATE]
+    assert found["problems"]["count"] == 1
+    assert "zz.json" in errors
+    assert words in errors
+
+
+def test_a_bad_event_is_named_with_its_place() -> None:
+    tree = trace(0)
+    tree["traceEvents"] += [7, {"ph": "X", "cat": "kernel", "name": "k", "ts": "soon", "dur": 1}]
+    problems = Problems()
+
+    found = kineto.trace_of(tree, Path("t.json"), problems)
+
+    assert len(found.collectives) == STEPS
+    assert [text.split(": ", 1)[1].split(":")[0] for text in problems.shown] == ["traceEvents[81]", "traceEvents[82]"]
+
+
+def test_a_trace_that_unpacks_to_more_than_the_limit_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ingero_fleet.diagnose.sources.MAX_FILE_BYTES", 1 << 20)
+    (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(b" " * (4 << 20)))
+
+    _, errors, status = ask("--kineto", str(tmp_path))
+
+    assert status == 2
+    assert "rank0.json.gz: larger than 1048576 bytes" in errors
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+EVENTS = st.fixed_dictionaries(
+    {"ph": st.just("X"), "cat": st.sampled_from(["kernel", "user_annotation", "gpu_user_annotation", "Kernel"])},
+    optional={
+        "name": st.sampled_from(["ncclKernel_X", "gloo:all_reduce", "ProfilerStep#1", "k"]) | st.text(max_size=5),
+        "ts": ANYTHING, "dur": ANYTHING,
+        "args": st.dictionaries(
+            st.sampled_from(["Collective name", "Process Group Name", "Process Group Ranks", "Seq"]), ANYTHING
+        ),
+    },
+)  # fmt: skip
+
+
+@given(st.lists(EVENTS | ANYTHING, max_size=6), ANYTHING)
+def test_traces_with_any_values_give_rows_or_a_refusal(events: Any, told: Any) -> None:
+    for tree in ({"traceEvents": events, "distributedInfo": told, "host_name": told}, events, told):
+        rows = Rows()
+        try:
+            kineto.fill(rows, kineto.trace_of(tree, Path("rank3.json"), Problems()))
+        except SourceError:
+            continue
+        rows.recorded()
+
+
+@given(st.dictionaries(st.sampled_from(["header", "metadata", "coll_perf", "dump_stats", "p2p_perf"]), ANYTHING))
+def test_inspector_lines_with_any_values_give_a_row_or_a_refusal(tree: Any) -> None:
+    try:
+        inspector.take(json.dumps(tree).encode(), inspector.Context(), Counter())
+    except SourceError as error:
+        assert str(error)
+
+
+@pytest.mark.parametrize(
+    ("name", "rank"),
+    [
+        ("nccl_trace_rank_12", 12), ("comm_lib_trace_3", 3), ("node1.trace7", 7), ("rank2.pt.trace.json.gz", 2),
+        ("host7_rank03.json", 3), ("worker0.1700000000000.pt.trace.json", None), ("notes.txt", None),
+    ],
+)  # fmt: skip
+def test_the_rank_in_a_files_name(name: str, rank: int | None) -> None:
+    assert rank_of(Path(name)) == rank
+
+
+# dcgm-exporter
+
+PAGE = """# HELP DCGM_FI_DEV_SM_CLOCK SM clock frequency (in MHz).
+# TYPE DCGM_FI_DEV_SM_CLOCK gauge
+"""
+
+
+def page(host: str, *, clock: float = 1980, reasons: int = 0, xid: int = 0, util: float = 99) -> str:
+    labels = f'gpu="0",UUID="GPU-{host}",device="nvidia0",modelName="NVIDIA H100 80GB HBM3",Hostname="{host}"'
+    return PAGE + (
+        f"DCGM_FI_DEV_SM_CLOCK{{{labels}}} {clock}\nDCGM_FI_DEV_GPU_UTIL{{{labels}}} {util}\n"
+        f"DCGM_FI_DEV_CLOCKS_EVENT_REASONS{{{labels}}} {reasons}\nDCGM_FI_DEV_XID_ERRORS{{{labels}}} {xid}\n"
+        f"DCGM_FI_DEV_THERMAL_VIOLATION{{{labels}}} 3000000000\n"
+        f"DCGM_FI_DEV_POWER_VIOLATION{{{labels}}} 9223372036854775794\nother_metric 3\n"
+    )
+
+
+def gpus(*pages: str) -> tuple[list[dcgm.Gpu], Problems]:
+    problems, found = Problems(), dict[tuple[str, str], dcgm.Gpu]()
+    for number, text in enumerate(pages):
+        dcgm.parse(text, f"page{number}", found, problems)
+    return list(found.values()), problems
+
+
+def test_gpus_that_are_held_back_say_by_what() -> None:
+    found, problems = gpus(
+        page("a"), page("b", reasons=0x40 | 0x8 | 0x1), page("c", clock=1200), page("d", xid=79),
+        page("e", clock=300, util=0),
+    )  # fmt: skip
+
+    held = {item.gpu.host: item.why for item in dcgm.held_back(found)}
+
+    assert held == {
+        "b": ("hw_slowdown", "hw_thermal"),
+        "c": ("clock 1200 MHz where its like run at 1980",),
+        "d": ("xid 79",),
+    }
+    assert problems.count == 0
+    assert found[0].violations == {"thermal": 3.0}
+
+
+def test_a_held_back_gpu_beside_a_late_rank_is_its_reason(tmp_path: Path) -> None:
+    inspected(tmp_path)
+    pages = [tmp_path / f"dcgm{rank}.txt" for rank in range(RANKS)]
+    for rank, file in enumerate(pages):
+        file.write_text(page(f"node-{rank}", reasons=0x20 if rank == LATE else 0))
+    logs = [str(tmp_path / f"node-{rank}-pid7.log") for rank in range(RANKS)]
+    options = [part for file in pages for part in ("--dcgm", str(file))]
+
+    found = ask(*(part for log in logs for part in ("--nccl-inspector", log)), *options)[0]
+
+    assert found["ranks"] == [LATE]
+    assert found["gpu"]["held_back"][0]["ranks"] == [str(LATE)]
+    assert "a reason for what the verdict says" in found["gpu"]["reading"]
+    assert set(found["claims"]) == {"nccl_inspector", "dcgm"}
+
+
+def test_where_waits_name_nobody_a_held_back_gpu_is_told(tmp_path: Path) -> None:
+    inspected(tmp_path, late=None)
+    (tmp_path / "dcgm.prom").write_text(page("node-1", reasons=0x80))
+
+    found = ask("--nccl-inspector", str(tmp_path), "--dcgm", str(tmp_path / "dcgm.prom"))[0]
+
+    assert (found["kind"], found["ranks"]) == ("none", [])
+    assert found["gpu"]["held_back"][0]["why"] == ["hw_power_brake"]
+    assert "inside of collectives" in found["gpu"]["reading"]
+
+
+def test_pages_can_be_judged_alone_and_as_a_table(tmp_path: Path) -> None:
+    (tmp_path / "dcgm.prom").write_text(page("node-1", reasons=0x80))
+
+    done = CliRunner().invoke(main, ["diagnose", "--dcgm", str(tmp_path / "dcgm.prom"), "--format", "table"])
+
+    assert done.exit_code == 0
+    assert "GPU 0 of node-1: hw_power_brake" in done.stdout
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        'DCGM_FI_DEV_SM_CLOCK{gpu="0" 5',
+        'DCGM_FI_DEV_SM_CLOCK{gpu="0,Hostname="x"} 5',
+        'DCGM_FI_DEV_SM_CLOCK{gpu="0"} fast',
+        "DCGM_FI_DEV_SM_CLOCK 5",
+        "DCGM_FI_DEV_SM_CLOCK" + "{" * 100_000,
+    ],
+)
+def test_a_bad_line_of_a_page_is_named_and_the_rest_is_kept(bad: str) -> None:
+    found, problems = gpus(bad + "\n" + page("a", reasons=0x4))
+
+    assert problems.count == 1
+    assert problems.shown[0].startswith("page0: line 1: ")
+    assert [item.why for item in dcgm.held_back(found)] == [("sw_power_cap",)]
+
+
+@given(st.text(st.sampled_from('DCGM_FI_DEV_SM_CLOCK{}="0,\\ .19\n'), max_size=80))
+def test_pages_of_any_text_are_read_to_their_end(text: str) -> None:
+    found, _ = gpus(text, "DCGM_FI_DEV_SM_CLOCK{" + text)
+
+    dcgm.held_back(found)
+
+
+def test_an_address_that_does_not_answer_is_named() -> None:
+    _, errors, status = ask("--dcgm", "http://127.0.0.1:1/metrics")
+
+    assert status == 2
+    assert "http://127.0.0.1:1/metrics" in errors
+
+
+def test_two_kinds_of_files_at_once_are_refused() -> None:
+    _, errors, status = ask("--kineto", "a", "--nccl-inspector", "b")
+
+    assert status == 2
+    assert "cannot be judged together" in errors
+    assert ask()[2] == 2
