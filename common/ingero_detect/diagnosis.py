@@ -112,14 +112,15 @@ def diagnose(line: Timeline) -> Diagnosis:
     stage = _by_rank(line, line.stage)
     replica = _by_rank(line, line.data_parallel)
     compute = _sums(line, ~line.collective, line.duration)
-    lags = _lags(line)
+    blocked = _lags(line)
+    lags, blame = blocked if blocked is not None else (None, None)
     facts: dict[str, Any] = {"ranks": line.ranks, "steps": line.steps, "step_seconds": float(period)}
     found: list[Diagnosis] = []
     known = _enough(compute)
     if known.any():
         found += _from_compute(line, compute[:, known], stage, replica, period, facts)
     if lags is not None and not any(item.cause is Cause.NODE for item in found):
-        suspect = _from_lags(lags, compute, stage, replica, period, facts)
+        suspect = _from_lags(lags, blame, stage, replica, period, facts)
         if suspect is not None and not any(item.cause is Cause.STAGE for item in found):
             found.append(suspect)
     if lags is not None:
@@ -184,8 +185,11 @@ def _period(line: Timeline) -> float:
     return float(np.nanmedian(busy)) if np.isfinite(busy).any() else 0.0
 
 
-def _lags(line: Timeline) -> Floats | None:
-    """How much less than the median of its collective each rank blocked, summed by (rank, step)."""
+def _lags(line: Timeline) -> tuple[Floats, "_Blame | None"] | None:
+    """How much less than the median of its collective each rank blocked, summed by (rank, step).
+
+    Beside it who made whom late, where ranks meet in several groups.
+    """
     chosen = line.collective & (line.instance >= 0)
     if not chosen.any():
         return None
@@ -203,7 +207,64 @@ def _lags(line: Timeline) -> Floats | None:
     there = np.bincount(place, minlength=size) > 0
     table = np.where(there, total, np.nan).reshape(line.ranks, line.steps)
     known = _enough(table)
-    return table[:, known] if known.any() else None
+    if not known.any():
+        return None
+    return table[:, known], _blame(line, rows, instance[several].astype(np.int64), known)
+
+
+@dataclass(frozen=True)
+class _Blame:
+    """What was lost to the last rank alone, by the groups of ranks that meet in collectives.
+
+    A pair is a rank in a group; `pair`, `step` and `gap` are by collective, seconds.
+    """
+
+    ranks: int
+    rank_of: Ints
+    group_of: Ints
+    pair: Ints
+    step: Ints
+    gap: Floats
+
+    def gaps(self, part: slice) -> Floats:
+        """Loss by pair in a part of the steps."""
+        inside = (self.step >= part.start) & (self.step < part.stop)
+        return np.bincount(self.pair[inside], self.gap[inside], len(self.rank_of)).astype(np.float64)
+
+    def victims(self, part: slice) -> Bools:
+        """Ranks that are late in one group because somebody held them up in another, for half as long at least."""
+        gaps = self.gaps(part)
+        order = np.lexsort((-gaps, self.group_of))
+        firsts = np.flatnonzero(np.diff(self.group_of[order], prepend=-1))
+        first, second = order[firsts], order[np.minimum(firsts + 1, len(order) - 1)]
+        worst = np.where(first[self.group_of] == np.arange(len(gaps)), gaps[second][self.group_of],
+                         gaps[first][self.group_of])  # fmt: skip
+        elsewhere = np.bincount(self.rank_of, gaps, self.ranks)[self.rank_of] - gaps
+        held_up = (elsewhere > 0) & (worst >= 0.5 * elsewhere) & (gaps < 0.5 * worst)
+        found = np.zeros(self.ranks, np.bool_)
+        found[self.rank_of[held_up]] = True
+        return found
+
+
+def _blame(line: Timeline, rows: Ints, instance: Ints, known: Bools) -> _Blame | None:
+    """Who came last in every collective and what that cost; `None` where all ranks meet in one group."""
+    order = np.lexsort((line.duration[rows], instance))
+    rows, instance = rows[order], instance[order]
+    starts = np.flatnonzero(np.diff(instance, prepend=-1))
+    # The members of a collective, whatever their order, as one number.
+    marks = np.random.default_rng(0).integers(1, 2**63, line.ranks, dtype=np.uint64)
+    _, group = np.unique(np.add.reduceat(marks[line.rank[rows]], starts), return_inverse=True)
+    if group.max() == 0:
+        return None
+    sizes = np.diff(np.append(starts, len(rows)))
+    keys, pair = np.unique(np.repeat(group, sizes) * line.ranks + line.rank[rows], return_inverse=True)
+    counted = known[line.step[rows[starts]]]
+    column = np.cumsum(known) - 1
+    gap = line.duration[rows[np.minimum(starts + 1, len(rows) - 1)]] - line.duration[rows[starts]]
+    return _Blame(
+        line.ranks, keys % line.ranks, keys // line.ranks, pair[starts][counted].astype(np.int64),
+        column[line.step[rows[starts]]][counted], gap[counted],
+    )  # fmt: skip
 
 
 # Ranks against ranks
@@ -258,8 +319,8 @@ def _segments(steps: int) -> list[slice]:
     return found
 
 
-def _culprits(relative: Floats, alike: Ints) -> tuple[Bools, Floats]:
-    """Ranks that stand out, in the whole or in a part of the steps, and their largest excess."""
+def _culprits(relative: Floats, alike: Ints, blame: _Blame | None = None) -> tuple[Bools, Floats]:
+    """Ranks that stand out, in the whole or in a part of the steps, and their largest excess; victims never do."""
     flagged = np.zeros(len(relative), np.bool_)
     excess = np.zeros(len(relative))
     for number, part in enumerate(_segments(relative.shape[1])):
@@ -267,8 +328,9 @@ def _culprits(relative: Floats, alike: Ints) -> tuple[Bools, Floats]:
         if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():
             continue
         mean, error = trimmed(values)
-        found = _against(mean, error, alike, values.shape[1])
-        standing = found.standing_out()
+        victims = blame.victims(part) if blame is not None else np.zeros(len(mean), np.bool_)
+        found = _against(np.where(victims, np.minimum(mean, 0.0), mean), error, alike, values.shape[1])
+        standing = found.standing_out() & ~victims
         if number:
             standing &= found.share > 2 * SMALLEST_EFFECT
         if standing.sum() > max(1, LARGEST_SHARE * len(relative)):
@@ -462,17 +524,23 @@ def _correlation(one: Floats, other: Floats) -> float:
 
 
 def _from_lags(
-    lags: Floats, compute: Floats, stage: Ints, replica: Ints, period: float, facts: dict[str, Any]
+    lags: Floats, blame: _Blame | None, stage: Ints, replica: Ints, period: float, facts: dict[str, Any]
 ) -> Diagnosis | None:
     """The rank that blocks least, when compute times are missing or tell nothing."""
-    flagged, excess = _culprits(lags / period, np.zeros(len(lags), np.int64))
+    flagged, excess = _culprits(lags / period, np.zeros(len(lags), np.int64), blame)
     facts["largest_lag_share"] = round(float(np.nanmax(np.nanmedian(lags, axis=1)) / period), 6)
     if not flagged.any():
         return None
+    whole = slice(0, lags.shape[1])
+    if blame is not None:
+        lags = np.where((blame.victims(whole) & ~flagged)[:, None], np.minimum(lags, 0.0), lags)
     ranks = tuple(int(rank) for rank in np.flatnonzero(flagged)[np.argsort(-excess[flagged], kind="stable")])
     others = np.where(flagged[:, None], np.minimum(lags, 0.0), lags)
     saved = np.nanmax(lags, axis=0) - np.maximum(np.nanmax(others, axis=0), 0.0)
     lost = float(np.nanmean(np.maximum(saved, 0.0)))
+    if blame is not None:
+        # A delay that is passed on from group to group is lost once.
+        lost = min(lost, float((blame.gaps(whole) * flagged[blame.rank_of]).max()) / lags.shape[1])
     last = np.argmax(np.nan_to_num(lags, nan=-np.inf), axis=0)
     evidence = {
         "by": "blocked_least",
