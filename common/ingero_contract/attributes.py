@@ -113,6 +113,9 @@ LIBNCCL_VERSION: Final = "libnccl_version"
 PROBE_GROUP: Final = "ingero.trace.group"
 """Point: core, launch or memory."""
 
+CURRENCY: Final = "ingero.currency"
+"""Point: currency of an amount of money, as USD."""
+
 VERDICT_KIND: Final = "ingero.verdict.kind"
 """Log record: slow, stopped, silent, job_slow and others."""
 

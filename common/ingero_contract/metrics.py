@@ -104,6 +104,12 @@ NCCL_PROCESS_LOADED: Final = "gpu.nccl.process_loaded"
 NCCL_PROCESSES: Final = "gpu.nccl.processes_total"
 """Processes that have NCCL loaded. Instrument: gauge. Unit: 1."""
 
+STRAGGLER_COST: Final = "ingero.fleet.straggler_cost"
+"""What waiting for a node has cost since Fleet started; sent by Fleet. Shares of a job add up to all of its waiting.
+
+Instrument: cumulative monotonic sum. Unit: the currency.
+"""
+
 TRACE_BUDGET: Final = "ingero.trace.budget"
 """Share of one processor that tracing may cost a process. Instrument: gauge. Unit: 1."""
 

@@ -1,6 +1,10 @@
 """Enumerations that travel."""
 
 from enum import StrEnum
+from typing import Final
+
+LATE_RANK: Final = "late_rank"
+"""Kind of a straggler that collectives name: the node of the rank that the others wait for."""
 
 
 class NodeState(StrEnum):

@@ -59,7 +59,9 @@ def _app(title: str) -> FastAPI:
     return FastAPI(title=title, docs_url=None, redoc_url=None)
 
 
-def agent_api(state: State, guardian: Guardian, desk: CostDesk | None = None) -> FastAPI:
+def agent_api(
+    state: State, guardian: Guardian, desk: CostDesk | None = None, collectives: CollectivesDesk | None = None
+) -> FastAPI:
     """Port 8080: what agents and the operator ask."""
     app = _app("ingero Fleet")
     secured = [Depends(bearer(guardian))]
@@ -71,8 +73,11 @@ def agent_api(state: State, guardian: Guardian, desk: CostDesk | None = None) ->
 
     @app.get(routes.FLEET_STRAGGLERS, dependencies=secured)
     def stragglers(cluster_id: OptionalCluster = None) -> dict[str, Any]:
-        """Who is a straggler now, since when, and why."""
-        return stragglers_answer(_ready(state), cluster_id, state.config.push_interval)
+        """Who is a straggler now, since when, why, and at what cost."""
+        late = collectives.culprits if collectives else {}
+        actionable = bool(collectives and collectives.config.actionable)
+        answer = stragglers_answer(_ready(state), cluster_id, state.config.push_interval, late, actionable)
+        return {**answer, "cost": desk.summary(cluster_id)} if desk else answer
 
     @app.get(routes.FLEET_VERDICTS, dependencies=secured)
     def verdicts(

@@ -51,14 +51,15 @@ class Fleet:
         engine = self.engine = Engine(config.processors.ingero, steady_clock(offset))
         receiving = self._receiving = Receiving(config, engine.table, engine.clock, self._take_collectives)
         engine.facts.append(lambda: _receiving_facts(self._traffic()))
-        self._collectives = CollectivesDesk(
-            config.processors.nccl, receiving.forward if receiving.sends(Signal.METRICS) else None
-        )
+        onward = receiving.forward if receiving.sends(Signal.METRICS) else None
+        self._collectives = CollectivesDesk(config.processors.nccl, onward)
         engine.after_tick.append(lambda picture: self._collectives.judge(picture.tick.now))
         self._cost = CostDesk(
-            config.processors.cost, engine.table.hardware, config.processors.ingero.cohort.by, engine.clock()
+            config.processors.cost, engine.table.hardware, config.processors.ingero.cohort.by, engine.clock(), onward
         )
-        engine.after_tick.append(lambda picture: self._cost.book(picture, engine.config.push_interval))
+        engine.after_tick.append(
+            lambda picture: self._cost.book(picture, engine.config.push_interval, self._collectives.shares())
+        )
         self._live = LivePage(lambda: engine.config, self._cost, self._collectives)
         engine.after_tick.append(self._live.record)
         if receiving.sends(Signal.LOGS):
@@ -88,7 +89,7 @@ class Fleet:
         wanted = self.config.service.extensions
         if "ingero_threshold" in wanted:
             threshold = extensions.ingero_threshold
-            app = api.agent_api(engine, self._guardians.new(threshold.auth), self._cost)
+            app = api.agent_api(engine, self._guardians.new(threshold.auth), self._cost, self._collectives)
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
             await self._serve(
                 "diagnostics",

@@ -1,6 +1,8 @@
 """What Fleet knows after a tick, and the answers that its APIs give from it. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Final
 
 import numpy as np
@@ -8,6 +10,7 @@ import numpy.typing as npt
 
 from ingero_contract.values import Signal, VerdictState
 from ingero_detect.codes import CODE
+from ingero_detect.memory import NodeKey
 from ingero_detect.threshold import HYSTERESIS
 from ingero_detect.verdicts import Verdict
 from ingero_fleet.judging import Findings
@@ -63,9 +66,21 @@ def threshold_answer(picture: Picture | None, cluster: str, node: str | None = N
     return {"threshold": round(summary.threshold, 6), "quorum_met": True}
 
 
-def stragglers_answer(picture: Picture, cluster: str | None, interval_seconds: float) -> dict[str, Any]:
-    """Who is a straggler now."""
-    rows = [row for row in picture.rows(cluster) if is_straggler(picture, row)]
+def stragglers_answer(
+    picture: Picture, cluster: str | None, interval_seconds: float,
+    late: Mapping[NodeKey, dict[str, Any]] = MappingProxyType({}), actionable: bool = False,
+) -> dict[str, Any]:  # fmt: skip
+    """Who is a straggler now.
+
+    `late` are the nodes whose rank the collectives wait for: told as `culprits`, and as stragglers too when they are
+    `actionable`. A node that the detector accuses as well is told once, with both reasons.
+    """
+    alive = picture.rows(cluster)
+    rows = [row for row in alive if is_straggler(picture, row)]
+    late = {node: item for node, item in late.items() if cluster in (None, node[0])}
+    accused = {picture.frame.names[row] for row in rows}
+    added = [row for row in alive if picture.frame.names[row] in late.keys() - accused] if late and actionable else []
+    told = accused | {picture.frame.names[row] for row in added}
     summaries = [summary for name, summary in picture.tick.clusters.items() if cluster in (None, name)]
     return {
         "cluster_id": cluster,
@@ -83,8 +98,26 @@ def stragglers_answer(picture: Picture, cluster: str | None, interval_seconds: f
             "calibrating": sum(summary.calibrating for summary in summaries),
             "expected": sum(summary.expected for summary in summaries),
         },
-        "stragglers": [node_answer(picture, row) for row in rows],
+        "stragglers": [
+            *({**node_answer(picture, row), "collective": late.get(picture.frame.names[row])} for row in rows),
+            *(_late_answer(picture, row, late[picture.frame.names[row]]) for row in added),
+        ],
+        "culprits": [{**item, "straggler": node in told} for node, item in late.items()],
     }
+
+
+def _late_answer(picture: Picture, row: int, item: dict[str, Any]) -> dict[str, Any]:
+    """A node that collectives accuse and the detector does not: in a synchronised job all rates fall alike."""
+    return {
+        **node_answer(picture, row),
+        "straggler": True,
+        **{name: item[name] for name in ("kind", "since", "windows")},
+        "verdict": {
+            "state": str(VerdictState.STRAGGLER), "kind": item["kind"], "axis": "collectives",
+            "since": item["since"], "severity": item["share"],
+        },
+        "collective": item,
+    }  # fmt: skip
 
 
 def is_straggler(picture: Picture, row: int) -> bool:

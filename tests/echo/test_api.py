@@ -4,6 +4,7 @@ import io
 import json
 import signal
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -187,6 +188,26 @@ def test_verdicts_chains_anomalies_and_cost(service: Running) -> None:
     assert {row["anomaly"] for row in anomalies} == {"verdict", "causal_chain"}
     assert [row["node_id"] for row in cost] == ["gpu-node-3"]
     assert (cost[0]["rate"], cost[0]["gpus"]) == (12.29, 40)
+
+
+def test_cost_is_what_fleet_counted_and_an_unknown_rate_is_said(tmp_path: Path) -> None:
+    minute, now = 60 * 10**9, time.time_ns() - 600 * 10**9
+    dollars = {attributes.CURRENCY: "EUR", attributes.JOB_ID: "j"}
+    with start_echo(tmp_path) as service:
+        for number, value in enumerate([0.0, 2.0, 5.0, 1.0, 1.5]):
+            point = (metrics.STRAGGLER_COST, value, dollars)
+            body = telemetry.gauges([point], "lab", "late-node", at=now + number * minute)
+            push(service, routes.OTLP_METRICS, body)
+        push(service, routes.OTLP_LOGS, telemetry.verdict("unpriced", "straggler", "lab"))
+        body = ask(service, "get_cost", cluster_id="lab")
+
+    told, unknown = body["rows"]
+    assert (told["node_id"], told["cost"], told["currency"], told["source"]) == ("late-node", 6.5, "EUR", "fleet")
+    assert (unknown["node_id"], unknown["cost"], unknown["rate"], unknown["source"]) == (
+        "unpriced", None, None, "estimate",
+    )  # fmt: skip
+    assert body["summary"].startswith("6.50 EUR lost to 2 stragglers")
+    assert "no rate is known for unpriced" in body["summary"]
 
 
 def test_two_windows_are_compared(service: Running) -> None:

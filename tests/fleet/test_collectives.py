@@ -22,6 +22,7 @@ from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.lags import group_by, in_buckets, measure
 from ingero_fleet.collectives.points import normal_op
 from ingero_fleet.collectives.settings import NcclConfig
+from ingero_kit.clock import rfc3339
 from ingero_kit.otlp import HealthReport, encode_report
 from ingero_kit.otlp_server import Encoding, Push, Signal
 from ingero_testing.collectives import BEGIN, Job, as_json
@@ -181,6 +182,18 @@ def test_the_culprit_is_named_with_its_node_and_pod(encoding: Encoding, seq: boo
     assert len(desk.culprits) == 1
 
 
+def test_a_culprit_is_told_since_when_and_for_how_many_ticks() -> None:
+    desk, job = CollectivesDesk(NcclConfig()), Job(8, late_ms={5: 5.0})
+    for tick in range(3):
+        feed(desk, job.pushes(100), BEGIN + 10 * tick)
+        desk.judge(BEGIN + 10 * tick)
+
+    found = desk.culprits[("c", "node-5")]
+
+    assert (found["kind"], found["windows"], found["since"]) == ("late_rank", 3, rfc3339(BEGIN))
+    assert desk.shares() == {("c", "node-5"): found["share"]}
+
+
 def test_points_that_are_lost_or_late_only_cost_power() -> None:
     desk = CollectivesDesk(NcclConfig())
     job = Job(8, late_ms={2: 5.0})
@@ -316,12 +329,16 @@ def test_peer_lags_go_onward_as_otlp() -> None:
     assert desk.outcomes["lags_not_sent"] == 3
 
 
-def test_a_running_fleet_names_the_rank(tmp_path: Path) -> None:
-    with fleet(tmp_path) as service:
+@pytest.mark.parametrize("actionable", [False, True])
+def test_a_running_fleet_names_the_rank(tmp_path: Path, actionable: bool) -> None:
+    with fleet(tmp_path, {"processors": {"nccl": {"actionable": actionable}}}) as service:
         job = Job(8, late_ms={5: 5.0}, clock_seconds=10)
         headers = {"content-type": "application/x-protobuf"}
         for rank, body in enumerate(job.pushes(100)):
-            report = HealthReport(node_id=f"node-{rank}", cluster_id="c", score=0.9)
+            report = HealthReport(
+                node_id=f"node-{rank}", cluster_id="c", score=0.9, provider="aws", gpu_model="NVIDIA H100 80GB HBM3",
+                gpu_count=8,
+            )  # fmt: skip
             for content in (body, encode_report(report).SerializeToString()):
                 answer = httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=headers)
                 assert (answer.status_code, answer.content) == (200, b"")
@@ -335,4 +352,15 @@ def test_a_running_fleet_names_the_rank(tmp_path: Path) -> None:
         assert [item["node_id"] for item in answer_of(routes.FLEET_COLLECTIVES)["culprits"]] == ["node-5"]
         assert answer_of(f"{routes.FLEET_WHY}?node_id=node-5")["collectives"]["rank"] == 5
         assert answer_of(f"{routes.FLEET_WHY}?node_id=node-4")["collectives"] is None
+        told = httpx.get(service.url("threshold", f"{routes.FLEET_STRAGGLERS}?cluster_id=c")).json()
+        culprit = told["culprits"][0]
+        assert (culprit["node_id"], culprit["rank"], culprit["pod"], culprit["kind"], culprit["straggler"]) == (
+            "node-5", 5, "pod-5", "late_rank", actionable,
+        )  # fmt: skip
+        assert [item["node_id"] for item in told["stragglers"]] == (["node-5"] if actionable else [])
+        assert told["cost"]["cost_per_hour"] == pytest.approx(8 * 8 * 12.29)
+        share = culprit["share"]
+        billed = httpx.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c")).json()["culprits"]
+        assert [(item["node_id"], item["named_by"]) for item in billed] == [("node-5", "collectives")]
+        assert billed[0]["share_per_hour"] == pytest.approx(share * 8 * 8 * 12.29, rel=0.2)
         assert "ingero_fleet_collective_culprit_share" in httpx.get(service.url("prometheus", "/metrics")).text

@@ -9,13 +9,15 @@ import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from ingero_contract import routes
+from ingero_contract import metrics, routes
 from ingero_contract.values import NodeState
 from ingero_fleet import statistics
 from ingero_fleet.cost.bill import Bill, Prices, make_bill
 from ingero_fleet.cost.counterfactual import savings, shares
 from ingero_fleet.cost.ledger import Ledger
+from ingero_fleet.cost.onward import Teller
 from ingero_fleet.cost.providers import parse_providers
 from ingero_fleet.cost.rates import builtin, parse
 from ingero_fleet.judging import Judging
@@ -135,6 +137,45 @@ def test_the_verdict_s_severity_counts_when_there_is_one() -> None:
 
     assert bill.culprits[0].node == ("c", "n3")
     assert bill.culprits[0].severity == pytest.approx(1 / 3, abs=0.01)
+
+
+def test_a_late_rank_s_node_costs_its_job_the_share_of_time_that_is_lost_to_it() -> None:
+    """The job told no world size; that collectives wait for a node of it says enough."""
+    seen, table = picture(job([1.0, 1.0, 1.0, 1.0]))
+    bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by, {("c", "n2"): 0.05, ("c", "gone"): 1})
+
+    assert [(item.node, item.by, item.share) for item in bill.culprits] == [
+        (("c", "n2"), "collectives", pytest.approx(0.05 * 4 * 8 * 12.29))
+    ]
+    assert bill.jobs[("c", "j")].waiting == bill.culprits[0].share
+
+
+def test_a_node_that_both_accuse_is_billed_once_by_the_larger() -> None:
+    seen, table = picture(job([1.0, 1.0, 1.0, 0.5], world_size=32))
+    bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by, {("c", "n3"): 0.1, ("c", "n0"): 0.2})
+
+    found = {item.node[1]: (item.by, item.severity) for item in bill.culprits}
+    assert found == {"n3": ("both", 0.5), "n0": ("collectives", 0.2)}
+    assert math.fsum(item.share for item in bill.culprits) == pytest.approx(bill.jobs[("c", "j")].waiting, abs=1e-9)
+
+
+def test_what_culprits_cost_goes_onward_once_a_minute_and_adds_up() -> None:
+    ledger, teller = Ledger(0.0, 0.0), Teller(0.0)
+    sent = []
+    for tick in range(1, 14):
+        slow = 0.5 if tick > 2 else 1.0
+        ledger.book(bill_of(job([1.0, 1.0, 1.0, slow], world_size=32)), 10.0 * tick, 30.0)
+        body = teller.tell(ledger, "USD")
+        if body:
+            sent.append(ExportMetricsServiceRequest.FromString(body))
+
+    blocks = [block for request in sent for block in request.resource_metrics]
+    points = [point for block in blocks for point in block.scope_metrics[0].metrics[0].sum.data_points]
+    assert {metric.name for block in blocks for metric in block.scope_metrics[0].metrics} == {metrics.STRAGGLER_COST}
+    assert [point.time_unix_nano for point in points] == sorted({point.time_unix_nano for point in points})
+    assert points[0].as_double == 0.0
+    assert points[-1].as_double == pytest.approx(ledger.culprits[("c", "n3")].share)
+    assert len(sent) == 2
 
 
 @pytest.mark.parametrize(

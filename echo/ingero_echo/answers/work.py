@@ -271,22 +271,25 @@ PROCESSES = Answer(
 
 
 class CostRow(Cited):
-    """One accused node."""
+    """One node that others waited for."""
 
     cluster_id: str
     node_id: str
     provider: str | None
     gpu_model: str | None
-    hours: float
-    """Time under an accusation in the window."""
-    severity: float
+    hours: float | None
+    """Time under an accusation in the window; nothing where only collectives name the node."""
+    severity: float | None
     """Share of the rate that was lost, 1 where the verdict names none."""
     gpus: int
     """GPUs that waited: those of the job's ranks, or the node's own."""
-    rate: float
-    """Price of one GPU hour."""
-    cost: float
-    """hours x severity x gpus x rate"""
+    rate: float | None
+    """Price of one GPU hour; nothing where no rate is known."""
+    cost: float | None
+    """What waiting for the node cost in the window; nothing where no rate is known."""
+    currency: str
+    source: str
+    """fleet: the counterfactual share that Fleet sent; estimate: hours x severity x gpus x rate."""
 
 
 def _rates(_: Any, cost: CostConfig) -> dict[str, Any]:
@@ -295,15 +298,35 @@ def _rates(_: Any, cost: CostConfig) -> dict[str, Any]:
         "providers": [row[0] for row in table],
         "models": [row[1] for row in table],
         "prices": [row[2] for row in table],
-        "fallback": cost.fallback_rate,
+        "fallback": cost.fallback_rate or None,
         "currency": cost.currency,
     }
+
+
+def _cost_sentence(rows: list[dict[str, Any]], _: Any) -> str:
+    if not rows:
+        return "No time was lost to stragglers."
+    sums: dict[str, float] = {}
+    for row in rows:
+        if row["cost"] is not None:
+            sums[row["currency"]] = sums.get(row["currency"], 0.0) + row["cost"]
+    money = " and ".join(f"{value:,.2f} {currency}" for currency, value in sorted(sums.items())) or "An unknown sum"
+    hours = sum(row["hours"] or 0.0 for row in rows)
+    words = f"{money} lost to {plural(len(rows), 'straggler')}"
+    words += f" in {hours:.2f} hours" if hours else ""
+    unknown = [row["node_id"] for row in rows if row["cost"] is None]
+    if unknown:
+        words += f"; no rate is known for {', '.join(unknown[:5])}" + (" and others" if len(unknown) > 5 else "")
+    return f"{words}."
 
 
 COST = Answer(
     name="get_cost",
     title="Cost of lost time",
-    description="What stragglers cost: time under an accusation, times the share lost, times the GPUs that waited.",
+    description=(
+        "What waiting for stragglers cost: Fleet's own figures where it sends them, else time under an accusation, "
+        "times the share lost, times the GPUs that waited, times the rate."
+    ),
     row=CostRow,
     parameters=_rates,
     sql=f"""
@@ -318,8 +341,21 @@ COST = Answer(
     ),
     accused AS (
         SELECT cluster_id, node_id, sum(epoch_ns(ended) - epoch_ns("timestamp")) / 3.6e12 AS hours,
-               avg(coalesce(severity, 1)) AS severity, list(event_id::VARCHAR)[1:10] AS evidence
+               avg(coalesce(severity, 1)) AS severity, list(event_id::VARCHAR)[1:10] AS cited
         FROM spans WHERE state IN ({ACCUSED}) GROUP BY cluster_id, node_id
+    ),
+    -- A sum that falls has begun anew.
+    growth AS (
+        SELECT cluster_id, node_id, event_id, "timestamp", value_double AS value,
+               lag(value_double) OVER (PARTITION BY cluster_id, node_id ORDER BY "timestamp") AS before,
+               json_extract_string(attributes, '{key(attributes.CURRENCY)}') AS currency
+        FROM events WHERE metric_name = '{metrics.STRAGGLER_COST}'
+    ),
+    told AS (
+        SELECT cluster_id, node_id, arg_max(currency, "timestamp") AS currency,
+               sum(CASE WHEN before IS NULL THEN 0 WHEN value < before THEN value ELSE value - before END) AS told,
+               list(event_id::VARCHAR ORDER BY "timestamp" DESC)[1:10] AS cited
+        FROM growth GROUP BY cluster_id, node_id
     ),
     nodes AS (
         SELECT cluster_id, node_id, arg_max(provider, "timestamp") AS provider,
@@ -330,19 +366,21 @@ COST = Answer(
         SELECT cluster_id, node_id,
                max(try_cast(json_extract_string(attributes, '{key(attributes.GPU_COUNT)}') AS INTEGER)) AS gpus
         FROM events WHERE metric_name = '{metrics.NODE_INFO}' GROUP BY cluster_id, node_id
-    )
-    SELECT cluster_id, node_id, provider, gpu_model, hours, severity,
-           greatest(coalesce(world_size, 0), coalesce(counts.gpus, 1)) AS gpus, coalesce(rate, $fallback) AS rate,
-           hours * severity * greatest(coalesce(world_size, 0), coalesce(counts.gpus, 1)) * coalesce(rate, $fallback)
-             AS cost, evidence
-    FROM accused LEFT JOIN nodes USING (cluster_id, node_id) LEFT JOIN counts USING (cluster_id, node_id)
-         LEFT JOIN rates USING (provider, gpu_model)
-    ORDER BY cost DESC, hours DESC, node_id
-    """,
-    sentence=lambda rows, _: (
-        f"{sum(row['cost'] for row in rows):,.2f} lost to {plural(len(rows), 'straggler')} in "
-        f"{sum(row['hours'] for row in rows):.2f} hours." if rows else "No time was lost to stragglers."
     ),
+    found AS (
+        SELECT cluster_id, node_id, provider, gpu_model, hours, severity, told,
+               greatest(coalesce(world_size, 0), coalesce(counts.gpus, 1)) AS gpus,
+               coalesce(rate, $fallback::DOUBLE) AS rate, coalesce(told.currency, $currency) AS currency,
+               list_concat(told.cited, accused.cited)[1:10] AS evidence
+        FROM accused FULL JOIN told USING (cluster_id, node_id) LEFT JOIN nodes USING (cluster_id, node_id)
+             LEFT JOIN counts USING (cluster_id, node_id) LEFT JOIN rates USING (provider, gpu_model)
+    )
+    SELECT cluster_id, node_id, provider, gpu_model, hours, severity, gpus, rate,
+           coalesce(told, hours * severity * gpus * rate) AS cost, currency,
+           CASE WHEN told IS NULL THEN 'estimate' ELSE 'fleet' END AS source, evidence
+    FROM found ORDER BY cost DESC NULLS LAST, hours DESC NULLS LAST, node_id
+    """,
+    sentence=_cost_sentence,
 )  # fmt: skip
 
 ANSWERS = (COLLECTIVES, SKEW, COPIES, LAUNCHES, FRAGMENTATION, PROCESSES, COST)

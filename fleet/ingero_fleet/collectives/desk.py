@@ -12,12 +12,14 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ingero_contract import attributes, metrics
+from ingero_contract.values import LATE_RANK
 from ingero_detect.memory import NodeKey
 from ingero_fleet.collectives.attribution import AttributionConfig, Claim, without_victims
 from ingero_fleet.collectives.lags import Group, group_by, in_buckets, measure
 from ingero_fleet.collectives.points import BLOCKED, NO_SEQ, Batch, Reader, Source
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.window import Window
+from ingero_kit.clock import rfc3339
 from ingero_kit.otlp_server import Push, Signal
 
 MAX_SERIES: Final = 1_000
@@ -39,6 +41,7 @@ class CollectivesDesk:
         self.dropped = 0
         self.outcomes: Counter[str] = Counter()
         self.culprits: dict[NodeKey, dict[str, Any]] = {}
+        self._accused: dict[tuple[NodeKey, str, int], tuple[float, int]] = {}
         self.windows: dict[int, Window] = {}
         self.reader = Reader(config.max_communicators, config.max_ranks)
         self._onward = onward
@@ -195,6 +198,12 @@ class CollectivesDesk:
                 known = culprits.get((cluster, claim.node))
                 if claim.node and (known is None or claim.share > known["share"]):
                     culprits[(cluster, claim.node)] = self._describe(claim.communicator)
+        before, self._accused = self._accused, {}
+        for node, item in culprits.items():
+            place = (node, item["comm"], item["rank"])
+            since, windows = before.get(place, (now, 0))
+            self._accused[place] = since, windows + 1
+            item |= {"since": rfc3339(since), "windows": windows + 1}
         return culprits
 
     def _source(self, window: Window, rank: int) -> Source:
@@ -219,6 +228,7 @@ class CollectivesDesk:
         source = self._source(window, finding.rank)
         return {
             "cluster_id": key.cluster,
+            "kind": LATE_RANK,
             "comm": key.hash,
             "ranks": key.ranks,
             "rank": finding.rank,
@@ -234,6 +244,10 @@ class CollectivesDesk:
                 f"cost the most; {100 * finding.share:.1f} % of the time was lost waiting for it alone."
             ),
         }
+
+    def shares(self) -> dict[NodeKey, float]:
+        """Share of its job's time that is lost waiting for each culprit alone."""
+        return {node: float(item["share"]) for node, item in self.culprits.items()}
 
     def answer(self, cluster: str | None, now: float, limit: int = 100) -> dict[str, Any]:
         """Culprits, then communicators, the most lost first, with the lag of every rank."""

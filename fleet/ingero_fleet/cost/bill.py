@@ -2,8 +2,9 @@
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,9 @@ from ingero_fleet.scores import IDLE, Hardware
 
 JOB_PARTS = ("workload_type", "job_id")
 """What of a cohort names the job; stage and GPU model are parts of one."""
+
+VERDICT, COLLECTIVES, BOTH = "verdict", "collectives", "both"
+"""Who names a culprit: the detector, the collectives that wait for it, or both."""
 
 JobKey = tuple[str, str]
 """Cluster and job; the job is empty when nobody named one."""
@@ -43,6 +47,7 @@ class Culprit:
     severity: float
     share: float
     saving: float
+    by: str = VERDICT
 
 
 @dataclass(frozen=True)
@@ -67,9 +72,14 @@ class Bill:
     missing: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
-def make_bill(picture: Picture, hardware: Sequence[Hardware], prices: Prices, by: tuple[str, ...]) -> Bill:
+def make_bill(
+    picture: Picture, hardware: Sequence[Hardware], prices: Prices, by: tuple[str, ...],
+    late: Mapping[NodeKey, float] = MappingProxyType({}),
+) -> Bill:  # fmt: skip
     """Price a picture. Nodes of a job that told a world size above 1 wait for each other; others do not.
 
+    `late` is the share of its job's time that was lost waiting in collectives for a node alone: such a job waits for
+    each other whatever it told. A node that is accused on both counts is billed once, by the larger.
     A stopped node wastes only itself, because its peers are seen to go on.
     """
     columns, names = picture.frame.columns, picture.frame.names
@@ -95,12 +105,18 @@ def make_bill(picture: Picture, hardware: Sequence[Hardware], prices: Prices, by
     np.logical_or.at(synchronised, job, columns["world_size"][alive] > 1)
 
     accused: dict[int, list[tuple[int, float]]] = {}
+    reasons: dict[int, str] = {}
     medians = {summary.key: summary.median for summary in picture.tick.cohorts}
     for row in picture.rows():
-        if is_straggler(picture, row):
-            cohort = int(columns["cohort"][row])
-            number = int(job_of_cohort[cohort])
-            accused.setdefault(number, []).append((row, severity_of(picture, row, medians)))
+        share = late.get(names[row]) if late else None
+        straggles = is_straggler(picture, row)
+        if not straggles and share is None:
+            continue
+        severity = max(severity_of(picture, row, medians) if straggles else 0.0, share or 0.0)
+        number = int(job_of_cohort[int(columns["cohort"][row])])
+        accused.setdefault(number, []).append((row, min(severity, 1.0)))
+        reasons[row] = COLLECTIVES if not straggles else VERDICT if share is None else BOTH
+        synchronised[number] |= share is not None
 
     bill = Bill(missing=missing)
     for key, number in numbers.items():
@@ -115,13 +131,13 @@ def make_bill(picture: Picture, hardware: Sequence[Hardware], prices: Prices, by
             total = float(waiting_cost[number])
             waiting = total * max(levels, default=0.0)
             for (row, severity), share, saving in zip(joint, shares(levels), savings(levels), strict=True):
-                bill.culprits.append(Culprit(names[row], key, severity, share * total, saving * total))
+                bill.culprits.append(Culprit(names[row], key, severity, share * total, saving * total, reasons[row]))
         else:
             alone = found
         for row, severity in alone:
             wasted = float(hourly[row]) * severity
             waiting += wasted
-            bill.culprits.append(Culprit(names[row], key, severity, wasted, wasted))
+            bill.culprits.append(Culprit(names[row], key, severity, wasted, wasted, reasons[row]))
         bill.jobs[key] = JobBill(
             key, int(nodes[number]), int(all_gpus[number]), bool(synchronised[number]), float(cost[number]), waiting,
             int(unpriced[number]),

@@ -1,20 +1,24 @@
 """Keeps prices and the ledger beside the engine, and answers what things cost. Files are read again when asked to."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ingero_detect.memory import NodeKey
 from ingero_fleet.cost.bill import Bill, Prices, make_bill
 from ingero_fleet.cost.ledger import Ledger
+from ingero_fleet.cost.onward import Teller
 from ingero_fleet.cost.providers import ProvidersError, parse_providers
 from ingero_fleet.cost.rates import MAX_BYTES, RatesError, builtin, parse
 from ingero_fleet.cost.settings import CostConfig
 from ingero_fleet.picture import Picture
 from ingero_fleet.scores import Hardware
 from ingero_kit.clock import rfc3339
+from ingero_kit.otlp_server import Push, Signal
 from ingero_kit.settings import SettingsError
 
 LONGEST_GAP: Final = 3.0
@@ -48,23 +52,49 @@ def _read(file: Path) -> str:
 class CostDesk:
     """One for each engine; `book` is called once a tick, everything else reads."""
 
-    def __init__(self, config: CostConfig, hardware: list[Hardware], by: tuple[str, ...], now: float) -> None:
+    def __init__(
+        self, config: CostConfig, hardware: list[Hardware], by: tuple[str, ...], now: float,
+        onward: Callable[[Push], None] | None = None,
+    ) -> None:  # fmt: skip
         self.config = config
         self.prices = read_prices(config)
         self.bill = Bill()
         self.ledger = Ledger(now, now)
         self._hardware = hardware
         self._by = by
+        self._onward = onward
+        self._teller = Teller(now)
 
     def adopt(self, config: CostConfig) -> None:
         """Read the files again; raises `SettingsError`, and then the old prices stay."""
         self.prices = read_prices(config)
         self.config = config
 
-    def book(self, picture: Picture, interval_seconds: float) -> None:
-        """Price a tick and add it up."""
-        self.bill = make_bill(picture, list(self._hardware), self.prices, self._by)
+    def book(
+        self, picture: Picture, interval_seconds: float, late: Mapping[NodeKey, float] = MappingProxyType({})
+    ) -> None:
+        """Price a tick and add it up. `late` is what `make_bill` takes."""
+        self.bill = make_bill(picture, list(self._hardware), self.prices, self._by, late)
         self.ledger.book(self.bill, picture.tick.now, LONGEST_GAP * interval_seconds)
+        body = self._teller.tell(self.ledger, self.prices.table.currency) if self._onward else None
+        if body and self._onward:
+            self._onward(Push(Signal.METRICS, "protobuf", body))
+
+    def summary(self, cluster: str | None = None) -> dict[str, Any]:
+        """What jobs cost in all, and what of it is waiting: by the hour now, and since Fleet started."""
+        ledger, table = self.ledger, self.prices.table
+        jobs = [job for key, job in self.bill.jobs.items() if cluster in (None, key[0])]
+        sums = [ledger.cluster(name) for name in ledger.clusters() if cluster in (None, name)]
+        return {
+            "currency": table.currency,
+            "symbol": table.symbol,
+            "since": rfc3339(ledger.since),
+            "cost_per_hour": _money(sum(job.cost for job in jobs)),
+            "waiting_per_hour": _money(sum(job.waiting for job in jobs)),
+            "cost": _money(sum(item.cost for item in sums)),
+            "waiting": _money(sum(item.waiting for item in sums)),
+            "gpus_without_rate": sum(job.unpriced_gpus for job in jobs),
+        }
 
     def answer(self, cluster: str | None = None) -> dict[str, Any]:
         """What jobs cost, what of it was waiting, and for whom: now by the hour, and since Fleet started."""
@@ -94,6 +124,7 @@ class CostDesk:
                 "job": account.job[1],
                 "straggling_now": node in now,
                 "severity": round(now[node].severity, 6) if node in now else None,
+                "named_by": now[node].by if node in now else None,
                 "share_per_hour": _money(now[node].share if node in now else 0.0),
                 "share": _money(account.share),
                 "saving_alone": _money(account.saving),
