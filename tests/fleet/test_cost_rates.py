@@ -1,10 +1,13 @@
 """The table of rates: what is wrong is named, what is missing says so, replacing is all or nothing."""
 
 import http.server
+import json
 import ssl
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -15,8 +18,11 @@ from hypothesis import strategies as st
 
 from ingero_fleet.cli import main
 from ingero_fleet.cost.command import obtain
-from ingero_fleet.cost.providers import ProvidersError, parse_providers
+from ingero_fleet.cost.desk import read_prices
+from ingero_fleet.cost.providers import ProviderMap, ProvidersError, parse_nodes, parse_providers
 from ingero_fleet.cost.rates import MAX_BYTES, RatesError, builtin, doubts, parse
+from ingero_fleet.cost.settings import CostConfig
+from ingero_kit.settings import SettingsError
 
 GOOD = "currency_name: EUR\nfallback_rate: 0\nproviders: {home: {NVIDIA L4: 0.5}}\n"
 
@@ -213,8 +219,86 @@ def test_rules_come_before_reports_and_the_default_last(node: tuple[str, str], r
         ("- {provider: a, nodes: b}", "a list of texts"),
         ("- {provider: a, node: [b]}", "node: no such key"),
         ("- {provider: a, networks: [10.0.0.1/8]}", "host bits"),
+        ("- {provider: a, labels: [b]}", "labels: a mapping"),
+        ("- {provider: a, labels: {b: 1}}", "labels: a mapping"),
     ],
 )
 def test_what_is_wrong_with_rules_is_named(text: str, words: str) -> None:
     with pytest.raises(ProvidersError, match=words):
         parse_providers(text)
+
+
+def node(name: str, labels: dict[str, str], address: str, provider_id: str = "") -> dict[str, Any]:
+    return {
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"providerID": provider_id} if provider_id else {},
+        "status": {"addresses": [{"type": "InternalIP", "address": address}, {"type": "Hostname", "address": name}]},
+    }
+
+
+NODES = {
+    "items": [
+        node("gpu-1", {"region": "us-east-1", "pool": "h100"}, "10.1.0.1", "aws:///us-east-1a/i-1"),
+        node("gpu-2", {"region": "us-east-1", "pool": "l4"}, "192.168.0.7"),
+        node("gpu-3", {}, "fd00::1", "gce://project/zone/gpu-3"),
+    ]
+}
+BY_PLACE = """
+- {provider: lambda, labels: {region: us-*, pool: h100}}
+- {provider: home, networks: [192.168.0.0/16, "fd00::/8"]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("rules", "name", "reported", "provider"),
+    [
+        (BY_PLACE, "gpu-1", "aws", "lambda"),
+        (BY_PLACE, "gpu-2", "aws", "home"),
+        (BY_PLACE, "gpu-3", "", "home"),
+        (BY_PLACE, "unknown", "aws", "aws"),
+        ("", "gpu-1", "", "aws"),
+        ("", "gpu-3", "", "gce"),
+        ("", "gpu-3", "azure", "azure"),
+        ("", "gpu-2", "", "on-premise"),
+    ],
+)
+def test_labels_and_addresses_of_nodes_decide(rules: str, name: str, reported: str, provider: str) -> None:
+    told = replace(parse_providers(rules, "on-premise"), places=parse_nodes(json.dumps(NODES).encode()))
+
+    assert told.find(("c", name), reported) == provider
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"{", "not JSON"),
+        (b"[]", "a list of nodes"),
+        (b'{"items": [{"metadata": {}}]}', r"items\[0\].metadata.name"),
+        (b'{"items": [7]}', r"items\[0\].metadata.name"),
+    ],
+)
+def test_what_is_wrong_with_the_list_of_nodes_is_named(data: bytes, words: str) -> None:
+    with pytest.raises(ProvidersError, match=words):
+        parse_nodes(data)
+
+
+@given(st.recursive(st.none() | st.text(max_size=3) | st.integers(), lambda inner: st.lists(inner, max_size=3)
+                    | st.dictionaries(st.sampled_from(["metadata", "spec", "status", "labels", "addresses", "address",
+                                                       "name", "providerID"]), inner, max_size=4)))  # fmt: skip
+def test_nodes_with_any_values_give_places_or_a_refusal(item: Any) -> None:
+    try:
+        places = parse_nodes(json.dumps({"items": [item, {"metadata": {"name": "n"}, "status": item}]}).encode())
+    except ProvidersError:
+        return
+
+    assert isinstance(ProviderMap((), "d", places).find(("c", "n"), ""), str)
+
+
+def test_the_nodes_file_is_read_with_the_prices_and_named_when_it_is_wrong(tmp_path: Path) -> None:
+    file = tmp_path / "nodes.json"
+    file.write_text(json.dumps(NODES))
+
+    assert read_prices(CostConfig(nodes_file=file)).providers.find(("c", "gpu-1"), "") == "aws"
+    file.write_text("?")
+    with pytest.raises(SettingsError, match=r"nodes_file .*nodes\.json: not JSON"):
+        read_prices(CostConfig(nodes_file=file))

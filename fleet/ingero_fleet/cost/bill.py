@@ -170,7 +170,7 @@ def _rates(
     """Rate (not a number when there is none) and GPUs by row, and how many GPUs have no rate."""
     columns = picture.frame.columns
     codes, alive = columns["hardware"], columns["alive"]
-    if prices.providers.rules:
+    if prices.providers.rules or prices.providers.places:
         return _rates_by_rule(picture, hardware, prices)
     providers = [item.provider or prices.providers.default for item in hardware]
     known = [prices.table.find(provider, item.model) for provider, item in zip(providers, hardware, strict=True)]

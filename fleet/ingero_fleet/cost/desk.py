@@ -1,6 +1,7 @@
 """Keeps prices and the ledger beside the engine, and answers what things cost. Files are read again when asked to."""
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -12,7 +13,7 @@ from ingero_detect.memory import NodeKey
 from ingero_fleet.cost.bill import Bill, Prices, make_bill
 from ingero_fleet.cost.ledger import Ledger
 from ingero_fleet.cost.onward import Teller
-from ingero_fleet.cost.providers import ProvidersError, parse_providers
+from ingero_fleet.cost.providers import ProvidersError, parse_nodes, parse_providers
 from ingero_fleet.cost.rates import MAX_BYTES, RatesError, builtin, parse
 from ingero_fleet.cost.settings import CostConfig
 from ingero_fleet.picture import Picture
@@ -23,6 +24,9 @@ from ingero_kit.settings import SettingsError
 
 LONGEST_GAP: Final = 3.0
 """Push intervals that one booking may span; Fleet claims nothing for time in which it saw nothing."""
+
+MAX_NODES_BYTES: Final = 256 << 20
+"""Most that is read of the list of nodes; more is cut off and so no JSON."""
 
 MAX_SERIES: Final = 1_000
 """Culprits with series of their own on the Prometheus page, the dearest first."""
@@ -41,12 +45,21 @@ def read_prices(config: CostConfig) -> Prices:
             providers = parse_providers(_read(config.providers_file), config.default_provider)
     except (ProvidersError, OSError, UnicodeDecodeError) as error:
         raise SettingsError(f"processors.cost.providers_file {config.providers_file}: {error}") from None
+    try:
+        if config.nodes_file:
+            providers = replace(providers, places=parse_nodes(_bytes(config.nodes_file, MAX_NODES_BYTES)))
+    except (ProvidersError, OSError) as error:
+        raise SettingsError(f"processors.cost.nodes_file {config.nodes_file}: {error}") from None
     return Prices(table, providers)
 
 
 def _read(file: Path) -> str:
+    return _bytes(file, MAX_BYTES).decode()
+
+
+def _bytes(file: Path, most: int) -> bytes:
     with file.open("rb") as stream:
-        return stream.read(MAX_BYTES + 1).decode()
+        return stream.read(most + 1)
 
 
 class CostDesk:

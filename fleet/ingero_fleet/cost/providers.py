@@ -1,19 +1,28 @@
-"""Which provider a node runs at: what the operator of the fleet says, then what the agent found, then the default."""
+"""Which provider a node runs at.
+
+What the operator of the fleet says, then what the agent found, then what Kubernetes says, then the default.
+"""
 
 import fnmatch
 import ipaddress
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final
 
+import orjson
 import yaml
 
 from ingero_detect.memory import NodeKey
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _DASHED: Final = re.compile(r"(?:^|[.-])ip-(\d{1,3})-(\d{1,3})-(\d{1,3})-(\d{1,3})(?:[.-]|$)")
+
+
+_KEYS: Final = ("provider", "nodes", "clusters", "networks", "labels")
 
 
 class ProvidersError(Exception):
@@ -21,44 +30,67 @@ class ProvidersError(Exception):
 
 
 @dataclass(frozen=True)
+class Place:
+    """What Kubernetes says about a node; `provider` is the scheme of its `providerID`, empty where there is none."""
+
+    labels: Mapping[str, str] = field(default_factory=dict)
+    addresses: tuple[Address, ...] = ()
+    provider: str = ""
+
+
+NOWHERE: Final = Place()
+
+
+@dataclass(frozen=True)
 class Rule:
-    """Nodes of one provider: every condition that is given must hold, any of its patterns will do."""
+    """Nodes of one provider: every condition that is given must hold, any of its patterns will do.
+
+    Of `labels` every one must be there with a value that fits.
+    """
 
     provider: str
     nodes: tuple[str, ...] = ()
     clusters: tuple[str, ...] = ()
     networks: tuple[Network, ...] = ()
+    labels: tuple[tuple[str, str], ...] = ()
 
-    def holds(self, node: NodeKey) -> bool:
+    def holds(self, node: NodeKey, place: Place = NOWHERE) -> bool:
         """Whether a node belongs here."""
         cluster, name = node
         if self.clusters and not any(fnmatch.fnmatchcase(cluster, pattern) for pattern in self.clusters):
             return False
         if self.nodes and not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.nodes):
             return False
+        for key, pattern in self.labels:
+            value = place.labels.get(key)
+            if value is None or not fnmatch.fnmatchcase(value, pattern):
+                return False
         if self.networks:
-            address = address_of(name)
-            return address is not None and any(address in network for network in self.networks)
+            own = address_of(name)
+            addresses = place.addresses if own is None else (*place.addresses, own)
+            return any(address in network for address in addresses for network in self.networks)
         return True
 
 
 @dataclass(frozen=True)
 class ProviderMap:
-    """The rules in order; the first that holds decides."""
+    """The rules in order; the first that holds decides. `places` is by node name."""
 
     rules: tuple[Rule, ...] = ()
     default: str = ""
+    places: Mapping[str, Place] = field(default_factory=dict)
 
     def find(self, node: NodeKey, reported: str) -> str:
         """The provider of a node; empty when nobody knows."""
+        place = self.places.get(node[1], NOWHERE)
         for rule in self.rules:
-            if rule.holds(node):
+            if rule.holds(node, place):
                 return rule.provider
-        return reported or self.default
+        return reported or place.provider or self.default
 
 
 @lru_cache(4096)
-def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
+def address_of(name: str) -> Address | None:
     """The address that a node's name is, or spells as in `ip-10-0-1-5.ec2.internal`."""
     found = _DASHED.search(name)
     try:
@@ -68,7 +100,7 @@ def address_of(name: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
 
 
 def parse_providers(text: str, default: str = "") -> ProviderMap:
-    """Read rules from YAML: a list of `{provider, nodes, clusters, networks}`; raises `ProvidersError`."""
+    """Read rules from YAML: a list of `{provider, nodes, clusters, networks, labels}`; raises `ProvidersError`."""
     try:
         tree = yaml.safe_load(text)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -76,14 +108,14 @@ def parse_providers(text: str, default: str = "") -> ProviderMap:
     if tree is None:
         return ProviderMap((), default)
     if not isinstance(tree, list):
-        raise ProvidersError("a list of rules was expected, each with provider and nodes, clusters or networks")
+        raise ProvidersError("a list of rules was expected, each with provider and what nodes it is for")
     return ProviderMap(tuple(_rule(item, f"rule {number}") for number, item in enumerate(tree, 1)), default)
 
 
 def _rule(item: Any, place: str) -> Rule:
     if not isinstance(item, dict) or not isinstance(item.get("provider"), str) or not item["provider"]:
         raise ProvidersError(f"{place}: provider: a name was expected")
-    unknown = sorted(str(key) for key in item if key not in ("provider", "nodes", "clusters", "networks"))
+    unknown = sorted(str(key) for key in item if key not in _KEYS)
     if unknown:
         raise ProvidersError(f"{place}: {unknown[0]}: no such key")
     texts: dict[str, tuple[str, ...]] = {}
@@ -92,10 +124,45 @@ def _rule(item: Any, place: str) -> Rule:
         if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
             raise ProvidersError(f"{place}: {key}: a list of texts was expected")
         texts[key] = tuple(value)
-    if not any(texts.values()):
-        raise ProvidersError(f"{place}: needs nodes, clusters or networks")
+    labels = item.get("labels") or {}
+    if not isinstance(labels, dict) or not all(isinstance(text, str) for pair in labels.items() for text in pair):
+        raise ProvidersError(f"{place}: labels: a mapping of label to value was expected")
+    if not any(texts.values()) and not labels:
+        raise ProvidersError(f"{place}: needs nodes, clusters, networks or labels")
     try:
         networks = tuple(ipaddress.ip_network(text) for text in texts["networks"])
     except ValueError as error:
         raise ProvidersError(f"{place}: networks: {error}") from None
-    return Rule(item["provider"], texts["nodes"], texts["clusters"], networks)
+    return Rule(item["provider"], texts["nodes"], texts["clusters"], networks, tuple(labels.items()))
+
+
+def parse_nodes(data: bytes) -> dict[str, Place]:
+    """What `kubectl get nodes -o json` prints, by node name; raises `ProvidersError`."""
+    try:
+        tree = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise ProvidersError(f"not JSON: {error}") from None
+    items = tree.get("items") if isinstance(tree, dict) else None
+    if not isinstance(items, list):
+        raise ProvidersError("a list of nodes was expected, as kubectl get nodes -o json prints it")
+    found: dict[str, Place] = {}
+    for number, item in enumerate(items):
+        metadata, spec, status = (_part(item, name) for name in ("metadata", "spec", "status"))
+        name, labels = metadata.get("name"), _part(metadata, "labels")
+        if not isinstance(name, str) or not name:
+            raise ProvidersError(f"items[{number}].metadata.name: a name was expected")
+        told = status.get("addresses")
+        texts = [entry.get("address") for entry in told if isinstance(entry, dict)] if isinstance(told, list) else []
+        addresses = (address_of(text) for text in texts if isinstance(text, str))
+        scheme, divided, _ = str(spec.get("providerID") or "").partition("://")
+        found[name] = Place(
+            {key: value for key, value in labels.items() if isinstance(value, str)},
+            tuple(dict.fromkeys(address for address in addresses if address is not None)),
+            scheme.lower() if divided else "",
+        )
+    return found
+
+
+def _part(item: Any, name: str) -> dict[str, Any]:
+    part = item.get(name) if isinstance(item, dict) else None
+    return part if isinstance(part, dict) else {}
