@@ -15,7 +15,7 @@ MOST: Final = 10_000
 
 
 class Teller:
-    """Says once a minute what has become of every account that changed. Knows what it said last, by node."""
+    """Says once a minute at most what has become of every account that changed. Knows what it said last, by node."""
 
     def __init__(self, now: float) -> None:
         self._last = now - EVERY_SECONDS
@@ -28,11 +28,13 @@ class Teller:
         """
         if ledger.last < self._last + EVERY_SECONDS:
             return None
-        self._last = ledger.last
         self._told = {node: share for node, share in self._told.items() if node in ledger.culprits}
         grown = [
             (node, account) for node, account in ledger.culprits.items() if account.share > self._told.get(node, 0.0)
         ]
+        if not grown:
+            return None
+        self._last = ledger.last
         grown.sort(key=lambda item: self._told.get(item[0], 0.0) - item[1].share)
         request = ExportMetricsServiceRequest()
         start = int(ledger.since * 1e9)
@@ -54,4 +56,4 @@ class Teller:
                 if account.job[1]:
                     point.attributes.add(key=attributes.JOB_ID).value.string_value = account.job[1]
             self._told[node] = account.share
-        return request.SerializeToString() if grown else None
+        return request.SerializeToString()
