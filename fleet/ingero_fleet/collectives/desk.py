@@ -41,7 +41,7 @@ class CollectivesDesk:
         self.dropped = 0
         self.outcomes: Counter[str] = Counter()
         self.culprits: dict[NodeKey, dict[str, Any]] = {}
-        self._accused: dict[tuple[NodeKey, str, int], tuple[float, int]] = {}
+        self._accused: dict[NodeKey, tuple[float, int]] = {}
         self.windows: dict[int, Window] = {}
         self.reader = Reader(config.max_communicators, config.max_ranks)
         self._onward = onward
@@ -200,9 +200,8 @@ class CollectivesDesk:
                     culprits[(cluster, claim.node)] = self._describe(claim.communicator)
         before, self._accused = self._accused, {}
         for node, item in culprits.items():
-            place = (node, item["comm"], item["rank"])
-            since, windows = before.get(place, (now, 0))
-            self._accused[place] = since, windows + 1
+            since, windows = before.get(node, (now, 0))
+            self._accused[node] = since, windows + 1
             item |= {"since": rfc3339(since), "windows": windows + 1}
         return culprits
 

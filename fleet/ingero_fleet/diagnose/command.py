@@ -147,7 +147,8 @@ def _table(answer: dict[str, Any], console: Console) -> None:
     if "gpu" in answer and not answer["evidence"] and not ranks:
         headline = answer["gpu"]["reading"]
     elif answer["evidence"].get("by") == "flight_recorder":
-        headline = HANGS[answer["kind"]].format(ranks=ranks or "nobody in particular")
+        kind = "few_dumps" if answer["kind"] == "no_dump" and not ranks else answer["kind"]
+        headline = HANGS[kind].format(ranks=ranks or "none")
     else:
         headline = SENTENCES[answer["kind"]].format(ranks=ranks)
     console.print(f"[bold]{escape(headline)}[/]")

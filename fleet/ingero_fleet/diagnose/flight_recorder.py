@@ -55,6 +55,7 @@ SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather
 HANGS: Final = {
     "hang": "the job waits for rank {ranks}, which came to no collective that others are in",
     "no_dump": "everybody who left a dump waits; rank {ranks} left none",
+    "few_dumps": "too few dumps: everybody who left one waits, and most ranks left none",
     "mismatch": "ranks call different collectives under one number; differing from most: {ranks}",
     "order": "ranks wait for each other: they call collectives in different orders, or one is held up elsewhere",
     "stuck": "everybody has come and nobody goes on: the transport or a GPU, not a rank's program",
@@ -303,8 +304,9 @@ def find_hang(dumps: list[Dump]) -> Hang:
     odd = sorted({rank for front in fronts for rank in front.odd})
     if roots:
         return _with(told, HangKind.HANG, roots)
-    if silent and len(silent) <= len(dumps):
-        return _with(told, HangKind.NO_DUMP, sorted(silent))
+    if silent:
+        # Where most ranks left no dump the dumps were not gathered, and nobody is to be suspected for it.
+        return _with(told, HangKind.NO_DUMP, sorted(silent) if len(silent) <= len(dumps) else [])
     if any(len(front.ops) > 1 for front in fronts):
         return _with(told, HangKind.MISMATCH, odd)
     if wanted & set(by_rank):
