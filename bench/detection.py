@@ -332,6 +332,9 @@ TIMELINES: dict[str, tuple[str, Callable[[np.random.Generator], timelines.Table]
         for ranks in (8, 64)
         for jitter in (0.01, 0.02, 0.03, 0.05)
     },
+    f"8 x 8 in two groups each, {RING}, jitter 1%": ("node", partial(timelines.grid, culprit=5)),
+    f"4 x 4 in two groups each, {RING}, jitter 1%": ("node", partial(timelines.grid, tensor=4, data=4, culprit=5)),
+    "8 x 8 in two groups each, nobody late": ("none", partial(timelines.grid, late=0.0)),
     "ring of 64, nobody late": ("none", partial(timelines.ring, ranks=64, late=0.0)),
     "pipeline, even": ("none", partial(timelines.pipeline, heavy=0.0)),
     "pipeline, last stage 40 % longer": ("stage_imbalance", timelines.pipeline),

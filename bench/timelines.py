@@ -106,3 +106,27 @@ def pipeline(
                   group=np.char.add("stage", stage.astype(str)), seq=step, **shared)  # fmt: skip
         begin = end
     return table
+
+
+def grid(
+    rng: np.random.Generator, tensor: int = 8, data: int = 8, steps: int = 50, late: float = 0.05,
+    jitter: float = 0.01, culprit: int = 0,
+) -> Table:  # fmt: skip
+    """Waits alone of a job whose ranks meet first in tensor groups, then in data groups, in every step of a second.
+
+    A delay in a tensor group reaches all data groups of its ranks: each of them comes late there, only one is late.
+    """
+    table, ranks = Table(), tensor * data
+    clock, now = rng.uniform(-CLOCKS, CLOCKS, ranks), np.zeros(ranks)
+    groups = [(f"tensor{place}", np.arange(tensor) + tensor * place) for place in range(data)]
+    groups += [(f"data{place}", np.arange(place, ranks, tensor)) for place in range(tensor)]
+    for step in range(steps):
+        now += rng.normal(1.0, jitter, ranks) + late * (np.arange(ranks) == culprit)
+        for name, members in groups:
+            waited = now[members].max() + 0.01 - now[members]
+            table.add(
+                rank=members, op="reduce", kind="collective", start=now[members] + clock[members], duration=waited,
+                step=step, group=name, seq=step,
+            )  # fmt: skip
+            now[members] += waited
+    return table
