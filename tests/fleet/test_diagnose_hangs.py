@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_fleet.cli import main
-from ingero_fleet.diagnose.flight_recorder import dump_of, find_hang, rows_of
-from ingero_fleet.diagnose.sources import Problems, SourceError
+from ingero_fleet.diagnose.flight_recorder import dump_of, find_hang
+from ingero_fleet.diagnose.sources import Problems, Rows, SourceError
 
 WORLD = 4
 
@@ -42,7 +42,7 @@ def dump(entries: list[dict[str, Any]], groups: dict[str, list[int]] | None = No
 
 
 def told(*parts: tuple[int, Any]) -> Any:
-    return find_hang([dump_of(value, rank, f"rank{rank}", Problems()) for rank, value in parts])
+    return find_hang([dump_of(value, rank, f"rank{rank}", Problems(), Rows()) for rank, value in parts])
 
 
 def test_the_rank_that_did_not_come_is_named() -> None:
@@ -85,7 +85,7 @@ def test_a_rank_without_a_dump_is_named_when_all_others_wait() -> None:
 def test_where_most_dumps_are_absent_nobody_is_named() -> None:
     hang = told((0, dump([entry(5, ended=False)])))
 
-    assert (hang.kind, hang.ranks) == ("no_dump", ())
+    assert (hang.kind, hang.ranks) == ("unknown", ())
 
 
 @pytest.mark.parametrize("other", [{"op": "broadcast"}, {"input_sizes": [[999]]}], ids=["operation", "size"])
@@ -113,6 +113,20 @@ def test_the_status_counts_where_the_ring_has_forgotten() -> None:
     assert (hang.kind, hang.ranks) == ("hang", (2,))
 
 
+def test_a_rank_whose_ring_forgot_the_group_is_not_named() -> None:
+    """Rank 2's ring holds only the other group, and nothing says how far it came in this one."""
+    groups = {"0": list(range(WORLD)), "1": [2]}
+    busy = [entry(seq, group="1", record_id=9000 + seq) for seq in (1, 2)]
+    others = [(rank, dump([entry(8, ended=False)], groups)) for rank in (0, 1, 3)]
+    status = {"0": {"last_enqueued_collective": 7, "last_completed_collective": 7}}
+
+    unknown = told(*others, (2, dump(busy, groups)))
+    missing = told(*others, (2, dump(busy, groups, pg_status=status)))
+
+    assert (unknown.kind, unknown.ranks, unknown.fronts[0].unknown) == ("unknown", (), (2,))
+    assert (missing.kind, missing.ranks) == ("hang", (2,))
+
+
 def test_gloo_leaves_scheduled_what_it_retired_and_tells_no_members() -> None:
     """Layout of a dump of torch 2.15 with gloo: state stays scheduled, the configuration has no name."""
     nameless = {"": {"name": "", "desc": "", "ranks": "[0, 1]"}}
@@ -131,9 +145,11 @@ def test_a_receive_whose_sender_never_came_names_the_sender() -> None:
 
 
 def test_timed_collectives_become_rows() -> None:
-    dumps = [dump_of(dump([entry(seq, duration_ms=2.5) for seq in (1, 2)]), 0, "rank0", Problems())]
+    rows = Rows()
 
-    assert len(rows_of(dumps)) == 2
+    dump_of(dump([entry(seq, duration_ms=2.5) for seq in (1, 2)]), 0, "rank0", Problems(), rows)
+
+    assert len(rows) == 2
 
 
 @pytest.mark.parametrize(
@@ -147,7 +163,7 @@ def test_timed_collectives_become_rows() -> None:
 def test_a_bad_entry_is_counted_with_its_place_and_the_rest_is_kept(bad: dict[str, Any], words: str) -> None:
     problems = Problems()
 
-    found = dump_of(dump([entry(1), entry(2) | bad, entry(3)]), 7, "trace_7", problems)
+    found = dump_of(dump([entry(1), entry(2) | bad, entry(3)]), 7, "trace_7", problems, Rows())
 
     assert found.parts["0"].completed == 3
     assert problems.count == 1
@@ -245,16 +261,16 @@ FIELDS = (
 
 @given(st.lists(st.dictionaries(st.sampled_from(FIELDS), ANYTHING), max_size=4), ANYTHING, ANYTHING)
 def test_dumps_with_any_values_give_an_answer_or_a_refusal(entries: Any, config: Any, status: Any) -> None:
-    problems = Problems()
+    problems, rows = Problems(), Rows()
     dumps = []
     for rank, value in itertools.product(
         (0, 1), ({"entries": [entry(2, ended=False) | item for item in entries], "pg_config": config,
                   "pg_status": status}, config)
     ):  # fmt: skip
         try:
-            dumps.append(dump_of(value, rank, "x", problems))
+            dumps.append(dump_of(value, rank, "x", problems, rows))
         except SourceError:
             continue
 
     json.dumps(find_hang(dumps).kind)
-    rows_of(dumps).recorded()
+    rows.recorded()

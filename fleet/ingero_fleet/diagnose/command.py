@@ -100,12 +100,12 @@ def _others(
     try:
         if used == "--flight-recorder":
             claims["flight_recorder"] = flight_recorder.CLAIMS.answer()
-            dumps = flight_recorder.read(given[used], problems)
+            dumps, rows = flight_recorder.read(given[used], problems)
             if not dumps:
                 _end(problems)
             hang = flight_recorder.find_hang(dumps)
             answer = flight_recorder.answer(hang)
-            timed = flight_recorder.rows_of(dumps).recorded()
+            timed = rows.recorded()
             if hang.kind == flight_recorder.HangKind.NONE and timed:
                 answer = verdict(timed)
         elif used:
@@ -147,8 +147,7 @@ def _table(answer: dict[str, Any], console: Console) -> None:
     if "gpu" in answer and not answer["evidence"] and not ranks:
         headline = answer["gpu"]["reading"]
     elif answer["evidence"].get("by") == "flight_recorder":
-        kind = "few_dumps" if answer["kind"] == "no_dump" and not ranks else answer["kind"]
-        headline = HANGS[kind].format(ranks=ranks or "none")
+        headline = HANGS[answer["kind"]].format(ranks=ranks or "none")
     else:
         headline = SENTENCES[answer["kind"]].format(ranks=ranks)
     console.print(f"[bold]{escape(headline)}[/]")

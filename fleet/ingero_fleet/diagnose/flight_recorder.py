@@ -27,6 +27,7 @@ from ingero_fleet.diagnose.sources import (
     text,
     whole,
 )
+from ingero_kit.clock import rfc3339
 
 CLAIMS: Final = Claims(
     can=(
@@ -55,7 +56,7 @@ SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather
 HANGS: Final = {
     "hang": "the job waits for rank {ranks}, which came to no collective that others are in",
     "no_dump": "everybody who left a dump waits; rank {ranks} left none",
-    "few_dumps": "too few dumps: everybody who left one waits, and most ranks left none",
+    "unknown": "the dumps do not tell: most ranks left none, or the rings have let go of what is asked for",
     "mismatch": "ranks call different collectives under one number; differing from most: {ranks}",
     "order": "ranks wait for each other: they call collectives in different orders, or one is held up elsewhere",
     "stuck": "everybody has come and nobody goes on: the transport or a GPU, not a rank's program",
@@ -75,6 +76,7 @@ class HangKind(StrEnum):
     MISMATCH = "mismatch"
     ORDER = "order"
     STUCK = "stuck"
+    UNKNOWN = "unknown"
     NONE = "none"
 
 
@@ -99,25 +101,20 @@ class Part:
     """Sends and receives under way: what, and the peer's place in the group."""
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A collective that was timed, seconds."""
-
-    group: str
-    op: str
-    seq: int
-    start: float
-    duration: float
-
-
 @dataclass
 class Dump:
-    """What one rank left. `members` are the ranks of the groups that it was told of."""
+    """What one rank left. `members` are the ranks of the groups that it was told of.
+
+    `status` holds the last number called and ended by the group's handle on this rank, `names` the groups of handles,
+    as far as entries tell; `full`: the ring has let entries go.
+    """
 
     rank: int
     parts: dict[str, Part] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
-    timed: list[Timed] = field(default_factory=list)
+    status: dict[str, tuple[int, int]] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    full: bool = False
 
 
 @dataclass(frozen=True)
@@ -132,8 +129,12 @@ class Front:
     missing: tuple[int, ...]
     without_dump: tuple[int, ...]
     ended: tuple[int, ...]
+    unknown: tuple[int, ...] = ()
+    """Ranks whose dump has let go of everything about the group."""
     odd: tuple[int, ...] = ()
     """Ranks that called something else than most under this number."""
+    since: float | None = None
+    """When the first of them entered, by its clock."""
 
     def answer(self) -> dict[str, Any]:
         """As the command prints it."""
@@ -141,10 +142,11 @@ class Front:
             "group": self.group, "description": self.desc, "seq": self.seq, "op": "/".join(self.ops),
             **{
                 name: list(ranks[:SHOWN_RANKS])
-                for name in ("entered", "missing", "without_dump", "ended", "odd")
+                for name in ("entered", "missing", "without_dump", "ended", "unknown", "odd")
                 if (ranks := getattr(self, name)) or name in ("entered", "missing")
             },
             "entered_count": len(self.entered), "missing_count": len(self.missing),
+            "since": rfc3339(self.since) if self.since else None,
         }  # fmt: skip
 
 
@@ -160,8 +162,12 @@ class Hang:
     dumps: int = 0
 
 
-def read(paths: Iterable[str], problems: Problems) -> list[Dump]:
-    """Every dump in files and folders; what cannot be used is told in `problems`, and nothing else is lost."""
+def read(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Rows]:
+    """Every dump in files and folders, and the collectives that were timed.
+
+    What cannot be used is told in `problems`, and nothing else is lost.
+    """
+    rows = Rows()
     dumps: dict[int, tuple[Dump, str]] = {}
     for file in files_of(paths, (), problems):
         place = str(file)
@@ -174,12 +180,12 @@ def read(paths: Iterable[str], problems: Problems) -> list[Dump]:
             continue
         try:
             value = parse(content(file))
-            dump = dump_of(value, rank, place, problems)
+            dump = dump_of(value, rank, place, problems, rows)
         except (SourceError, PlainError) as error:
             problems.add(place, str(error))
             continue
         dumps[rank] = (dump, place)
-    return [dump for dump, _ in (dumps[rank] for rank in sorted(dumps))]
+    return [dumps[rank][0] for rank in sorted(dumps)], rows
 
 
 def parse(data: bytes) -> Any:
@@ -194,8 +200,11 @@ def parse(data: bytes) -> Any:
     raise SourceError("neither a pickle nor JSON" if data else "the file is empty")
 
 
-def dump_of(value: Any, rank: int, file: str, problems: Problems) -> Dump:
-    """One rank's dump from its plain value. Raises `SourceError` for what is no dump; counts entries that are bad."""
+def dump_of(value: Any, rank: int, file: str, problems: Problems, rows: Rows) -> Dump:
+    """One rank's dump from its plain value; timed collectives are added to `rows`.
+
+    Raises `SourceError` for what is no dump; counts entries that are bad.
+    """
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise SourceError("no Flight Recorder dump: there is no list of entries")
     entries = value["entries"]
@@ -209,23 +218,20 @@ def dump_of(value: Any, rank: int, file: str, problems: Problems) -> Dump:
                 problems.add(file, f"pg_config[{text(key, 40)!r}].ranks: a list of ranks was expected")
             elif members:
                 dump.members[text(key)] = members
-    status = _status(value.get("pg_status"))
-    names: dict[str, str] = {}
+    dump.status = _status(value.get("pg_status"))
     for place, entry in enumerate(entries[:MAX_ENTRIES]):
         try:
-            _take(dump, entry, status, names)
+            _take(dump, entry, rows)
         except SourceError as error:
             problems.add(file, f"entries[{place}]: {error}")
     if len(entries) > MAX_ENTRIES:
         problems.add(file, f"only the first {MAX_ENTRIES} entries were looked at", len(entries) - MAX_ENTRIES)
-    for handle, (enqueued, completed) in status.items():
-        if handle in names:
-            part = dump.parts[names[handle]]
-            part.enqueued, part.completed = max(part.enqueued, enqueued), max(part.completed, completed)
+    first = entries[0].get("record_id") if entries and isinstance(entries[0], dict) else None
+    dump.full = (whole(first) or 0) > 0
     return dump
 
 
-def _take(dump: Dump, entry: Any, status: Mapping[str, tuple[int, int]], names: dict[str, str]) -> None:
+def _take(dump: Dump, entry: Any, rows: Rows) -> None:
     """Take in one entry."""
     if not isinstance(entry, dict):
         raise SourceError("a dictionary was expected")
@@ -239,7 +245,7 @@ def _take(dump: Dump, entry: Any, status: Mapping[str, tuple[int, int]], names: 
     if seq is None or seq < 0:
         raise SourceError("collective_seq_id: a count was expected")
     part = dump.parts.setdefault(name, Part(desc))
-    names.setdefault(handle, name)
+    dump.names.setdefault(handle, name)
     ended = entry.get("state") == "completed" or entry.get("retired") is True
     if two or entry.get("is_p2p") is True:
         if two and not ended:
@@ -247,11 +253,11 @@ def _take(dump: Dump, entry: Any, status: Mapping[str, tuple[int, int]], names: 
         return
     part.enqueued = max(part.enqueued, seq)
     op = op.split(":", 1)[-1]
-    if ended or seq <= status.get(handle, (0, 0))[1]:
+    if ended or seq <= dump.status.get(handle, (0, 0))[1]:
         part.completed = max(part.completed, seq)
         created, spent = whole(entry.get("time_created_ns")), number(entry.get("duration_ms"))
         if created and created > 0 and spent is not None and spent > 0:
-            dump.timed.append(Timed(name, op, seq, created / 1e9, spent / 1e3))
+            rows.add(str(dump.rank), op, created / 1e9, spent / 1e3, group=name, seq=seq)
     elif seq not in part.open:
         sizes = _shape(entry.get("input_sizes")) + _shape(entry.get("input_dtypes"))
         part.open[seq] = Call(op, sizes, whole(entry.get("time_created_ns")) or 0)
@@ -290,6 +296,7 @@ def _status(value: Any) -> dict[str, tuple[int, int]]:
 
 def find_hang(dumps: list[Dump]) -> Hang:
     """Where the job hangs, from all dumps together."""
+    _apply_status(dumps)
     by_rank = {dump.rank: dump for dump in dumps}
     members = _members(dumps)
     fronts = tuple(
@@ -304,14 +311,35 @@ def find_hang(dumps: list[Dump]) -> Hang:
     odd = sorted({rank for front in fronts for rank in front.odd})
     if roots:
         return _with(told, HangKind.HANG, roots)
-    if silent:
+    if silent and len(silent) <= len(dumps):
+        return _with(told, HangKind.NO_DUMP, sorted(silent))
+    if silent or any(front.unknown for front in fronts):
         # Where most ranks left no dump the dumps were not gathered, and nobody is to be suspected for it.
-        return _with(told, HangKind.NO_DUMP, sorted(silent) if len(silent) <= len(dumps) else [])
+        return _with(told, HangKind.UNKNOWN, [])
     if any(len(front.ops) > 1 for front in fronts):
         return _with(told, HangKind.MISMATCH, odd)
     if wanted & set(by_rank):
         return _with(told, HangKind.ORDER, [])
     return _with(told, HangKind.STUCK, []) if fronts or pairs else told
+
+
+def _apply_status(dumps: list[Dump]) -> None:
+    """Let each rank's status speak for the groups whose entries its ring has let go.
+
+    A handle that the rank's own entries do not name is the group that all other ranks know by it, if they agree.
+    """
+    known: dict[str, set[str]] = {}
+    for dump in dumps:
+        for handle, name in dump.names.items():
+            known.setdefault(handle, set()).add(name)
+    for dump in dumps:
+        for handle, (enqueued, completed) in dump.status.items():
+            agreed = known.get(handle, set())
+            group = dump.names.get(handle) or (next(iter(agreed)) if len(agreed) == 1 else "")
+            if not group:
+                continue
+            part = dump.parts.setdefault(group, Part())
+            part.enqueued, part.completed = max(part.enqueued, enqueued), max(part.completed, completed)
 
 
 def _with(told: Hang, kind: HangKind, ranks: list[int]) -> Hang:
@@ -343,7 +371,11 @@ def _members(dumps: list[Dump]) -> dict[str, tuple[int, ...]]:
 
 
 def _front(group: str, members: tuple[int, ...], by_rank: Mapping[int, Dump]) -> Front | None:
-    parts = {rank: by_rank[rank].parts.get(group, Part()) for rank in members if rank in by_rank}
+    unknown = tuple(
+        rank for rank in members if rank in by_rank and by_rank[rank].full and group not in by_rank[rank].parts
+    )
+    known = [rank for rank in members if rank in by_rank and rank not in unknown]
+    parts = {rank: by_rank[rank].parts.get(group, Part()) for rank in known}
     seqs = [min(part.open) for part in parts.values() if part.open]
     if not seqs:
         return None
@@ -369,7 +401,9 @@ def _front(group: str, members: tuple[int, ...], by_rank: Mapping[int, Dump]) ->
         missing=tuple(sorted(rank for rank, part in parts.items() if part.enqueued < seq)),
         without_dump=tuple(rank for rank in members if rank not in by_rank),
         ended=tuple(sorted(rank for rank, part in parts.items() if part.completed >= seq)),
+        unknown=unknown,
         odd=odd,
+        since=min((call.created_ns for call in calls.values() if call.created_ns > 0), default=0) / 1e9 or None,
     )
 
 
@@ -388,15 +422,6 @@ def _waiting_pairs(by_rank: Mapping[int, Dump], members: Mapping[str, tuple[int,
                 if rank not in answers:
                     found.append((rank, peer))
     return found
-
-
-def rows_of(dumps: list[Dump]) -> Rows:
-    """Collectives that were timed, for the question who is late."""
-    rows = Rows()
-    for dump in dumps:
-        for item in dump.timed:
-            rows.add(str(dump.rank), item.op, item.start, item.duration, group=item.group, seq=item.seq)
-    return rows
 
 
 def answer(hang: Hang) -> dict[str, Any]:
