@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from hashlib import blake2b
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -116,7 +117,7 @@ def decode(
 
     Raises `Malformed` when the request as a whole cannot be read.
     """
-    digest = request_digest(signal, cluster, body)
+    digest = cache(partial(request_digest, signal, cluster, body))
     push = Delivery(Batch(), signal, cluster, digest, now_nanos, oldest_nanos, allowed)
     blocks: Iterator[tuple[Block, list[int]]] | None = None
     if encoding == "protobuf" and len(body) >= LARGE:
@@ -145,7 +146,8 @@ class Delivery:
     batch: Batch
     signal: Signal
     cluster: str
-    digest: bytes
+    digest: Callable[[], bytes]
+    """Worked out when the first record without an id asks for it."""
     now: int
     oldest: int
     allowed: Allowed
@@ -235,7 +237,7 @@ class Builder:
     def _event(self, record: Record, ordinal: int) -> tuple[bytes, str, str, int] | None:
         push = self.push
         given = record.attributes.get(keys.EVENT_ID)
-        event_id = given_id(str(given)) if given else push.digest + ordinal.to_bytes(8, "big")
+        event_id = given_id(str(given)) if given else push.digest() + ordinal.to_bytes(8, "big")
         if given and str(UUID(bytes=event_id)) == given:
             del record.attributes[keys.EVENT_ID]
         described = _bad_time(record.time, push.now, push.oldest) or self.describe(record)
@@ -465,7 +467,7 @@ def _ids(push: Delivery, group: wire.Group, record: Record) -> bytes:
             raise Unfit
         return wire.uuid_bytes(group.column(place))
     ids = np.empty((len(group.ordinals), 16), dtype=np.uint8)
-    ids[:, :8] = np.frombuffer(push.digest, dtype=np.uint8)
+    ids[:, :8] = np.frombuffer(push.digest(), dtype=np.uint8)
     ids[:, 8:] = np.array(group.ordinals, dtype=">u8").view(np.uint8).reshape(-1, 8)
     return ids.tobytes()
 

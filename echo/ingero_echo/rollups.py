@@ -13,15 +13,16 @@ _KEYS: Final = "cluster_id, node_id, metric_name"
 ADD: Final = f"""
     INSERT INTO node_rollups
     SELECT make_timestamp_ns(epoch_ns("timestamp") // {BUCKET_NANOS} * {BUCKET_NANOS}) AS bucket, {_KEYS}, max(rank),
-           count(*), sum(value_double), min(value_double), max(value_double), arg_min(event_id, value_double),
-           arg_max(event_id, value_double)
-    FROM rows WHERE isfinite(value_double) GROUP BY bucket, {_KEYS}
+           count(*), max("timestamp"), count(finite), sum(finite), min(finite), max(finite),
+           arg_min(event_id, finite), arg_max(event_id, finite)
+    FROM (SELECT *, CASE WHEN isfinite(value_double) THEN value_double END AS finite FROM rows)
+    GROUP BY bucket, {_KEYS}
 """
 """Statement that adds the partial sums of the events in `rows`."""
 
 _MERGED: Final = f"""
-    SELECT "timestamp", {_KEYS}, max(rank), sum(samples)::BIGINT, sum(total), min(lowest), max(highest),
-           arg_min(lowest_event, lowest), arg_max(highest_event, highest)
+    SELECT "timestamp", {_KEYS}, max(rank), sum(events)::BIGINT, max(last), sum(samples)::BIGINT, sum(total),
+           min(lowest), max(highest), arg_min(lowest_event, lowest), arg_max(highest_event, highest)
     FROM node_rollups WHERE "timestamp" >= make_timestamp_ns($since) AND "timestamp" < make_timestamp_ns($until)
     GROUP BY "timestamp", {_KEYS}
 """

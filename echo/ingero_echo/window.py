@@ -42,19 +42,20 @@ def shadows(window: Window) -> str:
         conditions.append(f'"timestamp" < {moment(window.until)}')
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     named = [f"{table} AS NOT MATERIALIZED (SELECT * FROM main.{table}{where})" for table in TABLES]
-    return ", ".join([*named, f"measures AS NOT MATERIALIZED ({_measures(window)})"])
+    return ", ".join([*named, f"activity AS NOT MATERIALIZED ({_activity(window)})"])
 
 
-def _measures(window: Window) -> str:
-    """Values of metrics by node, one by one for short windows and from the partial sums for long ones.
+def _activity(window: Window) -> str:
+    """What nodes sent, event by event for short windows and from the partial sums for long ones.
 
     The sums stand for five minutes each, so a long window is cut at the next bucket.
     """
     if window.since is not None and time.time_ns() - window.since < LONG_NANOS:
         return (
-            'SELECT "timestamp", cluster_id, node_id, metric_name, rank, 1 AS samples, value_double AS total, '
+            'SELECT "timestamp", cluster_id, node_id, metric_name, rank, 1 AS events, "timestamp" AS last, '
+            "isfinite(coalesce(value_double, 'nan'))::BIGINT AS samples, value_double AS total, "
             "value_double AS lowest, value_double AS highest, event_id AS lowest_event, event_id AS highest_event "
-            "FROM events WHERE isfinite(value_double)"
+            "FROM events"
         )
     return "SELECT * FROM node_rollups"
 

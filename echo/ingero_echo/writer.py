@@ -202,7 +202,7 @@ class Writer:
                     connection.register("rows", pa.Table.from_batches(found, SCHEMAS[table]))
                     try:
                         connection.execute(f"INSERT INTO {table} SELECT * FROM rows")
-                        if table == "events" and any(part["value_double"].null_count < len(part) for part in found):
+                        if table == "events":
                             connection.execute(rollups.ADD)
                     finally:
                         connection.unregister("rows")

@@ -23,6 +23,8 @@ from mcp.shared.exceptions import MCPError
 from prometheus_client.parser import text_string_to_metric_families
 
 from ingero_contract import attributes, echo, metrics, routes
+from ingero_echo.answers import ANSWERS
+from ingero_echo.answers.table import Answer, Cited
 from ingero_echo.desk import TOOLS
 from ingero_kit.otlp import HealthReport, encode_report
 from ingero_testing import telemetry
@@ -109,6 +111,29 @@ def test_the_summary_counts_nodes_and_names_the_straggler(service: Running) -> N
     assert row["lowest_node"] == "gpu-node-3"
     assert body["summary"] == "lab: 5 nodes, straggler: gpu-node-3"
     assert [row["cluster_id"] for row in ask(service, "summary")["rows"]] == ["elsewhere", "lab"]
+
+
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "why_not": {"node_id": "gpu-node-3"}, "compare_windows": {"metric_name": metrics.COLLECTIVE_DURATION},
+    "find_outlier_nodes": {"k": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("answer", ANSWERS.values(), ids=lambda answer: str(answer.name))
+def test_every_answer_has_the_columns_it_promises_and_cites_events_that_are_there(
+    service: Running, answer: Answer
+) -> None:
+    rows = ask(service, answer.name, cluster_id="lab", **ARGUMENTS.get(answer.name, {}))["rows"]
+
+    assert rows
+    for row in rows:
+        answer.row.model_validate(row, strict=True)
+        assert set(row) == set(answer.row.model_fields)
+    if issubclass(answer.row, Cited):
+        cited = {event for row in rows for event in row["evidence"]}
+        found = ask(service, "event_history", event_ids=sorted(cited), since="all", limit=1000)["rows"]
+        assert {row["event_id"] for row in found} == cited
+        assert all(row["evidence"] for row in rows)
 
 
 def test_the_straggler_is_first_with_its_verdict_and_events_that_can_be_looked_up(service: Running) -> None:
@@ -240,6 +265,7 @@ def test_history_is_paged_without_gaps_or_repeats(service: Running) -> None:
         ("summary", {"since": "yesterday"}, 422, "bad_arguments"),
         ("summary", {"limit": 0}, 422, "bad_arguments"),
         ("event_history", {"cursor": "rubbish"}, 422, "bad_arguments"),
+        ("event_history", {"event_ids": ["rubbish"]}, 422, "bad_arguments"),
         ("why_not", {}, 422, "bad_arguments"),
         ("run_analysis", {"sql": "DROP TABLE events"}, 422, "sql_refused"),
         ("run_analysis", {"sql": "SELECT nothing FROM events"}, 422, "bad_query"),

@@ -44,12 +44,14 @@ def count(service: Running, where: str = "true") -> int:
     return int(answer.json()["rows"][0][0])
 
 
+EVENTS = (
+    "INSERT INTO events SELECT uuid(), make_timestamp_ns(? + i * 1000), now()::TIMESTAMP, 'metrics', 'c', 'n', "
+    "'m', ?, 1, 8, NULL, uuid()::VARCHAR, '{}' FROM range(?) r(i)"
+)
+
+
 def fill(store: Store, day: int, rows: int, value: float = 1.0) -> None:
-    store.connection.execute(
-        "INSERT INTO events SELECT uuid(), make_timestamp_ns(? + i * 1000), now()::TIMESTAMP, 'metrics', 'c', 'n', "
-        "'m', ?, 1, 8, NULL, uuid()::VARCHAR, '{}' FROM range(?) r(i)",
-        [day * DAY, value, rows],
-    )
+    store.connection.execute(EVENTS, [day * DAY, value, rows])
 
 
 def test_migrations_are_applied_once_and_described(tmp_path: Path) -> None:
@@ -61,6 +63,23 @@ def test_migrations_are_applied_once_and_described(tmp_path: Path) -> None:
 
     assert rows == [(item.number, item.name) for item in migrations()]
     assert "events(event_id UUID" in published()
+
+
+def test_an_older_database_is_brought_up_to_date_with_its_events(tmp_path: Path) -> None:
+    path = tmp_path / "e.duckdb"
+    first, *_ = migrations()
+    with duckdb.connect(str(path)) as old:
+        old.execute("CREATE TABLE schema_versions (number INTEGER, name VARCHAR, applied TIMESTAMP)")
+        old.execute(first.sql)
+        old.execute("INSERT INTO schema_versions VALUES (1, ?, now()::TIMESTAMP)", [first.name])
+        old.execute(EVENTS, [DAY, 2.0, 20])
+        old.execute(EVENTS, [DAY, None, 5])
+
+    store = Store.open(StoreConfig(path=path))
+
+    assert store.connection.execute("SELECT count(*) FROM events").fetchall() == [(25,)]
+    assert store.connection.execute("SELECT events, samples, total FROM node_rollups").fetchall() == [(25, 20, 40.0)]
+    store.close()
 
 
 def test_a_newer_database_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -168,11 +187,14 @@ def test_long_and_short_windows_agree(tmp_path: Path) -> None:
         for number in range(4):
             points = [(metrics.HEALTH_SCORE, 0.2 if number == 2 else 0.9, {})]
             assert push(service, telemetry.gauges(points, "c", f"n{number}"), routes.OTLP_METRICS).status_code == 200
-        url = service.url("api", f"{echo.TOOLS}{echo.TOOL_PREFIX}find_stragglers")
-        short, long = (CLIENT.post(url, json={"since": since}).json()["rows"] for since in ("10m", "all"))
+        assert push(service, telemetry.logs([("note", "", {})], "c", "n9")).status_code == 200
+        for tool in ("find_stragglers", "find_outlier_nodes", "summary"):
+            url = service.url("api", f"{echo.TOOLS}{echo.TOOL_PREFIX}{tool}")
+            short, long = (CLIENT.post(url, json={"since": since}).json()["rows"] for since in ("10m", "all"))
 
-        assert short == long
-        assert [row["node_id"] for row in long] == ["n2"]
+            assert short == long
+            assert len(long) == 1
+        assert (long[0]["nodes"], long[0]["events"], long[0]["lowest_node"]) == (5, 5, "n2")
 
 
 def test_when_the_disk_is_full_senders_come_back_and_nothing_acknowledged_is_lost(tmp_path: Path) -> None:

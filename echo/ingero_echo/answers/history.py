@@ -1,5 +1,7 @@
 """What happened: events, anomalies, verdicts with their evidence, causal chains."""
 
+from uuid import UUID
+
 from pydantic import Field
 
 from ingero_contract import metrics
@@ -18,7 +20,7 @@ class HistoryArguments(Scoped):
     """metrics, logs or traces."""
     causal_chain_id: str | None = Field(default=None, min_length=1, max_length=1024)
     """One causal chain."""
-    event_ids: list[str] = Field(default=[], max_length=1000)
+    event_ids: list[UUID] = Field(default=[], max_length=1000)
     """These events only: what an answer cites."""
     cursor: str | None = Field(default=None, max_length=128)
     """Continue after this place."""
@@ -57,9 +59,9 @@ HISTORY = Answer(
       AND ($metric_name IS NULL OR metric_name = $metric_name)
       AND ($signal IS NULL OR signal = $signal)
       AND ($causal_chain_id IS NULL OR causal_chain_id = $causal_chain_id)
-      AND (len($event_ids::VARCHAR[]) = 0 OR event_id IN (SELECT try_cast(unnest($event_ids::VARCHAR[]) AS UUID)))
+      AND (len($event_ids::UUID[]) = 0 OR list_contains($event_ids::UUID[], events.event_id))
       AND ($cursor_time IS NULL OR ("timestamp", event_id) < (make_timestamp_ns($cursor_time), $cursor_id::UUID))
-    ORDER BY "timestamp" DESC, event_id DESC
+    ORDER BY "timestamp" DESC, events.event_id DESC
     """,
     sentence=lambda rows, _: (
         f"{plural(len(rows), 'event')}, newest {rows[0]['timestamp']}." if rows else "No such events in this window."

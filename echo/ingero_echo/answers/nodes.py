@@ -7,7 +7,7 @@ from pydantic import Field
 from ingero_contract import metrics
 from ingero_contract.values import VerdictState
 from ingero_contract.verdicts import ACTIONABLE
-from ingero_echo.answers.table import MAX_ID, Answer, Cited, Row, Scoped, plural
+from ingero_echo.answers.table import MAX_ID, Answer, Cited, Scoped, plural
 
 ACCUSED = ", ".join(f"'{state}'" for state in sorted({*ACTIONABLE, VerdictState.SILENT}))
 
@@ -31,7 +31,7 @@ VERDICTS = f"""
 """
 
 
-class SummaryRow(Row):
+class SummaryRow(Cited):
     """One cluster."""
 
     cluster_id: str
@@ -61,28 +61,32 @@ SUMMARY = Answer(
     WITH {VERDICTS},
     states AS (
         SELECT cluster_id, node_id, arg_max(state, "timestamp") AS state,
-               arg_max(health_score, "timestamp") AS score
+               arg_max(health_score, "timestamp") AS score, arg_max(event_id, "timestamp") AS event_id
         FROM node_metrics GROUP BY cluster_id, node_id
     ),
     scores AS (
         SELECT cluster_id, count(*) FILTER (state = 'active') AS active, count(*) FILTER (state = 'idle') AS idle,
                count(*) FILTER (state = 'calibrating') AS calibrating, median(score) AS median_score,
-               min(score) AS lowest_score, arg_min(node_id, score) AS lowest_node
+               min(score) AS lowest_score, arg_min(node_id, score) AS lowest_node,
+               arg_min(event_id, score) AS lowest_event
         FROM states GROUP BY cluster_id
     ),
     accused AS (
-        SELECT cluster_id, count(*) AS stragglers, list(node_id ORDER BY node_id) AS names
+        SELECT cluster_id, count(*) AS stragglers, list(node_id ORDER BY node_id) AS names,
+               list(event_id ORDER BY node_id)[1:10] AS proofs
         FROM latest WHERE state IN ({ACCUSED}) GROUP BY cluster_id
     ),
     seen AS (
         SELECT cluster_id, count(*) AS nodes, sum(events)::BIGINT AS events, max(last_event) AS last_event FROM (
-            SELECT cluster_id, node_id, count(*) AS events, max("timestamp") AS last_event
-            FROM events GROUP BY cluster_id, node_id
+            SELECT cluster_id, node_id, sum(events) AS events, max(last) AS last_event
+            FROM activity GROUP BY cluster_id, node_id
         ) GROUP BY cluster_id
     )
     SELECT cluster_id, nodes, coalesce(active, 0) AS active, coalesce(idle, 0) AS idle,
            coalesce(calibrating, 0) AS calibrating, coalesce(stragglers, 0) AS stragglers,
-           coalesce(names, []) AS straggler_nodes, events, median_score, lowest_score, lowest_node, last_event
+           coalesce(names, []) AS straggler_nodes, events, median_score, lowest_score, lowest_node, last_event,
+           list_filter(list_append(coalesce(proofs, []), lowest_event), lambda x: x IS NOT NULL)::VARCHAR[]
+             AS evidence
     FROM seen LEFT JOIN scores USING (cluster_id) LEFT JOIN accused USING (cluster_id) ORDER BY cluster_id
     """,
     sentence=lambda rows, _: (
@@ -136,7 +140,7 @@ STRAGGLERS = Answer(
     means AS (
         SELECT cluster_id, node_id, sum(total) / sum(samples) AS score, arg_min(lowest_event, lowest) AS worst,
                max(rank) AS rank
-        FROM measures WHERE metric_name = '{metrics.HEALTH_SCORE}' GROUP BY cluster_id, node_id
+        FROM activity WHERE samples > 0 AND metric_name = '{metrics.HEALTH_SCORE}' GROUP BY cluster_id, node_id
     ),
     peers AS (SELECT cluster_id, median(score) AS peer_median FROM means GROUP BY cluster_id)
     SELECT cluster_id, node_id, coalesce(means.rank, latest.rank) AS rank, state, kind, since, severity, source,
@@ -200,7 +204,7 @@ OUTLIERS = Answer(
     WITH means AS (
         SELECT cluster_id, node_id, sum(total) / sum(samples) AS value, sum(samples)::BIGINT AS samples,
                arg_min(lowest_event, lowest) AS least, arg_max(highest_event, highest) AS most
-        FROM measures WHERE metric_name = $metric_name GROUP BY cluster_id, node_id
+        FROM activity WHERE samples > 0 AND metric_name = $metric_name GROUP BY cluster_id, node_id
     ),
     middle AS (SELECT cluster_id, median(value) AS median, mad(value) AS mad FROM means GROUP BY cluster_id)
     SELECT cluster_id, node_id, value, median, mad,

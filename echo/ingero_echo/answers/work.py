@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ingero_contract import attributes, echo, metrics
 from ingero_echo.answers.nodes import ACCUSED
-from ingero_echo.answers.table import Answer, Cited, Row, Scoped, plural
+from ingero_echo.answers.table import Answer, Cited, Scoped, plural
 from ingero_echo.settings import CostConfig
 
 
@@ -15,7 +15,7 @@ def key(name: str) -> str:
     return f'$."{name}"'
 
 
-class CollectiveRow(Row):
+class CollectiveRow(Cited):
     """One operation of one communicator."""
 
     cluster_id: str
@@ -46,7 +46,8 @@ COLLECTIVES = Answer(
            quantile_cont(value_double, 0.99) FILTER (measure = 'duration_ms') AS p99_ms,
            sum(value_double) FILTER (measure = 'bytes') AS bytes,
            sum(value_double) FILTER (measure = 'bytes')
-             / nullif(sum(value_double) FILTER (measure = 'duration_ms') * 1e6, 0) AS gigabytes_per_second
+             / nullif(sum(value_double) FILTER (measure = 'duration_ms') * 1e6, 0) AS gigabytes_per_second,
+           [arg_max(event_id, (measure = 'duration_ms', value_double))::VARCHAR] AS evidence
     FROM collectives GROUP BY cluster_id, communicator, operation ORDER BY calls DESC, communicator, operation
     """,
     sentence=lambda rows, _: (
