@@ -294,11 +294,19 @@ def restore(copy: Path, database: Path, force: bool) -> None:
 
 @main.command()
 @click.option("--database", required=True, type=click.Path(dir_okay=False, path_type=Path), help="A backup.")
-@click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder, or file with --scores.")
+@click.option("--to", "target", required=True, type=click.Path(path_type=Path), help="Folder, or file.")
 @click.option("--table", "tables", multiple=True, default=("events",), show_default=True, help="What to write.")
-@click.option("--scores", is_flag=True, help="Write one file of health scores, as ingero-fleet replay reads them.")
-def export(database: Path, target: Path, tables: tuple[str, ...], scores: bool) -> None:
-    """Write Parquet, partitioned by day and cluster, from a backup or a database that is not in use."""
+@click.option("--scores", "what", flag_value="scores", help="One file of health scores, for ingero-fleet replay.")
+@click.option("--timeline", "what", flag_value="timeline", help="One file of collectives, for ingero-fleet diagnose.")
+@click.option("--cluster", help="The cluster of the timeline, where there are several.")
+def export(database: Path, target: Path, tables: tuple[str, ...], what: str | None, cluster: str | None) -> None:
+    """Write Parquet from a backup or a database that is not in use: tables by day and cluster, or one file.
+
+    \b
+    ingero-echo export --database echo-copy.duckdb --to events/
+    ingero-echo export --database echo-copy.duckdb --to scores.parquet --scores
+    ingero-echo export --database echo-copy.duckdb --to timeline.parquet --timeline --cluster prod
+    """
     from ingero_echo import export as parquet
     from ingero_echo.lock import Locked
     from ingero_echo.settings import StoreConfig
@@ -309,9 +317,11 @@ def export(database: Path, target: Path, tables: tuple[str, ...], scores: bool) 
             raise SettingsError(f"{database}: no such file")
         store = Store.open(StoreConfig(path=database))
         try:
-            if scores:
+            if what == "scores":
                 click.echo(f"{target}: {parquet.export_scores(store, target)} rows")
-            for table in () if scores else tables:
+            if what == "timeline":
+                click.echo(f"{target}: {parquet.export_timeline(store, target, cluster)} rows")
+            for table in () if what else tables:
                 click.echo(f"{target / table}: {parquet.export(store, target, table)} rows")
         finally:
             store.close()
