@@ -336,7 +336,7 @@ def _bad_time(time: int, now: int, oldest: int) -> str | None:
     if time > LAST_NANOSECOND:
         return "the time lies beyond the year 2262"
     if time > now + FUTURE_NANOSECONDS:
-        return "the time lies more than an hour ahead"
+        return "the time lies more than an hour ahead of Echo's clock: check both"
     if time < 0 or 0 < time < oldest:
         return "the time lies before what retention keeps"
     return None

@@ -95,7 +95,7 @@ class Store:
             config.path.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except OSError as error:
-            raise StoreError(f"{config.path}: the database cannot be opened here: {error.strerror}") from None
+            raise StoreError(f"{config.path}: {trouble(error) or f'cannot be opened here: {error}'}") from None
         try:
             return cls(config, _connect(config), lock)
         except BaseException:
@@ -201,15 +201,22 @@ def migrate(connection: Any, path: Path) -> int:
     return len(known) - int(have)
 
 
+def trouble(error: Exception) -> str | None:
+    """What a failed write means and what to do, for what can be cured from outside; `None` for anything else."""
+    text = str(error).lower()
+    if "no space" in text or "disk quota" in text or "file too large" in text:
+        return "the disk is full: make room; nothing that was acknowledged is lost"
+    if "read-only" in text or "permission denied" in text:
+        return "the volume cannot be written: make it and the file writable; nothing that was acknowledged is lost"
+    return None
+
+
 def _explain(path: Path, error: Exception) -> str:
     text = str(error).splitlines()[0]
-    if "lock" in text.lower():
+    if "lock on file" in text:
         return f"{path}: another program has the database open: {text}"
-    if isinstance(error, duckdb.IOException) and "No space" in text:
-        return f"{path}: the disk is full: make room and start again; nothing that was acknowledged is lost"
-    if isinstance(error, duckdb.IOException) and ("Permission" in text or "Read-only" in text or "read-only" in text):
-        return f"{path}: the database cannot be written: make the volume and the file writable: {text}"
-    return _unreadable(path, text)
+    known = trouble(error)
+    return f"{path}: {known}" if known else _unreadable(path, text)
 
 
 def _unreadable(path: Path, text: str) -> str:

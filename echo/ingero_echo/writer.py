@@ -19,7 +19,7 @@ from ingero_echo.columns import SCHEMAS
 from ingero_echo.ingest import Batch
 from ingero_echo.repeats import Repeats
 from ingero_echo.settings import IngestConfig
-from ingero_echo.store import TABLES, Store, StoreError
+from ingero_echo.store import TABLES, Store, StoreError, trouble
 from ingero_echo.wire import text_matrix, uuid_bytes
 from ingero_kit.logs import get
 
@@ -166,7 +166,7 @@ class Writer:
         except Exception as error:
             self.counters.failures += 1
             self._recover(error)
-            self._answer(group, None, NotWritten(str(error).splitlines()[0] if str(error) else type(error).__name__))
+            self._answer(group, None, NotWritten(trouble(error) or str(error).partition("\n")[0]))
             return
         self._repeats.add(identities)
         took = time.perf_counter() - began
@@ -292,7 +292,7 @@ class Writer:
 
     def _recover(self, error: Exception) -> None:
         """After a failed transaction: keep the connection if it still works, otherwise open the database anew."""
-        log.error("write_failed", reason=str(error), hint="senders were told to come back")
+        log.error("write_failed", reason=trouble(error) or str(error), hint="senders were told to come back")
         try:
             self._store.connection.execute("SELECT 1").fetchone()
         except duckdb.Error:

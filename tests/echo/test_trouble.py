@@ -1,0 +1,222 @@
+"""What goes wrong around Echo: full disks, volumes that cannot be written, clocks, senders that repeat themselves."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
+
+from ingero_contract import attributes, echo, routes
+from ingero_testing import telemetry
+from ingero_testing.processes import BIN, Running, process, wait_until
+from ingero_testing.processes import echo as start_echo
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+CLIENT = httpx.Client(timeout=60, trust_env=False)
+DAY = 86_400 * 10**9
+MANY = {"query": {"max_rows": 100_000}}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    CLIENT.close()
+
+
+@contextmanager
+def volume(folder: Path, megabytes: int) -> Iterator[Path]:
+    """A file system of its own of a size; skips the test where none can be mounted."""
+    folder.mkdir()
+    options = ["-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(["mount", *options], capture_output=True).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+def push(service: Running, message: Any) -> httpx.Response:
+    return CLIENT.post(
+        service.url("otlp/http", routes.OTLP_LOGS), content=message.SerializeToString(), headers=PROTOBUF
+    )
+
+
+def stored(service: Running) -> list[str]:
+    sql = {"sql": "SELECT event_id::VARCHAR FROM events", "limit": 100_000}
+    answer = CLIENT.post(service.url("api", echo.SQL), json=sql)
+    assert answer.status_code == 200, answer.text
+    return [row[0] for row in answer.json()["rows"]]
+
+
+def push_until_refused(service: Running) -> tuple[list[str], httpx.Response, Any]:
+    """The ids that were acknowledged, the refusal, and the request that was refused."""
+    acknowledged: list[str] = []
+    for _ in range(500):
+        ids, request = telemetry.numbered(1000, cluster="full")
+        answer = push(service, request)
+        if answer.status_code != 200:
+            return acknowledged, answer, request
+        acknowledged += ids
+    raise AssertionError("nothing was refused")
+
+
+@pytest.mark.parametrize("wal_limit_mb", [1, 1000], ids=["full in a checkpoint", "full in the log"])
+def test_on_a_full_disk_senders_are_told_why_and_all_goes_on_when_there_is_room(
+    tmp_path: Path, wal_limit_mb: int
+) -> None:
+    with volume(tmp_path / "volume", 8) as folder:
+        change = {**MANY, "store": {"path": str(folder / "echo.duckdb"), "wal_limit_mb": wal_limit_mb}}
+        ballast = folder / "ballast"
+        ballast.write_bytes(bytes(4 << 20))
+        with start_echo(tmp_path, change) as service:
+            acknowledged, refusal, request = push_until_refused(service)
+
+            assert refusal.status_code == 503
+            assert "the disk is full: make room; nothing that was acknowledged is lost" in refusal.text
+            assert int(refusal.headers["retry-after"]) >= 1
+            assert sorted(stored(service)) == sorted(acknowledged)
+
+            ballast.unlink()
+            wait_until(lambda: push(service, request).status_code == 200, "the request to be taken")
+            assert len(stored(service)) == len(set(stored(service))) == len(acknowledged) + 1000
+            service.process.kill()
+            service.process.wait(10)
+        with start_echo(tmp_path, change) as service:
+            assert len(stored(service)) == len(acknowledged) + 1000
+            assert set(acknowledged) < set(stored(service))
+
+
+def test_killed_on_a_full_disk_it_starts_when_there_is_room(tmp_path: Path) -> None:
+    with volume(tmp_path / "volume", 4) as folder:
+        change = {**MANY, "store": {"path": str(folder / "echo.duckdb"), "wal_limit_mb": 1000}}
+        with start_echo(tmp_path, change) as service:
+            acknowledged, _, _ = push_until_refused(service)
+            service.process.kill()
+            service.process.wait(10)
+        subprocess.run(["mount", "-o", "remount,size=64m", str(folder)], check=True)
+        with start_echo(tmp_path, change) as service:
+            assert sorted(stored(service)) == sorted(acknowledged)
+
+
+def serve(folder: Path, database: Path) -> tuple[int, str]:
+    """Exit status and words of an Echo that cannot start."""
+    with process(
+        folder / "serve.log", str(BIN / "ingero-echo"), "serve", "--insecure", "--set", f"store.path={database}",
+        "--set", "api.endpoint=127.0.0.1:0", "--set", "ingest.grpc_endpoint=127.0.0.1:0",
+        "--set", "ingest.http_endpoint=127.0.0.1:0",
+    ) as running:  # fmt: skip
+        return running.process.wait(60), running.words()
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["with a database", "empty"])
+def test_a_volume_that_cannot_be_written_is_named_at_the_start(tmp_path: Path, before: bool) -> None:
+    with volume(tmp_path / "volume", 16) as folder:
+        change = {"store": {"path": str(folder / "echo.duckdb")}}
+        if before:
+            with start_echo(tmp_path, change) as service:
+                ids, request = telemetry.numbered(10)
+                assert push(service, request).status_code == 200
+        subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+
+        status, words = serve(tmp_path, folder / "echo.duckdb")
+
+        assert status == 1
+        assert "the volume cannot be written: make it and the file writable" in words
+        assert "Traceback" not in words
+        if before:
+            subprocess.run(["mount", "-o", "remount,rw", str(folder)], check=True)
+            with start_echo(tmp_path, change) as service:
+                assert sorted(stored(service)) == sorted(ids)
+
+
+def test_a_file_that_cannot_be_written_is_named_at_the_start(tmp_path: Path) -> None:
+    with start_echo(tmp_path) as service:
+        assert push(service, telemetry.numbered(10)[1]).status_code == 200
+    (tmp_path / "echo.duckdb").chmod(0o444)
+    if os.access(tmp_path / "echo.duckdb", os.W_OK):
+        pytest.skip("root may write every file")
+
+    status, words = serve(tmp_path, tmp_path / "echo.duckdb")
+
+    assert status == 1
+    assert "the volume cannot be written" in words
+
+
+CLOCK = (
+    "import sys, time; shift = int(sys.argv.pop(1)); wall, exact = time.time, time.time_ns; "
+    "time.time = lambda: wall() + shift / 1e9; time.time_ns = lambda: exact() + shift; "
+    "from ingero_echo.cli import main; main()"
+)
+"""Echo with its clock moved by so many nanoseconds."""
+
+
+@contextmanager
+def at_another_time(folder: Path, shift: int) -> Iterator[Running]:
+    ports = folder / "ports.json"
+    ports.unlink(missing_ok=True)
+    listeners = ("api.endpoint", "ingest.grpc_endpoint", "ingest.http_endpoint")
+    with process(
+        folder / "shifted.log", sys.executable, "-c", CLOCK, str(shift), "serve", "--insecure",
+        "--ports-file", str(ports), "--set", f"store.path={folder / 'echo.duckdb'}", "--set", "retention.every=0.2s",
+        "--set", "retention.age=2d", *(word for name in listeners for word in ("--set", f"{name}=127.0.0.1:0")),
+    ) as running:  # fmt: skip
+        wait_until(lambda: ports.exists() or running.process.poll() is not None, "Echo to listen")
+        assert running.process.poll() is None, running.words()
+        running.ports = json.loads(ports.read_text())
+        yield running
+
+
+def test_when_the_clock_goes_back_nothing_is_lost_and_the_reason_is_told(tmp_path: Path) -> None:
+    before, request = telemetry.numbered(100, cluster="clock")
+    with start_echo(tmp_path) as service:
+        assert push(service, request).status_code == 200
+    with at_another_time(tmp_path, -DAY) as service:
+        assert push(service, request).status_code == 200
+        ahead = ExportLogsServiceResponse.FromString(
+            push(service, telemetry.numbered(10, cluster="clock")[1]).content
+        )
+        back, late = telemetry.numbered(100, cluster="clock", at=time.time_ns() - DAY)
+        assert push(service, late).content == b""
+        marker = telemetry.logs([("undated", "", {})], "clock", at=0)
+        assert push(service, marker).status_code == 200
+        question = service.url("api", f"{echo.TOOLS}{echo.TOOL_PREFIX}summary")
+        (row,) = CLIENT.post(question, json={"cluster_id": "clock"}).json()["rows"]
+        found = stored(service)
+
+    assert ahead.partial_success.rejected_log_records == 10
+    assert "ahead of Echo's clock: check both" in ahead.partial_success.error_message
+    assert row["events"] == len(found) == 201
+    assert set(before + back) < set(found)
+    with start_echo(tmp_path) as service:
+        assert sorted(stored(service)) == sorted(found)
+
+
+def test_one_batch_sent_by_many_at_once_is_kept_once(tmp_path: Path) -> None:
+    ids, request = telemetry.numbered(300, cluster="many")
+    shuffled = telemetry.numbered(1, cluster="many")[1]
+    records = shuffled.resource_logs[0].scope_logs[0].log_records
+    own = next(pair.value.string_value for pair in records[0].attributes if pair.key == attributes.EVENT_ID)
+    records.extend(reversed(request.resource_logs[0].scope_logs[0].log_records[100:]))
+    answers: list[int] = []
+    with start_echo(tmp_path) as service:
+        senders = [
+            threading.Thread(target=lambda message=message: answers.append(push(service, message).status_code))
+            for message in (request, shuffled) * 6
+        ]
+        for sender in senders:
+            sender.start()
+        for sender in senders:
+            sender.join()
+
+        assert answers == [200] * 12
+        assert sorted(stored(service)) == sorted([*ids, own])
