@@ -38,7 +38,7 @@ ANALYSIS_OUTPUT: Final[dict[str, Any]] = {
     "type": "object",
     "properties": {
         "columns": {"type": "array", "items": {"type": "string"}},
-        "rows": {"type": "array", "items": {"type": "array"}},
+        "rows": {"type": "array", "items": {"type": "array", "items": {}}},
         "row_count": {"type": "integer"},
         "truncated": {"type": "boolean"},
     },

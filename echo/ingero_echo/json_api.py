@@ -13,23 +13,88 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from pydantic import BaseModel, ConfigDict
 from starlette.exceptions import HTTPException
 
 from ingero_contract import echo
 from ingero_echo.auth import Identity, Scope
-from ingero_echo.desk import ANALYSIS, TOOLS, AnalysisArguments, Desk, Reply
+from ingero_echo.desk import ANALYSIS, TOOLS, AnalysisArguments, Desk, Reply, Tool
 from ingero_echo.errors import Refused
+from ingero_echo.guard import OPEN
 
 CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
 
-ERROR_SCHEMA: Final[dict[str, Any]] = {
-    "type": "object",
-    "properties": {name: {"type": "string"} for name in ("code", "message", "hint", "request_id")},
-    "required": ["code", "message", "hint", "request_id"],
-}
+
+class Described(BaseModel):
+    """Base of what the API answers besides tools; the docstrings are the documentation."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+
+class Problem(Described):
+    """Why something was refused."""
+
+    code: str
+    """For machines."""
+    message: str
+    """For people."""
+    hint: str
+    """What to do."""
+    request_id: str
+    """Stands in the log as well."""
+
+
+class Versions(Described):
+    """Versions of the API."""
+
+    versions: list[str]
+    current: str
+    mcp: str
+    """Path of MCP."""
+
+
+class Health(Described):
+    """Liveness, and whether the database is open."""
+
+    status: str
+    ready: bool
+
+
+class Whoami(Described):
+    """What a token is good for."""
+
+    name: str
+    scopes: list[str]
+    clusters: list[str] | None
+    """Clusters that the token is bound to; null for all."""
+
+
+class ToolFacts(Described):
+    """One tool, as MCP describes it."""
+
+    name: str
+    title: str
+    description: str
+    inputSchema: dict[str, Any]
+    outputSchema: dict[str, Any]
+
+
+class ToolList(Described):
+    """The catalogue."""
+
+    tools: list[ToolFacts]
+
+
+class BackupFile(Described):
+    """A copy that was written into the backup folder."""
+
+    name: str
+    bytes: int
+
+
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
-    status: {"description": text, "content": {"application/json": {"schema": ERROR_SCHEMA}}}
+    status: {"description": text, "model": Problem}
     for status, text in {
         401: "no or an unknown token", 403: "the token may not", 408: "took too long", 422: "cannot be answered",
         429: "too often", 503: "not ready",
@@ -130,49 +195,48 @@ def make_api(
         )
 
     @app.get(echo.VERSIONS, operation_id="versions")
-    def versions() -> dict[str, Any]:
+    def versions() -> Versions:
         """Which versions of the API this server speaks."""
-        return {"versions": ["v2"], "current": "v2", "mcp": echo.MCP}
+        return Versions(versions=["v2"], current="v2", mcp=echo.MCP)
 
     @app.get(echo.HEALTH, operation_id="health")
-    def health() -> dict[str, Any]:
+    def health() -> Health:
         """Liveness."""
-        return {"status": "ok", "ready": ready()}
+        return Health(status="ok", ready=ready())
 
     @app.get(echo.WHOAMI, operation_id="whoami", responses=_ERRORS)
-    def whoami(request: Request) -> dict[str, Any]:
+    def whoami(request: Request) -> Whoami:
         """Name, scopes and clusters of the token."""
         who = identity_of(request)
-        return {
-            "name": who.name,
-            "scopes": sorted(who.scopes),
-            "clusters": None if who.clusters is None else sorted(who.clusters),
-        }
+        clusters = None if who.clusters is None else sorted(who.clusters)
+        return Whoami(name=who.name, scopes=sorted(who.scopes), clusters=clusters)
 
     @app.get(echo.TOOLS_LIST, operation_id="listTools", responses=_ERRORS)
-    def tools() -> dict[str, Any]:
+    def tools() -> ToolList:
         """Every tool with the schemas of its arguments and of its answer."""
-        return {
-            "tools": [
-                {
-                    "name": tool.name, "title": tool.title, "description": tool.description,
-                    "inputSchema": tool.input_schema, "outputSchema": tool.output_schema,
-                }
+        return ToolList(
+            tools=[
+                ToolFacts(
+                    name=tool.name, title=tool.title, description=tool.description, inputSchema=tool.input_schema,
+                    outputSchema=tool.output_schema,
+                )
                 for tool in TOOLS.values()
             ]
-        }  # fmt: skip
+        )  # fmt: skip
 
-    @app.post(echo.SQL, operation_id="sql", responses=_ERRORS)
+    @app.post(
+        echo.SQL, operation_id="sql", responses={200: _answer(TOOLS[ANALYSIS]), **_ERRORS}, response_class=Response
+    )
     async def sql(request: Request, query: AnalysisArguments, accept: Annotated[str, Header()] = "*/*") -> Response:
         """Run one read-only SELECT."""
         reply = await run_in_threadpool(desk.call, identity_of(request), ANALYSIS, query.model_dump())
         return render(reply, accept)
 
     @app.post(echo.BACKUPS, operation_id="backup", responses=_ERRORS)
-    async def backups(request: Request) -> dict[str, Any]:
+    async def backups(request: Request) -> BackupFile:
         """Write a consistent copy of the database into the configured folder."""
         require(request, Scope.BACKUP)
-        return await run_in_threadpool(backup)
+        return BackupFile.model_validate(await run_in_threadpool(backup))
 
     @app.get(echo.METRICS_PAGE, include_in_schema=False)
     def metrics(request: Request) -> Response:
@@ -186,7 +250,32 @@ def make_api(
     async def unknown(name: str) -> Response:
         raise Refused("unknown_tool", f"there is no tool {name[:100]!r}", f"see {echo.TOOLS_LIST}", 404)
 
+    _complete(app.openapi())
     return app
+
+
+def _complete(document: dict[str, Any]) -> None:
+    """Add to the description what routes do not say: tokens, and the arguments of every tool."""
+    document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
+    document["security"] = [{"bearer": []}]
+    paths = document["paths"]
+    for path in OPEN & paths.keys():
+        paths[path]["get"]["security"] = []
+    for name, tool in TOOLS.items():
+        body = {"content": {"application/json": {"schema": tool.input_schema}}, "required": False}
+        paths[echo.TOOLS + name]["post"]["requestBody"] = body
+
+
+def _answer(tool: Tool) -> dict[str, Any]:
+    """What a tool answers, in every format."""
+    return {
+        "description": tool.title,
+        "content": {
+            "application/json": {"schema": tool.output_schema},
+            CSV: {"schema": {"type": "string"}},
+            ARROW: {"schema": {"type": "string", "format": "binary"}},
+        },
+    }
 
 
 def _route(app: FastAPI, desk: Desk, name: str) -> None:
@@ -200,18 +289,8 @@ def _route(app: FastAPI, desk: Desk, name: str) -> None:
         reply = await run_in_threadpool(desk.call, identity_of(request), name, arguments or {})
         return render(reply, accept)
 
-    ok = {
-        "description": tool.title,
-        "content": {
-            "application/json": {"schema": tool.output_schema},
-            CSV: {"schema": {"type": "string"}},
-            ARROW: {"schema": {"type": "string", "format": "binary"}},
-        },
-    }
     app.add_api_route(
         echo.TOOLS + name, call, methods=["POST"], operation_id=name.removeprefix(echo.TOOL_PREFIX),
-        summary=tool.title, description=tool.description, responses={200: ok, **_ERRORS}, response_class=Response,
-        openapi_extra={
-            "requestBody": {"content": {"application/json": {"schema": tool.input_schema}}, "required": False}
-        },
+        summary=tool.title, description=tool.description, responses={200: _answer(tool), **_ERRORS},
+        response_class=Response,
     )  # fmt: skip
