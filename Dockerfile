@@ -12,6 +12,8 @@ COPY operator operator
 COPY fleet fleet
 COPY agent agent
 COPY echo echo
+# Modules are compiled here, for nothing can write beside them later and compiling is half of a start; by hash, so that
+# the same sources give the same files.
 # The versions of the lock without the hashes of other platforms' files; the wheel brings every package of ours, each
 # image only the dependencies of its own extra.
 RUN grep -E '^[A-Za-z0-9]' requirements.lock | sed 's/ *\\$//' > /constraints.txt \
@@ -21,6 +23,8 @@ RUN grep -E '^[A-Za-z0-9]' requirements.lock | sed 's/ *\\$//' > /constraints.tx
       && /uv/bin/uv pip install --quiet --python "/env/$name/opt/ingero/bin/python" --constraint /constraints.txt \
            "$(ls /wheel/*.whl)[$name]" \
       && find "/env/$name" -name __pycache__ -prune -exec rm -rf {} + \
+      && "/env/$name/opt/ingero/bin/python" -m compileall -q --invalidation-mode unchecked-hash \
+           -s "/env/$name" -p / "/env/$name/opt/ingero/lib" \
       && sed -i "1s|^#!.*|#!/opt/ingero/bin/python|" "/env/$name"/opt/ingero/bin/ingero-* || exit 1; \
     done
 
