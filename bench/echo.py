@@ -119,16 +119,20 @@ def kills(folder: Path, size: Size) -> None:
     endpoint, api = ports["ingest"]["http_endpoint"], f"http://{ports['api']['endpoint']}"
     command = [
         str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--endpoint", endpoint, "--nodes", "8", "--events",
-        "1000000", "--batch", "100", "--cluster", "kills", "--api", api, "--seconds", str(3 * times), "--json",
+        "1000000", "--batch", "100", "--cluster", "kills", "--api", api, "--json",
     ]  # fmt: skip
     with subprocess.Popen(["taskset", "-c", str(LOAD_CORE), *command], stdout=subprocess.PIPE, text=True) as sender:
-        for number in range(times):
-            with pinned(folder / "kills", ports) as service:
-                time.sleep(0.7 + 0.1 * (number % 7))
-                os.kill(service.process.pid, signal.SIGKILL)
-                service.process.wait()
-        with pinned(folder / "kills", ports):
-            facts = json.loads(sender.communicate(timeout=600)[0])
+        try:
+            for number in range(times):
+                with pinned(folder / "kills", ports) as service:
+                    time.sleep(0.7 + 0.1 * (number % 7))
+                    os.kill(service.process.pid, signal.SIGKILL)
+                    service.process.wait()
+            with pinned(folder / "kills", ports):
+                sender.send_signal(signal.SIGINT)
+                facts = json.loads(sender.communicate(timeout=600)[0])
+        finally:
+            sender.kill()
     row(
         f"8 senders, {times} times kill -9, {facts['acknowledged']:,} acknowledged: missing, doubled, changed",
         f"{facts['missing']}, {facts['doubled']}, {facts['wrong_chain']}", "0, 0, 0", facts["clean"],

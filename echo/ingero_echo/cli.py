@@ -127,8 +127,11 @@ def stress(
 ) -> None:  # fmt: skip
     """Push numbered events as fast as they are acknowledged, then look for every one of them.
 
-    Exit status 1 when anything failed, or is missing, doubled or changed.
+    An interrupt (Ctrl-C) ends the sending early; what was acknowledged until then is looked for. Exit status 1 when
+    anything failed, or is missing, doubled or changed.
     """
+    import signal
+
     from ingero_echo.errors import Refused
     from ingero_echo.stress import Plan, run
     from ingero_kit.tls import ClientTls
@@ -140,6 +143,7 @@ def stress(
             tls=ClientTls(ca_file=ca_file).context() if tls else None,
             ca=ca_file.read_bytes() if ca_file else None,
         )  # fmt: skip
+        signal.signal(signal.SIGINT, lambda *_: plan.stop.set())
         outcome = run(plan)
     except (SettingsError, OSError, Refused) as error:
         _fail(error)

@@ -30,7 +30,7 @@ PAGE: Final = 10_000
 class Plan:
     """What to send. `endpoint` is host:port; `api` the address of the JSON API for the check, or empty.
 
-    With `seconds` no new request is begun after that time, however many events are left.
+    With `seconds` no new request is begun after that time, nor when `stop` is set, however many events are left.
     """
 
     endpoint: str
@@ -46,6 +46,7 @@ class Plan:
     api: str = ""
     give_up_seconds: float = 60.0
     seconds: float = 0.0
+    stop: threading.Event = field(default_factory=threading.Event)
 
 
 @dataclass
@@ -205,7 +206,7 @@ def run(plan: Plan) -> Outcome:
         source = Source(plan, node)
         sender = GrpcSender(plan) if plan.protocol == "grpc" else HttpSender(plan)
         left = plan.events
-        while left and not (plan.seconds and time.perf_counter() - began > plan.seconds):
+        while left and not plan.stop.is_set() and not (plan.seconds and time.perf_counter() - began > plan.seconds):
             count = min(plan.batch, left)
             ids, body = source.request(count)
             sent = time.perf_counter()

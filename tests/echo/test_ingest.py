@@ -1,5 +1,6 @@
 """Events over real sockets: what was acknowledged is there, once, whatever happens in between."""
 
+import json
 import os
 import signal
 import time
@@ -17,7 +18,7 @@ from ingero_contract import attributes, echo, metrics, routes
 from ingero_kit.otlp import HealthReport, encode_report, to_json
 from ingero_kit.otlp_server import Signal
 from ingero_testing import telemetry
-from ingero_testing.processes import Running
+from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -229,6 +230,22 @@ def test_killed_in_the_middle_nothing_acknowledged_is_lost_or_doubled(tmp_path: 
 
     assert len(found) == len(set(found))
     assert set(acknowledged) == set(found)
+
+
+def test_an_interrupted_stress_looks_for_what_was_acknowledged(service: Running, tmp_path: Path) -> None:
+    with process(
+        tmp_path / "stress.log", str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--nodes", "2", "--endpoint",
+        f"127.0.0.1:{service.ports['otlp/http']}", "--events", "100000000", "--cluster", "stopped", "--json",
+        "--api", service.url("api"),
+    ) as stress:  # fmt: skip
+        count = "SELECT count(*) FROM events WHERE cluster_id = 'stopped'"
+        wait_until(lambda: rows(service, count)[0][0] > 0, "the first events")
+        stress.process.send_signal(signal.SIGINT)
+
+        assert stress.process.wait(60) == 0, stress.words()
+        facts = json.loads(stress.words())
+        assert facts["clean"]
+        assert facts["acknowledged"] == rows(service, count)[0][0]
 
 
 def test_a_second_process_is_told_who_the_first_is(tmp_path: Path) -> None:
