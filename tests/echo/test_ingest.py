@@ -234,9 +234,9 @@ def test_killed_in_the_middle_nothing_acknowledged_is_lost_or_doubled(tmp_path: 
 
 def test_an_interrupted_stress_looks_for_what_was_acknowledged(service: Running, tmp_path: Path) -> None:
     with process(
-        tmp_path / "stress.log", str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--nodes", "2", "--endpoint",
-        f"127.0.0.1:{service.ports['otlp/http']}", "--events", "100000000", "--cluster", "stopped", "--json",
-        "--api", service.url("api"),
+        tmp_path / "stress.log", str(BIN / "ingero-echo"), "stress", "--protocol", "http", "--nodes", "2",
+        "--endpoint", f"127.0.0.1:{service.ports['otlp/http']}", "--events", "100000000", "--batch", "10",
+        "--cluster", "stopped", "--api", service.url("api"), "--json",
     ) as stress:  # fmt: skip
         count = "SELECT count(*) FROM events WHERE cluster_id = 'stopped'"
         wait_until(lambda: rows(service, count)[0][0] > 0, "the first events")
