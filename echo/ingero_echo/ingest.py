@@ -20,6 +20,7 @@ from ingero_contract import attributes as keys
 from ingero_contract import echo, metrics
 from ingero_echo import columns, wire
 from ingero_echo.records import Block, Record, log_record, malformed, number_point, pairs, read
+from ingero_echo.repeats import identities, identity, kind
 from ingero_kit.otlp import MAX_NAME, check_name
 from ingero_kit.otlp_layout import Unfit
 from ingero_kit.otlp_server import Encoding, Signal
@@ -64,7 +65,7 @@ Allowed = Callable[[str], bool]
 class Batch:
     """What a request becomes: record batches by table, identities, and what was left out with the reasons.
 
-    `identities` has one entry for every event: the hash of (event id, name, cluster) by which repeats are known.
+    `identities` has one entry for every event, by which repeats are known.
     """
 
     tables: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
@@ -81,11 +82,6 @@ class Batch:
     def message(self) -> str:
         """The reasons in one line for the sender; empty when nothing was wrong."""
         return "; ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
-
-
-def identity(event_id: bytes, name: str, cluster: str) -> int:
-    """What two deliveries of one event have in common; good within one process only."""
-    return hash(event_id) ^ hash((name, cluster))
 
 
 def given_id(text: str) -> bytes:
@@ -373,17 +369,16 @@ def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | N
     left: list[tuple[Block, list[int]]] = []
     ordinal = 0
     try:
-        for encoded, spans in resources:
-            resource = pairs(Resource.FromString(encoded).attributes)
-            numbered = list(enumerate(spans, ordinal))
-            ordinal += len(spans)
-            groups, rest = wire.groups(push.signal, body, numbered)
+        for block in resources:
+            resource = pairs(Resource.FromString(block.resource).attributes)
+            groups, rest = wire.groups(push.signal, body, block, ordinal)
+            ordinal += block.records
             builder = Builder(push, resource)
             for group in groups:
                 rest += _columns(builder, group)
             rest.sort()
-            records = [_parse(push.signal, body[span.start : span.end], span.name) for _, span in rest]
-            left.append((Block(resource, records), [number for number, _ in rest]))
+            records = [_parse(push.signal, body[span.start : span.end], span.name) for span in rest]
+            left.append((Block(resource, records), [span.ordinal for span in rest]))
     except DecodeError:
         raise malformed(push.signal) from None
     return iter(left)
@@ -395,7 +390,7 @@ def _parse(signal: Signal, record: bytes, name: str) -> Record:
     return number_point(name, NumberDataPoint.FromString(record))
 
 
-def _columns(builder: Builder, group: wire.Group) -> list[tuple[int, wire.Span]]:
+def _columns(builder: Builder, group: wire.Group) -> list[wire.Span]:
     """Add the rows of a group; gives back the records that need a closer look, for instance at their time."""
     push = builder.push
     try:
@@ -411,15 +406,9 @@ def _columns(builder: Builder, group: wire.Group) -> list[tuple[int, wire.Span]]
         ids = _ids(push, group, record)
         arrays = _arrays(push, builder.resource, group, record, ids, times, contexts, which)
     except Unfit:
-        return group.items
-    bases = [hash((record.name, context.cluster)) for context in contexts]
-    base = bases[0]
-    if len(bases) == 1:
-        push.batch.identities += [base ^ hash(ids[at : at + 16]) for at in range(0, len(ids), 16)]
-    else:
-        push.batch.identities += [
-            bases[one] ^ hash(ids[16 * row : 16 * row + 16]) for row, one in enumerate(which.tolist())
-        ]
+        return group.spans()
+    kinds = np.array([kind(record.name, context.cluster) for context in contexts], dtype=np.uint64)
+    push.batch.identities += identities(ids, kinds[which])
     rows = pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMAS["events"])
     push.batch.tables.setdefault("events", []).append(rows)
     return []
@@ -468,7 +457,7 @@ def _ids(push: Delivery, group: wire.Group, record: Record) -> bytes:
         return wire.uuid_bytes(group.column(place))
     ids = np.empty((len(group.ordinals), 16), dtype=np.uint8)
     ids[:, :8] = np.frombuffer(push.digest(), dtype=np.uint8)
-    ids[:, 8:] = np.array(group.ordinals, dtype=">u8").view(np.uint8).reshape(-1, 8)
+    ids[:, 8:] = group.ordinals.astype(">u8").view(np.uint8).reshape(-1, 8)
     return ids.tobytes()
 
 

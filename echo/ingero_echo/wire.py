@@ -23,13 +23,26 @@ LEAST: Final = 16
 _LENGTH, _FIXED64, _VARINT = 2, 1, 0
 
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
+Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Span(NamedTuple):
-    """Where one record stands, and the metric that it is a point of (empty for logs)."""
+    """One record: its place in the request, where it stands, and the metric it is a point of (empty for logs)."""
 
+    ordinal: int
     start: int
     end: int
+    name: str
+
+
+class Run(NamedTuple):
+    """Records of one length at equal distances: the place of the first one in the block, and where it stands."""
+
+    ordinal: int
+    start: int
+    length: int
+    step: int
+    times: int
     name: str
 
 
@@ -37,7 +50,8 @@ class Resource(NamedTuple):
     """One resource block: the resource still encoded, and its records in order."""
 
     resource: bytes
-    spans: list[Span]
+    runs: list[Run]
+    records: int
 
 
 def split(signal: Signal, body: bytes) -> list[Resource]:
@@ -66,7 +80,8 @@ def _messages(body: bytes, start: int, end: int, known: tuple[int, ...]) -> Iter
 
 def _block(signal: Signal, body: bytes, start: int, end: int) -> Resource:
     resource = b""
-    spans: list[Span] = []
+    runs: list[Run] = []
+    count = 0
     for number, begin, stop in _messages(body, start, end, (1, 2, 3)):
         if number == 1:
             if resource:
@@ -75,14 +90,14 @@ def _block(signal: Signal, body: bytes, start: int, end: int) -> Resource:
         elif number == 3:
             body[begin:stop].decode()
         elif signal is Signal.LOGS:
-            _log_records(body, begin, stop, spans)
+            count = _log_records(body, begin, stop, runs, count)
         else:
             for inner, at, to in _messages(body, begin, stop, (1, 2, 3)):
                 if inner == 2:
-                    _points(body, at, to, spans)
+                    count = _points(body, at, to, runs, count)
                 else:
                     _check_scope(inner, body[at:to])
-    return Resource(resource, spans)
+    return Resource(resource, runs, count)
 
 
 def _check_scope(number: int, content: bytes) -> None:
@@ -93,9 +108,14 @@ def _check_scope(number: int, content: bytes) -> None:
         content.decode()
 
 
-def _log_records(body: bytes, at: int, end: int, spans: list[Span]) -> None:
-    """The hot loop: tag and length of every record, both short in practice."""
+def _log_records(body: bytes, at: int, end: int, runs: list[Run], ordinal: int) -> int:
+    """The hot loop: tag and length of every record, both short in practice; returns the place of the next record.
+
+    Where the next record begins with the same tag and length, how many do so is looked up for all at once.
+    """
+    alone = 0
     while at < end:
+        begun = at
         if body[at] != 0x12:
             tag, at = read_varint(body, at)
             length, at = read_varint(body, at)
@@ -113,14 +133,30 @@ def _log_records(body: bytes, at: int, end: int, spans: list[Span]) -> None:
             else:
                 length = length & 0x7F | second << 7
                 at += 1
-        spans.append(Span(at, at + length, ""))
-        at += length
+        step, count, head = at + length - begun, 1, body[begun:at]
+        if alone:
+            alone -= 1
+        elif body.startswith(head, begun + step):
+            count = _alike(body, begun, end, step, len(head))
+            alone = 0 if count >= LEAST else LEAST
+        runs.append(Run(ordinal, at, length, step, count, ""))
+        at += length + step * (count - 1)
+        ordinal += count
     if at != end:
         raise Unfit
+    return ordinal
 
 
-def _points(body: bytes, start: int, end: int, spans: list[Span]) -> None:
-    name, kind, before = "", 0, len(spans)
+def _alike(body: bytes, start: int, end: int, step: int, width: int) -> int:
+    """How many parts of `step` bytes, one after the other, begin with the same `width` bytes."""
+    count = (end - start) // step
+    heads = np.frombuffer(body, np.uint8, count * step, start).reshape(count, step)[:, :width]
+    differ = np.flatnonzero((heads != heads[0]).any(axis=1))
+    return int(differ[0]) if len(differ) else count
+
+
+def _points(body: bytes, start: int, end: int, runs: list[Run], ordinal: int) -> int:
+    name, kind, before = "", 0, len(runs)
     for number, begin, stop in _messages(body, start, end, (1, 2, 3, 5, 7)):
         if number in (5, 7):
             if kind not in (0, number):
@@ -128,15 +164,17 @@ def _points(body: bytes, start: int, end: int, spans: list[Span]) -> None:
             kind = number
             for point in parts(body, begin, stop):
                 if point.number == 1 and point.kind == _LENGTH:
-                    spans.append(Span(point.start, point.end, name))
+                    runs.append(Run(ordinal, point.start, point.end - point.start, 0, 1, name))
+                    ordinal += 1
                 elif number == 5 or point.kind != _VARINT:
                     raise Unfit
             continue
         text = body[begin:stop].decode()
         if number == 1:
-            if len(spans) != before:
+            if len(runs) != before:
                 raise Unfit
             name = text
+    return ordinal
 
 
 class Place(NamedTuple):
@@ -210,13 +248,17 @@ class Group:
     """Records of one shape. `matrix` has one row for each; `ordinals` are their places in the request."""
 
     matrix: Bytes
-    ordinals: list[int]
+    ordinals: Places
+    starts: Places
     places: list[Place]
     template: bytes
     name: str
-    items: list[tuple[int, Span]]
-    rest: list[tuple[int, Span]] = field(default_factory=list)
+    rest: list[Span] = field(default_factory=list)
     """Records of this length that have another shape."""
+
+    def spans(self) -> list[Span]:
+        """Its records one by one, for the parser."""
+        return _spans(self.ordinals, self.starts, len(self.template), self.name)
 
     def find(self, kind: str, key: str = "") -> Place | None:
         """The place of a kind, or of an attribute."""
@@ -247,66 +289,61 @@ class Group:
             raise Unfit from None
 
 
-def groups(signal: Signal, body: bytes, spans: list[tuple[int, Span]]) -> tuple[list[Group], list[tuple[int, Span]]]:
-    """Sort numbered records into shapes; returns those too and what has to be parsed one by one."""
-    by_length: dict[tuple[str, int], list[tuple[int, Span]]] = {}
-    for item in spans:
-        span = item[1]
-        key = (span.name, span.end - span.start)
-        found = by_length.get(key)
-        if found is None:
-            by_length[key] = [item]
-        else:
-            found.append(item)
+def groups(signal: Signal, body: bytes, resource: Resource, first: int) -> tuple[list[Group], list[Span]]:
+    """Sort the records of a block into shapes; returns those, and what has to be parsed one by one.
+
+    `first` is the place of the block's first record in the request.
+    """
+    by_length: dict[tuple[str, int], list[Run]] = {}
+    for run in resource.runs:
+        by_length.setdefault((run.name, run.length), []).append(run)
     shaped: list[Group] = []
-    rest: list[tuple[int, Span]] = []
-    for (name, length), items in by_length.items():
-        if len(items) < LEAST or not length:
-            rest += items
-            continue
+    rest: list[Span] = []
+    for (name, length), runs in by_length.items():
+        ordinal, start, _, step, times = np.array([run[:5] for run in runs], dtype=np.int64).T
+        within = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+        starts = np.repeat(start, times) + np.repeat(step, times) * within
+        ordinals = first + np.repeat(ordinal, times) + within
         try:
-            group = _group(signal, body, name, length, items)
+            group = _group(signal, body, name, length, ordinals, starts)
         except Unfit:
-            rest += items
+            rest += _spans(ordinals, starts, length, name)
             continue
+        shaped.append(group)
         rest += group.rest
-        if len(group.ordinals) < LEAST:
-            rest += group.items
-        else:
-            shaped.append(group)
-    rest.sort()
     return shaped, rest
 
 
-def _group(signal: Signal, body: bytes, name: str, length: int, items: list[tuple[int, Span]]) -> Group:
-    first = items[0][1]
-    template = body[first.start : first.end]
+def _spans(ordinals: Places, starts: Places, length: int, name: str) -> list[Span]:
+    pairs = zip(ordinals.tolist(), starts.tolist(), strict=True)
+    return [Span(ordinal, start, start + length, name) for ordinal, start in pairs]
+
+
+def _group(signal: Signal, body: bytes, name: str, length: int, ordinals: Places, starts: Places) -> Group:
+    if len(ordinals) < LEAST or not length:
+        raise Unfit
+    template = body[starts[0] : starts[0] + length]
     found = places(signal, template)
-    matrix = _matrix(body, items, length)
+    matrix = _matrix(body, starts, length)
     free = np.zeros(length, dtype=bool)
     for place in found:
         free[place.offset : place.offset + place.length] = True
-    fixed = ~free
-    fits = (matrix[:, fixed] == matrix[0, fixed]).all(axis=1)
-    ordinals = [ordinal for ordinal, _ in items]
+    fits = (matrix == matrix[0])[:, ~free].all(axis=1)
     if fits.all():
-        return Group(matrix, ordinals, found, template, name, items)
-    keep = fits.tolist()
-    return Group(
-        matrix[fits], [ordinal for ordinal, fit in zip(ordinals, keep, strict=True) if fit], found, template, name,
-        [item for item, fit in zip(items, keep, strict=True) if fit],
-        [item for item, fit in zip(items, keep, strict=True) if not fit],
-    )  # fmt: skip
+        return Group(matrix, ordinals, starts, found, template, name)
+    if fits.sum() < LEAST:
+        raise Unfit
+    rest = _spans(ordinals[~fits], starts[~fits], length, name)
+    return Group(matrix[fits], ordinals[fits], starts[fits], found, template, name, rest)
 
 
-def _matrix(body: bytes, items: list[tuple[int, Span]], length: int) -> Bytes:
+def _matrix(body: bytes, starts: Places, length: int) -> Bytes:
     """The records one below the other, without copying when they stand at equal distances."""
     flat = np.frombuffer(body, dtype=np.uint8)
-    starts = np.fromiter((span.start for _, span in items), dtype=np.int64, count=len(items))
     steps = np.diff(starts)
-    if len(steps) and (steps == steps[0]).all():
+    if (steps == steps[0]).all():
         return np.lib.stride_tricks.as_strided(
-            flat[starts[0] :], shape=(len(items), length), strides=(int(steps[0]), 1), writeable=False
+            flat[starts[0] :], shape=(len(starts), length), strides=(int(steps[0]), 1), writeable=False
         )
     gathered: Bytes = flat[starts[:, None] + np.arange(length)]
     return gathered

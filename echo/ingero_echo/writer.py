@@ -12,12 +12,13 @@ from typing import Any, Final
 from uuid import UUID
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 
 from ingero_echo import rollups
 from ingero_echo.columns import SCHEMAS
 from ingero_echo.ingest import Batch
-from ingero_echo.repeats import Repeats
+from ingero_echo.repeats import Repeats, identities, kind
 from ingero_echo.settings import IngestConfig
 from ingero_echo.store import TABLES, Store, StoreError, trouble
 from ingero_echo.wire import text_matrix, uuid_bytes
@@ -277,16 +278,9 @@ class Writer:
         )
         for part in rows.to_arrow_reader(50_000):
             ids = uuid_bytes(text_matrix(part["event_id"], 36))
-            bases: dict[tuple[str, str], int] = {}
-            found = []
-            for row, pair in enumerate(
-                zip(part["metric_name"].to_pylist(), part["cluster_id"].to_pylist(), strict=True)
-            ):
-                base = bases.get(pair)
-                if base is None:
-                    base = bases[pair] = hash(pair)
-                found.append(base ^ hash(ids[16 * row : 16 * row + 16]))
-            out += found
+            pairs = zip(part["metric_name"].to_pylist(), part["cluster_id"].to_pylist(), strict=True)
+            kinds = np.fromiter((kind(*pair) for pair in pairs), dtype=np.uint64, count=part.num_rows)
+            out += identities(ids, kinds)
         cursor.close()
         return out
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import duckdb
 import httpx
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
@@ -15,7 +16,7 @@ from click.testing import CliRunner
 from ingero_contract import echo, metrics, routes
 from ingero_echo import retention, rollups
 from ingero_echo.cli import main
-from ingero_echo.repeats import Repeats
+from ingero_echo.repeats import Repeats, identities, identity, kind
 from ingero_echo.settings import RetentionConfig, StoreConfig
 from ingero_echo.store import Store, StoreError, migrations, published
 from ingero_testing import telemetry
@@ -291,6 +292,16 @@ def test_settings_that_are_not_safe_are_refused(settings: list[str], words: str)
 
     assert result.exit_code == 2
     assert words in result.output
+
+
+def test_an_identity_is_the_same_for_one_event_and_for_many_and_patterns_of_ids_do_not_collide() -> None:
+    ids = [number.to_bytes(8, "big") * 2 for number in range(10_000)]
+    kinds = np.array([kind("m", f"c{number % 3}") for number in range(10_000)], dtype=np.uint64)
+
+    many = identities(b"".join(ids), kinds)
+
+    assert many == [identity(one, "m", f"c{number % 3}") for number, one in enumerate(ids)]
+    assert len(set(many)) == 10_000
 
 
 def test_the_memory_of_repeats_is_bounded() -> None:

@@ -62,10 +62,12 @@ def same(signal: Signal, body: bytes, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(LOG, min_size=1, max_size=4), st.integers(1, 40), st.sampled_from(["c", "forbidden"]))
-def test_logs(monkeypatch: pytest.MonkeyPatch, kinds: list[Any], repeats: int, cluster: str) -> None:
+@given(st.lists(LOG, min_size=1, max_size=4), st.integers(1, 40), st.sampled_from(["c", "forbidden"]), st.booleans())
+def test_logs(monkeypatch: pytest.MonkeyPatch, kinds: list[Any], repeats: int, cluster: str, mixed: bool) -> None:
     request = ExportLogsServiceRequest()
-    for name, text, own, at, with_id in kinds * repeats:
+    for name, text, own, at, with_id in (
+        kinds * repeats if mixed else [kind for kind in kinds for _ in range(repeats)]
+    ):
         values = {**own, **({attributes.EVENT_ID: str(uuid.uuid4())} if with_id else {})}
         request.resource_logs.extend(telemetry.logs([(name, text, values)], cluster, at=at).resource_logs)
     merged = request.resource_logs[0].scope_logs[0].log_records
