@@ -200,7 +200,8 @@ class Writer:
             for table in TABLES:
                 found = [part for tables in batches for part in tables.get(table, ())]
                 if found:
-                    connection.register("rows", pa.Table.from_batches(found, SCHEMAS[table]))
+                    # In one piece: the engine takes many small batches at the price of full ones.
+                    connection.register("rows", pa.Table.from_batches(found, SCHEMAS[table]).combine_chunks())
                     try:
                         connection.execute(f"INSERT INTO {table} SELECT * FROM rows")
                         if table == "events":

@@ -74,10 +74,10 @@ def push_until_refused(service: Running) -> tuple[list[str], httpx.Response, Any
 def test_on_a_full_disk_senders_are_told_why_and_all_goes_on_when_there_is_room(
     tmp_path: Path, wal_limit_mb: int
 ) -> None:
-    with volume(tmp_path / "volume", 8) as folder:
+    with volume(tmp_path / "volume", 5) as folder:
         change = {**MANY, "store": {"path": str(folder / "echo.duckdb"), "wal_limit_mb": wal_limit_mb}}
         ballast = folder / "ballast"
-        ballast.write_bytes(bytes(4 << 20))
+        ballast.write_bytes(bytes(3 << 20))
         with start_echo(tmp_path, change) as service:
             acknowledged, refusal, request = push_until_refused(service)
 
@@ -88,16 +88,16 @@ def test_on_a_full_disk_senders_are_told_why_and_all_goes_on_when_there_is_room(
 
             ballast.unlink()
             wait_until(lambda: push(service, request).status_code == 200, "the request to be taken")
-            assert len(stored(service)) == len(set(stored(service))) == len(acknowledged) + 1000
+            found = stored(service)
+            assert len(found) == len(set(found)) == len(acknowledged) + 1000
             service.process.kill()
             service.process.wait(10)
         with start_echo(tmp_path, change) as service:
-            assert len(stored(service)) == len(acknowledged) + 1000
-            assert set(acknowledged) < set(stored(service))
+            assert sorted(stored(service)) == sorted(found)
 
 
 def test_killed_on_a_full_disk_it_starts_when_there_is_room(tmp_path: Path) -> None:
-    with volume(tmp_path / "volume", 4) as folder:
+    with volume(tmp_path / "volume", 3) as folder:
         change = {**MANY, "store": {"path": str(folder / "echo.duckdb"), "wal_limit_mb": 1000}}
         with start_echo(tmp_path, change) as service:
             acknowledged, _, _ = push_until_refused(service)
@@ -139,12 +139,11 @@ def test_a_volume_that_cannot_be_written_is_named_at_the_start(tmp_path: Path, b
                 assert sorted(stored(service)) == sorted(ids)
 
 
+@pytest.mark.skipif(not os.geteuid(), reason="root may write every file")
 def test_a_file_that_cannot_be_written_is_named_at_the_start(tmp_path: Path) -> None:
     with start_echo(tmp_path) as service:
         assert push(service, telemetry.numbered(10)[1]).status_code == 200
     (tmp_path / "echo.duckdb").chmod(0o444)
-    if os.access(tmp_path / "echo.duckdb", os.W_OK):
-        pytest.skip("root may write every file")
 
     status, words = serve(tmp_path, tmp_path / "echo.duckdb")
 
