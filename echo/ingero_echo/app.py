@@ -39,6 +39,7 @@ class Echo:
         self.config = config
         self.ports: dict[str, int] = {}
         self._keyring = Keyring(config.auth.tokens_file, config.auth.grace)
+        self._audit = Audit(config.auth.audit_file)
         self._store: Store | None = None
         self._writer: Writer | None = None
         self._intake: Intake | None = None
@@ -54,6 +55,7 @@ class Echo:
 
         Raises `SettingsError`, `OSError`, `StoreError` or `Locked` in words.
         """
+        self._stack.callback(self._audit.close)
         await self._front_ends()
         store = await asyncio.to_thread(Store.open, self.config.store)
         self._stack.callback(store.close)
@@ -75,7 +77,7 @@ class Echo:
         self._doors = Doors(config, lambda: self._store, registry, self.backup, MAX_BODY)
         guard = Guard(
             self._doors.api, self._doors.mcp, lambda: self._store is not None, self._keyring,
-            RateLimit(config.api.requests_per_second, config.api.burst), Audit(config.auth.audit_file),
+            RateLimit(config.api.requests_per_second, config.api.burst), self._audit,
             self._page.observe,
         )  # fmt: skip
         uvicorn_server, socket = bind(guard, config.api.endpoint, config.tls, DRAIN_SECONDS)
@@ -132,8 +134,9 @@ class Echo:
         return {"name": target.name, "bytes": target.stat().st_size}
 
     def reload(self) -> None:
-        """Read tokens and certificates again. What cannot be read is said, and the old ones stay."""
+        """Read tokens and certificates again, and open the audit file anew. What fails is said, and the old stays."""
         try:
+            self._audit.reopen()
             self._keyring.reload()
             if self._http:
                 self._http.reload_certificates()

@@ -41,16 +41,32 @@ Observe = Callable[[str, str], None]
 class Audit:
     """One line for every authenticated request: hash of the token, address, method, path, status, time."""
 
-    def __init__(self, file: Path | None) -> None:
-        self._file = file.open("a", encoding="utf-8") if file else None
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._file = path.open("ab", buffering=0) if path else None
+
+    def reopen(self) -> None:
+        """Go on in a new file when the old one was moved away; raises `OSError` and keeps the old one otherwise."""
+        if self._path and self._file:
+            fresh = self._path.open("ab", buffering=0)
+            self._file.close()
+            self._file = fresh
+
+    def close(self) -> None:
+        """Give the file back."""
+        if self._file:
+            self._file.close()
 
     def write(self, **fields: Any) -> None:
-        """Add a line."""
-        if self._file is None:
-            log.info("request", **fields)
-            return
-        self._file.write(json.dumps({"timestamp": rfc3339(time.time()), **fields}) + "\n")
-        self._file.flush()
+        """Add a line; to the log where the file takes none, so that no request goes unrecorded."""
+        if self._file is not None:
+            line = json.dumps({"timestamp": rfc3339(time.time()), **fields}) + "\n"
+            try:
+                self._file.write(line.encode())
+                return
+            except OSError as error:
+                log.error("audit_file_not_written", reason=str(error))
+        log.info("request", **fields)
 
 
 class Guard:

@@ -21,11 +21,13 @@ from mcp import Client
 from mcp.client.streamable_http import streamable_http_client
 from mcp.shared.exceptions import MCPError
 from prometheus_client.parser import text_string_to_metric_families
+from structlog.testing import capture_logs
 
 from ingero_contract import attributes, echo, metrics, routes
 from ingero_echo.answers import ANSWERS
 from ingero_echo.answers.table import Answer, Cited
 from ingero_echo.desk import TOOLS
+from ingero_echo.guard import Audit
 from ingero_kit.otlp import HealthReport, encode_report
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
@@ -522,6 +524,25 @@ def test_the_audit_log_names_the_hash_and_never_the_token(guarded: Running) -> N
     assert len(line["token_sha256"]) == 64
     assert (line["method"], line["path"], line["source"]) == ("GET", echo.WHOAMI, "127.0.0.1")
     assert "all-of-it" not in text + guarded.words()
+
+
+def test_a_full_disk_does_not_stop_the_audit_and_a_moved_file_is_begun_anew(tmp_path: Path) -> None:
+    file, fields = tmp_path / "audit.jsonl", {"path": "/x"}
+    audit = Audit(file)
+    audit.write(**fields)
+    file.rename(tmp_path / "audit.1")
+    audit.reopen()
+    audit.write(**fields)
+    full = Audit(Path("/dev/full"))
+
+    with capture_logs() as said:
+        full.write(**fields)
+    full.close()
+    audit.close()
+
+    assert file.read_text().count("\n") == (tmp_path / "audit.1").read_text().count("\n") == 1
+    assert [line["event"] for line in said] == ["audit_file_not_written", "request"]
+    assert said[1]["path"] == "/x"
 
 
 def test_tokens_rotate_on_hangup_with_a_grace(guarded: Running) -> None:
