@@ -4,6 +4,7 @@ An identity is 64 bits made of event id, name and cluster, good within one proce
 """
 
 import os
+import struct
 from collections.abc import Iterable, Sequence
 from typing import Any, Final
 
@@ -11,6 +12,7 @@ import numpy as np
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
+_halves: Final = struct.Struct("<QQ").unpack
 _MASK: Final = (1 << 64) - 1
 _FACTORS: Final = tuple(int.from_bytes(os.urandom(8)) | 1 for _ in range(2))
 """Drawn anew by every process, so that no pattern of ids makes many of them alike."""
@@ -23,8 +25,9 @@ def kind(name: str, cluster: str) -> int:
 
 def identity(event_id: bytes, name: str, cluster: str) -> int:
     """What two deliveries of one event have in common."""
-    high, low = int.from_bytes(event_id[:8], "little"), int.from_bytes(event_id[8:], "little")
-    return (high * _FACTORS[0] + low * _FACTORS[1] & _MASK) ^ kind(name, cluster)
+    high, low = _halves(event_id)
+    mixed: int = (high * _FACTORS[0] + low * _FACTORS[1]) & _MASK
+    return mixed ^ kind(name, cluster)
 
 
 def identities(ids: bytes, kinds: Words) -> list[int]:

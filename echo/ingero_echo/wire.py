@@ -35,22 +35,18 @@ class Span(NamedTuple):
     name: str
 
 
-class Run(NamedTuple):
-    """Records of one length at equal distances: the place of the first one in the block, and where it stands."""
+Run = tuple[int, int, int, int]
+"""Records at equal distances: place of the first in the block, where it stands, the distance, how many they are."""
 
-    ordinal: int
-    start: int
-    length: int
-    step: int
-    times: int
-    name: str
+Runs = dict[tuple[str, int], list[Run]]
+"""All records of a block, by metric and length."""
 
 
 class Resource(NamedTuple):
-    """One resource block: the resource still encoded, and its records in order."""
+    """One resource block: the resource still encoded, its records, and how many they are."""
 
     resource: bytes
-    runs: list[Run]
+    runs: Runs
     records: int
 
 
@@ -80,7 +76,7 @@ def _messages(body: bytes, start: int, end: int, known: tuple[int, ...]) -> Iter
 
 def _block(signal: Signal, body: bytes, start: int, end: int) -> Resource:
     resource = b""
-    runs: list[Run] = []
+    runs: Runs = {}
     count = 0
     for number, begin, stop in _messages(body, start, end, (1, 2, 3)):
         if number == 1:
@@ -108,7 +104,7 @@ def _check_scope(number: int, content: bytes) -> None:
         content.decode()
 
 
-def _log_records(body: bytes, at: int, end: int, runs: list[Run], ordinal: int) -> int:
+def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int) -> int:
     """The hot loop: tag and length of every record, both short in practice; returns the place of the next record.
 
     Where the next record begins with the same tag and length, how many do so is looked up for all at once.
@@ -133,15 +129,15 @@ def _log_records(body: bytes, at: int, end: int, runs: list[Run], ordinal: int) 
             else:
                 length = length & 0x7F | second << 7
                 at += 1
-        step, count, head = at + length - begun, 1, body[begun:at]
+        step, times = at + length - begun, 1
         if alone:
             alone -= 1
-        elif body.startswith(head, begun + step):
-            count = _alike(body, begun, end, step, len(head))
-            alone = 0 if count >= LEAST else LEAST
-        runs.append(Run(ordinal, at, length, step, count, ""))
-        at += length + step * (count - 1)
-        ordinal += count
+        elif body.startswith(body[begun:at], begun + step):
+            times = _alike(body, begun, end, step, at - begun)
+            alone = 0 if times >= LEAST else LEAST
+        runs.setdefault(("", length), []).append((ordinal, at, step, times))
+        at = begun + step * times
+        ordinal += times
     if at != end:
         raise Unfit
     return ordinal
@@ -155,8 +151,8 @@ def _alike(body: bytes, start: int, end: int, step: int, width: int) -> int:
     return int(differ[0]) if len(differ) else count
 
 
-def _points(body: bytes, start: int, end: int, runs: list[Run], ordinal: int) -> int:
-    name, kind, before = "", 0, len(runs)
+def _points(body: bytes, start: int, end: int, runs: Runs, ordinal: int) -> int:
+    name, kind, before = "", 0, ordinal
     for number, begin, stop in _messages(body, start, end, (1, 2, 3, 5, 7)):
         if number in (5, 7):
             if kind not in (0, number):
@@ -164,14 +160,14 @@ def _points(body: bytes, start: int, end: int, runs: list[Run], ordinal: int) ->
             kind = number
             for point in parts(body, begin, stop):
                 if point.number == 1 and point.kind == _LENGTH:
-                    runs.append(Run(ordinal, point.start, point.end - point.start, 0, 1, name))
+                    runs.setdefault((name, point.end - point.start), []).append((ordinal, point.start, 0, 1))
                     ordinal += 1
                 elif number == 5 or point.kind != _VARINT:
                     raise Unfit
             continue
         text = body[begin:stop].decode()
         if number == 1:
-            if len(runs) != before:
+            if ordinal != before:
                 raise Unfit
             name = text
     return ordinal
@@ -294,16 +290,18 @@ def groups(signal: Signal, body: bytes, resource: Resource, first: int) -> tuple
 
     `first` is the place of the block's first record in the request.
     """
-    by_length: dict[tuple[str, int], list[Run]] = {}
-    for run in resource.runs:
-        by_length.setdefault((run.name, run.length), []).append(run)
     shaped: list[Group] = []
     rest: list[Span] = []
-    for (name, length), runs in by_length.items():
-        ordinal, start, _, step, times = np.array([run[:5] for run in runs], dtype=np.int64).T
-        within = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
-        starts = np.repeat(start, times) + np.repeat(step, times) * within
-        ordinals = first + np.repeat(ordinal, times) + within
+    for (name, length), runs in resource.runs.items():
+        if not length or sum(run[3] for run in runs) < LEAST:
+            rest += [
+                Span(first + ordinal + one, start + one * step, start + one * step + length, name)
+                for ordinal, start, step, times in runs
+                for one in range(times)
+            ]
+            continue
+        ordinals, starts = _unrolled(runs)
+        ordinals += first
         try:
             group = _group(signal, body, name, length, ordinals, starts)
         except Unfit:
@@ -314,14 +312,19 @@ def groups(signal: Signal, body: bytes, resource: Resource, first: int) -> tuple
     return shaped, rest
 
 
+def _unrolled(runs: list[Run]) -> tuple[Places, Places]:
+    """Place in the block, and where it stands, of every record of runs."""
+    ordinal, start, step, times = np.array(runs, dtype=np.int64).T
+    within = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+    return np.repeat(ordinal, times) + within, np.repeat(start, times) + np.repeat(step, times) * within
+
+
 def _spans(ordinals: Places, starts: Places, length: int, name: str) -> list[Span]:
     pairs = zip(ordinals.tolist(), starts.tolist(), strict=True)
     return [Span(ordinal, start, start + length, name) for ordinal, start in pairs]
 
 
 def _group(signal: Signal, body: bytes, name: str, length: int, ordinals: Places, starts: Places) -> Group:
-    if len(ordinals) < LEAST or not length:
-        raise Unfit
     template = body[starts[0] : starts[0] + length]
     found = places(signal, template)
     matrix = _matrix(body, starts, length)
