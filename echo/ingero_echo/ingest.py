@@ -407,8 +407,8 @@ def _columns(builder: Builder, group: wire.Group) -> list[wire.Span]:
         arrays = _arrays(push, builder.resource, group, record, ids, times, contexts, which)
     except Unfit:
         return group.spans()
-    kinds = np.array([kind(record.name, context.cluster) for context in contexts], dtype=np.uint64)
-    push.batch.identities += identities(ids, kinds[which])
+    kinds = [kind(record.name, context.cluster) for context in contexts]
+    push.batch.identities += identities(ids, map(kinds.__getitem__, which.tolist()))
     rows = pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMAS["events"])
     push.batch.tables.setdefault("events", []).append(rows)
     return []

@@ -12,7 +12,6 @@ from typing import Any, Final
 from uuid import UUID
 
 import duckdb
-import numpy as np
 import pyarrow as pa
 
 from ingero_echo import rollups
@@ -280,8 +279,7 @@ class Writer:
         for part in rows.to_arrow_reader(50_000):
             ids = uuid_bytes(text_matrix(part["event_id"], 36))
             pairs = zip(part["metric_name"].to_pylist(), part["cluster_id"].to_pylist(), strict=True)
-            kinds = np.fromiter((kind(*pair) for pair in pairs), dtype=np.uint64, count=part.num_rows)
-            out += identities(ids, kinds)
+            out += identities(ids, (kind(*pair) for pair in pairs))
         cursor.close()
         return out
 
