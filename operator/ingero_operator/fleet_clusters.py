@@ -82,6 +82,8 @@ class FleetClusters:
         if not report.remaining and TAINT_FINALIZER in (resource["metadata"].get("finalizers") or []):
             await drop_finalizer(self.desk, resource)
         waits = [again, report.again, RETRY_SECONDS if troubles or outcome.waiting else None]
+        if spec.token_secret or spec.tls_secret:
+            waits.append(self.desk.secrets_again())
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _forget(self, key: OwnerKey) -> None:

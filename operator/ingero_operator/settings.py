@@ -42,6 +42,8 @@ class OperatorConfig(Settings):
     """Resources reconciled at once."""
     resync: Duration = Field(default=600.0, ge=1)
     """How often everything is compared with the API server, spread by 20 %."""
+    secret_poll: Duration = Field(default=60.0, ge=0.1)
+    """How often the Secrets that resources name are read again; beyond 500 resources each less often."""
     poll: Duration = Field(default=4.0, ge=0.1)
     """Longest time between two questions to one Fleet."""
     polls_per_second: float = Field(default=25.0, gt=0)
