@@ -32,6 +32,7 @@ from ingero_operator.settings import OperatorConfig
 from ingero_operator.sight import Sight
 from ingero_operator.sweep import Sweeper
 from ingero_operator.taints.keeper import Keeper
+from ingero_operator.witness import Witness
 from ingero_operator.workqueue import WorkQueue
 
 log = get(__name__)
@@ -71,6 +72,7 @@ class Operator:
             hands=Hands(api, self.sight.cache),
             recorder=Recorder(api, config.identity),
             inquirer=inquirer,
+            witness=Witness(clock),
             config=config,
             clock=clock,
             leads=self.leads,
@@ -116,6 +118,7 @@ class Operator:
         tasks = {
             "watching": asyncio.create_task(watching),
             "asking": asyncio.create_task(self.desk.inquirer.run()),
+            "telling": asyncio.create_task(self.desk.witness.run()),
             "sweeping": asyncio.create_task(self._sweep()),
             "stopping": asyncio.create_task(ended.wait()),
         }

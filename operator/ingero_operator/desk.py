@@ -27,6 +27,7 @@ from ingero_operator.settings import OperatorConfig
 from ingero_operator.sight import RESOURCES, Sight
 from ingero_operator.taints.memory import stamp
 from ingero_operator.trouble import Trouble
+from ingero_operator.witness import Witness
 
 log = get(__name__)
 
@@ -52,6 +53,7 @@ class Desk:
     hands: Hands
     recorder: Recorder
     inquirer: Inquirer
+    witness: Witness
     config: OperatorConfig
     clock: Clock
     leads: Callable[[], bool]

@@ -51,10 +51,10 @@ class FleetClusters:
             findings = shown.overall([], (), [spec], False, "")
             return await self.desk.finish(resource, findings, {}, [Happening("Warning", spec.reason, spec.message)])
         troubles, token, authority = await self._secrets(resource, spec)
+        config, place = self.desk.config, {"scheme": "https" if spec.tls_secret else "http", "name": key[2]}
         question = Question(
-            url=self.desk.config.fleet_url.format(
-                scheme="https" if spec.tls_secret else "http", name=key[2], namespace=key[1]
-            ),
+            url=config.fleet_url.format(**place, namespace=key[1]),
+            otlp=config.fleet_otlp_url.format(**place, namespace=key[1]) if spec.fleet.forward else "",
             cluster=spec.cluster_id,
             token=token,
             authority=authority,

@@ -42,6 +42,8 @@ class Question:
     """Nodes whose recovery would release them."""
     urgent: bool = True
     """The answer may lead to an action."""
+    otlp: str = ""
+    """Where it wants to be told of marks; nowhere when it forwards nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +151,11 @@ class Inquirer:
         """The latest answer."""
         state = self.states.get(key)
         return state.answer if state else None
+
+    def question(self, key: Key) -> Question | None:
+        """What is asked of a resource's Fleet."""
+        state = self.states.get(key)
+        return state.question if state else None
 
     def _plan(self, key: Key, state: _State, delay: float) -> None:
         self._serial += 1
