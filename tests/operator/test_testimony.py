@@ -1,13 +1,17 @@
 """Marks as records for whoever Fleet forwards to: what they say, and that none is lost without being counted."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
+import httpx
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from ingero_contract import attributes, metrics
+from ingero_contract import echo as routes
 from ingero_kit.backoff import Backoff
 from ingero_kit.clock import steady_clock
 from ingero_operator import witness
@@ -15,6 +19,7 @@ from ingero_operator.taints.nodes import Mark, read_mark
 from ingero_operator.taints.rails import Step
 from ingero_operator.taints.testimony import record
 from ingero_operator.witness import Listener, Witness
+from ingero_testing import processes
 from ingero_testing.fleets import Fleets, fleets
 
 MARK = Mark(
@@ -98,6 +103,30 @@ def test_what_no_fleet_takes_in_time_is_counted() -> None:
 
         run(found, work)
         assert found.sent == 0 and len(found) == 0
+
+
+def test_a_mark_reaches_echo_through_fleet_once(tmp_path: Path) -> None:
+    with processes.echo(tmp_path / "echo") as store:
+        exporter = {"endpoint": f"127.0.0.1:{store.ports['otlp/grpc']}", "tls": {"insecure": True}}
+        change = {"exporters": {"otlp": exporter}, "service": {"pipelines": {"logs": {"exporters": ["otlp"]}}}}
+        with processes.fleet(tmp_path / "fleet", change) as receiver:
+            found = Witness(steady_clock())
+
+            def kept() -> list[list[Any]]:
+                text = f"SELECT node_id, message FROM events WHERE metric_name = '{metrics.TAINT_EVENT}'"
+                answer = httpx.post(store.url("api", routes.SQL), json={"sql": text}, timeout=10, trust_env=False)
+                return list(answer.raise_for_status().json()["rows"])
+
+            async def work() -> None:
+                to = Listener(url=receiver.url("otlp/http"))
+                now = time.time()
+                for mark, identity in ((MARK, "add"), (MARK, "add"), (None, "remove")):
+                    found.tell(to, told(mark, identity, now))
+                await until(lambda: found.sent == 3)
+
+            run(found, work)
+            processes.wait_until(lambda: len(kept()) >= 2, "both marks", 30)
+            assert len(kept()) == 2
 
 
 def test_the_line_is_bounded() -> None:
