@@ -21,9 +21,10 @@ from typing import Any
 import httpx
 import yaml
 
-from ingero_contract import echo, metrics
+from ingero_contract import echo, metrics, routes
+from ingero_contract.values import VerdictState
 from scripts.controlplane import ControlPlane, control_plane
-from scripts.demo import BIN, DemoFailed, Lab
+from scripts.demo import BIN, LEARNT, DemoFailed, Lab
 
 NAMESPACE = "ingero"
 CLUSTER = "demo"
@@ -187,6 +188,7 @@ class Story:
         tree["extensions"]["healthee"]["endpoint"] = "127.0.0.1:0"
         tree["extensions"]["zpages"] = {"endpoint": "127.0.0.1:0"}
         tree["exporters"]["prometheus"]["endpoint"] = "127.0.0.1:0"
+        tree["processors"]["ingero"]["detector"] = {"warmup_ticks": LEARNT}
         tree["exporters"]["otlp"] = {"endpoint": f"127.0.0.1:{self.echo['otlp/grpc']}", "tls": {"insecure": True}}
         tree["service"]["telemetry"]["metrics"]["address"] = "127.0.0.1:0"
         file, ports = self.folder / "fleet.yaml", self.folder / "fleet-ports.json"
@@ -194,6 +196,15 @@ class Story:
         self.lab.start("fleet", str(BIN / "ingero-fleet"), "serve", "--config", str(file), "--ports-file", str(ports))
         self.wait("Fleet to listen", ports.exists)
         self.ports = json.loads(ports.read_text())
+
+    def learnt(self) -> bool:
+        """Whether Fleet knows every node's own usual rate: what it learns while a node is slow counts as usual."""
+        answer = httpx.get(
+            f"http://127.0.0.1:{self.ports['threshold']}{routes.FLEET_VERDICTS}", timeout=5, trust_env=False,
+            params={routes.CLUSTER_PARAMETER: CLUSTER}, headers={"Authorization": f"Bearer {TOKEN}"},
+        )  # fmt: skip
+        states = [str((node.get("verdict") or {}).get("state")) for node in answer.raise_for_status().json()["nodes"]]
+        return len(states) == len(NODES) and VerdictState.LEARNING not in states
 
     def start_agents(self) -> None:
         """A real workload and a real agent for every node."""
@@ -244,6 +255,7 @@ class Story:
             "3. real Echo, Fleet with the rendered settings, agents over real workloads; the operator was restarted"
         )
         self.wait("the threshold", lambda: self.status().get("fleet", {}).get("threshold"), 90)
+        self.wait("Fleet to have learnt every node", self.learnt, 120)
         self.wait("no node to be accused", lambda: self.status()["stragglers"]["accused"] == 0, 90)
         self.show("-n", NAMESPACE, "get", "fc")
         self.straggler(NODES[-1])
