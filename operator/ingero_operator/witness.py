@@ -97,7 +97,8 @@ class Witness:
                 return heapq.heappop(self._line)[2]
             self._wake.clear()
             try:
-                await asyncio.wait_for(self._wake.wait(), self._line[0][0] - now if self._line else None)
+                async with asyncio.timeout(self._line[0][0] - now if self._line else None):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 
