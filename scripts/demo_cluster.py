@@ -1,7 +1,8 @@
 """The whole story on a real control plane: apply, get, straggler, taint, proof, release, upgrade, delete.
 
-API server, controllers and scheduler are real, kwok plays the kubelets; behind them real Fleet and agent processes
-look at real workloads, one of which is slowed down. Ends by itself; exit status 0 only if every step was seen.
+API server, controllers and scheduler are real, kwok plays the kubelets; behind them real Fleet, Echo and agent
+processes look at real workloads, one of which is slowed down. Ends by itself; exit status 0 only if every step was
+seen.
 """
 
 import argparse
@@ -17,10 +18,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import httpx
 import yaml
 
+from ingero_contract import echo, metrics, routes
+from ingero_contract.values import VerdictState
 from scripts.controlplane import ControlPlane, control_plane
-from scripts.demo import BIN, DemoFailed, Lab
+from scripts.demo import BIN, LEARNT, DemoFailed, Lab
 
 NAMESPACE = "ingero"
 CLUSTER = "demo"
@@ -31,6 +35,8 @@ QUICK = {
     "minNodeAge": "1s", "quiet": "1s", "minHealthyPercent": 60, "budget": {"maxNodes": 1, "maxPercent": 20},
 }  # fmt: skip
 TOKEN = "demo-token"
+STORE = "events"
+DRIVER = "csi.scaleway.com"
 
 
 @dataclass
@@ -41,6 +47,7 @@ class Story:
     lab: Lab
     folder: Path
     ports: dict[str, int] = field(default_factory=dict)
+    echo: dict[str, int] = field(default_factory=dict)
 
     def say(self, text: str) -> None:
         """One line for a person."""
@@ -76,7 +83,11 @@ class Story:
         spec = {
             "clusterId": CLUSTER,
             "tokenSecret": {"name": "fleet-token"},
-            "fleet": {"pushInterval": "1s", "quorum": {"statisticalMin": 3}},
+            "fleet": {
+                "pushInterval": "1s",
+                "quorum": {"statisticalMin": 3},
+                "forward": {"echoStore": STORE, "tokenSecret": {"name": "fleet-token"}},
+            },
             "taints": QUICK,
             **change,
         }
@@ -105,6 +116,63 @@ class Story:
         self.plane.write_kubeconfig(kubeconfig, token)
         os.environ["KUBECONFIG"] = str(kubeconfig)
 
+    def store(self) -> None:
+        """An EchoStore: refused on a plain class, then proven on an encrypted one; we play the driver."""
+        for name, parameters in (("plain", {}), ("encrypted", {"encrypted": "true"})):
+            self.plane.apply(
+                {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
+                 "provisioner": DRIVER, "parameters": parameters}
+            )  # fmt: skip
+
+        def ask(class_name: str) -> None:
+            spec = {"tokenSecret": {"name": "fleet-token"}, "tlsSecret": "echo-tls",
+                    "storage": {"className": class_name, "size": "10Gi"}}  # fmt: skip
+            metadata = {"name": STORE, "namespace": NAMESPACE}
+            self.plane.apply(
+                {"apiVersion": "ingero.io/v1alpha1", "kind": "EchoStore", "metadata": metadata, "spec": spec}
+            )
+
+        def summary() -> str:
+            found = self.plane.read("-n", NAMESPACE, "echo", STORE) or {}
+            return str((found.get("status") or {}).get("summary", ""))
+
+        ask("plain")
+        self.wait("the refusal", lambda: summary() == "ClassNotEncrypted")
+        self.show("-n", NAMESPACE, "get", "echo", "-o", "custom-columns=NAME:.metadata.name,WHY:.status.message")
+        ask("encrypted")
+        self.wait("the claim", lambda: self.plane.read("-n", NAMESPACE, "pvc", f"{STORE}-echo"))
+        claim = self.plane.read("-n", NAMESPACE, "pvc", f"{STORE}-echo")["metadata"]
+        reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": claim["name"],
+                     "namespace": NAMESPACE, "uid": claim["uid"]}  # fmt: skip
+        csi = {"driver": DRIVER, "volumeHandle": "demo", "volumeAttributes": {"encrypted": "true"}}
+        self.plane.apply(
+            {"apiVersion": "v1", "kind": "PersistentVolume",
+             "metadata": {"name": "demo", "annotations": {"pv.kubernetes.io/provisioned-by": DRIVER}},
+             "spec": {"capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"], "claimRef": reference,
+                      "storageClassName": "encrypted", "csi": csi}}
+        )  # fmt: skip
+        self.wait("the store", lambda: summary() == "Healthy")
+        self.show("-n", NAMESPACE, "get", "echo")
+
+    def start_echo(self) -> None:
+        """A real Echo behind the EchoStore, on ports of this machine."""
+        ports = self.folder / "echo-ports.json"
+        places = ("ingest.grpc_endpoint", "ingest.http_endpoint", "api.endpoint")
+        self.lab.start(
+            "echo", str(BIN / "ingero-echo"), "serve", "--insecure", "--ports-file", str(ports),
+            "--set", f"store.path={self.folder / 'echo.duckdb'}",
+            *(word for place in places for word in ("--set", f"{place}=127.0.0.1:0")),
+        )  # fmt: skip
+        self.wait("Echo to listen", ports.exists)
+        self.echo = json.loads(ports.read_text())
+
+    def marks_in_echo(self) -> list[str]:
+        """What Echo keeps of marks on nodes."""
+        text = f"SELECT message FROM events WHERE metric_name = '{metrics.TAINT_EVENT}' ORDER BY timestamp"
+        url = f"http://127.0.0.1:{self.echo['api']}{echo.SQL}"
+        answer = httpx.post(url, json={"sql": text}, timeout=10, trust_env=False)
+        return [str(row[0]) for row in answer.raise_for_status().json()["rows"]]
+
     def start_fleet(self) -> None:
         """A real Fleet with the settings that the operator rendered, on ports of this machine."""
         rendered = self.plane.read("-n", NAMESPACE, "cm", f"{CLUSTER}-fleet")["data"]["fleet.yaml"]
@@ -120,12 +188,23 @@ class Story:
         tree["extensions"]["healthee"]["endpoint"] = "127.0.0.1:0"
         tree["extensions"]["zpages"] = {"endpoint": "127.0.0.1:0"}
         tree["exporters"]["prometheus"]["endpoint"] = "127.0.0.1:0"
+        tree["processors"]["ingero"]["detector"] = {"warmup_ticks": LEARNT}
+        tree["exporters"]["otlp"] = {"endpoint": f"127.0.0.1:{self.echo['otlp/grpc']}", "tls": {"insecure": True}}
         tree["service"]["telemetry"]["metrics"]["address"] = "127.0.0.1:0"
         file, ports = self.folder / "fleet.yaml", self.folder / "fleet-ports.json"
         file.write_text(yaml.safe_dump(tree))
         self.lab.start("fleet", str(BIN / "ingero-fleet"), "serve", "--config", str(file), "--ports-file", str(ports))
         self.wait("Fleet to listen", ports.exists)
         self.ports = json.loads(ports.read_text())
+
+    def learnt(self) -> bool:
+        """Whether Fleet knows every node's own usual rate: what it learns while a node is slow counts as usual."""
+        answer = httpx.get(
+            f"http://127.0.0.1:{self.ports['threshold']}{routes.FLEET_VERDICTS}", timeout=5, trust_env=False,
+            params={routes.CLUSTER_PARAMETER: CLUSTER}, headers={"Authorization": f"Bearer {TOKEN}"},
+        )  # fmt: skip
+        states = [str((node.get("verdict") or {}).get("state")) for node in answer.raise_for_status().json()["nodes"]]
+        return len(states) == len(NODES) and VerdictState.LEARNING not in states
 
     def start_agents(self) -> None:
         """A real workload and a real agent for every node."""
@@ -150,6 +229,7 @@ class Story:
         url = f"http://127.0.0.1:{self.ports.get('threshold', 1)}"
         self.lab.start(
             "operator", str(BIN / "ingero-operator"), "run", "--listen", "127.0.0.1:0", "--fleet-url", url,
+            "--fleet-otlp-url", f"http://127.0.0.1:{self.ports.get('otlp/http', 1)}",
             "--ports-file", str(ports), "--poll", "500ms", "--resync", "5s",
         )  # fmt: skip
         self.wait("the operator to listen", ports.exists)
@@ -164,15 +244,18 @@ class Story:
         seconds = self.wait("the children", lambda: self.status().get("agents", {}).get("ready") == "5/5")
         self.say(f"2. applied a FleetCluster; its children are up after {seconds:.1f} s")
         self.show("-n", NAMESPACE, "get", "deploy,ds,svc,pdb,netpol")
+        self.store()
+        self.start_echo()
         self.start_fleet()
         self.start_agents()
         self.lab.processes.pop("operator").terminate()
         (self.folder / "operator-ports.json").unlink()
         self.start_operator()
         self.say(
-            "3. real Fleet with the rendered settings, real agents over real workloads; the operator was restarted"
+            "3. real Echo, Fleet with the rendered settings, agents over real workloads; the operator was restarted"
         )
         self.wait("the threshold", lambda: self.status().get("fleet", {}).get("threshold"), 90)
+        self.wait("Fleet to have learnt every node", self.learnt, 120)
         self.wait("no node to be accused", lambda: self.status()["stragglers"]["accused"] == 0, 90)
         self.show("-n", NAMESPACE, "get", "fc")
         self.straggler(NODES[-1])
@@ -200,6 +283,9 @@ class Story:
         for item in sorted(items, key=lambda item: str(item["firstTimestamp"])):
             if item["reason"] in ("Tainted", "Released"):
                 self.say(f"   Event {item['reason']}: {item['message']}")
+        self.wait("Echo to have both marks", lambda: len(self.marks_in_echo()) >= 2)
+        for message in self.marks_in_echo():
+            self.say(f"   Echo keeps: {message}")
 
     def upgrade(self) -> None:
         """A new version goes from the receiver to the agents."""
@@ -219,14 +305,18 @@ class Story:
     def delete(self) -> None:
         """Nothing is left."""
         self.plane.delete("fc", CLUSTER, NAMESPACE)
-        kinds = "deploy,ds,svc,cm,sa,netpol,pdb"
+        self.plane.delete("echo", STORE, NAMESPACE)
+        kinds = "deploy,ds,sts,svc,cm,sa,netpol,pdb"
 
         def gone() -> bool:
-            left = self.plane.read("-n", NAMESPACE, kinds, "-l", f"ingero.io/owner={CLUSTER}")["items"]
+            owners = f"ingero.io/owner in ({CLUSTER},{STORE})"
+            left = self.plane.read("-n", NAMESPACE, kinds, "-l", owners)["items"]
             return not left and not any(self.taint(name) for name in NODES)
 
-        seconds = self.wait("everything to go", gone)
+        seconds = self.wait("everything to go", gone, 120)
         self.say(f"7. deleted; no child and no taint is left after {seconds:.1f} s")
+        self.show("-n", NAMESPACE, "get", "pvc")
+        self.say("   the volume stays: spec.storage.onDelete is Retain")
 
 
 def main() -> int:

@@ -116,6 +116,21 @@ PROBE_GROUP: Final = "ingero.trace.group"
 CURRENCY: Final = "ingero.currency"
 """Point: currency of an amount of money, as USD."""
 
+TAINT_ACTION: Final = "ingero.taint.action"
+"""Record of a mark on a Kubernetes node: add, raise, lower, renew or remove."""
+
+TAINT_REASON: Final = "ingero.taint.reason"
+"""Record of a mark: why, as the operator's Event says it."""
+
+TAINT_VERDICT: Final = "ingero.taint.verdict"
+"""Record of a mark: eight hexadecimal digits, also the taint's value on the node."""
+
+TAINT_EFFECT: Final = "ingero.taint.effect"
+"""Record of a mark: NoSchedule, PreferNoSchedule, or empty for an annotation alone."""
+
+TAINT_EVIDENCE: Final = "ingero.taint.evidence"
+"""Record of a mark: the annotation on the node, JSON."""
+
 VERDICT_KIND: Final = "ingero.verdict.kind"
 """Log record: slow, stopped, silent, job_slow and others."""
 

@@ -119,5 +119,8 @@ TRACE_OVERHEAD: Final = "ingero.trace.overhead"
 TRACE_DUTY: Final = "ingero.trace.duty"
 """Share of the time in which a group of functions is counted. Instrument: gauge. Unit: 1."""
 
+TAINT_EVENT: Final = "ingero.taint"
+"""Event name of the OTLP log record that the operator sends for every mark that it sets, changes or removes."""
+
 VERDICT_EVENT: Final = "ingero.verdict"
 """Event name of the OTLP log record that Fleet sends onward for every edge of a verdict."""

@@ -6,7 +6,7 @@ import gc
 import logging
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from typing import Any, Final
 
 import kopf
@@ -32,12 +32,14 @@ from ingero_operator.settings import OperatorConfig
 from ingero_operator.sight import Sight
 from ingero_operator.sweep import Sweeper
 from ingero_operator.taints.keeper import Keeper
+from ingero_operator.witness import Witness
 from ingero_operator.workqueue import WorkQueue
 
 log = get(__name__)
 
 NATIVE_SIDECARS_SINCE: Final = 29
 STOP_SECONDS: Final = 0.5
+STOP_TRIES: Final = 5
 
 
 class Ended(Exception):
@@ -71,6 +73,7 @@ class Operator:
             hands=Hands(api, self.sight.cache),
             recorder=Recorder(api, config.identity),
             inquirer=inquirer,
+            witness=Witness(clock),
             config=config,
             clock=clock,
             leads=self.leads,
@@ -116,6 +119,7 @@ class Operator:
         tasks = {
             "watching": asyncio.create_task(watching),
             "asking": asyncio.create_task(self.desk.inquirer.run()),
+            "telling": asyncio.create_task(self.desk.witness.run()),
             "sweeping": asyncio.create_task(self._sweep()),
             "stopping": asyncio.create_task(ended.wait()),
         }
@@ -141,9 +145,7 @@ class Operator:
         finally:
             self._active = False
             others = [task for name, task in tasks.items() if name != "watching"]
-            for task in others:
-                task.cancel()
-            await asyncio.gather(*others, return_exceptions=True)
+            await end(others)
             kopf_stop.set()
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 await asyncio.wait_for(tasks["watching"], STOP_SECONDS)
@@ -210,6 +212,20 @@ def _on_signals(action: Callable[[], None]) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, action)
+
+
+async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks, again where one let its cancellation pass unheard (libraries do, in the moment in which something
+    else is over as well): a leader that went on renewing its Lease, and did nothing, would hold up the next one."""
+    left = set(tasks)
+    for _ in range(STOP_TRIES):
+        for task in left:
+            task.cancel()
+        if left:
+            over, left = await asyncio.wait(left, timeout=STOP_SECONDS / STOP_TRIES)
+            for task in over:
+                if not task.cancelled():
+                    task.exception()  # was told by whoever waited for it
 
 
 async def _first(*waiting: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> None:

@@ -73,6 +73,7 @@ class Cache:
     def __init__(self) -> None:
         self._entries: dict[ObjectKey, Entry] = {}
         self._children: dict[OwnerKey, set[ObjectKey]] = defaultdict(set)
+        self._kinds: dict[str, set[ObjectKey]] = defaultdict(set)
         self._gone: OrderedDict[str, None] = OrderedDict()
 
     def put(self, kind: str, body: Manifest) -> bool:
@@ -85,6 +86,7 @@ class Cache:
         owner = owner_of(kind, body)
         text = json.dumps(slim(kind, body), separators=(",", ":")).encode()
         self._unlink(key)
+        self._kinds[kind].add(key)
         self._entries[key] = Entry(version, uid, text, owner, controller_uid(body))
         if owner:
             self._children[owner].add(key)
@@ -103,6 +105,7 @@ class Cache:
     def drop_key(self, key: ObjectKey) -> bool:
         """Forget whatever is there."""
         self._unlink(key)
+        self._kinds[key[0]].discard(key)
         entry = self._entries.pop(key, None)
         if entry and entry.uid:
             self._bury(entry.uid)
@@ -158,11 +161,16 @@ class Cache:
 
     def keys(self, kind: str) -> Iterator[ObjectKey]:
         """Keys of a kind."""
-        return (key for key in list(self._entries) if key[0] == kind)
+        return iter(list(self._kinds[kind]))
+
+    def count(self, *kinds: str) -> int:
+        """Number of objects of some kinds."""
+        return sum(len(self._kinds[kind]) for kind in kinds)
 
     def versions(self, kind: str) -> dict[ObjectKey, tuple[str, int]]:
         """Uid and version of every object of a kind."""
-        return {key: (entry.uid, entry.version) for key, entry in self._entries.items() if key[0] == kind}
+        entries = self._entries
+        return {key: (entries[key].uid, entries[key].version) for key in self._kinds[kind]}
 
     def __len__(self) -> int:
         return len(self._entries)

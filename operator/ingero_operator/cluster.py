@@ -48,7 +48,7 @@ class Api:
     def __init__(self, connection: kopf.ConnectionInfo) -> None:
         self._connection = connection
         self._session: aiohttp.ClientSession | None = None
-        self._token_read = 0.0
+        self._token_due = 0.0
         self._token = connection.token
         self.requests: Counter[str] = Counter()
 
@@ -69,8 +69,10 @@ class Api:
 
     def _headers(self) -> dict[str, str]:
         headers = dict(self._connection.as_http_headers())
-        if self._token and TOKEN_FILE.exists() and time.monotonic() - self._token_read > 60:
-            self._token, self._token_read = TOKEN_FILE.read_text().strip(), time.monotonic()
+        if self._token and time.monotonic() > self._token_due:
+            self._token_due = time.monotonic() + 60
+            if TOKEN_FILE.exists():
+                self._token = TOKEN_FILE.read_text().strip()
         if self._token and (self._connection.scheme or "Bearer") == "Bearer":
             headers["Authorization"] = f"Bearer {self._token}"
         return headers

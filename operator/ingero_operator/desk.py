@@ -1,7 +1,9 @@
 """What the reconcilers of both kinds share: reading Secrets, writing status, timing."""
 
 import hashlib
+import random
 from base64 import b64decode
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
@@ -22,9 +24,10 @@ from ingero_operator.kinds import BY_NAME, NAMESPACE, SECRET
 from ingero_operator.recorder import Happening, Recorder
 from ingero_operator.render.common import Owner, Platform
 from ingero_operator.settings import OperatorConfig
-from ingero_operator.sight import Sight
+from ingero_operator.sight import RESOURCES, Sight
 from ingero_operator.taints.memory import stamp
 from ingero_operator.trouble import Trouble
+from ingero_operator.witness import Witness
 
 log = get(__name__)
 
@@ -32,7 +35,11 @@ Manifest = dict[str, Any]
 Spec = TypeVar("Spec", bound=Part)
 
 REMEMBER_SECONDS: Final = 60.0
+REMEMBERED: Final = 4096
+"""Secrets and namespaces that are remembered; the oldest are asked for again."""
 TELEMETRY_SECONDS: Final = 60.0
+SECRETS_AT_FULL_PACE: Final = 500
+"""Resources beyond which each Secret is looked at less often."""
 RETRY_SECONDS: Final = 30.0
 """When to look again at something that somebody else has to put right."""
 
@@ -46,6 +53,7 @@ class Desk:
     hands: Hands
     recorder: Recorder
     inquirer: Inquirer
+    witness: Witness
     config: OperatorConfig
     clock: Clock
     leads: Callable[[], bool]
@@ -53,18 +61,26 @@ class Desk:
     written: dict[OwnerKey, float] = field(default_factory=dict)
     status_writes: int = 0
     node_writes: dict[tuple[str, str], int] = field(default_factory=dict)
-    _secrets: dict[tuple[str, str], tuple[float, Manifest | None]] = field(default_factory=dict)
-    _privileged: dict[str, tuple[float, bool | None]] = field(default_factory=dict)
+    _secrets: OrderedDict[tuple[str, str], tuple[float, dict[str, bytes]]] = field(default_factory=OrderedDict)
+    _privileged: OrderedDict[str, tuple[float, bool | None]] = field(default_factory=OrderedDict)
 
     async def secret(self, namespace: str, name: str) -> dict[str, bytes] | None:
-        """The data of a Secret, at most a minute old; nothing when there is none."""
+        """The data of a Secret, nearly as old as `secret_poll` at most; nothing when there is none."""
         known = self._secrets.get((namespace, name))
-        if known is None or self.clock() - known[0] > REMEMBER_SECONDS or known[1] is None:
-            known = (self.clock(), await self.api.get(SECRET, namespace, name))
-            self._secrets[namespace, name] = known
-        if known[1] is None:
+        if known is not None and self.clock() - known[0] < 0.9 * self.config.secret_poll:
+            return known[1]
+        found = await self.api.get(SECRET, namespace, name)
+        if found is None:
+            self._secrets.pop((namespace, name), None)
             return None
-        return {key: b64decode(value) for key, value in (known[1].get("data") or {}).items()}
+        data = {key: b64decode(value) for key, value in (found.get("data") or {}).items()}
+        _remember(self._secrets, (namespace, name), (self.clock(), data))
+        return data
+
+    def secrets_again(self) -> float:
+        """When to look at a resource's Secrets again: with many resources each of them less often."""
+        resources = self.sight.cache.count(*RESOURCES)
+        return self.config.secret_poll * max(1.0, resources / SECRETS_AT_FULL_PACE) * random.uniform(1.0, 1.1)
 
     async def privileged(self, namespace: str) -> bool | None:
         """Whether a namespace admits privileged pods, if it says so."""
@@ -73,7 +89,7 @@ class Desk:
             found = await self.api.get(NAMESPACE, None, namespace) or {"metadata": {}}
             level = (found["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce")
             known = (self.clock(), None if level is None else level == "privileged")
-            self._privileged[namespace] = known
+            _remember(self._privileged, namespace, known)
         return known[1]
 
     async def write_status(self, resource: Manifest, status: Manifest) -> float | None:
@@ -110,6 +126,13 @@ class Desk:
         again = await self.write_status(resource, whole)
         await self.tell(resource, happenings)
         return again
+
+
+def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    memory[key] = value
+    memory.move_to_end(key)
+    if len(memory) > REMEMBERED:
+        memory.popitem(last=False)
 
 
 def owner_from(resource: Manifest) -> Owner:

@@ -156,7 +156,7 @@ class EchoStores:
             "effective": shown.effective(spec),
         }
         again = await self.desk.finish(resource, findings, rest, happenings)
-        waits = [again, RETRY_SECONDS if troubles or outcome.waiting else None]
+        waits = [again, self.desk.secrets_again(), RETRY_SECONDS if troubles or outcome.waiting else None]
         return min((wait for wait in waits if wait is not None), default=None)
 
 

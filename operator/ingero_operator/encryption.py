@@ -22,6 +22,11 @@ class Level(IntEnum):
     PROVIDER_DEFAULT = 2
     PROVEN = 3
 
+    @property
+    def word(self) -> str:
+        """As the specification spells it."""
+        return self.name.title().replace("_", "") if self else "nothing"
+
 
 @dataclass(frozen=True)
 class StorageClass:
@@ -197,10 +202,10 @@ def judge_class(storage_class: StorageClass, policy: Level) -> Judgement:
     if level is Level.NONE or level < policy:
         return Judgement(
             Level.NONE, "ClassNotEncrypted",
-            f"{where} reaches {level.name} and {policy.name} is asked; it needs {row.fix}: create such a class and "
+            f"{where} reaches {level.word} and {policy.word} is asked; it needs {row.fix}: create such a class and "
             "set spec.storage.className to it (possible until a claim exists)",
         )  # fmt: skip
-    return Judgement(level, level.name, f"{where} reaches {level.name}")
+    return Judgement(level, level.name, f"{where} reaches {level.word}")
 
 
 def judge_volume(volume: Volume, recorded: Recorded, current: StorageClass | None, claim_uid: str) -> Judgement:
@@ -226,4 +231,4 @@ def judge_volume(volume: Volume, recorded: Recorded, current: StorageClass | Non
         return Judgement(Level.NONE, "DriverDiffers", f"volume {volume.name} is of driver {volume.driver!r}")
     if recorded.level is Level.PROVEN and row.volume_proof and not _holds(row, row.volume_proof, volume.attributes):
         return Judgement(Level.NONE, "VolumeNotEncrypted", f"volume {volume.name} does not say that it is encrypted")
-    return Judgement(recorded.level, recorded.level.name, f"volume {volume.name} reaches {recorded.level.name}")
+    return Judgement(recorded.level, recorded.level.name, f"volume {volume.name} reaches {recorded.level.word}")

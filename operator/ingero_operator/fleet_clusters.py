@@ -51,10 +51,10 @@ class FleetClusters:
             findings = shown.overall([], (), [spec], False, "")
             return await self.desk.finish(resource, findings, {}, [Happening("Warning", spec.reason, spec.message)])
         troubles, token, authority = await self._secrets(resource, spec)
+        config, place = self.desk.config, {"scheme": "https" if spec.tls_secret else "http", "name": key[2]}
         question = Question(
-            url=self.desk.config.fleet_url.format(
-                scheme="https" if spec.tls_secret else "http", name=key[2], namespace=key[1]
-            ),
+            url=config.fleet_url.format(**place, namespace=key[1]),
+            otlp=config.fleet_otlp_url.format(**place, namespace=key[1]) if spec.fleet.forward else "",
             cluster=spec.cluster_id,
             token=token,
             authority=authority,
@@ -82,6 +82,8 @@ class FleetClusters:
         if not report.remaining and TAINT_FINALIZER in (resource["metadata"].get("finalizers") or []):
             await drop_finalizer(self.desk, resource)
         waits = [again, report.again, RETRY_SECONDS if troubles or outcome.waiting else None]
+        if spec.token_secret or spec.tls_secret:
+            waits.append(self.desk.secrets_again())
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _forget(self, key: OwnerKey) -> None:

@@ -30,8 +30,7 @@ LEVELS: Final = {
     Policy.PROVIDER_DEFAULT: Level.PROVIDER_DEFAULT,
     Policy.PROVEN: Level.PROVEN,
 }
-NAMES: Final = {Level.DECLARED: "Declared", Level.PROVIDER_DEFAULT: "ProviderDefault", Level.PROVEN: "Proven"}
-_BY_NAME: Final = {name: level for level, name in NAMES.items()}
+_BY_NAME: Final = {level.word: level for level in LEVELS.values()}
 _DEFAULT: Final = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
 
 
@@ -119,7 +118,7 @@ def _with_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
         return _locked(record, "ClassNotJudged", message, storage, base)
     if level < policy:
         message = (
-            f"the volume reaches {NAMES[level]} and {NAMES[policy]} is asked; the running pod goes on, the next "
+            f"the volume reaches {level.word} and {policy.word} is asked; the running pod goes on, the next "
             "start is locked: lower spec.storage.encryption.policy, or copy to a new store on a stronger class"
         )
         return _locked(record, "PolicyNotReached", message, storage, base)
@@ -151,12 +150,12 @@ def _with_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
         judged = judge_volume(volume, recorded, storage_class(current) if current else None, uid)
         if not judged.proven:
             return _locked(record, judged.reason, judged.message, storage, base)
-    record |= {"verdict": NAMES[level], "volume": volume.name, "volumeUID": volume.uid, "claimUID": uid}
+    record |= {"verdict": level.word, "volume": volume.name, "volumeUID": volume.uid, "claimUID": uid}
     proof = Proof(
         volume=volume.name, volume_uid=volume.uid, class_name=name, class_uid=str(record["classUID"]),
-        level=NAMES[level],
+        level=level.word,
     )  # fmt: skip
-    verified = yes("EncryptionVerified", NAMES[level], f"volume {volume.name} reaches {NAMES[level]}{note}")
+    verified = yes("EncryptionVerified", level.word, f"volume {volume.name} reaches {level.word}{note}")
     return Decision(record=record, proof=proof, findings=[verified, *storage[:1], *storage[1]], **base)
 
 
@@ -211,7 +210,7 @@ def _record(chosen: Manifest, level: Level) -> Manifest:
     evidence = chosen["metadata"].get("annotations", {}).get(EVIDENCE_KEY)
     return {
         "verdict": "Pending",
-        "level": NAMES[level],
+        "level": level.word,
         "className": chosen["metadata"]["name"],
         "classUID": chosen["metadata"]["uid"],
         **({"evidence": evidence[:4096]} if evidence and level is Level.DECLARED else {}),

@@ -36,6 +36,21 @@ def _watch(into: kopf.OperatorRegistry, kind: Kind, take: Take) -> None:
     )(seen)
 
 
+class _NoDiffs(kopf.DiffBaseStorage):
+    """kopf copies every object of every event twice to see what has changed; nobody here asks."""
+
+    def build(self, **_: Any) -> Any:
+        """The essence of an object: nothing."""
+        return {}
+
+    def fetch(self, **_: Any) -> Any:
+        """The essence as it was last stored: never."""
+        return None
+
+    def store(self, **_: Any) -> None:
+        """Leave the object alone."""
+
+
 def settings() -> kopf.OperatorSettings:
     """kopf as an informer: no peering, no scanning, no posting, short waits, children by our label only."""
     found = kopf.OperatorSettings()
@@ -50,7 +65,7 @@ def settings() -> kopf.OperatorSettings:
     found.process.ultimate_exiting_timeout = 30
     found.persistence.finalizer = "operator.ingero.io/finalizer"
     found.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="operator.ingero.io", v1=False)
-    found.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix="operator.ingero.io", v1=False)
+    found.persistence.diffbase_storage = _NoDiffs()
     for kind in CHILDREN:
         found.watching.label_selectors[kopf_selector(kind)] = OURS
     return found

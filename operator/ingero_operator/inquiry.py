@@ -42,6 +42,8 @@ class Question:
     """Nodes whose recovery would release them."""
     urgent: bool = True
     """The answer may lead to an action."""
+    otlp: str = ""
+    """Where it wants to be told of marks; nowhere when it forwards nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,6 +152,11 @@ class Inquirer:
         state = self.states.get(key)
         return state.answer if state else None
 
+    def question(self, key: Key) -> Question | None:
+        """What is asked of a resource's Fleet."""
+        state = self.states.get(key)
+        return state.question if state else None
+
     def _plan(self, key: Key, state: _State, delay: float) -> None:
         self._serial += 1
         state.due, state.serial = self.clock() + delay, self._serial
@@ -192,7 +199,8 @@ class Inquirer:
             self._wake.clear()
             timeout = self._heap[0][0] - now if self._heap else None
             try:
-                await asyncio.wait_for(self._wake.wait(), timeout)
+                async with asyncio.timeout(timeout):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 

@@ -78,7 +78,8 @@ class Elector:
         """Take or renew the Lease; every failure is a failed try."""
         config, started = self._config, time.monotonic()
         try:
-            lease = await asyncio.wait_for(self._api.get(LEASE, config.namespace, config.name), config.renew_deadline)
+            async with asyncio.timeout(config.renew_deadline):
+                lease = await self._api.get(LEASE, config.namespace, config.name)
             if lease is None:
                 body = {
                     "apiVersion": "coordination.k8s.io/v1",

@@ -32,6 +32,8 @@ class OperatorConfig(Settings):
     """Version of the components where a resource names none."""
     fleet_url: str = "{scheme}://{name}-fleet.{namespace}.svc:8080"
     """Where Fleet's API of a FleetCluster is; {scheme}, {name} and {namespace} are filled in."""
+    fleet_otlp_url: str = "{scheme}://{name}-fleet.{namespace}.svc:4318"
+    """Where the Fleet of a FleetCluster takes OTLP over HTTP: where it forwards, it is told of every mark."""
     min_encryption: Policy = Policy.DECLARED
     """Least that must vouch for encryption at rest anywhere in the cluster."""
     taints: bool = True
@@ -42,6 +44,8 @@ class OperatorConfig(Settings):
     """Resources reconciled at once."""
     resync: Duration = Field(default=600.0, ge=1)
     """How often everything is compared with the API server, spread by 20 %."""
+    secret_poll: Duration = Field(default=60.0, ge=0.1)
+    """How often the Secrets that resources name are read again; beyond 500 resources each less often."""
     poll: Duration = Field(default=4.0, ge=0.1)
     """Longest time between two questions to one Fleet."""
     polls_per_second: float = Field(default=25.0, gt=0)
@@ -57,7 +61,8 @@ class OperatorConfig(Settings):
     def _templates(self) -> Self:
         try:
             self.image.format(component="fleet", version="1")
-            self.fleet_url.format(scheme="http", name="a", namespace="b")
+            for url in (self.fleet_url, self.fleet_otlp_url):
+                url.format(scheme="http", name="a", namespace="b")
         except (KeyError, IndexError, ValueError) as error:
-            raise ValueError(f"image or fleet_url has an unknown placeholder: {error}") from None
+            raise ValueError(f"image, fleet_url or fleet_otlp_url has an unknown placeholder: {error}") from None
         return self

@@ -1,7 +1,6 @@
 """What one replica sees of the cluster: the cache, the nodes, and who must be reconciled when something changes."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
 from typing import Any
 
 from ingero_operator.cache import Cache, ObjectKey, OwnerKey
@@ -61,7 +60,7 @@ class Sight:
             if before is not None and before.uid == after.uid and _older(after.version, before.version):
                 return
             self.nodes[name] = after
-            changed = before is None or replace(before, version="") != replace(after, version="")
+            changed = before != after
         if changed:
             for key, names in list(self.interest.items()):
                 if name in names:
@@ -73,8 +72,12 @@ class Sight:
 
     def watched(self, selector: Mapping[str, str]) -> dict[str, NodeView]:
         """Nodes that carry all of these labels."""
-        wanted = selector.items()
-        return {name: node for name, node in self.nodes.items() if wanted <= node.labels.items()}
+        wanted = list(selector.items())
+        return {
+            name: node
+            for name, node in self.nodes.items()
+            if all(node.labels.get(key) == value for key, value in wanted)
+        }
 
     def gone(self, kind: str, key: ObjectKey) -> None:
         """Forget what a sweep no longer found."""

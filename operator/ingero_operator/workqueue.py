@@ -70,7 +70,8 @@ class WorkQueue(Generic[Key]):
             self._wake.clear()
             timeout = self._heap[0][0] - now if self._heap else None
             try:
-                await asyncio.wait_for(self._wake.wait(), timeout)
+                async with asyncio.timeout(timeout):
+                    await self._wake.wait()
             except TimeoutError:
                 continue
 

@@ -68,7 +68,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
             fleet.COMPONENT,
             [
                 {"from": [_pods(selector(owner, agents.PUSH))], "ports": _ports(OTLP_GRPC, OTLP_HTTP, API)},
-                {"from": [operator], "ports": _ports(API)},
+                {"from": [operator], "ports": _ports(API, *((OTLP_HTTP,) if spec.fleet.forward else ()))},
                 {"from": [_monitoring(spec.network)], "ports": _ports(FINDINGS, VITALS)},
             ],
             onward,

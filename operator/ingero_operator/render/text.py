@@ -19,6 +19,13 @@ class _Plain(yaml.SafeDumper):
         super().increase_indent(flow, False)
 
 
+class _Quick(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Written for each resource, so by libyaml where it is there."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
 def dump(documents: Iterable[dict[str, Any]]) -> str:
     """One or several documents, with the note that says where they come from."""
     text = yaml.dump_all(
@@ -29,5 +36,5 @@ def dump(documents: Iterable[dict[str, Any]]) -> str:
 
 def dump_bare(document: dict[str, Any]) -> str:
     """One document without the note: a configuration file inside a ConfigMap."""
-    text: str = yaml.dump(document, Dumper=_Plain, sort_keys=True, width=1000, default_flow_style=False)
+    text: str = yaml.dump(document, Dumper=_Quick, sort_keys=True, width=1000, default_flow_style=False)
     return text

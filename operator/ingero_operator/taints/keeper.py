@@ -14,10 +14,11 @@ from ingero_operator.desk import Desk, is_paused, key_from, stamp_seconds
 from ingero_operator.inquiry import Answer
 from ingero_operator.kinds import FLEET_CLUSTER, NODE
 from ingero_operator.recorder import Happening
-from ingero_operator.taints import edits
+from ingero_operator.taints import edits, testimony
 from ingero_operator.taints.memory import Memory, Record, from_status, to_status
 from ingero_operator.taints.nodes import NodeView
 from ingero_operator.taints.rails import Decision, Rails, Step, World, decide, done
+from ingero_operator.witness import Listener
 
 log = get(__name__)
 
@@ -95,7 +96,7 @@ class Keeper:
             decision = replace(decision, memory=self._name_overriders(decision, happenings))
         for step in decision.settled:
             before = memory.records.get(step.node, Record(uid=""))
-            await self._tell(resource, step, describe(step, step.mark.verdict if step.mark else before.verdict))
+            await self._tell(resource, step, step.mark.verdict if step.mark else before.verdict)
         memory = decision.memory
         for item in decision.overrides:
             self._write_history(key, f"{item.node}: our mark was removed by somebody else")
@@ -218,16 +219,25 @@ class Keeper:
             now = desk.clock()
             verdict = step.mark.verdict if step.mark else memory.records.get(step.node, Record(uid="")).verdict
             memory = done(memory, step, now)
-            told = describe(step, verdict)
-            self._write_history(key, f"{stamp_seconds(now)} {told.message}")
+            self._write_history(key, f"{stamp_seconds(now)} {describe(step, verdict).message}")
             log.info("node", verb=step.verb, node=step.node, reason=step.reason, owner=key[2], verdict=verdict)
-            await self._tell(resource, step, told)
+            await self._tell(resource, step, verdict)
             return memory, []
         return memory, []
 
-    async def _tell(self, resource: Manifest, step: Step, told: Happening) -> None:
-        """Events on resource and node. They come before the status that says that the step is over: whoever starts
-        anew finds the step unfinished and tells it, and nobody hears it twice."""
+    async def _tell(self, resource: Manifest, step: Step, verdict: str) -> None:
+        """Events on resource and node, and a record for whoever Fleet forwards to. They come before the status that
+        says that the step is over: whoever starts anew finds the step unfinished and tells it, and nobody hears it
+        twice."""
+        told = describe(step, verdict)
+        question = self.desk.inquirer.question(key_from(resource))
+        if question and question.otlp:
+            request = testimony.record(
+                step, cluster=question.cluster, owner=resource["metadata"]["uid"], verdict=verdict,
+                words=told.message, identity=told.once, now=self.desk.clock(),
+            )  # fmt: skip
+            listener = Listener(url=question.otlp, token=question.token, authority=question.authority)
+            self.desk.witness.tell(listener, request)
         node = {"kind": "Node", "apiVersion": "v1", "metadata": {"name": step.node, "uid": step.uid}}
         await self.desk.tell(resource, [told])
         await self.desk.recorder.tell(node, told)

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
@@ -56,7 +56,8 @@ class NodeView:
     uid: str
     provider_id: str = ""
     created: float = 0.0
-    version: str = ""
+    version: str = field(default="", compare=False)
+    """Of the object; two views are equal when the facts are."""
     labels: Mapping[str, str]
     gpu: bool = True
     control_plane: bool = False

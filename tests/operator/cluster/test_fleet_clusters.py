@@ -239,6 +239,25 @@ def test_a_missing_secret_is_named_and_found_later(
     wait_until(lambda: summary(plane, namespace) == "Healthy", "the Secret to be found", 60)
 
 
+def test_a_new_token_rolls_fleet_without_waiting_for_a_resync(
+    plane: ControlPlane, start: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "fleet-token", "namespace": namespace}}
+    plane.apply({**secret, "stringData": {"token": "one"}})
+    plane.apply(cluster(namespace, tokenSecret={"name": "fleet-token"}))
+
+    def template() -> Any:
+        found = plane.read("-n", namespace, "deployment", "prod-fleet")
+        return found and found["spec"]["template"]["metadata"]["annotations"]
+
+    with start("--resync", "1h", "--secret-poll", "200ms"):
+        wait_until(lambda: template() is not None, "Fleet")
+        before = template()
+        plane.apply({**secret, "stringData": {"token": "two"}})
+        wait_until(lambda: template() != before, "the rollout")
+
+
 def test_a_child_of_somebody_else_is_left_alone(plane: ControlPlane, operator: Any, namespace: str) -> None:
     theirs = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "prod-fleet", "namespace": namespace},
               "data": {"fleet.yaml": "theirs"}}  # fmt: skip

@@ -37,6 +37,8 @@ def test_a_straggler_is_marked_proven_well_and_released(lab: Lab, operator: Any)
         lambda: "finalizers" not in lab.plane.read("-n", lab.namespace, "fc", "prod")["metadata"], "the finalizer"
     )
     assert lab.others_untouched()
+    wait_until(lambda: len(lab.told()) == 2, "the records for whoever Fleet forwards to")
+    assert [item[:2] for item in lab.told()] == [("add", victim), ("remove", victim)]
 
 
 def test_an_idle_node_is_not_released_and_deleting_the_resource_releases_it(lab: Lab, operator: Any) -> None:

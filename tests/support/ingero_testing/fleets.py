@@ -30,6 +30,11 @@ class Says:
     since: str | None = None
     windows: int = 100
     stopped_at: float = 0.0
+    told: list[dict[str, Any]] = field(default_factory=list)
+    """Requests for logs that it took."""
+    refusing: bool = False
+    """Takes no logs."""
+    refused: int = 0
 
     def tick(self) -> str:
         """Name of the statistics of this moment; a frozen Fleet repeats itself."""
@@ -104,6 +109,18 @@ def fleets() -> Iterator[Fleets]:
             else:
                 wanted = parse_qs(parts.query).get(routes.NODE_PARAMETER, sorted(says.nodes))
                 self._answer(200, {"nodes": [says.node(item) for item in wanted if item in says.nodes]})
+
+        def do_POST(self) -> None:
+            _, namespace, name, *rest = urlsplit(self.path).path.split("/")
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            says = found.says.get(f"{namespace}/{name}")
+            if says is not None and says.refusing:
+                says.refused += 1
+            if says is None or says.refusing or "/" + "/".join(rest) != routes.OTLP_LOGS:
+                self._answer(503, {})
+            else:
+                says.told.append(body)
+                self._answer(200, {})
 
         def _answer(self, status: int, tree: dict[str, Any]) -> None:
             body = json.dumps(tree).encode()

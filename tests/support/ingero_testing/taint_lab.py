@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from ingero_contract import attributes
 from ingero_testing.fleets import Says
 from ingero_testing.processes import wait_until
 from scripts.controlplane import ControlPlane
@@ -42,7 +43,12 @@ class Lab:
         self.configure(**taints)
 
     def configure(self, **taints: Any) -> None:
-        spec = {"clusterId": "c", "taints": {**QUICK, **taints}, "agents": {"nodeSelector": {POOL: self.namespace}}}
+        spec = {
+            "clusterId": "c",
+            "taints": {**QUICK, **taints},
+            "agents": {"nodeSelector": {POOL: self.namespace}},
+            "fleet": {"forward": {"endpoint": "collector.example.com:4317"}},
+        }
         metadata = {"name": "prod", "namespace": self.namespace}
         body = {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
         self.plane.apply(body)
@@ -69,6 +75,17 @@ class Lab:
 
     def allowed(self) -> str:
         return next((c["reason"] for c in self.status().get("conditions", []) if c["type"] == "TaintingAllowed"), "")
+
+    def told(self) -> list[tuple[str, str, str]]:
+        """Action, node and event id of every record that its Fleet was told."""
+        found = []
+        for request in self.says.told:
+            (block,) = request["resourceLogs"]
+            (entry,) = block["scopeLogs"][0]["logRecords"]
+            pairs = block["resource"]["attributes"] + entry["attributes"]
+            facts = {item["key"]: item["value"]["stringValue"] for item in pairs}
+            found.append((facts[attributes.TAINT_ACTION], facts[attributes.NODE_ID], facts[attributes.EVENT_ID]))
+        return found
 
     def events(self, reason: str) -> list[str]:
         found = self.plane.read("-n", self.namespace, "events")["items"]

@@ -1,0 +1,44 @@
+"""What was done to a node, and on which evidence, as an OTLP log record in JSON. Pure."""
+
+import json
+import uuid
+from typing import Any, Final
+
+from ingero_contract import attributes, metrics
+from ingero_operator.taints.edits import annotation
+from ingero_operator.taints.rails import Step
+
+Tree = dict[str, Any]
+
+_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:ingero:taint")
+_WARNING, _INFORMATION = 13, 9
+"""Severity numbers of OpenTelemetry."""
+
+
+def record(step: Step, *, cluster: str, owner: str, verdict: str, words: str, identity: str, now: float) -> Tree:
+    """One OTLP request for logs. `identity` with the owner's uid makes the event's id: what is told twice, after a
+    restart or a lost answer, is known again. `now` in seconds since the epoch."""
+    nanoseconds = str(int(now * 1e9))
+    facts = {
+        attributes.EVENT_ID: str(uuid.uuid5(_NAMESPACE, f"{owner}\0{identity}")),
+        attributes.TAINT_ACTION: step.verb,
+        attributes.TAINT_REASON: step.reason,
+        attributes.TAINT_VERDICT: verdict,
+        attributes.TAINT_EFFECT: step.mark.effect if step.mark else "",
+        attributes.TAINT_EVIDENCE: annotation(step.mark) if step.mark else json.dumps({"owner": owner}),
+    }
+    entry = {
+        "timeUnixNano": nanoseconds,
+        "observedTimeUnixNano": nanoseconds,
+        "severityNumber": _WARNING if step.verb in ("add", "raise") else _INFORMATION,
+        "eventName": metrics.TAINT_EVENT,
+        "body": {"stringValue": words},
+        "attributes": _pairs(facts),
+    }
+    resource = {"attributes": _pairs({attributes.NODE_ID: step.node, attributes.CLUSTER_ID: cluster})}
+    scope = {"scope": {"name": "ingero-operator"}, "logRecords": [entry]}
+    return {"resourceLogs": [{"resource": resource, "scopeLogs": [scope]}]}
+
+
+def _pairs(facts: dict[str, str]) -> list[Tree]:
+    return [{"key": key, "value": {"stringValue": value}} for key, value in facts.items()]

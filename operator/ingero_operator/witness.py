@@ -1,0 +1,135 @@
+"""Tells a Fleet that forwards what was done to nodes, so that Echo, or whoever keeps the story, has it."""
+
+import asyncio
+import heapq
+import json
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+
+from ingero_contract import routes
+from ingero_kit.backoff import Backoff
+from ingero_kit.clock import Clock
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+WAITING: Final = 1000
+"""Records that may wait; the newest are lost beyond."""
+KEPT_SECONDS: Final = 900.0
+"""How long a record is tried. What is lost is still on the node, in its Events and in the status."""
+SEND_SECONDS: Final = 5.0
+AT_ONCE: Final = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listener:
+    """A Fleet's OTLP/HTTP receiver."""
+
+    url: str
+    token: str | None = None
+    authority: str | None = None
+    """PEM of who signed its certificate."""
+
+
+@dataclass
+class _Waiting:
+    listener: Listener
+    body: bytes
+    until: float
+    tries: int = 0
+
+
+@dataclass
+class Witness:
+    """A bounded line of records, each tried until it is taken or too old."""
+
+    clock: Clock
+    backoff: Backoff = field(default_factory=lambda: Backoff(first=1.0, longest=60.0))
+    kept_seconds: float = KEPT_SECONDS
+    sent: int = 0
+    lost: int = 0
+    _line: list[tuple[float, int, _Waiting]] = field(default_factory=list)
+    _serial: int = 0
+    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def __len__(self) -> int:
+        return len(self._line)
+
+    def tell(self, listener: Listener, request: dict[str, Any]) -> None:
+        """Send a request for logs soon; never waits."""
+        if len(self._line) >= WAITING:
+            self._lose("too many wait")
+            return
+        self._add(_Waiting(listener, json.dumps(request).encode(), self.clock() + self.kept_seconds), 0.0)
+
+    def _add(self, item: _Waiting, delay: float) -> None:
+        self._serial += 1
+        heapq.heappush(self._line, (self.clock() + delay, self._serial, item))
+        self._wake.set()
+
+    def _lose(self, why: str) -> None:
+        self.lost += 1
+        log.warning("evidence_lost", reason=why)
+
+    async def run(self) -> None:
+        """Send until cancelled."""
+        gate, running = asyncio.Semaphore(AT_ONCE), set[asyncio.Task[None]]()
+        try:
+            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SEND_SECONDS)) as session:
+                while True:
+                    item = await self._next()
+                    await gate.acquire()
+                    task = asyncio.create_task(self._send(session, item))
+                    running.add(task)
+                    task.add_done_callback(_after(running, gate))
+        finally:
+            for task in running:
+                task.cancel()
+
+    async def _next(self) -> _Waiting:
+        while True:
+            now = self.clock()
+            if self._line and self._line[0][0] <= now:
+                return heapq.heappop(self._line)[2]
+            self._wake.clear()
+            try:
+                async with asyncio.timeout(self._line[0][0] - now if self._line else None):
+                    await self._wake.wait()
+            except TimeoutError:
+                continue
+
+    async def _send(self, session: aiohttp.ClientSession, item: _Waiting) -> None:
+        to = item.listener
+        headers = {"Content-Type": "application/json"}
+        if to.token:
+            headers["Authorization"] = f"Bearer {to.token}"
+        try:
+            trust: ssl.SSLContext | bool = ssl.create_default_context(cadata=to.authority) if to.authority else True
+            async with session.post(to.url + routes.OTLP_LOGS, data=item.body, headers=headers, ssl=trust) as answer:
+                await answer.read()
+                if answer.status == 400:
+                    self._lose("Fleet refuses the record")
+                    return
+                if answer.status != 200:
+                    raise ValueError(f"Fleet answers {answer.status}")
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
+            delay = self.backoff.delay(item.tries)
+            item.tries += 1
+            if self.clock() + delay > item.until:
+                self._lose(str(error) or type(error).__name__)
+            else:
+                self._add(item, delay)
+            return
+        self.sent += 1
+
+
+def _after(running: set[asyncio.Task[None]], gate: asyncio.Semaphore) -> Callable[[asyncio.Task[None]], None]:
+    def done(task: asyncio.Task[None]) -> None:
+        running.discard(task)
+        gate.release()
+
+    return done

@@ -1,0 +1,137 @@
+"""Marks as records for whoever Fleet forwards to: what they say, and that none is lost without being counted."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from ingero_contract import attributes, metrics
+from ingero_contract import echo as routes
+from ingero_kit.backoff import Backoff
+from ingero_kit.clock import steady_clock
+from ingero_operator import witness
+from ingero_operator.taints.nodes import Mark, read_mark
+from ingero_operator.taints.rails import Step
+from ingero_operator.taints.testimony import record
+from ingero_operator.witness import Listener, Witness
+from ingero_testing import processes
+from ingero_testing.fleets import Fleets, fleets
+
+MARK = Mark(
+    owner="u-1", verdict="0badcafe", effect="NoSchedule", since=100.0, expires=200.0, node_uid="n-1", score=0.4,
+    threshold=0.7, windows=6,
+)  # fmt: skip
+
+
+def told(mark: Mark | None = MARK, identity: str = "add/gpu-7", now: float = 150.0) -> dict[str, Any]:
+    step = Step(verb="add" if mark else "remove", node="gpu-7", uid="n-1", reason="Confirmed", mark=mark)
+    return record(step, cluster="prod", owner="u-1", verdict="0badcafe", words="words", identity=identity, now=now)
+
+
+def facts(request: dict[str, Any]) -> dict[str, str]:
+    (block,) = ParseDict(request, ExportLogsServiceRequest()).resource_logs
+    (entry,) = block.scope_logs[0].log_records
+    assert entry.event_name == metrics.TAINT_EVENT and entry.body.string_value == "words"
+    return {item.key: item.value.string_value for item in [*block.resource.attributes, *entry.attributes]}
+
+
+def test_a_record_is_otlp_and_carries_the_evidence_of_the_node() -> None:
+    found = facts(told())
+
+    assert (found[attributes.CLUSTER_ID], found[attributes.NODE_ID]) == ("prod", "gpu-7")
+    assert (found[attributes.TAINT_ACTION], found[attributes.TAINT_VERDICT]) == ("add", "0badcafe")
+    taint = {"value": "0badcafe", "effect": found[attributes.TAINT_EFFECT]}
+    assert read_mark(found[attributes.TAINT_EVIDENCE], [taint]) == MARK
+    assert facts(told(None))[attributes.TAINT_ACTION] == "remove"
+
+
+def test_what_is_told_twice_has_one_id_and_what_differs_has_another() -> None:
+    first = facts(told())[attributes.EVENT_ID]
+
+    assert facts(told(now=999.0))[attributes.EVENT_ID] == first
+    assert facts(told(identity="remove/gpu-7"))[attributes.EVENT_ID] != first
+
+
+def run(found: Witness, work: Callable[[], Awaitable[None]]) -> None:
+    async def both() -> None:
+        sending = asyncio.create_task(found.run())
+        try:
+            await asyncio.wait_for(work(), 20)
+        finally:
+            sending.cancel()
+
+    asyncio.run(both())
+
+
+async def until(done: Callable[[], bool]) -> None:
+    while not done():
+        await asyncio.sleep(0.01)
+
+
+def listener(double: Fleets) -> Listener:
+    return Listener(url=double.template.format(namespace="ml", name="prod"), token="t")
+
+
+def test_a_record_waits_for_a_fleet_that_is_away() -> None:
+    with fleets() as double:
+        says = double.of("ml", "prod")
+        says.refusing = True
+        found = Witness(steady_clock(), Backoff(first=0.02, longest=0.05))
+
+        async def work() -> None:
+            found.tell(listener(double), told())
+            await until(lambda: says.refused >= 2)
+            says.refusing = False
+            await until(lambda: found.sent == 1)
+
+        run(found, work)
+        assert says.told == [told()] and found.lost == 0
+
+
+def test_what_no_fleet_takes_in_time_is_counted() -> None:
+    with fleets() as double:
+        found = Witness(steady_clock(), Backoff(first=0.02, longest=0.05), kept_seconds=0.2)
+
+        async def work() -> None:
+            found.tell(listener(double), told())
+            await until(lambda: found.lost == 1)
+
+        run(found, work)
+        assert found.sent == 0 and len(found) == 0
+
+
+def test_a_mark_reaches_echo_through_fleet_once(tmp_path: Path) -> None:
+    with processes.echo(tmp_path / "echo") as store:
+        exporter = {"endpoint": f"127.0.0.1:{store.ports['otlp/grpc']}", "tls": {"insecure": True}}
+        change = {"exporters": {"otlp": exporter}, "service": {"pipelines": {"logs": {"exporters": ["otlp"]}}}}
+        with processes.fleet(tmp_path / "fleet", change) as receiver:
+            found = Witness(steady_clock())
+
+            def kept() -> list[list[Any]]:
+                text = f"SELECT node_id, message FROM events WHERE metric_name = '{metrics.TAINT_EVENT}'"
+                answer = httpx.post(store.url("api", routes.SQL), json={"sql": text}, timeout=10, trust_env=False)
+                return list(answer.raise_for_status().json()["rows"])
+
+            async def work() -> None:
+                to = Listener(url=receiver.url("otlp/http"))
+                now = time.time()
+                for mark, identity in ((MARK, "add"), (MARK, "add"), (None, "remove")):
+                    found.tell(to, told(mark, identity, now))
+                await until(lambda: found.sent == 3)
+
+            run(found, work)
+            processes.wait_until(lambda: len(kept()) >= 2, "both marks", 30)
+            assert len(kept()) == 2
+
+
+def test_the_line_is_bounded() -> None:
+    found = Witness(steady_clock())
+    for _ in range(witness.WAITING + 5):
+        found.tell(Listener(url="http://127.0.0.1:1"), told())
+
+    assert len(found) == witness.WAITING and found.lost == 5
