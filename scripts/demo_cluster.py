@@ -11,8 +11,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 import yaml
 
 from scripts.controlplane import ControlPlane, control_plane
-from scripts.demo import BIN, DemoFailed, Lab
+from scripts.lab import BIN, FREE, Lab, LabFailed, Site
 
 NAMESPACE = "ingero"
 CLUSTER = "demo"
@@ -40,21 +38,14 @@ class Story:
     plane: ControlPlane
     lab: Lab
     folder: Path
-    ports: dict[str, int] = field(default_factory=dict)
+    site: Site = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.site = Site(self.lab, CLUSTER, INTERVAL, NODES)
 
     def say(self, text: str) -> None:
         """One line for a person."""
         print(text, flush=True)
-
-    def wait(self, what: str, done: Callable[[], Any], seconds: float = 60.0) -> float:
-        """Wait until something is so; how long it took."""
-        started = time.monotonic()
-        while not done():
-            self.lab.check()
-            if time.monotonic() - started > seconds:
-                raise DemoFailed(f"waited {seconds:.0f} s for {what}")
-            time.sleep(0.1)
-        return time.monotonic() - started
 
     def show(self, *arguments: str) -> None:
         """What a person would type, and see."""
@@ -113,67 +104,55 @@ class Story:
         token.write_text(TOKEN)
         auth = {"auth": {"bearer_token_file": str(token)}}
         for protocol in ("grpc", "http"):
-            tree["receivers"]["otlp"]["protocols"][protocol] |= {"endpoint": "127.0.0.1:0", **auth}
+            tree["receivers"]["otlp"]["protocols"][protocol] |= {"endpoint": FREE, **auth}
         tree["extensions"]["ingero_threshold"] |= {
-            "agent_endpoint": "127.0.0.1:0", "admin_endpoint": "127.0.0.1:0", **auth
+            "agent_endpoint": FREE, "admin_endpoint": FREE, **auth
         }  # fmt: skip
-        tree["extensions"]["healthee"]["endpoint"] = "127.0.0.1:0"
-        tree["extensions"]["zpages"] = {"endpoint": "127.0.0.1:0"}
-        tree["exporters"]["prometheus"]["endpoint"] = "127.0.0.1:0"
-        tree["service"]["telemetry"]["metrics"]["address"] = "127.0.0.1:0"
+        tree["extensions"]["healthee"]["endpoint"] = FREE
+        tree["extensions"]["zpages"] = {"endpoint": FREE}
+        tree["exporters"]["prometheus"]["endpoint"] = FREE
+        tree["service"]["telemetry"]["metrics"]["address"] = FREE
         file, ports = self.folder / "fleet.yaml", self.folder / "fleet-ports.json"
         file.write_text(yaml.safe_dump(tree))
         self.lab.start("fleet", str(BIN / "ingero-fleet"), "serve", "--config", str(file), "--ports-file", str(ports))
-        self.wait("Fleet to listen", ports.exists)
-        self.ports = json.loads(ports.read_text())
+        self.lab.wait("Fleet to listen", ports.exists)
+        self.site.ports = json.loads(ports.read_text())
 
     def start_agents(self) -> None:
         """A real workload and a real agent for every node."""
-        for name in NODES:
-            steps = self.folder / f"{name}.steps"
-            self.lab.start(f"{name}-workload", sys.executable, "-m", "scripts.workload", str(steps))
-        for name in NODES:
-            self.lab.start(
-                f"{name}-agent", str(BIN / "ingero-agent"), "fleet-push",
-                "--fleet-endpoint", f"127.0.0.1:{self.ports['otlp/http']}", "--fleet-insecure",
-                "--fleet-cluster-id", CLUSTER, "--fleet-node-id", name, "--fleet-workload-type", "training",
-                "--fleet-token-file", str(self.folder / "token"),
-                "--fleet-push-interval", str(INTERVAL), "--warmup-samples", "8", "--no-detect-provider",
-                "--fleet-persist-path", str(self.folder / f"{name}.baseline.json"),
-                "--watch-pid", str(self.lab.processes[f"{name}-workload"].pid),
-                "--progress-file", str(self.folder / f"{name}.steps"),
-            )  # fmt: skip
+        self.site.start_workloads()
+        self.site.start_agents(8, "--fleet-token-file", str(self.folder / "token"))
 
     def start_operator(self) -> None:
         """The operator; it leads by its Lease."""
         ports = self.folder / "operator-ports.json"
-        url = f"http://127.0.0.1:{self.ports.get('threshold', 1)}"
+        url = f"http://127.0.0.1:{self.site.ports.get('threshold', 1)}"
         self.lab.start(
-            "operator", str(BIN / "ingero-operator"), "run", "--listen", "127.0.0.1:0", "--fleet-url", url,
+            "operator", str(BIN / "ingero-operator"), "run", "--listen", FREE, "--fleet-url", url,
             "--ports-file", str(ports), "--poll", "500ms", "--resync", "5s",
         )  # fmt: skip
-        self.wait("the operator to listen", ports.exists)
+        self.lab.wait("the operator to listen", ports.exists)
 
     def run(self) -> None:
         """Every step."""
         self.install()
         self.say("1. applied: CRDs, rights, admission policies, five GPU nodes (kwok)")
         self.plane.apply(self.fleet_cluster())
-        self.ports = {"threshold": 9}
+        self.site.ports = {"threshold": 9}
         self.start_operator()
-        seconds = self.wait("the children", lambda: self.status().get("agents", {}).get("ready") == "5/5")
+        seconds = self.lab.wait("the children", lambda: self.status().get("agents", {}).get("ready") == "5/5")
         self.say(f"2. applied a FleetCluster; its children are up after {seconds:.1f} s")
         self.show("-n", NAMESPACE, "get", "deploy,ds,svc,pdb,netpol")
         self.start_fleet()
         self.start_agents()
-        self.lab.processes.pop("operator").terminate()
+        self.lab.stop("operator")
         (self.folder / "operator-ports.json").unlink()
         self.start_operator()
         self.say(
             "3. real Fleet with the rendered settings, real agents over real workloads; the operator was restarted"
         )
-        self.wait("the threshold", lambda: self.status().get("fleet", {}).get("threshold"), 90)
-        self.wait("no node to be accused", lambda: self.status()["stragglers"]["accused"] == 0, 90)
+        self.lab.wait("the threshold", lambda: self.status().get("fleet", {}).get("threshold"), 90)
+        self.lab.wait("no node to be accused", lambda: self.status()["stragglers"]["accused"] == 0, 90)
         self.show("-n", NAMESPACE, "get", "fc")
         self.straggler(NODES[-1])
         self.upgrade()
@@ -181,20 +160,20 @@ class Story:
 
     def straggler(self, victim: str) -> None:
         """Taken away, marked, brought back, proven well, released."""
-        self.lab.signal(f"{victim}-workload", signal.SIGUSR1)
+        self.site.hurt(signal.SIGUSR1, victim)
         self.say(f"4. the workload of {victim} is slowed to half its speed")
-        seconds = self.wait("the taint", lambda: self.taint(victim), 300)
+        seconds = self.lab.wait("the taint", lambda: self.taint(victim), 300)
         wrong = [name for name in NODES if name != victim and self.taint(name)]
         if wrong:
-            raise DemoFailed(f"marked {wrong} as well")
+            raise LabFailed(f"marked {wrong} as well")
         self.say(f"   marked after {seconds:.1f} s: {json.dumps(self.taint(victim))}")
         note = self.plane.read("node", victim)["metadata"]["annotations"]["ingero.io/straggler"]
         self.say(f"   evidence on the node: {note}")
-        self.wait("the status", lambda: self.status()["taints"]["used"] == "1/1")
+        self.lab.wait("the status", lambda: self.status()["taints"]["used"] == "1/1")
         self.show("-n", NAMESPACE, "get", "fc")
-        self.lab.signal(f"{victim}-workload", signal.SIGUSR2)
+        self.site.hurt(signal.SIGUSR2, victim)
         self.say(f"5. the workload of {victim} is healed")
-        seconds = self.wait("the release", lambda: not self.taint(victim), 300)
+        seconds = self.lab.wait("the release", lambda: not self.taint(victim), 300)
         self.say(f"   proven well and released after {seconds:.1f} s")
         items = self.plane.read("-n", NAMESPACE, "events")["items"]
         for item in sorted(items, key=lambda item: str(item["firstTimestamp"])):
@@ -210,7 +189,7 @@ class Story:
             images = {item["spec"]["template"]["spec"]["containers"][0]["image"] for item in found}
             return all(image.endswith(":0.2.0") for image in images) and self.status().get("summary") == "Healthy"
 
-        seconds = self.wait("the upgrade", upgraded, 120)
+        seconds = self.lab.wait("the upgrade", upgraded, 120)
         lines = (self.folder / "operator.log").read_text().splitlines()
         order = [json.loads(line)["name"] for line in lines if "0.2.0" in line and '"apply"' in line]
         self.say(f"6. upgraded after {seconds:.1f} s, in this order: {', '.join(order)}")
@@ -225,7 +204,7 @@ class Story:
             left = self.plane.read("-n", NAMESPACE, kinds, "-l", f"ingero.io/owner={CLUSTER}")["items"]
             return not left and not any(self.taint(name) for name in NODES)
 
-        seconds = self.wait("everything to go", gone)
+        seconds = self.lab.wait("everything to go", gone)
         self.say(f"7. deleted; no child and no taint is left after {seconds:.1f} s")
 
 
@@ -241,7 +220,7 @@ def main() -> int:
                 Story(plane, lab, folder).run()
             finally:
                 lab.stop()
-    except (DemoFailed, RuntimeError) as error:
+    except (LabFailed, RuntimeError) as error:
         print(f"demo-cluster: {error}; the logs are in {folder}", file=sys.stderr)
         return 1
     except FileNotFoundError as error:
