@@ -4,7 +4,7 @@ BIN := .venv/bin
 export UV_PYTHON_DOWNLOADS := never
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install everything the repository needs into .venv
 	@scripts/bootstrap

@@ -87,15 +87,18 @@ class Lab:
 def laboratory(name: str) -> Iterator[Lab]:
     """A lab in a folder of its own. Everything is ended at the end; the logs are kept only if something failed."""
     lab = Lab(Path(tempfile.mkdtemp(prefix=f"ingero-{name}-")))
-    failed = False
+    keep = True
     try:
         yield lab
-    except LabFailed as error:
-        failed = True
-        raise LabFailed(f"{error}; the logs are in {lab.folder}") from None
+        keep = False
+    except KeyboardInterrupt:
+        keep = False
+        raise
+    except (LabFailed, httpx.HTTPError) as error:
+        raise LabFailed(f"{error}; the logs are in {lab.folder}") from error
     finally:
         lab.stop()
-        if not failed:
+        if not keep:
             shutil.rmtree(lab.folder)
 
 

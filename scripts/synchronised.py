@@ -23,7 +23,7 @@ from ingero_testing.processes import Running
 from scripts.lab import BIN, Site
 
 TRACED = "unmodified processes, traced through eBPF"
-TOLD = "processes that push their own waits; this machine cannot be traced"
+TOLD = "processes that push their own waits, without eBPF"
 NODE = "traced"
 FOREVER = 1_000_000
 UNIFORM = 3**0.5
