@@ -9,6 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
 from rich import box
@@ -53,7 +54,7 @@ def published(say: Say, lab: Lab) -> list[Row]:
     """Three nodes, a workload on each, a push every 5 s; when the threshold is stable one workload is taken away."""
     case, warmup, learnt = "published scenario", 5, 5
     say(
-        f"{case}: 3 nodes, a push every {PUSH:g} s as published; shortened: {warmup} and {learnt} samples of warm-up "
+        f"3 nodes, a push every {PUSH:g} s as published; shortened: {warmup} and {learnt} samples of warm-up "
         "of agent and Fleet (production: 30 each), a quorum of 3 (production: 5)"
     )
     site = Site(lab, "published", PUSH, ("node-0", "node-1", "node-2"))
@@ -62,8 +63,8 @@ def published(say: Say, lab: Lab) -> list[Row]:
     site.start_workloads()
     site.start_agents(warmup)
     site.start_sink(victim)
-    say(f"  all nodes known and well after {lab.wait('all nodes to be known', site.ready, 180):.0f} s")
-    say(f"  threshold {threshold_in_words(site)}; the workload of {victim} is taken away")
+    say(f"all nodes known and well after {lab.wait('all nodes to be known', site.ready, 180):.0f} s")
+    say(f"threshold {threshold_in_words(site)}; the workload of {victim} is taken away")
     wrong = set[str]()
 
     def named() -> bool:
@@ -74,13 +75,13 @@ def published(say: Say, lab: Lab) -> list[Row]:
     begun = time.monotonic()
     site.hurt(signal.SIGSTOP, victim)
     by_fleet = lab.wait(f"{victim} to be named", named, 90)
-    say(f"  Fleet names {victim} after {by_fleet:.1f} s")
+    say(f"Fleet names {victim} after {by_fleet:.1f} s")
     lab.wait("the sink to hear of it", lambda: site.sink_events()[0] > 0, 30)
     at_sink = time.monotonic() - begun
-    say(f"  the sink beside {victim} has booked it after {at_sink:.1f} s; the workload is brought back")
+    say(f"the sink beside {victim} has booked it after {at_sink:.1f} s; the workload is brought back")
     site.hurt(signal.SIGCONT, victim)
     healed = lab.wait("the sink to hear that it is over", lambda: not named() and site.sink_events()[1] > 0, 120)
-    say(f"  resolved after {healed:.1f} s")
+    say(f"resolved after {healed:.1f} s")
     state, resolved, errors = site.sink_events()
     took = " and ".join(f"{seconds} s" for seconds in PUBLISHED_SECONDS)
     return [
@@ -127,13 +128,13 @@ def late_rank(say: Say, lab: Lab) -> list[Row]:
     case, plan = "late rank", Plan()
     jobs = Jobs(Site(lab, "job", PUSH, ()), plan, can_trace())
     say(
-        f"{case}: {plan.ranks} processes in lockstep ({jobs.path}); {1000 * plan.step_seconds:.0f} ms a step with "
+        f"{plan.ranks} processes in lockstep ({jobs.path}); {1000 * plan.step_seconds:.0f} ms a step with "
         f"{plan.jitter:.0%} of jitter, mostly sleeping, as a rank does whose GPU works; Fleet judges every {PUSH:g} s"
     )
     jobs.site.start_fleet()
     jobs.start()
     outcome = jobs.watch(settle=10.0, linger=PUSH)
-    say(f"  {outcome.why or 'nobody was named'}")
+    say(f"{outcome.why or 'nobody was named'}")
     got = "nobody" if outcome.seconds is None else f"rank {plan.late}"
     within = outcome.seconds is not None and outcome.seconds <= WITHIN
     how = "seen by eBPF" if jobs.traced else "told by themselves"
@@ -157,7 +158,7 @@ class Shortened:
         """Everything up and everybody well."""
         times = PUSH / SHORT_PUSH
         self.say(
-            f"soak, slow leak, half the fleet: {SHORT_NODES} nodes, compressed {times:.0f} times: a push every "
+            f"{SHORT_NODES} nodes, compressed {times:.0f} times: a push every "
             f"{SHORT_PUSH:g} s instead of {PUSH:g} s, and {times:.0f} times as many false alarms allowed an hour. "
             "The noise of this machine is not compressed: on a busy one these cases say nothing"
         )
@@ -168,7 +169,7 @@ class Shortened:
         )
         site.start_workloads("--steps", "200", "--size", "32", "--leak", str(self.leak), "--slow", "0.33")
         site.start_agents(30)
-        self.say(f"  all nodes known and well after {self.lab.wait('all nodes to be known', site.ready, 120):.0f} s")
+        self.say(f"all nodes known and well after {self.lab.wait('all nodes to be known', site.ready, 120):.0f} s")
 
     def watch(self, seconds: float, done: Callable[[set[str]], bool]) -> tuple[float | None, set[str]]:
         """Look until it is done or the time is over: how long it took, and everybody who was named meanwhile."""
@@ -189,12 +190,12 @@ class Shortened:
         while not (well := self.site.ready()) and time.monotonic() - begun < 30:
             self.lab.check()
             time.sleep(SHORT_PUSH / 2)
-        self.say(f"  {'all nodes well' if well else 'not all nodes well'} after {time.monotonic() - begun:.1f} s")
+        self.say(f"{'all nodes well' if well else 'not all nodes well'} after {time.monotonic() - begun:.1f} s")
 
     def soak(self) -> Row:
         """Nothing happens for an hour."""
         seconds = SOAK_PUSHES * SHORT_PUSH
-        self.say(f"  soak: {SOAK_PUSHES} pushes of every node, an hour of pushes at {PUSH:g} s, in {seconds:.0f} s")
+        self.say(f"soak: {SOAK_PUSHES} pushes of every node, an hour of pushes at {PUSH:g} s, in {seconds:.0f} s")
         _, named = self.watch(seconds, lambda _: False)
         hours = SHORT_NODES * SOAK_PUSHES * PUSH / 3600
         return Row(
@@ -204,7 +205,7 @@ class Shortened:
     def slow_leak(self) -> Row:
         """One node loses 1 % of its speed a minute."""
         victim = self.site.nodes[-1]
-        self.say(f"  slow leak: {victim} loses {LEAK_A_MINUTE:.0%} of its speed every {60 / PUSH:.0f} pushes")
+        self.say(f"slow leak: {victim} loses {LEAK_A_MINUTE:.0%} of its speed every {60 / PUSH:.0f} pushes")
         self.site.hurt(signal.SIGALRM, victim)
         took, named = self.watch(2 * LEAK_LIMIT / self.leak, lambda now: victim in now)
         lost = 1.0 if took is None else took * self.leak
@@ -216,7 +217,7 @@ class Shortened:
     def half(self) -> Row:
         """Half of the nodes fall to a third of their speed at once."""
         slow = set(self.site.nodes[: SHORT_NODES // 2])
-        self.say(f"  half the fleet: {names(slow)} fall to a third of their speed")
+        self.say(f"half the fleet: {names(slow)} fall to a third of their speed")
         self.site.hurt(signal.SIGUSR1, *slow)
         took, named = self.watch(30, lambda now: now == slow)
         _, after = self.watch(20 * SHORT_PUSH, lambda _: False)
@@ -244,29 +245,33 @@ CASES = ("published", "rank", "soak", "leak", "half")
 Group = Callable[[Say, Lab], list[Row]]
 
 
-def groups(wanted: set[str]) -> dict[str, Group]:
-    """What is to be run, by name; each group has processes of its own."""
-    rest = {case for case in ("soak", "leak", "half") if case in wanted}
-    found: dict[str, Group] = {}
+def groups(wanted: set[str]) -> list[dict[str, Group]]:
+    """What is to be run, by name. Groups of one entry run side by side, as they mostly wait; the late rank alone."""
+    rest = [case for case in ("soak", "leak", "half") if case in wanted]
+    waiting: dict[str, Group] = {}
     if "published" in wanted:
-        found["published scenario"] = published
-    if "rank" in wanted:
-        found["late rank"] = late_rank
+        waiting["published scenario"] = published
     if rest:
-        found[", ".join(sorted(rest))] = lambda say, lab: shortened(say, lab, rest)
-    return found
+        waiting[", ".join(rest)] = lambda say, lab: shortened(say, lab, set(rest))
+    return [waiting, {"late rank": late_rank} if "rank" in wanted else {}]
 
 
-def play(todo: dict[str, Group], say: Say) -> list[Row]:
+def play(todo: list[dict[str, Group]], say: Say) -> list[Row]:
     """Every group in a lab of its own; one that fails keeps no other from running."""
-    rows: list[Row] = []
-    for name, group in todo.items():
+
+    def run(name: str, group: Group) -> list[Row]:
         try:
             with laboratory("e2e") as lab:
-                rows += group(say, lab)
+                return group(lambda text: say(f"{name}: {text}"), lab)
         except LabFailed as error:
-            say(f"  [red]{error}[/]")
-            rows.append(Row(name, "seen to its end", "yes", str(error), None, False))
+            say(f"{name}: [red]{error}[/]")
+            return [Row(name, "seen to its end", "yes", str(error), None, False)]
+
+    rows: list[Row] = []
+    for beside in todo:
+        with ThreadPoolExecutor(max(1, len(beside))) as pool:
+            for found in pool.map(run, beside.keys(), beside.values()):
+                rows += found
     return rows
 
 

@@ -1,10 +1,12 @@
 """A job without a GPU: matrix products at a steady pace, one step after the other, counted in a file.
 
 SIGUSR1 takes it to `--slow` of its speed, SIGUSR2 brings it back; SIGALRM begins a leak of `--leak` a second.
+It stands for a GPU's work, which other programs on the processors do not slow down: where it may, it runs first.
 `python -m scripts.workload FILE` runs until it is ended.
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import time
@@ -22,6 +24,8 @@ def main() -> None:
     parser.add_argument("--slow", type=float, default=0.5, help="speed after SIGUSR1 (default 0.5)")
     parser.add_argument("--leak", type=float, default=0.01, help="speed lost a second after SIGALRM (default 0.01)")
     flags = parser.parse_args()
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
     parent = os.getppid()
     speed, leaking_since = 1.0, float("inf")
 

@@ -43,9 +43,9 @@ def test_a_case_that_fails_is_a_row_and_keeps_no_other_from_running() -> None:
         raise LabFailed("waited in vain")
 
     fine = Row("b", "what", "x", "x", 1.0, True)
-    rows = play({"a": broken, "b": lambda say, lab: [fine]}, said.append)
+    rows = play([{"a": broken, "b": lambda say, lab: [fine]}], said.append)
 
     assert [row.ok for row in rows] == [False, True]
     assert rows[0].got.startswith("waited in vain; the logs are in ")
-    assert "waited in vain" in said[0]
+    assert said[0].startswith("a: ")
     assert table(rows).row_count == 2
