@@ -36,7 +36,10 @@ def test_a_process_that_ends_by_itself_is_named_with_its_last_words(lab: Lab) ->
         lab.wait("nothing", lambda: False)
 
 
-def test_a_case_that_fails_is_a_row_and_keeps_no_other_from_running() -> None:
+def test_a_case_that_fails_is_a_row_and_keeps_no_other_from_running(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     said: list[str] = []
 
     def broken(say: object, lab: Lab) -> list[Row]:
