@@ -6,13 +6,16 @@ export UV_PYTHON_DOWNLOADS := never
 unexport PYTHONDONTWRITEBYTECODE
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## install everything the repository needs into .venv
 	@scripts/bootstrap
 
 demo: setup ## the main job on this machine: Fleet, agents and a straggler, found and named
 	@$(BIN)/python -m scripts.demo $(ARGS)
+
+e2e: setup ## the published scenario and harder cases with real processes, expected beside got; five minutes
+	@$(BIN)/python -m scripts.e2e $(ARGS)
 
 demo-cluster: setup ## the operator on a real control plane: straggler, taint, proof, release, upgrade, delete
 	@$(BIN)/python -m scripts.demo_cluster $(ARGS)
@@ -33,7 +36,7 @@ test: setup ## lint, types, layers and tests: exactly what CI runs
 bench-detection: setup ## false alarms, delays and cost of the detector beside three rules of the field
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/detection.py $(ARGS)
 
-bench-collectives: setup ## collective points a second on one core, and who is named in simulated jobs
+bench-collectives: setup ## collective points a second on one core, and who is named in simulated jobs; ARGS="--job N": in N real ones
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/collectives.py $(ARGS)
 
 bench: setup ## figures of the receiving side beside a plain Go collector, one pinned core each
@@ -60,5 +63,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo demo-cluster cluster-assets images test bench bench-detection bench-trace bench-echo bench-operator
+.PHONY: help setup demo e2e demo-cluster cluster-assets images test bench bench-detection bench-trace bench-echo bench-operator
 .PHONY: bench-collectives fix generate lock

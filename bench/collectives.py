@@ -1,9 +1,11 @@
 """The NCCL side in figures: points a second on one core from bytes to verdict, and who is named in simulated jobs.
 
-`make bench-collectives` prints the table.
+`make bench-collectives` prints the table; with `ARGS="--job 50"` a real synchronised job is run so often instead.
 """
 
+import argparse
 import os
+import random
 import statistics
 import sys
 import time
@@ -12,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests/support"))
+sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT)]
 
 from ingero_fleet.collectives.attribution import AttributionConfig, find_late_rank  # noqa: E402
 from ingero_fleet.collectives.desk import CollectivesDesk  # noqa: E402
@@ -20,10 +22,14 @@ from ingero_fleet.collectives.settings import NcclConfig  # noqa: E402
 from ingero_kit.otlp import Decoder  # noqa: E402
 from ingero_kit.otlp_server import Push, Signal  # noqa: E402
 from ingero_testing.collectives import BEGIN, Job  # noqa: E402
+from scripts.lab import LabFailed, Site, laboratory  # noqa: E402
+from scripts.synchronised import Jobs, Plan, can_trace  # noqa: E402
 
 TARGET = 100_000
 STEPS = 50
 RUNS = 200
+PUSH = 5.0
+WITHIN = 10.0
 
 
 def row(what: str, ours: str, target: str, reached: bool | None) -> None:
@@ -84,8 +90,42 @@ def memory_of(communicators: int, ranks: int) -> float:
     return resident() - before
 
 
+def real_jobs(runs: int) -> None:
+    """A real synchronised job, again and again: who is named, and how long after the first late step."""
+    plan, rng = Plan(), random.Random(0)
+    within, wrong, seconds = 0, 0, []
+    with laboratory("bench") as lab:
+        jobs = Jobs(Site(lab, "job", PUSH, ()), plan, can_trace())
+        jobs.site.start_fleet()
+        jobs.start()
+        print(f"{jobs.path}; {plan.step_seconds:g} s a step, jitter {plan.jitter:.0%}, ticks of {PUSH:g} s")
+        for run in range(runs):
+            outcome = jobs.watch(settle=rng.uniform(1.0, 1.0 + PUSH))
+            within += outcome.seconds is not None and outcome.seconds <= WITHIN
+            wrong += bool(outcome.wrong)
+            seconds += [] if outcome.seconds is None else [outcome.seconds]
+            took = "not named" if outcome.seconds is None else f"named after {outcome.seconds:.1f} s"
+            print(f"  run {run + 1}: {took}; wrongly named: {sorted(outcome.wrong) or 'nobody'}", file=sys.stderr)
+    print("| what | ours | target | |\n| --- | --- | --- | --- |")
+    what = f"real job of {plan.ranks} processes, one late by {plan.extra:.0%}"
+    row(f"{what}: named within {WITHIN:g} s", f"{within} of {runs}", f"{runs} of {runs}", within == runs)
+    row(f"{what}: runs with anybody else named, or anybody too early", str(wrong), "0", not wrong)
+    if seconds:
+        middle, worst = statistics.median(seconds), max(seconds)
+        row(f"{what}: seconds, median / worst", f"{middle:.1f} / {worst:.1f}", f"≤ {WITHIN:g}", worst <= WITHIN)
+
+
 def main() -> None:
     """Run everything and print the table."""
+    parser = argparse.ArgumentParser(prog="make bench-collectives ARGS=...", description=__doc__)
+    parser.add_argument("--job", type=int, metavar="N", help="run a real synchronised job N times instead")
+    runs = parser.parse_args().job
+    if runs:
+        try:
+            real_jobs(runs)
+        except LabFailed as error:
+            raise SystemExit(f"bench: {error}") from None
+        return
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     print("| what | ours | target | |\n| --- | --- | --- | --- |", flush=True)
     for ranks, pushes in ((8, 40), (64, 10), (1024, 1)):

@@ -12,8 +12,6 @@ import shutil
 import signal
 import sys
 import tempfile
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,8 @@ import yaml
 from ingero_contract import echo, metrics, routes
 from ingero_contract.values import VerdictState
 from scripts.controlplane import ControlPlane, control_plane
-from scripts.demo import BIN, LEARNT, DemoFailed, Lab
+from scripts.demo import LEARNT
+from scripts.lab import BIN, FREE, Lab, LabFailed, Site
 
 NAMESPACE = "ingero"
 CLUSTER = "demo"
@@ -46,22 +45,15 @@ class Story:
     plane: ControlPlane
     lab: Lab
     folder: Path
-    ports: dict[str, int] = field(default_factory=dict)
     echo: dict[str, int] = field(default_factory=dict)
+    site: Site = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.site = Site(self.lab, CLUSTER, INTERVAL, NODES)
 
     def say(self, text: str) -> None:
         """One line for a person."""
         print(text, flush=True)
-
-    def wait(self, what: str, done: Callable[[], Any], seconds: float = 60.0) -> float:
-        """Wait until something is so; how long it took."""
-        started = time.monotonic()
-        while not done():
-            self.lab.check()
-            if time.monotonic() - started > seconds:
-                raise DemoFailed(f"waited {seconds:.0f} s for {what}")
-            time.sleep(0.1)
-        return time.monotonic() - started
 
     def show(self, *arguments: str) -> None:
         """What a person would type, and see."""
@@ -137,10 +129,10 @@ class Story:
             return str((found.get("status") or {}).get("summary", ""))
 
         ask("plain")
-        self.wait("the refusal", lambda: summary() == "ClassNotEncrypted")
+        self.lab.wait("the refusal", lambda: summary() == "ClassNotEncrypted")
         self.show("-n", NAMESPACE, "get", "echo", "-o", "custom-columns=NAME:.metadata.name,WHY:.status.message")
         ask("encrypted")
-        self.wait("the claim", lambda: self.plane.read("-n", NAMESPACE, "pvc", f"{STORE}-echo"))
+        self.lab.wait("the claim", lambda: self.plane.read("-n", NAMESPACE, "pvc", f"{STORE}-echo"))
         claim = self.plane.read("-n", NAMESPACE, "pvc", f"{STORE}-echo")["metadata"]
         reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": claim["name"],
                      "namespace": NAMESPACE, "uid": claim["uid"]}  # fmt: skip
@@ -151,7 +143,7 @@ class Story:
              "spec": {"capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"], "claimRef": reference,
                       "storageClassName": "encrypted", "csi": csi}}
         )  # fmt: skip
-        self.wait("the store", lambda: summary() == "Healthy")
+        self.lab.wait("the store", lambda: summary() == "Healthy")
         self.show("-n", NAMESPACE, "get", "echo")
 
     def start_echo(self) -> None:
@@ -163,7 +155,7 @@ class Story:
             "--set", f"store.path={self.folder / 'echo.duckdb'}",
             *(word for place in places for word in ("--set", f"{place}=127.0.0.1:0")),
         )  # fmt: skip
-        self.wait("Echo to listen", ports.exists)
+        self.lab.wait("Echo to listen", ports.exists)
         self.echo = json.loads(ports.read_text())
 
     def marks_in_echo(self) -> list[str]:
@@ -181,26 +173,26 @@ class Story:
         token.write_text(TOKEN)
         auth = {"auth": {"bearer_token_file": str(token)}}
         for protocol in ("grpc", "http"):
-            tree["receivers"]["otlp"]["protocols"][protocol] |= {"endpoint": "127.0.0.1:0", **auth}
+            tree["receivers"]["otlp"]["protocols"][protocol] |= {"endpoint": FREE, **auth}
         tree["extensions"]["ingero_threshold"] |= {
-            "agent_endpoint": "127.0.0.1:0", "admin_endpoint": "127.0.0.1:0", **auth
+            "agent_endpoint": FREE, "admin_endpoint": FREE, **auth
         }  # fmt: skip
-        tree["extensions"]["healthee"]["endpoint"] = "127.0.0.1:0"
-        tree["extensions"]["zpages"] = {"endpoint": "127.0.0.1:0"}
-        tree["exporters"]["prometheus"]["endpoint"] = "127.0.0.1:0"
+        tree["extensions"]["healthee"]["endpoint"] = FREE
+        tree["extensions"]["zpages"] = {"endpoint": FREE}
         tree["processors"]["ingero"]["detector"] = {"warmup_ticks": LEARNT}
         tree["exporters"]["otlp"] = {"endpoint": f"127.0.0.1:{self.echo['otlp/grpc']}", "tls": {"insecure": True}}
-        tree["service"]["telemetry"]["metrics"]["address"] = "127.0.0.1:0"
+        tree["exporters"]["prometheus"]["endpoint"] = FREE
+        tree["service"]["telemetry"]["metrics"]["address"] = FREE
         file, ports = self.folder / "fleet.yaml", self.folder / "fleet-ports.json"
         file.write_text(yaml.safe_dump(tree))
         self.lab.start("fleet", str(BIN / "ingero-fleet"), "serve", "--config", str(file), "--ports-file", str(ports))
-        self.wait("Fleet to listen", ports.exists)
-        self.ports = json.loads(ports.read_text())
+        self.lab.wait("Fleet to listen", ports.exists)
+        self.site.ports = json.loads(ports.read_text())
 
     def learnt(self) -> bool:
         """Whether Fleet knows every node's own usual rate: what it learns while a node is slow counts as usual."""
         answer = httpx.get(
-            f"http://127.0.0.1:{self.ports['threshold']}{routes.FLEET_VERDICTS}", timeout=5, trust_env=False,
+            f"http://127.0.0.1:{self.site.ports['threshold']}{routes.FLEET_VERDICTS}", timeout=5, trust_env=False,
             params={routes.CLUSTER_PARAMETER: CLUSTER}, headers={"Authorization": f"Bearer {TOKEN}"},
         )  # fmt: skip
         states = [str((node.get("verdict") or {}).get("state")) for node in answer.raise_for_status().json()["nodes"]]
@@ -208,55 +200,43 @@ class Story:
 
     def start_agents(self) -> None:
         """A real workload and a real agent for every node."""
-        for name in NODES:
-            steps = self.folder / f"{name}.steps"
-            self.lab.start(f"{name}-workload", sys.executable, "-m", "scripts.workload", str(steps))
-        for name in NODES:
-            self.lab.start(
-                f"{name}-agent", str(BIN / "ingero-agent"), "fleet-push",
-                "--fleet-endpoint", f"127.0.0.1:{self.ports['otlp/http']}", "--fleet-insecure",
-                "--fleet-cluster-id", CLUSTER, "--fleet-node-id", name, "--fleet-workload-type", "training",
-                "--fleet-token-file", str(self.folder / "token"),
-                "--fleet-push-interval", str(INTERVAL), "--warmup-samples", "8", "--no-detect-provider",
-                "--fleet-persist-path", str(self.folder / f"{name}.baseline.json"),
-                "--watch-pid", str(self.lab.processes[f"{name}-workload"].pid),
-                "--progress-file", str(self.folder / f"{name}.steps"),
-            )  # fmt: skip
+        self.site.start_workloads()
+        self.site.start_agents(8, "--fleet-token-file", str(self.folder / "token"))
 
     def start_operator(self) -> None:
         """The operator; it leads by its Lease."""
         ports = self.folder / "operator-ports.json"
-        url = f"http://127.0.0.1:{self.ports.get('threshold', 1)}"
+        url = f"http://127.0.0.1:{self.site.ports.get('threshold', 1)}"
         self.lab.start(
-            "operator", str(BIN / "ingero-operator"), "run", "--listen", "127.0.0.1:0", "--fleet-url", url,
-            "--fleet-otlp-url", f"http://127.0.0.1:{self.ports.get('otlp/http', 1)}",
+            "operator", str(BIN / "ingero-operator"), "run", "--listen", FREE, "--fleet-url", url,
+            "--fleet-otlp-url", f"http://127.0.0.1:{self.site.ports.get('otlp/http', 1)}",
             "--ports-file", str(ports), "--poll", "500ms", "--resync", "5s",
         )  # fmt: skip
-        self.wait("the operator to listen", ports.exists)
+        self.lab.wait("the operator to listen", ports.exists)
 
     def run(self) -> None:
         """Every step."""
         self.install()
         self.say("1. applied: CRDs, rights, admission policies, five GPU nodes (kwok)")
         self.plane.apply(self.fleet_cluster())
-        self.ports = {"threshold": 9}
+        self.site.ports = {"threshold": 9}
         self.start_operator()
-        seconds = self.wait("the children", lambda: self.status().get("agents", {}).get("ready") == "5/5")
+        seconds = self.lab.wait("the children", lambda: self.status().get("agents", {}).get("ready") == "5/5")
         self.say(f"2. applied a FleetCluster; its children are up after {seconds:.1f} s")
         self.show("-n", NAMESPACE, "get", "deploy,ds,svc,pdb,netpol")
         self.store()
         self.start_echo()
         self.start_fleet()
         self.start_agents()
-        self.lab.processes.pop("operator").terminate()
+        self.lab.stop("operator")
         (self.folder / "operator-ports.json").unlink()
         self.start_operator()
         self.say(
             "3. real Echo, Fleet with the rendered settings, agents over real workloads; the operator was restarted"
         )
-        self.wait("the threshold", lambda: self.status().get("fleet", {}).get("threshold"), 90)
-        self.wait("Fleet to have learnt every node", self.learnt, 120)
-        self.wait("no node to be accused", lambda: self.status()["stragglers"]["accused"] == 0, 90)
+        self.lab.wait("the threshold", lambda: self.status().get("fleet", {}).get("threshold"), 90)
+        self.lab.wait("Fleet to have learnt every node", self.learnt, 120)
+        self.lab.wait("no node to be accused", lambda: self.status()["stragglers"]["accused"] == 0, 90)
         self.show("-n", NAMESPACE, "get", "fc")
         self.straggler(NODES[-1])
         self.upgrade()
@@ -264,26 +244,26 @@ class Story:
 
     def straggler(self, victim: str) -> None:
         """Taken away, marked, brought back, proven well, released."""
-        self.lab.signal(f"{victim}-workload", signal.SIGUSR1)
+        self.site.hurt(signal.SIGUSR1, victim)
         self.say(f"4. the workload of {victim} is slowed to half its speed")
-        seconds = self.wait("the taint", lambda: self.taint(victim), 300)
+        seconds = self.lab.wait("the taint", lambda: self.taint(victim), 300)
         wrong = [name for name in NODES if name != victim and self.taint(name)]
         if wrong:
-            raise DemoFailed(f"marked {wrong} as well")
+            raise LabFailed(f"marked {wrong} as well")
         self.say(f"   marked after {seconds:.1f} s: {json.dumps(self.taint(victim))}")
         note = self.plane.read("node", victim)["metadata"]["annotations"]["ingero.io/straggler"]
         self.say(f"   evidence on the node: {note}")
-        self.wait("the status", lambda: self.status()["taints"]["used"] == "1/1")
+        self.lab.wait("the status", lambda: self.status()["taints"]["used"] == "1/1")
         self.show("-n", NAMESPACE, "get", "fc")
-        self.lab.signal(f"{victim}-workload", signal.SIGUSR2)
+        self.site.hurt(signal.SIGUSR2, victim)
         self.say(f"5. the workload of {victim} is healed")
-        seconds = self.wait("the release", lambda: not self.taint(victim), 300)
+        seconds = self.lab.wait("the release", lambda: not self.taint(victim), 300)
         self.say(f"   proven well and released after {seconds:.1f} s")
         items = self.plane.read("-n", NAMESPACE, "events")["items"]
         for item in sorted(items, key=lambda item: str(item["firstTimestamp"])):
             if item["reason"] in ("Tainted", "Released"):
                 self.say(f"   Event {item['reason']}: {item['message']}")
-        self.wait("Echo to have both marks", lambda: len(self.marks_in_echo()) >= 2)
+        self.lab.wait("Echo to have both marks", lambda: len(self.marks_in_echo()) >= 2)
         for message in self.marks_in_echo():
             self.say(f"   Echo keeps: {message}")
 
@@ -296,7 +276,7 @@ class Story:
             images = {item["spec"]["template"]["spec"]["containers"][0]["image"] for item in found}
             return all(image.endswith(":0.2.0") for image in images) and self.status().get("summary") == "Healthy"
 
-        seconds = self.wait("the upgrade", upgraded, 120)
+        seconds = self.lab.wait("the upgrade", upgraded, 120)
         lines = (self.folder / "operator.log").read_text().splitlines()
         order = [json.loads(line)["name"] for line in lines if "0.2.0" in line and '"apply"' in line]
         self.say(f"6. upgraded after {seconds:.1f} s, in this order: {', '.join(order)}")
@@ -313,7 +293,7 @@ class Story:
             left = self.plane.read("-n", NAMESPACE, kinds, "-l", owners)["items"]
             return not left and not any(self.taint(name) for name in NODES)
 
-        seconds = self.wait("everything to go", gone, 120)
+        seconds = self.lab.wait("everything to go", gone, 120)
         self.say(f"7. deleted; no child and no taint is left after {seconds:.1f} s")
         self.show("-n", NAMESPACE, "get", "pvc")
         self.say("   the volume stays: spec.storage.onDelete is Retain")
@@ -331,7 +311,7 @@ def main() -> int:
                 Story(plane, lab, folder).run()
             finally:
                 lab.stop()
-    except (DemoFailed, RuntimeError) as error:
+    except (LabFailed, RuntimeError) as error:
         print(f"demo-cluster: {error}; the logs are in {folder}", file=sys.stderr)
         return 1
     except FileNotFoundError as error:

@@ -124,6 +124,13 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 @click.option(
     "--otlp-token-file", type=click.Path(dir_okay=False, path_type=Path), help="File with a bearer token for it."
 )
+@click.option(
+    "--otlp-interval",
+    callback=_seconds,
+    default="10s",
+    show_default=True,
+    help="How often; Fleet cannot name a late rank sooner than it hears of it.",
+)
 @click.option("--node", default=socket.gethostname, show_default="the host name", help="This node's name.")
 @click.option("--cluster", default="", help="The cluster that this node belongs to.")
 @click.option(
@@ -141,7 +148,7 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
 def trace(
     db: Path, period: float, duration: float | None, budget: float, max_db: int, keep: float,
     prometheus: tuple[str, int] | None, otlp: str | None, otlp_insecure: bool, otlp_token_file: Path | None,
-    node: str, cluster: str, record: Path | None, attach: str,
+    otlp_interval: float, node: str, cluster: str, record: Path | None, attach: str,
 ) -> None:  # fmt: skip
     """Count the CUDA and NCCL calls of every process on this node through eBPF. Needs root.
 
@@ -167,7 +174,12 @@ def trace(
     export = None
     if otlp:
         export = ExportConfig(
-            endpoint=otlp, node=node, cluster=cluster, insecure=otlp_insecure, token_file=otlp_token_file
+            endpoint=otlp,
+            node=node,
+            cluster=cluster,
+            insecure=otlp_insecure,
+            token_file=otlp_token_file,
+            interval=otlp_interval,
         )
     config = TraceConfig(
         database=db, period=period, budget=budget, retention=Retention(seconds=keep, max_bytes=max_db),

@@ -42,7 +42,7 @@ Value = str | int | float
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """Where to and as whom. `insecure`: plain HTTP."""
+    """Where to, as whom and how often. `insecure`: plain HTTP. `interval` in seconds."""
 
     endpoint: str
     node: str
@@ -50,6 +50,7 @@ class ExportConfig:
     insecure: bool = False
     token_file: Path | None = None
     timeout: float = 10.0
+    interval: float = 10.0
     version: str = "0.1.0"
 
 

@@ -27,7 +27,7 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 SLOW_ROUND_SECONDS: Final = 10.0
-"""How often the host is looked at, the agent's own load is judged, and what was seen is sent onward."""
+"""How often the host is looked at and the agent's own load is judged."""
 
 OWN_CPU_BUDGET: Final = 0.01
 MIN_WAIT_SECONDS: Final = 0.02
@@ -64,7 +64,7 @@ class TraceService:
         self._host, self._own, self._timeline = Host(), OwnLoad(), Timeline()
         self._latest: Snapshot | None = None
         self._started_ns = time.time_ns()
-        self._read_at = self._round_at = time.monotonic()
+        self._read_at = self._round_at = self._exported_at = time.monotonic()
         self._level, self._mask, self._seen_events = 0, 0, 0
         self._named: set[int] = set()
         figures, costs = self.ledger.figures, tracer.costs
@@ -119,6 +119,9 @@ class TraceService:
         if now - self._round_at >= SLOW_ROUND_SECONDS:
             self._slow_round(now - self._round_at)
             self._round_at = now
+        if self._config.export and now - self._exported_at >= self._config.export.interval:
+            self._export()
+            self._exported_at = now
 
     def close(self) -> None:
         """Send and write what is left."""
@@ -205,7 +208,6 @@ class TraceService:
         with suppress(OSError, sqlite3.OperationalError):
             self._latest = self._host.snapshot()
             self._store.snapshot(self._latest, time.time())
-        self._export()
 
     def _export(self) -> None:
         if self._exporter:

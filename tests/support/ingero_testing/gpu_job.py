@@ -1,7 +1,11 @@
 """A job of ranks over libraries with the names and signatures of CUDA and NCCL, that needs no GPU.
 
 Every rank computes (sleeps), calls a collective and waits; the wait is a barrier over all ranks, as that of a real
-collective is. The rank that computes longer is the straggler, and it waits least.
+collective is. The rank that computes longer is the straggler, and it waits least. Computing is sleeping and, for a
+thousandth of the time, using the processor, as a rank does whose GPU works.
+
+job RANKS STEPS BASE_US LATE_RANK EXTRA_US [after-init | on-signal [JITTER_US]]; with on-signal the late rank is late
+between SIGUSR1 and SIGUSR2. A computation's jitter is uniform. The ranks end with their parent.
 """
 
 import errno
@@ -59,23 +63,43 @@ JOB = r"""
 #include <pthread.h>
 #include <stddef.h>
 #include <stdio.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 typedef struct { char bytes[128]; } ncclUniqueId;
 int ncclCommInitRank(void **, int, ncclUniqueId, int);
 int ncclAllReduce(const void *, void *, size_t, int, int, void *, void *);
 int ncclCommDestroy(void *);
 int cudaStreamSynchronize(void *);
-static void line(void) { char one; while (read(0, &one, 1) == 1 && one != '\n') {} }
+static struct { pthread_barrier_t begin, step; volatile sig_atomic_t hurt; } *shared;
+static void hurt(int number) { shared->hurt = number == SIGUSR1; }
+static void line(void) {
+  char one;
+  ssize_t got;
+  while ((got = read(0, &one, 1)) < 0 || (got == 1 && one != '\n')) {}
+}
+static long used(void) {
+  struct timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return now.tv_sec * 1000000L + now.tv_nsec / 1000;
+}
+static void compute(int microseconds) {
+  long until = used() + microseconds / 1000;
+  while (used() < until) {}
+  usleep(microseconds - microseconds / 1000);
+}
 int main(int argc, char **argv) {
   pid_t seed = getpid();
   int ranks = atoi(argv[1]), steps = atoi(argv[2]), base = atoi(argv[3]), late = atoi(argv[4]);
-  int extra = atoi(argv[5]), after_init = argc > 6;
-  struct { pthread_barrier_t begin, step; } *shared =
-      mmap(0, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  int extra = atoi(argv[5]), jitter = argc > 7 ? atoi(argv[7]) : 0;
+  int after_init = argc > 6 && !strcmp(argv[6], "after-init");
+  shared = mmap(0, sizeof(*shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  shared->hurt = argc <= 6 || strcmp(argv[6], "on-signal");
   pthread_barrierattr_t kind;
   pthread_barrierattr_init(&kind);
   pthread_barrierattr_setpshared(&kind, PTHREAD_PROCESS_SHARED);
@@ -84,17 +108,18 @@ int main(int argc, char **argv) {
   if (!after_init) line();
   for (int rank = 0; rank < ranks; rank++)
     if (!fork()) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
       ncclUniqueId id;
-      char text[16];
+      unsigned random = rank + 1;
       void *comm;
       for (int i = 0; i < 128; i++) id.bytes[i] = (char)(i * 37 + 200);
       memcpy(id.bytes, &seed, 4);
-      snprintf(text, sizeof text, "%d", rank);
       ncclCommInitRank(&comm, ranks, id, rank);
       pthread_barrier_wait(&shared->begin);
       pthread_barrier_wait(&shared->begin);
       for (int step = 0; step < steps; step++) {
-        usleep(base + (rank == late ? extra : 0));
+        int noise = jitter ? rand_r(&random) % (2 * jitter + 1) - jitter : 0;
+        compute(base + noise + (rank == late && shared->hurt ? extra : 0));
         ncclAllReduce(0, 0, 1000, 7, 0, comm, &shared->step);
         cudaStreamSynchronize(&shared->step);
       }
@@ -102,6 +127,8 @@ int main(int argc, char **argv) {
       ncclCommDestroy(comm);
       _exit(0);
     }
+  signal(SIGUSR1, hurt);
+  signal(SIGUSR2, hurt);
   pthread_barrier_wait(&shared->begin);
   if (after_init) { printf("ready\n"); fflush(stdout); line(); }
   pthread_barrier_wait(&shared->begin);

@@ -29,7 +29,7 @@ function replace(parent, children) {
   }
   if (focused && byId(focused)) byId(focused).focus({ preventScroll: true });
 }
-const number = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+const number = (value, digits = 3) => (value === null || value === undefined ? "–" : value.toFixed(digits).replace(/^-(?=[0.]+$)/, ""));
 const percent = (value) => (value === null || value === undefined ? "–" : `${(100 * value).toFixed(1)} %`);
 function money(value, cost) {
   const digits = value < 1000 ? 2 : 0;
@@ -295,15 +295,16 @@ function showCohorts(update) {
 }
 function showCollectives(update) {
   const boxes = update.collectives.communicators.filter((item) => !state.chosen || item.cluster_id === state.chosen).map((item) => {
-    const most = Math.max(1e-9, ...item.lags.map((lag) => Math.abs(lag.lag_ms || 0)));
+    // Lags of microseconds draw no long bars.
+    const most = Math.max(1, ...item.lags.map((lag) => Math.abs(lag.lag_ms || 0)));
     const late = item.verdict === "culprit" ? item.finding.rank : -1;
     const rows = item.lags.filter((lag) => lag.lag_ms !== null).map((lag) => element("tr", "", lag.rank === late ? { class: "culprit" } : {}, [
       element("th", String(lag.rank), { scope: "row" }), element("td", lag.node_id || "–", { class: "words" }),
       element("td", "", { class: "bars", "aria-hidden": "true" }, [element("span", "", { class: "bar", "data-share": (Math.max(0, lag.lag_ms) / most).toFixed(4) })]),
-      element("td", `${lag.lag_ms.toFixed(2)} ms`),
+      element("td", `${number(lag.lag_ms, 2)} ms`),
     ]));
     const title = `${item.comm}, ${item.ranks} ranks`;
-    const verdict = late >= 0 ? `Rank ${late} is late: ${percent(item.finding.share)} of the time is lost to it alone.` : `Verdict: ${item.verdict}.`;
+    const verdict = late >= 0 ? `Rank ${late} is late: ${percent(item.finding.share)} of the time is lost to it alone.` : `${item.verdict.replace(/^none:/, "nobody is late:").replace(/^./, (letter) => letter.toUpperCase())}.`;
     return element("div", "", {}, [
       element("p", verdict, { class: "quiet" }),
       element("div", "", { class: "scroll", id: `lags-${item.cluster_id}-${item.comm}-${item.ranks}`, role: "region", tabindex: "0", "aria-label": `Lags of ${title}` }, [

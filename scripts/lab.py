@@ -1,0 +1,226 @@
+"""Components as real processes on this machine, and the questions a person would ask them.
+
+Shared by the demos, the end-to-end run and the benches.
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+BIN = Path(sys.executable).parent
+FREE = "127.0.0.1:0"
+
+
+class LabFailed(Exception):
+    """What should have been seen was not; the text says what happened and what to look at."""
+
+
+@dataclass
+class Lab:
+    """The processes of one run, by role, and the folder of their logs."""
+
+    folder: Path
+    processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=5, trust_env=False))
+
+    def start(self, name: str, *command: str) -> None:
+        """Start a process; its output goes to a file of its name."""
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        with self.log(name).open("wb") as log:
+            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+
+    def log(self, name: str) -> Path:
+        """Where a process writes."""
+        return self.folder / f"{name}.log"
+
+    def signal(self, name: str, number: int) -> None:
+        """Signal one of our own processes."""
+        self.processes[name].send_signal(number)
+
+    def check(self) -> None:
+        """Raise when any process has ended by itself, with the last words that it wrote."""
+        for name, process in self.processes.items():
+            if process.poll() is not None:
+                words = self.log(name).read_text(errors="replace").strip().splitlines()[-3:]
+                raise LabFailed(f"{name} ended with status {process.returncode}: {' | '.join(words)}")
+
+    def wait(self, what: str, done: Callable[[], Any], seconds: float = 60.0) -> float:
+        """Wait until something is so; returns how long it took."""
+        started = time.monotonic()
+        while not done():
+            self.check()
+            if time.monotonic() - started > seconds:
+                raise LabFailed(f"waited {seconds:.0f} s for {what}")
+            time.sleep(0.1)
+        return time.monotonic() - started
+
+    def stop(self, *names: str) -> None:
+        """End what is named, or everything that was started."""
+        ending = [self.processes.pop(name) for name in names or list(reversed(self.processes))]
+        for process in ending:
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGCONT)
+                process.terminate()
+        for process in ending:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        if not names:
+            self.client.close()
+
+
+@contextlib.contextmanager
+def laboratory(name: str) -> Iterator[Lab]:
+    """A lab in a folder of its own. Everything is ended at the end; the logs are kept only if something failed."""
+    lab = Lab(Path(tempfile.mkdtemp(prefix=f"ingero-{name}-")))
+    keep = True
+    try:
+        yield lab
+        keep = False
+    except KeyboardInterrupt:
+        keep = False
+        raise
+    except (LabFailed, httpx.HTTPError) as error:
+        raise LabFailed(f"{error}; the logs are in {lab.folder}") from error
+    finally:
+        lab.stop()
+        if not keep:
+            shutil.rmtree(lab.folder)
+
+
+@dataclass
+class Site:
+    """One cluster: Fleet, and for each node a workload and an agent. Pushes come every `interval` seconds."""
+
+    lab: Lab
+    cluster: str
+    interval: float
+    nodes: tuple[str, ...]
+    ports: dict[str, int] = field(default_factory=dict)
+
+    def start_fleet(self, **change: str) -> None:
+        """Fleet on free ports, with these settings beside: paths with `__` for the dots."""
+        ports = self.lab.folder / f"{self.cluster}-ports.json"
+        settings = {
+            "receivers.otlp.protocols": f"{{grpc: {{endpoint: '{FREE}'}}, http: {{endpoint: '{FREE}'}}}}",
+            "extensions.ingero_threshold.agent_endpoint": FREE,
+            "extensions.ingero_threshold.admin_endpoint": FREE,
+            "extensions.healthee.endpoint": FREE,
+            "extensions.zpages.endpoint": FREE,
+            "exporters.prometheus.endpoint": FREE,
+            "service.telemetry.metrics.address": FREE,
+            "processors.ingero.push_interval": f"{self.interval}s",
+            "processors.ingero.quorum.statistical_min": "3",
+            **{path.replace("__", "."): value for path, value in change.items()},
+        }
+        flags = [word for path, value in settings.items() for word in ("--set", f"{path}={value}")]
+        self.start("fleet", str(BIN / "ingero-fleet"), "serve", "--ports-file", str(ports), *flags)
+        self.lab.wait("Fleet to listen", ports.exists)
+        self.ports = json.loads(ports.read_text())
+
+    def start(self, role: str, *command: str) -> None:
+        """A process of this site."""
+        self.lab.start(self.name(role), *command)
+
+    def name(self, role: str) -> str:
+        """What a process of this site is called; sites may run side by side."""
+        return f"{self.cluster}-{role}"
+
+    def file(self, role: str, suffix: str) -> Path:
+        """A file of this site."""
+        return self.lab.folder / f"{self.name(role)}.{suffix}"
+
+    def start_workloads(self, *flags: str) -> None:
+        """A real workload for every node."""
+        for node in self.nodes:
+            steps = str(self.file(node, "steps"))
+            self.start(f"{node}-workload", sys.executable, "-m", "scripts.workload", steps, *flags)
+
+    def start_agents(self, warmup: int, *flags: str) -> None:
+        """An agent over every workload."""
+        for number, node in enumerate(self.nodes):
+            self.start(
+                f"{node}-agent", str(BIN / "ingero-agent"), "fleet-push",
+                "--fleet-endpoint", f"127.0.0.1:{self.ports['otlp/http']}", "--fleet-insecure",
+                "--fleet-cluster-id", self.cluster, "--fleet-node-id", node, "--fleet-workload-type", "matmul",
+                "--fleet-world-size", str(len(self.nodes)), "--fleet-node-rank", str(number),
+                "--fleet-push-interval", str(self.interval), "--warmup-samples", str(warmup), "--no-detect-provider",
+                "--fleet-persist-path", str(self.file(node, "baseline.json")),
+                "--watch-pid", str(self.lab.processes[self.name(f"{node}-workload")].pid),
+                "--progress-file", str(self.file(node, "steps")),
+                "--remediate", "--remediate-socket", str(self.file(node, "sock")), *flags,
+            )  # fmt: skip
+
+    def start_sink(self, node: str) -> None:
+        """The sink beside a node's agent."""
+        self.start(
+            "sink", str(BIN / "ingero-sink"), "--socket-path", str(self.file(node, "sock")),
+            "--listen", FREE, "--reconnect-delay", "0.3s", "--ports-file", str(self.file("sink", "json")),
+        )  # fmt: skip
+
+    def hurt(self, number: int, *nodes: str) -> None:
+        """Signal the workloads of some nodes."""
+        for node in nodes:
+            self.lab.signal(self.name(f"{node}-workload"), number)
+
+    def get(self, port: str, path: str) -> Any:
+        """Ask Fleet; `None` while it cannot answer."""
+        try:
+            answer = self.lab.client.get(f"http://127.0.0.1:{self.ports[port]}{path}")
+        except httpx.TransportError:
+            self.lab.check()
+            return None
+        return answer.json() if answer.status_code == 200 else None
+
+    def picture(self) -> list[dict[str, Any]]:
+        """Every node as Fleet sees it."""
+        found = self.get("diagnostics", f"/api/v1/nodes?cluster_id={self.cluster}")
+        return found["nodes"] if found else []
+
+    def named(self) -> set[str]:
+        """Who is a straggler now."""
+        found = self.get("threshold", f"/api/v1/stragglers?cluster_id={self.cluster}")
+        return {node["node_id"] for node in found["stragglers"]} if found else set()
+
+    def ready(self) -> bool:
+        """Every node active, known to the detector and accused of nothing."""
+        nodes = self.picture()
+        return len(nodes) == len(self.nodes) and all(
+            node["state"] == "active" and (node["verdict"] or {}).get("state") in ("healthy", "suspected")
+            for node in nodes
+        )
+
+    def page(self) -> str:
+        """Fleet's findings as Prometheus reads them."""
+        return self.lab.client.get(f"http://127.0.0.1:{self.ports['prometheus']}/metrics").text
+
+    def sink_lines(self) -> dict[str, float]:
+        """What the sink has booked."""
+        file = self.file("sink", "json")
+        if not file.exists():
+            return {}
+        port = json.loads(file.read_text())["metrics"]
+        page = self.lab.client.get(f"http://127.0.0.1:{port}/metrics").text
+        found = [line.rsplit(" ", 1) for line in page.splitlines() if line.startswith("ingero_sink_")]
+        return {name: float(value) for name, value in found}
+
+    def sink_events(self) -> tuple[int, int, int]:
+        """Events that the sink has booked: states, resolved ones, and lines that it could not parse."""
+        lines = self.sink_lines()
+        events = [f'ingero_sink_events_total{{type="straggler_{kind}"}}' for kind in ("state", "resolved")]
+        state, resolved, wrong = (int(lines.get(name, 0)) for name in (*events, "ingero_sink_parse_errors_total"))
+        return state, resolved, wrong
