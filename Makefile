@@ -23,6 +23,10 @@ demo-cluster: setup ## the operator on a real control plane: straggler, taint, p
 cluster-assets: ## download a control plane for demo-cluster, bench-operator and the tests that need one
 	@scripts/cluster-assets
 
+gpu-libraries: setup ## download NVIDIA's CUDA runtime and NCCL (200 MB) for the demo and the tests; no GPU needed
+	@U=$$(command -v uv || echo .tools/bin/uv); $$U pip install --quiet --no-deps --target .tools/gpu \
+	  --python $(BIN)/python nvidia-cuda-runtime-cu12==12.8.90 nvidia-nccl-cu12==2.26.2
+
 images: ## build the five images with buildah, podman or docker, whichever is there
 	@scripts/images $(ARGS)
 
@@ -63,5 +67,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo e2e demo-cluster cluster-assets images test bench bench-detection bench-trace bench-echo bench-operator
+.PHONY: help setup demo e2e demo-cluster cluster-assets gpu-libraries images test bench bench-detection bench-trace bench-echo bench-operator
 .PHONY: bench-collectives fix generate lock

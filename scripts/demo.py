@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
+from scripts.cuda_workloads import CudaWorkloads, why_not
 from scripts.lab import BIN, FREE, Lab, LabFailed, Site, laboratory
 
 INTERVAL = 1.0
@@ -56,8 +57,9 @@ class View:
 class Demo:
     """One run."""
 
-    def __init__(self, nodes: int, lab: Lab, view: View) -> None:
+    def __init__(self, nodes: int, lab: Lab, view: View, *, traced: bool) -> None:
         self.site = Site(lab, CLUSTER, INTERVAL, tuple(f"node-{number}" for number in range(nodes)))
+        self.cuda = CudaWorkloads(self.site) if traced else None
         self.lab = lab
         self.view = view
         self.echo: dict[str, int] = {}
@@ -86,9 +88,18 @@ class Demo:
             service__pipelines__logs__exporters="[otlphttp]",
         )
         self.view.say(f"live page: http://127.0.0.1:{site.ports['diagnostics']}/")
-        site.start_workloads()
-        site.start_agents(WARMUP)
+        if self.cuda:
+            self.cuda.start()
+        else:
+            site.start_workloads()
+        site.start_agents(WARMUP, watching=self.cuda.watching if self.cuda else None)
         site.start_sink(site.nodes[-1])
+
+    def workloads(self) -> str:
+        """What is measured, in words."""
+        if self.cuda:
+            return f"processes measured by their CUDA and NCCL calls through eBPF, on {self.cuda.libraries.words}"
+        return "real CPU workloads"
 
     def named(self) -> set[str]:
         """Who is a straggler now; the view follows."""
@@ -175,7 +186,7 @@ class Demo:
         view, nodes = self.view, self.site.nodes
         victim = nodes[-1]
         view.say(
-            f"{len(nodes)} agents over real CPU workloads, shortened for the demo: a push every {INTERVAL:g} s "
+            f"{len(nodes)} agents over {self.workloads()}, shortened for the demo: a push every {INTERVAL:g} s "
             f"(production: 10 s), {WARMUP} and {LEARNT} samples of warm-up of agent and Fleet (production: 30 each), "
             "a quorum of 3 (production: 5)."
         )
@@ -205,13 +216,23 @@ def main() -> int:
         "--keep", action="store_true", help="leave it running until Ctrl-C, with its addresses printed"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of the story")
+    parser.add_argument(
+        "--source", choices=("auto", "ebpf", "procfs"), default="auto",
+        help="measure by CUDA and NCCL calls through eBPF (as root with python3-bpfcc), or by /proc (default auto)",
+    )  # fmt: skip
     flags = parser.parse_args()
     if not 3 <= flags.nodes <= 32:
         parser.error("--nodes must be between 3 and 32")
     view = View(quiet=flags.json)
+    obstacle = why_not() if flags.source != "procfs" else ""
+    if obstacle and flags.source == "ebpf":
+        parser.error(f"--source ebpf: {obstacle}")
+    if obstacle:
+        view.say(f"CUDA and NCCL calls cannot be traced here: {obstacle}. Measuring by /proc instead.")
+    traced = flags.source != "procfs" and not obstacle
     try:
         with laboratory("demo") as lab:
-            demo = Demo(flags.nodes, lab, view)
+            demo = Demo(flags.nodes, lab, view, traced=traced)
             with view.live or contextlib.nullcontext():
                 result = demo.run()
             view.say("[bold green]the right node was named both times, and nobody for what all did together[/]")

@@ -150,8 +150,15 @@ class Site:
             steps = str(self.file(node, "steps"))
             self.start(f"{node}-workload", sys.executable, "-m", "scripts.workload", steps, *flags)
 
-    def start_agents(self, warmup: int, *flags: str) -> None:
-        """An agent over every workload."""
+    def by_progress(self, node: str) -> tuple[str, ...]:
+        """Flags of an agent that watches a node's workload by its processor time and the steps that it counts."""
+        pid = self.lab.processes[self.name(f"{node}-workload")].pid
+        return "--watch-pid", str(pid), "--progress-file", str(self.file(node, "steps"))
+
+    def start_agents(
+        self, warmup: int, *flags: str, watching: Callable[[str], tuple[str, ...]] | None = None
+    ) -> None:
+        """An agent over every workload; `watching` says by which flags a node's agent watches it."""
         for number, node in enumerate(self.nodes):
             self.start(
                 f"{node}-agent", str(BIN / "ingero-agent"), "fleet-push",
@@ -160,8 +167,7 @@ class Site:
                 "--fleet-world-size", str(len(self.nodes)), "--fleet-node-rank", str(number),
                 "--fleet-push-interval", str(self.interval), "--warmup-samples", str(warmup), "--no-detect-provider",
                 "--fleet-persist-path", str(self.file(node, "baseline.json")),
-                "--watch-pid", str(self.lab.processes[self.name(f"{node}-workload")].pid),
-                "--progress-file", str(self.file(node, "steps")),
+                *(watching or self.by_progress)(node),
                 "--remediate", "--remediate-socket", str(self.file(node, "sock")), *flags,
             )  # fmt: skip
 

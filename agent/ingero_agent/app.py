@@ -31,7 +31,7 @@ def make_source(config: AgentConfig, gpus: int) -> Source:
     if config.stub_script:
         return ScriptedSource.from_file(config.stub_script)
     if config.signal_db_path:
-        return DatabaseSource(config.signal_db_path, config.signal_window, gpus)
+        return DatabaseSource(config.signal_db_path, config.signal_window, gpus, config.signal_pid)
     return ProcfsSource(Target(config.watch_pid, config.watch_command, config.watch_cgroup, config.progress_file))
 
 

@@ -30,7 +30,7 @@ def _flags(command: Callable[..., None]) -> Callable[..., None]:
         text = (field.description or "").replace("`", "")
         if field.annotation is bool:
             option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
-        elif name == "watch_pid":
+        elif name in ("watch_pid", "signal_pid"):
             option = click.option(flag, name, multiple=True, type=int, help=text)
         else:
             option = click.option(flag, name, default=None, help=text)
@@ -56,8 +56,8 @@ def fleet_push(file: Path | None, **flags: Any) -> None:
     from ingero_agent.settings import AgentConfig
     from ingero_kit import logs
 
-    if not flags["watch_pid"]:
-        flags["watch_pid"] = None
+    for name in ("watch_pid", "signal_pid"):
+        flags[name] = flags[name] or None
     try:
         config = load(AgentConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
         logs.configure(config.log_level)

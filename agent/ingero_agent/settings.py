@@ -88,6 +88,8 @@ class AgentConfig(Settings):
     """File with a growing number of steps; their rate stands for work."""
     signal_db_path: Path | None = None
     """Database of `ingero-agent trace`."""
+    signal_pid: tuple[int, ...] = ()
+    """Only these processes of that database; all without it."""
     signal_window: Duration = Field(default=60.0, ge=10)
     """Window over that database."""
     metrics_listen: str = ""

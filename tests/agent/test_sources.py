@@ -125,6 +125,16 @@ def test_every_way_to_launch_counts_and_host_events_do_not(tmp_path: Path) -> No
     assert observation.compute == pytest.approx(0.1)
 
 
+def test_one_process_of_a_database_can_be_watched(tmp_path: Path) -> None:
+    file = database(tmp_path / "a.db", [(990, 1, 3, 60, 0)])
+    with closing(sqlite3.connect(file)) as connection:
+        connection.execute("INSERT INTO event_aggregates_5s VALUES (990, 1, 3, 2, 7, 0)")
+        connection.commit()
+
+    assert DatabaseSource(file, 10, 1).read(1003.0).launches == 67
+    assert DatabaseSource(file, 10, 1, pids=(2, 5)).read(1003.0).launches == 7
+
+
 def test_only_whole_buckets_inside_the_window_count(tmp_path: Path) -> None:
     rows = [(bucket, 1, 3, 1, 0) for bucket in range(900, 1010, 5)]
 

@@ -23,12 +23,15 @@ BUCKET_SECONDS: Final = 5
 
 
 class DatabaseSource:
-    """Rates over a sliding window of whole buckets."""
+    """Rates over a sliding window of whole buckets, of these processes or of all."""
 
-    def __init__(self, file: Path, window_seconds: float, gpus: int, proc: Path = Path("/proc")) -> None:
+    def __init__(
+        self, file: Path, window_seconds: float, gpus: int, pids: tuple[int, ...] = (), proc: Path = Path("/proc")
+    ) -> None:
         self._file = file
         self._window = max(window_seconds, 2 * BUCKET_SECONDS)
         self._gpus = max(1, gpus)
+        self._pids = f" AND pid IN ({', '.join(map(str, pids))})" if pids else ""
         self._proc = proc
         self._cpu: tuple[int, int] | None = None
 
@@ -40,7 +43,7 @@ class DatabaseSource:
         launch_filter = " OR ".join(f"(source = {source} AND op = {operation})" for source, operation in LAUNCHES)
         query = (
             f"SELECT COALESCE(SUM(CASE WHEN {launch_filter} THEN count END), 0), COALESCE(SUM(sum_dur), 0) "
-            f"FROM event_aggregates_5s WHERE source IN {SOURCES} AND bucket >= ? AND bucket < ?"
+            f"FROM event_aggregates_5s WHERE source IN {SOURCES} AND bucket >= ? AND bucket < ?{self._pids}"
         )
         try:
             with closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=1.0)) as database:

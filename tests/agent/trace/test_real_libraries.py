@@ -1,9 +1,8 @@
 """NVIDIA's own libraries, which fail cleanly without a GPU: the probes see real registers and real stacks.
 
-`pip install --no-deps --target DIR nvidia-cuda-runtime-cu12 nvidia-nccl-cu12`, then `INGERO_GPU_LIBRARIES=DIR`.
+`make gpu-libraries` downloads them.
 """
 
-import os
 import sqlite3
 import subprocess
 import sys
@@ -13,22 +12,19 @@ from typing import Any
 
 import pytest
 
-from ingero_testing.gpu_job import attached, communicator_hash, tracing
+from ingero_testing.gpu_job import attached, communicator_hash, nvidia_libraries, tracing
 from ingero_testing.processes import wait_until
 
-LIBRARIES = os.environ.get("INGERO_GPU_LIBRARIES", "")
-REAL = [Path(LIBRARIES, "nvidia", name) for name in ("cuda_runtime/lib/libcudart.so.12", "nccl/lib/libnccl.so.2")]
+REAL = nvidia_libraries()
 IDENTITY = bytes((i * 37 + 200) % 256 for i in range(128))
 pytestmark = [
     pytest.mark.ebpf,
-    pytest.mark.skipif(not LIBRARIES, reason="INGERO_GPU_LIBRARIES names no folder with NVIDIA's wheels"),
+    pytest.mark.skipif(not REAL, reason="NVIDIA's wheels are not here; `make gpu-libraries`"),
 ]
 
 CALLER = """
 import ctypes, sys
-folder = sys.argv[1]
-cudart = ctypes.CDLL(folder + "/nvidia/cuda_runtime/lib/libcudart.so.12")
-nccl = ctypes.CDLL(folder + "/nvidia/nccl/lib/libnccl.so.2")
+cudart, nccl = (ctypes.CDLL(file) for file in sys.argv[2:])
 class Dim(ctypes.Structure):
     _fields_ = [("x", ctypes.c_uint), ("y", ctypes.c_uint), ("z", ctypes.c_uint)]
 class Identity(ctypes.Structure):
@@ -44,7 +40,7 @@ for _ in range(200):
     cudart.cudaStreamSynchronize(None)
 for _ in range(50):
     nccl.ncclAllReduce(None, None, ctypes.c_size_t(1000), 7, 0, None, None)
-identity = Identity((ctypes.c_ubyte * 128)(*bytes.fromhex(sys.argv[2])))
+identity = Identity((ctypes.c_ubyte * 128)(*bytes.fromhex(sys.argv[1])))
 print(nccl.ncclCommInitRank(ctypes.byref(pointer), 16, identity, 5), flush=True)
 sys.stdin.readline()
 """
@@ -57,7 +53,7 @@ def rows(database: Path, query: str, *values: object) -> list[tuple[Any, ...]]:
 
 def test_calls_into_the_real_libraries_are_counted_and_a_failed_communicator_has_its_rank(tmp_path: Path) -> None:
     database = tmp_path / "trace.db"
-    command = [sys.executable, "-c", CALLER, LIBRARIES, IDENTITY.hex()]
+    command = [sys.executable, "-c", CALLER, IDENTITY.hex(), *map(str, REAL or ())]
     with (
         tracing(tmp_path) as agent,
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as caller,
@@ -66,7 +62,7 @@ def test_calls_into_the_real_libraries_are_counted_and_a_failed_communicator_has
         assert caller.stdout
         try:
             assert caller.stdout.readline() == "mapped\n"
-            wait_until(lambda: attached(agent, *REAL), "both libraries")
+            wait_until(lambda: attached(agent, *(REAL or ())), "both libraries")
             caller.stdin.write("\n")
             caller.stdin.flush()
             result = int(caller.stdout.readline())

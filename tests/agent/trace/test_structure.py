@@ -1,6 +1,5 @@
 """Where NCCL keeps a communicator's rank, read from machine code."""
 
-import os
 import platform
 import shutil
 import struct
@@ -10,7 +9,7 @@ import pytest
 
 from ingero_agent.trace.elf import function_offsets
 from ingero_agent.trace.structure import ACCESSORS, accessor_codes, rank_offset
-from ingero_testing.gpu_job import COLLECTIVES, compile_c
+from ingero_testing.gpu_job import COLLECTIVES, compile_c, nvidia_libraries
 
 
 def x86(offset: int) -> bytes:
@@ -78,12 +77,13 @@ def test_compiled_accessors_are_read(optimised: str, tmp_path: Path) -> None:
     assert rank_offset(found, platform.machine()) == 13536
 
 
-REAL = os.environ.get("INGERO_GPU_LIBRARIES", "")
+REAL = nvidia_libraries()
 
 
-@pytest.mark.skipif(not REAL, reason="INGERO_GPU_LIBRARIES names no folder with nvidia-nccl-cu12")
+@pytest.mark.skipif(not REAL, reason="NVIDIA's wheels are not here; `make gpu-libraries`")
 def test_the_real_library_is_read() -> None:
-    data = Path(REAL, "nvidia/nccl/lib/libnccl.so.2").read_bytes()
+    assert REAL
+    data = REAL[1].read_bytes()
     offsets = function_offsets(data, set(ACCESSORS))
     found = accessor_codes(offsets, lambda size, at: data[at : at + size])
 

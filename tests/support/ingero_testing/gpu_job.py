@@ -24,6 +24,9 @@ from ingero_agent.trace import kernel
 from ingero_testing.processes import BIN, Running, process, wait_until
 
 _LINK_BY_ID = 30
+DOWNLOADED = Path(__file__).resolve().parents[3] / ".tools/gpu"
+"""Where `make gpu-libraries` puts NVIDIA's wheels; `INGERO_GPU_LIBRARIES` names another folder."""
+
 RUNTIME = r"""
 #include <pthread.h>
 #include <stddef.h>
@@ -138,6 +141,13 @@ int main(int argc, char **argv) {
   line();
 }
 """
+
+
+def nvidia_libraries() -> tuple[Path, Path] | None:
+    """NVIDIA's own CUDA runtime and NCCL, if both were downloaded. Without a GPU their calls fail cleanly."""
+    nvidia = Path(os.environ.get("INGERO_GPU_LIBRARIES") or DOWNLOADED) / "nvidia"
+    found = nvidia / "cuda_runtime/lib/libcudart.so.12", nvidia / "nccl/lib/libnccl.so.2"
+    return found if all(file.exists() for file in found) else None
 
 
 def identity(pid: int) -> bytes:
