@@ -1,6 +1,6 @@
 """The demo's workloads, seen by their CUDA and NCCL calls: a C job for each node and one trace agent for all.
 
-The libraries are NVIDIA's own where `make gpu-libraries` has put them, and otherwise stand-ins with the same names and
+The libraries are NVIDIA's own where `make gpu-libraries` has put them, otherwise stand-ins with the same names and
 signatures.
 """
 
