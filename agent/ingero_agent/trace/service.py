@@ -29,6 +29,9 @@ log = get(__name__)
 SLOW_ROUND_SECONDS: Final = 10.0
 """How often the host is looked at and the agent's own load is judged."""
 
+CALIBRATION_SECONDS: Final = 3600.0
+"""How often the cost of a probe is measured anew."""
+
 OWN_CPU_BUDGET: Final = 0.01
 MIN_WAIT_SECONDS: Final = 0.02
 SHORTEST_WINDOW: Final = 0.05
@@ -67,10 +70,10 @@ class TraceService:
         self._read_at = self._round_at = self._exported_at = time.monotonic()
         self._level, self._mask, self._seen_events = 0, 0, 0
         self._named: set[int] = set()
-        figures, costs = self.ledger.figures, tracer.costs
+        figures = self.ledger.figures
         figures.budget, figures.mode, figures.helper_peak = config.budget, tracer.mode, tracer.helper_peak_bytes
-        figures.entry_ns, figures.pair_ns = costs.entry_ns, costs.pair_ns
-        self._nanoseconds = {CORE: costs.pair_ns, LAUNCH: costs.entry_ns, MEMORY: costs.pair_ns}
+        self._nanoseconds = self._take_costs()
+        self._calibrated_at = self._read_at
 
     @property
     def period(self) -> float:
@@ -118,6 +121,9 @@ class TraceService:
                 self._opened_at[group] = time.monotonic()
         if now - self._round_at >= SLOW_ROUND_SECONDS:
             self._slow_round(now - self._round_at)
+            if now - self._calibrated_at >= CALIBRATION_SECONDS:
+                self._tracer.recalibrate()
+                self._nanoseconds, self._calibrated_at = self._take_costs(), now
             self._round_at = now
         if self._config.export and now - self._exported_at >= self._config.export.interval:
             self._export()
@@ -180,6 +186,11 @@ class TraceService:
         figures.duty = {group: governor.duty(self._state.step, group) for group in GROUPS}
         figures.lost, figures.libraries = self._tracer.lost(), self._tracer.libraries
         figures.period_seconds, figures.sample_every = self.period, self._mask + 1
+
+    def _take_costs(self) -> dict[str, float]:
+        costs, figures = self._tracer.costs, self.ledger.figures
+        figures.entry_ns, figures.pair_ns = costs.entry_ns, costs.pair_ns
+        return {CORE: costs.pair_ns, LAUNCH: costs.entry_ns, MEMORY: costs.pair_ns}
 
     def _record(self, collectives: list[Collective]) -> None:
         assert self._recorder

@@ -61,7 +61,7 @@ class Tracer:
         self._collectives = kernel.Map(self._descriptors["coll"], COLLECTIVE_KEY.size, VALUE_BYTES, self._cpus)
         self._lost = kernel.Map(self._descriptors["lost"], 4, 8, self._cpus)
         self._config = kernel.Map(self._descriptors["config"], 4, 8)
-        self._calls.delete(CALL_KEY.pack(os.getpid(), SCRATCH_NUMBER, 0))
+        self._forget_calibration()
         self._ring = kernel.Ring(self._descriptors["events"], RING_BYTES)
         self._set(_SLOW_COLLECTIVE, SLOW_COLLECTIVE_NS)
         self._set(_SLOW_CALL, SLOW_CALL_NS)
@@ -107,6 +107,12 @@ class Tracer:
         decoded = (decode(record, self._offset) for record in self._ring.read())
         return [event for event in decoded if event]
 
+    def recalibrate(self) -> None:
+        """Measure anew what a probe costs: neighbours and clock rates change it. Takes a tenth of a second."""
+        with suppress(OSError):
+            self.costs = self._calibrate()
+        self._forget_calibration()
+
     def lost(self) -> dict[str, int]:
         """What could not be counted since the start, by reason; reasons that never were are left out."""
         found = {}
@@ -135,6 +141,9 @@ class Tracer:
         programs = self._descriptors
         pair = programs["call_enter"], programs["call_return"]
         return calibrate(programs["launch_enter"], pair, multi=self.mode == MULTI)
+
+    def _forget_calibration(self) -> None:
+        self._calls.delete(CALL_KEY.pack(os.getpid(), SCRATCH_NUMBER, 0))
 
     def _set(self, index: int, value: int) -> None:
         self._config.put(struct.pack("=I", index), struct.pack("=Q", value))

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingero_agent.trace.calibrate import ENTRY_FLOOR_NS, PAIR_FLOOR_NS, Costs
 from ingero_agent.trace.governor import (
     CORE,
     LAUNCH,
@@ -21,6 +22,7 @@ from ingero_agent.trace.governor import (
     full_cost,
     reader_level,
 )
+from ingero_agent.trace.tracer import Tracer
 
 CONFIG = GovernorConfig()
 COSTS = st.fixed_dictionaries({CORE: st.floats(0, 0.004), LAUNCH: st.floats(0, 0.5), MEMORY: st.floats(0, 0.5)})
@@ -118,3 +120,17 @@ def test_an_agent_that_works_too_much_looks_less_often_and_comes_back() -> None:
 def test_a_budget_that_makes_no_sense_is_refused(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must be"):
         GovernorConfig(**change)
+
+
+@pytest.mark.ebpf
+def test_the_cost_of_a_probe_is_measured_anew_and_the_measurement_is_no_call_of_anybody() -> None:
+    tracer = Tracer()
+    try:
+        tracer.costs = Costs(1e9, 1e9)
+        tracer.recalibrate()
+
+        assert ENTRY_FLOOR_NS <= tracer.costs.entry_ns < 1e8
+        assert PAIR_FLOOR_NS <= tracer.costs.pair_ns < 1e8
+        assert tracer.read() == []
+    finally:
+        tracer.close()
