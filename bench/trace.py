@@ -188,7 +188,7 @@ Row = tuple[str, str, str, bool | None]
 
 
 def interval(values: list[float]) -> tuple[float, float]:
-    """Mean, and half the width of its 95 % interval (Student's factor, approximated to 2 % from five values upward)."""
+    """Mean, and half the width of its 95 % interval (Student's factor, to 2 % from five values upward)."""
     factor = 1.96 + 2.7 / (len(values) - 1)
     return statistics.mean(values), factor * statistics.stdev(values) / len(values) ** 0.5
 

@@ -51,6 +51,7 @@ class Facts:
     load_error: str | None = None
     load_seconds: float = 0.0
     helper_peak_bytes: int = 0
+    no_scheduler: str = ""
     link_error: str | None = None
     perf_uprobes: bool = False
     entry_ns: float | None = None
@@ -87,6 +88,7 @@ def evaluate(facts: Facts) -> list[Capability]:
         _bcc(facts),
         _programs(facts),
         _links(facts),
+        _scheduler(facts),
         _cost(facts),
         _libraries(facts),
         _gpu(facts),
@@ -174,6 +176,17 @@ def _links(facts: Facts) -> Capability:
             "Linux 6.6 or newer", True,
         )  # fmt: skip
     return Capability("links", State.MISSING, facts.link_error, "Linux 6.6 or newer with CONFIG_UPROBES", True)
+
+
+def _scheduler(facts: Facts) -> Capability:
+    if facts.load_error is not None:
+        return Capability("scheduler", State.MISSING, "not tried: no programs")
+    if facts.no_scheduler:
+        return Capability(
+            "scheduler", State.DEGRADED, f"{facts.no_scheduler}: waiting for processors is not counted",
+            "a kernel with BTF (CONFIG_DEBUG_INFO_BTF) that allows raw tracepoints",
+        )  # fmt: skip
+    return Capability("scheduler", State.OK, "waiting for processors and disks is told from sleep")
 
 
 def _cost(facts: Facts) -> Capability:

@@ -23,6 +23,7 @@ MIN_PEAK: Final = 10.0
 MIN_BUCKETS: Final = 5
 MIN_INSTANCES: Final = 5
 LAG_SECONDS: Final = 0.005
+STALL_SHARE: Final = 0.1
 LAG_SHARE: Final = 0.3
 """A rank is late if its peers waited this much longer, in seconds and as a share of what they waited."""
 
@@ -73,7 +74,8 @@ class Stretch:
     """What is known of a stretch of time.
 
     `octaves`: calls by binary magnitude of nanoseconds, by (process, operation). `launches`: launches a second in
-    equal buckets, by process, oldest first. `names`: processes.
+    equal buckets, by process, oldest first. `stalls`: seconds a second for which the threads of a process, added up,
+    wanted a processor and had none. `names`: processes.
     """
 
     octaves: Mapping[tuple[int, str], Sequence[int]] = field(default_factory=dict)
@@ -81,6 +83,7 @@ class Stretch:
     snapshots: Sequence[Snapshot] = ()
     collectives: Sequence[Collective] = ()
     slow: Sequence[Slow] = ()
+    stalls: Mapping[int, float] = field(default_factory=dict)
     names: Mapping[int, str] = field(default_factory=dict)
     processors: int = 1
 
@@ -92,7 +95,13 @@ class Stretch:
 def find_chains(stretch: Stretch) -> list[Chain]:
     """All causes, the most severe first."""
     pressure = list(_pressure(stretch))
-    found = [*_ranks(stretch), *_tails(stretch, pressure), *_drops(stretch, pressure), *_slow(stretch)]
+    found = [
+        *_ranks(stretch),
+        *_tails(stretch, pressure),
+        *_drops(stretch, pressure),
+        *_slow(stretch),
+        *_starved(stretch),
+    ]
     return sorted(found, key=lambda chain: (_ORDER[chain.severity], chain.kind, chain.subject))
 
 
@@ -188,6 +197,8 @@ def _drops(stretch: Stretch, pressure: Sequence[tuple[str, str, bool]]) -> Itera
             continue
         slow = [one for one in stretch.slow if one.pid == pid]
         evidence = [one[0] for one in pressure]
+        if stretch.stalls.get(pid, 0.0) > STALL_SHARE:
+            evidence.append(f"its threads waited {stretch.stalls[pid]:.2f} s a second for a processor")
         if slow:
             evidence.append(f"{len(slow)} calls of more than a second, {slow[0].operation} among them")
         if not evidence:
@@ -214,3 +225,17 @@ def _slow(stretch: Stretch) -> Iterator[Chain]:
                 "an allocation or copy this long is usually memory pressure or a host page fault storm",
             ),
         )  # fmt: skip
+
+
+def _starved(stretch: Stretch) -> Iterator[Chain]:
+    for pid, share in stretch.stalls.items():
+        if share > STALL_SHARE:
+            yield Chain(
+                "cpu-starved", str(pid), Severity.HIGH if share > 5 * STALL_SHARE else Severity.MEDIUM,
+                f"threads of {stretch.name(pid)} wanted a processor and had none for {share:.2f} s a second",
+                ("time between being ready to run and running, all threads added up; sleep is not in it",),
+                (
+                    "give the job processors of its own (cpuset, CPU manager static), or fewer threads",
+                    "look for what else runs on this node: `top`, or the other pods",
+                ),
+            )  # fmt: skip

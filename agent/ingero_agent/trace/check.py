@@ -13,6 +13,7 @@ from ingero_agent.trace.counts import VALUE_BYTES
 from ingero_agent.trace.discovery import find_libraries
 from ingero_agent.trace.helper import DIST_PACKAGES, possible_cpus
 from ingero_agent.trace.loader import CannotTrace, load_programs
+from ingero_agent.trace.scheduler import Scheduler
 
 
 def _text(path: str) -> str:
@@ -105,6 +106,8 @@ def collect(database: Path) -> Facts:
         return Facts(**known, load_error=str(error).split(": tracing needs")[0])  # type: ignore[arg-type]
     link_error, entry, pair = None, None, None
     programs = loaded.descriptors
+    scheduler = Scheduler(programs, loaded.no_scheduler)
+    scheduler.close()
     try:
         _fires(programs)
         with suppress(OSError):
@@ -117,6 +120,6 @@ def collect(database: Path) -> Facts:
             os.close(descriptor)
     return Facts(
         **known,  # type: ignore[arg-type]
-        load_seconds=loaded.seconds, helper_peak_bytes=loaded.peak_bytes, link_error=link_error,
-        entry_ns=entry, pair_ns=pair,
+        no_scheduler=scheduler.why_not, load_seconds=loaded.seconds, helper_peak_bytes=loaded.peak_bytes,
+        link_error=link_error, entry_ns=entry, pair_ns=pair,
     )  # fmt: skip

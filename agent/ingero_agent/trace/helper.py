@@ -12,8 +12,9 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
+from ingero_agent.trace.btf import NoTypes, SwitchLayout, switch_layout
 from ingero_agent.trace.counts import VALUE_BYTES
-from ingero_agent.trace.probes.table import PROGRAMS
+from ingero_agent.trace.probes.table import DISK_WAIT, PROGRAMS, SCHED_PROGRAMS, SCHED_SWITCH
 
 PROBES: Final = Path(__file__).parent / "probes"
 DIST_PACKAGES: Final = "/usr/lib/python3/dist-packages"
@@ -21,6 +22,8 @@ UPROBE_MULTI: Final = 48
 MAPS: Final = (
     "config", "rank_offset", "lost", "agg", "coll", "start", "comms", "group", "last_coll", "device", "events",
 )  # fmt: skip
+SCHED_MAPS: Final = ("tracked", "off")
+BTF: Final = Path("/sys/kernel/btf/vmlinux")
 BUDGET_BYTES: Final = 16 * 2**20
 
 
@@ -51,6 +54,16 @@ def compile_flags(ring_bytes: int) -> list[str]:
     ]
 
 
+def scheduler_flags(layout: SwitchLayout) -> list[str]:
+    """What the scheduler's programs take from the running kernel."""
+    flags = {
+        "PID_OFFSET": layout.pid_offset, "STATE_OFFSET": layout.state_offset, "PREV_ARGUMENT": layout.prev_argument,
+        "NEXT_ARGUMENT": layout.next_argument, "STATE_ARGUMENT": layout.state_argument,
+        "SCHED_SWITCH": SCHED_SWITCH.number, "DISK_WAIT": DISK_WAIT.number,
+    }  # fmt: skip
+    return [f"-D{name}={value}" for name, value in flags.items() if value is not None]
+
+
 def load(mode: str, ring_bytes: int) -> tuple[dict[str, Any], list[int]]:
     """Compile and load; returns the message and the descriptors that it names, in order."""
     os.environ["BCC_KERNEL_SOURCE"] = str(PROBES)
@@ -58,20 +71,33 @@ def load(mode: str, ring_bytes: int) -> tuple[dict[str, Any], list[int]]:
     from bcc import BPF, libbcc
 
     started = time.monotonic()
-    bpf = BPF(text=(PROBES / "calls.bpf.c").read_text(), cflags=compile_flags(ring_bytes))
+    text, flags, refused = (PROBES / "calls.bpf.c").read_text(), compile_flags(ring_bytes), ""
+    try:
+        flags += scheduler_flags(switch_layout(BTF.read_bytes()))
+        text += (PROBES / "sched.bpf.c").read_text()
+    except (OSError, NoTypes) as error:
+        refused = str(error)
+    bpf = BPF(text=text, cflags=flags)
     names = list(dict.fromkeys(name for pair in PROGRAMS.values() for name in pair if name))
     kind = {"attach_type": UPROBE_MULTI} if mode == "multi" else {}
     programs = [bpf.load_func(name, BPF.KPROBE, **kind).fd for name in names]
+    if not refused:
+        try:
+            programs += [bpf.load_func(name, BPF.RAW_TRACEPOINT).fd for name in SCHED_PROGRAMS]
+            names += SCHED_PROGRAMS
+        except Exception as error:
+            refused = f"the kernel refuses the scheduler's programs: {error}"
     module = bpf.module
     maps = {}
-    for name in MAPS:
+    for name in (*MAPS, *(() if refused else SCHED_MAPS)):
         number = libbcc.lib.bpf_table_id(module, name.encode())
         maps[name] = (
             int(libbcc.lib.bpf_table_fd2(module, number))
             if hasattr(libbcc.lib, "bpf_table_fd2")
             else int(libbcc.lib.bpf_table_fd(module, name.encode()))
         )
-    message = {"programs": names, "maps": list(maps), "seconds": round(time.monotonic() - started, 3)}
+    message = {"programs": names, "maps": list(maps), "seconds": round(time.monotonic() - started, 3),
+               "no_scheduler": refused}  # fmt: skip
     return message, [*programs, *maps.values()]
 
 

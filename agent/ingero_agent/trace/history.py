@@ -12,7 +12,7 @@ from typing import Any, Final
 from ingero_agent.sources.database import LAUNCHES, SCHEMA_VERSION
 from ingero_agent.trace.chains import Slow, Stretch
 from ingero_agent.trace.events import Collective
-from ingero_agent.trace.probes.table import OPERATION_NAMES, SOURCE_NAMES
+from ingero_agent.trace.probes.table import HOST, OPERATION_NAMES, SCHED_SWITCH, SOURCE_NAMES
 from ingero_agent.trace.store import OCTAVE_TABLE, WIDTHS, Snapshot
 
 _NS: Final = 10**9
@@ -117,7 +117,7 @@ def stretch(file: Path, wanted: Filter) -> Stretch:
         octaves: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 32)
         for pid, source, op, octave, count in database.execute(
             f"SELECT pid, source, op, octave, SUM(count) FROM {OCTAVE_TABLE} WHERE bucket > ? AND bucket <= ?{only} "
-            "GROUP BY pid, source, op, octave", (begin - 60, end),
+            f"AND source != {HOST} GROUP BY pid, source, op, octave", (begin - 60, end),
         ):  # fmt: skip
             octaves[pid, OPERATION_NAMES.get((source, op), str(op))][octave] += count
         rates: dict[int, dict[int, float]] = defaultdict(dict)
@@ -142,6 +142,13 @@ def stretch(file: Path, wanted: Filter) -> Stretch:
                 (int(begin * _NS), int(end * _NS)),
             )
         ]
+        stalls = {
+            pid: spent / _NS / max(1.0, end - begin)
+            for pid, spent in database.execute(
+                f"SELECT pid, SUM(sum_dur) FROM {table} WHERE source = {HOST} AND op = {SCHED_SWITCH.operation} "
+                f"AND bucket >= ? AND bucket < ?{only} GROUP BY pid", (begin, end),
+            )
+        }  # fmt: skip
         names = dict(database.execute("SELECT pid, name FROM process_names").fetchall())
     everything = Filter(begin=begin, end=end, pid=wanted.pid, limit=MAX_COLLECTIVES)
     return Stretch(
@@ -150,7 +157,7 @@ def stretch(file: Path, wanted: Filter) -> Stretch:
             pid: [found.get(bucket, 0.0) for bucket in range(min(found), newest, width)]
             for pid, found in rates.items()
         },
-        snapshots=snapshots, collectives=collectives(file, everything), slow=slow, names=names,
+        snapshots=snapshots, collectives=collectives(file, everything), slow=slow, stalls=stalls, names=names,
         processors=os.cpu_count() or 1,
     )  # fmt: skip
 

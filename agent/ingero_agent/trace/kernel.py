@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final
 
 SYSCALL: Final = {"x86_64": 321, "aarch64": 280}.get(platform.machine(), 321)
-LOOKUP, UPDATE, DELETE, NEXT_KEY, LINK_CREATE = 1, 2, 3, 4, 28
+LOOKUP, UPDATE, DELETE, NEXT_KEY, RAW_TRACEPOINT_OPEN, LINK_CREATE = 1, 2, 3, 4, 17, 28
 PERF_EVENT_OPEN: Final = {"x86_64": 298, "aarch64": 241}.get(platform.machine(), 298)
 UPROBE_MULTI: Final = 48
 PERF_EVENT: Final = 41
@@ -43,6 +43,12 @@ def link(program: int, path: str, offsets: list[int], cookies: list[int], *, at_
         len(offsets), RETURN_FLAG if at_return else 0, pid, 0,
     )  # fmt: skip
     return bpf(LINK_CREATE, attributes)
+
+
+def link_tracepoint(program: int, tracepoint: str) -> int:
+    """Attach a program to a tracepoint of the kernel; returns the descriptor whose closing detaches."""
+    name = ctypes.create_string_buffer(tracepoint.encode())
+    return bpf(RAW_TRACEPOINT_OPEN, struct.pack("=QI", ctypes.addressof(name), program))
 
 
 def link_one(program: int, path: str, offset: int, cookie: int, *, at_return: bool, pid: int = 0) -> list[int]:

@@ -60,6 +60,7 @@ class Figures:
     period_seconds: float = 0.0
     sample_every: int = 1
     mode: str = ""
+    scheduler: bool = False
     libraries: int = 0
     lost: dict[str, int] = field(default_factory=dict)
     database_bytes: int = 0

@@ -22,11 +22,15 @@ class CannotTrace(Exception):
 
 @dataclass(frozen=True)
 class Loaded:
-    """Descriptors of programs and maps by name; what the helper cost, in seconds and bytes."""
+    """Descriptors of programs and maps by name; what the helper cost, in seconds and bytes.
+
+    `no_scheduler`: why the scheduler is not watched, empty if it can be.
+    """
 
     descriptors: dict[str, int]
     seconds: float
     peak_bytes: int
+    no_scheduler: str = ""
 
 
 def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> Loaded:
@@ -53,4 +57,6 @@ def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> Loaded:
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     log.info("programs_loaded", seconds=message["seconds"], helper_peak_bytes=peak)
     names = [*message["programs"], *message["maps"]]
-    return Loaded(dict(zip(names, descriptors, strict=True)), float(message["seconds"]), peak)
+    return Loaded(
+        dict(zip(names, descriptors, strict=True)), float(message["seconds"]), peak, message["no_scheduler"]
+    )

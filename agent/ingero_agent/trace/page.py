@@ -103,6 +103,7 @@ class TracePage(Collector):
             ("ingero_trace_helper_peak_bytes", "Peak memory of the helper, which is gone.", figures.helper_peak),
             ("ingero_trace_period_seconds", "Time between looks at the counts.", figures.period_seconds),
             ("ingero_trace_sample_every", "One of so many collectives is kept singly.", figures.sample_every),
+            ("ingero_trace_scheduler", "1 while waiting for processors is watched.", int(figures.scheduler)),
             ("ingero_trace_libraries", "Library files that are attached.", figures.libraries),
             ("ingero_trace_db_bytes", "Size of the database.", figures.database_bytes),
         ):  # fmt: skip

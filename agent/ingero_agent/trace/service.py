@@ -18,6 +18,7 @@ from ingero_agent.trace.governor import CORE, GROUPS, LAUNCH, MEMORY, GovernorCo
 from ingero_agent.trace.host import Host, OwnLoad, command_of, nccl_processes, own_rss, rank_of
 from ingero_agent.trace.ledger import Ledger
 from ingero_agent.trace.page import make_server
+from ingero_agent.trace.probes.table import HOST
 from ingero_agent.trace.record import Recorder, open_recorder
 from ingero_agent.trace.store import Retention, Snapshot, Store
 from ingero_agent.trace.timeline import Timeline
@@ -72,6 +73,7 @@ class TraceService:
         self._named: set[int] = set()
         figures = self.ledger.figures
         figures.budget, figures.mode, figures.helper_peak = config.budget, tracer.mode, tracer.helper_peak_bytes
+        figures.scheduler = tracer.scheduler.on
         self._nanoseconds = self._take_costs()
         self._calibrated_at = self._read_at
 
@@ -160,6 +162,8 @@ class TraceService:
     def _govern(self, counted: list[Counted], on: dict[str, float], now: float) -> None:
         fresh: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(GROUPS, 0.0))
         for one in counted:
+            if one.function.source == HOST:
+                continue
             group = one.function.group
             fresh[one.pid][group] += one.count / max(on[group], SHORTEST_WINDOW)
         pids = set(fresh) | {pid for pid in self._rates if pid in self._tracer.found}
@@ -211,6 +215,8 @@ class TraceService:
                 self._mask = mask
                 self._tracer.sample(mask)
         self._seen_events = 0
+        self._tracer.scheduler.judge(time.monotonic())
+        figures.scheduler = self._tracer.scheduler.on
         self._timeline.forget(set(self._tracer.found))
         self._named.clear()
         with self.ledger.lock:

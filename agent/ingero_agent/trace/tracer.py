@@ -16,6 +16,7 @@ from ingero_agent.trace.discovery import Finder, Found
 from ingero_agent.trace.events import Event, decode
 from ingero_agent.trace.helper import possible_cpus
 from ingero_agent.trace.loader import RING_BYTES, CannotTrace, load_programs
+from ingero_agent.trace.scheduler import Scheduler
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -63,6 +64,7 @@ class Tracer:
         self._config = kernel.Map(self._descriptors["config"], 4, 8)
         self._forget_calibration()
         self._ring = kernel.Ring(self._descriptors["events"], RING_BYTES)
+        self.scheduler = Scheduler(self._descriptors, self._no_scheduler)
         self._set(_SLOW_COLLECTIVE, SLOW_COLLECTIVE_NS)
         self._set(_SLOW_CALL, SLOW_CALL_NS)
         self._differences = Differences()
@@ -74,6 +76,7 @@ class Tracer:
         """Attach to what is new, let go of what is gone."""
         self.found = self._finder.find()
         self._attachments.update(self.found, time.monotonic())
+        self.scheduler.follow(self.found)
 
     def switch(self, group: str, on: bool) -> None:
         """Count a group of the governor's, or stop."""
@@ -129,12 +132,13 @@ class Tracer:
     def close(self) -> None:
         """Detach."""
         self._attachments.close()
+        self.scheduler.close()
         self._ring.close()
         self._close_descriptors()
 
     def _load(self, mode: str) -> None:
         loaded = load_programs(mode)
-        self.mode, self._descriptors = mode, loaded.descriptors
+        self.mode, self._descriptors, self._no_scheduler = mode, loaded.descriptors, loaded.no_scheduler
         self.helper_peak_bytes = max(self.helper_peak_bytes, loaded.peak_bytes)
 
     def _calibrate(self) -> Costs:

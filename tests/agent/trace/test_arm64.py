@@ -7,17 +7,20 @@ import sys
 
 import pytest
 
-from ingero_agent.trace.probes.table import PROGRAMS
+from ingero_agent.trace.probes.table import PROGRAMS, SCHED_PROGRAMS
 
 COMPILE = """
 import os, sys
-from ingero_agent.trace.helper import DIST_PACKAGES, PROBES, compile_flags
+from ingero_agent.trace.btf import SwitchLayout
+from ingero_agent.trace.helper import DIST_PACKAGES, PROBES, compile_flags, scheduler_flags
 os.environ["BCC_KERNEL_SOURCE"] = str(PROBES)
 sys.path.append(DIST_PACKAGES)
 from bcc import BPF
 flags = [flag for flag in compile_flags(2**20) if "PAGE" not in flag] + ["-DPAGE_SIZE=65536", "-DRING_PAGES=16"]
-program = BPF(text=(PROBES / "calls.bpf.c").read_text(), cflags=flags)
-for name in sys.argv[1:]:
+flags += scheduler_flags(SwitchLayout(1264, 24, 1, 2, None if "--stateless" in sys.argv else 3))
+text = "".join((PROBES / name).read_text() for name in ("calls.bpf.c", "sched.bpf.c"))
+program = BPF(text=text, cflags=flags)
+for name in sys.argv[2:]:
     print(name, program.dump_func(name).hex())
 sys.stdout.flush()
 os._exit(0)
@@ -25,10 +28,12 @@ os._exit(0)
 LOAD_WORD, LOAD_DOUBLE = 0x61, 0x79
 
 
-def compiled(architecture: str) -> dict[str, bytes]:
-    names = sorted({name for pair in PROGRAMS.values() for name in pair if name})
+NAMES = sorted({name for pair in PROGRAMS.values() for name in pair if name} | set(SCHED_PROGRAMS))
+
+
+def compiled(architecture: str, kernel: str = "--stateful") -> dict[str, bytes]:
     done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", COMPILE, *names],
+        [sys.executable, "-W", "ignore", "-c", COMPILE, kernel, *NAMES],
         capture_output=True, text=True, env={**os.environ, "ARCH": architecture},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
@@ -41,10 +46,11 @@ def loads(code: bytes, *kinds: int) -> set[int]:
 
 
 @pytest.mark.ebpf
-def test_all_programs_compile_for_arm64_with_large_pages() -> None:
-    programs = compiled("arm64")
+@pytest.mark.parametrize("kernel", ["--stateful", "--stateless"])
+def test_all_programs_compile_for_arm64_with_large_pages(kernel: str) -> None:
+    programs = compiled("arm64", kernel)
 
-    assert set(programs) == {name for pair in PROGRAMS.values() for name in pair if name}
+    assert sorted(programs) == NAMES
     assert all(code and len(code) % 8 == 0 for code in programs.values())
 
 

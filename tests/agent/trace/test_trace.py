@@ -105,7 +105,8 @@ def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(tmp_path: P
             def rows() -> list[tuple[int, int, int, int]]:
                 with closing(sqlite3.connect(database)) as connection:
                     return connection.execute(
-                        "SELECT pid, op, SUM(count), SUM(sum_arg0) FROM event_aggregates GROUP BY pid, op"
+                        "SELECT pid, op, SUM(count), SUM(sum_arg0) FROM event_aggregates "
+                        "WHERE source = 1 GROUP BY pid, op"
                     ).fetchall()
 
             want = {

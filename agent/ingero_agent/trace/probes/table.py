@@ -8,8 +8,8 @@ from typing import Final
 
 from ingero_agent.trace.governor import CORE, LAUNCH, MEMORY
 
-RUNTIME, DRIVER, GRAPH, NCCL = 1, 4, 8, 9
-"""Sources: CUDA runtime, CUDA driver, CUDA graphs, NCCL."""
+RUNTIME, HOST, DRIVER, GRAPH, NCCL = 1, 3, 4, 8, 9
+"""Sources: CUDA runtime, the kernel, CUDA driver, CUDA graphs, NCCL."""
 
 PLAIN, SIZE_1, COPY, COPY_2D, COPY_PEER, HANDLE_0, SET_DEVICE, COPY_DRIVER = range(8)
 INIT_RANK, INIT_SCALABLE, INIT_ALL, SPLIT, DESTROY = range(16, 21)
@@ -111,10 +111,21 @@ _ROWS: Final[tuple[tuple[str, int, int, str, int, bool], ...]] = (
     ("ncclRecv", NCCL, 8, "coll", POINT_TO_POINT, False),
     ("ncclGroupStart", NCCL, 69, "group", GROUP_START, False),
     ("ncclGroupEnd", NCCL, 70, "group", GROUP_END, False),
+    ("sched_switch", HOST, 1, "sched", PLAIN, False),
+    ("disk_wait", HOST, 64, "sched", PLAIN, False),
 )  # fmt: skip
 
 FUNCTIONS: Final = tuple(Function(number, *row) for number, row in enumerate(_ROWS, start=1))
 """`ncclBcast` is missing on purpose: it calls `ncclBroadcast`, and both would count."""
+
+
+SCHED_SWITCH, DISK_WAIT = (
+    next(function for function in FUNCTIONS if function.name == name) for name in ("sched_switch", "disk_wait")
+)
+"""Not calls: the time that threads want a processor and have none, and that they wait for a disk."""
+
+SCHED_PROGRAMS: Final = {"on_switch": "sched_switch", "on_wakeup": "sched_wakeup"}
+"""Programs of the scheduler by their tracepoint."""
 
 
 def element_size(dtype: int) -> int:
@@ -150,7 +161,7 @@ def library_functions(library: str) -> dict[str, Function]:
     return {function.name + twin: function for function in chosen for twin in _TWINS}
 
 
-SOURCE_NAMES: Final = {RUNTIME: "cuda", DRIVER: "driver", GRAPH: "graph", NCCL: "nccl"}
+SOURCE_NAMES: Final = {RUNTIME: "cuda", HOST: "host", DRIVER: "driver", GRAPH: "graph", NCCL: "nccl"}
 
 OPERATION_NAMES: Final = {(function.source, function.operation): function.name for function in reversed(FUNCTIONS)}
 """Name of an operation: that of the first function that counts as it."""

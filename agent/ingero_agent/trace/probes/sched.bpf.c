@@ -1,0 +1,63 @@
+/* Time that threads of traced processes want a processor and have none, by their real state.
+ *
+ * At a switch the current task is the one that leaves. A thread that leaves while it could run waits from then on; one
+ * that sleeps waits from its wake-up on, and what came before is sleep, or the disk for an uninterruptible one. Sleep
+ * is not counted. Compiled behind calls.bpf.c; the offsets of the running kernel come from its BTF.
+ */
+#define STATE_SLEEPS 0x7f
+#define STATE_DISK 0x02
+#define STATE_DEAD 0xb0
+
+struct away { u64 since, woken; u32 tgid, runnable, disk, pad; };
+BPF_TABLE("hash", u32, u32, tracked, 1024);
+BPF_TABLE("hash", u32, struct away, off, 16384);
+
+static inline void account(u32 tgid, u32 fn, u64 ns)
+{
+  struct agg_value *value = find_agg(tgid, fn, 0);
+  if (value)
+    add(value, ns, 0, 0);
+}
+
+int on_switch(struct bpf_raw_tracepoint_args *ctx)
+{
+  u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid();
+  u32 next = 0, tid = id, tgid = id >> 32;
+  bpf_probe_read_kernel(&next, sizeof(next), (void *)(ctx->args[NEXT_ARGUMENT] + PID_OFFSET));
+  struct away *back = off.lookup(&next);
+  if (back) {
+    u64 wanted = back->runnable ? back->since : back->woken;
+    if (back->disk)
+      account(back->tgid, DISK_WAIT, (wanted ? wanted : now) - back->since);
+    if (wanted)
+      account(back->tgid, SCHED_SWITCH, now - wanted);
+    off.delete(&next);
+  }
+  if (!tid || !tracked.lookup(&tgid))
+    return 0;
+#ifdef STATE_ARGUMENT
+  u32 state = ctx->args[STATE_ARGUMENT];
+#else
+  u32 state = 0;
+  bpf_probe_read_kernel(&state, sizeof(state), (void *)(ctx->args[PREV_ARGUMENT] + STATE_OFFSET));
+#endif
+  u32 preempted = ctx->args[0] & 1;
+  if (!preempted && (state & STATE_DEAD))
+    return 0;
+  struct away fresh = {.since = now, .tgid = tgid};
+  fresh.runnable = preempted || !(state & STATE_SLEEPS);
+  fresh.disk = !fresh.runnable && (state & STATE_DISK);
+  if (off.update(&tid, &fresh))
+    lose(LOST_START);
+  return 0;
+}
+
+int on_wakeup(struct bpf_raw_tracepoint_args *ctx)
+{
+  u32 tid = 0;
+  bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(ctx->args[0] + PID_OFFSET));
+  struct away *away = off.lookup(&tid);
+  if (away && !away->runnable && !away->woken)
+    away->woken = bpf_ktime_get_ns();
+  return 0;
+}

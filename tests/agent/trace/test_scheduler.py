@@ -1,0 +1,153 @@
+"""Time off the processor, told by the thread's real state: wanting a processor is a stall, sleep is not."""
+
+import sqlite3
+import struct
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_agent.trace.btf import NoTypes, switch_layout
+from ingero_agent.trace.chains import Severity, Stretch, find_chains
+from ingero_agent.trace.scheduler import MAX_SWITCHES, parse_switches, watched
+from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, said, tracing
+from ingero_testing.processes import wait_until
+
+SPINNER = r"""
+#define _GNU_SOURCE
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <unistd.h>
+int cudaStreamSynchronize(void *);
+static double at(clockid_t clock) { struct timespec t; clock_gettime(clock, &t); return t.tv_sec + t.tv_nsec / 1e9; }
+static double used, passed;
+static void *spin(void *want)
+{
+  double begun = at(CLOCK_MONOTONIC), cpu = at(CLOCK_THREAD_CPUTIME_ID);
+  while ((used = at(CLOCK_THREAD_CPUTIME_ID) - cpu) < *(double *)want) {}
+  passed = at(CLOCK_MONOTONIC) - begun;
+  return 0;
+}
+/* A second thread uses the processor for so many seconds, which a hog wants too; meanwhile the first sleeps. */
+int main(int argc, char **argv)
+{
+  double want = atof(argv[1]);
+  pthread_t thread;
+  cudaStreamSynchronize(0);
+  getchar();
+  cpu_set_t one;
+  CPU_ZERO(&one);
+  CPU_SET(sched_getcpu(), &one);
+  sched_setaffinity(0, sizeof one, &one);
+  pid_t hog = want ? fork() : 0;
+  if (want && !hog) { alarm(20); for (;;) {} }
+  if (want) { pthread_create(&thread, 0, spin, &want); pthread_join(thread, 0); kill(hog, SIGKILL); }
+  else sleep(1);
+  printf("%f\n", passed - used);
+  fflush(stdout);
+  getchar();
+}
+"""
+
+
+def waited(database: Path, pid: int) -> float:
+    """Seconds for which a process's threads wanted a processor and had none."""
+    with closing(sqlite3.connect(database)) as connection:
+        query = "SELECT SUM(sum_dur) FROM event_aggregates WHERE source = 3 AND op = 1 AND pid = ?"
+        return (connection.execute(query, (pid,)).fetchone()[0] or 0) / 1e9
+
+
+@pytest.mark.ebpf
+def test_a_thread_pushed_off_its_processor_stalls_and_a_sleeping_one_does_not(tmp_path: Path) -> None:
+    library = compile_c(tmp_path, "libcudart.so.12", RUNTIME, "-shared", "-fPIC", "-pthread")
+    program, database = compile_c(tmp_path, "spinner", SPINNER, str(library), "-pthread"), tmp_path / "trace.db"
+    with tracing(tmp_path) as agent, job(program, 0.5) as spinner, job(program, 0) as sleeper:
+        wait_until(lambda: attached(agent, library), "the library")
+        for started in (spinner, sleeper):
+            go(started)
+        off = float(said(spinner))
+        said(sleeper)
+        wait_until(lambda: waited(database, spinner.pid) > 0.9 * off, "the stall", 20)
+        stalled, slept = waited(database, spinner.pid), waited(database, sleeper.pid)
+
+    assert off > 0.1
+    assert stalled < 1.2 * off + 0.05
+    assert slept < 0.5
+
+
+def test_the_scheduler_is_left_alone_above_the_limit_and_watched_again_well_below() -> None:
+    assert watched(True, MAX_SWITCHES)
+    assert not watched(True, MAX_SWITCHES + 1)
+    assert not watched(False, MAX_SWITCHES * 0.6)
+    assert watched(False, MAX_SWITCHES / 2)
+
+
+def test_switches_are_read_from_the_kernels_statistics() -> None:
+    assert parse_switches("cpu 1 2\nctxt 1234\nbtime 1\n") == 1234
+    with pytest.raises(ValueError, match="ctxt"):
+        parse_switches("cpu 1 2\n")
+
+
+def types(*, state_first: bool = False, state: bool = True) -> bytes:
+    """Type information with a task of 4-byte fields and a tracepoint of the given arguments."""
+    names = b"\0task_struct\0pid\0__state\0btf_trace_sched_switch\0bool\0"
+
+    def name(text: bytes) -> int:
+        return names.index(b"\0" + text + b"\0") + 1
+
+    def record(text: bytes, kind: int, count: int, other: int, *words: int) -> bytes:
+        return struct.pack(f"={3 + len(words)}I", name(text) if text else 0, kind << 24 | count, other, *words)
+
+    arguments = [6, 3, 3, *([1] if state else [])] if not state_first else [6, 1, 3, 3]
+    body = b"".join(
+        (
+            record(b"", 1, 0, 4, 32),  # 1: unsigned int
+            record(b"task_struct", 4, 2, 64, name(b"__state"), 1, 24 * 8, name(b"pid"), 1, 40 * 8),  # 2
+            record(b"", 2, 0, 2),  # 3: pointer to it
+            record(b"", 13, 1 + len(arguments), 0, 0, 0, *(word for kind in arguments for word in (0, kind))),  # 4
+            record(b"", 2, 0, 4),  # 5: pointer to the prototype
+            record(b"bool", 1, 0, 1, 8),  # 6
+            record(b"btf_trace_sched_switch", 8, 0, 5),  # 7
+        )
+    )
+    return struct.pack("=HBBIIIII", 0xEB9F, 1, 0, 24, 0, len(body), len(body), len(names)) + body + names
+
+
+@pytest.mark.parametrize(
+    ("data", "arguments"),
+    [
+        pytest.param(types(), (1, 2, 3), id="state last"),
+        pytest.param(types(state_first=True), (2, 3, 1), id="state second"),
+        pytest.param(types(state=False), (1, 2, None), id="no state"),
+    ],
+)
+def test_the_arguments_of_a_switch_are_found_wherever_the_kernel_has_them(
+    data: bytes, arguments: tuple[int | None, ...]
+) -> None:
+    found = switch_layout(data)
+
+    assert (found.prev_argument, found.next_argument, found.state_argument) == arguments
+    assert (found.pid_offset, found.state_offset) == (40, 24)
+
+
+@given(st.binary(max_size=200), st.integers(0, 200))
+def test_broken_type_information_is_refused_in_words(rubbish: bytes, at: int) -> None:
+    data = types()
+    for broken in (rubbish, data[:at], data[:24] + rubbish + data[24 + len(rubbish) :]):
+        try:
+            switch_layout(broken)
+        except NoTypes as error:
+            assert "type information" in str(error) or "tracepoint" in str(error)
+
+
+def test_a_process_that_wants_processors_is_told_so() -> None:
+    (chain,) = find_chains(Stretch(stalls={7: 0.8, 8: 0.05}, names={7: "train"}))
+
+    assert (chain.kind, chain.severity) == ("cpu-starved", Severity.HIGH)
+    assert chain.summary == "threads of train (7) wanted a processor and had none for 0.80 s a second"
