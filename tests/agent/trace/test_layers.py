@@ -137,7 +137,7 @@ int main(void) {
 def launches(database: Path, pid: int) -> list[tuple[int, int, int]]:
     with closing(sqlite3.connect(database)) as connection:
         return connection.execute(
-            "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? GROUP BY 1, 2", (pid,)
+            "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? AND source != 3 GROUP BY 1, 2", (pid,)
         ).fetchall()
 
 
