@@ -38,7 +38,9 @@ class Filter:
     limit: int = 100
 
 
-OPERATIONS: Final = ("process", "pid", "source", "operation", "calls", "total_ms", "mean_us", "max_us", "megabytes")
+OPERATIONS: Final = (
+    "process", "pid", "source", "operation", "calls", "total_ms", "mean_us", "max_us", "megabytes", "container", "pod"
+)  # fmt: skip
 COLLECTIVES: Final = (
     "time", "pid", "operation", "communicator", "rank", "nranks", "seq", "exact", "bytes", "enqueue_us", "blocked_ms"
 )  # fmt: skip
@@ -59,8 +61,10 @@ def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
     """Rows of `OPERATIONS`: calls by process and operation, most time first. Raises `CannotRead`, `sqlite3.Error`."""
     table = "event_aggregates_5s" if wanted.end - wanted.begin <= 300 else "event_aggregates"
     query = (
-        f"SELECT n.name, a.pid, a.source, a.op, SUM(a.count), SUM(a.sum_dur), MAX(a.max_dur), SUM(a.sum_arg0) "
-        f"FROM {table} a LEFT JOIN process_names n ON n.pid = a.pid "
+        f"SELECT n.name, a.pid, a.source, a.op, SUM(a.count), SUM(a.sum_dur), MAX(a.max_dur), SUM(a.sum_arg0), "
+        "m.container_id, m.namespace, m.pod_name "
+        f"FROM {table} a LEFT JOIN process_names n ON n.pid = a.pid LEFT JOIN process_cgroups c ON c.pid = a.pid "
+        "LEFT JOIN cgroup_metadata m ON m.cgroup_id = c.cgroup_id "
         "WHERE a.bucket > ? AND a.bucket <= ? AND (? IS NULL OR a.pid = ?) "
         "GROUP BY a.pid, a.source, a.op ORDER BY 6 DESC, 5 DESC"
     )
@@ -68,13 +72,14 @@ def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
     with closing(_connect(file)) as database:
         found = database.execute(query, bounds).fetchall()
     rows = []
-    for name, pid, source, op, count, spent, most, size in found:
+    for name, pid, source, op, count, spent, most, size, container, namespace, pod in found:
         operation = OPERATION_NAMES.get((source, op), str(op))
         if wanted.operation.lower() in operation.lower():
             rows.append(
                 (
                     name or "", pid, SOURCE_NAMES.get(source, str(source)), operation, count, round(spent / 1e6, 3),
                     round(spent / count / 1e3, 3), round(most / 1e3, 3), round(size / 1e6, 3),
+                    (container or "")[:12], "/".join(part for part in (namespace, pod) if part),
                 )
             )  # fmt: skip
     return rows[: wanted.limit]

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from ingero_agent.sources.procfs import parse_cpu
+from ingero_agent.trace.containers import Container, parse
 from ingero_agent.trace.discovery import NCCL, Found
 from ingero_agent.trace.ledger import NcclProcess
 from ingero_agent.trace.store import Snapshot
@@ -73,6 +74,19 @@ def rank_of(pid: int) -> int | None:
         return parse_rank(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
         return None
+
+
+def container_of(pid: int) -> Container | None:
+    """Where a process runs; nothing when it is gone or has no cgroup."""
+    try:
+        cgroups = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
+    except OSError:
+        return None
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        environment = b""
+    return parse(cgroups, environment)
 
 
 def nccl_processes(found: dict[int, list[Found]]) -> list[NcclProcess]:

@@ -15,7 +15,7 @@ from ingero_agent.trace.counts import Counted, Scaler
 from ingero_agent.trace.events import Collective, sample_mask
 from ingero_agent.trace.export import ExportConfig, Exporter
 from ingero_agent.trace.governor import CORE, GROUPS, LAUNCH, MEMORY, GovernorConfig, GovernorState, Window
-from ingero_agent.trace.host import Host, OwnLoad, command_of, nccl_processes, own_rss, rank_of
+from ingero_agent.trace.host import Host, OwnLoad, command_of, container_of, nccl_processes, own_rss, rank_of
 from ingero_agent.trace.ledger import Ledger
 from ingero_agent.trace.page import make_server
 from ingero_agent.trace.probes.table import HOST
@@ -225,6 +225,8 @@ class TraceService:
         with suppress(OSError, sqlite3.OperationalError):
             self._latest = self._host.snapshot()
             self._store.snapshot(self._latest, time.time())
+            places = {pid: container_of(pid) for pid in self._tracer.found}
+            self._store.containers({pid: one for pid, one in places.items() if one}, time.time())
 
     def _export(self) -> None:
         if self._exporter:

@@ -2,12 +2,13 @@
 
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from ingero_agent.sources.database import BUCKET_SECONDS, SCHEMA_VERSION
+from ingero_agent.trace.containers import Container
 from ingero_agent.trace.counts import Counted
 from ingero_agent.trace.events import Collective, Event, Lifecycle, SlowCall
 from ingero_agent.trace.probes.table import NCCL
@@ -23,6 +24,9 @@ PRIMARY KEY (bucket, source, op, pid, octave)) WITHOUT ROWID""",
     "event_aggregates": _AGGREGATE,
     "event_aggregates_5s": _AGGREGATE,
     "process_names": "(pid INTEGER PRIMARY KEY, name TEXT, seen_at INTEGER)",
+    "process_cgroups": "(pid INTEGER PRIMARY KEY, cgroup_id INTEGER, seen_at INTEGER)",
+    "cgroup_metadata": """(cgroup_id INTEGER PRIMARY KEY, container_id TEXT, cgroup_path TEXT, pod_name TEXT,
+namespace TEXT, pod_uid TEXT, seen_at INTEGER)""",
     "events": """(id TEXT PRIMARY KEY, timestamp INTEGER, pid INTEGER, tid INTEGER, source INTEGER, op INTEGER,
 duration INTEGER, gpu_id INTEGER, arg0 INTEGER, arg1 INTEGER, ret_code INTEGER, stack_hash TEXT, node TEXT,
 rank INTEGER, local_rank INTEGER, world_size INTEGER, comm TEXT, cgroup_id INTEGER)""",
@@ -145,6 +149,21 @@ class Store:
             self._pruned_at = now
             self.prune(now)
 
+    def containers(self, found: Mapping[int, Container], now: float) -> None:
+        """Keep where processes run."""
+        with self._database as database:
+            database.executemany(
+                "INSERT OR REPLACE INTO process_cgroups VALUES (?, ?, ?)",
+                [(pid, one.cgroup, int(now)) for pid, one in found.items()],
+            )
+            database.executemany(
+                "INSERT OR REPLACE INTO cgroup_metadata VALUES (?, ?, ?, ?, ?, ?, ?)",
+                [
+                    (one.cgroup, one.container, one.path, one.pod, one.namespace, one.pod_uid, int(now))
+                    for one in found.values()
+                ],
+            )
+
     def snapshot(self, host: Snapshot, now: float) -> None:
         """Keep how the host was at `now`."""
         with self._database as database:
@@ -165,6 +184,8 @@ class Store:
             ("event_aggregates_5s", "bucket", now - kept.short_seconds),
             (OCTAVE_TABLE, "bucket", now - kept.seconds),
             ("process_names", "seen_at", now - kept.seconds),
+            ("process_cgroups", "seen_at", now - kept.seconds),
+            ("cgroup_metadata", "seen_at", now - kept.seconds),
             ("events", "timestamp", (now - kept.seconds) * _NS),
             ("system_snapshots", "timestamp", (now - kept.seconds) * _NS),
             ("collectives", "timestamp", (now - kept.collective_seconds) * _NS),

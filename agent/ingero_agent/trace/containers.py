@@ -1,0 +1,56 @@
+"""Which container and pod a process runs in, from its cgroup and what its pod tells it in the environment. Pure."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from ingero_agent.identity import cgroup_path
+
+_CONTAINER: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
+_POD: Final = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
+LONGEST: Final = 253
+"""Characters of a name in Kubernetes; what is longer is no name."""
+
+
+@dataclass(frozen=True)
+class Container:
+    """What is known of a process's surroundings; empty where it is not.
+
+    `cgroup` names the cgroup in this database: 63 bits of its path's SHA-256.
+    """
+
+    path: str
+    container: str = ""
+    pod_uid: str = ""
+    pod: str = ""
+    namespace: str = ""
+
+    @property
+    def cgroup(self) -> int:
+        """The same for every process of a cgroup."""
+        return int.from_bytes(hashlib.sha256(self.path.encode()).digest()[:8]) >> 1
+
+
+def parse(cgroups: str, environment: bytes) -> Container | None:
+    """From /proc/PID/cgroup and /proc/PID/environ; nothing for a process without a cgroup.
+
+    A pod's name is POD_NAME, or else the host name, which Kubernetes gives the container; its namespace is
+    POD_NAMESPACE. Both count only inside a pod.
+    """
+    path = cgroup_path(cgroups)
+    if not path:
+        return None
+    containers, pods = _CONTAINER.findall(path), _POD.findall(path)
+    if not pods:
+        return Container(path, containers[-1] if containers else "")
+    told = dict(pair.split(b"=", 1) for pair in environment.split(b"\0") if b"=" in pair)
+
+    def name(*variables: bytes) -> str:
+        found = (told.get(variable, b"").decode(errors="replace") for variable in variables)
+        return next((text for text in found if text and len(text) <= LONGEST), "")
+
+    return Container(
+        path, containers[-1] if containers else "", pods[-1].replace("_", "-"), name(b"POD_NAME", b"HOSTNAME"),
+        name(b"POD_NAMESPACE"),
+    )  # fmt: skip

@@ -1,0 +1,62 @@
+"""Where a process runs: cgroup, container, pod."""
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_agent.trace.containers import Container, parse
+from ingero_agent.trace.counts import Counted
+from ingero_agent.trace.history import OPERATIONS, Filter, operations
+from ingero_agent.trace.probes.table import FUNCTIONS
+from ingero_agent.trace.store import Store
+
+IDENTITY = "ab" * 32
+POD = "0f3c0000-1111-2222-3333-444455556666"
+SYSTEMD = (
+    f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{POD.replace('-', '_')}.slice/"
+    f"cri-containerd-{IDENTITY}.scope"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "container", "pod_uid"),
+    [
+        pytest.param(SYSTEMD, IDENTITY, POD, id="systemd driver"),
+        pytest.param(f"/kubepods/besteffort/pod{POD}/{IDENTITY}", IDENTITY, POD, id="cgroupfs driver"),
+        pytest.param(f"/system.slice/docker-{IDENTITY}.scope", IDENTITY, "", id="docker"),
+        pytest.param("/user.slice/session-1.scope", "", "", id="no container"),
+    ],
+)
+def test_container_and_pod_are_read_from_the_cgroup(path: str, container: str, pod_uid: str) -> None:
+    found = parse(f"0::{path}\n", b"")
+
+    assert found == Container(path, container, pod_uid)
+
+
+def test_a_pods_name_comes_from_its_environment_and_nobody_elses_does() -> None:
+    told = b"HOSTNAME=train-0\0POD_NAMESPACE=ml\0"
+
+    assert parse(f"0::{SYSTEMD}\n", told) == Container(SYSTEMD, IDENTITY, POD, "train-0", "ml")
+    assert parse(f"0::{SYSTEMD}\n", b"POD_NAME=other\0" + told) == Container(SYSTEMD, IDENTITY, POD, "other", "ml")
+    assert parse("0::/user.slice\n", told) == Container("/user.slice")
+
+
+@given(st.text(max_size=300), st.binary(max_size=300))
+def test_anything_is_read(cgroups: str, environment: bytes) -> None:
+    found = parse(cgroups, environment)
+
+    assert found is None or 0 <= found.cgroup < 2**63
+
+
+def test_a_query_shows_container_and_pod(tmp_path: Path) -> None:
+    store = Store(tmp_path / "a.db")
+    store.add([Counted(FUNCTIONS[0], pid, 3) for pid in (7, 8)], 1000.0, {7: "train"})
+    store.containers({7: Container(SYSTEMD, IDENTITY, POD, "train-0", "ml")}, 1000.0)
+    store.close()
+    rows = [
+        dict(zip(OPERATIONS, row, strict=True)) for row in operations(tmp_path / "a.db", Filter(begin=900, end=1100))
+    ]
+
+    assert {(row["pid"], row["container"], row["pod"]) for row in rows} == {(7, "ab" * 6, "ml/train-0"), (8, "", "")}
