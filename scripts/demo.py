@@ -119,6 +119,8 @@ class Demo:
     def episode(self, victim: str, what: str, hurt: int, heal: int) -> dict[str, Any]:
         """Hurt one node, wait until it is named, heal it, wait until it is well."""
         self.view.say(f"[bold]{what}[/] ({victim})")
+        earlier = self.pushes(victim)
+        self.lab.wait("a push, so that the next ones are whole", lambda: self.pushes(victim) != earlier)
         before = self.pushes(victim)
         self.site.hurt(hurt, victim)
         seconds = self.lab.wait(f"{victim} to be named", lambda: bool(self.named()), 90)
