@@ -17,8 +17,6 @@ from scripts.lab import BIN, Site
 
 SOURCE = Path(__file__).with_name("cuda_workload.c")
 STEPS_A_SECOND = 40
-WINDOW_SECONDS = 10
-"""The agents' view of the trace; the shortest that they take."""
 
 TRACE_PERIOD = 0.2
 
@@ -89,5 +87,5 @@ class CudaWorkloads:
         """Flags of the agent over a node's job."""
         pid = self.site.lab.processes[self.site.name(f"{node}-workload")].pid
         return (
-            "--signal-db-path", str(self._database), "--signal-window", str(WINDOW_SECONDS), "--signal-pid", str(pid)
+            "--signal-db-path", str(self._database), "--signal-pid", str(pid)
         )  # fmt: skip

@@ -91,7 +91,8 @@ class AgentConfig(Settings):
     signal_pid: tuple[int, ...] = ()
     """Only these processes of that database; all without it."""
     signal_window: Duration = Field(default=60.0, ge=10)
-    """Window over that database."""
+    """Window over a database that does not say when it was written, as that of the published agent; otherwise what
+    counts is what happened between two pushes."""
     metrics_listen: str = ""
     """Address of `/metrics`, `/healthz` and `/readyz`: `host:port`, or `:port` for every address; none without it."""
     ports_file: Path | None = None

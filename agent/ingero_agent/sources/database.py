@@ -1,10 +1,11 @@
-"""The trace agent's SQLite database, read only: launches, busy time and copies of the latest window.
+"""The trace agent's SQLite database, read only: launches and busy time since the look before.
 
 Only GPU sources count (runtime, driver, graphs): the same operation codes mean other things for host and disk.
 """
 
 import sqlite3
 from contextlib import closing
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -22,8 +23,29 @@ LAUNCHES: Final = ((1, 3), (4, 1), (8, 4))
 BUCKET_SECONDS: Final = 5
 
 
+_COUNTED: Final = (
+    "COALESCE(SUM(CASE WHEN "
+    + " OR ".join(f"(source = {source} AND op = {operation})" for source, operation in LAUNCHES)
+    + " THEN count END), 0), COALESCE(SUM(sum_dur), 0)"
+)
+SILENT_SECONDS: Final = 30.0
+"""A trace agent that has not written for so long does not count any more: that says nothing about the workload."""
+
+
+@dataclass(frozen=True)
+class _Look:
+    """Buckets (launches, busy nanoseconds) as they stood when the trace agent had last written, seconds."""
+
+    written: float
+    buckets: dict[int, tuple[int, int]]
+
+
 class DatabaseSource:
-    """Rates over a sliding window of whole buckets, of these processes or of all."""
+    """What these processes, or all, have called since the look before.
+
+    A database that does not say when it was written (the published agent's) is read over a sliding window of whole
+    buckets instead.
+    """
 
     def __init__(
         self, file: Path, window_seconds: float, gpus: int, pids: tuple[int, ...] = (), proc: Path = Path("/proc")
@@ -31,20 +53,13 @@ class DatabaseSource:
         self._file = file
         self._window = max(window_seconds, 2 * BUCKET_SECONDS)
         self._gpus = max(1, gpus)
-        self._pids = f" AND pid IN ({', '.join(map(str, pids))})" if pids else ""
+        self._where = f"source IN {SOURCES}" + (f" AND pid IN ({', '.join(map(str, pids))})" if pids else "")
         self._proc = proc
         self._cpu: tuple[int, int] | None = None
+        self._before: _Look | None = None
 
-    def read(self, now: float) -> Observation:
-        """Sum the buckets that end inside the window; a locked or missing database fails this look only."""
-        newest = int(now) // BUCKET_SECONDS * BUCKET_SECONDS
-        oldest = newest - int(self._window) // BUCKET_SECONDS * BUCKET_SECONDS
-        seconds = newest - oldest
-        launch_filter = " OR ".join(f"(source = {source} AND op = {operation})" for source, operation in LAUNCHES)
-        query = (
-            f"SELECT COALESCE(SUM(CASE WHEN {launch_filter} THEN count END), 0), COALESCE(SUM(sum_dur), 0) "
-            f"FROM event_aggregates_5s WHERE source IN {SOURCES} AND bucket >= ? AND bucket < ?{self._pids}"
-        )
+    def read(self, now: float) -> Observation | None:
+        """Compare with the look before, `None` on the first; a locked or missing database fails this look only."""
         try:
             with closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=1.0)) as database:
                 (version,) = database.execute("PRAGMA user_version").fetchone()
@@ -53,20 +68,59 @@ class DatabaseSource:
                         f"{self._file}: schema version {version}, but this agent reads {SCHEMA_VERSION}: "
                         "run the same version of `ingero-agent trace`"
                     )
-                launches, nanoseconds = database.execute(query, (oldest, newest)).fetchone()
+                counted = self._count(database, now)
             busy, total = parse_cpu((self._proc / "stat").read_text())
             memory = parse_memory((self._proc / "meminfo").read_text())
         except (sqlite3.Error, OSError, ValueError, KeyError) as error:
             raise ReadFailed(f"{self._file}: {error}") from None
         before, self._cpu = self._cpu, (busy, total)
+        if counted is None:
+            return None
+        launches, nanoseconds, seconds = counted
         share = (busy - before[0]) / max(1, total - before[1]) if before else 0.0
         return Observation(
             rate=launches / seconds,
             compute=min(1.0, nanoseconds / (seconds * 1e9 * self._gpus)),
             memory=memory,
             cpu=1.0 - share,
-            launches=int(launches),
+            launches=launches,
         )
+
+    def _count(self, database: sqlite3.Connection, now: float) -> tuple[int, int, float] | None:
+        """Launches, busy nanoseconds, and the seconds in which they were counted."""
+        database.execute("BEGIN")
+        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'writer'").fetchone():
+            return self._in_window(database, now)
+        row = database.execute("SELECT written_at FROM writer").fetchone()
+        written = row[0] / 1e9 if row else 0.0
+        if now - written > SILENT_SECONDS:
+            raise ReadFailed(f"{self._file}: the trace agent has written nothing for {now - written:.0f} s")
+        before = self._before if self._before and self._before.written <= written else None
+        since = before.written if before else written
+        rows = database.execute(
+            f"SELECT bucket, {_COUNTED} FROM event_aggregates_5s WHERE {self._where} AND bucket > ? GROUP BY bucket",
+            (since - BUCKET_SECONDS,),
+        ).fetchall()
+        buckets = {bucket: (launches, busy) for bucket, launches, busy in rows}
+        self._before = _Look(written, buckets)
+        if before is None or written == before.written:
+            return None
+        grown = [
+            (launches - was[0], busy - was[1])
+            for bucket, (launches, busy) in buckets.items()
+            for was in [before.buckets.get(bucket, (0, 0))]
+        ]
+        launches, busy = (max(0, sum(part)) for part in zip(*grown, strict=True)) if grown else (0, 0)
+        return launches, busy, written - before.written
+
+    def _in_window(self, database: sqlite3.Connection, now: float) -> tuple[int, int, float]:
+        newest = int(now) // BUCKET_SECONDS * BUCKET_SECONDS
+        oldest = newest - int(self._window) // BUCKET_SECONDS * BUCKET_SECONDS
+        launches, nanoseconds = database.execute(
+            f"SELECT {_COUNTED} FROM event_aggregates_5s WHERE {self._where} AND bucket >= ? AND bucket < ?",
+            (oldest, newest),
+        ).fetchone()
+        return launches, nanoseconds, float(newest - oldest)
 
     def close(self) -> None:
         """Every look opens and closes its own connection."""

@@ -23,6 +23,7 @@ _TABLES: Final = {
 PRIMARY KEY (bucket, source, op, pid, octave)) WITHOUT ROWID""",
     "event_aggregates": _AGGREGATE,
     "event_aggregates_5s": _AGGREGATE,
+    "writer": "(id INTEGER PRIMARY KEY CHECK (id = 1), written_at INTEGER NOT NULL)",
     "process_names": "(pid INTEGER PRIMARY KEY, name TEXT, seen_at INTEGER)",
     "process_cgroups": "(pid INTEGER PRIMARY KEY, cgroup_id INTEGER, seen_at INTEGER)",
     "cgroup_metadata": """(cgroup_id INTEGER PRIMARY KEY, container_id TEXT, cgroup_path TEXT, pod_name TEXT,
@@ -122,6 +123,7 @@ class Store:
                     "sum_arg0 = sum_arg0 + excluded.sum_arg0",
                     [(bucket, *key, *total) for key, total in sums.items()],
                 )
+            database.execute("INSERT OR REPLACE INTO writer VALUES (1, ?)", (int(now * _NS),))
             database.executemany(
                 f"INSERT INTO {OCTAVE_TABLE} VALUES (?, ?, ?, ?, ?, ?) "
                 "ON CONFLICT DO UPDATE SET count = count + excluded.count",

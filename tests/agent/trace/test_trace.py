@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ingero_agent.sources import ReadFailed
 from ingero_agent.sources.database import DatabaseSource
 from ingero_agent.trace import elf
 from ingero_agent.trace.counts import Counted
@@ -76,13 +77,30 @@ def test_a_file_that_is_no_library_is_refused_in_words(data: bytes) -> None:
         elf.function_offsets(data, {"cudaMalloc"})
 
 
-def test_late_counts_add_to_their_bucket(tmp_path: Path) -> None:
-    store = Store(tmp_path / "a.db")
-    store.add([Counted(LAUNCH, 7, 10)], 991.0)
-    store.add([Counted(LAUNCH, 7, 5)], 993.0)
+def test_what_was_called_between_two_looks_is_counted_once(tmp_path: Path) -> None:
+    store, source = Store(tmp_path / "a.db"), DatabaseSource(tmp_path / "a.db", 60, gpus=1)
+    found = []
+    for now, count in ((991.0, 10), (993.0, 5), (993.5, 7), (1004.0, 21), (1006.0, 0), (990.0, 4), (992.0, 6)):
+        store.add([Counted(LAUNCH, 7, count, nanoseconds=count * 10**6)], now)
+        found.append(source.read(now))
+    unchanged = source.read(993.0)
     store.close()
 
-    assert DatabaseSource(tmp_path / "a.db", 10, gpus=1).read(1001.0).launches == 15
+    assert [(one.launches, one.rate) if one else None for one in found] == [
+        None, (5, 2.5), (7, 14.0), (21, 2.0), (0, 0.0), None, (6, 3.0)
+    ]  # fmt: skip
+    assert found[1] is not None and found[1].compute == pytest.approx(0.0025)
+    assert unchanged is None
+
+
+def test_a_trace_agent_that_fell_silent_is_no_workload_that_stopped(tmp_path: Path) -> None:
+    store, source = Store(tmp_path / "a.db"), DatabaseSource(tmp_path / "a.db", 60, gpus=1)
+    store.add([Counted(LAUNCH, 7, 10)], 1000.0)
+    store.close()
+
+    assert source.read(1001.0) is None
+    with pytest.raises(ReadFailed, match="has written nothing for 40 s"):
+        source.read(1040.0)
 
 
 @pytest.mark.ebpf
@@ -156,7 +174,7 @@ def test_collectives_are_counted_in_bytes_not_in_elements(tmp_path: Path) -> Non
                 def rows() -> list[tuple[int, int, int]]:
                     with closing(sqlite3.connect(database)) as connection:
                         return connection.execute(
-                            "SELECT source, SUM(count), SUM(sum_arg0) FROM event_aggregates WHERE pid = ? GROUP BY 1",
+                            "SELECT source, SUM(count), SUM(sum_arg0) FROM event_aggregates WHERE pid = ? AND source = 9 GROUP BY 1",
                             (job.pid,),
                         ).fetchall()
 
