@@ -40,7 +40,7 @@ def _default(field: FieldInfo) -> str:
     value: Any = field.default
     if value is None or value in ("", ()):
         return "–"
-    if isinstance(value, float) and any("parse_duration" in repr(item) for item in field.metadata):
+    if isinstance(value, float) and any("_duration" in repr(item) for item in field.metadata):
         return f"`{format_duration(value)}`"
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

@@ -19,9 +19,8 @@ from ingero_sink.page import make_server
 
 
 def _seconds(flag: str, text: str) -> float:
-    value = parse_duration(text)
     try:
-        seconds = float(str(value))
+        seconds = float(str(parse_duration(text)))
     except ValueError:
         raise SettingsError(f"{flag} {text}: a duration such as 2s was expected") from None
     if not 0 < seconds < 86400:
@@ -62,13 +61,17 @@ def main(
     """
     logs.configure()
     try:
-        host, port = parse_listen(listen)
+        try:
+            host, port = parse_listen(listen)
+        except ValueError as error:
+            raise SettingsError(f"--listen {error}") from None
         delay = _seconds("--reconnect-delay", reconnect_delay)
         window = _seconds("--readiness-window", readiness_window)
         clock, ledger = steady_clock(), Ledger(max_tracked_nodes)
         server = make_server(host, port, ledger, lambda: ledger.ready(clock(), window))
-    except (SettingsError, ValueError, OSError) as error:
-        click.echo(f"ingero-sink: {listen}: {error}", err=True)
+    except (SettingsError, OSError) as error:
+        place = f"{listen}: " if isinstance(error, OSError) else ""
+        click.echo(f"ingero-sink: {place}{error}", err=True)
         sys.exit(1 if isinstance(error, OSError) else 2)
     server.start()
     announce_ports(ports_file, {"metrics": server.port})

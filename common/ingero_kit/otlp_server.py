@@ -351,8 +351,10 @@ def parse_endpoint(text: str, default_host: str = "127.0.0.1") -> tuple[str, int
     Raises `ValueError` in words when it is none of these.
     """
     host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
+    if not colon or not (port.isascii() and port.isdigit()):
         raise ValueError(f"{text!r} is not host:port")
+    if int(port) > 65535:
+        raise ValueError(f"{text!r}: no port is larger than 65535")
     return (host.strip("[]") or default_host), int(port)
 
 

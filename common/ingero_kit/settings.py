@@ -8,12 +8,13 @@ of whatever is wrong. Environment variables are PREFIX + path in capitals, joine
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
+from pydantic import AllowInfNan, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, ValidationError
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -30,7 +31,7 @@ class Settings(BaseModel):
 
 
 def parse_duration(value: object) -> object:
-    """Read `5s`, `1m30s`, `250ms` or a bare number of seconds; anything else is left to the validator."""
+    """Read `5s`, `1m30s` or `250ms`; anything else comes back as it is."""
     if isinstance(value, str):
         text = value.strip()
         parts = _DURATION.findall(text)
@@ -39,12 +40,26 @@ def parse_duration(value: object) -> object:
     return value
 
 
+def _duration(value: object) -> object:
+    seconds = parse_duration(value)
+    try:
+        return float(seconds) if isinstance(seconds, str) else seconds
+    except ValueError:
+        raise ValueError("a duration such as 5s, 1m30s or 250ms was expected") from None
+
+
 def format_duration(seconds: float) -> str:
-    """Render seconds as a person would write them."""
-    return f"{seconds * 1000:g}ms" if seconds < 1 else f"{seconds:g}s"
+    """Render seconds as a person would write them; `parse_duration` reads the same value back."""
+    exact = Decimal(repr(seconds))
+    number = f"{exact * 1000 if seconds < 1 else exact:f}"
+    if "." in number:
+        number = number.rstrip("0").rstrip(".")
+    return number + ("ms" if seconds < 1 else "s")
 
 
-Duration = Annotated[float, BeforeValidator(parse_duration), PlainSerializer(format_duration, when_used="json")]
+Duration = Annotated[
+    float, BeforeValidator(_duration), AllowInfNan(False), PlainSerializer(format_duration, when_used="json")
+]
 """Seconds; written as `5s`, `1m30s`, `250ms` or a number."""
 
 Model = TypeVar("Model", bound=BaseModel)
@@ -57,12 +72,14 @@ def load(
     prefix: str | None = None,
     environment: Mapping[str, str] | None = None,
     flags: Mapping[str, Any] | None = None,
+    assignments: Sequence[str] = (),
     reserved: frozenset[str] = frozenset(),
 ) -> Model:
     """Merge file, environment and flags into a checked model.
 
-    `flags` maps dotted paths to values; `None` means not given. `reserved` names variables with the prefix that
-    are not settings, such as the one that names the file itself.
+    `flags` maps dotted paths to values; `None` means not given. `assignments` are `PATH=VALUE`, the value a YAML
+    scalar, as `--set` takes them. `reserved` names variables with the prefix that are not settings, such as the one
+    that names the file itself.
 
     Raises `SettingsError` for an unreadable file, an unknown key or a value that does not fit.
     """
@@ -78,6 +95,10 @@ def load(
         if value is not None:
             _put(merged, dotted.split("."), value, dotted)
             origin[dotted] = f"flag --{dotted.split('.')[-1].replace('_', '-')}"
+    for item in assignments:
+        dotted, value = _assignment(item)
+        _put(merged, dotted.split("."), value, f"--set {dotted}")
+        origin[dotted] = "--set"
     try:
         return model.model_validate(merged)
     except ValidationError as error:
@@ -111,6 +132,16 @@ def _from_environment(
             yield name, name[len(prefix) :].lower().split("__"), value
 
 
+def _assignment(item: str) -> tuple[str, Any]:
+    path, equals, value = item.partition("=")
+    if not equals or not path.strip():
+        raise SettingsError(f"--set {item}: PATH=VALUE was expected")
+    try:
+        return path.strip(), yaml.safe_load(value)
+    except yaml.YAMLError:
+        raise SettingsError(f"--set {item}: the value is not YAML; put it in quotes") from None
+
+
 def _put(tree: dict[str, Any], path: list[str], value: Any, name: str) -> None:
     for key in path[:-1]:
         below = tree.get(key)
@@ -135,5 +166,6 @@ def _explain(error: ValidationError, file: Path | None, origin: Mapping[str, str
             lines.append(f"{source}: {path}: is required")
         else:
             message = problem["msg"].removeprefix("Value error, ")
-            lines.append(f"{source}: {path}: {message} (got {problem['input']!r:.80})")
+            # Several settings together are at fault where there is no path, and the input is all of them.
+            lines.append(f"{source}: {path}: {message} (got {problem['input']!r:.80})" if path else message)
     return "\n".join(lines)

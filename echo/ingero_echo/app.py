@@ -76,7 +76,8 @@ class Echo:
         PlatformCollector(registry=registry)
         self._doors = Doors(config, lambda: self._store, registry, self.backup, MAX_BODY)
         guard = Guard(
-            self._doors.api, self._doors.mcp, lambda: self._store is not None, self._keyring,
+            self._doors.api, self._doors.mcp, lambda: self._store is not None,
+            lambda: self._writer is None or self._writer.alive, self._keyring,
             RateLimit(config.api.requests_per_second, config.api.burst), self._audit,
             self._page.observe,
         )  # fmt: skip

@@ -36,13 +36,10 @@ _insecure = click.option(
 def _read(file: Path | None, settings: tuple[str, ...], insecure: bool | None = None) -> Any:
     from ingero_echo.settings import EchoConfig
 
-    flags: dict[str, Any] = {"insecure": insecure}
-    for item in settings:
-        path, equals, value = item.partition("=")
-        if not equals:
-            raise SettingsError(f"--set {item}: PATH=VALUE was expected")
-        flags[path.strip()] = yaml.safe_load(value)
-    return load(EchoConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
+    return load(
+        EchoConfig, file=file, prefix=PREFIX, flags={"insecure": insecure}, assignments=settings,
+        reserved=frozenset({CONFIG_VARIABLE}),
+    )  # fmt: skip
 
 
 def _fail(error: Exception, status: int = 1) -> None:

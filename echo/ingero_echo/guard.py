@@ -77,12 +77,13 @@ class Guard:
         api: Application,
         mcp: Application,
         ready: Callable[[], bool],
+        alive: Callable[[], bool],
         keyring: Keyring,
         rate: RateLimit,
         audit: Audit,
         observe: Observe,
     ) -> None:
-        self._ready = ready
+        self._ready, self._alive = ready, alive
         self._api, self._mcp = api, mcp
         self._keyring, self._rate, self._audit, self._observe = keyring, rate, audit, observe
 
@@ -130,6 +131,8 @@ class Guard:
                     )
             scope["ingero.identity"] = identity
             if path in (LIVE, echo.READY):
+                if not self._alive():
+                    raise Refused("writer_ended", "nothing can be written any more", "restart Echo", 503)
                 if path == echo.READY and not self._ready():
                     raise Refused("not_ready", "the database is still being opened", "ask again", 503, 1)
                 await respond(watch, 200, {"status": "ok"})

@@ -107,6 +107,7 @@ class Writer:
     def put(self, batch: Batch, size: int) -> Future[int]:
         """Queue a batch of a request of `size` bytes; the future gives the number of repeats, or `NotWritten`."""
         waiting = _Waiting(batch, size)
+        _promise(waiting.done)
         with self._condition:
             if self._closing:
                 raise Full
@@ -118,6 +119,7 @@ class Writer:
     def call(self, job: Callable[[], Any]) -> Future[Any]:
         """Run something on the writer's thread between two groups: retention, a copy."""
         done: Future[Any] = Future()
+        _promise(done)
         with self._condition:
             self._jobs.append((job, done))
             self._condition.notify()
@@ -308,6 +310,11 @@ def _without(batch: Batch, gone: set[int]) -> dict[str, list[pa.RecordBatch]]:
             mask = [value.bytes not in removed for value in rows["event_id"].to_pylist()]
             tables[table] = rows.filter(pa.array(mask, pa.bool_())).to_batches()
     return tables
+
+
+def _promise(done: Future[Any]) -> None:
+    """Make a future that nobody can cancel: whoever waits may give up, and the writer still sets its result."""
+    done.set_running_or_notify_cancel()
 
 
 def _quietly_roll_back(connection: Any) -> None:

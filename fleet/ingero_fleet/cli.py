@@ -59,13 +59,7 @@ _set = click.option(
 def _read(file: Path | None, settings: tuple[str, ...]) -> Any:
     from ingero_fleet.settings import read_config
 
-    flags: dict[str, Any] = {}
-    for item in settings:
-        path, equals, value = item.partition("=")
-        if not equals:
-            raise SettingsError(f"--set {item}: PATH=VALUE was expected")
-        flags[path.strip()] = yaml.safe_load(value)
-    return read_config(file, flags)
+    return read_config(file, settings)
 
 
 @main.command()

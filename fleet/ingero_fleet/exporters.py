@@ -17,7 +17,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from ingero_fleet.settings import OtlpExporterConfig
+from ingero_fleet.settings import ExporterConfig
 from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
 from ingero_kit.otlp_server import Push, Signal
@@ -68,7 +68,7 @@ class Exporter:
     """Takes pushes without ever blocking and sends them on in the background."""
 
     def __init__(
-        self, name: str, config: OtlpExporterConfig, transport: Transport, loop: asyncio.AbstractEventLoop
+        self, name: str, config: ExporterConfig, transport: Transport, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.name = name
         self.counters = ExporterCounters()
@@ -177,7 +177,7 @@ def as_protobuf(push: Push) -> bytes | None:
     return bytes(message.SerializeToString())
 
 
-def make_transport(name: str, config: OtlpExporterConfig) -> Transport:
+def make_transport(name: str, config: ExporterConfig) -> Transport:
     """The transport behind an exporter's name; its library is loaded only now, since most Fleets send nothing on."""
     if name == "otlphttp":
         from ingero_fleet.transport_http import HttpTransport

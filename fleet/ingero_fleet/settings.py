@@ -3,8 +3,10 @@
 `ingero-fleet validate --config FILE` checks a file; `ingero-fleet serve --help` names the precedence.
 """
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -272,11 +274,30 @@ class QueueConfig(Settings):
     """Bytes held at most."""
 
 
-class OtlpExporterConfig(Settings):
+def _grpc_target(text: str) -> str:
+    if "://" in text and not text.startswith("dns:///"):
+        raise ValueError("this exporter speaks gRPC to host:port; for OTLP over HTTP use exporters.otlphttp")
+    if parse_endpoint(text.removeprefix("dns:///"))[1] == 0:
+        raise ValueError("a port above 0 was expected")
+    return text
+
+
+def _http_target(text: str) -> str:
+    try:
+        parts = urlsplit(text if "://" in text else f"http://{text}")
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or parts.query or parts.fragment or any(not "!" <= letter <= "~" for letter in text):
+        raise ValueError("host:port, http://host:port or https://host:port was expected")
+    return text
+
+
+class ExporterConfig(Settings):
     """OTLP onward, to Echo or any collector."""
 
     endpoint: str
-    """`host:port` for gRPC, `http(s)://host:port` for HTTP."""
+    """Address to send to."""
     tls: ClientTls = ClientTls()
     """TLS; on unless `insecure: true`."""
     bearer_token_file: Path | None = None
@@ -291,6 +312,20 @@ class OtlpExporterConfig(Settings):
     """How long one batch is tried before it is dropped and counted."""
 
 
+class OtlpExporterConfig(ExporterConfig):
+    """OTLP onward over gRPC."""
+
+    endpoint: Annotated[str, AfterValidator(_grpc_target)]
+    """`host:port`, or `dns:///host:port`; a URL is refused, because it usually means OTLP over HTTP."""
+
+
+class OtlpHttpExporterConfig(ExporterConfig):
+    """OTLP onward over HTTP."""
+
+    endpoint: Annotated[str, AfterValidator(_http_target)]
+    """`http(s)://host:port`; without a scheme, `tls.insecure` decides."""
+
+
 class ExportersConfig(Settings):
     """Where findings go."""
 
@@ -298,7 +333,7 @@ class ExportersConfig(Settings):
     """For Prometheus to scrape."""
     otlp: OtlpExporterConfig | None = None
     """OTLP over gRPC."""
-    otlphttp: OtlpExporterConfig | None = None
+    otlphttp: OtlpHttpExporterConfig | None = None
     """OTLP over HTTP."""
 
 
@@ -386,8 +421,9 @@ class FleetConfig(Settings):
         return self
 
 
-def read_config(file: Path | None, flags: dict[str, Any]) -> FleetConfig:
-    """Flags over variables over the file over the defaults. `SettingsError` names what cannot be used."""
+def read_config(file: Path | None, assignments: Sequence[str] = ()) -> FleetConfig:
+    """What `--set` gave over variables over the file over the defaults. `SettingsError` names what cannot be used."""
     return load(
-        FleetConfig, file=file, prefix="INGERO_FLEET_", flags=flags, reserved=frozenset({"INGERO_FLEET_CONFIG"})
-    )
+        FleetConfig, file=file, prefix="INGERO_FLEET_", assignments=assignments,
+        reserved=frozenset({"INGERO_FLEET_CONFIG"}),
+    )  # fmt: skip

@@ -5,7 +5,7 @@ from typing import Final
 import grpc
 
 from ingero_fleet.exporters import Permanent, Retryable
-from ingero_fleet.settings import OtlpExporterConfig
+from ingero_fleet.settings import ExporterConfig
 from ingero_kit.otlp_server import Signal
 from ingero_kit.tokens import read_tokens
 
@@ -26,7 +26,7 @@ RETRYABLE_GRPC: Final = frozenset(
 class GrpcTransport:
     """OTLP/gRPC."""
 
-    def __init__(self, config: OtlpExporterConfig) -> None:
+    def __init__(self, config: ExporterConfig) -> None:
         tls = config.tls
         if tls.insecure:
             self._channel = grpc.aio.insecure_channel(config.endpoint)

@@ -6,7 +6,7 @@ from typing import Final
 import httpx
 
 from ingero_fleet.exporters import Permanent, Retryable
-from ingero_fleet.settings import OtlpExporterConfig
+from ingero_fleet.settings import ExporterConfig
 from ingero_kit.backoff import parse_retry_after
 from ingero_kit.otlp_server import Signal
 from ingero_kit.tokens import read_tokens
@@ -18,7 +18,7 @@ RETRYABLE_HTTP: Final = frozenset({408, 429, 502, 503, 504})
 class HttpTransport:
     """OTLP/HTTP in protobuf."""
 
-    def __init__(self, config: OtlpExporterConfig) -> None:
+    def __init__(self, config: ExporterConfig) -> None:
         self._url = config.endpoint.rstrip("/")
         if "://" not in self._url:
             self._url = f"{'http' if config.tls.insecure else 'https'}://{self._url}"

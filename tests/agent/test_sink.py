@@ -1,10 +1,14 @@
 """The sink's ledger and its page."""
 
+import socket
+
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_contract.events import StragglerResolved, StragglerState, parse_line
+from ingero_sink.cli import main
 from ingero_sink.ledger import MAX_TYPES, Ledger
 
 
@@ -86,3 +90,29 @@ def test_ready_while_connected_or_shortly_after_an_event() -> None:
     ledger.take(state().to_json().encode(), 100.0)
     assert ledger.ready(160.0, 60)
     assert not ledger.ready(161.0, 60)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--listen", "nowhere"], "ingero-sink: --listen 'nowhere': host:port or :port was expected"),
+        (["--reconnect-delay", "soon"], "ingero-sink: --reconnect-delay soon: a duration such as 2s was expected"),
+        (
+            ["--readiness-window", "2d"],
+            "ingero-sink: --readiness-window 2d: a duration between 0 and a day was expected",
+        ),
+    ],
+)
+def test_a_wrong_flag_is_named(flags: list[str], words: str) -> None:
+    done = CliRunner().invoke(main, flags)
+
+    assert (done.exit_code, done.stderr.strip()) == (2, words)
+
+
+def test_a_port_that_is_taken_is_an_error_in_words() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = f"127.0.0.1:{taken.getsockname()[1]}"
+        done = CliRunner().invoke(main, ["--listen", place])
+
+    assert done.exit_code == 1
+    assert f"ingero-sink: {place}: " in done.stderr

@@ -1,10 +1,12 @@
 """Flag, environment, file, default: in that order, and nothing unknown passes."""
 
 from pathlib import Path
+from typing import Self
 
 import pytest
+from pydantic import model_validator
 
-from ingero_kit.settings import Duration, Settings, SettingsError, load
+from ingero_kit.settings import Duration, Settings, SettingsError, format_duration, load, parse_duration
 
 
 class Inner(Settings):
@@ -14,7 +16,13 @@ class Inner(Settings):
 
 class Outer(Settings):
     inner: Inner = Inner()
-    name: str = "default"
+    name: str | None = "default"
+
+    @model_validator(mode="after")
+    def _together(self) -> Self:
+        if self.name == "secret" and self.inner.k > 9:
+            raise ValueError("k cannot be above 9 with that name")
+        return self
 
 
 def write(folder: Path, text: str) -> Path:
@@ -43,7 +51,12 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path: Path) -> None
         pytest.param("inner: {kk: 1}", {}, "inner.kk: no such setting", id="unknown key"),
         pytest.param("inner: {k: many}", {}, "inner.k: ", id="wrong type"),
         pytest.param("", {"X_NAMES": "a"}, "X_NAMES: names: no such setting", id="unknown variable"),
-        pytest.param("", {"X_INNER__INTERVAL": "soon"}, "X_INNER__INTERVAL", id="bad duration"),
+        pytest.param(
+            "",
+            {"X_INNER__INTERVAL": "soon"},
+            "X_INNER__INTERVAL: inner.interval: a duration such as 5s",
+            id="bad duration",
+        ),
         pytest.param("[1, 2]", {}, "a mapping was expected", id="not a mapping"),
         pytest.param("a: b: c", {}, "is not YAML", id="not YAML"),
     ],
@@ -58,3 +71,51 @@ def test_what_is_wrong_is_named_with_its_place(
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match=r"nowhere\.yaml: cannot be read"):
         load(Outer, file=tmp_path / "nowhere.yaml")
+
+
+def test_an_assignment_beats_all_and_null_takes_a_value_away(tmp_path: Path) -> None:
+    file = write(tmp_path, "name: file\n")
+
+    got = load(Outer, file=file, flags={"name": "flag"}, assignments=["name=null", "inner.interval=250ms"])
+
+    assert got == Outer(inner=Inner(interval=0.25), name=None)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "words"),
+    [
+        ("inner.k", "--set inner.k: PATH=VALUE was expected"),
+        ("inner.k=[", "--set inner.k=[: the value is not YAML"),
+        ("inner.k=many", "--set: inner.k: "),
+        ("inner.kk=1", "--set: inner.kk: no such setting"),
+        ("inner.interval=.inf", "--set: inner.interval: "),
+    ],
+)
+def test_a_wrong_assignment_is_named(assignment: str, words: str) -> None:
+    with pytest.raises(SettingsError) as error:
+        load(Outer, assignments=[assignment])
+
+    assert words in str(error.value)
+
+
+def test_settings_that_do_not_fit_together_are_told_without_their_values() -> None:
+    with pytest.raises(SettingsError) as error:
+        load(Outer, assignments=["name=secret", "inner.k=10"])
+
+    assert str(error.value) == "k cannot be above 9 with that name"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0.0, "0ms"),
+        (0.25, "250ms"),
+        (1e-7, "0.0001ms"),
+        (90.0, "90s"),
+        (2_592_000.0, "2592000s"),
+        (1234567.5, "1234567.5s"),
+    ],
+)
+def test_a_duration_is_written_as_it_is_read(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+    assert parse_duration(text) == pytest.approx(seconds)

@@ -1,7 +1,9 @@
 """What goes wrong around Echo: full disks, volumes that cannot be written, clocks, senders that repeat themselves."""
 
+import asyncio
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -16,6 +18,8 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 from ingero_contract import attributes, echo, routes
+from ingero_echo.app import Echo
+from ingero_echo.settings import EchoConfig
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo
@@ -219,3 +223,37 @@ def test_one_batch_sent_by_many_at_once_is_kept_once(tmp_path: Path) -> None:
 
         assert answers == [200] * 12
         assert sorted(stored(service)) == sorted([*ids, own])
+
+
+def test_senders_that_give_up_while_their_push_is_written_stop_nobody_else(tmp_path: Path) -> None:
+    with start_echo(tmp_path) as service:
+        body = telemetry.numbered(1)[1].SerializeToString()
+        head = f"POST {routes.OTLP_LOGS} HTTP/1.1\r\nHost: x\r\nContent-Type: application/x-protobuf\r\n"
+        for _ in range(50):
+            with socket.create_connection(("127.0.0.1", service.ports["otlp/http"])) as client:
+                client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+
+        assert push(service, telemetry.numbered(1)[1]).status_code == 200
+        assert "Exception in thread" not in service.words()
+
+
+def test_without_its_writer_echo_is_neither_alive_nor_ready(tmp_path: Path) -> None:
+    async def ask() -> list[int]:
+        config = EchoConfig.model_validate(
+            {
+                "insecure": True, "store": {"path": str(tmp_path / "e.duckdb")}, "api": {"endpoint": "127.0.0.1:0"},
+                "ingest": {"http_endpoint": None, "grpc_endpoint": None},
+            }
+        )  # fmt: skip
+        service = Echo(config)
+        await service.start()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{service.ports['api']}") as client:
+            before = [(await client.get(path)).status_code for path in ("/healthz", "/readyz")]
+            writer = service._writer
+            assert writer is not None
+            await asyncio.to_thread(writer.stop)
+            after = [(await client.get(path)).status_code for path in ("/healthz", "/readyz")]
+        await service.stop()
+        return before + after
+
+    assert asyncio.run(ask()) == [200, 200, 503, 503]

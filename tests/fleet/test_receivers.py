@@ -26,8 +26,10 @@ from ingero_fleet.receivers.link import (
     encode_collectives,
     read,
 )
+from ingero_fleet.receivers.pool import Pool
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.scores import BATCH_COLUMNS, Limits, ScoreTable
+from ingero_fleet.settings import FleetConfig
 from ingero_kit.listener import Counters
 from ingero_kit.otlp import HealthReport, encode_report
 from ingero_kit.otlp_server import Push, Signal
@@ -242,3 +244,50 @@ def test_a_port_that_is_taken_is_an_error_in_words(tmp_path: Path) -> None:
         with process(tmp_path / "log", str(BIN / "ingero-fleet"), "serve", *flags) as running:
             assert running.process.wait(60) == 1
             assert f"cannot listen on 127.0.0.1:{port}" in running.words()
+
+
+def pool() -> Pool:
+    protocols = {"http": {"endpoint": FREE}, "grpc": {"endpoint": FREE}}
+    config = FleetConfig.model_validate({"receivers": {"otlp": {"processes": 2, "protocols": protocols}}})
+    return Pool(config, ScoreTable(LIMITS, BY), 0.0, lambda push, now: None)
+
+
+def children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()}
+
+
+def test_a_receiver_that_hangs_is_killed_and_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingero_fleet.receivers.pool.COLLECT_SECONDS", 0.2)
+    monkeypatch.setattr("ingero_fleet.receivers.pool.HUNG_SECONDS", 0.5)
+    before = children()
+
+    async def scenario() -> None:
+        receivers = pool()
+        await receivers.start()
+        first = children() - before
+        hung = min(first)
+        os.kill(hung, signal.SIGSTOP)
+        async with asyncio.timeout(60):
+            while receivers.restarts == 0 or receivers.facts()["receivers"] < 2 or hung in children():
+                await receivers.gather()
+        assert len((children() - before) & first) == 1
+        await receivers.stop()
+
+    asyncio.run(scenario())
+    assert children() == before
+
+
+def test_a_receiver_that_does_not_start_is_an_error_and_leaves_no_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = tmp_path / "python"
+    stuck.write_text("#!/bin/sh\nexec sleep 1000\n")
+    stuck.chmod(0o755)
+    monkeypatch.setattr("ingero_fleet.receivers.pool.sys.executable", str(stuck))
+    monkeypatch.setattr("ingero_fleet.receivers.pool.START_SECONDS", 0.3)
+    before = children()
+
+    with pytest.raises(OSError, match=r"receiver process \d did not start"):
+        asyncio.run(pool().start())
+
+    assert children() == before

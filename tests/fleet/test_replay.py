@@ -192,3 +192,11 @@ def test_a_row_one_tick_late_is_still_taken(tmp_path: Path) -> None:
     lines[40], lines[44] = lines[44], lines[40]
 
     assert [episode["node"] for episode in replay(written(tmp_path, lines))["episodes"]] == ["n2"]
+
+
+def test_a_picture_of_no_known_kind_is_refused_in_words(tmp_path: Path) -> None:
+    done = run(written(tmp_path, rows()), "--plot", tmp_path / "picture.xyz")
+
+    assert done.exit_code == 1
+    assert "picture.xyz: Format 'xyz' is not supported" in done.stderr
+    assert isinstance(done.exception, SystemExit)

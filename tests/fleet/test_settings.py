@@ -33,6 +33,14 @@ def test_what_validate_prints_is_valid_again(tmp_path: Path) -> None:
         ("extensions: {ingero_threshold: {admin_endpoint: '0.0.0.0:8081'}}", "loopback"),
         ("service: {pipelines: {metrics: {exporters: [otlp]}}}", "not configured"),
         ("receivers: {otlp: {protocols: {http: {endpoint: nowhere}}}}", "not host:port"),
+        ("receivers: {otlp: {protocols: {http: {endpoint: 'host:99999'}}}}", "no port is larger"),
+        ("exporters: {otlp: {endpoint: 'http://echo:4318'}}", "use exporters.otlphttp"),
+        ("exporters: {otlp: {endpoint: 'https://echo:4317'}}", "use exporters.otlphttp"),
+        ("exporters: {otlp: {endpoint: 'echo:0'}}", "a port above 0"),
+        ("exporters: {otlp: {endpoint: echo}}", "not host:port"),
+        ("exporters: {otlphttp: {endpoint: 'ftp://echo:4318'}}", "http://host:port"),
+        ("exporters: {otlphttp: {endpoint: 'http://echo:99999'}}", "http://host:port"),
+        ("exporters: {otlphttp: {endpoint: 'http://ec ho:4318'}}", "http://host:port"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
@@ -40,6 +48,28 @@ def test_what_is_wrong_is_named(tmp_path: Path, text: str, words: str) -> None:
 
     assert status == 2
     assert words in output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "exporters: {otlp: {endpoint: 'echo:4317'}}",
+        "exporters: {otlp: {endpoint: 'dns:///echo.ns.svc:4317'}}",
+        "exporters: {otlp: {endpoint: '[::1]:4317'}}",
+        "exporters: {otlphttp: {endpoint: 'echo:4318'}}",
+        "exporters: {otlphttp: {endpoint: 'https://echo:4318/otlp'}}",
+        "exporters: {otlphttp: {endpoint: 'http://[::1]:4318'}}",
+    ],
+)
+def test_addresses_of_exporters(tmp_path: Path, text: str) -> None:
+    assert validate(tmp_path, text)[0] == 0
+
+
+def test_what_validate_prints_holds_long_durations(tmp_path: Path) -> None:
+    status, text = validate(tmp_path, "processors: {ingero: {push_interval: 30d}}")
+
+    assert status == 0
+    assert validate(tmp_path, text) == (0, text)
 
 
 def test_a_misspelt_variable_is_refused() -> None:

@@ -32,6 +32,9 @@ START_SECONDS: Final = 30.0
 COLLECT_SECONDS: Final = 1.0
 """Longest wait of a tick for the reports of its processes; what comes later counts in the next one."""
 
+HUNG_SECONDS: Final = 30.0
+"""How long a process may leave ticks without its reports, before it is killed and replaced."""
+
 STOP_SECONDS: Final = 15.0
 """How long a process may take to finish, before it is ended."""
 
@@ -44,6 +47,8 @@ class Receiver:
         self.process = process
         self.traffic = Traffic()
         self.done = asyncio.Event()
+        self.late_since: float | None = None
+        """The first of the ticks in a row that it left without its reports."""
         self._link = link
 
     async def connect(self) -> None:
@@ -82,13 +87,27 @@ class Receiver:
             self.done.set()
             self._writer.close()
 
+    def late(self, now: float) -> None:
+        """A tick went by without its reports; a process that hangs is killed, and whoever listens sees it end."""
+        if self.late_since is None:
+            self.late_since = now
+        elif now - self.late_since > HUNG_SECONDS and self.process.returncode is None:
+            log.error("receiver_hangs", number=self.number, seconds=round(now - self.late_since, 1))
+            self.process.kill()
+
     async def end(self) -> None:
         """Wait for the process; one that does not finish is killed."""
         try:
             await asyncio.wait_for(self.process.wait(), STOP_SECONDS)
         except TimeoutError:
+            await self.kill()
+
+    async def kill(self) -> None:
+        """End the process at once, and close the link."""
+        if self.process.returncode is None:
             self.process.kill()
-            await self.process.wait()
+        await self.process.wait()
+        self._writer.close()
 
 
 class Pool:
@@ -129,11 +148,14 @@ class Pool:
         for receiver in receivers:
             receiver.done.clear()
             receiver.send(message(Kind.COLLECT))
-        waiting = [asyncio.create_task(receiver.done.wait()) for receiver in receivers]
+        waiting = {asyncio.create_task(receiver.done.wait()): receiver for receiver in receivers}
         if waiting:
-            _, late = await asyncio.wait(waiting, timeout=COLLECT_SECONDS)
+            in_time, late = await asyncio.wait(waiting, timeout=COLLECT_SECONDS)
+            for task in in_time:
+                waiting[task].late_since = None
             for task in late:
                 task.cancel()
+                waiting[task].late(asyncio.get_running_loop().time())
 
     def publish(self, board: Board) -> None:
         """Give every process the new board."""
@@ -182,7 +204,12 @@ class Pool:
         await receiver.connect()
         self._running[number] = receiver
         receiver.send(message(Kind.HELLO, hello(self._config.model_dump(mode="json"), self._ports, self._offset)))
-        await receiver.ready()
+        try:
+            await receiver.ready()
+        except OSError:
+            await receiver.kill()
+            del self._running[number]
+            raise
         receiver.send(*encode_board(self._board))
         return receiver
 
@@ -206,6 +233,7 @@ class Pool:
                 self.restarts += 1
                 try:
                     receiver = await self._start(number)
+                    log.info("receiver_replaced", number=number)
                     break
                 except OSError as error:
                     attempt += 1

@@ -19,7 +19,7 @@ def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
     from ingero_fleet.judging import parameters_of
     from ingero_fleet.settings import read_config
 
-    config = read_config(file, {})
+    config = read_config(file)
     return dataclasses.replace(parameters_of(config.processors.ingero), **given)
 
 

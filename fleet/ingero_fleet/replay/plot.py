@@ -77,8 +77,12 @@ def draw(done: Replay, file: Path) -> None:
     if done.history.calendar:
         label = f"hours since {datetime.fromtimestamp(ground, UTC):%Y-%m-%d %H:%M} UTC"
     axes[-1, 0].set_xlabel(label)
-    figure.savefig(file, dpi=110)
-    plt.close(figure)
+    try:
+        figure.savefig(file, dpi=110)
+    except ValueError as error:
+        raise PlotError(f"{file}: {error}") from None
+    finally:
+        plt.close(figure)
 
 
 def _curve(
