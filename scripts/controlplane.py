@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from typing import Any
 import httpx
 
 STAGES = Path(__file__).with_name("kwok-stages.yaml")
+MORTAL = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+"""In front of a command: the kernel ends it when whoever started it is gone, however that ended."""
 REQUIRED = ("etcd", "kube-apiserver")
 _CORE, _APPS, _OURS = "/api/v1", "/apis/apps/v1", "/apis/ingero.io/v1alpha1"
 PATHS = {
@@ -154,7 +157,7 @@ class ControlPlane:
 
     def _launch(self, name: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(self._commands[name], stdout=log, stderr=log)
+            self.processes[name] = subprocess.Popen([*MORTAL, *self._commands[name]], stdout=log, stderr=log)
 
     def wait(self, seconds: float = 60.0) -> None:
         """Wait until the API server is ready."""

@@ -6,12 +6,11 @@ seen.
 """
 
 import argparse
+import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from ingero_contract import echo, metrics, routes
 from ingero_contract.values import VerdictState
 from scripts.controlplane import ControlPlane, control_plane
 from scripts.demo import LEARNT
-from scripts.lab import BIN, FREE, Lab, LabFailed, Site
+from scripts.lab import BIN, FREE, Lab, LabFailed, Site, laboratory
 
 NAMESPACE = "ingero"
 CLUSTER = "demo"
@@ -303,21 +302,20 @@ def main() -> int:
     """Parse the flags, run, say how it went."""
     parser = argparse.ArgumentParser(prog="make demo-cluster", description=__doc__)
     parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ingero-demo-cluster-"))
-    lab = Lab(folder)
     try:
-        with control_plane(folder / "plane") as plane:
-            try:
-                Story(plane, lab, folder).run()
-            finally:
-                lab.stop()
-    except (LabFailed, RuntimeError) as error:
-        print(f"demo-cluster: {error}; the logs are in {folder}", file=sys.stderr)
+        with (
+            laboratory("demo-cluster") as lab,
+            control_plane(lab.folder / "plane") as plane,
+            contextlib.ExitStack() as first,
+        ):
+            first.callback(lab.stop)  # what talks to the API server ends before it does
+            Story(plane, lab, lab.folder).run()
+    except LabFailed as error:
+        print(f"demo-cluster: {error}", file=sys.stderr)
         return 1
     except FileNotFoundError as error:
         print(f"demo-cluster: {error}", file=sys.stderr)
         return 2
-    shutil.rmtree(folder)
     print("every step was seen")
     return 0
 
