@@ -157,6 +157,12 @@ class Story:
         self.lab.wait("Echo to listen", ports.exists)
         self.echo = json.loads(ports.read_text())
 
+    def used(self) -> str | None:
+        """How full Echo's volume is, as the EchoStore shows it."""
+        status = (self.plane.read("-n", NAMESPACE, "echo", STORE) or {}).get("status") or {}
+        used: str | None = status.get("storage", {}).get("usedBand")
+        return used
+
     def marks_in_echo(self) -> list[str]:
         """What Echo keeps of marks on nodes."""
         text = f"SELECT message FROM events WHERE metric_name = '{metrics.TAINT_EVENT}' ORDER BY timestamp"
@@ -209,6 +215,7 @@ class Story:
         self.lab.start(
             "operator", str(BIN / "ingero-operator"), "run", "--listen", FREE, "--fleet-url", url,
             "--fleet-otlp-url", f"http://127.0.0.1:{self.site.ports.get('otlp/http', 1)}",
+            "--echo-url", f"http://127.0.0.1:{self.echo.get('api', 1)}",
             "--ports-file", str(ports), "--poll", "500ms", "--resync", "5s",
         )  # fmt: skip
         self.lab.wait("the operator to listen", ports.exists)
@@ -280,6 +287,8 @@ class Story:
         order = [json.loads(line)["name"] for line in lines if "0.2.0" in line and '"apply"' in line]
         self.say(f"6. upgraded after {seconds:.1f} s, in this order: {', '.join(order)}")
         self.show("-n", NAMESPACE, "get", "fc", "-o", "wide")
+        self.lab.wait("Echo to have told how full its volume is", self.used, 90)
+        self.show("-n", NAMESPACE, "get", "echo")
 
     def delete(self) -> None:
         """Nothing is left."""

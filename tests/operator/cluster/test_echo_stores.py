@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ingero_testing.fleets import Fleets
 from ingero_testing.processes import wait_until
 from scripts.controlplane import ControlPlane
 
@@ -111,6 +112,21 @@ def test_an_encrypted_volume_is_proven_and_echo_starts(plane: ControlPlane, oper
         "volume": store.volume, "volume-uid": plane.read("pv", store.volume)["metadata"]["uid"],
     }  # fmt: skip
     assert "ownerReferences" not in store.claim()["metadata"]
+
+
+def test_get_tells_how_full_the_volume_is(
+    plane: ControlPlane, operator: Any, store: Store, fleet_double: Fleets
+) -> None:
+    fleet_double.of(store.namespace, "store").volume_used = 0.63
+    store.apply()
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    # What moves by itself is written at once only together with something else.
+    plane.patch("echo", "store", {"spec": {"retention": "31d"}}, store.namespace)
+
+    wait_until(lambda: store.status()["storage"].get("usedBand") == "60%", "the band")
+    heads, line = plane.kubectl("-n", store.namespace, "get", "echo").splitlines()
+    assert line[heads.index("USED") :].split()[0] == "60%"
 
 
 def test_a_plain_class_is_refused_with_the_fix_and_can_be_corrected(
