@@ -386,7 +386,7 @@ def main() -> None:
         try:
             with control_plane(Path(folder) / "plane", full=False) as plane, fleets() as fleet:
                 plane.apply(*all_definitions())
-                plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+                plane.established()
                 for number in range(NAMESPACES):
                     metadata = {"name": f"bench-{number}"}
                     plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})

@@ -93,7 +93,7 @@ class Story:
 
         self.plane.apply(*all_definitions())
         self.plane.apply(*(item for item in everything("0.1.0") if item["kind"] != "Deployment"))
-        self.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        self.plane.established()
         labels = {"pod-security.kubernetes.io/enforce": "privileged"}
         self.plane.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}},
