@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ingero_contract import echo, routes
-from ingero_testing.processes import Running, process, wait_until
+from ingero_testing.processes import ECHO, FLEET, FREE, Running, process, wait_until
 
 TAG = os.environ.get("TAG", "dev")
 COMMANDS = {
@@ -36,7 +36,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-FREE = "127.0.0.1:0"
 PORTS = ["--ports-file", "/tmp/ports.json"]
 SERVICES = {
     "operator": (["ingero-operator", "run", "--listen", FREE, *PORTS], "http", "/healthz"),
@@ -60,22 +59,8 @@ FILES = {
         "users": [{"name": "none", "user": {"token": "none"}}],
         "contexts": [{"name": "none", "context": {"cluster": "none", "user": "none"}}],
     },
-    "fleet.yaml": {
-        "receivers": {"otlp": {"protocols": {"grpc": {"endpoint": FREE}, "http": {"endpoint": FREE}}}},
-        "extensions": {
-            "ingero_threshold": {"agent_endpoint": FREE, "admin_endpoint": FREE},
-            "healthee": {"endpoint": FREE},
-            "zpages": {"endpoint": FREE},
-        },
-        "exporters": {"prometheus": {"endpoint": FREE}},
-        "service": {"telemetry": {"metrics": {"address": FREE}}},
-    },
-    "echo.yaml": {
-        "insecure": True,
-        "store": {"path": "/tmp/echo.duckdb"},
-        "ingest": {"grpc_endpoint": FREE, "http_endpoint": FREE},
-        "api": {"endpoint": FREE},
-    },
+    "fleet.yaml": FLEET,
+    "echo.yaml": {**ECHO, "store": {"path": "/tmp/echo.duckdb"}},
 }  # fmt: skip
 LOCKED = """
 mount --bind "$0" "$0" && mount --bind "$1" "$0/tmp" && mount --rbind /proc "$0/proc" &&
