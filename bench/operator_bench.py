@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from ingero_testing.fleets import Fleets, fleets  # noqa: E402
-from scripts.controlplane import ControlPlane, control_plane  # noqa: E402
+from scripts.controlplane import MORTAL, ControlPlane, control_plane  # noqa: E402
 
 BIN = Path(sys.executable).parent
 POOL = "bench.ingero.io/pool"
@@ -99,7 +99,7 @@ class Bench:
         ports = self.folder / f"ports-{random.getrandbits(32):x}.json"
         with (self.folder / "operator.log").open("ab") as log:
             process = subprocess.Popen(
-                [str(BIN / "ingero-operator"), "run", "--listen", "127.0.0.1:0", "--ports-file", str(ports),
+                [*MORTAL, str(BIN / "ingero-operator"), "run", "--listen", "127.0.0.1:0", "--ports-file", str(ports),
                  "--no-leader-election", "--fleet-url", self.fleet.template, *flags],
                 env={**os.environ, "KUBECONFIG": str(self.plane.kubeconfig)}, stdout=log, stderr=log,
             )  # fmt: skip
@@ -386,7 +386,7 @@ def main() -> None:
         try:
             with control_plane(Path(folder) / "plane", full=False) as plane, fleets() as fleet:
                 plane.apply(*all_definitions())
-                plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+                plane.established()
                 for number in range(NAMESPACES):
                     metadata = {"name": f"bench-{number}"}
                     plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})

@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -21,6 +22,8 @@ from typing import Any
 import httpx
 
 STAGES = Path(__file__).with_name("kwok-stages.yaml")
+MORTAL = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
+"""In front of a command: the kernel ends it when whoever started it is gone, however that ended."""
 REQUIRED = ("etcd", "kube-apiserver")
 _CORE, _APPS, _OURS = "/api/v1", "/apis/apps/v1", "/apis/ingero.io/v1alpha1"
 PATHS = {
@@ -111,7 +114,7 @@ class ControlPlane:
         self.wait()
         if self.definitions:
             self.apply(*self.definitions)
-            self.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=30s")
+            self.established()
         if not self.full:
             return
         admin = str(self.kubeconfig)
@@ -154,7 +157,7 @@ class ControlPlane:
 
     def _launch(self, name: str) -> None:
         with (self.folder / f"{name}.log").open("ab") as log:
-            self.processes[name] = subprocess.Popen(self._commands[name], stdout=log, stderr=log)
+            self.processes[name] = subprocess.Popen([*MORTAL, *self._commands[name]], stdout=log, stderr=log)
 
     def wait(self, seconds: float = 60.0) -> None:
         """Wait until the API server is ready."""
@@ -170,6 +173,17 @@ class ControlPlane:
                     return
             if time.monotonic() > deadline:
                 raise RuntimeError(f"the API server was not ready in {seconds} s; see {self.folder}/*.log")
+            time.sleep(0.1)
+
+    def established(self, seconds: float = 60.0) -> None:
+        """Wait until every CRD is served; `kubectl wait` gives up on one that nobody has looked at yet."""
+        deadline = time.monotonic() + seconds
+        while True:
+            items = self.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
+            if all(_is_established(item) for item in items):
+                return
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"the CRDs were not served in {seconds} s")
             time.sleep(0.1)
 
     def stop_server(self) -> None:
@@ -281,6 +295,11 @@ class ControlPlane:
             prefix, plural = PATHS[kind]
             items += self.request("GET", f"{prefix}{scope}/{plural}{query}")["items"]
         return {"items": items}
+
+
+def _is_established(definition: dict[str, Any]) -> bool:
+    conditions = (definition.get("status") or {}).get("conditions") or []
+    return any(item["type"] == "Established" and item["status"] == "True" for item in conditions)
 
 
 @contextmanager

@@ -6,12 +6,11 @@ seen.
 """
 
 import argparse
+import contextlib
 import json
 import os
-import shutil
 import signal
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from ingero_contract import echo, metrics, routes
 from ingero_contract.values import VerdictState
 from scripts.controlplane import ControlPlane, control_plane
 from scripts.demo import LEARNT
-from scripts.lab import BIN, FREE, Lab, LabFailed, Site
+from scripts.lab import BIN, FREE, Lab, LabFailed, Site, laboratory
 
 NAMESPACE = "ingero"
 CLUSTER = "demo"
@@ -94,7 +93,7 @@ class Story:
 
         self.plane.apply(*all_definitions())
         self.plane.apply(*(item for item in everything("0.1.0") if item["kind"] != "Deployment"))
-        self.plane.kubectl("wait", "--for=condition=Established", "crd", "--all", "--timeout=60s")
+        self.plane.established()
         labels = {"pod-security.kubernetes.io/enforce": "privileged"}
         self.plane.apply(
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}},
@@ -158,6 +157,12 @@ class Story:
         self.lab.wait("Echo to listen", ports.exists)
         self.echo = json.loads(ports.read_text())
 
+    def used(self) -> str | None:
+        """How full Echo's volume is, as the EchoStore shows it."""
+        status = (self.plane.read("-n", NAMESPACE, "echo", STORE) or {}).get("status") or {}
+        used: str | None = status.get("storage", {}).get("usedBand")
+        return used
+
     def marks_in_echo(self) -> list[str]:
         """What Echo keeps of marks on nodes."""
         text = f"SELECT message FROM events WHERE metric_name = '{metrics.TAINT_EVENT}' ORDER BY timestamp"
@@ -210,6 +215,7 @@ class Story:
         self.lab.start(
             "operator", str(BIN / "ingero-operator"), "run", "--listen", FREE, "--fleet-url", url,
             "--fleet-otlp-url", f"http://127.0.0.1:{self.site.ports.get('otlp/http', 1)}",
+            "--echo-url", f"http://127.0.0.1:{self.echo.get('api', 1)}",
             "--ports-file", str(ports), "--poll", "500ms", "--resync", "5s",
         )  # fmt: skip
         self.lab.wait("the operator to listen", ports.exists)
@@ -281,6 +287,8 @@ class Story:
         order = [json.loads(line)["name"] for line in lines if "0.2.0" in line and '"apply"' in line]
         self.say(f"6. upgraded after {seconds:.1f} s, in this order: {', '.join(order)}")
         self.show("-n", NAMESPACE, "get", "fc", "-o", "wide")
+        self.lab.wait("Echo to have told how full its volume is", self.used, 90)
+        self.show("-n", NAMESPACE, "get", "echo")
 
     def delete(self) -> None:
         """Nothing is left."""
@@ -303,21 +311,20 @@ def main() -> int:
     """Parse the flags, run, say how it went."""
     parser = argparse.ArgumentParser(prog="make demo-cluster", description=__doc__)
     parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="ingero-demo-cluster-"))
-    lab = Lab(folder)
     try:
-        with control_plane(folder / "plane") as plane:
-            try:
-                Story(plane, lab, folder).run()
-            finally:
-                lab.stop()
-    except (LabFailed, RuntimeError) as error:
-        print(f"demo-cluster: {error}; the logs are in {folder}", file=sys.stderr)
+        with (
+            laboratory("demo-cluster") as lab,
+            control_plane(lab.folder / "plane") as plane,
+            contextlib.ExitStack() as first,
+        ):
+            first.callback(lab.stop)  # what talks to the API server ends before it does
+            Story(plane, lab, lab.folder).run()
+    except LabFailed as error:
+        print(f"demo-cluster: {error}", file=sys.stderr)
         return 1
     except FileNotFoundError as error:
         print(f"demo-cluster: {error}", file=sys.stderr)
         return 2
-    shutil.rmtree(folder)
     print("every step was seen")
     return 0
 

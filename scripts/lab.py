@@ -19,6 +19,8 @@ from typing import Any
 
 import httpx
 
+from scripts.controlplane import MORTAL
+
 BIN = Path(sys.executable).parent
 FREE = "127.0.0.1:0"
 
@@ -39,7 +41,7 @@ class Lab:
         """Start a process; its output goes to a file of its name."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with self.log(name).open("wb") as log:
-            self.processes[name] = subprocess.Popen(command, stdout=log, stderr=log, env=environment)
+            self.processes[name] = subprocess.Popen([*MORTAL, *command], stdout=log, stderr=log, env=environment)
 
     def log(self, name: str) -> Path:
         """Where a process writes."""
@@ -83,21 +85,28 @@ class Lab:
             self.client.close()
 
 
+def _terminated(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
+
+
 @contextlib.contextmanager
 def laboratory(name: str) -> Iterator[Lab]:
-    """A lab in a folder of its own. Everything is ended at the end; the logs are kept only if something failed."""
+    """A lab in a folder of its own. Everything is ended at the end, SIGTERM included; the logs are kept only if
+    something failed."""
     lab = Lab(Path(tempfile.mkdtemp(prefix=f"ingero-{name}-")))
     keep = True
+    before = signal.signal(signal.SIGTERM, _terminated)
     try:
         yield lab
         keep = False
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit, FileNotFoundError):
         keep = False
         raise
-    except (LabFailed, httpx.HTTPError) as error:
+    except (LabFailed, RuntimeError, httpx.HTTPError) as error:
         raise LabFailed(f"{error}; the logs are in {lab.folder}") from error
     finally:
         lab.stop()
+        signal.signal(signal.SIGTERM, before)
         if not keep:
             shutil.rmtree(lab.folder)
 

@@ -6,7 +6,10 @@ VERSIONS: Final = "/api/versions"
 """Open: which versions of the API this server speaks."""
 
 HEALTH: Final = "/api/v2/health"
-"""Open: liveness."""
+"""Open: liveness, and how full the volume is."""
+
+VOLUME_USED: Final = "volume_used"
+"""Field of the health answer: used share of the volume that the database is on, 0 to 1, as `df` counts it."""
 
 READY: Final = "/readyz"
 """Open: 503 until the database is open, replayed and migrated."""

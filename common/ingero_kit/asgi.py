@@ -23,7 +23,7 @@ class Server(uvicorn.Server):
 def bind(
     app: Any, endpoint: str, tls: ServerTls | None, drain_seconds: float, purpose: str = ""
 ) -> tuple[Server, socket.socket]:
-    """A server and its bound socket, to be given to `serve`.
+    """A server and its socket, to be given to `serve`. It listens already: who reads the ports may connect at once.
 
     `SettingsError` for certificates that cannot be read, `OSError` in words for an address that cannot be had.
     """
@@ -44,7 +44,9 @@ def bind(
         )
     )  # fmt: skip
     try:
-        return server, server.config.bind_socket()
+        ours = server.config.bind_socket()
     except SystemExit:
         place = f"{endpoint} for {purpose}" if purpose else endpoint
         raise OSError(f"cannot listen on {place}: the address is in use or not ours") from None
+    ours.listen(server.config.backlog)
+    return server, ours

@@ -17,7 +17,7 @@ from ingero_echo.errors import Refused
 from ingero_echo.questions import Result, Turns, run
 from ingero_echo.sandbox import MAX_TEXT, confine
 from ingero_echo.settings import EchoConfig
-from ingero_echo.store import Store
+from ingero_echo.store import Store, volume_used
 from ingero_echo.window import Window, parse_moment, scoped
 from ingero_kit.settings import parse_duration
 
@@ -85,6 +85,10 @@ class Desk:
         self._config = config
         self._store = store
         self._turns = Turns(config.query)
+
+    def volume_used(self) -> float | None:
+        """Used share of the volume that the database is on, 0 to 1."""
+        return volume_used(self._config.store.path)
 
     def call(self, identity: Identity, tool: str, arguments: dict[str, Any]) -> Reply:
         """Answer one call of a tool; blocks, so call it on a thread.

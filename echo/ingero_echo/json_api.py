@@ -55,10 +55,12 @@ class Versions(Described):
 
 
 class Health(Described):
-    """Liveness, and whether the database is open."""
+    """Liveness, whether the database is open, and how full its volume is."""
 
     status: str
     ready: bool
+    volume_used: float | None
+    """Used share of the volume, 0 to 1; null where the system does not say."""
 
 
 class Whoami(Described):
@@ -202,7 +204,7 @@ def make_api(
     @app.get(echo.HEALTH, operation_id="health")
     def health() -> Health:
         """Liveness."""
-        return Health(status="ok", ready=ready())
+        return Health(status="ok", ready=ready(), volume_used=desk.volume_used())
 
     @app.get(echo.WHOAMI, operation_id="whoami", responses=_ERRORS)
     def whoami(request: Request) -> Whoami:

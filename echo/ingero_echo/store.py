@@ -4,6 +4,7 @@ Only the writer's connection changes anything; every reader takes its own cursor
 """
 
 import contextlib
+import os
 import re
 import shutil
 from dataclasses import dataclass
@@ -131,6 +132,16 @@ class Store:
         with contextlib.suppress(duckdb.Error):
             self.connection.close()
         self._lock.release()
+
+
+def volume_used(path: Path) -> float | None:
+    """Used share of the volume that a file is on, 0 to 1; blocks reserved for root count as neither used nor free."""
+    try:
+        facts = os.statvfs(path.parent)
+    except OSError:
+        return None
+    used = facts.f_blocks - facts.f_bfree
+    return used / (used + facts.f_bavail) if used + facts.f_bavail else None
 
 
 def _log_file(path: Path) -> Path:

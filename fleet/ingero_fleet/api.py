@@ -76,7 +76,10 @@ def agent_api(
         """Who is a straggler now, since when, why, and at what cost."""
         late = collectives.culprits if collectives else {}
         actionable = bool(collectives and collectives.config.actionable)
-        answer = stragglers_answer(_ready(state), cluster_id, state.config.push_interval, late, actionable)
+        config = state.config
+        answer = stragglers_answer(
+            _ready(state), cluster_id, config.push_interval, late, actionable, config.panic.straggler_fraction
+        )
         return {**answer, "cost": desk.summary(cluster_id)} if desk else answer
 
     @app.get(routes.FLEET_VERDICTS, dependencies=secured)

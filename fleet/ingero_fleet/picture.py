@@ -1,5 +1,6 @@
 """What Fleet knows after a tick, and the answers that its APIs give from it. Pure."""
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -69,11 +70,13 @@ def threshold_answer(picture: Picture | None, cluster: str, node: str | None = N
 def stragglers_answer(
     picture: Picture, cluster: str | None, interval_seconds: float,
     late: Mapping[NodeKey, dict[str, Any]] = MappingProxyType({}), actionable: bool = False,
+    panic_fraction: float = 0.5,
 ) -> dict[str, Any]:  # fmt: skip
     """Who is a straggler now.
 
     `late` are the nodes whose rank the collectives wait for: told as `culprits`, and as stragglers too when they are
-    `actionable`. A node that the detector accuses as well is told once, with both reasons.
+    `actionable`. A node that the detector accuses as well is told once, with both reasons. `panic` comes from the
+    judge of the stragglers: scores that fall everywhere at once do not stop what the detector has proven by rates.
     """
     alive = picture.rows(cluster)
     rows = [row for row in alive if is_straggler(picture, row)]
@@ -88,7 +91,7 @@ def stragglers_answer(
         "interval_seconds": interval_seconds,
         "decided_by": "verdict" if picture.findings else "threshold",
         "quorum_met": bool(summaries) and all(summary.quorum_met for summary in summaries),
-        "panic": any(summary.panic for summary in summaries),
+        "panic": _panics(picture, rows, summaries, panic_fraction),
         "coverage_low": any(summary.coverage_low for summary in summaries),
         "threshold": summaries[0].threshold if len(summaries) == 1 else None,
         "active_nodes": sum(summary.active for summary in summaries),
@@ -104,6 +107,14 @@ def stragglers_answer(
         ],
         "culprits": [{**item, "straggler": node in told} for node, item in late.items()],
     }
+
+
+def _panics(picture: Picture, rows: list[int], summaries: list[ClusterSummary], fraction: float) -> bool:
+    """Whether too large a share of a cluster is accused for any of it to be acted on."""
+    if picture.findings is None:
+        return any(summary.panic for summary in summaries)
+    accused = Counter(picture.frame.names[row][0] for row in rows)
+    return any(accused[summary.cluster] > fraction * max(1, summary.active) for summary in summaries)
 
 
 def _late_answer(picture: Picture, row: int, item: dict[str, Any]) -> dict[str, Any]:

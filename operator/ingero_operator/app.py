@@ -22,6 +22,7 @@ from ingero_operator.cluster import Api, ApiError, login
 from ingero_operator.desk import Desk
 from ingero_operator.echo_stores import EchoStores
 from ingero_operator.fleet_clusters import FleetClusters
+from ingero_operator.fullness import Fullness
 from ingero_operator.inquiry import Inquirer
 from ingero_operator.kinds import ECHO_STORE, FLEET_CLUSTER, SERVICE_MONITOR
 from ingero_operator.leader import Elector, LeaseConfig
@@ -73,6 +74,7 @@ class Operator:
             hands=Hands(api, self.sight.cache),
             recorder=Recorder(api, config.identity),
             inquirer=inquirer,
+            fullness=Fullness(clock, self.queue.add),
             witness=Witness(clock),
             config=config,
             clock=clock,

@@ -19,6 +19,7 @@ from ingero_operator.cache import OwnerKey
 from ingero_operator.children import Hands
 from ingero_operator.cluster import Api
 from ingero_operator.conditions import Finding
+from ingero_operator.fullness import Fullness
 from ingero_operator.inquiry import Inquirer
 from ingero_operator.kinds import BY_NAME, NAMESPACE, SECRET
 from ingero_operator.recorder import Happening, Recorder
@@ -53,6 +54,7 @@ class Desk:
     hands: Hands
     recorder: Recorder
     inquirer: Inquirer
+    fullness: Fullness
     witness: Witness
     config: OperatorConfig
     clock: Clock

@@ -39,6 +39,7 @@ class EchoStores:
         if resource is None:
             self._settled.pop(key, None)
             self.desk.hands.forget(key)
+            self.desk.fullness.forget(key)
             self.desk.written.pop(key, None)
             return None
         if "deletionTimestamp" in resource["metadata"]:
@@ -151,7 +152,7 @@ class EchoStores:
         rest: Manifest = {
             "version": spec.version or self.desk.platform.version,
             "encryption": decision.record,
-            "storage": _storage(claim, decision),
+            "storage": _storage(claim, decision, await self._used(resource, spec) if serving.holds else None),
             "endpoint": f"https://{name}-echo.{namespace}.svc:{API} (OTLP :{OTLP_GRPC})",
             "effective": shown.effective(spec),
         }
@@ -159,12 +160,23 @@ class EchoStores:
         waits = [again, self.desk.secrets_again(), RETRY_SECONDS if troubles or outcome.waiting else None]
         return min((wait for wait in waits if wait is not None), default=None)
 
+    async def _used(self, resource: Manifest, spec: EchoStoreSpec) -> str | None:
+        """How full the volume is, as Echo says it; what is in the status stands until it was asked."""
+        key = key_from(resource)
+        data = await self.desk.secret(key[1], spec.tls_secret)
+        authority = (data or {}).get("ca.crt", b"").decode(errors="replace") or None
+        before = ((resource.get("status") or {}).get("storage") or {}).get("usedBand")
+        url = self.desk.config.echo_url.format(name=key[2], namespace=key[1])
+        return self.desk.fullness.band(key, url, authority, before)
 
-def _storage(claim: Manifest | None, decision: gate.Decision) -> Manifest:
+
+def _storage(claim: Manifest | None, decision: gate.Decision, used: str | None) -> Manifest:
     if claim is None:
         return {"className": decision.record["className"]} if decision.record.get("className") else {}
     out: Manifest = {"className": claim["spec"].get("storageClassName"), "claimUID": claim["metadata"]["uid"]}
     capacity = (claim.get("status") or {}).get("capacity", {}).get("storage")
     if capacity:
         out["capacity"] = capacity
+    if used:
+        out["usedBand"] = used
     return out

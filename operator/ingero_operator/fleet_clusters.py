@@ -279,4 +279,6 @@ def _figures(
             out["fleet"]["threshold"] = f"{answer.threshold:.2f}"
         out["fleet"]["nodes"] = f"{answer.active}/{answer.expected}"
         out["stragglers"] = {"confirmed": report.decision.confirmed, "accused": report.decision.accused}
+    if answer and answer.cost:
+        out["cost"] = answer.cost
     return out

@@ -3,6 +3,7 @@
 import asyncio
 import heapq
 import json
+import math
 import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -54,6 +55,8 @@ class Answer:
     threshold: float | None = None
     active: int = 0
     expected: int = 0
+    cost: dict[str, Any] | None = None
+    """`status.cost`, rounded to what is shown."""
     failure: str = ""
 
     def shown(self) -> tuple[Any, ...]:
@@ -63,7 +66,7 @@ class Answer:
         if evidence:
             facts = (evidence.quorum, evidence.panic, evidence.coverage_low, frozenset(evidence.accused))
         threshold = None if self.threshold is None else f"{self.threshold:.2f}"
-        return bool(self.failure), facts, threshold, self.active, self.expected
+        return bool(self.failure), facts, threshold, self.active, self.expected, self.cost
 
 
 def read(stragglers: dict[str, Any], nodes: list[dict[str, Any]], now: float, before: Evidence | None) -> Answer:
@@ -102,9 +105,34 @@ def read(stragglers: dict[str, Any], nodes: list[dict[str, Any]], now: float, be
             threshold=float(threshold) if threshold is not None else None,
             active=int(counts.get("active", 0)),
             expected=int(counts.get("expected", 0)),
+            cost=_cost(stragglers.get("cost")),
         )
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"Fleet's answer cannot be read: {error!r}") from None
+
+
+def _cost(told: Any) -> dict[str, Any] | None:
+    """Fleet's sums as `status.cost`; nothing where nothing has a price.
+
+    Nothing either where they cannot be read: what a straggler costs must not decide whether it is seen. Waiting moves
+    with every tick, so two digits of it are told.
+    """
+    try:
+        cost, waiting = float(told["cost_per_hour"]), float(told["waiting_per_hour"])
+        unpriced, currency = int(told["gpus_without_rate"]), str(told["currency"])[:16]
+    except (KeyError, TypeError, ValueError):
+        return None
+    out: dict[str, Any] = {}
+    if 0 < cost < math.inf and 0 <= waiting < math.inf:
+        out = {"currency": currency, "perHour": f"{cost:.2f}", "waitingPerHour": _two_digits(waiting)}
+    if unpriced > 0:
+        out["gpusWithoutRate"] = unpriced
+    return out or None
+
+
+def _two_digits(amount: float) -> str:
+    rounded = float(f"{amount:.2g}")
+    return f"{rounded:.{0 if rounded >= 10 else 1 if rounded >= 1 else 2}f}"
 
 
 @dataclass
@@ -226,6 +254,7 @@ class Inquirer:
                     threshold=old.threshold,
                     active=old.active,
                     expected=old.expected,
+                    cost=old.cost,
                     failure=str(error) or type(error).__name__,
                 )
             )

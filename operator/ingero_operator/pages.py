@@ -56,6 +56,8 @@ class OperatorPage(Collector):
             ("watch_events", "Watch events taken in.", desk.sight.events),
             ("fleet_questions", "Questions asked of Fleets.", desk.inquirer.asked),
             ("fleet_failures", "Questions without an answer.", desk.inquirer.failed),
+            ("echo_questions", "Questions asked of Echos.", desk.fullness.asked),
+            ("echo_failures", "Questions without an answer.", desk.fullness.failed),
             ("evidence_sent", "Records of marks that Fleets took.", desk.witness.sent),
             ("evidence_lost", "Records of marks that no Fleet took in time.", desk.witness.lost),
             ("sweeps", "Comparisons of the cache with the API server.", vitals.sweeps()),

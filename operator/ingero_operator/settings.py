@@ -34,6 +34,8 @@ class OperatorConfig(Settings):
     """Where Fleet's API of a FleetCluster is; {scheme}, {name} and {namespace} are filled in."""
     fleet_otlp_url: str = "{scheme}://{name}-fleet.{namespace}.svc:4318"
     """Where the Fleet of a FleetCluster takes OTLP over HTTP: where it forwards, it is told of every mark."""
+    echo_url: str = "https://{name}-echo.{namespace}.svc:8080"
+    """Where Echo's API of an EchoStore is: it is asked how full its volume is."""
     min_encryption: Policy = Policy.DECLARED
     """Least that must vouch for encryption at rest anywhere in the cluster."""
     taints: bool = True
@@ -63,6 +65,7 @@ class OperatorConfig(Settings):
             self.image.format(component="fleet", version="1")
             for url in (self.fleet_url, self.fleet_otlp_url):
                 url.format(scheme="http", name="a", namespace="b")
+            self.echo_url.format(name="a", namespace="b")
         except (KeyError, IndexError, ValueError) as error:
-            raise ValueError(f"image, fleet_url or fleet_otlp_url has an unknown placeholder: {error}") from None
+            raise ValueError(f"image, fleet_url, fleet_otlp_url or echo_url: unknown placeholder {error}") from None
         return self

@@ -11,8 +11,8 @@ from ingero_operator.trouble import Trouble, first
 Tree = dict[str, Any]
 
 TELEMETRY: Final = (
-    ("fleet", "threshold"), ("fleet", "nodes"), ("stragglers",), ("storage", "usedBand"), ("taints", "preview"),
-    ("taints", "more"),
+    ("fleet", "threshold"), ("fleet", "nodes"), ("stragglers",), ("cost",), ("storage", "usedBand"),
+    ("taints", "preview"), ("taints", "more"),
 )  # fmt: skip
 """Parts of a status that change by themselves: written at most once a minute."""
 

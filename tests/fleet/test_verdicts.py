@@ -29,9 +29,10 @@ PROTOBUF = {"content-type": "application/x-protobuf"}
 NODES = ("a", "b", "d", "e")
 
 
-def push(service: Running, node: str, score: float, last: str = "") -> str:
+def push(service: Running, node: str, score: float, last: str = "", rate: float | None = None) -> str:
     """Push one report; returns the verdict in the answer."""
-    report = HealthReport(node_id=node, cluster_id="c", score=score, rate=100 * score, last_verdict=last)
+    rate = 100 * score if rate is None else rate
+    report = HealthReport(node_id=node, cluster_id="c", score=score, rate=rate, last_verdict=last)
     answer = httpx.post(
         service.url("otlp/http", routes.OTLP_METRICS),
         content=encode_report(report).SerializeToString(),
@@ -92,6 +93,21 @@ def test_slowing_all_nodes_accuses_nobody(tmp_path: Path) -> None:
 
         drive(service, told, settled, "the job to be called slow", a=0.5, b=0.5, d=0.5, e=0.5)
         assert stragglers(service) == []
+
+
+def test_scores_that_fall_everywhere_do_not_stop_what_rates_prove(tmp_path: Path) -> None:
+    with fleet(tmp_path) as service:
+        told: dict[str, str] = {}
+        drive(service, told, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
+
+        def seen() -> bool:
+            for node in NODES:
+                told[node] = push(service, node, 0.3, told[node], 45.0 if node == "b" else 90.0) or told[node]
+            page = httpx.get(service.url("prometheus", "/metrics")).text
+            return stragglers(service) == ["b"] and 'ingero_fleet_panic_mode{cluster_id="c"} 1.0' in page
+
+        wait_until(seen, "the straggler, and the threshold to panic")
+        assert httpx.get(service.url("threshold", routes.FLEET_STRAGGLERS)).json()["panic"] is False
 
 
 @pytest.mark.parametrize("snapshot", [True, False])

@@ -50,6 +50,43 @@ def test_an_accused_node_is_never_well() -> None:
     assert evidence is not None and evidence.well == frozenset()
 
 
+def cost(per_hour: float, waiting: float, unpriced: int = 0) -> dict[str, Any]:
+    return {
+        "currency": "USD", "cost_per_hour": per_hour, "waiting_per_hour": waiting, "gpus_without_rate": unpriced
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "shown"),
+    [
+        (None, None),
+        (cost(0, 0), None),
+        (cost(98.321, 0), {"currency": "USD", "perHour": "98.32", "waitingPerHour": "0.00"}),
+        (cost(98.321, 0.0449), {"currency": "USD", "perHour": "98.32", "waitingPerHour": "0.04"}),
+        (cost(98.321, 4.1499), {"currency": "USD", "perHour": "98.32", "waitingPerHour": "4.1"}),
+        (cost(98.321, 9.96), {"currency": "USD", "perHour": "98.32", "waitingPerHour": "10"}),
+        (cost(4000, 1234.5, 8),
+         {"currency": "USD", "perHour": "4000.00", "waitingPerHour": "1200", "gpusWithoutRate": 8}),
+        (cost(0, 0, 16), {"gpusWithoutRate": 16}),
+        ({}, None),
+        ([1], None),
+        (cost(float("nan"), 0), None),
+        (cost(98, float("inf")), None),
+        (cost(1, 0) | {"cost_per_hour": "much"}, None),
+    ],
+)  # fmt: skip
+def test_what_is_shown_of_the_cost_moves_in_steps(told: Any, shown: Any) -> None:
+    found = read(answer(cost=told), [], 1.0, None)
+
+    assert found.cost == shown and found.evidence
+
+
+def test_a_new_price_is_news() -> None:
+    before, same, after = (read(answer(cost=cost(98.3, waiting)), [], 1.0, None) for waiting in (0, 0.001, 4))
+
+    assert before.shown() == same.shown() != after.shown()
+
+
 @pytest.mark.parametrize(
     "broken",
     [{}, {"generated_at": "t"}, answer(stragglers=None), answer(stragglers=[{"node_id": "a"}]),

@@ -55,6 +55,19 @@ class Stragglers(Part):
     """Below the threshold now."""
 
 
+class Cost(Part):
+    """What the jobs of the cluster cost now, by the rates that Fleet knows."""
+
+    currency: Short | None = None
+    """Currency of the amounts."""
+    per_hour: Short | None = None
+    """What all jobs cost an hour."""
+    waiting_per_hour: Short | None = None
+    """What of it is spent waiting for stragglers, to two digits."""
+    gpus_without_rate: int | None = None
+    """GPUs that no rate is known for, and that are not in the sums."""
+
+
 class Row(Part):
     """One accused node and what holds the operator back, or what it would do."""
 
@@ -131,6 +144,8 @@ class FleetClusterStatus(Part):
     """Agents."""
     stragglers: Stragglers | None = None
     """Stragglers."""
+    cost: Cost | None = None
+    """What jobs cost, where Fleet knows a rate."""
     taints: TaintStatus | None = None
     """Taints."""
     effective: Effective | None = None

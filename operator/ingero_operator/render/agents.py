@@ -5,24 +5,20 @@ from typing import Final
 from ingero_contract.kubernetes import STRAGGLER_TAINT
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
 from ingero_operator.render.common import (
-    CONFIG_HASH,
     OTLP_HTTP,
     SINK_PORT,
     Manifest,
     Owner,
     Platform,
-    digest,
-    labels,
     locked_down,
-    manifest,
     probe,
     resources,
-    selector,
     service,
     service_account,
     service_monitor,
     tolerations,
     unprivileged,
+    workload,
 )
 from ingero_operator.render.fleet import TLS, TOKEN, secret_volume
 
@@ -182,9 +178,6 @@ def _push_arguments(owner: Owner, spec: FleetClusterSpec) -> tuple[list[str], li
 def _daemon_set(owner: Owner, spec: FleetClusterSpec, platform: Platform, component: str, pod: Manifest) -> Manifest:
     wanted = spec.agents
     common: Manifest = {
-        "serviceAccountName": owner.child(component),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
         "terminationGracePeriodSeconds": 30,
         "nodeSelector": dict(wanted.node_selector),
         "tolerations": [
@@ -199,21 +192,6 @@ def _daemon_set(owner: Owner, spec: FleetClusterSpec, platform: Platform, compon
         common["priorityClassName"] = wanted.priority_class_name
     if wanted.runtime_class_name:
         common["runtimeClassName"] = wanted.runtime_class_name
-    body = {
-        "spec": {
-            "revisionHistoryLimit": 3,
-            "selector": {"matchLabels": selector(owner, component)},
-            "updateStrategy": {
-                "type": "RollingUpdate",
-                "rollingUpdate": {"maxUnavailable": f"{wanted.max_unavailable_percent}%", "maxSurge": 0},
-            },
-            "template": {
-                "metadata": {
-                    "labels": labels(owner, component, spec.version or platform.version),
-                    "annotations": {CONFIG_HASH: digest(common)},
-                },
-                "spec": common,
-            },
-        }
-    }
-    return manifest(owner, "apps/v1", "DaemonSet", component, component, body)
+    rolling = {"maxUnavailable": f"{wanted.max_unavailable_percent}%", "maxSurge": 0}
+    special = {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling}}
+    return workload(owner, "DaemonSet", component, spec.version or platform.version, common, special)

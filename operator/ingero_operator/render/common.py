@@ -166,6 +166,40 @@ def service_account(owner: Owner, component: str) -> Manifest:
     return manifest(owner, "v1", "ServiceAccount", component, component, {"automountServiceAccountToken": False})
 
 
+def workload(
+    owner: Owner, kind: str, component: str, version: str, pod: Manifest, spec: Manifest, config_digest: str = ""
+) -> Manifest:
+    """A Deployment, DaemonSet or StatefulSet: `spec` is what is special about it.
+
+    Its pods have no way to the API server, and start anew when the digest of their settings changes, or, without
+    settings, the pod itself.
+    """
+    pod = {
+        "serviceAccountName": owner.child(component), "automountServiceAccountToken": False,
+        "enableServiceLinks": False, **pod,
+    }  # fmt: skip
+    metadata = {
+        "labels": labels(owner, component, version), "annotations": {CONFIG_HASH: config_digest or digest(pod)}
+    }  # fmt: skip
+    whole = {
+        "revisionHistoryLimit": 3,
+        **spec,
+        "selector": {"matchLabels": selector(owner, component)},
+        "template": {"metadata": metadata, "spec": pod},
+    }
+    return manifest(owner, "apps/v1", kind, component, component, {"spec": whole})
+
+
+def placed(node_selector: dict[str, str], wanted: tuple[Toleration, ...]) -> Manifest:
+    """Where a pod may run, in a pod's fields; what is empty is left out."""
+    out: Manifest = {}
+    if node_selector:
+        out["nodeSelector"] = dict(node_selector)
+    if wanted:
+        out["tolerations"] = tolerations(wanted)
+    return out
+
+
 def service(owner: Owner, component: str, ports: dict[str, tuple[int, str]], *, headless: bool = False) -> Manifest:
     """A ClusterIP Service; ports by name, with their application protocol."""
     spec: Manifest = {

@@ -131,6 +131,8 @@ def fleet_clusters() -> dict[str, Any]:
         _AGE,
         _column("Version", ".status.version", 1),
         _column("Nodes", ".status.fleet.nodes", 1),
+        _column("Waiting-Per-Hour", ".status.cost.waitingPerHour", 1),
+        _column("Currency", ".status.cost.currency", 1),
         _column("Message", ".status.message", 1),
         _column("Last-Action", ".status.taints.lastAction", 1),
     ]

@@ -9,24 +9,22 @@ from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.plan import quantity
 from ingero_operator.render.common import (
     API,
-    CONFIG_HASH,
     OTLP_GRPC,
     Manifest,
     Owner,
     Platform,
     digest,
-    labels,
     locked_down,
     manifest,
+    placed,
     probe,
     resources,
     sealed,
-    selector,
     service,
     service_account,
     service_monitor,
-    tolerations,
     unprivileged,
+    workload,
 )
 from ingero_operator.render.fleet import CONFIG, TLS, TOKEN, secret_volume
 from ingero_operator.render.text import dump_bare
@@ -145,33 +143,18 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         "volumeMounts": mounts,
     }
     pod: Manifest = {
-        "serviceAccountName": owner.child(COMPONENT),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
         "securityContext": {**unprivileged(), "fsGroupChangePolicy": "OnRootMismatch"},
         "terminationGracePeriodSeconds": 120,
         "containers": [container],
         "volumes": volumes,
+        **placed(spec.node_selector, spec.tolerations),
     }
-    if spec.node_selector:
-        pod["nodeSelector"] = dict(spec.node_selector)
-    if spec.tolerations:
-        pod["tolerations"] = tolerations(spec.tolerations)
-    body = {
-        "spec": {
-            "replicas": 1,
-            "revisionHistoryLimit": 3,
-            "serviceName": owner.child("echo-pods"),
-            "podManagementPolicy": "OrderedReady",
-            "updateStrategy": {"type": "RollingUpdate"},
-            "selector": {"matchLabels": selector(owner, COMPONENT)},
-            "template": {
-                "metadata": {
-                    "labels": labels(owner, COMPONENT, spec.version or platform.version),
-                    "annotations": {CONFIG_HASH: config_digest},
-                },
-                "spec": pod,
-            },
-        }
+    special = {
+        "replicas": 1,
+        "serviceName": owner.child("echo-pods"),
+        "podManagementPolicy": "OrderedReady",
+        "updateStrategy": {"type": "RollingUpdate"},
     }
-    return manifest(owner, "apps/v1", "StatefulSet", COMPONENT, COMPONENT, body)
+    return workload(
+        owner, "StatefulSet", COMPONENT, spec.version or platform.version, pod, special, config_digest
+    )  # fmt: skip

@@ -8,7 +8,6 @@ from ingero_operator.api.base import SecretKey
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Forward
 from ingero_operator.render.common import (
     API,
-    CONFIG_HASH,
     FINDINGS,
     HEALTH,
     OTLP_GRPC,
@@ -18,17 +17,17 @@ from ingero_operator.render.common import (
     Owner,
     Platform,
     digest,
-    labels,
     locked_down,
     manifest,
+    placed,
     probe,
     resources,
     selector,
     service,
     service_account,
     service_monitor,
-    tolerations,
     unprivileged,
+    workload,
 )
 from ingero_operator.render.text import dump_bare
 
@@ -137,7 +136,6 @@ def deployment(
     owner: Owner, spec: FleetClusterSpec, platform: Platform, around: Surroundings, config_digest: str
 ) -> Manifest:
     """One Fleet: its scores are in memory, so a second one would know half of the nodes."""
-    version = spec.version or platform.version
     volumes: list[Manifest] = [
         {"name": "config", "configMap": {"name": owner.child(COMPONENT)}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
@@ -176,9 +174,6 @@ def deployment(
         "volumeMounts": mounts,
     }
     pod: Manifest = {
-        "serviceAccountName": owner.child(COMPONENT),
-        "automountServiceAccountToken": False,
-        "enableServiceLinks": False,
         "securityContext": unprivileged(),
         "terminationGracePeriodSeconds": 30,
         "topologySpreadConstraints": [
@@ -192,28 +187,16 @@ def deployment(
         "affinity": _away_from_gpus(),
         "containers": [container],
         "volumes": volumes,
+        **placed(spec.fleet.node_selector, spec.fleet.tolerations),
     }
-    if spec.fleet.node_selector:
-        pod["nodeSelector"] = dict(spec.fleet.node_selector)
-    if spec.fleet.tolerations:
-        pod["tolerations"] = tolerations(spec.fleet.tolerations)
-    body = {
-        "spec": {
-            "replicas": 1,
-            "revisionHistoryLimit": 3,
-            "progressDeadlineSeconds": 300,
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-            "selector": {"matchLabels": selector(owner, COMPONENT)},
-            "template": {
-                "metadata": {
-                    "labels": labels(owner, COMPONENT, version),
-                    "annotations": {CONFIG_HASH: config_digest},
-                },
-                "spec": pod,
-            },
-        }
+    special = {
+        "replicas": 1,
+        "progressDeadlineSeconds": 300,
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
     }
-    return manifest(owner, "apps/v1", "Deployment", COMPONENT, COMPONENT, body)
+    return workload(
+        owner, "Deployment", COMPONENT, spec.version or platform.version, pod, special, config_digest
+    )  # fmt: skip
 
 
 def secret_volume(name: str, secret: SecretKey | str) -> dict[str, Any]:

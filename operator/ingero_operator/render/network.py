@@ -32,6 +32,13 @@ def _monitoring(network: Network) -> Manifest:
     return {"namespaceSelector": {"matchLabels": dict(network.monitoring_namespace)}}
 
 
+def _operator(platform: Platform) -> Manifest:
+    return {
+        "namespaceSelector": {"matchLabels": {NAMESPACE_NAME: platform.operator_namespace}},
+        "podSelector": {"matchLabels": {NAME: "ingero-operator"}},
+    }
+
+
 def _dns() -> Manifest:
     return {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]}
 
@@ -50,10 +57,6 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
     """Agents to Fleet, the operator to its API, Prometheus to the pages, Fleet onward; tracing talks to nobody."""
     if not spec.network.enabled:
         return []
-    operator = {
-        "namespaceSelector": {"matchLabels": {NAMESPACE_NAME: platform.operator_namespace}},
-        "podSelector": {"matchLabels": {NAME: "ingero-operator"}},
-    }
     onward: list[Manifest] = []
     if spec.fleet.forward:
         forward = spec.fleet.forward
@@ -68,7 +71,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
             fleet.COMPONENT,
             [
                 {"from": [_pods(selector(owner, agents.PUSH))], "ports": _ports(OTLP_GRPC, OTLP_HTTP, API)},
-                {"from": [operator], "ports": _ports(API, *((OTLP_HTTP,) if spec.fleet.forward else ()))},
+                {"from": [_operator(platform)], "ports": _ports(API, *((OTLP_HTTP,) if spec.fleet.forward else ()))},
                 {"from": [_monitoring(spec.network)], "ports": _ports(FINDINGS, VITALS)},
             ],
             onward,
@@ -87,8 +90,8 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
     ]
 
 
-def of_echo_store(owner: Owner, spec: EchoStoreSpec) -> list[Manifest | None]:
-    """Every Fleet of the namespace and the named peers to Echo; nothing out."""
+def of_echo_store(owner: Owner, spec: EchoStoreSpec, platform: Platform) -> list[Manifest | None]:
+    """Every Fleet of the namespace, the named peers and the operator to Echo; nothing out."""
     if not spec.network.enabled:
         return []
     peers: list[Manifest] = []
@@ -100,6 +103,7 @@ def of_echo_store(owner: Owner, spec: EchoStoreSpec) -> list[Manifest | None]:
     ingress = [
         {"from": [_pods({NAME: "ingero-fleet"})], "ports": _ports(OTLP_GRPC)},
         *peers,
+        {"from": [_operator(platform)], "ports": _ports(API)},
         {"from": [_monitoring(spec.network)], "ports": _ports(API)},
     ]
     return [_policy(owner, echo.COMPONENT, ingress, [])]

@@ -32,4 +32,6 @@ def of_fleet_cluster(
 
 def of_echo_store(owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "") -> list[Manifest]:
     """The children of an EchoStore but claim and proof, which the gate decides on."""
-    return _ordered([*echo.children(owner, spec, platform, token_digest), *network.of_echo_store(owner, spec)])
+    return _ordered(
+        [*echo.children(owner, spec, platform, token_digest), *network.of_echo_store(owner, spec, platform)]
+    )

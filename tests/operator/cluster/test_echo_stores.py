@@ -7,15 +7,18 @@ from typing import Any
 
 import pytest
 
+from ingero_testing.fleets import Fleets
 from ingero_testing.processes import wait_until
 from scripts.controlplane import ControlPlane
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
 DRIVER = "csi.scaleway.com"
+BY_HAND = {"test.ingero.io/mounts": "by-hand"}
 CLASSES: dict[str, dict[str, Any]] = {
     "test-encrypted": {"parameters": {"encrypted": "true"}, "allowVolumeExpansion": False},
     "test-plain": {"parameters": {}},
+    "test-late": {"parameters": {"encrypted": "true"}, "volumeBindingMode": "WaitForFirstConsumer"},
 }
 
 
@@ -27,9 +30,11 @@ def storage_class(name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module", autouse=True)
 def classes(plane: ControlPlane) -> Iterator[None]:
     plane.apply(*(storage_class(name) for name in CLASSES))
-    plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": "storage-0"}})
+    for name, labels in (("storage-0", {}), ("by-hand", BY_HAND)):
+        plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
     yield
-    plane.delete("node", "storage-0")
+    for name in ("storage-0", "by-hand"):
+        plane.delete("node", name)
     for name in CLASSES:
         plane.delete("storageclass", name)
 
@@ -41,7 +46,13 @@ class Store:
         self.plane, self.namespace = plane, namespace
         self.volume = f"pv-{namespace}"
 
-    def apply(self, class_name: str | None = "test-encrypted", secret: bool = True, **storage: Any) -> None:
+    def apply(
+        self,
+        class_name: str | None = "test-encrypted",
+        secret: bool = True,
+        node_selector: Any = None,
+        **storage: Any,
+    ) -> None:
         if secret:
             self.plane.apply(
                 {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "t", "namespace": self.namespace},
@@ -50,8 +61,31 @@ class Store:
         volume = {**({"className": class_name} if class_name else {}), "size": "10Gi", **storage}
         metadata = {"name": "store", "namespace": self.namespace}
         spec = {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": volume}
+        if node_selector:
+            spec["nodeSelector"] = node_selector
         body = {"apiVersion": "ingero.io/v1alpha1", "kind": "EchoStore", "metadata": metadata, "spec": spec}
         self.plane.apply(body)
+
+    def secret(self, name: str) -> None:
+        metadata = {"name": name, "namespace": self.namespace}
+        self.plane.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"x": "x"}})
+
+    def pod(self) -> Any:
+        return self.plane.read("-n", self.namespace, "pod", "store-echo-0")
+
+    def unmounted(self) -> list[str]:
+        """What the pod mounts and must be there, and is not: while there is any, a kubelet starts no container."""
+        wanted = []
+        for volume in self.pod()["spec"]["volumes"]:
+            for kind, key in (("configMap", "name"), ("secret", "secretName")):
+                if kind in volume and not volume[kind].get("optional"):
+                    wanted.append((kind.lower(), volume[kind][key]))
+        return [name for kind, name in wanted if self.plane.read("-n", self.namespace, kind, name) is None]
+
+    def mount(self) -> None:
+        """The kubelet has mounted everything."""
+        change = {"metadata": {"annotations": {"kwok/mounted": "true"}}}
+        self.plane.patch("pod", "store-echo-0", change, self.namespace)
 
     def provision(
         self, *, encrypted: str = "true", by: str | None = DRIVER, class_name: str = "test-encrypted"
@@ -111,6 +145,53 @@ def test_an_encrypted_volume_is_proven_and_echo_starts(plane: ControlPlane, oper
         "volume": store.volume, "volume-uid": plane.read("pv", store.volume)["metadata"]["uid"],
     }  # fmt: skip
     assert "ownerReferences" not in store.claim()["metadata"]
+
+
+def test_get_tells_how_full_the_volume_is(
+    plane: ControlPlane, operator: Any, store: Store, fleet_double: Fleets
+) -> None:
+    fleet_double.of(store.namespace, "store").volume_used = 0.63
+    store.apply()
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    # What moves by itself is written at once only together with something else.
+    plane.patch("echo", "store", {"spec": {"retention": "31d"}}, store.namespace)
+
+    wait_until(lambda: store.status()["storage"].get("usedBand") == "60%", "the band")
+    heads, line = plane.kubectl("-n", store.namespace, "get", "echo").splitlines()
+    assert line[heads.index("USED") :].split()[0] == "60%"
+
+
+def placed_by_hand(store: Store, encrypted: str) -> None:
+    """An Echo on the node whose kubelet the test plays, with a class that waits for its pod, and a volume."""
+    store.secret("tls")
+    store.apply("test-late", node_selector=BY_HAND)
+    chosen = "volume.kubernetes.io/selected-node"
+    wait_until(
+        lambda: (store.claim() or {"metadata": {}})["metadata"].get("annotations", {}).get(chosen) == "by-hand",
+        "the scheduler to choose a node before there is a proof",
+    )
+    assert store.proof() is None
+    store.provision(encrypted=encrypted, class_name="test-late")
+    wait_until(lambda: (store.pod() or {"spec": {}})["spec"].get("nodeName") == "by-hand", "the pod to be placed")
+
+
+def test_no_container_can_start_before_the_proof_and_echo_serves_after_it(operator: Any, store: Store) -> None:
+    placed_by_hand(store, "true")
+    wait_until(lambda: store.unmounted() == [], "everything to be there that the pod mounts")
+    assert store.condition("EncryptionVerified")[0] == "True" and store.condition("Available")[0] == "False"
+    store.mount()
+
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+
+
+def test_a_pod_on_an_unproven_volume_lacks_its_proof_and_nothing_else(operator: Any, store: Store) -> None:
+    placed_by_hand(store, "false")
+    wait_until(lambda: store.condition("Available") == ("False", "Locked"), "the lock")
+    operator.settle(1)
+
+    assert store.unmounted() == ["store-volume-proof"]
+    assert store.pod()["status"]["phase"] == "Pending"
 
 
 def test_a_plain_class_is_refused_with_the_fix_and_can_be_corrected(

@@ -73,6 +73,22 @@ def test_get_tells_the_whole_story(plane: ControlPlane, healthy: str) -> None:
     assert row[:10] == ["prod", "True", "Healthy", "1/1", "3/3", "True", "0.71", "0", "0/0", "Observe"]
 
 
+def test_what_waiting_costs_is_told_in_the_wide_columns(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    said = fleet_double.of(namespace, "prod")
+    said.nodes, said.waiting = {"pool-0", "pool-1", "pool-2"}, 12.345
+    plane.apply(cluster(namespace, pool="here"))
+    wait_until(lambda: condition(plane, namespace, "QuorumMet")[0] == "True", "the quorum")
+
+    heads, line = plane.kubectl("-n", namespace, "get", "fc", "-o", "wide").splitlines()
+    row = [line[heads.index(name) :].split()[0] for name in ("NODES", "WAITING-PER-HOUR", "CURRENCY")]
+    assert row == ["3/3", "12", "USD"]
+    assert plane.read("-n", namespace, "fc", "prod")["status"]["cost"] == {
+        "currency": "USD", "perHour": "98.32", "waitingPerHour": "12"
+    }  # fmt: skip
+
+
 def test_children_carry_nothing_of_the_owners_labels_and_the_owner_gets_no_annotation(
     plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
 ) -> None:

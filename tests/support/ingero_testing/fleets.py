@@ -1,4 +1,7 @@
-"""A double of Fleet's API on port 8080, for many FleetClusters at once: what each says is set by the test."""
+"""A double of Fleet's API on port 8080, for many FleetClusters at once: what each says is set by the test.
+
+It plays the health answer of Echos as well.
+"""
 
 import json
 import threading
@@ -10,7 +13,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from ingero_contract import routes
+from ingero_contract import echo, routes
 
 
 @dataclass
@@ -26,9 +29,13 @@ class Says:
     coverage_low: bool = False
     frozen: bool = False
     status: int = 200
+    volume_used: float | None = None
+    """What an Echo of that name says instead; it is asked for nothing else."""
     threshold: float = 0.71
     since: str | None = None
     windows: int = 100
+    waiting: float = 0.0
+    """What stragglers cost an hour; the jobs cost 98.32 USD."""
     stopped_at: float = 0.0
     told: list[dict[str, Any]] = field(default_factory=list)
     """Requests for logs that it took."""
@@ -55,6 +62,16 @@ class Says:
             "active_nodes": len(self.nodes),
             "nodes": {"active": len(self.nodes), "idle": 0, "calibrating": 0, "expected": len(self.nodes)},
             "stragglers": [self.node(name) for name in sorted(self.stragglers)],
+            "cost": {
+                "currency": "USD",
+                "symbol": "$",
+                "since": "2026-01-01T00:00:00Z",
+                "cost": 12.5,
+                "waiting": 1.25,
+                "cost_per_hour": 98.32,
+                "waiting_per_hour": self.waiting,
+                "gpus_without_rate": 0,
+            },
         }
 
     def node(self, name: str) -> dict[str, Any]:
@@ -106,6 +123,8 @@ def fleets() -> Iterator[Fleets]:
                 self._answer(says.status if says else 404, {})
             elif path == routes.FLEET_STRAGGLERS:
                 self._answer(200, says.answer())
+            elif path == echo.HEALTH:
+                self._answer(200, {"status": "ok", "ready": True, echo.VOLUME_USED: says.volume_used})
             else:
                 wanted = parse_qs(parts.query).get(routes.NODE_PARAMETER, sorted(says.nodes))
                 self._answer(200, {"nodes": [says.node(item) for item in wanted if item in says.nodes]})

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import yaml
 
+from scripts.controlplane import MORTAL
+
 BIN = Path(sys.executable).parent
 SHARED = next(
     (parent / "shared" for parent in Path(__file__).resolve().parents if (parent / "shared/peers").is_dir()), None
@@ -117,7 +119,9 @@ def echo(folder: Path, change: dict | None = None, *prefix: str) -> Iterator[Run
 def process(log: Path, *command: str, **environment: str) -> Iterator[Running]:
     """Any process; ended at the end."""
     with log.open("wb") as stream:
-        started = subprocess.Popen(command, stdout=stream, stderr=stream, env={**os.environ, **environment})
+        started = subprocess.Popen(
+            [*MORTAL, *command], stdout=stream, stderr=stream, env={**os.environ, **environment}
+        )
     try:
         yield Running(started, log=log)
     finally:

@@ -1,0 +1,97 @@
+"""How full the volumes of EchoStores are, as Echo itself says: asked now and then, never waited for."""
+
+import asyncio
+import json
+import math
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import aiohttp
+
+from ingero_contract import echo
+from ingero_kit.clock import Clock
+from ingero_operator.cache import OwnerKey
+
+ASK_SECONDS: Final = 60.0
+"""Least time between two questions to one store."""
+PATIENCE: Final = 3
+"""Questions without an answer after which nothing is known any more."""
+AT_ONCE: Final = 16
+"""Questions on their way; more wait for the next look at their store."""
+MAX_ANSWER: Final = 64 << 10
+LOOSE: Final = 0.02
+"""How far a share must leave its band before another one is shown."""
+
+
+def band(share: float, before: str | None) -> str:
+    """A share from 0 to 1 in steps of ten percent, rounded down; one that hovers at an edge stays where it was."""
+    if before and before.removesuffix("%").isdigit():
+        low = int(before.removesuffix("%")) / 100
+        if low - LOOSE <= share < low + 0.1 + LOOSE:
+            return before
+    return f"{math.floor(share * 10 + 1e-9) * 10}%"
+
+
+def read(answer: Any) -> float | None:
+    """The share that Echo's health answer tells; nothing where it tells none."""
+    share = answer.get(echo.VOLUME_USED) if isinstance(answer, dict) else None
+    return float(share) if isinstance(share, int | float) and 0 <= share <= 1 else None
+
+
+@dataclass
+class _Known:
+    band: str | None
+    asked: float = -math.inf
+    failures: int = 0
+
+
+@dataclass
+class Fullness:
+    """Asks every store in turn and says which bands are news. Bounded by the stores that there are."""
+
+    clock: Clock
+    news: Callable[[OwnerKey], None]
+    asked: int = 0
+    failed: int = 0
+    _known: dict[OwnerKey, _Known] = field(default_factory=dict)
+    running: set[asyncio.Task[None]] = field(default_factory=set)
+
+    def band(self, key: OwnerKey, url: str, authority: str | None, before: str | None) -> str | None:
+        """What is known of a store, `before` it was first asked; asks again when it is time."""
+        known = self._known.setdefault(key, _Known(before))
+        if self.clock() - known.asked >= ASK_SECONDS and len(self.running) < AT_ONCE:
+            known.asked = self.clock()
+            task = asyncio.create_task(self._ask(key, known, url + echo.HEALTH, authority))
+            self.running.add(task)
+            task.add_done_callback(self.running.discard)
+        return known.band
+
+    def forget(self, key: OwnerKey) -> None:
+        """The store is gone."""
+        self._known.pop(key, None)
+
+    async def _ask(self, key: OwnerKey, known: _Known, url: str, authority: str | None) -> None:
+        self.asked += 1
+        before = known.band
+        try:
+            trust = ssl.create_default_context(cadata=authority) if authority else True
+            async with (
+                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
+                session.get(url, ssl=trust, allow_redirects=False) as answer,
+            ):
+                answer.raise_for_status()
+                if (answer.content_length or 0) > MAX_ANSWER:
+                    raise ValueError(f"Echo's answer is larger than {MAX_ANSWER} bytes")
+                share = read(json.loads(await answer.read()))
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            self.failed += 1
+            known.failures += 1
+            if known.failures >= PATIENCE:
+                known.band = None
+        else:
+            known.failures = 0
+            known.band = None if share is None else band(share, known.band)
+        if known.band != before and self._known.get(key) is known:
+            self.news(key)

@@ -1,0 +1,73 @@
+"""How full a volume is: told by Echo, shown in steps that do not flap, never a reason to stop."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_operator.fullness import ASK_SECONDS, PATIENCE, Fullness, band, read
+from ingero_testing.processes import echo
+
+KEY = ("EchoStore", "ml", "events")
+
+
+@pytest.mark.parametrize(
+    ("share", "before", "shown"),
+    [
+        (0.0, None, "0%"), (0.3, None, "30%"), (0.59, None, "50%"), (1.0, None, "100%"),
+        (0.61, "50%", "50%"), (0.63, "50%", "60%"), (0.49, "50%", "50%"), (0.47, "50%", "40%"), (0.5, "odd", "50%"),
+    ],
+)  # fmt: skip
+def test_a_share_is_shown_in_steps_and_stays_at_an_edge(share: float, before: str | None, shown: str) -> None:
+    assert band(share, before) == shown
+
+
+@given(st.floats(0, 0.98), st.lists(st.floats(-0.009, 0.009), min_size=2, max_size=20))
+def test_a_share_that_hovers_is_shown_once(share: float, noise: list[float]) -> None:
+    shown = band(share, None)
+    seen = []
+    for step in noise:
+        shown = band(min(1.0, max(0.0, share + step)), shown)
+        seen.append(shown)
+
+    assert len(set(seen)) == 1
+
+
+@pytest.mark.parametrize("answer", [None, [], {}, {"volume_used": None}, {"volume_used": "1"}, {"volume_used": 1.5}])
+def test_an_answer_that_tells_no_share_shows_none(answer: object) -> None:
+    assert read(answer) is None
+
+
+def test_a_real_echo_is_asked_now_and_then_and_silence_is_borne(tmp_path: Path) -> None:
+    now = [0.0]
+    news: list[object] = []
+    gauge = Fullness(lambda: now[0], news.append)
+
+    async def ask(url: str, before: str | None = None) -> str | None:
+        """What is shown once the question that this look may lead to is over."""
+        asked = gauge.asked
+        gauge.band(KEY, url, None, before)
+        await asyncio.sleep(0)
+        async with asyncio.timeout(20):
+            while gauge.asked != asked and gauge.running:
+                await asyncio.sleep(0.01)
+        return gauge.band(KEY, url, None, before)
+
+    async def story(url: str) -> None:
+        first = await ask(url)
+        assert first and first.endswith("%") and news == [KEY]
+        await ask(url)
+        assert gauge.asked == 1
+        for failures in range(1, PATIENCE + 1):
+            now[0] += ASK_SECONDS
+            shown = await ask("http://127.0.0.1:9")
+            assert shown == (None if failures == PATIENCE else first)
+        assert gauge.failed == PATIENCE and news == [KEY, KEY]
+        gauge.forget(KEY)
+        now[0] += ASK_SECONDS
+        assert gauge.band(KEY, url, None, "70%") == "70%"
+
+    with echo(tmp_path) as store:
+        asyncio.run(story(store.url("api")))

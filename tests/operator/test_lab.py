@@ -1,0 +1,43 @@
+"""What a demo, a bench or a test has started is gone when it is, however it ended."""
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ingero_testing.processes import wait_until
+
+LAB = """
+import signal
+from scripts.lab import laboratory
+with laboratory("test") as lab:
+    lab.start("sleeper", "sleep", "1000")
+    print(lab.processes["sleeper"].pid, lab.folder, flush=True)
+    signal.pause()
+"""
+ROOT = Path(__file__).parents[2]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv of util-linux")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_lab_leaves_no_process_behind(number: signal.Signals) -> None:
+    with subprocess.Popen([sys.executable, "-c", LAB], stdout=subprocess.PIPE, text=True, cwd=ROOT) as lab:
+        assert lab.stdout
+        pid, folder = lab.stdout.readline().split()
+        assert alive(int(pid))
+        lab.send_signal(number)
+
+    wait_until(lambda: not alive(int(pid)), "the sleeper to end")
+    if number is signal.SIGKILL:
+        shutil.rmtree(folder)
+    assert not Path(folder).exists()
