@@ -174,7 +174,8 @@ def test_collectives_are_counted_in_bytes_not_in_elements(tmp_path: Path) -> Non
                 def rows() -> list[tuple[int, int, int]]:
                     with closing(sqlite3.connect(database)) as connection:
                         return connection.execute(
-                            "SELECT source, SUM(count), SUM(sum_arg0) FROM event_aggregates WHERE pid = ? AND source = 9 GROUP BY 1",
+                            "SELECT source, SUM(count), SUM(sum_arg0) FROM event_aggregates "
+                            "WHERE pid = ? AND source = 9 GROUP BY 1",
                             (job.pid,),
                         ).fetchall()
 
