@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -91,11 +92,12 @@ def _terminated(number: int, _: object) -> None:
 
 @contextlib.contextmanager
 def laboratory(name: str) -> Iterator[Lab]:
-    """A lab in a folder of its own. Everything is ended at the end, SIGTERM included; the logs are kept only if
-    something failed."""
+    """A lab in a folder of its own. Everything ends with it, by SIGTERM too; the logs are kept only if it failed."""
     lab = Lab(Path(tempfile.mkdtemp(prefix=f"ingero-{name}-")))
     keep = True
-    before = signal.signal(signal.SIGTERM, _terminated)
+    # Only the main thread may handle signals; the processes of labs in other threads end with the main process.
+    alone = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGTERM, _terminated) if alone else None
     try:
         yield lab
         keep = False
@@ -106,7 +108,8 @@ def laboratory(name: str) -> Iterator[Lab]:
         raise LabFailed(f"{error}; the logs are in {lab.folder}") from error
     finally:
         lab.stop()
-        signal.signal(signal.SIGTERM, before)
+        if alone:
+            signal.signal(signal.SIGTERM, before)
         if not keep:
             shutil.rmtree(lab.folder)
 

@@ -161,9 +161,24 @@ class Exporter:
                     return
                 if attempt == 0:
                     log.warning("export_retrying", exporter=self.name, reason=str(error))
+            except asyncio.CancelledError:
+                self.counters.dropped_elapsed += count
+                raise
+            except Exception:
+                self.counters.dropped_permanent += count
+                log.exception("export_failed", exporter=self.name, pushes=count)
+                return
             attempt += 1
             self.counters.retries += 1
-            await asyncio.sleep(delay)
+            await self._pause(delay, count)
+
+    async def _pause(self, seconds: float, count: int) -> None:
+        """Wait before the next try; a batch that is given up meanwhile is counted."""
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.counters.dropped_elapsed += count
+            raise
 
 
 def as_protobuf(push: Push) -> bytes | None:

@@ -175,6 +175,11 @@ class VitalsPage(Collector):
         yield _counter(
             "ingero_fleet_clusters_over_limit", "Reports refused at max_clusters.", traffic.clusters_over_limit
         )
+        yield _counter(
+            "ingero_fleet_receiver_restarts",
+            "Receiver processes put in the place of others.",
+            traffic.receiver_restarts,
+        )
         yield _counter("ingero_fleet_ticks", "Ticks computed.", vitals.ticks)
         yield _counter("ingero_fleet_late_ticks", "Ticks that took longer than the interval.", vitals.late_ticks)
         yield _counter("ingero_fleet_failed_ticks", "Ticks that failed.", vitals.failed_ticks)

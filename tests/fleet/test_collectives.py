@@ -352,7 +352,12 @@ def test_a_running_fleet_names_the_rank(tmp_path: Path, actionable: bool) -> Non
         assert [item["node_id"] for item in answer_of(routes.FLEET_COLLECTIVES)["culprits"]] == ["node-5"]
         assert answer_of(f"{routes.FLEET_WHY}?node_id=node-5")["collectives"]["rank"] == 5
         assert answer_of(f"{routes.FLEET_WHY}?node_id=node-4")["collectives"] is None
-        told = httpx.get(service.url("threshold", f"{routes.FLEET_STRAGGLERS}?cluster_id=c")).json()
+
+        def stragglers() -> Any:
+            return httpx.get(service.url("threshold", f"{routes.FLEET_STRAGGLERS}?cluster_id=c")).json()
+
+        wait_until(lambda: stragglers()["active_nodes"] == 8 and bool(stragglers()["culprits"]), "all nodes")
+        told = stragglers()
         culprit = told["culprits"][0]
         assert (culprit["node_id"], culprit["rank"], culprit["pod"], culprit["kind"], culprit["straggler"]) == (
             "node-5", 5, "pod-5", "late_rank", actionable,

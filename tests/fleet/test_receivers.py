@@ -157,7 +157,7 @@ def test_collectives_are_handed_on_as_they_came(encoding: str) -> None:
 
 def test_counts_add_up_and_stay_when_a_process_ends() -> None:
     one = Traffic(
-        Counter(metrics=3), Counter(late=1), Counter(true=1), 3, 1, 0, 0,
+        Counter(metrics=3), Counter(late=1), Counter(true=1), 3, 1, 0, 0, 0,
         {"otlp_http": Counters(requests=3, open=2)}, {"otlp": ExporterCounters(sent=3)}, Counter(otlp=4),
     )  # fmt: skip
 

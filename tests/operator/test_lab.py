@@ -34,7 +34,7 @@ def test_a_lab_leaves_no_process_behind(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", LAB], stdout=subprocess.PIPE, text=True, cwd=ROOT) as lab:
         assert lab.stdout
         pid, folder = lab.stdout.readline().split()
-        assert alive(int(pid))
+        wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n", "the sleeper to sleep")
         lab.send_signal(number)
 
     wait_until(lambda: not alive(int(pid)), "the sleeper to end")

@@ -16,7 +16,7 @@ from ingero_contract.values import LATE_RANK
 from ingero_detect.memory import NodeKey
 from ingero_fleet.collectives.attribution import AttributionConfig, Claim, without_victims
 from ingero_fleet.collectives.lags import Group, group_by, in_buckets, measure
-from ingero_fleet.collectives.points import BLOCKED, NO_SEQ, Batch, Reader, Source
+from ingero_fleet.collectives.points import BLOCKED, NO_SEQ, Batch, CommKey, Reader, Source
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.window import Window
 from ingero_kit.clock import rfc3339
@@ -46,6 +46,7 @@ class CollectivesDesk:
         self.reader = Reader(config.max_communicators, config.max_ranks)
         self._onward = onward
         self._lock = threading.Lock()
+        self._findings = threading.RLock()
         self._batch = Batch()
         self._held: Columns = _columns(Batch())
         self._attribution = AttributionConfig(error=config.error, share=config.share)
@@ -62,6 +63,10 @@ class CollectivesDesk:
 
     def judge(self, now: float) -> None:
         """Group what came in, find who was late, and forget what is old."""
+        with self._findings:
+            self._judge(now)
+
+    def _judge(self, now: float) -> None:
         with self._lock:
             batch, self._batch = self._batch, Batch()
             comms = list(self.reader.comms)
@@ -250,9 +255,13 @@ class CollectivesDesk:
 
     def answer(self, cluster: str | None, now: float, limit: int = 100) -> dict[str, Any]:
         """Culprits, then communicators, the most lost first, with the lag of every rank."""
+        with self._findings:
+            return self._answer(cluster, now, limit)
+
+    def _answer(self, cluster: str | None, now: float, limit: int) -> dict[str, Any]:
         numbers = [
             number
-            for number in list(self.windows)
+            for number in self.windows
             if cluster in (None, self.reader.comms[number].cluster)
         ]  # fmt: skip
         numbers.sort(key=lambda number: -(finding.share if (finding := self.windows[number].finding) else -1.0))
@@ -265,6 +274,21 @@ class CollectivesDesk:
             "outcomes": dict(self.outcomes),
             "refused": dict(self.reader.refused),
         }
+
+    def largest_lags(self) -> list[tuple[CommKey, int, str, float]]:
+        """Communicator, rank, node and lag in milliseconds of those who came latest lately; the largest lags only."""
+        with self._findings:
+            found: list[tuple[float, int, int]] = []
+            for number, window in self.windows.items():
+                if len(window.lag):
+                    values = np.nan_to_num(window.lag, nan=-np.inf)
+                    found += [(float(values[rank]), number, rank) for rank in np.argsort(-values)[:8].tolist()]
+            found.sort(key=lambda item: -item[0])
+            return [
+                (self.reader.comms[number], rank, self._source(self.windows[number], rank).node, value)
+                for value, number, rank in found[:MAX_SERIES]
+                if np.isfinite(value)
+            ]
 
     def _communicator(self, number: int, now: float) -> dict[str, Any]:
         window, key = self.windows[number], self.reader.comms[number]
@@ -392,16 +416,8 @@ class CollectivesPage(Collector):
             "How much later than the median rank a rank came lately; the largest lags only.",
             labels=["cluster_id", "comm", "rank", "node_id"],
         )
-        found: list[tuple[float, int, int]] = []
-        for number, window in list(desk.windows.items()):
-            if len(window.lag):
-                values = np.nan_to_num(window.lag, nan=-np.inf)
-                found += [(float(values[rank]), number, rank) for rank in np.argsort(-values)[:8].tolist()]
-        found.sort(key=lambda item: -item[0])
-        for value, number, rank in found[:MAX_SERIES]:
-            if np.isfinite(value) and number in desk.windows:
-                key, source = desk.reader.comms[number], desk._source(desk.windows[number], rank)
-                lag.add_metric([key.cluster, key.hash, str(rank), source.node], value)
+        for key, rank, node, value in desk.largest_lags():
+            lag.add_metric([key.cluster, key.hash, str(rank), node], value)
         share = GaugeMetricFamily(
             "ingero_fleet_collective_culprit_share",
             "Share of time lost waiting for this rank alone.",

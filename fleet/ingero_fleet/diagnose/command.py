@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from typing import Any, Final, NoReturn
 
 import click
@@ -104,6 +105,8 @@ def _others(
             if not dumps:
                 _end(problems)
             hang = flight_recorder.find_hang(dumps)
+            if hang.kind == flight_recorder.HangKind.NONE and problems.count:
+                hang = replace(hang, kind=flight_recorder.HangKind.UNKNOWN)
             answer = flight_recorder.answer(hang)
             timed = rows.recorded()
             if hang.kind == flight_recorder.HangKind.NONE and timed:

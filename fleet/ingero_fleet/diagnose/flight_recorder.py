@@ -56,7 +56,7 @@ SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather
 HANGS: Final = {
     "hang": "the job waits for rank {ranks}, which came to no collective that others are in",
     "no_dump": "everybody who left a dump waits; rank {ranks} left none",
-    "unknown": "the dumps do not tell: most ranks left none, or the rings have let go of what is asked for",
+    "unknown": "the dumps do not tell: too much is missing, unreadable, or gone from the rings",
     "mismatch": "ranks call different collectives under one number; differing from most: {ranks}",
     "order": "ranks wait for each other: they call collectives in different orders, or one is held up elsewhere",
     "stuck": "everybody has come and nobody goes on: the transport or a GPU, not a rank's program",

@@ -7,8 +7,10 @@ alone judges. A process that dies takes with it what it heard since the last tic
 
 import asyncio
 import socket
+import struct
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 import orjson
@@ -83,6 +85,9 @@ class Receiver:
                     self.done.set()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
+        except (ValueError, KeyError, TypeError, struct.error) as error:
+            log.error("receiver_not_understood", number=self.number, reason=f"{type(error).__name__}: {error}")
+            self.process.kill()
         finally:
             self.done.set()
             self._writer.close()
@@ -171,7 +176,10 @@ class Pool:
 
     def traffic(self) -> Traffic:
         """Counts over all processes, ended ones included."""
-        return total([self._ended, *(receiver.traffic for receiver in self._running.values())])
+        return replace(
+            total([self._ended, *(receiver.traffic for receiver in self._running.values())]),
+            receiver_restarts=self.restarts,
+        )
 
     def facts(self) -> dict[str, int]:
         """What Fleet's health page says of the processes."""

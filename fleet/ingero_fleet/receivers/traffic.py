@@ -9,7 +9,7 @@ from ingero_fleet.exporters import ExporterCounters
 from ingero_kit.listener import Counters
 
 _COUNTS: Final = ("pushes", "rejected", "self_reported", "waiting")
-_NUMBERS: Final = ("reports", "malformed", "nodes_over_limit", "clusters_over_limit")
+_NUMBERS: Final = ("reports", "malformed", "nodes_over_limit", "clusters_over_limit", "receiver_restarts")
 
 
 @dataclass
@@ -23,6 +23,7 @@ class Traffic:
     malformed: int = 0
     nodes_over_limit: int = 0
     clusters_over_limit: int = 0
+    receiver_restarts: int = 0
     listeners: dict[str, Counters] = field(default_factory=dict)
     exporters: dict[str, ExporterCounters] = field(default_factory=dict)
     waiting: Counter[str] = field(default_factory=Counter)
