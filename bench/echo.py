@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import httpx
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests/support"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from ingero_contract import attributes, echo, metrics  # noqa: E402
 from ingero_echo import rollups  # noqa: E402

@@ -20,7 +20,7 @@ import httpx
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests/support"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from ingero_contract import headers, routes  # noqa: E402
 from ingero_fleet import statistics as rule  # noqa: E402

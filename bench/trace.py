@@ -24,7 +24,7 @@ from contextlib import closing
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "tests/support"))
+sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from ingero_testing.gpu_job import (  # noqa: E402
     COLLECTIVES,
