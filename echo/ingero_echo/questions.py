@@ -16,6 +16,9 @@ from ingero_echo.settings import QueryConfig
 
 _CHUNK: Final = 2000
 
+_CANCEL_AGAIN: Final = 0.1
+"""Seconds between two tries to cancel a query."""
+
 
 @dataclass
 class Result:
@@ -100,11 +103,9 @@ def run(cursor: Any, sql: str, parameters: Mapping[str, Any], config: QueryConfi
     Raises `Refused` for what the asker did wrong or may not have.
     """
     began = time.monotonic()
-    timer = threading.Timer(config.timeout, cursor.interrupt)
-    timer.daemon = True
-    timer.start()
     try:
-        return _fetch(cursor, sql, parameters, config, max_rows, began)
+        with _cancelled_after(config.timeout, cursor):
+            return _fetch(cursor, sql, parameters, config, max_rows, began)
     except duckdb.InterruptException:
         raise Refused(
             "timeout", f"the query ran longer than {config.timeout:g} s", "narrow it: a shorter window, fewer joins",
@@ -117,8 +118,27 @@ def run(cursor: Any, sql: str, parameters: Mapping[str, Any], config: QueryConfi
     except duckdb.Error as error:
         raise Refused("bad_query", _first_lines(error), "see the list of tables and columns", status=422) from None
     finally:
-        timer.cancel()
         cursor.close()
+
+
+@contextmanager
+def _cancelled_after(seconds: float, cursor: Any) -> Iterator[None]:
+    """Cancel what a cursor runs once its time is over, until it has ended: DuckDB forgets a call that comes early."""
+    ended = threading.Event()
+
+    def watch() -> None:
+        wait = seconds
+        while not ended.wait(wait):
+            cursor.interrupt()
+            wait = _CANCEL_AGAIN
+
+    watcher = threading.Thread(target=watch, name="query-timeout", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        watcher.join()
 
 
 def _fetch(

@@ -24,6 +24,7 @@ from ingero_fleet.settings import FleetConfig
 from ingero_kit.asgi import Server, bind
 from ingero_kit.clock import clock_offset, steady_clock
 from ingero_kit.logs import get
+from ingero_kit.memory import share_one_heap
 from ingero_kit.otlp_server import Push, Signal
 from ingero_kit.tls import ServerTls
 
@@ -197,6 +198,7 @@ async def serve(
 
 def run(config: FleetConfig, read: Callable[[], FleetConfig], announce: Callable[[dict[str, int]], None]) -> None:
     """`serve` on the fastest event loop that is installed."""
+    share_one_heap()
     if sys.platform != "win32":
         import uvloop
 

@@ -1,10 +1,13 @@
 """The heartbeat: every push interval a copy of the score map is judged and the board that pushes read is replaced."""
 
 import asyncio
+import os
+import sys
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 from ingero_fleet import edges, statistics
 from ingero_fleet.board import Board
@@ -17,6 +20,16 @@ from ingero_kit.logs import get
 from ingero_kit.memory import give_back
 
 log = get(__name__)
+
+
+GENTLE: Final = 10
+"""Niceness of the thread that judges."""
+
+
+def _give_way() -> None:
+    """Let the thread that answers pushes go first, where threads have a niceness of their own (Linux)."""
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GENTLE)
 
 
 class Engine:
@@ -48,7 +61,7 @@ class Engine:
         self.facts: list[Callable[[], dict[str, Any]]] = []
         """What other parts add to the facts about Fleet's health."""
         self._started = clock()
-        self._worker = ThreadPoolExecutor(1, "tick")
+        self._worker = ThreadPoolExecutor(1, "tick", _give_way)
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Healthy while ticks are computed on time."""
@@ -90,8 +103,8 @@ class Engine:
         if self.before_tick:
             await self.before_tick()
         self.table.expire(now)
-        frame = statistics.Frame.take(self.table, now)
         said, self.table.last_verdict = self.table.last_verdict, {}
+        frame = await self._frame(now)
         tick, findings = await loop.run_in_executor(self._worker, self._compute, frame, said)
         self.memory = tick.memory
         statistics.apply(tick, frame, self.table)
@@ -105,6 +118,17 @@ class Engine:
         self._tell(findings)
         await loop.run_in_executor(self._worker, self._after, self.picture)
         return self.picture
+
+    async def _frame(self, now: float) -> statistics.Frame:
+        """A copy of the score map; pushes are answered between its pieces."""
+        pieces = statistics.Frame.in_pieces(self.table, now)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as done:
+                frame: statistics.Frame = done.value
+                return frame
+            await asyncio.sleep(0)
 
     def _compute(self, frame: statistics.Frame, said: dict[int, str]) -> tuple[statistics.Tick, Findings]:
         return statistics.compute(frame, self.memory, self.config), self.judging.judge(frame, said)

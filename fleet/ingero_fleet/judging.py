@@ -116,7 +116,8 @@ class Judging:
         self._waited = 0
         self._said: dict[int, str] = {}
         self._jobs: list[JobSlow] = []
-        self._order: tuple[list[NodeKey], npt.NDArray[np.int64], list[NodeKey]] = ([], np.zeros(0, np.int64), [])
+        self._order: tuple[list[NodeKey], npt.NDArray[np.bool_], npt.NDArray[np.int64], list[NodeKey]]
+        self._order = ([], np.zeros(0, np.bool_), np.zeros(0, np.int64), [])
         self._estimates: Mapping[str, float] = {}
         settings = config.detector
         self._recorder = Recorder(settings.record, settings.record_bytes) if settings.record else None
@@ -232,14 +233,13 @@ class Judging:
 
     def _sorted(self, frame: Frame) -> tuple[npt.NDArray[np.int64], list[NodeKey]]:
         """Rows of living nodes by (cluster, node); sorted anew only when somebody came or went."""
-        rows = np.flatnonzero(frame.columns["alive"])
-        alive = [frame.names[row] for row in rows.tolist()]
-        known, places, names = self._order
-        if alive != known:
-            order = sorted(range(len(alive)), key=alive.__getitem__)
-            places, names = np.array(order, np.int64), [alive[place] for place in order]
-            self._order = (alive, places, names)
-        return rows[places], names
+        alive = frame.columns["alive"]
+        known, were, rows, names = self._order
+        if known is not frame.names or not np.array_equal(were, alive):
+            found = sorted((frame.names[row], row) for row in np.flatnonzero(alive).tolist())
+            rows, names = np.array([row for _, row in found], np.int64), [name for name, _ in found]
+            self._order = (frame.names, alive, rows, names)
+        return rows, names
 
     def _observe(
         self,

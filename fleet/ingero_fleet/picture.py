@@ -45,6 +45,13 @@ class Picture:
         found: npt.NDArray[np.bool_] = self.findings.accused & (self.findings.states == CODE[VerdictState.STOPPED])
         return found
 
+    @property
+    def straggling(self) -> npt.NDArray[np.bool_]:
+        """By row: living nodes that are accused at present."""
+        accused = self.findings.accused if self.findings else self.tick.straggling
+        found: npt.NDArray[np.bool_] = accused & self.frame.columns["alive"]
+        return found
+
     def rows(self, cluster: str | None = None) -> list[int]:
         """Rows of living nodes, of one cluster or of all."""
         alive = np.flatnonzero(self.frame.columns["alive"]).tolist()

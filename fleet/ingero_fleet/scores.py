@@ -125,6 +125,7 @@ class ScoreTable:
         """The same memory: one number is written there in a third of the time."""
         self._rows: dict[NodeKey, int] = {}
         self._free: list[int] = []
+        self._roster: list[NodeKey] | None = None
         self._tenancies = 0
         self._cohort_ids: dict[CohortKey, int] = {}
         self.hardware = [Hardware()]
@@ -138,6 +139,12 @@ class ScoreTable:
     def view(self, name: str) -> npt.NDArray[Any]:
         """One column in place, rows that are not `alive` included; valid until the next `observe`."""
         return self._columns[name][: len(self.names)]
+
+    def roster(self) -> list[NodeKey]:
+        """The names by row, not to be changed: the same list for as long as nobody comes or goes."""
+        if self._roster is None:
+            self._roster = list(self.names)
+        return self._roster
 
     def row_of(self, node: NodeKey) -> int | None:
         """The row of a node, if it is known."""
@@ -253,6 +260,7 @@ class ScoreTable:
             return "Fleet keeps no more clusters (processors.ingero.max_clusters)"
         self._clusters[cluster] = self._clusters.get(cluster, 0) + 1
         node = (self._texts.setdefault(cluster, cluster), node[1])
+        self._roster = None
         if self._free:
             row = self._free.pop()
             self.names[row] = node
@@ -287,6 +295,7 @@ class ScoreTable:
             del self._rows[node]
             self.last_verdict.pop(row, None)
             alive[row] = False
+            self._roster = None
             self._free.append(row)
             self._clusters[node[0]] -= 1
             if not self._clusters[node[0]]:

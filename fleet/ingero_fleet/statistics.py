@@ -6,7 +6,7 @@ and workloads are never mixed. While a cluster panics (too large a share of it b
 frozen and nobody is to be acted on.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -26,9 +26,13 @@ PEAK_SECONDS: Final = 3600.0
 """How long the most nodes seen at once stand for the size of a cluster that declares none."""
 
 
+PIECE: Final = 8192
+"""Rows of the score map that are copied at once."""
+
+
 @dataclass(frozen=True)
 class Frame:
-    """A consistent copy of the score map at one moment."""
+    """A copy of the score map. `names` stays the same list for as long as nobody comes or goes."""
 
     now: float
     names: list[NodeKey]
@@ -38,9 +42,33 @@ class Frame:
     @classmethod
     def take(cls, table: ScoreTable, now: float) -> "Frame":
         """Copy what the statistics need; what comes from now on is fresh for the next tick."""
-        columns = {name: table.view(name).copy() for name in COLUMNS}
-        table.view("fresh")[:] = False
-        return cls(now, list(table.names), list(table.cohorts), columns)
+        pieces = cls.in_pieces(table, now)
+        while True:
+            try:
+                next(pieces)
+            except StopIteration as done:
+                frame: Frame = done.value
+                return frame
+
+    @classmethod
+    def in_pieces(cls, table: ScoreTable, now: float) -> Generator[None, None, "Frame"]:
+        """The same a few rows at a time, so that reports can come between them; each of them is in it whole or not.
+
+        Nodes that come under way are in the next frame.
+        """
+        names = table.roster()
+        length = len(names)
+        tenancy = table.view("tenancy").copy()
+        columns: dict[str, npt.NDArray[Any]] = {name: np.empty(length, dtype) for name, dtype in COLUMNS.items()}
+        for start in range(0, length, PIECE):
+            piece = slice(start, min(start + PIECE, length))
+            for name, column in columns.items():
+                column[piece] = table.view(name)[piece]
+            same = table.view("tenancy")[piece] == tenancy[piece]
+            columns["alive"][piece] &= same
+            table.view("fresh")[piece] &= ~same
+            yield
+        return cls(now, names, list(table.cohorts), columns)
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,14 @@ import pytest
 from ingero_testing.processes import wait_until
 
 LAB = """
-import signal
+import signal, time
 from scripts.lab import laboratory
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 with laboratory("test") as lab:
     lab.start("sleeper", "sleep", "1000")
     print(lab.processes["sleeper"].pid, lab.folder, flush=True)
-    signal.pause()
+    while True:
+        time.sleep(0.1)
 """
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +38,7 @@ def test_a_lab_leaves_no_process_behind(number: signal.Signals) -> None:
         pid, folder = lab.stdout.readline().split()
         wait_until(lambda: Path(f"/proc/{pid}/comm").read_text() == "sleep\n", "the sleeper to sleep")
         lab.send_signal(number)
+        lab.wait(60)
 
     wait_until(lambda: not alive(int(pid)), "the sleeper to end")
     if number is signal.SIGKILL:

@@ -14,7 +14,7 @@ from ingero_detect.memory import NodeKey
 from ingero_fleet.cost.counterfactual import savings, shares
 from ingero_fleet.cost.providers import ProviderMap
 from ingero_fleet.cost.rates import RateTable
-from ingero_fleet.picture import Picture, is_straggler
+from ingero_fleet.picture import Picture
 from ingero_fleet.scores import IDLE, Hardware
 
 JOB_PARTS = ("workload_type", "job_id")
@@ -107,11 +107,12 @@ def make_bill(
     accused: dict[int, list[tuple[int, float]]] = {}
     reasons: dict[int, str] = {}
     medians = {summary.key: summary.median for summary in picture.tick.cohorts}
-    for row in picture.rows():
-        share = late.get(names[row]) if late else None
-        straggles = is_straggler(picture, row)
-        if not straggles and share is None:
-            continue
+    straggling = picture.straggling
+    rows = (
+        (row for row in picture.rows() if names[row] in late or straggling[row]) if late else straggling.nonzero()[0]
+    )
+    for row in map(int, rows):
+        share, straggles = late.get(names[row]), bool(straggling[row])
         severity = max(severity_of(picture, row, medians) if straggles else 0.0, share or 0.0)
         number = int(job_of_cohort[int(columns["cohort"][row])])
         accused.setdefault(number, []).append((row, min(severity, 1.0)))

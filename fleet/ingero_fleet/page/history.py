@@ -4,7 +4,7 @@ A byte is 0 for a node that was not there, 1 calibrating, 2 idle, 3 stopped, 16 
 healthy node; inside of the two ranges it grows with the score.
 """
 
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,7 @@ class History:
         self._levels = np.zeros((TICKS, 0), np.uint8)
         self._at = 0
         self._names: list[NodeKey] = []
+        self._arranged: list[npt.NDArray[Any]] = []
 
     def add(self, picture: Picture, cohort_names: list[str]) -> None:
         """Take in a tick; `cohort_names` are those of the frame's cohorts, in words."""
@@ -44,21 +45,32 @@ class History:
             wider = np.zeros((TICKS, max(1024, length + length // 8)), np.uint8)
             wider[:, : self._levels.shape[1]] = self._levels
             self._levels = wider
-        changed = [row for row, (old, new) in enumerate(zip(self._names, names, strict=False)) if old is not new]
-        self._levels[:, changed] = 0
+        if names is not self._names:
+            changed = [row for row, (old, new) in enumerate(zip(self._names, names, strict=False)) if old is not new]
+            self._levels[:, changed] = 0
         self._at = (self._at + 1) % TICKS
         self._levels[self._at] = 0
         self._levels[self._at, :length] = levels(picture)
         self.times = [*self.times, picture.tick.now][-TICKS:]
+        if self._differs(picture):
+            self._arrange(picture, cohort_names)
         self._names = names
-        self._arrange(picture, cohort_names)
+
+    def _differs(self, picture: Picture) -> bool:
+        """Whether nodes came or went, changed their cohort or, where not all are shown, what they are accused of."""
+        columns = picture.frame.columns
+        rows = columns["alive"].nonzero()[0]
+        what = [rows, columns["cohort"][rows], picture.straggling[rows] if len(rows) > MAX_NODES else rows[:0]]
+        same = picture.frame.names is self._names and all(map(np.array_equal, what, self._arranged))
+        self._arranged = what
+        return not same
 
     def _arrange(self, picture: Picture, cohort_names: list[str]) -> None:
         columns, names = picture.frame.columns, picture.frame.names
         rows = np.flatnonzero(columns["alive"])
         self.hidden = max(0, len(rows) - MAX_NODES)
         if self.hidden:
-            rows = np.sort(rows[np.argsort(~accused_rows(picture)[rows], kind="stable")][:MAX_NODES])
+            rows = np.sort(rows[np.argsort(~picture.straggling[rows], kind="stable")][:MAX_NODES])
         cohort = columns["cohort"]
         shown = rows.tolist()
         nodes = [names[row] for row in shown]
@@ -82,17 +94,10 @@ class History:
         return self._levels[np.ix_(kept, self.order)].tobytes()
 
 
-def accused_rows(picture: Picture) -> npt.NDArray[np.bool_]:
-    """By row, whether a living node is accused at present."""
-    accused = picture.findings.accused if picture.findings else picture.tick.straggling
-    shown: npt.NDArray[np.bool_] = accused & picture.frame.columns["alive"]
-    return shown
-
-
 def levels(picture: Picture) -> npt.NDArray[np.uint8]:
     """The byte of every row at one tick."""
     columns = picture.frame.columns
-    straggling = accused_rows(picture)
+    straggling = picture.straggling
     score = np.clip(np.nan_to_num(columns["score"]), 0.0, 1.0)
     level: npt.NDArray[np.uint8] = np.where(
         straggling, STRAGGLER_LEVEL + 111 * score, HEALTHY_LEVEL + 127 * score

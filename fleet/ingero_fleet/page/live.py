@@ -12,7 +12,7 @@ import orjson
 
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.cost.desk import CostDesk
-from ingero_fleet.page.history import History, accused_rows
+from ingero_fleet.page.history import History
 from ingero_fleet.picture import Picture, cohort_name, summary_answer, why_answer
 from ingero_fleet.settings import IngeroConfig
 
@@ -118,7 +118,7 @@ class LivePage:
         config = self._config()
         with self._lock:
             layout, column, hidden = self.history.layout, self.history.latest(), self.history.hidden
-        rows = np.flatnonzero(accused_rows(picture)).tolist()
+        rows = np.flatnonzero(picture.straggling).tolist()
         accused = Counter(picture.frame.names[row][0] for row in rows)
         stragglers = [why_answer(picture, row, config) for row in rows[:SHOWN]]
         cost = self._cost.answer()
