@@ -23,13 +23,14 @@ log = get(__name__)
 
 
 GENTLE: Final = 10
-"""Niceness of the thread that judges."""
+"""How much nicer the thread that judges is than the others."""
 
 
 def _give_way() -> None:
     """Let the thread that answers pushes go first, where threads have a niceness of their own (Linux)."""
     if sys.platform == "linux":
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), GENTLE)
+        thread = threading.get_native_id()
+        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + GENTLE))
 
 
 class Engine:

@@ -261,6 +261,14 @@ def test_bombs_end_in_time_and_memory(store: Store, text: str) -> None:
     assert answer(store, "SELECT 1") == [[1]]
 
 
+@pytest.mark.parametrize("seconds", [1e-6, 1e-4, 1e-3])
+def test_a_time_that_is_over_before_the_query_has_begun_ends_it_all_the_same(store: Store, seconds: float) -> None:
+    with pytest.raises(Refused) as refused:
+        answer(store, "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n FROM t) SELECT max(n) FROM t", seconds)
+
+    assert refused.value.code == "timeout"
+
+
 def test_enormous_results_are_cut(store: Store) -> None:
     result = run(
         store.cursor(), confine("SELECT * FROM range(1000000000)", Window(), store.cursor()), {}, QueryConfig(), 100

@@ -4,7 +4,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -27,6 +26,7 @@ from ingero_kit.otlp import HealthReport, encode_report
 from ingero_kit.otlp_server import Encoding, Push, Signal
 from ingero_testing.collectives import BEGIN, Job, as_json
 from ingero_testing.processes import fleet, wait_until
+from ingero_testing.web import web
 
 ERROR = AttributionConfig()
 
@@ -340,11 +340,11 @@ def test_a_running_fleet_names_the_rank(tmp_path: Path, actionable: bool) -> Non
                 gpu_count=8,
             )  # fmt: skip
             for content in (body, encode_report(report).SerializeToString()):
-                answer = httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=headers)
+                answer = web.post(service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=headers)
                 assert (answer.status_code, answer.content) == (200, b"")
 
         def answer_of(path: str) -> Any:
-            got = httpx.get(service.url("diagnostics", path))
+            got = web.get(service.url("diagnostics", path))
             return got.json() if got.status_code == 200 else {}
 
         wait_until(lambda: bool(answer_of(routes.FLEET_COLLECTIVES).get("culprits")), "a culprit")
@@ -354,9 +354,17 @@ def test_a_running_fleet_names_the_rank(tmp_path: Path, actionable: bool) -> Non
         assert answer_of(f"{routes.FLEET_WHY}?node_id=node-4")["collectives"] is None
 
         def stragglers() -> Any:
-            return httpx.get(service.url("threshold", f"{routes.FLEET_STRAGGLERS}?cluster_id=c")).json()
+            return web.get(service.url("threshold", f"{routes.FLEET_STRAGGLERS}?cluster_id=c")).json()
 
-        wait_until(lambda: stragglers()["active_nodes"] == 8 and bool(stragglers()["culprits"]), "all nodes")
+        def complete() -> bool:
+            told = stragglers()
+            return (
+                bool(told["culprits"])
+                and told["active_nodes"] == 8
+                and told["cost"]["cost_per_hour"] > 7.5 * 8 * 12.29
+            )
+
+        wait_until(complete, "all nodes, and the bill of all nodes")
         told = stragglers()
         culprit = told["culprits"][0]
         assert (culprit["node_id"], culprit["rank"], culprit["pod"], culprit["kind"], culprit["straggler"]) == (
@@ -365,7 +373,7 @@ def test_a_running_fleet_names_the_rank(tmp_path: Path, actionable: bool) -> Non
         assert [item["node_id"] for item in told["stragglers"]] == (["node-5"] if actionable else [])
         assert told["cost"]["cost_per_hour"] == pytest.approx(8 * 8 * 12.29)
         share = culprit["share"]
-        billed = httpx.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c")).json()["culprits"]
+        billed = web.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c")).json()["culprits"]
         assert [(item["node_id"], item["named_by"]) for item in billed] == [("node-5", "collectives")]
         assert billed[0]["share_per_hour"] == pytest.approx(share * 8 * 8 * 12.29, rel=0.2)
-        assert "ingero_fleet_collective_culprit_share" in httpx.get(service.url("prometheus", "/metrics")).text
+        assert "ingero_fleet_collective_culprit_share" in web.get(service.url("prometheus", "/metrics")).text

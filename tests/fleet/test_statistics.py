@@ -39,6 +39,39 @@ def stragglers(scores: ScoreTable, done: Tick) -> set[str]:
     return {scores.names[row][1] for row in np.flatnonzero(done.straggling)}
 
 
+def test_what_comes_while_the_map_is_copied_is_in_this_frame_or_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(statistics, "PIECE", 2)
+    scores = table()
+    observe(scores, a=0.9, b=0.9, gone=0.9, d=0.9)
+    scores.view("seen")[2] = -100.0
+    scores.expire(0.0)
+    pieces = Frame.in_pieces(scores, 1.0)
+
+    next(pieces)
+    observe(scores, a=0.5, reuses=0.6, d=0.7, new=0.8)
+    with pytest.raises(StopIteration) as done:
+        while True:
+            next(pieces)
+
+    frame = done.value.value
+    seen = {frame.names[row][1]: frame.columns["score"][row] for row in np.flatnonzero(frame.columns["alive"])}
+    assert seen == {"a": 0.9, "b": 0.9, "d": 0.7}
+    following = Frame.take(scores, 2.0)
+    fresh = {following.names[row][1] for row in np.flatnonzero(following.columns["fresh"])}
+    assert fresh == {"a", "reuses", "new"}
+
+
+def test_the_roster_is_the_same_list_until_somebody_comes_or_goes() -> None:
+    scores = table()
+    observe(scores, a=0.9, b=0.9)
+    first = Frame.take(scores, 1.0).names
+    observe(scores, a=0.8)
+    assert Frame.take(scores, 2.0).names is first
+
+    observe(scores, c=0.9)
+    assert [name for _, name in Frame.take(scores, 3.0).names] == ["a", "b", "c"]
+
+
 def test_the_slow_node_and_no_other_is_below_the_threshold() -> None:
     scores = table()
     observe(scores, a=0.95, b=0.94, c=0.96, d=0.5)
