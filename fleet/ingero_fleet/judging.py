@@ -67,7 +67,8 @@ class Told:
 class Findings:
     """What the detector says after a tick. Arrays are by row of the frame; `slots` lead into the view, -1 for none.
 
-    `accusations` and their `delay_seconds`, onset to alarm, are sums since Fleet started.
+    `accusations` and their `delay_seconds`, onset to alarm, are sums since Fleet started; so is `dropped`, how often
+    a node or a cohort found no room.
     """
 
     view: View
@@ -80,6 +81,7 @@ class Findings:
     estimates: Mapping[str, float] = field(default_factory=dict)
     accusations: int = 0
     delay_seconds: float = 0.0
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     def verdict(self, row: int) -> Verdict | None:
         """The verdict on the node of a row."""
@@ -187,6 +189,7 @@ class Judging:
             self._estimate(),
             self.accusations,
             self.delay_seconds,
+            {"node": self.detector.memory.dropped_nodes, "cohort": self.detector.memory.dropped_cohorts},
         )
 
     def _gathered(self, frame: Frame) -> npt.NDArray[np.bool_] | None:
