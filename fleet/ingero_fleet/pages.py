@@ -154,6 +154,7 @@ class Vitals(Protocol):
     late_ticks: int
     failed_ticks: int
     failed_listeners: int
+    early_looks: int
 
 
 class VitalsPage(Collector):
@@ -190,6 +191,7 @@ class VitalsPage(Collector):
         yield _counter("ingero_fleet_ticks", "Ticks computed.", vitals.ticks)
         yield _counter("ingero_fleet_late_ticks", "Ticks that took longer than the interval.", vitals.late_ticks)
         yield _counter("ingero_fleet_failed_ticks", "Ticks that failed.", vitals.failed_ticks)
+        yield _counter("ingero_fleet_early_looks", "Looks at collapsed nodes between ticks.", vitals.early_looks)
         yield _counter(
             "ingero_fleet_failed_followers",
             "Failures of what follows a tick: collectives, costs, live page.",

@@ -39,10 +39,10 @@ class Frame:
     columns: dict[str, npt.NDArray[Any]]
 
     @classmethod
-    def take(cls, table: ScoreTable, now: float) -> "Frame":
-        """Copy what the statistics need; what comes from now on is fresh for the next tick."""
+    def take(cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None) -> "Frame":
+        """Copy what the statistics need; what comes later, or is not in `rows`, stays fresh for the next tick."""
         columns = {name: table.view(name).copy() for name in COLUMNS}
-        table.view("fresh")[:] = False
+        table.view("fresh")[slice(None) if rows is None else rows] = False
         return cls(now, list(table.names), list(table.cohorts), columns)
 
 

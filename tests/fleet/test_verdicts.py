@@ -209,6 +209,58 @@ def test_pushes_that_come_slower_than_ticks_are_judged_by_the_round(tmp_path: Pa
     assert tick <= 120 + 3 * 5
 
 
+def early(folder: Path) -> tuple[Judging, list[Any], list[float]]:
+    """Nine nodes that push once a tick; between two ticks the work of one collapses, and it says so at once."""
+    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10, record=folder / "record.csv")})
+    table, judging, rng = (
+        ScoreTable(Limits(100, 10, 1e9), config.cohort.by),
+        Judging(config),
+        np.random.default_rng(5),
+    )
+    found, looks, now = [], [], 1_700_000_000.0
+
+    def report(number: int, rate: float) -> None:
+        said = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate, gpu_model="H100")
+        assert table.observe(said, now) is None
+
+    for tick in range(60):
+        for number in range(9):
+            report(number, 100 * float(np.exp(0.03 * rng.normal())) * (0.0 if number == 4 and tick >= 40 else 1))
+        found += judging.judge(Frame.take(table, now), {}).edges
+        if tick == 39:
+            now += 4.0
+            assert len(judging.fallen(table)) == 0
+            report(4, 40.0)
+            report(5, 99.0)
+            rows = judging.fallen(table)
+            assert [table.names[row][1] for row in rows.tolist()] == ["n4"]
+            judging.look_early(Frame.take(table, now, rows), rows)
+            assert [table.names[row][1] for row in np.flatnonzero(table.view("fresh")).tolist()] == ["n5"]
+            report(4, 30.0)
+            assert len(judging.fallen(table)) == 0, "once between two ticks"
+            looks.append(now)
+        now += 10.0
+    judging.close()
+    return judging, found, looks
+
+
+def test_a_collapse_between_ticks_is_confirmed_by_the_next_one(tmp_path: Path) -> None:
+    _, found, (looked,) = early(tmp_path)
+
+    (edge,) = found
+    assert (edge.what, edge.verdict.node) == ("accused", "n4")
+    assert edge.verdict.time == pytest.approx(looked + 10, abs=5)
+
+
+def test_a_recording_with_early_looks_replays_to_the_same_bytes(tmp_path: Path) -> None:
+    judging, live, _ = early(tmp_path)
+
+    done = replay(History([str(tmp_path / "record.csv")], 10.0), Rule.INGERO, judging.detector.parameters)
+
+    assert done.summary()["digest"] == judging.detector.view().digest
+    assert [edge.verdict.encode() for edge in live] == [episode.first.encode() for episode in done.episodes]
+
+
 def test_nodes_without_room_in_the_detector_are_counted_on_the_page() -> None:
     config = CONFIG.model_copy(update={"max_nodes": 3})
     table, judging = ScoreTable(Limits(100, 10, 1e9), config.cohort.by), Judging(config)
