@@ -39,7 +39,7 @@ test: setup ## lint, types, layers and tests: exactly what CI runs
 	  echo "what failed beside other tests, again and alone (a real control plane and eBPF share these processors):" && \
 	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -q $(ARGS); }
 
-bench-detection: setup ## false alarms, delays and cost of the detector beside three rules of the field
+bench-detection: setup ## false alarms, delays and cost of the detector beside three rules of the field; ARGS=--quick: a minute
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/detection.py $(ARGS)
 
 bench-collectives: setup ## collective points a second on one core, and who is named in simulated jobs; ARGS="--job N": in N real ones

@@ -1,19 +1,22 @@
 """The detector in figures, beside three rules of the field, on the same seeded histories; one table from one run.
 
-`make bench-detection` prints it; `ARGS=--quick` takes a minute, `ARGS=--family NAME` one row. Rows that fall short of
-their target are marked; parameters are the defaults everywhere.
+`make bench-detection` prints it in about ten minutes of processor time; `ARGS=--quick` takes one, and with
+`ARGS="--family NAME"` there are only the rows of some families. Rows that fall short of their target are marked;
+parameters are the defaults everywhere.
 """
 
 import argparse
 import math
 import os
+import resource
 import sys
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, field
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -23,144 +26,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 import families
 import timelines
-from families import TICK, WARMUP, Generator, History
+from families import TICK, WARMUP, Generator
 from ingero_detect.detector import Detector
 from ingero_detect.diagnosis import diagnose
-from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Observation
+from ingero_detect.observation import ACTIVE, Observation
 from ingero_detect.parameters import Parameters
-from ingero_fleet.replay.history import Moment
-from ingero_fleet.replay.judge import Judge, Ours, Published
+from rules import OURS, RULES, Score, judge
 
-
-@dataclass
-class Result:
-    """What a rule did with one history: alarms as (tick, node, estimated onset tick), and node-hours judged."""
-
-    alarms: list[tuple[int, int, float]] = field(default_factory=list)
-    cleared: list[tuple[int, int]] = field(default_factory=list)
-    loss: dict[tuple[int, int], float] = field(default_factory=dict)
-    hours: float = 0.0
-
-
-def _judged(judge: Judge, history: History) -> Result:
-    """What a rule says about a history, tick by tick."""
-    ticks, nodes = history.rate.shape
-    names = [("bench", f"{node:05d}") for node in range(nodes)]
-    cohort, cohorts = np.zeros(nodes, np.int64), [("bench", "")]
-    result = Result()
-    for tick in range(ticks):
-        value = history.rate[tick]
-        state = np.where(np.isnan(value), ABSENT, ACTIVE).astype(np.uint8)
-        if history.idle is not None:
-            state[history.idle[tick]] = IDLE
-        for edge in judge.tick(Moment(tick * TICK, Observation(names, cohort, cohorts, value, state))):
-            node = int(edge.verdict.node)
-            if edge.what == "accused":
-                result.alarms.append((tick, node, (edge.verdict.since or 0.0) / TICK))
-            elif edge.what == "cleared":
-                result.cleared.append((tick, node))
-    result.hours = judge.node_hours
-    return result
-
-
-def ours(history: History, budget: float) -> Result:
-    """The detector, defaults but for the budget."""
-    return _judged(Ours(Parameters(tick_seconds=TICK, budget=budget, warmup=WARMUP), ()), history)
-
-
-def published(history: History, _: float) -> Result:
-    """The published rule as `replay --rule mad` has it."""
-    return _judged(Published("rate", TICK, WARMUP), history)
-
-
-def _edges(slow: np.ndarray, result: Result, was: np.ndarray, tick: int) -> None:
-    for node in np.flatnonzero(slow & ~was).tolist():
-        result.alarms.append((tick, node, tick))
-    for node in np.flatnonzero(was & ~slow).tolist():
-        result.cleared.append((tick, node))
-
-
-def _relative(history: History, share: float, best: bool) -> Result:
-    ticks, nodes = history.rate.shape
-    result, was = Result(), np.zeros(nodes, bool)
-    for tick in range(WARMUP, ticks):
-        rate = history.rate[tick]
-        here = np.isfinite(rate)
-        if not here.any():
-            continue
-        slow = here & (rate < share * (np.nanmax(rate) if best else np.nanmedian(rate)))
-        _edges(slow, result, was, tick)
-        was = slow
-        result.hours += float(here.sum()) * TICK / 3600
-    return result
-
-
-def twice_median(history: History, _: float) -> Result:
-    """Slower than half of the median."""
-    return _relative(history, 0.5, best=False)
-
-
-def relative_to_best(history: History, _: float) -> Result:
-    """Below 0.75 of the best."""
-    return _relative(history, 0.75, best=True)
-
-
-RULES = {"ingero": ours, "published": published, "2x median": twice_median, "0.75 of best": relative_to_best}
-
-
-@dataclass
-class Score:
-    """A rule against the truth: delays of the faults found, ticks; faults missed; alarms on nodes without a fault."""
-
-    delays: list[int] = field(default_factory=list)
-    missed: int = 0
-    false: int = 0
-    repeated: int = 0
-    hours: float = 0.0
-
-    def add(self, other: "Score") -> None:
-        """Sum up."""
-        self.delays += other.delays
-        self.missed += other.missed
-        self.false += other.false
-        self.repeated += other.repeated
-        self.hours += other.hours
-
-
-def judge(history: History, result: Result) -> Score:
-    """Compare alarms with the truth. An alarm up to a minute after a fault ended still belongs to it.
-
-    A node that was accused before its fault began, and still is, counts as found at once.
-    """
-    score = Score(hours=result.hours)
-    used: set[int] = set()
-    ends = sorted(result.cleared)
-    for node, spells in history.guilty.items():
-        starts = [(number, tick) for number, (tick, who, _) in enumerate(result.alarms) if who == node]
-        for start, stop in spells:
-            mine = [(number, tick) for number, tick in starts if start <= tick < stop + 12]
-            earlier = [tick for _, tick in starts if tick < start]
-            standing = bool(earlier) and not any(who == node and earlier[-1] < tick <= start for tick, who in ends)
-            used.update(number for number, _ in mine)
-            if standing:
-                score.delays.append(1)
-            elif mine:
-                score.delays.append(mine[0][1] - start + 1)
-            else:
-                score.missed += 1
-            score.repeated += max(0, len(mine) - (0 if standing else 1))
-    score.false = len(result.alarms) - len(used)
-    return score
-
-
-def run(name: str, generator: Generator, rule: str, nodes: int, ticks: int, rounds: int, budget: float) -> Score:
-    """Play a family so many times; the seed is the round."""
-    total = Score()
-    for number in range(rounds):
-        rng = np.random.default_rng([number, nodes, *name.encode()])
-        history = generator(rng, ticks, nodes)
-        total.add(judge(history, RULES[rule](history, budget)))
-    return total
+BUDGETS = (0.1, 0.01, 0.001)
+FAULT_BUDGET = 0.001
 
 
 def poisson_interval(count: int, level: float = 0.95) -> tuple[float, float]:
@@ -184,14 +58,17 @@ def poisson_interval(count: int, level: float = 0.95) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Job:
-    """One cell of the table."""
+    """One family under one rule. `sizes` holds (nodes of a cluster, clusters); all are played side by side."""
 
     family: str
     rule: str
-    nodes: int
-    ticks: int
-    rounds: int
     budget: float
+    ticks: int
+    sizes: tuple[tuple[int, int], ...]
+
+    def words(self) -> str:
+        """What is played, for the progress."""
+        return f"{self.family}, {self.rule}, budget {self.budget:g}"
 
 
 FAULTS: dict[str, Generator] = {
@@ -205,10 +82,18 @@ FAULTS: dict[str, Generator] = {
 }  # fmt: skip
 
 
-def play(job: Job) -> Score:
-    """For worker processes."""
+def play(job: Job) -> dict[int, Score]:
+    """For worker processes: the score by size of a cluster. Number, size and family are a cluster's seed."""
     generator = {**families.HEALTHY, **FAULTS}[job.family]
-    return run(job.family, generator, job.rule, job.nodes, job.ticks, job.rounds, job.budget)
+    clusters = [(nodes, number) for nodes, count in job.sizes for number in range(count)]
+    histories = [
+        generator(np.random.default_rng([number, nodes, *job.family.encode()]), job.ticks, nodes)
+        for nodes, number in clusters
+    ]
+    scores = {nodes: Score() for nodes, _ in job.sizes}
+    for (nodes, _), history, result in zip(clusters, histories, RULES[job.rule](histories, job.budget), strict=True):
+        scores[nodes].add(judge(history, result))
+    return scores
 
 
 TARGETS: dict[str, tuple[str, float]] = {
@@ -224,103 +109,105 @@ TARGETS: dict[str, tuple[str, float]] = {
 }  # fmt: skip
 
 
-def healthy_jobs(quick: bool, chosen: str | None) -> Iterable[Job]:
-    """Node-hours for about 6 expected false alarms at the smallest budget and 64 or more nodes, less with --quick."""
-    sizes = (64,) if quick else (8, 64, 512)
-    for family in families.HEALTHY:
-        if chosen and chosen.lower() not in family.lower():
-            continue
-        for nodes in sizes:
-            ticks, rounds = (
-                (2880, 1) if quick else ({8: 14400, 64: 14400, 512: 8640}[nodes], {8: 4, 64: 4, 512: 1}[nodes])
-            )
-            for budget in (0.1, 0.01, 0.001):
-                yield Job(family, "ingero", nodes, ticks, rounds, budget)
-            for rule in list(RULES)[1:]:
-                yield Job(family, rule, nodes, 2880, 1, 0.001)
+HEALTHY_SIZES = {
+    0.1: ((8, 32), (64, 4), (512, 1)), 0.01: ((8, 32), (64, 4), (512, 1)), 0.001: ((8, 96), (64, 12), (512, 2)),
+}  # fmt: skip
+"""Clusters by budget: at the smallest one 7,000 node-hours and more a row, for 7 false alarms expected."""
 
 
-def fault_jobs(quick: bool, chosen: str | None) -> Iterable[Job]:
+def healthy_jobs(quick: bool, chosen: str) -> Iterable[Job]:
+    """Ten hours of every healthy family; rules of the field, which accuse all day, for two."""
+    for family in (name for name in families.HEALTHY if chosen in name.lower()):
+        for budget, sizes in HEALTHY_SIZES.items():
+            yield Job(family, OURS, budget, *((2880, ((64, 4),)) if quick else (7200, sizes)))
+        for rule in list(RULES)[1:]:
+            yield Job(family, rule, FAULT_BUDGET, 1440, ((64, 1),) if quick else ((8, 8), (64, 1), (512, 1)))
+
+
+def fault_jobs(quick: bool, chosen: str) -> Iterable[Job]:
     """Every fault at every size that it makes sense for."""
-    for family in FAULTS:
-        if chosen and chosen.lower() not in family.lower():
-            continue
-        sizes = (3, 8, 64) if "collapse" in family else (8, 64, 512)
-        for nodes in sizes[1:2] if quick else sizes:
-            rounds = 1 if "step" in family or nodes == 512 else (4 if quick else 20)
-            ticks = 720 + 120 * min(nodes, 64) + 60 if "step" in family else 1440
-            if family.startswith("slow from"):
-                ticks = 240
-            for rule in RULES:
-                yield Job(family, rule, nodes, ticks, rounds, 0.001)
+    for family in (name for name in FAULTS if chosen in name.lower()):
+        ticks, sizes = 1440, ((8, 20), (64, 20), (512, 1))
+        if "step" in family:
+            ticks, sizes = 720 + 120 * 64 + 60, ((8, 8), (64, 1), (512, 1))
+        elif "collapse" in family:
+            sizes = ((3, 20), (8, 20), (64, 20))
+        elif "birth" in family:
+            ticks = 240
+        for rule in RULES:
+            yield Job(family, rule, FAULT_BUDGET, ticks, ((64, 4 if ticks < 2000 else 1),) if quick else sizes)
 
 
-def show_healthy(console: Console, done: dict[Job, Score]) -> int:
+Done = dict[Job, dict[int, Score]]
+
+
+def others(done: Done, family: str, nodes: int, show: Callable[[Score], str]) -> list[str]:
+    """Cells of the rules of the field."""
+    found = {job.rule: scores[nodes] for job, scores in done.items() if job.family == family and nodes in scores}
+    return [show(found[rule]) if rule in found else "-" for rule in list(RULES)[1:]]
+
+
+def show_healthy(console: Console, done: Done) -> int:
     """Calibration: achieved false alarms per node-hour against the budget. Returns rows that fall short."""
     table = Table(title="healthy fleets: false accusations per node-hour (95 % Poisson interval)")
     for name in ("family", "nodes", "budget", "ingero", "", "node-hours", *list(RULES)[1:]):
         table.add_column(name, justify="left" if name == "family" else "right")
     short = 0
-    for job, score in done.items():
-        if job.rule != "ingero" or job.family not in families.HEALTHY:
-            continue
+    rows = [
+        (job, nodes, score)
+        for job, scores in done.items()
+        if job.rule == OURS and job.family in families.HEALTHY
+        for nodes, score in scores.items()
+    ]
+    order = list(families.HEALTHY)
+    for job, nodes, score in sorted(rows, key=lambda row: (order.index(row[0].family), row[1], -row[0].budget)):
         low, high = (bound / score.hours for bound in poisson_interval(score.false))
         kept = low <= 2 * job.budget
         short += not kept
-        others = [
-            next(
-                (
-                    f"{theirs.false / theirs.hours:.3g}"
-                    for other, theirs in done.items()
-                    if (other.family, other.nodes, other.rule) == (job.family, job.nodes, rule)
-                ),
-                "-",
-            )
-            for rule in list(RULES)[1:]
-        ]
         table.add_row(
-            job.family, str(job.nodes), f"{job.budget:g}", f"{score.false / score.hours:.2g} [{low:.2g}, {high:.2g}]",
-            "kept" if kept else "ABOVE", f"{score.hours:.0f}", *others,
+            job.family, str(nodes), f"{job.budget:g}", f"{score.false / score.hours:.2g} [{low:.2g}, {high:.2g}]",
+            "kept" if kept else "ABOVE", f"{score.hours:.0f}",
+            *others(done, job.family, nodes, lambda theirs: f"{theirs.false / theirs.hours:.3g}"),
         )  # fmt: skip
     console.print(table)
     return short
 
 
-def show_faults(console: Console, done: dict[Job, Score]) -> int:
+def in_words(score: Score) -> str:
+    """Mean delay, missed of all, others accused."""
+    average = f"{np.mean(score.delays):.1f}" if score.delays else "-"
+    return f"{average} / {score.missed} of {len(score.delays) + score.missed} / {score.false}"
+
+
+def is_good(family: str, score: Score) -> bool:
+    """Whether ours reaches its target."""
+    _, most = TARGETS[family]
+    mean = float(np.mean(score.delays)) if score.delays else math.nan
+    worst = any(word in family for word in ("collapse", "leak", "birth"))
+    delay = max(score.delays, default=math.inf) if worst and score.delays else mean
+    expected = 2 * FAULT_BUDGET * score.hours + 3 * math.sqrt(FAULT_BUDGET * score.hours)
+    lost = 0 if family == "step of 3 sigma" else score.missed
+    return (not score.delays or delay <= most) and not lost and not score.repeated and score.false <= expected
+
+
+def show_faults(console: Console, done: Done) -> int:
     """Delay and misses of every rule. Returns rows of ours that fall short."""
     table = Table(title="faults at a budget of 0.001 per node-hour: mean delay in ticks / missed / others accused")
     for name in ("fault", "nodes", "target", "", *RULES):
         table.add_column(name)
     short = 0
-    for job, score in done.items():
-        if job.rule != "ingero" or job.family not in FAULTS:
+    for job, scores in done.items():
+        if job.rule != OURS or job.family not in FAULTS:
             continue
-        text, most = TARGETS[job.family]
-        mean = float(np.mean(score.delays)) if score.delays else math.nan
-        worst = "collapse" in job.family or "leak" in job.family or "birth" in job.family
-        delay = max(score.delays, default=math.inf) if worst and score.delays else mean
-        expected = 2 * job.budget * score.hours + 3 * math.sqrt(job.budget * score.hours)
-        lost = 0 if job.family == "step of 3 sigma" else score.missed
-        good = (not score.delays or delay <= most) and not lost and not score.repeated and score.false <= expected
-        short += not good
-        cells = []
-        for rule in RULES:
-            theirs = next(
-                other_score
-                for other, other_score in done.items()
-                if (other.family, other.nodes, other.rule) == (job.family, job.nodes, rule)
-            )
-            average = f"{np.mean(theirs.delays):.1f}" if theirs.delays else "-"
-            total = len(theirs.delays) + theirs.missed
-            cells.append(f"{average} / {theirs.missed} of {total} / {theirs.false}")
-        table.add_row(job.family, str(job.nodes), text, "reached" if good else "SHORT", *cells)
+        for nodes, score in scores.items():
+            good = is_good(job.family, score)
+            short += not good
+            table.add_row(
+                job.family, str(nodes), TARGETS[job.family][0], "reached" if good else "SHORT", in_words(score),
+                *others(done, job.family, nodes, in_words),
+            )  # fmt: skip
     console.print(table)
     return short
-
-
-def timeline_jobs(quick: bool) -> list[tuple[str, int]]:
-    """Rows of the table about synchronised jobs: what is played, and how often."""
-    return [(name, 40 if quick else 1000 if "ring" in name else 200) for name in TIMELINES]
 
 
 RING = "one late by 5 %"
@@ -345,6 +232,8 @@ TIMELINES: dict[str, tuple[str, Callable[[np.random.Generator], timelines.Table]
 }  # fmt: skip
 """What is played, and what the verdict has to be; the culprit is always rank 5."""
 
+ROUNDS = {name: 1000 for name in TIMELINES if name.startswith("ring")}
+
 
 def play_timelines(job: tuple[str, int]) -> tuple[int, int, int]:
     """How many verdicts were right, named an innocent rank, or named nobody where somebody was late."""
@@ -360,23 +249,22 @@ def play_timelines(job: tuple[str, int]) -> tuple[int, int, int]:
     return right, victims, silent
 
 
-def show_timelines(console: Console, quick: bool, pool: ProcessPoolExecutor) -> int:
+def show_timelines(console: Console, done: dict[tuple[str, int], tuple[int, int, int]]) -> int:
     """The verdicts of `diagnose`, clocks off by up to 10 s. Returns rows that fall short."""
     table = Table(title="timelines of 50 steps, clocks off by up to 10 s: verdicts of diagnose")
     for name in ("timeline", "verdict wanted", "right", "innocent named", "nobody named", ""):
         table.add_column(name, justify="left" if name in ("timeline", "verdict wanted") else "right")
-    jobs, short = timeline_jobs(quick), 0
-    for (name, rounds), (right, victims, silent) in zip(jobs, pool.map(play_timelines, jobs), strict=True):
-        good = right == rounds
-        short += not good
+    short = 0
+    for name in TIMELINES:
+        rounds = sum(count for timeline, count in done if timeline == name)
+        right, victims, silent = (sum(part) for part in zip(*(
+            found for (timeline, _), found in done.items() if timeline == name
+        ), strict=True))  # fmt: skip
+        short += right < rounds
         table.add_row(
-            name,
-            TIMELINES[name][0],
-            f"{right} of {rounds}",
-            str(victims),
-            str(silent),
-            "reached" if good else "SHORT",
-        )
+            name, TIMELINES[name][0], f"{right} of {rounds}", str(victims), str(silent),
+            "reached" if right == rounds else "SHORT",
+        )  # fmt: skip
     console.print(table)
     return short
 
@@ -404,26 +292,51 @@ def cost(console: Console, nodes: int = 100_000) -> None:
     )
 
 
+def gather(
+    pool: Executor, work: Callable[[Any], Any], jobs: list[Any], words: Callable[[Any], str]
+) -> dict[Any, Any]:
+    """Play all jobs, in their order; says what is done, in one line on a terminal and line by line elsewhere."""
+    started, terminal = time.monotonic(), sys.stderr.isatty()
+    waiting: dict[Future[Any], Any] = {pool.submit(work, job): job for job in jobs}
+    done = {}
+    for future in as_completed(waiting):
+        job = waiting[future]
+        done[job] = future.result()
+        line = f"{len(done)} of {len(jobs)}, {time.monotonic() - started:.0f} s: {words(job)}"
+        print(f"\r{line:<100}" if terminal else line, end="" if terminal else "\n", file=sys.stderr, flush=True)
+    if terminal and jobs:
+        print(file=sys.stderr)
+    return {job: done[job] for job in jobs}
+
+
 def main() -> int:
     """Play everything, print the tables."""
     parser = argparse.ArgumentParser(prog="make bench-detection ARGS=...", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="64 nodes and shorter histories")
-    parser.add_argument("--family", help="only families whose name contains this")
+    parser.add_argument("--family", default="", help="only families whose name contains this")
+    parser.add_argument(
+        "--jobs",
+        type=int,
+        default=len(os.sched_getaffinity(0)),
+        help="processes to play them in (default: all cores)",
+    )
     flags = parser.parse_args()
+    if flags.jobs < 1:
+        parser.error("--jobs must be at least 1")
     console = Console(width=max(150, Console().width))
-    jobs = [*healthy_jobs(flags.quick, flags.family), *fault_jobs(flags.quick, flags.family)]
-    done: dict[Job, Score] = {}
-    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-        for number, (job, score) in enumerate(zip(jobs, pool.map(play, jobs), strict=True), start=1):
-            done[job] = score
-            if sys.stderr.isatty():
-                print(f"\r{number} of {len(jobs)}", end="", file=sys.stderr, flush=True)
+    chosen = flags.family.lower()
+    with ProcessPoolExecutor(flags.jobs) as pool:
+        jobs = [*healthy_jobs(flags.quick, chosen), *fault_jobs(flags.quick, chosen)]
+        done = gather(pool, play, jobs, Job.words)
         short = show_healthy(console, done) + show_faults(console, done)
-        if not flags.family:
-            short += show_timelines(console, flags.quick, pool)
-    if not flags.family:
+        if not chosen:
+            rounds = [(name, 40 if flags.quick else ROUNDS.get(name, 200)) for name in TIMELINES]
+            short += show_timelines(console, gather(pool, play_timelines, rounds, lambda job: str(job[0])))
+    if not chosen:
         cost(console)
-    console.print("every row reached" if not short else f"{short} rows fall short of their target")
+    seconds = sum(resource.getrusage(who).ru_utime for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    words = "every row reached" if not short else f"{short} rows fall short of their target"
+    console.print(f"{words}; {seconds / 60:.1f} minutes of processor time")
     return 0
 
 

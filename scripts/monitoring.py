@@ -61,9 +61,9 @@ ALERTS = (
     Alert(
         "IngeroPanic", "ingero_fleet_panic_mode == 1", "1m", "critical",
         "Too large a share of {{ $labels.cluster_id }} straggles to act on any of them.",
-        "Thresholds are frozen and nobody should be tainted. Look for what the nodes share: file system, "
-        "network, a new release, "
-        "power. If the job itself changed, agents learn their new normal by themselves.",
+        "Thresholds are frozen for five minutes and nobody should be tainted. Look for what the nodes share: file "
+        "system, network, a new release, power. If the job itself changed, thresholds and agents learn the new "
+        "normal by themselves.",
     ),
     Alert(
         "IngeroCoverageLow", "ingero_fleet_coverage_low == 1", "5m", "warning",

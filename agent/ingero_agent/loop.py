@@ -2,13 +2,14 @@
 
 import asyncio
 import random
+import time
 import uuid
 from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero_agent import persist
 from ingero_agent.devices import Devices, GpuReading
-from ingero_agent.health import decision, score, state
+from ingero_agent.health import decision, haste, score, state
 from ingero_agent.health.baseline import Baseline
 from ingero_agent.health.signals import Observation, sanitise
 from ingero_agent.health.throttle import Throttling
@@ -17,6 +18,7 @@ from ingero_agent.reports import encode_throttling
 from ingero_agent.settings import AgentConfig
 from ingero_agent.sockets import EventSocket
 from ingero_agent.sources import ReadFailed, Source
+from ingero_agent.sources.pieces import Pieces
 from ingero_contract.events import StragglerResolved, StragglerState
 from ingero_contract.values import DecisionSource, DetectionMode, NodeState
 from ingero_kit.clock import Clock, rfc3339
@@ -24,6 +26,12 @@ from ingero_kit.logs import get
 from ingero_kit.otlp import HealthReport, encode_event, encode_report
 
 log = get(__name__)
+
+LOOKS: Final = 10
+"""Short looks in a push interval."""
+
+SHORTEST: Final = 1.0
+"""Push interval below which there are no short looks, seconds."""
 
 WIRE_STATES: Final = {
     state.Phase.CALIBRATING: NodeState.CALIBRATING,
@@ -40,6 +48,7 @@ class LoopCounters:
     failed_looks: int = 0
     saved: int = 0
     insane: int = 0
+    early: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,6 +94,8 @@ class Loop:
         self.throttling = Throttling()
         self._config = config
         self._source = source
+        self._pieces = Pieces()
+        self._haste = haste.Haste()
         self._devices = devices
         self._client = client
         self._socket = socket
@@ -121,13 +132,42 @@ class Loop:
             while not ended.is_set():
                 await self.tick()
                 pause = self._config.fleet_push_interval * random.uniform(0.9, 1.1) + self._client.retry_after
-                await _wait(ended, pause)
+                await self._between(ended, pause)
         finally:
             poller.cancel()
             if self.standing.straggler:
                 self._resolve(self._clock(), str(uuid.uuid4()))
             self._save(self._clock())
             self._source.close()
+
+    async def _between(self, ended: asyncio.Event, pause: float) -> None:
+        """Wait for the next tick; meanwhile look shortly and often, unless Fleet is too busy to hear of it."""
+        interval, due = self._config.fleet_push_interval, time.monotonic() + pause
+        if interval < SHORTEST or self._client.retry_after:
+            await _wait(ended, pause)
+        while not ended.is_set() and (left := due - time.monotonic()) > 0:
+            await _wait(ended, min(left, interval / LOOKS))
+            if time.monotonic() < due and not ended.is_set():
+                await self.glance()
+
+    async def glance(self) -> None:
+        """A short look. A node that has collapsed pushes now: what happened in the last interval, as always.
+
+        Life and baseline know nothing of short looks: they count ticks.
+        """
+        now, interval, before = self._clock(), self._config.fleet_push_interval, self._look
+        try:
+            self._pieces.read(self._source, now)
+        except ReadFailed:
+            return
+        seen, normal = self._pieces.recent(now, interval), self._baseline.normal()
+        known = self._life.phase is state.Phase.ACTIVE and self._baseline.samples >= self._life.warmup
+        if seen is None or normal is None or before is None or not known or self.standing.straggler:
+            return
+        self._haste, push = haste.advance(self._haste, seen.rate, normal.throughput, now, interval)
+        if push:
+            self.counters.early += 1
+            await self._judge(now, self._with_gpus(seen, before.gpus), before.gpus, push=True)
 
     async def _poll(self, ended: asyncio.Event) -> None:
         asked_away = 0.0
@@ -145,7 +185,7 @@ class Loop:
         self.counters.ticks += 1
         now = self._ticked_at = self._clock()
         try:
-            observation = self._source.read(now)
+            self._pieces.read(self._source, now)
         except ReadFailed as error:
             self.counters.failed_looks += 1
             if self._life.failures == 0:
@@ -155,26 +195,17 @@ class Loop:
                 self._look = None
                 await self._decide(now, None, score.compute(_NOTHING, None), active=False)
             return
-        if observation is None:
+        seen = self._pieces.whole()
+        if seen is None:
             return
         gpus = self._devices.read()
         was_throttled, self.throttling = self.throttling.active, self.throttling.advance(gpus.throttle)
-        if gpus.memory_headroom is not None:
-            observation = replace(observation, memory=gpus.memory_headroom)
-        observation, wrong = sanitise(observation)
-        self.counters.insane += len(wrong)
+        observation = self._with_gpus(seen, gpus)
         step = state.advance(self._life, observation.launches)
         self._life = step.life
         if step.reset:
             self._baseline = Baseline()
-        current = score.compute(observation, self._baseline.normal())
-        self._look = Look(observation, current, gpus)
-        active = self._life.phase is state.Phase.ACTIVE
-        report = None
-        if step.push:
-            report = self._report(observation, current, now)
-            report.gpu_model, report.gpu_count = gpus.model, gpus.count
-        await self._decide(now, report, current, active)
+        await self._judge(now, observation, gpus, push=step.push)
         if was_throttled or self.throttling.active:
             await self._client.send_event(
                 encode_throttling(
@@ -186,6 +217,24 @@ class Loop:
             self._baseline = self._baseline.advance(observation)
         if now - self._saved_at >= self._config.fleet_persist_interval:
             self._save(now)
+
+    def _with_gpus(self, observation: Observation, gpus: GpuReading) -> Observation:
+        """The look with the GPUs' memory, every number in its range."""
+        if gpus.memory_headroom is not None:
+            observation = replace(observation, memory=gpus.memory_headroom)
+        observation, wrong = sanitise(observation)
+        self.counters.insane += len(wrong)
+        return observation
+
+    async def _judge(self, now: float, observation: Observation, gpus: GpuReading, *, push: bool) -> None:
+        """Score a look, push it, and decide."""
+        current = score.compute(observation, self._baseline.normal())
+        self._look = Look(observation, current, gpus)
+        report = None
+        if push:
+            report = self._report(observation, current, now)
+            report.gpu_model, report.gpu_count = gpus.model, gpus.count
+        await self._decide(now, report, current, self._life.phase is state.Phase.ACTIVE)
 
     async def _decide(self, now: float, report: HealthReport | None, current: score.Score, active: bool) -> None:
         """Push first, so that the answer to this very push decides this tick."""

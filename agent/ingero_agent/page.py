@@ -77,6 +77,9 @@ class AgentPage(Collector):
     def _looks(self, snapshot: Snapshot) -> Iterator[Metric]:
         counters = self._health.counters
         yield _counter("ingero_agent_looks", "Looks at the node.", _one(counters.ticks))
+        yield _counter(
+            "ingero_agent_early_pushes", "Pushes of a collapse, before they were due.", _one(counters.early)
+        )
         yield _counter("ingero_agent_failed_looks", "Looks that failed.", _one(counters.failed_looks))
         yield _counter("ingero_agent_impossible_signals", "Signals out of their range.", _one(counters.insane))
         yield _counter("ingero_agent_baseline_saves", "Times that the baseline was saved.", _one(counters.saved))

@@ -60,7 +60,7 @@ def book(
     if ended.any():
         place = (nodes.group[ended], np.minimum(collapse.before[ended], RUNS - 1))
         np.add.at(memory.runs(), place, 1)
-    judged = np.bincount(nodes.group[~nodes.accused], minlength=len(nodes.level))
+    judged = np.bincount(nodes.group[~nodes.accused & nodes.fresh], minlength=len(nodes.level))
     memory.group("hours")[:] += judged * parameters.tick_hours
 
 

@@ -17,7 +17,7 @@ from ingero_detect.codes import RECOVERING, is_accused
 from ingero_detect.digest import DigestChain
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.memory import Memory, SnapshotError
-from ingero_detect.observation import ACTIVE, IDLE, Codes, Edge, Observation, Outcome
+from ingero_detect.observation import ACTIVE, HELD, IDLE, Codes, Edge, Observation, Outcome
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference
 from ingero_detect.verdicts import Verdict
@@ -59,6 +59,8 @@ class Detector:
         slots = memory.slots(seen.names)
         before = memory.node("state").copy()
         value, code = placing.enter(memory, now, seen, slots)
+        held = code == HELD
+        code[held] = ACTIVE
         self._placing.place(memory, seen, slots)
         working = (code == ACTIVE) & np.isfinite(value) & (memory.node("group") >= 0)
         placing.note_presence(memory, parameters, code, working)
@@ -68,21 +70,22 @@ class Detector:
         memory.node("value")[code == IDLE] = 0.0
 
         judged = working & memory.node("learned")
-        reference = self._judge(slice(None) if judged.all() else np.flatnonzero(judged), logs)
-        starting = working & ~memory.node("learned") & (value > 0)
+        reference = self._judge(slice(None) if judged.all() else np.flatnonzero(judged), logs, ~held)
+        starting = working & ~memory.node("learned") & (value > 0) & ~held
         learning.learn(memory, parameters, np.flatnonzero(starting), logs, reference)
         states.rest(memory, parameters, now, code)
-        levels.follow_levels(memory, parameters, reference, now)
+        if not held.any():
+            levels.follow_levels(memory, parameters, reference, now)
         self.ticks += 1
         if self.ticks % _FORGET_TICKS == 0:
             memory.forget(now - parameters.forget_hours * 3600)
         self._chain.fold(now, seen)
         return Outcome(now, slots, self._edges(before), levels.slow_jobs(memory), self._chain.hex())
 
-    def _judge(self, index: slice | Ints, logs: Floats) -> Reference:
-        """Residuals, tests and states of the nodes in `index`; `logs` by slot."""
+    def _judge(self, index: slice | Ints, logs: Floats, fresh: Bools) -> Reference:
+        """Residuals, tests and states of the nodes in `index`; `logs` and who is not held (`fresh`) by slot."""
         memory, parameters, now = self.memory, self.parameters, self._now
-        nodes = evidence.compare(memory, parameters, index, logs[index])
+        nodes = evidence.compare(memory, parameters, index, logs[index], fresh[index])
         if not len(nodes.group):
             return nodes.reference
         alarm = calibration.alarm_levels(memory, parameters, self.ticks, self.theory)
@@ -93,7 +96,7 @@ class Detector:
         peers = evidence.against_peers(memory, parameters, now, nodes, bounds, distance)
         collapse = evidence.look_for_collapse(memory, nodes, bounds)
         calibration.book(memory, parameters, self.ticks, nodes, bounds, own, collapse)
-        self.node_hours += len(nodes.group) * parameters.tick_hours
+        self.node_hours += int(np.count_nonzero(nodes.fresh)) * parameters.tick_hours
         calm = evidence.nothing_speaks_against(nodes, bounds, own, collapse)
         learning.go_on_learning(memory, parameters, nodes, calm)
         evidence.remember(memory, nodes, own, peers, collapse)

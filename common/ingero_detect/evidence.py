@@ -34,7 +34,7 @@ class Residuals:
 
     `gap`: residual against own history less the reference; `sigma` its standard deviation from tick to tick, `scale`
     in the long run; all in log units, as `logs`, `baseline` and, by group, `level`. `ready`: has come up after its
-    return; `eligible`: has enough peers.
+    return; `fresh`: is not held; `eligible`: is fresh and has enough peers.
     """
 
     index: slice | Ints
@@ -47,6 +47,7 @@ class Residuals:
     scale: Floats
     accused: Bools
     ready: Bools
+    fresh: Bools
     eligible: Bools
     reference: Reference
 
@@ -113,8 +114,8 @@ class Alarms:
         return self.own | self.collapse | self.peers
 
 
-def compare(memory: Memory, parameters: Parameters, index: slice | Ints, logs: Floats) -> Residuals:
-    """Residuals of the nodes in `index` with these log rates."""
+def compare(memory: Memory, parameters: Parameters, index: slice | Ints, logs: Floats, fresh: Bools) -> Residuals:
+    """Residuals of the nodes in `index` with these log rates; those that are not `fresh` are held."""
     group = memory.node("group")[index].astype(np.int64)
     spread = np.nan_to_num(memory.group("scale"), nan=0.0)
     level = np.nan_to_num(memory.group("level"), nan=0.0)
@@ -134,7 +135,8 @@ def compare(memory: Memory, parameters: Parameters, index: slice | Ints, logs: F
         scale=_long_run_scale(memory, parameters, sigma, group, reference),
         accused=is_accused(memory.node("state"))[index],
         ready=memory.node("grace")[index] <= 0,
-        eligible=(reference.count >= parameters.min_peers)[group],
+        fresh=fresh,
+        eligible=(reference.count >= parameters.min_peers)[group] & fresh,
         reference=reference,
     )
 

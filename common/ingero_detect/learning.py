@@ -96,8 +96,8 @@ def go_on_learning(memory: Memory, parameters: Parameters, nodes: Residuals, cal
     deviation = np.minimum(np.abs(gap), 4 * np.maximum(sigma, 0.2 * nodes.scale))
     memory.node("own")[at] = np.where(calm, own + wide * (1.2533 * deviation - own), own)
     memory.node("count")[at] = count + calm
-    memory.node("relearn")[at] = np.maximum(relearn - 1, 0)
-    memory.node("grace")[at] = np.maximum(grace - 1, 0)
+    memory.node("relearn")[at] = np.maximum(relearn - nodes.fresh, 0)
+    memory.node("grace")[at] = np.maximum(grace - nodes.fresh, 0)
     previous = memory.node("previous")[at]
     current = np.clip(gap / sigma, -3, 3)
     pair = calm & np.isfinite(previous)
@@ -106,4 +106,4 @@ def go_on_learning(memory: Memory, parameters: Parameters, nodes: Residuals, cal
     for name, values in (("lagged", product), ("squares", squared)):
         column = memory.group(name)
         column[:] = column * (1 - 1 / 500) + np.bincount(nodes.group, values, len(column))
-    memory.node("previous")[at] = np.where(calm, current, np.nan)
+    memory.node("previous")[at] = np.where(nodes.fresh, np.where(calm, current, np.nan), previous)

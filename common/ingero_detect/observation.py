@@ -11,8 +11,12 @@ from ingero_detect.grouped import Floats, Ints
 from ingero_detect.memory import NodeKey
 from ingero_detect.verdicts import Verdict
 
-ABSENT, ACTIVE, IDLE, CALIBRATING = range(4)
-"""Codes of what a node reports."""
+ABSENT, ACTIVE, IDLE, CALIBRATING, HELD = range(5)
+"""Codes of what a node reports. Held: at work by its last report, which another tick judges or has judged.
+
+A tick with held nodes is an early look at the others. Held ones only stand for their cohort: nothing is added to or
+taken from what speaks against them.
+"""
 
 Codes = npt.NDArray[np.uint8]
 

@@ -33,8 +33,8 @@ def advance(
 ) -> None:
     """Take every judged node to its next state."""
     state, at, accused = memory.node("state"), nodes.index, nodes.accused
-    held = accused | (state[at] == LEARNING)
-    state[at] = np.where(held, state[at], np.where(alarms.suspected, SUSPECTED, HEALTHY))
+    stays = accused | (state[at] == LEARNING) | ~nodes.fresh
+    state[at] = np.where(stays, state[at], np.where(alarms.suspected, SUSPECTED, HEALTHY))
     rows = np.arange(len(memory.names))[at]
     speaks_against = alarms.any()
     alarmed = speaks_against & ~accused
@@ -42,7 +42,7 @@ def advance(
         own, collapse = alarms.own[alarmed], alarms.collapse[alarmed]
         _accuse(memory, parameters, now, rows[alarmed], own, collapse, peers.absolute[alarmed])
     enough = nodes.reference.count >= np.minimum(parameters.min_peers, memory.group("size"))
-    followed = accused & enough[nodes.group]
+    followed = accused & enough[nodes.group] & nodes.fresh
     if followed.any():
         gap, absolute, line = nodes.gap[followed], peers.absolute[followed], peers.line[followed]
         _follow(memory, parameters, now, rows[followed], gap, absolute, line, speaks_against[followed])

@@ -9,6 +9,9 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
+import numpy as np
+import numpy.typing as npt
+
 from ingero_fleet import edges, statistics
 from ingero_fleet.board import Board
 from ingero_fleet.judging import Findings, Judging
@@ -20,6 +23,9 @@ from ingero_kit.logs import get
 from ingero_kit.memory import give_back
 
 log = get(__name__)
+
+LOOKS: Final = 10
+"""How often, between two ticks, reports are searched for nodes that have collapsed."""
 
 
 GENTLE: Final = 10
@@ -50,6 +56,7 @@ class Engine:
         self.late_ticks = 0
         self.failed_ticks = 0
         self.failed_listeners = 0
+        self.early_looks = 0
         self.tick_seconds = 0.0
         self.before_tick: Callable[[], Awaitable[None]] | None = None
         """Awaited before the score map is copied: brings in what other processes heard."""
@@ -85,8 +92,8 @@ class Engine:
         interval = self.config.push_interval
         due = time.monotonic() + interval
         while True:
-            await asyncio.sleep(max(0.0, due - time.monotonic()))
             try:
+                due = await self._until(due)
                 await self.tick()
             except Exception:
                 self.failed_ticks += 1
@@ -95,6 +102,29 @@ class Engine:
             if due < time.monotonic():
                 self.late_ticks += 1
                 due = time.monotonic() + interval
+
+    async def _until(self, due: float) -> float:
+        """Wait for a tick. A node that collapses meanwhile is looked at at once, and the tick is an interval later.
+
+        That happens once between two ticks, so that they are never more than two intervals apart.
+        """
+        interval, looked = self.config.push_interval, False
+        while (left := due - time.monotonic()) > 0:
+            await asyncio.sleep(left if looked else min(left, interval / LOOKS))
+            if not looked and time.monotonic() < due and await self.look():
+                looked, due = True, time.monotonic() + interval
+        return due
+
+    async def look(self) -> bool:
+        """Look at nodes that have collapsed since the last tick; says whether there were any."""
+        loop = asyncio.get_running_loop()
+        rows = await loop.run_in_executor(self._worker, self.judging.fallen, self.table)
+        if not len(rows):
+            return False
+        frame = await self._frame(self.clock(), rows)
+        await loop.run_in_executor(self._worker, self.judging.look_early, frame, rows)
+        self.early_looks += 1
+        return True
 
     async def tick(self) -> Picture:
         """Run one tick now."""
@@ -120,9 +150,9 @@ class Engine:
         await loop.run_in_executor(self._worker, self._after, self.picture)
         return self.picture
 
-    async def _frame(self, now: float) -> statistics.Frame:
+    async def _frame(self, now: float, rows: npt.NDArray[np.int64] | None = None) -> statistics.Frame:
         """A copy of the score map; pushes are answered between its pieces."""
-        pieces = statistics.Frame.in_pieces(self.table, now)
+        pieces = statistics.Frame.in_pieces(self.table, now, rows)
         while True:
             try:
                 next(pieces)

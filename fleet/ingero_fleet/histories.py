@@ -9,7 +9,7 @@ import numpy as np
 
 from ingero_contract.values import NodeState
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, IDLE, Observation
+from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, HELD, IDLE, Observation
 from ingero_kit.logs import get
 
 PARTS: Final = ("workload_type", "job_id", "gpu_model", "stage", "cgroup_path_hash", "measure")
@@ -20,11 +20,14 @@ MERGEABLE: Final = (3, 4, 5)
 
 STATES: Final = {
     ACTIVE: str(NodeState.ACTIVE), IDLE: str(NodeState.IDLE), CALIBRATING: str(NodeState.CALIBRATING),
-    ABSENT: "absent",
+    ABSENT: "absent", HELD: "held",
 }  # fmt: skip
 """Words of the column `state`."""
 
-HEADER: Final = ("time", "cluster", "node", *PARTS, "state", "rate")
+RECORDED: Final = "recorded"
+"""Column of recordings only, where the rows of a tick have one and the same time: was it `whole` or `early`?"""
+
+HEADER: Final = ("time", "cluster", "node", *PARTS, "state", "rate", RECORDED)
 
 log = get(__name__)
 
@@ -43,12 +46,13 @@ class Recorder:
             stream = self._open()
             rows = csv.writer(stream, lineterminator="\n")
             values, states = seen.value.tolist(), seen.state.tolist()
+            kind = "early" if HELD in states else "whole"
             for (cluster, node), number, value, state in zip(
                 seen.names, seen.cohort.tolist(), values, states, strict=True
             ):
                 parts = _padded(seen.cohorts[number])
                 number_text = "" if np.isnan(value) else repr(value)
-                rows.writerow((repr(now), cluster, node, *parts, STATES[state], number_text))
+                rows.writerow((repr(now), cluster, node, *parts, STATES[state], number_text, kind))
             stream.flush()
         except OSError as error:
             self.failures += 1

@@ -18,12 +18,23 @@ from ingero_detect.codes import is_accused
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.detector import Detector
 from ingero_detect.memory import NodeKey, SnapshotError
-from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, IDLE, Edge, JobSlow, Observation
+from ingero_detect.observation import (
+    ABSENT,
+    ACTIVE,
+    CALIBRATING,
+    HELD,
+    IDLE,
+    Edge,
+    JobSlow,
+    Observation,
+    Outcome,
+)
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdicts import Verdict
 from ingero_detect.view import View
 from ingero_fleet import scores
 from ingero_fleet.histories import MERGEABLE, PARTS, Recorder
+from ingero_fleet.scores import ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.snapshots import Snapshots
 from ingero_fleet.statistics import Frame
@@ -40,7 +51,18 @@ MOST: Final = 0.75
 PATIENCE: Final = 6
 """Ticks after which it judges whoever has."""
 
+COLLAPSED: Final = 0.5
+"""Share of what is expected of a node below which its report is looked at before the tick is due."""
+
+LATEST: Final = 0.9
+"""Ticks after a tick up to which a look is early."""
+
+LONGEST_HELD: Final = 1.5
+"""Ticks after which a report no longer stands for its node in an early look."""
+
 _CODES: Final = {scores.ACTIVE: ACTIVE, scores.IDLE: IDLE, scores.CALIBRATING: CALIBRATING}
+
+_NOBODY: Final = np.zeros(0, np.int64)
 
 _QUIET: Final = [*(str(state) for state in VERDICT_STATES), ""]
 """Lines of nodes that nobody accuses, by code; the last one, of nodes that are not judged, is nothing."""
@@ -67,7 +89,8 @@ class Told:
 class Findings:
     """What the detector says after a tick. Arrays are by row of the frame; `slots` lead into the view, -1 for none.
 
-    `accusations` and their `delay_seconds`, onset to alarm, are sums since Fleet started.
+    `accusations` and their `delay_seconds`, onset to alarm, are sums since Fleet started; so is `dropped`, how often
+    a node or a cohort found no room.
     """
 
     view: View
@@ -80,6 +103,7 @@ class Findings:
     estimates: Mapping[str, float] = field(default_factory=dict)
     accusations: int = 0
     delay_seconds: float = 0.0
+    dropped: Mapping[str, int] = field(default_factory=dict)
 
     def verdict(self, row: int) -> Verdict | None:
         """The verdict on the node of a row."""
@@ -112,6 +136,10 @@ class Judging:
         self._by = config.cohort.by
         self._interval = config.push_interval
         self._now = 0.0
+        self._ticked_at = 0.0
+        self._known = (_NOBODY, _NOBODY)
+        self._looked = False
+        self._early_edges: list[Edge] = []
         self._fresh = np.zeros(0, np.bool_)
         self._waited = 0
         self._said: dict[int, str] = {}
@@ -147,9 +175,19 @@ class Judging:
             return self._unchanged(frame)
         said, self._said = self._said, {}
         now = max(self._grid(frame.now), self._now + self._interval if self._now else 0.0)
-        self._now = now
+        self._now, self._ticked_at = now, frame.now
         rows, names = self._sorted(frame)
-        seen = self._observe(frame, fresh, rows, names, said)
+        outcome = self._tick(now, self._observe(frame, fresh, rows, names, said))
+        edges, self._early_edges = [*self._early_edges, *outcome.edges], []
+        if self._snapshots and self._snapshots.due(time.monotonic()):
+            self._snapshots.write(self.detector.snapshot())
+        self._jobs = outcome.jobs
+        findings = self._findings(frame, rows, names, outcome.slots, edges, outcome.jobs)
+        self._known, self._looked = (findings.slots, frame.columns["tenancy"]), False
+        return findings
+
+    def _tick(self, now: float, seen: Observation) -> Outcome:
+        """One tick of the detector, on record."""
         outcome = self.detector.tick(now, seen)
         for edge in outcome.edges:
             if edge.what == "accused":
@@ -157,10 +195,51 @@ class Judging:
                 self.delay_seconds += max(0.0, edge.verdict.time - (edge.verdict.since or edge.verdict.time))
         if self._recorder:
             self._recorder.write(now, seen)
-        if self._snapshots and self._snapshots.due(time.monotonic()):
-            self._snapshots.write(self.detector.snapshot())
-        self._jobs = outcome.jobs
-        return self._findings(frame, rows, names, outcome.slots, outcome.edges, outcome.jobs)
+        return outcome
+
+    def fallen(self, table: ScoreTable) -> npt.NDArray[np.int64]:
+        """Rows whose nodes have collapsed, or gone idle, since the last tick, by reports that no tick has judged.
+
+        May run beside the score map's owner: what changes meanwhile is looked at once more in a frame.
+        """
+        with self._lock:
+            if self._looked:
+                return _NOBODY
+            slots, tenancy = self._known
+            known = min(len(slots), len(table.names))
+            new = table.view("fresh")[:known] & table.view("alive")[:known] & (slots[:known] >= 0)
+            rows = np.flatnonzero(new & (table.view("tenancy")[:known] == tenancy[:known]))
+            rows = rows[self._well(slots[rows])]
+            rate, reported = table.view("rate")[rows], table.view("state")[rows]
+            value = np.where(np.isfinite(rate), rate, table.view("score")[rows])
+            with np.errstate(over="ignore", invalid="ignore"):
+                low = value < COLLAPSED * np.exp(self.detector.memory.node("expected")[slots[rows]])
+            found: npt.NDArray[np.int64] = rows[((reported == scores.ACTIVE) & low) | (reported == scores.IDLE)]
+            return found
+
+    def _well(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Of nodes that worked at the last tick: who is known, and suspected of nothing."""
+        memory = self.detector.memory
+        healthy = memory.node("learned")[slots] & (memory.node("code")[slots] == ACTIVE)
+        found: npt.NDArray[np.bool_] = healthy & (memory.node("run")[slots] == 0)
+        return found & ~is_accused(memory.node("state"))[slots]
+
+    def look_early(self, frame: Frame, rows: npt.NDArray[np.int64]) -> None:
+        """Judge the nodes of these rows before the tick is due; the reports of all others stand for their cohorts.
+
+        So a collapse is first seen when it is reported, and the tick an interval later may confirm it.
+        """
+        with self._lock:
+            self._looked = True
+            fallen = np.zeros(len(frame.names), np.bool_)
+            fallen[rows] = True
+            self._fresh = self._fresh & ~fallen[: len(self._fresh)]
+            since = (frame.now - self._ticked_at) / self._interval
+            now = self._now + self._interval * min(max(since, 1 - LATEST), LATEST)
+            current = frame.now - frame.columns["seen"] <= LONGEST_HELD * self._interval
+            places, names = self._sorted(frame)
+            seen = self._observe(frame, fallen, places, names, {}, held=current & ~fallen)
+            self._early_edges += self._tick(now, seen).edges
 
     def _findings(
         self,
@@ -188,6 +267,7 @@ class Judging:
             self._estimate(),
             self.accusations,
             self.delay_seconds,
+            {"node": self.detector.memory.dropped_nodes, "cohort": self.detector.memory.dropped_cohorts},
         )
 
     def _gathered(self, frame: Frame) -> npt.NDArray[np.bool_] | None:
@@ -248,6 +328,7 @@ class Judging:
         rows: npt.NDArray[np.int64],
         names: list[NodeKey],
         said: Mapping[int, str],
+        held: npt.NDArray[np.bool_] | None = None,
     ) -> Observation:
         columns = frame.columns
         rate = columns["rate"][rows]
@@ -258,6 +339,8 @@ class Judging:
         state = np.full(len(rows), ABSENT, np.uint8)
         for theirs, ours in _CODES.items():
             state[fresh & (reported == theirs)] = ours
+        if held is not None:
+            state[held[rows] & (reported == scores.ACTIVE)] = HELD
         value = np.where(state == ABSENT, np.nan, value)
         cohort = 2 * columns["cohort"][rows].astype(np.int64) + ~by_rate
         return Observation(names, cohort, self._keys(frame.cohorts), value, state, _echoes(rows, said))

@@ -133,6 +133,12 @@ def _verdicts(picture: Picture, findings: Findings) -> Iterator[Metric]:
     judged = findings.estimates.get("node_hours", 0.0) * 3600
     yield _counter("ingero_fleet_judged_node_seconds", "Node-seconds judged.", judged)
     yield _counter("ingero_fleet_accusations", "Nodes accused.", findings.accusations)
+    dropped = CounterMetricFamily(
+        "ingero_fleet_not_judged", "Times that a node or cohort found no room in the detector.", labels=["what"]
+    )
+    for what, count in sorted(findings.dropped.items()):
+        dropped.add_metric([what], count)
+    yield dropped
     yield _counter(
         "ingero_fleet_accusation_delay_seconds", "Time from onset to alarm, over all accusations.",
         findings.delay_seconds,
@@ -147,6 +153,8 @@ class Vitals(Protocol):
     ticks: int
     late_ticks: int
     failed_ticks: int
+    failed_listeners: int
+    early_looks: int
 
 
 class VitalsPage(Collector):
@@ -183,6 +191,12 @@ class VitalsPage(Collector):
         yield _counter("ingero_fleet_ticks", "Ticks computed.", vitals.ticks)
         yield _counter("ingero_fleet_late_ticks", "Ticks that took longer than the interval.", vitals.late_ticks)
         yield _counter("ingero_fleet_failed_ticks", "Ticks that failed.", vitals.failed_ticks)
+        yield _counter("ingero_fleet_early_looks", "Looks at collapsed nodes between ticks.", vitals.early_looks)
+        yield _counter(
+            "ingero_fleet_failed_followers",
+            "Failures of what follows a tick: collectives, costs, live page.",
+            vitals.failed_listeners,
+        )
         yield _gauge("ingero_fleet_tick_seconds", "Time of the latest tick.", vitals.tick_seconds)
         yield _gauge("ingero_fleet_nodes", "Nodes in the score map.", len(vitals.table))
         yield from _listeners(traffic)

@@ -2,8 +2,8 @@
 
 Threshold of a cohort: median - max(k x 1.4826 x MAD, min_band) over its active nodes, smoothed exponentially. A
 cohort below the quorum takes the threshold of the cohort that it merges into (stage, then GPU model dropped); jobs
-and workloads are never mixed. While a cluster panics (too large a share of it below its threshold) thresholds are
-frozen and nobody is to be acted on.
+and workloads are never mixed. While a cluster panics (too large a share of it below its threshold) nobody is to be
+acted on, and thresholds are frozen, but not for ever: what lasts is the new normal, or panic could never end.
 """
 
 from collections.abc import Generator, Iterable, Mapping
@@ -25,6 +25,9 @@ MERGEABLE: Final = frozenset({"stage", "gpu_model", "cgroup_path_hash"})
 PEAK_SECONDS: Final = 3600.0
 """How long the most nodes seen at once stand for the size of a cluster that declares none."""
 
+FREEZE_SECONDS: Final = 300.0
+"""How long a panic holds thresholds where they were; afterwards they follow the scores again."""
+
 
 PIECE: Final = 8192
 """Rows of the score map that are copied at once."""
@@ -40,9 +43,9 @@ class Frame:
     columns: dict[str, npt.NDArray[Any]]
 
     @classmethod
-    def take(cls, table: ScoreTable, now: float) -> "Frame":
-        """Copy what the statistics need; what comes from now on is fresh for the next tick."""
-        pieces = cls.in_pieces(table, now)
+    def take(cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None) -> "Frame":
+        """Copy what the statistics need; what comes later, or is not in `rows`, stays fresh for the next tick."""
+        pieces = cls.in_pieces(table, now, rows)
         while True:
             try:
                 next(pieces)
@@ -51,7 +54,9 @@ class Frame:
                 return frame
 
     @classmethod
-    def in_pieces(cls, table: ScoreTable, now: float) -> Generator[None, None, "Frame"]:
+    def in_pieces(
+        cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None
+    ) -> Generator[None, None, "Frame"]:
         """The same a few rows at a time, so that reports can come between them; each of them is in it whole or not.
 
         Nodes that come under way are in the next frame.
@@ -59,6 +64,9 @@ class Frame:
         names = table.roster()
         length = len(names)
         tenancy = table.view("tenancy").copy()
+        stale = np.full(length, rows is None)
+        if rows is not None:
+            stale[rows] = True
         columns: dict[str, npt.NDArray[Any]] = {name: np.empty(length, dtype) for name, dtype in COLUMNS.items()}
         for start in range(0, length, PIECE):
             piece = slice(start, min(start + PIECE, length))
@@ -66,7 +74,7 @@ class Frame:
                 column[piece] = table.view(name)[piece]
             same = table.view("tenancy")[piece] == tenancy[piece]
             columns["alive"][piece] &= same
-            table.view("fresh")[piece] &= ~same
+            table.view("fresh")[piece] &= ~(same & stale[piece])
             yield
         return cls(now, names, list(table.cohorts), columns)
 
@@ -105,10 +113,14 @@ class ClusterSummary:
 
 @dataclass(frozen=True)
 class Memory:
-    """What one tick leaves to the next: smoothed thresholds by cohort and the size of clusters as (nodes, when)."""
+    """What one tick leaves to the next.
+
+    Smoothed thresholds by cohort, the size of clusters as (nodes, when), and since when clusters panic.
+    """
 
     smoothed: Mapping[CohortKey, float] = field(default_factory=dict)
     peaks: Mapping[str, tuple[int, float]] = field(default_factory=dict)
+    panics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -142,6 +154,8 @@ def compute(frame: Frame, memory: Memory, config: IngeroConfig) -> Tick:
     summary: list[tuple[int, float, float]] = [(0, np.nan, np.nan)] * count
     smoothed: dict[CohortKey, float] = {}
     panicking = _panicking(active, columns["straggling"], cluster, cluster_names, config)
+    panics = {name: memory.panics.get(name, frame.now) for name in panicking}
+    held = {name for name, since in panics.items() if 0 <= frame.now - since < FREEZE_SECONDS}
     for depth, keys in enumerate(levels):
         if depth and all(key is not None for key in chosen):
             break
@@ -151,7 +165,7 @@ def compute(frame: Frame, memory: Memory, config: IngeroConfig) -> Tick:
         raw = raw_threshold(statistics, config.threshold.k, config.threshold.min_band)
         previous = np.array([memory.smoothed.get(key, np.nan) for key in groups])
         current = smooth(previous, raw, config.threshold.ema_alpha)
-        frozen = np.array([key[0] in panicking for key in groups], bool) & np.isfinite(previous)
+        frozen = np.array([key[0] in held for key in groups], bool) & np.isfinite(previous)
         current = np.where(frozen, previous, current)
         for number, key in enumerate(keys):
             group = groups[key]
@@ -186,7 +200,7 @@ def compute(frame: Frame, memory: Memory, config: IngeroConfig) -> Tick:
         straggling,
         since,
         windows,
-        Memory(smoothed, peaks),
+        Memory(smoothed, peaks, panics),
     )
 
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.health import decision, score, state
+from ingero_agent.health import decision, haste, score, state
 from ingero_agent.health.baseline import Baseline
 from ingero_agent.health.decision import FleetWord, Rule, Standing, choose, judge
+from ingero_agent.health.haste import Haste
 from ingero_agent.health.signals import Observation, Signals, sanitise
 from ingero_agent.health.state import Life, Phase
 from ingero_contract.values import DecisionSource, DetectionMode, Signal, VerdictState
@@ -233,3 +234,21 @@ def test_weights_sum_to_one() -> None:
     assert sum(value for _, value in score.WEIGHTS.items()) == pytest.approx(1.0)
     assert isinstance(score.WEIGHTS, Signals)
     assert decision.LOCAL_THRESHOLD == 0.85
+
+
+def test_a_collapse_is_pushed_at_once_and_again_when_fleet_may_have_confirmed_it() -> None:
+    standing, pushed = Haste(), []
+    for moment in range(300):
+        standing, push = haste.advance(standing, 20.0 if moment >= 50 else 100.0, 100.0, moment / 10, 10.0)
+        if push:
+            pushed.append(moment / 10)
+
+    assert pushed == [5.0, 14.0, 17.0, 20.0]
+
+
+def test_who_is_well_again_may_make_haste_again() -> None:
+    standing, first = haste.advance(Haste(), 0.0, 100.0, 0.0, 10.0)
+    standing, between = haste.advance(standing, 50.0, 100.0, 1.0, 10.0)
+    _, second = haste.advance(standing, 0.0, 100.0, 2.0, 10.0)
+
+    assert (first, between, second) == (True, False, True)

@@ -1,6 +1,7 @@
 """Ticks of the real loop against Fleet's own receiver; only the node that is looked at is made up."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,10 @@ from ingero_agent.loop import Loop
 from ingero_agent.push import FleetClient
 from ingero_agent.route import Route
 from ingero_agent.settings import AgentConfig
-from ingero_agent.sources.scripted import ScriptedSource
+from ingero_agent.sources import Source
+from ingero_agent.sources.scripted import ScriptedSource, Stage
 from ingero_contract import attributes, metrics
+from ingero_kit.clock import Clock
 from ingero_kit.otlp_server import Answer, Guardian, OtlpHttpReceiver, Push
 from ingero_kit.tls import ClientTls
 
@@ -35,8 +38,10 @@ def gpu(**bits: int) -> GpuReading:
     )
 
 
-def ticks(folder: Path, count: int, devices: Played) -> list[ExportMetricsServiceRequest]:
-    """What arrives at Fleet in so many ticks."""
+def pushes_of(
+    folder: Path, devices: Played, source: Source, clock: Clock, drive: Callable[[Loop], Awaitable[None]]
+) -> list[ExportMetricsServiceRequest]:
+    """What arrives at Fleet while a loop is driven."""
     taken: list[ExportMetricsServiceRequest] = []
 
     def handler(push: Push) -> Answer:
@@ -48,17 +53,25 @@ def ticks(folder: Path, count: int, devices: Played) -> list[ExportMetricsServic
         address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
         client = FleetClient(Route(endpoint=address, cluster="c", tls=ClientTls(insecure=True)))
         config = AgentConfig(
-            fleet_endpoint=address, fleet_cluster_id="c", fleet_node_id="n", stub=True,
+            fleet_endpoint=address, fleet_cluster_id="c", fleet_node_id="n", stub=True, warmup_samples=5,
             fleet_persist_path=folder / "baseline.json",
         )  # fmt: skip
-        loop = Loop(config, ScriptedSource.constant(), devices, client, None, lambda: 1_700_000_000.0)
-        for _ in range(count):
-            await loop.tick()
+        await drive(Loop(config, source, devices, client, None, clock))
         await client.close()
         await server.stop(0.1)
 
     asyncio.run(asyncio.wait_for(work(), 30))
     return taken
+
+
+def ticks(folder: Path, count: int, devices: Played) -> list[ExportMetricsServiceRequest]:
+    """What arrives at Fleet in so many ticks."""
+
+    async def drive(loop: Loop) -> None:
+        for _ in range(count):
+            await loop.tick()
+
+    return pushes_of(folder, devices, ScriptedSource.constant(), lambda: 1_700_000_000.0, drive)
 
 
 def throttle_points(request: ExportMetricsServiceRequest) -> dict[str, dict[str, int]]:
@@ -109,3 +122,37 @@ def test_memory_headroom_of_the_gpus_replaces_the_source_s(tmp_path: Path) -> No
 
 def test_a_node_without_gpus_says_nothing_about_throttling(tmp_path: Path) -> None:
     assert all(metrics.HEALTH_SCORE in names(push) for push in ticks(tmp_path, 3, Played()))
+
+
+def rates(pushes: list[ExportMetricsServiceRequest]) -> list[float]:
+    """The rate of work that every push tells."""
+    return [
+        point.as_double
+        for push in pushes
+        for metric in push.resource_metrics[0].scope_metrics[0].metrics
+        if metric.name == metrics.THROUGHPUT_RATE
+        for point in metric.gauge.data_points
+    ]
+
+
+def test_a_collapse_between_ticks_is_pushed_at_once_over_a_whole_interval(tmp_path: Path) -> None:
+    """Ticks every 10 s, short looks every second; the work stops 2 s after the last tick."""
+    now = [1_700_000_000.0]
+    source = ScriptedSource([Stage(seconds=82.0), Stage(seconds=1e9, launches_per_second=0.0)])
+    seen: list[tuple[int, int]] = []
+
+    async def drive(loop: Loop) -> None:
+        for second in range(100):
+            if second % 10 == 0:
+                await loop.tick()
+            else:
+                await loop.glance()
+            seen.append((loop.counters.ticks, loop.counters.early))
+            now[0] += 1
+
+    pushed = rates(pushes_of(tmp_path, Played(), source, lambda: now[0], drive))
+
+    assert [second for second in range(1, 100) if seen[second][1] > seen[second - 1][1]] == [87, 96, 99]
+    assert all(rate == 100 for rate in pushed[:9])
+    assert 40 <= pushed[9] < 50
+    assert pushed[10:] == sorted(pushed[10:], reverse=True)

@@ -8,10 +8,15 @@ from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
+import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from ingero_agent.health.signals import Observation
 from ingero_agent.sources import ReadFailed, procfs
 from ingero_agent.sources.database import DatabaseSource
+from ingero_agent.sources.pieces import Pieces
 from ingero_agent.sources.procfs import ProcfsSource, Target
 from ingero_agent.sources.scripted import ScriptedSource
 from ingero_kit.settings import SettingsError
@@ -146,3 +151,55 @@ def test_another_schema_version_and_a_missing_file_fail_the_look_in_words(tmp_pa
         DatabaseSource(database(tmp_path / "new.db", [], version=11), 60, 1).read(1000.0)
     with pytest.raises(ReadFailed, match=r"missing\.db"):
         DatabaseSource(tmp_path / "missing.db", 60, 1).read(1000.0)
+
+
+class Steps:
+    """A node that does some steps a second and then none; a look compares with the one before."""
+
+    def __init__(self, rate: float, until: float) -> None:
+        self.rate, self.until = rate, until
+        self.before: float | None = None
+
+    def done(self, now: float) -> float:
+        return self.rate * min(now, self.until)
+
+    def read(self, now: float) -> Observation | None:
+        before, self.before = self.before, now
+        if before is None:
+            return None
+        steps = self.done(now) - self.done(before)
+        return Observation(rate=steps / (now - before), compute=0.5, memory=0.5, cpu=0.5, launches=round(steps))
+
+    def close(self) -> None:
+        pass
+
+
+@given(st.lists(st.floats(0.1, 3.0), min_size=2, max_size=20))
+def test_short_looks_add_up_to_the_long_one(gaps: list[float]) -> None:
+    moments = np.cumsum([0.0, *gaps]).tolist()
+    short, long, pieces = Steps(10.0, 7.0), Steps(10.0, 7.0), Pieces()
+    for moment in moments:
+        pieces.read(short, moment)
+    long.read(moments[0])
+
+    joined, whole = pieces.whole(), long.read(moments[-1])
+
+    assert joined is not None and whole is not None
+    assert joined.rate == pytest.approx(whole.rate, abs=1e-9)
+    assert pieces.whole() is None
+
+
+def test_what_happened_recently_is_not_known_before_looks_cover_it() -> None:
+    source, pieces = Steps(10.0, 100.0), Pieces()
+    known = []
+    for moment in range(8):
+        pieces.read(source, float(moment))
+        known.append(pieces.recent(float(moment), 5.0) is not None)
+    source.until = 7.0
+    for moment in range(8, 11):
+        pieces.read(source, float(moment))
+    recent = pieces.recent(10.0, 5.0)
+
+    assert known == [False] * 5 + [True] * 3
+    assert recent is not None
+    assert recent.rate == pytest.approx(4.0)

@@ -9,6 +9,7 @@ import pytest
 from ingero_contract.values import VerdictState
 from ingero_detect.detector import Detector
 from ingero_detect.memory import SnapshotError
+from ingero_detect.observation import ACTIVE, HELD, Observation
 from ingero_detect.parameters import Parameters
 
 from .fleets import TICK, healthy, play
@@ -205,6 +206,67 @@ def test_a_node_that_moves_to_another_job_is_learnt_anew() -> None:
     later = play(rates[150:], cohorts=cohorts, cohort=after, detector=played.detector, first=150)
 
     assert played.accused() + later.accused() == []
+
+
+def looked_at_early(rates: np.ndarray[Any, Any], tick: int, node: int, value: float) -> Detector:
+    """A detector after so many ticks and, half an interval later, a look at one node."""
+    nodes = rates.shape[1]
+    detector = play(rates[:tick]).detector
+    values, state = rates[tick - 1].copy(), np.full(nodes, HELD, np.uint8)
+    values[node], state[node] = value, ACTIVE
+    names = [("c", f"n{number}") for number in range(nodes)]
+    seen = Observation(names, np.zeros(nodes, np.int64), [("c", "")], values, state)
+    detector.tick(1000 + (tick - 0.5) * TICK, seen)
+    return detector
+
+
+def test_an_early_look_counts_as_the_first_of_two_that_confirm_a_collapse() -> None:
+    rates = healthy(200, 3)
+    rates[150:, 1] *= 0.1
+
+    played = play(rates[150:], detector=looked_at_early(rates, 150, 1, 10.0), first=150)
+
+    assert played.accused() == [(150, "n1")]
+    assert play(rates).accused() == [(151, "n1")]
+
+
+def test_an_early_look_accuses_nobody_when_the_next_tick_is_well() -> None:
+    rates = healthy(400, 8)
+
+    assert play(rates[150:], detector=looked_at_early(rates, 150, 1, 1.0), first=150).accused() == []
+
+
+def test_an_early_look_leaves_what_is_known_of_the_others_as_it_was() -> None:
+    rates = healthy(200, 8)
+    rates[149, 5] *= 0.4
+    plain = play(rates[:150]).detector.memory
+
+    after = looked_at_early(rates, 150, 1, 10.0).memory
+
+    others = [number for number in range(8) if number != 1]
+    for name in (
+        "state",
+        "slow",
+        "fast",
+        "below",
+        "run",
+        "baseline",
+        "own",
+        "count",
+        "spell",
+        "shortfall",
+        "previous",
+    ):
+        assert np.array_equal(after.node(name)[others], plain.node(name)[others], equal_nan=True), name
+    for name in ("level", "scale", "moved", "ticks"):
+        assert np.array_equal(after.group(name), plain.group(name)), name
+
+
+def test_a_whole_job_that_stops_between_ticks_accuses_nobody_for_an_early_look() -> None:
+    rates = healthy(200, 8)
+    rates[150:] *= 0.02
+
+    assert play(rates[150:], detector=looked_at_early(rates, 150, 1, 2.0), first=150).accused() == []
 
 
 def test_the_same_inputs_give_the_same_bytes() -> None:

@@ -185,6 +185,23 @@ def test_panic_freezes_the_threshold() -> None:
     assert tick(scores, done.memory).thresholds == frozen
 
 
+def test_a_panic_that_lasts_ends_where_scores_have_come_to_rest() -> None:
+    """Agents of the published protocol learn nothing while they straggle: only the threshold can give way."""
+    scores = table()
+    observe(scores, a=0.9, b=0.9, c=0.9, d=0.9)
+    done = tick(scores)
+    observe(scores, a=0.2, b=0.2, c=0.2)
+    panicked = []
+    for number in range(100):
+        done = tick(scores, done.memory, now=10.0 + 10.0 * number)
+        panicked.append(done.clusters["c"].panic)
+
+    lasted = 10.0 * panicked.count(True)
+    assert statistics.FREEZE_SECONDS < lasted < 2 * statistics.FREEZE_SECONDS
+    assert not any(panicked[panicked.index(False, panicked.index(True)) :])
+    assert stragglers(scores, done) == set()
+
+
 def test_coverage_is_low_when_the_declared_world_is_missing() -> None:
     scores = table()
     for name in "abc":

@@ -1,5 +1,6 @@
 """The detector inside Fleet: what nodes are told, what goes onward, what survives a kill, what a recording tells."""
 
+import asyncio
 import json
 import os
 import signal
@@ -11,12 +12,17 @@ import httpx
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from prometheus_client import CollectorRegistry
 
 from ingero_contract import attributes, headers, metrics, routes
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import parse_verdict
-from ingero_fleet import edges
+from ingero_fleet import edges, statistics
+from ingero_fleet.engine import Engine
 from ingero_fleet.judging import Judging, parameters_of
+from ingero_fleet.pages import FindingsPage, VitalsPage
+from ingero_fleet.picture import Picture
+from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.replay.history import History
 from ingero_fleet.replay.judge import Rule, replay
 from ingero_fleet.scores import Limits, ScoreTable
@@ -201,6 +207,86 @@ def test_pushes_that_come_slower_than_ticks_are_judged_by_the_round(tmp_path: Pa
     ((tick, edge),) = found
     assert (edge.what, edge.verdict.node) == ("accused", "n7")
     assert tick <= 120 + 3 * 5
+
+
+def early(folder: Path) -> tuple[Judging, list[Any], list[float]]:
+    """Nine nodes that push once a tick; between two ticks the work of one collapses, and it says so at once."""
+    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10, record=folder / "record.csv")})
+    table, judging, rng = (
+        ScoreTable(Limits(100, 10, 1e9), config.cohort.by),
+        Judging(config),
+        np.random.default_rng(5),
+    )
+    found, looks, now = [], [], 1_700_000_000.0
+
+    def report(number: int, rate: float) -> None:
+        said = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate, gpu_model="H100")
+        assert table.observe(said, now) is None
+
+    for tick in range(60):
+        for number in range(9):
+            report(number, 100 * float(np.exp(0.03 * rng.normal())) * (0.0 if number == 4 and tick >= 40 else 1))
+        found += judging.judge(Frame.take(table, now), {}).edges
+        if tick == 39:
+            now += 4.0
+            assert len(judging.fallen(table)) == 0
+            report(4, 40.0)
+            report(5, 99.0)
+            rows = judging.fallen(table)
+            assert [table.names[row][1] for row in rows.tolist()] == ["n4"]
+            judging.look_early(Frame.take(table, now, rows), rows)
+            assert [table.names[row][1] for row in np.flatnonzero(table.view("fresh")).tolist()] == ["n5"]
+            report(4, 30.0)
+            assert len(judging.fallen(table)) == 0, "once between two ticks"
+            looks.append(now)
+        now += 10.0
+    judging.close()
+    return judging, found, looks
+
+
+def test_a_collapse_between_ticks_is_confirmed_by_the_next_one(tmp_path: Path) -> None:
+    _, found, (looked,) = early(tmp_path)
+
+    (edge,) = found
+    assert (edge.what, edge.verdict.node) == ("accused", "n4")
+    assert edge.verdict.time == pytest.approx(looked + 10, abs=5)
+
+
+def test_a_recording_with_early_looks_replays_to_the_same_bytes(tmp_path: Path) -> None:
+    judging, live, _ = early(tmp_path)
+
+    done = replay(History([str(tmp_path / "record.csv")], 10.0), Rule.INGERO, judging.detector.parameters)
+
+    assert done.summary()["digest"] == judging.detector.view().digest
+    assert [edge.verdict.encode() for edge in live] == [episode.first.encode() for episode in done.episodes]
+
+
+def test_nodes_without_room_in_the_detector_are_counted_on_the_page() -> None:
+    config = CONFIG.model_copy(update={"max_nodes": 3})
+    table, judging = ScoreTable(Limits(100, 10, 1e9), config.cohort.by), Judging(config)
+    for name in "abcde":
+        assert table.observe(HealthReport(node_id=name, cluster_id="c", score=0.9), 0.0) is None
+    frame = Frame.take(table, 0.0)
+
+    findings = judging.judge(frame, {})
+
+    picture = Picture(frame, statistics.compute(frame, statistics.Memory(), config), findings, config.push_interval)
+    registry = CollectorRegistry()
+    registry.register(FindingsPage(lambda: picture, config.cohort.by))
+    assert registry.get_sample_value("ingero_fleet_not_judged_total", {"what": "node"}) == 2
+    assert registry.get_sample_value("ingero_fleet_not_judged_total", {"what": "cohort"}) == 0
+
+
+def test_what_fails_after_a_tick_is_counted_on_the_page_and_the_tick_stands() -> None:
+    engine = Engine(CONFIG, lambda: 1_700_000_000.0)
+    engine.after_tick.append(lambda picture: 1 / 0)
+
+    asyncio.run(engine.tick())
+
+    registry = CollectorRegistry()
+    registry.register(VitalsPage(engine, Traffic))
+    assert registry.get_sample_value("ingero_fleet_failed_followers_total") == 1
+    assert registry.get_sample_value("ingero_fleet_ticks_total") == 1
 
 
 def test_a_recording_replays_to_the_same_verdicts_byte_for_byte(tmp_path: Path) -> None:

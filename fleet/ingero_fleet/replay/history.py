@@ -12,13 +12,13 @@ import numpy.typing as npt
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.memory import NodeKey
 from ingero_detect.observation import ACTIVE, Observation
-from ingero_fleet.histories import MERGEABLE, PARTS, STATES
+from ingero_fleet.histories import MERGEABLE, PARTS, RECORDED, STATES
 from ingero_fleet.replay.tables import Batch, TableError, batches
 
 VALUES: Final = ("score", "rate", "step_seconds")
 """Columns of which exactly one must be there."""
 
-OPTIONAL: Final = ("cluster", "cohort", "state", *PARTS)
+OPTIONAL: Final = ("cluster", "cohort", "state", *PARTS, RECORDED)
 
 CODES: Final = {"": ACTIVE, **{word: code for code, word in STATES.items()}}
 """What the column `state` may hold."""
@@ -81,6 +81,7 @@ class History:
     """Files as ticks. After the first tick `tick_seconds`, `measure`, `mergeable` and `calendar` are known.
 
     A tick is never shorter than the rows are apart: asked for 5 s over rows of every minute, it becomes a minute.
+    Rows of a recording belong to one tick if they have the same time.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class History:
         self.measure = ""
         self.mergeable: tuple[int, ...] = ()
         self.calendar = False
+        self.recorded = False
         self.words = Vocabulary()
         self.rows = 0
         self._progress = progress
@@ -124,6 +126,8 @@ class History:
                 return
             self._fit_tick(rows)
         tick = np.floor(rows.time / self.tick_seconds + 1e-9).astype(np.int64)
+        if self.recorded:
+            tick = np.unique(rows.time, return_inverse=True)[1]
         order = np.lexsort((np.arange(len(tick)), rows.node, tick))
         rows, tick = rows.cut(order), tick[order]
         limit = np.iinfo(np.int64).max if final else int(tick.max()) - 1
@@ -220,6 +224,7 @@ class History:
                 batch.file, f"the column {measure} cannot be compared with {self.measure} of another file"
             )
         self.measure = measure
+        self.recorded = RECORDED in batch.columns
         time, calendar = batch.times("time")
         self.calendar |= calendar
         value = batch.numbers(measure)

@@ -75,8 +75,8 @@ def print_table(done: Replay, console: Console) -> None:
         console.print(f"and {len(done.episodes) - MOST_ROWS} more; --format json has them all")
     about = done.summary()
     words = (
-        f"{about['nodes']:,} nodes, {about['ticks']:,} ticks of {done.history.tick_seconds:g} s, "
-        f"{about['node_hours']:,.1f} node-hours judged, {about['episodes']} episodes"
+        f"{_counted(about['nodes'], 'node')}, {_counted(about['ticks'], 'tick')} of {done.history.tick_seconds:g} s, "
+        f"{about['node_hours']:,.1f} node-hours judged, {_counted(about['episodes'], 'episode')}"
     )
     if about["budget"] is not None:
         allowed = about["budget"] * about["node_hours"]
@@ -89,6 +89,10 @@ def print_table(done: Replay, console: Console) -> None:
         )
     if about["digest"]:
         console.print(f"digest {about['digest']}", style="dim")
+
+
+def _counted(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
 
 
 def _short(seconds: float | None, calendar: bool) -> str:

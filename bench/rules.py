@@ -1,0 +1,141 @@
+"""Rules that say who is a straggler, over histories of many clusters side by side, and how right they were.
+
+Clusters are cohorts of their own, so that a detector that judges hundreds of them in one tick judges each as if it
+were alone, and the cost of a tick is shared.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from families import TICK, WARMUP, History
+from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Observation
+from ingero_detect.parameters import Parameters
+from ingero_fleet.replay.history import Moment
+from ingero_fleet.replay.judge import Judge, Ours, Published
+
+
+@dataclass
+class Result:
+    """What a rule did with one history: alarms and their ends as (tick, node), and node-hours judged."""
+
+    alarms: list[tuple[int, int]] = field(default_factory=list)
+    cleared: list[tuple[int, int]] = field(default_factory=list)
+    hours: float = 0.0
+
+
+Rule = Callable[[Sequence[History], float], list[Result]]
+"""Histories of the same length and a budget in, a result for each out."""
+
+
+def _judged(judge: Judge, histories: Sequence[History]) -> list[Result]:
+    """What a rule says about clusters side by side, tick by tick."""
+    sizes = [history.rate.shape[1] for history in histories]
+    names = [(f"{number:04d}", f"{node:05d}") for number, size in enumerate(sizes) for node in range(size)]
+    cohort, cohorts = np.repeat(np.arange(len(sizes)), sizes), [(f"{number:04d}", "") for number in range(len(sizes))]
+    results = [Result() for _ in histories]
+    rates = np.concatenate([history.rate for history in histories], axis=1)
+    idle = None
+    if any(history.idle is not None for history in histories):
+        idle = np.concatenate(
+            [np.zeros(one.rate.shape, bool) if one.idle is None else one.idle for one in histories], axis=1
+        )
+    for tick, value in enumerate(rates):
+        state = np.where(np.isnan(value), ABSENT, ACTIVE).astype(np.uint8)
+        if idle is not None:
+            state[idle[tick]] = IDLE
+        for edge in judge.tick(Moment(tick * TICK, Observation(names, cohort, cohorts, value, state))):
+            result, node = results[int(edge.verdict.cluster)], int(edge.verdict.node)
+            if edge.what in ("accused", "cleared"):
+                (result.alarms if edge.what == "accused" else result.cleared).append((tick, node))
+    for result, size in zip(results, sizes, strict=True):
+        result.hours = judge.node_hours * size / len(names)
+    return results
+
+
+def ours(histories: Sequence[History], budget: float) -> list[Result]:
+    """The detector, defaults but for the budget."""
+    return _judged(Ours(Parameters(tick_seconds=TICK, budget=budget, warmup=WARMUP), ()), histories)
+
+
+def published(histories: Sequence[History], _: float) -> list[Result]:
+    """The published rule as `replay --rule mad` has it."""
+    return _judged(Published("rate", TICK, WARMUP), histories)
+
+
+def _relative(history: History, share: float, best: bool) -> Result:
+    ticks, nodes = history.rate.shape
+    result, was = Result(), np.zeros(nodes, bool)
+    for tick in range(WARMUP, ticks):
+        rate = history.rate[tick]
+        here = np.isfinite(rate)
+        if not here.any():
+            continue
+        slow = here & (rate < share * (np.nanmax(rate) if best else np.nanmedian(rate)))
+        result.alarms += [(tick, node) for node in np.flatnonzero(slow & ~was).tolist()]
+        result.cleared += [(tick, node) for node in np.flatnonzero(was & ~slow).tolist()]
+        was = slow
+        result.hours += float(here.sum()) * TICK / 3600
+    return result
+
+
+def twice_median(histories: Sequence[History], _: float) -> list[Result]:
+    """Slower than half of the median."""
+    return [_relative(history, 0.5, best=False) for history in histories]
+
+
+def relative_to_best(histories: Sequence[History], _: float) -> list[Result]:
+    """Below 0.75 of the best."""
+    return [_relative(history, 0.75, best=True) for history in histories]
+
+
+OURS = "ingero"
+RULES: dict[str, Rule] = {
+    OURS: ours, "published": published, "2x median": twice_median, "0.75 of best": relative_to_best,
+}  # fmt: skip
+
+
+@dataclass
+class Score:
+    """A rule against the truth: delays of the faults found, ticks; faults missed; alarms on nodes without a fault."""
+
+    delays: list[int] = field(default_factory=list)
+    missed: int = 0
+    false: int = 0
+    repeated: int = 0
+    hours: float = 0.0
+
+    def add(self, other: "Score") -> None:
+        """Sum up."""
+        self.delays += other.delays
+        self.missed += other.missed
+        self.false += other.false
+        self.repeated += other.repeated
+        self.hours += other.hours
+
+
+def judge(history: History, result: Result) -> Score:
+    """Compare alarms with the truth. An alarm up to a minute after a fault ended still belongs to it.
+
+    A node that was accused before its fault began, and still is, counts as found at once.
+    """
+    score = Score(hours=result.hours)
+    used: set[int] = set()
+    ends = sorted(result.cleared)
+    for node, spells in history.guilty.items():
+        starts = [(number, tick) for number, (tick, who) in enumerate(result.alarms) if who == node]
+        for start, stop in spells:
+            mine = [(number, tick) for number, tick in starts if start <= tick < stop + 12]
+            earlier = [tick for _, tick in starts if tick < start]
+            standing = bool(earlier) and not any(who == node and earlier[-1] < tick <= start for tick, who in ends)
+            used.update(number for number, _ in mine)
+            if standing:
+                score.delays.append(1)
+            elif mine:
+                score.delays.append(mine[0][1] - start + 1)
+            else:
+                score.missed += 1
+            score.repeated += max(0, len(mine) - (0 if standing else 1))
+    score.false = len(result.alarms) - len(used)
+    return score
