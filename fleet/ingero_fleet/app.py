@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_fleet import api
-from ingero_fleet.collectives.desk import CollectivesDesk, CollectivesPage
+from ingero_fleet.collectives.desk import CollectivesDesk
+from ingero_fleet.collectives.page import CollectivesPage
 from ingero_fleet.cost.desk import CostDesk, CostPage
 from ingero_fleet.engine import Engine
 from ingero_fleet.page.live import LivePage
@@ -52,7 +53,8 @@ class Fleet:
         receiving = self._receiving = Receiving(config, engine.table, engine.clock, self._take_collectives)
         engine.facts.append(lambda: _receiving_facts(self._traffic()))
         onward = receiving.forward if receiving.sends(Signal.METRICS) else None
-        self._collectives = CollectivesDesk(config.processors.nccl, onward)
+        tell = receiving.forward if receiving.sends(Signal.LOGS) else None
+        self._collectives = CollectivesDesk(config.processors.nccl, onward, tell)
         engine.after_tick.append(lambda picture: self._collectives.judge(picture.tick.now))
         self._cost = CostDesk(
             config.processors.cost, engine.table.hardware, config.processors.ingero.cohort.by, engine.clock(), onward
@@ -159,6 +161,7 @@ class Fleet:
         self._ticking.cancel()
         await asyncio.gather(self._ticking, return_exceptions=True)
         self.engine.close()
+        self._collectives.close(self.engine.clock())
         await self._receiving.stop_sending(DRAIN_SECONDS)
         for server, _ in self._servers:
             server.should_exit = True
