@@ -194,12 +194,17 @@ async function ask(node, cluster = state.chosen) {
     element("h3", `${facts.node_id} (${facts.cluster_id})`),
     element("p", facts.why),
     ...(facts.collectives ? [element("p", facts.collectives.why)] : []),
+    ...(facts.taint ? [element("p", taintInWords(facts.taint))] : []),
     element("p", `${facts.peers.active} active nodes in cohort ${facts.peers.cohort}, median ${number(facts.peers.median)}` +
       (signals.length ? `; ${signals.join(", ")}` : "") + `; last push ${facts.last_push_age_seconds.toFixed(1)} s before the tick.`),
   ]);
 }
 
 // Everything beside the map.
+
+const clock = (text) => (text ? new Date(text).toLocaleString() : "–");
+const effect = (taint) => taint.effect || "annotation only";
+const taintInWords = (taint) => `Marked by the operator (${effect(taint)}: ${taint.reason})${taint.since ? ` since ${clock(taint.since)}` : ""}, until ${clock(taint.expires)} unless renewed.`;
 
 function tile(name, value, bad = false) {
   return element("div", "", bad ? { class: "bad" } : {}, [element("dt", name), element("dd", value)]);
@@ -215,6 +220,7 @@ function showTiles(update) {
     tile("idle, calibrating", `${sum("idle")}, ${sum("calibrating")}`),
     threshold,
     tile("late ranks", String(update.late_ranks.length + update.stragglers.filter((item) => item.collective).length), update.late_ranks.length > 0),
+    tile("marked nodes", String(countTaints(update))),
     tile("waiting now", `${money(update.cost.waiting_per_hour, update.cost)}/h`, update.cost.waiting_per_hour > 0),
     tile("waiting so far", money(update.cost.waiting, update.cost)),
   ]);
@@ -238,6 +244,7 @@ function showStragglers(update) {
       element("h3", `${item.node_id} (${item.cluster_id})`),
       element("p", item.why),
       ...(item.collective ? [element("p", item.collective.why)] : []),
+      ...(item.taint ? [element("p", taintInWords(item.taint), { class: "taint" })] : []),
       element("p", facts.filter(Boolean).join(" · "), { class: "facts" }),
     ]);
   });
@@ -245,6 +252,7 @@ function showStragglers(update) {
     cards.push(element("li", "", {}, [
       element("h3", `${item.node_id} (${item.cluster_id}), rank ${item.rank}`),
       element("p", item.why),
+      ...(item.taint ? [element("p", taintInWords(item.taint), { class: "taint" })] : []),
       element("p", [`communicator ${item.comm}`, item.pod && `pod ${item.pod}`, `lag ${number(item.lag_ms, 2)} ms`].filter(Boolean).join(" · "), { class: "facts" }),
     ]));
   }
@@ -284,6 +292,16 @@ function showCost(update) {
     ["node", "cluster", "share of the waiting", "saved if it alone were well", "now", "severity", "time"], rows, "Nobody has cost anything yet.");
   byId("cost-note").textContent = cost.missing_rates.length
     ? `Not in these sums: ${cost.missing_rates.map((item) => `${item.gpus} GPUs (${item.gpu_model || "unknown model"}: ${item.why})`).join("; ")}.` : "";
+}
+const countTaints = (update) => Object.entries(update.taint_counts)
+  .reduce((total, [cluster, count]) => total + (!state.chosen || cluster === state.chosen ? count : 0), 0);
+function showTaints(update) {
+  const rows = update.taints.filter((item) => !state.chosen || item.cluster_id === state.chosen).map((item) => [
+    item.node_id, item.cluster_id, effect(item), item.reason, clock(item.since), clock(item.expires),
+  ]);
+  const hidden = countTaints(update) - rows.length;
+  table("taints", hidden > 0 ? `the newest ${rows.length} of ${rows.length + hidden}` : "",
+    ["node", "cluster", "taint", "reason", "since", "ends unless renewed"], rows, "The operator has told of no mark since Fleet started.");
 }
 function showCohorts(update) {
   const rows = update.cohorts.filter((item) => !state.chosen || item.cluster_id === state.chosen).map((item) => [
@@ -329,7 +347,7 @@ function showClusters() {
 function showAll() {
   const update = state.update;
   if (!update) return;
-  showTiles(update); showStragglers(update); showCollectives(update); showCost(update); showCohorts(update);
+  showTiles(update); showStragglers(update); showCollectives(update); showTaints(update); showCost(update); showCohorts(update);
   byId("map-summary").textContent = `${state.rows ? state.rows.length : 0} nodes, ${update.straggler_count} stragglers.`;
 }
 
