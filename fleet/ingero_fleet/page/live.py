@@ -183,6 +183,7 @@ class LivePage:
                     **{key: cost[key] for key in ("currency", "symbol", "since", "cost", "waiting")},
                     "cost_per_hour": sum(item["cost_per_hour"] for item in cost["jobs"]),
                     "waiting_per_hour": sum(item["waiting_per_hour"] for item in cost["jobs"]),
+                    "gpus_without_rate": sum(item["gpus_without_rate"] for item in cost["jobs"]),
                     "culprit_count": len(cost["culprits"]),
                     "culprits": cost["culprits"][:SHOWN],
                     "missing_rates": cost["missing_rates"][:10],

@@ -35,6 +35,11 @@ function money(value, cost) {
   const digits = value < 1000 ? 2 : 0;
   return `${cost.symbol}${value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })}`;
 }
+// What has no rate is never shown as 0: nothing is known, or at least so much.
+function priced(value, cost, unpriced, unit = "") {
+  if (!unpriced) return money(value, cost) + unit;
+  return value > 0 ? `≥ ${money(value, cost)}${unit}` : "no rate";
+}
 function ago(text, now) {
   if (!text) return "";
   const seconds = Math.max(0, now - Date.parse(text) / 1000);
@@ -221,8 +226,8 @@ function showTiles(update) {
     threshold,
     tile("late ranks", String(update.late_ranks.length + update.stragglers.filter((item) => item.collective).length), update.late_ranks.length > 0),
     tile("marked nodes", String(countTaints(update))),
-    tile("waiting now", `${money(update.cost.waiting_per_hour, update.cost)}/h`, update.cost.waiting_per_hour > 0),
-    tile("waiting so far", money(update.cost.waiting, update.cost)),
+    tile("waiting now", priced(update.cost.waiting_per_hour, update.cost, update.cost.gpus_without_rate, "/h"), update.cost.waiting_per_hour > 0),
+    tile("waiting so far", priced(update.cost.waiting, update.cost, update.cost.gpus_without_rate)),
   ]);
   const warnings = [];
   for (const item of clusters) {
@@ -234,12 +239,14 @@ function showTiles(update) {
   byId("warnings").hidden = !warnings.length;
   byId("warnings").textContent = warnings.slice(0, 5).join(" ");
 }
+const costInWords = (item, cost) => (item.gpus_without_rate && !item.share ? "its GPUs have no rate"
+  : `${priced(item.share_per_hour, cost, item.gpus_without_rate, "/h")}, ${priced(item.share, cost, item.gpus_without_rate)} so far`);
 function showStragglers(update) {
   const chosen = (item) => !state.chosen || item.cluster_id === state.chosen;
   const cards = update.stragglers.filter(chosen).map((item) => {
     const facts = [ago(item.since, update.time), item.kind, `weakest signal ${item.dominant_signal}`, `cohort ${item.cohort}`];
     if (item.severity !== null && item.severity !== undefined) facts.push(`lost ${percent(item.severity)} of its rate`);
-    if (item.cost) facts.push(`${money(item.cost.share_per_hour, update.cost)}/h, ${money(item.cost.share, update.cost)} so far`);
+    if (item.cost) facts.push(costInWords(item.cost, update.cost));
     return element("li", "", item.kind === "stopped" ? { class: "stopped-node" } : {}, [
       element("h3", `${item.node_id} (${item.cluster_id})`),
       element("p", item.why),
@@ -285,7 +292,8 @@ function table(id, caption, heads, rows, empty) {
 function showCost(update) {
   const cost = update.cost;
   const rows = cost.culprits.filter((item) => !state.chosen || item.cluster_id === state.chosen).slice(0, 20).map((item) => [
-    item.node_id, item.cluster_id, money(item.share, cost), money(item.saving_alone, cost), `${money(item.share_per_hour, cost)}/h`,
+    item.node_id, item.cluster_id, priced(item.share, cost, item.gpus_without_rate), priced(item.saving_alone, cost, item.gpus_without_rate),
+    item.straggling_now ? priced(item.share_per_hour, cost, item.gpus_without_rate, "/h") : "–",
     percent(item.severity), `${Math.round(item.straggler_seconds)} s`,
   ]);
   table("cost", `${money(cost.waiting, cost)} of ${money(cost.cost, cost)} since ${new Date(cost.since).toLocaleString()}`,
