@@ -45,6 +45,9 @@ bench-detection: setup ## false alarms, delays and cost of the detector beside t
 bench-collectives: setup ## collective points a second on one core, and who is named in simulated jobs; ARGS="--job N": in N real ones
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/collectives.py $(ARGS)
 
+bench-page: setup ## the live page with 10,000 nodes in a real browser: first paint, main thread's time for an update
+	@$(BIN)/python bench/page.py $(ARGS)
+
 bench: setup ## figures of the receiving side beside a plain Go collector, one pinned core each
 	@$(BIN)/python bench/fleet.py $(ARGS)
 
@@ -70,4 +73,4 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
 .PHONY: help setup demo e2e demo-cluster cluster-assets gpu-libraries images test bench bench-detection bench-trace bench-echo bench-operator
-.PHONY: bench-collectives fix generate lock
+.PHONY: bench-collectives bench-page fix generate lock

@@ -207,7 +207,7 @@ async function ask(node, cluster = state.chosen) {
 
 // Everything beside the map.
 
-const clock = (text) => (text ? new Date(text).toLocaleString() : "–");
+const clock = (text) => (text ? new Date(text).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "–");
 const effect = (taint) => taint.effect || "annotation only";
 const taintInWords = (taint) => `Marked by the operator (${effect(taint)}: ${taint.reason})${taint.since ? ` since ${clock(taint.since)}` : ""}, until ${clock(taint.expires)} unless renewed.`;
 
@@ -296,7 +296,7 @@ function showCost(update) {
     item.straggling_now ? priced(item.share_per_hour, cost, item.gpus_without_rate, "/h") : "–",
     percent(item.severity), `${Math.round(item.straggler_seconds)} s`,
   ]);
-  table("cost", `${money(cost.waiting, cost)} of ${money(cost.cost, cost)} since ${new Date(cost.since).toLocaleString()}`,
+  table("cost", `${priced(cost.waiting, cost, cost.gpus_without_rate)} of ${priced(cost.cost, cost, cost.gpus_without_rate)} since ${new Date(cost.since).toLocaleString()}`,
     ["node", "cluster", "share of the waiting", "saved if it alone were well", "now", "severity", "time"], rows, "Nobody has cost anything yet.");
   byId("cost-note").textContent = cost.missing_rates.length
     ? `Not in these sums: ${cost.missing_rates.map((item) => `${item.gpus} GPUs (${item.gpu_model || "unknown model"}: ${item.why})`).join("; ")}.` : "";
