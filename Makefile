@@ -27,6 +27,9 @@ gpu-libraries: setup ## download NVIDIA's CUDA runtime and NCCL (200 MB) for the
 	@U=$$(command -v uv || echo .tools/bin/uv); $$U pip install --quiet --no-deps --target .tools/gpu \
 	  --python $(BIN)/python nvidia-cuda-runtime-cu12==12.8.90 nvidia-nccl-cu12==2.26.2
 
+torch: setup ## download PyTorch (5 GB) for a job that waits in gloo; `make e2e` then runs it too, no GPU needed
+	@U=$$(command -v uv || echo .tools/bin/uv); $$U pip install --quiet --target .tools/torch --python $(BIN)/python torch
+
 images: ## build the five images with buildah, podman or docker, whichever is there
 	@scripts/images $(ARGS)
 
@@ -72,5 +75,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo e2e demo-cluster cluster-assets gpu-libraries images test bench bench-detection bench-trace bench-echo bench-operator
+.PHONY: help setup demo e2e demo-cluster cluster-assets gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
 .PHONY: bench-collectives bench-page fix generate lock
