@@ -27,6 +27,9 @@ gpu-libraries: setup ## download NVIDIA's CUDA runtime and NCCL (200 MB) for the
 	@U=$$(command -v uv || echo .tools/bin/uv); $$U pip install --quiet --no-deps --target .tools/gpu \
 	  --python $(BIN)/python nvidia-cuda-runtime-cu12==12.8.90 nvidia-nccl-cu12==2.26.2
 
+torch: setup ## download PyTorch (5 GB) for a job that waits in gloo; `make e2e` then runs it too, no GPU needed
+	@U=$$(command -v uv || echo .tools/bin/uv); $$U pip install --quiet --target .tools/torch --python $(BIN)/python torch
+
 images: ## build the five images with buildah, podman or docker, whichever is there
 	@scripts/images $(ARGS)
 
@@ -44,6 +47,9 @@ bench-detection: setup ## false alarms, delays and cost of the detector beside t
 
 bench-collectives: setup ## collective points a second on one core, and who is named in simulated jobs; ARGS="--job N": in N real ones
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/collectives.py $(ARGS)
+
+bench-page: setup ## the live page with 10,000 nodes in a real browser: first paint, main thread's time for an update
+	@$(BIN)/python bench/page.py $(ARGS)
 
 bench: setup ## figures of the receiving side beside a plain Go collector, one pinned core each
 	@$(BIN)/python bench/fleet.py $(ARGS)
@@ -69,5 +75,5 @@ lock: setup ## refresh requirements.lock to the newest allowed versions
 	  $${U:-uv} pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-header --no-annotate \
 	  --no-emit-index-url --upgrade --all-extras --group dev pyproject.toml -o requirements.lock)
 
-.PHONY: help setup demo e2e demo-cluster cluster-assets gpu-libraries images test bench bench-detection bench-trace bench-echo bench-operator
-.PHONY: bench-collectives fix generate lock
+.PHONY: help setup demo e2e demo-cluster cluster-assets gpu-libraries torch images test bench bench-detection bench-trace bench-echo bench-operator
+.PHONY: bench-collectives bench-page fix generate lock

@@ -90,12 +90,12 @@ def memory_of(communicators: int, ranks: int) -> float:
     return resident() - before
 
 
-def real_jobs(runs: int) -> None:
+def real_jobs(runs: int, gloo: bool) -> None:
     """A real synchronised job, again and again: who is named, and how long after the first late step."""
     plan, rng = Plan(), random.Random(0)
     within, wrong, seconds = 0, 0, []
     with laboratory("bench") as lab:
-        jobs = Jobs(Site(lab, "job", PUSH, ()), plan, can_trace())
+        jobs = Jobs(Site(lab, "job", PUSH, ()), plan, not gloo and can_trace(), gloo)
         jobs.site.start_fleet()
         jobs.start()
         print(f"{jobs.path}; {plan.step_seconds:g} s a step, jitter {plan.jitter:.0%}, ticks of {PUSH:g} s")
@@ -119,10 +119,11 @@ def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(prog="make bench-collectives ARGS=...", description=__doc__)
     parser.add_argument("--job", type=int, metavar="N", help="run a real synchronised job N times instead")
-    runs = parser.parse_args().job
-    if runs:
+    parser.add_argument("--gloo", action="store_true", help="with --job: processes of PyTorch (make torch)")
+    flags = parser.parse_args()
+    if flags.job:
         try:
-            real_jobs(runs)
+            real_jobs(flags.job, flags.gloo)
         except LabFailed as error:
             raise SystemExit(f"bench: {error}") from None
         return

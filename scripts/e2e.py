@@ -11,11 +11,13 @@ import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from scripts.gloo import has_torch
 from scripts.lab import Lab, LabFailed, Site, laboratory
 from scripts.synchronised import Jobs, Plan, can_trace
 
@@ -123,10 +125,10 @@ def threshold_in_words(site: Site) -> str:
     return f"{seen[-1][1]:.3f}, stable after {seconds:.0f} s"
 
 
-def late_rank(say: Say, lab: Lab) -> list[Row]:
+def late_rank(say: Say, lab: Lab, gloo: bool = False) -> list[Row]:
     """One rank of a synchronised job of 8 processes computes 5 % longer."""
-    case, plan = "late rank", Plan()
-    jobs = Jobs(Site(lab, "job", PUSH, ()), plan, can_trace())
+    case, plan = "late rank in gloo" if gloo else "late rank", Plan()
+    jobs = Jobs(Site(lab, "job", PUSH, ()), plan, not gloo and can_trace(), gloo)
     say(
         f"{plan.ranks} processes in lockstep ({jobs.path}); {1000 * plan.step_seconds:.0f} ms a step with "
         f"{plan.jitter:.0%} of jitter, mostly sleeping, as a rank does whose GPU works; Fleet judges every {PUSH:g} s"
@@ -253,7 +255,10 @@ def groups(wanted: set[str]) -> list[dict[str, Group]]:
         waiting["published scenario"] = published
     if rest:
         waiting[", ".join(rest)] = lambda say, lab: shortened(say, lab, set(rest))
-    return [waiting, {"late rank": late_rank} if "rank" in wanted else {}]
+    late: list[dict[str, Group]] = [{"late rank": late_rank}] if "rank" in wanted else []
+    if late and has_torch():
+        late.append({"late rank in gloo": partial(late_rank, gloo=True)})
+    return [waiting, *late]
 
 
 def play(todo: list[dict[str, Group]], say: Say) -> list[Row]:

@@ -122,22 +122,27 @@ def add_up(ranks: list[socket.socket]) -> None:
         step += 1
 
 
-def main() -> None:
-    """Fork the ranks and add up what they send."""
-    parser = argparse.ArgumentParser(prog="ranks", description=__doc__)
-    parser.add_argument("--fleet", required=True, help="Fleet's OTLP/HTTP address")
-    parser.add_argument("--cluster", default="lab", help="the cluster's name")
-    parser.add_argument("--comm", default="00000000000000ab", help="hash of the communicator")
-    parser.add_argument("--ranks", type=int, default=8, help="processes (default 8)")
-    parser.add_argument("--step", type=float, default=0.1, help="seconds of a step (default 0.1)")
-    parser.add_argument(
+def parser(prog: str, words: str | None) -> argparse.ArgumentParser:
+    """The flags of a job."""
+    found = argparse.ArgumentParser(prog=prog, description=words)
+    found.add_argument("--fleet", required=True, help="Fleet's OTLP/HTTP address")
+    found.add_argument("--cluster", default="lab", help="the cluster's name")
+    found.add_argument("--comm", default="00000000000000ab", help="hash of the communicator")
+    found.add_argument("--ranks", type=int, default=8, help="processes (default 8)")
+    found.add_argument("--step", type=float, default=0.1, help="seconds of a step (default 0.1)")
+    found.add_argument(
         "--jitter", type=float, default=0.01, help="uniform jitter of a step, as a share (default 0.01)"
     )
-    parser.add_argument("--late", type=int, default=-1, help="the rank that is late after SIGUSR1")
-    parser.add_argument(
+    found.add_argument("--late", type=int, default=-1, help="the rank that is late after SIGUSR1")
+    found.add_argument(
         "--extra", type=float, default=0.05, help="how much longer it computes, as a share (default 0.05)"
     )
-    flags = parser.parse_args()
+    return found
+
+
+def main() -> None:
+    """Fork the ranks and add up what they send."""
+    flags = parser("ranks", __doc__).parse_args()
     ends = []
     for rank in range(flags.ranks):
         ours, theirs = socket.socketpair()

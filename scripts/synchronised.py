@@ -2,7 +2,8 @@
 
 Where this machine can be traced (root, BTF, BCC, a C compiler) the ranks are unmodified processes over libraries with
 NCCL's and CUDA's names, whose wait is a barrier over all ranks; `ingero-agent trace` sees them through eBPF and tells
-Fleet. Elsewhere the ranks of `scripts.ranks` add up vectors over sockets and tell Fleet themselves.
+Fleet. Elsewhere the ranks of `scripts.ranks` add up vectors over sockets and tell Fleet themselves; so do those of
+`scripts.gloo`, which are processes of PyTorch.
 """
 
 import contextlib
@@ -24,6 +25,7 @@ from scripts.lab import BIN, Site
 
 TRACED = "unmodified processes, traced through eBPF"
 TOLD = "processes that push their own waits, without eBPF"
+GLOO = "processes of PyTorch that wait in gloo's all_reduce and push their own waits"
 NODE = "traced"
 FOREVER = 1_000_000
 UNIFORM = 3**0.5
@@ -68,9 +70,9 @@ def can_trace() -> bool:
 class Jobs:
     """Starts jobs, one after the other, beside one Fleet and, where it can be, one tracer."""
 
-    def __init__(self, site: Site, plan: Plan, traced: bool) -> None:
-        self.site, self.plan, self.traced = site, plan, traced
-        self.path = TRACED if traced else TOLD
+    def __init__(self, site: Site, plan: Plan, traced: bool, gloo: bool = False) -> None:
+        self.site, self.plan, self.traced, self.gloo = site, plan, traced, gloo
+        self.path = TRACED if traced else GLOO if gloo else TOLD
         self._program = Path()
         self._count = 0
 
@@ -113,13 +115,14 @@ class Jobs:
     @contextlib.contextmanager
     def _told(self) -> Iterator[RunningJob]:
         plan, site, self._count = self.plan, self.site, self._count + 1
-        comm = f"{self._count:016x}"
+        comm, program = f"{self._count:016x}", "scripts.gloo" if self.gloo else "scripts.ranks"
         site.start(
-            "job", sys.executable, "-m", "scripts.ranks", "--fleet", f"http://127.0.0.1:{site.ports['otlp/http']}",
+            "job", sys.executable, "-m", program, "--fleet", f"http://127.0.0.1:{site.ports['otlp/http']}",
             "--cluster", site.cluster, "--comm", comm, "--ranks", str(plan.ranks), "--step", str(plan.step_seconds),
             "--jitter", str(UNIFORM * plan.jitter), "--late", str(plan.late), "--extra", str(plan.extra),
         )  # fmt: skip
         try:
+            site.lab.wait("the job's first collectives", lambda: self.communicator(comm).get("judged"), 120)
             yield RunningJob(comm, lambda: site.lab.signal(site.name("job"), signal.SIGUSR1))
         finally:
             site.lab.stop(site.name("job"))

@@ -35,7 +35,8 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
     "verdicts": pa.schema(
         [
             *_HEAD, ("rank", _INT), ("source", _TEXT), ("state", _TEXT), ("kind", _TEXT), ("since", _TEXT),
-            ("severity", _REAL), ("cohort", _TEXT), ("evidence", _TEXT), ("digest", _TEXT),
+            ("severity", _REAL), ("cohort", _TEXT), ("evidence", _TEXT), ("digest", _TEXT), ("communicator", _TEXT),
+            ("pod", _TEXT),
         ]
     ),
     "causal_chains": pa.schema(

@@ -18,6 +18,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes as keys
 from ingero_contract import echo, metrics
+from ingero_contract.values import LATE_RANK
 from ingero_echo import columns, wire
 from ingero_echo.records import Block, Record, log_record, malformed, number_point, pairs, read
 from ingero_echo.repeats import identities, identity, kind
@@ -55,6 +56,9 @@ _COLLECTIVE: Final = {
     metrics.COLLECTIVE_BARRIER_WAIT: "barrier_wait_ms",
     metrics.COLLECTIVE_PEER_LAG: "peer_lag_ms",
 }
+AGENT, FLEET, COLLECTIVES = "agent", "fleet", "collectives"
+"""Whose word a verdict is: the node's own, the detector's in Fleet, or of the collectives that wait for a rank."""
+
 _OPERATIONS: Final = {"bcast": "broadcast"}
 
 Allowed = Callable[[str], bool]
@@ -294,8 +298,8 @@ class Builder:
             }  # fmt: skip
             edge = "straggler" if record.value else "healthy"
             self._add(
-                "verdicts", event_id, time, cluster, node, rank, "agent", edge, own.get(keys.DOMINANT_SIGNAL),
-                None, None, None, _text(evidence), None,
+                "verdicts", event_id, time, cluster, node, rank, AGENT, edge, own.get(keys.DOMINANT_SIGNAL),
+                None, None, None, _text(evidence), None, None, None,
             )  # fmt: skip
             return
         severity = own.get(keys.VERDICT_SEVERITY)
@@ -306,9 +310,11 @@ class Builder:
         state, kind, since, cohort, proof, digest = (
             word if word is None or isinstance(word, str) else _text(word) for word in words
         )
+        communicator, pod = own.get(keys.NCCL_COMM_HASH), self._find(record, (keys.POD_NAME,))
         self._add(
-            "verdicts", event_id, time, cluster, node, rank, "fleet", state, kind, since,
-            float(severity) if isinstance(severity, int | float) else None, cohort, proof, digest,
+            "verdicts", event_id, time, cluster, node, rank, COLLECTIVES if kind == LATE_RANK else FLEET, state, kind,
+            since, float(severity) if isinstance(severity, int | float) else None, cohort, proof, digest,
+            None if communicator is None else str(communicator), None if pod is None else str(pod),
         )  # fmt: skip
 
     def _chain(self, record: Record, event_id: bytes, cluster: str, node: str, time: int) -> None:

@@ -20,6 +20,7 @@ from ingero_fleet.picture import (
     why_answer,
 )
 from ingero_fleet.settings import IngeroConfig
+from ingero_fleet.taints.board import TaintBoard
 from ingero_kit.otlp_server import Guardian
 
 
@@ -109,7 +110,7 @@ def agent_api(
     return app
 
 
-def admin_api(state: State, collectives: CollectivesDesk | None = None) -> FastAPI:
+def admin_api(state: State, collectives: CollectivesDesk | None = None, taints: TaintBoard | None = None) -> FastAPI:
     """Port 8081, loopback only: diagnostics for people."""
     app = _app("ingero Fleet diagnostics")
 
@@ -122,8 +123,10 @@ def admin_api(state: State, collectives: CollectivesDesk | None = None) -> FastA
             raise HTTPException(404, f"no node {node_id!r} is known; {routes.FLEET_NODES} lists those that are")
         if len(rows) > 1:
             raise HTTPException(400, f"several clusters have a node {node_id!r}; add {routes.CLUSTER_PARAMETER}")
-        late = collectives.culprits.get(picture.frame.names[rows[0]]) if collectives else None
-        return {**why_answer(picture, rows[0], state.config), "collectives": late}
+        node = picture.frame.names[rows[0]]
+        late = collectives.culprits.get(node) if collectives else None
+        taint = taints.mark(node, picture.tick.now) if taints else None
+        return {**why_answer(picture, rows[0], state.config), "collectives": late, "taint": taint}
 
     @app.get(routes.FLEET_NODES)
     def nodes(

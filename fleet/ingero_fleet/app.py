@@ -11,7 +11,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_fleet import api
-from ingero_fleet.collectives.desk import CollectivesDesk, CollectivesPage
+from ingero_fleet.collectives.desk import CollectivesDesk
+from ingero_fleet.collectives.page import CollectivesPage
 from ingero_fleet.cost.desk import CostDesk, CostPage
 from ingero_fleet.engine import Engine
 from ingero_fleet.page.live import LivePage
@@ -21,6 +22,7 @@ from ingero_fleet.receivers.pool import Pool
 from ingero_fleet.receivers.receiving import Guardians, Receiving, try_reload
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.settings import FleetConfig
+from ingero_fleet.taints.board import TaintBoard, TaintPage
 from ingero_kit.asgi import Server, bind
 from ingero_kit.clock import clock_offset, steady_clock
 from ingero_kit.logs import get
@@ -49,11 +51,13 @@ class Fleet:
         """Open every configured listener; raises `SettingsError` or `OSError` in words when one cannot be had."""
         config = self.config
         offset = clock_offset()
+        self._taints = TaintBoard()
         engine = self.engine = Engine(config.processors.ingero, steady_clock(offset))
-        receiving = self._receiving = Receiving(config, engine.table, engine.clock, self._take_collectives)
+        receiving = self._receiving = Receiving(config, engine.table, engine.clock, self._keep)
         engine.facts.append(lambda: _receiving_facts(self._traffic()))
         onward = receiving.forward if receiving.sends(Signal.METRICS) else None
-        self._collectives = CollectivesDesk(config.processors.nccl, onward)
+        tell = receiving.forward if receiving.sends(Signal.LOGS) else None
+        self._collectives = CollectivesDesk(config.processors.nccl, onward, tell)
         engine.after_tick.append(lambda picture: self._collectives.judge(picture.tick.now))
         self._cost = CostDesk(
             config.processors.cost, engine.table.hardware, config.processors.ingero.cohort.by, engine.clock(), onward
@@ -61,7 +65,7 @@ class Fleet:
         engine.after_tick.append(
             lambda picture: self._cost.book(picture, engine.config.push_interval, self._collectives.shares())
         )
-        self._live = LivePage(lambda: engine.config, self._cost, self._collectives)
+        self._live = LivePage(lambda: engine.config, self._cost, self._collectives, self._taints)
         engine.after_tick.append(self._live.record)
         if receiving.sends(Signal.LOGS):
             engine.tell.append(lambda body: receiving.forward(Push(Signal.LOGS, "protobuf", body)))
@@ -69,7 +73,7 @@ class Fleet:
             engine.publish.append(receiving.adopt)
             self.ports |= await receiving.listen()
         else:
-            pool = self._pool = Pool(config, engine.table, offset, self._take_collectives)
+            pool = self._pool = Pool(config, engine.table, offset, self._keep)
             engine.before_tick = pool.gather
             engine.publish.append(pool.publish)
             engine.facts.append(pool.facts)
@@ -77,8 +81,10 @@ class Fleet:
         await self._pages()
         self._ticking = asyncio.create_task(engine.run())
 
-    def _take_collectives(self, push: Push, now: float) -> None:
-        self._collectives.take(push, now)
+    def _keep(self, push: Push, now: float) -> None:
+        """Take what Fleet reads for more than health: marks on nodes, and collectives."""
+        keeper = self._taints if push.signal is Signal.LOGS else self._collectives
+        keeper.take(push, now)
 
     def _traffic(self) -> Traffic:
         parts = [self._receiving.traffic()]
@@ -94,7 +100,7 @@ class Fleet:
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
             await self._serve(
                 "diagnostics",
-                add_page(api.admin_api(engine, self._collectives), self._live),
+                add_page(api.admin_api(engine, self._collectives, self._taints), self._live),
                 threshold.admin_endpoint,
             )
         if "healthee" in wanted:
@@ -110,6 +116,7 @@ class Fleet:
             findings.register(FindingsPage(lambda: engine.picture, by))
             findings.register(CostPage(lambda: self._cost))
             findings.register(CollectivesPage(self._collectives))
+            findings.register(TaintPage(self._taints))
             await self._serve("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
         vitals = CollectorRegistry()
         vitals.register(VitalsPage(engine, self._traffic))
@@ -160,6 +167,7 @@ class Fleet:
         self._ticking.cancel()
         await asyncio.gather(self._ticking, return_exceptions=True)
         self.engine.close()
+        self._collectives.close(self.engine.clock())
         await self._receiving.stop_sending(DRAIN_SECONDS)
         for server, _ in self._servers:
             server.should_exit = True

@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 from ingero_detect.memory import NodeKey
 from ingero_fleet.board import Board
+from ingero_fleet.taints import records as taints
 from ingero_kit.clock import Clock
 from ingero_kit.otlp import Decoder, HealthReport, MalformedPayload
 from ingero_kit.otlp_server import ACCEPTED, Answer, Push, Signal, Status
@@ -13,6 +14,8 @@ from ingero_kit.otlp_server import ACCEPTED, Answer, Push, Signal, Status
 Onward = Callable[[Push], None]
 """Passes an accepted push to the exporters of its pipeline; never blocks."""
 
+Keep = Callable[[Push, float], None]
+"""Takes pushes that Fleet reads for more than health, as they came: collectives, and marks on nodes."""
 
 _METRICS: Final = Signal.METRICS
 
@@ -35,7 +38,7 @@ class Intake:
         collector: Collector,
         clock: Clock,
         onward: Onward | None = None,
-        collectives: Callable[[Push, float], None] | None = None,
+        keep: Keep | None = None,
     ) -> None:
         self.board = Board()
         self.accepted_reports = 0
@@ -46,13 +49,15 @@ class Intake:
         self._collector = collector
         self._clock = clock
         self._onward = onward
-        self.collectives = collectives
+        self._keep = keep
         self._decoder = Decoder()
 
     def __call__(self, push: Push) -> Answer:
         """Decide about one push."""
         self.pushes[push.signal] += 1
         if push.signal is not _METRICS:
+            if self._keep and push.signal is Signal.LOGS and taints.NEEDLE in push.body:
+                self._keep(push, self._clock())
             if self._onward:
                 self._onward(push)
             return ACCEPTED
@@ -62,8 +67,8 @@ class Intake:
         except MalformedPayload as error:
             self.malformed += 1
             return Answer(status=Status.INVALID, message=str(error))
-        if decoded.collective_points and self.collectives:
-            self.collectives(push, now)
+        if decoded.collective_points and self._keep:
+            self._keep(push, now)
         answer = ACCEPTED
         collector = self._collector
         for report in decoded.reports:

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from ingero_contract import attributes, metrics, routes
+from ingero_contract.values import LATE_RANK
 from ingero_fleet.collectives.attribution import (
     AttributionConfig,
     Claim,
@@ -327,6 +329,71 @@ def test_peer_lags_go_onward_as_otlp() -> None:
     assert len(found) == 5
     assert found[5] == pytest.approx(5, rel=0.1)
     assert desk.outcomes["lags_not_sent"] == 3
+
+
+def told_edges(sent: list[Push]) -> list[tuple[str, str, int]]:
+    """State, node and rank of every record that was told, in order."""
+    found = []
+    for push in sent:
+        assert push.signal is Signal.LOGS
+        for block in ExportLogsServiceRequest.FromString(push.body).resource_logs:
+            node = next(
+                pair.value.string_value for pair in block.resource.attributes if pair.key == attributes.NODE_ID
+            )
+            (record,) = block.scope_logs[0].log_records
+            assert record.event_name == metrics.VERDICT_EVENT
+            facts = {pair.key: pair.value for pair in record.attributes}
+            assert facts[attributes.VERDICT_KIND].string_value == LATE_RANK
+            found.append((facts[attributes.VERDICT_STATE].string_value, node, facts[attributes.NCCL_RANK].int_value))
+    return found
+
+
+def test_every_edge_of_an_accusation_is_told_once() -> None:
+    sent: list[Push] = []
+    desk, job = CollectivesDesk(NcclConfig(window=64, ttl=60.0), tell=sent.append), Job(8, late_ms={5: 5.0})
+    for tick in range(3):
+        feed(desk, job.pushes(100), BEGIN + 10 * tick)
+        desk.judge(BEGIN + 10 * tick)
+    assert told_edges(sent) == [("straggler", "node-5", 5)]
+    job.late_ms = {2: 5.0}
+    feed(desk, job.pushes(100), BEGIN + 40)
+    desk.judge(BEGIN + 40)
+    assert told_edges(sent)[1:] == [("straggler", "node-2", 2), ("healthy", "node-5", 5)]
+    desk.judge(BEGIN + 50)
+    desk.judge(BEGIN + 200)
+    assert told_edges(sent)[3:] == [("learning", "node-2", 2)]
+    assert len({push.body for push in sent}) == len(sent)
+    desk.close(BEGIN + 210)
+    assert len(sent) == 3
+
+
+def test_a_node_whose_other_rank_is_late_now_is_told_anew() -> None:
+    sent: list[Push] = []
+    desk, job = CollectivesDesk(NcclConfig(window=64), tell=sent.append), Job(8, late_ms={5: 5.0})
+    for late in (5, 6, 5):
+        job.late_ms = {late: 5.0}
+        bodies = job.pushes(100, node="host-{}")
+        feed(desk, [body.replace(b"host-6", b"host-5") for body in bodies], BEGIN)
+        desk.judge(BEGIN)
+
+    assert told_edges(sent) == [("straggler", "host-5", late) for late in (5, 6, 5)]
+
+
+def test_more_edges_than_a_tick_may_tell_are_told_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingero_fleet.collectives.culprits.MAX_EDGES", 2)
+    sent: list[Push] = []
+    desk = CollectivesDesk(NcclConfig(), tell=sent.append)
+    for number in range(5):
+        job = Job(4, late_ms={1: 5.0}, seed=number, comm=f"{number:016x}")
+        feed(desk, job.pushes(60, node=f"n{number}-{{}}"), BEGIN)
+    counts = []
+    for tick in range(4):
+        desk.judge(BEGIN + tick)
+        counts.append(len(told_edges(sent)))
+
+    assert counts == [2, 4, 5, 5]
+    desk.close(BEGIN + 10)
+    assert told_edges(sent)[5:] == [("learning", f"n{number}-1", 1) for number in range(5)]
 
 
 @pytest.mark.parametrize("actionable", [False, True])

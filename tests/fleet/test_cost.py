@@ -14,10 +14,11 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from ingero_contract import metrics, routes
 from ingero_contract.values import NodeState
 from ingero_fleet import statistics
-from ingero_fleet.cost.bill import Bill, Prices, make_bill
+from ingero_fleet.cost.bill import Bill, make_bill
 from ingero_fleet.cost.counterfactual import savings, shares
 from ingero_fleet.cost.ledger import Ledger
 from ingero_fleet.cost.onward import Teller
+from ingero_fleet.cost.pricing import Prices
 from ingero_fleet.cost.providers import parse_providers
 from ingero_fleet.cost.rates import builtin, parse
 from ingero_fleet.judging import Judging
@@ -191,6 +192,10 @@ def test_a_missing_rate_is_said(fields: dict[str, Any], missing: tuple[str, str,
 
     assert dict(bill.missing) == {missing[:2]: missing[2]}
     assert bill.jobs[("c", "j")].unpriced_gpus == missing[2]
+    assert [(item.share, item.unpriced_gpus) for item in bill.culprits] == [(0.0, missing[2])]
+    ledger = Ledger(0.0, 0.0)
+    ledger.book(bill, 10.0, 30.0)
+    assert ledger.culprits[("c", "n3")].unpriced_gpus == missing[2]
 
 
 def test_rules_decide_about_the_provider() -> None:

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_fleet.cli import main
-from ingero_fleet.diagnose.flight_recorder import dump_of, find_hang
+from ingero_fleet.diagnose.dumps import dump_of
+from ingero_fleet.diagnose.hangs import find_hang
 from ingero_fleet.diagnose.sources import Problems, Rows, SourceError
 
 WORLD = 4

@@ -3,6 +3,7 @@
 import functools
 import json
 import re
+import time
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ingero_contract import routes
+from ingero_contract import attributes, metrics, routes
 from ingero_contract.values import NodeState
 from ingero_fleet import statistics
 from ingero_fleet.judging import Judging
@@ -18,6 +19,7 @@ from ingero_fleet.page.history import CALIBRATING_LEVEL, HEALTHY_LEVEL, IDLE_LEV
 from ingero_fleet.picture import Picture, cohort_name
 from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
+from ingero_kit.clock import rfc3339
 from ingero_kit.otlp import HealthReport, encode_report
 from ingero_testing.browser import browser, find_browser
 from ingero_testing.collectives import Job
@@ -206,11 +208,28 @@ def test_no_more_pages_than_fleet_keeps_up_to_date(tmp_path: Path) -> None:
                 stream.close()
 
 
+def mark(service: Running, node: str) -> None:
+    """What the operator tells when it has marked a node."""
+    now = time.time()
+    pairs = {
+        attributes.TAINT_ACTION: "add", attributes.TAINT_EFFECT: "NoSchedule", attributes.TAINT_REASON: "Confirmed",
+        attributes.TAINT_EVIDENCE: json.dumps({"since": rfc3339(now), "expires": rfc3339(now + 3600)}),
+    }  # fmt: skip
+    record = {"eventName": metrics.TAINT_EVENT, "timeUnixNano": str(int(now * 1e9)), "attributes": listed(pairs)}
+    resource = {"attributes": listed({attributes.NODE_ID: node, attributes.CLUSTER_ID: "c"})}
+    request = {"resourceLogs": [{"resource": resource, "scopeLogs": [{"logRecords": [record]}]}]}
+    assert httpx.post(service.url("otlp/http", routes.OTLP_LOGS), json=request).status_code == 200
+
+
+def listed(pairs: dict[str, str]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": {"stringValue": value}} for key, value in pairs.items()]
+
+
 needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium or Chrome is installed")
 
 
 @needs_browser
-def test_people_see_the_straggler_its_reason_and_the_late_rank(tmp_path: Path) -> None:
+def test_people_see_the_straggler_its_reason_its_mark_and_the_late_rank(tmp_path: Path) -> None:
     with fleet(tmp_path) as service, browser(tmp_path) as page:
         page.size(1360, 900)
         learn(service, 40)
@@ -219,6 +238,7 @@ def test_people_see_the_straggler_its_reason_and_the_late_rank(tmp_path: Path) -
         assert "Nobody straggles" in page.run("byId('stragglers').textContent")
         for body in Job(8, late_ms={5: 5.0}).pushes(60, node="node-0000{}"):
             httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
+        mark(service, "node-00017")
         slow = functools.partial(fill, service, 40, 17)
         page.wait("byId('stragglers').textContent.includes('node-00017')", "the straggler", feed=slow)
         page.wait("byId('collectives').textContent.includes('Rank 5 is late')", "the late rank")
@@ -226,6 +246,11 @@ def test_people_see_the_straggler_its_reason_and_the_late_rank(tmp_path: Path) -
         assert "of its rate" in page.run("byId('stragglers').textContent")
         assert "node-00017" in page.run("byId('announcement').textContent")
         assert "node-00017" in page.run("byId('cost').textContent")
+        # Nobody told a GPU model: what that costs is not known, which is not 0.
+        assert "no rate" in page.run("byId('cost').textContent")
+        assert "$0.00" not in page.run("byId('cost').tBodies[0].textContent + byId('tiles').textContent")
+        page.wait("byId('taints').textContent.includes('node-00017')", "the mark", feed=slow)
+        assert "Marked by the operator (NoSchedule" in page.run("byId('stragglers').textContent")
         assert page.run("byId('map').width") > 300
         well = functools.partial(fill, service, 40)
         page.wait("!byId('stragglers').textContent.includes('node-00017')", "its recovery", feed=well)

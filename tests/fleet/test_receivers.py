@@ -20,10 +20,10 @@ from ingero_fleet.receivers.link import (
     BoardReader,
     Kind,
     decode_batch,
-    decode_collectives,
+    decode_push,
     encode_batch,
     encode_board,
-    encode_collectives,
+    encode_push,
     read,
 )
 from ingero_fleet.receivers.pool import Pool
@@ -32,7 +32,7 @@ from ingero_fleet.scores import BATCH_COLUMNS, Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.listener import Counters
 from ingero_kit.otlp import HealthReport, encode_report
-from ingero_kit.otlp_server import Push, Signal
+from ingero_kit.otlp_server import Encoding, Push, Signal
 from ingero_testing.processes import BIN, FREE, Running, fleet, process, wait_until
 
 LIMITS = Limits(nodes=100, clusters=10, ttl_seconds=1e9)
@@ -148,11 +148,12 @@ def test_a_node_that_came_after_the_judgement_is_told_nothing() -> None:
     assert b"straggler" in told("bad", 9.0)
 
 
+@pytest.mark.parametrize("signal", list(Signal))
 @pytest.mark.parametrize("encoding", ["json", "protobuf"])
-def test_collectives_are_handed_on_as_they_came(encoding: str) -> None:
-    push = Push(Signal.METRICS, encoding, b"\0body", "clüster")  # type: ignore[arg-type]
+def test_pushes_are_handed_on_as_they_came(encoding: Encoding, signal: Signal) -> None:
+    push = Push(signal, encoding, b"\0body", "clüster")
 
-    assert decode_collectives(encode_collectives(push, 12.5)) == (push, 12.5)
+    assert decode_push(encode_push(push, 12.5)) == (push, 12.5)
 
 
 def test_counts_add_up_and_stay_when_a_process_ends() -> None:

@@ -97,8 +97,10 @@ ANOMALIES = Answer(
     sql=f"""
     SELECT "timestamp", cluster_id, node_id, anomaly, detail, severity, [event_id]::VARCHAR[] AS evidence FROM (
         SELECT "timestamp", cluster_id, node_id, event_id,
-               CASE source WHEN 'fleet' THEN 'verdict' ELSE 'self_reported' END AS anomaly,
-               concat_ws(' ', state, kind) AS detail, severity::VARCHAR AS severity
+               CASE source WHEN 'agent' THEN 'self_reported' ELSE 'verdict' END AS anomaly,
+               concat_ws(' ', state, kind, CASE WHEN communicator IS NOT NULL THEN
+                   concat('rank ', rank, ' of communicator ', communicator) END) AS detail,
+               severity::VARCHAR AS severity
         FROM verdicts
         UNION ALL
         SELECT "timestamp", cluster_id, node_id, event_id, 'degradation', 'a signal below half of its baseline', NULL
@@ -126,11 +128,14 @@ class VerdictArguments(Scoped):
 
 
 class VerdictRow(Cited):
-    """The newest verdict of one node, with what it rests on."""
+    """The newest verdict of one node, with what it rests on; a second row where collectives have a say about it."""
 
     cluster_id: str
     node_id: str
     rank: int | None
+    communicator: str | None
+    """Whose collectives wait for the rank; null where the detector judged."""
+    pod: str | None
     source: str
     state: str | None
     kind: str | None
@@ -142,7 +147,7 @@ class VerdictRow(Cited):
     """The numbers that decided, as JSON text."""
     timestamp: str
     edges: int
-    """Verdicts of the node in the window."""
+    """Verdicts of the node in the window, from the same judge."""
 
 
 VERDICT = Answer(
@@ -153,15 +158,16 @@ VERDICT = Answer(
     arguments=VerdictArguments,
     sql=f"""
     WITH ordered AS (
-        SELECT *, row_number() OVER (PARTITION BY cluster_id, node_id ORDER BY (source = 'fleet') DESC,
-                                     "timestamp" DESC) AS place,
-               count(*) OVER (PARTITION BY cluster_id, node_id) AS edges
+        SELECT *, row_number() OVER (PARTITION BY cluster_id, node_id, source = 'collectives'
+                                     ORDER BY (source = 'fleet') DESC, "timestamp" DESC) AS place,
+               count(*) OVER (PARTITION BY cluster_id, node_id, source = 'collectives') AS edges
         FROM verdicts
     ),
     lowest AS (
         SELECT cluster_id, node_id, arg_min(event_id, health_score) AS worst FROM node_metrics GROUP BY ALL
     )
-    SELECT cluster_id, node_id, rank, source, state, kind, since, severity, cohort, digest, evidence AS proof,
+    SELECT cluster_id, node_id, rank, communicator, pod, source, state, kind, since, severity, cohort, digest,
+           evidence AS proof,
            "timestamp", edges, list_filter([event_id, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
     FROM ordered LEFT JOIN lowest USING (cluster_id, node_id)
     WHERE place = 1 AND ($node_id IS NULL OR node_id = $node_id)

@@ -11,23 +11,36 @@ from ingero_echo.answers.table import MAX_ID, Answer, Cited, Scoped, plural
 
 ACCUSED = ", ".join(f"'{state}'" for state in sorted({*ACTIONABLE, VerdictState.SILENT}))
 
-LATEST_VERDICTS = """
-    SELECT cluster_id, node_id, arg_max(state, "timestamp") AS state, arg_max(kind, "timestamp") AS kind,
-           arg_max(since, "timestamp") AS since, arg_max(severity, "timestamp") AS severity,
-           arg_max(source, "timestamp") AS source, arg_max(event_id, "timestamp") AS event_id,
-           arg_max(evidence, "timestamp") AS proof, max("timestamp") AS "timestamp", max(rank) AS rank
-    FROM verdicts {where} GROUP BY cluster_id, node_id
-"""
-"""The newest verdict of every node; Fleet's, and where Fleet said nothing the agent's own."""
-
 VERDICTS = f"""
-    fleet_verdicts AS ({LATEST_VERDICTS.format(where="WHERE source = 'fleet'")}),
-    latest AS (
-        SELECT * FROM fleet_verdicts
+    newest AS (
+        SELECT cluster_id, node_id, source, arg_max(state, "timestamp") AS state, arg_max(kind, "timestamp") AS kind,
+               arg_max(since, "timestamp") AS since, arg_max(severity, "timestamp") AS severity,
+               arg_max(event_id, "timestamp") AS event_id, arg_max(evidence, "timestamp") AS proof,
+               max("timestamp") AS "timestamp", arg_max(rank, "timestamp") AS rank,
+               arg_max(communicator, "timestamp") AS communicator, arg_max(pod, "timestamp") AS pod
+        FROM verdicts GROUP BY cluster_id, node_id, source
+    ),
+    detected AS (SELECT * FROM newest WHERE source = 'fleet'),
+    own AS (
+        SELECT * FROM detected
         UNION ALL
-        SELECT own.* FROM ({LATEST_VERDICTS.format(where="WHERE source = 'agent'")}) own
-        ANTI JOIN fleet_verdicts USING (cluster_id, node_id)
+        SELECT * FROM newest ANTI JOIN detected USING (cluster_id, node_id) WHERE source = 'agent'
+    ),
+    late AS (SELECT * FROM newest WHERE source = 'collectives' AND state IN ({ACCUSED})),
+    latest AS (
+        SELECT own.* REPLACE (coalesce(late.rank, own.rank) AS rank, late.communicator AS communicator,
+                              late.pod AS pod), late.event_id AS late_event
+        FROM own LEFT JOIN late USING (cluster_id, node_id)
+        WHERE late.node_id IS NULL OR own.state IN ({ACCUSED})
+        UNION ALL
+        SELECT late.*, NULL AS late_event
+        FROM late ANTI JOIN (SELECT * FROM own WHERE state IN ({ACCUSED})) USING (cluster_id, node_id)
     )
+"""
+"""The newest verdict of every node: Fleet's, and where Fleet said nothing the agent's own.
+
+Where only collectives accuse a node, theirs; where they do too, rank, communicator and pod are theirs. What they took
+back counts as nothing.
 """
 
 
@@ -106,6 +119,10 @@ class StragglerRow(Cited):
     cluster_id: str
     node_id: str
     rank: int | None
+    """Of the job, or where collectives name the node, of the communicator."""
+    communicator: str | None
+    """Whose collectives wait for the node's rank; null where none do."""
+    pod: str | None
     state: str | None
     """State of the newest verdict; null when there is none."""
     kind: str | None
@@ -114,13 +131,21 @@ class StragglerRow(Cited):
     severity: float | None
     """Share of its own rate that the node lost, 0 to 1."""
     source: str | None
-    """`fleet`, or `agent` for a node's own classification."""
+    """`fleet`, `collectives` for a rank that they wait for, or `agent` for a node's own classification."""
     score: float | None
     """Mean health score in the window, 0 to 1."""
     peer_median: float | None
     """Median of the mean scores of its cluster."""
     deficit: float | None
     """How far the score lies below that."""
+
+
+def in_communicator(row: dict[str, Any]) -> str:
+    """Which rank of which communicator, as a part of a sentence; empty where collectives do not name the node."""
+    if not row["communicator"]:
+        return ""
+    pod = f", pod {row['pod']}" if row["pod"] else ""
+    return f", rank {row['rank']} of communicator {row['communicator']}{pod}"
 
 
 class StragglerArguments(Scoped):
@@ -143,9 +168,10 @@ STRAGGLERS = Answer(
         FROM activity WHERE samples > 0 AND metric_name = '{metrics.HEALTH_SCORE}' GROUP BY cluster_id, node_id
     ),
     peers AS (SELECT cluster_id, median(score) AS peer_median FROM means GROUP BY cluster_id)
-    SELECT cluster_id, node_id, coalesce(means.rank, latest.rank) AS rank, state, kind, since, severity, source,
+    SELECT cluster_id, node_id, CASE WHEN communicator IS NULL THEN coalesce(means.rank, latest.rank)
+           ELSE latest.rank END AS rank, communicator, pod, state, kind, since, severity, source,
            score, peer_median, greatest(peer_median - score, 0) AS deficit,
-           list_filter([latest.event_id, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
+           list_filter([latest.event_id, late_event, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
     FROM means FULL JOIN latest USING (cluster_id, node_id) LEFT JOIN peers USING (cluster_id)
     WHERE coalesce(state IN ({ACCUSED}), false) OR peer_median - score > $min_deficit
     ORDER BY coalesce(state IN ({ACCUSED}), false) DESC, coalesce(severity, 0) DESC, deficit DESC NULLS LAST,
@@ -155,6 +181,7 @@ STRAGGLERS = Answer(
     sentence=lambda rows, _: (
         f"{rows[0]['node_id']} is the straggler"
         + (f" ({rows[0]['kind']})" if rows[0]["kind"] else "")
+        + in_communicator(rows[0])
         + (f", since {rows[0]['since']}" if rows[0]["since"] else "")
         + (f"; score {rows[0]['score']:.3f} against {rows[0]['peer_median']:.3f} of its peers"
            if rows[0]["score"] is not None and rows[0]["peer_median"] is not None else "")
@@ -242,6 +269,10 @@ class WhyRow(Cited):
     kind: str | None
     severity: float | None
     since: str | None
+    rank: int | None
+    communicator: str | None
+    """Whose collectives wait for the node's rank; null where none do."""
+    pod: str | None
     proof: str | None
     """The verdict's own numbers, as JSON text."""
     reports: int
@@ -272,6 +303,7 @@ def _why(rows: list[dict[str, Any]], arguments: Any) -> str:
     cause = f"; weakest against its peers: {row['cause']}" if row["cause"] else ""
     if row["straggler"]:
         kind = f" ({row['kind']})" if row["kind"] else ""
+        kind += in_communicator(row)
         return f"{name} is a straggler{kind}: the newest verdict says {row['state']}; {compared}{cause}."
     if row["state"]:
         return f"{name} is no straggler: the newest verdict says {row['state']}; {compared}{cause}."
@@ -319,9 +351,10 @@ WHY_NOT = Answer(
         FROM gaps GROUP BY cluster_id
     )
     SELECT cluster_id, $node_id AS node_id, coalesce(state IN ({ACCUSED}), false) AS straggler, state, kind,
-           severity, since, proof, coalesce(reports, 0) AS reports, score, lowest, coalesce(peers, 0) AS peers,
+           severity, since, rank, communicator, pod, proof,
+           coalesce(reports, 0) AS reports, score, lowest, coalesce(peers, 0) AS peers,
            peer_median, peer_median - greatest(3 * 1.4826 * spread, 0.05) AS threshold, place, cause,
-           list_filter([accused.event_id, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
+           list_filter([accused.event_id, late_event, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
     FROM one FULL JOIN accused USING (cluster_id) LEFT JOIN others USING (cluster_id)
          LEFT JOIN causes USING (cluster_id)
     ORDER BY cluster_id

@@ -80,6 +80,12 @@ class SkewRow(Cited):
     mean_lag_ms: float
     """Mean lag behind the median rank; the late rank is the one that waits least."""
     worst_lag_ms: float
+    accused: bool
+    """Whether the newest verdict of Fleet on the rank says that the collectives wait for it alone."""
+    since: str | None
+    """When Fleet named it, in its own words."""
+    share_lost: float | None
+    """Share of the time that was lost waiting for it alone, 0 to 1."""
 
 
 SKEW = Answer(
@@ -88,7 +94,7 @@ SKEW = Answer(
     description="Which rank comes last to collectives, how often, how late: by Fleet's lag, or by who waits least.",
     row=SkewRow,
     arguments=SkewArguments,
-    sql="""
+    sql=f"""
     WITH chosen AS (
         SELECT *, coalesce(sequence, epoch_ms("timestamp") // $bucket_ms) AS instance
         FROM collectives
@@ -110,13 +116,38 @@ SKEW = Answer(
         SELECT *, rank = first_value(rank) OVER (
             PARTITION BY cluster_id, communicator, operation, instance, measure ORDER BY lag DESC, rank) AS is_last
         FROM lags WHERE present > 1
+    ),
+    ranks AS (
+        SELECT cluster_id, communicator, rank, any_value(node_id) AS node_id, count(*) AS collectives,
+               count(*) FILTER (is_last AND lag > 0) AS last, avg(lag) AS mean_lag_ms, max(lag) AS worst_lag_ms,
+               arg_max(event, lag) AS worst
+        FROM placed GROUP BY cluster_id, communicator, rank
+    ),
+    told AS (
+        SELECT cluster_id, node_id, communicator, rank, state, since, severity, event_id, evidence AS proof
+        FROM verdicts WHERE source = 'collectives'
+        QUALIFY row_number() OVER (PARTITION BY cluster_id, node_id ORDER BY "timestamp" DESC) = 1
+    ),
+    late AS (
+        SELECT cluster_id, node_id, communicator, rank, since, severity, event_id::VARCHAR AS verdict,
+               try_cast(json_extract_string(proof, '$.collectives') AS BIGINT) AS collectives,
+               try_cast(json_extract_string(proof, '$.lasts') AS BIGINT) AS lasts,
+               try_cast(json_extract_string(proof, '$.lag_ms') AS DOUBLE) AS lag_ms
+        FROM told WHERE state IN ({ACCUSED}) AND ($communicator IS NULL OR communicator = $communicator)
     )
-    SELECT cluster_id, communicator, rank, any_value(node_id) AS node_id, count(*) AS collectives,
-           count(*) FILTER (is_last AND lag > 0) AS last, last / collectives AS share_last, avg(lag) AS mean_lag_ms,
-           max(lag) AS worst_lag_ms, [arg_max(event, lag)] AS evidence
-    FROM placed GROUP BY cluster_id, communicator, rank ORDER BY mean_lag_ms DESC, rank
+    SELECT cluster_id, communicator, rank, coalesce(late.node_id, ranks.node_id) AS node_id,
+           coalesce(ranks.collectives, late.collectives, 0) AS collectives, coalesce(ranks.last, lasts, 0) AS last,
+           coalesce(ranks.last / ranks.collectives, lasts / nullif(late.collectives, 0), 0) AS share_last,
+           coalesce(mean_lag_ms, lag_ms, 0) AS mean_lag_ms, coalesce(worst_lag_ms, lag_ms, 0) AS worst_lag_ms,
+           verdict IS NOT NULL AS accused, since, severity AS share_lost,
+           list_filter([verdict, worst], lambda x: x IS NOT NULL) AS evidence
+    FROM ranks FULL JOIN late USING (cluster_id, communicator, rank)
+    ORDER BY accused DESC, mean_lag_ms DESC, rank
     """,
     sentence=lambda rows, _: (
+        f"Fleet names rank {rows[0]['rank']} ({rows[0]['node_id']}) of communicator {rows[0]['communicator']} since "
+        f"{rows[0]['since']}: {rows[0]['share_lost'] or 0:.1%} of the time is lost waiting for it alone."
+        if rows and rows[0]["accused"] else
         f"Rank {rows[0]['rank']} ({rows[0]['node_id']}) is {rows[0]['mean_lag_ms']:.1f} ms behind the median and "
         f"last in {rows[0]['share_last']:.0%} of {rows[0]['collectives']} collectives."
         if rows and rows[0]["mean_lag_ms"] > 0 else "No rank lags behind the others."
@@ -279,9 +310,9 @@ class CostRow(Cited):
     provider: str | None
     gpu_model: str | None
     hours: float | None
-    """Time under an accusation in the window; nothing where only collectives name the node."""
+    """Time under an accusation in the window; nothing where no verdict was told."""
     severity: float | None
-    """Share of the rate that was lost, 1 where the verdict names none."""
+    """Share of the rate, or of the time of who waits, that was lost; 1 where the verdict names none."""
     gpus: int
     """GPUs that waited: those of the job's ranks, or the node's own."""
     rate: float | None
@@ -336,14 +367,20 @@ COST = Answer(
                unnest($prices::DOUBLE[]) AS rate
     ),
     spans AS (
-        SELECT *, coalesce(lead("timestamp") OVER (PARTITION BY cluster_id, node_id ORDER BY "timestamp"),
+        SELECT *, coalesce(lead("timestamp") OVER (PARTITION BY cluster_id, node_id, source ORDER BY "timestamp"),
                            (SELECT max("timestamp") FROM events)) AS ended
-        FROM verdicts WHERE source = 'fleet'
+        FROM verdicts WHERE source IN ('fleet', 'collectives')
     ),
-    accused AS (
+    charged AS (
         SELECT cluster_id, node_id, sum(epoch_ns(ended) - epoch_ns("timestamp")) / 3.6e12 AS hours,
-               avg(coalesce(severity, 1)) AS severity, list(event_id::VARCHAR)[1:10] AS cited
-        FROM spans WHERE state IN ({ACCUSED}) GROUP BY cluster_id, node_id
+               avg(coalesce(severity, 1)) AS severity, list(event_id::VARCHAR)[1:10] AS cited,
+               max(try_cast(json_extract_string(evidence, '$.ranks') AS INTEGER)) AS ranks
+        FROM spans WHERE state IN ({ACCUSED}) GROUP BY cluster_id, node_id, source
+    ),
+    -- Whom detector and collectives both accuse is charged once, for the larger of the two.
+    accused AS (
+        SELECT * FROM charged
+        QUALIFY row_number() OVER (PARTITION BY cluster_id, node_id ORDER BY hours * severity DESC) = 1
     ),
     -- A sum that falls has begun anew.
     growth AS (
@@ -370,7 +407,7 @@ COST = Answer(
     ),
     found AS (
         SELECT cluster_id, node_id, provider, gpu_model, hours, severity, told,
-               greatest(coalesce(world_size, 0), coalesce(counts.gpus, 1)) AS gpus,
+               greatest(coalesce(world_size, 0), coalesce(counts.gpus, 1), coalesce(ranks, 0)) AS gpus,
                coalesce(rate, $fallback::DOUBLE) AS rate, coalesce(told.currency, $currency) AS currency,
                list_concat(told.cited, accused.cited)[1:10] AS evidence
         FROM accused FULL JOIN told USING (cluster_id, node_id) LEFT JOIN nodes USING (cluster_id, node_id)

@@ -1,33 +1,29 @@
-"""Keeps the communicators beside the engine: takes points in, judges once a tick, answers, sends peer lags onward."""
+"""Keeps the communicators beside the engine: takes points in, judges once a tick, answers, tells what it found."""
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
-from ingero_contract import attributes, metrics
-from ingero_contract.values import LATE_RANK
 from ingero_detect.memory import NodeKey
-from ingero_fleet.collectives.attribution import AttributionConfig, Claim, without_victims
+from ingero_fleet.collectives import answers
+from ingero_fleet.collectives.attribution import AttributionConfig
+from ingero_fleet.collectives.culprits import Culprit, Culprits, Edge
+from ingero_fleet.collectives.known import Known
 from ingero_fleet.collectives.lags import Group, group_by, in_buckets, measure
-from ingero_fleet.collectives.points import BLOCKED, NO_SEQ, Batch, CommKey, Reader, Source
+from ingero_fleet.collectives.onward import Lag, encode_edges, encode_lags
+from ingero_fleet.collectives.points import BLOCKED, NO_SEQ, Batch, CommKey, Reader
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.window import Window
-from ingero_kit.clock import rfc3339
+from ingero_kit.logs import get
 from ingero_kit.otlp_server import Push, Signal
 
-MAX_SERIES: Final = 1_000
-"""Peer lags on the Prometheus page, the largest first."""
+log = get(__name__)
 
-ANSWERED_RANKS: Final = 1_024
-"""Ranks of one communicator in an answer, the latest first."""
-
+Onward = Callable[[Push], None]
 Columns = dict[str, npt.NDArray[Any]]
 _FIELDS: Final = ("comm", "op", "rank", "seq", "source", "kind", "value", "time", "received")
 
@@ -35,21 +31,32 @@ _FIELDS: Final = ("comm", "op", "rank", "seq", "source", "kind", "value", "time"
 class CollectivesDesk:
     """One for each engine. `take` is called for every push with such points, from any thread; `judge` once a tick."""
 
-    def __init__(self, config: NcclConfig, onward: Callable[[Push], None] | None = None) -> None:
+    def __init__(self, config: NcclConfig, onward: Onward | None = None, tell: Onward | None = None) -> None:
+        """`onward` takes peer lags, `tell` takes accusations as log records; both may be called from any thread."""
         self.config = config
         self.points = 0
         self.dropped = 0
         self.outcomes: Counter[str] = Counter()
-        self.culprits: dict[NodeKey, dict[str, Any]] = {}
-        self._accused: dict[NodeKey, tuple[float, int]] = {}
-        self.windows: dict[int, Window] = {}
         self.reader = Reader(config.max_communicators, config.max_ranks)
+        self._known = Known(self.reader)
+        self._culprits = Culprits()
         self._onward = onward
+        self._tell = tell
         self._lock = threading.Lock()
         self._findings = threading.RLock()
         self._batch = Batch()
         self._held: Columns = _columns(Batch())
         self._attribution = AttributionConfig(error=config.error, share=config.share)
+
+    @property
+    def windows(self) -> dict[int, Window]:
+        """Communicators by the reader's number."""
+        return self._known.windows
+
+    @property
+    def culprits(self) -> dict[NodeKey, Culprit]:
+        """Who is accused now, by node."""
+        return self._culprits.now
 
     def take(self, push: Push, now: float) -> None:
         """Read the collective points of a push."""
@@ -71,7 +78,7 @@ class CollectivesDesk:
             batch, self._batch = self._batch, Batch()
             comms = list(self.reader.comms)
         columns = {name: np.concatenate([self._held[name], fresh]) for name, fresh in _columns(batch).items()}
-        lags: list[tuple[float, int, int]] = []
+        lags: list[Lag] = []
         if len(columns["rank"]):
             self._note_members(columns, [key.ranks for key in comms], now)
             columns = self._comparable(columns)
@@ -87,9 +94,15 @@ class CollectivesDesk:
                 empty = np.zeros(0)
                 window.add(empty.astype(np.int64), empty, empty, now, self.config.window, self.config.window_age)
                 window.judge(self._attribution)
-        self.culprits = self._culprits(now)
+        self._culprits.renew(self._known, now)
+        self._announce(self._culprits.edges(self._known, now))
         self._send(lags, now)
         self._forget(now)
+
+    def close(self, now: float) -> None:
+        """Take back what was said: nobody watches from now on."""
+        with self._findings:
+            self._announce(self._culprits.withdraw(now))
 
     def _note_members(self, columns: Columns, ranks: list[int], now: float) -> None:
         """Remember who is which rank; a rank that two nodes claim at once makes its communicator unfit to judge."""
@@ -130,9 +143,7 @@ class CollectivesDesk:
                 instance[part] = -1 - numbers
         return instance
 
-    def _settle(
-        self, columns: Columns, group: Group, now: float, lags: list[tuple[float, int, int]]
-    ) -> npt.NDArray[np.int64]:
+    def _settle(self, columns: Columns, group: Group, now: float, lags: list[Lag]) -> npt.NDArray[np.int64]:
         """Judge collectives that are whole or have waited long enough; returns the places of points that wait on."""
         sizes, firsts = group.sizes, group.order[group.starts[:-1]]
         comm = columns["comm"][firsts]
@@ -154,7 +165,7 @@ class CollectivesDesk:
 
     def _judge_groups(
         self, columns: Columns, group: Group, ready: npt.NDArray[np.bool_], member: npt.NDArray[np.int64], now: float,
-        lags: list[tuple[float, int, int]],
+        lags: list[Lag],
     ) -> None:  # fmt: skip
         if not ready.any():
             return
@@ -183,72 +194,6 @@ class CollectivesDesk:
                 number = int(comm[first])
                 lags += [(float(mean[place]), number, place) for place in np.flatnonzero(count).tolist()]
 
-    def _culprits(self, now: float) -> dict[NodeKey, dict[str, Any]]:
-        claims: dict[str, list[Claim]] = {}
-        for number, window in self.windows.items():
-            if not window.finding or not window.finding.accused or now < window.disputed_until:
-                continue
-            cluster = self.reader.comms[number].cluster
-            claims.setdefault(cluster, []).append(
-                Claim(
-                    number,
-                    self._source(window, window.finding.rank).node,
-                    window.finding.share,
-                    self._waiting(window),
-                )
-            )
-        culprits: dict[NodeKey, dict[str, Any]] = {}
-        for cluster, found in claims.items():
-            for claim in without_victims(found):
-                known = culprits.get((cluster, claim.node))
-                if claim.node and (known is None or claim.share > known["share"]):
-                    culprits[(cluster, claim.node)] = self._describe(claim.communicator)
-        before, self._accused = self._accused, {}
-        for node, item in culprits.items():
-            since, windows = before.get(node, (now, 0))
-            self._accused[node] = since, windows + 1
-            item |= {"since": rfc3339(since), "windows": windows + 1}
-        return culprits
-
-    def _source(self, window: Window, rank: int) -> Source:
-        place = int(window.members[rank])
-        return self.reader.sources[place] if place >= 0 else Source("", "", "")
-
-    def _waiting(self, window: Window) -> dict[str, float]:
-        """Share of time that each node's ranks wait in this communicator, at least."""
-        period = window.elapsed_ms / max(1, len(window.time))
-        waiting: dict[str, float] = {}
-        for rank, wait in enumerate(window.waited.tolist()):
-            node = self._source(window, rank).node
-            if node and wait == wait and period > 0:
-                waiting[node] = min(waiting.get(node, 1.0), wait / period)
-        return waiting
-
-    def _describe(self, number: int) -> dict[str, Any]:
-        """One accusation in words and figures."""
-        window, key = self.windows[number], self.reader.comms[number]
-        finding = window.finding
-        assert finding is not None
-        source = self._source(window, finding.rank)
-        return {
-            "cluster_id": key.cluster,
-            "kind": LATE_RANK,
-            "comm": key.hash,
-            "ranks": key.ranks,
-            "rank": finding.rank,
-            "node_id": source.node,
-            "pod": source.pod or None,
-            "share": round(finding.share, 6),
-            "lag_ms": round(float(window.lag[finding.rank]), 6),
-            "lasts": finding.lasts,
-            "collectives": finding.collectives,
-            "chance": finding.chance,
-            "why": (
-                f"Rank {finding.rank} came last in {finding.lasts} of the {finding.collectives} collectives that "
-                f"cost the most; {100 * finding.share:.1f} % of the time was lost waiting for it alone."
-            ),
-        }
-
     def shares(self) -> dict[NodeKey, float]:
         """Share of its job's time that is lost waiting for each culprit alone."""
         return {node: float(item["share"]) for node, item in self.culprits.items()}
@@ -256,102 +201,40 @@ class CollectivesDesk:
     def answer(self, cluster: str | None, now: float, limit: int = 100) -> dict[str, Any]:
         """Culprits, then communicators, the most lost first, with the lag of every rank."""
         with self._findings:
-            return self._answer(cluster, now, limit)
-
-    def _answer(self, cluster: str | None, now: float, limit: int) -> dict[str, Any]:
-        numbers = [
-            number
-            for number in self.windows
-            if cluster in (None, self.reader.comms[number].cluster)
-        ]  # fmt: skip
-        numbers.sort(key=lambda number: -(finding.share if (finding := self.windows[number].finding) else -1.0))
-        return {
-            "cluster_id": cluster,
-            "culprits": [item for key, item in self.culprits.items() if cluster in (None, key[0])],
-            "total": len(numbers),
-            "communicators": [self._communicator(number, now) for number in numbers[:limit]],
-            "points": self.points,
-            "outcomes": dict(self.outcomes),
-            "refused": dict(self.reader.refused),
-        }
+            numbers = answers.numbers_by_loss(self._known, cluster)
+            return {
+                "cluster_id": cluster,
+                "culprits": [item for key, item in self.culprits.items() if cluster in (None, key[0])],
+                "total": len(numbers),
+                "communicators": [answers.communicator(self._known, number, now) for number in numbers[:limit]],
+                "points": self.points,
+                "outcomes": dict(self.outcomes),
+                "refused": dict(self.reader.refused),
+            }
 
     def largest_lags(self) -> list[tuple[CommKey, int, str, float]]:
         """Communicator, rank, node and lag in milliseconds of those who came latest lately; the largest lags only."""
         with self._findings:
-            found: list[tuple[float, int, int]] = []
-            for number, window in self.windows.items():
-                if len(window.lag):
-                    values = np.nan_to_num(window.lag, nan=-np.inf)
-                    found += [(float(values[rank]), number, rank) for rank in np.argsort(-values)[:8].tolist()]
-            found.sort(key=lambda item: -item[0])
-            return [
-                (self.reader.comms[number], rank, self._source(self.windows[number], rank).node, value)
-                for value, number, rank in found[:MAX_SERIES]
-                if np.isfinite(value)
-            ]
+            return answers.largest_lags(self._known)
 
-    def _communicator(self, number: int, now: float) -> dict[str, Any]:
-        window, key = self.windows[number], self.reader.comms[number]
-        finding = window.finding
-        lag = window.lag if len(window.lag) else np.full(window.ranks, np.nan, np.float32)
-        order = np.argsort(np.nan_to_num(-lag, nan=np.inf), kind="stable")[:ANSWERED_RANKS]
-        return {
-            "cluster_id": key.cluster,
-            "comm": key.hash,
-            "ranks": key.ranks,
-            "judged": window.judged,
-            "in_window": len(window.last),
-            "verdict": self._verdict(window, now),
-            "finding": None if finding is None else {
-                "rank": finding.rank, "node_id": self._source(window, finding.rank).node or None,
-                "share": round(finding.share, 6), "lasts": finding.lasts, "collectives": finding.collectives,
-                "chance": finding.chance,
-            },
-            "lags": [
-                {
-                    "rank": rank, "node_id": (source := self._source(window, rank)).node or None,
-                    "pod": source.pod or None,
-                    "lag_ms": round(float(lag[rank]), 6) if lag[rank] == lag[rank] else None,
-                }
-                for rank in order.tolist()
-            ],
-        }  # fmt: skip
+    def _announce(self, edges: list[Edge]) -> None:
+        """Log the edges of accusations, and send them onward as log records."""
+        for edge in edges:
+            item = edge.culprit
+            log.info(
+                "late_rank", edge=edge.what, cluster=item["cluster_id"], node=item["node_id"], rank=item["rank"],
+                comm=item["comm"], share=item["share"],
+            )  # fmt: skip
+        if edges and self._tell:
+            self._tell(Push(Signal.LOGS, "protobuf", encode_edges(edges)))
 
-    def _verdict(self, window: Window, now: float) -> str:
-        if now < window.disputed_until:
-            return "unknown: two nodes claim the same rank, so that two communicators may share this hash"
-        if not window.blocked_seen:
-            return "unknown: the agents do not tell how long ranks waited, and clocks of different hosts do not"
-        if window.finding is None:
-            return "unknown: no collective was seen from enough of its ranks lately"
-        return "culprit" if window.finding.accused else f"none: {window.finding.why_not}"
-
-    def _send(self, lags: list[tuple[float, int, int]], now: float) -> None:
+    def _send(self, lags: list[Lag], now: float) -> None:
         if not self._onward or not lags:
             return
         lags.sort(key=lambda item: -abs(item[0]))
         self.outcomes["lags_not_sent"] += max(0, len(lags) - self.config.onward_points)
-        blocks: dict[int, list[tuple[float, int, int]]] = {}
-        for item in lags[: self.config.onward_points]:
-            blocks.setdefault(int(self.windows[item[1]].members[item[2]]), []).append(item)
-        request = ExportMetricsServiceRequest()
-        for place, items in blocks.items():
-            source = self.reader.sources[place]
-            block = request.resource_metrics.add()
-            for key, text in (
-                (attributes.NODE_ID, source.node), (attributes.CLUSTER_ID, source.cluster),
-                (attributes.POD_NAME, source.pod),
-            ):  # fmt: skip
-                if text:
-                    block.resource.attributes.add(key=key).value.string_value = text
-            metric = block.scope_metrics.add().metrics.add(name=metrics.COLLECTIVE_PEER_LAG, unit="ms")
-            for value, number, rank in items:
-                comm = self.reader.comms[number]
-                point = metric.gauge.data_points.add(time_unix_nano=int(now * 1e9), as_double=value)
-                point.attributes.add(key=attributes.NCCL_COMM_HASH).value.string_value = comm.hash
-                point.attributes.add(key=attributes.NCCL_RANK).value.int_value = rank
-                point.attributes.add(key=attributes.NCCL_NRANKS).value.int_value = comm.ranks
-        self._onward(Push(Signal.METRICS, "protobuf", request.SerializeToString()))
+        body = encode_lags(self._known, lags[: self.config.onward_points], now)
+        self._onward(Push(Signal.METRICS, "protobuf", body))
 
     def _forget(self, now: float) -> None:
         """Forget communicators without points, and sources that belong to none, when enough of them have gathered."""
@@ -379,7 +262,8 @@ class CollectivesDesk:
             self.reader.forget(comms, sources)
             comm_numbers = {old: new for new, old in enumerate(comms)}
             source_numbers = {old: new for new, old in enumerate(sources)} | {-1: -1}
-            self.windows = {comm_numbers[old]: item for old, item in self.windows.items() if old in comm_numbers}
+            kept = {comm_numbers[old]: item for old, item in self.windows.items() if old in comm_numbers}
+            self._known.windows = kept
             for window in self.windows.values():
                 window.members = _renumbered(window.members, source_numbers)
             for name, numbers in (("comm", comm_numbers), ("source", source_numbers)):
@@ -400,44 +284,3 @@ _TYPES: Final = {
     "comm": np.int32, "op": np.int32, "rank": np.int32, "seq": np.int64, "source": np.int32, "kind": np.int8,
     "value": np.float32, "time": np.float64, "received": np.float64,
 }  # fmt: skip
-
-
-class CollectivesPage(Collector):
-    """Peer lags and culprits for the findings page, and what became of points."""
-
-    def __init__(self, desk: CollectivesDesk) -> None:
-        self._desk = desk
-
-    def collect(self) -> Iterator[Metric]:
-        """Build the families anew for every scrape."""
-        desk = self._desk
-        lag = GaugeMetricFamily(
-            "ingero_fleet_collective_peer_lag_milliseconds",
-            "How much later than the median rank a rank came lately; the largest lags only.",
-            labels=["cluster_id", "comm", "rank", "node_id"],
-        )
-        for key, rank, node, value in desk.largest_lags():
-            lag.add_metric([key.cluster, key.hash, str(rank), node], value)
-        share = GaugeMetricFamily(
-            "ingero_fleet_collective_culprit_share",
-            "Share of time lost waiting for this rank alone.",
-            labels=["cluster_id", "node_id", "comm", "rank"],
-        )
-        for (cluster, node), item in list(desk.culprits.items())[:MAX_SERIES]:
-            share.add_metric([cluster, node, item["comm"], str(item["rank"])], item["share"])
-        communicators = GaugeMetricFamily("ingero_fleet_communicators", "Communicators that are kept.")
-        communicators.add_metric([], len(desk.windows))
-        points = CounterMetricFamily("ingero_fleet_collective_points", "Collective points taken.")
-        points.add_metric([], desk.points)
-        outcome = CounterMetricFamily(
-            "ingero_fleet_collectives", "Collectives and points by what became of them.", labels=["outcome"]
-        )
-        for name, count in list(desk.outcomes.items()):
-            outcome.add_metric([name], count)
-        outcome.add_metric(["pushes_over_limit"], desk.dropped)
-        refused = CounterMetricFamily(
-            "ingero_fleet_collective_points_refused", "Points left out, by reason.", labels=["reason"]
-        )
-        for reason, count in list(desk.reader.refused.items()):
-            refused.add_metric([reason], count)
-        yield from (lag, share, communicators, points, outcome, refused)

@@ -2,9 +2,10 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,8 +13,7 @@ import numpy.typing as npt
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.memory import NodeKey
 from ingero_fleet.cost.counterfactual import savings, shares
-from ingero_fleet.cost.providers import ProviderMap
-from ingero_fleet.cost.rates import RateTable
+from ingero_fleet.cost.pricing import Priced, Prices, price
 from ingero_fleet.picture import Picture
 from ingero_fleet.scores import IDLE, Hardware
 
@@ -28,18 +28,11 @@ JobKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Prices:
-    """Rates and who runs where."""
-
-    table: RateTable
-    providers: ProviderMap = field(default_factory=ProviderMap)
-
-
-@dataclass(frozen=True)
 class Culprit:
     """One straggler: what its job spends because of it, in the table's currency an hour.
 
     `share` adds up over culprits to the waiting of their job; `saving` is what curing this one alone would save.
+    Neither counts the `unpriced_gpus`, which lose time to it too and have no rate.
     """
 
     node: NodeKey
@@ -48,6 +41,7 @@ class Culprit:
     share: float
     saving: float
     by: str = VERDICT
+    unpriced_gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -82,68 +76,104 @@ def make_bill(
     each other whatever it told. A node that is accused on both counts is billed once, by the larger.
     A stopped node wastes only itself, because its peers are seen to go on.
     """
-    columns, names = picture.frame.columns, picture.frame.names
-    rates, gpus, missing = _rates(picture, hardware, prices)
+    priced = price(picture, hardware, prices)
     places = [by.index(part) + 1 for part in JOB_PARTS if part in by]
     keys = [job_of(cohort, places) for cohort in picture.frame.cohorts]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     if not numbers:
         return Bill()
     job_of_cohort = np.array([numbers[key] for key in keys], np.int64)
+    job_of_row = job_of_cohort[picture.frame.columns["cohort"]]
+    sums = _sum_by_job(picture, priced, job_of_row, len(numbers))
+    accused: dict[int, list[_Accused]] = {}
+    for item in _accused(picture, late):
+        number = int(job_of_row[item.row])
+        accused.setdefault(number, []).append(item)
+        sums.synchronised[number] |= item.by != VERDICT
+    bill = Bill(missing=priced.missing)
+    for key, number in numbers.items():
+        if not sums.nodes[number]:
+            continue
+        culprits, waiting = _charge(picture, priced, sums, key, number, accused.get(number, []))
+        bill.culprits.extend(culprits)
+        bill.jobs[key] = JobBill(
+            key, int(sums.nodes[number]), int(sums.gpus[number]), bool(sums.synchronised[number]),
+            float(sums.cost[number]), waiting, int(sums.unpriced[number]),
+        )  # fmt: skip
+    return bill
+
+
+@dataclass(frozen=True)
+class _Sums:
+    """By job. `waiting` and `waiting_unpriced`: money an hour, and GPUs without a rate, of nodes that can wait."""
+
+    nodes: npt.NDArray[np.int64]
+    gpus: npt.NDArray[np.int64]
+    unpriced: npt.NDArray[np.int64]
+    cost: npt.NDArray[np.float64]
+    waiting: npt.NDArray[np.float64]
+    waiting_unpriced: npt.NDArray[np.int64]
+    synchronised: npt.NDArray[np.bool_]
+
+
+def _sum_by_job(picture: Picture, priced: Priced, job: npt.NDArray[np.int64], jobs: int) -> _Sums:
+    columns = picture.frame.columns
     alive = columns["alive"]
-    job = job_of_cohort[columns["cohort"][alive]]
-    length = len(numbers)
-    hourly = np.where(np.isfinite(rates), rates * gpus, 0.0)
     # Whoever rests or has stopped does not wait for anybody.
     waits = alive & (columns["state"] != IDLE) & ~picture.stopped
-    cost = np.bincount(job, weights=hourly[alive], minlength=length)
-    waiting_cost = np.bincount(job_of_cohort[columns["cohort"][waits]], weights=hourly[waits], minlength=length)
-    nodes = np.bincount(job, minlength=length)
-    all_gpus = np.bincount(job, weights=gpus[alive], minlength=length)
-    unpriced = np.bincount(job, weights=np.where(np.isfinite(rates), 0, gpus)[alive], minlength=length)
-    synchronised = np.zeros(length, bool)
-    np.logical_or.at(synchronised, job, columns["world_size"][alive] > 1)
 
-    accused: dict[int, list[tuple[int, float]]] = {}
-    reasons: dict[int, str] = {}
+    def total(rows: npt.NDArray[np.bool_], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        return np.bincount(job[rows], weights=values[rows], minlength=jobs)
+
+    synchronised = np.zeros(jobs, bool)
+    np.logical_or.at(synchronised, job[alive], columns["world_size"][alive] > 1)
+    return _Sums(
+        np.bincount(job[alive], minlength=jobs), total(alive, priced.gpus), total(alive, priced.unpriced),
+        total(alive, priced.hourly), total(waits, priced.hourly), total(waits, priced.unpriced), synchronised,
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class _Accused:
+    row: int
+    severity: float
+    by: str
+
+
+def _accused(picture: Picture, late: Mapping[NodeKey, float]) -> Iterator[_Accused]:
     medians = {summary.key: summary.median for summary in picture.tick.cohorts}
-    straggling = picture.straggling
+    names, straggling = picture.frame.names, picture.straggling
     rows = (
-        (row for row in picture.rows() if names[row] in late or straggling[row]) if late else straggling.nonzero()[0]
+        [row for row in picture.rows() if names[row] in late or straggling[row]] if late else straggling.nonzero()[0]
     )
     for row in map(int, rows):
         share, straggles = late.get(names[row]), bool(straggling[row])
         severity = max(severity_of(picture, row, medians) if straggles else 0.0, share or 0.0)
-        number = int(job_of_cohort[int(columns["cohort"][row])])
-        accused.setdefault(number, []).append((row, min(severity, 1.0)))
-        reasons[row] = COLLECTIVES if not straggles else VERDICT if share is None else BOTH
-        synchronised[number] |= share is not None
+        by = COLLECTIVES if not straggles else VERDICT if share is None else BOTH
+        yield _Accused(row, min(severity, 1.0), by)
 
-    bill = Bill(missing=missing)
-    for key, number in numbers.items():
-        if not nodes[number]:
-            continue
-        found = accused.get(number, [])
-        waiting = 0.0
-        if synchronised[number]:
-            joint = [(row, severity) for row, severity in found if not picture.stopped[row]]
-            alone = [(row, severity) for row, severity in found if picture.stopped[row]]
-            levels = [severity for _, severity in joint]
-            total = float(waiting_cost[number])
-            waiting = total * max(levels, default=0.0)
-            for (row, severity), share, saving in zip(joint, shares(levels), savings(levels), strict=True):
-                bill.culprits.append(Culprit(names[row], key, severity, share * total, saving * total, reasons[row]))
-        else:
-            alone = found
-        for row, severity in alone:
-            wasted = float(hourly[row]) * severity
+
+def _charge(
+    picture: Picture, priced: Priced, sums: _Sums, key: JobKey, number: int, accused: list[_Accused]
+) -> tuple[list[Culprit], float]:
+    """Who of a job's accused pays what, and the sum: together for the waiting of all, or each for its own time."""
+    synchronised = bool(sums.synchronised[number])
+    joint = [item for item in accused if synchronised and not picture.stopped[item.row]]
+    levels = [item.severity for item in joint]
+    total, unpriced = float(sums.waiting[number]), int(sums.waiting_unpriced[number])
+    names = picture.frame.names
+    found = [
+        Culprit(names[item.row], key, item.severity, share * total, saving * total, item.by, unpriced)
+        for item, share, saving in zip(joint, shares(levels), savings(levels), strict=True)
+    ]
+    waiting = total * max(levels, default=0.0)
+    for item in accused:
+        if not synchronised or picture.stopped[item.row]:
+            wasted = float(priced.hourly[item.row]) * item.severity
             waiting += wasted
-            bill.culprits.append(Culprit(names[row], key, severity, wasted, wasted, reasons[row]))
-        bill.jobs[key] = JobBill(
-            key, int(nodes[number]), int(all_gpus[number]), bool(synchronised[number]), float(cost[number]), waiting,
-            int(unpriced[number]),
-        )  # fmt: skip
-    return bill
+            unpriced = int(priced.unpriced[item.row])
+            found.append(Culprit(names[item.row], key, item.severity, wasted, wasted, item.by, unpriced))
+    return found, waiting
 
 
 def severity_of(picture: Picture, row: int, medians: dict[CohortKey, float]) -> float:
@@ -163,51 +193,3 @@ def severity_of(picture: Picture, row: int, medians: dict[CohortKey, float]) -> 
 def job_of(cohort: CohortKey, places: Sequence[int]) -> JobKey:
     """The job that a cohort belongs to."""
     return cohort[0], "/".join(cohort[place] for place in places if cohort[place])
-
-
-def _rates(
-    picture: Picture, hardware: Sequence[Hardware], prices: Prices
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], Counter[tuple[str, str]]]:
-    """Rate (not a number when there is none) and GPUs by row, and how many GPUs have no rate."""
-    columns = picture.frame.columns
-    codes, alive = columns["hardware"], columns["alive"]
-    if prices.providers.rules or prices.providers.places:
-        return _rates_by_rule(picture, hardware, prices)
-    providers = [item.provider or prices.providers.default for item in hardware]
-    known = [prices.table.find(provider, item.model) for provider, item in zip(providers, hardware, strict=True)]
-    counts = np.array([gpus_of(item) for item in hardware], np.int64)
-    rates = np.array([math.nan if rate is None else rate for rate in known], np.float64)
-    nodes = np.bincount(codes[alive], minlength=len(hardware))
-    missing: Counter[tuple[str, str]] = Counter()
-    for item, provider, rate, count in zip(hardware, providers, known, (nodes * counts).tolist(), strict=True):
-        if rate is None and count:
-            missing[(provider, item.model)] += count
-    return rates[codes], counts[codes], missing
-
-
-def _rates_by_rule(
-    picture: Picture, hardware: Sequence[Hardware], prices: Prices
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], Counter[tuple[str, str]]]:
-    columns = picture.frame.columns
-    rates = np.full(len(columns["hardware"]), np.nan)
-    gpus = np.zeros(len(columns["hardware"]), np.int64)
-    missing: Counter[tuple[str, str]] = Counter()
-    found: dict[tuple[str, str], float | None] = {}
-    for row in np.flatnonzero(columns["alive"]).tolist():
-        item = hardware[int(columns["hardware"][row])]
-        provider = prices.providers.find(picture.frame.names[row], item.provider)
-        key = (provider, item.model)
-        if key not in found:
-            found[key] = prices.table.find(provider, item.model)
-        gpus[row] = gpus_of(item)
-        rate = found[key]
-        if rate is None:
-            missing[key] += int(gpus[row])
-        else:
-            rates[row] = rate
-    return rates, gpus, missing
-
-
-def gpus_of(item: Hardware) -> int:
-    """GPUs of a node; 1 when it did not say how many."""
-    return max(1, item.gpus)

@@ -10,9 +10,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ingero_detect.memory import NodeKey
-from ingero_fleet.cost.bill import Bill, Prices, make_bill
+from ingero_fleet.cost.bill import Bill, make_bill
 from ingero_fleet.cost.ledger import Ledger
 from ingero_fleet.cost.onward import Teller
+from ingero_fleet.cost.pricing import Prices
 from ingero_fleet.cost.providers import ProvidersError, parse_nodes, parse_providers
 from ingero_fleet.cost.rates import MAX_BYTES, RatesError, builtin, parse
 from ingero_fleet.cost.settings import CostConfig
@@ -141,6 +142,7 @@ class CostDesk:
                 "share_per_hour": _money(now[node].share if node in now else 0.0),
                 "share": _money(account.share),
                 "saving_alone": _money(account.saving),
+                "gpus_without_rate": account.unpriced_gpus,
                 "straggler_seconds": round(account.seconds, 3),
                 "first_seen": rfc3339(account.first),
                 "last_seen": rfc3339(account.last),

@@ -21,6 +21,8 @@ class CulpritAccount:
     seconds: float = 0.0
     share: float = 0.0
     saving: float = 0.0
+    unpriced_gpus: int = 0
+    """Most GPUs at once that lost time to it and had no rate: they are in neither sum."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,7 @@ class Ledger:
                 seconds=known.seconds + seconds,
                 share=known.share + culprit.share * hours,
                 saving=known.saving + culprit.saving * hours,
+                unpriced_gpus=max(known.unpriced_gpus, culprit.unpriced_gpus),
             )
         while len(self.culprits) > MAX_CULPRITS:
             node = next(iter(self.culprits))

@@ -15,6 +15,7 @@ from ingero_fleet.cost.desk import CostDesk
 from ingero_fleet.page.history import History
 from ingero_fleet.picture import Picture, cohort_name, summary_answer, why_answer
 from ingero_fleet.settings import IngeroConfig
+from ingero_fleet.taints.board import TaintBoard
 
 MAX_WATCHERS: Final = 32
 """Pages that are kept up to date at once; further ones ask by themselves."""
@@ -29,7 +30,9 @@ SHOWN_RANKS: Final = 64
 class LivePage:
     """`record` is called in a thread after every tick; everything else on the event loop or a request's thread."""
 
-    def __init__(self, config: Callable[[], IngeroConfig], cost: CostDesk, collectives: CollectivesDesk) -> None:
+    def __init__(
+        self, config: Callable[[], IngeroConfig], cost: CostDesk, collectives: CollectivesDesk, taints: TaintBoard
+    ) -> None:
         self.history = History()
         self.version = 0
         self.watchers = 0
@@ -37,6 +40,7 @@ class LivePage:
         self._config = config
         self._cost = cost
         self._collectives = collectives
+        self._taints = taints
         self._picture: Picture | None = None
         self._event: tuple[int, bytes] = (-1, b"")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -127,6 +131,8 @@ class LivePage:
         lags = self._collectives.answer(None, picture.tick.now, SHOWN_COMMUNICATORS)
         for communicator in lags["communicators"]:
             communicator["lags"] = communicator["lags"][:SHOWN_RANKS]
+        marks = self._taints.marks(picture.tick.now)
+        marked = {(item["cluster_id"], item["node_id"]): item for item in marks}
         names = {(item["cluster_id"], item["node_id"]) for item in stragglers}
         cohorts = sorted(picture.tick.cohorts, key=lambda item: -item.active)
         return orjson.dumps(
@@ -150,10 +156,15 @@ class LivePage:
                         "severity": (item["verdict"] or {}).get("severity"),
                         "cost": money.get((item["cluster_id"], item["node_id"])),
                         "collective": late.get((item["cluster_id"], item["node_id"])),
+                        "taint": marked.get((item["cluster_id"], item["node_id"])),
                     }
                     for item in stragglers
                 ],
-                "late_ranks": [item for key, item in late.items() if key not in names][:SHOWN],
+                "late_ranks": [
+                    {**item, "taint": marked.get(key)} for key, item in late.items() if key not in names
+                ][:SHOWN],
+                "taint_counts": dict(Counter(item["cluster_id"] for item in marks)),
+                "taints": marks[:SHOWN],
                 "cohort_count": len(cohorts),
                 "cohorts": [
                     {
@@ -172,6 +183,7 @@ class LivePage:
                     **{key: cost[key] for key in ("currency", "symbol", "since", "cost", "waiting")},
                     "cost_per_hour": sum(item["cost_per_hour"] for item in cost["jobs"]),
                     "waiting_per_hour": sum(item["waiting_per_hour"] for item in cost["jobs"]),
+                    "gpus_without_rate": sum(item["gpus_without_rate"] for item in cost["jobs"]),
                     "culprit_count": len(cost["culprits"]),
                     "culprits": cost["culprits"][:SHOWN],
                     "missing_rates": cost["missing_rates"][:10],

@@ -19,10 +19,14 @@ from ingero_kit.otlp_server import Encoding, Push, Signal
 
 HEAD: Final = struct.Struct("!IB")
 JSON_LENGTH: Final = struct.Struct("!I")
-CLUSTER_AND_NOW: Final = struct.Struct("!Hd?")
+PUSH_HEAD: Final = struct.Struct("!Hd?B")
+"""Length of the cluster, when it came, whether it is JSON, signal."""
 
 PART: Final = 1000
 """Nodes in one message, so that neither side is held up for longer than about a millisecond."""
+
+
+_SIGNALS: Final = tuple(Signal)
 
 
 class Kind(IntEnum):
@@ -44,8 +48,8 @@ class Kind(IntEnum):
     """To the receiver: nodes that are told something else than most."""
     BOARD = 8
     """To the receiver: the rest of the board, which replaces the one before."""
-    COLLECTIVES = 9
-    """From the receiver: a push with collectives, as it came."""
+    PUSH = 9
+    """From the receiver: a push with collectives or marks, as it came."""
     RELOAD = 10
     """To the receiver: read tokens and certificates again."""
     STOP = 11
@@ -111,19 +115,21 @@ class BoardReader:
         return Board(tuple(by), {tuple(key): value for key, value in thresholds}, usual, others, as_of)
 
 
-def encode_collectives(push: Push, now: float) -> bytes:
-    """The body of COLLECTIVES."""
+def encode_push(push: Push, now: float) -> bytes:
+    """The body of PUSH."""
     cluster = push.cluster.encode()
-    return CLUSTER_AND_NOW.pack(len(cluster), now, push.encoding == "json") + cluster + push.body
+    head = PUSH_HEAD.pack(len(cluster), now, push.encoding == "json", _SIGNALS.index(push.signal))
+    return head + cluster + push.body
 
 
-def decode_collectives(body: bytes) -> tuple[Push, float]:
-    """Read what `encode_collectives` gave."""
-    length, now, is_json = CLUSTER_AND_NOW.unpack_from(body)
-    end = CLUSTER_AND_NOW.size + length
+def decode_push(body: bytes) -> tuple[Push, float]:
+    """Read what `encode_push` gave; raises `ValueError` or `struct.error` for anything else."""
+    length, now, is_json, signal = PUSH_HEAD.unpack_from(body)
+    end = PUSH_HEAD.size + length
     encoding: Encoding = "json" if is_json else "protobuf"
-    cluster = body[CLUSTER_AND_NOW.size : end].decode()
-    return Push(Signal.METRICS, encoding, body[end:], cluster), now
+    if signal >= len(_SIGNALS):
+        raise ValueError(f"no signal {signal}")
+    return Push(_SIGNALS[signal], encoding, body[end:], body[PUSH_HEAD.size : end].decode()), now
 
 
 def encode_hello(config: Mapping[str, Any], ports: Mapping[str, int], clock_offset: float) -> bytes:

@@ -9,14 +9,14 @@ import asyncio
 import socket
 import struct
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 import orjson
 
 from ingero_fleet.board import Board
-from ingero_fleet.receivers.link import Kind, decode_batch, decode_collectives, encode_board, message, read
+from ingero_fleet.intake import Keep
+from ingero_fleet.receivers.link import Kind, decode_batch, decode_push, encode_board, message, read
 from ingero_fleet.receivers.link import encode_hello as hello
 from ingero_fleet.receivers.receiving import listeners
 from ingero_fleet.receivers.traffic import Traffic, total
@@ -24,7 +24,7 @@ from ingero_fleet.scores import ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
-from ingero_kit.otlp_server import Push, parse_endpoint
+from ingero_kit.otlp_server import parse_endpoint
 
 log = get(__name__)
 
@@ -71,15 +71,15 @@ class Receiver:
         if kind is Kind.FAILED:
             raise OSError(body.decode())
 
-    async def listen(self, table: ScoreTable, collectives: Callable[[Push, float], None]) -> None:
+    async def listen(self, table: ScoreTable, keep: Keep) -> None:
         """Take what it sends until it ends."""
         try:
             while True:
                 kind, body = await read(self._reader)
                 if kind is Kind.BATCH:
                     table.absorb(decode_batch(body))
-                elif kind is Kind.COLLECTIVES:
-                    collectives(*decode_collectives(body))
+                elif kind is Kind.PUSH:
+                    keep(*decode_push(body))
                 elif kind is Kind.DONE:
                     self.traffic = Traffic.from_json(orjson.loads(body))
                     self.done.set()
@@ -118,12 +118,10 @@ class Receiver:
 class Pool:
     """The receiver processes of one Fleet."""
 
-    def __init__(
-        self, config: FleetConfig, table: ScoreTable, offset: float, collectives: Callable[[Push, float], None]
-    ) -> None:
+    def __init__(self, config: FleetConfig, table: ScoreTable, offset: float, keep: Keep) -> None:
         self.restarts = 0
         self._config, self._table, self._offset = config, table, offset
-        self._collectives = collectives
+        self._keep_push = keep
         self._ports: dict[str, int] = {}
         self._reserved: list[socket.socket] = []
         self._running: dict[int, Receiver] = {}
@@ -228,7 +226,7 @@ class Pool:
         attempt = 0
         while True:
             began = asyncio.get_running_loop().time()
-            await receiver.listen(self._table, self._collectives)
+            await receiver.listen(self._table, self._keep_push)
             await receiver.end()
             self._running.pop(number, None)
             self._ended = total([self._ended, receiver.traffic.gone()])

@@ -19,7 +19,7 @@ from ingero_fleet.receivers.link import (
     BoardReader,
     Kind,
     encode_batch,
-    encode_collectives,
+    encode_push,
     message,
     read,
 )
@@ -35,7 +35,7 @@ DRAIN_SECONDS: Final = 5.0
 """How long a stop waits for what is under way."""
 
 MAX_UNSENT: Final = 32 << 20
-"""Octets that may wait to be handed over; collectives beyond that are dropped and counted."""
+"""Octets that may wait to be handed over; collectives and marks beyond that are dropped and counted."""
 
 
 class ReceiverProcess:
@@ -55,7 +55,7 @@ class ReceiverProcess:
         settings = config.processors.ingero
         limits = Limits(settings.max_nodes, settings.max_clusters, settings.push_interval * settings.ttl_multiplier)
         self._table = ScoreTable(limits, settings.cohort.by)
-        self._receiving = Receiving(config, self._table, self._clock, self._collectives)
+        self._receiving = Receiving(config, self._table, self._clock, self._keep)
         try:
             await self._receiving.listen(hello["ports"])
         except (SettingsError, OSError) as error:
@@ -101,11 +101,11 @@ class ReceiverProcess:
         if not self._writer.is_closing():
             self._writer.write(message(Kind.DONE, orjson.dumps(self._receiving.traffic().as_json())))
 
-    def _collectives(self, push: Push, now: float) -> None:
+    def _keep(self, push: Push, now: float) -> None:
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
-            self._receiving.intake.rejected["collectives that Fleet cannot keep up with"] += 1
+            self._receiving.intake.rejected["collectives and marks that Fleet cannot keep up with"] += 1
             return
-        self._writer.write(message(Kind.COLLECTIVES, encode_collectives(push, now)))
+        self._writer.write(message(Kind.PUSH, encode_push(push, now)))
 
 
 async def main(end: socket.socket) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from ingero_fleet.board import Board
 from ingero_fleet.exporters import Exporter, make_transport
-from ingero_fleet.intake import Intake
+from ingero_fleet.intake import Intake, Keep
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.scores import ScoreTable
 from ingero_fleet.settings import AuthConfig, FleetConfig, ListenerConfig
@@ -55,7 +55,7 @@ class Receiving:
         config: FleetConfig,
         table: ScoreTable,
         clock: Clock,
-        collectives: Callable[[Push, float], None] | None = None,
+        keep: Keep | None = None,
     ) -> None:
         self._config = config
         self._guardians = Guardians()
@@ -71,7 +71,7 @@ class Receiving:
                     self._exporters[name] = Exporter(name, settings, make_transport(name, settings), loop)
                 self._routes.setdefault(kind, []).append(self._exporters[name])
         self.table = table
-        self.intake = Intake(table, clock, self.forward if self._exporters else None, collectives)
+        self.intake = Intake(table, clock, self.forward if self._exporters else None, keep)
         self._receivers: dict[str, OtlpHttpReceiver | OtlpGrpcReceiver] = {}
         for exporter in self._exporters.values():
             exporter.start()

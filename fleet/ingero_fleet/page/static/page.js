@@ -35,6 +35,11 @@ function money(value, cost) {
   const digits = value < 1000 ? 2 : 0;
   return `${cost.symbol}${value.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits })}`;
 }
+// What has no rate is never shown as 0: nothing is known, or at least so much.
+function priced(value, cost, unpriced, unit = "") {
+  if (!unpriced) return money(value, cost) + unit;
+  return value > 0 ? `≥ ${money(value, cost)}${unit}` : "no rate";
+}
 function ago(text, now) {
   if (!text) return "";
   const seconds = Math.max(0, now - Date.parse(text) / 1000);
@@ -194,12 +199,17 @@ async function ask(node, cluster = state.chosen) {
     element("h3", `${facts.node_id} (${facts.cluster_id})`),
     element("p", facts.why),
     ...(facts.collectives ? [element("p", facts.collectives.why)] : []),
+    ...(facts.taint ? [element("p", taintInWords(facts.taint))] : []),
     element("p", `${facts.peers.active} active nodes in cohort ${facts.peers.cohort}, median ${number(facts.peers.median)}` +
       (signals.length ? `; ${signals.join(", ")}` : "") + `; last push ${facts.last_push_age_seconds.toFixed(1)} s before the tick.`),
   ]);
 }
 
 // Everything beside the map.
+
+const clock = (text) => (text ? new Date(text).toLocaleString([], { dateStyle: "short", timeStyle: "short" }) : "–");
+const effect = (taint) => taint.effect || "annotation only";
+const taintInWords = (taint) => `Marked by the operator (${effect(taint)}: ${taint.reason})${taint.since ? ` since ${clock(taint.since)}` : ""}, until ${clock(taint.expires)} unless renewed.`;
 
 function tile(name, value, bad = false) {
   return element("div", "", bad ? { class: "bad" } : {}, [element("dt", name), element("dd", value)]);
@@ -215,8 +225,9 @@ function showTiles(update) {
     tile("idle, calibrating", `${sum("idle")}, ${sum("calibrating")}`),
     threshold,
     tile("late ranks", String(update.late_ranks.length + update.stragglers.filter((item) => item.collective).length), update.late_ranks.length > 0),
-    tile("waiting now", `${money(update.cost.waiting_per_hour, update.cost)}/h`, update.cost.waiting_per_hour > 0),
-    tile("waiting so far", money(update.cost.waiting, update.cost)),
+    tile("marked nodes", String(countTaints(update))),
+    tile("waiting now", priced(update.cost.waiting_per_hour, update.cost, update.cost.gpus_without_rate, "/h"), update.cost.waiting_per_hour > 0),
+    tile("waiting so far", priced(update.cost.waiting, update.cost, update.cost.gpus_without_rate)),
   ]);
   const warnings = [];
   for (const item of clusters) {
@@ -228,16 +239,19 @@ function showTiles(update) {
   byId("warnings").hidden = !warnings.length;
   byId("warnings").textContent = warnings.slice(0, 5).join(" ");
 }
+const costInWords = (item, cost) => (item.gpus_without_rate && !item.share ? "its GPUs have no rate"
+  : `${priced(item.share_per_hour, cost, item.gpus_without_rate, "/h")}, ${priced(item.share, cost, item.gpus_without_rate)} so far`);
 function showStragglers(update) {
   const chosen = (item) => !state.chosen || item.cluster_id === state.chosen;
   const cards = update.stragglers.filter(chosen).map((item) => {
     const facts = [ago(item.since, update.time), item.kind, `weakest signal ${item.dominant_signal}`, `cohort ${item.cohort}`];
     if (item.severity !== null && item.severity !== undefined) facts.push(`lost ${percent(item.severity)} of its rate`);
-    if (item.cost) facts.push(`${money(item.cost.share_per_hour, update.cost)}/h, ${money(item.cost.share, update.cost)} so far`);
+    if (item.cost) facts.push(costInWords(item.cost, update.cost));
     return element("li", "", item.kind === "stopped" ? { class: "stopped-node" } : {}, [
       element("h3", `${item.node_id} (${item.cluster_id})`),
       element("p", item.why),
       ...(item.collective ? [element("p", item.collective.why)] : []),
+      ...(item.taint ? [element("p", taintInWords(item.taint), { class: "taint" })] : []),
       element("p", facts.filter(Boolean).join(" · "), { class: "facts" }),
     ]);
   });
@@ -245,6 +259,7 @@ function showStragglers(update) {
     cards.push(element("li", "", {}, [
       element("h3", `${item.node_id} (${item.cluster_id}), rank ${item.rank}`),
       element("p", item.why),
+      ...(item.taint ? [element("p", taintInWords(item.taint), { class: "taint" })] : []),
       element("p", [`communicator ${item.comm}`, item.pod && `pod ${item.pod}`, `lag ${number(item.lag_ms, 2)} ms`].filter(Boolean).join(" · "), { class: "facts" }),
     ]));
   }
@@ -277,13 +292,24 @@ function table(id, caption, heads, rows, empty) {
 function showCost(update) {
   const cost = update.cost;
   const rows = cost.culprits.filter((item) => !state.chosen || item.cluster_id === state.chosen).slice(0, 20).map((item) => [
-    item.node_id, item.cluster_id, money(item.share, cost), money(item.saving_alone, cost), `${money(item.share_per_hour, cost)}/h`,
+    item.node_id, item.cluster_id, priced(item.share, cost, item.gpus_without_rate), priced(item.saving_alone, cost, item.gpus_without_rate),
+    item.straggling_now ? priced(item.share_per_hour, cost, item.gpus_without_rate, "/h") : "–",
     percent(item.severity), `${Math.round(item.straggler_seconds)} s`,
   ]);
-  table("cost", `${money(cost.waiting, cost)} of ${money(cost.cost, cost)} since ${new Date(cost.since).toLocaleString()}`,
+  table("cost", `${priced(cost.waiting, cost, cost.gpus_without_rate)} of ${priced(cost.cost, cost, cost.gpus_without_rate)} since ${new Date(cost.since).toLocaleString()}`,
     ["node", "cluster", "share of the waiting", "saved if it alone were well", "now", "severity", "time"], rows, "Nobody has cost anything yet.");
   byId("cost-note").textContent = cost.missing_rates.length
     ? `Not in these sums: ${cost.missing_rates.map((item) => `${item.gpus} GPUs (${item.gpu_model || "unknown model"}: ${item.why})`).join("; ")}.` : "";
+}
+const countTaints = (update) => Object.entries(update.taint_counts)
+  .reduce((total, [cluster, count]) => total + (!state.chosen || cluster === state.chosen ? count : 0), 0);
+function showTaints(update) {
+  const rows = update.taints.filter((item) => !state.chosen || item.cluster_id === state.chosen).map((item) => [
+    item.node_id, item.cluster_id, effect(item), item.reason, clock(item.since), clock(item.expires),
+  ]);
+  const hidden = countTaints(update) - rows.length;
+  table("taints", hidden > 0 ? `the newest ${rows.length} of ${rows.length + hidden}` : "",
+    ["node", "cluster", "taint", "reason", "since", "ends unless renewed"], rows, "The operator has told of no mark since Fleet started.");
 }
 function showCohorts(update) {
   const rows = update.cohorts.filter((item) => !state.chosen || item.cluster_id === state.chosen).map((item) => [
@@ -329,7 +355,7 @@ function showClusters() {
 function showAll() {
   const update = state.update;
   if (!update) return;
-  showTiles(update); showStragglers(update); showCollectives(update); showCost(update); showCohorts(update);
+  showTiles(update); showStragglers(update); showCollectives(update); showTaints(update); showCost(update); showCohorts(update);
   byId("map-summary").textContent = `${state.rows ? state.rows.length : 0} nodes, ${update.straggler_count} stragglers.`;
 }
 

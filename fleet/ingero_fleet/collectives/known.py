@@ -1,0 +1,42 @@
+"""The communicators that are known at present, and who is which of their ranks."""
+
+from dataclasses import dataclass, field
+
+from ingero_fleet.collectives.points import Reader, Source
+from ingero_fleet.collectives.window import Window
+
+NOBODY = Source("", "", "")
+
+
+@dataclass
+class Known:
+    """Communicators by the reader's number, which stays valid until `Reader.forget`."""
+
+    reader: Reader
+    windows: dict[int, Window] = field(default_factory=dict)
+
+    def source(self, window: Window, rank: int) -> Source:
+        """Who sent a rank's points last; empty names when nobody has."""
+        place = int(window.members[rank])
+        return self.reader.sources[place] if place >= 0 else NOBODY
+
+    def waiting(self, window: Window) -> dict[str, float]:
+        """Share of time that each node's ranks wait in this communicator, at least."""
+        period = window.elapsed_ms / max(1, len(window.time))
+        waiting: dict[str, float] = {}
+        for rank, wait in enumerate(window.waited.tolist()):
+            node = self.source(window, rank).node
+            if node and wait == wait and period > 0:
+                waiting[node] = min(waiting.get(node, 1.0), wait / period)
+        return waiting
+
+
+def verdict_in_words(window: Window, now: float) -> str:
+    """`culprit`, `none: ...` or `unknown: ...`: a person is told why nobody is named."""
+    if now < window.disputed_until:
+        return "unknown: two nodes claim the same rank, so that two communicators may share this hash"
+    if not window.blocked_seen:
+        return "unknown: the agents do not tell how long ranks waited, and clocks of different hosts do not"
+    if window.finding is None:
+        return "unknown: no collective was seen from enough of its ranks lately"
+    return "culprit" if window.finding.accused else f"none: {window.finding.why_not}"

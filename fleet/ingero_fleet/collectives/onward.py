@@ -1,0 +1,110 @@
+"""What collectives say, as OTLP for whoever keeps the story: lags are metrics, accusations log records. Pure."""
+
+import json
+import uuid
+from collections.abc import Iterable
+from typing import Final
+
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, SeverityNumber
+
+from ingero_contract import attributes, metrics
+from ingero_contract.values import VerdictState
+from ingero_fleet.collectives.culprits import Culprit, Edge
+from ingero_fleet.collectives.known import Known
+from ingero_fleet.collectives.points import Source
+
+Lag = tuple[float, int, int]
+"""Milliseconds, communicator, rank."""
+
+_NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:ingero:late-rank")
+_EVIDENCE: Final = ("comm", "ranks", "rank", "pod", "share", "lag_ms", "lasts", "collectives", "chance")
+_STATES: Final = {
+    "accused": VerdictState.STRAGGLER, "cleared": VerdictState.HEALTHY, "withdrawn": VerdictState.LEARNING,
+}  # fmt: skip
+
+
+def encode_lags(known: Known, lags: list[Lag], now: float) -> bytes:
+    """One request with a point for every lag, by sender; `now` in seconds since the epoch."""
+    blocks: dict[int, list[Lag]] = {}
+    for item in lags:
+        blocks.setdefault(int(known.windows[item[1]].members[item[2]]), []).append(item)
+    request = ExportMetricsServiceRequest()
+    for place, items in blocks.items():
+        block = request.resource_metrics.add()
+        block.resource.attributes.extend(_resource(known.reader.sources[place]))
+        metric = block.scope_metrics.add().metrics.add(name=metrics.COLLECTIVE_PEER_LAG, unit="ms")
+        for value, number, rank in items:
+            comm = known.reader.comms[number]
+            point = metric.gauge.data_points.add(time_unix_nano=int(now * 1e9), as_double=value)
+            point.attributes.extend(_member(comm.hash, rank, comm.ranks))
+    return request.SerializeToString()
+
+
+def encode_edges(edges: Iterable[Edge]) -> bytes:
+    """One request with a record for every edge, named and shaped as the detector's are."""
+    request = ExportLogsServiceRequest()
+    for edge in edges:
+        item = edge.culprit
+        block = request.resource_logs.add()
+        block.resource.attributes.extend(_resource(Source(item["cluster_id"], item["node_id"], item["pod"] or "")))
+        scope = block.scope_logs.add()
+        scope.scope.name = "ingero-fleet"
+        scope.log_records.append(_record(edge))
+    return request.SerializeToString()
+
+
+def _record(edge: Edge) -> LogRecord:
+    item, nanoseconds = edge.culprit, int(edge.time * 1e9)
+    evidence = {"edge": edge.what, "axis": "collectives", **{name: item[name] for name in _EVIDENCE}}
+    identity = (item["cluster_id"], item["node_id"], item["comm"], str(item["rank"]), edge.what, str(nanoseconds))
+    severity = item["share"] if edge.what == "accused" else 0.0
+    return LogRecord(
+        time_unix_nano=nanoseconds,
+        observed_time_unix_nano=nanoseconds,
+        severity_number=(
+            SeverityNumber.SEVERITY_NUMBER_WARN if edge.what == "accused" else SeverityNumber.SEVERITY_NUMBER_INFO
+        ),
+        event_name=metrics.VERDICT_EVENT,
+        body=AnyValue(string_value=sentence(edge)),
+        attributes=[
+            _text(attributes.EVENT_ID, str(uuid.uuid5(_NAMESPACE, "\0".join(identity)))),
+            _text(attributes.VERDICT_STATE, str(_STATES[edge.what])),
+            _text(attributes.VERDICT_KIND, item["kind"]),
+            _text(attributes.VERDICT_SINCE, item["since"]),
+            KeyValue(key=attributes.VERDICT_SEVERITY, value=AnyValue(double_value=severity)),
+            _text(attributes.VERDICT_EVIDENCE, json.dumps(evidence, separators=(",", ":"))),
+            *_member(item["comm"], item["rank"], item["ranks"]),
+        ],
+    )
+
+
+def sentence(edge: Edge) -> str:
+    """An edge for people."""
+    item: Culprit = edge.culprit
+    if edge.what == "accused":
+        return f"{item['node_id']} holds up its job. {item['why']}"
+    if edge.what == "cleared":
+        return f"{item['node_id']}: the collectives of {item['comm']} wait for rank {item['rank']} alone no more"
+    return f"{item['node_id']}: the collectives of {item['comm']} are seen no more, rank {item['rank']} is not judged"
+
+
+def _resource(source: Source) -> list[KeyValue]:
+    named = (
+        (attributes.NODE_ID, source.node), (attributes.CLUSTER_ID, source.cluster), (attributes.POD_NAME, source.pod),
+    )  # fmt: skip
+    return [_text(key, text) for key, text in named if text]
+
+
+def _member(comm: str, rank: int, ranks: int) -> list[KeyValue]:
+    return [
+        _text(attributes.NCCL_COMM_HASH, comm),
+        KeyValue(key=attributes.NCCL_RANK, value=AnyValue(int_value=rank)),
+        KeyValue(key=attributes.NCCL_NRANKS, value=AnyValue(int_value=ranks)),
+    ]
+
+
+def _text(key: str, value: str) -> KeyValue:
+    return KeyValue(key=key, value=AnyValue(string_value=value))

@@ -1,0 +1,50 @@
+"""The Prometheus page of collectives."""
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ingero_fleet.collectives.answers import MAX_SERIES
+from ingero_fleet.collectives.desk import CollectivesDesk
+
+
+class CollectivesPage(Collector):
+    """Peer lags and culprits for the findings page, and what became of points."""
+
+    def __init__(self, desk: CollectivesDesk) -> None:
+        self._desk = desk
+
+    def collect(self) -> Iterator[Metric]:
+        """Build the families anew for every scrape."""
+        desk = self._desk
+        lag = GaugeMetricFamily(
+            "ingero_fleet_collective_peer_lag_milliseconds",
+            "How much later than the median rank a rank came lately; the largest lags only.",
+            labels=["cluster_id", "comm", "rank", "node_id"],
+        )
+        for key, rank, node, value in desk.largest_lags():
+            lag.add_metric([key.cluster, key.hash, str(rank), node], value)
+        share = GaugeMetricFamily(
+            "ingero_fleet_collective_culprit_share",
+            "Share of time lost waiting for this rank alone.",
+            labels=["cluster_id", "node_id", "comm", "rank"],
+        )
+        for (cluster, node), item in list(desk.culprits.items())[:MAX_SERIES]:
+            share.add_metric([cluster, node, item["comm"], str(item["rank"])], item["share"])
+        communicators = GaugeMetricFamily("ingero_fleet_communicators", "Communicators that are kept.")
+        communicators.add_metric([], len(desk.windows))
+        points = CounterMetricFamily("ingero_fleet_collective_points", "Collective points taken.")
+        points.add_metric([], desk.points)
+        outcome = CounterMetricFamily(
+            "ingero_fleet_collectives", "Collectives and points by what became of them.", labels=["outcome"]
+        )
+        for name, count in list(desk.outcomes.items()):
+            outcome.add_metric([name], count)
+        outcome.add_metric(["pushes_over_limit"], desk.dropped)
+        refused = CounterMetricFamily(
+            "ingero_fleet_collective_points_refused", "Points left out, by reason.", labels=["reason"]
+        )
+        for reason, count in list(desk.reader.refused.items()):
+            refused.add_metric([reason], count)
+        yield from (lag, share, communicators, points, outcome, refused)

@@ -1,0 +1,188 @@
+"""What PyTorch's Flight Recorder left, read into one `Dump` for each rank. All but `read` is pure."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import orjson
+
+from ingero_fleet.diagnose.plain import PlainError, load_plain
+from ingero_fleet.diagnose.sources import Problems, Rows, SourceError, content, files_of, number, rank_of, text, whole
+
+MAX_ENTRIES: Final = 1_000_000
+"""Entries of one dump that are looked at."""
+
+MAX_TENSORS: Final = 16
+"""Tensors, and dimensions, of one call that are compared."""
+
+_PAIR: Final = re.compile(r"(send|recv)\s+(\d{1,7})\s*(?:->|<-)\s*(\d{1,7})")
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operation that has not ended."""
+
+    op: str
+    sizes: str
+    created_ns: int
+
+
+@dataclass
+class Part:
+    """One rank's view of one process group: last number called, last number ended, and what is under way."""
+
+    desc: str = ""
+    enqueued: int = 0
+    completed: int = 0
+    open: dict[int, Call] = field(default_factory=dict)
+    pairs: set[tuple[str, int]] = field(default_factory=set)
+    """Sends and receives under way: what, and the peer's place in the group."""
+
+
+@dataclass
+class Dump:
+    """What one rank left. `members` are the ranks of the groups that it was told of.
+
+    `status` holds the last number called and ended by the group's handle on this rank, `names` the groups of handles,
+    as far as entries tell; `full`: the ring has let entries go.
+    """
+
+    rank: int
+    parts: dict[str, Part] = field(default_factory=dict)
+    members: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    status: dict[str, tuple[int, int]] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    full: bool = False
+
+
+def read(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Rows]:
+    """Every dump in files and folders, and the collectives that were timed.
+
+    What cannot be used is told in `problems`, and nothing else is lost.
+    """
+    rows = Rows()
+    dumps: dict[int, tuple[Dump, str]] = {}
+    for file in files_of(paths, (), problems):
+        place = str(file)
+        rank = rank_of(file)
+        if rank is None:
+            problems.add(place, "its name tells no rank (a number is expected, as in trace_12)")
+            continue
+        if rank in dumps:
+            problems.add(place, f"rank {rank} was read from {dumps[rank][1]} already")
+            continue
+        try:
+            value = parse(content(file))
+            dump = dump_of(value, rank, place, problems, rows)
+        except (SourceError, PlainError) as error:
+            problems.add(place, str(error))
+            continue
+        dumps[rank] = (dump, place)
+    return [dumps[rank][0] for rank in sorted(dumps)], rows
+
+
+def parse(data: bytes) -> Any:
+    """The value of a dump, pickle or JSON. Raises `PlainError` or `SourceError` naming the byte."""
+    if data[:1] == b"\x80":
+        return load_plain(data)
+    if data.lstrip()[:1] == b"{":
+        try:
+            return orjson.loads(data)
+        except orjson.JSONDecodeError as error:
+            raise SourceError(f"not JSON: {error}") from None
+    raise SourceError("neither a pickle nor JSON" if data else "the file is empty")
+
+
+def dump_of(value: Any, rank: int, file: str, problems: Problems, rows: Rows) -> Dump:
+    """One rank's dump from its plain value; timed collectives are added to `rows`.
+
+    Raises `SourceError` for what is no dump; counts entries that are bad.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
+        raise SourceError("no Flight Recorder dump: there is no list of entries")
+    entries = value["entries"]
+    dump = Dump(rank)
+    config = value.get("pg_config")
+    for key, item in config.items() if isinstance(config, dict) else ():
+        if isinstance(item, dict) and key == item.get("name") and key:
+            ranks = item.get("ranks")
+            members = _ranks(ranks)
+            if members is None:
+                problems.add(file, f"pg_config[{text(key, 40)!r}].ranks: a list of ranks was expected")
+            elif members:
+                dump.members[text(key)] = members
+    dump.status = _status(value.get("pg_status"))
+    for place, entry in enumerate(entries[:MAX_ENTRIES]):
+        try:
+            _take(dump, entry, rows)
+        except SourceError as error:
+            problems.add(file, f"entries[{place}]: {error}")
+    if len(entries) > MAX_ENTRIES:
+        problems.add(file, f"only the first {MAX_ENTRIES} entries were looked at", len(entries) - MAX_ENTRIES)
+    first = entries[0].get("record_id") if entries and isinstance(entries[0], dict) else None
+    dump.full = (whole(first) or 0) > 0
+    return dump
+
+
+def _take(dump: Dump, entry: Any, rows: Rows) -> None:
+    """Take in one entry."""
+    if not isinstance(entry, dict):
+        raise SourceError("a dictionary was expected")
+    handle, pair = str(whole(entry.get("pg_id"))), entry.get("process_group")
+    name, desc = handle, ""
+    if isinstance(pair, list | tuple) and len(pair) == 2 and text(pair[0]):
+        name, desc = text(pair[0]), text(pair[1])
+    op = text(entry.get("profiling_name"))
+    two = _PAIR.search(op)
+    seq = whole(entry.get("collective_seq_id", entry.get("seq_id")))
+    if seq is None or seq < 0:
+        raise SourceError("collective_seq_id: a count was expected")
+    part = dump.parts.setdefault(name, Part(desc))
+    dump.names.setdefault(handle, name)
+    ended = entry.get("state") == "completed" or entry.get("retired") is True
+    if two or entry.get("is_p2p") is True:
+        if two and not ended:
+            part.pairs.add((two[1], int(two[3])))
+        return
+    part.enqueued = max(part.enqueued, seq)
+    op = op.split(":", 1)[-1]
+    if ended or seq <= dump.status.get(handle, (0, 0))[1]:
+        part.completed = max(part.completed, seq)
+        created, spent = whole(entry.get("time_created_ns")), number(entry.get("duration_ms"))
+        if created and created > 0 and spent is not None and spent > 0:
+            rows.add(str(dump.rank), op, created / 1e9, spent / 1e3, group=name, seq=seq)
+    elif seq not in part.open:
+        sizes = _shape(entry.get("input_sizes")) + _shape(entry.get("input_dtypes"))
+        part.open[seq] = Call(op, sizes, whole(entry.get("time_created_ns")) or 0)
+
+
+def _shape(value: Any) -> str:
+    """Sizes or types of tensors as text, the first ones."""
+    found = []
+    for item in value[:MAX_TENSORS] if isinstance(value, list | tuple) else ():
+        inner = item[:MAX_TENSORS] if isinstance(item, list | tuple) else (item,)
+        found.append("x".join(text(part) or str(whole(part)) for part in inner))
+    return f"{found}"
+
+
+def _ranks(value: Any) -> tuple[int, ...] | None:
+    """Ranks told as a list, or as the text of one."""
+    if isinstance(value, str) and len(value) < 1 << 24:
+        try:
+            value = orjson.loads(value)
+        except orjson.JSONDecodeError:
+            return None
+    if not isinstance(value, list) or any(type(item) is not int or not 0 <= item < 1 << 24 for item in value):
+        return None
+    return tuple(sorted(set(value)))
+
+
+def _status(value: Any) -> dict[str, tuple[int, int]]:
+    """Last number called and last number ended by the group's handle."""
+    found = {}
+    for handle, item in value.items() if isinstance(value, dict) else ():
+        if isinstance(item, dict):
+            enqueued, completed = (whole(item.get(f"last_{what}_collective")) for what in ("enqueued", "completed"))
+            found[str(handle)] = (enqueued or 0, completed or 0)
+    return found

@@ -1,0 +1,120 @@
+"""The operator's log records of marks out of an OTLP push, protobuf or JSON. Pure."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+
+import orjson
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from ingero_contract import attributes, metrics
+from ingero_kit.otlp import check_name
+from ingero_kit.otlp_server import Push
+
+NEEDLE: Final = metrics.TAINT_EVENT.encode()
+"""What every push with such a record contains."""
+
+MAX_BYTES: Final = 256 << 10
+"""Largest push that is read; the operator sends one record at a time, under a kilobyte."""
+
+MAX_TEXT: Final = 512
+"""Longest reason or sentence that is kept, characters."""
+
+LAST_SECOND: Final = 4_102_444_800.0
+"""The year 2100; a later time is a mistake."""
+
+ACTIONS: Final = frozenset({"add", "raise", "lower", "renew", "remove"})
+
+_EFFECTS: Final = frozenset({"NoSchedule", "PreferNoSchedule", ""})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """One record. `effect` is empty for an annotation alone; times in seconds since the epoch, 0 for none."""
+
+    cluster: str
+    node: str
+    action: str
+    effect: str
+    reason: str
+    verdict: str
+    words: str
+    time: float
+    since: float
+    expires: float
+
+
+def read(push: Push) -> Iterator[Told | str]:
+    """Every mark that a push tells of, or in words why a record, or the push, is none."""
+    if len(push.body) > MAX_BYTES:
+        yield "the push is too large for marks"
+        return
+    try:
+        records = list(_json(push.body) if push.encoding == "json" else _protobuf(push.body))
+    except (DecodeError, orjson.JSONDecodeError, AttributeError, TypeError, ValueError, KeyError):
+        yield "the body is not OTLP"
+        return
+    for time, words, pairs in records:
+        yield _told(time, words, pairs, push.cluster)
+
+
+def _told(time: float, words: str, pairs: dict[str, str], cluster: str) -> Told | str:
+    node, cluster = pairs.get(attributes.NODE_ID, ""), cluster or pairs.get(attributes.CLUSTER_ID, "")
+    for key, name in ((attributes.NODE_ID, node), (attributes.CLUSTER_ID, cluster)):
+        problem = check_name(name)
+        if problem:
+            return f"the resource attribute {key} {problem}"
+    action, effect = pairs.get(attributes.TAINT_ACTION, ""), pairs.get(attributes.TAINT_EFFECT, "")
+    if action not in ACTIONS:
+        return f"{attributes.TAINT_ACTION} is not one of {', '.join(sorted(ACTIONS))}"
+    if effect not in _EFFECTS:
+        return f"{attributes.TAINT_EFFECT} is not an effect that the operator sets"
+    try:
+        evidence = orjson.loads(pairs.get(attributes.TAINT_EVIDENCE) or "{}")
+        since, expires = (_moment(evidence.get(name)) for name in ("since", "expires"))
+    except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, OverflowError):
+        return f"{attributes.TAINT_EVIDENCE} is not the operator's annotation"
+    return Told(
+        cluster=cluster, node=node, action=action, effect=effect, time=time, since=since, expires=expires,
+        reason=pairs.get(attributes.TAINT_REASON, "")[:MAX_TEXT],
+        verdict=pairs.get(attributes.TAINT_VERDICT, "")[:MAX_TEXT],
+        words=words[:MAX_TEXT],
+    )  # fmt: skip
+
+
+def _moment(text: str | None) -> float:
+    seconds = datetime.fromisoformat(text).timestamp() if text else 0.0
+    if not 0 <= seconds < LAST_SECOND:
+        raise ValueError(text)
+    return seconds
+
+
+Entry = tuple[float, str, dict[str, str]]
+"""Time, sentence, and attributes that are texts, the resource's among them."""
+
+
+def _protobuf(body: bytes) -> Iterator[Entry]:
+    for block in ExportLogsServiceRequest.FromString(body).resource_logs:
+        shared = {pair.key: pair.value.string_value for pair in block.resource.attributes}
+        for scope in block.scope_logs:
+            for record in scope.log_records:
+                if record.event_name == metrics.TAINT_EVENT:
+                    own = {pair.key: pair.value.string_value for pair in record.attributes}
+                    yield record.time_unix_nano * 1e-9, record.body.string_value, {**shared, **own}
+
+
+def _json(body: bytes) -> Iterator[Entry]:
+    for block in orjson.loads(body).get("resourceLogs") or ():
+        shared = _texts((block.get("resource") or {}).get("attributes"))
+        for scope in block.get("scopeLogs") or ():
+            for record in scope.get("logRecords") or ():
+                if record.get("eventName") == metrics.TAINT_EVENT:
+                    words = str((record.get("body") or {}).get("stringValue") or "")
+                    time = int(record.get("timeUnixNano") or 0) * 1e-9
+                    yield time, words, {**shared, **_texts(record.get("attributes"))}
+
+
+def _texts(pairs: list[dict[str, Any]] | None) -> dict[str, str]:
+    return {pair["key"]: str((pair.get("value") or {}).get("stringValue") or "") for pair in pairs or ()}

@@ -1,0 +1,188 @@
+"""Marks that the operator tells of: kept while they stand, shown to people, bounded, and never believed blindly."""
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from google.protobuf.json_format import ParseDict
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+
+from ingero_contract import attributes, routes
+from ingero_fleet.taints import board as boards
+from ingero_fleet.taints.board import LONGEST, REMEMBERED, UNDATED, TaintBoard
+from ingero_fleet.taints.records import MAX_BYTES, NEEDLE
+from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.otlp_server import Encoding, Push, Signal
+from ingero_operator.taints.nodes import Mark
+from ingero_operator.taints.rails import Step, Verb
+from ingero_operator.taints.testimony import record
+from ingero_testing.processes import Running, fleet, wait_until
+
+NOW = 1_700_000_000.0
+JSON = {"content-type": "application/json"}
+
+
+def told(
+    verb: Verb, node: str = "gpu-7", *, now: float = NOW, expires: float | None = None, effect: str = "NoSchedule"
+) -> dict[str, Any]:
+    """The operator's own record."""
+    mark = Mark(
+        owner="u", verdict="0badcafe", effect=effect, since=NOW - 60, expires=expires or NOW + 3600, node_uid="n",
+        severity=0.3, windows=6,
+    )  # fmt: skip
+    step = Step(verb=verb, node=node, uid="n", reason="Confirmed", mark=None if verb == "remove" else mark)
+    words = f"Node {node} was marked"
+    return record(step, cluster="prod", owner="u", verdict="0badcafe", words=words, identity="i", now=now)
+
+
+def take(board: TaintBoard, *requests: dict[str, Any], now: float = NOW, encoding: Encoding = "json") -> TaintBoard:
+    for request in requests:
+        message = ParseDict(request, ExportLogsServiceRequest()).SerializeToString()
+        board.take(Push(Signal.LOGS, encoding, json.dumps(request).encode() if encoding == "json" else message), now)
+    return board
+
+
+@pytest.mark.parametrize("encoding", ["json", "protobuf"])
+def test_a_mark_stands_from_its_record_to_its_removal(encoding: Encoding) -> None:
+    board = take(TaintBoard(), told("add"), encoding=encoding)
+
+    assert board.marks(NOW) == [
+        {
+            "cluster_id": "prod", "node_id": "gpu-7", "effect": "NoSchedule", "verdict": "0badcafe",
+            "reason": "Confirmed", "words": "Node gpu-7 was marked", "since": "2023-11-14T22:12:20.000Z",
+            "expires": "2023-11-14T23:13:20.000Z",
+        }
+    ]  # fmt: skip
+    assert board.mark(("prod", "gpu-7"), NOW) == board.marks(NOW, "prod")[0]
+    assert board.marks(NOW, "other") == []
+    take(board, told("lower", now=NOW + 1, effect=""), encoding=encoding)
+    assert board.marks(NOW)[0]["effect"] is None
+    take(board, told("remove", now=NOW + 2), encoding=encoding)
+    assert (board.marks(NOW), board.mark(("prod", "gpu-7"), NOW)) == ([], None)
+    assert board.outcomes == {"add": 1, "lower": 1, "remove": 1}
+
+
+def test_a_mark_ends_by_itself_unless_it_is_renewed() -> None:
+    board = take(TaintBoard(), told("add", expires=NOW + 100), told("add", "gpu-8", expires=NOW + 100))
+    take(board, told("renew", now=NOW + 50, expires=NOW + 200), now=NOW + 50)
+
+    assert [item["node_id"] for item in board.marks(NOW + 150)] == ["gpu-7"]
+    assert board.marks(NOW + 250) == []
+    assert board.outcomes["expired"] == 2
+
+
+def test_no_mark_is_believed_for_ever() -> None:
+    without_end = told("add", "gpu-8")
+    pairs = without_end["resourceLogs"][0]["scopeLogs"][0]["logRecords"][0]["attributes"]
+    pairs[:] = [pair for pair in pairs if pair["key"] != attributes.TAINT_EVIDENCE]
+    board = take(TaintBoard(), told("add", expires=NOW + 1e8), without_end)
+
+    assert len(board.marks(NOW + UNDATED - 1)) == 2
+    assert [item["node_id"] for item in board.marks(NOW + UNDATED + 1)] == ["gpu-7"]
+    assert board.marks(NOW + LONGEST + 1) == []
+
+
+def test_a_record_that_comes_late_brings_no_mark_back() -> None:
+    board = take(TaintBoard(), told("add"), told("remove", now=NOW + 60), told("raise", now=NOW + 30), now=NOW + 61)
+
+    assert board.marks(NOW + 62) == []
+    assert board.outcomes["late"] == 1
+    take(board, told("add", now=NOW + 70), now=NOW + 70)
+    assert len(board.marks(NOW + 70)) == 1
+
+
+def test_a_record_from_the_future_shuts_out_no_other() -> None:
+    board = take(TaintBoard(), told("add", now=NOW + 1e6), told("add", "gpu-8", expires=NOW - 5), told("add"))
+
+    assert [item["node_id"] for item in board.marks(NOW)] == ["gpu-7"]
+    assert (board.outcomes["ahead"], board.outcomes["expired"]) == (1, 1)
+
+
+def test_marks_beyond_the_limit_are_counted_and_removals_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(boards, "MAX_MARKS", 3)
+    board = take(TaintBoard(), *(told("add", f"gpu-{number}") for number in range(5)))
+    assert (len(board.marks(NOW)), board.outcomes["over_limit"]) == (3, 2)
+    take(board, told("remove", "gpu-0", now=NOW + 1))
+    take(board, told("add", "gpu-4"), now=NOW + REMEMBERED + 1)
+
+    assert {item["node_id"] for item in board.marks(NOW + REMEMBERED + 1)} == {"gpu-1", "gpu-2", "gpu-4"}
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({attributes.NODE_ID: ""}, attributes.NODE_ID),
+        ({attributes.NODE_ID: "x" * 300}, attributes.NODE_ID),
+        ({attributes.CLUSTER_ID: "a\nb"}, attributes.CLUSTER_ID),
+        ({attributes.TAINT_ACTION: "explode"}, attributes.TAINT_ACTION),
+        ({attributes.TAINT_EFFECT: "NoExecute"}, attributes.TAINT_EFFECT),
+        ({attributes.TAINT_EVIDENCE: "[1]"}, attributes.TAINT_EVIDENCE),
+        ({attributes.TAINT_EVIDENCE: '{"expires": 5}'}, attributes.TAINT_EVIDENCE),
+        ({attributes.TAINT_EVIDENCE: '{"since": "9999-12-31T23:59:59-12:00"}'}, attributes.TAINT_EVIDENCE),
+        ({attributes.TAINT_EVIDENCE: "{" * 5000}, attributes.TAINT_EVIDENCE),
+    ],
+)
+def test_what_is_no_mark_is_counted_with_its_reason_and_nothing_else_is_lost(
+    change: dict[str, str], reason: str
+) -> None:
+    request = told("add")
+    block = request["resourceLogs"][0]
+    for pair in [*block["resource"]["attributes"], *block["scopeLogs"][0]["logRecords"][0]["attributes"]]:
+        if pair["key"] in change:
+            pair["value"]["stringValue"] = change[pair["key"]]
+    request["resourceLogs"].append(told("add", "gpu-8")["resourceLogs"][0])
+    board = take(TaintBoard(), request)
+
+    assert [item["node_id"] for item in board.marks(NOW)] == ["gpu-8"]
+    assert [(reason in text, count) for text, count in board.refused.items()] == [(True, 1)]
+
+
+@settings(deadline=None)
+@given(st.binary(max_size=300), st.sampled_from(["protobuf", "json"]))
+def test_rubbish_never_fails(body: bytes, encoding: Encoding) -> None:
+    board = TaintBoard()
+    board.take(Push(Signal.LOGS, encoding, body + NEEDLE), NOW)
+
+    assert board.marks(NOW) == []
+
+
+def test_a_push_that_is_too_large_is_not_read() -> None:
+    board = TaintBoard()
+    board.take(Push(Signal.LOGS, "json", NEEDLE * MAX_BYTES), NOW)
+
+    assert board.refused == {"the push is too large for marks": 1}
+
+
+def send(service: Running, request: dict[str, Any]) -> None:
+    answer = httpx.post(service.url("otlp/http", routes.OTLP_LOGS), content=json.dumps(request), headers=JSON)
+    assert answer.status_code == 200
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_running_fleet_says_of_a_node_that_it_is_marked(tmp_path: Path, processes: int) -> None:
+    with fleet(tmp_path, {"receivers": {"otlp": {"processes": processes}}}) as service:
+        for number in range(3):
+            report = HealthReport(node_id=f"gpu-{number}", cluster_id="prod", score=0.9)
+            content = encode_report(report).SerializeToString()
+            httpx.post(
+                service.url("otlp/http", routes.OTLP_METRICS), content=content,
+                headers={"content-type": "application/x-protobuf"},
+            )  # fmt: skip
+        send(service, told("add", "gpu-1", now=time.time(), expires=time.time() + 600))
+
+        def why(node: str) -> Any:
+            got = httpx.get(service.url("diagnostics", f"{routes.FLEET_WHY}?node_id={node}"))
+            return got.json() if got.status_code == 200 else {}
+
+        wait_until(lambda: bool(why("gpu-1").get("taint")), "the mark")
+        assert why("gpu-1")["taint"]["effect"] == "NoSchedule"
+        assert why("gpu-2")["taint"] is None
+        update = httpx.get(service.url("diagnostics", routes.FLEET_PAGE_UPDATE)).json()
+        assert ([item["node_id"] for item in update["taints"]], update["taint_counts"]) == (["gpu-1"], {"prod": 1})
+        page = httpx.get(service.url("prometheus", "/metrics")).text
+        assert 'ingero_fleet_taint_records_total{outcome="add"} 1.0' in page

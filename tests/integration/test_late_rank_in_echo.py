@@ -1,0 +1,82 @@
+"""A late rank from the points of its job to what Echo answers: named, with its node and pod, and taken back."""
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from ingero_contract import echo, routes
+from ingero_testing.collectives import Job
+from ingero_testing.processes import Running, fleet, wait_until
+from ingero_testing.processes import echo as start_echo
+
+PROTOBUF = {"content-type": "application/x-protobuf"}
+COMM = "0123456789abcdef"
+
+
+def push(service: Running, job: Job, steps: int) -> None:
+    for body in job.pushes(steps):
+        httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
+
+
+def ask(store: Running, question: str, **arguments: Any) -> Any:
+    got = httpx.post(
+        store.url("api", echo.TOOLS + echo.TOOL_PREFIX + question), json={"cluster_id": "c", **arguments}
+    )
+    assert got.status_code == 200, got.text
+    return got.json()
+
+
+def sends_to(store: Running) -> dict[str, Any]:
+    return {
+        "exporters": {"otlphttp": {"endpoint": store.url("otlp/http", ""), "tls": {"insecure": True}}},
+        "processors": {"nccl": {"window": 32}},
+        "service": {
+            "pipelines": {
+                "metrics": {"exporters": ["prometheus", "otlphttp"]}, "logs": {"exporters": ["otlphttp"]},
+            }
+        },
+    }  # fmt: skip
+
+
+def test_echo_names_the_late_rank_and_hears_that_it_is_over(tmp_path: Path) -> None:
+    with start_echo(tmp_path / "echo") as store, fleet(tmp_path / "fleet", sends_to(store)) as service:
+        job = Job(8, late_ms={5: 5.0})
+        push(service, job, 100)
+        wait_until(lambda: bool(ask(store, "find_stragglers")["rows"]), "Echo to know the late rank")
+
+        found = ask(store, "find_stragglers")
+        row = found["rows"][0]
+        assert (row["node_id"], row["rank"], row["communicator"], row["pod"], row["kind"], row["source"]) == (
+            "node-5", 5, COMM, "pod-5", "late_rank", "collectives",
+        )  # fmt: skip
+        assert 0.02 < row["severity"] < 0.06
+        assert f"node-5 is the straggler (late_rank), rank 5 of communicator {COMM}, pod pod-5" in found["summary"]
+        assert f"rank 5 of communicator {COMM}" in ask(store, "why_not", node_id="node-5")["summary"]
+        assert ask(store, "summary")["rows"][0]["straggler_nodes"] == ["node-5"]
+        slow = ask(store, "nccl_slow_rank")
+        assert (slow["rows"][0]["rank"], slow["rows"][0]["accused"]) == (5, True)
+        assert "Fleet names rank 5 (node-5)" in slow["summary"]
+        verdict = ask(store, "verdict", node_id="node-5", open_only=True)["rows"][0]
+        cited = ask(store, "event_history", event_ids=verdict["evidence"])["rows"]
+        assert "came last in" in cited[0]["message"]
+        assert ask(store, "anomaly_stream")["rows"][0]["detail"] == (
+            f"straggler late_rank rank 5 of communicator {COMM}"
+        )  # fmt: skip
+
+        job.late_ms = {}
+        push(service, job, 100)
+        wait_until(lambda: not ask(store, "find_stragglers")["rows"], "Echo to hear that the rank is cured")
+        states = ask(store, "verdict", node_id="node-5")["rows"]
+        assert [(item["state"], item["edges"]) for item in states] == [("healthy", 2)]
+
+
+def test_a_fleet_that_stops_takes_back_what_it_can_no_longer_know(tmp_path: Path) -> None:
+    with start_echo(tmp_path / "echo") as store:
+        with fleet(tmp_path / "fleet", sends_to(store)) as service:
+            push(service, Job(8, late_ms={5: 5.0}), 100)
+            wait_until(lambda: bool(ask(store, "find_stragglers")["rows"]), "Echo to know the late rank")
+            service.process.terminate()
+            assert service.process.wait(20) == 0
+
+        assert ask(store, "find_stragglers")["rows"] == []
