@@ -1,15 +1,19 @@
 """The `ingero-agent` command."""
 
 import asyncio
+import re
 import socket
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ingero_kit.settings import SettingsError, load, parse_duration
+
+if TYPE_CHECKING:
+    from ingero_agent.trace.service import TraceConfig
 
 PREFIX = "INGERO_AGENT_"
 CONFIG_VARIABLE = "INGERO_AGENT_CONFIG"
@@ -101,6 +105,43 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
         raise click.BadParameter(f"{text}: a size such as 500m or 10g was expected") from None
 
 
+def _pattern(_: click.Context, __: click.Parameter, text: str | None) -> "re.Pattern[str] | None":
+    try:
+        return re.compile(text) if text else None
+    except re.error as error:
+        raise click.BadParameter(f"{text}: {error}") from None
+
+
+def _trace_config(
+    *, db: Path, keep: float, max_db: int, prometheus: tuple[str, int] | None, otlp: str | None, otlp_insecure: bool,
+    otlp_token_file: Path | None, otlp_interval: float, node: str, cluster: str,
+    only_command: "re.Pattern[str] | None",
+    exclude_command: "re.Pattern[str] | None", gpu_interval: float, remediate: bool, remediate_socket: Path | None,
+    remediate_gid: int | None, annotate: bool, annotate_socket: Path | None, annotate_socket_gid: int | None,
+    **others: Any,
+) -> "TraceConfig":  # fmt: skip
+    """The settings behind the flags; `others` are settings under their own names."""
+    from ingero_agent.sockets import default_path
+    from ingero_agent.trace.export import ExportConfig
+    from ingero_agent.trace.selection import Selection
+    from ingero_agent.trace.service import ANNOTATE_SOCKET, EVENT_SOCKET, TraceConfig
+    from ingero_agent.trace.store import Retention
+
+    export = None
+    if otlp:
+        export = ExportConfig(
+            endpoint=otlp, node=node, cluster=cluster, insecure=otlp_insecure, token_file=otlp_token_file,
+            interval=otlp_interval,
+        )  # fmt: skip
+    events = (remediate_socket or default_path(EVENT_SOCKET), remediate_gid)
+    annotations = (annotate_socket or default_path(ANNOTATE_SOCKET), annotate_socket_gid)
+    return TraceConfig(
+        database=db, retention=Retention(seconds=keep, max_bytes=max_db), listen=prometheus, export=export,
+        selection=Selection(only_command, exclude_command), gpu_period=gpu_interval,
+        events=events if remediate else None, annotations=annotations if annotate else None, **others,
+    )  # fmt: skip
+
+
 @main.command("trace")
 @_database
 @click.option(
@@ -145,11 +186,33 @@ def _size(_: click.Context, __: click.Parameter, text: str) -> int:
     show_default=True,
     help="Links of many functions, or one for each of the most important ones, as before Linux 6.6.",
 )
-def trace(
-    db: Path, period: float, duration: float | None, budget: float, max_db: int, keep: float,
-    prometheus: tuple[str, int] | None, otlp: str | None, otlp_insecure: bool, otlp_token_file: Path | None,
-    otlp_interval: float, node: str, cluster: str, record: Path | None, attach: str,
-) -> None:  # fmt: skip
+@click.option(
+    "--returns",
+    type=click.Choice(["auto", "never"]),
+    default="auto",
+    show_default=True,
+    help="Time calls, or only count them. auto tries whether a process in a container survives being timed.",
+)
+@click.option("--only-command", callback=_pattern, help="Trace only processes whose command line has this pattern.")
+@click.option(
+    "--exclude-command", callback=_pattern, help="Leave processes alone whose command line has this pattern."
+)
+@click.option(
+    "--gpu-interval", callback=_seconds, default="1s", show_default=True, help="How often GPUs are asked; 0s: never."
+)
+@click.option("--remediate", is_flag=True, help="Offer memory and straggle events on a unix socket.")
+@click.option(
+    "--remediate-socket", type=click.Path(path_type=Path), help="Its path.  [default: /run/ingero/trace.sock]"
+)
+@click.option("--remediate-gid", type=click.IntRange(0), help="Group that may connect; only this user without it.")
+@click.option("--annotate", is_flag=True, help="Listen on a unix socket for what programs say of themselves.")
+@click.option(
+    "--annotate-socket", type=click.Path(path_type=Path), help="Its path.  [default: /run/ingero/annotate.sock]"
+)
+@click.option(
+    "--annotate-socket-gid", type=click.IntRange(0), help="Group that may write; only this user without it."
+)
+def trace(duration: float | None, **flags: Any) -> None:
     """Count the CUDA and NCCL calls of every process on this node through eBPF. Needs root.
 
     \b
@@ -161,30 +224,15 @@ def trace(
     import threading
     import time
 
-    from ingero_agent.trace.export import ExportConfig
     from ingero_agent.trace.loader import CannotTrace
-    from ingero_agent.trace.service import TraceConfig, run
-    from ingero_agent.trace.store import Retention
+    from ingero_agent.trace.service import run
     from ingero_kit import logs
 
     logs.configure("info")
     over = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: over.set())
-    export = None
-    if otlp:
-        export = ExportConfig(
-            endpoint=otlp,
-            node=node,
-            cluster=cluster,
-            insecure=otlp_insecure,
-            token_file=otlp_token_file,
-            interval=otlp_interval,
-        )
-    config = TraceConfig(
-        database=db, period=period, budget=budget, retention=Retention(seconds=keep, max_bytes=max_db),
-        listen=prometheus, export=export, record=record, attach=attach,
-    )  # fmt: skip
+    config = _trace_config(**flags)
     end = None if duration is None else time.monotonic() + duration
 
     def ended(seconds: float) -> bool:
@@ -243,12 +291,15 @@ def _print_table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
 @click.option("--pid", type=int, help="Only this process.")
 @click.option("--op", "operation", default="", help="Only operations with this in their name.")
 @click.option("--collectives", is_flag=True, help="Single collectives instead of sums.")
+@click.option("--annotations", is_flag=True, help="What programs said of themselves instead.")
+@click.option("--gpus", is_flag=True, help="Memory, clocks and throttling of GPUs instead.")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Most rows.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def query(
-    db: Path, since: float, pid: int | None, operation: str, collectives: bool, limit: int, as_json: bool
-) -> None:
-    """Show what was traced: calls by process and operation, or single collectives.
+    db: Path, since: float, pid: int | None, operation: str, collectives: bool, annotations: bool, gpus: bool,
+    limit: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Show what was traced: calls by process and operation, single collectives, annotations, or GPUs.
 
     \b
     ingero-agent query --since 10m
@@ -266,6 +317,10 @@ def query(
     try:
         if collectives:
             columns, rows = history.COLLECTIVES, history.collective_rows(history.collectives(db, wanted))
+        elif annotations:
+            columns, rows = history.ANNOTATIONS, history.annotations(db, wanted)
+        elif gpus:
+            columns, rows = history.GPUS, history.gpus(db, wanted)
         else:
             columns, rows = history.OPERATIONS, history.operations(db, wanted)
     except (history.CannotRead, sqlite3.Error) as error:
@@ -295,10 +350,11 @@ def explain(db: Path, since: float, pid: int | None, as_json: bool) -> None:
 
     from ingero_agent.trace import history
     from ingero_agent.trace.chains import find_chains
+    from ingero_agent.trace.evidence import stretch
 
     now = time.time()
     try:
-        chains = find_chains(history.stretch(db, history.Filter(begin=now - since, end=now, pid=pid)))
+        chains = find_chains(stretch(db, history.Filter(begin=now - since, end=now, pid=pid)))
     except (history.CannotRead, sqlite3.Error) as error:
         click.echo(f"ingero-agent: {error}", err=True)
         sys.exit(1)
@@ -313,3 +369,31 @@ def explain(db: Path, since: float, pid: int | None, as_json: bool) -> None:
             click.echo(f"    do:   {line}")
     if not chains:
         click.echo("nothing in this time explains a slow-down")
+
+
+@main.command("annotate")
+@click.argument("labels", nargs=-1, required=True, metavar="KEY=VALUE...")
+@click.option("--pid", type=int, help="The process that this is about; without it the one that runs this command.")
+@click.option("--socket", "path", type=click.Path(path_type=Path), help="Path that the tracer listens on.")
+def annotate(labels: tuple[str, ...], pid: int | None, path: Path | None) -> None:
+    """Tell the tracer what a process is doing, such as the step that it is in.
+
+    \b
+    ingero-agent annotate step=12 phase=backward
+    """
+    import os
+
+    from ingero_agent.sockets import default_path
+    from ingero_agent.trace.annotations import send
+    from ingero_agent.trace.service import ANNOTATE_SOCKET
+
+    if bad := [label for label in labels if "=" not in label]:
+        raise click.BadParameter(f"{bad[0]}: KEY=VALUE was expected")
+    path = path or default_path(ANNOTATE_SOCKET)
+    try:
+        refusal = send(path, dict(label.split("=", 1) for label in labels), os.getppid() if pid is None else pid)
+    except OSError as error:
+        refusal = f"{path}: {error.strerror or error}: run `ingero-agent trace --annotate` first"
+    if refusal:
+        click.echo(f"ingero-agent: {refusal}", err=True)
+        sys.exit(1)

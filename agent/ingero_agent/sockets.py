@@ -6,6 +6,7 @@ import os
 import stat
 import tempfile
 from collections import Counter, deque
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
 
@@ -19,12 +20,41 @@ MAX_CONSUMERS: Final = 16
 QUEUED_LINES: Final = 256
 
 
-def default_path() -> Path:
-    """The system's folder when we may write there, otherwise a private folder of this user."""
+def default_path(name: str = DEFAULT_PATH.name) -> Path:
+    """A socket in the system's folder when we may write there, otherwise in a private folder of this user."""
     if os.access("/run", os.W_OK) or os.access(DEFAULT_PATH.parent, os.W_OK):
-        return DEFAULT_PATH
+        return DEFAULT_PATH.with_name(name)
     base = os.environ.get("XDG_RUNTIME_DIR") or f"{tempfile.gettempdir()}/ingero-{os.getuid()}"
-    return Path(base) / "ingero" / DEFAULT_PATH.name
+    return Path(base) / "ingero" / name
+
+
+async def listen(
+    path: Path,
+    group: int | None,
+    flag: str,
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+    limit: int = 4096,
+) -> asyncio.Server:
+    """Listen on a path, for this user or one group; a stale socket file is replaced, anything else is refused.
+
+    `flag` is what to change, for the words of the refusal. Raises `OSError`.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o750 if group is not None else 0o700)
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise OSError(f"{path} exists and is no socket; remove it or choose another {flag}")
+        path.unlink()
+    mask = os.umask(0o177)
+    try:
+        server = await asyncio.start_unix_server(serve, path, limit=limit)
+    finally:
+        os.umask(mask)
+    if group is not None:
+        os.chown(path, -1, group)
+        path.chmod(0o770)
+    else:
+        path.chmod(0o700)
+    return server
 
 
 class _Consumer:
@@ -46,22 +76,7 @@ class EventSocket:
 
     async def start(self) -> None:
         """Listen; a stale socket file is replaced, anything else at the path is left alone and refused."""
-        folder = self.path.parent
-        folder.mkdir(parents=True, exist_ok=True, mode=0o750 if self._group is not None else 0o700)
-        with contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISSOCK(self.path.lstat().st_mode):
-                raise OSError(f"{self.path} exists and is no socket; remove it or choose another --remediate-socket")
-            self.path.unlink()
-        mask = os.umask(0o177)
-        try:
-            self._server = await asyncio.start_unix_server(self._serve, self.path, limit=4096)
-        finally:
-            os.umask(mask)
-        if self._group is not None:
-            os.chown(self.path, -1, self._group)
-            self.path.chmod(0o770)
-        else:
-            self.path.chmod(0o700)
+        self._server = await listen(self.path, self._group, "--remediate-socket", self._serve)
 
     @property
     def consumers(self) -> int:

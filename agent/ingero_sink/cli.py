@@ -35,8 +35,10 @@ def _seconds(flag: str, text: str) -> float:
 )  # fmt: skip
 @click.version_option(package_name="ingero")
 @click.option(
-    "--socket-path", type=click.Path(path_type=Path), default=Path("/run/ingero/remediate.sock"), show_default=True
-)
+    "--socket-path", "socket_paths", type=click.Path(path_type=Path), multiple=True,
+    default=(Path("/run/ingero/remediate.sock"),), show_default=True,
+    help="An agent's socket; once for fleet-push, once for trace.",
+)  # fmt: skip
 @click.option("--listen", default=":9464", show_default=True, help="Address of /metrics, /healthz and /readyz.")
 @click.option("--reconnect-delay", default="2s", show_default=True, help="Pause before connecting again.")
 @click.option("--max-tracked-nodes", default=10_000, show_default=True, type=click.IntRange(1))
@@ -45,14 +47,14 @@ def _seconds(flag: str, text: str) -> float:
 )
 @click.option("--ports-file", type=click.Path(path_type=Path), help="Write the port taken, as JSON, when ready.")
 def main(
-    socket_path: Path,
+    socket_paths: tuple[Path, ...],
     listen: str,
     reconnect_delay: str,
     max_tracked_nodes: int,
     readiness_window: str,
     ports_file: Path | None,
 ) -> None:
-    """Turn the agent's straggler events into Prometheus metrics.
+    """Turn the agents' events into Prometheus metrics.
 
     Every flag can be set as INGERO_SINK_*, for example INGERO_SINK_LISTEN=:9464.
 
@@ -67,7 +69,7 @@ def main(
             raise SettingsError(f"--listen {error}") from None
         delay = _seconds("--reconnect-delay", reconnect_delay)
         window = _seconds("--readiness-window", readiness_window)
-        clock, ledger = steady_clock(), Ledger(max_tracked_nodes)
+        clock, ledger = steady_clock(), Ledger(max_tracked_nodes, sockets=len(socket_paths))
         server = make_server(host, port, ledger, lambda: ledger.ready(clock(), window))
     except (SettingsError, OSError) as error:
         place = f"{listen}: " if isinstance(error, OSError) else ""
@@ -82,7 +84,7 @@ def main(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
-            await consume(socket_path, ledger, clock, delay)
+            await asyncio.gather(*(consume(path, ledger, clock, delay) for path in socket_paths))
 
     asyncio.run(run())
     server.stop()

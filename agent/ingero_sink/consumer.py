@@ -23,12 +23,12 @@ async def consume(path: Path, ledger: Ledger, clock: Clock, reconnect_delay: flo
         except (OSError, TimeoutError):
             await asyncio.sleep(reconnect_delay)
             continue
-        ledger.connected = True
+        ledger.connections += 1
         log.info("connected", path=str(path))
         try:
             await read_lines(reader, ledger, clock)
         finally:
-            ledger.connected = False
+            ledger.connections -= 1
             writer.close()
         log.info("disconnected", path=str(path))
         await asyncio.sleep(reconnect_delay)

@@ -20,7 +20,8 @@ class Ledger:
     events: Counter[str] = field(default_factory=Counter)
     parse_errors: int = 0
     dropped: int = 0
-    connected: bool = False
+    sockets: int = 1
+    connections: int = 0
     last_event: float = 0.0
     active: dict[NodeKey, None] = field(default_factory=dict)
 
@@ -44,6 +45,11 @@ class Ledger:
         elif isinstance(event, StragglerResolved):
             self.active.pop((event.cluster_id, event.node_id), None)
 
+    @property
+    def connected(self) -> bool:
+        """Whether every agent that is read from is there."""
+        return self.connections >= self.sockets
+
     def ready(self, now: float, window: float) -> bool:
-        """Whether the agent is there, or was a moment ago."""
-        return self.connected or (self.last_event > 0 and now - self.last_event <= window)
+        """Whether any agent is there, or was a moment ago."""
+        return self.connections > 0 or (self.last_event > 0 and now - self.last_event <= window)

@@ -27,7 +27,9 @@ class LedgerPage(Collector):
         dropped = CounterMetricFamily("ingero_sink_dropped", "Nodes forgotten, by reason.", labels=["reason"])
         dropped.add_metric(["cap_reached"], ledger.dropped)
         yield dropped
-        yield GaugeMetricFamily("ingero_sink_connected", "1 while connected to the agent.", value=ledger.connected)
+        yield GaugeMetricFamily(
+            "ingero_sink_connected", "1 while connected to every agent's socket.", value=ledger.connected
+        )
         yield GaugeMetricFamily(
             "ingero_sink_last_event_timestamp_seconds", "When the last line came.", value=round(ledger.last_event, 3)
         )

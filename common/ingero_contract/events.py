@@ -54,7 +54,48 @@ class StragglerResolved(Event):
     world_size: int | None = None
 
 
-KINDS: Final[dict[str, type[Event]]] = {kind.type: kind for kind in (StragglerState, StragglerResolved)}
+@dataclass(frozen=True, kw_only=True)
+class Memory(Event):
+    """What a process holds of a GPU's memory, bytes; sent when that changed, at most once a look.
+
+    `utilization_pct` is its share of the GPU's memory, 0 to 100. `last_alloc_size` is 0 while no allocation was seen.
+    """
+
+    type: ClassVar[str] = "memory"
+    pid: int
+    gpu_id: int
+    allocated_bytes: int
+    total_vram: int
+    utilization_pct: float
+    last_alloc_size: int
+    timestamp_ns: int
+    comm: str | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Straggle(Event):
+    """A process launches far less than it did while its threads were pushed off their processors.
+
+    `throughput_drop_pct`, 0 to 100, is against its own average before; `sustained` on every line but the first of a
+    spell. `preempting_pids` are the processes that ran instead, most recent first.
+    """
+
+    type: ClassVar[str] = "straggle"
+    pid: int
+    throughput_drop_pct: float
+    sched_switch_count: int
+    preempting_pids: list[int]
+    timestamp_ns: int
+    sustained: bool
+    comm: str | None = None
+    event_id: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+
+
+KINDS: Final[dict[str, type[Event]]] = {
+    kind.type: kind for kind in (StragglerState, StragglerResolved, Memory, Straggle)
+}
 """Types that this version reads into records; other types are legal lines that are only counted."""
 
 
@@ -78,6 +119,8 @@ def parse_line(line: bytes | str) -> tuple[str, Event | None]:
     except TypeError as error:
         raise ValueError(str(error)) from None
     for name in ("node_id", "cluster_id"):
-        if not isinstance(getattr(event, name), str):
+        if name in names and not isinstance(getattr(event, name), str):
             raise ValueError(f"{name} is not text")
+    if "pid" in names and not isinstance(tree["pid"], int):
+        raise ValueError("pid is not a number")
     return tree["type"], event

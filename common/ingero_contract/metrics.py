@@ -74,6 +74,24 @@ GPU_THROTTLE_SW: Final = "gpu.throttle.sw_active"
 GPU_THROTTLE_HW: Final = "gpu.throttle.hw_active"
 """1 while hardware holds a GPU back: heat, brake, slowdown, or a reason not known. Instrument: gauge. Unit: 1."""
 
+GPU_MEMORY_USED: Final = "gpu.memory.used"
+"""Memory of a GPU in use. Instrument: gauge. Unit: By."""
+
+GPU_MEMORY_FREE: Final = "gpu.memory.free"
+"""Memory of a GPU that is free. Instrument: gauge. Unit: By."""
+
+GPU_MEMORY_TOTAL: Final = "gpu.memory.total"
+"""Memory of a GPU altogether. Instrument: gauge. Unit: By."""
+
+GPU_MEMORY_FRAGMENTATION: Final = "gpu.memory.fragmentation_estimate"
+"""Share of a GPU's memory that is neither used nor free, 0 to 1. Instrument: gauge. Unit: 1."""
+
+GPU_MEMORY_PROCESS: Final = "gpu.memory.process.allocated_bytes"
+"""Memory of a GPU that a process holds. Instrument: gauge. Unit: By."""
+
+GPU_CLOCK_SM: Final = "gpu.clock.sm"
+"""Clock of a GPU's processors. Instrument: gauge. Unit: Hz."""
+
 SYSTEM_CPU: Final = "system.cpu.utilization"
 """Busy share of the host's processors. Instrument: gauge. Unit: 1."""
 

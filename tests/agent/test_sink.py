@@ -54,10 +54,12 @@ def test_rubbish_is_counted(line: str) -> None:
 
 
 def test_unknown_types_and_fields_are_legal() -> None:
-    ledger = book(Ledger(), '{"type": "memory", "pid": 1}', state().to_json().replace("{", '{"new": 1, ', 1))
+    ledger = book(
+        Ledger(), '{"type": "inference_outlier", "pid": 1}', state().to_json().replace("{", '{"new": 1, ', 1)
+    )
 
     assert ledger.parse_errors == 0
-    assert ledger.events == {"memory": 1, "straggler_state": 1}
+    assert ledger.events == {"inference_outlier": 1, "straggler_state": 1}
 
 
 def test_the_oldest_node_goes_when_the_cap_is_reached() -> None:
@@ -83,10 +85,10 @@ def test_ready_while_connected_or_shortly_after_an_event() -> None:
     ledger = Ledger()
     assert not ledger.ready(100.0, 60)
 
-    ledger.connected = True
+    ledger.connections = 1
     assert ledger.ready(100.0, 60)
 
-    ledger.connected = False
+    ledger.connections = 0
     ledger.take(state().to_json().encode(), 100.0)
     assert ledger.ready(160.0, 60)
     assert not ledger.ready(161.0, 60)

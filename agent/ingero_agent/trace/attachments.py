@@ -36,10 +36,16 @@ class _Library:
 class Attachments:
     """`multi`: one link for many functions; otherwise one for each, and only the most important functions.
 
-    `tell` is called with a library's slot and where NCCL's communicator holds its rank, 0 for not known.
+    `tell` is called with a library's slot and where NCCL's communicator holds its rank, 0 for not known. `returns`:
+    whether to attach to returns too. `apart`: for each process by itself, so that no other one pays.
     """
 
-    def __init__(self, programs: Mapping[str, int], tell: Callable[[int, int], None], *, multi: bool = True) -> None:
+    def __init__(
+        self, programs: Mapping[str, int], tell: Callable[[int, int], None], *, multi: bool = True,
+        returns: bool = True, apart: bool = False,
+    ) -> None:  # fmt: skip
+        self.replaced, self.unattached = 0, 0
+        self._returns, self._apart = returns, apart
         self._programs = programs
         self._tell = tell
         self._multi = multi
@@ -49,7 +55,8 @@ class Attachments:
 
     def update(self, found: Mapping[int, list[Found]], now: float) -> None:
         """Attach to what is new; one that cannot be is named once and left alone. `now` in seconds."""
-        targets = plan(found, self._static_runtime)
+        targets = plan(found, self._static_runtime, apart=self._apart)
+        self._let_go_of_replaced()
         for target, library in list(self._libraries.items()):
             if target in targets:
                 library.absent_since = None
@@ -58,9 +65,11 @@ class Attachments:
             elif target.pid or now - (library.absent_since or now) > KEEP_SECONDS:
                 self._release(library)
                 del self._libraries[target]
-        for target, path in targets.items():
-            if target not in self._libraries and len(self._libraries) < MAX_LIBRARIES:
+        fresh = {target: path for target, path in targets.items() if target not in self._libraries}
+        for target, path in fresh.items():
+            if len(self._libraries) < MAX_LIBRARIES:
                 self._add(target, path)
+        self.unattached = sum(target not in self._libraries for target in fresh)
 
     def switch(self, group: str, on: bool) -> None:
         """Count a group of functions, or stop counting it, in all libraries."""
@@ -84,6 +93,17 @@ class Attachments:
         for library in self._libraries.values():
             self._release(library)
         self._libraries.clear()
+
+    def _let_go_of_replaced(self) -> None:
+        """A file that was written over has other code at the same places: a probe there would damage new processes.
+
+        The entry stays, without links, until nobody maps the old file; the new one is another target.
+        """
+        for target, library in self._libraries.items():
+            if library.descriptor >= 0 and identify(Path(f"/proc/self/fd/{library.descriptor}")) != target.identity:
+                self._release(library)
+                self.replaced += 1
+                log.warning("library_replaced", library=target.kind, inode=target.identity.inode)
 
     def _static_runtime(self, pid: int) -> tuple[FileIdentity, Path] | None:
         path = Path(f"/proc/{pid}/exe")
@@ -137,7 +157,7 @@ class Attachments:
         for kind, programs in PROGRAMS.items():
             cookies = library.places.get(group, {}).get(kind, {})
             for name, at_return in zip(programs, (False, True), strict=True):
-                if not cookies or not name:
+                if not cookies or not name or (at_return and not self._returns):
                     continue
                 program = self._programs[name]
                 if self._multi:

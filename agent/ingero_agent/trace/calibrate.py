@@ -36,21 +36,21 @@ class Costs:
 
 
 class Twins:
-    """Two equal functions in a file in memory. `path` and offset 0 name the one to probe."""
+    """Two equal functions in a file in memory, `descriptor`. `path` and offset 0 name the one to probe."""
 
     def __init__(self) -> None:
         code = _FUNCTION.get(platform.machine())
         if code is None:
             raise OSError(f"no calibration code for {platform.machine()}")
-        self._descriptor = os.memfd_create("ingero-calibration", os.MFD_CLOEXEC)
-        os.pwrite(self._descriptor, code.ljust(_TWIN_AT, b"\0") + code.ljust(4096 - _TWIN_AT, b"\0"), 0)
-        self.path = f"/proc/self/fd/{self._descriptor}"
+        self.descriptor = os.memfd_create("ingero-calibration", os.MFD_CLOEXEC)
+        os.pwrite(self.descriptor, code.ljust(_TWIN_AT, b"\0") + code.ljust(4096 - _TWIN_AT, b"\0"), 0)
+        self.path = f"/proc/self/fd/{self.descriptor}"
         libc = kernel.libc
         libc.mmap.restype = ctypes.c_void_p
         libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
-        base = libc.mmap(None, 4096, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, self._descriptor, 0)
+        base = libc.mmap(None, 4096, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, self.descriptor, 0)
         if base in (None, ctypes.c_void_p(-1).value):
-            os.close(self._descriptor)
+            os.close(self.descriptor)
             raise OSError(ctypes.get_errno(), "memory that may be executed was refused")
         self._base = base
         kind = ctypes.CFUNCTYPE(None)
@@ -60,7 +60,7 @@ class Twins:
     def close(self) -> None:
         """Give the memory back; neither function may be called any more."""
         kernel.libc.munmap(ctypes.c_void_p(self._base), ctypes.c_size_t(4096))
-        os.close(self._descriptor)
+        os.close(self.descriptor)
 
 
 def extra_nanoseconds(probed: Callable[[], None], twin: Callable[[], None], calls: int = _CALLS) -> float:

@@ -52,6 +52,7 @@ class Facts:
     load_seconds: float = 0.0
     helper_peak_bytes: int = 0
     no_scheduler: str = ""
+    no_returns: str = ""
     link_error: str | None = None
     perf_uprobes: bool = False
     entry_ns: float | None = None
@@ -88,6 +89,7 @@ def evaluate(facts: Facts) -> list[Capability]:
         _bcc(facts),
         _programs(facts),
         _links(facts),
+        _returns(facts),
         _scheduler(facts),
         _cost(facts),
         _libraries(facts),
@@ -176,6 +178,17 @@ def _links(facts: Facts) -> Capability:
             "Linux 6.6 or newer", True,
         )  # fmt: skip
     return Capability("links", State.MISSING, facts.link_error, "Linux 6.6 or newer with CONFIG_UPROBES", True)
+
+
+def _returns(facts: Facts) -> Capability:
+    if facts.load_error is not None or facts.link_error is not None:
+        return Capability("returns", State.MISSING, "not tried: no programs, or no links of many functions")
+    if facts.no_returns:
+        return Capability(
+            "returns", State.DEGRADED, f"{facts.no_returns}: calls are counted, not timed, and no wait is seen",
+            "a kernel in which return probes need no system call, or one that filters know (Linux 6.14 or newer)",
+        )  # fmt: skip
+    return Capability("returns", State.OK, "a process under a filter of system calls (seccomp) survives being timed")
 
 
 def _scheduler(facts: Facts) -> Capability:

@@ -24,6 +24,10 @@ MIN_BUCKETS: Final = 5
 MIN_INSTANCES: Final = 5
 LAG_SECONDS: Final = 0.005
 STALL_SHARE: Final = 0.1
+THROTTLED_SHARE: Final = 0.1
+MEMORY_SHARE: Final = 0.95
+"""Of the looks at a GPU, and of its memory, from which on it is worth a word."""
+
 LAG_SHARE: Final = 0.3
 """A rank is late if its peers waited this much longer, in seconds and as a share of what they waited."""
 
@@ -70,6 +74,22 @@ class Slow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """A GPU over the stretch: shares of looks at which each kind held it back, seconds by the driver's own count.
+
+    Clocks in MHz, the lowest seen and the highest possible; `memory`: the most used, a share of all.
+    """
+
+    index: int
+    uuid: str
+    throttled: Mapping[str, float] = field(default_factory=dict)
+    held_seconds: Mapping[str, float] = field(default_factory=dict)
+    sm_mhz: int | None = None
+    sm_max_mhz: int | None = None
+    memory: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
 class Stretch:
     """What is known of a stretch of time.
 
@@ -84,6 +104,7 @@ class Stretch:
     collectives: Sequence[Collective] = ()
     slow: Sequence[Slow] = ()
     stalls: Mapping[int, float] = field(default_factory=dict)
+    gpus: Sequence[GpuUse] = ()
     names: Mapping[int, str] = field(default_factory=dict)
     processors: int = 1
 
@@ -101,12 +122,16 @@ def find_chains(stretch: Stretch) -> list[Chain]:
         *_drops(stretch, pressure),
         *_slow(stretch),
         *_starved(stretch),
+        *_throttled(stretch),
+        *_full(stretch),
     ]
     return sorted(found, key=lambda chain: (_ORDER[chain.severity], chain.kind, chain.subject))
 
 
 def _pressure(stretch: Stretch) -> Iterator[tuple[str, str, bool]]:
-    """What pressed on the host: evidence, advice, and whether it is grave."""
+    """What pressed on the host and its GPUs: evidence, advice, and whether it is grave."""
+    for chain in _throttled(stretch):
+        yield chain.summary, chain.advice[0], chain.severity is Severity.HIGH
     if not stretch.snapshots:
         return
     cpu = max(one.cpu_percent for one in stretch.snapshots)
@@ -238,4 +263,44 @@ def _starved(stretch: Stretch) -> Iterator[Chain]:
                     "give the job processors of its own (cpuset, CPU manager static), or fewer threads",
                     "look for what else runs on this node: `top`, or the other pods",
                 ),
+            )  # fmt: skip
+
+
+_RELIEF: Final = {
+    "thermal": "look at cooling, dust and fans of this node, and at how warm its neighbours are",
+    "power": "look at the power limit (`nvidia-smi -q -d POWER`), the power supplies and the rack's budget",
+    "hw": "a hardware slowdown is a defect or a brake from outside: read the node's log for Xid and drain it",
+    "sw": "look at clocks that were set by hand (`nvidia-smi -q -d CLOCK`) and at sync boost",
+}
+"""What to do by kind, the gravest first."""
+
+
+def _throttled(stretch: Stretch) -> Iterator[Chain]:
+    for gpu in stretch.gpus:
+        kinds = [kind for kind in _RELIEF if gpu.throttled.get(kind, 0.0) >= THROTTLED_SHARE]
+        if not kinds:
+            continue
+        grave = bool({"thermal", "power", "hw"} & set(kinds))
+        evidence = [f"{kind}: {gpu.throttled[kind]:.0%} of the looks" for kind in kinds]
+        evidence += [
+            f"{kind}: {seconds:.1f} s by the driver's own count"
+            for kind, seconds in gpu.held_seconds.items() if kind in kinds
+        ]  # fmt: skip
+        if gpu.sm_mhz is not None and gpu.sm_max_mhz:
+            evidence.append(f"clock down to {gpu.sm_mhz} of {gpu.sm_max_mhz} MHz")
+        yield Chain(
+            "gpu-throttled", gpu.uuid, Severity.HIGH if grave else Severity.MEDIUM,
+            f"GPU {gpu.index} ({gpu.uuid}) is held back by {', '.join(kinds)}", tuple(evidence),
+            tuple(_RELIEF[kind] for kind in kinds),
+        )  # fmt: skip
+
+
+def _full(stretch: Stretch) -> Iterator[Chain]:
+    for gpu in stretch.gpus:
+        if gpu.memory > MEMORY_SHARE:
+            yield Chain(
+                "gpu-memory", gpu.uuid, Severity.MEDIUM,
+                f"memory of GPU {gpu.index} ({gpu.uuid}) was used to {gpu.memory:.0%}",
+                ("used over total memory, by the driver",),
+                ("an allocator that preserves most of it is fine; failing allocations are not: smaller batches",),
             )  # fmt: skip

@@ -14,6 +14,7 @@ from ingero_agent.trace.discovery import find_libraries
 from ingero_agent.trace.helper import DIST_PACKAGES, possible_cpus
 from ingero_agent.trace.loader import CannotTrace, load_programs
 from ingero_agent.trace.scheduler import Scheduler
+from ingero_agent.trace.seccomp import try_returns
 
 
 def _text(path: str) -> str:
@@ -104,7 +105,7 @@ def collect(database: Path) -> Facts:
         loaded = load_programs()
     except (CannotTrace, OSError) as error:
         return Facts(**known, load_error=str(error).split(": tracing needs")[0])  # type: ignore[arg-type]
-    link_error, entry, pair = None, None, None
+    link_error, entry, pair, no_returns = None, None, None, ""
     programs = loaded.descriptors
     scheduler = Scheduler(programs, loaded.no_scheduler)
     scheduler.close()
@@ -113,6 +114,7 @@ def collect(database: Path) -> Facts:
         with suppress(OSError):
             costs = calibrate(programs["launch_enter"], (programs["call_enter"], programs["call_return"]))
             entry, pair = costs.entry_ns, costs.pair_ns
+        no_returns = try_returns(programs["call_enter"], programs["call_return"])
     except OSError as error:
         link_error = str(error)
     finally:
@@ -121,5 +123,5 @@ def collect(database: Path) -> Facts:
     return Facts(
         **known,  # type: ignore[arg-type]
         no_scheduler=scheduler.why_not, load_seconds=loaded.seconds, helper_peak_bytes=loaded.peak_bytes,
-        link_error=link_error, entry_ns=entry, pair_ns=pair,
+        no_returns=no_returns, link_error=link_error, entry_ns=entry, pair_ns=pair,
     )  # fmt: skip

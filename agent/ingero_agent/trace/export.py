@@ -18,12 +18,15 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     Metric,
     NumberDataPoint,
     ResourceMetrics,
+    ScopeMetrics,
     Sum,
 )
 
+from ingero_agent.reports import THROTTLE_METRICS
 from ingero_agent.route import base_url
 from ingero_agent.trace.events import Collective
-from ingero_agent.trace.ledger import Ledger, quantile
+from ingero_agent.trace.gpus import GpuBook
+from ingero_agent.trace.ledger import Figures, Ledger, quantile
 from ingero_agent.trace.page import COPY_BOUNDS_MS, PERCENTILES, buckets
 from ingero_agent.trace.store import Snapshot
 from ingero_contract import attributes, metrics, routes
@@ -89,6 +92,41 @@ def collective_attributes(one: Collective) -> dict[str, Value | None]:
     }
 
 
+class _Batch:
+    """Metrics of one export being put together. Sums are cumulative since `start_ns`."""
+
+    def __init__(self, scope: ScopeMetrics, now_ns: int, start_ns: int) -> None:
+        self._scope, self.now_ns, self.start_ns = scope, now_ns, start_ns
+
+    def point(self, value: int | float, keys: Mapping[str, Value | None] | None = None) -> NumberDataPoint:
+        """A value of now."""
+        return _point(value, self.now_ns, keys or {})
+
+    def count(self, value: int, keys: Mapping[str, Value | None]) -> NumberDataPoint:
+        """A cumulative value of now."""
+        return _point(value, self.now_ns, keys, self.start_ns)
+
+    def gauge(self, name: str, unit: str, points: Iterable[NumberDataPoint]) -> None:
+        """A gauge, unless it has no points."""
+        points = list(points)
+        if points:
+            self._scope.metrics.append(Metric(name=name, unit=unit, gauge=Gauge(data_points=points)))
+
+    def total(self, name: str, unit: str, points: Iterable[NumberDataPoint]) -> None:
+        """A sum, unless it has no points."""
+        points = list(points)
+        if points:
+            data = Sum(aggregation_temporality=CUMULATIVE, is_monotonic=True, data_points=points)
+            self._scope.metrics.append(Metric(name=name, unit=unit, sum=data))
+
+    def histogram(self, name: str, unit: str, points: Iterable[HistogramDataPoint]) -> None:
+        """A histogram, unless it has no points."""
+        points = list(points)
+        if points:
+            data = Histogram(aggregation_temporality=CUMULATIVE, data_points=points)
+            self._scope.metrics.append(Metric(name=name, unit=unit, histogram=data))
+
+
 def build(
     ledger: Ledger, collectives: Iterable[Collective], host: Snapshot | None, config: ExportConfig, now_ns: int,
     start_ns: int,
@@ -102,93 +140,114 @@ def build(
     resource.resource.attributes.extend(_pairs(identity))
     scope = resource.scope_metrics.add()
     scope.scope.name, scope.scope.version = "ingero", config.version
-
-    def gauge(name: str, unit: str, points: Iterable[NumberDataPoint]) -> None:
-        points = list(points)
-        if points:
-            scope.metrics.append(Metric(name=name, unit=unit, gauge=Gauge(data_points=points)))
-
-    def total(name: str, unit: str, points: Iterable[NumberDataPoint]) -> None:
-        points = list(points)
-        if points:
-            data = Sum(aggregation_temporality=CUMULATIVE, is_monotonic=True, data_points=points)
-            scope.metrics.append(Metric(name=name, unit=unit, sum=data))
-
+    batch = _Batch(scope, now_ns, start_ns)
     if host:
-        for name, unit, value in (
-            (metrics.SYSTEM_CPU, "1", host.cpu_percent / 100),
-            (metrics.SYSTEM_MEMORY, "1", host.memory_percent / 100),
-            (metrics.SYSTEM_MEMORY_AVAILABLE, "By", host.memory_available_mb << 20),
-            (metrics.SYSTEM_LOAD, "1", host.load),
-        ):
-            gauge(name, unit, [_point(value, now_ns, {})])
+        _add_host(batch, host)
+    _add_operations(batch, ledger)
+    _add_copies(batch, ledger)
+    _add_processes(batch, ledger)
+    _add_gpus(batch, ledger.gpus)
+    _add_collectives(batch, collectives)
+    _add_own(batch, ledger.figures)
+    return ExportMetricsServiceRequest(resource_metrics=[resource])
+
+
+def _add_host(batch: _Batch, host: Snapshot) -> None:
+    batch.gauge(metrics.SYSTEM_CPU, "1", [batch.point(host.cpu_percent / 100)])
+    batch.gauge(metrics.SYSTEM_MEMORY, "1", [batch.point(host.memory_percent / 100)])
+    batch.gauge(metrics.SYSTEM_MEMORY_AVAILABLE, "By", [batch.point(host.memory_available_mb << 20)])
+    batch.gauge(metrics.SYSTEM_LOAD, "1", [batch.point(host.load)])
+
+
+def _add_operations(batch: _Batch, ledger: Ledger) -> None:
+    rows = sorted(ledger.operations.items())
     labelled = {
-        key: dict(zip((attributes.SOURCE, attributes.OPERATION), ledger.labels(key), strict=True))
-        for key in ledger.operations
+        key: dict(zip((attributes.SOURCE, attributes.OPERATION), ledger.labels(key), strict=True)) for key, _ in rows
     }
-    gauge(
+    batch.gauge(
         metrics.OPERATION_DURATION, "us",
         (
-            _point(quantile(totals.octaves, share) / 1e3, now_ns, {**labelled[key], attributes.PERCENTILE: name})
-            for key, totals in sorted(ledger.operations.items()) if any(totals.octaves)
+            batch.point(quantile(totals.octaves, share) / 1e3, {**labelled[key], attributes.PERCENTILE: name})
+            for key, totals in rows if any(totals.octaves)
             for name, share in PERCENTILES.items()
         ),
     )  # fmt: skip
-    total(
-        metrics.OPERATION_COUNT, "{event}",
-        (_point(totals.count, now_ns, labelled[key], start_ns) for key, totals in sorted(ledger.operations.items())),
-    )  # fmt: skip
-    total(
-        metrics.GPU_MEMCPY_BYTES, "By",
+    counts = (batch.count(totals.count, labelled[key]) for key, totals in rows)
+    batch.total(metrics.OPERATION_COUNT, "{event}", counts)
+
+
+def _add_copies(batch: _Batch, ledger: Ledger) -> None:
+    rows = sorted(ledger.copies.items())
+    sizes = (batch.count(totals.size, {attributes.MEMCPY_DIRECTION: direction}) for direction, totals in rows)
+    batch.total(metrics.GPU_MEMCPY_BYTES, "By", sizes)
+    batch.histogram(
+        metrics.GPU_MEMCPY_DURATION, "ms",
         (
-            _point(totals.size, now_ns, {attributes.MEMCPY_DIRECTION: direction}, start_ns)
-            for direction, totals in sorted(ledger.copies.items())
+            HistogramDataPoint(
+                time_unix_nano=batch.now_ns, start_time_unix_nano=batch.start_ns, count=sum(counts),
+                sum=totals.nanoseconds / 1e6, bucket_counts=counts, explicit_bounds=COPY_BOUNDS_MS,
+                attributes=_pairs({attributes.MEMCPY_DIRECTION: direction}),
+            )
+            for direction, totals in rows for counts in (buckets(totals),)
         ),
     )  # fmt: skip
-    if ledger.copies:
-        data = Histogram(aggregation_temporality=CUMULATIVE)
-        for direction, totals in sorted(ledger.copies.items()):
-            counts = buckets(totals)
-            data.data_points.append(
-                HistogramDataPoint(
-                    time_unix_nano=now_ns, start_time_unix_nano=start_ns, count=sum(counts),
-                    sum=totals.nanoseconds / 1e6, bucket_counts=counts, explicit_bounds=COPY_BOUNDS_MS,
-                    attributes=_pairs({attributes.MEMCPY_DIRECTION: direction}),
-                )
-            )  # fmt: skip
-        scope.metrics.append(Metric(name=metrics.GPU_MEMCPY_DURATION, unit="ms", histogram=data))
-    gauge(
-        metrics.NCCL_PROCESS_LOADED, "1",
-        (
-            _point(1, now_ns, {
-                attributes.PROCESS_PID: one.pid, attributes.PROCESS_COMM: one.command,
-                attributes.LIBNCCL_PATH: one.path, attributes.LIBNCCL_VERSION: one.version,
-            })
-            for one in ledger.nccl_processes
-        ),
+
+
+def _add_processes(batch: _Batch, ledger: Ledger) -> None:
+    loaded = (
+        batch.point(1, {
+            attributes.PROCESS_PID: one.pid, attributes.PROCESS_COMM: one.command,
+            attributes.LIBNCCL_PATH: one.path, attributes.LIBNCCL_VERSION: one.version,
+        })
+        for one in ledger.nccl_processes
     )  # fmt: skip
-    gauge(metrics.NCCL_PROCESSES, "1", [_point(len(ledger.nccl_processes), now_ns, {})])
+    batch.gauge(metrics.NCCL_PROCESS_LOADED, "1", loaded)
+    batch.gauge(metrics.NCCL_PROCESSES, "1", [batch.point(len(ledger.nccl_processes))])
+
+
+def _add_gpus(batch: _Batch, book: GpuBook) -> None:
+    named = [({attributes.GPU_UUID: gpu.uuid}, gpu) for gpu in book.now]
+    batch.gauge(metrics.GPU_MEMORY_USED, "By", (batch.point(gpu.used, keys) for keys, gpu in named))
+    batch.gauge(metrics.GPU_MEMORY_FREE, "By", (batch.point(gpu.free, keys) for keys, gpu in named))
+    batch.gauge(metrics.GPU_MEMORY_TOTAL, "By", (batch.point(gpu.total, keys) for keys, gpu in named))
+    batch.gauge(metrics.GPU_MEMORY_FRAGMENTATION, "1", (batch.point(gpu.fragmentation, keys) for keys, gpu in named))
+    clocks = (batch.point(gpu.sm_mhz * 10**6, keys) for keys, gpu in named if gpu.sm_mhz is not None)
+    batch.gauge(metrics.GPU_CLOCK_SM, "Hz", clocks)
+    held = (
+        batch.point(size, {**keys, attributes.PROCESS_PID: pid})
+        for keys, gpu in named for pid, size in sorted(gpu.processes.items())
+    )  # fmt: skip
+    batch.gauge(metrics.GPU_MEMORY_PROCESS, "By", held)
+    for kind, name in THROTTLE_METRICS.items():
+        active = (
+            batch.point(int(kind in kinds), {attributes.GPU_UUID: uuid})
+            for uuid, kinds in sorted(book.throttling.now.items())
+        )
+        batch.gauge(name, "1", active)
+
+
+def _add_collectives(batch: _Batch, collectives: Iterable[Collective]) -> None:
     singles = [(one, collective_attributes(one)) for one in collectives]
-    gauge(
-        metrics.COLLECTIVE_DURATION, "ms",
+    batch.gauge(
+        metrics.COLLECTIVE_DURATION,
+        "ms",
         (_point(one.enqueue_ns / 1e6, one.arrival_ns, keys) for one, keys in singles),
-    )  # fmt: skip
-    gauge(
+    )
+    batch.gauge(
         metrics.COLLECTIVE_BYTES, "By",
         (_point(one.size, one.arrival_ns, keys) for one, keys in singles if one.size is not None),
     )  # fmt: skip
-    gauge(
+    batch.gauge(
         metrics.COLLECTIVE_BARRIER_WAIT, "ms",
         (_point(one.blocked_ns / 1e6, one.arrival_ns, keys) for one, keys in singles),
     )  # fmt: skip
-    figures = ledger.figures
-    gauge(metrics.TRACE_BUDGET, "1", [_point(figures.budget, now_ns, {})])
-    gauge(metrics.TRACE_OVERHEAD, "1", [_point(figures.overhead, now_ns, {})])
-    gauge(
-        metrics.TRACE_DUTY, "1",
-        (_point(value, now_ns, {attributes.PROBE_GROUP: group}) for group, value in sorted(figures.duty.items())),
-    )  # fmt: skip
-    return ExportMetricsServiceRequest(resource_metrics=[resource])
+
+
+def _add_own(batch: _Batch, figures: Figures) -> None:
+    batch.gauge(metrics.TRACE_BUDGET, "1", [batch.point(figures.budget)])
+    batch.gauge(metrics.TRACE_OVERHEAD, "1", [batch.point(figures.overhead)])
+    duties = (batch.point(value, {attributes.PROBE_GROUP: group}) for group, value in sorted(figures.duty.items()))
+    batch.gauge(metrics.TRACE_DUTY, "1", duties)
 
 
 class Exporter:

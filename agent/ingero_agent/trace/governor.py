@@ -6,6 +6,9 @@ Three groups of probes can be told apart:
 * `launch`: kernel and graph launches. Frequent; a count at entry.
 * `memory`: allocations, frees and copies that do not wait. Timed at both ends.
 
+Watching the scheduler costs every process alike and is in the estimate too; it is no group, but all or nothing
+(`scheduler.py`), and takes at most half of the budget.
+
 A group that is too dear is not given up but counted in windows: one second of every 4, then 10, then 30, and scaled
 by the tracer, so that an exported rate stays where it was. The order is the table `STEPS`. The true rates are known
 at every step, so what another step would cost is computed, not tried: shedding goes to the first step that fits, and
@@ -16,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-CORE, LAUNCH, MEMORY = "core", "launch", "memory"
+CORE, LAUNCH, MEMORY, SCHEDULER = "core", "launch", "memory", "scheduler"
 GROUPS: Final = (CORE, LAUNCH, MEMORY)
 
 WINDOW_SECONDS: Final = 1.0

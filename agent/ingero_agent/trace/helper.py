@@ -22,7 +22,7 @@ UPROBE_MULTI: Final = 48
 MAPS: Final = (
     "config", "rank_offset", "lost", "agg", "coll", "start", "comms", "group", "last_coll", "device", "events",
 )  # fmt: skip
-SCHED_MAPS: Final = ("tracked", "off")
+SCHED_MAPS: Final = ("tracked", "off", "pushed")
 BTF: Final = Path("/sys/kernel/btf/vmlinux")
 BUDGET_BYTES: Final = 16 * 2**20
 

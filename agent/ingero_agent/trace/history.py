@@ -1,26 +1,23 @@
-"""Reads the trace's database for `query` and `explain`; never writes to it."""
+"""Reads the trace's database for `query`; never writes to it."""
 
-import os
+import json
 import sqlite3
-from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ingero_agent.sources.database import LAUNCHES, SCHEMA_VERSION
-from ingero_agent.trace.chains import Slow, Stretch
+from ingero_agent.sources.database import SCHEMA_VERSION
 from ingero_agent.trace.events import Collective
-from ingero_agent.trace.probes.table import HOST, OPERATION_NAMES, SCHED_SWITCH, SOURCE_NAMES
-from ingero_agent.trace.store import OCTAVE_TABLE, WIDTHS, Snapshot
+from ingero_agent.trace.probes.table import OPERATION_NAMES, SOURCE_NAMES
+from ingero_agent.trace.store import WIDTHS
 
 _NS: Final = 10**9
 _COLLECTIVE: Final = (
     "pid", "operation", "op", "comm_hash", "rank", "nranks", "device", "seq", "seq_exact", "datatype", "reduce_op",
     "bytes", "timestamp", "enqueue_dur", "blocked_dur", "end_at",
 )  # fmt: skip
-MAX_COLLECTIVES: Final = 200_000
 
 
 class CannotRead(Exception):
@@ -45,8 +42,21 @@ COLLECTIVES: Final = (
     "time", "pid", "operation", "communicator", "rank", "nranks", "seq", "exact", "bytes", "enqueue_us", "blocked_ms"
 )  # fmt: skip
 
+ANNOTATIONS: Final = ("time", "process", "pid", "labels", "span_ms", "collectives", "blocked_ms")
+GPUS: Final = (
+    "time", "gpu", "uuid", "used_mb", "total_mb", "sm_mhz", "sm_max_mhz", "power", "thermal", "sw", "hw",
+    "power_ms", "thermal_ms",
+)  # fmt: skip
 
-def _connect(file: Path) -> sqlite3.Connection:
+
+def has(database: sqlite3.Connection, table: str) -> bool:
+    """Whether a database has a table; one of an older agent may lack it."""
+    query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+    return database.execute(query, (table,)).fetchone() is not None
+
+
+def connect(file: Path) -> sqlite3.Connection:
+    """Open it for reading. Raises `CannotRead`, `sqlite3.Error`."""
     if not file.exists():
         raise CannotRead(f"{file} is not there: run `ingero-agent trace --db {file}` first")
     database = sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=5.0)
@@ -69,7 +79,7 @@ def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
         "GROUP BY a.pid, a.source, a.op ORDER BY 6 DESC, 5 DESC"
     )
     bounds = (wanted.begin - WIDTHS[table], wanted.end, wanted.pid, wanted.pid)
-    with closing(_connect(file)) as database:
+    with closing(connect(file)) as database:
         found = database.execute(query, bounds).fetchall()
     rows = []
     for name, pid, source, op, count, spent, most, size, container, namespace, pod in found:
@@ -94,7 +104,7 @@ def collectives(file: Path, wanted: Filter) -> list[Collective]:
     bounds = (
         int(wanted.begin * _NS), int(wanted.end * _NS), wanted.pid, wanted.pid, f"%{wanted.operation}%", wanted.limit
     )  # fmt: skip
-    with closing(_connect(file)) as database:
+    with closing(connect(file)) as database:
         found = database.execute(query, bounds).fetchall()
     return [_collective(row) for row in reversed(found)]
 
@@ -110,61 +120,45 @@ def collective_rows(found: Sequence[Collective]) -> list[tuple[Any, ...]]:
     ]  # fmt: skip
 
 
-def stretch(file: Path, wanted: Filter) -> Stretch:
-    """Everything that `find_chains` looks at. Raises `CannotRead`, `sqlite3.Error`."""
-    begin, end = wanted.begin, wanted.end
-    short = end - begin <= 600
-    table = "event_aggregates_5s" if short else "event_aggregates"
-    width = WIDTHS[table]
-    launch = " OR ".join(f"(source = {source} AND op = {op})" for source, op in LAUNCHES)
-    only = "" if wanted.pid is None else f" AND pid = {wanted.pid}"
-    with closing(_connect(file)) as database:
-        octaves: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 32)
-        for pid, source, op, octave, count in database.execute(
-            f"SELECT pid, source, op, octave, SUM(count) FROM {OCTAVE_TABLE} WHERE bucket > ? AND bucket <= ?{only} "
-            f"AND source != {HOST} GROUP BY pid, source, op, octave", (begin - 60, end),
-        ):  # fmt: skip
-            octaves[pid, OPERATION_NAMES.get((source, op), str(op))][octave] += count
-        rates: dict[int, dict[int, float]] = defaultdict(dict)
-        newest = int(end) // width * width
-        for pid, bucket, count in database.execute(
-            f"SELECT pid, bucket, SUM(count) FROM {table} WHERE ({launch}) AND bucket >= ? AND bucket < ?{only} "
-            "GROUP BY pid, bucket", (begin, newest),
-        ):  # fmt: skip
-            rates[pid][bucket] = count / width
-        snapshots = [
-            Snapshot(*row)
-            for row in database.execute(
-                "SELECT cpu_pct, mem_pct, mem_avail, swap_mb, load_avg FROM system_snapshots "
-                "WHERE timestamp >= ? AND timestamp < ? ORDER BY timestamp", (int(begin * _NS), int(end * _NS)),
-            )
-        ]  # fmt: skip
-        slow = [
-            Slow(pid=pid, operation=OPERATION_NAMES.get((source, op), str(op)), seconds=duration / _NS)
-            for pid, source, op, duration in database.execute(
-                "SELECT pid, source, op, duration FROM events WHERE duration IS NOT NULL "
-                f"AND timestamp >= ? AND timestamp < ?{only}",
-                (int(begin * _NS), int(end * _NS)),
-            )
-        ]
-        stalls = {
-            pid: spent / _NS / max(1.0, end - begin)
-            for pid, spent in database.execute(
-                f"SELECT pid, SUM(sum_dur) FROM {table} WHERE source = {HOST} AND op = {SCHED_SWITCH.operation} "
-                f"AND bucket >= ? AND bucket < ?{only} GROUP BY pid", (begin, end),
-            )
-        }  # fmt: skip
-        names = dict(database.execute("SELECT pid, name FROM process_names").fetchall())
-    everything = Filter(begin=begin, end=end, pid=wanted.pid, limit=MAX_COLLECTIVES)
-    return Stretch(
-        octaves=dict(octaves),
-        launches={
-            pid: [found.get(bucket, 0.0) for bucket in range(min(found), newest, width)]
-            for pid, found in rates.items()
-        },
-        snapshots=snapshots, collectives=collectives(file, everything), slow=slow, stalls=stalls, names=names,
-        processors=os.cpu_count() or 1,
-    )  # fmt: skip
+def annotations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
+    """Rows of `ANNOTATIONS`, newest last: with the collectives of that process within the span.
+
+    Raises `CannotRead`, `sqlite3.Error`.
+    """
+    query = (
+        "SELECT a.timestamp, n.name, a.pid, a.labels, a.span_end - a.span_start, COUNT(c.seq), SUM(c.blocked_dur) "
+        "FROM annotations a LEFT JOIN process_names n ON n.pid = a.pid "
+        "LEFT JOIN collectives c ON c.pid = a.pid AND c.timestamp >= a.span_start AND c.timestamp < a.span_end "
+        "WHERE a.timestamp >= ? AND a.timestamp < ? AND (? IS NULL OR a.pid = ?) "
+        "GROUP BY a.id ORDER BY a.timestamp DESC LIMIT ?"
+    )
+    bounds = (int(wanted.begin * _NS), int(wanted.end * _NS), wanted.pid, wanted.pid, wanted.limit)
+    with closing(connect(file)) as database:
+        found = database.execute(query, bounds).fetchall() if has(database, "annotations") else []
+    rows = []
+    for at, name, pid, labels, span, count, blocked in reversed(found):
+        text = " ".join(f"{key}={value}" for key, value in json.loads(labels).items())
+        within = (None,) * 3 if span is None else (round(span / 1e6, 3), count, round((blocked or 0) / 1e6, 3))
+        rows.append((round(at / 1e9, 6), name or "", pid, text, *within))
+    return rows
+
+
+def gpus(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
+    """Rows of `GPUS`, newest last; throttling as a share of looks. Raises `CannotRead`, `sqlite3.Error`."""
+    query = (
+        "SELECT timestamp, gpu_id, uuid, used, total, sm_mhz, sm_max_mhz, power, thermal, sw, hw, power_ns, "
+        "thermal_ns, looks FROM gpu_samples WHERE timestamp >= ? AND timestamp < ? ORDER BY timestamp DESC LIMIT ?"
+    )
+    with closing(connect(file)) as database:
+        if not has(database, "gpu_samples"):
+            return []
+        found = database.execute(query, (int(wanted.begin * _NS), int(wanted.end * _NS), wanted.limit)).fetchall()
+    rows = []
+    for at, index, uuid, used, total, clock, most, *counts, power_ns, thermal_ns, looks in reversed(found):
+        shares = (round(count / max(1, looks), 2) for count in counts)
+        held = (None if spent is None else round(spent / 1e6, 3) for spent in (power_ns, thermal_ns))
+        rows.append((round(at / 1e9, 3), index, uuid, used >> 20, total >> 20, clock, most, *shares, *held))
+    return rows
 
 
 def _collective(row: tuple[Any, ...]) -> Collective:

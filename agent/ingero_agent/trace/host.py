@@ -11,7 +11,7 @@ from ingero_agent.trace.containers import Container, parse
 from ingero_agent.trace.discovery import NCCL, Found
 from ingero_agent.trace.ledger import NcclProcess
 from ingero_agent.trace.store import Snapshot
-from ingero_agent.trace.timeline import parse_rank
+from ingero_agent.trace.timeline import parse_number, parse_rank
 
 
 def parse_meminfo(text: str) -> tuple[float, int, int]:
@@ -74,6 +74,16 @@ def rank_of(pid: int) -> int | None:
         return parse_rank(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
         return None
+
+
+def place_of(pid: int) -> tuple[int, int] | None:
+    """A process's RANK and WORLD_SIZE; nothing without a world of several."""
+    try:
+        environment = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return None
+    size, rank = parse_number(environment, b"WORLD_SIZE"), parse_rank(environment)
+    return (rank, size) if size and rank is not None else None
 
 
 def container_of(pid: int) -> Container | None:

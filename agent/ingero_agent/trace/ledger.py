@@ -6,6 +6,7 @@ from threading import Lock
 
 from ingero_agent.trace.counts import Counted
 from ingero_agent.trace.events import Collective, Event
+from ingero_agent.trace.gpus import GpuBook
 from ingero_agent.trace.probes.table import COLLECTIVES, DIRECTIONS, SOURCE_NAMES
 from ingero_agent.trace.probes.table import OPERATION_NAMES as NAMES
 
@@ -66,6 +67,18 @@ class Figures:
     database_bytes: int = 0
     pruned_rows: int = 0
     unexported: int = 0
+    modes: dict[str, str] = field(default_factory=dict)
+    scheduler_share: float = 0.0
+    switch_ns: float = 0.0
+    replaced: int = 0
+    unattached: int = 0
+    left_alone: int = 0
+    lines_sent: int = 0
+    lines_dropped: dict[str, int] = field(default_factory=dict)
+    consumers: int = 0
+    annotations: int = 0
+    annotations_refused: dict[str, int] = field(default_factory=dict)
+    unwritten_annotations: int = 0
 
 
 @dataclass(frozen=True)
@@ -89,6 +102,7 @@ class Ledger:
         self.waits: dict[str, Totals] = {}
         self.nccl_processes: list[NcclProcess] = []
         self.figures = Figures()
+        self.gpus = GpuBook()
 
     def add(self, counted: Iterable[Counted], events: Iterable[Event] = ()) -> None:
         """Take what one look brought."""

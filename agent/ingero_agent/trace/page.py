@@ -1,12 +1,14 @@
 """The tracer's Prometheus page. It has no authentication: bind it to the loopback, or to a network you trust."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ingero_agent.health.throttle import Throttle
+from ingero_agent.trace.gpus import Gpu
 from ingero_agent.trace.ledger import Figures, Ledger, Totals, quantile
 from ingero_agent.trace.tracer import RING_FULL
 
@@ -32,7 +34,11 @@ class TracePage(Collector):
     def collect(self) -> Iterator[Metric]:
         """Build the families anew for every scrape."""
         with self._ledger.lock:
-            families = [*self._operations(), *self._copies(), *self._nccl(), *self._own(self._ledger.figures)]
+            figures = self._ledger.figures
+            families = [
+                *self._operations(), *self._copies(), *self._nccl(), *self._gpus(), *self._throttling(),
+                *self._own(figures), *self._probes(figures), *self._losses(figures), *self._sockets(figures),
+            ]  # fmt: skip
         yield from families
 
     def _operations(self) -> Iterator[Metric]:
@@ -92,6 +98,50 @@ class TracePage(Collector):
             waits.add_metric([name], totals.count)
         yield waits
 
+    def _gpus(self) -> Iterator[Metric]:
+        rows: dict[str, tuple[str, Callable[[Gpu], float | None]]] = {
+            "gpu_memory_used_bytes": ("Memory in use.", lambda gpu: gpu.used),
+            "gpu_memory_free_bytes": ("Memory that is free.", lambda gpu: gpu.free),
+            "gpu_memory_total_bytes": ("Memory altogether.", lambda gpu: gpu.total),
+            "gpu_memory_fragmentation_estimate": ("Share neither used nor free.", lambda gpu: gpu.fragmentation),
+            "gpu_clock_sm_hertz": ("Clock of the processors.", lambda gpu: gpu.sm_mhz and gpu.sm_mhz * 1e6),
+            "gpu_clock_sm_max_hertz": ("The most it can be.", lambda gpu: gpu.sm_max_mhz and gpu.sm_max_mhz * 1e6),
+            "gpu_clock_memory_hertz": ("Clock of the memory.", lambda gpu: gpu.memory_mhz and gpu.memory_mhz * 1e6),
+        }
+        for name, (text, value) in rows.items():
+            family = GaugeMetricFamily(name, text, labels=["gpu_uuid"])
+            for gpu in self._ledger.gpus.now:
+                found = value(gpu)
+                if found is not None:
+                    family.add_metric([gpu.uuid], found)
+            yield family
+        held = GaugeMetricFamily(
+            "gpu_memory_process_allocated_bytes", "What a process holds.", labels=["gpu_uuid", "pid"]
+        )
+        for gpu in self._ledger.gpus.now:
+            for pid, size in sorted(gpu.processes.items()):
+                held.add_metric([gpu.uuid, str(pid)], size)
+        yield held
+
+    def _throttling(self) -> Iterator[Metric]:
+        book = self._ledger.gpus
+        for kind in Throttle:
+            active = GaugeMetricFamily(
+                f"gpu_throttle_{kind}_active", "1 while the GPU is held back.", labels=["gpu_uuid"]
+            )
+            began = CounterMetricFamily(f"gpu_throttle_{kind}_event", "Times that it began.", labels=["gpu_uuid"])
+            for uuid, kinds in sorted(book.throttling.now.items()):
+                active.add_metric([uuid], int(kind in kinds))
+                began.add_metric([uuid], book.throttling.began.get((uuid, kind), 0))
+            yield active
+            yield began
+        seconds = CounterMetricFamily(
+            "gpu_throttle_seconds", "Time held back, by the driver's own count.", labels=["gpu_uuid", "kind"]
+        )
+        for (uuid, kind), spent in sorted(book.held_ns.items()):
+            seconds.add_metric([uuid, kind], spent / 1e9)
+        yield seconds
+
     @staticmethod
     def _own(figures: Figures) -> Iterator[Metric]:
         for name, text, value in (
@@ -104,10 +154,22 @@ class TracePage(Collector):
             ("ingero_trace_period_seconds", "Time between looks at the counts.", figures.period_seconds),
             ("ingero_trace_sample_every", "One of so many collectives is kept singly.", figures.sample_every),
             ("ingero_trace_scheduler", "1 while waiting for processors is watched.", int(figures.scheduler)),
+            ("ingero_trace_scheduler_share_ratio", "What that costs every processor.", figures.scheduler_share),
             ("ingero_trace_libraries", "Library files that are attached.", figures.libraries),
+            ("ingero_trace_unattached_libraries", "Library files that are too many.", figures.unattached),
+            ("ingero_trace_processes_left_alone", "Processes that the selection leaves out.", figures.left_alone),
             ("ingero_trace_db_bytes", "Size of the database.", figures.database_bytes),
         ):  # fmt: skip
             yield GaugeMetricFamily(name, text, value=value)
+        words = GaugeMetricFamily(
+            "ingero_trace_capability", "1 for how each capability works now.", labels=["capability", "mode"]
+        )
+        for capability, word in sorted(figures.modes.items()):
+            words.add_metric([capability, word], 1)
+        yield words
+
+    @staticmethod
+    def _probes(figures: Figures) -> Iterator[Metric]:
         duty = GaugeMetricFamily(
             "ingero_trace_duty_ratio", "Share of the time in which a group is counted.", labels=["group"]
         )
@@ -119,10 +181,17 @@ class TracePage(Collector):
         )
         cost.add_metric(["entry"], figures.entry_ns / 1e9)
         cost.add_metric(["pair"], figures.pair_ns / 1e9)
+        cost.add_metric(["switch"], figures.switch_ns / 1e9)
         yield cost
         mode = GaugeMetricFamily("ingero_trace_mode", "1 for the way probes are attached.", labels=["mode"])
         mode.add_metric([figures.mode], 1)
         yield mode
+
+    @staticmethod
+    def _losses(figures: Figures) -> Iterator[Metric]:
+        yield CounterMetricFamily(
+            "ingero_trace_replaced_libraries", "Libraries written over while attached.", value=figures.replaced
+        )
         lost = CounterMetricFamily("ingero_trace_lost", "Calls or records lost, by reason.", labels=["reason"])
         for reason, count in sorted(figures.lost.items()):
             lost.add_metric([reason], count)
@@ -136,6 +205,24 @@ class TracePage(Collector):
         yield CounterMetricFamily(
             "ingero_trace_unexported_points", "Points given up because nobody took them.", value=figures.unexported
         )
+
+    @staticmethod
+    def _sockets(figures: Figures) -> Iterator[Metric]:
+        yield CounterMetricFamily("ingero_trace_sent_events", "Lines that consumers got.", value=figures.lines_sent)
+        yield GaugeMetricFamily("ingero_trace_event_consumers", "Consumers of the socket.", value=figures.consumers)
+        yield CounterMetricFamily("ingero_trace_annotations", "Annotations taken.", value=figures.annotations)
+        yield CounterMetricFamily(
+            "ingero_trace_unwritten_annotations", "Annotations lost to a locked database.",
+            value=figures.unwritten_annotations,
+        )  # fmt: skip
+        for name, text, counts in (
+            ("ingero_trace_dropped_events", "Lines that were lost, by reason.", figures.lines_dropped),
+            ("ingero_trace_annotations_refused", "Annotations refused, by reason.", figures.annotations_refused),
+        ):
+            family = CounterMetricFamily(name, text, labels=["reason"])
+            for reason, count in sorted(counts.items()):
+                family.add_metric([reason], count)
+            yield family
 
 
 def make_server(host: str, port: int, ledger: Ledger) -> ThreadingHTTPServer:

@@ -20,9 +20,10 @@ class Target:
 
 
 def plan(
-    found: Mapping[int, Iterable[Found]], static_runtime: Callable[[int], tuple[FileIdentity, Path] | None]
-) -> dict[Target, Path]:
-    """Targets and how to open them.
+    found: Mapping[int, Iterable[Found]], static_runtime: Callable[[int], tuple[FileIdentity, Path] | None],
+    *, apart: bool = False,
+) -> dict[Target, Path]:  # fmt: skip
+    """Targets and how to open them; `apart`: one for each process.
 
     The runtime uses the driver library, so the latter is attached only for a process without a runtime that can be
     seen; `static_runtime` finds one linked into a process's own program.
@@ -31,12 +32,13 @@ def plan(
     for pid, libraries in found.items():
         libraries = list(libraries)
         kinds = {one.kind for one in libraries}
+        only = pid if apart else 0
         inside = static_runtime(pid) if CUDA in kinds and CUDART not in kinds else None
         if inside:
-            targets.setdefault(Target(CUDART, inside[0], static=True), inside[1])
+            targets.setdefault(Target(CUDART, inside[0], only, static=True), inside[1])
         for one in libraries:
             if one.kind in (CUDART, NCCL):
-                targets.setdefault(Target(one.kind, one.identity), one.path)
+                targets.setdefault(Target(one.kind, one.identity, only), one.path)
             elif one.kind == CUDA and CUDART not in kinds and not inside:
                 targets.setdefault(Target(CUDA, one.identity, pid), one.path)
     return targets

@@ -13,13 +13,30 @@ from ingero_kit.logs import get
 
 log = get(__name__)
 
-MAX_SWITCHES: Final = 50_000.0
-"""Switches of the whole machine a second above which the scheduler is left alone: each costs about 0.3 µs."""
+SHARE_OF_BUDGET: Final = 0.5
+"""Of what tracing may cost, the most that watching the scheduler may take."""
+
+FLOOR_NS: Final = 300.0
+"""A switch is taken to cost at least this while it is watched, nanoseconds."""
+
+TRAMPOLINE_NS: Final = 50.0
+"""What the kernel's own count of a program's time leaves out, each time."""
+
+MEASURE_SECONDS: Final = 3600.0
+_ENABLE_STATISTICS: Final = 32
 
 
-def watched(on: bool, switches_a_second: float) -> bool:
-    """Whether to watch from now on; begins again only at half of the limit."""
-    return switches_a_second <= (MAX_SWITCHES if on else MAX_SWITCHES / 2)
+def watched(on: bool, share: float, budget: float) -> bool:
+    """Whether to watch from now on, by the share of every processor that it costs; again at half of the limit."""
+    return share <= budget * SHARE_OF_BUDGET * (1.0 if on else 0.5)
+
+
+def cost_ns(switch: tuple[int, int], wakeup: tuple[int, int]) -> float:
+    """Nanoseconds a switch costs, from (nanoseconds, runs) of the two programs; the floor when it never ran."""
+    if not switch[1]:
+        return FLOOR_NS
+    spent = switch[0] + wakeup[0] + TRAMPOLINE_NS * (switch[1] + wakeup[1])
+    return max(FLOOR_NS, spent / switch[1])
 
 
 def parse_switches(text: str) -> int:
@@ -30,10 +47,27 @@ def parse_switches(text: str) -> int:
     raise ValueError("/proc/stat has no line ctxt")
 
 
-class Scheduler:
-    """`why_not`: why it cannot be watched, empty while it can. `on`: whether it is watched now."""
+def process_of(tid: int) -> int:
+    """The process of a thread; 0 when it is gone."""
+    try:
+        text = Path(f"/proc/{tid}/status").read_text(errors="replace")
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("Tgid:")), 0)
 
-    def __init__(self, descriptors: Mapping[str, int], why_not: str) -> None:
+
+class Scheduler:
+    """`why_not`: why it cannot be watched, empty while it can. `on`: whether it is watched now.
+
+    `share`: what it costs every processor, 0 to 1. `switch_ns`: what a switch costs, by the kernel's own count.
+    """
+
+    def __init__(self, descriptors: Mapping[str, int], why_not: str, budget: float = 0.005) -> None:
+        self.budget, self.share, self.switch_ns = budget, 0.0, FLOOR_NS
+        self._processors = os.cpu_count() or 1
+        self._statistics: int | None = None
+        self._measured_at = -MEASURE_SECONDS
+        self._pushed = None if why_not else kernel.Map(descriptors["pushed"], 8, 8)
         self._programs = {name: descriptors[name] for name in SCHED_PROGRAMS if name in descriptors}
         self.why_not = why_not
         self._links: list[int] = []
@@ -82,12 +116,44 @@ class Scheduler:
         if before is None or now <= before[1] or self.why_not:
             return
         rate = (switches - before[0]) / (now - before[1])
-        if watched(self.on, rate) != self.on:
+        self._measure(now)
+        would = rate * self.switch_ns / 1e9 / self._processors
+        if watched(self.on, would, self.budget) != self.on:
             self.close() if self.on else self.open()
-            log.info("scheduler", watched=self.on, switches_a_second=round(rate))
+            log.info("scheduler", watched=self.on, switches_a_second=round(rate), nanoseconds=round(self.switch_ns))
+        self.share = would if self.on else 0.0
+
+    def pushed_off(self, pid: int, since_ns: int) -> list[int]:
+        """Processes that ran in place of a process's threads since then (monotonic), most recent first."""
+        if self._pushed is None:
+            return []
+        rows = ((*struct.unpack("=II", key), *struct.unpack("=Q", at)) for key, at in self._pushed.items(4096))
+        recent = sorted(((at, by) for mine, by, at in rows if mine == pid and at >= since_ns), reverse=True)
+        found = dict.fromkeys(process_of(by) for _, by in recent)
+        return [one for one in found if one not in (0, pid)]
+
+    def _measure(self, now: float) -> None:
+        """Let the kernel count for a round what the programs take, and once more every hour."""
+        if self._statistics is not None:
+            with suppress(OSError, ValueError, KeyError):
+                switch, wakeup = (self._runs(name) for name in ("on_switch", "on_wakeup"))
+                self.switch_ns = cost_ns(switch, wakeup)
+            os.close(self._statistics)
+            self._statistics, self._measured_at = None, now
+        elif self.on and now - self._measured_at >= MEASURE_SECONDS:
+            with suppress(OSError):
+                self._statistics = kernel.bpf(_ENABLE_STATISTICS, struct.pack("=I", 0))
+
+    def _runs(self, name: str) -> tuple[int, int]:
+        text = Path(f"/proc/self/fdinfo/{self._programs[name]}").read_text()
+        values = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
+        return int(values["run_time_ns"]), int(values["run_cnt"])
 
     def close(self) -> None:
         """Leave off."""
         for link in self._links:
             os.close(link)
         self._links.clear()
+        if self._statistics is not None:
+            os.close(self._statistics)
+            self._statistics = None

@@ -4,28 +4,37 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from ingero_agent.sockets import EventSocket
 from ingero_agent.trace import governor
+from ingero_agent.trace.annotations import AnnotationSocket
+from ingero_agent.trace.beside import Beside
 from ingero_agent.trace.counts import Counted, Scaler
-from ingero_agent.trace.events import Collective, sample_mask
+from ingero_agent.trace.events import Collective, Event, sample_mask
 from ingero_agent.trace.export import ExportConfig, Exporter
-from ingero_agent.trace.governor import CORE, GROUPS, LAUNCH, MEMORY, GovernorConfig, GovernorState, Window
+from ingero_agent.trace.governor import CORE, GROUPS, LAUNCH, MEMORY, SCHEDULER, GovernorConfig, GovernorState, Window
+from ingero_agent.trace.gpus import Poller
 from ingero_agent.trace.host import Host, OwnLoad, command_of, container_of, nccl_processes, own_rss, rank_of
 from ingero_agent.trace.ledger import Ledger
+from ingero_agent.trace.outlets import Outlets
 from ingero_agent.trace.page import make_server
 from ingero_agent.trace.probes.table import HOST
 from ingero_agent.trace.record import Recorder, open_recorder
+from ingero_agent.trace.selection import Selection
 from ingero_agent.trace.store import Retention, Snapshot, Store
 from ingero_agent.trace.timeline import Timeline
 from ingero_agent.trace.tracer import AUTO, Tracer
 from ingero_kit.logs import get
 
 log = get(__name__)
+
+EVENT_SOCKET, ANNOTATE_SOCKET = "trace.sock", "annotate.sock"
+"""Names of the sockets where no path is set: not that of `fleet-push`, so that both may listen."""
 
 SLOW_ROUND_SECONDS: Final = 10.0
 """How often the host is looked at and the agent's own load is judged."""
@@ -41,7 +50,11 @@ SHORTEST_WINDOW: Final = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class TraceConfig:
-    """What `ingero-agent trace` was told. `period` in seconds; `budget` is a share of one processor."""
+    """What `ingero-agent trace` was told. `period` in seconds; `budget` is a share of one processor.
+
+    `gpu_period`: seconds between looks at the GPUs, 0 for none. `events`, `annotations`: paths of the sockets and the
+    groups that may use them.
+    """
 
     database: Path
     period: float = 1.0
@@ -51,13 +64,23 @@ class TraceConfig:
     export: ExportConfig | None = None
     record: Path | None = None
     attach: str = AUTO
+    returns: str = AUTO
+    selection: Selection = field(default_factory=Selection)
+    gpu_period: float = 1.0
+    events: tuple[Path, int | None] | None = None
+    annotations: tuple[Path, int | None] | None = None
 
 
 class TraceService:
     """One tracer and everything that it feeds. `tick` is one look."""
 
-    def __init__(self, config: TraceConfig, tracer: Tracer, store: Store, recorder: Recorder | None = None) -> None:
+    def __init__(
+        self, config: TraceConfig, tracer: Tracer, store: Store, recorder: Recorder | None = None,
+        outlets: Outlets | None = None,
+    ) -> None:  # fmt: skip
         self.ledger = Ledger()
+        poller = Poller(config.gpu_period) if config.gpu_period else None
+        self._beside = Beside(self.ledger, store, poller, outlets, tracer.pushed_off)
         self._config, self._tracer, self._store, self._recorder = config, tracer, store, recorder
         self._governor = GovernorConfig(budget=config.budget)
         self._state, self._window = GovernorState(), Window()
@@ -73,7 +96,7 @@ class TraceService:
         self._named: set[int] = set()
         figures = self.ledger.figures
         figures.budget, figures.mode, figures.helper_peak = config.budget, tracer.mode, tracer.helper_peak_bytes
-        figures.scheduler = tracer.scheduler.on
+        figures.scheduler, tracer.scheduler.budget = tracer.scheduler.on, config.budget
         self._nanoseconds = self._take_costs()
         self._calibrated_at = self._read_at
 
@@ -89,38 +112,13 @@ class TraceService:
     def tick(self, now: float) -> None:
         """Read what was called, hand it out, and open or close windows. `now`: monotonic seconds."""
         self._tracer.look()
-        # Attaching and detaching take the kernel a while in which nothing is counted: windows are timed without it.
-        ended = {}
-        for group in GROUPS:
-            if self._open[group] and not self._window.is_open(group, now):
-                ended[group] = time.monotonic()
-                self._tracer.switch(group, False)
+        ended = self._close_windows(now)
         counted, events = self._tracer.read(), self._tracer.events()
         last, self._read_at = self._read_at, time.monotonic()
-        seconds = max(1e-6, self._read_at - last)
-        on = {
-            group: max(0.0, ended.get(group, self._read_at) - max(last, self._opened_at[group]))
-            if self._open[group]
-            else 0.0
-            for group in GROUPS
-        }
-        rows = self._scale(counted, on, seconds)
-        collectives = [event for event in events if isinstance(event, Collective)]
-        self._seen_events += len(events)
-        with suppress(sqlite3.OperationalError):
-            self._store.add(rows, time.time(), self._new_names(), events)
-        if self._recorder:
-            self._record(collectives)
-        if self._exporter:
-            self._exporter.keep(collectives)
-        with self.ledger.lock:
-            self.ledger.add(rows, events)
+        seconds, on = max(1e-6, self._read_at - last), self._counted_for(last, ended)
+        self._hand_out(self._scale(counted, on, seconds), events, now)
         self._govern(counted, on, now)
-        for group in GROUPS:
-            before, self._open[group] = self._open[group] and group not in ended, self._window.is_open(group, now)
-            self._tracer.switch(group, self._open[group])
-            if self._open[group] and not before:
-                self._opened_at[group] = time.monotonic()
+        self._open_windows(ended, now)
         if now - self._round_at >= SLOW_ROUND_SECONDS:
             self._slow_round(now - self._round_at)
             if now - self._calibrated_at >= CALIBRATION_SECONDS:
@@ -133,11 +131,54 @@ class TraceService:
 
     def close(self) -> None:
         """Send and write what is left."""
+        self._beside.keep(time.time())
+        self._beside.close()
         if self._exporter:
             self._export()
             self._exporter.close()
         if self._recorder:
             self._recorder.close()
+
+    def _close_windows(self, now: float) -> dict[str, float]:
+        """When each group that is to be counted no more began to close.
+
+        Attaching and detaching take the kernel a while in which nothing is counted: windows are timed without it.
+        """
+        ended = {}
+        for group in GROUPS:
+            if self._open[group] and not self._window.is_open(group, now):
+                ended[group] = time.monotonic()
+                self._tracer.switch(group, False)
+        return ended
+
+    def _open_windows(self, ended: Mapping[str, float], now: float) -> None:
+        for group in GROUPS:
+            before, self._open[group] = self._open[group] and group not in ended, self._window.is_open(group, now)
+            self._tracer.switch(group, self._open[group])
+            if self._open[group] and not before:
+                self._opened_at[group] = time.monotonic()
+
+    def _counted_for(self, last: float, ended: Mapping[str, float]) -> dict[str, float]:
+        """Seconds since the last look for which each group was counted."""
+        return {
+            group: max(0.0, ended.get(group, self._read_at) - max(last, self._opened_at[group]))
+            if self._open[group]
+            else 0.0
+            for group in GROUPS
+        }
+
+    def _hand_out(self, rows: list[Counted], events: list[Event], now: float) -> None:
+        collectives = [event for event in events if isinstance(event, Collective)]
+        self._seen_events += len(events)
+        with suppress(sqlite3.OperationalError):
+            self._store.add(rows, time.time(), self._new_names(), events)
+        if self._recorder:
+            self._record(collectives)
+        if self._exporter:
+            self._exporter.keep(collectives)
+        with self.ledger.lock:
+            self.ledger.add(rows, events)
+        self._beside.add(rows, now)
 
     def _new_names(self) -> dict[int, str]:
         """Names of processes that were not there at the look before."""
@@ -178,6 +219,7 @@ class TraceService:
             (governor.full_cost(rates, self._nanoseconds) for rates in self._rates.values()),
             key=lambda cost: sum(cost.values()), default=dict.fromkeys(GROUPS, 0.0),
         )  # fmt: skip
+        full[SCHEDULER] = self._tracer.scheduler.share
         before, self._state = self._state, governor.advance(self._state, full, now, self._governor)
         if before.step != self._state.step:
             self._window = Window(self._state.step, now)
@@ -190,6 +232,21 @@ class TraceService:
         figures.duty = {group: governor.duty(self._state.step, group) for group in GROUPS}
         figures.lost, figures.libraries = self._tracer.lost(), self._tracer.libraries
         figures.period_seconds, figures.sample_every = self.period, self._mask + 1
+        figures.replaced, figures.unattached = self._tracer.replaced, self._tracer.unattached
+        figures.left_alone, figures.modes = self._tracer.left_alone, self._modes()
+
+    def _modes(self) -> dict[str, str]:
+        """What works how, one word for each capability; docs/trace.md lists them."""
+        tracer, scheduler = self._tracer, self._tracer.scheduler
+        unwatched = "refused" if scheduler.why_not else "left_alone"
+        return {
+            "probes": tracer.mode,
+            "returns": "entry_only" if tracer.no_returns else "timed",
+            "scheduler": "watched" if scheduler.on else unwatched,
+            "gpus": self._beside.gpu_mode,
+            "counts": "incomplete" if self.ledger.figures.lost else "complete",
+            "processes": "selected" if self._config.selection else "all",
+        }
 
     def _take_costs(self) -> dict[str, float]:
         costs, figures = self._tracer.costs, self.ledger.figures
@@ -217,6 +274,8 @@ class TraceService:
         self._seen_events = 0
         self._tracer.scheduler.judge(time.monotonic())
         figures.scheduler = self._tracer.scheduler.on
+        figures.scheduler_share, figures.switch_ns = self._tracer.scheduler.share, self._tracer.scheduler.switch_ns
+        self._beside.keep(time.time())
         self._timeline.forget(set(self._tracer.found))
         self._named.clear()
         with self.ledger.lock:
@@ -234,35 +293,47 @@ class TraceService:
             self._exporter.send(self.ledger, self._latest, time.time_ns(), self._started_ns)
 
 
+def open_outlets(config: TraceConfig) -> Outlets | None:
+    """The sockets that are wanted. Raises `OSError`."""
+    events = EventSocket(*config.events) if config.events else None
+    annotations = AnnotationSocket(*config.annotations) if config.annotations else None
+    if not events and not annotations:
+        return None
+    outlets = Outlets(events, annotations)
+    for one in (events, annotations):
+        if one:
+            log.info("socket", path=str(one.path))
+    return outlets
+
+
 def run(config: TraceConfig, ended: Callable[[float], bool]) -> None:
     """Trace until `ended` (which waits the seconds that it is given) says so.
 
     Raises `CannotTrace`, and `OSError` for what cannot be opened.
     """
-    store = Store(config.database, config.retention)
-    server = None
-    try:
-        tracer = Tracer(config.attach)
-        try:
-            service = TraceService(config, tracer, store, open_recorder(config.record) if config.record else None)
-            if config.listen:
-                server = make_server(*config.listen, service.ledger)
-                threading.Thread(target=server.serve_forever, daemon=True).start()
-                log.info("listening", address=f"{server.server_address[0]!s}:{server.server_address[1]}")
-            log.info("started", database=str(config.database), mode=tracer.mode, **vars(tracer.costs))
-            tracer.look()
-            while True:
-                over = ended(service.wait_seconds(time.monotonic()))
-                service.tick(time.monotonic())
-                if over:
-                    break
-            service.close()
-            if tracer.lost():
-                log.warning("lost", reasons=tracer.lost())
-        finally:
-            tracer.close()
-    finally:
-        if server:
-            server.shutdown()
-            server.server_close()
-        store.close()
+    with ExitStack() as stack:
+        store = Store(config.database, config.retention)
+        stack.callback(store.close)
+        tracer = Tracer(config.attach, config.returns, config.selection)
+        stack.callback(tracer.close)
+        outlets = open_outlets(config)
+        if outlets:
+            stack.callback(outlets.close)
+        recorder = open_recorder(config.record) if config.record else None
+        service = TraceService(config, tracer, store, recorder, outlets)
+        if config.listen:
+            server = make_server(*config.listen, service.ledger)
+            stack.callback(server.server_close)
+            stack.callback(server.shutdown)
+            threading.Thread(target=server.serve_forever, daemon=True).start()
+            log.info("listening", address=f"{server.server_address[0]!s}:{server.server_address[1]}")
+        log.info("started", database=str(config.database), mode=tracer.mode, **vars(tracer.costs))
+        tracer.look()
+        while True:
+            over = ended(service.wait_seconds(time.monotonic()))
+            service.tick(time.monotonic())
+            if over:
+                break
+        service.close()
+        if tracer.lost():
+            log.warning("lost", reasons=tracer.lost())

@@ -1,5 +1,6 @@
 """What was seen, in SQLite: buckets that only grow, single collectives, slow calls; safe against being killed."""
 
+import json
 import sqlite3
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
@@ -7,10 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from ingero_agent.health.throttle import Throttle
 from ingero_agent.sources.database import BUCKET_SECONDS, SCHEMA_VERSION
+from ingero_agent.trace.annotations import Annotation
 from ingero_agent.trace.containers import Container
 from ingero_agent.trace.counts import Counted
 from ingero_agent.trace.events import Collective, Event, Lifecycle, SlowCall
+from ingero_agent.trace.gpus import GpuStretch
 from ingero_agent.trace.probes.table import NCCL
 
 _AGGREGATE: Final = """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, count INTEGER NOT NULL,
@@ -37,10 +41,20 @@ seq INTEGER NOT NULL, seq_exact INTEGER NOT NULL, datatype INTEGER NOT NULL, red
 enqueue_dur INTEGER NOT NULL, blocked_dur INTEGER NOT NULL, end_at INTEGER NOT NULL)""",
     "system_snapshots": """(id INTEGER PRIMARY KEY, timestamp INTEGER UNIQUE, cpu_pct REAL, mem_pct REAL,
 mem_avail INTEGER, swap_mb INTEGER, load_avg REAL)""",
+    "annotations": """(id INTEGER PRIMARY KEY, timestamp INTEGER NOT NULL, labels TEXT NOT NULL, pid INTEGER NOT NULL,
+start_time INTEGER NOT NULL, span_start INTEGER, span_end INTEGER, peer_uid INTEGER, peer_gid INTEGER,
+peer_pid INTEGER)""",
+    "gpu_samples": """(timestamp INTEGER NOT NULL, gpu_id INTEGER NOT NULL, uuid TEXT NOT NULL, used INTEGER NOT NULL,
+free INTEGER NOT NULL, total INTEGER NOT NULL, looks INTEGER NOT NULL, power INTEGER NOT NULL,
+thermal INTEGER NOT NULL, sw INTEGER NOT NULL, hw INTEGER NOT NULL, sm_mhz INTEGER, sm_max_mhz INTEGER,
+power_ns INTEGER, thermal_ns INTEGER)""",
 }
 _INDEXES: Final = (
     "CREATE INDEX IF NOT EXISTS events_time ON events (timestamp)",
     "CREATE INDEX IF NOT EXISTS collectives_time ON collectives (timestamp)",
+    "CREATE INDEX IF NOT EXISTS annotations_time ON annotations (timestamp)",
+    "CREATE INDEX IF NOT EXISTS gpu_samples_time ON gpu_samples (timestamp)",
+    "CREATE INDEX IF NOT EXISTS collectives_process ON collectives (pid, timestamp)",
     "CREATE INDEX IF NOT EXISTS collectives_match ON collectives (comm_hash, seq)",
 )
 WIDTHS: Final = {"event_aggregates": 60, "event_aggregates_5s": BUCKET_SECONDS}
@@ -100,35 +114,10 @@ class Store:
         self, rows: Iterable[Counted], now: float, names: dict[int, str] | None = None, events: Iterable[Event] = ()
     ) -> None:
         """Add to the buckets of `now` (seconds); what comes late adds to its bucket, it never replaces it."""
-        sums: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-        octaves: dict[tuple[int, int, int, int], int] = defaultdict(int)
-        for row in rows:
-            total = sums[row.function.source, row.function.operation, row.pid]
-            total[0] += row.count
-            total[1] += row.nanoseconds
-            total[2] = max(total[2], row.longest)
-            total[3] += row.size
-            for octave, count in enumerate(row.octaves):
-                if count:
-                    octaves[row.function.source, row.function.operation, row.pid, octave] += count
-        minute = int(now) // WIDTHS["event_aggregates"] * WIDTHS["event_aggregates"]
-        events = list(events)
+        rows, events = list(rows), list(events)
         with self._database as database:
-            for table, width in WIDTHS.items():
-                bucket = int(now) // width * width
-                database.executemany(
-                    f"INSERT INTO {table} (bucket, source, op, pid, count, sum_dur, max_dur, sum_arg0) "
-                    "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count, "
-                    "sum_dur = sum_dur + excluded.sum_dur, max_dur = max(max_dur, excluded.max_dur), "
-                    "sum_arg0 = sum_arg0 + excluded.sum_arg0",
-                    [(bucket, *key, *total) for key, total in sums.items()],
-                )
+            self._add_counts(database, rows, now)
             database.execute("INSERT OR REPLACE INTO writer VALUES (1, ?)", (int(now * _NS),))
-            database.executemany(
-                f"INSERT INTO {OCTAVE_TABLE} VALUES (?, ?, ?, ?, ?, ?) "
-                "ON CONFLICT DO UPDATE SET count = count + excluded.count",
-                [(minute, *key, count) for key, count in octaves.items()],
-            )
             database.executemany(
                 "INSERT OR REPLACE INTO process_names VALUES (?, ?, ?)",
                 [(pid, name, int(now)) for pid, name in (names or {}).items()],
@@ -150,6 +139,58 @@ class Store:
         if abs(now - self._pruned_at) >= PRUNE_SECONDS:
             self._pruned_at = now
             self.prune(now)
+
+    @staticmethod
+    def _add_counts(database: sqlite3.Connection, rows: Iterable[Counted], now: float) -> None:
+        sums: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
+        octaves: dict[tuple[int, int, int, int], int] = defaultdict(int)
+        for row in rows:
+            total = sums[row.function.source, row.function.operation, row.pid]
+            total[0] += row.count
+            total[1] += row.nanoseconds
+            total[2] = max(total[2], row.longest)
+            total[3] += row.size
+            for octave, count in enumerate(row.octaves):
+                if count:
+                    octaves[row.function.source, row.function.operation, row.pid, octave] += count
+        for table, width in WIDTHS.items():
+            bucket = int(now) // width * width
+            database.executemany(
+                f"INSERT INTO {table} (bucket, source, op, pid, count, sum_dur, max_dur, sum_arg0) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET count = count + excluded.count, "
+                "sum_dur = sum_dur + excluded.sum_dur, max_dur = max(max_dur, excluded.max_dur), "
+                "sum_arg0 = sum_arg0 + excluded.sum_arg0",
+                [(bucket, *key, *total) for key, total in sums.items()],
+            )
+        minute = int(now) // WIDTHS["event_aggregates"] * WIDTHS["event_aggregates"]
+        database.executemany(
+            f"INSERT INTO {OCTAVE_TABLE} VALUES (?, ?, ?, ?, ?, ?) "
+            "ON CONFLICT DO UPDATE SET count = count + excluded.count",
+            [(minute, *key, count) for key, count in octaves.items()],
+        )
+
+    def annotations(self, found: Iterable[Annotation]) -> None:
+        """Keep what programs said of themselves."""
+        rows = [
+            (
+                one.timestamp, json.dumps(one.labels), one.pid, one.start_time, one.span_start, one.span_end,
+                one.peer.uid, one.peer.gid, one.peer.pid,
+            )
+            for one in found
+        ]  # fmt: skip
+        with self._database as database:
+            database.executemany(
+                "INSERT INTO annotations (timestamp, labels, pid, start_time, span_start, span_end, peer_uid, "
+                "peer_gid, peer_pid) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows,
+            )  # fmt: skip
+
+    def gpus(self, found: Iterable[GpuStretch], now: float) -> None:
+        """Keep how the GPUs were since the call before."""
+        with self._database as database:
+            database.executemany(
+                "INSERT INTO gpu_samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [_gpu(one, int(now * _NS)) for one in found],
+            )
 
     def containers(self, found: Mapping[int, Container], now: float) -> None:
         """Keep where processes run."""
@@ -191,18 +232,22 @@ class Store:
             ("events", "timestamp", (now - kept.seconds) * _NS),
             ("system_snapshots", "timestamp", (now - kept.seconds) * _NS),
             ("collectives", "timestamp", (now - kept.collective_seconds) * _NS),
+            ("annotations", "timestamp", (now - kept.seconds) * _NS),
+            ("gpu_samples", "timestamp", (now - kept.seconds) * _NS),
         )
         with self._database as database:
             for table, column, before in limits:
                 self.pruned_rows += database.execute(
                     f"DELETE FROM {table} WHERE {column} < ?", (int(before),)
                 ).rowcount
-        if self._used_bytes() <= kept.max_bytes:
-            return
-        while self._used_bytes() > kept.max_bytes * FULL_SHARE:
+        if self._used_bytes() > kept.max_bytes:
+            self._shrink([(table, column) for table, column, _ in limits])
+
+    def _shrink(self, columns: list[tuple[str, str]]) -> None:
+        while self._used_bytes() > self._retention.max_bytes * FULL_SHARE:
             removed = 0
             with self._database as database:
-                for table, column, _ in limits:
+                for table, column in columns:
                     (rows,) = database.execute(f"SELECT COUNT(*) FROM {table}").fetchone()
                     if not rows:
                         continue
@@ -255,4 +300,12 @@ def _slow(one: SlowCall) -> tuple[object, ...]:
     identity = f"{one.begun_ns}:{one.tid}"
     return (
         identity, one.begun_ns, one.pid, one.tid, one.source, one.operation, one.duration_ns, one.size, one.result
+    )  # fmt: skip
+
+
+def _gpu(one: GpuStretch, at_ns: int) -> tuple[object, ...]:
+    return (
+        at_ns, one.index, one.uuid, one.used, one.free, one.total, one.looks,
+        *(one.throttled.get(kind, 0) for kind in Throttle), one.sm_mhz, one.sm_max_mhz,
+        one.held_ns.get(Throttle.POWER), one.held_ns.get(Throttle.THERMAL),
     )  # fmt: skip

@@ -30,9 +30,14 @@ class Row:
 
 def parse_rank(environment: bytes) -> int | None:
     """RANK of a process from /proc/PID/environ, as launchers of distributed jobs set it."""
+    return parse_number(environment, b"RANK")
+
+
+def parse_number(environment: bytes, name: bytes) -> int | None:
+    """A variable that is a whole number from 0, from /proc/PID/environ."""
     for entry in environment.split(b"\0"):
-        if entry.startswith(b"RANK="):
-            text = entry[5:].decode(errors="replace").strip()
+        if entry.startswith(name + b"="):
+            text = entry[len(name) + 1 :].decode(errors="replace").strip()
             return int(text) if text.isdecimal() else None
     return None
 

@@ -11,12 +11,15 @@ from typing import Final
 from ingero_agent.trace import clock, kernel
 from ingero_agent.trace.attachments import Attachments
 from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Costs, calibrate
+from ingero_agent.trace.capabilities import kernel_version
 from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, VALUE_BYTES, Counted, Differences, unpack
 from ingero_agent.trace.discovery import Finder, Found
 from ingero_agent.trace.events import Event, decode
 from ingero_agent.trace.helper import possible_cpus
 from ingero_agent.trace.loader import RING_BYTES, CannotTrace, load_programs
 from ingero_agent.trace.scheduler import Scheduler
+from ingero_agent.trace.seccomp import try_returns
+from ingero_agent.trace.selection import APART_KERNEL, Selection, split
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -30,16 +33,19 @@ LOST_REASONS: Final = (
 RING_FULL: Final = "ring_full"
 SLOW_COLLECTIVE_NS: Final = 100_000_000
 SLOW_CALL_NS: Final = 1_000_000_000
-_MASK, _SLOW_COLLECTIVE, _SLOW_CALL = range(3)
+_MASK, _SLOW_COLLECTIVE, _SLOW_CALL, _ENTRY_ONLY = range(4)
 _CLOCK_SECONDS: Final = 10.0
-AUTO, MULTI, PERF = "auto", "multi", "perf"
+AUTO, MULTI, PERF, NEVER = "auto", "multi", "perf", "never"
 """How probes are attached: links of many functions, one link each, or the first that this kernel has."""
 
 
 class Tracer:
-    """Attached for as long as it lives; closing it, or dying, detaches everything. Raises `CannotTrace`."""
+    """Attached for as long as it lives; closing it, or dying, detaches everything. Raises `CannotTrace`.
 
-    def __init__(self, attach: str = AUTO) -> None:
+    `returns` is "auto" or "never"; `no_returns` says why calls are counted and not timed, empty while they are.
+    """
+
+    def __init__(self, attach: str = AUTO, returns: str = AUTO, selection: Selection | None = None) -> None:
         self.mode, self.costs, self.helper_peak_bytes = MULTI if attach == AUTO else attach, Costs(), 0
         self._load(self.mode)
         try:
@@ -51,12 +57,18 @@ class Tracer:
                 self._load(PERF)
             with suppress(OSError):
                 self.costs = self._calibrate()
+        self.no_returns = "not wanted" if returns == NEVER else self._try_returns()
+        if self.no_returns:
+            log.warning("calls_are_not_timed", reason=self.no_returns)
+            self.costs = Costs(self.costs.entry_ns, self.costs.entry_ns)
+        self._selection, self._left_alone = selection or Selection(), set[int]()
+        apart = bool(self._selection) and kernel_version(os.uname().release) >= APART_KERNEL
         offsets = kernel.Map(self._descriptors["rank_offset"], 4, 8)
         self._attachments = Attachments(
             self._descriptors,
             lambda slot, offset: offsets.put(struct.pack("=I", slot), struct.pack("=Q", offset)),
-            multi=self.mode == MULTI,
-        )
+            multi=self.mode == MULTI, returns=not self.no_returns, apart=apart,
+        )  # fmt: skip
         self._cpus = possible_cpus()
         self._calls = kernel.Map(self._descriptors["agg"], CALL_KEY.size, VALUE_BYTES, self._cpus)
         self._collectives = kernel.Map(self._descriptors["coll"], COLLECTIVE_KEY.size, VALUE_BYTES, self._cpus)
@@ -67,6 +79,7 @@ class Tracer:
         self.scheduler = Scheduler(self._descriptors, self._no_scheduler)
         self._set(_SLOW_COLLECTIVE, SLOW_COLLECTIVE_NS)
         self._set(_SLOW_CALL, SLOW_CALL_NS)
+        self._set(_ENTRY_ONLY, int(bool(self.no_returns)))
         self._differences = Differences()
         self._finder = Finder()
         self._offset, self._offset_at = clock.offset(), time.monotonic()
@@ -74,7 +87,7 @@ class Tracer:
 
     def look(self) -> None:
         """Attach to what is new, let go of what is gone."""
-        self.found = self._finder.find()
+        self.found, self._left_alone = split(self._finder.find(), self._selection)
         self._attachments.update(self.found, time.monotonic())
         self.scheduler.follow(self.found)
 
@@ -96,7 +109,8 @@ class Tracer:
             for key, value in table.items():
                 new = difference(key, unpack(value, self._cpus))
                 if new:
-                    counted.append(new)
+                    if new.pid not in self._left_alone:
+                        counted.append(new)
                 elif not Path(f"/proc/{pid_of.unpack(key)[0]}").exists():
                     table.delete(key)
                     self._differences.forget(key)
@@ -114,6 +128,8 @@ class Tracer:
         """Measure anew what a probe costs: neighbours and clock rates change it. Takes a tenth of a second."""
         with suppress(OSError):
             self.costs = self._calibrate()
+        if self.no_returns:
+            self.costs = Costs(self.costs.entry_ns, self.costs.entry_ns)
         self._forget_calibration()
 
     def lost(self) -> dict[str, int]:
@@ -128,6 +144,25 @@ class Tracer:
     def libraries(self) -> int:
         """Libraries that are attached."""
         return self._attachments.count
+
+    @property
+    def replaced(self) -> int:
+        """Libraries that were written over while they were attached, since the start."""
+        return self._attachments.replaced
+
+    @property
+    def unattached(self) -> int:
+        """Libraries that are too many to attach to."""
+        return self._attachments.unattached
+
+    @property
+    def left_alone(self) -> int:
+        """Processes with GPU libraries that the selection leaves out."""
+        return len(self._left_alone)
+
+    def pushed_off(self, pid: int, since_ns: int) -> list[int]:
+        """Processes that ran in a process's place since then (monotonic nanoseconds), most recent first."""
+        return self.scheduler.pushed_off(pid, since_ns)
 
     def close(self) -> None:
         """Detach."""
@@ -145,6 +180,10 @@ class Tracer:
         programs = self._descriptors
         pair = programs["call_enter"], programs["call_return"]
         return calibrate(programs["launch_enter"], pair, multi=self.mode == MULTI)
+
+    def _try_returns(self) -> str:
+        programs = self._descriptors
+        return try_returns(programs["call_enter"], programs["call_return"], multi=self.mode == MULTI)
 
     def _forget_calibration(self) -> None:
         self._calls.delete(CALL_KEY.pack(os.getpid(), SCRATCH_NUMBER, 0))

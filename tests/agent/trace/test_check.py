@@ -60,6 +60,8 @@ def test_what_is_missing_stops_tracing_and_has_a_cure(
         ({"btf": False}, "btf", State.DEGRADED),
         ({"link_error": "Invalid argument"}, "links", State.DEGRADED),
         ({"effective": 1 << 21}, "privileges", State.DEGRADED),
+        ({"no_returns": "it dies"}, "returns", State.DEGRADED),
+        ({"no_scheduler": "no types"}, "scheduler", State.DEGRADED),
         ({"entry_ns": None}, "cost", State.DEGRADED),
         ({"pair_ns": 9000.0}, "cost", State.DEGRADED),
         ({"libraries": ()}, "libraries", State.ABSENT),
@@ -85,6 +87,7 @@ def test_a_capable_machine_is_tried_for_real_and_its_cost_measured() -> None:
 
     assert (done.returncode, found["links"]["state"]) == (0, "ok"), done.stdout
     assert " ns a counted call" in found["cost"]["reason"]
+    assert found["returns"]["state"] in ("ok", "degraded")
 
 
 @pytest.mark.ebpf

@@ -12,6 +12,7 @@ from ingero_agent.trace.governor import (
     LAUNCH,
     MEMORY,
     PERIODS,
+    SCHEDULER,
     STEPS,
     GovernorConfig,
     GovernorState,
@@ -72,6 +73,14 @@ def test_everything_comes_back_once_the_load_is_gone(step: int) -> None:
 @given(st.dictionaries(st.sampled_from([CORE, LAUNCH, MEMORY]), st.floats(0, 0.0016)))
 def test_what_fits_is_never_shed(full: dict[str, float]) -> None:
     assert {state.step for state in run(GovernorState(), full, 30)} == {0}
+
+
+def test_what_watching_the_scheduler_costs_is_in_the_estimate_at_every_step() -> None:
+    full = {LAUNCH: 0.004, SCHEDULER: 0.002}
+
+    assert [duty(step, SCHEDULER) for step in range(len(STEPS))] == [1.0] * len(STEPS)
+    assert cost_at(0, full) == pytest.approx(0.006)
+    assert run(GovernorState(), full, 5)[-1].step == 1
 
 
 def test_a_short_burst_sheds_nothing() -> None:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from ingero_agent.trace.btf import NoTypes, switch_layout
 from ingero_agent.trace.chains import Severity, Stretch, find_chains
-from ingero_agent.trace.scheduler import MAX_SWITCHES, parse_switches, watched
+from ingero_agent.trace.scheduler import FLOOR_NS, SHARE_OF_BUDGET, cost_ns, parse_switches, watched
+from ingero_agent.trace.tracer import Tracer
 from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, said, tracing
 from ingero_testing.processes import wait_until
 
@@ -81,11 +82,45 @@ def test_a_thread_pushed_off_its_processor_stalls_and_a_sleeping_one_does_not(tm
     assert slept < 0.5
 
 
-def test_the_scheduler_is_left_alone_above_the_limit_and_watched_again_well_below() -> None:
-    assert watched(True, MAX_SWITCHES)
-    assert not watched(True, MAX_SWITCHES + 1)
-    assert not watched(False, MAX_SWITCHES * 0.6)
-    assert watched(False, MAX_SWITCHES / 2)
+@given(st.floats(0, 1), st.floats(0.0001, 1))
+def test_watching_never_takes_more_than_its_share_of_the_budget_and_begins_again_well_below(
+    share: float, budget: float
+) -> None:
+    limit = SHARE_OF_BUDGET * budget
+
+    assert watched(True, share, budget) == (share <= limit)
+    assert watched(False, share, budget) == (share <= limit / 2)
+
+
+@pytest.mark.parametrize(
+    ("switch", "wakeup", "nanoseconds"),
+    [((0, 0), (0, 0), FLOOR_NS), ((1000, 100), (0, 0), FLOOR_NS), ((80_000, 100), (40_000, 200), 1350.0)],
+)
+def test_what_a_switch_costs_is_what_both_programs_take(
+    switch: tuple[int, int], wakeup: tuple[int, int], nanoseconds: float
+) -> None:
+    assert cost_ns(switch, wakeup) == nanoseconds
+
+
+@pytest.mark.ebpf
+def test_what_watching_costs_is_measured_by_the_kernel_and_above_the_limit_it_is_left_off() -> None:
+    tracer = Tracer()
+    try:
+        scheduler = tracer.scheduler
+        scheduler.switch_ns, scheduler.budget = 0.0, 1.0
+        scheduler.judge(1e6)
+        scheduler.judge(1e6 + 1)
+        wait_until(lambda: scheduler._runs("on_switch")[1] > 0, "a switch")
+        scheduler.judge(1e6 + 2)
+        assert scheduler.on
+        assert scheduler.switch_ns >= FLOOR_NS
+        assert scheduler.share > 0
+
+        scheduler.budget = 1e-12
+        scheduler.judge(1e6 + 3)
+        assert (scheduler.on, scheduler.share) == (False, 0.0)
+    finally:
+        tracer.close()
 
 
 def test_switches_are_read_from_the_kernels_statistics() -> None:

@@ -17,7 +17,8 @@ import pytest
 from ingero_agent.trace.chains import Severity, Slow, Stretch, find_chains
 from ingero_agent.trace.counts import Counted
 from ingero_agent.trace.events import Collective, SlowCall
-from ingero_agent.trace.history import CannotRead, Filter, collectives, operations, stretch
+from ingero_agent.trace.evidence import stretch
+from ingero_agent.trace.history import CannotRead, Filter, collectives, operations
 from ingero_agent.trace.probes.table import FUNCTIONS
 from ingero_agent.trace.store import Retention, Snapshot, Store
 from ingero_testing.processes import BIN

@@ -104,7 +104,8 @@ struct event {
 #define EVENT_DESTROY 4
 #define EVENT_SLOW 5
 
-/* config: 0 sample mask of collectives, 1 a collective blocked this long is always sent (ns), 2 a call this long is sent (ns) */
+/* config: 0 sample mask of collectives, 1 a collective blocked this long is always sent (ns), 2 a call this long is
+ * sent (ns), 3 nothing is attached at returns: count at entry */
 BPF_ARRAY(config, u64, 8);
 BPF_ARRAY(rank_offset, u64, 256);
 BPF_TABLE("percpu_array", u32, u64, lost, 16);
@@ -204,6 +205,14 @@ static inline void send(struct event *event)
     lose(LOST_RING);
 }
 
+static inline void count_only(struct agg_value *value, u64 bytes)
+{
+  if (value) {
+    __sync_fetch_and_add(&value->n, 1);
+    __sync_fetch_and_add(&value->bytes, bytes);
+  }
+}
+
 /* Launches: entry only, a count and nothing else. */
 int launch_enter(struct pt_regs *ctx)
 {
@@ -252,6 +261,10 @@ int call_enter(struct pt_regs *ctx)
   }
   if (call.kind > COPY_KIND_UNKNOWN)
     call.kind = COPY_KIND_UNKNOWN;
+  if (setting(3)) {
+    count_only(find_agg(bpf_get_current_pid_tgid() >> 32, key.fn, call.kind), call.bytes);
+    return 0;
+  }
   if (start.update(&key, &call))
     lose(LOST_START);
   return 0;
@@ -433,6 +446,10 @@ int init_enter(struct pt_regs *ctx)
   call.ts = bpf_ktime_get_ns();
   call.shape = shape;
   u64 address = 0;
+  if (setting(3)) {
+    count_only(find_agg(bpf_get_current_pid_tgid() >> 32, key.fn, 0), 0);
+    return 0;
+  }
   if (shape == INIT_RANK) {
     call.handle = ARG0;
     call.nranks = ARG1;
@@ -692,6 +709,11 @@ int coll_enter(struct pt_regs *ctx)
       mine.state = 1;
       enqueue(tgid, &mine);
     }
+  }
+  if (setting(3)) {
+    struct coll_key where = {.tgid = tgid, .fn = key.fn, .dtype = dtype, .redop = redop, .comm = call.comm};
+    count_only(find_coll(&where), call.bytes);
+    return 0;
   }
   if (start.update(&key, &call))
     lose(LOST_START);

@@ -11,6 +11,9 @@
 struct away { u64 since, woken; u32 tgid, runnable, disk, pad; };
 BPF_TABLE("hash", u32, u32, tracked, 1024);
 BPF_TABLE("hash", u32, struct away, off, 16384);
+/* When a thread of a process was last pushed off by a task; the least recent may be forgotten. */
+struct pushed_key { u32 tgid, by; };
+BPF_TABLE("lru_hash", struct pushed_key, u64, pushed, 4096);
 
 static inline void account(u32 tgid, u32 fn, u64 ns)
 {
@@ -47,6 +50,10 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
   struct away fresh = {.since = now, .tgid = tgid};
   fresh.runnable = preempted || !(state & STATE_SLEEPS);
   fresh.disk = !fresh.runnable && (state & STATE_DISK);
+  if (fresh.runnable && next) {
+    struct pushed_key who = {.tgid = tgid, .by = next};
+    pushed.update(&who, &now);
+  }
   if (off.update(&tid, &fresh))
     lose(LOST_START);
   return 0;

@@ -1,0 +1,249 @@
+"""What programs say of themselves: lines of JSON on a unix socket, such as the step that they are in.
+
+One line, version 1: `{"v": 1, "labels": {"step": "12"}, "ts": NS, "pid": PID, "start_time": TICKS, "span_start": NS,
+"span_end": NS}`. Only `labels` is needed: `ts` is now and `pid` the sender's where they are missing. Times are of the
+day in nanoseconds; `start_time` is field 22 of /proc/PID/stat and tells two processes with one number apart.
+
+A sender may speak for processes of its own user, root for all. A line that is refused is answered with the reason,
+counted, and nothing else is lost.
+"""
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+import struct
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ingero_agent.sockets import listen
+from ingero_agent.trace.discovery import parse_size
+
+VERSION: Final = 1
+MAX_LINE: Final = 16 * 1024
+MAX_LABELS: Final = 32
+MAX_VALUE: Final = 256
+LINES_A_SECOND: Final = 1000
+MAX_SENDERS: Final = 64
+MAX_WAITING: Final = 20_000
+"""Annotations that wait to be written; beyond it new ones are refused."""
+
+_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_MAX_NS: Final = 2**63 - 1
+_CREDENTIALS: Final = struct.Struct("=iII")
+_NUMBERS: Final = ("ts", "pid", "start_time", "span_start", "span_end")
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Who is at the other end, by the kernel's word."""
+
+    pid: int
+    uid: int
+    gid: int
+
+
+@dataclass(frozen=True)
+class Incarnation:
+    """A process as it is now: when it started (clock ticks after the machine), and whose it is."""
+
+    start_time: int
+    uid: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Annotation:
+    """One line that was taken. Times of day in nanoseconds; `start_time` in clock ticks after the machine's start."""
+
+    timestamp: int
+    labels: Mapping[str, str]
+    pid: int
+    start_time: int
+    span_start: int | None
+    span_end: int | None
+    peer: Peer
+
+
+class Refused(Exception):
+    """`reason` is one word for the counter; the text names the place."""
+
+    def __init__(self, reason: str, text: str) -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
+def incarnation(pid: int, proc: Path = Path("/proc")) -> Incarnation | None:
+    """The process with this number now; nothing when there is none."""
+    try:
+        start, _ = parse_size((proc / str(pid) / "stat").read_text(errors="replace"))
+        return Incarnation(start, (proc / str(pid)).stat().st_uid)
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+def parse(line: bytes, peer: Peer, now_ns: int, find: Callable[[int], Incarnation | None]) -> Annotation:
+    """Read one line of a sender. `find` looks a process up. Raises `Refused`."""
+    tree = _tree(line)
+    numbers = {name: _number(tree, name) for name in _NUMBERS}
+    pid = peer.pid if numbers["pid"] is None else numbers["pid"]
+    begin, end = numbers["span_start"], numbers["span_end"]
+    if begin is not None and end is not None and end < begin:
+        raise Refused("span", "span_end is before span_start")
+    process = find(pid)
+    if process is None:
+        raise Refused("no_process", f"pid: there is no process {pid}")
+    if numbers["start_time"] not in (None, process.start_time):
+        raise Refused("no_process", f"start_time: process {pid} started at {process.start_time}")
+    if peer.uid not in (0, process.uid):
+        raise Refused("not_yours", f"pid: process {pid} is another user's")
+    return Annotation(
+        timestamp=now_ns if numbers["ts"] is None else numbers["ts"], labels=_labels(tree), pid=pid,
+        start_time=process.start_time, span_start=begin, span_end=end, peer=peer,
+    )  # fmt: skip
+
+
+def _tree(line: bytes) -> dict[str, Any]:
+    try:
+        tree = json.loads(line)
+    except (ValueError, RecursionError):
+        raise Refused("not_json", "the line is no JSON") from None
+    if not isinstance(tree, dict):
+        raise Refused("not_json", "the line is no object")
+    if tree.get("v", VERSION) != VERSION:
+        raise Refused("version", f"v: only {VERSION} is known")
+    return tree
+
+
+def _number(tree: Mapping[str, Any], name: str) -> int | None:
+    value = tree.get(name)
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_NS:
+        raise Refused("number", f"{name}: a whole number from 0 was expected")
+    return value
+
+
+def _labels(tree: Mapping[str, Any]) -> dict[str, str]:
+    labels = tree.get("labels")
+    if not isinstance(labels, dict) or not labels:
+        raise Refused("labels", "labels: an object with at least one label was expected")
+    if len(labels) > MAX_LABELS:
+        raise Refused("labels", f"labels: {len(labels)} are more than {MAX_LABELS}")
+    for key, value in labels.items():
+        if not _KEY.fullmatch(key):
+            raise Refused("labels", "labels: a key has 1 to 64 of A-Z, a-z, 0-9, '_', '.' and '-'")
+        if not isinstance(value, str) or len(value) > MAX_VALUE:
+            raise Refused("labels", f"labels.{key}: a text of at most {MAX_VALUE} characters was expected")
+    return labels
+
+
+class AnnotationSocket:
+    """Listens for annotations. `refused` counts lines by reason, `taken` all others; `take` hands them over."""
+
+    def __init__(
+        self, path: Path, group: int | None = None, clock: Callable[[], float] = time.monotonic,
+        find: Callable[[int], Incarnation | None] = incarnation,
+    ) -> None:  # fmt: skip
+        self.path = path
+        self.refused: Counter[str] = Counter()
+        self.taken = 0
+        self._group, self._clock, self._find = group, clock, find
+        self._waiting: deque[Annotation] = deque()
+        self._senders: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        """Listen. Raises `OSError`."""
+        self._server = await listen(self.path, self._group, "--annotate-socket", self._serve, MAX_LINE)
+
+    async def stop(self) -> None:
+        """Let go of senders and remove the path."""
+        if self._server is None:
+            return
+        self._server.close()
+        for writer in list(self._senders):
+            writer.close()
+        self.path.unlink(missing_ok=True)
+
+    def take(self) -> list[Annotation]:
+        """What came since the call before; from any thread."""
+        found: list[Annotation] = []
+        with contextlib.suppress(IndexError):
+            while len(found) < MAX_WAITING:
+                found.append(self._waiting.popleft())
+        return found
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._senders) >= MAX_SENDERS:
+            self.refused["too_many_senders"] += 1
+            writer.close()
+            return
+        self._senders.add(writer)
+        credentials = writer.get_extra_info("socket").getsockopt(
+            socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
+        )
+        peer = Peer(*_CREDENTIALS.unpack(credentials))
+        try:
+            await self._read(reader, writer, peer)
+        except (ConnectionError, OSError):
+            self.refused["connection"] += 1
+        finally:
+            self._senders.discard(writer)
+            writer.close()
+
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer) -> None:
+        second, lines = self._clock(), 0
+        while True:
+            try:
+                line = await reader.readuntil(b"\n")
+            except asyncio.IncompleteReadError as error:
+                line = error.partial
+                if not line:
+                    return
+            except asyncio.LimitOverrunError:
+                self._answer(writer, Refused("too_long", f"the line is longer than {MAX_LINE} bytes"))
+                return
+            now = self._clock()
+            if now - second >= 1:
+                second, lines = now, 0
+            lines += 1
+            try:
+                self._line(line, peer, lines)
+            except Refused as refused:
+                self._answer(writer, refused)
+
+    def _line(self, line: bytes, peer: Peer, lines: int) -> None:
+        if not line.strip():
+            return
+        if lines > LINES_A_SECOND:
+            raise Refused("too_many_lines", f"more than {LINES_A_SECOND} lines in a second")
+        if len(self._waiting) >= MAX_WAITING:
+            raise Refused("busy", "too many annotations wait to be written")
+        self._waiting.append(parse(line, peer, time.time_ns(), self._find))
+        self.taken += 1
+
+    def _answer(self, writer: asyncio.StreamWriter, refused: Refused) -> None:
+        """Say why; a sender that does not read is told once its buffer allows, or never."""
+        self.refused[refused.reason] += 1
+        if writer.transport.get_write_buffer_size() < MAX_LINE:
+            writer.write(json.dumps({"error": str(refused)}).encode() + b"\n")
+
+
+def send(path: Path, labels: Mapping[str, str], pid: int | None = None) -> str:
+    """Say one thing of a process, the caller's unless named; returns why it was refused, or nothing.
+
+    Raises `OSError`.
+    """
+    line = {"v": VERSION, "labels": labels, **({} if pid is None else {"pid": pid})}
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as channel:
+        channel.settimeout(5)
+        channel.connect(str(path))
+        channel.sendall(json.dumps(line).encode() + b"\n")
+        channel.shutdown(socket.SHUT_WR)
+        answer = channel.makefile("rb").readline(MAX_LINE)
+    return str(json.loads(answer).get("error", answer)) if answer else ""

@@ -1,0 +1,119 @@
+"""Reads the trace's database for `explain`: everything that a cause may rest on."""
+
+import os
+import sqlite3
+from collections import defaultdict
+from contextlib import closing
+from pathlib import Path
+from typing import Final
+
+from ingero_agent.health.throttle import Throttle
+from ingero_agent.sources.database import LAUNCHES
+from ingero_agent.trace.chains import GpuUse, Slow, Stretch
+from ingero_agent.trace.history import Filter, collectives, connect, has
+from ingero_agent.trace.probes.table import HOST, OPERATION_NAMES, SCHED_SWITCH
+from ingero_agent.trace.store import OCTAVE_TABLE, WIDTHS, Snapshot
+
+_NS: Final = 10**9
+MAX_COLLECTIVES: Final = 200_000
+SHORT_SECONDS: Final = 600.0
+"""Stretch up to which the buckets of 5 s are still kept."""
+
+
+def stretch(file: Path, wanted: Filter) -> Stretch:
+    """Everything that `find_chains` looks at. Raises `CannotRead`, `sqlite3.Error`."""
+    table = "event_aggregates_5s" if wanted.end - wanted.begin <= SHORT_SECONDS else "event_aggregates"
+    everything = Filter(begin=wanted.begin, end=wanted.end, pid=wanted.pid, limit=MAX_COLLECTIVES)
+    with closing(connect(file)) as database:
+        return Stretch(
+            octaves=_octaves(database, wanted), launches=_launches(database, wanted, table),
+            snapshots=_snapshots(database, wanted), collectives=collectives(file, everything),
+            slow=_slow(database, wanted), stalls=_stalls(database, wanted, table), gpus=_gpus(database, wanted),
+            names=dict(database.execute("SELECT pid, name FROM process_names").fetchall()),
+            processors=os.cpu_count() or 1,
+        )  # fmt: skip
+
+
+def _only(wanted: Filter) -> str:
+    return "" if wanted.pid is None else f" AND pid = {wanted.pid}"
+
+
+def _bounds(wanted: Filter) -> tuple[int, int]:
+    return int(wanted.begin * _NS), int(wanted.end * _NS)
+
+
+def _octaves(database: sqlite3.Connection, wanted: Filter) -> dict[tuple[int, str], list[int]]:
+    octaves: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 32)
+    for pid, source, op, octave, count in database.execute(
+        "SELECT pid, source, op, octave, SUM(count) "
+        f"FROM {OCTAVE_TABLE} WHERE bucket > ? AND bucket <= ?{_only(wanted)} "
+        f"AND source != {HOST} GROUP BY pid, source, op, octave", (wanted.begin - 60, wanted.end),
+    ):  # fmt: skip
+        octaves[pid, OPERATION_NAMES.get((source, op), str(op))][octave] += count
+    return dict(octaves)
+
+
+def _launches(database: sqlite3.Connection, wanted: Filter, table: str) -> dict[int, list[float]]:
+    width = WIDTHS[table]
+    newest = int(wanted.end) // width * width
+    launch = " OR ".join(f"(source = {source} AND op = {op})" for source, op in LAUNCHES)
+    rates: dict[int, dict[int, float]] = defaultdict(dict)
+    for pid, bucket, count in database.execute(
+        f"SELECT pid, bucket, SUM(count) FROM {table} WHERE ({launch}) AND bucket >= ? AND bucket < ?{_only(wanted)} "
+        "GROUP BY pid, bucket", (wanted.begin, newest),
+    ):  # fmt: skip
+        rates[pid][bucket] = count / width
+    return {
+        pid: [found.get(bucket, 0.0) for bucket in range(min(found), newest, width)] for pid, found in rates.items()
+    }
+
+
+def _snapshots(database: sqlite3.Connection, wanted: Filter) -> list[Snapshot]:
+    query = (
+        "SELECT cpu_pct, mem_pct, mem_avail, swap_mb, load_avg FROM system_snapshots "
+        "WHERE timestamp >= ? AND timestamp < ? ORDER BY timestamp"
+    )
+    return [Snapshot(*row) for row in database.execute(query, _bounds(wanted))]
+
+
+def _slow(database: sqlite3.Connection, wanted: Filter) -> list[Slow]:
+    query = (
+        "SELECT pid, source, op, duration FROM events WHERE duration IS NOT NULL "
+        f"AND timestamp >= ? AND timestamp < ?{_only(wanted)}"
+    )
+    return [
+        Slow(pid=pid, operation=OPERATION_NAMES.get((source, op), str(op)), seconds=duration / _NS)
+        for pid, source, op, duration in database.execute(query, _bounds(wanted))
+    ]
+
+
+def _stalls(database: sqlite3.Connection, wanted: Filter, table: str) -> dict[int, float]:
+    query = (
+        f"SELECT pid, SUM(sum_dur) FROM {table} WHERE source = {HOST} AND op = {SCHED_SWITCH.operation} "
+        f"AND bucket >= ? AND bucket < ?{_only(wanted)} GROUP BY pid"
+    )
+    seconds = max(1.0, wanted.end - wanted.begin)
+    return {pid: spent / _NS / seconds for pid, spent in database.execute(query, (wanted.begin, wanted.end))}
+
+
+def _gpus(database: sqlite3.Connection, wanted: Filter) -> list[GpuUse]:
+    if not has(database, "gpu_samples"):
+        return []
+    query = (
+        "SELECT gpu_id, uuid, MIN(sm_mhz), MAX(sm_max_mhz), MAX(1.0 * used / total), SUM(power_ns), SUM(thermal_ns), "
+        "SUM(looks), SUM(power), SUM(thermal), SUM(sw), SUM(hw) FROM gpu_samples "
+        "WHERE timestamp >= ? AND timestamp < ? AND total > 0 GROUP BY uuid ORDER BY gpu_id"
+    )
+    found = []
+    for index, uuid, clock, most, memory, power_ns, thermal_ns, looks, *counts in database.execute(
+        query, _bounds(wanted)
+    ):
+        held = {Throttle.POWER: power_ns, Throttle.THERMAL: thermal_ns}
+        found.append(
+            GpuUse(
+                index=index, uuid=uuid, sm_mhz=clock, sm_max_mhz=most, memory=memory,
+                throttled={kind: count / looks for kind, count in zip(Throttle, counts, strict=True) if count},
+                held_seconds={kind: spent / _NS for kind, spent in held.items() if spent},
+            )
+        )  # fmt: skip
+    return found

@@ -1,0 +1,64 @@
+"""Whether a process under a filter of system calls survives a return probe: some kernels would kill it."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from ingero_agent.trace import kernel
+from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Twins
+
+CHILD: Final = Path(__file__).with_name("seccomp_child.py")
+CALLS: Final = 1000
+SECONDS: Final = 20.0
+_NO_FILTER: Final = 3
+
+
+def verdict(status: int) -> str:
+    """Why return probes are not safe, from the exit status of the process that tried; empty if they are."""
+    if status == 0:
+        return ""
+    if status == _NO_FILTER:
+        return "no filter of system calls could be set, so that it is not known whether one survives"
+    if status < 0:
+        return f"a process under a filter of system calls dies of a return probe (signal {-status})"
+    return f"the process that tried ended with {status}"
+
+
+def try_returns(entry: int, at_return: int, *, multi: bool = True) -> str:
+    """Try it on a process of our own; empty if it survives, otherwise why not. `entry`, `at_return`: programs."""
+    try:
+        twins = Twins()
+    except OSError as error:
+        return str(error)
+    links: list[int] = []
+    command = [sys.executable, "-I", "-S", str(CHILD), str(twins.descriptor), str(CALLS)]
+    try:
+        with subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
+            pass_fds=[twins.descriptor],
+        ) as child:  # fmt: skip
+            assert child.stdin
+            assert child.stdout
+            try:
+                child.stdout.readline()
+                for program, returning in ((entry, False), (at_return, True)):
+                    where = (program, twins.path, 0, SCRATCH_NUMBER)
+                    links += _link(*where, at_return=returning, pid=child.pid, multi=multi)
+                child.communicate(b"\n", SECONDS)
+            finally:
+                child.kill()
+        return verdict(child.returncode)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
+    finally:
+        for link in links:
+            os.close(link)
+        twins.close()
+
+
+def _link(program: int, path: str, offset: int, cookie: int, *, at_return: bool, pid: int, multi: bool) -> list[int]:
+    if multi:
+        return [kernel.link(program, path, [offset], [cookie], at_return=at_return, pid=pid)]
+    return kernel.link_one(program, path, offset, cookie, at_return=at_return, pid=pid)

@@ -1,0 +1,47 @@
+"""Which processes are traced: patterns over their command lines. Deciding is apart from reading."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+APART_KERNEL: Final = (6, 10)
+"""First kernel on which a probe for one process sees all threads of it."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Selection:
+    """`only`: nothing else is traced; `exclude` wins over it. Without either everything is."""
+
+    only: re.Pattern[str] | None = None
+    exclude: re.Pattern[str] | None = None
+
+    def __bool__(self) -> bool:
+        return bool(self.only or self.exclude)
+
+    def wants(self, command: str) -> bool:
+        """Whether to trace a process with this command line."""
+        if self.exclude and self.exclude.search(command):
+            return False
+        return not self.only or bool(self.only.search(command))
+
+
+def command_line(pid: int) -> str:
+    """A process's command line with spaces between its words; empty when it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def split(
+    found: Mapping[int, T], selection: Selection, command: Callable[[int], str] = command_line
+) -> tuple[dict[int, T], set[int]]:
+    """What to trace of what was found, and the processes that are left alone."""
+    if not selection:
+        return dict(found), set()
+    wanted = {pid: one for pid, one in found.items() if selection.wants(command(pid))}
+    return wanted, set(found) - set(wanted)

@@ -1,0 +1,121 @@
+"""Which process launches far less than it did because others ran instead, and what processes hold of a GPU. Pure.
+
+The rule is the published agent's: against an average of the process's own launches, frozen while it straggles.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ingero_agent.trace.gpus import Gpu
+from ingero_contract.events import Memory, Straggle
+
+WEIGHT: Final = 0.2
+"""Of the newest look in the average."""
+
+MIN_LOOKS: Final = 3
+MIN_DROP: Final = 0.3
+MIN_SWITCHES: Final = 5
+IDLE_LOOKS: Final = 30
+"""Looks without a launch after which a process is forgotten."""
+
+MAX_PREEMPTING: Final = 16
+MAX_PROCESSES: Final = 4096
+
+
+@dataclass(frozen=True)
+class Pace:
+    """A process's launches a second: their average, over how many looks, and for how many there were none."""
+
+    average: float = 0.0
+    looks: int = 0
+    idle: int = 0
+    straggling: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """A process that straggles. `share` of its launches is missing, 0 to 1; `sustained`: it did before."""
+
+    pid: int
+    share: float
+    switches: int
+    sustained: bool
+
+
+def advance(pace: Pace, rate: float, switches: int) -> Pace:
+    """The pace after a look: `rate` in launches a second, `switches` at which a thread of it was kept waiting."""
+    idle = 0 if rate else pace.idle + 1
+    dropped = pace.looks >= MIN_LOOKS and rate < (1 - MIN_DROP) * pace.average
+    if dropped and switches >= MIN_SWITCHES:
+        return replace(pace, straggling=True, idle=idle)
+    average = WEIGHT * rate + (1 - WEIGHT) * pace.average if pace.looks else rate
+    return Pace(average, pace.looks + 1, idle)
+
+
+class Paces:
+    """All processes' paces."""
+
+    def __init__(self) -> None:
+        self._paces: dict[int, Pace] = {}
+
+    def look(self, rates: Mapping[int, float], switches: Mapping[int, int]) -> list[Drop]:
+        """Take one look, launches a second by process, and say who straggles."""
+        drops = []
+        for pid in {**self._paces, **rates}:
+            before, rate = self._paces.get(pid), rates.get(pid, 0.0)
+            if before is None and (not rate or len(self._paces) >= MAX_PROCESSES):
+                continue
+            after = advance(before or Pace(), rate, switches.get(pid, 0))
+            if after.idle >= IDLE_LOOKS:
+                self._paces.pop(pid, None)
+                continue
+            self._paces[pid] = after
+            if before and after.straggling:
+                share, count = 1 - rate / after.average, switches.get(pid, 0)
+                drops.append(Drop(pid=pid, share=share, switches=count, sustained=before.straggling))
+        return drops
+
+
+def straggle_line(
+    drop: Drop, preempting: Iterable[int], now_ns: int, command: str, event_id: str, place: tuple[int, int] | None
+) -> Straggle:
+    """The line of a process that straggles. `place`: its rank and its job's size, where it has one."""
+    return Straggle(
+        pid=drop.pid, throughput_drop_pct=round(100 * drop.share, 1), sched_switch_count=drop.switches,
+        preempting_pids=list(preempting)[:MAX_PREEMPTING], timestamp_ns=now_ns, sustained=drop.sustained,
+        comm=command or None, event_id=event_id,
+        rank=place[0] if place else None, world_size=place[1] if place else None,
+    )  # fmt: skip
+
+
+class Holdings:
+    """What each process holds of each GPU; tells what changed."""
+
+    def __init__(self) -> None:
+        self._held: dict[tuple[int, int], int] = {}
+        self._last: dict[int, int] = {}
+
+    def allocated(self, pid: int, size: int) -> None:
+        """A process's newest allocations had this size on average, bytes."""
+        if pid in self._last or len(self._last) < MAX_PROCESSES:
+            self._last[pid] = size
+
+    def look(self, gpus: Iterable[Gpu], now_ns: int, command: Callable[[int], str]) -> list[Memory]:
+        """Lines for what changed since the look before; a process that holds nothing any more says 0."""
+        sizes = {gpu.index: gpu.total for gpu in gpus if gpu.total}
+        held = {(pid, gpu.index): used for gpu in gpus for pid, used in gpu.processes.items()}
+        held = dict(list(held.items())[:MAX_PROCESSES])
+        changed = {key: held.get(key, 0) for key in {**self._held, **held} if held.get(key) != self._held.get(key)}
+        self._held = {**{key: used for key, used in self._held.items() if key[1] not in sizes}, **held}
+        lines = [
+            Memory(
+                pid=pid, gpu_id=gpu, allocated_bytes=used, total_vram=sizes[gpu],
+                utilization_pct=round(100 * used / sizes[gpu], 2), last_alloc_size=self._last.get(pid, 0),
+                timestamp_ns=now_ns, comm=command(pid) or None,
+            )
+            for (pid, gpu), used in sorted(changed.items()) if gpu in sizes
+        ]  # fmt: skip
+        for pid in {pid for pid, _ in changed} - {pid for pid, _ in self._held}:
+            self._last.pop(pid, None)
+        return lines

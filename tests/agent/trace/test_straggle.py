@@ -1,0 +1,218 @@
+"""Lines about processes that launch far less than they did, and about what processes hold of a GPU."""
+
+import json
+import os
+import socket
+import sqlite3
+import subprocess
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_agent.trace.gpus import Gpu
+from ingero_agent.trace.host import place_of
+from ingero_agent.trace.straggle import (
+    IDLE_LOOKS,
+    MAX_PREEMPTING,
+    MAX_PROCESSES,
+    MIN_LOOKS,
+    MIN_SWITCHES,
+    Drop,
+    Holdings,
+    Pace,
+    Paces,
+    advance,
+    straggle_line,
+)
+from ingero_contract.events import Straggle, parse_line
+from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, tracing
+from ingero_testing.processes import wait_until
+
+MANY = {7: MIN_SWITCHES}
+
+
+def steady(paces: Paces, looks: int = MIN_LOOKS) -> Paces:
+    for _ in range(looks):
+        assert paces.look({7: 100.0}, MANY) == []
+    return paces
+
+
+def test_a_drop_with_switches_is_told_and_goes_on_being_told_against_the_old_average() -> None:
+    paces = steady(Paces())
+
+    first, second = (paces.look({7: 60.0}, MANY) for _ in range(2))
+
+    assert first == [Drop(pid=7, share=pytest.approx(0.4), switches=MIN_SWITCHES, sustained=False)]
+    assert second == [Drop(pid=7, share=pytest.approx(0.4), switches=MIN_SWITCHES, sustained=True)]
+    assert paces.look({7: 100.0}, MANY) == []
+    assert not paces.look({7: 60.0}, MANY)[0].sustained
+
+
+@pytest.mark.parametrize(
+    ("looks", "rate", "switches"),
+    [
+        pytest.param(MIN_LOOKS - 1, 10.0, MIN_SWITCHES, id="too young"),
+        pytest.param(MIN_LOOKS, 71.0, MIN_SWITCHES, id="too little"),
+        pytest.param(MIN_LOOKS, 10.0, MIN_SWITCHES - 1, id="nobody ran instead"),
+    ],
+)
+def test_what_is_no_straggle(looks: int, rate: float, switches: int) -> None:
+    assert steady(Paces(), looks).look({7: rate}, {7: switches}) == []
+
+
+def test_a_process_that_launches_nothing_is_forgotten() -> None:
+    paces = steady(Paces())
+    told = [bool(paces.look({}, MANY)) for _ in range(IDLE_LOOKS + 1)]
+
+    assert told == [True] * (IDLE_LOOKS - 1) + [False] * 2
+    assert paces.look({7: 1.0}, MANY) == []
+
+
+def test_processes_are_bounded() -> None:
+    paces = Paces()
+    paces.look(dict.fromkeys(range(MAX_PROCESSES), 1.0), {})
+
+    assert paces.look({MAX_PROCESSES: 1.0}, {}) == []
+    assert len(paces._paces) == MAX_PROCESSES
+
+
+@given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 100)), max_size=50))
+def test_an_average_lies_within_what_was_seen_and_never_moves_while_it_straggles(
+    looks: list[tuple[float, int]],
+) -> None:
+    pace = Pace()
+    for rate, switches in looks:
+        before, pace = pace, advance(pace, rate, switches)
+        if pace.straggling:
+            assert pace.average == before.average
+    if looks:
+        assert 0 <= pace.average <= max(rate for rate, _ in looks) * 1.0000001
+
+
+def test_a_line_names_the_rank_zero_and_at_most_so_many_others() -> None:
+    drop = Drop(pid=7, share=0.456, switches=9, sustained=True)
+    line = straggle_line(drop, range(100, 200), 5, "train", "id", (0, 4))
+
+    assert parse_line(line.to_json()) == ("straggle", line)
+    assert (line.rank, line.world_size, line.throughput_drop_pct) == (0, 4, 45.6)
+    assert line.preempting_pids == list(range(100, 100 + MAX_PREEMPTING))
+    assert "rank" not in json.loads(straggle_line(drop, (), 5, "", "id", None).to_json())
+
+
+@pytest.mark.parametrize("text", ['{"type": "memory", "pid": 1}', '{"type": "straggle", "pid": "x"}'])
+def test_a_line_that_lacks_a_field_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"required|missing"):
+        parse_line(text)
+
+
+def test_a_process_number_that_is_none_is_refused() -> None:
+    line = straggle_line(Drop(pid=7, share=0.4, switches=9, sustained=False), (), 5, "", "id", None)
+
+    with pytest.raises(ValueError, match="pid is not a number"):
+        parse_line(line.to_json().replace('"pid":7', '"pid":"7"'))
+
+
+def gpu(index: int = 0, **processes: int) -> Gpu:
+    held = {int(name[1:]): size for name, size in processes.items()}
+    return Gpu(index=index, uuid=f"GPU-{index}", used=0, free=0, total=1000, processes=held)
+
+
+def test_what_a_process_holds_is_told_when_it_changes_and_once_when_it_is_gone() -> None:
+    holdings = Holdings()
+    holdings.allocated(7, 64)
+
+    def look(*gpus: Gpu) -> list[tuple[int, int, int, int]]:
+        found = holdings.look(gpus, 1, lambda pid: "train")
+        return [(line.pid, line.gpu_id, line.allocated_bytes, line.last_alloc_size) for line in found]
+
+    assert look(gpu(p7=250)) == [(7, 0, 250, 64)]
+    assert look(gpu(p7=250)) == []
+    assert look(gpu(p7=300), gpu(1, p8=5)) == [(7, 0, 300, 64), (8, 1, 5, 0)]
+    assert look(gpu(), gpu(1, p8=5)) == [(7, 0, 0, 64)]
+    assert look(gpu(), gpu(1, p8=5)) == []
+
+
+def test_a_gpu_that_does_not_answer_frees_nothing() -> None:
+    holdings = Holdings()
+    holdings.look([gpu(p7=250)], 1, lambda pid: "")
+
+    assert holdings.look([], 1, lambda pid: "") == []
+    assert holdings.look([gpu(p7=250)], 1, lambda pid: "") == []
+    (line,) = holdings.look([gpu(p7=500)], 1, lambda pid: "")
+    assert parse_line(line.to_json()) == ("memory", line)
+    assert (line.utilization_pct, line.comm) == (50.0, None)
+
+
+def test_a_rank_needs_a_world() -> None:
+    with subprocess.Popen(["sleep", "60"], env={"RANK": "0", "WORLD_SIZE": "4"}) as ranked:
+        with subprocess.Popen(["sleep", "60"], env={"RANK": "0"}) as alone:
+            wait_until(lambda: place_of(ranked.pid) == (0, 4), "the environment")
+            assert place_of(alone.pid) is None
+            alone.kill()
+        ranked.kill()
+
+
+PACED = r"""
+#define _GNU_SOURCE
+#include <sched.h>
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+typedef struct { unsigned x, y, z; } dim3;
+int cudaLaunchKernel(void *, dim3, dim3, void **, size_t, void *);
+static void spin(void) { for (volatile long i = 0; i < 300000; i++) {} }
+static void *hog(void) { if (!fork()) { prctl(PR_SET_PDEATHSIG, SIGKILL); for (;;) {} } return 0; }
+/* Launches as fast as one processor lets it; after another line, neighbours want the same processor. */
+int main(void)
+{
+  dim3 one = {1, 1, 1};
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  CPU_SET(sched_getcpu(), &mine);
+  sched_setaffinity(0, sizeof mine, &mine);
+  cudaLaunchKernel(0, one, one, 0, 0, 0);
+  getchar();
+  if (!fork()) { getchar(); for (int i = 0; i < 12; i++) hog(); for (;;) pause(); }
+  for (;;) { spin(); cudaLaunchKernel(0, one, one, 0, 0, 0); }
+}
+"""
+
+
+def launched(database: Path, pid: int) -> int:
+    """Buckets of five seconds in which a process launched."""
+    with closing(sqlite3.connect(database)) as connection:
+        query = "SELECT COUNT(*) FROM event_aggregates_5s WHERE pid = ? AND source = 1 AND op = 3"
+        return int(connection.execute(query, (pid,)).fetchone()[0])
+
+
+@pytest.mark.ebpf
+def test_a_process_that_others_push_off_is_told_with_who_they_are(tmp_path: Path) -> None:
+    library = compile_c(tmp_path, "libcudart.so.12", RUNTIME, "-shared", "-fPIC", "-pthread")
+    program, path = compile_c(tmp_path, "paced", PACED, str(library)), tmp_path / "trace.sock"
+    flags = ("--remediate", "--remediate-socket", str(path), "--gpu-interval", "0s")
+    with tracing(tmp_path, *flags) as agent, job(program) as running, socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(str(path))
+        channel.settimeout(60)
+        wait_until(lambda: attached(agent, library), "the library")
+        go(running)
+        wait_until(lambda: launched(tmp_path / "trace.db", running.pid) > 1, "two buckets of five seconds")
+        go(running)
+        found = next(
+            event
+            for line in channel.makefile("rb")
+            if isinstance(event := parse_line(line)[1], Straggle)
+            and event.pid == running.pid
+            and event.preempting_pids
+        )
+        os.killpg(running.pid, 9)
+
+    assert (found.comm, found.sched_switch_count >= MIN_SWITCHES, found.throughput_drop_pct >= 30) == (
+        "paced", True, True
+    )  # fmt: skip
+    assert running.pid not in found.preempting_pids
+    assert found.event_id
