@@ -66,7 +66,7 @@ class Hands:
             except ApiError as error:
                 if error.transient and error.status != 409:
                     raise
-                trouble = explain(action, error)
+                trouble = explain(f"{action.kind} {action.name}", error)
             if trouble is None:
                 outcome.done.append(action)
                 self.applied += 1
@@ -165,9 +165,8 @@ class Hands:
             del self._repairs[key]
 
 
-def explain(action: Action, error: ApiError) -> Trouble:
-    """A refusal in words, with who can lift it."""
-    what = f"{action.kind} {action.name}"
+def explain(what: str, error: ApiError) -> Trouble:
+    """A refusal in words, with who can lift it. `what` was asked for."""
     if error.status == 403 and "exceeded quota" in error.message:
         return Trouble("QuotaExceeded", f"{what}: {error.message}; raise the quota or ask for less", stalls=False)
     if "is being terminated" in error.message or "being terminated" in error.reason:

@@ -19,6 +19,8 @@ Manifest = dict[str, Any]
 REQUEST_SECONDS: Final = 30.0
 CHUNK: Final = 500
 TOKEN_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_TYPED: Final = "failed to create typed patch object"
+"""How the API server words, as its own failure, that an applied object does not fit its schema."""
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -39,7 +41,7 @@ class ApiError(Exception):
     @property
     def transient(self) -> bool:
         """Worth another try without anybody changing anything."""
-        return self.status in (0, 409, 429) or self.status >= 500
+        return self.status in (0, 409, 429) or (self.status >= 500 and _TYPED not in self.message)
 
 
 class Api:

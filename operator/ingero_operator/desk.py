@@ -4,7 +4,7 @@ import hashlib
 import random
 from base64 import b64decode
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -128,6 +128,11 @@ class Desk:
         again = await self.write_status(resource, whole)
         await self.tell(resource, happenings)
         return again
+
+    async def stumble(self, resource: Manifest, parts: Iterable[str], trouble: Trouble) -> float | None:
+        """Say what stands before looking at a resource at all; everything else that its status tells stands."""
+        findings, rest = shown.disturbed(resource.get("status") or {}, parts, trouble)
+        return await self.finish(resource, findings, rest, [Happening("Warning", trouble.reason, trouble.message)])
 
 
 def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:

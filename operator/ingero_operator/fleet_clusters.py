@@ -15,7 +15,6 @@ from ingero_operator.desk import RETRY_SECONDS, Desk, digest_of, is_paused, key_
 from ingero_operator.inquiry import Answer, Question
 from ingero_operator.kinds import FLEET_CLUSTER, SERVICE_MONITOR
 from ingero_operator.plan import ChildKey, plan, rolled_out
-from ingero_operator.recorder import Happening
 from ingero_operator.render import fleet, wanted
 from ingero_operator.taints.keeper import Keeper, Report
 from ingero_operator.trouble import Trouble
@@ -25,6 +24,7 @@ log = get(__name__)
 
 Manifest = dict[str, Any]
 NEEDED: Final = ("FleetAvailable", "AgentsAvailable")
+PARTS: Final = (*NEEDED, "QuorumMet", "TaintingAllowed")
 
 
 @dataclass
@@ -48,8 +48,7 @@ class FleetClusters:
                 resource, FleetClusterSpec(cluster_id="deleted") if isinstance(spec, Trouble) else spec
             )
         if isinstance(spec, Trouble):
-            findings = shown.overall([], (), [spec], False, "")
-            return await self.desk.finish(resource, findings, {}, [Happening("Warning", spec.reason, spec.message)])
+            return await self.desk.stumble(resource, PARTS, spec)
         troubles, token, authority = await self._secrets(resource, spec)
         config, place = self.desk.config, {"scheme": "https" if spec.tls_secret else "http", "name": key[2]}
         question = Question(
@@ -82,7 +81,7 @@ class FleetClusters:
         if not report.remaining and TAINT_FINALIZER in (resource["metadata"].get("finalizers") or []):
             await drop_finalizer(self.desk, resource)
         waits = [again, report.again, RETRY_SECONDS if troubles or outcome.waiting else None]
-        if spec.token_secret or spec.tls_secret:
+        if spec.token_secret or spec.tls_secret or (spec.fleet.forward and spec.fleet.forward.token_secret):
             waits.append(self.desk.secrets_again())
         return min((wait for wait in waits if wait is not None), default=None)
 
@@ -106,10 +105,20 @@ class FleetClusters:
             if token is None:
                 troubles.append(missing("spec.tokenSecret", spec.token_secret.name, spec.token_secret.key))
         if spec.tls_secret:
-            data = await self.desk.secret(namespace, spec.tls_secret)
-            authority = (data or {}).get("ca.crt", b"").decode(errors="replace") or None
-            if authority is None:
-                troubles.append(missing("spec.tlsSecret", spec.tls_secret, "ca.crt"))
+            data, trouble = await tls_secret(self.desk, namespace, spec.tls_secret)
+            authority = data.get("ca.crt", b"").decode(errors="replace") or None
+            troubles += trouble
+        forward = spec.fleet.forward
+        if forward and forward.token_secret:
+            data = await self.desk.secret(namespace, forward.token_secret.name) or {}
+            if not data.get(forward.token_secret.key):
+                troubles.append(
+                    missing("spec.fleet.forward.tokenSecret", forward.token_secret.name, forward.token_secret.key)
+                )
+        store = forward.echo_store if forward else None
+        if store and self.desk.sight.cache.get(("EchoStore", namespace, store)) is None:
+            words = f"there is no EchoStore {store} in this namespace; make it, or name another"
+            troubles.append(Trouble("EchoStoreMissing", f"spec.fleet.forward.echoStore: {words}", stalls=False))
         return troubles, token, authority
 
     async def _children(self, resource: Manifest, spec: FleetClusterSpec, token: str | None) -> Outcome:
@@ -177,9 +186,8 @@ class FleetClusters:
                 "`kubectl annotate node NAME ingero.io/straggler-` remove it by hand",
                 stalls=False,
             )
-            findings = shown.overall([], (), [trouble], False, "")
-            rest = {"taints": report.status} if report.status else {}
-            await self.desk.finish(resource, findings, rest, [])
+            findings, rest = shown.disturbed(resource.get("status") or {}, PARTS, trouble)
+            await self.desk.finish(resource, findings, {**rest, "taints": report.status}, [])
             return min(report.again or 5.0, 5.0)
         await drop_finalizer(self.desk, resource)
         return None
@@ -226,6 +234,13 @@ def missing(field_name: str, secret: str, key: str) -> Trouble:
         "SecretMissing", f"{field_name}: there is no Secret {secret} with the key {key}; make it in this namespace",
         stalls=False,
     )  # fmt: skip
+
+
+async def tls_secret(desk: Desk, namespace: str, name: str) -> tuple[dict[str, bytes], list[Trouble]]:
+    """A Secret of type kubernetes.io/tls with ca.crt, and what of it is not there."""
+    data = await desk.secret(namespace, name) or {}
+    absent = next((key for key in ("tls.crt", "tls.key", "ca.crt") if not data.get(key)), None)
+    return data, [missing("spec.tlsSecret", name, absent)] if absent else []
 
 
 def _quorum(answer: Answer | None) -> Finding:

@@ -40,6 +40,8 @@ class OperatorConfig(Settings):
     """Least that must vouch for encryption at rest anywhere in the cluster."""
     taints: bool = True
     """Off: no node of this cluster is ever marked, whatever a FleetCluster says; marks are only removed."""
+    pause_taints: bool = False
+    """On: no new mark in this cluster; those that are there stay until a reason to remove them comes."""
     listen: str = "0.0.0.0:8080"
     """Address of /healthz, /readyz and /metrics."""
     workers: int = Field(default=8, ge=1, le=64)

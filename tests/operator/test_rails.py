@@ -11,9 +11,11 @@ import pytest
 
 from ingero_operator.api.v1alpha1 import Mode
 from ingero_operator.taints import edits
+from ingero_operator.taints.counts import done
+from ingero_operator.taints.facts import Accused, Decision, Evidence, Rails, World
 from ingero_operator.taints.memory import DAY, Memory, Record, from_status, to_status
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, Mark, NodeView, view
-from ingero_operator.taints.rails import Accused, Decision, Evidence, Rails, World, decide, done
+from ingero_operator.taints.rails import decide
 
 NOW = 1_700_000_000.0
 QUICK = Rails(mode=Mode.NO_SCHEDULE, confirm_windows=1, confirm_for=0.0)

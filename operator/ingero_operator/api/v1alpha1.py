@@ -97,7 +97,7 @@ class Forward(Part):
     echo_store: ObjectName | None = None
     """Name of an EchoStore in this namespace."""
     endpoint: (
-        Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$")] | None
+        Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9.\[\]:-]+:[1-9][0-9]{0,4}$")] | None
     ) = None
     """`host:port` of any OTLP/gRPC receiver, with TLS."""
     token_secret: SecretKey | None = None
@@ -109,7 +109,12 @@ class Forward(Part):
                 "has(self.echoStore) != has(self.endpoint)",
                 "spec.fleet.forward needs either echoStore or endpoint",
                 "",
-            )
+            ),
+            (
+                "!has(self.endpoint) || int(self.endpoint.substring(self.endpoint.lastIndexOf(':') + 1)) <= 65535",
+                "spec.fleet.forward.endpoint: no port is larger than 65535",
+                ".endpoint",
+            ),
         )
     )
 

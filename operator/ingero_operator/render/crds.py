@@ -154,6 +154,7 @@ def echo_stores() -> dict[str, Any]:
         _column("Retention", ".status.effective.retention"),
         _AGE,
         _column("Volume", ".status.encryption.volume", 1),
+        _column("Key", ".status.encryption.key", 1),
         _column("Endpoint", ".status.endpoint", 1),
         _column("Message", ".status.message", 1),
     ]

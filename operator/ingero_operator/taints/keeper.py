@@ -15,9 +15,11 @@ from ingero_operator.inquiry import Answer
 from ingero_operator.kinds import FLEET_CLUSTER, NODE
 from ingero_operator.recorder import Happening
 from ingero_operator.taints import edits, testimony
+from ingero_operator.taints.counts import done
+from ingero_operator.taints.facts import Decision, Rails, Step, World
 from ingero_operator.taints.memory import Memory, Record, from_status, to_status
 from ingero_operator.taints.nodes import NodeView
-from ingero_operator.taints.rails import Decision, Rails, Step, World, decide, done
+from ingero_operator.taints.rails import decide
 from ingero_operator.witness import Listener
 
 log = get(__name__)
@@ -142,6 +144,8 @@ class Keeper:
         reasons = [*spec.taints.pause_requests]
         if is_paused(resource):
             reasons.append("the resource carries the annotation ingero.io/paused")
+        if self.desk.config.pause_taints:
+            reasons.append("the operator was started with --pause-taints")
         accused = answer.evidence.accused if answer and answer.evidence else {}
         return World(
             owner=uid,
