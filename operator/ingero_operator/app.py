@@ -167,6 +167,7 @@ class Operator:
             image=self.config.image,
             registry=self.config.image_registry,
             operator_namespace=self.config.namespace,
+            agent_priority_class=self.config.agent_priority_class,
             native_sidecars=await self.api.minor_version() >= NATIVE_SIDECARS_SINCE,
             service_monitors=await self.api.serves(SERVICE_MONITOR),
         )

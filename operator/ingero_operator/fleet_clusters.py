@@ -1,5 +1,6 @@
 """Reconciling a FleetCluster: children, stragglers, status. Reads what is seen, decides by pure rooms, then acts."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -15,7 +16,9 @@ from ingero_operator.desk import RETRY_SECONDS, Desk, digest_of, is_paused, key_
 from ingero_operator.inquiry import Answer, Question
 from ingero_operator.kinds import FLEET_CLUSTER, SERVICE_MONITOR
 from ingero_operator.plan import ChildKey, plan, rolled_out
+from ingero_operator.recorder import Happening
 from ingero_operator.render import fleet, wanted
+from ingero_operator.render.common import digest
 from ingero_operator.taints.keeper import Keeper, Report
 from ingero_operator.trouble import Trouble
 from ingero_operator.workloads import agents_available, available, ready_of
@@ -23,6 +26,7 @@ from ingero_operator.workloads import agents_available, available, ready_of
 log = get(__name__)
 
 Manifest = dict[str, Any]
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,62})://")
 NEEDED: Final = ("FleetAvailable", "AgentsAvailable")
 PARTS: Final = (*NEEDED, "QuorumMet", "TaintingAllowed")
 
@@ -50,6 +54,8 @@ class FleetClusters:
         if isinstance(spec, Trouble):
             return await self.desk.stumble(resource, PARTS, spec)
         troubles, token, authority = await self._secrets(resource, spec)
+        lacking, prices = await self._prices(key[1], spec)
+        troubles += lacking
         config, place = self.desk.config, {"scheme": "https" if spec.tls_secret else "http", "name": key[2]}
         question = Question(
             url=config.fleet_url.format(**place, namespace=key[1]),
@@ -63,25 +69,26 @@ class FleetClusters:
         self.desk.inquirer.watch(key, question)
         outcome = Outcome()
         if not is_paused(resource):
-            outcome = await self._children(resource, spec, token)
+            outcome = await self._children(resource, spec, token, prices)
         answer = self.desk.inquirer.answer(key)
         if answer is None and resource.get("status") and not outcome.done:
             # Just started: what an earlier process wrote stands until Fleet has been asked, a moment from now.
             return None
         report = await self.keeper.keep(resource, spec, answer)
-        troubles += outcome.troubles
+        troubles += [*outcome.troubles, *report.troubles]
         observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])
         parts = await self._parts(resource, spec, observed, answer)
         parts.append(report.decision.allowed)
         working = _working(outcome, observed)
         findings = shown.overall(parts, NEEDED, troubles, is_paused(resource), working)
-        happenings = [*outcome.happenings(), *report.happenings]
+        happenings = [*outcome.happenings(), *_warnings(report.troubles)]
         rest = _figures(resource, spec, self.desk.platform.version, observed, answer, report)
         again = await self.desk.finish(resource, findings, rest, happenings)
         if not report.remaining and TAINT_FINALIZER in (resource["metadata"].get("finalizers") or []):
             await drop_finalizer(self.desk, resource)
         waits = [again, report.again, RETRY_SECONDS if troubles or outcome.waiting else None]
-        if spec.token_secret or spec.tls_secret or (spec.fleet.forward and spec.fleet.forward.token_secret):
+        named = (spec.token_secret, spec.tls_secret, spec.fleet.cost.rates, spec.fleet.cost.providers)
+        if any(named) or (spec.fleet.forward and spec.fleet.forward.token_secret):
             waits.append(self.desk.secrets_again())
         return min((wait for wait in waits if wait is not None), default=None)
 
@@ -121,7 +128,7 @@ class FleetClusters:
             troubles.append(Trouble("EchoStoreMissing", f"spec.fleet.forward.echoStore: {words}", stalls=False))
         return troubles, token, authority
 
-    async def _children(self, resource: Manifest, spec: FleetClusterSpec, token: str | None) -> Outcome:
+    async def _children(self, resource: Manifest, spec: FleetClusterSpec, token: str | None, prices: str) -> Outcome:
         key, desk = key_from(resource), self.desk
         metadata = resource["metadata"]
         cleared = await desk.hands.clear(key, metadata["uid"])
@@ -130,6 +137,8 @@ class FleetClusters:
         around = fleet.Surroundings(
             token_digest=digest_of({"token": token.encode()} if token else None, "token"),
             echo_authority=self._echo_authority(key[1], spec),
+            price_digest=prices,
+            provider="" if spec.fleet.cost.default_provider else self._provider(spec),
         )
         inputs = (
             metadata["generation"],
@@ -148,6 +157,26 @@ class FleetClusters:
         if not actions:
             self._settled[key] = inputs
         return outcome
+
+    async def _prices(self, namespace: str, spec: FleetClusterSpec) -> tuple[list[Trouble], str]:
+        """What of the price files is not there, and a digest of the rest."""
+        troubles, texts, cost = [], [], spec.fleet.cost
+        for field_name, source in (("rates", cost.rates), ("providers", cost.providers)):
+            if source is None:
+                continue
+            text = (await self.desk.config_map(namespace, source.name) or {}).get(source.key)
+            if text is None:
+                words = f"there is no ConfigMap {source.name} with the key {source.key}; make it in this namespace"
+                troubles.append(Trouble("ConfigMapMissing", f"spec.fleet.cost.{field_name}: {words}", stalls=False))
+            texts.append(text)
+        return troubles, digest(texts) if texts else ""
+
+    def _provider(self, spec: FleetClusterSpec) -> str:
+        """The provider that the watched nodes agree on. Fleet starts anew when it changes, so nobody is spoken for
+        where they differ."""
+        nodes = self.desk.sight.watched(spec.agents.node_selector).values()
+        schemes = {found[1].lower() for node in nodes if (found := _SCHEME.match(node.provider_id))}
+        return schemes.pop() if len(schemes) == 1 else ""
 
     def _echo_authority(self, namespace: str, spec: FleetClusterSpec) -> str:
         """The Secret that vouches for the EchoStore that Fleet forwards to."""
@@ -174,7 +203,7 @@ class FleetClusters:
     async def _delete(self, resource: Manifest, spec: FleetClusterSpec) -> float | None:
         """Release every node, then let the resource go; the garbage collector takes the children."""
         report = await self.keeper.keep(resource, spec, self.desk.inquirer.answer(key_from(resource)))
-        await self.desk.tell(resource, report.happenings)
+        await self.desk.tell(resource, _warnings(report.troubles))
         finalizers = resource["metadata"].get("finalizers") or []
         if TAINT_FINALIZER not in finalizers:
             return None
@@ -252,6 +281,10 @@ def _quorum(answer: Answer | None) -> Finding:
     if answer.evidence and answer.evidence.quorum:
         return yes(kind, "QuorumMet", "enough active nodes to compare with each other")
     return no(kind, "NoQuorum", "too few active nodes to compare with each other")
+
+
+def _warnings(troubles: list[Trouble]) -> list[Happening]:
+    return [Happening("Warning", item.reason, item.message) for item in troubles]
 
 
 def _steady(text: str) -> str:

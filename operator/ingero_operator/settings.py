@@ -30,6 +30,8 @@ class OperatorConfig(Settings):
         default_factory=lambda: version("ingero"), json_schema_extra={"default_in_words": "the operator's own"}
     )
     """Version of the components where a resource names none."""
+    agent_priority_class: str = ""
+    """PriorityClass of the agents' pods where a resource names none; it must exist."""
     fleet_url: str = "{scheme}://{name}-fleet.{namespace}.svc:8080"
     """Where Fleet's API of a FleetCluster is; {scheme}, {name} and {namespace} are filled in."""
     fleet_otlp_url: str = "{scheme}://{name}-fleet.{namespace}.svc:4318"

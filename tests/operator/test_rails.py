@@ -127,6 +127,13 @@ def test_what_is_remembered_of_a_node_stops_it(record: Record, reason: str) -> N
     assert (decision.steps, rail(decision)) == ((), reason)
 
 
+def test_a_node_whose_mark_was_refused_rests_and_gives_way_to_another() -> None:
+    decision = look(evidence=says("n03", "n04"), refused=frozenset({"n03"}))
+
+    assert rail(decision) == "Refused"
+    assert [(step.verb, step.node) for step in decision.steps] == [("add", "n04")]
+
+
 def test_what_is_remembered_says_nothing_about_another_machine_of_that_name() -> None:
     decision = look(memory=Memory(records={"n03": Record(uid="old", hands_off_until=NOW + DAY)}))
 

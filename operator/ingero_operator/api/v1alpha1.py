@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 
 from ingero_operator.api.base import (
     NAME_PATTERN,
+    ConfigMapKey,
     Image,
     Interval,
     Label,
@@ -119,6 +120,18 @@ class Forward(Part):
     )
 
 
+class Cost(Part):
+    """What nodes cost. Without any of it list prices count, at the provider that agents and nodes name."""
+
+    rates: ConfigMapKey | None = None
+    """Rates by provider and GPU model, YAML, instead of the table that comes with Fleet."""
+    providers: ConfigMapKey | None = None
+    """Rules that say which nodes run at which provider, YAML; by names of nodes and by networks."""
+    default_provider: Label | None = None
+    """Provider of nodes that no rule and no agent names, such as `on-premise`; without it the one that the
+    `providerID` of every watched Node names, if they agree."""
+
+
 class Fleet(Part):
     """The receiving side."""
 
@@ -138,6 +151,8 @@ class Fleet(Part):
     """Taints that Fleet may run on."""
     forward: Forward | None = None
     """Where everything is sent onward."""
+    cost: Cost = Cost()
+    """What nodes cost."""
 
 
 class Trace(Part):

@@ -11,6 +11,7 @@ MAX_NAME = 40
 
 _KEPT = {
     "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+    "argocd.argoproj.io/sync-wave": "-2",
     "helm.sh/resource-policy": "keep",
 }
 _NAME_RULE = {
