@@ -70,11 +70,15 @@ class Hands:
             if trouble is None:
                 outcome.done.append(action)
                 self.applied += 1
-                log.info(
-                    "child", verb=action.verb, kind=action.kind, name=action.name, owner=owner[2], why=action.why
-                )
+                if action.verb != "create":
+                    log.info(
+                        "child", verb=action.verb, kind=action.kind, name=action.name, owner=owner[2], why=action.why
+                    )
             elif trouble.reason:
                 outcome.troubles.append(trouble)
+        made = [f"{item.kind} {item.name}" for item in outcome.done if item.verb == "create"]
+        if made:
+            log.info("children_made", owner=owner[2], namespace=owner[1], children=made)
         return outcome
 
     async def clear(self, owner: OwnerKey, uid: str) -> Outcome | None:

@@ -32,8 +32,11 @@ def storage_class(name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module", autouse=True)
 def classes(plane: ControlPlane) -> Iterator[None]:
     plane.apply(*(storage_class(name) for name in CLASSES))
-    for name, labels in (("storage-0", {}), ("by-hand", BY_HAND)):
-        plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
+    # Nothing else may come to the node whose kubelet the test plays: it would wait there for ever.
+    apart = {"taints": [{"key": key, "effect": "NoSchedule"} for key in BY_HAND]}
+    for name, labels, spec in (("storage-0", {}, {}), ("by-hand", BY_HAND, apart)):
+        metadata = {"name": name, "labels": labels}
+        plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
     yield
     for name in ("storage-0", "by-hand"):
         plane.delete("node", name)
@@ -66,6 +69,7 @@ class Store:
         spec = {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": volume}
         if node_selector:
             spec["nodeSelector"] = node_selector
+            spec["tolerations"] = [{"key": key, "operator": "Exists"} for key in node_selector]
         body = {"apiVersion": "ingero.io/v1alpha1", "kind": "EchoStore", "metadata": metadata, "spec": spec}
         self.plane.apply(body)
 
