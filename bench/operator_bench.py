@@ -2,8 +2,8 @@
 
 `make bench-operator` prints the table in a quarter of an hour, ARGS=--quick in a few minutes with smaller sizes,
 ARGS="--only kills" a part of it. It needs the programs that docs/operator.md names. Fleet is played by a double that
-says what the measurement needs. First reconcile and change are measured alone; while those FleetClusters rest, which
-is counted and not timed, the other parts run on a control plane of their own.
+says what the measurement needs. First reconcile, change and taints are measured alone; while the FleetClusters
+rest, which is counted and not timed, the other parts run on control planes of their own.
 """
 
 import argparse
@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,9 @@ from scripts.controlplane import MORTAL, ControlPlane, control_plane  # noqa: E4
 BIN = Path(sys.executable).parent
 POOL = "bench.ingero.io/pool"
 NAMESPACES = 10
-PARTS = ("many", "taints", "outage", "kills", "many_nodes")
+PARTS = ("taints", "many", "outage", "kills", "many_nodes")
+LANES = (("outage",), ("kills", "many_nodes"))
+"""What is measured side by side while the many rest, each lane on a control plane of its own."""
 TELL_SECONDS = 10.0
 STARTED = time.monotonic()
 FORKS = """
@@ -135,7 +137,8 @@ class Bench:
         """A line of the table, printed at once."""
         tell(f"{what}: {ours}")
         self.rows.append(Row(what, ours, target, reached))
-        print(f"| {what} | {ours} | {target} | {'reached' if reached else 'not reached'} |", flush=True)
+        sys.stdout.write(f"| {what} | {ours} | {target} | {'reached' if reached else 'not reached'} |\n")
+        sys.stdout.flush()
 
     def start(self, *flags: str) -> Operator:
         """Start an operator."""
@@ -422,10 +425,16 @@ class Bench:
         dice = random.Random(1)
         before = self.told()
         with self.forks() as fork:
+            says.stragglers = {names[0]}
+            child, started = fork("--poll", "200ms", "--resync", "60s"), time.monotonic()
+            self.wait("the first taint", lambda: self.marked(names[0]), 60)
+            window = 1.5 * (time.monotonic() - started)
+            os.kill(child, signal.SIGKILL)
+            tell(f"killing within {window:.1f} s of each start, half as long again as a mark takes")
             for number in range(self.flags.kills):
                 says.stragglers = {dice.choice(names)} if number % 2 else set()
                 child = fork("--poll", "200ms", "--resync", "60s")
-                time.sleep(dice.uniform(0.0, 1.6))
+                time.sleep(dice.uniform(0.0, window))
                 os.kill(child, signal.SIGKILL)
                 if number % 20 == 19:
                     tell(f"killed {number + 1} of {self.flags.kills} times")
@@ -470,17 +479,28 @@ def main() -> None:
             if getattr(flags, name) == parser.get_default(name):
                 setattr(flags, name, value)
     wanted = flags.only or PARTS
-    others = [name for name in PARTS[1:] if name in wanted]
     print("| what | ours | target | |\n| --- | --- | --- | --- |", flush=True)
-    with tempfile.TemporaryDirectory(prefix="ingero-bench-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ingero-bench-") as name:
+        folder = Path(name)
         try:
+            each(folder / "taints", flags, [name for name in ("taints",) if name in wanted])
             if "many" in wanted:
-                with bench(Path(folder) / "many", flags) as found:
-                    found.many(lambda: each(Path(folder) / "others", flags, others))
+                with bench(folder / "many", flags) as found:
+                    found.many(lambda: beside(folder, flags, wanted))
             else:
-                each(Path(folder) / "others", flags, others)
+                beside(folder, flags, wanted)
         except FileNotFoundError as error:
             raise SystemExit(f"bench: {error}") from None
+
+
+def beside(folder: Path, flags: argparse.Namespace, wanted: Sequence[str]) -> None:
+    """Every lane, side by side."""
+    with ThreadPoolExecutor(len(LANES)) as pool:
+        running = [
+            pool.submit(each, folder / lane[0], flags, [name for name in lane if name in wanted]) for lane in LANES
+        ]
+    for lane in running:
+        lane.result()
 
 
 @contextlib.contextmanager
@@ -497,7 +517,7 @@ def bench(folder: Path, flags: argparse.Namespace) -> Iterator[Bench]:
         yield Bench(plane, fleet, flags, folder=folder)
 
 
-def each(folder: Path, flags: argparse.Namespace, names: list[str]) -> None:
+def each(folder: Path, flags: argparse.Namespace, names: Sequence[str]) -> None:
     """Some parts, one after the other, on a control plane of their own."""
     if not names:
         return

@@ -21,11 +21,16 @@ import yaml
 
 from ingero_contract import echo, metrics, routes
 from ingero_contract.values import VerdictState
-from scripts.controlplane import ControlPlane, control_plane
+from ingero_operator.render.crds import all_definitions
+from ingero_operator.render.install import NAMESPACE as HOME
+from ingero_operator.render.install import OPERATOR, everything
+from scripts.controlplane import PLAYED, ControlPlane, control_plane
 from scripts.demo import LEARNT
 from scripts.lab import BIN, FREE, Lab, LabFailed, Site, laboratory
 
 NAMESPACE = "ingero"
+HERE = {PLAYED: "true"}
+"""Only nodes of the demo are ever looked at or used, whatever else the cluster has."""
 CLUSTER = "demo"
 INTERVAL = 1.0
 NODES = tuple(f"gpu-{number}" for number in range(5))
@@ -36,7 +41,11 @@ QUICK = {
 TOKEN = "demo-token"
 STORE = "events"
 DRIVER = "csi.scaleway.com"
-VOLUME = "demo"
+VOLUME = "ingero-demo"
+CLUSTER_WIDE = {
+    "CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "PriorityClass", "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}  # fmt: skip
 
 
 @dataclass
@@ -81,21 +90,37 @@ class Story:
 
     def fleet_cluster(self, store: str | None = STORE, **change: Any) -> dict[str, Any]:
         """The resource that a person applies."""
-        fleet: dict[str, Any] = {"pushInterval": "1s", "quorum": {"statisticalMin": 3}}
+        fleet: dict[str, Any] = {"pushInterval": "1s", "quorum": {"statisticalMin": 3}, "nodeSelector": HERE}
         if store:
             fleet["forward"] = {"echoStore": store, "tokenSecret": {"name": "fleet-token"}}
         spec = {
-            "clusterId": CLUSTER, "tokenSecret": {"name": "fleet-token"}, "fleet": fleet, "taints": QUICK, **change
+            "clusterId": CLUSTER, "tokenSecret": {"name": "fleet-token"}, "fleet": fleet,
+            "agents": {"nodeSelector": HERE}, "taints": QUICK, **change,
         }  # fmt: skip
         metadata = {"name": CLUSTER, "namespace": NAMESPACE}
         return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
 
+    def refuse_if_used(self) -> None:
+        """In a cluster of somebody's own nothing that is there already is touched."""
+        definitions = self.plane.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
+        there = [item["metadata"]["name"] for item in definitions if item["spec"]["group"] == "ingero.io"]
+        there += [name for name in (NAMESPACE, HOME) if self.plane.read("namespace", name)]
+        there += [name for name in NODES if self.plane.read("node", name)]
+        if there:
+            raise LabFailed(f"the demo wants a cluster without {', '.join(there)}")
+
+    def clean(self) -> None:
+        """Take everything of the demo out of a cluster of somebody's own, whatever became of the story."""
+        objects = [*everything("0.1.0"), *all_definitions()]
+        named = [(item["kind"].lower(), item["metadata"]["name"]) for item in objects if item["kind"] in CLUSTER_WIDE]
+        named += [("node", name) for name in NODES]
+        named += [("pv", VOLUME), ("storageclass", "demo-plain"), ("storageclass", "demo-encrypted")]
+        named += [("namespace", NAMESPACE), ("namespace", HOME)]
+        for kind, name in named:
+            self.plane.kubectl("delete", kind, name, "--ignore-not-found", "--wait=false", check=False)
+
     def install(self) -> None:
         """CRDs, rights, policies, nodes, and the operator with nothing but its own account's rights."""
-        from ingero_operator.render.crds import all_definitions
-        from ingero_operator.render.install import NAMESPACE as HOME
-        from ingero_operator.render.install import OPERATOR, everything
-
         self.plane.apply(*all_definitions())
         self.plane.apply(*(item for item in everything("0.1.0") if item["kind"] != "Deployment"))
         self.plane.established()
@@ -107,7 +132,7 @@ class Story:
             {"apiVersion": "v1", "kind": "Secret", "stringData": _certificate(self.folder),
              "metadata": {"name": "echo-tls", "namespace": NAMESPACE}},
             *({"apiVersion": "v1", "kind": "Node",
-               "metadata": {"name": name, "labels": {"nvidia.com/gpu.present": "true"}}} for name in NODES),
+               "metadata": {"name": name, "labels": {"nvidia.com/gpu.present": "true", **HERE}}} for name in NODES),
         )  # fmt: skip
         token = self.plane.kubectl("-n", HOME, "create", "token", OPERATOR, "--duration=1h").strip()
         kubeconfig = self.folder / "operator.kubeconfig"
@@ -116,14 +141,14 @@ class Story:
 
     def store(self) -> None:
         """An EchoStore: refused on a plain class, then proven on an encrypted one; we play the driver."""
-        for name, parameters in (("plain", {}), ("encrypted", {"encrypted": "true"})):
+        for name, parameters in (("demo-plain", {}), ("demo-encrypted", {"encrypted": "true"})):
             self.plane.apply(
                 {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
                  "provisioner": DRIVER, "parameters": parameters}
             )  # fmt: skip
 
         def ask(class_name: str) -> None:
-            spec = {"tokenSecret": {"name": "fleet-token"}, "tlsSecret": "echo-tls",
+            spec = {"tokenSecret": {"name": "fleet-token"}, "tlsSecret": "echo-tls", "nodeSelector": HERE,
                     "storage": {"className": class_name, "size": "10Gi"}}  # fmt: skip
             metadata = {"name": STORE, "namespace": NAMESPACE}
             self.plane.apply(
@@ -134,11 +159,11 @@ class Story:
             found = self.plane.read("-n", NAMESPACE, "echo", STORE) or {}
             return str((found.get("status") or {}).get("summary", ""))
 
-        ask("plain")
+        ask("demo-plain")
         self.lab.wait("the refusal", lambda: summary() == "ClassNotEncrypted")
         self.say("   Its StorageClass does not encrypt, so no volume is made and the message names the cure:")
         self.show("-n", NAMESPACE, "get", "echo", "-o", "custom-columns=NAME:.metadata.name,WHY:.status.message")
-        ask("encrypted")
+        ask("demo-encrypted")
         self.say("   Corrected to an encrypted class; the volume is proven before any container may start:")
         self.lab.wait("the claim", lambda: self.plane.read("-n", NAMESPACE, "pvc", f"{STORE}-echo"))
         claim = self.plane.read("-n", NAMESPACE, "pvc", f"{STORE}-echo")["metadata"]
@@ -149,7 +174,7 @@ class Story:
             {"apiVersion": "v1", "kind": "PersistentVolume",
              "metadata": {"name": VOLUME, "annotations": {"pv.kubernetes.io/provisioned-by": DRIVER}},
              "spec": {"capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"], "claimRef": reference,
-                      "storageClassName": "encrypted", "csi": csi}}
+                      "storageClassName": "demo-encrypted", "csi": csi}}
         )  # fmt: skip
         self.lab.wait("the store", lambda: summary() == "Healthy")
         self.show("-n", NAMESPACE, "get", "echo")
@@ -235,8 +260,11 @@ class Story:
 
     def run(self) -> None:
         """Every step."""
-        self.say("A Kubernetes control plane of this machine's own: API server, controllers and scheduler are real,")
-        self.say("kwok plays the kubelets of five GPU nodes. Real Fleet, Echo and agent processes run behind it.")
+        whose = (
+            "The cluster that was named" if self.plane.server else "A Kubernetes control plane of this machine's own"
+        )
+        self.say(f"{whose}: API server, controllers and scheduler are real, kwok plays the kubelets of")
+        self.say("five GPU nodes. Real Fleet, Echo and agent processes run behind it.")
         self.install()
         self.site.ports = {"threshold": 9}
         self.start_operator()
@@ -360,20 +388,27 @@ def _certificate(folder: Path) -> dict[str, str]:
 
 def main() -> int:
     """Parse the flags, run, say how it went."""
-    parser = argparse.ArgumentParser(prog="make demo-cluster", description=__doc__)
-    parser.parse_args()
+    parser = argparse.ArgumentParser(prog="make demo-cluster ARGS=...", description=__doc__)
+    parser.add_argument("--context", help="a cluster that is there already (kind, minikube), by its kubectl context; "
+                                          "without ingero, and without it again afterwards")  # fmt: skip
+    context = parser.parse_args().context
     try:
         with (
             laboratory("demo-cluster") as lab,
-            control_plane(lab.folder / "plane") as plane,
+            control_plane(lab.folder / "plane", context=context) as plane,
             contextlib.ExitStack() as first,
         ):
             first.callback(lab.stop)  # what talks to the API server ends before it does
-            Story(plane, lab, lab.folder).run()
+            story = Story(plane, lab, lab.folder)
+            if context:
+                story.refuse_if_used()
+                first.callback(story.clean)
+                first.callback(lab.stop)
+            story.run()
     except LabFailed as error:
         print(f"demo-cluster: {error}", file=sys.stderr)
         return 1
-    except FileNotFoundError as error:
+    except (FileNotFoundError, RuntimeError) as error:
         print(f"demo-cluster: {error}", file=sys.stderr)
         return 2
     print("\nevery step was seen")

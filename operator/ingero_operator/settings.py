@@ -48,7 +48,7 @@ class OperatorConfig(Settings):
     """Address of /healthz, /readyz and /metrics."""
     workers: int = Field(default=8, ge=1, le=64)
     """Resources reconciled at once."""
-    resync: Duration = Field(default=600.0, ge=1)
+    resync: Duration = Field(default=600.0, ge=0.1)
     """How often everything is compared with the API server, spread by 20 %."""
     secret_poll: Duration = Field(default=60.0, ge=0.1)
     """How often the Secrets that resources name are read again; beyond 500 resources each less often."""
