@@ -1,7 +1,9 @@
 """The operator on a real API server: first reconcile, rest, one change, taints, kills, an outage, many nodes.
 
-`make bench-operator` prints the table; ARGS=--quick is done in a few minutes with smaller sizes. It needs the
-programs that docs/operator.md names. Fleet is played by a double that says what the measurement needs.
+`make bench-operator` prints the table in a quarter of an hour, ARGS=--quick in a few minutes with smaller sizes,
+ARGS="--only kills" a part of it. It needs the programs that docs/operator.md names. Fleet is played by a double that
+says what the measurement needs. First reconcile, change and taints are measured alone; while the FleetClusters
+rest, which is counted and not timed, the other parts run on control planes of their own.
 """
 
 import argparse
@@ -16,7 +18,8 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,8 +35,35 @@ from scripts.controlplane import MORTAL, ControlPlane, control_plane  # noqa: E4
 BIN = Path(sys.executable).parent
 POOL = "bench.ingero.io/pool"
 NAMESPACES = 10
-PARTS = ("taints", "kills", "many_nodes", "many")
+PARTS = ("taints", "many", "outage", "kills", "many_nodes")
+LANES = (("outage",), ("kills", "many_nodes"))
+"""What is measured side by side while the many rest, each lane on a control plane of its own."""
+TELL_SECONDS = 10.0
+STARTED = time.monotonic()
+FORKS = """
+import ctypes, json, os, signal, sys
+import ingero_operator.app
+from ingero_operator.cli import main
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+for line in sys.stdin:
+    order = json.loads(line)
+    child = os.fork()
+    if not child:
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        for number, target in ((os.open(os.devnull, os.O_RDONLY), 0), (log, 1), (log, 2)):
+            os.dup2(number, target)
+        main(order["arguments"])
+    print(child, flush=True)
+"""
+"""Starts operators that have read their modules already: most of a start is reading them."""
 QUICK = {"clusters": 200, "rest": 45, "resync": 20, "kills": 20, "outage": 30, "nodes": 2000}
+
+
+def tell(text: str) -> None:
+    """A line about how far it is, beside the table."""
+    print(f"[{time.monotonic() - STARTED:4.0f} s] {text}", file=sys.stderr, flush=True)
 
 
 @dataclass
@@ -80,19 +110,35 @@ class Bench:
     rows: list[Row] = field(default_factory=list)
     folder: Path = Path()
 
-    def wait(self, what: str, done: Callable[[], Any], seconds: float, pause: float = 0.02) -> float:
-        """Wait until something is so; how long it took."""
-        started = time.monotonic()
+    def wait(
+        self, what: str, done: Callable[[], Any], seconds: float, pause: float = 0.02,
+        far: Callable[[], object] = lambda: "",
+    ) -> float:  # fmt: skip
+        """Wait until something is so; how long it took. `far` says how far it is, now and then."""
+        started = told = time.monotonic()
         while not done():
-            if time.monotonic() - started > seconds:
-                raise SystemExit(f"bench: waited {seconds:.0f} s for {what}")
+            now = time.monotonic()
+            if now - started > seconds:
+                raise SystemExit(f"bench: waited {seconds:.0f} s for {what}; see {self.folder}/*.log")
+            if now - told > TELL_SECONDS:
+                told = now
+                tell(f"waiting for {what} {far()}".rstrip())
             time.sleep(pause)
         return time.monotonic() - started
 
+    def sleep(self, what: str, seconds: float) -> None:
+        """Let time pass, and say so now and then."""
+        ends = time.monotonic() + seconds
+        while (left := ends - time.monotonic()) > 0:
+            time.sleep(min(left, 6 * TELL_SECONDS))
+            tell(f"{what}: {max(0.0, ends - time.monotonic()):.0f} s to go")
+
     def note(self, what: str, ours: str, target: str, reached: bool) -> None:
         """A line of the table, printed at once."""
+        tell(f"{what}: {ours}")
         self.rows.append(Row(what, ours, target, reached))
-        print(f"| {what} | {ours} | {target} | {'reached' if reached else 'not reached'} |", flush=True)
+        sys.stdout.write(f"| {what} | {ours} | {target} | {'reached' if reached else 'not reached'} |\n")
+        sys.stdout.flush()
 
     def start(self, *flags: str) -> Operator:
         """Start an operator."""
@@ -105,6 +151,34 @@ class Bench:
             )  # fmt: skip
         self.wait("the operator to listen", lambda: ports.exists() or process.poll() is not None, 60)
         return Operator(process, json.loads(ports.read_text())["http"])
+
+    @contextlib.contextmanager
+    def forks(self) -> Iterator[Callable[..., int]]:
+        """Starts operators in a moment; answers their process ids. All of them end with the block."""
+        parent = subprocess.Popen(
+            [*MORTAL, sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "KUBECONFIG": str(self.plane.kubeconfig)},
+        )  # fmt: skip
+        assert parent.stdin is not None and parent.stdout is not None
+        orders, answers = parent.stdin, parent.stdout
+
+        def fork(*flags: str) -> int:
+            words = ["run", "--listen", "127.0.0.1:0", "--no-leader-election", "--fleet-url", self.fleet.template]
+            ports = self.folder / f"ports-{random.getrandbits(32):x}.json"
+            arguments = [*words, "--ports-file", str(ports), *flags]
+            orders.write(json.dumps({"log": str(self.folder / "operator.log"), "arguments": arguments}) + "\n")
+            orders.flush()
+            child = int(answers.readline())
+            self.wait("the operator to listen", lambda: ports.exists() or not Path(f"/proc/{child}").exists(), 60)
+            return child
+
+        try:
+            yield fork
+        finally:
+            parent.kill()
+            parent.wait()
+            orders.close()
+            answers.close()
 
     @contextlib.contextmanager
     def operator(self, *flags: str) -> Iterator[Operator]:
@@ -138,13 +212,15 @@ class Bench:
             (item.get("status") or {}).get("observedGeneration") == item["metadata"]["generation"] for item in items
         )
 
-    def many(self) -> None:
-        """First reconcile, one change, rest."""
+    def many(self, meanwhile: Callable[[], None]) -> None:
+        """First reconcile, one change, rest; something else may be measured while there is rest."""
         count = self.flags.clusters
+        tell(f"making {count} FleetClusters")
         self.parallel(self.cluster_requests(count))
         started = time.monotonic()
         with self.operator("--resync", f"{self.flags.resync}s") as operator:
-            self.wait("every FleetCluster", lambda: self.reconciled() == count, 600, 2.0)
+            self.wait("every FleetCluster", lambda: self.reconciled() == count, 600, 2.0,
+                      lambda: f"({self.reconciled()} of {count})")  # fmt: skip
             seconds, page = time.monotonic() - started, operator.page()
             requests = sum(value for name, value in page.items() if name.startswith("ingero_operator_api_requests"))
             text = (
@@ -155,7 +231,11 @@ class Bench:
             self.wait("the queue", lambda: operator.page()["ingero_operator_queue_length"] == 0, 120, 1.0)
             times = [self.change(number) for number in range(5)]
             self.note("one changed CR to its children", f"{max(times):.2f} s (slowest of 5)", "< 2 s", max(times) < 2)
-            self.rest(operator)
+            self.settle(operator)
+            with ThreadPoolExecutor(1) as pool:
+                other = pool.submit(meanwhile)
+                self.rest(operator)
+                other.result()
 
     def change(self, number: int) -> float:
         """Seconds from a change to the child that shows it."""
@@ -170,16 +250,19 @@ class Bench:
         self.wait("the change", shown, 30)
         return time.monotonic() - started
 
-    def rest(self, operator: Operator) -> None:
-        """Writes, memory and processor while nothing happens but sweeps and questions."""
+    def settle(self, operator: Operator) -> None:
+        """Wait for a whole comparison with the API server after the last change."""
         first = operator.page()
         self.wait(
             "a sweep",
             lambda: operator.page()["ingero_operator_sweeps_total"] > first["ingero_operator_sweeps_total"],
             600, 1.0,
         )  # fmt: skip
+
+    def rest(self, operator: Operator) -> None:
+        """Writes, memory and processor while nothing happens but sweeps and questions."""
         before, writes, started = operator.page(), operator.writes(), time.monotonic()
-        time.sleep(self.flags.rest)
+        self.sleep("FleetClusters at rest", self.flags.rest)
         after, seconds = operator.page(), time.monotonic() - started
         sweeps = after["ingero_operator_sweeps_total"] - before["ingero_operator_sweeps_total"]
         made = operator.writes() - writes
@@ -222,7 +305,7 @@ class Bench:
         return names
 
     def taints(self) -> None:
-        """Verdict to taint, recovery to removal, and an outage."""
+        """Verdict to taint, and recovery to removal."""
         names = self.begin()
         says = self.fleet.of("bench-0", "taints")
         with self.operator("--poll", "200ms", "--resync", "5s") as operator:
@@ -236,11 +319,17 @@ class Bench:
             rails = "rails of 0.4 s"
             self.note("verdict to taint", f"{max(added):.1f} s ({rails})", "< 5 s", max(added) < 5)
             self.note("recovery to removal", f"{max(removed):.1f} s ({rails})", "< 5 s", max(removed) < 5)
+
+    def outage(self) -> None:
+        """The API server goes while one node is marked and another begins to straggle."""
+        names = self.begin()
+        says = self.fleet.of("bench-0", "taints")
+        with self.operator("--poll", "200ms", "--resync", "5s") as operator:
             says.stragglers = {names[5]}
             self.wait("the taint", lambda: self.marked(names[5]), 60)
             self.plane.stop_server()
             says.stragglers = {names[6]}
-            time.sleep(self.flags.outage)
+            self.sleep("API server away", self.flags.outage)
             self.plane.start_server()
             back = self.wait(
                 "the operator to go on", lambda: self.marked(names[6]) and not self.marked(names[5]), 120
@@ -254,6 +343,7 @@ class Bench:
     def many_nodes(self) -> None:
         """One FleetCluster over very many nodes that all send heartbeats, with some of them accused."""
         count = self.flags.nodes
+        tell(f"making {count} nodes")
         names = [f"many-{number:05}" for number in range(count)]
         self.parallel(self.node_requests(names))
         says = self.fleet.of("bench-0", "nodes")
@@ -266,7 +356,8 @@ class Bench:
         body["spec"]["agents"]["nodeSelector"] = {POOL: "many"}
         self.plane.apply(body)
         with self.operator("--poll", "2s") as operator:
-            self.wait("every node", lambda: operator.page()["ingero_operator_nodes"] >= count, 300, 0.5)
+            self.wait("every node", lambda: operator.page()["ingero_operator_nodes"] >= count, 300, 0.5,
+                      lambda: f"({operator.page()['ingero_operator_nodes']:.0f} of {count})")  # fmt: skip
             says.stragglers = set(names[:5])
             taken = self.wait("the taints", lambda: all(self.marked(name) for name in names[:5]), 120, 0.5)
             self.note(f"{count} nodes: five taints", f"{taken:.1f} s (rails of 0.4 s)", "< 30 s", taken < 30)
@@ -333,12 +424,20 @@ class Bench:
         says = self.fleet.of("bench-0", "taints")
         dice = random.Random(1)
         before = self.told()
-        for number in range(self.flags.kills):
-            says.stragglers = {dice.choice(names)} if number % 2 else set()
-            operator = self.start("--poll", "200ms", "--resync", "60s")
-            time.sleep(dice.uniform(0.0, 1.6))
-            operator.process.send_signal(signal.SIGKILL)
-            operator.process.wait()
+        with self.forks() as fork:
+            says.stragglers = {names[0]}
+            child, started = fork("--poll", "200ms", "--resync", "60s"), time.monotonic()
+            self.wait("the first taint", lambda: self.marked(names[0]), 60)
+            window = 1.5 * (time.monotonic() - started)
+            os.kill(child, signal.SIGKILL)
+            tell(f"killing within {window:.1f} s of each start, half as long again as a mark takes")
+            for number in range(self.flags.kills):
+                says.stragglers = {dice.choice(names)} if number % 2 else set()
+                child = fork("--poll", "200ms", "--resync", "60s")
+                time.sleep(dice.uniform(0.0, window))
+                os.kill(child, signal.SIGKILL)
+                if number % 20 == 19:
+                    tell(f"killed {number + 1} of {self.flags.kills} times")
         says.stragglers = set()
         with self.operator("--poll", "200ms", "--resync", "5s"):
             self.wait("every node to be free", lambda: not any(self.marked(name) for name in names), 120, 0.2)
@@ -372,31 +471,60 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200, help="kill points (default 200)")
     parser.add_argument("--outage", type=int, default=300, help="seconds without API server (default 300)")
     parser.add_argument("--nodes", type=int, default=10_000, help="nodes of one FleetCluster (default 10000)")
-    parser.add_argument("--quick", action="store_true", help="smaller sizes: a few minutes in all")
+    parser.add_argument("--quick", action="store_true", help="smaller sizes: three minutes in all")
     parser.add_argument("--only", choices=PARTS, action="append", help="measure only this")
     flags = parser.parse_args()
     if flags.quick:
         for name, value in QUICK.items():
             if getattr(flags, name) == parser.get_default(name):
                 setattr(flags, name, value)
-    from ingero_operator.render.crds import all_definitions
-
     wanted = flags.only or PARTS
-    with tempfile.TemporaryDirectory(prefix="ingero-bench-") as folder:
+    print("| what | ours | target | |\n| --- | --- | --- | --- |", flush=True)
+    with tempfile.TemporaryDirectory(prefix="ingero-bench-") as name:
+        folder = Path(name)
         try:
-            with control_plane(Path(folder) / "plane", full=False) as plane, fleets() as fleet:
-                plane.apply(*all_definitions())
-                plane.established()
-                for number in range(NAMESPACES):
-                    metadata = {"name": f"bench-{number}"}
-                    plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
-                bench = Bench(plane, fleet, flags, folder=Path(folder))
-                print("| what | ours | target | |\n| --- | --- | --- | --- |", flush=True)
-                for name in PARTS:
-                    if name in wanted:
-                        getattr(bench, name)()
+            each(folder / "taints", flags, [name for name in ("taints",) if name in wanted])
+            if "many" in wanted:
+                with bench(folder / "many", flags) as found:
+                    found.many(lambda: beside(folder, flags, wanted))
+            else:
+                beside(folder, flags, wanted)
         except FileNotFoundError as error:
             raise SystemExit(f"bench: {error}") from None
+
+
+def beside(folder: Path, flags: argparse.Namespace, wanted: Sequence[str]) -> None:
+    """Every lane, side by side."""
+    with ThreadPoolExecutor(len(LANES)) as pool:
+        running = [
+            pool.submit(each, folder / lane[0], flags, [name for name in lane if name in wanted]) for lane in LANES
+        ]
+    for lane in running:
+        lane.result()
+
+
+@contextlib.contextmanager
+def bench(folder: Path, flags: argparse.Namespace) -> Iterator[Bench]:
+    """A control plane with the CRDs and some namespaces, and a double of every Fleet."""
+    from ingero_operator.render.crds import all_definitions
+
+    folder.mkdir()
+    with control_plane(folder / "plane", full=False) as plane, fleets() as fleet:
+        plane.apply(*all_definitions())
+        plane.established()
+        for number in range(NAMESPACES):
+            plane.apply({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": f"bench-{number}"}})
+        yield Bench(plane, fleet, flags, folder=folder)
+
+
+def each(folder: Path, flags: argparse.Namespace, names: Sequence[str]) -> None:
+    """Some parts, one after the other, on a control plane of their own."""
+    if not names:
+        return
+    with bench(folder, flags) as found:
+        for name in names:
+            tell(f"part: {name}")
+            getattr(found, name)()
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ STAGES = Path(__file__).with_name("kwok-stages.yaml")
 MORTAL = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
 """In front of a command: the kernel ends it when whoever started it is gone, however that ended."""
 REQUIRED = ("etcd", "kube-apiserver")
+PLAYED = "demo.ingero.io/played"
+"""Label of the nodes that kwok plays in a cluster that was there before."""
 _CORE, _APPS, _OURS = "/api/v1", "/apis/apps/v1", "/apis/ingero.io/v1alpha1"
 PATHS = {
     "fc": (_OURS, "fleetclusters"), "fleetcluster": (_OURS, "fleetclusters"), "echo": (_OURS, "echostores"),
@@ -41,12 +43,12 @@ PATHS = {
 SHORT = {"PersistentVolume": "pv", "PersistentVolumeClaim": "pvc", "FleetCluster": "fc", "EchoStore": "echo"}
 
 
-def find_assets() -> Path | None:
-    """The folder of the control plane's programs, if there is one."""
+def find_assets(*needed: str) -> Path | None:
+    """The folder of the control plane's programs, or of those that are needed, if there is one."""
     named = os.environ.get("KUBEBUILDER_ASSETS")
     if named:
         folder = Path(named)
-        return folder if all((folder / program).exists() for program in REQUIRED) else None
+        return folder if all((folder / program).exists() for program in needed or REQUIRED) else None
     for parent in Path(__file__).resolve().parents:
         unpack = parent / "shared/kubelab/unpack"
         if unpack.exists():
@@ -75,6 +77,8 @@ class ControlPlane:
     two minutes over its first deletions."""
     port: int = 0
     token: str = ""
+    server: dict[str, Any] = field(default_factory=dict)
+    """How a kubeconfig names a cluster that was there before; nothing for one of our own."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _commands: dict[str, list[str]] = field(default_factory=dict)
     _client: httpx.Client | None = None
@@ -137,9 +141,31 @@ class ControlPlane:
                 "--config", str(STAGES),
             )  # fmt: skip
 
+    def attach(self, context: str) -> None:
+        """Take a cluster that is there already, named by a context of the person's own kubeconfig, with its rights.
+
+        kwok plays only nodes with the label `PLAYED`. Raises `RuntimeError` when there is no such context.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        view = ["config", "view", "--raw", "--minify", "--flatten", "-o", "json", "--context", context]
+        done = subprocess.run([self._kubectl(), *view], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"context {context}: {done.stderr.strip()}")
+        self.kubeconfig.touch(0o600)
+        self.kubeconfig.write_text(done.stdout)
+        self.server = json.loads(done.stdout)["clusters"][0]["cluster"]
+        (self.port,) = free_ports(1)
+        admin = ["--kubeconfig", str(self.kubeconfig)]
+        self._commands["kubectl"] = [self._kubectl(), *admin, "proxy", "--port", str(self.port)]
+        self._launch("kubectl")
+        self.wait()
+        selector = f"{PLAYED}=true"
+        self._run("kwok", *admin, "--manage-all-nodes=false", "--manage-nodes-with-label-selector", selector,
+                  "--node-lease-duration-seconds", "40", "--config", str(STAGES))  # fmt: skip
+
     def write_kubeconfig(self, file: Path, token: str) -> None:
         """A kubeconfig with a bearer token."""
-        server = {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
+        server = self.server or {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
         tree = {
             "apiVersion": "v1",
             "kind": "Config",
@@ -215,11 +241,14 @@ class ControlPlane:
         for process in self.processes.values():
             process.wait()
 
+    def _kubectl(self) -> str:
+        own = self.assets / "kubectl"
+        return str(own) if own.exists() else "kubectl"
+
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
         """kubectl as the administrator; its output, or its complaint where that is asked for."""
-        kubectl = self.assets / "kubectl"
         done = subprocess.run(
-            [str(kubectl) if kubectl.exists() else "kubectl", "--kubeconfig", str(self.kubeconfig), *arguments],
+            [self._kubectl(), "--kubeconfig", str(self.kubeconfig), *arguments],
             input=stdin, capture_output=True, text=True,
         )  # fmt: skip
         if check and done.returncode:
@@ -262,7 +291,10 @@ class ControlPlane:
         headers = {**self._admin(), "Content-Type": content}
         if self._client is None:
             self._client = httpx.Client(
-                base_url=f"https://127.0.0.1:{self.port}", verify=False, timeout=30, trust_env=False
+                base_url=f"{'http' if self.server else 'https'}://127.0.0.1:{self.port}",
+                verify=False,
+                timeout=30,
+                trust_env=False,
             )
         data = None if body is None else json.dumps(body).encode()
         answer = self._client.request(method, path, content=data, headers=headers)
@@ -273,7 +305,7 @@ class ControlPlane:
         return answer.json()
 
     def _admin(self) -> dict[str, str]:
-        return {"Authorization": f"Bearer {self.token}"}
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def read(self, *arguments: str) -> Any:
         """Read objects with the words of `kubectl get`: [-n NAMESPACE] KINDS [NAME] [-l LABELS]."""
@@ -304,15 +336,21 @@ def _is_established(definition: dict[str, Any]) -> bool:
 
 @contextmanager
 def control_plane(
-    folder: Path, *, full: bool = True, definitions: list[dict[str, Any]] | None = None
+    folder: Path, *, full: bool = True, definitions: list[dict[str, Any]] | None = None, context: str | None = None
 ) -> Iterator[ControlPlane]:
-    """A control plane that ends with the block. Raises `FileNotFoundError` in words when there are no programs."""
-    assets = find_assets()
+    """A control plane that ends with the block, or, by its context, one that is there already and stays.
+
+    Raises `FileNotFoundError` in words when there are no programs.
+    """
+    assets = find_assets("kwok") if context else find_assets()
     if assets is None:
         raise FileNotFoundError("no control plane: set KUBEBUILDER_ASSETS (docs/operator.md says how to fill it)")
     plane = ControlPlane(folder, assets, full, definitions or [])
     try:
-        plane.start()
+        if context:
+            plane.attach(context)
+        else:
+            plane.start()
         yield plane
     finally:
         plane.stop()

@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,11 +21,16 @@ import yaml
 
 from ingero_contract import echo, metrics, routes
 from ingero_contract.values import VerdictState
-from scripts.controlplane import ControlPlane, control_plane
+from ingero_operator.render.crds import all_definitions
+from ingero_operator.render.install import NAMESPACE as HOME
+from ingero_operator.render.install import OPERATOR, everything
+from scripts.controlplane import PLAYED, ControlPlane, control_plane
 from scripts.demo import LEARNT
 from scripts.lab import BIN, FREE, Lab, LabFailed, Site, laboratory
 
 NAMESPACE = "ingero"
+HERE = {PLAYED: "true"}
+"""Only nodes of the demo are ever looked at or used, whatever else the cluster has."""
 CLUSTER = "demo"
 INTERVAL = 1.0
 NODES = tuple(f"gpu-{number}" for number in range(5))
@@ -35,6 +41,11 @@ QUICK = {
 TOKEN = "demo-token"
 STORE = "events"
 DRIVER = "csi.scaleway.com"
+VOLUME = "ingero-demo"
+CLUSTER_WIDE = {
+    "CustomResourceDefinition", "ClusterRole", "ClusterRoleBinding", "PriorityClass", "ValidatingAdmissionPolicy",
+    "ValidatingAdmissionPolicyBinding",
+}  # fmt: skip
 
 
 @dataclass
@@ -45,6 +56,7 @@ class Story:
     lab: Lab
     folder: Path
     echo: dict[str, int] = field(default_factory=dict)
+    chapters: int = 0
     site: Site = field(init=False)
 
     def __post_init__(self) -> None:
@@ -54,11 +66,18 @@ class Story:
         """One line for a person."""
         print(text, flush=True)
 
+    def chapter(self, title: str, *sentences: str) -> None:
+        """A step of the story, and what it means."""
+        self.chapters += 1
+        self.say(f"\n{self.chapters}. {title}")
+        for sentence in sentences:
+            self.say(f"   {sentence}")
+
     def show(self, *arguments: str) -> None:
         """What a person would type, and see."""
-        self.say(f"$ kubectl {' '.join(arguments)}")
+        self.say(f"   $ kubectl {' '.join(arguments)}")
         for line in self.plane.kubectl(*arguments).rstrip().splitlines():
-            self.say(f"  {line}")
+            self.say(f"     {line}".rstrip())
 
     def status(self) -> dict[str, Any]:
         """Status of the FleetCluster."""
@@ -69,28 +88,39 @@ class Story:
         taints = self.plane.read("node", name)["spec"].get("taints", [])
         return next((item for item in taints if item["key"] == "ingero.io/straggler"), None)
 
-    def fleet_cluster(self, **change: Any) -> dict[str, Any]:
+    def fleet_cluster(self, store: str | None = STORE, **change: Any) -> dict[str, Any]:
         """The resource that a person applies."""
+        fleet: dict[str, Any] = {"pushInterval": "1s", "quorum": {"statisticalMin": 3}, "nodeSelector": HERE}
+        if store:
+            fleet["forward"] = {"echoStore": store, "tokenSecret": {"name": "fleet-token"}}
         spec = {
-            "clusterId": CLUSTER,
-            "tokenSecret": {"name": "fleet-token"},
-            "fleet": {
-                "pushInterval": "1s",
-                "quorum": {"statisticalMin": 3},
-                "forward": {"echoStore": STORE, "tokenSecret": {"name": "fleet-token"}},
-            },
-            "taints": QUICK,
-            **change,
-        }
+            "clusterId": CLUSTER, "tokenSecret": {"name": "fleet-token"}, "fleet": fleet,
+            "agents": {"nodeSelector": HERE}, "taints": QUICK, **change,
+        }  # fmt: skip
         metadata = {"name": CLUSTER, "namespace": NAMESPACE}
         return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
 
+    def refuse_if_used(self) -> None:
+        """In a cluster of somebody's own nothing that is there already is touched."""
+        definitions = self.plane.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
+        there = [item["metadata"]["name"] for item in definitions if item["spec"]["group"] == "ingero.io"]
+        there += [name for name in (NAMESPACE, HOME) if self.plane.read("namespace", name)]
+        there += [name for name in NODES if self.plane.read("node", name)]
+        if there:
+            raise LabFailed(f"the demo wants a cluster without {', '.join(there)}")
+
+    def clean(self) -> None:
+        """Take everything of the demo out of a cluster of somebody's own, whatever became of the story."""
+        objects = [*everything("0.1.0"), *all_definitions()]
+        named = [(item["kind"].lower(), item["metadata"]["name"]) for item in objects if item["kind"] in CLUSTER_WIDE]
+        named += [("node", name) for name in NODES]
+        named += [("pv", VOLUME), ("storageclass", "demo-plain"), ("storageclass", "demo-encrypted")]
+        named += [("namespace", NAMESPACE), ("namespace", HOME)]
+        for kind, name in named:
+            self.plane.kubectl("delete", kind, name, "--ignore-not-found", "--wait=false", check=False)
+
     def install(self) -> None:
         """CRDs, rights, policies, nodes, and the operator with nothing but its own account's rights."""
-        from ingero_operator.render.crds import all_definitions
-        from ingero_operator.render.install import NAMESPACE as HOME
-        from ingero_operator.render.install import OPERATOR, everything
-
         self.plane.apply(*all_definitions())
         self.plane.apply(*(item for item in everything("0.1.0") if item["kind"] != "Deployment"))
         self.plane.established()
@@ -99,8 +129,10 @@ class Story:
             {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}},
             {"apiVersion": "v1", "kind": "Secret", "stringData": {"token": TOKEN},
              "metadata": {"name": "fleet-token", "namespace": NAMESPACE}},
+            {"apiVersion": "v1", "kind": "Secret", "stringData": _certificate(self.folder),
+             "metadata": {"name": "echo-tls", "namespace": NAMESPACE}},
             *({"apiVersion": "v1", "kind": "Node",
-               "metadata": {"name": name, "labels": {"nvidia.com/gpu.present": "true"}}} for name in NODES),
+               "metadata": {"name": name, "labels": {"nvidia.com/gpu.present": "true", **HERE}}} for name in NODES),
         )  # fmt: skip
         token = self.plane.kubectl("-n", HOME, "create", "token", OPERATOR, "--duration=1h").strip()
         kubeconfig = self.folder / "operator.kubeconfig"
@@ -109,14 +141,14 @@ class Story:
 
     def store(self) -> None:
         """An EchoStore: refused on a plain class, then proven on an encrypted one; we play the driver."""
-        for name, parameters in (("plain", {}), ("encrypted", {"encrypted": "true"})):
+        for name, parameters in (("demo-plain", {}), ("demo-encrypted", {"encrypted": "true"})):
             self.plane.apply(
                 {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
                  "provisioner": DRIVER, "parameters": parameters}
             )  # fmt: skip
 
         def ask(class_name: str) -> None:
-            spec = {"tokenSecret": {"name": "fleet-token"}, "tlsSecret": "echo-tls",
+            spec = {"tokenSecret": {"name": "fleet-token"}, "tlsSecret": "echo-tls", "nodeSelector": HERE,
                     "storage": {"className": class_name, "size": "10Gi"}}  # fmt: skip
             metadata = {"name": STORE, "namespace": NAMESPACE}
             self.plane.apply(
@@ -127,10 +159,12 @@ class Story:
             found = self.plane.read("-n", NAMESPACE, "echo", STORE) or {}
             return str((found.get("status") or {}).get("summary", ""))
 
-        ask("plain")
+        ask("demo-plain")
         self.lab.wait("the refusal", lambda: summary() == "ClassNotEncrypted")
+        self.say("   Its StorageClass does not encrypt, so no volume is made and the message names the cure:")
         self.show("-n", NAMESPACE, "get", "echo", "-o", "custom-columns=NAME:.metadata.name,WHY:.status.message")
-        ask("encrypted")
+        ask("demo-encrypted")
+        self.say("   Corrected to an encrypted class; the volume is proven before any container may start:")
         self.lab.wait("the claim", lambda: self.plane.read("-n", NAMESPACE, "pvc", f"{STORE}-echo"))
         claim = self.plane.read("-n", NAMESPACE, "pvc", f"{STORE}-echo")["metadata"]
         reference = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "name": claim["name"],
@@ -138,9 +172,9 @@ class Story:
         csi = {"driver": DRIVER, "volumeHandle": "demo", "volumeAttributes": {"encrypted": "true"}}
         self.plane.apply(
             {"apiVersion": "v1", "kind": "PersistentVolume",
-             "metadata": {"name": "demo", "annotations": {"pv.kubernetes.io/provisioned-by": DRIVER}},
+             "metadata": {"name": VOLUME, "annotations": {"pv.kubernetes.io/provisioned-by": DRIVER}},
              "spec": {"capacity": {"storage": "10Gi"}, "accessModes": ["ReadWriteOnce"], "claimRef": reference,
-                      "storageClassName": "encrypted", "csi": csi}}
+                      "storageClassName": "demo-encrypted", "csi": csi}}
         )  # fmt: skip
         self.lab.wait("the store", lambda: summary() == "Healthy")
         self.show("-n", NAMESPACE, "get", "echo")
@@ -172,8 +206,12 @@ class Story:
 
     def start_fleet(self) -> None:
         """A real Fleet with the settings that the operator rendered, on ports of this machine."""
-        rendered = self.plane.read("-n", NAMESPACE, "cm", f"{CLUSTER}-fleet")["data"]["fleet.yaml"]
-        tree = yaml.safe_load(rendered)
+
+        def rendered() -> Any:
+            return yaml.safe_load(self.plane.read("-n", NAMESPACE, "cm", f"{CLUSTER}-fleet")["data"]["fleet.yaml"])
+
+        self.lab.wait("the settings that forward", lambda: "otlp" in rendered()["exporters"])
+        tree = rendered()
         token = self.folder / "token"
         token.write_text(TOKEN)
         auth = {"auth": {"bearer_token_file": str(token)}}
@@ -222,56 +260,83 @@ class Story:
 
     def run(self) -> None:
         """Every step."""
+        whose = (
+            "The cluster that was named" if self.plane.server else "A Kubernetes control plane of this machine's own"
+        )
+        self.say(f"{whose}: API server, controllers and scheduler are real, kwok plays the kubelets of")
+        self.say("five GPU nodes. Real Fleet, Echo and agent processes run behind it.")
         self.install()
-        self.say("1. applied: CRDs, rights, admission policies, five GPU nodes (kwok)")
-        self.plane.apply(self.fleet_cluster())
         self.site.ports = {"threshold": 9}
         self.start_operator()
+        self.chapter(
+            "apply", "CRDs, rights, admission policies and the operator are there. A FleetCluster is applied:"
+        )
+        spec = self.fleet_cluster(None)
+        for line in yaml.safe_dump(spec, sort_keys=False).splitlines():
+            self.say(f"     {line}")
+        self.plane.apply(spec)
         seconds = self.lab.wait("the children", lambda: self.status().get("agents", {}).get("ready") == "5/5")
-        self.say(f"2. applied a FleetCluster; its children are up after {seconds:.1f} s")
-        self.show("-n", NAMESPACE, "get", "deploy,ds,svc,pdb,netpol")
+        self.say(f"   After {seconds:.1f} s the operator has made everything of it, an agent on every GPU node:")
+        self.show("-n", NAMESPACE, "get", "deploy,ds,svc")
+        self.chapter("store", "An EchoStore keeps what Fleet finds, on a volume that is encrypted, or not at all.")
         self.store()
+        self.plane.apply(self.fleet_cluster())
+        self.say("   Fleet is told to forward to it: spec.fleet.forward.echoStore: events")
         self.start_echo()
         self.start_fleet()
         self.start_agents()
-        self.lab.stop("operator")
-        (self.folder / "operator-ports.json").unlink()
-        self.start_operator()
-        self.say(
-            "3. real Echo, Fleet with the rendered settings, agents over real workloads; the operator was restarted"
-        )
+        self.restart_operator()
         self.lab.wait("the threshold", lambda: self.status().get("fleet", {}).get("threshold"), 90)
         self.lab.wait("Fleet to have learnt every node", self.learnt, 120)
         self.lab.wait("no node to be accused", lambda: self.status()["stragglers"]["accused"] == 0, 90)
+        self.lab.wait("the store that Fleet forwards to", lambda: self.status()["summary"] == "Healthy")
+        self.chapter("get", "One line tells the whole story. All five nodes work alike, nobody is accused:")
         self.show("-n", NAMESPACE, "get", "fc")
         self.straggler(NODES[-1])
         self.upgrade()
         self.delete()
 
+    def restart_operator(self) -> None:
+        """The operator again, now that Fleet and Echo have addresses; it takes over where it was."""
+        self.lab.stop("operator")
+        (self.folder / "operator-ports.json").unlink()
+        self.start_operator()
+
     def straggler(self, victim: str) -> None:
         """Taken away, marked, brought back, proven well, released."""
         self.site.hurt(signal.SIGUSR1, victim)
-        self.say(f"4. the workload of {victim} is slowed to half its speed")
+        self.chapter("straggler", f"The workload of {victim} is slowed to half its speed.")
         seconds = self.lab.wait("the taint", lambda: self.taint(victim), 300)
         wrong = [name for name in NODES if name != victim and self.taint(name)]
         if wrong:
             raise LabFailed(f"marked {wrong} as well")
-        self.say(f"   marked after {seconds:.1f} s: {json.dumps(self.taint(victim))}")
-        note = self.plane.read("node", victim)["metadata"]["annotations"]["ingero.io/straggler"]
-        self.say(f"   evidence on the node: {note}")
+        taint = self.taint(victim) or {}
+        self.chapter(
+            "taint",
+            f"After {seconds:.1f} s {victim}, and no other node, gets no new pods (nothing that runs is touched):",
+            f"  {taint['key']}={taint['value']}:{taint['effect']}",
+            "The evidence stands beside it, in the annotation of the same name:",
+        )
+        note = json.loads(self.plane.read("node", victim)["metadata"]["annotations"]["ingero.io/straggler"])
+        self.say(f"     {json.dumps({key: value for key, value in note.items() if key not in ('owner', 'node')})}")
         self.lab.wait("the status", lambda: self.status()["taints"]["used"] == "1/1")
         self.show("-n", NAMESPACE, "get", "fc")
         self.site.hurt(signal.SIGUSR2, victim)
-        self.say(f"5. the workload of {victim} is healed")
+        self.chapter(
+            "proof", f"The workload of {victim} is healed. The mark stays until the node is proven well:",
+            f"active and not accused in fresh statistics for {QUICK['recoverFor']} (10 minutes by default).",
+        )  # fmt: skip
         seconds = self.lab.wait("the release", lambda: not self.taint(victim), 300)
-        self.say(f"   proven well and released after {seconds:.1f} s")
+        self.chapter("release", f"After {seconds:.1f} s the node is free again. What happened is told three times:")
         items = self.plane.read("-n", NAMESPACE, "events")["items"]
         for item in sorted(items, key=lambda item: str(item["firstTimestamp"])):
             if item["reason"] in ("Tainted", "Released"):
-                self.say(f"   Event {item['reason']}: {item['message']}")
+                self.say(f"     Event {item['reason']}: {item['message']}")
         self.lab.wait("Echo to have both marks", lambda: len(self.marks_in_echo()) >= 2)
         for message in self.marks_in_echo():
-            self.say(f"   Echo keeps: {message}")
+            self.say(f"     Echo keeps: {message}")
+        for line in self.status()["taints"]["history"]:
+            self.say(f"     status.taints.history: {line}")
 
     def upgrade(self) -> None:
         """A new version goes from the receiver to the agents."""
@@ -285,7 +350,10 @@ class Story:
         seconds = self.lab.wait("the upgrade", upgraded, 120)
         lines = (self.folder / "operator.log").read_text().splitlines()
         order = [json.loads(line)["name"] for line in lines if "0.2.0" in line and '"apply"' in line]
-        self.say(f"6. upgraded after {seconds:.1f} s, in this order: {', '.join(order)}")
+        self.chapter(
+            "upgrade", "spec.version is set to 0.2.0: one after the other, so that the cluster is never blind.",
+            f"Done after {seconds:.1f} s, in this order: {', '.join(order)}",
+        )  # fmt: skip
         self.show("-n", NAMESPACE, "get", "fc", "-o", "wide")
         self.lab.wait("Echo to have told how full its volume is", self.used, 90)
         self.show("-n", NAMESPACE, "get", "echo")
@@ -302,30 +370,48 @@ class Story:
             return not left and not any(self.taint(name) for name in NODES)
 
         seconds = self.lab.wait("everything to go", gone, 120)
-        self.say(f"7. deleted; no child and no taint is left after {seconds:.1f} s")
+        self.chapter("delete", f"Both resources are deleted; after {seconds:.1f} s no child and no taint is left.")
+        self.say("   The volume stays, because spec.storage.onDelete is Retain:")
         self.show("-n", NAMESPACE, "get", "pvc")
-        self.say("   the volume stays: spec.storage.onDelete is Retain")
+
+
+def _certificate(folder: Path) -> dict[str, str]:
+    """A Secret's worth of TLS: nobody in this demo asks that Echo over TLS, but its pod mounts it."""
+    files = {"tls.key": folder / "tls.key", "tls.crt": folder / "tls.crt"}
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
+         "-subj", "/CN=echo", "-keyout", files["tls.key"], "-out", files["tls.crt"]], check=True, capture_output=True,
+    )  # fmt: skip
+    texts = {name: file.read_text() for name, file in files.items()}
+    return {**texts, "ca.crt": texts["tls.crt"]}
 
 
 def main() -> int:
     """Parse the flags, run, say how it went."""
-    parser = argparse.ArgumentParser(prog="make demo-cluster", description=__doc__)
-    parser.parse_args()
+    parser = argparse.ArgumentParser(prog="make demo-cluster ARGS=...", description=__doc__)
+    parser.add_argument("--context", help="a cluster that is there already (kind, minikube), by its kubectl context; "
+                                          "without ingero, and without it again afterwards")  # fmt: skip
+    context = parser.parse_args().context
     try:
         with (
             laboratory("demo-cluster") as lab,
-            control_plane(lab.folder / "plane") as plane,
+            control_plane(lab.folder / "plane", context=context) as plane,
             contextlib.ExitStack() as first,
         ):
             first.callback(lab.stop)  # what talks to the API server ends before it does
-            Story(plane, lab, lab.folder).run()
+            story = Story(plane, lab, lab.folder)
+            if context:
+                story.refuse_if_used()
+                first.callback(story.clean)
+                first.callback(lab.stop)
+            story.run()
     except LabFailed as error:
         print(f"demo-cluster: {error}", file=sys.stderr)
         return 1
-    except FileNotFoundError as error:
+    except (FileNotFoundError, RuntimeError) as error:
         print(f"demo-cluster: {error}", file=sys.stderr)
         return 2
-    print("every step was seen")
+    print("\nevery step was seen")
     return 0
 
 

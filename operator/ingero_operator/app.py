@@ -17,10 +17,12 @@ from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
 from ingero_operator import handlers
 from ingero_operator.cache import OwnerKey
-from ingero_operator.children import Hands
+from ingero_operator.children import Hands, explain
 from ingero_operator.cluster import Api, ApiError, login
 from ingero_operator.desk import Desk
+from ingero_operator.echo_stores import PARTS as STORE_PARTS
 from ingero_operator.echo_stores import EchoStores
+from ingero_operator.fleet_clusters import PARTS as FLEET_PARTS
 from ingero_operator.fleet_clusters import FleetClusters
 from ingero_operator.fullness import Fullness
 from ingero_operator.inquiry import Inquirer
@@ -165,15 +167,21 @@ class Operator:
             image=self.config.image,
             registry=self.config.image_registry,
             operator_namespace=self.config.namespace,
+            agent_priority_class=self.config.agent_priority_class,
             native_sidecars=await self.api.minor_version() >= NATIVE_SIDECARS_SINCE,
             service_monitors=await self.api.serves(SERVICE_MONITOR),
         )
 
     async def reconcile(self, key: OwnerKey) -> float | None:
-        """One resource."""
-        if key[0] == "FleetCluster":
-            return await self.fleets.reconcile(key)
-        return await self.stores.reconcile(key)
+        """One resource. What the API server refuses for good is said in its conditions before it is tried again."""
+        room, parts = (self.fleets, FLEET_PARTS) if key[0] == "FleetCluster" else (self.stores, STORE_PARTS)
+        try:
+            return await room.reconcile(key)
+        except ApiError as error:
+            resource = self.sight.cache.get(key)
+            if resource is not None and not error.transient:
+                await self.desk.stumble(resource, parts, explain(f"{key[0]} {key[2]}", error))
+            raise
 
     async def _sweep(self) -> None:
         while True:

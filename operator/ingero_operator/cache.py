@@ -1,10 +1,11 @@
 """What the watches told, kept small: objects as JSON text, found by name and by owner. Pure; nothing here asks."""
 
-import json
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
+
+import orjson
 
 from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL
 
@@ -84,7 +85,7 @@ class Cache:
         if uid in self._gone or (before and before.version >= version):
             return False
         owner = owner_of(kind, body)
-        text = json.dumps(slim(kind, body), separators=(",", ":")).encode()
+        text = orjson.dumps(slim(kind, body))
         self._unlink(key)
         self._kinds[kind].add(key)
         self._entries[key] = Entry(version, uid, text, owner, controller_uid(body))
@@ -126,7 +127,7 @@ class Cache:
     def get(self, key: ObjectKey) -> Manifest | None:
         """A fresh copy of an object."""
         entry = self._entries.get(key)
-        return json.loads(entry.text) if entry else None
+        return orjson.loads(entry.text) if entry else None
 
     def version(self, key: ObjectKey) -> int:
         """Version of an object, 0 for none."""
@@ -142,7 +143,7 @@ class Cache:
         """Fresh copies of everything that belongs to a resource, by kind and name; not what an earlier one of that
         name left behind."""
         return {
-            (key[0], key[2]): json.loads(self._entries[key].text)
+            (key[0], key[2]): orjson.loads(self._entries[key].text)
             for key in sorted(self._children.get(owner, ()))
             if self._entries[key].controller in (None, uid)
         }
@@ -150,7 +151,7 @@ class Cache:
     def leftovers(self, owner: OwnerKey, uid: str) -> list[Manifest]:
         """Fresh copies of what an earlier resource of that name left behind."""
         return [
-            json.loads(self._entries[key].text)
+            orjson.loads(self._entries[key].text)
             for key in sorted(self._children.get(owner, ()))
             if self._entries[key].controller not in (None, uid)
         ]

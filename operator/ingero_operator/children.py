@@ -66,15 +66,19 @@ class Hands:
             except ApiError as error:
                 if error.transient and error.status != 409:
                     raise
-                trouble = explain(action, error)
+                trouble = explain(f"{action.kind} {action.name}", error)
             if trouble is None:
                 outcome.done.append(action)
                 self.applied += 1
-                log.info(
-                    "child", verb=action.verb, kind=action.kind, name=action.name, owner=owner[2], why=action.why
-                )
+                if action.verb != "create":
+                    log.info(
+                        "child", verb=action.verb, kind=action.kind, name=action.name, owner=owner[2], why=action.why
+                    )
             elif trouble.reason:
                 outcome.troubles.append(trouble)
+        made = [f"{item.kind} {item.name}" for item in outcome.done if item.verb == "create"]
+        if made:
+            log.info("children_made", owner=owner[2], namespace=owner[1], children=made)
         return outcome
 
     async def clear(self, owner: OwnerKey, uid: str) -> Outcome | None:
@@ -165,9 +169,8 @@ class Hands:
             del self._repairs[key]
 
 
-def explain(action: Action, error: ApiError) -> Trouble:
-    """A refusal in words, with who can lift it."""
-    what = f"{action.kind} {action.name}"
+def explain(what: str, error: ApiError) -> Trouble:
+    """A refusal in words, with who can lift it. `what` was asked for."""
     if error.status == 403 and "exceeded quota" in error.message:
         return Trouble("QuotaExceeded", f"{what}: {error.message}; raise the quota or ask for less", stalls=False)
     if "is being terminated" in error.message or "being terminated" in error.reason:

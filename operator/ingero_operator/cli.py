@@ -1,6 +1,5 @@
 """The `ingero-operator` command."""
 
-import asyncio
 import sys
 from collections.abc import Callable
 from functools import partial
@@ -52,6 +51,8 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     \b
     ingero-operator run --no-leader-election --listen 127.0.0.1:0
     """
+    import uvloop
+
     from ingero_kit import logs
     from ingero_operator.app import Ended, serve
     from ingero_operator.cluster import ApiError
@@ -60,7 +61,7 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     try:
         config = load(OperatorConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
         logs.configure(config.log_level)
-        asyncio.run(serve(config, partial(announce_ports, ports_file)))
+        uvloop.run(serve(config, partial(announce_ports, ports_file)))
     except (SettingsError, OSError, Ended, ApiError) as error:
         click.echo(f"ingero-operator: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)

@@ -1,6 +1,5 @@
 """The only room that talks to the API server: a few verbs, one kind of error, every request bounded and counted."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -10,6 +9,7 @@ from typing import Any, Final, Self
 
 import aiohttp
 import kopf
+import orjson
 
 from ingero_contract.kubernetes import MANAGER
 from ingero_operator.kinds import Kind
@@ -19,6 +19,8 @@ Manifest = dict[str, Any]
 REQUEST_SECONDS: Final = 30.0
 CHUNK: Final = 500
 TOKEN_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+_TYPED: Final = "failed to create typed patch object"
+"""How the API server words, as its own failure, that an applied object does not fit its schema."""
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -39,7 +41,7 @@ class ApiError(Exception):
     @property
     def transient(self) -> bool:
         """Worth another try without anybody changing anything."""
-        return self.status in (0, 409, 429) or self.status >= 500
+        return self.status in (0, 409, 429) or (self.status >= 500 and _TYPED not in self.message)
 
 
 class Api:
@@ -94,7 +96,7 @@ class Api:
         headers = {**self._headers(), "Accept": accept}
         data = None
         if body is not None:
-            data, headers["Content-Type"] = json.dumps(body).encode(), content
+            data, headers["Content-Type"] = orjson.dumps(body), content
         timeout = aiohttp.ClientTimeout(total=seconds) if seconds else None
         try:
             async with self._session.request(
@@ -107,7 +109,7 @@ class Api:
                 0, "Unreachable", f"the API server did not answer: {error or type(error).__name__}"
             ) from None
         try:
-            tree = json.loads(raw) if raw else {}
+            tree = orjson.loads(raw) if raw else {}
         except ValueError:
             tree = {"message": raw[:200].decode(errors="replace")}
         if status >= 400:

@@ -4,7 +4,7 @@ import hashlib
 import random
 from base64 import b64decode
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -21,7 +21,7 @@ from ingero_operator.cluster import Api
 from ingero_operator.conditions import Finding
 from ingero_operator.fullness import Fullness
 from ingero_operator.inquiry import Inquirer
-from ingero_operator.kinds import BY_NAME, NAMESPACE, SECRET
+from ingero_operator.kinds import BY_NAME, CONFIG_MAP, NAMESPACE, SECRET
 from ingero_operator.recorder import Happening, Recorder
 from ingero_operator.render.common import Owner, Platform
 from ingero_operator.settings import OperatorConfig
@@ -64,6 +64,7 @@ class Desk:
     status_writes: int = 0
     node_writes: dict[tuple[str, str], int] = field(default_factory=dict)
     _secrets: OrderedDict[tuple[str, str], tuple[float, dict[str, bytes]]] = field(default_factory=OrderedDict)
+    _config_maps: OrderedDict[tuple[str, str], tuple[float, dict[str, str]]] = field(default_factory=OrderedDict)
     _privileged: OrderedDict[str, tuple[float, bool | None]] = field(default_factory=OrderedDict)
 
     async def secret(self, namespace: str, name: str) -> dict[str, bytes] | None:
@@ -77,6 +78,19 @@ class Desk:
             return None
         data = {key: b64decode(value) for key, value in (found.get("data") or {}).items()}
         _remember(self._secrets, (namespace, name), (self.clock(), data))
+        return data
+
+    async def config_map(self, namespace: str, name: str) -> dict[str, str] | None:
+        """The data of a ConfigMap that a resource names, nearly as old as `secret_poll` at most."""
+        known = self._config_maps.get((namespace, name))
+        if known is not None and self.clock() - known[0] < 0.9 * self.config.secret_poll:
+            return known[1]
+        found = await self.api.get(CONFIG_MAP, namespace, name)
+        if found is None:
+            self._config_maps.pop((namespace, name), None)
+            return None
+        data = {str(key): str(value) for key, value in (found.get("data") or {}).items()}
+        _remember(self._config_maps, (namespace, name), (self.clock(), data))
         return data
 
     def secrets_again(self) -> float:
@@ -128,6 +142,11 @@ class Desk:
         again = await self.write_status(resource, whole)
         await self.tell(resource, happenings)
         return again
+
+    async def stumble(self, resource: Manifest, parts: Iterable[str], trouble: Trouble) -> float | None:
+        """Say what stands before looking at a resource at all; everything else that its status tells stands."""
+        findings, rest = shown.disturbed(resource.get("status") or {}, parts, trouble)
+        return await self.finish(resource, findings, rest, [Happening("Warning", trouble.reason, trouble.message)])
 
 
 def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:

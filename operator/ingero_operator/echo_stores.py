@@ -11,7 +11,7 @@ from ingero_operator.cache import OwnerKey
 from ingero_operator.children import Outcome
 from ingero_operator.conditions import Finding, no
 from ingero_operator.desk import RETRY_SECONDS, Desk, digest_of, is_paused, key_from, owner_from, parse
-from ingero_operator.fleet_clusters import missing, read_monitors
+from ingero_operator.fleet_clusters import missing, read_monitors, tls_secret
 from ingero_operator.kinds import STORAGE_CLASS, VOLUME
 from ingero_operator.plan import ChildKey, plan, rolled_out
 from ingero_operator.recorder import Happening
@@ -24,6 +24,7 @@ log = get(__name__)
 
 Manifest = dict[str, Any]
 NEEDED: Final = ("EncryptionVerified", "StorageBound", "Available")
+PARTS: Final = (*NEEDED, "ResizePending")
 
 
 @dataclass
@@ -46,12 +47,12 @@ class EchoStores:
             return None
         spec = parse(EchoStoreSpec, resource)
         if isinstance(spec, Trouble):
-            findings = shown.overall([], (), [spec], False, "")
-            return await self.desk.finish(resource, findings, {}, [Happening("Warning", spec.reason, spec.message)])
+            return await self.desk.stumble(resource, PARTS, spec)
         data = await self.desk.secret(key[1], spec.token_secret.name)
         troubles: list[Trouble] = []
         if not (data or {}).get(spec.token_secret.key):
             troubles.append(missing("spec.tokenSecret", spec.token_secret.name, spec.token_secret.key))
+        troubles += (await tls_secret(self.desk, key[1], spec.tls_secret))[1]
         decision = await self._decide(resource, spec)
         outcome = Outcome()
         if not is_paused(resource):
@@ -128,6 +129,7 @@ class EchoStores:
         observed: dict[ChildKey, Manifest],
     ) -> float | None:
         _, namespace, name = key_from(resource)
+        shown_band = ((resource.get("status") or {}).get("storage") or {}).get("usedBand")
         workload = observed.get(("StatefulSet", f"{name}-echo"))
         serving = available("Available", workload, "Echo")
         if decision.proof is None and workload is not None:
@@ -149,10 +151,12 @@ class EchoStores:
         if decision.proof:
             proven = f"volume {decision.proof.volume} reaches {decision.proof.level}; Echo may start"
             happenings.append(Happening("Normal", "VolumeProven", proven, f"proven/{decision.proof.volume_uid}"))
+        # A rollout takes Echo away for a moment: what was known of its volume stands until asking fails for long.
+        used = await self._used(resource, spec) if serving.holds or shown_band else None
         rest: Manifest = {
             "version": spec.version or self.desk.platform.version,
             "encryption": decision.record,
-            "storage": _storage(claim, decision, await self._used(resource, spec) if serving.holds else None),
+            "storage": _storage(claim, decision, used),
             "endpoint": f"https://{name}-echo.{namespace}.svc:{API} (OTLP :{OTLP_GRPC})",
             "effective": shown.effective(spec),
         }

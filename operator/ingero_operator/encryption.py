@@ -80,6 +80,7 @@ class Row:
     names: tuple[str, ...]
     fix: str
     proof: Proof | None = None
+    key: str = ""  # parameter that names the key, shown to people
     otherwise: Level = Level.NONE  # reached without the proof and without any statement
     declarable: bool = True
     folded_keys: bool = False
@@ -113,6 +114,7 @@ _AZURE_SET = _matches(
     r"(?i)/subscriptions/[^/]+/resourceGroups/[^/]+/providers/"
     r"Microsoft\.Compute/diskEncryptionSets/[^/]+",
 )
+_MANAGED = _matches("kind", r"(?i)(managed)?")  # the driver's own disks, not blobs in a storage account
 _LINODE = "linodebs.csi.linode.com"
 _STAGE_SECRET = "csi.storage.k8s.io/node-stage-secret-name"
 _LOCAL = (
@@ -122,15 +124,15 @@ _LOCAL = (
 
 ROWS: tuple[Row, ...] = (
     Row(("ebs.csi.aws.com", "kubernetes.io/aws-ebs"), 'encrypted: "true"', _exactly("encrypted", "true"),
-        folded_keys=True),
+        key="kmsKeyId", folded_keys=True),
     Row(("pd.csi.storage.gke.io", "kubernetes.io/gce-pd"), "disk-encryption-kms-key: <name of a Cloud KMS key>",
         _matches("disk-encryption-kms-key", r"projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+"),
-        otherwise=Level.PROVIDER_DEFAULT),
+        key="disk-encryption-kms-key", otherwise=Level.PROVIDER_DEFAULT),
     Row(("disk.csi.azure.com", "kubernetes.io/azure-disk"), "diskEncryptionSetID: <resource id>",
-        _AZURE_SET,
+        _all(_AZURE_SET, _MANAGED), key="diskEncryptionSetID",
         otherwise=Level.PROVIDER_DEFAULT, folded_keys=True, volume_proof=_AZURE_SET),
     Row(("rbd.csi.ceph.com",), 'encrypted: "true"', _truthy("encrypted"), suffix=True,
-        volume_proof=_truthy("encrypted")),
+        key="encryptionKMSID", volume_proof=_truthy("encrypted")),
     Row(("driver.longhorn.io",), f'encrypted: "true" and {_STAGE_SECRET}',
         _all(_truthy("encrypted"), _matches(_STAGE_SECRET, r".+")), volume_proof=_truthy("encrypted")),
     Row(("pxd.portworx.com", "kubernetes.io/portworx-volume"), 'secure: "true"', _exactly("secure", "true")),
@@ -142,9 +144,10 @@ ROWS: tuple[Row, ...] = (
         _all(_exactly("csi.cloudscale.ch/luks-encrypted", "true"), _matches(_STAGE_SECRET, r".+"))),
     Row(("storage.csi.upcloud.com",), "encryption: data-at-rest", _exactly("encryption", "data-at-rest")),
     Row(("vpc.block.csi.ibm.io",), 'encrypted: "true" and encryptionKey: <CRN>',
-        _all(_exactly("encrypted", "true"), _matches("encryptionKey", r"crn:.+")), otherwise=Level.PROVIDER_DEFAULT),
-    Row(("blockvolume.csi.oraclecloud.com",), "kms-key-id: <OCID>", _matches("kms-key-id", r"ocid1\.key\..+"),
+        _all(_exactly("encrypted", "true"), _matches("encryptionKey", r"crn:.+")), key="encryptionKey",
         otherwise=Level.PROVIDER_DEFAULT),
+    Row(("blockvolume.csi.oraclecloud.com",), "kms-key-id: <OCID>", _matches("kms-key-id", r"ocid1\.key\..+"),
+        key="kms-key-id", otherwise=Level.PROVIDER_DEFAULT),
     Row(("dobs.csi.digitalocean.com",), "a declaration by a cluster administrator", otherwise=Level.PROVIDER_DEFAULT),
     Row(("csi.trident.netapp.io", "csi.vsphere.vmware.com", "kubernetes.io/vsphere-volume", "csi.hetzner.cloud",
          "cinder.csi.openstack.org", "kubernetes.io/cinder", *_LOCAL), "a declaration by a cluster administrator"),
@@ -176,6 +179,18 @@ def _holds(row: Row, proof: Proof | None, parameters: Mapping[str, str]) -> bool
         if folded.setdefault(key.lower(), value) != value:  # two spellings that disagree prove nothing
             return False
     return proof(folded)
+
+
+def key_name(storage_class: StorageClass) -> str:
+    """Which key a class encrypts with, as its parameters name it; empty where they name none."""
+    row = find_row(storage_class.provisioner)
+    if row is None or not row.key:
+        return ""
+    wanted = row.key.lower() if row.folded_keys else row.key
+    for name, value in storage_class.parameters.items():
+        if (name.lower() if row.folded_keys else name) == wanted:
+            return value
+    return ""
 
 
 def judge_class(storage_class: StorageClass, policy: Level) -> Judgement:

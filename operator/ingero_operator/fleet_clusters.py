@@ -1,5 +1,6 @@
 """Reconciling a FleetCluster: children, stragglers, status. Reads what is seen, decides by pure rooms, then acts."""
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -17,6 +18,7 @@ from ingero_operator.kinds import FLEET_CLUSTER, SERVICE_MONITOR
 from ingero_operator.plan import ChildKey, plan, rolled_out
 from ingero_operator.recorder import Happening
 from ingero_operator.render import fleet, wanted
+from ingero_operator.render.common import digest
 from ingero_operator.taints.keeper import Keeper, Report
 from ingero_operator.trouble import Trouble
 from ingero_operator.workloads import agents_available, available, ready_of
@@ -24,7 +26,9 @@ from ingero_operator.workloads import agents_available, available, ready_of
 log = get(__name__)
 
 Manifest = dict[str, Any]
+_SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,62})://")
 NEEDED: Final = ("FleetAvailable", "AgentsAvailable")
+PARTS: Final = (*NEEDED, "QuorumMet", "TaintingAllowed")
 
 
 @dataclass
@@ -48,9 +52,10 @@ class FleetClusters:
                 resource, FleetClusterSpec(cluster_id="deleted") if isinstance(spec, Trouble) else spec
             )
         if isinstance(spec, Trouble):
-            findings = shown.overall([], (), [spec], False, "")
-            return await self.desk.finish(resource, findings, {}, [Happening("Warning", spec.reason, spec.message)])
+            return await self.desk.stumble(resource, PARTS, spec)
         troubles, token, authority = await self._secrets(resource, spec)
+        lacking, prices = await self._prices(key[1], spec)
+        troubles += lacking
         config, place = self.desk.config, {"scheme": "https" if spec.tls_secret else "http", "name": key[2]}
         question = Question(
             url=config.fleet_url.format(**place, namespace=key[1]),
@@ -64,25 +69,26 @@ class FleetClusters:
         self.desk.inquirer.watch(key, question)
         outcome = Outcome()
         if not is_paused(resource):
-            outcome = await self._children(resource, spec, token)
+            outcome = await self._children(resource, spec, token, prices)
         answer = self.desk.inquirer.answer(key)
         if answer is None and resource.get("status") and not outcome.done:
             # Just started: what an earlier process wrote stands until Fleet has been asked, a moment from now.
             return None
         report = await self.keeper.keep(resource, spec, answer)
-        troubles += outcome.troubles
+        troubles += [*outcome.troubles, *report.troubles]
         observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])
         parts = await self._parts(resource, spec, observed, answer)
         parts.append(report.decision.allowed)
         working = _working(outcome, observed)
         findings = shown.overall(parts, NEEDED, troubles, is_paused(resource), working)
-        happenings = [*outcome.happenings(), *report.happenings]
+        happenings = [*outcome.happenings(), *_warnings(report.troubles)]
         rest = _figures(resource, spec, self.desk.platform.version, observed, answer, report)
         again = await self.desk.finish(resource, findings, rest, happenings)
         if not report.remaining and TAINT_FINALIZER in (resource["metadata"].get("finalizers") or []):
             await drop_finalizer(self.desk, resource)
         waits = [again, report.again, RETRY_SECONDS if troubles or outcome.waiting else None]
-        if spec.token_secret or spec.tls_secret:
+        named = (spec.token_secret, spec.tls_secret, spec.fleet.cost.rates, spec.fleet.cost.providers)
+        if any(named) or (spec.fleet.forward and spec.fleet.forward.token_secret):
             waits.append(self.desk.secrets_again())
         return min((wait for wait in waits if wait is not None), default=None)
 
@@ -106,13 +112,23 @@ class FleetClusters:
             if token is None:
                 troubles.append(missing("spec.tokenSecret", spec.token_secret.name, spec.token_secret.key))
         if spec.tls_secret:
-            data = await self.desk.secret(namespace, spec.tls_secret)
-            authority = (data or {}).get("ca.crt", b"").decode(errors="replace") or None
-            if authority is None:
-                troubles.append(missing("spec.tlsSecret", spec.tls_secret, "ca.crt"))
+            data, trouble = await tls_secret(self.desk, namespace, spec.tls_secret)
+            authority = data.get("ca.crt", b"").decode(errors="replace") or None
+            troubles += trouble
+        forward = spec.fleet.forward
+        if forward and forward.token_secret:
+            data = await self.desk.secret(namespace, forward.token_secret.name) or {}
+            if not data.get(forward.token_secret.key):
+                troubles.append(
+                    missing("spec.fleet.forward.tokenSecret", forward.token_secret.name, forward.token_secret.key)
+                )
+        store = forward.echo_store if forward else None
+        if store and self.desk.sight.cache.get(("EchoStore", namespace, store)) is None:
+            words = f"there is no EchoStore {store} in this namespace; make it, or name another"
+            troubles.append(Trouble("EchoStoreMissing", f"spec.fleet.forward.echoStore: {words}", stalls=False))
         return troubles, token, authority
 
-    async def _children(self, resource: Manifest, spec: FleetClusterSpec, token: str | None) -> Outcome:
+    async def _children(self, resource: Manifest, spec: FleetClusterSpec, token: str | None, prices: str) -> Outcome:
         key, desk = key_from(resource), self.desk
         metadata = resource["metadata"]
         cleared = await desk.hands.clear(key, metadata["uid"])
@@ -121,6 +137,8 @@ class FleetClusters:
         around = fleet.Surroundings(
             token_digest=digest_of({"token": token.encode()} if token else None, "token"),
             echo_authority=self._echo_authority(key[1], spec),
+            price_digest=prices,
+            provider="" if spec.fleet.cost.default_provider else self._provider(spec),
         )
         inputs = (
             metadata["generation"],
@@ -139,6 +157,26 @@ class FleetClusters:
         if not actions:
             self._settled[key] = inputs
         return outcome
+
+    async def _prices(self, namespace: str, spec: FleetClusterSpec) -> tuple[list[Trouble], str]:
+        """What of the price files is not there, and a digest of the rest."""
+        troubles, texts, cost = [], [], spec.fleet.cost
+        for field_name, source in (("rates", cost.rates), ("providers", cost.providers)):
+            if source is None:
+                continue
+            text = (await self.desk.config_map(namespace, source.name) or {}).get(source.key)
+            if text is None:
+                words = f"there is no ConfigMap {source.name} with the key {source.key}; make it in this namespace"
+                troubles.append(Trouble("ConfigMapMissing", f"spec.fleet.cost.{field_name}: {words}", stalls=False))
+            texts.append(text)
+        return troubles, digest(texts) if texts else ""
+
+    def _provider(self, spec: FleetClusterSpec) -> str:
+        """The provider that the watched nodes agree on. Fleet starts anew when it changes, so nobody is spoken for
+        where they differ."""
+        nodes = self.desk.sight.watched(spec.agents.node_selector).values()
+        schemes = {found[1].lower() for node in nodes if (found := _SCHEME.match(node.provider_id))}
+        return schemes.pop() if len(schemes) == 1 else ""
 
     def _echo_authority(self, namespace: str, spec: FleetClusterSpec) -> str:
         """The Secret that vouches for the EchoStore that Fleet forwards to."""
@@ -165,7 +203,7 @@ class FleetClusters:
     async def _delete(self, resource: Manifest, spec: FleetClusterSpec) -> float | None:
         """Release every node, then let the resource go; the garbage collector takes the children."""
         report = await self.keeper.keep(resource, spec, self.desk.inquirer.answer(key_from(resource)))
-        await self.desk.tell(resource, report.happenings)
+        await self.desk.tell(resource, _warnings(report.troubles))
         finalizers = resource["metadata"].get("finalizers") or []
         if TAINT_FINALIZER not in finalizers:
             return None
@@ -177,9 +215,8 @@ class FleetClusters:
                 "`kubectl annotate node NAME ingero.io/straggler-` remove it by hand",
                 stalls=False,
             )
-            findings = shown.overall([], (), [trouble], False, "")
-            rest = {"taints": report.status} if report.status else {}
-            await self.desk.finish(resource, findings, rest, [])
+            findings, rest = shown.disturbed(resource.get("status") or {}, PARTS, trouble)
+            await self.desk.finish(resource, findings, {**rest, "taints": report.status}, [])
             return min(report.again or 5.0, 5.0)
         await drop_finalizer(self.desk, resource)
         return None
@@ -228,6 +265,13 @@ def missing(field_name: str, secret: str, key: str) -> Trouble:
     )  # fmt: skip
 
 
+async def tls_secret(desk: Desk, namespace: str, name: str) -> tuple[dict[str, bytes], list[Trouble]]:
+    """A Secret of type kubernetes.io/tls with ca.crt, and what of it is not there."""
+    data = await desk.secret(namespace, name) or {}
+    absent = next((key for key in ("tls.crt", "tls.key", "ca.crt") if not data.get(key)), None)
+    return data, [missing("spec.tlsSecret", name, absent)] if absent else []
+
+
 def _quorum(answer: Answer | None) -> Finding:
     kind = "QuorumMet"
     if answer is None:
@@ -237,6 +281,10 @@ def _quorum(answer: Answer | None) -> Finding:
     if answer.evidence and answer.evidence.quorum:
         return yes(kind, "QuorumMet", "enough active nodes to compare with each other")
     return no(kind, "NoQuorum", "too few active nodes to compare with each other")
+
+
+def _warnings(troubles: list[Trouble]) -> list[Happening]:
+    return [Happening("Warning", item.reason, item.message) for item in troubles]
 
 
 def _steady(text: str) -> str:

@@ -18,6 +18,7 @@ from ingero_operator.encryption import (
     Volume,
     judge_class,
     judge_volume,
+    key_name,
 )
 from ingero_operator.plan import quantity
 from ingero_operator.render.echo import Proof
@@ -207,12 +208,13 @@ def _refused(record: Manifest, reason: str, message: str) -> Decision:
 
 
 def _record(chosen: Manifest, level: Level) -> Manifest:
-    evidence = chosen["metadata"].get("annotations", {}).get(EVIDENCE_KEY)
+    evidence, key = chosen["metadata"].get("annotations", {}).get(EVIDENCE_KEY), key_name(storage_class(chosen))
     return {
         "verdict": "Pending",
         "level": level.word,
         "className": chosen["metadata"]["name"],
         "classUID": chosen["metadata"]["uid"],
+        **({"key": key[:256]} if key and level is Level.PROVEN else {}),
         **({"evidence": evidence[:4096]} if evidence and level is Level.DECLARED else {}),
     }
 

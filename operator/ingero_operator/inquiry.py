@@ -15,8 +15,8 @@ from ingero_contract import routes
 from ingero_contract.values import NodeState
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
+from ingero_operator.taints.facts import Accused, Evidence
 from ingero_operator.taints.nodes import moment
-from ingero_operator.taints.rails import Accused, Evidence
 
 log = get(__name__)
 

@@ -30,6 +30,8 @@ class OperatorConfig(Settings):
         default_factory=lambda: version("ingero"), json_schema_extra={"default_in_words": "the operator's own"}
     )
     """Version of the components where a resource names none."""
+    agent_priority_class: str = ""
+    """PriorityClass of the agents' pods where a resource names none; it must exist."""
     fleet_url: str = "{scheme}://{name}-fleet.{namespace}.svc:8080"
     """Where Fleet's API of a FleetCluster is; {scheme}, {name} and {namespace} are filled in."""
     fleet_otlp_url: str = "{scheme}://{name}-fleet.{namespace}.svc:4318"
@@ -40,11 +42,13 @@ class OperatorConfig(Settings):
     """Least that must vouch for encryption at rest anywhere in the cluster."""
     taints: bool = True
     """Off: no node of this cluster is ever marked, whatever a FleetCluster says; marks are only removed."""
+    pause_taints: bool = False
+    """On: no new mark in this cluster; those that are there stay until a reason to remove them comes."""
     listen: str = "0.0.0.0:8080"
     """Address of /healthz, /readyz and /metrics."""
     workers: int = Field(default=8, ge=1, le=64)
     """Resources reconciled at once."""
-    resync: Duration = Field(default=600.0, ge=1)
+    resync: Duration = Field(default=600.0, ge=0.1)
     """How often everything is compared with the API server, spread by 20 %."""
     secret_poll: Duration = Field(default=60.0, ge=0.1)
     """How often the Secrets that resources name are read again; beyond 500 resources each less often."""

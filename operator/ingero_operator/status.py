@@ -17,6 +17,7 @@ TELEMETRY: Final = (
 """Parts of a status that change by themselves: written at most once a minute."""
 
 HEALTHY: Final = "Healthy"
+_STORY: Final = ("observedGeneration", "summary", "message", "conditions")
 
 
 def effective(spec: BaseModel, prefix: str = "") -> dict[str, str]:
@@ -69,6 +70,20 @@ def _subject(part: Finding) -> str:
     if part.reason in generic:
         return part.reason if part.reason == "Progressing" else part.type.replace("Available", "Unavailable")
     return part.reason
+
+
+def disturbed(before: Mapping[str, Any], parts: Iterable[str], trouble: Trouble) -> tuple[list[Finding], Tree]:
+    """Conditions and the rest of a status when something stands before looking: what was told last stands."""
+    told = {item.get("type"): item for item in before.get("conditions") or []}
+    kept = []
+    for kind in parts:
+        item = told.get(kind)
+        if item is None:
+            kept.append(unknown(kind, "NotLookedAt", f"not looked at: {trouble.message}"))
+        else:
+            kept.append(Finding(kind, item["status"], item["reason"], str(item.get("message", ""))))
+    rest = {key: value for key, value in before.items() if key not in _STORY}
+    return overall(kept, (), [trouble], False, ""), rest
 
 
 def assemble(

@@ -15,6 +15,7 @@ from ingero_operator.encryption import (
     find_row,
     judge_class,
     judge_volume,
+    key_name,
 )
 
 STAGE = "csi.storage.k8s.io/node-stage-secret-name"
@@ -45,6 +46,8 @@ def _class(provisioner: str, parameters: dict[str, str], annotations: dict[str, 
         ("pd.csi.storage.gke.io", {"disk-encryption-kms-key": "k"}, PROVIDER),
         ("disk.csi.azure.com", {"diskEncryptionSetID": SET}, PROVEN),
         ("disk.csi.azure.com", {"DISKENCRYPTIONSETID": SET}, PROVEN),
+        ("disk.csi.azure.com", {"diskEncryptionSetID": SET, "kind": "Managed"}, PROVEN),
+        ("kubernetes.io/azure-disk", {"diskEncryptionSetID": SET, "kind": "Dedicated"}, PROVIDER),
         ("disk.csi.azure.com", {}, PROVIDER),
         ("rook-ceph.rbd.csi.ceph.com", {"encrypted": "T"}, PROVEN),
         ("rbd.csi.ceph.com", {"encrypted": "yes"}, NONE),
@@ -186,3 +189,17 @@ def test_no_state_unlocks_a_volume_whose_class_was_not_judged_encrypted(
         assert outcome.level is level and level >= policy
         assert now is not None and (now.name, now.uid) == (judged.name, judged.uid)
         assert volume.claim_uid == claim and volume.provisioned_by
+
+
+@pytest.mark.parametrize(
+    ("provisioner", "parameters", "name"),
+    [
+        ("ebs.csi.aws.com", {"encrypted": "true", "KMSKeyID": "arn:aws:kms:x"}, "arn:aws:kms:x"),
+        ("rbd.csi.ceph.com", {"encrypted": "true", "encryptionKMSID": "vault"}, "vault"),
+        ("rbd.csi.ceph.com", {"encrypted": "true", "ENCRYPTIONKMSID": "vault"}, ""),
+        ("csi.scaleway.com", {"encrypted": "true"}, ""),
+        ("example.com/unheard-of", {"kmsKeyId": "x"}, ""),
+    ],
+)
+def test_the_key_that_a_class_names_is_shown(provisioner: str, parameters: dict[str, str], name: str) -> None:
+    assert key_name(_class(provisioner, parameters)) == name

@@ -11,9 +11,11 @@ import pytest
 
 from ingero_operator.api.v1alpha1 import Mode
 from ingero_operator.taints import edits
+from ingero_operator.taints.counts import done
+from ingero_operator.taints.facts import Accused, Decision, Evidence, Rails, World
 from ingero_operator.taints.memory import DAY, Memory, Record, from_status, to_status
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, Mark, NodeView, view
-from ingero_operator.taints.rails import Accused, Decision, Evidence, Rails, World, decide, done
+from ingero_operator.taints.rails import decide
 
 NOW = 1_700_000_000.0
 QUICK = Rails(mode=Mode.NO_SCHEDULE, confirm_windows=1, confirm_for=0.0)
@@ -123,6 +125,13 @@ def test_what_is_remembered_of_a_node_stops_it(record: Record, reason: str) -> N
     decision = look(memory=Memory(records={"n03": record}))
 
     assert (decision.steps, rail(decision)) == ((), reason)
+
+
+def test_a_node_whose_mark_was_refused_rests_and_gives_way_to_another() -> None:
+    decision = look(evidence=says("n03", "n04"), refused=frozenset({"n03"}))
+
+    assert rail(decision) == "Refused"
+    assert [(step.verb, step.node) for step in decision.steps] == [("add", "n04")]
 
 
 def test_what_is_remembered_says_nothing_about_another_machine_of_that_name() -> None:

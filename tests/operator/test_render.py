@@ -22,7 +22,13 @@ FULL = {
     "clusterId": "prod-1",
     "tokenSecret": {"name": "fleet-token"},
     "tlsSecret": "fleet-tls",
-    "fleet": {"forward": {"echoStore": "prod", "tokenSecret": {"name": "echo-token"}}},
+    "fleet": {
+        "forward": {"echoStore": "prod", "tokenSecret": {"name": "echo-token"}},
+        "cost": {
+            "rates": {"name": "prices", "key": "rates.yaml"},
+            "providers": {"name": "prices", "key": "rules.yaml"},
+        },
+    },
     "agents": {"jobId": "job-7", "priorityClassName": "gpu-critical", "trace": {"sysAdmin": True}},
 }
 
@@ -218,3 +224,40 @@ def test_echo_accepts_its_settings_file() -> None:
 
     assert config.ingest.grpc_endpoint == "0.0.0.0:4317" and config.retention.age == 30 * 86400
     assert config.store.memory_limit_mb < 1024 and config.retention.size_mb < 50 * 1100
+
+
+def test_prices_are_mounted_where_fleet_is_told_to_read_them() -> None:
+    found = children(**FULL)
+    config = FleetConfig.model_validate(yaml.safe_load(found["ConfigMap", "prod-fleet"]["data"]["fleet.yaml"]))
+    deployment = pod(found["Deployment", "prod-fleet"])
+    mounts = {item["name"]: item["mountPath"] for item in deployment["containers"][0]["volumeMounts"]}
+    files = {
+        f"{mounts[item['name']]}/{entry['path']}"
+        for item in deployment["volumes"]
+        for entry in item.get("configMap", {}).get("items", [])
+    }
+
+    assert {str(config.processors.cost.rates_file), str(config.processors.cost.providers_file)} == files
+
+
+@pytest.mark.parametrize(
+    ("said", "seen", "provider"), [(None, "", ""), (None, "aws", "aws"), ("on-premise", "aws", "on-premise")]
+)
+def test_the_provider_is_the_one_that_is_said_or_the_one_that_the_nodes_agree_on(
+    said: str | None, seen: str, provider: str
+) -> None:
+    cost = {"cost": {"defaultProvider": said}} if said else {}
+    tree = fleet.config(OWNER, spec(fleet=cost), fleet.Surroundings(provider=seen))
+
+    assert FleetConfig.model_validate(tree).processors.cost.default_provider == provider
+
+
+def test_agents_have_the_priority_that_the_resource_names_or_else_the_installation() -> None:
+    installed = Platform(agent_priority_class="ingero-agents")
+
+    def priority(platform: Platform, **change: Any) -> Any:
+        return pod(agents.push(OWNER, spec(**change), platform)).get("priorityClassName")
+
+    assert priority(Platform()) is None
+    assert priority(installed) == "ingero-agents"
+    assert priority(installed, agents={"priorityClassName": "mine"}) == "mine"

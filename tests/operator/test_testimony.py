@@ -15,8 +15,8 @@ from ingero_contract import echo as routes
 from ingero_kit.backoff import Backoff
 from ingero_kit.clock import steady_clock
 from ingero_operator import witness
+from ingero_operator.taints.facts import Step
 from ingero_operator.taints.nodes import Mark, read_mark
-from ingero_operator.taints.rails import Step
 from ingero_operator.taints.testimony import record
 from ingero_operator.witness import Listener, Witness
 from ingero_testing import processes

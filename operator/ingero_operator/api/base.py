@@ -59,6 +59,15 @@ class SecretKey(Part):
     """Key in it."""
 
 
+class ConfigMapKey(Part):
+    """One key of a ConfigMap in the resource's own namespace."""
+
+    name: ObjectName
+    """Name of the ConfigMap."""
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9._-]+$")]
+    """Key in it."""
+
+
 class Resources(Part):
     """What a container asks for. There is no CPU limit: it would slow down the very thing that measures."""
 

@@ -163,6 +163,8 @@ class EncryptionStatus(Part):
     """Class that was judged."""
     class_uid: Short | None = Field(default=None, alias="classUID")
     """Its uid."""
+    key: Short | None = None
+    """Key that the class names."""
     evidence: Sentence | None = None
     """What the class declared."""
     volume: Short | None = None

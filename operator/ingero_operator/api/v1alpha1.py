@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field
 
 from ingero_operator.api.base import (
     NAME_PATTERN,
+    ConfigMapKey,
     Image,
     Interval,
     Label,
@@ -97,7 +98,7 @@ class Forward(Part):
     echo_store: ObjectName | None = None
     """Name of an EchoStore in this namespace."""
     endpoint: (
-        Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9.\[\]:-]+:[0-9]{1,5}$")] | None
+        Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9.\[\]:-]+:[1-9][0-9]{0,4}$")] | None
     ) = None
     """`host:port` of any OTLP/gRPC receiver, with TLS."""
     token_secret: SecretKey | None = None
@@ -109,9 +110,26 @@ class Forward(Part):
                 "has(self.echoStore) != has(self.endpoint)",
                 "spec.fleet.forward needs either echoStore or endpoint",
                 "",
-            )
+            ),
+            (
+                "!has(self.endpoint) || int(self.endpoint.substring(self.endpoint.lastIndexOf(':') + 1)) <= 65535",
+                "spec.fleet.forward.endpoint: no port is larger than 65535",
+                ".endpoint",
+            ),
         )
     )
+
+
+class Cost(Part):
+    """What nodes cost. Without any of it list prices count, at the provider that agents and nodes name."""
+
+    rates: ConfigMapKey | None = None
+    """Rates by provider and GPU model, YAML, instead of the table that comes with Fleet."""
+    providers: ConfigMapKey | None = None
+    """Rules that say which nodes run at which provider, YAML; by names of nodes and by networks."""
+    default_provider: Label | None = None
+    """Provider of nodes that no rule and no agent names, such as `on-premise`; without it the one that the
+    `providerID` of every watched Node names, if they agree."""
 
 
 class Fleet(Part):
@@ -133,6 +151,8 @@ class Fleet(Part):
     """Taints that Fleet may run on."""
     forward: Forward | None = None
     """Where everything is sent onward."""
+    cost: Cost = Cost()
+    """What nodes cost."""
 
 
 class Trace(Part):

@@ -188,8 +188,9 @@ def _daemon_set(owner: Owner, spec: FleetClusterSpec, platform: Platform, compon
         ],
         **pod,
     }
-    if wanted.priority_class_name:
-        common["priorityClassName"] = wanted.priority_class_name
+    priority = wanted.priority_class_name or platform.agent_priority_class
+    if priority:
+        common["priorityClassName"] = priority
     if wanted.runtime_class_name:
         common["runtimeClassName"] = wanted.runtime_class_name
     rolling = {"maxUnavailable": f"{wanted.max_unavailable_percent}%", "maxSurge": 0}

@@ -70,6 +70,7 @@ class Platform:
     image: str = IMAGE
     registry: str = ""
     operator_namespace: str = "ingero-system"
+    agent_priority_class: str = ""
     native_sidecars: bool = True
     service_monitors: bool = False
 

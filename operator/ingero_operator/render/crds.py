@@ -11,6 +11,7 @@ MAX_NAME = 40
 
 _KEPT = {
     "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
+    "argocd.argoproj.io/sync-wave": "-2",
     "helm.sh/resource-policy": "keep",
 }
 _NAME_RULE = {
@@ -154,6 +155,7 @@ def echo_stores() -> dict[str, Any]:
         _column("Retention", ".status.effective.retention"),
         _AGE,
         _column("Volume", ".status.encryption.volume", 1),
+        _column("Key", ".status.encryption.key", 1),
         _column("Endpoint", ".status.endpoint", 1),
         _column("Message", ".status.message", 1),
     ]

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ingero_contract import routes
-from ingero_operator.api.base import SecretKey
-from ingero_operator.api.v1alpha1 import FleetClusterSpec, Forward
+from ingero_operator.api.base import ConfigMapKey, SecretKey
+from ingero_operator.api.v1alpha1 import Cost, FleetClusterSpec, Forward
 from ingero_operator.render.common import (
     API,
     FINDINGS,
@@ -37,6 +37,8 @@ TOKEN: Final = "/etc/ingero/token"
 TLS: Final = "/etc/ingero/tls"
 FORWARD_TOKEN: Final = "/etc/ingero/forward"
 FORWARD_AUTHORITY: Final = "/etc/ingero/forward-authority"
+RATES: Final = "/etc/ingero/rates"
+PROVIDERS: Final = "/etc/ingero/providers"
 PORTS: Final = {
     "otlp-grpc": (OTLP_GRPC, "grpc"),
     "otlp-http": (OTLP_HTTP, "http"),
@@ -54,6 +56,10 @@ class Surroundings:
     """Digest of the token Secret: Fleet reads it at start, so a new one rolls it."""
     echo_authority: str = ""
     """Secret with the ca.crt of the EchoStore that it forwards to."""
+    price_digest: str = ""
+    """Digest of the ConfigMaps with rates and rules: Fleet reads them at start, so new ones roll it."""
+    provider: str = ""
+    """Provider that every watched Node's `providerID` names."""
 
 
 def config(owner: Owner, spec: FleetClusterSpec, around: Surroundings) -> Manifest:
@@ -78,7 +84,8 @@ def config(owner: Owner, spec: FleetClusterSpec, around: Surroundings) -> Manife
                     "coverage_fraction": spec.fleet.quorum.coverage_percent / 100,
                 },
                 "threshold": {"k": spec.fleet.threshold.k, "min_band": spec.fleet.threshold.min_band},
-            }
+            },
+            **_cost(spec.fleet.cost, around),
         },
         "extensions": {
             "ingero_threshold": {"agent_endpoint": f"0.0.0.0:{API}", **tls, **auth},
@@ -95,6 +102,18 @@ def config(owner: Owner, spec: FleetClusterSpec, around: Surroundings) -> Manife
             "traces": {"exporters": ["otlp"]},
         }
     return tree
+
+
+def _cost(cost: Cost, around: Surroundings) -> Manifest:
+    out: Manifest = {}
+    if cost.rates:
+        out["rates_file"] = f"{RATES}/{cost.rates.key}"
+    if cost.providers:
+        out["providers_file"] = f"{PROVIDERS}/{cost.providers.key}"
+    provider = cost.default_provider or around.provider
+    if provider:
+        out["default_provider"] = provider
+    return {"cost": out} if out else {}
 
 
 def _exporter(owner: Owner, forward: Forward, around: Surroundings) -> Manifest:
@@ -118,7 +137,13 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: S
         service_account(owner, COMPONENT),
         manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"fleet.yaml": text}}),
         service(owner, COMPONENT, PORTS),
-        deployment(owner, spec, platform, around, digest([text, around.token_digest])),
+        deployment(
+            owner,
+            spec,
+            platform,
+            around,
+            digest([text, around.token_digest, around.price_digest]),
+        ),
         disruption_budget(owner),
         service_monitor(owner, COMPONENT, ("findings", "vitals"), scrape.interval, scrape.labels)
         if scrape.enabled and platform.service_monitors
@@ -136,28 +161,7 @@ def deployment(
     owner: Owner, spec: FleetClusterSpec, platform: Platform, around: Surroundings, config_digest: str
 ) -> Manifest:
     """One Fleet: its scores are in memory, so a second one would know half of the nodes."""
-    volumes: list[Manifest] = [
-        {"name": "config", "configMap": {"name": owner.child(COMPONENT)}},
-        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
-    ]
-    mounts: list[Manifest] = [
-        {"name": "config", "mountPath": CONFIG, "readOnly": True},
-        {"name": "tmp", "mountPath": "/tmp"},
-    ]
-    secrets: list[tuple[str, SecretKey | str | None, str]] = [
-        ("token", spec.token_secret, TOKEN),
-        ("tls", spec.tls_secret, TLS),
-        ("forward", spec.fleet.forward.token_secret if spec.fleet.forward else None, FORWARD_TOKEN),
-        (
-            "forward-authority",
-            SecretKey(name=around.echo_authority, key="ca.crt") if around.echo_authority else None,
-            FORWARD_AUTHORITY,
-        ),
-    ]
-    for name, secret, path in secrets:
-        if secret is not None:
-            volumes.append(secret_volume(name, secret))
-            mounts.append({"name": name, "mountPath": path, "readOnly": True})
+    volumes, mounts = _volumes(owner, spec, around)
     container: Manifest = {
         "name": COMPONENT,
         "image": platform.image_of("fleet", spec.version, spec.images.fleet),
@@ -199,12 +203,49 @@ def deployment(
     )  # fmt: skip
 
 
+def _volumes(owner: Owner, spec: FleetClusterSpec, around: Surroundings) -> tuple[list[Manifest], list[Manifest]]:
+    """Volumes of the pod and their mounts: settings, Secrets, prices, room for temporary files."""
+    forward, cost = spec.fleet.forward, spec.fleet.cost
+    sources: list[tuple[str, SecretKey | ConfigMapKey | str | None, str]] = [
+        ("token", spec.token_secret, TOKEN),
+        ("tls", spec.tls_secret, TLS),
+        ("forward", forward.token_secret if forward else None, FORWARD_TOKEN),
+        (
+            "forward-authority",
+            SecretKey(name=around.echo_authority, key="ca.crt") if around.echo_authority else None,
+            FORWARD_AUTHORITY,
+        ),
+        ("rates", cost.rates, RATES),
+        ("providers", cost.providers, PROVIDERS),
+    ]
+    volumes: list[Manifest] = [
+        {"name": "config", "configMap": {"name": owner.child(COMPONENT)}},
+        {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+    ]
+    mounts: list[Manifest] = [
+        {"name": "config", "mountPath": CONFIG, "readOnly": True},
+        {"name": "tmp", "mountPath": "/tmp"},
+    ]
+    for name, source, path in sources:
+        if source is None:
+            continue
+        if isinstance(source, ConfigMapKey):
+            volumes.append({"name": name, "configMap": {"name": source.name, "items": _items(source)}})
+        else:
+            volumes.append(secret_volume(name, source))
+        mounts.append({"name": name, "mountPath": path, "readOnly": True})
+    return volumes, mounts
+
+
+def _items(source: SecretKey | ConfigMapKey) -> list[Manifest]:
+    return [{"key": source.key, "path": source.key}]
+
+
 def secret_volume(name: str, secret: SecretKey | str) -> dict[str, Any]:
     """A volume of one key of a Secret, or of a whole one."""
     if isinstance(secret, str):
         return {"name": name, "secret": {"secretName": secret, "defaultMode": 0o440}}
-    items = [{"key": secret.key, "path": secret.key}]
-    return {"name": name, "secret": {"secretName": secret.name, "items": items, "defaultMode": 0o440}}
+    return {"name": name, "secret": {"secretName": secret.name, "items": _items(secret), "defaultMode": 0o440}}
 
 
 def _away_from_gpus() -> Manifest:

@@ -10,11 +10,14 @@ Manifest = dict[str, Any]
 
 NAMESPACE: Final = "ingero-system"
 OPERATOR: Final = "ingero-operator"
+AGENTS: Final = "ingero-agents"
+_WAVE: Final = {"argocd.argoproj.io/sync-wave": "-1"}
+"""After the CRDs and before the resources that the operator looks after."""
 _LABELS: Final = {NAME: OPERATOR}
 
 
 def _object(api: str, kind: str, name: str, body: Manifest, *, namespaced: bool = True) -> Manifest:
-    metadata: Manifest = {"name": name, "labels": dict(_LABELS)}
+    metadata: Manifest = {"name": name, "labels": dict(_LABELS), "annotations": dict(_WAVE)}
     if namespaced:
         metadata["namespace"] = NAMESPACE
     return {"apiVersion": api, "kind": kind, "metadata": metadata, **body}
@@ -90,7 +93,13 @@ def deployment(version: str) -> Manifest:
     container: Manifest = {
         "name": "operator",
         "image": IMAGE.format(component="operator", version=version),
-        "args": ["run", "--namespace=$(POD_NAMESPACE)", "--identity=$(POD_NAME)", f"--listen=0.0.0.0:{API}"],
+        "args": [
+            "run",
+            "--namespace=$(POD_NAMESPACE)",
+            "--identity=$(POD_NAME)",
+            f"--listen=0.0.0.0:{API}",
+            f"--agent-priority-class={AGENTS}",
+        ],
         "env": [
             {"name": name, "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": path}}}
             for name, path in (("POD_NAME", "metadata.name"), ("POD_NAMESPACE", "metadata.namespace"))
@@ -131,6 +140,15 @@ def deployment(version: str) -> Manifest:
         "template": {"metadata": {"labels": dict(_LABELS)}, "spec": pod},
     }
     return _object("apps/v1", "Deployment", OPERATOR, {"spec": spec})
+
+
+def priority_class() -> Manifest:
+    """Agents go before ordinary work, so that a full node is watched all the same; nothing is evicted for them."""
+    body = {
+        "value": 1_000_000, "preemptionPolicy": "Never", "globalDefault": False,
+        "description": "Agents that watch GPU nodes.",
+    }  # fmt: skip
+    return _object("scheduling.k8s.io/v1", "PriorityClass", AGENTS, body, namespaced=False)
 
 
 def disruption_budget() -> Manifest:
@@ -242,6 +260,7 @@ def everything(version: str) -> list[Manifest]:
     """The whole installation but the CRDs."""
     return [
         namespace(), *access(), *node_policy(), *proof_policy(), metrics_service(), disruption_budget(),
+        priority_class(),
         deployment(version),
     ]  # fmt: skip
 

@@ -15,9 +15,12 @@ from ingero_operator.inquiry import Answer
 from ingero_operator.kinds import FLEET_CLUSTER, NODE
 from ingero_operator.recorder import Happening
 from ingero_operator.taints import edits, testimony
+from ingero_operator.taints.counts import done
+from ingero_operator.taints.facts import Decision, Rails, Step, World
 from ingero_operator.taints.memory import Memory, Record, from_status, to_status
 from ingero_operator.taints.nodes import NodeView
-from ingero_operator.taints.rails import Decision, Rails, Step, World, decide, done
+from ingero_operator.taints.rails import decide
+from ingero_operator.trouble import Trouble
 from ingero_operator.witness import Listener
 
 log = get(__name__)
@@ -27,6 +30,8 @@ Manifest = dict[str, Any]
 TRIES: Final = 3
 SHOWN: Final = 20
 CHECK_SECONDS: Final = 30.0
+REFUSED_SECONDS: Final = 300.0
+"""Rest of a node whose write the API server refused for good: somebody has to change a right or a policy first."""
 
 
 def rails_of(spec: FleetClusterSpec, allowed: bool) -> Rails:
@@ -58,7 +63,7 @@ class Report:
 
     decision: Decision
     status: Manifest
-    happenings: list[Happening]
+    troubles: list[Trouble]
     remaining: frozenset[str]
     """Nodes that still carry our mark."""
     again: float | None = None
@@ -72,6 +77,8 @@ class Keeper:
     memories: dict[OwnerKey, tuple[str, Memory]] = field(default_factory=dict)
     history: dict[OwnerKey, list[str]] = field(default_factory=dict)
     budgets: dict[OwnerKey, tuple[int, int]] = field(default_factory=dict)
+    refused: dict[OwnerKey, dict[str, tuple[float, str]]] = field(default_factory=dict)
+    """Nodes whose write was refused: until when they rest, and in which words."""
 
     def held(self, key: OwnerKey) -> frozenset[str]:
         """Nodes that carry the mark of a FleetCluster, as far as is remembered."""
@@ -80,13 +87,16 @@ class Keeper:
 
     def forget(self, key: OwnerKey) -> None:
         """Drop what is remembered of a FleetCluster that is gone."""
-        for store in (self.memories, self.history, self.budgets, self.desk.sight.interest):
+        for store in (self.memories, self.history, self.budgets, self.refused, self.desk.sight.interest):
             store.pop(key, None)
 
     async def keep(self, resource: Manifest, spec: FleetClusterSpec, answer: Answer | None) -> Report:
         """Decide, note, act, and say what happened."""
         key, desk = key_from(resource), self.desk
-        memory, refusals = self._memory(resource), list[Happening]()
+        memory = self._memory(resource)
+        self.refused[key] = {
+            node: item for node, item in self.refused.get(key, {}).items() if item[0] > desk.clock()
+        }  # fmt: skip
         world = self._world(resource, spec, memory, answer)
         rails = rails_of(spec, desk.config.taints)
         decision = decide(rails, world, memory, desk.clock())
@@ -103,8 +113,7 @@ class Keeper:
         if any(step.verb in ("remove", "lower") for step in decision.steps):
             await self._note(resource, memory)
         for step in decision.steps:
-            memory, told = await self._act(resource, spec, rails, world, memory, step, answer)
-            refusals += told
+            memory = await self._act(resource, spec, rails, world, memory, step, answer)
         self.memories[key] = (resource["metadata"]["uid"], memory)
         world = self._world(resource, spec, memory, answer)
         decision = replace(
@@ -118,7 +127,7 @@ class Keeper:
         return Report(
             decision=decision,
             status=self._status(resource, rails, memory, decision),
-            happenings=refusals,
+            troubles=[Trouble("TaintRefused", words, stalls=False) for _, words in self.refused[key].values()],
             remaining=remaining,
             again=CHECK_SECONDS if remaining else None,
         )
@@ -142,6 +151,8 @@ class Keeper:
         reasons = [*spec.taints.pause_requests]
         if is_paused(resource):
             reasons.append("the resource carries the annotation ingero.io/paused")
+        if self.desk.config.pause_taints:
+            reasons.append("the operator was started with --pause-taints")
         accused = answer.evidence.accused if answer and answer.evidence else {}
         return World(
             owner=uid,
@@ -150,6 +161,7 @@ class Keeper:
             evidence=answer.evidence if answer else None,
             overlap=self._overlap(key, [name for name in accused if name in watched]),
             paused="; ".join(reasons)[:400],
+            refused=frozenset(self.refused.get(key, ())),
             deleting="deletionTimestamp" in resource["metadata"],
         )
 
@@ -185,25 +197,27 @@ class Keeper:
         memory: Memory,
         step: Step,
         answer: Answer | None,
-    ) -> tuple[Memory, list[Happening]]:
+    ) -> Memory:
         """One step: decided again on the node as it is now, at most three times."""
         desk, key = self.desk, key_from(resource)
+        if step.node in self.refused[key]:
+            return memory
         if step.verb == "add" and TAINT_FINALIZER not in (resource["metadata"].get("finalizers") or []):
             await self._finalizer(resource)
         for _ in range(TRIES):
             live = await desk.api.get(NODE, None, step.node)
             if live is None:
-                return done(memory, replace(step, mark=None), desk.clock()) if not step.mark else memory, []
+                return done(memory, replace(step, mark=None), desk.clock()) if not step.mark else memory
             desk.sight.take(NODE.name, "MODIFIED", live)
             if step.verb in ("add", "raise"):
                 fresh = decide(rails, self._world(resource, spec, memory, answer), memory, desk.clock())
                 again = next((item for item in fresh.steps if (item.verb, item.node) == (step.verb, step.node)), None)
                 if again is None or not desk.leads():
-                    return memory, []
+                    return memory
                 step = again
             patch = edits.patch(live, step.uid, world.owner, step.mark)
             if patch is None:
-                return memory, []
+                return memory
             try:
                 written = await desk.api.patch(NODE, None, step.node, patch)
             except ApiError as error:
@@ -212,7 +226,8 @@ class Keeper:
                 if error.transient:
                     raise
                 words = f"Node {step.node} was not changed: {error.message}"
-                return memory, [Happening("Warning", "TaintRefused", words)]
+                self.refused[key][step.node] = (desk.clock() + REFUSED_SECONDS, words)
+                return memory
             desk.sight.take(NODE.name, "MODIFIED", written)
             count = (step.verb, step.reason)
             desk.node_writes[count] = desk.node_writes.get(count, 0) + 1
@@ -222,8 +237,8 @@ class Keeper:
             self._write_history(key, f"{stamp_seconds(now)} {describe(step, verdict).message}")
             log.info("node", verb=step.verb, node=step.node, reason=step.reason, owner=key[2], verdict=verdict)
             await self._tell(resource, step, verdict)
-            return memory, []
-        return memory, []
+            return memory
+        return memory
 
     async def _tell(self, resource: Manifest, step: Step, verdict: str) -> None:
         """Events on resource and node, and a record for whoever Fleet forwards to. They come before the status that

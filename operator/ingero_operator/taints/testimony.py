@@ -6,7 +6,7 @@ from typing import Any, Final
 
 from ingero_contract import attributes, metrics
 from ingero_operator.taints.edits import annotation
-from ingero_operator.taints.rails import Step
+from ingero_operator.taints.facts import Step
 
 Tree = dict[str, Any]
 

@@ -83,7 +83,7 @@ def start(plane: ControlPlane, fleet_double: Fleets, tmp_path_factory: pytest.Te
             folder / "operator.log", str(BIN / "ingero-operator"), "run", "--listen", "127.0.0.1:0",
             "--ports-file", str(ports), "--fleet-url", fleet_double.template,
             "--fleet-otlp-url", fleet_double.template, "--echo-url", fleet_double.template,
-            "--resync", "1s", "--poll", "200ms",
+            "--resync", "500ms", "--poll", "200ms",
             "--identity", folder.name, "--polls-per-second", "100",
             *([] if election else ["--no-leader-election"]), *flags,
             KUBECONFIG=str(plane.folder / "operator.kubeconfig"),

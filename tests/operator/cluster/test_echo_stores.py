@@ -6,6 +6,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+import trustme
 
 from ingero_testing.fleets import Fleets
 from ingero_testing.processes import wait_until
@@ -14,6 +15,7 @@ from scripts.controlplane import ControlPlane
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
 DRIVER = "csi.scaleway.com"
+AUTHORITY = trustme.CA().cert_pem.bytes().decode()
 BY_HAND = {"test.ingero.io/mounts": "by-hand"}
 CLASSES: dict[str, dict[str, Any]] = {
     "test-encrypted": {"parameters": {"encrypted": "true"}, "allowVolumeExpansion": False},
@@ -30,8 +32,11 @@ def storage_class(name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module", autouse=True)
 def classes(plane: ControlPlane) -> Iterator[None]:
     plane.apply(*(storage_class(name) for name in CLASSES))
-    for name, labels in (("storage-0", {}), ("by-hand", BY_HAND)):
-        plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": labels}})
+    # Nothing else may come to the node whose kubelet the test plays: it would wait there for ever.
+    apart = {"taints": [{"key": key, "effect": "NoSchedule"} for key in BY_HAND]}
+    for name, labels, spec in (("storage-0", {}, {}), ("by-hand", BY_HAND, apart)):
+        metadata = {"name": name, "labels": labels}
+        plane.apply({"apiVersion": "v1", "kind": "Node", "metadata": metadata, "spec": spec})
     yield
     for name in ("storage-0", "by-hand"):
         plane.delete("node", name)
@@ -58,17 +63,20 @@ class Store:
                 {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "t", "namespace": self.namespace},
                  "stringData": {"token": "x"}}
             )  # fmt: skip
+            self.secret("tls")
         volume = {**({"className": class_name} if class_name else {}), "size": "10Gi", **storage}
         metadata = {"name": "store", "namespace": self.namespace}
         spec = {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": volume}
         if node_selector:
             spec["nodeSelector"] = node_selector
+            spec["tolerations"] = [{"key": key, "operator": "Exists"} for key in node_selector]
         body = {"apiVersion": "ingero.io/v1alpha1", "kind": "EchoStore", "metadata": metadata, "spec": spec}
         self.plane.apply(body)
 
     def secret(self, name: str) -> None:
         metadata = {"name": name, "namespace": self.namespace}
-        self.plane.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": {"x": "x"}})
+        data = {"tls.crt": "x", "tls.key": "x", "ca.crt": AUTHORITY}
+        self.plane.apply({"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "stringData": data})
 
     def pod(self) -> Any:
         return self.plane.read("-n", self.namespace, "pod", "store-echo-0")
@@ -260,6 +268,12 @@ def test_a_missing_class_and_a_missing_secret_are_named(operator: Any, store: St
     assert "there is no StorageClass test-nowhere" in store.status()["message"]
     store.apply("test-encrypted", secret=False)
     wait_until(lambda: store.summary() == "SecretMissing", "the reason")
+    assert "spec.tokenSecret: there is no Secret t with the key token" in store.status()["message"]
+    store.apply("test-encrypted")
+    plane = store.plane
+    plane.delete("secret", "tls", store.namespace)
+    plane.patch("echo", "store", {"spec": {"retention": "31d"}}, store.namespace)
+    wait_until(lambda: "spec.tlsSecret" in store.status()["message"], "the other Secret to be missed")
 
 
 def test_a_claim_of_somebody_else_is_not_taken(plane: ControlPlane, operator: Any, store: Store) -> None:
@@ -332,6 +346,11 @@ def test_what_an_earlier_store_left_goes_without_the_garbage_collector(
         ({"storage": {"size": "10GB"}}, "spec.storage.size must be a quantity such as 50Gi"),
         ({"storage": {"encryption": {"policy": "None"}}}, "spec.storage.encryption.policy"),
         ({"retention": "for ever"}, "spec.retention"),
+        ({"storage": {"onDelete": "Shred"}}, "spec.storage.onDelete"),
+        ({"storage": {"className": "Not A Name"}}, "spec.storage.className"),
+        ({"tlsSecret": None}, "spec.tlsSecret"),
+        ({"peers": [{"labels": {}}]}, "spec.peers[0].labels"),
+        ({"image": ""}, "spec.image"),
         ({"tokenSecret": None}, "spec.tokenSecret"),
     ],
 )

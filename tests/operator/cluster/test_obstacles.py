@@ -1,0 +1,146 @@
+"""What stands in the operator's way on a real control plane: each is named in a condition, and nothing loops."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from ingero_operator.render.install import NAMESPACE, OPERATOR, cluster_role
+from ingero_testing.fleets import Fleets
+from ingero_testing.processes import wait_until
+from ingero_testing.taint_lab import Lab
+from scripts.controlplane import ControlPlane
+
+pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
+
+
+def cluster(namespace: str, name: str = "prod", **spec: Any) -> dict[str, Any]:
+    spec = {"clusterId": name, "agents": {"nodeSelector": {"test.ingero.io/pool": "none"}}, **spec}
+    metadata = {"name": name, "namespace": namespace}
+    return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
+
+
+def condition(plane: ControlPlane, namespace: str, kind: str = "Degraded") -> tuple[str, str, str]:
+    found = plane.read("-n", namespace, "fleetcluster", "prod") or {}
+    for item in (found.get("status") or {}).get("conditions", []):
+        if item["type"] == kind:
+            return item["status"], item["reason"], item["message"]
+    return "", "", ""
+
+
+@contextmanager
+def without(plane: ControlPlane, resource: str, verb: str) -> Iterator[None]:
+    """The operator's ClusterRole lacks a right."""
+    role = cluster_role()
+    holed = json.loads(json.dumps(role))
+    for rule in holed["rules"]:
+        if resource in rule["resources"]:
+            rule["verbs"] = [item for item in rule["verbs"] if item != verb] or ["deletecollection"]
+    plane.apply(holed)
+    account = f"system:serviceaccount:{NAMESPACE}:{OPERATOR}"
+    right = ("auth", "can-i", verb, resource, "-n", "default", "--as", account)
+    wait_until(lambda: plane.kubectl(*right, check=False).startswith("no"), "the hole")
+    try:
+        yield
+    finally:
+        plane.apply(role)
+
+
+def test_a_right_that_lacks_is_named_with_verb_and_resource_and_nothing_else_is_lost(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    plane.apply(cluster(namespace))
+    wait_until(lambda: condition(plane, namespace)[0] == "False", "the first look")
+    before = plane.read("-n", namespace, "fc", "prod")["status"]
+    with without(plane, "secrets", "get"):
+        plane.apply(cluster(namespace, tokenSecret={"name": "fleet-token"}))
+        wait_until(lambda: condition(plane, namespace)[1] == "Forbidden", "the reason")
+        status, _, message = condition(plane, namespace)
+        after = plane.read("-n", namespace, "fc", "prod")["status"]
+
+    assert status == "True" and 'cannot get resource "secrets"' in message
+    assert {key: after[key] for key in ("effective", "fleet", "taints")} == {
+        key: before[key] for key in ("effective", "fleet", "taints")
+    }
+    assert {item["type"] for item in after["conditions"]} >= {item["type"] for item in before["conditions"]} - {
+        "Reconciling"
+    }
+    wait_until(lambda: condition(plane, namespace)[1] == "SecretMissing", "the right to be back")
+
+
+def test_a_child_that_may_not_be_written_is_named(plane: ControlPlane, operator: Any, namespace: str) -> None:
+    with without(plane, "poddisruptionbudgets", "patch"):
+        plane.apply(cluster(namespace))
+        wait_until(lambda: condition(plane, namespace)[1] == "Forbidden", "the reason")
+
+    assert 'cannot patch resource "poddisruptionbudgets"' in condition(plane, namespace)[2]
+
+
+def test_a_mark_that_is_refused_is_said_and_not_tried_all_the_time(lab: Lab, operator: Any) -> None:
+    with without(lab.plane, "nodes", "patch"):
+        lab.begin()
+        lab.says.stragglers = {lab.names[0]}
+        wait_until(lambda: condition(lab.plane, lab.namespace)[1] == "TaintRefused", "the reason")
+        operator.settle(1)
+        before = operator.writes()
+        operator.settle(2)
+
+        assert operator.writes() - before <= 1  # what the status shows by itself
+        assert f"Node {lab.names[0]} was not changed" in condition(lab.plane, lab.namespace)[2]
+    lab.says.stragglers = set()
+
+
+def test_what_spec_names_and_is_not_there_is_named(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    words = {
+        "spec.fleet.forward.tokenSecret: there is no Secret out": {
+            "fleet": {"forward": {"endpoint": "a.b:4317", "tokenSecret": {"name": "out"}}}
+        },
+        "spec.fleet.forward.echoStore: there is no EchoStore nowhere": {
+            "fleet": {"forward": {"echoStore": "nowhere"}}
+        },
+        "spec.fleet.cost.rates: there is no ConfigMap prices with the key rates.yaml": {
+            "fleet": {"cost": {"rates": {"name": "prices", "key": "rates.yaml"}}}
+        },
+        "spec.tlsSecret: there is no Secret cert": {"tlsSecret": "cert"},
+    }  # fmt: skip
+    for text, spec in words.items():
+        plane.apply(cluster(namespace, **spec))
+        wait_until(lambda text=text: text in condition(plane, namespace)[2], text)  # type: ignore[misc]
+
+
+def test_a_namespace_that_is_going_is_named_and_a_resource_deleted_half_way_leaves_nothing(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    plane.apply(cluster(namespace))
+    wait_until(lambda: plane.read("-n", namespace, "ds", "prod-push") is not None, "the children")
+    with plane.frozen("kube-controller-manager"):
+        plane.delete("namespace", namespace)
+        plane.delete("service", "prod-fleet", namespace)
+        wait_until(lambda: condition(plane, namespace)[1] == "NamespaceTerminating", "the reason")
+    wait_until(lambda: plane.read("namespace", namespace) is None, "the namespace to go")
+
+
+def test_resources_that_go_while_their_children_are_made_leave_none_behind(
+    plane: ControlPlane, operator: Any, namespace: str
+) -> None:
+    names = [f"short-{number}" for number in range(6)]
+    kinds = "deploy,ds,svc,cm,sa,netpol,pdb"
+    for number, name in enumerate(names):
+        plane.apply(cluster(namespace, name))
+        wait_until(
+            lambda name=name, number=number: (  # type: ignore[misc]
+                len(plane.read("-n", namespace, kinds, "-l", f"ingero.io/owner={name}")["items"]) >= 2 * number
+            ),
+            "some of the children",
+        )
+        plane.delete("fc", name, namespace)
+
+    label = "app.kubernetes.io/managed-by=ingero-operator"
+    wait_until(lambda: plane.read("-n", namespace, kinds, "-l", label)["items"] == [], "every child to go")

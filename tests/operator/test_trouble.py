@@ -1,0 +1,66 @@
+"""Obstacles as words: what the API server refuses, and what then becomes of a status. Pure."""
+
+from typing import Any
+
+import pytest
+
+from ingero_operator import status
+from ingero_operator.children import explain
+from ingero_operator.cluster import ApiError
+from ingero_operator.trouble import Trouble
+
+WORDS = 'secrets "x" is forbidden: User "u" cannot get resource "secrets" in API group ""'
+
+
+@pytest.mark.parametrize(
+    ("code", "reason", "message", "named"),
+    [
+        (403, "Forbidden", "exceeded quota: q, requested: pods=1", "QuotaExceeded"),
+        (403, "Forbidden", "unable to create new content in namespace a because it is being terminated",
+         "NamespaceTerminating"),
+        (403, "Forbidden", WORDS, "Forbidden"),
+        (401, "Unauthorized", "Unauthorized", "Forbidden"),
+        (404, "NotFound", "the server could not find the requested resource", "KindMissing"),
+        (409, "Conflict", "the object has been modified", "Conflict"),
+        (422, "Invalid", "spec.selector: field is immutable", "Rejected"),
+        (500, "InternalError", "failed to create typed patch object (a/b; apps/v1): .spec.x: field not declared",
+         "Rejected"),
+    ],
+)  # fmt: skip
+def test_a_refusal_is_named_with_its_words(code: int, reason: str, message: str, named: str) -> None:
+    trouble = explain("Deployment a-fleet", ApiError(code, reason, message))
+
+    assert trouble.reason == named and trouble.message.startswith("Deployment a-fleet: ")
+    assert trouble.stalls is (named == "Rejected")
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "again"),
+    [(0, "no answer", True), (409, "", True), (429, "", True), (500, "etcdserver: request timed out", True),
+     (500, "failed to create typed patch object (a/b; apps/v1): .spec.x: field not declared in schema", False),
+     (403, WORDS, False), (422, "", False)],
+)  # fmt: skip
+def test_only_what_may_pass_by_itself_is_tried_again_unsaid(code: int, message: str, again: bool) -> None:
+    assert ApiError(code, "", message).transient is again
+
+
+def test_what_stands_before_looking_wipes_nothing_that_was_told() -> None:
+    before: dict[str, Any] = {
+        "observedGeneration": 1, "summary": "Healthy", "message": "x", "version": "1", "effective": {"a": "b"},
+        "taints": {"nodes": [{"node": "n", "uid": "u", "verdict": "0" * 8}]},
+        "conditions": [{"type": "QuorumMet", "status": "True", "reason": "QuorumMet", "message": "m",
+                        "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
+    }  # fmt: skip
+    trouble = Trouble("InvalidSpec", "spec.fleet.pushInterval: no duration")
+
+    findings, rest = status.disturbed(before, ("FleetAvailable", "QuorumMet"), trouble)
+    after = status.assemble(findings, before, 2, "2026-01-02T00:00:00Z", False, rest)
+
+    assert {key: after[key] for key in ("version", "effective", "taints")} == {
+        key: before[key] for key in ("version", "effective", "taints")
+    }
+    conditions = {item["type"]: item for item in after["conditions"]}
+    assert (after["summary"], conditions["Stalled"]["message"]) == ("InvalidSpec", trouble.message)
+    assert conditions["QuorumMet"] == {**before["conditions"][0], "observedGeneration": 2}
+    assert conditions["FleetAvailable"]["status"] == "Unknown"
+    assert None not in status.patch(before, after).values()
