@@ -27,7 +27,8 @@ from ingero_contract import headers, routes  # noqa: E402
 from ingero_fleet import statistics as rule  # noqa: E402
 from ingero_fleet.scores import Limits, ScoreTable  # noqa: E402
 from ingero_fleet.settings import IngeroConfig  # noqa: E402
-from ingero_kit.otlp import HealthReport, encode_report  # noqa: E402
+from ingero_kit.health_report import HealthReport  # noqa: E402
+from ingero_kit.otlp_encode import encode_report  # noqa: E402
 from ingero_kit.otlp_server import free_port  # noqa: E402
 from ingero_testing.processes import BIN, SHARED, Running, fleet, process, wait_until  # noqa: E402
 

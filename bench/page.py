@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT)]
 
 from ingero_contract import routes  # noqa: E402
-from ingero_kit.otlp import HealthReport, encode_report  # noqa: E402
+from ingero_kit.health_report import HealthReport  # noqa: E402
+from ingero_kit.otlp_encode import encode_report  # noqa: E402
 from ingero_testing.browser import Page, browser, find_browser  # noqa: E402
 from ingero_testing.collectives import Job  # noqa: E402
 from ingero_testing.processes import Running, fleet, wait_until  # noqa: E402

@@ -22,8 +22,9 @@ from ingero_agent.sources.pieces import Pieces
 from ingero_contract.events import StragglerResolved, StragglerState
 from ingero_contract.values import DecisionSource, DetectionMode, NodeState
 from ingero_kit.clock import Clock, rfc3339
+from ingero_kit.health_report import HealthReport
 from ingero_kit.logs import get
-from ingero_kit.otlp import HealthReport, encode_event, encode_report
+from ingero_kit.otlp_encode import encode_event, encode_report
 
 log = get(__name__)
 

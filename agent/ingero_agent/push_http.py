@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from ingero_agent.route import Failure, Reply, Route, base_url
 from ingero_contract import headers, routes
 from ingero_kit.backoff import parse_retry_after
-from ingero_kit.otlp import to_json
+from ingero_kit.otlp_encode import to_json
 from ingero_kit.settings import SettingsError
 
 MAX_ANSWER: Final = 8 * 1024

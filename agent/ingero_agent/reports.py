@@ -8,7 +8,8 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Gauge, Metric, NumberData
 
 from ingero_agent.health.throttle import Throttle, Throttling
 from ingero_contract import attributes, metrics
-from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report
 
 THROTTLE_METRICS: Final = {
     Throttle.POWER: metrics.GPU_THROTTLE_POWER,

@@ -22,7 +22,7 @@ from ingero_contract.values import LATE_RANK
 from ingero_echo import columns, wire
 from ingero_echo.records import Block, Record, log_record, malformed, number_point, pairs, read
 from ingero_echo.repeats import identities, identity, kind
-from ingero_kit.otlp import MAX_NAME, check_name
+from ingero_kit.health_report import MAX_NAME, check_name
 from ingero_kit.otlp_layout import Unfit
 from ingero_kit.otlp_server import Encoding, Signal
 

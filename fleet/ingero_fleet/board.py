@@ -9,7 +9,7 @@ from ingero_contract import headers
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.memory import NodeKey
 from ingero_detect.threshold import HIGHEST, LOWEST
-from ingero_kit.otlp import HealthReport
+from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_server import ACCEPTED, Answer
 
 

@@ -8,7 +8,8 @@ from ingero_detect.memory import NodeKey
 from ingero_fleet.board import Board
 from ingero_fleet.taints import records as taints
 from ingero_kit.clock import Clock
-from ingero_kit.otlp import Decoder, HealthReport, MalformedPayload
+from ingero_kit.health_report import HealthReport, MalformedPayload
+from ingero_kit.otlp import Decoder
 from ingero_kit.otlp_server import ACCEPTED, Answer, Push, Signal, Status
 
 Onward = Callable[[Push], None]

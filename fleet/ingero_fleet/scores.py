@@ -11,7 +11,7 @@ from ingero_contract.verdicts import ACTIONABLE
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.memory import NodeKey
 from ingero_fleet.board import cohort_of
-from ingero_kit.otlp import HealthReport
+from ingero_kit.health_report import HealthReport
 
 STATES: Final = (NodeState.CALIBRATING, NodeState.ACTIVE, NodeState.IDLE)
 """Codes of the state column."""

@@ -15,8 +15,9 @@ from ingero_agent.push_grpc import retry_delay, target
 from ingero_agent.route import Failure, Reply, Route
 from ingero_contract.values import VerdictState
 from ingero_contract.verdicts import VerdictLine
+from ingero_kit.health_report import HealthReport
 from ingero_kit.http_server import HttpServer, Response
-from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_server import Answer, Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Status, retry_info
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls

@@ -9,7 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_contract import attributes, metrics
-from ingero_kit.otlp import Decoder, HealthReport, MalformedPayload, encode_event, encode_report, to_json
+from ingero_kit.health_report import HealthReport, MalformedPayload
+from ingero_kit.otlp import Decoder
+from ingero_kit.otlp_encode import encode_event, encode_report, to_json
 from ingero_testing.reports import NOW, REPORTS
 
 

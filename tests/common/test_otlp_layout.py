@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingero_kit.otlp import Decoded, Decoder, HealthReport, MalformedPayload, encode_report, to_json
+from ingero_kit.health_report import Decoded, HealthReport, MalformedPayload
+from ingero_kit.otlp import Decoder
+from ingero_kit.otlp_encode import encode_report, to_json
 from ingero_testing.reports import NOW, REPORTS
 
 Encoding = Literal["protobuf", "json"]

@@ -28,7 +28,8 @@ from ingero_echo.answers import ANSWERS
 from ingero_echo.answers.table import Answer, Cited
 from ingero_echo.desk import TOOLS
 from ingero_echo.guard import Audit
-from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo

@@ -15,7 +15,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
 from ingero_contract import attributes, echo, metrics, routes
-from ingero_kit.otlp import HealthReport, encode_report, to_json
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report, to_json
 from ingero_kit.otlp_server import Signal
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until

@@ -24,7 +24,8 @@ from ingero_fleet.collectives.lags import group_by, in_buckets, measure
 from ingero_fleet.collectives.points import normal_op
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_kit.clock import rfc3339
-from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_server import Encoding, Push, Signal
 from ingero_testing.collectives import BEGIN, Job, as_json
 from ingero_testing.processes import fleet, wait_until

@@ -25,7 +25,8 @@ from ingero_fleet.judging import Judging
 from ingero_fleet.picture import Picture
 from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
-from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report
 from ingero_testing.processes import Running, fleet, wait_until
 
 SEVERITIES = st.lists(st.floats(0, 1), min_size=1, max_size=40)

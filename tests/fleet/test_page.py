@@ -20,7 +20,8 @@ from ingero_fleet.picture import Picture, cohort_name
 from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_kit.clock import rfc3339
-from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report
 from ingero_testing.browser import browser, find_browser
 from ingero_testing.collectives import Job
 from ingero_testing.processes import Running, fleet, wait_until

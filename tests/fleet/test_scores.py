@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_fleet.scores import Limits, ScoreTable
-from ingero_kit.otlp import HealthReport
+from ingero_kit.health_report import HealthReport
 
 
 def report(node: str, cluster: str = "c", **fields: str) -> HealthReport:

@@ -19,7 +19,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ingero_contract import headers, routes
 from ingero_contract.values import NodeState, VerdictState
-from ingero_kit.otlp import HealthReport, encode_report, to_json
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report, to_json
 from ingero_kit.otlp_server import Signal
 from ingero_testing.processes import SHARED, Running, fleet, process, wait_until
 

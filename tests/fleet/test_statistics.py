@@ -13,7 +13,7 @@ from ingero_fleet.picture import Picture, stragglers_answer, summary_answer, thr
 from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig, QuorumConfig
 from ingero_fleet.statistics import Frame, Memory, Tick
-from ingero_kit.otlp import HealthReport
+from ingero_kit.health_report import HealthReport
 
 CONFIG = IngeroConfig(quorum=QuorumConfig(statistical_min=3))
 

@@ -16,7 +16,8 @@ from ingero_contract import attributes, routes
 from ingero_fleet.taints import board as boards
 from ingero_fleet.taints.board import LONGEST, REMEMBERED, UNDATED, TaintBoard
 from ingero_fleet.taints.records import MAX_BYTES, NEEDLE
-from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_server import Encoding, Push, Signal
 from ingero_operator.taints.nodes import Mark
 from ingero_operator.taints.rails import Step, Verb

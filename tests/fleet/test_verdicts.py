@@ -28,7 +28,8 @@ from ingero_fleet.replay.judge import Rule, replay
 from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import CohortConfig, DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.statistics import Frame
-from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report
 from ingero_testing.processes import BIN, Running, fleet, wait_until
 
 PROTOBUF = {"content-type": "application/x-protobuf"}

@@ -6,7 +6,8 @@ from typing import Any
 import httpx
 
 from ingero_contract import echo, routes
-from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report
 from ingero_testing.collectives import Job
 from ingero_testing.processes import echo as start_echo
 from ingero_testing.processes import fleet, wait_until

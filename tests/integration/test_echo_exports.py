@@ -14,7 +14,8 @@ from click.testing import CliRunner
 from ingero_contract import routes
 from ingero_echo.cli import main as ingero_echo
 from ingero_fleet.cli import main as ingero_fleet
-from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report
 from ingero_testing.collectives import Job
 from ingero_testing.processes import Running
 from ingero_testing.processes import echo as start_echo

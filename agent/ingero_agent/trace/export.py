@@ -31,7 +31,7 @@ from ingero_agent.trace.page import COPY_BOUNDS_MS, PERCENTILES, buckets
 from ingero_agent.trace.store import Snapshot
 from ingero_contract import attributes, metrics, routes
 from ingero_kit.logs import get
-from ingero_kit.otlp import to_json
+from ingero_kit.otlp_encode import to_json
 from ingero_kit.tokens import read_tokens
 
 log = get(__name__)

@@ -15,7 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, metrics
-from ingero_kit.otlp import check_name
+from ingero_kit.health_report import check_name
 from ingero_kit.otlp_server import Push
 
 BLOCKED, HOST = 0, 1

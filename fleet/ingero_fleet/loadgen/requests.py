@@ -9,7 +9,8 @@ from ingero_contract import attributes, metrics, routes
 from ingero_contract.values import NodeState
 from ingero_kit.grpc_unary import frame_message
 from ingero_kit.header_blocks import write_block
-from ingero_kit.otlp import HealthReport, encode_report
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_server import Signal
 
 Protocol = Literal["http/protobuf", "http/json", "grpc"]

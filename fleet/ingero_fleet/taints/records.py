@@ -10,7 +10,7 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from ingero_contract import attributes, metrics
-from ingero_kit.otlp import check_name
+from ingero_kit.health_report import check_name
 from ingero_kit.otlp_server import Push
 
 NEEDLE: Final = metrics.TAINT_EVENT.encode()

@@ -4,7 +4,7 @@ from hypothesis import strategies as st
 
 from ingero_contract import metrics
 from ingero_contract.values import NodeState
-from ingero_kit.otlp import HealthReport
+from ingero_kit.health_report import HealthReport
 
 NOW = 1_700_000_000.0
 NAMES = st.text(st.characters(categories=["L", "N"]), min_size=1, max_size=40)

@@ -1,0 +1,99 @@
+"""What one node says about itself in a push, and what a payload of several held. Pure data."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from ingero_contract import metrics
+from ingero_contract.values import NodeState
+
+MAX_NAME: Final = 253
+"""Longest node or cluster id, characters: the longest Kubernetes node name."""
+
+MAX_LABEL: Final = 256
+"""Longest value of any other attribute that is kept; longer ones are cut."""
+
+MAX_TOTALS: Final = 1024
+"""Most counters that one report may carry."""
+
+FUTURE_SECONDS: Final = 3600.0
+"""How far ahead of the receiver's clock a point's time may lie."""
+
+
+class MalformedPayload(Exception):
+    """The payload as a whole cannot be read; the text says why."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HealthReport:
+    """What one node says about itself in one push.
+
+    `score` and the four signals are 0 to 1; `rate` is absolute work a second; `time_unix_nano` is the sender's clock,
+    0 when not given. `totals` holds the cumulative counters by (metric name, cgroup hash, direction).
+    """
+
+    node_id: str
+    cluster_id: str
+    state: NodeState = NodeState.ACTIVE
+    score: float = 0.0
+    throughput: float | None = None
+    compute: float | None = None
+    memory: float | None = None
+    cpu: float | None = None
+    rate: float | None = None
+    degraded: bool = False
+    detection_mode: str = ""
+    decision_source: str = ""
+    fleet_reachable: bool = True
+    workload_type: str = ""
+    cgroup_path_hash: str = ""
+    world_size: int = 0
+    rank: int | None = None
+    provider: str = ""
+    gpu_model: str = ""
+    gpu_count: int = 0
+    job_id: str = ""
+    stage: str = ""
+    last_verdict: str = ""
+    time_unix_nano: int = 0
+    totals: dict[tuple[str, str, str], int] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class Decoded:
+    """What a payload held: reports, self-declared straggler edges (node, cluster, is straggler), what was wrong.
+
+    `rejected` counts data points; `reasons` says why, by short text.
+    """
+
+    reports: list[HealthReport] = field(default_factory=list)
+    events: list[tuple[str, str, bool]] = field(default_factory=list)
+    other_points: int = 0
+    collective_points: int = 0
+    rejected: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def message(self) -> str:
+        """The reasons in one line for the sender; empty when nothing was wrong."""
+        return "; ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
+
+
+def check_name(name: str) -> str | None:
+    """Say what is wrong with a node or cluster id, or `None`."""
+    if not name:
+        return "is empty"
+    if len(name) > MAX_NAME:
+        return f"is longer than {MAX_NAME} characters"
+    if not name.isprintable():
+        return "holds control characters"
+    return None
+
+
+SIGNAL_METRICS: Final = (
+    (metrics.HEALTH_SCORE, "score"),
+    (metrics.THROUGHPUT_RATIO, "throughput"),
+    (metrics.COMPUTE_EFFICIENCY, "compute"),
+    (metrics.MEMORY_HEADROOM, "memory"),
+    (metrics.CPU_AVAILABILITY, "cpu"),
+    (metrics.THROUGHPUT_RATE, "rate"),
+)

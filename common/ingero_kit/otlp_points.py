@@ -1,0 +1,200 @@
+"""Gathers the points of one OTLP resource block into a report; both encodings are walked into the same few calls."""
+
+from typing import Any, Final, NamedTuple
+
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue
+from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
+
+from ingero_contract import attributes, metrics
+from ingero_contract.values import NodeState
+from ingero_kit.health_report import FUTURE_SECONDS, MAX_LABEL, MAX_TOTALS, Decoded, HealthReport, check_name
+
+_TOTALS: Final = frozenset((metrics.LAUNCHES_TOTAL, metrics.CPU_STALL_TOTAL, metrics.MEMCPY_BYTES_TOTAL))
+RESOURCE_STRINGS: Final = {
+    attributes.PROVIDER: "provider",
+    attributes.JOB_ID: "job_id",
+    attributes.STAGE: "stage",
+    attributes.LAST_VERDICT: "last_verdict",
+    attributes.GPU_MODEL: "gpu_model",
+    attributes.WORKLOAD_TYPE: "workload_type",
+}
+_STATES: Final = {str(state): state for state in NodeState}
+_ACTIVE: Final = NodeState.ACTIVE
+
+
+class Identity(NamedTuple):
+    """The report fields that a resource block fixes; `shared` is one dictionary for all nodes that say the same."""
+
+    node_id: str
+    cluster_id: str
+    rank: int | None
+    shared: dict[str, Any]
+
+    def fields(self) -> dict[str, Any]:
+        """All of them in a fresh dictionary."""
+        return {**self.shared, "node_id": self.node_id, "cluster_id": self.cluster_id, "rank": self.rank}
+
+
+Template = Identity | str
+"""What a resource block fixes, or the reason why it names no node."""
+
+
+class LazyPairs:
+    """Attributes of a protobuf point, walked only when somebody asks."""
+
+    __slots__ = ("_point",)
+
+    def __init__(self, point: NumberDataPoint) -> None:
+        self._point = point
+
+    def read(self) -> dict[str, Any]:
+        return {pair.key: pair.value.string_value or plain_value(pair.value) for pair in self._point.attributes}
+
+
+class JsonPairs:
+    """Attributes of a JSON point, walked only when somebody asks."""
+
+    __slots__ = ("_point",)
+
+    def __init__(self, point: dict[str, Any]) -> None:
+        self._point = point
+
+    def read(self) -> dict[str, Any]:
+        return {pair["key"]: plain_json_value(pair["value"]) for pair in self._point.get("attributes") or ()}
+
+
+class Builder:
+    """Collects the points of one resource block into a report."""
+
+    __slots__ = ("_decoded", "_now", "_problem", "_scored", "fields")
+
+    def __init__(self, template: Template, decoded: Decoded, now: float, cluster: str) -> None:
+        self._decoded = decoded
+        self._now = now
+        self._scored = False
+        self._problem = ""
+        if isinstance(template, str):
+            self._problem = template
+            self.fields: dict[str, Any] = {}
+        else:
+            self.fields = template.fields()
+            if cluster:
+                self.fields["cluster_id"] = cluster
+
+    def point(self, name: str, number: float, time_unix_nano: int, pairs: LazyPairs | JsonPairs) -> None:
+        """Take a number point that is none of the plain signals."""
+        fields = self.fields
+        if self._problem:
+            self.reject(self._problem)
+        elif name == metrics.HEALTH_SCORE:
+            self._score(number, time_unix_nano, pairs.read())
+        elif name == metrics.FLEET_REACHABLE:
+            fields["fleet_reachable"] = number != 0
+        elif name == metrics.DEGRADATION_WARNING:
+            fields["degraded"] = number != 0
+        elif name == metrics.WORLD_SIZE_GAUGE:
+            fields["world_size"] = fields["world_size"] or _count(number)
+        elif name == metrics.DETECTION_MODE:
+            found = pairs.read()
+            fields["detection_mode"] = _text(found.get(attributes.DETECTION_MODE_VALUE))
+            fields["decision_source"] = _text(found.get(attributes.DECISION_SOURCE))
+        elif name == metrics.NODE_INFO:
+            found = pairs.read()
+            fields["gpu_model"] = _text(found.get(attributes.GPU_MODEL)) or fields["gpu_model"]
+            fields["gpu_count"] = _count(found.get(attributes.GPU_COUNT))
+        elif name in _TOTALS:
+            self._total(name, number, pairs.read())
+        elif name == metrics.STRAGGLER_EVENT:
+            self._decoded.events.append((fields["node_id"], fields["cluster_id"], number != 0))
+        else:
+            self._decoded.other_points += 1
+
+    def _score(self, number: float, time_unix_nano: int, found: dict[str, Any]) -> None:
+        if not 0.0 <= number <= 1.0:
+            self.reject(f"{metrics.HEALTH_SCORE} is not between 0 and 1")
+            return
+        if time_unix_nano < 0 or time_unix_nano > (self._now + FUTURE_SECONDS) * 1e9:
+            self.reject("the time lies more than an hour in the future or before 1970")
+            return
+        state = _STATES.get(_text(found.get(attributes.NODE_STATE)) or _ACTIVE)
+        if state is None:
+            self.reject(f"{attributes.NODE_STATE} is none of calibrating, active, idle")
+            return
+        fields = self.fields
+        fields["score"] = float(number)
+        fields["state"] = state
+        fields["time_unix_nano"] = time_unix_nano
+        fields["workload_type"] = _text(found.get(attributes.WORKLOAD_TYPE)) or fields["workload_type"]
+        fields["cgroup_path_hash"] = _text(found.get(attributes.CGROUP_PATH_HASH))
+        self._scored = True
+
+    def _total(self, name: str, number: float, found: dict[str, Any]) -> None:
+        totals = self.fields.setdefault("totals", {})
+        key = (name, _text(found.get(attributes.CGROUP_PATH_HASH)), _text(found.get(attributes.MEMCPY_DIRECTION)))
+        if 0.0 <= number < 2.0**63 and len(totals) < MAX_TOTALS:
+            totals[key] = int(number)
+        else:
+            self.reject(f"{name} is not a count, or one of more than {MAX_TOTALS}")
+
+    def reject_signal(self, name: str) -> None:
+        """Leave out a signal that is negative or not finite."""
+        self.reject(self._problem or f"{name} is not a number from 0")
+
+    def reject(self, reason: str) -> None:
+        """Count a point that was left out."""
+        self._decoded.rejected += 1
+        self._decoded.reasons[reason] = self._decoded.reasons.get(reason, 0) + 1
+
+    def finish(self) -> None:
+        """Hand the report over when it carries a score and names its cluster."""
+        if not self._scored:
+            return
+        problem = check_name(self.fields["cluster_id"])
+        if problem:
+            self.reject(f"the cluster id {problem}")
+        else:
+            self._decoded.reports.append(HealthReport(**self.fields))
+
+
+def template_of(found: dict[str, Any]) -> Template:
+    node, cluster = _raw_text(found.get(attributes.NODE_ID)), _raw_text(found.get(attributes.CLUSTER_ID))
+    for key, name, optional in ((attributes.NODE_ID, node, False), (attributes.CLUSTER_ID, cluster, True)):
+        problem = check_name(name)
+        if problem and (name or not optional):
+            return f"the resource attribute {key} {problem}"
+    shared: dict[str, Any] = {attribute: _text(found.get(key)) for key, attribute in RESOURCE_STRINGS.items()}
+    shared["world_size"] = _count(found.get(attributes.WORLD_SIZE))
+    rank = _count(found[attributes.NODE_RANK]) if attributes.NODE_RANK in found else None
+    return Identity(node, cluster, rank, shared)
+
+
+def plain_value(value: AnyValue) -> Any:
+    kind = value.WhichOneof("value")
+    return getattr(value, kind) if kind in ("string_value", "int_value", "double_value", "bool_value") else None
+
+
+def plain_json_value(value: dict[str, Any]) -> Any:
+    text = value.get("stringValue")
+    if text is not None:
+        return text
+    if "intValue" in value:
+        return int(value["intValue"])
+    return value.get("doubleValue", value.get("boolValue"))
+
+
+def _raw_text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        return ""
+    if len(value) > MAX_LABEL or not value.isprintable():
+        return "".join(letter for letter in value[:MAX_LABEL] if letter.isprintable())
+    return value
+
+
+def _count(value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
+        return 0
+    return int(value)
