@@ -121,16 +121,15 @@ class Demo:
         self.view.say(f"[bold]{what}[/] ({victim})")
         earlier = self.pushes(victim)
         self.lab.wait("a push, so that the next ones are whole", lambda: self.pushes(victim) != earlier)
-        before = self.pushes(victim)
         self.site.hurt(hurt, victim)
         seconds = self.lab.wait(f"{victim} to be named", lambda: bool(self.named()), 90)
         wrong = self.named() - {victim}
         if wrong or victim not in self.named():
             raise LabFailed(f"named {sorted(self.named())} instead of {victim}")
         why = self.site.get("diagnostics", f"/api/v1/why?node_id={victim}") or {}
-        pushes = int(why.get("pushes", before)) - before
         self.view.say(
-            f"  [bold red]{victim} is the straggler[/], named after {seconds:.1f} s, {pushes} of its pushes"
+            f"  [bold red]{victim} is the straggler[/], named after {seconds:.1f} s, "
+            f"{seconds / INTERVAL:.1f} push intervals"
         )
         self.view.say(f"  why: {why.get('why', '')} Weakest signal: {why.get('dominant_signal')}.")
         answer = self.ask(victim)
@@ -141,7 +140,7 @@ class Demo:
             "what": what,
             "node": victim,
             "named_after_seconds": round(seconds, 2),
-            "named_after_pushes": pushes,
+            "named_after_push_intervals": round(seconds / INTERVAL, 2),
             "recovered_after_seconds": round(recovery, 2),
             "echo": answer,
         }

@@ -18,6 +18,7 @@ from typing import Any, Final
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.reference import small_sample_factor
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 SIGNIFICANCE: Final = 1e-6
@@ -34,6 +35,9 @@ SMALLEST_IMBALANCE: Final = 0.05
 
 TRIM: Final = 0.1
 """Share of steps left out at either end of a mean."""
+
+ALIKE: Final = 3.5
+"""Variance of the logarithm of an estimated variance, times steps, for normal noise that is the same on all ranks."""
 
 FEWEST_STEPS: Final = 8
 LARGEST_SHARE: Final = 0.25
@@ -83,16 +87,19 @@ class Diagnosis:
 
 @dataclass(frozen=True)
 class _Excess:
-    """Excess of every rank as a share of the step, its standard error, and the spread between like ranks."""
+    """Excess of every rank as a share of the step, its standard error, and the spread between like ranks.
+
+    `freedom` is of the errors, in degrees.
+    """
 
     share: Floats
     error: Floats
+    freedom: Floats
     spread: float
-    steps: int
 
     def standing_out(self) -> Bools:
         """Ranks whose excess is significant, outstanding and large enough to matter."""
-        needed = quantile(SIGNIFICANCE / max(1, len(self.share)), self.steps)
+        needed = _widened(SIGNIFICANCE / max(1, len(self.share)), self.freedom)
         z = self.share / np.maximum(self.error, 1e-9)
         found: Bools = (z > needed) & (self.share > np.maximum(SMALLEST_EFFECT, OUTSTANDING * self.spread))
         return found
@@ -100,8 +107,19 @@ class _Excess:
 
 def quantile(chance: float, steps: int) -> float:
     """The normal quantile of an upper tail, widened for few steps."""
+    return float(_widened(chance, np.array(_freedom(steps))))
+
+
+def _freedom(steps: int) -> float:
+    """Degrees of freedom of an error from so many steps."""
+    return max(4.0, 0.8 * steps - 1)
+
+
+def _widened(chance: float, freedom: Floats) -> Floats:
+    """The quantile of an upper tail of Student's distribution, to first order."""
     z = -NormalDist().inv_cdf(chance)
-    return z * (1 + (z * z + 1) / (4 * max(4.0, 0.8 * steps - 1)))
+    found: Floats = z * (1 + (z * z + 1) / (4 * freedom))
+    return found
 
 
 def diagnose(line: Timeline) -> Diagnosis:
@@ -294,6 +312,25 @@ def trimmed(values: Floats) -> tuple[Floats, Floats]:
     return mean, error
 
 
+def lent(error: Floats, steps: int) -> tuple[Floats, Floats]:
+    """Errors that ranks lend one another, and their degrees of freedom (moderated variances, Smyth 2004).
+
+    How much is lent follows from how alike the errors are. A rank whose error is larger than chance makes it among
+    alike ones keeps its own.
+    """
+    freedom = np.full(len(error), _freedom(steps))
+    logs = 2 * np.log(np.maximum(error, 1e-12))
+    typical = float(np.median(logs))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(logs - typical)))
+    spread *= float(small_sample_factor(np.array([len(error)]))[0])
+    most = (len(error) - 1) * freedom[0]
+    excess = spread**2 - ALIKE / steps
+    weight = most if excess <= 0 else min(most, 2 / excess)
+    ordinary = logs <= typical + 2.5 * np.sqrt(ALIKE / steps)
+    joined = np.sqrt((weight * np.exp(typical) + freedom * error**2) / (weight + freedom))
+    return np.where(ordinary, joined, error), np.where(ordinary, freedom + weight, freedom)
+
+
 def _against(values: Floats, error: Floats, alike: Ints, steps: int) -> _Excess:
     """Excess of ranks over the middle of those that do the same; over the lower one where there are but two."""
     share, spreads = np.zeros(len(values)), []
@@ -305,7 +342,7 @@ def _against(values: Floats, error: Floats, alike: Ints, steps: int) -> _Excess:
         if len(members) >= 5:
             spreads += (own - middle).tolist()
     spread = MAD_TO_SIGMA * float(np.median(np.abs(spreads))) if spreads else 0.0
-    return _Excess(share, error, spread, steps)
+    return _Excess(share, *lent(error, steps), spread)
 
 
 def _segments(steps: int) -> list[slice]:
