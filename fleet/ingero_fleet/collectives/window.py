@@ -62,8 +62,8 @@ class Window:
     def judge(self, config: AttributionConfig) -> None:
         """Renew the finding: of the whole window, and of its latest parts, which show sooner who became late lately.
 
-        They share the error that is allowed by their lengths, as short ones are renewed more often. Where several accuse
-        one rank the longest counts, where they differ the latest.
+        They share the error that is allowed by their lengths, as short ones are renewed more often. Of several that
+        accuse one rank the longest counts; where they differ, the latest.
         """
         if not len(self.last):
             self.finding = None
