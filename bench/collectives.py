@@ -19,6 +19,7 @@ sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT)]
 from ingero_fleet.collectives.attribution import AttributionConfig, find_late_rank  # noqa: E402
 from ingero_fleet.collectives.desk import CollectivesDesk  # noqa: E402
 from ingero_fleet.collectives.settings import NcclConfig  # noqa: E402
+from ingero_kit import logs  # noqa: E402
 from ingero_kit.otlp import Decoder  # noqa: E402
 from ingero_kit.otlp_server import Push, Signal  # noqa: E402
 from ingero_testing.collectives import BEGIN, Job  # noqa: E402
@@ -127,6 +128,7 @@ def main() -> None:
         except LabFailed as error:
             raise SystemExit(f"bench: {error}") from None
         return
+    logs.configure("error")
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     print("| what | ours | target | |\n| --- | --- | --- | --- |", flush=True)
     for ranks, pushes in ((8, 40), (64, 10), (1024, 1)):

@@ -113,7 +113,8 @@ def test_grouping_keeps_one_point_of_each_rank_the_newest(points: list[tuple[int
 
     wanted = {(one, two, three): place for place, (one, two, three, _) in enumerate(points)}
     assert sorted(group.order.tolist()) == sorted(wanted.values())
-    assert again == len(points) - len(wanted)
+    assert len(again) == len(points) - len(wanted)
+    assert all(points[old][:3] == points[new][:3] and old < new for old, new in again.tolist())
     for first, end in zip(group.starts[:-1].tolist(), group.starts[1:].tolist(), strict=True):
         places = group.order[first:end]
         assert len({(int(comm[place]), int(seq[place])) for place in places}) == 1
@@ -195,6 +196,29 @@ def test_a_culprit_is_told_since_when_and_for_how_many_ticks() -> None:
 
     assert (found["kind"], found["windows"], found["since"]) == ("late_rank", 3, rfc3339(BEGIN))
     assert desk.shares() == {("c", "node-5"): found["share"]}
+
+
+@pytest.mark.parametrize("late", [{}, {5: 5.0}])
+def test_after_a_long_time_in_which_all_were_well_the_culprit_is_named_as_soon_and_nobody_else(
+    late: dict[int, float],
+) -> None:
+    named_at = []
+    for seed in range(40):
+        desk, job = CollectivesDesk(NcclConfig()), Job(8, jitter_ms=2.0, seed=seed)
+        feed(desk, job.pushes(450), BEGIN)
+        desk.judge(BEGIN)
+        assert not desk.culprits
+        job.late_ms = late
+        for tick in range(1, 7):
+            feed(desk, job.pushes(10), BEGIN + tick)
+            desk.judge(BEGIN + tick)
+            assert named(desk) <= {"node-5"}
+            if desk.culprits:
+                named_at.append(10 * tick)
+                break
+
+    assert len(named_at) == (40 if late else 0)
+    assert not late or np.median(named_at) <= 40
 
 
 def test_points_that_are_lost_or_late_only_cost_power() -> None:

@@ -24,6 +24,9 @@ from ingero_kit.otlp_server import Push, Signal
 log = get(__name__)
 
 Onward = Callable[[Push], None]
+SAME_SECONDS: Final = 1e-6
+"""Times closer than this are of one point, sent twice."""
+
 Columns = dict[str, npt.NDArray[Any]]
 _FIELDS: Final = ("comm", "op", "rank", "seq", "source", "kind", "value", "time", "received")
 
@@ -86,7 +89,8 @@ class CollectivesDesk:
             group, again = group_by(
                 (columns["comm"], columns["op"], columns["instance"]), columns["rank"], columns["received"]
             )
-            self.outcomes["repeated"] += again
+            self.outcomes["repeated"] += len(again)
+            self._dispute(columns, again, now)
             held = self._settle(columns, group, now, lags)
             self._held = {name: columns[name][held] for name in _FIELDS}
         for window in self.windows.values():
@@ -142,6 +146,15 @@ class CollectivesDesk:
                 numbers = in_buckets(columns["time"][part], columns["rank"][part], self.config.time_tolerance)
                 instance[part] = -1 - numbers
         return instance
+
+    def _dispute(self, columns: Columns, again: npt.NDArray[np.int64], now: float) -> None:
+        """One number of one rank at two times is two collectives: whoever has such numbers is unfit to judge.
+
+        A point that was sent again says the same time. A job that began anew within a tick is unfit for a while too.
+        """
+        apart = np.abs(columns["time"][again[:, 0]] - columns["time"][again[:, 1]]) > SAME_SECONDS
+        for number in np.unique(columns["comm"][again[apart, 0]]).tolist():
+            self.windows[number].disputed_until = now + self.config.window_age
 
     def _settle(self, columns: Columns, group: Group, now: float, lags: list[Lag]) -> npt.NDArray[np.int64]:
         """Judge collectives that are whole or have waited long enough; returns the places of points that wait on."""

@@ -34,7 +34,7 @@ class Known:
 def verdict_in_words(window: Window, now: float) -> str:
     """`culprit`, `none: ...` or `unknown: ...`: a person is told why nobody is named."""
     if now < window.disputed_until:
-        return "unknown: two nodes claim the same rank, so that two communicators may share this hash"
+        return "unknown: a rank is claimed, or a number is used, twice, so that two communicators may share this hash"
     if not window.blocked_seen:
         return "unknown: the agents do not tell how long ranks waited, and clocks of different hosts do not"
     if window.finding is None:

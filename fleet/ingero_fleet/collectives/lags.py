@@ -46,8 +46,11 @@ class Lags:
 
 def group_by(
     keys: tuple[npt.NDArray[Any], ...], rank: npt.NDArray[Any], received: npt.NDArray[Any]
-) -> tuple[Group, int]:
-    """Group points by keys; of several of one rank the newest stays. Returns the group and how many were dropped."""
+) -> tuple[Group, Ints]:
+    """Group points by keys; of several of one rank the newest stays.
+
+    Returns the group, and by row the place of each point that was dropped and of the one that took its place.
+    """
     order = np.lexsort((received, rank, *reversed(keys)))
     same = np.ones(len(order), bool)
     for key in keys:
@@ -58,11 +61,13 @@ def group_by(
     ranks = rank[order]
     again = np.zeros(len(order), bool)
     again[:-1] = same[1:] & (ranks[1:] == ranks[:-1])
+    dropped = np.flatnonzero(again)
+    replaced = np.stack([order[dropped], order[np.minimum(dropped + 1, len(order) - 1)]], 1)
     # A group begins where the key changes; the first of its points may be one that goes.
     number = np.cumsum(~same) - 1
     order, number = order[~again], number[~again]
     firsts = np.flatnonzero(np.diff(number, prepend=-1))
-    return Group(order, np.append(firsts, len(order)).astype(np.int64)), int(again.sum())
+    return Group(order, np.append(firsts, len(order)).astype(np.int64)), replaced.astype(np.int64)
 
 
 def measure(group: Group, rank: npt.NDArray[Any], blocked: npt.NDArray[Any], time: npt.NDArray[Any]) -> Lags:

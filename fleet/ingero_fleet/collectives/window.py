@@ -1,6 +1,6 @@
 """The latest collectives of one communicator, and how late each of its ranks has been lately. Pure state."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 import numpy as np
@@ -10,6 +10,9 @@ from ingero_fleet.collectives.attribution import AttributionConfig, Finding, fin
 
 FORGET: Final = 0.7
 """How much of the mean lag of earlier ticks is kept, so that about three ticks count."""
+
+RECENT: Final = (256, 128, 64, 32)
+"""Latest collectives that are judged apart from the window, the most first."""
 
 
 @dataclass
@@ -54,13 +57,36 @@ class Window:
     @property
     def elapsed_ms(self) -> float:
         """Time from the first to the last collective of the window, and one more: what losses are a share of."""
-        if len(self.time) < 2:
-            return 0.0
-        ordered = np.sort(self.time)
-        return float(ordered[-1] - ordered[0]) * 1000.0 * len(ordered) / (len(ordered) - 1)
+        return _elapsed_ms(self.time)
 
     def judge(self, config: AttributionConfig) -> None:
-        """Renew the finding."""
-        self.finding = find_late_rank(
-            self.last.astype(np.int64), self.lost.astype(np.float64), self.elapsed_ms, self.ranks, config
-        )
+        """Renew the finding: of the whole window, and of its latest parts, which show sooner who became late lately.
+
+        They share the error that is allowed by their lengths, as short ones are renewed more often. Of several that
+        accuse one rank the longest counts; where they differ, the latest.
+        """
+        if not len(self.last):
+            self.finding = None
+            return
+        parts = [len(self.last), *(size for size in RECENT if size < len(self.last))]
+        total = sum(parts)
+        whole, *recent = (self._judge_latest(size, config, size / total) for size in parts)
+        accused = [finding for finding in (whole, *recent) if finding and finding.accused]
+        agreed = len({finding.rank for finding in accused}) == 1
+        self.finding = whole if not accused else accused[0] if agreed else accused[-1]
+
+    def _judge_latest(self, size: int, config: AttributionConfig, part: float) -> Finding | None:
+        """Judge so many collectives, at a part of the error; their `chance` counts that others are looked at too."""
+        last, lost = self.last[-size:].astype(np.int64), self.lost[-size:].astype(np.float64)
+        elapsed = _elapsed_ms(self.time[-size:])
+        if size < len(self.last) and np.bincount(last, lost).max() < config.share * elapsed:
+            # Too little was lost to anybody for an accusation; most communicators end here.
+            return None
+        found = find_late_rank(last, lost, elapsed, self.ranks, replace(config, error=config.error * part))
+        return found and replace(found, chance=min(1.0, found.chance / part))
+
+
+def _elapsed_ms(time: npt.NDArray[np.float64]) -> float:
+    if len(time) < 2:
+        return 0.0
+    return float(time.max() - time.min()) * 1000.0 * len(time) / (len(time) - 1)
