@@ -83,6 +83,11 @@ def rows(folder: Path, query: str, *values: object) -> list[tuple[int, ...]]:
         return database.execute(query, values).fetchall()
 
 
+def launches(folder: Path) -> int:
+    """Of all processes."""
+    return rows(folder, "SELECT SUM(count) FROM event_aggregates WHERE source = 1 AND op = 3")[0][0] or 0
+
+
 @pytest.mark.parametrize(
     ("status", "words"),
     [(0, ""), (-31, "dies of a return probe (signal 31)"), (3, "it is not known"), (1, "ended with 1")],
@@ -163,12 +168,7 @@ def test_a_library_that_is_written_over_is_let_go_of_and_the_new_one_counted(tmp
             wait_until(lambda: agent.words().count('"event": "attached"') >= 2, "the new file")
             go(running)
             assert said(running) == "done"
-            wait_until(
-                lambda: (
-                    sum(row[0] for row in rows(tmp_path, "SELECT SUM(count) FROM event_aggregates") if row[0]) == 15
-                ),
-                "the calls of five processes",
-            )
+            wait_until(lambda: launches(tmp_path) == 15, "the calls of five processes")
         assert "ingero_trace_replaced_libraries_total 1.0" in page(agent)
 
 
@@ -181,14 +181,10 @@ def test_processes_by_the_thousand_are_counted_or_said_to_be_lost(tmp_path: Path
         go(running)
         assert said(running) == "done"
 
-        def counted() -> int:
-            (found,) = rows(tmp_path, "SELECT SUM(count) FROM event_aggregates WHERE source = 1 AND op = 3")
-            return found[0] or 0
-
         def lost() -> int:
             lines = (line for line in page(agent).splitlines() if line.startswith("ingero_trace_lost_total{"))
             return sum(int(float(line.split()[-1])) for line in lines)
 
-        wait_until(lambda: counted() + lost() == 3 * processes, "every call, counted or lost")
-        assert counted() > 0
+        wait_until(lambda: launches(tmp_path) + lost() == 3 * processes, "every call, counted or lost")
+        assert launches(tmp_path) > 0
         assert agent.process.poll() is None
