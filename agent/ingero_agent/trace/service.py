@@ -14,6 +14,7 @@ from ingero_agent.sockets import EventSocket
 from ingero_agent.trace import governor
 from ingero_agent.trace.annotations import AnnotationSocket
 from ingero_agent.trace.beside import Beside
+from ingero_agent.trace.blind import BLIND, Blind, Counter
 from ingero_agent.trace.counts import Counted, Scaler
 from ingero_agent.trace.events import Collective, Event, sample_mask
 from ingero_agent.trace.export import ExportConfig, Exporter
@@ -21,6 +22,7 @@ from ingero_agent.trace.governor import CORE, GROUPS, LAUNCH, MEMORY, SCHEDULER,
 from ingero_agent.trace.gpus import Poller
 from ingero_agent.trace.host import Host, OwnLoad, command_of, container_of, nccl_processes, own_rss, rank_of
 from ingero_agent.trace.ledger import Ledger
+from ingero_agent.trace.loader import CannotTrace
 from ingero_agent.trace.outlets import Outlets
 from ingero_agent.trace.page import make_server
 from ingero_agent.trace.probes.table import HOST
@@ -41,6 +43,9 @@ SLOW_ROUND_SECONDS: Final = 10.0
 
 CALIBRATION_SECONDS: Final = 3600.0
 """How often the cost of a probe is measured anew."""
+
+RETRY_SECONDS: Final = 60.0
+"""How long to go on without programs in the kernel before they are tried again."""
 
 OWN_CPU_BUDGET: Final = 0.01
 MIN_WAIT_SECONDS: Final = 0.02
@@ -75,7 +80,7 @@ class TraceService:
     """One tracer and everything that it feeds. `tick` is one look."""
 
     def __init__(
-        self, config: TraceConfig, tracer: Tracer, store: Store, recorder: Recorder | None = None,
+        self, config: TraceConfig, tracer: Counter, store: Store, recorder: Recorder | None = None,
         outlets: Outlets | None = None,
     ) -> None:  # fmt: skip
         self.ledger = Ledger()
@@ -171,7 +176,8 @@ class TraceService:
         collectives = [event for event in events if isinstance(event, Collective)]
         self._seen_events += len(events)
         with suppress(sqlite3.OperationalError):
-            self._store.add(rows, time.time(), self._new_names(), events)
+            if self._tracer.mode != BLIND:
+                self._store.add(rows, time.time(), self._new_names(), events)
         if self._recorder:
             self._record(collectives)
         if self._exporter:
@@ -241,10 +247,10 @@ class TraceService:
         unwatched = "refused" if scheduler.why_not else "left_alone"
         return {
             "probes": tracer.mode,
-            "returns": "entry_only" if tracer.no_returns else "timed",
+            "returns": BLIND if tracer.mode == BLIND else "entry_only" if tracer.no_returns else "timed",
             "scheduler": "watched" if scheduler.on else unwatched,
             "gpus": self._beside.gpu_mode,
-            "counts": "incomplete" if self.ledger.figures.lost else "complete",
+            "counts": BLIND if tracer.mode == BLIND else "incomplete" if self.ledger.figures.lost else "complete",
             "processes": "selected" if self._config.selection else "all",
         }
 
@@ -306,16 +312,35 @@ def open_outlets(config: TraceConfig) -> Outlets | None:
     return outlets
 
 
+def find_tracer(config: TraceConfig) -> Counter:
+    """The tracer; where no program can be loaded but something else is wanted of the agent, one that is blind.
+
+    Raises `CannotTrace` where nothing else is.
+    """
+    try:
+        return Tracer(config.attach, config.returns, config.selection)
+    except CannotTrace as error:
+        if not (config.listen or config.export or config.events or config.annotations):
+            raise
+        log.error("cannot_trace", reason=str(error), again_in_seconds=RETRY_SECONDS)
+        return Blind(str(error))
+
+
 def run(config: TraceConfig, ended: Callable[[float], bool]) -> None:
-    """Trace until `ended` (which waits the seconds that it is given) says so.
+    """Trace until `ended` (which waits the seconds that it is given) says so; while blind, try again now and then.
 
     Raises `CannotTrace`, and `OSError` for what cannot be opened.
     """
+    while not _run_once(config, find_tracer(config), ended):
+        pass
+
+
+def _run_once(config: TraceConfig, tracer: Counter, ended: Callable[[float], bool]) -> bool:
+    """Run with this tracer; whether it is over, and not only time to look for another."""
     with ExitStack() as stack:
+        stack.callback(tracer.close)
         store = Store(config.database, config.retention)
         stack.callback(store.close)
-        tracer = Tracer(config.attach, config.returns, config.selection)
-        stack.callback(tracer.close)
         outlets = open_outlets(config)
         if outlets:
             stack.callback(outlets.close)
@@ -329,11 +354,11 @@ def run(config: TraceConfig, ended: Callable[[float], bool]) -> None:
             log.info("listening", address=f"{server.server_address[0]!s}:{server.server_address[1]}")
         log.info("started", database=str(config.database), mode=tracer.mode, **vars(tracer.costs))
         tracer.look()
-        while True:
+        begun, over = time.monotonic(), False
+        while not over and (tracer.mode != BLIND or time.monotonic() - begun < RETRY_SECONDS):
             over = ended(service.wait_seconds(time.monotonic()))
             service.tick(time.monotonic())
-            if over:
-                break
         service.close()
         if tracer.lost():
             log.warning("lost", reasons=tracer.lost())
+    return over

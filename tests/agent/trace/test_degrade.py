@@ -1,16 +1,21 @@
 """Whatever goes wrong has a name: filters of system calls, libraries written over, processes by the thousand."""
 
+import os
 import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 import urllib.request
 from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from ingero_agent.sources import ReadFailed
+from ingero_agent.sources.database import DatabaseSource
 from ingero_agent.trace import seccomp
+from ingero_agent.trace.annotations import send
 from ingero_agent.trace.calibrate import Twins
 from ingero_agent.trace.seccomp import CHILD, verdict
 from ingero_testing.gpu_job import (
@@ -26,7 +31,7 @@ from ingero_testing.gpu_job import (
     said,
     tracing,
 )
-from ingero_testing.processes import Running, wait_until
+from ingero_testing.processes import BIN, Running, process, wait_until
 
 CALLS = """
 #include <stddef.h>
@@ -83,6 +88,11 @@ def rows(folder: Path, query: str, *values: object) -> list[tuple[int, ...]]:
         return database.execute(query, values).fetchall()
 
 
+def launches(folder: Path) -> int:
+    """Of all processes."""
+    return rows(folder, "SELECT SUM(count) FROM event_aggregates WHERE source = 1 AND op = 3")[0][0] or 0
+
+
 @pytest.mark.parametrize(
     ("status", "words"),
     [(0, ""), (-31, "dies of a return probe (signal 31)"), (3, "it is not known"), (1, "ended with 1")],
@@ -119,6 +129,36 @@ def test_the_filter_refuses_newer_calls_and_the_function_runs() -> None:
         twins.close()
 
     assert (done.returncode, done.stdout) == (0, b"ready\n"), done.stderr
+
+
+UNPRIVILEGED = ("setpriv", "--bounding-set=-all", "--inh-caps=-all")
+
+
+def test_where_no_program_can_be_loaded_gpus_and_annotations_go_on_and_nobody_is_said_to_be_idle(
+    tmp_path: Path,
+) -> None:
+    socket = tmp_path / "annotate.sock"
+    command = (str(BIN / "ingero-agent"), "trace", "--db", str(tmp_path / "trace.db"), "--prometheus", "127.0.0.1:0",
+               "--annotate", "--annotate-socket", str(socket))  # fmt: skip
+    with process(tmp_path / "trace.log", *(UNPRIVILEGED if os.getuid() == 0 else ()), *command) as agent:
+        wait_until(lambda: "listening" in agent.words(), "the page")
+        assert send(socket, {"step": "1"}) == ""
+        wait_until(lambda: "ingero_trace_annotations_total 1.0" in page(agent), "the annotation")
+        text = page(agent)
+
+    assert "cannot_trace" in agent.words()
+    for capability in ("probes", "returns", "counts"):
+        assert f'ingero_trace_capability{{capability="{capability}",mode="none"}} 1.0' in text
+    with pytest.raises(ReadFailed):
+        DatabaseSource(tmp_path / "trace.db", 60, gpus=1).read(time.time())
+
+
+def test_where_nothing_else_is_wanted_the_reason_is_the_end(tmp_path: Path) -> None:
+    command = (BIN / "ingero-agent", "trace", "--db", tmp_path / "trace.db")
+    done = subprocess.run([*(UNPRIVILEGED if os.getuid() == 0 else ()), *command], capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert "tracing needs root" in done.stderr
 
 
 @pytest.mark.ebpf
@@ -163,12 +203,7 @@ def test_a_library_that_is_written_over_is_let_go_of_and_the_new_one_counted(tmp
             wait_until(lambda: agent.words().count('"event": "attached"') >= 2, "the new file")
             go(running)
             assert said(running) == "done"
-            wait_until(
-                lambda: (
-                    sum(row[0] for row in rows(tmp_path, "SELECT SUM(count) FROM event_aggregates") if row[0]) == 15
-                ),
-                "the calls of five processes",
-            )
+            wait_until(lambda: launches(tmp_path) == 15, "the calls of five processes")
         assert "ingero_trace_replaced_libraries_total 1.0" in page(agent)
 
 
@@ -181,14 +216,10 @@ def test_processes_by_the_thousand_are_counted_or_said_to_be_lost(tmp_path: Path
         go(running)
         assert said(running) == "done"
 
-        def counted() -> int:
-            (found,) = rows(tmp_path, "SELECT SUM(count) FROM event_aggregates WHERE source = 1 AND op = 3")
-            return found[0] or 0
-
         def lost() -> int:
             lines = (line for line in page(agent).splitlines() if line.startswith("ingero_trace_lost_total{"))
             return sum(int(float(line.split()[-1])) for line in lines)
 
-        wait_until(lambda: counted() + lost() == 3 * processes, "every call, counted or lost")
-        assert counted() > 0
+        wait_until(lambda: launches(tmp_path) + lost() == 3 * processes, "every call, counted or lost")
+        assert launches(tmp_path) > 0
         assert agent.process.poll() is None

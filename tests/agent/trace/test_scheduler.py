@@ -116,7 +116,8 @@ def test_what_watching_costs_is_measured_by_the_kernel_and_above_the_limit_it_is
         assert scheduler.switch_ns >= FLOOR_NS
         assert scheduler.share > 0
 
-        scheduler.budget = 1e-12
+        scheduler.budget, before = 1e-12, parse_switches(Path("/proc/stat").read_text())
+        wait_until(lambda: parse_switches(Path("/proc/stat").read_text()) > before, "a switch")
         scheduler.judge(1e6 + 3)
         assert (scheduler.on, scheduler.share) == (False, 0.0)
     finally:

@@ -1,0 +1,137 @@
+"""What stands in for the tracer where no program can be loaded: it counts nothing, and says so."""
+
+from collections.abc import Mapping
+from typing import Final, Protocol
+
+from ingero_agent.trace.calibrate import Costs
+from ingero_agent.trace.counts import Counted
+from ingero_agent.trace.discovery import Found
+from ingero_agent.trace.events import Event
+
+BLIND: Final = "none"
+"""Mode of a tracer that counts nothing. Its database is not said to be written: silence is no idle workload."""
+
+
+class Watcher(Protocol):
+    """What is asked of whatever watches the scheduler."""
+
+    budget: float
+    share: float
+    switch_ns: float
+    why_not: str
+
+    @property
+    def on(self) -> bool:
+        """Whether it is watched now."""
+
+    def judge(self, now: float) -> None:
+        """Look how much there is to watch, monotonic seconds."""
+
+
+class Counter(Protocol):
+    """What the service asks of a tracer."""
+
+    mode: str
+    costs: Costs
+    helper_peak_bytes: int
+    no_returns: str
+    found: Mapping[int, list[Found]]
+
+    @property
+    def scheduler(self) -> Watcher:
+        """Who watches the scheduler."""
+
+    @property
+    def libraries(self) -> int:
+        """Libraries that are attached."""
+
+    @property
+    def replaced(self) -> int:
+        """Libraries written over while attached."""
+
+    @property
+    def unattached(self) -> int:
+        """Libraries that are too many."""
+
+    @property
+    def left_alone(self) -> int:
+        """Processes that the selection leaves out."""
+
+    def look(self) -> None:
+        """Attach to what is new."""
+
+    def switch(self, group: str, on: bool) -> None:
+        """Count a group, or stop."""
+
+    def sample(self, mask: int) -> None:
+        """Keep one of so many collectives."""
+
+    def read(self) -> list[Counted]:
+        """What was called since the look before."""
+
+    def events(self) -> list[Event]:
+        """Single collectives, communicators, slow calls."""
+
+    def recalibrate(self) -> None:
+        """Measure anew what a probe costs."""
+
+    def lost(self) -> dict[str, int]:
+        """What could not be counted, by reason."""
+
+    def pushed_off(self, pid: int, since_ns: int) -> list[int]:
+        """Processes that ran in one's place."""
+
+    def close(self) -> None:
+        """Detach."""
+
+
+class _Nobody:
+    budget = share = switch_ns = 0.0
+    on = False
+
+    def __init__(self, why_not: str) -> None:
+        self.why_not = why_not
+
+    def judge(self, now: float) -> None:
+        pass
+
+
+class Blind:
+    """Counts nothing; everything else of the agent goes on. `reason`: why no program could be loaded."""
+
+    def __init__(self, reason: str) -> None:
+        self.mode, self.costs, self.helper_peak_bytes, self.no_returns = BLIND, Costs(), 0, reason
+        self.found: Mapping[int, list[Found]] = {}
+        self.scheduler = _Nobody(reason)
+        self.libraries = self.replaced = self.unattached = self.left_alone = 0
+
+    def look(self) -> None:
+        """There is nothing to attach."""
+
+    def switch(self, group: str, on: bool) -> None:
+        """There is no group."""
+
+    def sample(self, mask: int) -> None:
+        """There are no collectives."""
+
+    def read(self) -> list[Counted]:
+        """Nothing."""
+        return []
+
+    def events(self) -> list[Event]:
+        """Nothing."""
+        return []
+
+    def recalibrate(self) -> None:
+        """There is no probe."""
+
+    def lost(self) -> dict[str, int]:
+        """Nothing was begun."""
+        return {}
+
+    def pushed_off(self, pid: int, since_ns: int) -> list[int]:
+        """Nobody is known."""
+        return []
+
+    def close(self) -> None:
+        """There is nothing to detach."""
