@@ -12,6 +12,7 @@ from typing import Any, Final
 import kopf
 from aiohttp import web
 
+from ingero_kit.addresses import parse_listen
 from ingero_kit.clock import steady_clock
 from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
@@ -201,7 +202,7 @@ class Operator:
             self.lag = max(self.lag * 0.95, self._beat - before - 0.5)
 
     async def _listen(self) -> web.AppRunner:
-        host, _, port = self.config.listen.rpartition(":")
+        host, port = parse_listen(self.config.listen)
         vitals = Vitals(
             desk=self.desk,
             keeper=self.keeper,
@@ -213,7 +214,7 @@ class Operator:
         )
         runner = web.AppRunner(make_app(vitals), access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        await web.TCPSite(runner, host, port).start()
         self._announce({"http": int(runner.addresses[0][1])})
         return runner
 
