@@ -36,6 +36,7 @@ from ingero_operator.settings import OperatorConfig
 from ingero_operator.sight import Sight
 from ingero_operator.sweep import Sweeper
 from ingero_operator.taints.keeper import Keeper
+from ingero_operator.trouble import Trouble
 from ingero_operator.witness import Witness
 from ingero_operator.workqueue import WorkQueue
 
@@ -178,10 +179,13 @@ class Operator:
         room, parts = (self.fleets, FLEET_PARTS) if key[0] == "FleetCluster" else (self.stores, STORE_PARTS)
         try:
             return await room.reconcile(key)
-        except ApiError as error:
-            resource = self.sight.cache.get(key)
-            if resource is not None and not error.transient:
-                await self.desk.stumble(resource, parts, explain(f"{key[0]} {key[2]}", error))
+        except Exception as error:
+            resource, refusal = self.sight.cache.get(key), error if isinstance(error, ApiError) else None
+            if resource is not None and not (refusal and refusal.transient):
+                what = f"{key[0]} {key[2]}"
+                words = f"{what}: {type(error).__name__}: {error}; this is a fault of the operator, please report it"
+                trouble = explain(what, refusal) if refusal else Trouble("OperatorFault", words, stalls=False)
+                await self.desk.stumble(resource, parts, trouble)
             raise
 
     async def _sweep(self) -> None:
