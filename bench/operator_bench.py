@@ -255,9 +255,9 @@ class Bench(Rig):
             says.stragglers = {names[0]}
             child, started = fork("--poll", "200ms", "--resync", "60s"), time.monotonic()
             self.wait("the first taint", lambda: self.marked(names[0]), 60)
-            window = 1.5 * (time.monotonic() - started)
+            window = 2 * (time.monotonic() - started)
             os.kill(child, signal.SIGKILL)
-            tell(f"killing within {window:.1f} s of each start, half as long again as a mark takes")
+            tell(f"killing within {window:.1f} s of each start, twice as long as a mark takes")
             for number in range(self.flags.kills):
                 says.stragglers = {dice.choice(names)} if number % 2 else set()
                 child = fork("--poll", "200ms", "--resync", "60s")
