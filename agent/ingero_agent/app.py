@@ -15,10 +15,11 @@ from ingero_agent.sources import Source
 from ingero_agent.sources.database import DatabaseSource
 from ingero_agent.sources.procfs import ProcfsSource, Target
 from ingero_agent.sources.scripted import ScriptedSource
+from ingero_kit.addresses import parse_listen
 from ingero_kit.clock import Clock, steady_clock
 from ingero_kit.files import announce_ports
 from ingero_kit.logs import get
-from ingero_kit.pages import PageServer, is_open, parse_listen
+from ingero_kit.pages import PageServer, is_open
 from ingero_kit.tls import ClientTls
 
 log = get(__name__)

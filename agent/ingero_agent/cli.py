@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ingero_kit.addresses import parse_listen
 from ingero_kit.settings import SettingsError, load, parse_duration
 
 if TYPE_CHECKING:
@@ -80,10 +81,10 @@ _database = click.option(
 def _address(_: click.Context, __: click.Parameter, text: str | None) -> tuple[str, int] | None:
     if text is None:
         return None
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise click.BadParameter(f"{text}: host:port or :port was expected")
-    return host.strip("[]"), int(port)
+    try:
+        return parse_listen(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error)) from None
 
 
 def _seconds(_: click.Context, parameter: click.Parameter, text: str | None) -> float | None:

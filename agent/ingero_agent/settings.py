@@ -6,8 +6,8 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from ingero_kit.addresses import parse_listen
 from ingero_kit.health_report import check_name
-from ingero_kit.pages import parse_listen
 from ingero_kit.settings import Duration, Settings
 
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import click
 
 from ingero_kit import logs
+from ingero_kit.addresses import parse_listen
 from ingero_kit.clock import steady_clock
 from ingero_kit.files import announce_ports
-from ingero_kit.pages import parse_listen
 from ingero_kit.settings import SettingsError, parse_duration
 from ingero_sink.consumer import consume
 from ingero_sink.ledger import Ledger

@@ -7,7 +7,7 @@ from typing import Any
 
 import uvicorn
 
-from ingero_kit.otlp_server import parse_endpoint
+from ingero_kit.addresses import parse_endpoint
 from ingero_kit.tls import ServerTls
 
 

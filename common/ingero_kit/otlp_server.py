@@ -345,19 +345,6 @@ def _grpc(answer: Answer, signal: Signal) -> Reply:
     return refuse(code, answer.message, details)
 
 
-def parse_endpoint(text: str, default_host: str = "127.0.0.1") -> tuple[str, int]:
-    """Split `host:port`, `:port` or `[v6]:port`.
-
-    Raises `ValueError` in words when it is none of these.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not (port.isascii() and port.isdigit()):
-        raise ValueError(f"{text!r} is not host:port")
-    if int(port) > 65535:
-        raise ValueError(f"{text!r}: no port is larger than 65535")
-    return (host.strip("[]") or default_host), int(port)
-
-
 def free_port() -> int:
     """A TCP port that was free a moment ago, for tests and demos."""
     with socket.socket() as probe:

@@ -24,17 +24,6 @@ Reason = Callable[[], str | None]
 """Says why the component is not healthy or not ready, or `None`."""
 
 
-def parse_listen(text: str) -> tuple[str, int]:
-    """Split `host:port`, `:port` (every address) or `[v6]:port`.
-
-    Raises `ValueError` in words when it is none of these.
-    """
-    host, colon, port = text.rpartition(":")
-    if not colon or not port.isdigit() or int(port) > 65535:
-        raise ValueError(f"{text!r}: host:port or :port was expected")
-    return host.strip("[]"), int(port)
-
-
 def is_open(host: str) -> bool:
     """Whether others than this machine can reach a listener on that host."""
     return not (host == "localhost" or host == "::1" or host.startswith("127."))

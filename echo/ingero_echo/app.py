@@ -21,9 +21,10 @@ from ingero_echo.pages import EchoPage
 from ingero_echo.settings import EchoConfig
 from ingero_echo.store import Store, StoreError
 from ingero_echo.writer import Writer
+from ingero_kit.addresses import parse_endpoint
 from ingero_kit.asgi import Server, bind
 from ingero_kit.logs import get
-from ingero_kit.otlp_server import OtlpGrpcReceiver, OtlpHttpReceiver, parse_endpoint
+from ingero_kit.otlp_server import OtlpGrpcReceiver, OtlpHttpReceiver
 from ingero_kit.settings import SettingsError
 
 log = get(__name__)

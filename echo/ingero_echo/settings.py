@@ -2,23 +2,14 @@
 
 import ipaddress
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
+from ingero_kit.addresses import Endpoint, parse_endpoint
 from ingero_kit.http_server import Limits
-from ingero_kit.otlp_server import parse_endpoint
 from ingero_kit.settings import Duration, Settings
 from ingero_kit.tls import ServerTls
-
-
-def _endpoint(text: str) -> str:
-    parse_endpoint(text)
-    return text
-
-
-Endpoint = Annotated[str, AfterValidator(_endpoint)]
-"""`host:port`; port 0 takes a free one, which the start-up line names."""
 
 
 def is_loopback(endpoint: str) -> bool:

@@ -12,19 +12,10 @@ from pydantic import AfterValidator, Field, model_validator
 
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.cost.settings import CostConfig
+from ingero_kit.addresses import Endpoint, parse_endpoint
 from ingero_kit.listener import Limits
-from ingero_kit.otlp_server import parse_endpoint
 from ingero_kit.settings import Duration, Settings, load
 from ingero_kit.tls import ClientTls, ServerTls
-
-
-def _endpoint(text: str) -> str:
-    parse_endpoint(text)
-    return text
-
-
-Endpoint = Annotated[str, AfterValidator(_endpoint)]
-"""`host:port`; port 0 takes a free one, which the start-up line names."""
 
 
 class AuthConfig(Settings):

@@ -12,6 +12,7 @@ from typing import Any, Final
 import kopf
 from aiohttp import web
 
+from ingero_kit.addresses import parse_listen
 from ingero_kit.clock import steady_clock
 from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
@@ -35,6 +36,7 @@ from ingero_operator.settings import OperatorConfig
 from ingero_operator.sight import Sight
 from ingero_operator.sweep import Sweeper
 from ingero_operator.taints.keeper import Keeper
+from ingero_operator.trouble import Trouble
 from ingero_operator.witness import Witness
 from ingero_operator.workqueue import WorkQueue
 
@@ -177,10 +179,13 @@ class Operator:
         room, parts = (self.fleets, FLEET_PARTS) if key[0] == "FleetCluster" else (self.stores, STORE_PARTS)
         try:
             return await room.reconcile(key)
-        except ApiError as error:
-            resource = self.sight.cache.get(key)
-            if resource is not None and not error.transient:
-                await self.desk.stumble(resource, parts, explain(f"{key[0]} {key[2]}", error))
+        except Exception as error:
+            resource, refusal = self.sight.cache.get(key), error if isinstance(error, ApiError) else None
+            if resource is not None and not (refusal and refusal.transient):
+                what = f"{key[0]} {key[2]}"
+                words = f"{what}: {type(error).__name__}: {error}; this is a fault of the operator, please report it"
+                trouble = explain(what, refusal) if refusal else Trouble("OperatorFault", words, stalls=False)
+                await self.desk.stumble(resource, parts, trouble)
             raise
 
     async def _sweep(self) -> None:
@@ -201,7 +206,7 @@ class Operator:
             self.lag = max(self.lag * 0.95, self._beat - before - 0.5)
 
     async def _listen(self) -> web.AppRunner:
-        host, _, port = self.config.listen.rpartition(":")
+        host, port = parse_listen(self.config.listen)
         vitals = Vitals(
             desk=self.desk,
             keeper=self.keeper,
@@ -213,7 +218,7 @@ class Operator:
         )
         runner = web.AppRunner(make_app(vitals), access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, host.strip("[]"), int(port)).start()
+        await web.TCPSite(runner, host, port).start()
         self._announce({"http": int(runner.addresses[0][1])})
         return runner
 

@@ -18,9 +18,9 @@ _LIST_KEYS: Final = ("name", "mountPath", "key", "port", "containerPort")
 
 _QUANTITIES: Final = frozenset({"cpu", "memory", "storage", "sizeLimit"})
 _SUFFIXES: Final = {
-    "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6), "G": Decimal(10**9), "T": Decimal(10**12),
-    "P": Decimal(10**15), "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
-    "Pi": Decimal(2**50),
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("0.001"), "k": Decimal(10**3), "M": Decimal(10**6),
+    "G": Decimal(10**9), "T": Decimal(10**12), "P": Decimal(10**15), "E": Decimal(10**18), "Ki": Decimal(2**10),
+    "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50), "Ei": Decimal(2**60),
 }  # fmt: skip
 
 
@@ -151,7 +151,7 @@ def _same(wanted: Any, live: Any, name: str) -> bool:
 
 def quantity(text: str) -> Decimal:
     """A Kubernetes quantity as a number. Raises `ValueError`."""
-    suffix = next((item for item in ("Ki", "Mi", "Gi", "Ti", "Pi", *"mkMGTP") if text.endswith(item)), "")
+    suffix = next((item for item in sorted(_SUFFIXES, key=len, reverse=True) if text.endswith(item)), "")
     try:
         return Decimal(text.removesuffix(suffix)) * _SUFFIXES.get(suffix, Decimal(1))
     except InvalidOperation:

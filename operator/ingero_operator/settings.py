@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
+from ingero_kit.addresses import Endpoint
 from ingero_kit.settings import Duration, Settings
 from ingero_operator.api.v1alpha1 import Policy
 from ingero_operator.render.common import IMAGE
@@ -44,7 +45,7 @@ class OperatorConfig(Settings):
     """Off: no node of this cluster is ever marked, whatever a FleetCluster says; marks are only removed."""
     pause_taints: bool = False
     """On: no new mark in this cluster; those that are there stay until a reason to remove them comes."""
-    listen: str = "0.0.0.0:8080"
+    listen: Endpoint = "0.0.0.0:8080"
     """Address of /healthz, /readyz and /metrics."""
     workers: int = Field(default=8, ge=1, le=64)
     """Resources reconciled at once."""

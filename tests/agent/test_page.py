@@ -16,7 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ingero_agent.health.state import Phase
 from ingero_agent.page import not_ready, stuck
-from ingero_kit.pages import MAX_REQUESTS, PageServer, is_open, parse_listen
+from ingero_kit.addresses import parse_listen
+from ingero_kit.pages import MAX_REQUESTS, PageServer, is_open
 from ingero_testing import nvml
 from ingero_testing.processes import BIN, Running, fleet, process, wait_until
 

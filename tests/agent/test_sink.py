@@ -97,7 +97,7 @@ def test_ready_while_connected_or_shortly_after_an_event() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--listen", "nowhere"], "ingero-sink: --listen 'nowhere': host:port or :port was expected"),
+        (["--listen", "nowhere"], "ingero-sink: --listen 'nowhere' is not host:port"),
         (["--reconnect-delay", "soon"], "ingero-sink: --reconnect-delay soon: a duration such as 2s was expected"),
         (
             ["--readiness-window", "2d"],

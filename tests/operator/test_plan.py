@@ -102,7 +102,16 @@ def test_an_upgrade_takes_one_workload_after_the_other() -> None:
 
 @pytest.mark.parametrize(
     ("ours", "theirs", "same"),
-    [("1", "1000m", True), ("512Mi", "536870912", True), ("1Gi", "1G", False), ("0.5", "500m", True)],
+    [
+        ("1", "1000m", True),
+        ("512Mi", "536870912", True),
+        ("1Gi", "1G", False),
+        ("0.5", "500m", True),
+        ("1E", "1000P", True),
+        ("1Ei", "1024Pi", True),
+        ("500000u", "0.5", True),
+        ("1e3", "1k", True),
+    ],
 )
 def test_quantities_compare_as_numbers(ours: str, theirs: str, same: bool) -> None:
     assert (quantity(ours) == quantity(theirs)) is same

@@ -261,3 +261,20 @@ def test_agents_have_the_priority_that_the_resource_names_or_else_the_installati
     assert priority(Platform()) is None
     assert priority(installed) == "ingero-agents"
     assert priority(installed, agents={"priorityClassName": "mine"}) == "mine"
+
+
+def test_prometheus_is_told_how_to_ask_an_echo_that_wants_tls_and_a_token() -> None:
+    spec = {"tlsSecret": "tls", "tokenSecret": {"name": "t"}}
+    own = {**spec, "serviceMonitors": {"tokenSecret": {"name": "scrape", "key": "metrics"}}}
+
+    def endpoint(tree: dict[str, Any]) -> Any:
+        found = wanted.of_echo_store(STORE, EchoStoreSpec.model_validate(tree), PLATFORM)
+        (monitor,) = (child for child in found if child["kind"] == "ServiceMonitor")
+        return monitor["spec"]["endpoints"][0]
+
+    assert (endpoint(spec)["scheme"], endpoint(spec)["path"]) == ("https", "/metrics")
+    assert endpoint(spec)["tlsConfig"] == {
+        "ca": {"secret": {"name": "tls", "key": "ca.crt"}}, "serverName": "prod-echo.ml.svc"
+    }  # fmt: skip
+    assert endpoint(spec)["authorization"]["credentials"] == {"name": "t", "key": "token"}
+    assert endpoint(own)["authorization"]["credentials"] == {"name": "scrape", "key": "metrics"}

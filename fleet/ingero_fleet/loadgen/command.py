@@ -12,7 +12,7 @@ import click
 
 from ingero_fleet.loadgen.driver import Plan, Result, drive
 from ingero_fleet.loadgen.requests import Protocol
-from ingero_kit.otlp_server import parse_endpoint
+from ingero_kit.addresses import parse_endpoint
 
 
 def summary(plan: Plan, result: Result) -> dict[str, object]:

@@ -22,9 +22,9 @@ from ingero_fleet.receivers.receiving import listeners
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.scores import ScoreTable
 from ingero_fleet.settings import FleetConfig
+from ingero_kit.addresses import parse_endpoint
 from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
-from ingero_kit.otlp_server import parse_endpoint
 
 log = get(__name__)
 

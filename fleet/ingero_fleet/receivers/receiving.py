@@ -10,9 +10,10 @@ from ingero_fleet.intake import Intake, Keep
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.scores import ScoreTable
 from ingero_fleet.settings import AuthConfig, FleetConfig, ListenerConfig
+from ingero_kit.addresses import parse_endpoint
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
-from ingero_kit.otlp_server import Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Signal, parse_endpoint
+from ingero_kit.otlp_server import Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Signal
 from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import Tokens
 

@@ -205,6 +205,10 @@ class Agents(Part):
 class ServiceMonitors(Part):
     """ServiceMonitors of the Prometheus operator, made where its CRD exists."""
 
+    token_secret: SecretKey | None = None
+    """Secret with the one bearer token that Prometheus sends to Echo; without it that of spec.tokenSecret, which must
+    then hold no more than a token. Fleet's pages need none."""
+
     enabled: bool = True
     """Make them."""
     labels: Labels = Field(default_factory=dict)

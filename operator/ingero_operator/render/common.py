@@ -218,15 +218,15 @@ def service(owner: Owner, component: str, ports: dict[str, tuple[int, str]], *, 
 
 
 def service_monitor(
-    owner: Owner, component: str, ports: tuple[str, ...], interval: str, extra: dict[str, str]
+    owner: Owner, component: str, ports: tuple[str, ...], interval: str, extra: dict[str, str], **how: Any
 ) -> Manifest:
-    """A ServiceMonitor of the Prometheus operator."""
+    """A ServiceMonitor of the Prometheus operator. `how`: further fields of its endpoints, such as TLS."""
     child = manifest(
         owner, "monitoring.coreos.com/v1", "ServiceMonitor", component, component,
         {
             "spec": {
                 "selector": {"matchLabels": selector(owner, component)},
-                "endpoints": [{"port": port, "interval": interval} for port in ports],
+                "endpoints": [{"port": port, "interval": interval, **how} for port in ports],
             }
         },
     )  # fmt: skip

@@ -72,10 +72,24 @@ def children(owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest
         service(owner, COMPONENT, PORTS),
         service(owner, COMPONENT, PORTS, headless=True),
         stateful_set(owner, spec, platform, digest([text, token_digest])),
-        service_monitor(owner, COMPONENT, ("api",), scrape.interval, scrape.labels)
+        service_monitor(owner, COMPONENT, ("api",), scrape.interval, scrape.labels, **_scraped(owner, spec))
         if scrape.enabled and platform.service_monitors
         else None,
     ]
+
+
+def _scraped(owner: Owner, spec: EchoStoreSpec) -> Manifest:
+    """How Prometheus asks an Echo, which answers over TLS and with a token only."""
+    token = spec.service_monitors.token_secret or spec.token_secret
+    return {
+        "path": names.METRICS_PAGE,
+        "scheme": "https",
+        "tlsConfig": {
+            "ca": {"secret": {"name": spec.tls_secret, "key": "ca.crt"}},
+            "serverName": f"{owner.child(COMPONENT)}.{owner.namespace}.svc",
+        },
+        "authorization": {"type": "Bearer", "credentials": {"name": token.name, "key": token.key}},
+    }
 
 
 def claim(owner: Owner, spec: EchoStoreSpec, class_name: str) -> Manifest:

@@ -361,7 +361,8 @@ def test_service_monitors_are_made_where_their_kind_exists_and_taken_back(
             return -1
 
     wait_until(lambda: monitors() == 2, "the ServiceMonitors", 60)
-    operator.settle(1)
+    wait_until(lambda: summary(plane, healthy) == "Healthy", "the FleetCluster to be healthy with them")
+    operator.settle(2)
     before = operator.writes()
     operator.settle(2)
     assert operator.writes() == before

@@ -220,3 +220,13 @@ def test_only_the_operator_may_write_a_volume_proof(plane: ControlPlane, namespa
 
     with pytest.raises(RuntimeError, match="only the operator may write a volume proof"):
         plane.apply(forged)
+
+
+def test_fleet_is_told_the_provider_that_all_nodes_agree_on(lab: Lab, operator: Any) -> None:
+    lab.begin(mode="Observe")
+
+    def said() -> bool:
+        found = lab.plane.read("-n", lab.namespace, "cm", "prod-fleet")
+        return found is not None and "default_provider: lab" in found["data"]["fleet.yaml"]
+
+    wait_until(said, "the provider of the nodes' providerID")
