@@ -14,6 +14,10 @@ from ingero_agent.health.signals import Observation
 from ingero_agent.sources import ReadFailed
 
 MAX_PROCESSES: Final = 4096
+
+SEARCH_SECONDS: Final = 5.0
+"""How often all command lines are searched; between two searches those found are looked at."""
+
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
@@ -68,11 +72,13 @@ class ProcfsSource:
         self._seconds: dict[tuple[int, int], float] = {}
         self._before: tuple[float, float | None, int, int] | None = None
         self._used = 0.0
+        self._found: list[int] = []
+        self._searched_at = float("-inf")
 
     def read(self, now: float) -> Observation | None:
         """Compare with the look before; `None` on the first."""
         try:
-            used = self._cpu_seconds()
+            used = self._cpu_seconds(now)
             steps = self._steps()
             busy, total = parse_cpu((self._proc / "stat").read_text())
             memory = parse_memory((self._proc / "meminfo").read_text())
@@ -107,14 +113,14 @@ class ProcfsSource:
         except (OSError, ValueError, IndexError):
             return None
 
-    def _cpu_seconds(self) -> float:
+    def _cpu_seconds(self, now: float) -> float:
         """CPU seconds used since the look before, by process incarnation, so that ends and starts add nothing."""
         if self._target.cgroup is not None:
             total = parse_cpu_stat((self._target.cgroup / "cpu.stat").read_text())
             used, self._used = total - self._used, total
             return used
         current: dict[tuple[int, int], float] = {}
-        for pid in self._pids():
+        for pid in self._pids(now):
             try:
                 started, seconds = parse_stat((self._proc / str(pid) / "stat").read_text())
                 seconds = self._thread_seconds(pid) or seconds
@@ -133,9 +139,14 @@ class ProcfsSource:
                 total += parse_schedstat(Path(task.path, "schedstat").read_text())
         return total
 
-    def _pids(self) -> list[int]:
+    def _pids(self, now: float) -> list[int]:
         if self._pattern is None:
             return list(self._target.pids)
+        if not 0 <= now - self._searched_at < SEARCH_SECONDS:
+            self._found, self._searched_at = self._search(self._pattern), now
+        return self._found
+
+    def _search(self, pattern: re.Pattern[str]) -> list[int]:
         found: list[int] = []
         for entry in os.scandir(self._proc):
             if entry.name.isdigit() and len(found) < MAX_PROCESSES:
@@ -143,6 +154,6 @@ class ProcfsSource:
                     command = (self._proc / entry.name / "cmdline").read_bytes().replace(b"\0", b" ")
                 except OSError:
                     continue
-                if self._pattern.search(command.decode("utf-8", "replace")) and int(entry.name) != os.getpid():
+                if pattern.search(command.decode("utf-8", "replace")) and int(entry.name) != os.getpid():
                     found.append(int(entry.name))
         return found
