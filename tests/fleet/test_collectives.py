@@ -383,7 +383,7 @@ def test_every_edge_of_an_accusation_is_told_once() -> None:
     job.late_ms = {2: 5.0}
     feed(desk, job.pushes(100), BEGIN + 40)
     desk.judge(BEGIN + 40)
-    assert told_edges(sent)[1:] == [("straggler", "node-2", 2), ("healthy", "node-5", 5)]
+    assert told_edges(sent)[1:] == [("healthy", "node-5", 5), ("straggler", "node-2", 2)]
     desk.judge(BEGIN + 50)
     desk.judge(BEGIN + 200)
     assert told_edges(sent)[3:] == [("learning", "node-2", 2)]

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_fleet.cli import main
-from ingero_fleet.diagnose.dumps import dump_of
-from ingero_fleet.diagnose.hangs import find_hang
+from ingero_fleet.diagnose.dumps import dump_of, read
+from ingero_fleet.diagnose.hangs import HangKind, find_hang
 from ingero_fleet.diagnose.sources import Problems, Rows, SourceError
 
 WORLD = 4
@@ -136,6 +136,18 @@ def test_gloo_leaves_scheduled_what_it_retired_and_tells_no_members() -> None:
     hang = told(*((rank, dump(old if rank == 1 else [*old, late], pg_config=nameless)) for rank in range(WORLD)))
 
     assert (hang.kind, hang.ranks) == ("hang", (1,))
+
+
+def test_real_dumps_of_a_job_that_hangs_in_gloo_name_the_rank_that_did_not_come() -> None:
+    """Written by PyTorch 2.15: four ranks, five all_reduce that ended, and a sixth to which rank 2 never came."""
+    problems = Problems()
+
+    dumps, _ = read([str(Path(__file__).parent / "hang_in_gloo")], problems)
+    hang = find_hang(dumps)
+
+    assert (hang.kind, hang.ranks, hang.dumps) == (HangKind.HANG, (2,), 4)
+    assert [(front.seq, front.entered, front.missing) for front in hang.fronts] == [(6, (0, 1, 3), (2,))]
+    assert not problems.answer()["count"]
 
 
 def test_a_receive_whose_sender_never_came_names_the_sender() -> None:

@@ -19,8 +19,8 @@ from ingero_fleet.taints.records import MAX_BYTES, NEEDLE
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_server import Encoding, Push, Signal
+from ingero_operator.taints.facts import Step, Verb
 from ingero_operator.taints.nodes import Mark
-from ingero_operator.taints.rails import Step, Verb
 from ingero_operator.taints.testimony import record
 from ingero_testing.processes import Running, fleet, wait_until
 

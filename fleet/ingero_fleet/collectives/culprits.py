@@ -60,18 +60,20 @@ class Culprits:
 
     def edges(self, known: Known, now: float) -> list[Edge]:
         """What has changed since this was last asked; another rank of a node that was accused is a change."""
-        changed = [
-            Edge("accused", item, now)
-            for node, item in self.now.items()
-            if _place(self._told.get(node)) != _place(item)
-        ]
         gone = [item for node, item in self._told.items() if node not in self.now]
         seen = (
             {known.reader.comms[number] for number, window in known.windows.items() if window.finding} if gone else ()
         )
+        # What is over comes first, so that what was told and is not taken back cannot pile up.
+        changed: list[Edge] = []
         for item in gone:
             key = CommKey(item["cluster_id"], item["comm"], item["ranks"])
             changed.append(Edge("cleared" if key in seen else "withdrawn", item, now))
+        changed += [
+            Edge("accused", item, now)
+            for node, item in self.now.items()
+            if _place(self._told.get(node)) != _place(item)
+        ]
         return self._note(changed[:MAX_EDGES])
 
     def withdraw(self, now: float) -> list[Edge]:

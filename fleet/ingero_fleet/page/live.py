@@ -10,6 +10,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from ingero_detect.memory import NodeKey
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.cost.desk import CostDesk
 from ingero_fleet.page.history import History
@@ -122,19 +123,7 @@ class LivePage:
         config = self._config()
         with self._lock:
             layout, column, hidden = self.history.layout, self.history.latest(), self.history.hidden
-        rows = np.flatnonzero(picture.straggling).tolist()
-        accused = Counter(picture.frame.names[row][0] for row in rows)
-        stragglers = [why_answer(picture, row, config) for row in rows[:SHOWN]]
-        cost = self._cost.answer()
-        money = {(item["cluster_id"], item["node_id"]): item for item in cost["culprits"]}
-        late = self._collectives.culprits
-        lags = self._collectives.answer(None, picture.tick.now, SHOWN_COMMUNICATORS)
-        for communicator in lags["communicators"]:
-            communicator["lags"] = communicator["lags"][:SHOWN_RANKS]
-        marks = self._taints.marks(picture.tick.now)
-        marked = {(item["cluster_id"], item["node_id"]): item for item in marks}
-        names = {(item["cluster_id"], item["node_id"]) for item in stragglers}
-        cohorts = sorted(picture.tick.cohorts, key=lambda item: -item.active)
+        marks, cost = self._taints.marks(picture.tick.now), self._cost.answer()
         return orjson.dumps(
             {
                 "layout": layout,
@@ -143,54 +132,97 @@ class LivePage:
                 "interval_seconds": config.push_interval,
                 "column": base64.b64encode(column).decode(),
                 "hidden_nodes": hidden,
-                "clusters": [
-                    {**summary_answer(item), "accused": accused[item.cluster]}
-                    for item in picture.tick.clusters.values()
-                ],
-                "straggler_count": len(rows),
-                "stragglers": [
-                    {
-                        **{key: item[key] for key in
-                           ("cluster_id", "node_id", "kind", "since", "score", "threshold", "cohort", "why",
-                            "dominant_signal", "signals")},
-                        "severity": (item["verdict"] or {}).get("severity"),
-                        "cost": money.get((item["cluster_id"], item["node_id"])),
-                        "collective": late.get((item["cluster_id"], item["node_id"])),
-                        "taint": marked.get((item["cluster_id"], item["node_id"])),
-                    }
-                    for item in stragglers
-                ],
-                "late_ranks": [
-                    {**item, "taint": marked.get(key)} for key, item in late.items() if key not in names
-                ][:SHOWN],
+                **self._accused(picture, config, cost["culprits"], {_node(item): item for item in marks}),
                 "taint_counts": dict(Counter(item["cluster_id"] for item in marks)),
                 "taints": marks[:SHOWN],
-                "cohort_count": len(cohorts),
-                "cohorts": [
-                    {
-                        "cluster_id": item.key[0],
-                        "name": cohort_name(item.key),
-                        "active": item.active,
-                        "median": _finite(item.median),
-                        "mad": _finite(item.mad),
-                        "threshold": _finite(item.threshold),
-                        "merged_into": cohort_name(item.merged_into) if item.merged_into else None,
-                    }
-                    for item in cohorts[:SHOWN]
-                ],
-                "collectives": {"total": lags["total"], "communicators": lags["communicators"]},
-                "cost": {
-                    **{key: cost[key] for key in ("currency", "symbol", "since", "cost", "waiting")},
-                    "cost_per_hour": sum(item["cost_per_hour"] for item in cost["jobs"]),
-                    "waiting_per_hour": sum(item["waiting_per_hour"] for item in cost["jobs"]),
-                    "gpus_without_rate": sum(item["gpus_without_rate"] for item in cost["jobs"]),
-                    "culprit_count": len(cost["culprits"]),
-                    "culprits": cost["culprits"][:SHOWN],
-                    "missing_rates": cost["missing_rates"][:10],
-                },
+                **_cohorts(picture),
+                "collectives": self._lags(picture),
+                "cost": _cost(cost),
             },
             option=orjson.OPT_SERIALIZE_NUMPY,
-        )  # fmt: skip
+        )
+
+    def _accused(
+        self, picture: Picture, config: IngeroConfig, culprits: list[dict[str, Any]], marks: dict[NodeKey, Any]
+    ) -> dict[str, Any]:
+        """Clusters, stragglers and late ranks."""
+        rows = np.flatnonzero(picture.straggling).tolist()
+        accused = Counter(picture.frame.names[row][0] for row in rows)
+        money = {_node(item): item for item in culprits}
+        late = self._collectives.culprits
+        stragglers = [why_answer(picture, row, config) for row in rows[:SHOWN]]
+        names = {_node(item) for item in stragglers}
+        return {
+            "clusters": [
+                {**summary_answer(item), "accused": accused[item.cluster]} for item in picture.tick.clusters.values()
+            ],
+            "straggler_count": len(rows),
+            "stragglers": [
+                {
+                    **{name: item[name] for name in _STRAGGLER},
+                    "severity": (item["verdict"] or {}).get("severity"),
+                    "cost": money.get(_node(item)),
+                    "collective": late.get(_node(item)),
+                    "taint": marks.get(_node(item)),
+                }
+                for item in stragglers
+            ],
+            "late_ranks": [{**item, "taint": marks.get(node)} for node, item in late.items() if node not in names][
+                :SHOWN
+            ],
+        }
+
+    def _lags(self, picture: Picture) -> dict[str, Any]:
+        found = self._collectives.answer(None, picture.tick.now, SHOWN_COMMUNICATORS)
+        for communicator in found["communicators"]:
+            communicator["lags"] = communicator["lags"][:SHOWN_RANKS]
+        return {"total": found["total"], "communicators": found["communicators"]}
+
+
+_STRAGGLER: Final = (
+    "cluster_id", "node_id", "kind", "since", "score", "threshold", "cohort", "why", "dominant_signal", "signals",
+)  # fmt: skip
+
+
+def _node(item: dict[str, Any]) -> NodeKey:
+    return item["cluster_id"], item["node_id"]
+
+
+def _cohorts(picture: Picture) -> dict[str, Any]:
+    """The largest cohorts, and how many there are."""
+    cohorts = sorted(picture.tick.cohorts, key=lambda item: -item.active)
+    return {
+        "cohort_count": len(cohorts),
+        "cohorts": [
+            {
+                "cluster_id": item.key[0],
+                "name": cohort_name(item.key),
+                "active": item.active,
+                "median": _finite(item.median),
+                "mad": _finite(item.mad),
+                "threshold": _finite(item.threshold),
+                "merged_into": cohort_name(item.merged_into) if item.merged_into else None,
+            }
+            for item in cohorts[:SHOWN]
+        ],
+    }
+
+
+def _cost(cost: dict[str, Any]) -> dict[str, Any]:
+    """What the page shows of `CostDesk.answer`."""
+
+    def total(name: str) -> Any:
+        return sum(item[name] for item in cost["jobs"])
+
+    return {
+        **{key: cost[key] for key in ("currency", "symbol", "since", "cost", "waiting")},
+        "cost_per_hour": total("cost_per_hour"),
+        "waiting_per_hour": total("waiting_per_hour"),
+        "gpus_without_rate": total("gpus_without_rate"),
+        "culprit_count": len(cost["culprits"]),
+        "culprits": cost["culprits"][:SHOWN],
+        "missing_rates": cost["missing_rates"][:10],
+    }
 
 
 def _finite(value: float | None) -> float | None:
