@@ -1,14 +1,18 @@
 """The sink's ledger and its page."""
 
+import asyncio
 import socket
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_contract.events import StragglerResolved, StragglerState, parse_line
+from ingero_agent.sockets import EventSocket
+from ingero_contract.events import Memory, StragglerResolved, StragglerState, parse_line
 from ingero_sink.cli import main
+from ingero_sink.consumer import consume
 from ingero_sink.ledger import MAX_TYPES, Ledger
 
 
@@ -118,3 +122,38 @@ def test_a_port_that_is_taken_is_an_error_in_words() -> None:
 
     assert done.exit_code == 1
     assert f"ingero-sink: {place}: " in done.stderr
+
+
+async def _read_both(folder: Path) -> Ledger:
+    push, trace = EventSocket(folder / "remediate.sock"), EventSocket(folder / "trace.sock")
+    ledger = Ledger(sockets=2)
+    await push.start()
+    readers = [asyncio.create_task(consume(one.path, ledger, lambda: 1.0, 0.01)) for one in (push, trace)]
+    try:
+        async with asyncio.timeout(30):
+            while ledger.connections < 1:
+                await asyncio.sleep(0)
+            assert (ledger.connected, ledger.ready(1.0, 60)) == (False, True)
+            await trace.start()
+            while not ledger.connected or not push.consumers or not trace.consumers:
+                await asyncio.sleep(0.001)
+            push.publish(state())
+            trace.publish(
+                Memory(pid=1, gpu_id=0, allocated_bytes=5, total_vram=10, utilization_pct=50.0, last_alloc_size=0,
+                       timestamp_ns=1)
+            )  # fmt: skip
+            while ledger.events.total() < 2:
+                await asyncio.sleep(0.001)
+    finally:
+        for reader in readers:
+            reader.cancel()
+        await push.stop()
+        await trace.stop()
+    return ledger
+
+
+def test_the_sockets_of_both_agents_are_read_and_connected_means_both(tmp_path: Path) -> None:
+    ledger = asyncio.run(_read_both(tmp_path))
+
+    assert ledger.events == {"straggler_state": 1, "memory": 1}
+    assert list(ledger.active) == [("c", "n")]

@@ -27,12 +27,14 @@ OLD_ROUNDS: Final = 4
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """Same bytes, same inode, also when two overlay mounts give it different device numbers."""
+    """Same bytes, same inode, also when two overlay mounts give it different device numbers.
+
+    The time of the inode's last change is no part of it: a new name, link or mode changes it, and not the code.
+    """
 
     inode: int
     size: int
     modified_ns: int
-    changed_ns: int
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Found:
 def identify(path: Path) -> FileIdentity:
     """The identity of a file. Raises `OSError`."""
     status = path.stat()
-    return FileIdentity(status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    return FileIdentity(status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def parse_maps(text: str) -> Iterator[tuple[str, str, str]]:

@@ -17,6 +17,7 @@ from ingero_agent.sources.database import DatabaseSource
 from ingero_agent.trace import seccomp
 from ingero_agent.trace.annotations import send
 from ingero_agent.trace.calibrate import Twins
+from ingero_agent.trace.discovery import identify
 from ingero_agent.trace.seccomp import CHILD, verdict
 from ingero_testing.gpu_job import (
     COLLECTIVES,
@@ -182,6 +183,19 @@ def test_where_calls_may_not_be_timed_they_are_counted_exactly(tmp_path: Path) -
     assert 'ingero_trace_capability{capability="returns",mode="entry_only"} 1.0' in text
     assert "ingero_trace_lost_total{" not in text
     assert "calls_are_not_timed" in agent.words()
+
+
+def test_a_library_with_a_new_name_link_or_mode_is_the_same_and_one_written_over_is_another(tmp_path: Path) -> None:
+    library = tmp_path / "libcudart.so.12"
+    library.write_bytes(b"code")
+    before = identify(library)
+    library = library.rename(tmp_path / "libcudart.so.13")
+    library.chmod(0o600)
+    os.link(library, tmp_path / "link")
+    assert identify(library) == before
+
+    os.utime(library, ns=(0, before.modified_ns + 1))
+    assert identify(library) != before
 
 
 @pytest.mark.ebpf

@@ -198,6 +198,11 @@ def test_gpus_are_exported_under_the_published_names() -> None:
     assert [points[name][0].as_int for name in (metrics.GPU_THROTTLE_SW, metrics.GPU_THROTTLE_HW)] == [1, 0]
 
 
+def series(page: str, name: str) -> float | None:
+    """The value of one series."""
+    return next((float(line.split()[-1]) for line in page.splitlines() if line.startswith(name + " ")), None)
+
+
 @pytest.mark.ebpf
 def test_a_tracer_beside_a_driver_serves_keeps_explains_and_tells_consumers(driver: Path, tmp_path: Path) -> None:
     state = tmp_path / "state"
@@ -227,11 +232,15 @@ def test_a_tracer_beside_a_driver_serves_keeps_explains_and_tells_consumers(driv
                 return str(answer.read().decode())
 
         wait_until(lambda: "ingero_sink_connected 1.0" in page(sink), "the sink")
-        state.write_text(state.read_text().replace("PID_GIB=12", "PID_GIB=13"))
-        wait_until(lambda: 'events_total{type="memory"}' in page(sink), "a line about memory", 20)
-        text = page(listening_port(agent))
-    assert 'gpu_throttle_thermal_active{gpu_uuid="GPU-0"} 1.0' in text
-    assert f'gpu_memory_process_allocated_bytes{{gpu_uuid="GPU-0",pid="{os.getpid()}"}} {float(13 << 30)}' in text
+        changed = tmp_path / "changed"
+        changed.write_text(state.read_text().replace("PID_GIB=12", "PID_GIB=13"))
+        changed.replace(state)
+        held = f'gpu_memory_process_allocated_bytes{{gpu_uuid="GPU-0",pid="{os.getpid()}"}}'
+        traced = listening_port(agent)
+        wait_until(lambda: series(page(traced), held) == 13 << 30, "the memory on the page")
+        wait_until(lambda: 'events_total{type="memory"}' in page(sink), "a line about memory")
+        text = page(traced)
+    assert series(text, 'gpu_throttle_thermal_active{gpu_uuid="GPU-0"}') == 1
     assert 'ingero_trace_capability{capability="gpus",mode="nvml"} 1.0' in text
     done = subprocess.run([BIN / "ingero-agent", "explain", "--db", database], capture_output=True, text=True)
     assert "gpu-throttled" in done.stdout

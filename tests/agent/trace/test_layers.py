@@ -15,7 +15,7 @@ from ingero_agent.trace.probes.table import IMPORTANT, library_functions
 from ingero_testing.gpu_job import attached, compile_c, go, job, link_lives, links_of, said, tracing
 from ingero_testing.processes import wait_until
 
-A, B, C = (FileIdentity(inode, 1, 1, 1) for inode in (1, 2, 3))
+A, B, C = (FileIdentity(inode, 1, 1) for inode in (1, 2, 3))
 
 
 def found(kind: str, pid: int, identity: FileIdentity) -> Found:

@@ -49,7 +49,7 @@ def test_patterns_choose_and_excluding_wins(only: str | None, exclude: str | Non
 
 
 def test_with_a_choice_every_process_has_probes_of_its_own() -> None:
-    file = FileIdentity(1, 2, 3, 4)
+    file = FileIdentity(1, 2, 3)
     found = {pid: [Found(CUDART, pid, file, Path(f"/{pid}"))] for pid in (5, 6)}
     found[7] = [Found(CUDA, 7, file, Path("/7"))]
 
