@@ -278,3 +278,13 @@ def test_prometheus_is_told_how_to_ask_an_echo_that_wants_tls_and_a_token() -> N
     }  # fmt: skip
     assert endpoint(spec)["authorization"]["credentials"] == {"name": "t", "key": "token"}
     assert endpoint(own)["authorization"]["credentials"] == {"name": "scrape", "key": "metrics"}
+
+
+def test_new_prices_roll_fleet() -> None:
+    def annotations(prices: str) -> Any:
+        around = fleet.Surroundings(price_digest=prices)
+        found = wanted.of_fleet_cluster(OWNER, spec(), PLATFORM, around)
+        (deployment,) = (child for child in found if child["kind"] == "Deployment")
+        return deployment["spec"]["template"]["metadata"]["annotations"]
+
+    assert annotations("one") == annotations("one") != annotations("two")

@@ -269,10 +269,8 @@ def test_a_missing_class_and_a_missing_secret_are_named(operator: Any, store: St
     store.apply("test-encrypted", secret=False)
     wait_until(lambda: store.summary() == "SecretMissing", "the reason")
     assert "spec.tokenSecret: there is no Secret t with the key token" in store.status()["message"]
-    store.apply("test-encrypted")
-    plane = store.plane
-    plane.delete("secret", "tls", store.namespace)
-    plane.patch("echo", "store", {"spec": {"retention": "31d"}}, store.namespace)
+    token = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "t", "namespace": store.namespace}}
+    store.plane.apply({**token, "stringData": {"token": "x"}})
     wait_until(lambda: "spec.tlsSecret" in store.status()["message"], "the other Secret to be missed")
 
 
