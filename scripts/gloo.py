@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from scripts.ranks import VECTOR, Pusher, parser
+from scripts.ranks import VECTOR, Pusher, parser, run_first
 
 FOLDER = Path(__file__).resolve().parents[1] / ".tools/torch"
 MATRIX = 64
@@ -41,6 +41,7 @@ def work(torch: Any, flags: argparse.Namespace, rank: int, store: Path, parent: 
     hurt = [False]
     signal.signal(signal.SIGUSR1, lambda *_: hurt.__setitem__(0, True))
     signal.signal(signal.SIGUSR2, lambda *_: hurt.__setitem__(0, False))
+    run_first()
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{store}/rendezvous", rank=rank, world_size=flags.ranks
     )

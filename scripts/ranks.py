@@ -84,8 +84,15 @@ class Pusher(threading.Thread):
         connection.close()
 
 
+def run_first() -> None:
+    """Come before other programs where it may: the steps stand for a GPU's work, which those do not slow down."""
+    with contextlib.suppress(PermissionError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
+
+
 def work(flags: argparse.Namespace, rank: int, hub: socket.socket) -> None:
     """One rank, until the hub is gone."""
+    run_first()
     pusher, noise = Pusher(flags, rank), random.Random(rank)
     pusher.start()
     vector = np.full(VECTOR, rank, np.float32)
