@@ -206,7 +206,7 @@ def _cost(facts: Facts) -> Capability:
     if facts.entry_ns is None or facts.pair_ns is None:
         return Capability("cost", State.DEGRADED, "not measured: 1 µs and 2 µs a call are assumed")
     text = f"{facts.entry_ns:.0f} ns a counted call, {facts.pair_ns:.0f} ns a timed one"
-    if facts.pair_ns > 4000:
+    if facts.pair_ns > 8000:
         return Capability(
             "cost", State.DEGRADED, text, "probes are dear here: more is counted in windows of time only"
         )
