@@ -196,6 +196,17 @@ def windows(agent: Running) -> tuple[float, float]:
     return duty, max(SHORTEST_ROUND, 1 / duty)
 
 
+def settle(agent: Running, worker: Worker) -> float:
+    """Work until the governor sheds no further; how long a round of its windows takes, seconds."""
+    now = windows(agent)
+    for _ in range(5):
+        worker.work(SETTLE_SECONDS)
+        before, now = now, windows(agent)
+        if now == before:
+            break
+    return now[1]
+
+
 def figure(page: str, name: str) -> float:
     """One metric of the agent's page."""
     return float(next((line.split()[-1] for line in page.splitlines() if line.startswith(name + " ")), "nan"))
@@ -211,8 +222,7 @@ def cost(folder: Path, budget_seconds: float) -> list[Row]:
         try:
             wait_until(lambda: attached(agent, *(folder / name for name in PROBED)), "the libraries")
             worker.calibrate()
-            worker.work(SETTLE_SECONDS)
-            seconds = windows(agent)[1]
+            seconds = settle(agent, worker)
             begun, used = time.monotonic(), processor_seconds(agent.process.pid)
             counted_before, made_before = launches(folder, worker), worker.launches
             rounds = [worker.work(seconds) for _ in range(max(5, round(budget_seconds / seconds)))]
