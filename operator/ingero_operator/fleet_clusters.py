@@ -59,7 +59,7 @@ class FleetClusters:
         config, place = self.desk.config, {"scheme": "https" if spec.tls_secret else "http", "name": key[2]}
         question = Question(
             url=config.fleet_url.format(**place, namespace=key[1]),
-            otlp=config.fleet_otlp_url.format(**place, namespace=key[1]) if spec.fleet.forward else "",
+            otlp=config.fleet_otlp_url.format(**place, namespace=key[1]),
             cluster=spec.cluster_id,
             token=token,
             authority=authority,

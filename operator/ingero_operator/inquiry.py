@@ -44,7 +44,7 @@ class Question:
     urgent: bool = True
     """The answer may lead to an action."""
     otlp: str = ""
-    """Where it wants to be told of marks; nowhere when it forwards nothing."""
+    """Where it is told of marks."""
 
 
 @dataclass(frozen=True, kw_only=True)

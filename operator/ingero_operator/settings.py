@@ -36,7 +36,7 @@ class OperatorConfig(Settings):
     fleet_url: str = "{scheme}://{name}-fleet.{namespace}.svc:8080"
     """Where Fleet's API of a FleetCluster is; {scheme}, {name} and {namespace} are filled in."""
     fleet_otlp_url: str = "{scheme}://{name}-fleet.{namespace}.svc:4318"
-    """Where the Fleet of a FleetCluster takes OTLP over HTTP: where it forwards, it is told of every mark."""
+    """Where the Fleet of a FleetCluster takes OTLP over HTTP: it is told of every mark."""
     echo_url: str = "https://{name}-echo.{namespace}.svc:8080"
     """Where Echo's API of an EchoStore is: it is asked how full its volume is."""
     min_encryption: Policy = Policy.DECLARED

@@ -20,6 +20,7 @@ from ingero_kit.addresses import parse_listen
 from ingero_kit.pages import MAX_REQUESTS, PageServer, is_open
 from ingero_testing import nvml
 from ingero_testing.processes import BIN, Running, fleet, process, wait_until
+from ingero_testing.web import web
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +44,7 @@ class Pages:
         self.base = f"http://127.0.0.1:{json.loads(ports.read_text())['metrics']}"
 
     def get(self, path: str) -> tuple[int, str]:
-        answer = httpx.get(self.base + path)
+        answer = web.get(self.base + path)
         return answer.status_code, answer.text
 
     def samples(self) -> dict[str, float]:
@@ -206,7 +207,7 @@ def test_clients_that_hang_are_bounded_and_others_are_served() -> None:
 
         def served() -> bool:
             try:
-                return httpx.get(url).status_code == 200
+                return web.get(url).status_code == 200
             except httpx.HTTPError:
                 return False
 

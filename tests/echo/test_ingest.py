@@ -21,6 +21,7 @@ from ingero_kit.otlp_server import Signal
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo
+from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 CLIENT = httpx.Client(timeout=30)
@@ -83,7 +84,7 @@ def test_a_health_push_of_the_published_agent_fills_the_typed_table(service: Run
         world_size=8, rank=2,
     )  # fmt: skip
     body = to_json(encode_report(report))
-    answer = httpx.post(
+    answer = web.post(
         service.url("otlp/http", routes.OTLP_METRICS), content=body, headers={"content-type": "application/json"}
     )
 
@@ -182,7 +183,7 @@ def test_a_bad_record_is_left_out_and_named(service: Running, at: int | None, re
 def test_rubbish_is_refused_and_the_next_request_is_served(
     service: Running, content: bytes, content_type: str, status: int
 ) -> None:
-    answer = httpx.post(
+    answer = web.post(
         service.url("otlp/http", routes.OTLP_LOGS), content=content, headers={"content-type": content_type}
     )
 

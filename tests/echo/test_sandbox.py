@@ -22,6 +22,7 @@ from ingero_echo.window import Window
 from ingero_testing import telemetry
 from ingero_testing.processes import Running, wait_until
 from ingero_testing.processes import echo as start_echo
+from ingero_testing.web import web
 
 SECRET = "the-other-tenant"
 FILE = "/etc/hostname"
@@ -363,7 +364,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with start_echo(folder, change) as running:
         for cluster in ("mine", SECRET):
             message = telemetry.logs([("e", "", {attributes.JOB_ID: "j"})], cluster)
-            answered = httpx.post(
+            answered = web.post(
                 running.url("otlp/http", "/v1/logs"), content=message.SerializeToString(),
                 headers={"content-type": "application/x-protobuf", "authorization": "Bearer all"},
             )  # fmt: skip

@@ -5,7 +5,6 @@ import math
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -28,6 +27,7 @@ from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_testing.processes import Running, fleet, wait_until
+from ingero_testing.web import web
 
 SEVERITIES = st.lists(st.floats(0, 1), min_size=1, max_size=40)
 CONFIG = IngeroConfig(quorum=QuorumConfig(statistical_min=3))
@@ -241,7 +241,7 @@ def test_a_gap_is_not_charged_and_forgotten_accounts_stay_in_the_sum(monkeypatch
 
 def push(service: Running, reports: list[HealthReport]) -> None:
     for report in reports:
-        httpx.post(
+        web.post(
             service.url("otlp/http", routes.OTLP_METRICS),
             content=encode_report(report).SerializeToString(),
             headers={"content-type": "application/x-protobuf"},
@@ -257,12 +257,12 @@ def test_a_running_fleet_says_what_its_straggler_costs(tmp_path: Path) -> None:
         def answer(slowest: float = 0.3) -> dict[str, Any]:
             push(service, job([0.9, 0.9, 0.9, slowest], world_size=32))
             push(service, [HealthReport(node_id="odd", cluster_id="d", score=0.9, gpu_model="Mystery", gpu_count=2)])
-            got = httpx.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c"))
+            got = web.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c"))
             return dict(got.json()) if got.status_code == 200 else {}
 
         def known() -> bool:
             answer(0.9)
-            got = httpx.get(service.url("threshold", f"{routes.FLEET_VERDICTS}?cluster_id=c"))
+            got = web.get(service.url("threshold", f"{routes.FLEET_VERDICTS}?cluster_id=c"))
             nodes = got.json()["nodes"] if got.status_code == 200 else []
             return [(node["verdict"] or {}).get("state") for node in nodes] == ["healthy"] * 4
 
@@ -277,7 +277,7 @@ def test_a_running_fleet_says_what_its_straggler_costs(tmp_path: Path) -> None:
         assert severity == pytest.approx(2 / 3, abs=0.05)
         assert found["jobs"][0]["waiting_per_hour"] == pytest.approx(severity * 32 * 3600, rel=1e-4)
         assert found["missing_rates"][0]["gpu_model"] == "Mystery"
-        page = httpx.get(service.url("prometheus", "/metrics")).text
+        page = web.get(service.url("prometheus", "/metrics")).text
         assert 'ingero_fleet_waiting_cost_total{cluster_id="c",currency="EUR"}' in page
         assert 'ingero_fleet_gpus_without_rate{gpu_model="Mystery",provider=""} 2.0' in page
 

@@ -25,6 +25,7 @@ from ingero_kit.otlp_encode import encode_report
 from ingero_testing.browser import browser, find_browser
 from ingero_testing.collectives import Job
 from ingero_testing.processes import Running, fleet, wait_until
+from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 CONFIG = IngeroConfig(
@@ -144,7 +145,7 @@ def pushes(count: int, slow: frozenset[int], cluster: str) -> list[bytes]:
 def fill(service: Running, count: int, *slow: int, cluster: str = "c") -> None:
     """One round of pushes."""
     for content in pushes(count, frozenset(slow), cluster):
-        answer = httpx.post(
+        answer = web.post(
             service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=PROTOBUF, timeout=60
         )
         assert answer.status_code == 200
@@ -155,9 +156,7 @@ def learn(service: Running, count: int) -> None:
 
     def known() -> bool:
         fill(service, count)
-        answer = httpx.get(
-            service.url("threshold", f"{routes.FLEET_VERDICTS}?limit=1&offset={count - 1}"), timeout=60
-        )
+        answer = web.get(service.url("threshold", f"{routes.FLEET_VERDICTS}?limit=1&offset={count - 1}"), timeout=60)
         nodes = answer.json()["nodes"] if answer.status_code == 200 else []
         return bool(nodes) and nodes[0]["verdict"] is not None and nodes[0]["verdict"]["state"] == "healthy"
 
@@ -166,7 +165,7 @@ def learn(service: Running, count: int) -> None:
 
 def test_layout_update_and_events_agree(tmp_path: Path) -> None:
     with fleet(tmp_path) as service:
-        page = httpx.get(service.url("diagnostics", "/"))
+        page = web.get(service.url("diagnostics", "/"))
         assert page.status_code == 200
         assert "default-src 'none'" in page.headers["content-security-policy"]
         learn(service, 6)
@@ -174,11 +173,11 @@ def test_layout_update_and_events_agree(tmp_path: Path) -> None:
 
         def accused() -> bool:
             fill(service, 6, 3)
-            return bool((httpx.get(update).json() or {}).get("straggler_count"))
+            return bool((web.get(update).json() or {}).get("straggler_count"))
 
         wait_until(accused, "a straggler on the page")
 
-        layout = httpx.get(service.url("diagnostics", routes.FLEET_PAGE_LAYOUT)).json()
+        layout = web.get(service.url("diagnostics", routes.FLEET_PAGE_LAYOUT)).json()
         with httpx.stream("GET", service.url("diagnostics", routes.FLEET_PAGE_EVENTS)) as stream:
             event = next(json.loads(line[6:]) for line in stream.iter_lines() if line.startswith("data: "))
 
@@ -219,7 +218,7 @@ def mark(service: Running, node: str) -> None:
     record = {"eventName": metrics.TAINT_EVENT, "timeUnixNano": str(int(now * 1e9)), "attributes": listed(pairs)}
     resource = {"attributes": listed({attributes.NODE_ID: node, attributes.CLUSTER_ID: "c"})}
     request = {"resourceLogs": [{"resource": resource, "scopeLogs": [{"logRecords": [record]}]}]}
-    assert httpx.post(service.url("otlp/http", routes.OTLP_LOGS), json=request).status_code == 200
+    assert web.post(service.url("otlp/http", routes.OTLP_LOGS), json=request).status_code == 200
 
 
 def listed(pairs: dict[str, str]) -> list[dict[str, Any]]:
@@ -238,7 +237,7 @@ def test_people_see_the_straggler_its_reason_its_mark_and_the_late_rank(tmp_path
         page.wait("document.body.dataset.updates > 0", "the first update")
         assert "Nobody straggles" in page.run("byId('stragglers').textContent")
         for body in Job(8, late_ms={5: 5.0}).pushes(60, node="node-0000{}"):
-            httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
+            web.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
         mark(service, "node-00017")
         slow = functools.partial(fill, service, 40, 17)
         page.wait("byId('stragglers').textContent.includes('node-00017')", "the straggler", feed=slow)
@@ -310,7 +309,7 @@ def test_ten_thousand_nodes_are_drawn_and_what_agents_send_is_never_markup(tmp_p
         page.size(1360, 900)
         hostile = "<img src=x onerror=document.title='owned'>"
         content = encode_report(HealthReport(node_id=hostile, cluster_id=hostile, score=0.9)).SerializeToString()
-        httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=PROTOBUF)
+        web.post(service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=PROTOBUF)
         fill(service, 10_000)
         page.open(service.url("diagnostics", "/"))
         page.wait("state.nodes.length === 10_001", "all nodes")

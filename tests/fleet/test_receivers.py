@@ -35,6 +35,7 @@ from ingero_kit.listener import Counters
 from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_server import Encoding, Push, Signal
 from ingero_testing.processes import BIN, FREE, Running, fleet, process, wait_until
+from ingero_testing.web import web
 
 LIMITS = Limits(nodes=100, clusters=10, ttl_seconds=1e9)
 BY = ("job_id", "gpu_model")
@@ -179,11 +180,11 @@ def receivers(service: Running) -> list[int]:
 def push(service: Running, node: str, score: float = 0.9) -> httpx.Response:
     body = encode_report(HealthReport(node_id=node, cluster_id="c", score=score)).SerializeToString()
     kind = {"content-type": "application/x-protobuf"}
-    return httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=kind)
+    return web.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=kind)
 
 
 def metric(service: Running, name: str) -> float:
-    page = httpx.get(service.url("telemetry", "/metrics")).text
+    page = web.get(service.url("telemetry", "/metrics")).text
     return sum(float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line.startswith(name))
 
 
@@ -211,7 +212,7 @@ def test_a_receiver_that_is_killed_is_replaced_and_the_others_serve_on(tmp_path:
         wait_until(everybody, "thresholds from both receivers again")
         assert metric(service, "ingero_fleet_reports_total") >= taken
         assert "receiver_ended" in service.words()
-        state = httpx.get(service.url("zpages", "/debug/servicez")).text
+        state = web.get(service.url("zpages", "/debug/servicez")).text
         assert "<td>receiver_restarts</td><td>1</td>" in state
 
         pids = receivers(service)

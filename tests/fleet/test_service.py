@@ -23,6 +23,7 @@ from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report, to_json
 from ingero_kit.otlp_server import Signal
 from ingero_testing.processes import SHARED, Running, fleet, process, wait_until
+from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 
@@ -39,7 +40,7 @@ def body(node: str, score: float = 0.9, cluster: str = "c", **fields: Any) -> by
 
 
 def push(service: Running, content: bytes, **extra: Any) -> httpx.Response:
-    return httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=PROTOBUF, **extra)
+    return web.post(service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=PROTOBUF, **extra)
 
 
 def fill(service: Running, cluster: str) -> httpx.Response:
@@ -68,7 +69,7 @@ def test_before_a_quorum_there_are_no_headers_and_the_api_says_zero(service: Run
 
     assert headers.THRESHOLD not in answer.headers
     assert headers.QUORUM_MET not in answer.headers
-    got = httpx.get(service.url("threshold", f"{routes.FLEET_THRESHOLD}?cluster_id=lonely"))
+    got = web.get(service.url("threshold", f"{routes.FLEET_THRESHOLD}?cluster_id=lonely"))
     assert (got.status_code, got.json()) == (200, {"threshold": 0, "quorum_met": False})
 
 
@@ -99,17 +100,17 @@ def test_the_slow_node_is_named_with_its_reason(service: Running) -> None:
     def named() -> list[dict[str, Any]]:
         told = round_of(0.3)
         assert "straggler" not in told or "kind=collapse" in told or "kind=slow" in told
-        found = httpx.get(service.url("threshold", f"{routes.FLEET_STRAGGLERS}?cluster_id=slow")).json()
+        found = web.get(service.url("threshold", f"{routes.FLEET_STRAGGLERS}?cluster_id=slow")).json()
         return list(found["stragglers"])
 
     wait_until(lambda: bool(named()), "a straggler")
 
     assert [node["node_id"] for node in named()] == ["culprit"]
-    why = httpx.get(service.url("diagnostics", f"{routes.FLEET_WHY}?node_id=culprit&cluster_id=slow")).json()
+    why = web.get(service.url("diagnostics", f"{routes.FLEET_WHY}?node_id=culprit&cluster_id=slow")).json()
     assert why["straggler"] is True
     assert why["dominant_signal"] == "throughput"
     assert "lost 67 % of its rate against its own history" in why["why"]
-    fine = httpx.get(service.url("diagnostics", f"{routes.FLEET_WHY}?node_id=a&cluster_id=slow")).json()
+    fine = web.get(service.url("diagnostics", f"{routes.FLEET_WHY}?node_id=a&cluster_id=slow")).json()
     assert "its own history and its peers" in fine["why"]
 
 
@@ -128,7 +129,7 @@ def test_rubbish_is_refused_and_the_next_push_is_served(
     service: Running, content: bytes, content_type: str, status: int
 ) -> None:
     try:
-        answer = httpx.post(
+        answer = web.post(
             service.url("otlp/http", routes.OTLP_METRICS), content=content, headers={"content-type": content_type}
         )
         assert answer.status_code == status
@@ -149,7 +150,7 @@ def test_a_bad_report_among_good_ones_is_partial_success(service: Running) -> No
 
 def test_compressed_json_is_taken(service: Running) -> None:
     report = HealthReport(node_id="zipped", cluster_id="zip", score=0.9)
-    answer = httpx.post(
+    answer = web.post(
         service.url("otlp/http", f"{routes.OTLP_METRICS}?cluster_id=other%20name"),
         content=gzip.compress(to_json(encode_report(report))),
         headers={"content-type": "application/json", "content-encoding": "gzip"},
@@ -157,7 +158,7 @@ def test_compressed_json_is_taken(service: Running) -> None:
 
     assert (answer.status_code, answer.json()) == (200, {})
     url = service.url("diagnostics", f"{routes.FLEET_NODES}?cluster_id=other%20name")
-    wait_until(lambda: httpx.get(url).json()["total"] == 1, "the node")
+    wait_until(lambda: web.get(url).json()["total"] == 1, "the node")
 
 
 def test_half_open_and_slow_clients_cost_nobody_else_anything(service: Running) -> None:
@@ -175,13 +176,13 @@ def test_half_open_and_slow_clients_cost_nobody_else_anything(service: Running) 
 
 def test_every_page_answers_and_metrics_parse(service: Running) -> None:
     fill(service, "pages")
-    assert httpx.get(service.url("health", routes.FLEET_HEALTH)).status_code == 200
-    assert httpx.get(service.url("health", routes.FLEET_STATE)).status_code == 404
-    assert "uptime_seconds" in httpx.get(service.url("zpages", "/debug/servicez")).text
+    assert web.get(service.url("health", routes.FLEET_HEALTH)).status_code == 200
+    assert web.get(service.url("health", routes.FLEET_STATE)).status_code == 404
+    assert "uptime_seconds" in web.get(service.url("zpages", "/debug/servicez")).text
     names = {
         family.name
         for page in ("prometheus", "telemetry")
-        for family in text_string_to_metric_families(httpx.get(service.url(page, "/metrics")).text)
+        for family in text_string_to_metric_families(web.get(service.url(page, "/metrics")).text)
     }
     published = {
         "threshold",
@@ -207,11 +208,11 @@ def test_bearer_tokens_guard_every_listener_and_rotate_on_hangup(tmp_path: Path)
     }
     with fleet(tmp_path, change) as service:
         assert push(service, body("n")).status_code == 401
-        assert httpx.get(service.url("threshold", f"{routes.FLEET_THRESHOLD}?cluster_id=c")).status_code == 401
-        assert httpx.get(service.url("health", routes.FLEET_STATE)).status_code == 401
+        assert web.get(service.url("threshold", f"{routes.FLEET_THRESHOLD}?cluster_id=c")).status_code == 401
+        assert web.get(service.url("health", routes.FLEET_STATE)).status_code == 401
 
         def status(value: str) -> int:
-            return httpx.post(
+            return web.post(
                 service.url("otlp/http", routes.OTLP_METRICS),
                 content=body("n"),
                 headers={**PROTOBUF, "authorization": f"Bearer {value}"},
@@ -275,7 +276,7 @@ def test_pushes_go_onward_and_wait_while_the_receiver_is_away(tmp_path: Path, ex
         with fleet(tmp_path / "first", change) as first:
             push(first, body("protobuf"))
             report = HealthReport(node_id="json", cluster_id="c", score=0.9)
-            httpx.post(
+            web.post(
                 first.url("otlp/http", routes.OTLP_METRICS),
                 content=to_json(encode_report(report)),
                 headers={"content-type": "application/json"},
@@ -283,7 +284,7 @@ def test_pushes_go_onward_and_wait_while_the_receiver_is_away(tmp_path: Path, ex
             nodes = second.url("diagnostics", routes.FLEET_NODES)
 
             def arrived() -> bool:
-                answer = httpx.get(nodes)
+                answer = web.get(nodes)
                 return answer.status_code == 200 and answer.json()["total"] == 2
 
             wait_until(arrived, "both nodes at the second Fleet")
@@ -312,7 +313,7 @@ def test_the_field_s_own_exporters_are_understood(service: Running) -> None:
         provider.shutdown()
 
     url = service.url("diagnostics", f"{routes.FLEET_NODES}?cluster_id=sdk")
-    wait_until(lambda: httpx.get(url).json()["total"] == 2, "both nodes")
+    wait_until(lambda: web.get(url).json()["total"] == 2, "both nodes")
 
 
 def test_the_stock_agent_pushes_and_gets_its_threshold(service: Running, tmp_path: Path) -> None:
@@ -331,7 +332,7 @@ def test_the_stock_agent_pushes_and_gets_its_threshold(service: Running, tmp_pat
     ]  # fmt: skip
     with agents[0] as first, agents[1], agents[2]:
         url = service.url("threshold", f"{routes.FLEET_THRESHOLD}?cluster_id=stock")
-        wait_until(lambda: httpx.get(url).json()["quorum_met"], "a quorum of stock agents", 60)
+        wait_until(lambda: web.get(url).json()["quorum_met"], "a quorum of stock agents", 60)
         wait_until(
             lambda: 'new":"fleet"' in first.words().replace(" ", "") or "fleet" in first.words(), "its mode", 30
         )
@@ -355,7 +356,7 @@ def test_a_port_in_use_is_said_in_words(tmp_path: Path) -> None:
 
 
 def ticks(service: Running) -> float:
-    page = httpx.get(service.url("telemetry", "/metrics")).text
+    page = web.get(service.url("telemetry", "/metrics")).text
     return next(float(line.split()[1]) for line in page.splitlines() if line.startswith("ingero_fleet_ticks_total"))
 
 

@@ -5,7 +5,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from google.protobuf.json_format import ParseDict
 from hypothesis import given, settings
@@ -23,6 +22,7 @@ from ingero_operator.taints.facts import Step, Verb
 from ingero_operator.taints.nodes import Mark
 from ingero_operator.taints.testimony import record
 from ingero_testing.processes import Running, fleet, wait_until
+from ingero_testing.web import web
 
 NOW = 1_700_000_000.0
 JSON = {"content-type": "application/json"}
@@ -160,7 +160,7 @@ def test_a_push_that_is_too_large_is_not_read() -> None:
 
 
 def send(service: Running, request: dict[str, Any]) -> None:
-    answer = httpx.post(service.url("otlp/http", routes.OTLP_LOGS), content=json.dumps(request), headers=JSON)
+    answer = web.post(service.url("otlp/http", routes.OTLP_LOGS), content=json.dumps(request), headers=JSON)
     assert answer.status_code == 200
 
 
@@ -170,20 +170,20 @@ def test_a_running_fleet_says_of_a_node_that_it_is_marked(tmp_path: Path, proces
         for number in range(3):
             report = HealthReport(node_id=f"gpu-{number}", cluster_id="prod", score=0.9)
             content = encode_report(report).SerializeToString()
-            httpx.post(
+            web.post(
                 service.url("otlp/http", routes.OTLP_METRICS), content=content,
                 headers={"content-type": "application/x-protobuf"},
             )  # fmt: skip
         send(service, told("add", "gpu-1", now=time.time(), expires=time.time() + 600))
 
         def why(node: str) -> Any:
-            got = httpx.get(service.url("diagnostics", f"{routes.FLEET_WHY}?node_id={node}"))
+            got = web.get(service.url("diagnostics", f"{routes.FLEET_WHY}?node_id={node}"))
             return got.json() if got.status_code == 200 else {}
 
         wait_until(lambda: bool(why("gpu-1").get("taint")), "the mark")
         assert why("gpu-1")["taint"]["effect"] == "NoSchedule"
         assert why("gpu-2")["taint"] is None
-        update = httpx.get(service.url("diagnostics", routes.FLEET_PAGE_UPDATE)).json()
+        update = web.get(service.url("diagnostics", routes.FLEET_PAGE_UPDATE)).json()
         assert ([item["node_id"] for item in update["taints"]], update["taint_counts"]) == (["gpu-1"], {"prod": 1})
-        page = httpx.get(service.url("prometheus", "/metrics")).text
+        page = web.get(service.url("prometheus", "/metrics")).text
         assert 'ingero_fleet_taint_records_total{outcome="add"} 1.0' in page

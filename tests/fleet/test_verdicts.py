@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
@@ -31,6 +30,7 @@ from ingero_fleet.statistics import Frame
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_testing.processes import BIN, Running, fleet, wait_until
+from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 NODES = ("a", "b", "d", "e")
@@ -40,7 +40,7 @@ def push(service: Running, node: str, score: float, last: str = "", rate: float 
     """Push one report; returns the verdict in the answer."""
     rate = 100 * score if rate is None else rate
     report = HealthReport(node_id=node, cluster_id="c", score=score, rate=rate, last_verdict=last)
-    answer = httpx.post(
+    answer = web.post(
         service.url("otlp/http", routes.OTLP_METRICS),
         content=encode_report(report).SerializeToString(),
         headers=PROTOBUF,
@@ -62,7 +62,7 @@ def drive(service: Running, told: dict[str, str], until: Any, what: str, **score
 
 
 def stragglers(service: Running) -> list[str]:
-    answer = httpx.get(service.url("threshold", routes.FLEET_STRAGGLERS))
+    answer = web.get(service.url("threshold", routes.FLEET_STRAGGLERS))
     return [node["node_id"] for node in answer.json()["stragglers"]] if answer.status_code == 200 else []
 
 
@@ -76,12 +76,12 @@ def test_nodes_are_told_their_verdict_and_its_evidence_can_be_asked_for(tmp_path
         assert line is not None
         assert line.severity == pytest.approx(0.44, abs=0.02)
         assert {told[node] for node in "ade"} == {"healthy"}
-        nodes = httpx.get(service.url("threshold", routes.FLEET_VERDICTS)).json()["nodes"]
+        nodes = web.get(service.url("threshold", routes.FLEET_VERDICTS)).json()["nodes"]
         verdict = next(node["verdict"] for node in nodes if node["node_id"] == "b")
         assert verdict["axis"] == "own_history"
         assert verdict["value"] == pytest.approx(50)
         assert verdict["expected"] == pytest.approx(90)
-        page = httpx.get(service.url("prometheus", "/metrics")).text
+        page = web.get(service.url("prometheus", "/metrics")).text
         assert 'ingero_fleet_accused_nodes{cluster_id="c",kind="slow"} 1.0' in page
         assert "ingero_fleet_accusations_total 1.0" in page
 
@@ -96,7 +96,7 @@ def test_slowing_all_nodes_accuses_nobody(tmp_path: Path) -> None:
 
         def settled(now: dict[str, str]) -> bool:
             assert not any("straggler" in line for line in now.values())
-            return "ingero_fleet_job_slow{" in httpx.get(service.url("prometheus", "/metrics")).text
+            return "ingero_fleet_job_slow{" in web.get(service.url("prometheus", "/metrics")).text
 
         drive(service, told, settled, "the job to be called slow", a=0.5, b=0.5, d=0.5, e=0.5)
         assert stragglers(service) == []
@@ -110,11 +110,11 @@ def test_scores_that_fall_everywhere_do_not_stop_what_rates_prove(tmp_path: Path
         def seen() -> bool:
             for node in NODES:
                 told[node] = push(service, node, 0.3, told[node], 45.0 if node == "b" else 90.0) or told[node]
-            page = httpx.get(service.url("prometheus", "/metrics")).text
+            page = web.get(service.url("prometheus", "/metrics")).text
             return stragglers(service) == ["b"] and 'ingero_fleet_panic_mode{cluster_id="c"} 1.0' in page
 
         wait_until(seen, "the straggler, and the threshold to panic")
-        assert httpx.get(service.url("threshold", routes.FLEET_STRAGGLERS)).json()["panic"] is False
+        assert web.get(service.url("threshold", routes.FLEET_STRAGGLERS)).json()["panic"] is False
 
 
 @pytest.mark.parametrize("snapshot", [True, False])
@@ -155,8 +155,7 @@ def test_edges_of_verdicts_go_onward_as_log_records(tmp_path: Path) -> None:
 
         wait_until(
             lambda: (
-                'ingero_fleet_export_queue{exporter="otlphttp"}'
-                in httpx.get(service.url("telemetry", "/metrics")).text
+                'ingero_fleet_export_queue{exporter="otlphttp"}' in web.get(service.url("telemetry", "/metrics")).text
             ),
             "the queue",
         )

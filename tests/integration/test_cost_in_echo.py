@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from ingero_contract import echo, routes
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_testing.collectives import Job
 from ingero_testing.processes import echo as start_echo
 from ingero_testing.processes import fleet, wait_until
+from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 
@@ -28,17 +27,15 @@ def test_echo_answers_with_the_dollars_that_fleet_counted(tmp_path: Path) -> Non
                     gpu_model="NVIDIA H100 80GB HBM3", gpu_count=8,
                 )  # fmt: skip
                 for content in (encode_report(report).SerializeToString(), body):
-                    httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=PROTOBUF)
+                    web.post(service.url("otlp/http", routes.OTLP_METRICS), content=content, headers=PROTOBUF)
 
             def answer() -> Any:
-                got = httpx.post(
-                    store.url("api", echo.TOOLS + echo.TOOL_PREFIX + "get_cost"), json={"cluster_id": "c"}
-                )
+                got = web.post(store.url("api", echo.TOOLS + echo.TOOL_PREFIX + "get_cost"), json={"cluster_id": "c"})
                 return got.json()["rows"]
 
             wait_until(lambda: bool(answer()), "Echo to know what the late rank costs")
             row = answer()[0]
-            told = httpx.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c")).json()["culprits"][0]
+            told = web.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c")).json()["culprits"][0]
 
     assert (
         (row["node_id"], row["source"], row["currency"])

@@ -3,12 +3,11 @@
 from pathlib import Path
 from typing import Any
 
-import httpx
-
 from ingero_contract import echo, routes
 from ingero_testing.collectives import Job
 from ingero_testing.processes import Running, fleet, wait_until
 from ingero_testing.processes import echo as start_echo
+from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 COMM = "0123456789abcdef"
@@ -16,13 +15,11 @@ COMM = "0123456789abcdef"
 
 def push(service: Running, job: Job, steps: int) -> None:
     for body in job.pushes(steps):
-        httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
+        web.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
 
 
 def ask(store: Running, question: str, **arguments: Any) -> Any:
-    got = httpx.post(
-        store.url("api", echo.TOOLS + echo.TOOL_PREFIX + question), json={"cluster_id": "c", **arguments}
-    )
+    got = web.post(store.url("api", echo.TOOLS + echo.TOOL_PREFIX + question), json={"cluster_id": "c", **arguments})
     assert got.status_code == 200, got.text
     return got.json()
 

@@ -6,11 +6,11 @@ import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
-import httpx
 import pytest
 
 from ingero_testing import nvml
 from ingero_testing.processes import BIN, Running, fleet, process, wait_until
+from ingero_testing.web import web
 
 PROMTOOL = shutil.which("promtool")
 MISSING = "promtool is not installed (Debian: apt-get install prometheus)"
@@ -93,8 +93,8 @@ def test_every_page_is_clean(tmp_path: Path) -> None:
         }
         straggling = {"findings": "ingero_fleet_straggler{", "sink": "ingero_sink_active_stragglers{"}
         for name, series in straggling.items():
-            wait_until(lambda: series in httpx.get(pages[name]).text, f"the straggler at {name}", 60)  # noqa: B023
-        texts = {name: httpx.get(url).text for name, url in pages.items()}
+            wait_until(lambda: series in web.get(pages[name]).text, f"the straggler at {name}", 60)  # noqa: B023
+        texts = {name: web.get(url).text for name, url in pages.items()}
 
     assert "gpu_throttle_thermal_active{" in texts["agent"]
     assert {name: found for name, text in texts.items() if (found := complaints(text))} == {}

@@ -8,11 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from ingero_contract import routes
 from ingero_testing.processes import BIN, Running, fleet, process, wait_until
+from ingero_testing.web import web
 
 TAKEN = 'ingero_agent_thresholds_total{outcome="taken"}'
 STAGES = "stages: [{seconds: 3}, {seconds: 600, launches_per_second: 10}]\n"
@@ -35,7 +35,7 @@ def port_of(folder: Path, node: str) -> int:
 
 
 def metrics(port: int) -> dict[str, float]:
-    page = httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    page = web.get(f"http://127.0.0.1:{port}/metrics").text
     return {line.rsplit(" ", 1)[0]: float(line.rsplit(" ", 1)[1]) for line in page.splitlines() if line[0] != "#"}
 
 
@@ -66,8 +66,8 @@ def test_the_slow_node_reaches_prometheus_and_every_consumer(tmp_path: Path, pro
         wait_until(lambda: metrics(port).get(active) == 1.0, "the straggler at the sink")
 
         assert json.loads(first_line)["node_id"] == "slow"
-        assert httpx.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
-        named = httpx.get(service.url("threshold", routes.FLEET_STRAGGLERS)).json()["stragglers"]
+        assert web.get(f"http://127.0.0.1:{port}/readyz").status_code == 200
+        named = web.get(service.url("threshold", routes.FLEET_STRAGGLERS)).json()["stragglers"]
         assert [node["node_id"] for node in named] == ["slow"]
         assert metrics(port)["ingero_sink_parse_errors_total"] == 0
 
@@ -96,7 +96,7 @@ def test_fleet_may_go_and_come_back(tmp_path: Path, protocol: str) -> None:
         change = {"receivers": {"otlp": {"protocols": {protocol: {"endpoint": address}}}}}
         again = stack.enter_context(fleet(tmp_path / "again", change))
         url = again.url("threshold", f"{routes.FLEET_THRESHOLD}?cluster_id=lab")
-        wait_until(lambda: httpx.get(url).json()["quorum_met"], "the quorum to be back")
+        wait_until(lambda: web.get(url).json()["quorum_met"], "the quorum to be back")
         wait_until(lambda: nodes[0].words().count('"new": "fleet"') == 2, "the mode fleet again")
 
 

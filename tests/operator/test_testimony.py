@@ -6,7 +6,6 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
@@ -21,6 +20,7 @@ from ingero_operator.taints.testimony import record
 from ingero_operator.witness import Listener, Witness
 from ingero_testing import processes
 from ingero_testing.fleets import Fleets, fleets
+from ingero_testing.web import web
 
 MARK = Mark(
     owner="u-1", verdict="0badcafe", effect="NoSchedule", since=100.0, expires=200.0, node_uid="n-1", score=0.4,
@@ -114,7 +114,7 @@ def test_a_mark_reaches_echo_through_fleet_once(tmp_path: Path) -> None:
 
             def kept() -> list[list[Any]]:
                 text = f"SELECT node_id, message FROM events WHERE metric_name = '{metrics.TAINT_EVENT}'"
-                answer = httpx.post(store.url("api", routes.SQL), json={"sql": text}, timeout=10, trust_env=False)
+                answer = web.post(store.url("api", routes.SQL), json={"sql": text}, timeout=10, trust_env=False)
                 return list(answer.raise_for_status().json()["rows"])
 
             async def work() -> None:
