@@ -6,6 +6,7 @@ start time. Reading never fails on one bad report: it is left out, counted, and 
 
 import math
 from collections.abc import Iterable, Sequence
+from hashlib import blake2b
 from typing import Any, Final, Literal, NamedTuple
 
 import orjson
@@ -83,8 +84,13 @@ _NUMERIC: Final = (*(attribute for _, attribute in SIGNAL_METRICS), "time_unix_n
 _NOBODY: Final = Identity("-", "-", None, {**dict.fromkeys(RESOURCE_STRINGS.values(), ""), "world_size": 0})
 
 
+def _digest(block: bytes) -> bytes:
+    """Sixteen octets that no other block has: a fifth of the memory, and nobody can make two blocks alike."""
+    return blake2b(block, digest_size=16).digest()
+
+
 class Decoder:
-    """Reads pushes. It remembers resource blocks that it has seen, byte for byte, because every node repeats its own.
+    """Reads pushes. It remembers resource blocks that it has seen, by their digest: every node repeats its own.
 
     The memory is bounded by `remembered` blocks; when full it starts anew.
     """
@@ -105,7 +111,7 @@ class Decoder:
         decoded = Decoded()
         if encoding == "protobuf":
             start, tail = split(body)
-            known = self._resources.get(body[start:tail]) if tail else None
+            known = self._resources.get(_digest(body[start:tail])) if tail else None
             if isinstance(known, Identity) and self._fast(body, tail, known, decoded, now, cluster):
                 return decoded
             try:
@@ -118,7 +124,7 @@ class Decoder:
                 self._learn(body, start, tail, request.resource_metrics[0])
             return decoded
         tail = split_json(body)
-        known = self._resources.get(body[:tail]) if tail else None
+        known = self._resources.get(_digest(body[:tail])) if tail else None
         if isinstance(known, Identity) and self._fast_json(body[tail:], known, decoded, now, cluster):
             return decoded
         try:
@@ -146,11 +152,11 @@ class Decoder:
         Which number is which is found by trial: a copy with a different number at every place is read in full.
         """
         head, rest = body[:tail], body[tail:]
-        key = orjson.dumps((blocks[0].get("resource") or {}).get("attributes") or [])
+        key = _digest(orjson.dumps((blocks[0].get("resource") or {}).get("attributes") or []))
         known = self._resources.get(key)
         if len(blocks) != 1 or not isinstance(known, Identity) or not is_whole_head(head):
             return
-        self._resources[head] = known
+        self._resources[_digest(head)] = known
         del self._resources[key]
         if any(layout.read(rest) is not None for layout in self._json_layouts):
             return
@@ -233,10 +239,10 @@ class Decoder:
 
     def _learn(self, body: bytes, start: int, tail: int, resource: ResourceMetrics) -> None:
         """Remember the resource and the shape of a push that was read in full and found good."""
-        template = self._resources.get(resource.resource.SerializeToString())
+        template = self._resources.get(_digest(resource.resource.SerializeToString()))
         if not isinstance(template, Identity):
             return
-        self._resources[body[start:tail]] = template
+        self._resources[_digest(body[start:tail])] = template
         rest = body[tail:]
         if any(layout.read(rest) is not None for layout in self._layouts.get(len(rest), ())):
             return
@@ -276,7 +282,7 @@ class Decoder:
 
     def _protobuf(self, resource: ResourceMetrics, decoded: Decoded, now: float, cluster: str) -> None:
         block = resource.resource
-        key = block.SerializeToString()
+        key = _digest(block.SerializeToString())
         template = self._resources.get(key)
         if template is None:
             template = self._identity(key, ((pair.key, plain_value(pair.value)) for pair in block.attributes))
@@ -313,7 +319,7 @@ class Decoder:
     def _json(self, block: dict[str, Any], decoded: Decoded, now: float, cluster: str) -> None:
         pairs = (block.get("resource") or {}).get("attributes") or []
         template = self._identity(
-            orjson.dumps(pairs), ((pair["key"], plain_json_value(pair["value"])) for pair in pairs)
+            _digest(orjson.dumps(pairs)), ((pair["key"], plain_json_value(pair["value"])) for pair in pairs)
         )
         builder = Builder(template, decoded, now, cluster)
         self._walk_json(block, builder, decoded)

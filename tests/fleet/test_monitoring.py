@@ -11,7 +11,7 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "manifests/monitoring"
-SOURCES = ("pages.py", "cost/desk.py", "collectives/desk.py")
+SOURCES = ("pages.py", "cost/desk.py", "collectives/page.py")
 METRIC = re.compile(r"\bingero[_:][a-z0-9_:]+")
 
 

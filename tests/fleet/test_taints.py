@@ -183,7 +183,12 @@ def test_a_running_fleet_says_of_a_node_that_it_is_marked(tmp_path: Path, proces
         wait_until(lambda: bool(why("gpu-1").get("taint")), "the mark")
         assert why("gpu-1")["taint"]["effect"] == "NoSchedule"
         assert why("gpu-2")["taint"] is None
-        update = web.get(service.url("diagnostics", routes.FLEET_PAGE_UPDATE)).json()
+
+        def shown() -> Any:
+            return web.get(service.url("diagnostics", routes.FLEET_PAGE_UPDATE)).json()
+
+        wait_until(lambda: shown() is not None, "the page's first tick")
+        update = shown()
         assert ([item["node_id"] for item in update["taints"]], update["taint_counts"]) == (["gpu-1"], {"prod": 1})
         page = web.get(service.url("prometheus", "/metrics")).text
         assert 'ingero_fleet_taint_records_total{outcome="add"} 1.0' in page

@@ -114,7 +114,7 @@ def test_a_mark_reaches_echo_through_fleet_once(tmp_path: Path) -> None:
 
             def kept() -> list[list[Any]]:
                 text = f"SELECT node_id, message FROM events WHERE metric_name = '{metrics.TAINT_EVENT}'"
-                answer = web.post(store.url("api", routes.SQL), json={"sql": text}, timeout=10, trust_env=False)
+                answer = web.post(store.url("api", routes.SQL), json={"sql": text}, timeout=10)
                 return list(answer.raise_for_status().json()["rows"])
 
             async def work() -> None:

@@ -23,6 +23,7 @@ from ingero_testing.gpu_job import (
     COLLECTIVES,
     RUNTIME,
     attached,
+    attachments,
     compile_c,
     go,
     job,
@@ -214,7 +215,7 @@ def test_a_library_that_is_written_over_is_let_go_of_and_the_new_one_counted(tmp
         wait_until(lambda: "library_replaced" in agent.words(), "the old file to be let go of")
         wait_until(lambda: sum(map(link_lives, links)) < len(links), "its links to go")
         with job(program, 5) as running:
-            wait_until(lambda: agent.words().count('"event": "attached"') >= 2, "the new file")
+            wait_until(lambda: attachments(agent, library) >= 2, "the new file")
             go(running)
             assert said(running) == "done"
             wait_until(lambda: launches(tmp_path) == 15, "the calls of five processes")

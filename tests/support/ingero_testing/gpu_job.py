@@ -192,10 +192,15 @@ def tracing(folder: Path, *flags: str, period: str = "0.2") -> Iterator[Running]
         yield running
 
 
-def attached(agent: Running, *libraries: Path) -> bool:
-    """Whether the agent has attached to these files; other processes of the machine may use others."""
+def attachments(agent: Running, library: Path) -> int:
+    """How often the agent has attached to a file; other processes of the machine may use others."""
     lines = [line for line in agent.words().splitlines() if '"event": "attached"' in line]
-    return all(any(f'"inode": {file.stat().st_ino},' in line for line in lines) for file in libraries)
+    return sum(f'"inode": {library.stat().st_ino},' in line for line in lines)
+
+
+def attached(agent: Running, *libraries: Path) -> bool:
+    """Whether the agent has attached to these files."""
+    return all(attachments(agent, library) for library in libraries)
 
 
 def links_of(pid: int) -> list[int]:
