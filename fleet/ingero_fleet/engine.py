@@ -1,9 +1,6 @@
 """The heartbeat: every push interval a copy of the score map is judged and the board that pushes read is replaced."""
 
 import asyncio
-import os
-import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -26,17 +23,6 @@ log = get(__name__)
 
 LOOKS: Final = 10
 """How often, between two ticks, reports are searched for nodes that have collapsed."""
-
-
-GENTLE: Final = 10
-"""How much nicer the thread that judges is than the others."""
-
-
-def _give_way() -> None:
-    """Let the thread that answers pushes go first, where threads have a niceness of their own (Linux)."""
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, min(19, os.getpriority(os.PRIO_PROCESS, thread) + GENTLE))
 
 
 class Engine:
@@ -69,7 +55,7 @@ class Engine:
         self.facts: list[Callable[[], dict[str, Any]]] = []
         """What other parts add to the facts about Fleet's health."""
         self._started = clock()
-        self._worker = ThreadPoolExecutor(1, "tick", _give_way)
+        self._worker = ThreadPoolExecutor(1, "tick")
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Healthy while ticks are computed on time."""

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from ingero_contract import attributes, metrics, routes
 from ingero_contract.values import NodeState
 from ingero_fleet import statistics
 from ingero_fleet.judging import Judging
+from ingero_fleet.page import history as page_history
 from ingero_fleet.page.history import CALIBRATING_LEVEL, HEALTHY_LEVEL, IDLE_LEVEL, STOPPED_LEVEL, TICKS, History
 from ingero_fleet.picture import Picture, cohort_name
 from ingero_fleet.scores import Limits, ScoreTable
@@ -88,6 +90,21 @@ def test_nodes_stand_by_cluster_cohort_and_name_and_the_order_lasts() -> None:
     assert [name for _, name in world.history.nodes] == ["c", "a", "b"]
     assert world.tick(*reports).layout == first
     assert world.tick(*reports, report("d")).layout == first + 1
+
+
+def test_of_more_nodes_fewer_ticks_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_history, "MOST_BYTES", 40 * 1024)
+    world = World()
+    for tick in range(50):
+        world.tick(report("a", tick / 100))
+    assert (len(world.history.times), world.history.times[-1]) == (40, 50.0)
+
+    before = world.history.all()
+    history = world.tick(*(report(f"n{number}") for number in range(2000)))
+
+    column = np.frombuffer(history.all(), np.uint8).reshape(len(history.times), -1)[:, 0]
+    assert len(history.times) == 40 * 1024 // (2001 + 2001 // 8)
+    assert column[:-1].tolist() == list(before[1 - len(history.times) :])
 
 
 def test_who_takes_over_a_row_has_no_past() -> None:

@@ -14,7 +14,13 @@ from ingero_fleet.picture import Picture
 from ingero_fleet.scores import CALIBRATING, IDLE
 
 TICKS: Final = 120
-"""Ticks that are kept."""
+"""Ticks that are kept, of up to 34,000 nodes."""
+
+MOST_BYTES: Final = 1 << 22
+"""Memory for them; of more nodes fewer ticks are kept."""
+
+FEWEST: Final = 16
+"""Ticks that are kept of any number of nodes."""
 
 MAX_NODES: Final = 20_000
 """Nodes on the page; with more, stragglers come first and the rest is counted."""
@@ -42,16 +48,14 @@ class History:
         names = picture.frame.names
         length = len(names)
         if length > self._levels.shape[1]:
-            wider = np.zeros((TICKS, max(1024, length + length // 8)), np.uint8)
-            wider[:, : self._levels.shape[1]] = self._levels
-            self._levels = wider
+            self._widen(max(1024, length + length // 8))
         if names is not self._names:
             changed = [row for row, (old, new) in enumerate(zip(self._names, names, strict=False)) if old is not new]
             self._levels[:, changed] = 0
-        self._at = (self._at + 1) % TICKS
+        self._at = (self._at + 1) % len(self._levels)
         self._levels[self._at] = 0
         self._levels[self._at, :length] = levels(picture)
-        self.times = [*self.times, picture.tick.now][-TICKS:]
+        self.times = [*self.times, picture.tick.now][-len(self._levels) :]
         if self._differs(picture):
             self._arrange(picture, cohort_names)
         self._names = names
@@ -90,8 +94,20 @@ class History:
 
     def all(self) -> bytes:
         """Every tick that is kept, the oldest first."""
-        kept = np.arange(self._at - len(self.times) + 1, self._at + 1) % TICKS
-        return self._levels[np.ix_(kept, self.order)].tobytes()
+        return self._levels[np.ix_(self._kept(), self.order)].tobytes()
+
+    def _kept(self) -> npt.NDArray[np.int64]:
+        """The lines of the ticks that are kept, the oldest first."""
+        return np.arange(self._at - len(self.times) + 1, self._at + 1) % len(self._levels)
+
+    def _widen(self, nodes: int) -> None:
+        """Make room for more nodes; where that is too much, the oldest ticks go."""
+        ticks = min(TICKS, max(FEWEST, MOST_BYTES // nodes))
+        self.times = self.times[-ticks:]
+        old = self._levels[self._kept()]
+        self._levels = np.zeros((ticks, nodes), np.uint8)
+        self._levels[: len(old), : old.shape[1]] = old
+        self._at = len(old) - 1
 
 
 def levels(picture: Picture) -> npt.NDArray[np.uint8]:
