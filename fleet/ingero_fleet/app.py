@@ -28,6 +28,7 @@ from ingero_kit.clock import clock_offset, steady_clock
 from ingero_kit.logs import get
 from ingero_kit.memory import share_one_heap
 from ingero_kit.otlp_server import Push, Signal
+from ingero_kit.slices import ask_for_short_slices
 from ingero_kit.tls import ServerTls
 
 log = get(__name__)
@@ -196,6 +197,7 @@ async def serve(
     gc.set_threshold(50_000, 50, 50)
     # A tick's thread gives way to pushes fifty times as soon as by default.
     sys.setswitchinterval(0.0001)
+    ask_for_short_slices()
     announce(fleet.ports)
     log.info("started", ports=fleet.ports)
     await ended.wait()

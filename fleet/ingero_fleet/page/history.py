@@ -79,8 +79,11 @@ class History:
         shown = rows.tolist()
         nodes = [names[row] for row in shown]
         known = [cohort_names[int(cohort[row])] for row in shown]
-        keys = [(node[0], name, node[1]) for node, name in zip(nodes, known, strict=True)]
-        order = sorted(range(len(shown)), key=keys.__getitem__)
+        keys = [(key[0], name) for key, name in zip(picture.frame.cohorts, cohort_names, strict=True)]
+        ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}
+        rank = np.array([ranks[key] for key in keys], np.int64)[cohort[rows]] if keys else rows
+        # numpy sorts beside other threads, Python's own sort would hold them up
+        order = np.lexsort((np.array([name for _, name in nodes], np.str_), rank)).tolist()
         arranged = [nodes[place] for place in order]
         cohorts = [known[place] for place in order]
         if arranged != self.nodes or cohorts != self.cohorts:
