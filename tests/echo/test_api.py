@@ -520,8 +520,15 @@ def test_who_asks_too_often_is_told_when_to_come_back(guarded: Running) -> None:
 
 def test_the_audit_log_names_the_hash_and_never_the_token(guarded: Running) -> None:
     CLIENT.get(guarded.url("api", echo.WHOAMI), headers=bearer("reader"))
-    text = (guarded.log.parent / "audit.jsonl").read_text()
-    line = next(json.loads(line) for line in text.splitlines() if '"reader"' in line and echo.WHOAMI in line)
+    audit = guarded.log.parent / "audit.jsonl"
+
+    def found() -> list[Any]:
+        return [
+            json.loads(line) for line in audit.read_text().splitlines() if '"reader"' in line and echo.WHOAMI in line
+        ]
+
+    wait_until(lambda: bool(found()), "the line")
+    (line, *_), text = found(), audit.read_text()
 
     assert len(line["token_sha256"]) == 64
     assert (line["method"], line["path"], line["source"]) == ("GET", echo.WHOAMI, "127.0.0.1")

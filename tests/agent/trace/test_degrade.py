@@ -218,7 +218,7 @@ def test_a_library_that_is_written_over_is_let_go_of_and_the_new_one_counted(tmp
             wait_until(lambda: attachments(agent, library) >= 2, "the new file")
             go(running)
             assert said(running) == "done"
-            wait_until(lambda: launches(tmp_path) == 15, "the calls of five processes")
+            wait_until(lambda: launches(tmp_path) >= 15, "the calls of five processes; others may call as well")
         assert "ingero_trace_replaced_libraries_total 1.0" in page(agent)
 
 
