@@ -1,6 +1,6 @@
 """Health reports and events as OTLP metrics, protobuf and JSON."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 import orjson
@@ -42,10 +42,10 @@ def encode_report(report: HealthReport, version: str = "0.1.0") -> ExportMetrics
     scope = resource.scope_metrics.add()
     scope.scope.name, scope.scope.version = SCOPE, version
     now = report.time_unix_nano
-    common = _pairs({attributes.NODE_STATE: str(report.state), attributes.WORKLOAD_TYPE: report.workload_type})
+    common = pairs({attributes.NODE_STATE: str(report.state), attributes.WORKLOAD_TYPE: report.workload_type})
 
-    def gauge(name: str, value: float | int, pairs: Iterable[KeyValue], unit: str = "1") -> None:
-        point = NumberDataPoint(time_unix_nano=now, attributes=pairs)
+    def gauge(name: str, value: float | int, keys: Iterable[KeyValue], unit: str = "1") -> None:
+        point = NumberDataPoint(time_unix_nano=now, attributes=keys)
         if isinstance(value, int):
             point.as_int = value
         else:
@@ -55,22 +55,22 @@ def encode_report(report: HealthReport, version: str = "0.1.0") -> ExportMetrics
     for name, attribute in SIGNAL_METRICS:
         value = getattr(report, attribute)
         if value is not None:
-            pairs = common
+            keys = common
             if name == metrics.HEALTH_SCORE:
-                pairs = [*common, *_pairs({attributes.CGROUP_PATH_HASH: report.cgroup_path_hash})]
-            gauge(name, float(value), pairs, "1/s" if name == metrics.THROUGHPUT_RATE else "1")
+                keys = [*common, *pairs({attributes.CGROUP_PATH_HASH: report.cgroup_path_hash})]
+            gauge(name, float(value), keys, "1/s" if name == metrics.THROUGHPUT_RATE else "1")
     gauge(metrics.DEGRADATION_WARNING, int(report.degraded), common)
     if report.detection_mode:
         mode = {attributes.DETECTION_MODE_VALUE: report.detection_mode}
         if report.decision_source:
             mode[attributes.DECISION_SOURCE] = report.decision_source
-        gauge(metrics.DETECTION_MODE, 1, _pairs(mode))
+        gauge(metrics.DETECTION_MODE, 1, pairs(mode))
     gauge(metrics.FLEET_REACHABLE, int(report.fleet_reachable), [])
     if report.gpu_model:
         gauge(
             metrics.NODE_INFO,
             1,
-            _pairs({attributes.GPU_MODEL: report.gpu_model, attributes.GPU_COUNT: report.gpu_count}),
+            pairs({attributes.GPU_MODEL: report.gpu_model, attributes.GPU_COUNT: report.gpu_count}),
         )
     gauge(metrics.WORLD_SIZE_GAUGE, report.world_size, [])
     for name, total_points in _group_totals(report.totals):
@@ -78,10 +78,10 @@ def encode_report(report: HealthReport, version: str = "0.1.0") -> ExportMetrics
             aggregation_temporality=AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE, is_monotonic=True
         )
         for cgroup, direction, count in total_points:
-            keys: dict[str, str | int] = {attributes.CGROUP_PATH_HASH: cgroup}
+            group: dict[str, str | int] = {attributes.CGROUP_PATH_HASH: cgroup}
             if direction:
-                keys[attributes.MEMCPY_DIRECTION] = direction
-            data.data_points.append(NumberDataPoint(time_unix_nano=now, as_int=count, attributes=_pairs(keys)))
+                group[attributes.MEMCPY_DIRECTION] = direction
+            data.data_points.append(NumberDataPoint(time_unix_nano=now, as_int=count, attributes=pairs(group)))
         scope.metrics.append(Metric(name=name, unit=_TOTAL_UNITS.get(name, "1"), sum=data))
     return ExportMetricsServiceRequest(resource_metrics=[resource])
 
@@ -111,7 +111,7 @@ def encode_event(
     point = NumberDataPoint(
         time_unix_nano=time_unix_nano,
         as_int=int(straggler),
-        attributes=_pairs(
+        attributes=pairs(
             {
                 attributes.DETECTION_MODE_VALUE: detection_mode,
                 attributes.THRESHOLD: threshold,
@@ -139,11 +139,9 @@ def _group_totals(totals: dict[tuple[str, str, str], int]) -> Iterator[tuple[str
     yield from names.items()
 
 
-def _pairs(values: dict[str, Any]) -> list[KeyValue]:
-    pairs: list[KeyValue] = []
-    for key, value in values.items():
-        pairs.append(KeyValue(key=key, value=_any(value)))
-    return pairs
+def pairs(values: Mapping[str, Any]) -> list[KeyValue]:
+    """Attributes, each of the type of its value."""
+    return [KeyValue(key=key, value=_any(value)) for key, value in values.items()]
 
 
 def _set(target: Any, key: str, value: str | int | float) -> None:

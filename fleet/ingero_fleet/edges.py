@@ -3,10 +3,10 @@
 import json
 import uuid
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs, SeverityNumber
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
@@ -14,6 +14,7 @@ from ingero_contract import attributes, metrics
 from ingero_detect.observation import Edge
 from ingero_detect.verdicts import Verdict
 from ingero_kit.clock import rfc3339
+from ingero_kit.otlp_encode import pairs
 
 _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:ingero:verdict")
 _EVIDENCE: Final = (
@@ -27,10 +28,7 @@ def encode(edges: Iterable[Edge]) -> bytes | None:
     blocks = [
         ResourceLogs(
             resource=Resource(
-                attributes=[
-                    _pair(attributes.NODE_ID, edge.verdict.node),
-                    _pair(attributes.CLUSTER_ID, edge.verdict.cluster),
-                ]
+                attributes=pairs({attributes.NODE_ID: edge.verdict.node, attributes.CLUSTER_ID: edge.verdict.cluster})
             ),
             scope_logs=[ScopeLogs(scope=InstrumentationScope(name="ingero-fleet"), log_records=[_record(edge)])],
         )
@@ -41,26 +39,36 @@ def encode(edges: Iterable[Edge]) -> bytes | None:
 
 def _record(edge: Edge) -> LogRecord:
     verdict = edge.verdict
-    nanoseconds = int(verdict.time * 1e9)
     facts = verdict.to_json()
     evidence = {"edge": edge.what, **{name: facts[name] for name in _EVIDENCE}}
     loud = edge.what in ("accused", "relapsed")
+    return verdict_record(
+        verdict.time,
+        _sentence(edge.what, verdict),
+        {
+            attributes.EVENT_ID: _event_id(edge),
+            attributes.VERDICT_STATE: str(verdict.state),
+            attributes.VERDICT_KIND: str(verdict.kind),
+            attributes.VERDICT_SINCE: rfc3339(verdict.since) if verdict.since else "",
+            attributes.VERDICT_SEVERITY: round(verdict.severity, 6),
+            attributes.VERDICT_COHORT: verdict.cohort,
+            attributes.VERDICT_EVIDENCE: json.dumps(evidence, separators=(",", ":")),
+            attributes.VERDICT_DIGEST: verdict.digest,
+        },
+        loud=loud,
+    )
+
+
+def verdict_record(seconds: float, sentence: str, found: dict[str, Any], *, loud: bool) -> LogRecord:
+    """A change of a verdict, whoever judged; `seconds` since the epoch, `loud` when somebody is accused."""
+    nanoseconds = int(seconds * 1e9)
     return LogRecord(
         time_unix_nano=nanoseconds,
         observed_time_unix_nano=nanoseconds,
         severity_number=SeverityNumber.SEVERITY_NUMBER_WARN if loud else SeverityNumber.SEVERITY_NUMBER_INFO,
         event_name=metrics.VERDICT_EVENT,
-        body=AnyValue(string_value=_sentence(edge.what, verdict)),
-        attributes=[
-            _pair(attributes.EVENT_ID, _event_id(edge)),
-            _pair(attributes.VERDICT_STATE, str(verdict.state)),
-            _pair(attributes.VERDICT_KIND, str(verdict.kind)),
-            _pair(attributes.VERDICT_SINCE, rfc3339(verdict.since) if verdict.since else ""),
-            KeyValue(key=attributes.VERDICT_SEVERITY, value=AnyValue(double_value=round(verdict.severity, 6))),
-            _pair(attributes.VERDICT_COHORT, verdict.cohort),
-            _pair(attributes.VERDICT_EVIDENCE, json.dumps(evidence, separators=(",", ":"))),
-            _pair(attributes.VERDICT_DIGEST, verdict.digest),
-        ],
+        body=AnyValue(string_value=sentence),
+        attributes=pairs(found),
     )
 
 
@@ -78,7 +86,3 @@ def _sentence(what: str, verdict: Verdict) -> str:
     if what == "cleared":
         return f"{verdict.node} is well again"
     return f"{verdict.node} is {verdict.state} ({verdict.kind})"
-
-
-def _pair(key: str, value: str) -> KeyValue:
-    return KeyValue(key=key, value=AnyValue(string_value=value))

@@ -138,14 +138,10 @@ class Engine:
 
     async def _frame(self, now: float, rows: npt.NDArray[np.int64] | None = None) -> statistics.Frame:
         """A copy of the score map; pushes are answered between its pieces."""
-        pieces = statistics.Frame.in_pieces(self.table, now, rows)
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as done:
-                frame: statistics.Frame = done.value
-                return frame
+        for piece in statistics.Frame.in_pieces(self.table, now, rows):
+            frame = piece
             await asyncio.sleep(0)
+        return frame
 
     def _compute(self, frame: statistics.Frame, said: dict[int, str]) -> tuple[statistics.Tick, Findings]:
         return statistics.compute(frame, self.memory, self.config), self.judging.judge(frame, said)

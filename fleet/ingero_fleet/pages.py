@@ -10,7 +10,7 @@ from prometheus_client.registry import Collector
 
 from ingero_detect.codes import STATES
 from ingero_fleet.judging import Findings
-from ingero_fleet.picture import Picture, cohort_name, is_straggler
+from ingero_fleet.picture import Picture, cohort_name
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.scores import ScoreTable
 
@@ -88,7 +88,7 @@ class FindingsPage(Collector):
         rows = picture.rows()
         for row in rows[:MAX_NODE_SERIES]:
             score.add_metric(picture.frame.names[row], float(picture.frame.columns["score"][row]))
-        for row in [row for row in rows if is_straggler(picture, row)][:MAX_NODE_SERIES]:
+        for row in [row for row in rows if picture.accused[row]][:MAX_NODE_SERIES]:
             straggler.add_metric(picture.frame.names[row], 1)
         hidden = GaugeMetricFamily("ingero_fleet_nodes_without_series", "Nodes left out of this page.")
         hidden.add_metric([], max(0, len(rows) - MAX_NODE_SERIES))

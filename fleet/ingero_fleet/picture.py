@@ -46,10 +46,14 @@ class Picture:
         return found
 
     @property
+    def accused(self) -> npt.NDArray[np.bool_]:
+        """By row: accused at present, by the detector where it judges, else by the threshold."""
+        return self.findings.accused if self.findings else self.tick.straggling
+
+    @property
     def straggling(self) -> npt.NDArray[np.bool_]:
         """By row: living nodes that are accused at present."""
-        accused = self.findings.accused if self.findings else self.tick.straggling
-        found: npt.NDArray[np.bool_] = accused & self.frame.columns["alive"]
+        found: npt.NDArray[np.bool_] = self.accused & self.frame.columns["alive"]
         return found
 
     def rows(self, cluster: str | None = None) -> list[int]:
@@ -86,7 +90,7 @@ def stragglers_answer(
     judge of the stragglers: scores that fall everywhere at once do not stop what the detector has proven by rates.
     """
     alive = picture.rows(cluster)
-    rows = [row for row in alive if is_straggler(picture, row)]
+    rows = [row for row in alive if picture.accused[row]]
     late = {node: item for node, item in late.items() if cluster in (None, node[0])}
     accused = {picture.frame.names[row] for row in rows}
     added = [row for row in alive if picture.frame.names[row] in late.keys() - accused] if late and actionable else []
@@ -138,20 +142,13 @@ def _late_answer(picture: Picture, row: int, item: dict[str, Any]) -> dict[str, 
     }  # fmt: skip
 
 
-def is_straggler(picture: Picture, row: int) -> bool:
-    """Whether a node is accused at present."""
-    if picture.findings:
-        return bool(picture.findings.accused[row])
-    return bool(picture.tick.straggling[row])
-
-
 def node_answer(picture: Picture, row: int) -> dict[str, Any]:
     """Everything about one node."""
     columns, tick = picture.frame.columns, picture.tick
     cluster, node = picture.frame.names[row]
     threshold = float(tick.threshold_by_row[row])
     verdict = picture.findings.verdict(row) if picture.findings else None
-    accused = is_straggler(picture, row)
+    accused = bool(picture.accused[row])
     since, windows, kind = float(tick.since[row]), int(tick.windows[row]), "slow"
     if verdict is not None:
         since, kind = verdict.since or 0.0, str(verdict.kind)

@@ -6,7 +6,7 @@ and workloads are never mixed. While a cluster panics (too large a share of it b
 acted on, and thresholds are frozen, but not for ever: what lasts is the new normal, or panic could never end.
 """
 
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -45,21 +45,14 @@ class Frame:
     @classmethod
     def take(cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None) -> "Frame":
         """Copy what the statistics need; what comes later, or is not in `rows`, stays fresh for the next tick."""
-        pieces = cls.in_pieces(table, now, rows)
-        while True:
-            try:
-                next(pieces)
-            except StopIteration as done:
-                frame: Frame = done.value
-                return frame
+        *_, frame = cls.in_pieces(table, now, rows)
+        return frame
 
     @classmethod
-    def in_pieces(
-        cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None
-    ) -> Generator[None, None, "Frame"]:
+    def in_pieces(cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None) -> Iterator["Frame"]:
         """The same a few rows at a time, so that reports can come between them; each of them is in it whole or not.
 
-        Nodes that come under way are in the next frame.
+        Every piece gives the frame as far as it is; the last is complete. Nodes that come under way are in the next.
         """
         names = table.roster()
         length = len(names)
@@ -68,6 +61,7 @@ class Frame:
         if rows is not None:
             stale[rows] = True
         columns: dict[str, npt.NDArray[Any]] = {name: np.empty(length, dtype) for name, dtype in COLUMNS.items()}
+        frame = cls(now, names, [], columns)
         for start in range(0, length, PIECE):
             piece = slice(start, min(start + PIECE, length))
             for name, column in columns.items():
@@ -75,8 +69,9 @@ class Frame:
             same = table.view("tenancy")[piece] == tenancy[piece]
             columns["alive"][piece] &= same
             table.view("fresh")[piece] &= ~(same & stale[piece])
-            yield
-        return cls(now, names, list(table.cohorts), columns)
+            yield frame
+        frame.cohorts.extend(table.cohorts)
+        yield frame
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from ingero_operator.cluster import Api
 from ingero_operator.conditions import Finding
 from ingero_operator.fullness import Fullness
 from ingero_operator.inquiry import Inquirer
-from ingero_operator.kinds import BY_NAME, CONFIG_MAP, NAMESPACE, SECRET
+from ingero_operator.kinds import BY_NAME, CONFIG_MAP, NAMESPACE, SECRET, Kind
 from ingero_operator.recorder import Happening, Recorder
 from ingero_operator.render.common import Owner, Platform
 from ingero_operator.settings import OperatorConfig
@@ -34,6 +34,9 @@ log = get(__name__)
 
 Manifest = dict[str, Any]
 Spec = TypeVar("Spec", bound=Part)
+_Value = TypeVar("_Value")
+_Memory = OrderedDict[tuple[str, str], tuple[float, dict[str, _Value]]]
+"""What was read of named objects, and when, by namespace and name."""
 
 REMEMBER_SECONDS: Final = 60.0
 REMEMBERED: Final = 4096
@@ -63,34 +66,30 @@ class Desk:
     written: dict[OwnerKey, float] = field(default_factory=dict)
     status_writes: int = 0
     node_writes: dict[tuple[str, str], int] = field(default_factory=dict)
-    _secrets: OrderedDict[tuple[str, str], tuple[float, dict[str, bytes]]] = field(default_factory=OrderedDict)
-    _config_maps: OrderedDict[tuple[str, str], tuple[float, dict[str, str]]] = field(default_factory=OrderedDict)
+    _secrets: _Memory[bytes] = field(default_factory=OrderedDict)
+    _config_maps: _Memory[str] = field(default_factory=OrderedDict)
     _privileged: OrderedDict[str, tuple[float, bool | None]] = field(default_factory=OrderedDict)
 
     async def secret(self, namespace: str, name: str) -> dict[str, bytes] | None:
         """The data of a Secret, nearly as old as `secret_poll` at most; nothing when there is none."""
-        known = self._secrets.get((namespace, name))
-        if known is not None and self.clock() - known[0] < 0.9 * self.config.secret_poll:
-            return known[1]
-        found = await self.api.get(SECRET, namespace, name)
-        if found is None:
-            self._secrets.pop((namespace, name), None)
-            return None
-        data = {key: b64decode(value) for key, value in (found.get("data") or {}).items()}
-        _remember(self._secrets, (namespace, name), (self.clock(), data))
-        return data
+        return await self._data(SECRET, namespace, name, self._secrets, b64decode)
 
     async def config_map(self, namespace: str, name: str) -> dict[str, str] | None:
         """The data of a ConfigMap that a resource names, nearly as old as `secret_poll` at most."""
-        known = self._config_maps.get((namespace, name))
+        return await self._data(CONFIG_MAP, namespace, name, self._config_maps, str)
+
+    async def _data(
+        self, kind: Kind, namespace: str, name: str, memory: _Memory[_Value], read: Callable[[str], _Value]
+    ) -> dict[str, _Value] | None:
+        known = memory.get((namespace, name))
         if known is not None and self.clock() - known[0] < 0.9 * self.config.secret_poll:
             return known[1]
-        found = await self.api.get(CONFIG_MAP, namespace, name)
+        found = await self.api.get(kind, namespace, name)
         if found is None:
-            self._config_maps.pop((namespace, name), None)
+            memory.pop((namespace, name), None)
             return None
-        data = {str(key): str(value) for key, value in (found.get("data") or {}).items()}
-        _remember(self._config_maps, (namespace, name), (self.clock(), data))
+        data = {str(key): read(value) for key, value in (found.get("data") or {}).items()}
+        _remember(memory, (namespace, name), (self.clock(), data))
         return data
 
     def secrets_again(self) -> float:

@@ -3,18 +3,20 @@
 import json
 import uuid
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, SeverityNumber
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from ingero_contract import attributes, metrics
 from ingero_contract.values import VerdictState
 from ingero_fleet.collectives.culprits import Culprit, Edge
 from ingero_fleet.collectives.known import Known
 from ingero_fleet.collectives.points import Source
+from ingero_fleet.edges import verdict_record
+from ingero_kit.otlp_encode import pairs
 
 Lag = tuple[float, int, int]
 """Milliseconds, communicator, rank."""
@@ -39,7 +41,7 @@ def encode_lags(known: Known, lags: list[Lag], now: float) -> bytes:
         for value, number, rank in items:
             comm = known.reader.comms[number]
             point = metric.gauge.data_points.add(time_unix_nano=int(now * 1e9), as_double=value)
-            point.attributes.extend(_member(comm.hash, rank, comm.ranks))
+            point.attributes.extend(pairs(_member(comm.hash, rank, comm.ranks)))
     return request.SerializeToString()
 
 
@@ -57,27 +59,24 @@ def encode_edges(edges: Iterable[Edge]) -> bytes:
 
 
 def _record(edge: Edge) -> LogRecord:
-    item, nanoseconds = edge.culprit, int(edge.time * 1e9)
+    item = edge.culprit
     evidence = {"edge": edge.what, "axis": "collectives", **{name: item[name] for name in _EVIDENCE}}
-    identity = (item["cluster_id"], item["node_id"], item["comm"], str(item["rank"]), edge.what, str(nanoseconds))
-    severity = item["share"] if edge.what == "accused" else 0.0
-    return LogRecord(
-        time_unix_nano=nanoseconds,
-        observed_time_unix_nano=nanoseconds,
-        severity_number=(
-            SeverityNumber.SEVERITY_NUMBER_WARN if edge.what == "accused" else SeverityNumber.SEVERITY_NUMBER_INFO
-        ),
-        event_name=metrics.VERDICT_EVENT,
-        body=AnyValue(string_value=sentence(edge)),
-        attributes=[
-            _text(attributes.EVENT_ID, str(uuid.uuid5(_NAMESPACE, "\0".join(identity)))),
-            _text(attributes.VERDICT_STATE, str(_STATES[edge.what])),
-            _text(attributes.VERDICT_KIND, item["kind"]),
-            _text(attributes.VERDICT_SINCE, item["since"]),
-            KeyValue(key=attributes.VERDICT_SEVERITY, value=AnyValue(double_value=severity)),
-            _text(attributes.VERDICT_EVIDENCE, json.dumps(evidence, separators=(",", ":"))),
-            *_member(item["comm"], item["rank"], item["ranks"]),
-        ],
+    identity = (
+        item["cluster_id"], item["node_id"], item["comm"], str(item["rank"]), edge.what, str(int(edge.time * 1e9)),
+    )  # fmt: skip
+    return verdict_record(
+        edge.time,
+        sentence(edge),
+        {
+            attributes.EVENT_ID: str(uuid.uuid5(_NAMESPACE, "\0".join(identity))),
+            attributes.VERDICT_STATE: str(_STATES[edge.what]),
+            attributes.VERDICT_KIND: item["kind"],
+            attributes.VERDICT_SINCE: item["since"],
+            attributes.VERDICT_SEVERITY: float(item["share"]) if edge.what == "accused" else 0.0,
+            attributes.VERDICT_EVIDENCE: json.dumps(evidence, separators=(",", ":")),
+            **_member(item["comm"], item["rank"], item["ranks"]),
+        },
+        loud=edge.what == "accused",
     )
 
 
@@ -92,19 +91,11 @@ def sentence(edge: Edge) -> str:
 
 
 def _resource(source: Source) -> list[KeyValue]:
-    named = (
-        (attributes.NODE_ID, source.node), (attributes.CLUSTER_ID, source.cluster), (attributes.POD_NAME, source.pod),
-    )  # fmt: skip
-    return [_text(key, text) for key, text in named if text]
+    named = {
+        attributes.NODE_ID: source.node, attributes.CLUSTER_ID: source.cluster, attributes.POD_NAME: source.pod,
+    }  # fmt: skip
+    return pairs({key: text for key, text in named.items() if text})
 
 
-def _member(comm: str, rank: int, ranks: int) -> list[KeyValue]:
-    return [
-        _text(attributes.NCCL_COMM_HASH, comm),
-        KeyValue(key=attributes.NCCL_RANK, value=AnyValue(int_value=rank)),
-        KeyValue(key=attributes.NCCL_NRANKS, value=AnyValue(int_value=ranks)),
-    ]
-
-
-def _text(key: str, value: str) -> KeyValue:
-    return KeyValue(key=key, value=AnyValue(string_value=value))
+def _member(comm: str, rank: int, ranks: int) -> dict[str, Any]:
+    return {attributes.NCCL_COMM_HASH: comm, attributes.NCCL_RANK: rank, attributes.NCCL_NRANKS: ranks}
