@@ -26,6 +26,9 @@ EDGES: Final = np.arange(BINS) * BIN
 CAUTION: Final = 1.5
 """Factor on the theoretical level while a cohort has too few ticks of its own to be known by."""
 
+TWO_STEPS: Final = 1.98
+"""Largest steps above which caution does not go: two ticks as bad as can be name a node however young its cohort."""
+
 FEW: Final = 2000.0
 """Node-ticks at which own data and theory weigh the same."""
 
@@ -62,6 +65,11 @@ def theoretical_level(ticks: float, drift: float) -> float:
         else:
             high = middle
     return high
+
+
+def first_level(theory: float, largest_step: float) -> float:
+    """The level of a cohort that nothing is known of: theory's, with caution."""
+    return min(max(theory, min(CAUTION * theory, TWO_STEPS * largest_step)), HIGHEST_LEVEL)
 
 
 def bins_of(peaks: Floats) -> Ints:
@@ -151,10 +159,10 @@ def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats) -> Tail:
     return Tail(log_rate, exponent, seen_rate, seen_exponent)
 
 
-def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, theory: float) -> Floats:
-    """The alarm level of every cohort: the larger of own tail and mirror, leaning on theory while it is young."""
+def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, first: float) -> Floats:
+    """The alarm level of every cohort: the larger of own tail and mirror, leaning on `first` while it is young."""
     fitted = np.max([tail.level_for(budget) for tail in tails], axis=0)
     weight = ticks / (ticks + FEW)
-    levels = weight * np.clip(fitted, 0.0, HIGHEST_LEVEL) + (1 - weight) * CAUTION * theory
+    levels = weight * np.clip(fitted, 0.0, HIGHEST_LEVEL) + (1 - weight) * first
     clipped: Floats = np.clip(levels, LOWEST_LEVEL, HIGHEST_LEVEL)
     return clipped

@@ -27,16 +27,17 @@ _HALF_LIFE_HOURS: Final = 48.0
 
 
 def alarm_levels(memory: Memory, parameters: Parameters, ticks: int, theory: float) -> Floats:
-    """The alarm level of every group; a twelfth of them is calibrated anew in a tick. `theory`: the first level."""
+    """The alarm level of every group; a twelfth of them is calibrated anew in a tick. `theory`: without caution."""
+    first = budget.first_level(theory, parameters.largest_step)
     alarm = memory.group("alarm")
-    alarm[np.isnan(alarm)] = min(budget.CAUTION * theory, budget.HIGHEST_LEVEL)
+    alarm[np.isnan(alarm)] = first
     part = slice(ticks % OFFSET_TICKS, None, OFFSET_TICKS)
     hours = memory.group("hours")[part]
     if len(hours):
         peaks, steps = ([table(side)[part] for side in ("slow", "fast")] for table in (memory.peaks, memory.steps))
         tails = [budget.fit_tail(*pair, hours) for pair in zip(peaks, steps, strict=True)]
         judged = hours / parameters.tick_hours
-        alarm[part] = budget.calibrated_levels(tails, judged, parameters.budget, theory)
+        alarm[part] = budget.calibrated_levels(tails, judged, parameters.budget, first)
         runs = memory.runs()[part]
         tolerable = runs[:, ::-1].cumsum(axis=1)[:, ::-1] <= (1 + parameters.budget * hours)[:, None]
         tolerable[:, -1] = True

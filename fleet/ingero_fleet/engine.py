@@ -22,7 +22,10 @@ from ingero_kit.memory import give_back
 log = get(__name__)
 
 LOOKS: Final = 10
-"""How often, between two ticks, reports are searched for nodes that have collapsed."""
+"""How often, between two ticks, reports are searched for nodes that have fallen far."""
+
+SELDOM: Final = 3
+"""An early look comes before one tick of so many at most."""
 
 
 class Engine:
@@ -54,6 +57,7 @@ class Engine:
         """Called in a thread with every new picture; a failure is logged and counted, and the tick stands."""
         self.facts: list[Callable[[], dict[str, Any]]] = []
         """What other parts add to the facts about Fleet's health."""
+        self._may_look = 0
         self._started = clock()
         self._worker = ThreadPoolExecutor(1, "tick")
 
@@ -90,19 +94,20 @@ class Engine:
                 due = time.monotonic() + interval
 
     async def _until(self, due: float) -> float:
-        """Wait for a tick. A node that collapses meanwhile is looked at at once, and the tick is an interval later.
+        """Wait for a tick. A node that falls far meanwhile is looked at at once, and the tick is an interval later.
 
-        That happens once between two ticks, so that they are never more than two intervals apart.
+        That happens before one tick of `SELDOM` at most, so that in a fleet where somebody always falls the ticks of
+        all others keep coming.
         """
-        interval, looked = self.config.push_interval, False
+        interval, may = self.config.push_interval, self.ticks >= self._may_look
         while (left := due - time.monotonic()) > 0:
-            await asyncio.sleep(left if looked else min(left, interval / LOOKS))
-            if not looked and time.monotonic() < due and await self.look():
-                looked, due = True, time.monotonic() + interval
+            await asyncio.sleep(min(left, interval / LOOKS) if may else left)
+            if may and time.monotonic() < due and await self.look():
+                may, due, self._may_look = False, time.monotonic() + interval, self.ticks + SELDOM
         return due
 
     async def look(self) -> bool:
-        """Look at nodes that have collapsed since the last tick; says whether there were any."""
+        """Look at nodes that have fallen far since the last tick; says whether there were any."""
         loop = asyncio.get_running_loop()
         rows = await loop.run_in_executor(self._worker, self.judging.fallen, self.table)
         if not len(rows):

@@ -51,8 +51,11 @@ MOST: Final = 0.75
 PATIENCE: Final = 6
 """Ticks after which it judges whoever has."""
 
-COLLAPSED: Final = 0.5
+FALLEN: Final = 0.77
 """Share of what is expected of a node below which its report is looked at before the tick is due."""
+
+BEYOND_NOISE: Final = 5.0
+"""Standard deviations of its noise that it must have fallen as well."""
 
 LATEST: Final = 0.9
 """Ticks after a tick up to which a look is early."""
@@ -198,7 +201,7 @@ class Judging:
         return outcome
 
     def fallen(self, table: ScoreTable) -> npt.NDArray[np.int64]:
-        """Rows whose nodes have collapsed, or gone idle, since the last tick, by reports that no tick has judged.
+        """Rows whose nodes have fallen far, or gone idle, since the last tick, by reports that no tick has judged.
 
         May run beside the score map's owner: what changes meanwhile is looked at once more in a frame.
         """
@@ -212,8 +215,10 @@ class Judging:
             rows = rows[self._well(slots[rows])]
             rate, reported = table.view("rate")[rows], table.view("state")[rows]
             value = np.where(np.isfinite(rate), rate, table.view("score")[rows])
+            noise = BEYOND_NOISE * self.detector.memory.node("scale")[slots[rows]].astype(np.float64)
             with np.errstate(over="ignore", invalid="ignore"):
-                low = value < COLLAPSED * np.exp(self.detector.memory.node("expected")[slots[rows]])
+                line = np.exp(self.detector.memory.node("expected")[slots[rows]] - np.maximum(-np.log(FALLEN), noise))
+                low = value < line
             found: npt.NDArray[np.int64] = rows[((reported == scores.ACTIVE) & low) | (reported == scores.IDLE)]
             return found
 
@@ -227,7 +232,7 @@ class Judging:
     def look_early(self, frame: Frame, rows: npt.NDArray[np.int64]) -> None:
         """Judge the nodes of these rows before the tick is due; the reports of all others stand for their cohorts.
 
-        So a collapse is first seen when it is reported, and the tick an interval later may confirm it.
+        So a fall is first seen when it is reported, and the tick an interval later may confirm it.
         """
         with self._lock:
             self._looked = True

@@ -191,7 +191,7 @@ class VitalsPage(Collector):
         yield _counter("ingero_fleet_ticks", "Ticks computed.", vitals.ticks)
         yield _counter("ingero_fleet_late_ticks", "Ticks that took longer than the interval.", vitals.late_ticks)
         yield _counter("ingero_fleet_failed_ticks", "Ticks that failed.", vitals.failed_ticks)
-        yield _counter("ingero_fleet_early_looks", "Looks at collapsed nodes between ticks.", vitals.early_looks)
+        yield _counter("ingero_fleet_early_looks", "Looks between ticks at nodes that fell far.", vitals.early_looks)
         yield _counter(
             "ingero_fleet_failed_followers",
             "Failures of what follows a tick: collectives, costs, live page.",

@@ -1,6 +1,7 @@
 """The pure half of the agent: signals, baseline, score, life, decision."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -246,9 +247,15 @@ def test_a_collapse_is_pushed_at_once_and_again_when_fleet_may_have_confirmed_it
     assert pushed == [5.0, 14.0, 17.0, 20.0]
 
 
-def test_who_is_well_again_may_make_haste_again() -> None:
-    standing, first = haste.advance(Haste(), 0.0, 100.0, 0.0, 10.0)
-    standing, between = haste.advance(standing, 50.0, 100.0, 1.0, 10.0)
-    _, second = haste.advance(standing, 0.0, 100.0, 2.0, 10.0)
+def test_who_is_well_again_makes_no_haste_for_a_while() -> None:
+    standing, pushed = Haste(), []
+    for moment in range(0, 2000, 10):
+        restless = moment % 100 in (0, 10)
+        standing, push = haste.advance(standing, 20.0 if restless else 80.0, 100.0, moment / 10, 1.0)
+        if push:
+            pushed.append(moment / 10)
 
-    assert (first, between, second) == (True, False, True)
+    begun = [now for now in pushed if now - 1 not in pushed]
+    assert begun[0] == 0.0
+    assert all(later - sooner > haste.QUIET for sooner, later in pairwise(begun))
+    assert len(begun) == 10

@@ -52,13 +52,18 @@ def test_levels_for_normal_noise_keep_the_budget_in_simulation() -> None:
         assert theory - 0.8 <= level <= theory + 1.0
 
 
-def test_without_data_the_level_is_cautious_theory() -> None:
+@pytest.mark.parametrize(("theory", "first"), [(5.0, 7.5), (7.0, 9.9), (9.0, 9.9), (11.0, 11.0), (40.0, 30.0)])
+def test_caution_never_asks_for_more_than_two_ticks_where_theory_does_not(theory: float, first: float) -> None:
+    assert budget.first_level(theory, 5.0) == pytest.approx(first)
+
+
+def test_without_data_the_level_is_the_first() -> None:
     none = np.zeros((1, budget.BINS))
     tail = budget.fit_tail(none, np.zeros((1, budget.STEP_BINS)), np.zeros(1))
 
-    (level,) = budget.calibrated_levels([tail], np.zeros(1), 1e-4, 7.0)
+    (level,) = budget.calibrated_levels([tail], np.zeros(1), 1e-4, 8.5)
 
-    assert level == pytest.approx(7.0 * budget.CAUTION)
+    assert level == pytest.approx(8.5)
 
 
 @given(
