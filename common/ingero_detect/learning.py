@@ -69,7 +69,7 @@ def _finish_warmup(memory: Memory, parameters: Parameters, done: Ints) -> None:
         memory.end_of_learning()
 
 
-def _summarise(window: npt.NDArray[np.float32], rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
+def _summarise(window: npt.NDArray[np.float16], rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
     """Of every row's warm-up: median, spread, the two sums of its lag-one correlation; in parts, to save memory."""
     middle, spread, lagged, squares = (np.empty(len(rows)) for _ in range(4))
     for start in range(0, len(rows), _AT_ONCE):

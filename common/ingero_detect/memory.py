@@ -86,7 +86,7 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 }
 """Type and initial value of the columns by group."""
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Of snapshots."""
 
 
@@ -110,7 +110,7 @@ class Memory:
         self._homes: dict[CohortKey, int] = {}
         self._groups: dict[CohortKey, int] = {}
         self._columns = {name: np.full(64, start, dtype) for name, (dtype, start) in NODE_COLUMNS.items()}
-        self._window = np.zeros((64, warmup), np.float32)
+        self._window = np.zeros((64, warmup), np.float16)
         self._group_columns = {name: np.full(8, start, dtype) for name, (dtype, start) in GROUP_COLUMNS.items()}
         self._peaks = {name: np.zeros((8, BINS), np.float32) for name in ("slow", "fast")}
         self._steps = {name: np.zeros((8, STEP_BINS), np.float32) for name in ("slow", "fast")}
@@ -133,8 +133,8 @@ class Memory:
         """One column by group, in place."""
         return self._group_columns[name][: len(self.groups)]
 
-    def window(self) -> npt.NDArray[np.float32]:
-        """What learning nodes did so far, (slots, warm-up ticks)."""
+    def window(self) -> npt.NDArray[np.float16]:
+        """What learning nodes did so far, log units to a two-thousandth of themselves, (slots, warm-up ticks)."""
         return self._window[: len(self.names)]
 
     def peaks(self, side: str) -> npt.NDArray[np.float32]:
@@ -289,7 +289,7 @@ class Memory:
             by_group = {name: _typed(arrays[f"group_{name}"], dtype) for name, (dtype, _) in GROUP_COLUMNS.items()}
             peaks = {side: _typed(arrays[f"peaks_{side}"], np.float32) for side in self._peaks}
             steps = {side: _typed(arrays[f"steps_{side}"], np.float32) for side in self._steps}
-            window, runs = _typed(arrays["window"], np.float32), _typed(arrays["runs"], np.float32)
+            window, runs = _typed(arrays["window"], np.float16), _typed(arrays["runs"], np.float32)
             facts = dict(about["facts"])
         except SnapshotError:
             raise

@@ -66,7 +66,9 @@ class Fleet:
         engine.after_tick.append(
             lambda picture: self._cost.book(picture, engine.config.push_interval, self._collectives.shares())
         )
-        self._live = LivePage(lambda: engine.config, self._cost, self._collectives, self._taints)
+        self._live = LivePage(
+            lambda: engine.picture, lambda: engine.config, self._cost, self._collectives, self._taints
+        )
         engine.after_tick.append(self._live.record)
         if receiving.sends(Signal.LOGS):
             engine.tell.append(lambda body: receiving.forward(Push(Signal.LOGS, "protobuf", body)))

@@ -29,10 +29,18 @@ SHOWN_RANKS: Final = 64
 
 
 class LivePage:
-    """`record` is called in a thread after every tick; everything else on the event loop or a request's thread."""
+    """`record` is called in a thread after every tick; everything else on the event loop or a request's thread.
+
+    `latest` gives the engine's picture: one kept here would live through the next tick, beside the new one.
+    """
 
     def __init__(
-        self, config: Callable[[], IngeroConfig], cost: CostDesk, collectives: CollectivesDesk, taints: TaintBoard
+        self,
+        latest: Callable[[], Picture | None],
+        config: Callable[[], IngeroConfig],
+        cost: CostDesk,
+        collectives: CollectivesDesk,
+        taints: TaintBoard,
     ) -> None:
         self.history = History()
         self.version = 0
@@ -42,7 +50,7 @@ class LivePage:
         self._cost = cost
         self._collectives = collectives
         self._taints = taints
-        self._picture: Picture | None = None
+        self._latest = latest
         self._event: tuple[int, bytes] = (-1, b"")
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
@@ -52,7 +60,6 @@ class LivePage:
         """Take in a tick."""
         with self._lock:
             self.history.add(picture, [cohort_name(key) for key in picture.frame.cohorts])
-            self._picture = picture
         if self.watchers:
             event = self._build(picture)
             self._event = (self.version + 1, event)
@@ -71,11 +78,11 @@ class LivePage:
 
     def update(self) -> bytes:
         """The latest tick as JSON; empty before the first."""
-        if self._picture is None:
+        version, picture = self.version, self._latest()
+        if not version or picture is None:
             return b""
-        version = self.version
         if self._event[0] != version:
-            self._event = (version, self._build(self._picture))
+            self._event = (version, self._build(picture))
         return self._event[1]
 
     async def watch(self) -> AsyncIterator[bytes]:
