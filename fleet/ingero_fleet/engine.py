@@ -18,6 +18,7 @@ from ingero_fleet.settings import IngeroConfig
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
 from ingero_kit.memory import give_back
+from ingero_kit.slices import ask_for_usual_slices
 
 log = get(__name__)
 
@@ -59,7 +60,7 @@ class Engine:
         """What other parts add to the facts about Fleet's health."""
         self._may_look = 0
         self._started = clock()
-        self._worker = ThreadPoolExecutor(1, "tick")
+        self._worker = ThreadPoolExecutor(1, "tick", ask_for_usual_slices)
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Healthy while ticks are computed on time."""

@@ -29,3 +29,4 @@ def test_a_machine_without_the_call_is_told_apart(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(slices.platform, "machine", lambda: "riscv64")
 
     assert not slices.ask_for_short_slices()
+    assert not slices.ask_for_usual_slices()
