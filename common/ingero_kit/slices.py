@@ -20,9 +20,9 @@ SHORT_NS: Final = 100_000
 def ask_for_short_slices() -> bool:
     """Let this thread run at once when it wakes up, for short whiles, beside threads that compute; says if it may.
 
-    Linux 6.12 and later let a thread with shorter slices go before one with longer ones that is within its own; earlier
-    ones take no notice. No right is needed, and the share of the processor stays the same. Threads inherit their
-    slices: one that computes asks for the usual ones.
+    Linux 6.12 and later let a thread with shorter slices go before one with longer ones that is within its own;
+    earlier ones take no notice. No right is needed, and the share of the processor stays the same. Threads inherit
+    their slices: one that computes asks for the usual ones.
     """
     return _ask(SHORT_NS)
 
