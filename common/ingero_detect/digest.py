@@ -51,6 +51,6 @@ class DigestChain:
             about.update("\0".join(part for name in seen.names for part in name).encode())
             about.update(json.dumps(keys, separators=(",", ":")).encode())
             about.update(np.argsort(order)[back].astype(np.int64).tobytes())
-            self._hashed = (list(seen.names), list(seen.cohorts), seen.cohort.copy(), about.digest())
+            self._hashed = (seen.names, list(seen.cohorts), seen.cohort.copy(), about.digest())
         found: bytes = self._hashed[3]
         return found

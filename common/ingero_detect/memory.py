@@ -115,11 +115,18 @@ class Memory:
         self._peaks = {name: np.zeros((8, BINS), np.float32) for name in ("slow", "fast")}
         self._steps = {name: np.zeros((8, STEP_BINS), np.float32) for name in ("slow", "fast")}
         self._runs = np.zeros((8, RUNS), np.float32)
+        self._roster: list[NodeKey] | None = None
         self._last_names: Sequence[NodeKey] = ()
         self._last_slots: Ints = np.zeros(0, np.int64)
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    def roster(self) -> list[NodeKey]:
+        """The names by slot, not to be changed: the same list for as long as nobody comes."""
+        if self._roster is None:
+            self._roster = list(self.names)
+        return self._roster
 
     def node(self, name: str) -> npt.NDArray[Any]:
         """One column by slot, in place."""
@@ -164,7 +171,7 @@ class Memory:
             self.clear(fresh)
             self._columns["used"][fresh] = True
         if not (slots < 0).any():
-            self._last_names, self._last_slots = list(names), slots
+            self._last_names, self._last_slots = names, slots
         return slots
 
     def _slot(self, node: NodeKey, entered: list[int]) -> int:
@@ -184,6 +191,7 @@ class Memory:
                 self._columns = {name: _longer(column) for name, column in self._columns.items()}
                 self._window = _longer(self._window)
         entered.append(slot)
+        self._roster = None
         self._slots[node] = slot
         return slot
 
@@ -311,7 +319,7 @@ class Memory:
         )
         if not fits or len(names) - len(free_slots) > self.max_nodes:
             raise SnapshotError("the snapshot's parts do not fit one another")
-        self.names, self.homes, self.groups, self._free = names, homes, groups, free
+        self.names, self.homes, self.groups, self._free, self._roster = names, homes, groups, free, None
         self._slots = {name: slot for slot, name in enumerate(names) if slot not in free_slots}
         self._homes = {key: number for number, key in enumerate(homes)}
         self._groups = {key: number for number, key in enumerate(groups)}

@@ -25,6 +25,8 @@ Codes = npt.NDArray[np.uint8]
 class Observation:
     """One tick: by row the node, its cohort (a number into `cohorts`), its value and what it reports.
 
+    `names` stays as it is: it is kept to see whether the next tick has the same nodes.
+
     `value` is larger-is-better, not negative, NaN without a report; `state` holds the codes above. `echo`: the loss
     in log units that a node says it was accused of before, by row, for nodes that the detector does not know.
     """

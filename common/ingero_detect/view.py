@@ -41,7 +41,7 @@ class View:
         columns = {name: memory.node(name) for name in COLUMNS}
         sizes, levels = memory.group("size"), memory.group("alarm")
         if copy:
-            names, homes, groups = list(names), list(homes), list(groups)
+            names, homes, groups = memory.roster(), list(homes), list(groups)
             columns = {name: column.copy() for name, column in columns.items()}
             sizes, levels = sizes.copy(), levels.copy()
         return cls(now, digest, columns, names, homes, groups, sizes, levels)

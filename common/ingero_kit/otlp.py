@@ -81,12 +81,14 @@ class _Base(NamedTuple):
 
 
 _NUMERIC: Final = (*(attribute for _, attribute in SIGNAL_METRICS), "time_unix_nano")
-_NOBODY: Final = Identity("-", "-", None, {**dict.fromkeys(RESOURCE_STRINGS.values(), ""), "world_size": 0})
+_NOBODY: Final = Identity(
+    "-", None, {**dict.fromkeys(RESOURCE_STRINGS.values(), ""), "world_size": 0, "cluster_id": "-"}
+)
 
 
 def _digest(block: bytes) -> bytes:
-    """Sixteen octets that no other block has: a fifth of the memory, and nobody can make two blocks alike."""
-    return blake2b(block, digest_size=16).digest()
+    """Fifteen octets that no other block has: a fifth of the memory, and nobody can make two blocks alike."""
+    return blake2b(block, digest_size=15).digest()
 
 
 class Decoder:
@@ -215,7 +217,7 @@ class Decoder:
         fields = base.fields.copy()
         fields.update(zip(names, numbers))  # noqa: B905 – a layout reads as many numbers as it has names
         fields.pop("", None)
-        cluster = cluster or known.cluster_id
+        cluster = cluster or fields["cluster_id"]
         if (
             fields["score"] > 1.0
             or fields["time_unix_nano"] > (now + FUTURE_SECONDS) * 1e9

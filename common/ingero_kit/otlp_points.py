@@ -23,16 +23,18 @@ _ACTIVE: Final = NodeState.ACTIVE
 
 
 class Identity(NamedTuple):
-    """The report fields that a resource block fixes; `shared` is one dictionary for all nodes that say the same."""
+    """The report fields that a resource block fixes.
+
+    `shared`, the cluster's name among it, is one dictionary for all nodes that say the same.
+    """
 
     node_id: str
-    cluster_id: str
     rank: int | None
     shared: dict[str, Any]
 
     def fields(self) -> dict[str, Any]:
         """All of them in a fresh dictionary."""
-        return {**self.shared, "node_id": self.node_id, "cluster_id": self.cluster_id, "rank": self.rank}
+        return {**self.shared, "node_id": self.node_id, "rank": self.rank}
 
 
 Template = Identity | str
@@ -164,8 +166,9 @@ def template_of(found: dict[str, Any]) -> Template:
             return f"the resource attribute {key} {problem}"
     shared: dict[str, Any] = {attribute: _text(found.get(key)) for key, attribute in RESOURCE_STRINGS.items()}
     shared["world_size"] = _count(found.get(attributes.WORLD_SIZE))
+    shared["cluster_id"] = cluster
     rank = _count(found[attributes.NODE_RANK]) if attributes.NODE_RANK in found else None
-    return Identity(node, cluster, rank, shared)
+    return Identity(node, rank, shared)
 
 
 def plain_value(value: AnyValue) -> Any:
