@@ -253,7 +253,7 @@ def _clusters(
         for code in (ACTIVE, IDLE, CALIBRATING)
     }
     slow = np.bincount(cluster[alive & straggling], minlength=len(names))
-    world = np.zeros(len(names), np.int64)
+    world = np.zeros(len(names), np.int32)  # of the column's type, or NumPy converts number by number
     np.maximum.at(world, cluster[alive], columns["world_size"][alive])
     largest: dict[str, CohortSummary] = {}
     for summary in cohorts:

@@ -125,8 +125,7 @@ def _sum_by_job(picture: Picture, priced: Priced, job: npt.NDArray[np.int64], jo
     def total(rows: npt.NDArray[np.bool_], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.bincount(job[rows], weights=values[rows], minlength=jobs)
 
-    synchronised = np.zeros(jobs, bool)
-    np.logical_or.at(synchronised, job[alive], columns["world_size"][alive] > 1)
+    synchronised = np.bincount(job[alive & (columns["world_size"] > 1)], minlength=jobs) > 0
     return _Sums(
         np.bincount(job[alive], minlength=jobs), total(alive, priced.gpus), total(alive, priced.unpriced),
         total(alive, priced.hourly), total(waits, priced.hourly), total(waits, priced.unpriced), synchronised,
