@@ -152,7 +152,7 @@ class Loop:
                 await self.glance()
 
     async def glance(self) -> None:
-        """A short look. A node that has collapsed pushes now: what happened in the last interval, as always.
+        """A short look. A node whose work fell far pushes now: what happened in the last interval, as always.
 
         Life and baseline know nothing of short looks: they count ticks.
         """

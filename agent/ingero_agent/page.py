@@ -78,7 +78,7 @@ class AgentPage(Collector):
         counters = self._health.counters
         yield _counter("ingero_agent_looks", "Looks at the node.", _one(counters.ticks))
         yield _counter(
-            "ingero_agent_early_pushes", "Pushes of a collapse, before they were due.", _one(counters.early)
+            "ingero_agent_early_pushes", "Pushes of work that fell far, before they were due.", _one(counters.early)
         )
         yield _counter("ingero_agent_failed_looks", "Looks that failed.", _one(counters.failed_looks))
         yield _counter("ingero_agent_impossible_signals", "Signals out of their range.", _one(counters.insane))

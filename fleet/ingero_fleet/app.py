@@ -77,7 +77,7 @@ class Fleet:
             self.ports |= await receiving.listen()
         else:
             pool = self._pool = Pool(config, engine.table, offset, self._keep)
-            engine.before_tick = pool.gather
+            engine.bring_in = pool.gather
             engine.publish.append(pool.publish)
             engine.facts.append(pool.facts)
             self.ports |= await pool.start()

@@ -48,8 +48,8 @@ class Engine:
         self.failed_listeners = 0
         self.early_looks = 0
         self.tick_seconds = 0.0
-        self.before_tick: Callable[[], Awaitable[None]] | None = None
-        """Awaited before the score map is copied: brings in what other processes heard."""
+        self.bring_in: Callable[[], Awaitable[None]] | None = None
+        """Awaited before the score map is read: brings in what other processes heard."""
         self.publish: list[Callable[[Board], None]] = []
         """Called on the event loop with every new board."""
         self.tell: list[Callable[[bytes], None]] = []
@@ -110,6 +110,8 @@ class Engine:
     async def look(self) -> bool:
         """Look at nodes that have fallen far since the last tick; says whether there were any."""
         loop = asyncio.get_running_loop()
+        if self.bring_in:
+            await self.bring_in()
         rows = await loop.run_in_executor(self._worker, self.judging.fallen, self.table)
         if not len(rows):
             return False
@@ -123,8 +125,8 @@ class Engine:
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
         now = self.clock()
-        if self.before_tick:
-            await self.before_tick()
+        if self.bring_in:
+            await self.bring_in()
         self.table.expire(now)
         said, self.table.last_verdict = self.table.last_verdict, {}
         frame = await self._frame(now)

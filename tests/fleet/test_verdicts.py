@@ -252,6 +252,33 @@ def test_a_collapse_between_ticks_is_confirmed_by_the_next_one(tmp_path: Path) -
     assert edge.verdict.time == pytest.approx(looked + 10, abs=5)
 
 
+def test_an_early_look_sees_what_other_processes_heard() -> None:
+    now = [1_700_000_000.0]
+    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10)})
+    engine = Engine(config, lambda: now[0])
+
+    def report(number: int, rate: float) -> None:
+        said = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate)
+        assert engine.table.observe(said, now[0]) is None
+
+    async def heard() -> None:
+        report(4, 60.0)
+
+    async def run() -> list[bool]:
+        for tick in range(30):
+            for number in range(9):
+                report(number, 100.0 + (number + tick) % 3)
+            await engine.tick()
+            now[0] += config.push_interval
+        before = await engine.look()
+        engine.bring_in = heard
+        return [before, await engine.look()]
+
+    assert asyncio.run(run()) == [False, True]
+    assert engine.early_looks == 1
+    engine.close()
+
+
 def test_a_recording_with_early_looks_replays_to_the_same_bytes(tmp_path: Path) -> None:
     judging, live, _ = early(tmp_path)
 
