@@ -17,7 +17,7 @@ from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
-from ingero_kit.memory import give_back
+from ingero_kit.memory import Settled, give_back
 from ingero_kit.slices import ask_for_usual_slices
 
 log = get(__name__)
@@ -59,6 +59,7 @@ class Engine:
         self.facts: list[Callable[[], dict[str, Any]]] = []
         """What other parts add to the facts about Fleet's health."""
         self._may_look = 0
+        self._settled = Settled()
         self._started = clock()
         self._worker = ThreadPoolExecutor(1, "tick", ask_for_usual_slices)
 
@@ -161,7 +162,8 @@ class Engine:
             except Exception:
                 self.failed_listeners += 1
                 log.exception("after_tick_failed")
-        give_back()
+        if self._settled.look(len(picture.frame.names)):
+            give_back()
 
     def _tell(self, findings: Findings) -> None:
         """Log the edges of verdicts, and send them onward as log records."""

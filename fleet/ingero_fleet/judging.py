@@ -317,12 +317,18 @@ class Judging:
         return round(now / self._interval) * self._interval
 
     def _sorted(self, frame: Frame) -> tuple[npt.NDArray[np.int64], list[NodeKey]]:
-        """Rows of living nodes by (cluster, node); sorted anew only when somebody came or went."""
+        """Rows of living nodes by (cluster, node); sorted anew only when somebody came or went.
+
+        What was in order stays so: a sort that finds it takes a moment, and holds up everybody else no longer.
+        """
         alive = frame.columns["alive"]
         known, were, rows, names = self._order
         if known is not frame.names or not np.array_equal(were, alive):
-            found = sorted((frame.names[row], row) for row in np.flatnonzero(alive).tolist())
-            rows, names = np.array([row for _, row in found], np.int64), [name for name, _ in found]
+            came = alive.copy()
+            came[rows] = False
+            found = [*rows[alive[rows]].tolist(), *np.flatnonzero(came).tolist()]
+            found.sort(key=frame.names.__getitem__)
+            rows, names = np.array(found, np.int64), [frame.names[row] for row in found]
             self._order = (frame.names, alive, rows, names)
         return rows, names
 

@@ -28,6 +28,7 @@ from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit import logs
 from ingero_kit.clock import steady_clock
+from ingero_kit.memory import Settled
 from ingero_kit.otlp_server import Push
 from ingero_kit.settings import SettingsError
 
@@ -44,6 +45,7 @@ class ReceiverProcess:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._board = BoardReader()
+        self._settled = Settled()
 
     async def run(self) -> int:
         """Serve until told to stop; the exit status is 0 unless the listeners could not be had."""
@@ -98,6 +100,7 @@ class ReceiverProcess:
             self._writer.write(message(Kind.BATCH, encode_batch(batch)))
             await self._writer.drain()
             await asyncio.sleep(0)
+        self._settled.look(len(self._table))
         if not self._writer.is_closing():
             self._writer.write(message(Kind.DONE, orjson.dumps(self._receiving.traffic().as_json())))
 

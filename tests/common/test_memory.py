@@ -1,0 +1,19 @@
+"""What stays is left out of the collector's walks a few times, not at every look."""
+
+import gc
+from itertools import pairwise
+
+import pytest
+
+from ingero_kit.memory import Settled
+
+
+def test_only_growth_by_a_quarter_leaves_more_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gc, "freeze", lambda: None)
+    settled = Settled()
+
+    told = [size for size in range(0, 100_000, 10) if settled.look(size)]
+
+    assert len(told) < 25
+    assert all(later > 1.25 * sooner for sooner, later in pairwise(told))
+    assert not any(settled.look(size) for size in (told[-1], 5, 0))
