@@ -1,8 +1,8 @@
-"""Several receiver processes on the same ports: started, asked at every tick, replaced when they end.
+"""Several receiver processes on the same ports: started, asked often, replaced when they end.
 
 The kernel spreads connections over the processes (`SO_REUSEPORT`), so a node's pushes come to one of them while it
 keeps its connection. Each keeps a score map of its own and hands over what is new when it is asked; Fleet's process
-alone judges. A process that dies takes with it what it heard since the last tick, and no more.
+alone judges. A process that dies takes with it what it heard since it was last asked, and no more.
 """
 
 import asyncio
