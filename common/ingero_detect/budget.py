@@ -26,8 +26,11 @@ EDGES: Final = np.arange(BINS) * BIN
 CAUTION: Final = 1.5
 """Factor on the theoretical level while a cohort has too few ticks of its own to be known by."""
 
-TWO_STEPS: Final = 1.98
-"""Largest steps above which caution does not go: two ticks as bad as can be name a node however young its cohort."""
+TWO_STEPS: Final = 1.8
+"""Largest steps above which caution does not go: two very bad ticks name a node however young its cohort.
+
+It leaves room for what is fitted to the first few hundred ticks, which is pessimistic too.
+"""
 
 FEW: Final = 2000.0
 """Node-ticks at which own data and theory weigh the same."""
