@@ -18,7 +18,7 @@ from scripts.lab import BIN, Site
 SOURCE = Path(__file__).with_name("cuda_workload.c")
 STEPS_A_SECOND = 40
 
-TRACE_PERIOD = 0.1
+TRACE_PERIOD = 0.2
 
 
 @dataclass(frozen=True)
