@@ -6,7 +6,9 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -187,6 +189,24 @@ def test_short_looks_add_up_to_the_long_one(gaps: list[float]) -> None:
     assert joined is not None and whole is not None
     assert joined.rate == pytest.approx(whole.rate, abs=1e-9)
     assert pieces.whole() is None
+
+
+def test_looks_count_for_as_long_as_they_counted() -> None:
+    """A tracer that writes at its own times: what it counted, over the time in which it did."""
+    written = [0.0, 0.31, 0.35, 0.78, 0.99]
+    looks = [
+        Observation(rate=30.0 + 10 * number, compute=0.5, memory=0.5, cpu=0.5, launches=1, seconds=later - sooner)
+        for number, (sooner, later) in enumerate(pairwise(written))
+    ]
+    source, pieces = iter([None, *looks]), Pieces()
+    for moment in range(5):
+        pieces.read(SimpleNamespace(read=lambda now: next(source), close=lambda: None), moment / 4)
+
+    joined = pieces.whole()
+
+    assert joined is not None
+    assert joined.rate == pytest.approx(sum(look.rate * (look.seconds or 0) for look in looks) / 0.99)
+    assert joined.seconds == pytest.approx(0.99)
 
 
 def test_what_happened_recently_is_not_known_before_looks_cover_it() -> None:

@@ -17,6 +17,8 @@ class Observation:
     cpu: float
     launches: int = 0
     """Operations in this look; 0 three times in a row means idle."""
+    seconds: float | None = None
+    """The time in which they were counted, where that is not the time since the look before."""
     totals: tuple[tuple[str, str, str, int], ...] = ()
     """Cumulative counters: metric name, cgroup hash, direction, count."""
 

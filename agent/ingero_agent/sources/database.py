@@ -84,6 +84,7 @@ class DatabaseSource:
             memory=memory,
             cpu=1.0 - share,
             launches=launches,
+            seconds=seconds if self._before else None,
         )
 
     def _count(self, database: sqlite3.Connection, now: float) -> tuple[int, int, float] | None:

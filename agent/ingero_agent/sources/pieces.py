@@ -49,13 +49,17 @@ class Pieces:
 
 
 def _joined(looks: list[Piece]) -> Observation | None:
-    """One look in the place of several: rates and ratios over time, launches in all, the rest as it is now."""
+    """One look in the place of several: rates and ratios over time, launches in all, the rest as it is now.
+
+    Every look counts for as long as it counted: what one of them found too early, the one before it found too little.
+    """
     if len(looks) <= 1:
         return looks[0][2] if looks else None
-    weights = [max(_INSTANT, stop - start) for start, stop, _ in looks]
+    weights = [max(_INSTANT, stop - start if seen.seconds is None else seen.seconds) for start, stop, seen in looks]
     whole = sum(weights)
     means = {
         name: sum(weight * getattr(look, name) for weight, (_, _, look) in zip(weights, looks, strict=True)) / whole
         for name in ("rate", "compute", "cpu")
     }
-    return replace(looks[-1][2], launches=sum(look.launches for _, _, look in looks), **means)
+    seconds = None if looks[-1][2].seconds is None else whole
+    return replace(looks[-1][2], launches=sum(look.launches for _, _, look in looks), seconds=seconds, **means)
