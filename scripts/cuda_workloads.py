@@ -4,6 +4,7 @@ The libraries are NVIDIA's own where `make gpu-libraries` has put them, otherwis
 signatures.
 """
 
+import re
 import shutil
 import subprocess
 import sys
@@ -18,7 +19,7 @@ from scripts.lab import BIN, Site
 SOURCE = Path(__file__).with_name("cuda_workload.c")
 STEPS_A_SECOND = 40
 
-TRACE_PERIOD = 0.2
+TRACE_PERIOD = 0.1
 
 
 @dataclass(frozen=True)
@@ -68,8 +69,9 @@ class CudaWorkloads:
         site, libraries = self.site, self.libraries
         program = compile_c(site.lab.folder, "cuda_workload", SOURCE.read_text(), "-ldl")
         site.start(
-            "trace", str(BIN / "ingero-agent"), "trace", "--db", str(self._database), "--period", str(TRACE_PERIOD)
-        )
+            "trace", str(BIN / "ingero-agent"), "trace", "--db", str(self._database), "--period", str(TRACE_PERIOD),
+            "--only-command", re.escape(str(program)),
+        )  # fmt: skip
         for node in site.nodes:
             site.start(
                 f"{node}-workload", str(program), str(libraries.runtime), str(libraries.nccl), str(STEPS_A_SECOND)
