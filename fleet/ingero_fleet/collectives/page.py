@@ -47,4 +47,9 @@ class CollectivesPage(Collector):
         )
         for reason, count in list(desk.reader.refused.items()):
             refused.add_metric([reason], count)
-        yield from (lag, share, communicators, points, outcome, refused)
+        looks = CounterMetricFamily(
+            "ingero_fleet_collective_looks", "Looks at collectives between two ticks.", labels=["outcome"]
+        )
+        for name in ("done", "failed"):
+            looks.add_metric([name], desk.looks[name])
+        yield from (lag, share, communicators, points, outcome, refused, looks)

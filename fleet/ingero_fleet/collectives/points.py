@@ -8,6 +8,8 @@ from array import array
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
@@ -78,6 +80,20 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.rank)
+
+
+Columns = dict[str, npt.NDArray[Any]]
+"""Points by column, as in `Batch`."""
+
+COLUMN_TYPES: Final = {
+    "comm": np.int32, "op": np.int32, "rank": np.int32, "seq": np.int64, "source": np.int32, "kind": np.int8,
+    "value": np.float32, "time": np.float64, "received": np.float64,
+}  # fmt: skip
+
+
+def columns_of(batch: Batch) -> Columns:
+    """A copy of a batch."""
+    return {name: np.array(getattr(batch, name), kind) for name, kind in COLUMN_TYPES.items()}
 
 
 def _schema() -> Any:

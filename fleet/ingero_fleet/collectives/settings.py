@@ -17,7 +17,9 @@ class NcclConfig(Settings):
     time_tolerance: Duration = Field(default=1.0, gt=0)
     """How far apart in time points of one collective may lie when they carry no sequence number."""
     error: float = Field(default=1e-6, gt=0, lt=1)
-    """Chance of accusing any rank in a window of a healthy communicator."""
+    """Chance of accusing any rank in a window of a healthy communicator, over all looks of a tick."""
+    look_interval: Duration = Field(default=1.0, ge=0.2)
+    """How often collectives that came in are looked at between two ticks; as long as a tick: with ticks alone."""
     share: float = Field(default=0.003, ge=0, lt=1)
     """Least share of time that must be lost to a rank."""
     actionable: bool = False

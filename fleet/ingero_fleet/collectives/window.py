@@ -7,12 +7,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_fleet.collectives.attribution import AttributionConfig, Finding, find_late_rank
+from ingero_fleet.collectives.victims import HELD_UP
 
 FORGET: Final = 0.7
 """How much of the mean lag of earlier ticks is kept, so that about three ticks count."""
 
 RECENT: Final = (256, 128, 64, 32)
 """Latest collectives that are judged apart from the window, the most first."""
+
+SUSPECT: Final = 0.05
+"""Chance below which a rank is likely to be late: not enough to accuse it, enough to excuse who waited for it."""
 
 
 @dataclass
@@ -28,10 +32,15 @@ class Window:
     arrived: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     lag: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     waited: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    waited_lately: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     blocked_seen: bool = False
     disputed_until: float = 0.0
     judged: int = 0
     finding: Finding | None = None
+    suspects: dict[int, float] = field(default_factory=dict)
+    """Ranks that are likely to be late, and the share of time lost to each in the part that shows it best."""
+    excused: bool = False
+    """Whether the rank that is late was held up elsewhere, or may have been."""
 
     def add(
         self, last: npt.NDArray[np.int64], lost: npt.NDArray[np.float64], time: npt.NDArray[np.float64], now: float,
@@ -53,6 +62,7 @@ class Window:
                 old = np.full(self.ranks, np.nan, np.float32)
             mixed = np.where(np.isnan(old), new, np.where(np.isnan(new), old, FORGET * old + (1 - FORGET) * new))
             setattr(self, name, mixed.astype(np.float32))
+        self.waited_lately = waited.astype(np.float32)
 
     @property
     def elapsed_ms(self) -> float:
@@ -65,12 +75,16 @@ class Window:
         They share the error that is allowed by their lengths, as short ones are renewed more often. Of several that
         accuse one rank the longest counts; where they differ, the latest.
         """
+        self.suspects = {}
         if not len(self.last):
             self.finding = None
             return
         parts = [len(self.last), *(size for size in RECENT if size < len(self.last))]
         total = sum(parts)
         whole, *recent = (self._judge_latest(size, config, size / total) for size in parts)
+        for finding in (whole, *recent):
+            if finding and finding.collectives >= config.fewest and finding.chance <= SUSPECT:
+                self.suspects[finding.rank] = max(finding.share, self.suspects.get(finding.rank, 0.0))
         accused = [finding for finding in (whole, *recent) if finding and finding.accused]
         agreed = len({finding.rank for finding in accused}) == 1
         self.finding = whole if not accused else accused[0] if agreed else accused[-1]
@@ -79,8 +93,8 @@ class Window:
         """Judge so many collectives, at a part of the error; their `chance` counts that others are looked at too."""
         last, lost = self.last[-size:].astype(np.int64), self.lost[-size:].astype(np.float64)
         elapsed = _elapsed_ms(self.time[-size:])
-        if size < len(self.last) and np.bincount(last, lost).max() < config.share * elapsed:
-            # Too little was lost to anybody for an accusation; most communicators end here.
+        if size < len(self.last) and np.bincount(last, lost).max() < HELD_UP * config.share * elapsed:
+            # Too little was lost to anybody for an accusation or an excuse; most communicators end here.
             return None
         found = find_late_rank(last, lost, elapsed, self.ranks, replace(config, error=config.error * part))
         return found and replace(found, chance=min(1.0, found.chance / part))
