@@ -7,6 +7,8 @@ import numpy as np
 
 from ingero_contract.values import LATE_RANK
 from ingero_detect.memory import NodeKey
+from ingero_fleet.collectives import held_back
+from ingero_fleet.collectives.held_back import Slow
 from ingero_fleet.collectives.known import Known
 from ingero_fleet.collectives.points import Columns, CommKey
 from ingero_fleet.collectives.victims import Claim, without_victims
@@ -39,9 +41,16 @@ class Culprits:
         self._claimed: dict[NodeKey, float] = {}
         self._told: dict[NodeKey, Culprit] = {}
 
-    def renew(self, known: Known, waiting: Columns, now: float) -> None:
-        """At a tick: judge the communicators' findings together. `waiting` are the points that wait for others."""
+    def renew(self, known: Known, waiting: Columns, now: float, slow: Slow) -> None:
+        """At a tick: judge the communicators' findings together.
+
+        `waiting` are the points that wait for others; `slow` says whose GPU is held back.
+        """
         found, _ = self._find(known, waiting, now)
+        for key in found.keys() & slow.cases.keys():
+            found[key]["nvml"] = slow.cases[key].evidence()
+        for key in slow.named.keys() - found.keys():
+            found[key] = held_back.describe(known, slow.named[key][0], key, slow.named[key][1])
         before, self._since = self._since, {}
         for key in found:
             since, windows = before.get(key, (now, 0))
@@ -155,7 +164,7 @@ def _concerned(known: Known, cluster: str, claims: list[Claim]) -> list[int]:
 
 
 def _place(item: Culprit | None) -> tuple[Any, ...] | None:
-    return None if item is None else (item["comm"], item["ranks"], item["rank"])
+    return None if item is None else (item["kind"], item["comm"], item["ranks"], item["rank"])
 
 
 def describe(known: Known, number: int) -> Culprit:
@@ -177,6 +186,7 @@ def describe(known: Known, number: int) -> Culprit:
         "lasts": finding.lasts,
         "collectives": finding.collectives,
         "chance": finding.chance,
+        "nvml": None,
         "why": (
             f"Rank {finding.rank} came last in {finding.lasts} of the {finding.collectives} collectives that "
             f"cost the most; {100 * finding.share:.1f} % of the time was lost waiting for it alone."

@@ -12,6 +12,8 @@ from ingero_detect.memory import NodeKey
 from ingero_fleet.collectives import answers
 from ingero_fleet.collectives.attribution import AttributionConfig
 from ingero_fleet.collectives.culprits import Culprit, Culprits, Edge
+from ingero_fleet.collectives.gpus import Gpus
+from ingero_fleet.collectives.held_back import HeldBack
 from ingero_fleet.collectives.known import Known
 from ingero_fleet.collectives.ledger import Ledger
 from ingero_fleet.collectives.onward import Lag, encode_edges, encode_lags
@@ -43,12 +45,14 @@ class CollectivesDesk:
         self.points = 0
         self.dropped = 0
         self.looks: Counter[str] = Counter()
-        self.reader = Reader(config.max_communicators, config.max_ranks)
+        self.gpus = Gpus(config.max_gpus, config.gpu_age)
+        self.reader = Reader(config.max_communicators, config.max_ranks, self.gpus)
         attribution = AttributionConfig(error=config.error / (1 + looks), share=config.share)
         wanted = onward is not None and config.onward_points > 0
         self._ledger = Ledger(Known(self.reader), config, attribution, lags=wanted)
         self._shown = self._ledger.known
         self._culprits = Culprits()
+        self._held_back = HeldBack()
         self._onward = onward
         self._tell = tell
         self._lock = threading.Lock()
@@ -65,6 +69,11 @@ class CollectivesDesk:
     def outcomes(self) -> Counter[str]:
         """Collectives and points by what became of them."""
         return self._ledger.outcomes
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """Points of collectives and GPUs that were left out, by reason."""
+        return {**self.reader.refused, **self.gpus.refused}
 
     @property
     def culprits(self) -> dict[NodeKey, Culprit]:
@@ -91,7 +100,10 @@ class CollectivesDesk:
             lags = ledger.take(columns_of(batch), ranks, now)
             ledger.age(now)
             self._shown, self._looked_at = ledger.known, self.points
-            self._culprits.renew(ledger.known, ledger.held, now)
+            with self._lock:
+                self.gpus.forget(now)
+                slow = self._held_back.find(ledger.known, self.gpus, now)
+            self._culprits.renew(ledger.known, ledger.held, now, slow)
             self._announce(self._culprits.edges(ledger.known, now))
             self._send(lags, now)
             self._forget(now)
@@ -120,8 +132,8 @@ class CollectivesDesk:
             self._announce(self._culprits.withdraw(now))
 
     def shares(self) -> dict[NodeKey, float]:
-        """Share of its job's time that is lost waiting for each culprit alone."""
-        return {node: float(item["share"]) for node, item in self.culprits.items()}
+        """Share of its job's time that is lost waiting for each culprit alone, where that was measured."""
+        return {node: float(item["share"]) for node, item in self.culprits.items() if item["share"]}
 
     def answer(self, cluster: str | None, now: float, limit: int = 100) -> dict[str, Any]:
         """Culprits, then communicators, the most lost first, with the lag of every rank."""
@@ -134,7 +146,7 @@ class CollectivesDesk:
                 "communicators": [answers.communicator(self._shown, number, now) for number in numbers[:limit]],
                 "points": self.points,
                 "outcomes": dict(self.outcomes),
-                "refused": dict(self.reader.refused),
+                "refused": self.refused,
             }
 
     def largest_lags(self) -> list[tuple[CommKey, int, str, float]]:
@@ -147,7 +159,7 @@ class CollectivesDesk:
         for edge in edges:
             item = edge.culprit
             log.info(
-                "late_rank", edge=edge.what, cluster=item["cluster_id"], node=item["node_id"], rank=item["rank"],
+                item["kind"], edge=edge.what, cluster=item["cluster_id"], node=item["node_id"], rank=item["rank"],
                 comm=item["comm"], share=item["share"],
             )  # fmt: skip
         if edges and self._tell:

@@ -55,4 +55,6 @@ def verdict_in_words(window: Window, now: float) -> str:
         return (
             "none: who comes late was held up in another communicator, or what it waited for there is not known yet"
         )
-    return "culprit" if window.finding.accused else f"none: {window.finding.why_not}"
+    if window.finding.accused:
+        return "culprit"
+    return window.gpu or f"none: {window.finding.why_not}"

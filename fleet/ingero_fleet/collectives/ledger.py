@@ -152,6 +152,7 @@ class Ledger:
         comm = comm_of_point[chosen.starts[:-1]]
         rank = columns["rank"][chosen.order]
         waited = columns["value"][chosen.order].astype(np.float64)
+        instance = columns["instance"][chosen.order][chosen.starts[:-1]]
         extra = waited - np.repeat(np.minimum.reduceat(waited, chosen.starts[:-1]), chosen.sizes)
         starts = np.flatnonzero(np.diff(comm, prepend=-1))
         for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(comm)], strict=True):
@@ -162,6 +163,7 @@ class Ledger:
                 mean = np.bincount(rank[points], weights=found.lag[points], minlength=window.ranks) / count
                 wait = np.bincount(rank[points], weights=extra[points], minlength=window.ranks) / count
             window.blend(mean, wait)
+            window.note_pace(instance[first:end], found.time[first:end], now)
             window.add(
                 found.last[first:end], found.lost[first:end], found.time[first:end], now, self._config.window,
                 self._config.window_age,

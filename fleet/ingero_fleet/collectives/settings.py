@@ -31,6 +31,10 @@ class NcclConfig(Settings):
     """Ranks kept over all communicators."""
     max_points: int = Field(default=1_000_000, ge=1000)
     """Points held at once; further ones are left out and counted."""
+    max_gpus: int = Field(default=100_000, ge=1)
+    """GPUs of which it is kept whether they are held back; further ones are left out and counted."""
+    gpu_age: Duration = Field(default=30.0, gt=0)
+    """Silence after which what was said of a GPU counts no more; agents repeat it with every push while it lasts."""
     ttl: Duration = Field(default=300.0, gt=0)
     """Silence after which a communicator is forgotten."""
     onward_points: int = Field(default=10_000, ge=0)

@@ -15,6 +15,9 @@ FORGET: Final = 0.7
 RECENT: Final = (256, 128, 64, 32)
 """Latest collectives that are judged apart from the window, the most first."""
 
+PACES: Final = 24
+"""Ticks of which the pace is remembered."""
+
 SUSPECT: Final = 0.05
 """Chance below which a rank is likely to be late: not enough to accuse it, enough to excuse who waited for it."""
 
@@ -41,6 +44,10 @@ class Window:
     """Ranks that are likely to be late, and the share of time lost to each in the part that shows it best."""
     excused: bool = False
     """Whether the rank that is late was held up elsewhere, or may have been."""
+    gpu: str = ""
+    """What NVML says of its nodes' GPUs where nobody is late; empty where it says nothing."""
+    paces: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
+    """When a tick ended, and the time from one collective to the next in it, milliseconds; the latest ticks."""
 
     def add(
         self, last: npt.NDArray[np.int64], lost: npt.NDArray[np.float64], time: npt.NDArray[np.float64], now: float,
@@ -53,6 +60,13 @@ class Window:
         self.lost = np.concatenate([self.lost[keep], lost.astype(np.float32)])[-size:]
         self.time = np.concatenate([self.time[keep], time])[-size:]
         self.arrived = np.concatenate([self.arrived[keep], np.full(len(last), now)])[-size:]
+
+    def note_pace(self, numbers: npt.NDArray[np.int64], time: npt.NDArray[np.float64], now: float) -> None:
+        """Remember how fast a tick's collectives followed each other."""
+        first, last = int(np.argmin(numbers)), int(np.argmax(numbers))
+        count, seconds = int(numbers[last] - numbers[first]), float(time[last] - time[first])
+        if abs(seconds) > 0 and count > 0:
+            self.paces = np.vstack([self.paces, (now, 1000.0 * abs(seconds) / count)])[-PACES:]
 
     def blend(self, lag: npt.NDArray[np.float64], waited: npt.NDArray[np.float64]) -> None:
         """Fold a tick's mean lag and wait by rank into the recent ones; not a number where a rank said nothing."""
