@@ -160,6 +160,7 @@ class Fleet:
         if config.model_copy(update={"processors": self.config.processors}) != self.config:
             log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
         self._cost.adopt(config.processors.cost)
+        self._receiving.provide(self._cost.prices.providers)
         self.engine.config = new
 
     def on_reload(self, read: Callable[[], FleetConfig]) -> None:
