@@ -135,7 +135,8 @@ SKEW = Answer(
                try_cast(json_extract_string(proof, '$.lasts') AS BIGINT) AS lasts,
                try_cast(json_extract_string(proof, '$.lag_ms') AS DOUBLE) AS lag_ms
         FROM told
-        WHERE state IN ({ACCUSED}) AND kind = '{LATE_RANK}' AND ($communicator IS NULL OR communicator = $communicator)
+        WHERE state IN ({ACCUSED}) AND kind = '{LATE_RANK}'
+              AND ($communicator IS NULL OR communicator = $communicator)
     )
     SELECT cluster_id, communicator, rank, coalesce(late.node_id, ranks.node_id) AS node_id,
            coalesce(ranks.collectives, late.collectives, 0) AS collectives, coalesce(ranks.last, lasts, 0) AS last,
