@@ -107,10 +107,15 @@ def facts(push: Push) -> tuple[str, str, str]:
         (110.0, [], "none: "),
         (110.0, [throttled("node-5", Throttle.SW)], "none: "),
         (100.0, [throttled("node-5", *HOT)], "unknown: nobody is late; GPUs are held back on node-5 (heat)"),
-        (110.0, [throttled("node-5", *HOT), throttled("node-6", Throttle.POWER)], "unknown: nobody is late; GPUs"),
+        (
+            110.0,
+            [throttled("node-5", Throttle.POWER)],
+            "unknown: nobody is late; GPUs are held back on node-5 (power)",
+        ),
+        (110.0, [throttled("node-5", *HOT), throttled("node-6", Throttle.HW)], "unknown: nobody is late; GPUs"),
         (110.0, [throttled("elsewhere", *HOT)], "none: "),
     ],
-    ids=["no evidence", "clocks that were set", "no slower", "two at once", "a node of another job"],
+    ids=["no evidence", "clocks that were set", "no slower", "a power cap", "two at once", "a node of another job"],
 )
 def test_without_proof_nobody_is_named_and_the_verdict_says_so(
     step_ms: float, told: list[bytes], verdict: str

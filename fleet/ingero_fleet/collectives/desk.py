@@ -100,9 +100,10 @@ class CollectivesDesk:
             lags = ledger.take(columns_of(batch), ranks, now)
             ledger.age(now)
             self._shown, self._looked_at = ledger.known, self.points
+            silent = self.gpus.silent(now)
             with self._lock:
-                self.gpus.forget(now)
-                slow = self._held_back.find(ledger.known, self.gpus, now)
+                self.gpus.forget(silent, now)
+            slow = self._held_back.find(ledger.known, self.gpus, now)
             self._culprits.renew(ledger.known, ledger.held, now, slow)
             self._announce(self._culprits.edges(ledger.known, now))
             self._send(lags, now)

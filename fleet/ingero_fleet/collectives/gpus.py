@@ -7,8 +7,10 @@ from typing import Any, Final
 from ingero_contract import metrics
 from ingero_detect.memory import NodeKey
 
+POWER: Final = "power"
+
 KINDS: Final = {
-    metrics.GPU_THROTTLE_POWER: "power",
+    metrics.GPU_THROTTLE_POWER: POWER,
     metrics.GPU_THROTTLE_THERMAL: "heat",
     metrics.GPU_THROTTLE_HW: "hardware",
 }
@@ -41,7 +43,7 @@ class Held:
 
 
 class Gpus:
-    """GPUs by node. Not locked: its owner is."""
+    """GPUs by node. What changes them is to be called by one thread at a time."""
 
     def __init__(self, max_gpus: int, age_seconds: float) -> None:
         self.refused: Counter[str] = Counter()
@@ -74,27 +76,42 @@ class Gpus:
             gpu.held.pop(kind, None)
 
     def held(self) -> dict[NodeKey, Held]:
-        """Nodes with a GPU that is held back; of several the one with the lowest clock, then the longest."""
+        """Nodes with a GPU that is held back; of several the one with the lowest clock, then the longest.
+
+        May run beside `note`.
+        """
         found: dict[NodeKey, Held] = {}
-        for node, gpus in self._nodes.items():
+        for node, gpus in list(self._nodes.items()):
+            told = [(uuid, dict(gpu.held), gpu.clock) for uuid, gpu in list(gpus.items()) if gpu.held]
             held = [
-                Held(uuid, tuple(sorted(gpu.held)), min(gpu.held.values()), gpu.clock)
-                for uuid, gpu in gpus.items()
-                if gpu.held
+                Held(uuid, tuple(sorted(kinds)), min(kinds.values()), clock) for uuid, kinds, clock in told if kinds
             ]
             if held:
                 found[node] = min(held, key=lambda item: (item.clock, item.since, item.uuid))
         return found
 
     def clock(self, node: NodeKey) -> float:
-        """The highest clock of a node's GPUs, Hz: that of one that works; 0 when untold."""
-        return max((gpu.clock for gpu in self._nodes.get(node, {}).values()), default=0.0)
+        """The highest clock of a node's GPUs, Hz: that of one that works; 0 when untold. May run beside `note`."""
+        return max((gpu.clock for gpu in list(self._nodes.get(node, {}).values())), default=0.0)
 
-    def forget(self, now: float) -> None:
-        """Let go of GPUs that nothing was heard of for long: their agent says nothing, or no longer needs to."""
-        for node, gpus in list(self._nodes.items()):
-            for uuid in [uuid for uuid, gpu in gpus.items() if now - gpu.heard > self._age]:
-                del gpus[uuid]
+    def silent(self, now: float) -> list[tuple[NodeKey, str]]:
+        """GPUs that nothing was heard of for long: their agent says nothing, or no longer needs to.
+
+        May run beside `note`.
+        """
+        return [
+            (node, uuid)
+            for node, gpus in list(self._nodes.items())
+            for uuid, gpu in list(gpus.items())
+            if now - gpu.heard > self._age
+        ]
+
+    def forget(self, gpus: list[tuple[NodeKey, str]], now: float) -> None:
+        """Let go of these, unless something was heard of them meanwhile."""
+        for node, uuid in gpus:
+            known = self._nodes.get(node, {})
+            if uuid in known and now - known[uuid].heard > self._age:
+                del known[uuid]
                 self._count -= 1
-            if not gpus:
-                del self._nodes[node]
+                if not known:
+                    del self._nodes[node]

@@ -8,13 +8,14 @@ be meant, or nothing shows that the job is slower, the answer is unknown, and sa
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from statistics import quantiles
 from typing import Any, Final
 
 import numpy as np
 
 from ingero_contract.values import GPU_HELD_BACK
 from ingero_detect.memory import NodeKey
-from ingero_fleet.collectives.gpus import Gpus, Held
+from ingero_fleet.collectives.gpus import POWER, Gpus, Held
 from ingero_fleet.collectives.known import Known
 from ingero_fleet.collectives.points import CommKey
 from ingero_fleet.collectives.window import Window
@@ -30,6 +31,9 @@ SLOWER: Final = 0.02
 
 FEWEST: Final = 4
 """Ticks before and after that are compared, and nodes whose clocks make a median."""
+
+MOST_HELD: Final = 32
+"""Nodes with a GPU that is held back, in one communicator, of which it is asked whether the job waits for them."""
 
 SHOWN: Final = 5
 """Nodes that a sentence names."""
@@ -85,19 +89,20 @@ class HeldBack:
         found, told = dict[NodeKey, tuple[int, Case]](), dict[NodeKey, Case]()
         for number, nodes in members.items():
             window, key = known.windows[number], known.reader.comms[number]
+            theirs = sorted(nodes & held.keys())
             cases = {}
-            for node in sorted(nodes & held.keys()):
+            for node in theirs[:MOST_HELD]:
                 mark = (key, node, held[node].since)
-                slower = before.get(mark) or slowdown(window, held[node].since)
+                slower = before.get(mark) or (slowdown(window, held[node].since) if is_fault(held[node]) else None)
                 if slower is not None:
                     self._slower[mark] = slower
                 cases[node] = Case(held[node], slower, _clock_share(gpus, node, held[node], nodes))
             told |= cases
             if number in late or window.finding is None or not window.blocked_seen or now < window.disputed_until:
                 continue
-            named = _choose(cases, len(nodes))
+            named = _choose(cases, len(theirs), len(nodes))
             named = None if named in doubtful else named
-            window.gpu = _sentence(cases, named)
+            window.gpu = _sentence(cases, len(theirs), named)
             if named is not None:
                 worse = found.get(named)
                 if worse is None or (cases[named].slower or 0.0) > (worse[1].slower or 0.0):
@@ -105,16 +110,24 @@ class HeldBack:
         return Slow(found, told)
 
 
+def is_fault(held: Held) -> bool:
+    """Whether it can be the reason why a job became slower.
+
+    A power cap need not be: a heavier phase of the job makes it slower, and the first GPU reach its cap, by itself.
+    """
+    return held.kinds != (POWER,)
+
+
 def slowdown(window: Window, since: float) -> float | None:
     """Share of time that is lost since a moment, by the time between collectives; `None` when nothing shows it."""
-    told, period = window.paces[:, 0], window.paces[:, 1]
-    before = period[told <= since - STEADY][-2 * FEWEST :]
-    after = period[told > since + STEADY][: 2 * FEWEST]
+    paces = window.paces.tolist()
+    before = [period for time, period in paces if time <= since - STEADY][-2 * FEWEST :]
+    after = [period for time, period in paces if time > since + STEADY][: 2 * FEWEST]
     if min(len(before), len(after)) < FEWEST:
         return None
-    lost = 1.0 - float(np.median(before)) / float(np.median(after))
-    apart = np.quantile(after, 0.25) > np.quantile(before, 0.75)
-    return lost if lost >= SLOWER and apart else None
+    (_, usual, slowest), (fastest, now, _) = quantiles(before), quantiles(after)
+    lost = 1.0 - usual / now
+    return lost if lost >= SLOWER and fastest > slowest else None
 
 
 def describe(known: Known, number: int, node: NodeKey, case: Case) -> dict[str, Any]:
@@ -157,21 +170,21 @@ def _clock_share(gpus: Gpus, node: NodeKey, held: Held, nodes: set[NodeKey]) -> 
     return held.clock / float(np.median(clocks))
 
 
-def _choose(cases: Mapping[NodeKey, Case], nodes: int) -> NodeKey | None:
+def _choose(cases: Mapping[NodeKey, Case], held: int, nodes: int) -> NodeKey | None:
     """The one node that is meant, if there is one, and most nodes' GPUs are free."""
     proven = [node for node, case in cases.items() if case.proven]
-    return proven[0] if len(proven) == 1 and 2 * len(cases) < nodes else None
+    return proven[0] if len(proven) == 1 and held <= MOST_HELD and 2 * held < nodes else None
 
 
 def _kinds(case: Case) -> str:
     return " and ".join(case.held.kinds)
 
 
-def _sentence(cases: Mapping[NodeKey, Case], named: NodeKey | None) -> str:
+def _sentence(cases: Mapping[NodeKey, Case], held: int, named: NodeKey | None) -> str:
     if named is not None:
         return f"GPU: nobody is late, and {named[1]} is held back by {_kinds(cases[named])}"
     told = ", ".join(f"{node[1]} ({_kinds(case)})" for node, case in list(cases.items())[:SHOWN])
-    more = f" and {len(cases) - SHOWN} more" if len(cases) > SHOWN else ""
+    more = f" and {held - SHOWN} more" if held > SHOWN else ""
     return (
         f"unknown: nobody is late; GPUs are held back on {told}{more}, and nothing shows that the job waits for one"
     )
