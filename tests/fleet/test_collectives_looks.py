@@ -169,6 +169,21 @@ def test_a_victim_is_excused_by_who_is_not_proven_to_be_late_yet() -> None:
     assert right == 40
 
 
+@pytest.mark.parametrize("jitter", [0.05, 1.0])
+def test_a_victim_is_not_named_either_once_its_culprit_is_cured(jitter: float) -> None:
+    chain, desk = Chain(jitter_ms=jitter), CollectivesDesk(NcclConfig(), looks=LOOKS)
+    found = []
+    for tick in range(18):
+        chain.run(50, {7: 5.0} if 2 <= tick < 6 else {})
+        feed(desk, [chain.push(node, np.inf) for node in range(chain.NODES)], chain.moment)
+        desk.judge(chain.moment)
+        assert named(desk) <= {CULPRIT}
+        found.append(bool(desk.culprits))
+
+    assert found[2:6] == [True] * 4
+    assert not found[-1]
+
+
 class Stumbling(CollectivesDesk):
     """Fails at its first look."""
 

@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from ingero_fleet.collectives.points import Reader, Source
 from ingero_fleet.collectives.victims import Story
 from ingero_fleet.collectives.window import Window
@@ -33,10 +31,10 @@ class Known:
         return Story(number, suspects, self._waiting(window))
 
     def _waiting(self, window: Window) -> dict[str, float]:
-        """Share of time that each node's ranks wait, at least: lately or since the last tick, whichever is more."""
+        """Share of time that each node's ranks waited at least, in the tick in which they waited longest."""
         period = window.elapsed_ms / max(1, len(window.time))
         waiting: dict[str, float] = {}
-        for rank, wait in enumerate(np.fmax(window.waited, window.waited_lately).tolist()):
+        for rank, wait in enumerate(window.waited.tolist()):
             node = self.source(window, rank).node
             if node and wait == wait and period > 0:
                 waiting[node] = min(waiting.get(node, 1.0), wait / period)

@@ -162,7 +162,7 @@ class Ledger:
             with np.errstate(invalid="ignore"):
                 mean = np.bincount(rank[points], weights=found.lag[points], minlength=window.ranks) / count
                 wait = np.bincount(rank[points], weights=extra[points], minlength=window.ranks) / count
-            window.blend(mean, wait)
+            window.blend(mean, wait, now, self._config.window_age)
             window.note_pace(instance[first:end], found.time[first:end], now)
             window.add(
                 found.last[first:end], found.lost[first:end], found.time[first:end], now, self._config.window,

@@ -35,7 +35,7 @@ class Window:
     arrived: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     lag: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     waited: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
-    waited_lately: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    blended: float = 0.0
     blocked_seen: bool = False
     disputed_until: float = 0.0
     judged: int = 0
@@ -68,15 +68,20 @@ class Window:
         if abs(seconds) > 0 and count > 0:
             self.paces = np.vstack([self.paces, (now, 1000.0 * abs(seconds) / count)])[-PACES:]
 
-    def blend(self, lag: npt.NDArray[np.float64], waited: npt.NDArray[np.float64]) -> None:
-        """Fold a tick's mean lag and wait by rank into the recent ones; not a number where a rank said nothing."""
-        for name, new in (("lag", lag), ("waited", waited)):
-            old = getattr(self, name)
-            if not len(old):
-                old = np.full(self.ranks, np.nan, np.float32)
-            mixed = np.where(np.isnan(old), new, np.where(np.isnan(new), old, FORGET * old + (1 - FORGET) * new))
-            setattr(self, name, mixed.astype(np.float32))
-        self.waited_lately = waited.astype(np.float32)
+    def blend(
+        self, lag: npt.NDArray[np.float64], waited: npt.NDArray[np.float64], now: float, age_seconds: float
+    ) -> None:
+        """Fold a tick's mean lag and wait by rank into the earlier ones; not a number where a rank said nothing.
+
+        Of waits the longest counts, by half as much after `age_seconds`: who is late by what the window holds is
+        excused by waits of the same time, not only by the latest.
+        """
+        old = self.lag if len(self.lag) else np.full(self.ranks, np.nan, np.float32)
+        mixed = np.where(np.isnan(old), lag, np.where(np.isnan(lag), old, FORGET * old + (1 - FORGET) * lag))
+        self.lag = mixed.astype(np.float32)
+        before = self.waited * 0.5 ** ((now - self.blended) / age_seconds) if len(self.waited) else np.nan
+        self.waited = np.fmax(before, waited).astype(np.float32)
+        self.blended = now
 
     @property
     def elapsed_ms(self) -> float:
