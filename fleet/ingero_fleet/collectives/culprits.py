@@ -8,9 +8,10 @@ import numpy as np
 from ingero_contract.values import LATE_RANK
 from ingero_detect.memory import NodeKey
 from ingero_fleet.collectives import held_back
+from ingero_fleet.collectives.batch import Columns
 from ingero_fleet.collectives.held_back import Slow
 from ingero_fleet.collectives.known import Known
-from ingero_fleet.collectives.points import Columns, CommKey
+from ingero_fleet.collectives.points import CommKey
 from ingero_fleet.collectives.victims import Claim, without_victims
 from ingero_kit.clock import rfc3339
 

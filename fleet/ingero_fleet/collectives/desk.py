@@ -11,13 +11,14 @@ import numpy.typing as npt
 from ingero_detect.memory import NodeKey
 from ingero_fleet.collectives import answers
 from ingero_fleet.collectives.attribution import AttributionConfig
+from ingero_fleet.collectives.batch import Batch, columns_of
 from ingero_fleet.collectives.culprits import Culprit, Culprits, Edge
 from ingero_fleet.collectives.gpus import Gpus
 from ingero_fleet.collectives.held_back import HeldBack
 from ingero_fleet.collectives.known import Known
 from ingero_fleet.collectives.ledger import Ledger
 from ingero_fleet.collectives.onward import Lag, encode_edges, encode_lags
-from ingero_fleet.collectives.points import Batch, CommKey, Reader, columns_of
+from ingero_fleet.collectives.points import CommKey, Reader
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.window import Window
 from ingero_kit.logs import get

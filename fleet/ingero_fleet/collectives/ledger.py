@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_fleet.collectives.attribution import AttributionConfig
+from ingero_fleet.collectives.batch import COLUMN_TYPES, Batch, Columns, columns_of
 from ingero_fleet.collectives.known import Known
 from ingero_fleet.collectives.lags import Group, group_by, in_buckets, measure
 from ingero_fleet.collectives.onward import Lag
-from ingero_fleet.collectives.points import BLOCKED, COLUMN_TYPES, NO_SEQ, Batch, Columns, columns_of
+from ingero_fleet.collectives.points import BLOCKED, NO_SEQ
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.window import Window
 

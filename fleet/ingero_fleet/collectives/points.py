@@ -4,13 +4,9 @@ A second, smaller protobuf schema with the same field numbers leaves resources a
 point costs a few dictionary look-ups instead of a dozen objects.
 """
 
-from array import array
-from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-import numpy.typing as npt
 import orjson
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
@@ -19,6 +15,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, metrics
 from ingero_fleet.collectives import gpus
+from ingero_fleet.collectives.batch import Batch
 from ingero_kit.health_report import check_name
 from ingero_kit.otlp_server import Push
 
@@ -61,41 +58,6 @@ class CommKey(NamedTuple):
     cluster: str
     hash: str
     ranks: int
-
-
-@dataclass
-class Batch:
-    """Points by column: places of communicator, operation and source in their lists, then what was measured.
-
-    `value` is milliseconds, `time` seconds since the epoch on the sender's clock.
-    """
-
-    comm: "array[int]" = field(default_factory=lambda: array("i"))
-    op: "array[int]" = field(default_factory=lambda: array("i"))
-    rank: "array[int]" = field(default_factory=lambda: array("i"))
-    seq: "array[int]" = field(default_factory=lambda: array("q"))
-    source: "array[int]" = field(default_factory=lambda: array("i"))
-    kind: "array[int]" = field(default_factory=lambda: array("b"))
-    value: "array[float]" = field(default_factory=lambda: array("f"))
-    time: "array[float]" = field(default_factory=lambda: array("d"))
-    received: "array[float]" = field(default_factory=lambda: array("d"))
-
-    def __len__(self) -> int:
-        return len(self.rank)
-
-
-Columns = dict[str, npt.NDArray[Any]]
-"""Points by column, as in `Batch`."""
-
-COLUMN_TYPES: Final = {
-    "comm": np.int32, "op": np.int32, "rank": np.int32, "seq": np.int64, "source": np.int32, "kind": np.int8,
-    "value": np.float32, "time": np.float64, "received": np.float64,
-}  # fmt: skip
-
-
-def columns_of(batch: Batch) -> Columns:
-    """A copy of a batch."""
-    return {name: np.array(getattr(batch, name), kind) for name, kind in COLUMN_TYPES.items()}
 
 
 def _schema() -> Any:
