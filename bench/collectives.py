@@ -16,8 +16,8 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT)]
 
-from ingero_fleet.collectives.attribution import AttributionConfig, find_late_rank  # noqa: E402
-from ingero_fleet.collectives.desk import CollectivesDesk  # noqa: E402
+from ingero_fleet.collectives.attribution import find_late_rank  # noqa: E402
+from ingero_fleet.collectives.desk import CollectivesDesk, shared_error  # noqa: E402
 from ingero_fleet.collectives.looks import looks_in  # noqa: E402
 from ingero_fleet.collectives.settings import NcclConfig  # noqa: E402
 from ingero_kit import logs  # noqa: E402
@@ -62,7 +62,7 @@ def named(ranks: int, jitter_ms: float, late_ms: float) -> tuple[int, int]:
     """Runs in which the culprit, and in which anybody else, was named after 50 collectives."""
     right = wrong = 0
     config = NcclConfig()
-    live = AttributionConfig(error=config.error / (1 + looks_in(PUSH, config.look_interval)), share=config.share)
+    live, _ = shared_error(config, looks_in(PUSH, config.look_interval))
     for seed in range(RUNS):
         culprit = seed % ranks
         job = Job(ranks, jitter_ms=jitter_ms, late_ms={culprit: late_ms} if late_ms else {}, seed=seed)

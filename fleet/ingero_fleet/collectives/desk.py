@@ -3,6 +3,7 @@
 import threading
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
@@ -32,6 +33,12 @@ LOOK_POINTS: Final = 200_000
 """With more points than this since the last tick the next one is waited for: a look would take a good part of it."""
 
 
+def shared_error(config: NcclConfig, looks: int) -> tuple[AttributionConfig, AttributionConfig]:
+    """How a tick judges, and a look: half of the chance of error is the tick's, all looks share the other half."""
+    tick = AttributionConfig(error=config.error / 2 if looks else config.error, share=config.share)
+    return tick, replace(tick, error=tick.error / max(1, looks))
+
+
 class CollectivesDesk:
     """One for each engine. `take` is called for every push with such points, from any thread; `judge` once a tick."""
 
@@ -48,7 +55,7 @@ class CollectivesDesk:
         self.looks: Counter[str] = Counter()
         self.gpus = Gpus(config.max_gpus, config.gpu_age)
         self.reader = Reader(config.max_communicators, config.max_ranks, self.gpus)
-        attribution = AttributionConfig(error=config.error / (1 + looks), share=config.share)
+        attribution, self._of_looks = shared_error(config, looks)
         wanted = onward is not None and config.onward_points > 0
         self._ledger = Ledger(Known(self.reader), config, attribution, lags=wanted)
         self._shown = self._ledger.known
@@ -122,7 +129,7 @@ class CollectivesDesk:
                 fresh, self._looked_at = columns_of(self._batch), self.points
                 ranks = [key.ranks for key in self.reader.comms]
             self.looks["done"] += 1
-            ledger = self._ledger.trial(fresh)
+            ledger = self._ledger.trial(fresh, self._of_looks)
             ledger.take(fresh, ranks, now)
             self._shown = ledger.known
             self._culprits.add(ledger.known, ledger.held, now)

@@ -34,9 +34,9 @@ class Ledger:
         self._attribution = attribution
         self._lags = lags
 
-    def trial(self, fresh: Columns) -> "Ledger":
-        """A copy that may take in these points and leaves this one as it is."""
-        copied = Ledger(Known(self.known.reader, dict(self.known.windows)), self._config, self._attribution)
+    def trial(self, fresh: Columns, attribution: AttributionConfig) -> "Ledger":
+        """A copy that may take in these points, judges so, and leaves this one as it is."""
+        copied = Ledger(Known(self.known.reader, dict(self.known.windows)), self._config, attribution)
         copied.held = dict(self.held)
         for number in np.unique(np.concatenate([self.held["comm"], fresh["comm"]])).tolist():
             window = self.known.windows.get(number)
