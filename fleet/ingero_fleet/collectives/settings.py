@@ -23,8 +23,9 @@ class NcclConfig(Settings):
     share: float = Field(default=0.003, ge=0, lt=1)
     """Least share of time that must be lost to a rank."""
     actionable: bool = False
-    """Whether the node of a late rank counts as a straggler in `/api/v1/stragglers`, so that the operator's rails
-    decide about it too. Without it late ranks are told beside, and people decide."""
+    """Whether the node of a late rank, or one whose GPU holds up the collectives, counts as a straggler in
+    `/api/v1/stragglers`, so that the operator's rails decide about it too. Without it they are told beside, and people
+    decide."""
     max_communicators: int = Field(default=10_000, ge=1)
     """Communicators kept for each cluster; points of further ones are left out and counted."""
     max_ranks: int = Field(default=1_000_000, ge=2)
