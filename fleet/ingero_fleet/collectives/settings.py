@@ -24,8 +24,8 @@ class NcclConfig(Settings):
     """Least share of time that must be lost to a rank."""
     actionable: bool = False
     """Whether the node of a late rank, or one whose GPU holds up the collectives, counts as a straggler in
-    `/api/v1/stragglers`, so that the operator's rails decide about it too. Without it they are told beside, and people
-    decide."""
+    `/api/v1/stragglers`, so that the operator's rails decide about it too. Without it they are told beside, and
+    people decide."""
     max_communicators: int = Field(default=10_000, ge=1)
     """Communicators kept for each cluster; points of further ones are left out and counted."""
     max_ranks: int = Field(default=1_000_000, ge=2)
