@@ -16,8 +16,9 @@ import numpy as np
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT)]
 
-from ingero_fleet.collectives.attribution import AttributionConfig, find_late_rank  # noqa: E402
-from ingero_fleet.collectives.desk import CollectivesDesk  # noqa: E402
+from ingero_fleet.collectives.attribution import find_late_rank  # noqa: E402
+from ingero_fleet.collectives.desk import CollectivesDesk, shared_error  # noqa: E402
+from ingero_fleet.collectives.looks import looks_in  # noqa: E402
 from ingero_fleet.collectives.settings import NcclConfig  # noqa: E402
 from ingero_kit import logs  # noqa: E402
 from ingero_kit.otlp import Decoder  # noqa: E402
@@ -60,6 +61,8 @@ def points_per_second(ranks: int, pushes: int) -> float:
 def named(ranks: int, jitter_ms: float, late_ms: float) -> tuple[int, int]:
     """Runs in which the culprit, and in which anybody else, was named after 50 collectives."""
     right = wrong = 0
+    config = NcclConfig()
+    live, _ = shared_error(config, looks_in(PUSH, config.look_interval))
     for seed in range(RUNS):
         culprit = seed % ranks
         job = Job(ranks, jitter_ms=jitter_ms, late_ms={culprit: late_ms} if late_ms else {}, seed=seed)
@@ -67,7 +70,7 @@ def named(ranks: int, jitter_ms: float, late_ms: float) -> tuple[int, int]:
         ordered = np.sort(blocked, axis=1)
         finding = find_late_rank(
             blocked.argmin(axis=1), ordered[:, 1] - ordered[:, 0], 1000 * (job.moment - BEGIN), ranks,
-            AttributionConfig(),
+            live,
         )  # fmt: skip
         if finding and finding.accused:
             right += finding.rank == culprit and late_ms > 0

@@ -48,10 +48,12 @@ ALERTS = (
     ),
     Alert(
         "IngeroLateRank", "ingero_fleet_collective_culprit_share > 0.02", "5m", "warning",
-        "The collectives of {{ $labels.comm }} wait for rank {{ $labels.rank }} on {{ $labels.node_id }}.",
+        "The collectives of {{ $labels.comm }} wait for {{ $labels.node_id }}"
+        "{{ with $labels.rank }}, rank {{ . }}{{ end }}.",
         "More than 2 % of the time is lost to one rank. `/api/v1/collectives` shows the lag of every "
         "rank. A rank that is late and not "
-        "slow by its own signals often loads data or writes checkpoints for the others.",
+        "slow by its own signals often loads data or writes checkpoints for the others. Without a rank, or with "
+        "`nvml`, a GPU of the node is held back: by heat, hardware or power.",
     ),
     Alert(
         "IngeroWaitingIsDear", "ingero:waiting:ratio > 0.05", "15m", "warning",

@@ -6,6 +6,9 @@ from typing import Final
 LATE_RANK: Final = "late_rank"
 """Kind of a straggler that collectives name: the node of the rank that the others wait for."""
 
+GPU_HELD_BACK: Final = "gpu_held_back"
+"""Kind of a straggler whose GPU is held back, while its ranks block as long as their peers."""
+
 
 class NodeState(StrEnum):
     """State that an agent reports; only `active` scores enter the statistics."""

@@ -18,7 +18,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes as keys
 from ingero_contract import echo, metrics
-from ingero_contract.values import LATE_RANK
+from ingero_contract.values import GPU_HELD_BACK, LATE_RANK
 from ingero_echo import columns, wire
 from ingero_echo.records import Block, Record, log_record, malformed, number_point, pairs, read
 from ingero_echo.repeats import identities, identity, kind
@@ -312,7 +312,8 @@ class Builder:
         )
         communicator, pod = own.get(keys.NCCL_COMM_HASH), self._find(record, (keys.POD_NAME,))
         self._add(
-            "verdicts", event_id, time, cluster, node, rank, COLLECTIVES if kind == LATE_RANK else FLEET, state, kind,
+            "verdicts", event_id, time, cluster, node, rank,
+            COLLECTIVES if kind in (LATE_RANK, GPU_HELD_BACK) else FLEET, state, kind,
             since, float(severity) if isinstance(severity, int | float) else None, cohort, proof, digest,
             None if communicator is None else str(communicator), None if pod is None else str(pod),
         )  # fmt: skip

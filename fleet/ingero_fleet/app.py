@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from ingero_fleet import api
 from ingero_fleet.collectives.desk import CollectivesDesk
+from ingero_fleet.collectives.looks import look_on, looks_in
 from ingero_fleet.collectives.page import CollectivesPage
 from ingero_fleet.cost.desk import CostDesk, CostPage
 from ingero_fleet.engine import Engine
@@ -58,7 +59,9 @@ class Fleet:
         engine.facts.append(lambda: _receiving_facts(self._traffic()))
         onward = receiving.forward if receiving.sends(Signal.METRICS) else None
         tell = receiving.forward if receiving.sends(Signal.LOGS) else None
-        self._collectives = CollectivesDesk(config.processors.nccl, onward, tell)
+        interval, often = config.processors.ingero.push_interval, config.processors.nccl.look_interval
+        looks = looks_in(interval, often)
+        self._collectives = CollectivesDesk(config.processors.nccl, onward, tell, looks=looks)
         engine.after_tick.append(lambda picture: self._collectives.judge(picture.tick.now))
         self._cost = CostDesk(
             config.processors.cost, engine.table.hardware, config.processors.ingero.cohort.by, engine.clock(), onward
@@ -82,7 +85,9 @@ class Fleet:
             engine.facts.append(pool.facts)
             self.ports |= await pool.start()
         await self._pages()
-        self._ticking = asyncio.create_task(engine.run())
+        self._ticking = [asyncio.create_task(engine.run())]
+        if looks:
+            self._ticking.append(asyncio.create_task(look_on(self._collectives, engine.clock, often)))
 
     def _keep(self, push: Push, now: float) -> None:
         """Take what Fleet reads for more than health: marks on nodes, and collectives."""
@@ -155,6 +160,7 @@ class Fleet:
         if config.model_copy(update={"processors": self.config.processors}) != self.config:
             log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
         self._cost.adopt(config.processors.cost)
+        self._receiving.provide(self._cost.prices.providers)
         self.engine.config = new
 
     def on_reload(self, read: Callable[[], FleetConfig]) -> None:
@@ -167,8 +173,9 @@ class Fleet:
         await self._receiving.stop_listening(DRAIN_SECONDS)
         if self._pool:
             await self._pool.stop()
-        self._ticking.cancel()
-        await asyncio.gather(self._ticking, return_exceptions=True)
+        for task in self._ticking:
+            task.cancel()
+        await asyncio.gather(*self._ticking, return_exceptions=True)
         self.engine.close()
         self._collectives.close(self.engine.clock())
         await self._receiving.stop_sending(DRAIN_SECONDS)

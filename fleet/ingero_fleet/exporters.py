@@ -8,6 +8,7 @@ import asyncio
 import contextlib
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -80,6 +81,8 @@ class Exporter:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._draining = False
+        self.tag: Callable[[bytes, str], bytes] | None = None
+        """Says on metrics, in protobuf with their cluster, what Fleet knows of their senders."""
 
     def start(self) -> None:
         """Begin to send."""
@@ -136,6 +139,8 @@ class Exporter:
             if body is None:
                 self.counters.dropped_permanent += 1
                 continue
+            if self.tag and signal is Signal.METRICS:
+                body = self.tag(body, push.cluster)
             parts.append(body)
             size += len(body)
             count += 1

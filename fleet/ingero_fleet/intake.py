@@ -6,6 +6,7 @@ from typing import Final, Protocol
 
 from ingero_detect.memory import NodeKey
 from ingero_fleet.board import Board
+from ingero_fleet.collectives import gpus
 from ingero_fleet.taints import records as taints
 from ingero_kit.clock import Clock
 from ingero_kit.health_report import HealthReport, MalformedPayload
@@ -68,7 +69,7 @@ class Intake:
         except MalformedPayload as error:
             self.malformed += 1
             return Answer(status=Status.INVALID, message=str(error))
-        if decoded.collective_points and self._keep:
+        if self._keep and (decoded.collective_points or (decoded.other_points and gpus.NEEDLE in push.body)):
             self._keep(push, now)
         answer = ACCEPTED
         collector = self._collector

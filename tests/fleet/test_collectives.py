@@ -14,15 +14,14 @@ from ingero_contract import attributes, metrics, routes
 from ingero_contract.values import LATE_RANK
 from ingero_fleet.collectives.attribution import (
     AttributionConfig,
-    Claim,
     binomial_tail,
     find_late_rank,
-    without_victims,
 )
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.lags import group_by, in_buckets, measure
 from ingero_fleet.collectives.points import normal_op
 from ingero_fleet.collectives.settings import NcclConfig
+from ingero_fleet.collectives.victims import Claim, Story, without_victims
 from ingero_kit.clock import rfc3339
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
@@ -92,11 +91,14 @@ def test_the_tail_is_the_binomial_s(ranks: int, trials: int, successes: int) -> 
 
 
 def test_who_waited_elsewhere_for_another_is_a_victim() -> None:
-    culprit = Claim(1, "a", 0.10, {"b": 0.10, "c": 0.09})
-    victim = Claim(2, "b", 0.09, {"d": 0.09})
+    culprit, victim = Claim(1, "a", 0.10), Claim(2, "b", 0.09)
+    first, second = Story(1, {"a": 0.10}, {"b": 0.10, "c": 0.09}), Story(2, {"b": 0.09}, {"d": 0.09})
 
-    assert without_victims([culprit, victim]) == [culprit]
-    assert without_victims([victim]) == [victim]
+    assert without_victims([culprit, victim], [first, second]) == [culprit]
+    assert without_victims([victim], [first, second]) == []
+    assert without_victims([victim], [second]) == [victim]
+    assert without_victims([victim], [Story(1, {"a": 0.01}, {"b": 0.10})]) == [victim]
+    assert without_victims([victim], [Story(1, {"a": 0.10}, {"b": 0.01})]) == [victim]
 
 
 @settings(deadline=None)

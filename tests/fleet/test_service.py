@@ -271,11 +271,14 @@ def test_pushes_go_onward_and_wait_while_the_receiver_is_away(tmp_path: Path, ex
         target = f"{'http://' if exporter == 'otlphttp' else ''}127.0.0.1:{second.ports[protocol]}"
         change = {
             "exporters": {exporter: {"endpoint": target, "tls": {"insecure": True}}},
+            "processors": {"cost": {"default_provider": "coreweave"}},
             "service": {"pipelines": {"metrics": {"processors": ["ingero"], "exporters": ["prometheus", exporter]}}},
         }
         with fleet(tmp_path / "first", change) as first:
             push(first, body("protobuf"))
-            report = HealthReport(node_id="json", cluster_id="c", score=0.9)
+            report = HealthReport(
+                node_id="json", cluster_id="c", score=0.9, gpu_model="NVIDIA H100 80GB HBM3", gpu_count=8
+            )
             web.post(
                 first.url("otlp/http", routes.OTLP_METRICS),
                 content=to_json(encode_report(report)),
@@ -288,6 +291,12 @@ def test_pushes_go_onward_and_wait_while_the_receiver_is_away(tmp_path: Path, ex
                 return answer.status_code == 200 and answer.json()["total"] == 2
 
             wait_until(arrived, "both nodes at the second Fleet")
+            bill = second.url("threshold", f"{routes.FLEET_COST}?cluster_id=c")
+
+            def priced() -> bool:
+                return sum(job["cost_per_hour"] for job in web.get(bill).json().get("jobs", ())) == 8 * 4.25
+
+            wait_until(priced, "the provider that the first named")
 
 
 def test_the_field_s_own_exporters_are_understood(service: Running) -> None:

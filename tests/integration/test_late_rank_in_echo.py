@@ -1,9 +1,15 @@
 """A late rank from the points of its job to what Echo answers: named, with its node and pod, and taken back."""
 
+import time
 from pathlib import Path
 from typing import Any
 
+from ingero_agent.health.throttle import Throttle, Throttling
+from ingero_agent.reports import encode_throttling
 from ingero_contract import echo, routes
+from ingero_fleet.collectives.desk import CollectivesDesk
+from ingero_fleet.collectives.settings import NcclConfig
+from ingero_kit.otlp_server import Push, Signal
 from ingero_testing.collectives import Job
 from ingero_testing.processes import Running, fleet, wait_until
 from ingero_testing.processes import echo as start_echo
@@ -77,3 +83,30 @@ def test_a_fleet_that_stops_takes_back_what_it_can_no_longer_know(tmp_path: Path
             assert service.process.wait(20) == 0
 
         assert ask(store, "find_stragglers")["rows"] == []
+
+
+def test_echo_knows_a_node_whose_gpu_is_held_back_without_a_rank(tmp_path: Path) -> None:
+    told: list[Push] = []
+    desk, job, begun = CollectivesDesk(NcclConfig(), tell=told.append), Job(8), time.time() - 60
+    hot = Throttling({"GPU-1": frozenset({Throttle.THERMAL})})
+    heat = encode_throttling(hot, node_id="node-5", cluster_id="c", provider="", time_unix_nano=1).SerializeToString()
+    for tick in range(12):
+        job.step_ms = 100.0 if tick < 5 else 110.0
+        # Two ranks on one node, so that nobody knows which one uses the GPU.
+        bodies = [body.replace(b"node-6", b"node-5") for body in job.pushes(45)]
+        for body in bodies if tick < 5 else [*bodies, heat]:
+            desk.take(Push(Signal.METRICS, "protobuf", body), begun + 5 * tick)
+        desk.judge(begun + 5 * tick)
+    with start_echo(tmp_path / "echo") as store:
+        for push in told:
+            web.post(store.url("otlp/http", routes.OTLP_LOGS), content=push.body, headers=PROTOBUF)
+        wait_until(lambda: bool(ask(store, "find_stragglers")["rows"]), "Echo to know the node")
+
+        found = ask(store, "find_stragglers")
+        row = found["rows"][0]
+        assert (row["node_id"], row["rank"], row["communicator"], row["kind"], row["source"]) == (
+            "node-5", None, COMM, "gpu_held_back", "collectives",
+        )  # fmt: skip
+        assert f"node-5 is the straggler (gpu_held_back), communicator {COMM}" in found["summary"]
+        assert ask(store, "anomaly_stream")["rows"][0]["detail"] == f"straggler gpu_held_back communicator {COMM}"
+        assert ask(store, "nccl_slow_rank")["rows"] == []

@@ -99,7 +99,7 @@ ANOMALIES = Answer(
         SELECT "timestamp", cluster_id, node_id, event_id,
                CASE source WHEN 'agent' THEN 'self_reported' ELSE 'verdict' END AS anomaly,
                concat_ws(' ', state, kind, CASE WHEN communicator IS NOT NULL THEN
-                   concat('rank ', rank, ' of communicator ', communicator) END) AS detail,
+                   concat('rank ' || rank || ' of ', 'communicator ', communicator) END) AS detail,
                severity::VARCHAR AS severity
         FROM verdicts
         UNION ALL

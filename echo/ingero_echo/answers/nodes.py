@@ -16,7 +16,7 @@ VERDICTS = f"""
         SELECT cluster_id, node_id, source, arg_max(state, "timestamp") AS state, arg_max(kind, "timestamp") AS kind,
                arg_max(since, "timestamp") AS since, arg_max(severity, "timestamp") AS severity,
                arg_max(event_id, "timestamp") AS event_id, arg_max(evidence, "timestamp") AS proof,
-               max("timestamp") AS "timestamp", arg_max(rank, "timestamp") AS rank,
+               max("timestamp") AS "timestamp", arg_max_null(rank, "timestamp") AS rank,
                arg_max(communicator, "timestamp") AS communicator, arg_max(pod, "timestamp") AS pod
         FROM verdicts GROUP BY cluster_id, node_id, source
     ),
@@ -145,7 +145,8 @@ def in_communicator(row: dict[str, Any]) -> str:
     if not row["communicator"]:
         return ""
     pod = f", pod {row['pod']}" if row["pod"] else ""
-    return f", rank {row['rank']} of communicator {row['communicator']}{pod}"
+    rank = "" if row["rank"] is None else f"rank {row['rank']} of "
+    return f", {rank}communicator {row['communicator']}{pod}"
 
 
 class StragglerArguments(Scoped):

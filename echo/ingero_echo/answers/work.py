@@ -5,6 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from ingero_contract import attributes, echo, metrics
+from ingero_contract.values import LATE_RANK
 from ingero_echo.answers.nodes import ACCUSED
 from ingero_echo.answers.table import Answer, Cited, Scoped, plural
 from ingero_echo.settings import CostConfig
@@ -124,7 +125,7 @@ SKEW = Answer(
         FROM placed GROUP BY cluster_id, communicator, rank
     ),
     told AS (
-        SELECT cluster_id, node_id, communicator, rank, state, since, severity, event_id, evidence AS proof
+        SELECT cluster_id, node_id, communicator, rank, state, kind, since, severity, event_id, evidence AS proof
         FROM verdicts WHERE source = 'collectives'
         QUALIFY row_number() OVER (PARTITION BY cluster_id, node_id ORDER BY "timestamp" DESC) = 1
     ),
@@ -133,7 +134,9 @@ SKEW = Answer(
                try_cast(json_extract_string(proof, '$.collectives') AS BIGINT) AS collectives,
                try_cast(json_extract_string(proof, '$.lasts') AS BIGINT) AS lasts,
                try_cast(json_extract_string(proof, '$.lag_ms') AS DOUBLE) AS lag_ms
-        FROM told WHERE state IN ({ACCUSED}) AND ($communicator IS NULL OR communicator = $communicator)
+        FROM told
+        WHERE state IN ({ACCUSED}) AND kind = '{LATE_RANK}'
+              AND ($communicator IS NULL OR communicator = $communicator)
     )
     SELECT cluster_id, communicator, rank, coalesce(late.node_id, ranks.node_id) AS node_id,
            coalesce(ranks.collectives, late.collectives, 0) AS collectives, coalesce(ranks.last, lasts, 0) AS last,

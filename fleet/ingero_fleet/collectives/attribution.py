@@ -122,34 +122,3 @@ def binomial_tail(trials: int, probability: float, successes: int) -> float:
         for count in range(successes, trials + 1)
     ]  # fmt: skip
     return min(1.0, math.fsum(math.exp(log) for log in logs))
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One accusation: where, who, how much, and whom that communicator made wait.
-
-    `waiting` is, by node, the share of time that the node's ranks waited in this communicator.
-    """
-
-    communicator: int
-    node: str
-    share: float
-    waiting: dict[str, float]
-
-
-def without_victims(claims: list[Claim]) -> list[Claim]:
-    """Claims left when everybody is acquitted who came late only because another communicator held it up.
-
-    A node that waited in a second communicator for that one's culprit, for at least half as long as it is late here,
-    is that culprit's victim.
-    """
-    return [
-        claim
-        for claim in claims
-        if not any(
-            other.node != claim.node and other.waiting.get(claim.node, 0.0) >= 0.5 * claim.share
-            and other.share >= 0.5 * claim.share
-            for other in claims
-            if other.communicator != claim.communicator
-        )
-    ]  # fmt: skip

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, field
 
 from ingero_fleet.collectives.points import Reader, Source
+from ingero_fleet.collectives.victims import Story
 from ingero_fleet.collectives.window import Window
 
 NOBODY = Source("", "", "")
@@ -20,8 +21,17 @@ class Known:
         place = int(window.members[rank])
         return self.reader.sources[place] if place >= 0 else NOBODY
 
-    def waiting(self, window: Window) -> dict[str, float]:
-        """Share of time that each node's ranks wait in this communicator, at least."""
+    def story(self, number: int) -> Story:
+        """What a communicator tells of whom it waited for, and of who waited in it."""
+        window = self.windows[number]
+        suspects: dict[str, float] = {}
+        for rank, share in window.suspects.items():
+            node = self.source(window, rank).node
+            suspects[node] = max(share, suspects.get(node, 0.0))
+        return Story(number, suspects, self._waiting(window))
+
+    def _waiting(self, window: Window) -> dict[str, float]:
+        """Share of time that each node's ranks waited at least, in the tick in which they waited longest."""
         period = window.elapsed_ms / max(1, len(window.time))
         waiting: dict[str, float] = {}
         for rank, wait in enumerate(window.waited.tolist()):
@@ -39,4 +49,10 @@ def verdict_in_words(window: Window, now: float) -> str:
         return "unknown: the agents do not tell how long ranks waited, and clocks of different hosts do not"
     if window.finding is None:
         return "unknown: no collective was seen from enough of its ranks lately"
-    return "culprit" if window.finding.accused else f"none: {window.finding.why_not}"
+    if window.finding.accused and window.excused:
+        return (
+            "none: who comes late was held up in another communicator, or what it waited for there is not known yet"
+        )
+    if window.finding.accused:
+        return "culprit"
+    return window.gpu or f"none: {window.finding.why_not}"

@@ -11,7 +11,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from ingero_contract import attributes, metrics
-from ingero_contract.values import VerdictState
+from ingero_contract.values import GPU_HELD_BACK, VerdictState
 from ingero_fleet.collectives.culprits import Culprit, Edge
 from ingero_fleet.collectives.known import Known
 from ingero_fleet.collectives.points import Source
@@ -22,7 +22,7 @@ Lag = tuple[float, int, int]
 """Milliseconds, communicator, rank."""
 
 _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:ingero:late-rank")
-_EVIDENCE: Final = ("comm", "ranks", "rank", "pod", "share", "lag_ms", "lasts", "collectives", "chance")
+_EVIDENCE: Final = ("comm", "ranks", "rank", "pod", "share", "lag_ms", "lasts", "collectives", "chance", "nvml")
 _STATES: Final = {
     "accused": VerdictState.STRAGGLER, "cleared": VerdictState.HEALTHY, "withdrawn": VerdictState.LEARNING,
 }  # fmt: skip
@@ -85,6 +85,8 @@ def sentence(edge: Edge) -> str:
     item: Culprit = edge.culprit
     if edge.what == "accused":
         return f"{item['node_id']} holds up its job. {item['why']}"
+    if edge.what == "cleared" and item["kind"] == GPU_HELD_BACK:
+        return f"{item['node_id']}: its GPU holds up the collectives of {item['comm']} no more"
     if edge.what == "cleared":
         return f"{item['node_id']}: the collectives of {item['comm']} wait for rank {item['rank']} alone no more"
     return f"{item['node_id']}: the collectives of {item['comm']} are seen no more, rank {item['rank']} is not judged"
@@ -97,5 +99,6 @@ def _resource(source: Source) -> list[KeyValue]:
     return pairs({key: text for key, text in named.items() if text})
 
 
-def _member(comm: str, rank: int, ranks: int) -> dict[str, Any]:
-    return {attributes.NCCL_COMM_HASH: comm, attributes.NCCL_RANK: rank, attributes.NCCL_NRANKS: ranks}
+def _member(comm: str, rank: int | None, ranks: int) -> dict[str, Any]:
+    place = {} if rank is None else {attributes.NCCL_RANK: rank}
+    return {attributes.NCCL_COMM_HASH: comm, **place, attributes.NCCL_NRANKS: ranks}

@@ -31,9 +31,12 @@ class CollectivesPage(Collector):
             labels=["cluster_id", "node_id", "comm", "rank"],
         )
         for (cluster, node), item in list(desk.culprits.items())[:MAX_SERIES]:
-            share.add_metric([cluster, node, item["comm"], str(item["rank"])], item["share"])
+            one = "" if item["rank"] is None else str(item["rank"])
+            share.add_metric([cluster, node, item["comm"], one], item["share"])
         communicators = GaugeMetricFamily("ingero_fleet_communicators", "Communicators that are kept.")
         communicators.add_metric([], len(desk.windows))
+        gpus = GaugeMetricFamily("ingero_fleet_gpus_told", "GPUs of which it is kept whether they are held back.")
+        gpus.add_metric([], len(desk.gpus))
         points = CounterMetricFamily("ingero_fleet_collective_points", "Collective points taken.")
         points.add_metric([], desk.points)
         outcome = CounterMetricFamily(
@@ -43,8 +46,15 @@ class CollectivesPage(Collector):
             outcome.add_metric([name], count)
         outcome.add_metric(["pushes_over_limit"], desk.dropped)
         refused = CounterMetricFamily(
-            "ingero_fleet_collective_points_refused", "Points left out, by reason.", labels=["reason"]
+            "ingero_fleet_collective_points_refused",
+            "Points of collectives and GPUs left out, by reason.",
+            labels=["reason"],
         )
-        for reason, count in list(desk.reader.refused.items()):
+        for reason, count in list(desk.refused.items()):
             refused.add_metric([reason], count)
-        yield from (lag, share, communicators, points, outcome, refused)
+        looks = CounterMetricFamily(
+            "ingero_fleet_collective_looks", "Looks at collectives between two ticks.", labels=["outcome"]
+        )
+        for name in ("done", "failed"):
+            looks.add_metric([name], desk.looks[name])
+        yield from (lag, share, communicators, points, outcome, refused, looks, gpus)

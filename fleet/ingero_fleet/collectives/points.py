@@ -4,8 +4,7 @@ A second, smaller protobuf schema with the same field numbers leaves resources a
 point costs a few dictionary look-ups instead of a dozen objects.
 """
 
-from array import array
-from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -15,6 +14,8 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, metrics
+from ingero_fleet.collectives import gpus
+from ingero_fleet.collectives.batch import Batch
 from ingero_kit.health_report import check_name
 from ingero_kit.otlp_server import Push
 
@@ -59,27 +60,6 @@ class CommKey(NamedTuple):
     ranks: int
 
 
-@dataclass
-class Batch:
-    """Points by column: places of communicator, operation and source in their lists, then what was measured.
-
-    `value` is milliseconds, `time` seconds since the epoch on the sender's clock.
-    """
-
-    comm: "array[int]" = field(default_factory=lambda: array("i"))
-    op: "array[int]" = field(default_factory=lambda: array("i"))
-    rank: "array[int]" = field(default_factory=lambda: array("i"))
-    seq: "array[int]" = field(default_factory=lambda: array("q"))
-    source: "array[int]" = field(default_factory=lambda: array("i"))
-    kind: "array[int]" = field(default_factory=lambda: array("b"))
-    value: "array[float]" = field(default_factory=lambda: array("f"))
-    time: "array[float]" = field(default_factory=lambda: array("d"))
-    received: "array[float]" = field(default_factory=lambda: array("d"))
-
-    def __len__(self) -> int:
-        return len(self.rank)
-
-
 def _schema() -> Any:
     file = descriptor_pb2.FileDescriptorProto(name="ingero/slim.proto", package="ingero.slim", syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
@@ -114,7 +94,8 @@ class Reader:
     Numbers of communicators, operations and sources stay valid until `forget`.
     """
 
-    def __init__(self, max_communicators: int, max_ranks_in_all: int) -> None:
+    def __init__(self, max_communicators: int, max_ranks_in_all: int, known_gpus: gpus.Gpus) -> None:
+        self.gpus = known_gpus
         self.comms: list[CommKey] = []
         self.ops: list[str] = []
         self.sources: list[Source] = []
@@ -145,13 +126,16 @@ class Reader:
             for scope in block.scopes:
                 for metric in scope.metrics:
                     kind = KINDS.get(metric.name)
-                    if kind is None:
+                    if kind is None and metric.name not in gpus.METRICS:
                         continue
                     points = metric.gauge.points
                     if isinstance(source, str):
                         self._refuse(source, len(points))
                         continue
-                    self._points(metric.gauge.points, batch, source, kind, now)
+                    if kind is None:
+                        self._gpus(points, source, metric.name, now)
+                    else:
+                        self._points(points, batch, source, kind, now)
 
     def _points(self, points: Any, batch: Batch, source: Source, kind: int, now: float) -> None:
         """Add the points of one metric. This loop is what a collective costs; everything in it is there for speed."""
@@ -184,6 +168,11 @@ class Reader:
                 batch.time.append(point.time * 1e-9)
                 batch.received.append(now)
 
+    def _gpus(self, points: Any, source: Source, name: str, now: float) -> None:
+        for point in points:
+            uuid = next((value for raw in point.pairs if (value := _uuid_of(raw))), None)
+            self.gpus.note((source.cluster, source.node), name, uuid, point.double or point.whole, now)
+
     def _json(self, push: Push, batch: Batch, now: float) -> None:
         try:
             tree = orjson.loads(push.body)
@@ -197,10 +186,19 @@ class Reader:
                     for metric in scope.get("metrics") or ():
                         kind = KINDS.get(metric["name"])
                         points = (metric.get("gauge") or {}).get("dataPoints") or ()
-                        if kind is None:
+                        if kind is None and metric["name"] not in gpus.METRICS:
                             continue
                         if isinstance(source, str):
                             self._refuse(source, len(points))
+                            continue
+                        for point in points if kind is None else ():
+                            uuids = (_plain(pair["value"]) for pair in point.get("attributes") or ()
+                                     if pair["key"] == attributes.GPU_UUID)  # fmt: skip
+                            value = float(point.get("asDouble") or point.get("asInt") or 0)
+                            self.gpus.note(
+                                (source.cluster, source.node), metric["name"], next(uuids, None), value, now
+                            )
+                        if kind is None:
                             continue
                         self._source_number(source)
                         for point in points:
@@ -331,6 +329,15 @@ class Reader:
         self._by_cluster = {}
         for key in self.comms:
             self._by_cluster[key.cluster] = self._by_cluster.get(key.cluster, 0) + 1
+
+
+@lru_cache(1 << 16)
+def _uuid_of(raw: bytes) -> str:
+    try:
+        pair = KeyValue.FromString(raw)
+    except DecodeError:
+        return ""
+    return pair.value.string_value if pair.key == attributes.GPU_UUID else ""
 
 
 def normal_op(op: Any) -> str:

@@ -7,12 +7,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_fleet.collectives.attribution import AttributionConfig, Finding, find_late_rank
+from ingero_fleet.collectives.victims import HELD_UP
 
 FORGET: Final = 0.7
 """How much of the mean lag of earlier ticks is kept, so that about three ticks count."""
 
 RECENT: Final = (256, 128, 64, 32)
 """Latest collectives that are judged apart from the window, the most first."""
+
+PACES: Final = 24
+"""Ticks of which the pace is remembered."""
+
+SUSPECT: Final = 0.05
+"""Chance below which a rank is likely to be late: not enough to accuse it, enough to excuse who waited for it."""
 
 
 @dataclass
@@ -28,10 +35,19 @@ class Window:
     arrived: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
     lag: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
     waited: npt.NDArray[np.float32] = field(default_factory=lambda: np.zeros(0, np.float32))
+    blended: float = 0.0
     blocked_seen: bool = False
     disputed_until: float = 0.0
     judged: int = 0
     finding: Finding | None = None
+    suspects: dict[int, float] = field(default_factory=dict)
+    """Ranks that are likely to be late, and the share of time lost to each in the part that shows it best."""
+    excused: bool = False
+    """Whether the rank that is late was held up elsewhere, or may have been."""
+    gpu: str = ""
+    """What NVML says of its nodes' GPUs where nobody is late; empty where it says nothing."""
+    paces: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
+    """When a tick ended, and the time from one collective to the next in it, milliseconds; the latest ticks."""
 
     def add(
         self, last: npt.NDArray[np.int64], lost: npt.NDArray[np.float64], time: npt.NDArray[np.float64], now: float,
@@ -45,14 +61,27 @@ class Window:
         self.time = np.concatenate([self.time[keep], time])[-size:]
         self.arrived = np.concatenate([self.arrived[keep], np.full(len(last), now)])[-size:]
 
-    def blend(self, lag: npt.NDArray[np.float64], waited: npt.NDArray[np.float64]) -> None:
-        """Fold a tick's mean lag and wait by rank into the recent ones; not a number where a rank said nothing."""
-        for name, new in (("lag", lag), ("waited", waited)):
-            old = getattr(self, name)
-            if not len(old):
-                old = np.full(self.ranks, np.nan, np.float32)
-            mixed = np.where(np.isnan(old), new, np.where(np.isnan(new), old, FORGET * old + (1 - FORGET) * new))
-            setattr(self, name, mixed.astype(np.float32))
+    def note_pace(self, numbers: npt.NDArray[np.int64], time: npt.NDArray[np.float64], now: float) -> None:
+        """Remember how fast a tick's collectives followed each other."""
+        first, last = int(np.argmin(numbers)), int(np.argmax(numbers))
+        count, seconds = int(numbers[last] - numbers[first]), float(time[last] - time[first])
+        if abs(seconds) > 0 and count > 0:
+            self.paces = np.vstack([self.paces, (now, 1000.0 * abs(seconds) / count)])[-PACES:]
+
+    def blend(
+        self, lag: npt.NDArray[np.float64], waited: npt.NDArray[np.float64], now: float, age_seconds: float
+    ) -> None:
+        """Fold a tick's mean lag and wait by rank into the earlier ones; not a number where a rank said nothing.
+
+        Of waits the longest counts, by half as much after `age_seconds`: who is late by what the window holds is
+        excused by waits of the same time, not only by the latest.
+        """
+        old = self.lag if len(self.lag) else np.full(self.ranks, np.nan, np.float32)
+        mixed = np.where(np.isnan(old), lag, np.where(np.isnan(lag), old, FORGET * old + (1 - FORGET) * lag))
+        self.lag = mixed.astype(np.float32)
+        before = self.waited * 0.5 ** ((now - self.blended) / age_seconds) if len(self.waited) else np.nan
+        self.waited = np.fmax(before, waited).astype(np.float32)
+        self.blended = now
 
     @property
     def elapsed_ms(self) -> float:
@@ -65,12 +94,16 @@ class Window:
         They share the error that is allowed by their lengths, as short ones are renewed more often. Of several that
         accuse one rank the longest counts; where they differ, the latest.
         """
+        self.suspects = {}
         if not len(self.last):
             self.finding = None
             return
         parts = [len(self.last), *(size for size in RECENT if size < len(self.last))]
         total = sum(parts)
         whole, *recent = (self._judge_latest(size, config, size / total) for size in parts)
+        for finding in (whole, *recent):
+            if finding and finding.collectives >= config.fewest and finding.chance <= SUSPECT:
+                self.suspects[finding.rank] = max(finding.share, self.suspects.get(finding.rank, 0.0))
         accused = [finding for finding in (whole, *recent) if finding and finding.accused]
         agreed = len({finding.rank for finding in accused}) == 1
         self.finding = whole if not accused else accused[0] if agreed else accused[-1]
@@ -79,8 +112,8 @@ class Window:
         """Judge so many collectives, at a part of the error; their `chance` counts that others are looked at too."""
         last, lost = self.last[-size:].astype(np.int64), self.lost[-size:].astype(np.float64)
         elapsed = _elapsed_ms(self.time[-size:])
-        if size < len(self.last) and np.bincount(last, lost).max() < config.share * elapsed:
-            # Too little was lost to anybody for an accusation; most communicators end here.
+        if size < len(self.last) and np.bincount(last, lost).max() < HELD_UP * config.share * elapsed:
+            # Too little was lost to anybody for an accusation or an excuse; most communicators end here.
             return None
         found = find_late_rank(last, lost, elapsed, self.ranks, replace(config, error=config.error * part))
         return found and replace(found, chance=min(1.0, found.chance / part))

@@ -1,8 +1,6 @@
 """Keeps prices and the ledger beside the engine, and answers what things cost. Files are read again when asked to."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -11,56 +9,20 @@ from prometheus_client.registry import Collector
 
 from ingero_detect.memory import NodeKey
 from ingero_fleet.cost.bill import Bill, make_bill
+from ingero_fleet.cost.files import read_prices
 from ingero_fleet.cost.ledger import Ledger
 from ingero_fleet.cost.onward import Teller
-from ingero_fleet.cost.pricing import Prices
-from ingero_fleet.cost.providers import ProvidersError, parse_nodes, parse_providers
-from ingero_fleet.cost.rates import MAX_BYTES, RatesError, builtin, parse
 from ingero_fleet.cost.settings import CostConfig
 from ingero_fleet.picture import Picture
 from ingero_fleet.scores import Hardware
 from ingero_kit.clock import rfc3339
 from ingero_kit.otlp_server import Push, Signal
-from ingero_kit.settings import SettingsError
 
 LONGEST_GAP: Final = 3.0
 """Push intervals that one booking may span; Fleet claims nothing for time in which it saw nothing."""
 
-MAX_NODES_BYTES: Final = 256 << 20
-"""Most that is read of the list of nodes; more is cut off and so no JSON."""
-
 MAX_SERIES: Final = 1_000
 """Culprits with series of their own on the Prometheus page, the dearest first."""
-
-
-def read_prices(config: CostConfig) -> Prices:
-    """Rates and provider rules from the files of the settings; raises `SettingsError` naming file and place."""
-    table, providers = builtin(), parse_providers("", config.default_provider)
-    try:
-        if config.rates_file:
-            table = parse(_read(config.rates_file))
-    except (RatesError, OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"processors.cost.rates_file {config.rates_file}: {error}") from None
-    try:
-        if config.providers_file:
-            providers = parse_providers(_read(config.providers_file), config.default_provider)
-    except (ProvidersError, OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"processors.cost.providers_file {config.providers_file}: {error}") from None
-    try:
-        if config.nodes_file:
-            providers = replace(providers, places=parse_nodes(_bytes(config.nodes_file, MAX_NODES_BYTES)))
-    except (ProvidersError, OSError) as error:
-        raise SettingsError(f"processors.cost.nodes_file {config.nodes_file}: {error}") from None
-    return Prices(table, providers)
-
-
-def _read(file: Path) -> str:
-    return _bytes(file, MAX_BYTES).decode()
-
-
-def _bytes(file: Path, most: int) -> bytes:
-    with file.open("rb") as stream:
-        return stream.read(most + 1)
 
 
 class CostDesk:

@@ -4,9 +4,13 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 
+from ingero_detect.memory import NodeKey
 from ingero_fleet.board import Board
+from ingero_fleet.cost.files import read_providers
+from ingero_fleet.cost.providers import ProviderMap
 from ingero_fleet.exporters import Exporter, make_transport
 from ingero_fleet.intake import Intake, Keep
+from ingero_fleet.provider_tag import ProviderTag
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.scores import ScoreTable
 from ingero_fleet.settings import AuthConfig, FleetConfig, ListenerConfig
@@ -72,10 +76,22 @@ class Receiving:
                     self._exporters[name] = Exporter(name, settings, make_transport(name, settings), loop)
                 self._routes.setdefault(kind, []).append(self._exporters[name])
         self.table = table
+        if self.sends(Signal.METRICS):
+            self.provide(read_providers(config.processors.cost))
         self.intake = Intake(table, clock, self.forward if self._exporters else None, keep)
         self._receivers: dict[str, OtlpHttpReceiver | OtlpGrpcReceiver] = {}
         for exporter in self._exporters.values():
             exporter.start()
+
+    def provide(self, providers: ProviderMap) -> None:
+        """Say on metrics that go onward which provider their node runs at."""
+        tag = ProviderTag(providers, self._reported)
+        for exporter in self._exporters.values():
+            exporter.tag = tag
+
+    def _reported(self, node: NodeKey) -> str:
+        row = self.table.row_of(node)
+        return "" if row is None else self.table.hardware[int(self.table.view("hardware")[row])].provider
 
     def sends(self, signal: Signal) -> bool:
         """Whether anything of this signal goes onward."""
@@ -125,8 +141,10 @@ class Receiving:
         )
 
     def reload(self) -> None:
-        """Read tokens and certificates again; raises `SettingsError` or `OSError`, and the old ones stay."""
+        """Read tokens, certificates and rules again; raises `SettingsError` or `OSError`, and the old ones stay."""
         self._guardians.reload()
+        if self.sends(Signal.METRICS):
+            self.provide(read_providers(self._config.processors.cost))
         for receiver in self._receivers.values():
             receiver.reload_certificates()
 

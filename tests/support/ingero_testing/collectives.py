@@ -79,6 +79,63 @@ class Job:
         return out
 
 
+@dataclass
+class Chain:
+    """Two communicators of 8 ranks with one node in both, `BRIDGE`, which comes late to the second when it must wait
+    in the first. Nodes 0 to 7 are in the first; 8 to 14 and the bridge in the second. Steps take 100 ms."""
+
+    seed: int = 0
+    jitter_ms: float = 1.0
+
+    BRIDGE = 3
+    NODES = 15
+
+    def __post_init__(self) -> None:
+        self.random = np.random.default_rng(self.seed)
+        self.moment = BEGIN
+        self.done = 0
+        self._told = [0] * self.NODES
+        self._points: list[list[tuple[float, str, int, int, float]]] = [[] for _ in range(self.NODES)]
+
+    def run(self, steps: int, late: dict[int, float]) -> None:
+        """So many steps; `late` is milliseconds by node."""
+        first, second = list(range(8)), [self.BRIDGE, *range(8, self.NODES)]
+        for step in range(self.done, self.done + steps):
+            arrival = 100 + self.random.normal(0, self.jitter_ms, self.NODES)
+            for node, more in late.items():
+                arrival[node] += more
+            for comm, members in (("a" * 16, first), ("b" * 16, second)):
+                release = float(arrival[members].max())
+                for rank, node in enumerate(members):
+                    entered = self.moment + arrival[node] / 1000
+                    self._points[node].append((entered, comm, rank, step, release - float(arrival[node])))
+                if members is first:
+                    arrival[self.BRIDGE] = release
+                    arrival[8:] += self.jitter_ms
+            self.moment += release / 1000
+        self.done += steps
+
+    def push(self, node: int, until: float) -> bytes:
+        """What a node has to tell of collectives that ended by then, once."""
+        points = self._points[node][self._told[node] :]
+        points = points[: sum(entered + blocked / 1000 <= until for entered, _, _, _, blocked in points)]
+        self._told[node] += len(points)
+        request = ExportMetricsServiceRequest()
+        block = request.resource_metrics.add()
+        for key, text in ((attributes.NODE_ID, f"node-{node}"), (attributes.CLUSTER_ID, "c")):
+            block.resource.attributes.add(key=key).value.string_value = text
+        metric = block.scope_metrics.add().metrics.add(name=metrics.COLLECTIVE_BARRIER_WAIT, unit="ms")
+        for entered, comm, rank, step, blocked in points:
+            point = metric.gauge.data_points.add(time_unix_nano=int(entered * 1e9), as_double=blocked)
+            point.attributes.add(key=attributes.NCCL_OP_TYPE).value.string_value = "ncclAllReduce"
+            point.attributes.add(key=attributes.NCCL_COMM_HASH).value.string_value = comm
+            for key, number in (
+                (attributes.NCCL_RANK, rank), (attributes.NCCL_NRANKS, 8), (attributes.NCCL_SEQ, step),
+            ):  # fmt: skip
+                point.attributes.add(key=key).value.int_value = number
+        return request.SerializeToString()
+
+
 def as_json(body: bytes) -> bytes:
     """A push as the published agent would send it: JSON, integers as numbers."""
     request = ExportMetricsServiceRequest.FromString(body)

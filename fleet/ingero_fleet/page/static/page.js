@@ -257,7 +257,7 @@ function showStragglers(update) {
   });
   for (const item of update.late_ranks.filter(chosen)) {
     cards.push(element("li", "", {}, [
-      element("h3", `${item.node_id} (${item.cluster_id}), rank ${item.rank}`),
+      element("h3", `${item.node_id} (${item.cluster_id})${item.rank === null ? "" : `, rank ${item.rank}`}`),
       element("p", item.why),
       ...(item.taint ? [element("p", taintInWords(item.taint), { class: "taint" })] : []),
       element("p", [`communicator ${item.comm}`, item.pod && `pod ${item.pod}`, `lag ${number(item.lag_ms, 2)} ms`].filter(Boolean).join(" · "), { class: "facts" }),

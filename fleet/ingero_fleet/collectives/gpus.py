@@ -1,0 +1,117 @@
+"""What NVML says of GPUs, as agents push it: which are held back, by what, since when, and at what clock. Bounded."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from ingero_contract import metrics
+from ingero_detect.memory import NodeKey
+
+POWER: Final = "power"
+
+KINDS: Final = {
+    metrics.GPU_THROTTLE_POWER: POWER,
+    metrics.GPU_THROTTLE_THERMAL: "heat",
+    metrics.GPU_THROTTLE_HW: "hardware",
+}
+"""What holds a GPU back. Software alone does not: clocks that were set, or kept alike on purpose."""
+
+METRICS: Final = frozenset((*KINDS, metrics.GPU_CLOCK_SM))
+NEEDLE: Final = metrics.GPU_THROTTLE_POWER.rpartition(".")[0].encode()
+"""What a push with any of this contains."""
+
+MAX_UUID: Final = 64
+
+
+@dataclass
+class Gpu:
+    """One GPU: when it was heard of last, since when each kind holds it back, and its clock in Hz, 0 when untold."""
+
+    heard: float
+    held: dict[str, float] = field(default_factory=dict)
+    clock: float = 0.0
+
+
+@dataclass(frozen=True)
+class Held:
+    """A GPU that is held back, and since when, seconds on Fleet's clock."""
+
+    uuid: str
+    kinds: tuple[str, ...]
+    since: float
+    clock: float
+
+
+class Gpus:
+    """GPUs by node. What changes them is to be called by one thread at a time."""
+
+    def __init__(self, max_gpus: int, age_seconds: float) -> None:
+        self.refused: Counter[str] = Counter()
+        self._max, self._age = max_gpus, age_seconds
+        self._nodes: dict[NodeKey, dict[str, Gpu]] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def note(self, node: NodeKey, metric: str, uuid: Any, value: float, now: float) -> None:
+        """Take one point of `METRICS`; what cannot be taken is counted in `refused`."""
+        if not isinstance(uuid, str) or not 0 < len(uuid) <= MAX_UUID or not uuid.isprintable():
+            self.refused["gpu.uuid is missing"] += 1
+            return
+        gpu = self._nodes.get(node, {}).get(uuid)
+        if gpu is None:
+            if self._count >= self._max:
+                self.refused["more GPUs than Fleet keeps (processors.nccl.max_gpus)"] += 1
+                return
+            gpu = self._nodes.setdefault(node, {})[uuid] = Gpu(now)
+            self._count += 1
+        gpu.heard = now
+        kind = KINDS.get(metric)
+        if kind is None:
+            gpu.clock = value if 0.0 < value < 1e12 else 0.0
+        elif value > 0:
+            gpu.held.setdefault(kind, now)
+        else:
+            gpu.held.pop(kind, None)
+
+    def held(self) -> dict[NodeKey, Held]:
+        """Nodes with a GPU that is held back; of several the one with the lowest clock, then the longest.
+
+        May run beside `note`.
+        """
+        found: dict[NodeKey, Held] = {}
+        for node, gpus in list(self._nodes.items()):
+            told = [(uuid, dict(gpu.held), gpu.clock) for uuid, gpu in list(gpus.items()) if gpu.held]
+            held = [
+                Held(uuid, tuple(sorted(kinds)), min(kinds.values()), clock) for uuid, kinds, clock in told if kinds
+            ]
+            if held:
+                found[node] = min(held, key=lambda item: (item.clock, item.since, item.uuid))
+        return found
+
+    def clock(self, node: NodeKey) -> float:
+        """The highest clock of a node's GPUs, Hz: that of one that works; 0 when untold. May run beside `note`."""
+        return max((gpu.clock for gpu in list(self._nodes.get(node, {}).values())), default=0.0)
+
+    def silent(self, now: float) -> list[tuple[NodeKey, str]]:
+        """GPUs that nothing was heard of for long: their agent says nothing, or no longer needs to.
+
+        May run beside `note`.
+        """
+        return [
+            (node, uuid)
+            for node, gpus in list(self._nodes.items())
+            for uuid, gpu in list(gpus.items())
+            if now - gpu.heard > self._age
+        ]
+
+    def forget(self, gpus: list[tuple[NodeKey, str]], now: float) -> None:
+        """Let go of these, unless something was heard of them meanwhile."""
+        for node, uuid in gpus:
+            known = self._nodes.get(node, {})
+            if uuid in known and now - known[uuid].heard > self._age:
+                del known[uuid]
+                self._count -= 1
+                if not known:
+                    del self._nodes[node]

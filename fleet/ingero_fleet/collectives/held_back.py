@@ -1,0 +1,190 @@
+"""Is it a GPU? A rank that is slow on the GPU blocks as long as its peers, so that waits name nobody. Pure.
+
+Its agent may tell that the GPU is held back; that alone accuses nobody, as many a GPU is that holds nobody up. Named
+is one node of a communicator in which nobody comes late, if its GPU has been held back for a while, and either the
+collectives follow each other more slowly since then, or its clock is far below that of its peers. Where several could
+be meant, or nothing shows that the job is slower, the answer is unknown, and says whose GPUs are held back.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import quantiles
+from typing import Any, Final
+
+import numpy as np
+
+from ingero_contract.values import GPU_HELD_BACK
+from ingero_detect.memory import NodeKey
+from ingero_fleet.collectives.gpus import POWER, Gpus, Held
+from ingero_fleet.collectives.known import Known
+from ingero_fleet.collectives.points import CommKey
+from ingero_fleet.collectives.window import Window
+
+STEADY: Final = 10.0
+"""Seconds for which a GPU must have been held back; agents may tell so much later than it began."""
+
+SLOW_CLOCK: Final = 0.85
+"""Share of its peers' clock below which a GPU is slow."""
+
+SLOWER: Final = 0.02
+"""Share of time that must be lost since a GPU is held back."""
+
+FEWEST: Final = 4
+"""Ticks before and after that are compared, and nodes whose clocks make a median."""
+
+MOST_HELD: Final = 32
+"""Nodes with a GPU that is held back, in one communicator, of which it is asked whether the job waits for them."""
+
+SHOWN: Final = 5
+"""Nodes that a sentence names."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A GPU and a communicator: the share of time lost since it is held back, and its clock over its peers'."""
+
+    held: Held
+    slower: float | None
+    clock: float | None
+
+    @property
+    def proven(self) -> bool:
+        """Whether there is more to it than that the GPU is held back."""
+        return self.slower is not None or (self.clock is not None and self.clock <= SLOW_CLOCK)
+
+    def evidence(self) -> dict[str, Any]:
+        """As the APIs answer it; `since` in seconds since the epoch."""
+        return {
+            "gpu": self.held.uuid, "held_back_by": list(self.held.kinds), "since": round(self.held.since, 3),
+            "clock_hz": self.held.clock or None,
+            "clock_over_peers": None if self.clock is None else round(self.clock, 4),
+            "slower_since": None if self.slower is None else round(self.slower, 6),
+        }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Slow:
+    """Nodes named, each with the communicator that its GPU holds up, and what is told of all that are held back."""
+
+    named: Mapping[NodeKey, tuple[int, Case]] = field(default_factory=dict)
+    cases: Mapping[NodeKey, Case] = field(default_factory=dict)
+
+
+class HeldBack:
+    """Remembers what was measured when a GPU began to be held back, for as long as it is."""
+
+    def __init__(self) -> None:
+        self._slower: dict[tuple[CommKey, NodeKey, float], float] = {}
+
+    def find(self, known: Known, gpus: Gpus, now: float) -> Slow:
+        """Whose GPU holds up which communicator; every window with such a node learns it in words."""
+        for window in known.windows.values():
+            window.gpu = ""
+        held = {node: one for node, one in gpus.held().items() if now - one.since >= STEADY}
+        members = _members(known, held)
+        late = {number for number in members if (finding := known.windows[number].finding) and finding.accused}
+        # Who takes part where somebody comes late may be held up there.
+        doubtful = {node for number in late for node in members[number]}
+        before, self._slower = self._slower, {}
+        found, told = dict[NodeKey, tuple[int, Case]](), dict[NodeKey, Case]()
+        for number, nodes in members.items():
+            window, key = known.windows[number], known.reader.comms[number]
+            theirs = sorted(nodes & held.keys())
+            cases = {}
+            for node in theirs[:MOST_HELD]:
+                mark = (key, node, held[node].since)
+                slower = before.get(mark) or (slowdown(window, held[node].since) if is_fault(held[node]) else None)
+                if slower is not None:
+                    self._slower[mark] = slower
+                cases[node] = Case(held[node], slower, _clock_share(gpus, node, held[node], nodes))
+            told |= cases
+            if number in late or window.finding is None or not window.blocked_seen or now < window.disputed_until:
+                continue
+            named = _choose(cases, len(theirs), len(nodes))
+            named = None if named in doubtful else named
+            window.gpu = _sentence(cases, len(theirs), named)
+            if named is not None:
+                worse = found.get(named)
+                if worse is None or (cases[named].slower or 0.0) > (worse[1].slower or 0.0):
+                    found[named] = number, cases[named]
+        return Slow(found, told)
+
+
+def is_fault(held: Held) -> bool:
+    """Whether it can be the reason why a job became slower.
+
+    A power cap need not be: a heavier phase of the job makes it slower, and the first GPU reach its cap, by itself.
+    """
+    return held.kinds != (POWER,)
+
+
+def slowdown(window: Window, since: float) -> float | None:
+    """Share of time that is lost since a moment, by the time between collectives; `None` when nothing shows it."""
+    paces = window.paces.tolist()
+    before = [period for time, period in paces if time <= since - STEADY][-2 * FEWEST :]
+    after = [period for time, period in paces if time > since + STEADY][: 2 * FEWEST]
+    if min(len(before), len(after)) < FEWEST:
+        return None
+    (_, usual, slowest), (fastest, now, _) = quantiles(before), quantiles(after)
+    lost = 1.0 - usual / now
+    return lost if lost >= SLOWER and fastest > slowest else None
+
+
+def describe(known: Known, number: int, node: NodeKey, case: Case) -> dict[str, Any]:
+    """The accusation as `culprits.describe` makes them; `rank` is `None` where the node has several."""
+    window, key = known.windows[number], known.reader.comms[number]
+    ranks = [rank for rank in range(window.ranks) if known.source(window, rank).node == node[1]]
+    lag = float(window.lag[ranks].max()) if len(window.lag) else 0.0
+    measured = (
+        f"since then {100 * case.slower:.1f} % of the time is lost"
+        if case.slower is not None
+        else f"its clock is {100 * (case.clock or 0.0):.0f} % of its peers', what that costs was not measured"
+    )
+    return {
+        "cluster_id": key.cluster, "kind": GPU_HELD_BACK, "comm": key.hash, "ranks": key.ranks,
+        "rank": ranks[0] if len(ranks) == 1 else None, "node_id": node[1],
+        "pod": known.source(window, ranks[0]).pod or None, "share": round(case.slower or 0.0, 6),
+        "lag_ms": round(lag, 6), "lasts": None, "collectives": None, "chance": None, "nvml": case.evidence(),
+        "why": f"No rank comes late, but GPU {case.held.uuid} is held back by {_kinds(case)}; {measured}.",
+    }  # fmt: skip
+
+
+def _members(known: Known, held: Mapping[NodeKey, Held]) -> dict[int, set[NodeKey]]:
+    """The nodes of the communicators in which a node with such a GPU takes part."""
+    sources = known.reader.sources
+    # The last place stands for ranks that nobody has spoken for.
+    theirs = np.array([*((sender.cluster, sender.node) in held for sender in sources), False])
+    if not theirs.any():
+        return {}
+    return {
+        number: {(sources[place].cluster, sources[place].node) for place in window.members.tolist() if place >= 0}
+        for number, window in known.windows.items()
+        if theirs[window.members].any()
+    }
+
+
+def _clock_share(gpus: Gpus, node: NodeKey, held: Held, nodes: set[NodeKey]) -> float | None:
+    clocks = [clock for peer in nodes - {node} if (clock := gpus.clock(peer))]
+    if not held.clock or len(clocks) < FEWEST - 1:
+        return None
+    return held.clock / float(np.median(clocks))
+
+
+def _choose(cases: Mapping[NodeKey, Case], held: int, nodes: int) -> NodeKey | None:
+    """The one node that is meant, if there is one, and most nodes' GPUs are free."""
+    proven = [node for node, case in cases.items() if case.proven]
+    return proven[0] if len(proven) == 1 and held <= MOST_HELD and 2 * held < nodes else None
+
+
+def _kinds(case: Case) -> str:
+    return " and ".join(case.held.kinds)
+
+
+def _sentence(cases: Mapping[NodeKey, Case], held: int, named: NodeKey | None) -> str:
+    if named is not None:
+        return f"GPU: nobody is late, and {named[1]} is held back by {_kinds(cases[named])}"
+    told = ", ".join(f"{node[1]} ({_kinds(case)})" for node, case in list(cases.items())[:SHOWN])
+    more = f" and {held - SHOWN} more" if held > SHOWN else ""
+    return (
+        f"unknown: nobody is late; GPUs are held back on {told}{more}, and nothing shows that the job waits for one"
+    )

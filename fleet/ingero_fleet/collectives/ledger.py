@@ -1,0 +1,175 @@
+"""Points into communicators' windows: grouped by collective, settled when whole, judged. A trial changes nothing."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_fleet.collectives.attribution import AttributionConfig
+from ingero_fleet.collectives.batch import COLUMN_TYPES, Batch, Columns, columns_of
+from ingero_fleet.collectives.known import Known
+from ingero_fleet.collectives.lags import Group, group_by, in_buckets, measure
+from ingero_fleet.collectives.onward import Lag
+from ingero_fleet.collectives.points import BLOCKED, NO_SEQ
+from ingero_fleet.collectives.settings import NcclConfig
+from ingero_fleet.collectives.window import Window
+
+SAME_SECONDS: Final = 1e-6
+"""Times closer than this are of one point, sent twice."""
+
+
+class Ledger:
+    """Communicators, the points that wait for others of their collective, and what became of the rest."""
+
+    def __init__(
+        self, known: Known, config: NcclConfig, attribution: AttributionConfig, *, lags: bool = False
+    ) -> None:
+        """`lags`: whether anybody wants to know how late ranks came."""
+        self.known = known
+        self.held: Columns = columns_of(Batch())
+        self.outcomes: Counter[str] = Counter()
+        self._config = config
+        self._attribution = attribution
+        self._lags = lags
+
+    def trial(self, fresh: Columns, attribution: AttributionConfig) -> "Ledger":
+        """A copy that may take in these points, judges so, and leaves this one as it is."""
+        copied = Ledger(Known(self.known.reader, dict(self.known.windows)), self._config, attribution)
+        copied.held = dict(self.held)
+        for number in np.unique(np.concatenate([self.held["comm"], fresh["comm"]])).tolist():
+            window = self.known.windows.get(number)
+            if window is not None:
+                copied.known.windows[number] = replace(window, members=window.members.copy())
+        return copied
+
+    def take(self, fresh: Columns, ranks: list[int], now: float) -> list[Lag]:
+        """Take in points and judge the communicators whose collectives they complete; returns how late ranks came.
+
+        `ranks` are the communicators' sizes by number, as of when the points were read.
+        """
+        columns = {name: np.concatenate([self.held[name], column]) for name, column in fresh.items()}
+        lags: list[Lag] = []
+        if len(columns["rank"]):
+            self._note_members(columns, ranks, now)
+            columns = self._comparable(columns)
+            columns["instance"] = self._instances(columns)
+            group, again = group_by(
+                (columns["comm"], columns["op"], columns["instance"]), columns["rank"], columns["received"]
+            )
+            self.outcomes["repeated"] += len(again)
+            self._dispute(columns, again, now)
+            held = self._settle(columns, group, now, lags)
+            self.held = {name: columns[name][held] for name in COLUMN_TYPES}
+        return lags
+
+    def age(self, now: float) -> None:
+        """Judge anew the communicators of which collectives have become too old to count."""
+        size, age = self._config.window, self._config.window_age
+        for window in self.known.windows.values():
+            if len(window.arrived) and window.arrived[0] <= now - age:
+                empty = np.zeros(0)
+                window.add(empty.astype(np.int64), empty, empty, now, size, age)
+                window.judge(self._attribution)
+
+    def _note_members(self, columns: Columns, ranks: list[int], now: float) -> None:
+        """Remember who is which rank; a rank that two nodes claim at once makes its communicator unfit to judge."""
+        order = np.lexsort((columns["source"], columns["rank"], columns["comm"]))
+        comm, rank, source = (columns[name][order] for name in ("comm", "rank", "source"))
+        again = (comm[1:] == comm[:-1]) & (rank[1:] == rank[:-1]) & (source[1:] != source[:-1])
+        disputed = set(comm[1:][again].tolist())
+        starts = np.flatnonzero(np.diff(comm, prepend=-1))
+        for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(comm)], strict=True):
+            number = int(comm[first])
+            window = self.known.windows.get(number)
+            if window is None:
+                window = self.known.windows[number] = Window(ranks[number], np.full(ranks[number], -1, np.int32), now)
+            window.members[rank[first:end]] = source[first:end]
+            window.seen = now
+            if number in disputed:
+                window.disputed_until = now + self._config.window_age
+        blocked = columns["comm"][columns["kind"] == BLOCKED]
+        for number in np.unique(blocked).tolist():
+            self.known.windows[number].blocked_seen = True
+
+    def _comparable(self, columns: Columns) -> Columns:
+        """Only waits can be compared over hosts; points that carry none are counted."""
+        fit = columns["kind"] == BLOCKED
+        self.outcomes["without_wait"] += int(np.count_nonzero(~fit))
+        return {name: column[fit] for name, column in columns.items()}
+
+    def _instances(self, columns: Columns) -> npt.NDArray[np.int64]:
+        """The sequence number, or a number by time, below 0, for points without one."""
+        instance = columns["seq"].copy()
+        loose = np.flatnonzero(instance == NO_SEQ)
+        if len(loose):
+            key = columns["comm"][loose].astype(np.int64) * 64 + columns["op"][loose]
+            order = np.argsort(key, kind="stable")
+            edges = np.flatnonzero(np.diff(key[order], prepend=-1))
+            for part in np.split(loose[order], edges[1:]):
+                numbers = in_buckets(columns["time"][part], columns["rank"][part], self._config.time_tolerance)
+                instance[part] = -1 - numbers
+        return instance
+
+    def _dispute(self, columns: Columns, again: npt.NDArray[np.int64], now: float) -> None:
+        """One number of one rank at two times is two collectives: whoever has such numbers is unfit to judge.
+
+        A point that was sent again says the same time. A job that began anew within a tick is unfit for a while too.
+        """
+        apart = np.abs(columns["time"][again[:, 0]] - columns["time"][again[:, 1]]) > SAME_SECONDS
+        for number in np.unique(columns["comm"][again[apart, 0]]).tolist():
+            self.known.windows[number].disputed_until = now + self._config.window_age
+
+    def _settle(self, columns: Columns, group: Group, now: float, lags: list[Lag]) -> npt.NDArray[np.int64]:
+        """Judge collectives that are whole or have waited long enough; returns the places of points that wait on."""
+        sizes, firsts = group.sizes, group.order[group.starts[:-1]]
+        comm = columns["comm"][firsts]
+        known = sorted(self.known.windows)
+        ranks = np.zeros(known[-1] + 1 if known else 1, np.int64)
+        ranks[known] = [self.known.windows[number].ranks for number in known]
+        whole = sizes >= ranks[comm]
+        newest = np.maximum.reduceat(columns["received"][group.order], group.starts[:-1])
+        over = ~whole & (newest <= now - self._config.hold)
+        # Half of the ranks show who is late among them; fewer would compare too little.
+        usable = over & (sizes >= 2) & (2 * sizes >= ranks[comm])
+        self.outcomes["whole"] += int(whole.sum())
+        self.outcomes["partial"] += int(usable.sum())
+        self.outcomes["incomplete"] += int((over & ~usable).sum())
+        member = np.repeat(np.arange(len(sizes)), sizes)
+        self._judge_groups(columns, group, whole | usable, member, now, lags)
+        waiting: npt.NDArray[np.int64] = group.order[~(whole | over)[member]]
+        return waiting
+
+    def _judge_groups(
+        self, columns: Columns, group: Group, ready: npt.NDArray[np.bool_], member: npt.NDArray[np.int64], now: float,
+        lags: list[Lag],
+    ) -> None:  # fmt: skip
+        if not ready.any():
+            return
+        chosen = Group(group.order[ready[member]], np.append(0, np.cumsum(group.sizes[ready])))
+        found = measure(chosen, columns["rank"], columns["value"], columns["time"])
+        comm_of_point = columns["comm"][chosen.order]
+        comm = comm_of_point[chosen.starts[:-1]]
+        rank = columns["rank"][chosen.order]
+        waited = columns["value"][chosen.order].astype(np.float64)
+        instance = columns["instance"][chosen.order][chosen.starts[:-1]]
+        extra = waited - np.repeat(np.minimum.reduceat(waited, chosen.starts[:-1]), chosen.sizes)
+        starts = np.flatnonzero(np.diff(comm, prepend=-1))
+        for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(comm)], strict=True):
+            window = self.known.windows[int(comm[first])]
+            points = slice(int(chosen.starts[first]), int(chosen.starts[end]))
+            count = np.bincount(rank[points], minlength=window.ranks)
+            with np.errstate(invalid="ignore"):
+                mean = np.bincount(rank[points], weights=found.lag[points], minlength=window.ranks) / count
+                wait = np.bincount(rank[points], weights=extra[points], minlength=window.ranks) / count
+            window.blend(mean, wait, now, self._config.window_age)
+            window.note_pace(instance[first:end], found.time[first:end], now)
+            window.add(
+                found.last[first:end], found.lost[first:end], found.time[first:end], now, self._config.window,
+                self._config.window_age,
+            )  # fmt: skip
+            window.judge(self._attribution)
+            if self._lags:
+                number = int(comm[first])
+                lags += [(float(mean[place]), number, place) for place in np.flatnonzero(count).tolist()]

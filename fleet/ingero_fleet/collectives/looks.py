@@ -1,0 +1,36 @@
+"""Looks at collectives between two ticks, so that a late rank is named as soon as agents have told of it."""
+
+import asyncio
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from ingero_fleet.collectives.desk import CollectivesDesk
+from ingero_kit.clock import Clock
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+LOAD: Final = 0.1
+"""Part of the time that looks may take: when one takes longer, the next one comes later."""
+
+
+def looks_in(tick_seconds: float, look_seconds: float) -> int:
+    """How many looks there are between two ticks at most; 0 when ticks come as often."""
+    return max(0, math.ceil(tick_seconds / look_seconds) - 1)
+
+
+async def look_on(desk: CollectivesDesk, clock: Clock, look_seconds: float) -> None:
+    """Look until cancelled, in a thread of its own; a look that fails is logged, and the next one is tried."""
+    loop, pause = asyncio.get_running_loop(), look_seconds
+    with ThreadPoolExecutor(1, "look") as worker:
+        while True:
+            await asyncio.sleep(pause)
+            started = time.monotonic()
+            try:
+                await loop.run_in_executor(worker, desk.look, clock())
+            except Exception:
+                desk.looks["failed"] += 1
+                log.exception("look_failed")
+            pause = max(look_seconds, (time.monotonic() - started) / LOAD)

@@ -1,0 +1,50 @@
+"""Reads the files that the settings of cost name: rates, provider rules, nodes."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from ingero_fleet.cost.pricing import Prices
+from ingero_fleet.cost.providers import ProviderMap, ProvidersError, parse_nodes, parse_providers
+from ingero_fleet.cost.rates import MAX_BYTES, RatesError, builtin, parse
+from ingero_fleet.cost.settings import CostConfig
+from ingero_kit.settings import SettingsError
+
+MAX_NODES_BYTES: Final = 256 << 20
+"""Most that is read of the list of nodes; more is cut off and so no JSON."""
+
+
+def read_prices(config: CostConfig) -> Prices:
+    """Rates and provider rules from the files of the settings; raises `SettingsError` naming file and place."""
+    table = builtin()
+    try:
+        if config.rates_file:
+            table = parse(_read(config.rates_file))
+    except (RatesError, OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"processors.cost.rates_file {config.rates_file}: {error}") from None
+    return Prices(table, read_providers(config))
+
+
+def read_providers(config: CostConfig) -> ProviderMap:
+    """Provider rules and what Kubernetes says of nodes; raises `SettingsError` naming file and place."""
+    providers = parse_providers("", config.default_provider)
+    try:
+        if config.providers_file:
+            providers = parse_providers(_read(config.providers_file), config.default_provider)
+    except (ProvidersError, OSError, UnicodeDecodeError) as error:
+        raise SettingsError(f"processors.cost.providers_file {config.providers_file}: {error}") from None
+    try:
+        if config.nodes_file:
+            providers = replace(providers, places=parse_nodes(_bytes(config.nodes_file, MAX_NODES_BYTES)))
+    except (ProvidersError, OSError) as error:
+        raise SettingsError(f"processors.cost.nodes_file {config.nodes_file}: {error}") from None
+    return providers
+
+
+def _read(file: Path) -> str:
+    return _bytes(file, MAX_BYTES).decode()
+
+
+def _bytes(file: Path, most: int) -> bytes:
+    with file.open("rb") as stream:
+        return stream.read(most + 1)

@@ -1,0 +1,113 @@
+"""Says on metrics that go onward which provider their node runs at. Pure.
+
+Only the block that names the node is exchanged for one with the provider in it, remembered by its bytes; the metrics
+themselves are never decoded.
+"""
+
+from collections.abc import Callable
+from typing import Final
+
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from ingero_contract import attributes
+from ingero_detect.memory import NodeKey
+from ingero_fleet.cost.providers import ProviderMap
+
+MAX_REMEMBERED: Final = 65_536
+"""Blocks that are remembered; when there are more, remembering starts anew."""
+
+SPELLINGS: Final = {"gce": "gcp"}
+"""Schemes of `providerID` that agents spell otherwise."""
+
+_FIRST_FIELD: Final = 0x0A
+"""Key of field 1 with a length: the resource blocks of a request, and the resource of a block."""
+
+
+class ProviderTag:
+    """Names providers. What a rule says counts, then the sender's word, then what else is known of the node."""
+
+    def __init__(self, providers: ProviderMap, reported: Callable[[NodeKey], str]) -> None:
+        """`reported` is the provider that a node's health report named, empty when it named none."""
+        self._providers = providers
+        self._reported = reported
+        self._known: dict[tuple[str, bytes], bytes] = {}
+        self._unknown: dict[tuple[str, bytes], NodeKey] = {}
+
+    def __call__(self, body: bytes, cluster: str) -> bytes:
+        """A request for metrics in protobuf with providers named; `cluster` overrides the payload's.
+
+        What is not laid out as encoders do comes back as it is.
+        """
+        parts: list[bytes] = []
+        place = 0
+        while place < len(body):
+            whole, place = _field(body, place)
+            resource, rest = _field(whole, 0) if whole else (None, 0)
+            if whole is None or resource is None:
+                return body
+            named = self._named(resource, cluster)
+            block = whole if named is resource else _wrap(named) + whole[rest:]
+            parts.append(_wrap(block))
+        return b"".join(parts)
+
+    def _named(self, resource: bytes, cluster: str) -> bytes:
+        key = cluster, resource
+        known = self._known.get(key)
+        if known is not None:
+            return resource if known == resource else known
+        if key in self._unknown and not self._reported(self._unknown[key]):
+            return resource
+        try:
+            message = Resource.FromString(resource)
+        except DecodeError:
+            return resource
+        texts = {pair.key: pair.value.string_value for pair in message.attributes}
+        node = cluster or texts.get(attributes.CLUSTER_ID, ""), texts.get(attributes.NODE_ID, "")
+        told = texts.get(attributes.PROVIDER, "")
+        provider = self._providers.find(node, told or self._reported(node)) if node[1] else told
+        provider = SPELLINGS.get(provider, provider)
+        if not provider:
+            # Its health report may still come.
+            if len(self._unknown) >= MAX_REMEMBERED:
+                self._unknown.clear()
+            self._unknown[key] = node
+            return resource
+        named = resource if provider == told else _with_provider(message, provider)
+        if len(self._known) >= MAX_REMEMBERED:
+            self._known.clear()
+        self._known[key] = named
+        return named
+
+
+def _with_provider(message: Resource, provider: str) -> bytes:
+    others = [pair for pair in message.attributes if pair.key != attributes.PROVIDER]
+    del message.attributes[:]
+    message.attributes.extend(others)
+    message.attributes.append(KeyValue(key=attributes.PROVIDER, value=AnyValue(string_value=provider)))
+    return message.SerializeToString()
+
+
+def _field(data: bytes, place: int) -> tuple[bytes | None, int]:
+    """What field 1 holds if it stands at this place, and where it ends; `None` otherwise."""
+    if place >= len(data) or data[place] != _FIRST_FIELD:
+        return None, place
+    size = shift = 0
+    for at in range(place + 1, min(place + 6, len(data))):
+        size |= (data[at] & 0x7F) << shift
+        shift += 7
+        if data[at] < 0x80:
+            end = at + 1 + size
+            return (data[at + 1 : end], end) if end <= len(data) else (None, place)
+    return None, place
+
+
+def _wrap(content: bytes) -> bytes:
+    """Field 1 with this content."""
+    head, size = bytearray((_FIRST_FIELD,)), len(content)
+    while size > 0x7F:
+        head.append(size & 0x7F | 0x80)
+        size >>= 7
+    head.append(size)
+    return bytes(head) + content
