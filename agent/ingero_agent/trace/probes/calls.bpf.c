@@ -4,6 +4,8 @@
  *   bits 0-7 function id, 8-15 shape of the arguments, 16-23 slot of the library file, bit 24 the call waits for the GPU
  * Adding is atomic even in per-CPU values: on preemptible kernels two tasks of one CPU may be in here at once.
  * Nothing wakes a reader; every failure counts in `lost`.
+ * Collectives are rare, so that nothing of this is in a cache when one comes: what a program touches, its own code
+ * included, is what it costs. Hence loops that are not unrolled, and few maps.
  */
 #include <uapi/linux/ptrace.h>
 
@@ -84,14 +86,19 @@ struct agg_key { u32 tgid; u16 fn; u16 kind; };
 struct coll_key { u32 tgid; u16 fn; u8 dtype; u8 redop; u64 comm; };
 struct agg_value { u64 n, ns, max, bytes, errors; u32 log2[32]; };
 struct call_key { u32 tid; u32 fn; };
-struct call { u64 ts, bytes, handle, comm, id, seq; u32 kind, rank, nranks, shape; };
-struct comm_key { u32 tgid; u32 pad; u64 comm; };
-struct comm_state {
-  u64 id, seq, born, arrival, blocked_n, blocked_ns, blocked_max, elements;
-  u32 rank, nranks; s32 device; u8 how, exact; u16 generation;
+/* `id` and `handle` are of a call that makes a communicator. */
+struct call {
+  u64 ts;
+  union { u64 bytes, id; };
+  union { u64 handle, comm; };
+  union { u64 seq; struct { u32 rank, nranks; }; };
+  u32 kind, shape;
 };
+struct comm_key { u32 tgid; u32 pad; u64 comm; };
+struct comm_state { u64 id, seq; u32 rank, nranks; s32 device; u8 how, exact; u16 pad; };
 struct pending { u64 comm, seq, arrival, count, enqueue_ns, stream; u32 group_tid; s32 device; u16 fn; u8 dtype, redop; u32 state; };
-struct last { struct pending slot[SLOTS]; };
+/* `grouping`: how many threads of the process are inside a group. */
+struct last { struct pending slot[SLOTS]; u32 grouping, pad; };
 struct event {
   u32 type, tgid, tid; u16 fn; u8 dtype, redop;
   u64 id, comm, seq, count, arrival, enqueue_ns, blocked_ns, end;
@@ -242,6 +249,7 @@ int call_enter(struct pt_regs *ctx)
   struct call_key key = {.tid = bpf_get_current_pid_tgid(), .fn = FUNCTION(cookie)};
   struct call call = {};
   call.ts = bpf_ktime_get_ns();
+  call.shape = shape;
   if (shape == SIZE_1) {
     call.bytes = ARG1;
   } else if (shape == COPY) {
@@ -270,51 +278,50 @@ int call_enter(struct pt_regs *ctx)
   return 0;
 }
 
+static inline u32 waited_for(struct pending *slot, struct call *call, u64 ns)
+{
+  if (slot->state != 1 || slot->group_tid || slot->arrival > call->ts)
+    return 0;
+  return ns >= BLOCKED_FLOOR_NS || call->shape != HANDLE_0 || slot->stream == call->handle;
+}
+
 /* A wait for the GPU ended: the collectives that were enqueued before it began were what it waited for. */
-static inline void claim(u32 tgid, u32 tid, u32 fn, struct call *call, u64 now, u32 shape)
+static inline void claim(u32 tgid, u32 tid, struct call *call, u64 now)
 {
   struct last *last = last_coll.lookup(&tgid);
   if (!last)
     return;
   u64 ns = now - call->ts;
-  u32 qualified = 0, devices = 0;
+  u32 qualified = 0, ambiguous = 0;
   s32 seen = -1;
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++) {
+#pragma clang loop unroll(disable)
+  for (u32 i = 0; i < SLOTS; i++) {
     struct pending *slot = &last->slot[i];
-    if (slot->state != 1 || slot->group_tid || slot->arrival > call->ts)
+    if (!waited_for(slot, call, ns))
       continue;
-    if (ns < BLOCKED_FLOOR_NS && shape == HANDLE_0 && slot->stream != call->handle)
-      continue;
-    qualified++;
-    if (!devices || slot->device != seen)
-      devices++;
+    if (qualified && slot->device != seen)
+      ambiguous = 1;
+    qualified |= 1 << i;
     seen = slot->device;
   }
-  if (!qualified)
-    return;
-  if (devices > 1) {
+  if (ambiguous) {
     lose(LOST_AMBIGUOUS);
     return;
   }
+  if (!qualified)
+    return;
   u64 mask = setting(0), slow = setting(1);
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++) {
+#pragma clang loop unroll(disable)
+  for (u32 i = 0; i < SLOTS; i++) {
     struct pending *slot = &last->slot[i];
-    if (slot->state != 1 || slot->group_tid || slot->arrival > call->ts)
-      continue;
-    if (ns < BLOCKED_FLOOR_NS && shape == HANDLE_0 && slot->stream != call->handle)
+    if (!(qualified >> i & 1))
       continue;
     slot->state = 2;
+    if (((u32)slot->seq * SPREAD >> 16 & mask) && !(slow && ns >= slow))
+      continue;
     struct comm_key key = {.tgid = tgid, .comm = slot->comm};
     struct comm_state *comm = comms.lookup(&key);
     if (!comm)
-      continue;
-    __sync_fetch_and_add(&comm->blocked_n, 1);
-    __sync_fetch_and_add(&comm->blocked_ns, ns);
-    if (ns > comm->blocked_max)
-      comm->blocked_max = ns;
-    if (((u32)slot->seq * SPREAD >> 16 & mask) && !(slow && ns >= slow))
       continue;
     struct event event = {};
     event.type = EVENT_COLLECTIVE;
@@ -354,7 +361,7 @@ int call_return(struct pt_regs *ctx)
   if (value)
     add(value, ns, failed ? 0 : call->bytes, failed);
   if (WAITS(cookie))
-    claim(tgid, tid, FUNCTION(cookie), call, now, SHAPE(cookie));
+    claim(tgid, tid, call, now);
   u64 slow = setting(2);
   if (slow && ns >= slow) {
     struct event event = {};
@@ -416,9 +423,7 @@ static inline int read_struct(u64 comm, u32 slot, struct comm_state *state)
 static inline void remember(u32 tgid, u32 tid, u64 comm, struct comm_state *state)
 {
   struct comm_key key = {.tgid = tgid, .comm = comm};
-  struct comm_state *before = comms.lookup(&key);
-  state->generation = before ? before->generation + 1 : 1;
-  state->born = bpf_ktime_get_ns();
+  u64 now = bpf_ktime_get_ns();
   if (comms.update(&key, state))
     lose(LOST_COMMS);
   struct event event = {};
@@ -427,8 +432,8 @@ static inline void remember(u32 tgid, u32 tid, u64 comm, struct comm_state *stat
   event.tid = tid;
   event.id = state->id;
   event.comm = comm;
-  event.arrival = state->born;
-  event.end = state->born;
+  event.arrival = now;
+  event.end = now;
   event.rank = state->rank;
   event.nranks = state->nranks;
   event.device = state->device;
@@ -550,8 +555,6 @@ int init_all_return(struct pt_regs *ctx)
   state.device = -1;
   state.exact = 1;
   state.nranks = count;
-  state.born = bpf_ktime_get_ns();
-  state.generation = 1;
   if (count > MAX_INIT_ALL)
     lose(LOST_STRUCT);
 #pragma clang loop unroll(full)
@@ -602,8 +605,6 @@ static inline struct comm_state *find_comm(struct comm_key *key, u32 slot)
     return state;
   struct comm_state fresh = {};
   fresh.device = -1;
-  fresh.generation = 1;
-  fresh.born = bpf_ktime_get_ns();
   read_struct(key->comm, slot, &fresh);
   comms.insert(key, &fresh);
   state = comms.lookup(key);
@@ -612,45 +613,43 @@ static inline struct comm_state *find_comm(struct comm_key *key, u32 slot)
   return state;
 }
 
-static inline void enqueue(u32 tgid, struct pending *mine)
+static inline struct last *find_last(u32 tgid)
 {
   struct last *last = last_coll.lookup(&tgid);
-  if (!last) {
-    u32 zero = 0;
-    struct last *fresh = zero_last.lookup(&zero);
-    if (!fresh)
-      return;
-    last_coll.insert(&tgid, fresh);
-    last = last_coll.lookup(&tgid);
-    if (!last) {
-      lose(LOST_PENDING);
-      return;
-    }
-  }
-  u32 chosen = SLOTS, oldest = 0;
+  if (last)
+    return last;
+  u32 zero = 0;
+  struct last *fresh = zero_last.lookup(&zero);
+  if (!fresh)
+    return 0;
+  last_coll.insert(&tgid, fresh);
+  last = last_coll.lookup(&tgid);
+  if (!last)
+    lose(LOST_PENDING);
+  return last;
+}
+
+/* The slot for a communicator's collective: its own, or one that nobody will wait for, or the oldest. */
+static inline u32 choose(struct last *last, u64 comm)
+{
+  u32 spare = SLOTS, oldest = 0;
   u64 age = ~0ULL;
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++)
-    if (chosen == SLOTS && last->slot[i].comm == mine->comm)
-      chosen = i;
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++)
-    if (chosen == SLOTS && last->slot[i].state != 1)
-      chosen = i;
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++)
-    if (last->slot[i].arrival < age) {
-      age = last->slot[i].arrival;
+#pragma clang loop unroll(disable)
+  for (u32 i = 0; i < SLOTS; i++) {
+    struct pending *slot = &last->slot[i];
+    if (slot->comm == comm)
+      return i;
+    if (spare == SLOTS && slot->state != 1)
+      spare = i;
+    if (slot->arrival < age) {
+      age = slot->arrival;
       oldest = i;
     }
-  if (chosen == SLOTS) {
-    chosen = oldest;
-    lose(LOST_PENDING);
   }
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++)
-    if (i == chosen)
-      last->slot[i] = *mine;
+  if (spare < SLOTS)
+    return spare;
+  lose(LOST_PENDING);
+  return oldest;
 }
 
 int coll_enter(struct pt_regs *ctx)
@@ -689,25 +688,24 @@ int coll_enter(struct pt_regs *ctx)
   if (call.comm && shape != POINT_TO_POINT) {
     struct comm_key where = {.tgid = tgid, .comm = call.comm};
     struct comm_state *state = find_comm(&where, SLOT(cookie));
-    if (state) {
-      struct pending mine = {};
-      u32 *depth = group.lookup(&tid);
-      state->seq += 1; /* NCCL forbids two threads in one communicator */
-      state->arrival = call.ts;
-      __sync_fetch_and_add(&state->elements, call.bytes);
-      call.seq = state->seq;
-      mine.comm = call.comm;
-      mine.seq = state->seq;
-      mine.arrival = call.ts;
-      mine.count = call.bytes;
-      mine.stream = stream;
-      mine.group_tid = depth && *depth ? tid : 0;
-      mine.device = state->device;
-      mine.fn = FUNCTION(cookie);
-      mine.dtype = dtype;
-      mine.redop = redop;
-      mine.state = 1;
-      enqueue(tgid, &mine);
+    struct last *last = state ? find_last(tgid) : 0;
+    if (state)
+      call.seq = state->seq += 1; /* NCCL forbids two threads in one communicator */
+    if (state && last) {
+      u32 *depth = last->grouping ? group.lookup(&tid) : 0;
+      struct pending *mine = &last->slot[choose(last, call.comm) % SLOTS];
+      mine->comm = call.comm;
+      mine->seq = call.seq;
+      mine->arrival = call.ts;
+      mine->count = call.bytes;
+      mine->enqueue_ns = 0;
+      mine->stream = stream;
+      mine->group_tid = depth && *depth ? tid : 0;
+      mine->device = state->device;
+      mine->fn = key.fn;
+      mine->dtype = dtype;
+      mine->redop = redop;
+      mine->state = 1;
     }
   }
   if (setting(3)) {
@@ -737,8 +735,8 @@ int coll_return(struct pt_regs *ctx)
     add(value, ns, call->bytes, failed);
   struct last *last = last_coll.lookup(&tgid);
   if (last && call->seq) {
-#pragma unroll
-    for (int i = 0; i < SLOTS; i++)
+#pragma clang loop unroll(disable)
+    for (u32 i = 0; i < SLOTS; i++)
       if (last->slot[i].comm == call->comm && last->slot[i].seq == call->seq)
         last->slot[i].enqueue_ns = ns;
   }
@@ -756,10 +754,13 @@ int group_enter(struct pt_regs *ctx)
     __sync_fetch_and_add(&value->n, 1);
   u32 *depth = group.lookup(&tid);
   if (SHAPE(cookie) == GROUP_START) {
-    if (depth)
+    if (depth) {
       *depth += 1;
-    else
-      group.update(&tid, &one);
+      return 0;
+    }
+    struct last *mine = find_last(tgid);
+    if (mine && !group.update(&tid, &one))
+      __sync_fetch_and_add(&mine->grouping, 1);
     return 0;
   }
   if (!depth)
@@ -772,9 +773,10 @@ int group_enter(struct pt_regs *ctx)
   struct last *last = last_coll.lookup(&tgid);
   if (!last)
     return 0;
+  __sync_fetch_and_add(&last->grouping, -1);
   u64 now = bpf_ktime_get_ns();
-#pragma unroll
-  for (int i = 0; i < SLOTS; i++)
+#pragma clang loop unroll(disable)
+  for (u32 i = 0; i < SLOTS; i++)
     if (last->slot[i].group_tid == tid) {
       last->slot[i].group_tid = 0;
       last->slot[i].arrival = now;
