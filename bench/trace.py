@@ -45,10 +45,11 @@ from ingero_testing.gpu_job import (  # noqa: E402
     said,
     tracing,
 )
-from ingero_testing.processes import Running, wait_until  # noqa: E402
+from ingero_testing.processes import Running, next_line, wait_until  # noqa: E402
 
 PROBED = ("libcudart.so.12", "libnccl.so.2")
 LAUNCHES, COLLECTIVES_A_SECOND, STORM = 20_000, 100, 100_000
+COSTS = ("entry", "collective", "wait")
 SHORTEST_ROUND = 4.0
 SETTLE_SECONDS = 12.0
 """Work before the first round: the governor takes three seconds to shed."""
@@ -121,10 +122,9 @@ class Worker:
 
     def _ask(self, pairs: int, pace: int) -> Round:
         assert self.process.stdin
-        assert self.process.stdout
         self.process.stdin.write(f"{pairs} {self.TURN} {self.spins} {self.EVERY} {pace}\n")
         self.process.stdin.flush()
-        *times, launches, collectives, seconds = self.process.stdout.readline().split()
+        *times, launches, collectives, seconds = next_line(self.process, 600).split()
         plain_cpu, plain_wall, probed_cpu, probed_wall = map(float, times)
         self.launches += int(launches)
         return Round(
@@ -236,7 +236,8 @@ def cost(folder: Path, budget_seconds: float) -> list[Row]:
         helper = float(str(logged(agent, "programs_loaded").get("helper_peak_bytes", 0))) / 2**20
         started, duty = logged(agent, "started"), windows(agent)[0]
     return [*slow_down(rounds, duty), *agents_own(share, resident, peak, helper), scaled(counted, made, rounds),
-            ("cost of a counted / timed call", f"{started.get('entry_ns')} / {started.get('pair_ns')} ns", "", None),
+            ("cost of a counted call / collective / its wait (after a pause)", prices(started), "", None),
+            ("what the agent takes it to cost", f"{figure(page, 'ingero_trace_overhead_ratio'):.2%}", "", None),
             ("watching the scheduler costs every processor", watching(page), "", None)]  # fmt: skip
 
 
@@ -274,6 +275,11 @@ def scaled(counted: int, made: int, rounds: list[Round]) -> Row:
     return (f"launches counted over {made:,} made", f"{off:+.2%}", f"within {edge:.0%}: one round", abs(off) <= edge)
 
 
+def prices(started: dict[str, object]) -> str:
+    """What the agent measured at its start."""
+    return " / ".join(f"{started.get(kind)} ({started.get(kind + '_cold')})" for kind in COSTS) + " ns"
+
+
 def watching(page: str) -> str:
     """The agent's own estimate, from the kernel's count of its programs' time."""
     nanoseconds = figure(page, 'ingero_trace_probe_cost_seconds{kind="switch"}') * 1e9
@@ -294,7 +300,7 @@ def counting(folder: Path, seconds: float) -> list[Row]:
     with tracing(folder, "--budget", "1", period="1") as agent, job(program, STORM, seconds) as running:
         wait_until(lambda: attached(agent, library), "the library")
         go(running)
-        calls = int(said(running))
+        calls = int(next_line(running, 300))
         text = "SELECT SUM(count) FROM event_aggregates WHERE pid = ? AND source = 1 AND op = 3"
         deadline = time.monotonic() + 10
         while query(database, text, running.pid) < calls and time.monotonic() < deadline:

@@ -81,7 +81,7 @@ class Lab:
                 process.wait(10)
             except subprocess.TimeoutExpired:
                 process.kill()
-                process.wait()
+                process.wait(60)
         if not names:
             self.client.close()
 

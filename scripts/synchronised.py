@@ -63,8 +63,12 @@ class RunningJob:
 
 def can_trace() -> bool:
     """Whether the trace agent works on this machine, by its own word, and C can be compiled."""
-    check = [str(BIN / "ingero-agent"), "check"]
-    return shutil.which("cc") is not None and subprocess.run(check, capture_output=True).returncode == 0
+    if shutil.which("cc") is None:
+        return False
+    try:
+        return subprocess.run([str(BIN / "ingero-agent"), "check"], capture_output=True, timeout=120).returncode == 0
+    except subprocess.TimeoutExpired:
+        return False
 
 
 class Jobs:

@@ -10,6 +10,7 @@ from typing import Final
 
 from ingero_agent.trace import elf, kernel
 from ingero_agent.trace.discovery import NCCL, FileIdentity, Found, identify
+from ingero_agent.trace.first import PEEK_BYTES, entry_point
 from ingero_agent.trace.governor import GROUPS
 from ingero_agent.trace.plan import Places, Target, places, plan
 from ingero_agent.trace.probes.table import PROGRAMS, library_functions
@@ -30,6 +31,7 @@ class _Library:
     descriptor: int = -1
     places: Places = field(default_factory=dict)
     links: dict[str, list[int]] = field(default_factory=dict)
+    stepped: frozenset[int] = frozenset()
     absent_since: float | None = None
 
 
@@ -88,6 +90,11 @@ class Attachments:
         """Libraries that are attached."""
         return sum(bool(library.places) for library in self._libraries.values())
 
+    @property
+    def stepped(self) -> frozenset[int]:
+        """Numbers of functions that begin, in some library, with an instruction that makes a probe dear."""
+        return frozenset().union(*(library.stepped for library in self._libraries.values()))
+
     def close(self) -> None:
         """Detach everything."""
         for library in self._libraries.values():
@@ -132,6 +139,8 @@ class Attachments:
             offsets = elf.read_functions(library.descriptor, set(functions), static=target.static)
             if target.kind == NCCL:
                 self._learn_structure(library)
+            offsets, stepped = self._entries(library, offsets)
+            library.stepped = frozenset(functions[name].number for name in stepped)
             library.places = places(functions, offsets, library.slot, few=not self._multi)
             for group in GROUPS:
                 if group not in self._closed:
@@ -142,6 +151,19 @@ class Attachments:
         except (OSError, elf.NotElf) as error:
             self._release(library)
             log.warning("cannot_attach", library=target.kind, pid=target.pid, reason=str(error))
+
+    @staticmethod
+    def _entries(library: _Library, offsets: Mapping[str, list[int]]) -> tuple[dict[str, list[int]], set[str]]:
+        """Where to probe each function, and the names of those that are dear to probe."""
+        found: dict[str, list[int]] = {}
+        stepped = set()
+        for name, starts in offsets.items():
+            for start in starts:
+                skip, dear = entry_point(os.pread(library.descriptor, PEEK_BYTES, start), platform.machine())
+                found.setdefault(name, []).append(start + skip)
+                if dear:
+                    stepped.add(name)
+        return found, stepped
 
     def _learn_structure(self, library: _Library) -> None:
         offsets = elf.read_functions(library.descriptor, set(ACCESSORS))

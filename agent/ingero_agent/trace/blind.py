@@ -1,12 +1,13 @@
 """What stands in for the tracer where no program can be loaded: it counts nothing, and says so."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
-from ingero_agent.trace.calibrate import Costs
+from ingero_agent.trace.calibrate import ASSUMED
 from ingero_agent.trace.counts import Counted
 from ingero_agent.trace.discovery import Found
 from ingero_agent.trace.events import Event
+from ingero_agent.trace.governor import Cost
 
 BLIND: Final = "none"
 """Mode of a tracer that counts nothing. Its database is not said to be written: silence is no idle workload."""
@@ -32,10 +33,14 @@ class Counter(Protocol):
     """What the service asks of a tracer."""
 
     mode: str
-    costs: Costs
+    costs: Mapping[str, Cost]
     helper_peak_bytes: int
     no_returns: str
     found: Mapping[int, list[Found]]
+
+    @property
+    def stepped(self) -> Collection[int]:
+        """Numbers of functions whose first instruction makes a probe dear."""
 
     @property
     def scheduler(self) -> Watcher:
@@ -100,7 +105,9 @@ class Blind:
     """Counts nothing; everything else of the agent goes on. `reason`: why no program could be loaded."""
 
     def __init__(self, reason: str) -> None:
-        self.mode, self.costs, self.helper_peak_bytes, self.no_returns = BLIND, Costs(), 0, reason
+        self.mode, self.helper_peak_bytes, self.no_returns = BLIND, 0, reason
+        self.costs: Mapping[str, Cost] = ASSUMED
+        self.stepped: Collection[int] = ()
         self.found: Mapping[int, list[Found]] = {}
         self.scheduler = _Nobody(reason)
         self.libraries = self.replaced = self.unattached = self.left_alone = 0

@@ -1,8 +1,10 @@
-"""What a probe costs on this machine: two equal functions made here, one probed and one not, timed side by side.
+"""What a probe costs on this machine: equal functions made here, one probed and one not, timed side by side.
 
-Nobody else pays for the measurement: the probe is attached for this process alone, and to memory of its own. Between
-two calls more memory is written than the nearer caches hold, as a real program does: in an idle loop a probe costs
-half.
+Nobody else pays for the measurement: the probes are attached for this process alone, and to memory of its own. Each
+kind is measured twice. *Warm*: between two calls more memory is written than the nearer caches hold, as a real
+program does; in an idle loop a probe costs half. *Cold*: after a pause, when neighbours have taken the caches and
+the address translations; a probe then costs several times as much, and what is called a hundred times a second, as
+collectives are, is always cold.
 """
 
 import ctypes
@@ -11,42 +13,63 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Final
 
 from ingero_agent.trace import kernel
+from ingero_agent.trace.governor import COLLECTIVE, ENTRY, PAIR, STEP, WAIT, Cost
+from ingero_agent.trace.probes.table import COMM_5
 
 _FUNCTION: Final = {
     "x86_64": bytes.fromhex("555dc3"),  # push %rbp; pop %rbp; ret
     "aarch64": bytes.fromhex("fd7bbfa9fd7bc1a8c0035fd6"),  # stp x29,x30,[sp,#-16]!; ldp x29,x30,[sp],#16; ret
 }
-_TWIN_AT: Final = 64
-_CALLS: Final = 500
+_STEPPED: Final = {"x86_64": bytes.fromhex("4885ffc3")}  # test %rdi,%rdi; ret
+_EVERY: Final = 64
 _TOUCHED_BYTES: Final = 2 * 2**20
-ENTRY_FLOOR_NS: Final = 500.0
-PAIR_FLOOR_NS: Final = 1000.0
+_PAUSE_SECONDS: Final = 0.005
+WARM_CALLS: Final = 200
+COLD_CALLS: Final = 20
 SCRATCH_NUMBER: Final = 255
 """Function number that calibration calls are counted under; no probed function has it."""
 
+_SCRATCH_SLOT: Final = 255
+_WAITS: Final = 1 << 24
+COMMUNICATOR: Final = 1
+COLLECTIVE_TYPE: Final = (7, 0)
+"""Communicator, data type and reduction of calibration's collectives; nothing reads through the pointer."""
 
-@dataclass(frozen=True)
-class Costs:
-    """Nanoseconds that one probed call costs the workload: a probe at entry, and a pair at entry and return."""
+ASSUMED: Final[Mapping[str, Cost]] = {
+    ENTRY: Cost(1000.0, 5000.0), PAIR: Cost(2000.0, 8000.0), COLLECTIVE: Cost(3000.0, 15_000.0),
+    WAIT: Cost(2500.0, 8000.0), STEP: Cost(8000.0, 10_000.0),
+}  # fmt: skip
+"""What is taken where nothing could be measured."""
 
-    entry_ns: float = 1000.0
-    pair_ns: float = 2000.0
+FLOOR: Final[Mapping[str, Cost]] = {
+    ENTRY: Cost(500.0, 500.0), PAIR: Cost(1000.0, 1000.0), COLLECTIVE: Cost(1000.0, 1000.0),
+    WAIT: Cost(1000.0, 1000.0), STEP: Cost(0.0, 0.0),
+}  # fmt: skip
+"""No probe costs less, whatever was measured."""
+
+Call = Callable[[], object]
 
 
 class Twins:
-    """Two equal functions in a file in memory, `descriptor`. `path` and offset 0 name the one to probe."""
+    """Equal functions in a file in memory, `descriptor`, which `path` names; the first is `probed`.
+
+    `pairs`: three of one to probe and its twin, at offset 0, 128 and 256; the last begin with an instruction that the
+    kernel cannot stand in for. Raises `OSError` where there can be none.
+    """
 
     def __init__(self) -> None:
         code = _FUNCTION.get(platform.machine())
         if code is None:
             raise OSError(f"no calibration code for {platform.machine()}")
         self.descriptor = os.memfd_create("ingero-calibration", os.MFD_CLOEXEC)
-        os.pwrite(self.descriptor, code.ljust(_TWIN_AT, b"\0") + code.ljust(4096 - _TWIN_AT, b"\0"), 0)
+        stepped = _STEPPED.get(platform.machine(), code)
+        os.pwrite(self.descriptor, b"".join(one.ljust(_EVERY, b"\0") for one in (*[code] * 4, stepped, stepped)), 0)
+        os.ftruncate(self.descriptor, 4096)
         self.path = f"/proc/self/fd/{self.descriptor}"
         libc = kernel.libc
         libc.mmap.restype = ctypes.c_void_p
@@ -56,57 +79,101 @@ class Twins:
             os.close(self.descriptor)
             raise OSError(ctypes.get_errno(), "memory that may be executed was refused")
         self._base = base
-        kind = ctypes.CFUNCTYPE(None)
-        self.probed: Callable[[], None] = kind(base)
-        self.twin: Callable[[], None] = kind(base + _TWIN_AT)
+        words = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_void_p,
+                 ctypes.c_void_p]  # fmt: skip
+        kind = ctypes.CFUNCTYPE(None, *words)
+        arguments = (None, None, 1, *COLLECTIVE_TYPE, COMMUNICATOR, None)
+
+        def call(index: int) -> Call:
+            function = kind(base + index * _EVERY)
+            return lambda: function(*arguments)
+
+        self.pairs = [(call(index), call(index + 1)) for index in (0, 2, 4)]
+        self.probed = self.pairs[0][0]
 
     def close(self) -> None:
-        """Give the memory back; neither function may be called any more."""
+        """Give the memory back; the functions may not be called any more."""
         kernel.libc.munmap(ctypes.c_void_p(self._base), ctypes.c_size_t(4096))
         os.close(self.descriptor)
 
 
-def extra_nanoseconds(probed: Callable[[], None], twin: Callable[[], None], calls: int = _CALLS) -> float:
-    """Median of paired differences, nanoseconds a call, with caches that hold something else."""
-    clock, differences = time.perf_counter_ns, []
-    memory = ctypes.create_string_buffer(_TOUCHED_BYTES)
-    address = ctypes.addressof(memory)
-    for turn in range(calls):
-        ctypes.memset(address, turn & 255, _TOUCHED_BYTES)
-        begun = clock()
-        probed()
-        first = clock() - begun
-        ctypes.memset(address, turn & 255, _TOUCHED_BYTES)
-        begun = clock()
-        twin()
-        differences.append(first - (clock() - begun))
-    return max(0.0, statistics.median(differences))
+def extra_nanoseconds(pairs: Sequence[tuple[Call, Call]], disturb: Callable[[], object], calls: int) -> list[float]:
+    """What each probed call of a sequence costs more than its twin, nanoseconds, after `disturb`.
+
+    The mean without the highest and the lowest tenth: interruptions are in neither.
+    """
+    clock = time.perf_counter_ns
+    found: list[list[int]] = [[] for _ in pairs]
+    for _ in range(calls):
+        disturb()
+        for (probed, twin), differences in zip(pairs, found, strict=True):
+            twin()  # what the call itself finds cold, tracing is not to blame for
+            begun = clock()
+            twin()
+            between = clock()
+            probed()
+            differences.append(clock() - between - (between - begun))
+    cut = calls // 10
+    return [max(0.0, statistics.fmean(sorted(differences)[cut : calls - cut])) for differences in found]
 
 
-def calibrate(entry_program: int, pair_programs: tuple[int, int], *, multi: bool = True) -> Costs:
-    """Measure both kinds of probe with the real programs, attached as they are going to be.
+def calibrate(programs: Mapping[str, int], *, multi: bool = True) -> dict[str, Cost]:
+    """Measure each kind of probe with the real programs, attached as they are going to be. Takes half a second.
 
-    Raises `OSError` where the kernel refuses a link.
+    `programs`: descriptors by name. Raises `OSError` where the kernel refuses a link.
     """
     twins = Twins()
+    memory = ctypes.create_string_buffer(_TOUCHED_BYTES)
+    address, me = ctypes.addressof(memory), os.getpid()
 
-    def measured(programs: Iterable[tuple[int, bool]]) -> float:
+    @contextmanager
+    def attached(names: tuple[str, ...], at: int = 0, cookie: int = SCRATCH_NUMBER) -> Iterator[None]:
         links: list[int] = []
         try:
-            for program, at_return in programs:
+            for program, at_return in zip(names, (False, True), strict=False):
+                where = (programs[program], twins.path)
                 if multi:
-                    links.append(kernel.link(program, twins.path, [0], [cookie], at_return=at_return, pid=me))
+                    links.append(kernel.link(*where, [at], [cookie], at_return=at_return, pid=me))
                 else:
-                    links += kernel.link_one(program, twins.path, 0, cookie, at_return=at_return, pid=me)
-            return extra_nanoseconds(twins.probed, twins.twin)
+                    links += kernel.link_one(*where, at, cookie, at_return=at_return, pid=me)
+            yield
         finally:
             for link in links:
                 os.close(link)
 
-    cookie, me = SCRATCH_NUMBER, os.getpid()
+    def measured(*pairs: tuple[Call, Call]) -> list[Cost]:
+        warm = extra_nanoseconds(pairs, lambda: ctypes.memset(address, 1, _TOUCHED_BYTES), WARM_CALLS)
+        cold = extra_nanoseconds(pairs, lambda: time.sleep(_PAUSE_SECONDS), COLD_CALLS)
+        return [Cost(*both) for both in zip(warm, cold, strict=True)]
+
+    first, second, third = twins.pairs
+    collective = SCRATCH_NUMBER | COMM_5 << 8 | _SCRATCH_SLOT << 16
     try:
-        entry = measured([(entry_program, False)])
-        pair = measured([(pair_programs[0], False), (pair_programs[1], True)])
+        with attached(("launch_enter",)):
+            (entry,) = measured(first)
+        with attached(("launch_enter",), 4 * _EVERY):
+            (stepped,) = measured(third)
+        with attached(("call_enter", "call_return")):
+            (pair,) = measured(first)
+        waiting = attached(("call_enter", "call_return"), 2 * _EVERY, SCRATCH_NUMBER | _WAITS)
+        with attached(("coll_enter", "coll_return"), 0, collective), waiting:
+            enqueued, waited = measured(first, second)
     finally:
         twins.close()
-    return Costs(max(entry, ENTRY_FLOOR_NS), max(pair, PAIR_FLOOR_NS))
+    step = Cost(stepped.warm - entry.warm, stepped.cold - entry.cold)
+    found = {ENTRY: entry, PAIR: pair, COLLECTIVE: enqueued, WAIT: waited, STEP: step}
+    return {kind: cost.at_least(FLOOR[kind]) for kind, cost in found.items()}
+
+
+def without_returns(costs: Mapping[str, Cost]) -> dict[str, Cost]:
+    """The costs where nothing is attached at returns."""
+    return {**costs, PAIR: costs[ENTRY], WAIT: costs[ENTRY]}
+
+
+def nanoseconds(costs: Mapping[str, Cost]) -> dict[str, float]:
+    """The costs by one name each, for logs and metrics: `entry`, `entry_cold` and so on."""
+    return {
+        name: round(value)
+        for kind, cost in costs.items()
+        for name, value in ((kind, cost.warm), (f"{kind}_cold", cost.cold))
+    }

@@ -1,8 +1,11 @@
 """What this machine allows, as data: each capability with its state, the reason, and what to do about it. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final
+
+from ingero_agent.trace.governor import COLLECTIVE, ENTRY, PAIR, WAIT
 
 PRIVILEGES: Final = {"CAP_BPF": 39, "CAP_PERFMON": 38, "CAP_SYS_PTRACE": 19}
 """Kernel capabilities that tracing needs, by bit."""
@@ -55,8 +58,7 @@ class Facts:
     no_returns: str = ""
     link_error: str | None = None
     perf_uprobes: bool = False
-    entry_ns: float | None = None
-    pair_ns: float | None = None
+    costs: Mapping[str, float] | None = None
     libraries: tuple[tuple[str, str], ...] = ()
     unreadable_processes: int = 0
     gpu_error: str | None = None
@@ -203,10 +205,14 @@ def _scheduler(facts: Facts) -> Capability:
 
 
 def _cost(facts: Facts) -> Capability:
-    if facts.entry_ns is None or facts.pair_ns is None:
-        return Capability("cost", State.DEGRADED, "not measured: 1 µs and 2 µs a call are assumed")
-    text = f"{facts.entry_ns:.0f} ns a counted call, {facts.pair_ns:.0f} ns a timed one"
-    if facts.pair_ns > 8000:
+    costs = facts.costs
+    if costs is None:
+        return Capability("cost", State.DEGRADED, "not measured: costs are assumed")
+    text = (
+        f"{costs[ENTRY]:.0f} ns a counted call, {costs[PAIR]:.0f} ns a timed one, "
+        f"{costs[f'{COLLECTIVE}_cold'] + costs[f'{WAIT}_cold']:.0f} ns a collective and its wait after a pause"
+    )
+    if costs[PAIR] > 8000:
         return Capability(
             "cost", State.DEGRADED, text, "probes are dear here: more is counted in windows of time only"
         )

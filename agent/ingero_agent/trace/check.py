@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ingero_agent.trace import kernel
-from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Twins, calibrate
+from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Twins, calibrate, nanoseconds
 from ingero_agent.trace.capabilities import Facts
 from ingero_agent.trace.counts import VALUE_BYTES
 from ingero_agent.trace.discovery import find_libraries
@@ -105,15 +105,14 @@ def collect(database: Path) -> Facts:
         loaded = load_programs()
     except (CannotTrace, OSError) as error:
         return Facts(**known, load_error=str(error).split(": tracing needs")[0])  # type: ignore[arg-type]
-    link_error, entry, pair, no_returns = None, None, None, ""
+    link_error, costs, no_returns = None, None, ""
     programs = loaded.descriptors
     scheduler = Scheduler(programs, loaded.no_scheduler)
     scheduler.close()
     try:
         _fires(programs)
         with suppress(OSError):
-            costs = calibrate(programs["launch_enter"], (programs["call_enter"], programs["call_return"]))
-            entry, pair = costs.entry_ns, costs.pair_ns
+            costs = nanoseconds(calibrate(programs))
         no_returns = try_returns(programs["call_enter"], programs["call_return"])
     except OSError as error:
         link_error = str(error)
@@ -123,5 +122,5 @@ def collect(database: Path) -> Facts:
     return Facts(
         **known,  # type: ignore[arg-type]
         no_scheduler=scheduler.why_not, load_seconds=loaded.seconds, helper_peak_bytes=loaded.peak_bytes,
-        no_returns=no_returns, link_error=link_error, entry_ns=entry, pair_ns=pair,
+        no_returns=no_returns, link_error=link_error, costs=costs,
     )  # fmt: skip

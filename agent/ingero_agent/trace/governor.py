@@ -13,6 +13,10 @@ A group that is too dear is not given up but counted in windows: one second of e
 by the tracer, so that an exported rate stays where it was. The order is the table `STEPS`. The true rates are known
 at every step, so what another step would cost is computed, not tried: shedding goes to the first step that fits, and
 a step back is taken only once it would have fitted with room to spare for a whole minute.
+
+What a call costs depends on how long ago the one before was: neighbours and the program itself take the caches. Calls
+that follow each other closely cost the warm price; up to `COLD_CALLS` a second, being as far apart as the pause after
+which the cold price was measured, cost that.
 """
 
 from collections.abc import Mapping
@@ -21,6 +25,13 @@ from typing import Final
 
 CORE, LAUNCH, MEMORY, SCHEDULER = "core", "launch", "memory", "scheduler"
 GROUPS: Final = (CORE, LAUNCH, MEMORY)
+
+ENTRY, PAIR, COLLECTIVE, WAIT, STEP = "entry", "pair", "collective", "wait", "step"
+"""What has a price: a call that is counted, one that is timed too, a collective, a wait for the GPU, and what a first
+instruction costs on top that the kernel must let the processor run alone."""
+
+COLD_CALLS: Final = 200.0
+"""Calls of one kind a second that may be cold, being five milliseconds apart."""
 
 WINDOW_SECONDS: Final = 1.0
 
@@ -31,6 +42,7 @@ STEPS: Final[tuple[Mapping[str, int], ...]] = (
     {LAUNCH: 10, MEMORY: 4},
     {LAUNCH: 10, MEMORY: 10},
     {LAUNCH: 30, MEMORY: 30},
+    {LAUNCH: 100, MEMORY: 100},
 )
 """Windows: a group is counted for one second of so many."""
 
@@ -39,11 +51,14 @@ STEPS: Final[tuple[Mapping[str, int], ...]] = (
 class GovernorConfig:
     """What tracing may cost, and how patient the governor is.
 
-    `budget` is a share of one processor's time, of the most heavily traced process. `room`: a step back must fit into
-    this share of the budget.
+    `budget` is a share of one processor's time, of the most heavily traced process. `fill`: the share of it that the
+    estimate may take. The rest is for what the estimate does not know: prices that are measured again on the same
+    machine differ by a tenth to a fifth, and a thread that works for 90 % of the time loses a tenth more of its work.
+    `room`: a step back must fit into this share of that.
     """
 
     budget: float = 0.005
+    fill: float = 0.8
     over_seconds: float = 3.0
     calm_seconds: float = 60.0
     room: float = 0.8
@@ -51,8 +66,31 @@ class GovernorConfig:
     def __post_init__(self) -> None:
         if not 0 < self.budget <= 1:
             raise ValueError("the budget must be above 0 and at most 1")
-        if not 0 < self.room <= 1:
-            raise ValueError("room must be above 0 and at most 1")
+        for name in ("fill", "room"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be above 0 and at most 1")
+
+    @property
+    def limit(self) -> float:
+        """What the estimate may come to, a share of one processor."""
+        return self.budget * self.fill
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Nanoseconds that one probed call costs the workload, with caches that hold what the probe needs and without."""
+
+    warm: float
+    cold: float
+
+    def at_least(self, other: "Cost") -> "Cost":
+        """The larger of both; cold never below warm."""
+        warm = max(self.warm, other.warm)
+        return Cost(warm, max(self.cold, other.cold, warm))
+
+    def share(self, rate: float) -> float:
+        """Share of one processor that so many calls a second take."""
+        return (rate * self.warm + min(rate, COLD_CALLS) * (self.cold - self.warm)) / 1e9
 
 
 @dataclass(frozen=True)
@@ -74,21 +112,25 @@ def cost_at(step: int, full: Mapping[str, float]) -> float:
     return sum(cost * duty(step, group) for group, cost in full.items())
 
 
-def full_cost(rates: Mapping[str, float], nanoseconds: Mapping[str, float]) -> dict[str, float]:
-    """Share of one processor for each group, always on, from calls a second and nanoseconds a call."""
-    return {group: rate * nanoseconds[group] / 1e9 for group, rate in rates.items()}
+Rates = Mapping[str, Mapping[str, float]]
+"""Calls a second by group and by what has a price."""
+
+
+def full_cost(rates: Rates, costs: Mapping[str, Cost]) -> dict[str, float]:
+    """Share of one processor for each group, always on."""
+    return {group: sum(costs[kind].share(rate) for kind, rate in by_kind.items()) for group, by_kind in rates.items()}
 
 
 def advance(state: GovernorState, full: Mapping[str, float], now: float, config: GovernorConfig) -> GovernorState:
     """The state after a look. `full` is what each group would cost always on, as a share of one processor."""
     last = len(STEPS) - 1
-    if cost_at(state.step, full) > config.budget and state.step < last:
+    if cost_at(state.step, full) > config.limit and state.step < last:
         since = state.over_since if state.over_since is not None else now
         if now - since < config.over_seconds:
             return replace(state, over_since=since, calm_since=None)
-        fitting = (step for step in range(state.step + 1, last) if cost_at(step, full) <= config.budget)
+        fitting = (step for step in range(state.step + 1, last) if cost_at(step, full) <= config.limit)
         return GovernorState(next(fitting, last))
-    if state.step and cost_at(state.step - 1, full) <= config.budget * config.room:
+    if state.step and cost_at(state.step - 1, full) <= config.limit * config.room:
         since = state.calm_since if state.calm_since is not None else now
         if now - since < config.calm_seconds:
             return replace(state, over_since=None, calm_since=since)

@@ -47,14 +47,13 @@ class Totals:
 
 @dataclass
 class Figures:
-    """What tracing costs and what it could not do. Shares are of one processor; sizes in bytes."""
+    """What tracing costs and what it could not do. Shares are of one processor; sizes in bytes, costs in ns."""
 
     budget: float = 0.0
     overhead: float = 0.0
     step: int = 0
     duty: dict[str, float] = field(default_factory=dict)
-    entry_ns: float = 0.0
-    pair_ns: float = 0.0
+    costs: dict[str, float] = field(default_factory=dict)
     own_cpu: float = 0.0
     own_rss: int = 0
     helper_peak: int = 0

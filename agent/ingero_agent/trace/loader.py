@@ -48,6 +48,10 @@ def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> Loaded:
         except TimeoutError:
             helper.kill()
             raise CannotTrace(f"the eBPF compiler took longer than {HELPER_SECONDS:.0f} s") from None
+        try:
+            helper.wait(HELPER_SECONDS)  # it has nothing more to say
+        except subprocess.TimeoutExpired:
+            helper.kill()
     message = json.loads(text or b'{"error": "the helper ended without a word"}')
     if "error" in message:
         raise CannotTrace(

@@ -177,10 +177,12 @@ class TracePage(Collector):
             duty.add_metric([group], value)
         yield duty
         cost = GaugeMetricFamily(
-            "ingero_trace_probe_cost_seconds", "Measured cost of one probed call.", labels=["kind"]
+            "ingero_trace_probe_cost_seconds",
+            "Measured cost of one probed call; `_cold`: after a pause.",
+            labels=["kind"],
         )
-        cost.add_metric(["entry"], figures.entry_ns / 1e9)
-        cost.add_metric(["pair"], figures.pair_ns / 1e9)
+        for kind, value in figures.costs.items():
+            cost.add_metric([kind], value / 1e9)
         cost.add_metric(["switch"], figures.switch_ns / 1e9)
         yield cost
         mode = GaugeMetricFamily("ingero_trace_mode", "1 for the way probes are attached.", labels=["mode"])

@@ -1,6 +1,7 @@
 """Whether a process under a filter of system calls survives a return probe: some kernels would kill it."""
 
 import os
+import select
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,10 @@ def try_returns(entry: int, at_return: int, *, multi: bool = True) -> str:
             assert child.stdin
             assert child.stdout
             try:
+                begun = select.poll()
+                begun.register(child.stdout, select.POLLIN)
+                if not begun.poll(SECONDS * 1000):
+                    return f"the process that is to try it did not begin within {SECONDS:.0f} s"
                 child.stdout.readline()
                 for program, returning in ((entry, False), (at_return, True)):
                     where = (program, twins.path, 0, SCRATCH_NUMBER)

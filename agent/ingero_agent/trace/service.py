@@ -15,17 +15,18 @@ from ingero_agent.trace import governor
 from ingero_agent.trace.annotations import AnnotationSocket
 from ingero_agent.trace.beside import Beside
 from ingero_agent.trace.blind import BLIND, Blind, Counter
+from ingero_agent.trace.calibrate import nanoseconds
 from ingero_agent.trace.counts import Counted, Scaler
 from ingero_agent.trace.events import Collective, Event, sample_mask
 from ingero_agent.trace.export import ExportConfig, Exporter
-from ingero_agent.trace.governor import CORE, GROUPS, LAUNCH, MEMORY, SCHEDULER, GovernorConfig, GovernorState, Window
+from ingero_agent.trace.governor import GROUPS, SCHEDULER, GovernorConfig, GovernorState, Window
 from ingero_agent.trace.gpus import Poller
 from ingero_agent.trace.host import Host, OwnLoad, command_of, container_of, nccl_processes, own_rss, rank_of
 from ingero_agent.trace.ledger import Ledger
 from ingero_agent.trace.loader import CannotTrace
 from ingero_agent.trace.outlets import Outlets
 from ingero_agent.trace.page import make_server
-from ingero_agent.trace.probes.table import HOST
+from ingero_agent.trace.rates import CallRates
 from ingero_agent.trace.record import Recorder, open_recorder
 from ingero_agent.trace.selection import Selection
 from ingero_agent.trace.store import Retention, Snapshot, Store
@@ -49,8 +50,6 @@ RETRY_SECONDS: Final = 60.0
 
 OWN_CPU_BUDGET: Final = 0.01
 MIN_WAIT_SECONDS: Final = 0.02
-SHORTEST_WINDOW: Final = 0.05
-"""Seconds of counting below which a rate is not worth having."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +90,7 @@ class TraceService:
         self._state, self._window = GovernorState(), Window()
         self._scalers = {group: Scaler() for group in GROUPS}
         self._open, self._opened_at = dict.fromkeys(GROUPS, True), dict.fromkeys(GROUPS, 0.0)
-        self._rates: dict[int, dict[str, float]] = {}
+        self._rates = CallRates()
         self._exporter = Exporter(config.export) if config.export else None
         self._host, self._own, self._timeline = Host(), OwnLoad(), Timeline()
         self._latest: Snapshot | None = None
@@ -102,7 +101,7 @@ class TraceService:
         figures = self.ledger.figures
         figures.budget, figures.mode, figures.helper_peak = config.budget, tracer.mode, tracer.helper_peak_bytes
         figures.scheduler, tracer.scheduler.budget = tracer.scheduler.on, config.budget
-        self._nanoseconds = self._take_costs()
+        self._take_costs()
         self._calibrated_at = self._read_at
 
     @property
@@ -128,7 +127,8 @@ class TraceService:
             self._slow_round(now - self._round_at)
             if now - self._calibrated_at >= CALIBRATION_SECONDS:
                 self._tracer.recalibrate()
-                self._nanoseconds, self._calibrated_at = self._take_costs(), now
+                self._take_costs()
+                self._calibrated_at = now
             self._round_at = now
         if self._config.export and now - self._exported_at >= self._config.export.interval:
             self._export()
@@ -207,24 +207,8 @@ class TraceService:
         return rows
 
     def _govern(self, counted: list[Counted], on: dict[str, float], now: float) -> None:
-        fresh: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(GROUPS, 0.0))
-        for one in counted:
-            if one.function.source == HOST:
-                continue
-            group = one.function.group
-            fresh[one.pid][group] += one.count / max(on[group], SHORTEST_WINDOW)
-        pids = set(fresh) | {pid for pid in self._rates if pid in self._tracer.found}
-        self._rates = {
-            pid: {
-                group: fresh[pid][group] if on[group] > SHORTEST_WINDOW else self._rates.get(pid, {}).get(group, 0.0)
-                for group in GROUPS
-            }
-            for pid in pids
-        }
-        full = max(
-            (governor.full_cost(rates, self._nanoseconds) for rates in self._rates.values()),
-            key=lambda cost: sum(cost.values()), default=dict.fromkeys(GROUPS, 0.0),
-        )  # fmt: skip
+        self._rates.update(counted, on, self._tracer.found, self._tracer.stepped)
+        full = self._rates.dearest(self._tracer.costs)
         full[SCHEDULER] = self._tracer.scheduler.share
         before, self._state = self._state, governor.advance(self._state, full, now, self._governor)
         if before.step != self._state.step:
@@ -254,10 +238,8 @@ class TraceService:
             "processes": "selected" if self._config.selection else "all",
         }
 
-    def _take_costs(self) -> dict[str, float]:
-        costs, figures = self._tracer.costs, self.ledger.figures
-        figures.entry_ns, figures.pair_ns = costs.entry_ns, costs.pair_ns
-        return {CORE: costs.pair_ns, LAUNCH: costs.entry_ns, MEMORY: costs.pair_ns}
+    def _take_costs(self) -> None:
+        self.ledger.figures.costs = nanoseconds(self._tracer.costs)
 
     def _record(self, collectives: list[Collective]) -> None:
         assert self._recorder
@@ -352,7 +334,7 @@ def _run_once(config: TraceConfig, tracer: Counter, ended: Callable[[float], boo
             stack.callback(server.shutdown)
             threading.Thread(target=server.serve_forever, daemon=True).start()
             log.info("listening", address=f"{server.server_address[0]!s}:{server.server_address[1]}")
-        log.info("started", database=str(config.database), mode=tracer.mode, **vars(tracer.costs))
+        log.info("started", database=str(config.database), mode=tracer.mode, **nanoseconds(tracer.costs))
         tracer.look()
         begun, over = time.monotonic(), False
         while not over and (tracer.mode != BLIND or time.monotonic() - begun < RETRY_SECONDS):

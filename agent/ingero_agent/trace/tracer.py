@@ -10,11 +10,19 @@ from typing import Final
 
 from ingero_agent.trace import clock, kernel
 from ingero_agent.trace.attachments import Attachments
-from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Costs, calibrate
+from ingero_agent.trace.calibrate import (
+    ASSUMED,
+    COLLECTIVE_TYPE,
+    COMMUNICATOR,
+    SCRATCH_NUMBER,
+    calibrate,
+    without_returns,
+)
 from ingero_agent.trace.capabilities import kernel_version
 from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, VALUE_BYTES, Counted, Differences, unpack
 from ingero_agent.trace.discovery import Finder, Found
 from ingero_agent.trace.events import Event, decode
+from ingero_agent.trace.governor import Cost
 from ingero_agent.trace.helper import possible_cpus
 from ingero_agent.trace.loader import RING_BYTES, CannotTrace, load_programs
 from ingero_agent.trace.scheduler import Scheduler
@@ -46,7 +54,8 @@ class Tracer:
     """
 
     def __init__(self, attach: str = AUTO, returns: str = AUTO, selection: Selection | None = None) -> None:
-        self.mode, self.costs, self.helper_peak_bytes = MULTI if attach == AUTO else attach, Costs(), 0
+        self.mode, self.helper_peak_bytes = MULTI if attach == AUTO else attach, 0
+        self.costs: Mapping[str, Cost] = ASSUMED
         self._load(self.mode)
         try:
             self.costs = self._calibrate()
@@ -60,7 +69,7 @@ class Tracer:
         self.no_returns = "not wanted" if returns == NEVER else self._try_returns()
         if self.no_returns:
             log.warning("calls_are_not_timed", reason=self.no_returns)
-            self.costs = Costs(self.costs.entry_ns, self.costs.entry_ns)
+            self.costs = without_returns(self.costs)
         self._selection, self._left_alone = selection or Selection(), set[int]()
         apart = bool(self._selection) and kernel_version(os.uname().release) >= APART_KERNEL
         offsets = kernel.Map(self._descriptors["rank_offset"], 4, 8)
@@ -125,11 +134,10 @@ class Tracer:
         return [event for event in decoded if event]
 
     def recalibrate(self) -> None:
-        """Measure anew what a probe costs: neighbours and clock rates change it. Takes a tenth of a second."""
+        """Measure anew what a probe costs: neighbours and clock rates change it. Takes half a second."""
         with suppress(OSError):
-            self.costs = self._calibrate()
-        if self.no_returns:
-            self.costs = Costs(self.costs.entry_ns, self.costs.entry_ns)
+            costs = self._calibrate()
+            self.costs = without_returns(costs) if self.no_returns else costs
         self._forget_calibration()
 
     def lost(self) -> dict[str, int]:
@@ -139,6 +147,11 @@ class Tracer:
             value = self._lost.get(struct.pack("=I", number)) or b""
             found[reason] = sum(count for (count,) in struct.iter_unpack("=Q", value))
         return {reason: count for reason, count in found.items() if count}
+
+    @property
+    def stepped(self) -> frozenset[int]:
+        """Numbers of attached functions whose first instruction makes a probe dear."""
+        return self._attachments.stepped
 
     @property
     def libraries(self) -> int:
@@ -176,17 +189,19 @@ class Tracer:
         self.mode, self._descriptors, self._no_scheduler = mode, loaded.descriptors, loaded.no_scheduler
         self.helper_peak_bytes = max(self.helper_peak_bytes, loaded.peak_bytes)
 
-    def _calibrate(self) -> Costs:
-        programs = self._descriptors
-        pair = programs["call_enter"], programs["call_return"]
-        return calibrate(programs["launch_enter"], pair, multi=self.mode == MULTI)
+    def _calibrate(self) -> dict[str, Cost]:
+        return calibrate(self._descriptors, multi=self.mode == MULTI)
 
     def _try_returns(self) -> str:
         programs = self._descriptors
         return try_returns(programs["call_enter"], programs["call_return"], multi=self.mode == MULTI)
 
     def _forget_calibration(self) -> None:
-        self._calls.delete(CALL_KEY.pack(os.getpid(), SCRATCH_NUMBER, 0))
+        me = os.getpid()
+        self._calls.delete(CALL_KEY.pack(me, SCRATCH_NUMBER, 0))
+        self._collectives.delete(COLLECTIVE_KEY.pack(me, SCRATCH_NUMBER, *COLLECTIVE_TYPE, COMMUNICATOR))
+        kernel.Map(self._descriptors["comms"], 16, 8).delete(struct.pack("=IIQ", me, 0, COMMUNICATOR))
+        kernel.Map(self._descriptors["last_coll"], 4, 8).delete(struct.pack("=I", me))
 
     def _set(self, index: int, value: int) -> None:
         self._config.put(struct.pack("=I", index), struct.pack("=Q", value))

@@ -121,6 +121,7 @@ def test_a_process_is_known_by_its_start(tmp_path: Path) -> None:
 def test_a_sender_is_answered_only_when_refused_and_the_rest_of_its_lines_are_taken(tmp_path: Path) -> None:
     with listening(tmp_path) as server:
         with socket.socket(socket.AF_UNIX) as channel:
+            channel.settimeout(60)
             channel.connect(str(server.path))
             channel.sendall(line() + b"\n\nrubbish\n" + line(labels={"step": "13"}))
             channel.shutdown(socket.SHUT_WR)
@@ -138,6 +139,7 @@ def test_a_sender_is_answered_only_when_refused_and_the_rest_of_its_lines_are_ta
 
 def test_lines_beyond_the_rate_are_refused_and_counted(tmp_path: Path) -> None:
     with listening(tmp_path) as server, socket.socket(socket.AF_UNIX) as channel:
+        channel.settimeout(60)
         channel.connect(str(server.path))
         channel.sendall((line() + b"\n") * (LINES_A_SECOND + 7))
         channel.shutdown(socket.SHUT_WR)
@@ -150,6 +152,7 @@ def test_a_line_that_is_too_long_ends_its_sender_and_no_other(tmp_path: Path) ->
     with listening(tmp_path) as server:
         with socket.socket(socket.AF_UNIX) as channel:
             channel.connect(str(server.path))
+            channel.settimeout(60)
             channel.sendall(b"x" * (MAX_LINE + 10))
             assert b"longer than" in channel.makefile("rb").readline()
         assert send(server.path, {"step": "1"}) == ""
@@ -161,6 +164,7 @@ def test_senders_are_bounded(tmp_path: Path) -> None:
     with listening(tmp_path) as server:
         channels = [socket.socket(socket.AF_UNIX) for _ in range(MAX_SENDERS + 1)]
         for channel in channels:
+            channel.settimeout(60)
             channel.connect(str(server.path))
         wait_until(lambda: server.refused["too_many_senders"] == 1, "the refusal")
         for channel in channels:

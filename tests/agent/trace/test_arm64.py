@@ -34,7 +34,7 @@ NAMES = sorted({name for pair in PROGRAMS.values() for name in pair if name} | s
 def compiled(architecture: str, kernel: str = "--stateful") -> dict[str, bytes]:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", COMPILE, kernel, *NAMES],
-        capture_output=True, text=True, env={**os.environ, "ARCH": architecture},
+        capture_output=True, text=True, env={**os.environ, "ARCH": architecture}, timeout=120,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     return {name: bytes.fromhex(code) for name, code in (line.split() for line in done.stdout.splitlines())}

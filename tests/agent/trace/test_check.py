@@ -9,9 +9,10 @@ import pytest
 from ingero_agent.trace.capabilities import Capability, Facts, State, can_trace, evaluate, missing_privileges
 from ingero_testing.processes import BIN
 
+COSTS = {"entry": 600.0, "pair": 1200.0, "collective_cold": 4000.0, "wait_cold": 2000.0}
 GOOD = Facts(
     release="6.8.0-45-generic", effective=(1 << 41) - 1, btf=True, lockdown="[none] integrity confidentiality",
-    bcc=True, perf_uprobes=True, entry_ns=600.0, pair_ns=1200.0, libraries=(("cudart", "python"),), gpus=8,
+    bcc=True, perf_uprobes=True, costs=COSTS, libraries=(("cudart", "python"),), gpus=8,
     pyarrow=True, database="/var/lib/ingero/ingero.db",
 )  # fmt: skip
 
@@ -62,8 +63,8 @@ def test_what_is_missing_stops_tracing_and_has_a_cure(
         ({"effective": 1 << 21}, "privileges", State.DEGRADED),
         ({"no_returns": "it dies"}, "returns", State.DEGRADED),
         ({"no_scheduler": "no types"}, "scheduler", State.DEGRADED),
-        ({"entry_ns": None}, "cost", State.DEGRADED),
-        ({"pair_ns": 9000.0}, "cost", State.DEGRADED),
+        ({"costs": None}, "cost", State.DEGRADED),
+        ({"costs": {**COSTS, "pair": 9000.0}}, "cost", State.DEGRADED),
         ({"libraries": ()}, "libraries", State.ABSENT),
         ({"gpu_error": "no driver"}, "gpu", State.ABSENT),
         ({"pyarrow": False}, "parquet", State.ABSENT),
@@ -87,6 +88,7 @@ def test_a_capable_machine_is_tried_for_real_and_its_cost_measured() -> None:
 
     assert (done.returncode, found["links"]["state"]) == (0, "ok"), done.stdout
     assert " ns a counted call" in found["cost"]["reason"]
+    assert " ns a collective and its wait" in found["cost"]["reason"]
     assert found["returns"]["state"] in ("ok", "degraded")
 
 

@@ -167,7 +167,8 @@ def test_where_no_program_can_be_loaded_gpus_and_annotations_go_on_and_nobody_is
 
 def test_where_nothing_else_is_wanted_the_reason_is_the_end(tmp_path: Path) -> None:
     command = (BIN / "ingero-agent", "trace", "--db", tmp_path / "trace.db")
-    done = subprocess.run([*(UNPRIVILEGED if os.getuid() == 0 else ()), *command], capture_output=True, text=True)
+    prefix = UNPRIVILEGED if os.getuid() == 0 else ()
+    done = subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 1
     assert "tracing needs root" in done.stderr

@@ -242,5 +242,7 @@ def test_a_tracer_beside_a_driver_serves_keeps_explains_and_tells_consumers(driv
         text = page(traced)
     assert series(text, 'gpu_throttle_thermal_active{gpu_uuid="GPU-0"}') == 1
     assert 'ingero_trace_capability{capability="gpus",mode="nvml"} 1.0' in text
-    done = subprocess.run([BIN / "ingero-agent", "explain", "--db", database], capture_output=True, text=True)
+    done = subprocess.run(
+        [BIN / "ingero-agent", "explain", "--db", database], capture_output=True, text=True, timeout=60
+    )
     assert "gpu-throttled" in done.stdout

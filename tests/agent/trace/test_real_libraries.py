@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ingero_testing.gpu_job import attached, communicator_hash, nvidia_libraries, tracing
-from ingero_testing.processes import wait_until
+from ingero_testing.processes import next_line, wait_until
 
 REAL = nvidia_libraries()
 IDENTITY = bytes((i * 37 + 200) % 256 for i in range(128))
@@ -59,13 +59,12 @@ def test_calls_into_the_real_libraries_are_counted_and_a_failed_communicator_has
         subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as caller,
     ):
         assert caller.stdin
-        assert caller.stdout
         try:
-            assert caller.stdout.readline() == "mapped\n"
+            assert next_line(caller) == "mapped"
             wait_until(lambda: attached(agent, *(REAL or ())), "both libraries")
             caller.stdin.write("\n")
             caller.stdin.flush()
-            result = int(caller.stdout.readline())
+            result = int(next_line(caller))
             counted = "SELECT source, op, SUM(count) FROM event_aggregates WHERE pid = ? GROUP BY 1, 2"
             want = {(1, 3, 500), (1, 1, 300), (1, 5, 200), (9, 3, 50), (9, 1, 1)}
             wait_until(lambda: want <= set(rows(database, counted, caller.pid)), f"{want}", 20)

@@ -21,7 +21,7 @@ from ingero_agent.trace.evidence import stretch
 from ingero_agent.trace.history import CannotRead, Filter, collectives, operations
 from ingero_agent.trace.probes.table import FUNCTIONS
 from ingero_agent.trace.store import Retention, Snapshot, Store
-from ingero_testing.processes import BIN
+from ingero_testing.processes import BIN, next_line
 
 BY_NAME = {function.name: function for function in FUNCTIONS}
 LAUNCH, WAIT = BY_NAME["cudaLaunchKernel"], BY_NAME["cudaStreamSynchronize"]
@@ -115,11 +115,10 @@ for step in range(10**6):
 def test_what_was_said_to_be_written_is_there_after_a_kill(tmp_path: Path) -> None:
     file = tmp_path / "a.db"
     with subprocess.Popen([sys.executable, "-c", WRITER, str(file)], stdout=subprocess.PIPE) as writer:
-        assert writer.stdout
         for _ in range(200):
-            said = int(writer.stdout.readline())
+            said = int(next_line(writer))
         os.kill(writer.pid, signal.SIGKILL)
-        rest = writer.stdout.read().split()
+        rest = writer.communicate(timeout=60)[0].split()
         said = int(rest[-1]) if rest else said
 
     with closing(sqlite3.connect(file)) as database:

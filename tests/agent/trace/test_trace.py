@@ -108,8 +108,8 @@ def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(tmp_path: P
     (tmp_path / "lib.c").write_text(LIBRARY)
     (tmp_path / "job.c").write_text(JOB)
     library = tmp_path / "libcudart.so.13"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "lib.c"], check=True)
-    subprocess.run(["cc", "-o", tmp_path / "job", tmp_path / "job.c", library], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "lib.c"], check=True, timeout=60)
+    subprocess.run(["cc", "-o", tmp_path / "job", tmp_path / "job.c", library], check=True, timeout=60)
     database = tmp_path / "trace.db"
     jobs = [subprocess.Popen([tmp_path / "job"], stdin=subprocess.PIPE) for _ in range(2)]
     try:
@@ -134,7 +134,7 @@ def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(tmp_path: P
     finally:
         for job in jobs:
             job.kill()
-            job.communicate()
+            job.communicate(timeout=60)
 
 
 NCCL = """
@@ -160,8 +160,8 @@ def test_collectives_are_counted_in_bytes_not_in_elements(tmp_path: Path) -> Non
     (tmp_path / "lib.c").write_text(NCCL)
     (tmp_path / "job.c").write_text(NCCL_JOB)
     library = tmp_path / "libnccl.so.2"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "lib.c"], check=True)
-    subprocess.run(["cc", "-o", tmp_path / "job", tmp_path / "job.c", library], check=True)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "lib.c"], check=True, timeout=60)
+    subprocess.run(["cc", "-o", tmp_path / "job", tmp_path / "job.c", library], check=True, timeout=60)
     database = tmp_path / "trace.db"
     with subprocess.Popen([tmp_path / "job"], stdin=subprocess.PIPE) as job:
         try:

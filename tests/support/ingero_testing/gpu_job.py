@@ -21,7 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 from ingero_agent.trace import kernel
-from ingero_testing.processes import BIN, Running, process, wait_until
+from ingero_testing.processes import BIN, Running, next_line, process, wait_until
 
 _LINK_BY_ID = 30
 DOWNLOADED = Path(__file__).resolve().parents[3] / ".tools/gpu"
@@ -63,6 +63,8 @@ API int ncclCommUserRank(const struct comm *comm, int *rank) { *rank = comm->ran
 API int ncclCommCount(const struct comm *comm, int *count) { *count = comm->nranks; return 0; }
 API int ncclCommCuDevice(const struct comm *comm, int *device) { *device = comm->device; return 0; }
 API int ncclCommDestroy(struct comm *comm) { __asm__("nop"); return 0; }
+API int ncclGroupStart(void) { __asm__("nop"); return 0; }
+API int ncclGroupEnd(void) { __asm__("nop"); return 0; }
 """
 JOB = r"""
 #define _GNU_SOURCE
@@ -172,7 +174,7 @@ def compile_c(folder: Path, name: str, source: str, *flags: str) -> Path:
     file.write_text(source)
     output = folder / name
     command = ["cc", "-O1", *PUSH_FIRST, "-o", output, file, *flags]
-    subprocess.run(command, check=True, capture_output=True)
+    subprocess.run(command, check=True, capture_output=True, timeout=60)
     return output
 
 
@@ -258,18 +260,19 @@ def receiver(status: int = 200) -> Iterator[tuple[int, list[bytes]]]:
     finally:
         server.shutdown()
         server.server_close()
-        thread.join()
+        thread.join(10)
 
 
 @contextmanager
 def job(program: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
     """A started job that waits for a line on its standard input before every part."""
     command = [str(program), *map(str, arguments)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True) as started:
-        try:
-            yield started
-        finally:
-            started.kill()
+    started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate(timeout=60)
 
 
 def go(started: subprocess.Popen[bytes]) -> None:
@@ -281,8 +284,7 @@ def go(started: subprocess.Popen[bytes]) -> None:
 
 def said(started: subprocess.Popen[bytes]) -> str:
     """The next line that it writes."""
-    assert started.stdout
-    return started.stdout.readline().decode().strip()
+    return next_line(started)
 
 
 def now_ns() -> int:

@@ -15,5 +15,5 @@ def build(folder: Path) -> Path:
     if compiler is None:
         pytest.skip("no C compiler to build the imaginary driver with")
     library = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE], check=True)
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE], check=True, timeout=60)
     return folder

@@ -2,6 +2,7 @@
 
 import json
 import os
+import select
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -27,6 +29,32 @@ def wait_until(done: Callable[[], bool], what: str, seconds: float = 90.0) -> No
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds} s for {what}")
         time.sleep(0.02)
+
+
+def next_line(started: subprocess.Popen[Any], seconds: float = 90.0) -> str:
+    """The next line that a process writes to its standard output, without its end.
+
+    Bounded, and read past every buffer: a process has one kind of reader. A process that ends, or says nothing for so
+    long, fails the test with what it was.
+    """
+    assert started.stdout
+    descriptor, deadline, line = started.stdout.fileno(), time.monotonic() + seconds, bytearray()
+    readable = select.poll()
+    readable.register(descriptor, select.POLLIN)
+    while not line.endswith(b"\n"):
+        if not readable.poll(max(0.0, deadline - time.monotonic()) * 1000):
+            raise AssertionError(
+                f"waited {seconds} s for a line of {started.args!r}: {bytes(line)!r}, {_fate(started)}"
+            )
+        byte = os.read(descriptor, 1)
+        if not byte:
+            raise AssertionError(f"no line of {started.args!r}: {bytes(line)!r}, {_fate(started)}")
+        line += byte
+    return line.decode().strip()
+
+
+def _fate(started: subprocess.Popen[Any]) -> str:
+    return "which runs" if started.poll() is None else f"which ended with {started.returncode}"
 
 
 @dataclass
@@ -130,4 +158,4 @@ def process(log: Path, *command: str, **environment: str) -> Iterator[Running]:
             started.wait(15)
         except subprocess.TimeoutExpired:
             started.kill()
-            started.wait()
+            started.wait(60)  # an agent whose probes are links of their own takes a tenth of a second for each

@@ -6,7 +6,7 @@ The numbers of sources and operations are the published agent's; operations from
 from dataclasses import dataclass
 from typing import Final
 
-from ingero_agent.trace.governor import CORE, LAUNCH, MEMORY
+from ingero_agent.trace.governor import COLLECTIVE, CORE, ENTRY, LAUNCH, MEMORY, PAIR, WAIT
 
 RUNTIME, HOST, DRIVER, GRAPH, NCCL = 1, 3, 4, 8, 9
 """Sources: CUDA runtime, the kernel, CUDA driver, CUDA graphs, NCCL."""
@@ -58,6 +58,15 @@ class Function:
         if self.kind == "launch":
             return LAUNCH
         return MEMORY if self.kind == "call" and not self.waits and self.source != GRAPH else CORE
+
+    @property
+    def price(self) -> str:
+        """What one call of it costs as."""
+        if self.kind == "coll":
+            return COLLECTIVE
+        if PROGRAMS.get(self.kind, ("", None))[1] is None:
+            return ENTRY
+        return WAIT if self.waits else PAIR
 
     def cookie(self, slot: int) -> int:
         """What the kernel program is told about a call: function, shape of the arguments, library slot."""

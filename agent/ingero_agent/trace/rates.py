@@ -1,0 +1,49 @@
+"""How often each process calls what has a price. Pure."""
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Final
+
+from ingero_agent.trace.counts import Counted
+from ingero_agent.trace.governor import GROUPS, STEP, Cost, full_cost
+from ingero_agent.trace.probes.table import HOST
+
+SHORTEST_WINDOW: Final = 0.05
+"""Seconds of counting below which a rate is not worth having."""
+
+_ByGroup = dict[str, dict[str, float]]
+
+
+class CallRates:
+    """Calls a second by process; a group that is not counted now keeps its last ones."""
+
+    def __init__(self) -> None:
+        self._rates: dict[int, _ByGroup] = {}
+
+    def update(
+        self, counted: Iterable[Counted], on: Mapping[str, float], alive: Collection[int], stepped: Collection[int]
+    ) -> None:
+        """Take a look in. `on`: seconds for which each group was counted. `stepped`: numbers of dear functions."""
+        fresh: dict[int, _ByGroup] = {}
+        for one in counted:
+            function = one.function
+            if function.source == HOST:
+                continue
+            rate = one.count / max(on[function.group], SHORTEST_WINDOW)
+            kinds = fresh.setdefault(one.pid, _nothing())[function.group]
+            for kind in (function.price, STEP) if function.number in stepped else (function.price,):
+                kinds[kind] = kinds.get(kind, 0.0) + rate
+        before, self._rates = self._rates, {}
+        for pid in {*fresh, *(pid for pid in before if pid in alive)}:
+            new, old = fresh.get(pid) or _nothing(), before.get(pid) or _nothing()
+            self._rates[pid] = {group: (new if on[group] > SHORTEST_WINDOW else old)[group] for group in GROUPS}
+
+    def dearest(self, costs: Mapping[str, Cost]) -> dict[str, float]:
+        """Share of a processor that each group would take, always on, in the process that pays the most."""
+        return max(
+            (full_cost(rates, costs) for rates in self._rates.values()), key=lambda cost: sum(cost.values()),
+            default=dict.fromkeys(GROUPS, 0.0),
+        )  # fmt: skip
+
+
+def _nothing() -> _ByGroup:
+    return {group: {} for group in GROUPS}
