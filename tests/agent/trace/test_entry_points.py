@@ -1,16 +1,16 @@
 """Where in a function its probe lies, and which functions are dear to probe."""
 
 import platform
-from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingero_agent.trace.events import Collective
 from ingero_agent.trace.first import PEEK_BYTES, entry_point
 from ingero_agent.trace.governor import COLLECTIVE, ENTRY, PAIR, WAIT
-from ingero_agent.trace.probes.table import FUNCTIONS
+from ingero_agent.trace.probes.table import FUNCTIONS, HOST
 from ingero_agent.trace.tracer import Tracer
 from ingero_testing.gpu_job import COLLECTIVES, RUNTIME, compile_c, go, job, said
 from ingero_testing.processes import wait_until
@@ -70,6 +70,8 @@ int cudaLaunchKernel(void *, dim3, dim3, void **, size_t, void *);
 int cudaStreamSynchronize(void *);
 int ncclCommInitRank(void **, int, ncclUniqueId, int);
 int ncclAllReduce(const void *, void *, size_t, int, int, void *, void *);
+int ncclBroadcast(const void *, void *, size_t, int, int, void *, void *);
+int ncclAlltoAll(const void *, void *, size_t, int, void *, void *);
 int ncclGroupStart(void);
 int ncclGroupEnd(void);
 int main(void) {
@@ -95,6 +97,10 @@ int main(void) {
   ncclAllReduce(0, 0, 1000, 7, 0, comm, 0);
   nanosleep(&pause, 0);
   cudaStreamSynchronize(0);
+  ncclBroadcast(0, 0, 500, 0, 3, comm, 0);
+  cudaStreamSynchronize(0);
+  ncclAlltoAll(0, 0, 250, 8, comm, 0);
+  cudaStreamSynchronize(0);
   printf("%lld\n", now.tv_sec * 1000000000LL + now.tv_nsec);
   fflush(stdout);
   getchar();
@@ -104,7 +110,9 @@ int main(void) {
 
 @pytest.mark.ebpf
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other first instructions")
-def test_calls_of_functions_behind_landing_marks_are_counted_and_a_group_arrives_at_its_end(tmp_path: Path) -> None:
+def test_calls_behind_landing_marks_are_counted_with_their_arguments_and_a_group_arrives_at_its_end(
+    tmp_path: Path,
+) -> None:
     marked = ("-shared", "-fPIC", "-pthread", "-fcf-protection=branch", "-fshrink-wrap")
     runtime = compile_c(tmp_path, "libcudart.so.12", RUNTIME, *marked)
     nccl = compile_c(tmp_path, "libnccl.so.2", COLLECTIVES, *marked, "-DHASH_AT=64")
@@ -122,20 +130,21 @@ def test_calls_of_functions_behind_landing_marks_are_counted_and_a_group_arrives
             ended = int(said(running))
             go(running)
             begun = int(said(running))
-            counted = Counter({one.function.name: one.count for one in tracer.read() if one.pid == running.pid})
-            arrivals = [
-                one.arrival_ns for one in tracer.events() if one.pid == running.pid and hasattr(one, "arrival_ns")
-            ]
+            mine = [one for one in tracer.read() if one.pid == running.pid and one.function.source != HOST]
+            single = [one for one in tracer.events() if isinstance(one, Collective) and one.pid == running.pid]
             dear = tracer.stepped
     finally:
         tracer.close()
 
-    assert counted == {
-        "cudaLaunchKernel": 1000, "cudaStreamSynchronize": 2, "ncclCommInitRank": 1, "ncclAllReduce": 2,
-        "ncclGroupStart": 2, "ncclGroupEnd": 2,
-    } | {"sched_switch": counted["sched_switch"]}  # fmt: skip
-    assert len(arrivals) == 2
-    assert arrivals[0] > ended - CLOCK_NS
-    assert arrivals[1] > begun - CLOCK_NS
+    assert {one.function.name: one.count for one in mine} == {
+        "cudaLaunchKernel": 1000, "cudaStreamSynchronize": 4, "ncclCommInitRank": 1, "ncclAllReduce": 2,
+        "ncclBroadcast": 1, "ncclAlltoAll": 1, "ncclGroupStart": 2, "ncclGroupEnd": 2,
+    }  # fmt: skip
+    assert [(one.operation, one.seq, one.size, one.reduce_op) for one in single] == [
+        ("ncclAllReduce", 1, 4000, 0), ("ncclAllReduce", 2, 4000, 0),
+        ("ncclBroadcast", 3, 500, None), ("ncclAlltoAll", 4, 2000, None),
+    ]  # fmt: skip
+    assert single[0].arrival_ns > ended - CLOCK_NS
+    assert single[1].arrival_ns > begun - CLOCK_NS
     assert NUMBERS["cudaStreamSynchronize"] in dear
     assert NUMBERS["cudaLaunchKernel"] not in dear

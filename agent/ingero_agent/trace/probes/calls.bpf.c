@@ -60,6 +60,7 @@
 #define COMM_5 25
 #define COMM_6 26
 #define POINT_TO_POINT 27
+#define ROOTED 28
 #define GROUP_START 32
 #define GROUP_END 33
 
@@ -667,6 +668,9 @@ int coll_enter(struct pt_regs *ctx)
     call.comm = ARG5;
     stream = ARG6;
     redop = ARG4;
+  } else if (shape == ROOTED) { /* a root where the reduction is */
+    call.comm = ARG5;
+    stream = ARG6;
   } else if (shape == COMM_4) {
     call.comm = ARG4;
     stream = ARG5;

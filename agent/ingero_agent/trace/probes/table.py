@@ -13,7 +13,7 @@ RUNTIME, HOST, DRIVER, GRAPH, NCCL = 1, 3, 4, 8, 9
 
 PLAIN, SIZE_1, COPY, COPY_2D, COPY_PEER, HANDLE_0, SET_DEVICE, COPY_DRIVER = range(8)
 INIT_RANK, INIT_SCALABLE, INIT_ALL, SPLIT, DESTROY = range(16, 21)
-COMM_4, COMM_5, COMM_6, POINT_TO_POINT = range(24, 28)
+COMM_4, COMM_5, COMM_6, POINT_TO_POINT, ROOTED = range(24, 29)
 GROUP_START, GROUP_END = 32, 33
 
 DIRECTIONS: Final = ("h2h", "h2d", "d2h", "d2d", "default", "unknown")
@@ -80,6 +80,7 @@ _ROWS: Final[tuple[tuple[str, int, int, str, int, bool], ...]] = (
     ("cudaStreamBeginCapture", GRAPH, 1, "call", HANDLE_0, False),
     ("cudaStreamEndCapture", GRAPH, 2, "call", HANDLE_0, False),
     ("cudaGraphInstantiate", GRAPH, 3, "call", PLAIN, False),
+    ("cudaGraphInstantiateWithFlags", GRAPH, 3, "call", PLAIN, False),
     ("cudaMalloc", RUNTIME, 1, "call", SIZE_1, False),
     ("cudaMallocManaged", RUNTIME, 8, "call", SIZE_1, False),
     ("cudaMallocAsync", RUNTIME, 64, "call", SIZE_1, False),
@@ -109,13 +110,17 @@ _ROWS: Final[tuple[tuple[str, int, int, str, int, bool], ...]] = (
     ("ncclCommInitRankScalable", NCCL, 65, "init", INIT_SCALABLE, False),
     ("ncclCommInitAll", NCCL, 9, "init_all", INIT_ALL, False),
     ("ncclCommSplit", NCCL, 66, "init", SPLIT, False),
+    ("ncclCommShrink", NCCL, 74, "init", SPLIT, False),
     ("ncclCommDestroy", NCCL, 2, "destroy", DESTROY, False),
     ("ncclCommAbort", NCCL, 67, "destroy", DESTROY, False),
     ("ncclAllReduce", NCCL, 3, "coll", COMM_5, False),
     ("ncclReduceScatter", NCCL, 5, "coll", COMM_5, False),
     ("ncclAllGather", NCCL, 4, "coll", COMM_4, False),
-    ("ncclBroadcast", NCCL, 6, "coll", COMM_5, False),
+    ("ncclBroadcast", NCCL, 6, "coll", ROOTED, False),
     ("ncclReduce", NCCL, 68, "coll", COMM_6, False),
+    ("ncclAlltoAll", NCCL, 71, "coll", COMM_4, False),
+    ("ncclGather", NCCL, 72, "coll", ROOTED, False),
+    ("ncclScatter", NCCL, 73, "coll", ROOTED, False),
     ("ncclSend", NCCL, 7, "coll", POINT_TO_POINT, False),
     ("ncclRecv", NCCL, 8, "coll", POINT_TO_POINT, False),
     ("ncclGroupStart", NCCL, 69, "group", GROUP_START, False),
