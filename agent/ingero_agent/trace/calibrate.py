@@ -118,7 +118,7 @@ def extra_nanoseconds(pairs: Sequence[tuple[Call, Call]], disturb: Callable[[], 
 
 
 def calibrate(programs: Mapping[str, int], *, multi: bool = True) -> dict[str, Cost]:
-    """Measure each kind of probe with the real programs, attached as they are going to be. Takes half a second.
+    """Measure each kind of probe with the real programs, attached as they are going to be. Takes a second.
 
     `programs`: descriptors by name. Raises `OSError` where the kernel refuses a link.
     """

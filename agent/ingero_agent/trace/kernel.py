@@ -110,16 +110,20 @@ class Map:
         self._key.raw = key
         self._call(DELETE, ctypes.addressof(self._key), 0)
 
-    def items(self, limit: int = 65536) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values; what is added meanwhile may or may not be seen."""
-        key, keys = 0, []
+    def every_key(self, limit: int = 65536) -> list[bytes]:
+        """The keys; what is added meanwhile may or may not be seen."""
+        key, keys = 0, list[bytes]()
         for _ in range(limit):
             if not self._call(NEXT_KEY, key, ctypes.addressof(self._next)):
                 break
             keys.append(self._next.raw)
             self._key.raw = self._next.raw
             key = ctypes.addressof(self._key)
-        for found in keys:
+        return keys
+
+    def items(self, limit: int = 65536) -> Iterator[tuple[bytes, bytes]]:
+        """Keys and values; what is added meanwhile may or may not be seen."""
+        for found in self.every_key(limit):
             value = self.get(found)
             if value is not None:
                 yield found, value

@@ -42,8 +42,8 @@ EVENT_SOCKET, ANNOTATE_SOCKET = "trace.sock", "annotate.sock"
 SLOW_ROUND_SECONDS: Final = 10.0
 """How often the host is looked at and the agent's own load is judged."""
 
-CALIBRATION_SECONDS: Final = 3600.0
-"""How often the cost of a probe is measured anew."""
+CALIBRATION_SECONDS: Final = 600.0
+"""How often the cost of a probe is measured anew: neighbours double it, and leave again."""
 
 RETRY_SECONDS: Final = 60.0
 """How long to go on without programs in the kernel before they are tried again."""

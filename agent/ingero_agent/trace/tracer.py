@@ -2,6 +2,7 @@
 
 import os
 import struct
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
@@ -43,6 +44,10 @@ SLOW_COLLECTIVE_NS: Final = 100_000_000
 SLOW_CALL_NS: Final = 1_000_000_000
 _MASK, _SLOW_COLLECTIVE, _SLOW_CALL, _ENTRY_ONLY = range(4)
 _CLOCK_SECONDS: Final = 10.0
+_SWEEP_SECONDS: Final = 30.0
+_STATE_KEYS: Final = {"comms": 16, "last_coll": 4, "start": 8, "group": 4, "device": 4}
+"""Maps in which a call finds what calls before it left, by size of key; each begins with a process or thread."""
+
 AUTO, MULTI, PERF, NEVER = "auto", "multi", "perf", "never"
 """How probes are attached: links of many functions, one link each, or the first that this kernel has."""
 
@@ -83,6 +88,8 @@ class Tracer:
         self._collectives = kernel.Map(self._descriptors["coll"], COLLECTIVE_KEY.size, VALUE_BYTES, self._cpus)
         self._lost = kernel.Map(self._descriptors["lost"], 4, 8, self._cpus)
         self._config = kernel.Map(self._descriptors["config"], 4, 8)
+        self._states = [kernel.Map(self._descriptors[name], size, 8) for name, size in _STATE_KEYS.items()]
+        self._swept_at = time.monotonic()
         self._forget_calibration()
         self._ring = kernel.Ring(self._descriptors["events"], RING_BYTES)
         self.scheduler = Scheduler(self._descriptors, self._no_scheduler)
@@ -97,8 +104,19 @@ class Tracer:
     def look(self) -> None:
         """Attach to what is new, let go of what is gone."""
         self.found, self._left_alone = split(self._finder.find(), self._selection)
-        self._attachments.update(self.found, time.monotonic())
+        now = time.monotonic()
+        self._attachments.update(self.found, now)
         self.scheduler.follow(self.found)
+        if now - self._swept_at > _SWEEP_SECONDS:
+            self.sweep()
+            self._swept_at = now
+
+    def sweep(self) -> None:
+        """Forget what processes and threads that are gone have left: the maps have an end, and numbers return."""
+        for table in self._states:
+            for key in table.every_key():
+                if not Path(f"/proc/{int.from_bytes(key[:4], sys.byteorder)}").exists():
+                    table.delete(key)
 
     def switch(self, group: str, on: bool) -> None:
         """Count a group of the governor's, or stop."""
@@ -134,7 +152,7 @@ class Tracer:
         return [event for event in decoded if event]
 
     def recalibrate(self) -> None:
-        """Measure anew what a probe costs: neighbours and clock rates change it. Takes half a second."""
+        """Measure anew what a probe costs: neighbours and clock rates change it. Takes a second."""
         with suppress(OSError):
             costs = self._calibrate()
             self.costs = without_returns(costs) if self.no_returns else costs

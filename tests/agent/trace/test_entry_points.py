@@ -1,12 +1,14 @@
 """Where in a function its probe lies, and which functions are dear to probe."""
 
 import platform
+import struct
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingero_agent.trace import kernel
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.first import PEEK_BYTES, entry_point
 from ingero_agent.trace.governor import COLLECTIVE, ENTRY, PAIR, WAIT
@@ -108,6 +110,17 @@ int main(void) {
 """
 
 
+def left_behind(tracer: Tracer, pid: int) -> set[str]:
+    """Maps of the kernel side that hold something of a process."""
+    sizes = {"comms": 16, "last_coll": 4, "start": 8, "group": 4, "device": 4}
+    tables = {name: kernel.Map(tracer._descriptors[name], size, 8) for name, size in sizes.items()}
+    return {
+        name
+        for name, table in tables.items()
+        if any(struct.unpack_from("=I", key)[0] == pid for key in table.every_key())
+    }
+
+
 @pytest.mark.ebpf
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other first instructions")
 def test_calls_behind_landing_marks_are_counted_with_their_arguments_and_a_group_arrives_at_its_end(
@@ -133,6 +146,9 @@ def test_calls_behind_landing_marks_are_counted_with_their_arguments_and_a_group
             mine = [one for one in tracer.read() if one.pid == running.pid and one.function.source != HOST]
             single = [one for one in tracer.events() if isinstance(one, Collective) and one.pid == running.pid]
             dear = tracer.stepped
+            remembered = left_behind(tracer, running.pid)
+        tracer.sweep()
+        forgotten = left_behind(tracer, running.pid)
     finally:
         tracer.close()
 
@@ -144,6 +160,7 @@ def test_calls_behind_landing_marks_are_counted_with_their_arguments_and_a_group
         ("ncclAllReduce", 1, 4000, 0), ("ncclAllReduce", 2, 4000, 0),
         ("ncclBroadcast", 3, 500, None), ("ncclAlltoAll", 4, 2000, None),
     ]  # fmt: skip
+    assert (remembered, forgotten) == ({"comms", "last_coll"}, set())
     assert single[0].arrival_ns > ended - CLOCK_NS
     assert single[1].arrival_ns > begun - CLOCK_NS
     assert NUMBERS["cudaStreamSynchronize"] in dear
