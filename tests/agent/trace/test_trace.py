@@ -124,13 +124,14 @@ def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(tmp_path: P
                 with closing(sqlite3.connect(database)) as connection:
                     return connection.execute(
                         "SELECT pid, op, SUM(count), SUM(sum_arg0) FROM event_aggregates "
-                        "WHERE source = 1 GROUP BY pid, op"
+                        "WHERE source = 1 AND pid IN (?, ?) GROUP BY pid, op",
+                        [job.pid for job in jobs],
                     ).fetchall()
 
             want = {
                 (job.pid, *row) for job in jobs for row in ((3, 50000, 0), (1, 300, 300 * 4096), (9, 200, 200 * 200))
             }
-            wait_until(lambda: set(rows()) == want, f"{want} ")
+            wait_until(lambda: set(rows()) == want, f"{want}")
     finally:
         for job in jobs:
             job.kill()
