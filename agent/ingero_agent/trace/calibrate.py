@@ -4,7 +4,7 @@ Nobody else pays for the measurement: the probes are attached for this process a
 kind is measured twice. *Warm*: between two calls more memory is written than the nearer caches hold, as a real
 program does; in an idle loop a probe costs half. *Cold*: after a pause, when neighbours have taken the caches and
 the address translations; a probe then costs several times as much, and what is called a hundred times a second, as
-collectives are, is always cold.
+collectives are, is cold as a rule.
 """
 
 import ctypes

@@ -9,7 +9,8 @@ from ingero_agent.trace.probes.table import BY_NUMBER, Function, element_size
 
 CALL_KEY: Final = struct.Struct("=IHH")
 COLLECTIVE_KEY: Final = struct.Struct("=IHBBQ")
-_VALUE: Final = struct.Struct("=5Q32I")
+_VALUE: Final = struct.Struct("=7Q32I")
+_COLD, _OCTAVES = 6, 7
 VALUE_BYTES: Final = _VALUE.size
 UNKNOWN: Final = 255
 
@@ -19,7 +20,8 @@ class Counted:
     """Calls of one function by one process since the look before; nanoseconds and bytes.
 
     `kind` is the direction of a copy, `octaves` the calls by the binary magnitude of their nanoseconds. `size` of a
-    collective whose data type is not known is 0. `estimated`: scaled up from a window in which it was counted.
+    collective whose data type is not known is 0. `cold`: calls milliseconds after the one before. `estimated`: scaled
+    up from a window in which it was counted.
     """
 
     function: Function
@@ -31,6 +33,7 @@ class Counted:
     errors: int = 0
     kind: int = 0
     octaves: tuple[int, ...] = ()
+    cold: int = 0
     estimated: bool = False
 
 
@@ -78,10 +81,10 @@ class Differences:
         if function is None or value[0] <= old[0]:
             return None
         self._before[key] = value
-        octaves = tuple(new - last for new, last in zip(value[5:], old[5:], strict=True))
+        octaves = tuple(new - last for new, last in zip(value[_OCTAVES:], old[_OCTAVES:], strict=True))
         return Counted(
             function, pid, value[0] - old[0], value[1] - old[1], longest(before, value, octaves),
-            (value[3] - old[3]) * scale, value[4] - old[4], kind, octaves,
+            (value[3] - old[3]) * scale, value[4] - old[4], kind, octaves, value[_COLD] - old[_COLD],
         )  # fmt: skip
 
 

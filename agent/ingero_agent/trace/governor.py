@@ -15,8 +15,7 @@ at every step, so what another step would cost is computed, not tried: shedding 
 a step back is taken only once it would have fitted with room to spare for a whole minute.
 
 What a call costs depends on how long ago the one before was: neighbours and the program itself take the caches. Calls
-that follow each other closely cost the warm price; up to `COLD_CALLS` a second, being as far apart as the pause after
-which the cold price was measured, cost that.
+that follow each other within milliseconds cost the warm price, others the cold one; the kernel counts them apart.
 """
 
 from collections.abc import Mapping
@@ -29,9 +28,6 @@ GROUPS: Final = (CORE, LAUNCH, MEMORY)
 ENTRY, PAIR, COLLECTIVE, WAIT, STEP = "entry", "pair", "collective", "wait", "step"
 """What has a price: a call that is counted, one that is timed too, a collective, a wait for the GPU, and what a first
 instruction costs on top that the kernel must let the processor run alone."""
-
-COLD_CALLS: Final = 200.0
-"""Calls of one kind a second that may be cold, being five milliseconds apart."""
 
 WINDOW_SECONDS: Final = 1.0
 
@@ -88,9 +84,20 @@ class Cost:
         warm = max(self.warm, other.warm)
         return Cost(warm, max(self.cold, other.cold, warm))
 
-    def share(self, rate: float) -> float:
+    def share(self, rate: "Rate") -> float:
         """Share of one processor that so many calls a second take."""
-        return (rate * self.warm + min(rate, COLD_CALLS) * (self.cold - self.warm)) / 1e9
+        return (rate.calls * self.warm + rate.cold * (self.cold - self.warm)) / 1e9
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Calls a second, and how many of them are cold."""
+
+    calls: float = 0.0
+    cold: float = 0.0
+
+    def __add__(self, other: "Rate") -> "Rate":
+        return Rate(self.calls + other.calls, self.cold + other.cold)
 
 
 @dataclass(frozen=True)
@@ -112,8 +119,8 @@ def cost_at(step: int, full: Mapping[str, float]) -> float:
     return sum(cost * duty(step, group) for group, cost in full.items())
 
 
-Rates = Mapping[str, Mapping[str, float]]
-"""Calls a second by group and by what has a price."""
+Rates = Mapping[str, Mapping[str, Rate]]
+"""Calls by group and by what has a price."""
 
 
 def full_cost(rates: Rates, costs: Mapping[str, Cost]) -> dict[str, float]:

@@ -4,13 +4,13 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from ingero_agent.trace.counts import Counted
-from ingero_agent.trace.governor import GROUPS, STEP, Cost, full_cost
+from ingero_agent.trace.governor import GROUPS, STEP, Cost, Rate, full_cost
 from ingero_agent.trace.probes.table import HOST
 
 SHORTEST_WINDOW: Final = 0.05
 """Seconds of counting below which a rate is not worth having."""
 
-_ByGroup = dict[str, dict[str, float]]
+_ByGroup = dict[str, dict[str, Rate]]
 
 
 class CallRates:
@@ -28,10 +28,11 @@ class CallRates:
             function = one.function
             if function.source == HOST:
                 continue
-            rate = one.count / max(on[function.group], SHORTEST_WINDOW)
+            seconds = max(on[function.group], SHORTEST_WINDOW)
+            rate = Rate(one.count / seconds, min(one.cold, one.count) / seconds)
             kinds = fresh.setdefault(one.pid, _nothing())[function.group]
             for kind in (function.price, STEP) if function.number in stepped else (function.price,):
-                kinds[kind] = kinds.get(kind, 0.0) + rate
+                kinds[kind] = kinds.get(kind, Rate()) + rate
         before, self._rates = self._rates, {}
         for pid in {*fresh, *(pid for pid in before if pid in alive)}:
             new, old = fresh.get(pid) or _nothing(), before.get(pid) or _nothing()

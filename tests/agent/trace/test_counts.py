@@ -23,7 +23,7 @@ LAUNCH, COPY, REDUCE = BY_NAME["cudaLaunchKernel"], BY_NAME["cudaMemcpyAsync"], 
 
 def value(count: int, nanoseconds: int = 0, most: int = 0, size: int = 0, octave: int | None = None) -> bytes:
     octaves = [count if index == octave else 0 for index in range(32)]
-    return struct.pack("=5Q32I", count, nanoseconds, most, size, 0, *octaves)
+    return struct.pack("=7Q32I", count, nanoseconds, most, size, 0, 0, count, *octaves)
 
 
 def test_processors_are_added_up_and_the_longest_of_them_stands() -> None:

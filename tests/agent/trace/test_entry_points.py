@@ -156,6 +156,8 @@ def test_calls_behind_landing_marks_are_counted_with_their_arguments_and_a_group
         "cudaLaunchKernel": 1000, "cudaStreamSynchronize": 4, "ncclCommInitRank": 1, "ncclAllReduce": 2,
         "ncclBroadcast": 1, "ncclAlltoAll": 1, "ncclGroupStart": 2, "ncclGroupEnd": 2,
     }  # fmt: skip
+    launches = next(one for one in mine if one.function.name == "cudaLaunchKernel")
+    assert 1 <= launches.cold < 100, "a burst is cold once, and again where something else had the processor"
     assert [(one.operation, one.seq, one.size, one.reduce_op) for one in single] == [
         ("ncclAllReduce", 1, 4000, 0), ("ncclAllReduce", 2, 4000, 0),
         ("ncclBroadcast", 3, 500, None), ("ncclAlltoAll", 4, 2000, None),

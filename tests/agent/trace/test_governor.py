@@ -10,7 +10,6 @@ from ingero_agent.trace import calibrate
 from ingero_agent.trace.calibrate import FLOOR, extra_nanoseconds
 from ingero_agent.trace.counts import Counted
 from ingero_agent.trace.governor import (
-    COLD_CALLS,
     COLLECTIVE,
     CORE,
     ENTRY,
@@ -25,6 +24,7 @@ from ingero_agent.trace.governor import (
     Cost,
     GovernorConfig,
     GovernorState,
+    Rate,
     Window,
     advance,
     cost_at,
@@ -105,37 +105,40 @@ def test_a_short_burst_sheds_nothing() -> None:
     [(1_000, 0), (3_000, 0), (10_000, 1), (13_000, 1), (30_000, 2), (100_000, 5), (250_000, 6), (1_000_000, 6)],
 )
 def test_launches_a_second_and_the_step_they_lead_to_at_one_microsecond_each(launches: int, step: int) -> None:
-    rates = {LAUNCH: {ENTRY: launches}, MEMORY: {}, CORE: {COLLECTIVE: 100.0, WAIT: 100.0}}
+    rates = {LAUNCH: {ENTRY: Rate(launches)}, MEMORY: {}, CORE: {COLLECTIVE: Rate(100), WAIT: Rate(100, 100)}}
     full = full_cost(rates, PRICES)
 
     assert run(GovernorState(), full, 5)[-1].step == step
 
 
 @given(st.floats(0, 1e6), st.floats(0, 1e6), st.floats(1, 1e4), st.floats(0, 1e4))
-def test_calls_cost_the_more_the_more_there_are_and_only_the_first_few_a_second_are_cold(
-    rate: float, more: float, warm: float, extra: float
+def test_calls_cost_the_more_the_more_there_are_and_cold_ones_their_own_price(
+    cold: float, more: float, warm: float, extra: float
 ) -> None:
     cost = Cost(warm, warm + extra)
 
-    assert cost.share(rate) <= cost.share(rate + more)
-    assert cost.share(min(rate, COLD_CALLS)) == pytest.approx(min(rate, COLD_CALLS) * cost.cold / 1e9)
-    assert cost.share(COLD_CALLS + more) - cost.share(COLD_CALLS) == pytest.approx(more * warm / 1e9, abs=1e-9)
+    assert cost.share(Rate(cold, cold)) == pytest.approx(cold * cost.cold / 1e9)
+    assert cost.share(Rate(cold + more, cold)) - cost.share(Rate(cold, cold)) == pytest.approx(
+        more * warm / 1e9, abs=1e-9
+    )
 
 
 def test_a_process_pays_by_what_it_calls_and_a_closed_group_keeps_its_rates() -> None:
     names = {function.name: function for function in FUNCTIONS}
     launch, reduce, wait = (names[name] for name in ("cudaLaunchKernel", "ncclAllReduce", "cudaStreamSynchronize"))
-    prices, on = {**PRICES, STEP: Cost(9000, 9000)}, {CORE: 1.0, LAUNCH: 0.5, MEMORY: 1.0}
+    prices, on = {**PRICES, ENTRY: Cost(1000, 3000), STEP: Cost(9000, 9000)}, {CORE: 1.0, LAUNCH: 0.5, MEMORY: 1.0}
     rates = CallRates()
 
-    rates.update([Counted(launch, 1, 500), Counted(reduce, 1, 10), Counted(wait, 1, 10)], on, {1}, {wait.number})
+    rates.update(
+        [Counted(launch, 1, 500, cold=100), Counted(reduce, 1, 10), Counted(wait, 1, 10)], on, {1}, {wait.number}
+    )
     first = rates.dearest(prices)
     rates.update([Counted(reduce, 1, 20)], {CORE: 1.0, LAUNCH: 0.0, MEMORY: 1.0}, {1}, ())
     second = rates.dearest(prices)
     rates.update([], on, set(), ())
 
-    assert first == pytest.approx({CORE: 10 * (4 + 2 + 9) / 1e6, LAUNCH: 1000 / 1e6, MEMORY: 0.0})
-    assert second == pytest.approx({CORE: 20 * 4 / 1e6, LAUNCH: 1000 / 1e6, MEMORY: 0.0})
+    assert first == pytest.approx({CORE: 10 * (4 + 2 + 9) / 1e6, LAUNCH: (800 + 200 * 3) / 1e6, MEMORY: 0.0})
+    assert second == pytest.approx({CORE: 20 * 4 / 1e6, LAUNCH: (800 + 200 * 3) / 1e6, MEMORY: 0.0})
     assert rates.dearest(prices) == {CORE: 0.0, LAUNCH: 0.0, MEMORY: 0.0}
 
 

@@ -67,6 +67,7 @@
 #define NO_WAKEUP 1
 #define COPY_KIND_UNKNOWN 5
 #define BLOCKED_FLOOR_NS 50000
+#define COLD_NS 2000000
 #define SLOTS 4
 #define MAX_INIT_ALL 16
 /* Which numbers are sampled is the same on every rank, whatever number of collectives lies between two waits. */
@@ -85,7 +86,8 @@
 
 struct agg_key { u32 tgid; u16 fn; u16 kind; };
 struct coll_key { u32 tgid; u16 fn; u8 dtype; u8 redop; u64 comm; };
-struct agg_value { u64 n, ns, max, bytes, errors; u32 log2[32]; };
+/* `last`: when this processor was here before; `cold`: calls that came so long after it that no cache knew of them. */
+struct agg_value { u64 n, ns, max, bytes, errors, last, cold; u32 log2[32]; };
 struct call_key { u32 tid; u32 fn; };
 /* `id` and `handle` are of a call that makes a communicator. */
 struct call {
@@ -156,9 +158,17 @@ static inline u32 magnitude(u64 value)
   return bits;
 }
 
-static inline void add(struct agg_value *value, u64 ns, u64 bytes, u32 failed)
+static inline void tally(struct agg_value *value, u64 now)
 {
   __sync_fetch_and_add(&value->n, 1);
+  if (now - value->last > COLD_NS)
+    __sync_fetch_and_add(&value->cold, 1);
+  value->last = now;
+}
+
+static inline void add(struct agg_value *value, u64 now, u64 ns, u64 bytes, u32 failed)
+{
+  tally(value, now);
   __sync_fetch_and_add(&value->ns, ns);
   __sync_fetch_and_add(&value->bytes, bytes);
   if (failed)
@@ -216,7 +226,7 @@ static inline void send(struct event *event)
 static inline void count_only(struct agg_value *value, u64 bytes)
 {
   if (value) {
-    __sync_fetch_and_add(&value->n, 1);
+    tally(value, bpf_ktime_get_ns());
     __sync_fetch_and_add(&value->bytes, bytes);
   }
 }
@@ -227,7 +237,7 @@ int launch_enter(struct pt_regs *ctx)
   u64 cookie = bpf_get_attach_cookie(ctx);
   struct agg_value *value = find_agg(bpf_get_current_pid_tgid() >> 32, FUNCTION(cookie), 0);
   if (value)
-    __sync_fetch_and_add(&value->n, 1);
+    tally(value, bpf_ktime_get_ns());
   return 0;
 }
 
@@ -239,7 +249,7 @@ int device_enter(struct pt_regs *ctx)
   struct agg_value *value =
       find_agg(bpf_get_current_pid_tgid() >> 32, FUNCTION(bpf_get_attach_cookie(ctx)), 0);
   if (value)
-    __sync_fetch_and_add(&value->n, 1);
+    tally(value, bpf_ktime_get_ns());
   return 0;
 }
 
@@ -360,7 +370,7 @@ int call_return(struct pt_regs *ctx)
   u32 failed = RESULT != 0;
   struct agg_value *value = find_agg(tgid, FUNCTION(cookie), call->kind);
   if (value)
-    add(value, ns, failed ? 0 : call->bytes, failed);
+    add(value, now, ns, failed ? 0 : call->bytes, failed);
   if (WAITS(cookie))
     claim(tgid, tid, call, now);
   u64 slow = setting(2);
@@ -491,7 +501,7 @@ int init_return(struct pt_regs *ctx)
   u32 result = RESULT, failed = result != 0 && result != 7; /* 7: still under way, the communicator exists */
   struct agg_value *value = find_agg(tgid, FUNCTION(cookie), 0);
   if (value)
-    add(value, now - call->ts, 0, failed);
+    add(value, now, now - call->ts, 0, failed);
   struct comm_state state = {};
   state.device = -1;
   u32 *ordinal = device.lookup(&tid);
@@ -543,7 +553,7 @@ int init_all_return(struct pt_regs *ctx)
   start.delete(&key);
   struct agg_value *value = find_agg(tgid, FUNCTION(cookie), 0);
   if (value)
-    __sync_fetch_and_add(&value->n, 1);
+    tally(value, bpf_ktime_get_ns());
   if (failed)
     return 0;
   struct comm_state state = {};
@@ -578,7 +588,7 @@ int destroy_enter(struct pt_regs *ctx)
   struct comm_state *state = comms.lookup(&key);
   struct agg_value *value = find_agg(tgid, FUNCTION(bpf_get_attach_cookie(ctx)), 0);
   if (value)
-    __sync_fetch_and_add(&value->n, 1);
+    tally(value, bpf_ktime_get_ns());
   if (!state)
     return 0;
   struct event event = {};
@@ -730,13 +740,13 @@ int coll_return(struct pt_regs *ctx)
   struct call *call = start.lookup(&key);
   if (!call)
     return 0;
-  u64 ns = bpf_ktime_get_ns() - call->ts;
+  u64 now = bpf_ktime_get_ns(), ns = now - call->ts;
   u32 failed = RESULT != 0 && RESULT != 7;
   struct coll_key where = {
       .tgid = tgid, .fn = FUNCTION(cookie), .dtype = call->kind, .redop = call->kind >> 8, .comm = call->comm};
   struct agg_value *value = find_coll(&where);
   if (value)
-    add(value, ns, call->bytes, failed);
+    add(value, now, ns, call->bytes, failed);
   struct last *last = last_coll.lookup(&tgid);
   if (last && call->seq) {
 #pragma clang loop unroll(disable)
@@ -755,7 +765,7 @@ int group_enter(struct pt_regs *ctx)
   u32 tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32, one = 1;
   struct agg_value *value = find_agg(tgid, FUNCTION(cookie), 0);
   if (value)
-    __sync_fetch_and_add(&value->n, 1);
+    tally(value, bpf_ktime_get_ns());
   u32 *depth = group.lookup(&tid);
   if (SHAPE(cookie) == GROUP_START) {
     if (depth) {

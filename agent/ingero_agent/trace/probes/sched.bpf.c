@@ -19,7 +19,7 @@ static inline void account(u32 tgid, u32 fn, u64 ns)
 {
   struct agg_value *value = find_agg(tgid, fn, 0);
   if (value)
-    add(value, ns, 0, 0);
+    add(value, 0, ns, 0, 0);
 }
 
 int on_switch(struct bpf_raw_tracepoint_args *ctx)
