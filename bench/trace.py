@@ -1,4 +1,4 @@
-"""What tracing costs and whether it counts right: `make bench-trace` as root; `ARGS=--quick` for two minutes.
+"""What tracing costs and whether it counts right: `make bench-trace` as root; `ARGS=--quick` for less.
 
 The workload has the names and signatures of CUDA and NCCL and needs no GPU. One program calls, in turns of half a
 millisecond, functions that are probed and the same code under names that are not, each call followed by the same
