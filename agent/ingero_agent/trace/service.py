@@ -177,7 +177,8 @@ class TraceService:
         self._seen_events += len(events)
         with suppress(sqlite3.OperationalError):
             if self._tracer.mode != BLIND:
-                self._store.add(rows, time.time(), self._new_names(), events)
+                read_at = time.time() - (time.monotonic() - self._read_at)
+                self._store.add(rows, read_at, self._new_names(), events)
         if self._recorder:
             self._record(collectives)
         if self._exporter:
