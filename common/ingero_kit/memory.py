@@ -13,7 +13,7 @@ _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
 """Of malloc.h."""
 
-LARGE: Final = 256 << 10
+LARGE: Final = 64 << 10
 """Octets from which a piece of memory is taken from the system by itself, and given back when it is freed."""
 
 

@@ -293,10 +293,16 @@ class Judging:
         return fresh
 
     def _unchanged(self, frame: Frame) -> Findings:
-        """What was found last, for the rows of this frame."""
+        """What was found last, for the rows of this frame; who came since then is looked up by name."""
         rows, names = self._sorted(frame)
-        found = (self.detector.memory.slot(name) for name in names)
-        of_names = np.fromiter((-1 if slot is None else slot for slot in found), np.int64, len(names))
+        slots, tenancy = self._known
+        before = rows[rows < len(slots)]
+        by_row = np.full(len(frame.names), -1, np.int64)
+        by_row[before] = np.where(tenancy[before] == frame.columns["tenancy"][before], slots[before], -1)
+        of_names = by_row[rows]
+        for place in np.flatnonzero(of_names < 0).tolist():
+            slot = self.detector.memory.slot(names[place])
+            of_names[place] = -1 if slot is None else slot
         return self._findings(frame, rows, names, of_names, [], self._jobs)
 
     def _estimate(self) -> Mapping[str, float]:
