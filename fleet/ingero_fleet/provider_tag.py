@@ -14,6 +14,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from ingero_contract import attributes
 from ingero_detect.memory import NodeKey
 from ingero_fleet.cost.providers import ProviderMap
+from ingero_kit.otlp_layout import Unfit, read_varint
 
 MAX_REMEMBERED: Final = 65_536
 """Blocks that are remembered; when there are more, remembering starts anew."""
@@ -93,14 +94,12 @@ def _field(data: bytes, place: int) -> tuple[bytes | None, int]:
     """What field 1 holds if it stands at this place, and where it ends; `None` otherwise."""
     if place >= len(data) or data[place] != _FIRST_FIELD:
         return None, place
-    size = shift = 0
-    for at in range(place + 1, min(place + 6, len(data))):
-        size |= (data[at] & 0x7F) << shift
-        shift += 7
-        if data[at] < 0x80:
-            end = at + 1 + size
-            return (data[at + 1 : end], end) if end <= len(data) else (None, place)
-    return None, place
+    try:
+        size, start = read_varint(data, place + 1)
+    except (IndexError, Unfit):
+        return None, place
+    end = start + size
+    return (data[start:end], end) if end <= len(data) else (None, place)
 
 
 def _wrap(content: bytes) -> bytes:
