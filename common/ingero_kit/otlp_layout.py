@@ -56,6 +56,16 @@ def read_varint(body: bytes, at: int) -> tuple[int, int]:
             raise Unfit
 
 
+def write_varint(number: int) -> bytes:
+    """A number that is not negative as a varint (protobuf encoding)."""
+    out = bytearray()
+    while number > 0x7F:
+        out.append(number & 0x7F | 0x80)
+        number >>= 7
+    out.append(number)
+    return bytes(out)
+
+
 def parts(body: bytes, at: int, end: int) -> Iterator[Part]:
     """The fields between two offsets, in order."""
     while at < end:

@@ -21,6 +21,7 @@ from ingero_kit.http2_server import Http2Server
 from ingero_kit.http_server import HttpServer, Request, Response
 from ingero_kit.listener import Counters, Limits
 from ingero_kit.logs import get
+from ingero_kit.otlp_layout import write_varint
 from ingero_kit.tls import ServerTls
 from ingero_kit.tokens import Tokens
 
@@ -111,10 +112,10 @@ def partial_success(signal: Signal, rejected: int, message: str, encoding: Encod
     if encoding == "json":
         return orjson.dumps({"partialSuccess": {signal.rejected_field: str(rejected), "errorMessage": message}})
     text = message.encode()[:4096]
-    inner = (b"\x08" + _varint(rejected) if rejected else b"") + (
-        b"\x12" + _varint(len(text)) + text if text else b""
+    inner = (b"\x08" + write_varint(rejected) if rejected else b"") + (
+        b"\x12" + write_varint(len(text)) + text if text else b""
     )
-    return b"\x0a" + _varint(len(inner)) + inner
+    return b"\x0a" + write_varint(len(inner)) + inner
 
 
 def error_status(code: int, message: str, encoding: Encoding) -> bytes:
@@ -122,26 +123,17 @@ def error_status(code: int, message: str, encoding: Encoding) -> bytes:
     if encoding == "json":
         return orjson.dumps({"code": code, "message": message})
     text = message.encode()[:4096]
-    return b"\x08" + _varint(code) + b"\x12" + _varint(len(text)) + text
+    return b"\x08" + write_varint(code) + b"\x12" + write_varint(len(text)) + text
 
 
 def retry_info(message: str, seconds: float, code: Code = Code.RESOURCE_EXHAUSTED) -> bytes:
     """Encode a google.rpc.Status with RetryInfo, for `grpc-status-details-bin`."""
     nanos = int(seconds * 1e9)
-    duration = b"\x08" + _varint(nanos // 10**9) + b"\x10" + _varint(nanos % 10**9)
-    info = b"\x0a" + _varint(len(duration)) + duration
+    duration = b"\x08" + write_varint(nanos // 10**9) + b"\x10" + write_varint(nanos % 10**9)
+    info = b"\x0a" + write_varint(len(duration)) + duration
     url = b"type.googleapis.com/google.rpc.RetryInfo"
-    detail = b"\x0a" + _varint(len(url)) + url + b"\x12" + _varint(len(info)) + info
-    return error_status(code, message, "protobuf") + b"\x1a" + _varint(len(detail)) + detail
-
-
-def _varint(number: int) -> bytes:
-    out = bytearray()
-    while number > 0x7F:
-        out.append(number & 0x7F | 0x80)
-        number >>= 7
-    out.append(number)
-    return bytes(out)
+    detail = b"\x0a" + write_varint(len(url)) + url + b"\x12" + write_varint(len(info)) + info
+    return error_status(code, message, "protobuf") + b"\x1a" + write_varint(len(detail)) + detail
 
 
 class Guardian:

@@ -14,7 +14,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from ingero_contract import attributes
 from ingero_detect.memory import NodeKey
 from ingero_fleet.cost.providers import ProviderMap
-from ingero_kit.otlp_layout import Unfit, read_varint
+from ingero_kit.otlp_layout import Unfit, read_varint, write_varint
 
 MAX_REMEMBERED: Final = 65_536
 """Blocks that are remembered; when there are more, remembering starts anew."""
@@ -104,9 +104,4 @@ def _field(data: bytes, place: int) -> tuple[bytes | None, int]:
 
 def _wrap(content: bytes) -> bytes:
     """Field 1 with this content."""
-    head, size = bytearray((_FIRST_FIELD,)), len(content)
-    while size > 0x7F:
-        head.append(size & 0x7F | 0x80)
-        size >>= 7
-    head.append(size)
-    return bytes(head) + content
+    return bytes((_FIRST_FIELD,)) + write_varint(len(content)) + content
