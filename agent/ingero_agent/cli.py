@@ -157,6 +157,13 @@ def _trace_config(
     help="Share of one processor that tracing may cost a process.",
 )
 @click.option(
+    "--own-budget",
+    type=click.FloatRange(0.001, 1),
+    default=0.01,
+    show_default=True,
+    help="Share of one processor that the agent may take itself; above it, it looks less often.",
+)
+@click.option(
     "--max-db", callback=_size, default="10g", show_default=True, help="Largest database; oldest goes first."
 )
 @click.option("--keep", callback=_seconds, default="7d", show_default=True, help="How long counts are kept.")

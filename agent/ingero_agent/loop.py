@@ -163,9 +163,10 @@ class Loop:
             return
         seen, normal = self._pieces.recent(now, interval), self._baseline.normal()
         known = self._life.phase is state.Phase.ACTIVE and self._baseline.samples >= self._life.warmup
-        if seen is None or normal is None or before is None or not known or self.standing.straggler:
+        if seen is None or normal is None or before is None or not known:
             return
-        self._haste, push = haste.advance(self._haste, seen.rate, normal.throughput, now, interval)
+        named = self.standing.straggler
+        self._haste, push = haste.advance(self._haste, seen.rate, normal.throughput, now, interval, named=named)
         if push:
             self.counters.early += 1
             await self._judge(now, self._with_gpus(seen, before.gpus), before.gpus, push=True)
@@ -214,7 +215,8 @@ class Loop:
                     provider=self._provider, time_unix_nano=int(now * 1e9),
                 )
             )  # fmt: skip
-        if not self.standing.straggler and self._life.phase is not state.Phase.IDLE:
+        doubtful = self._haste.doubtful(now, self._config.fleet_push_interval)
+        if not self.standing.straggler and not doubtful and self._life.phase is not state.Phase.IDLE:
             self._baseline = self._baseline.advance(observation)
         if now - self._saved_at >= self._config.fleet_persist_interval:
             self._save(now)

@@ -259,3 +259,22 @@ def test_who_is_well_again_makes_no_haste_for_a_while() -> None:
     assert begun[0] == 0.0
     assert all(later - sooner > haste.QUIET for sooner, later in pairwise(begun))
     assert len(begun) == 10
+
+
+def test_who_was_named_and_is_well_again_makes_haste_as_before() -> None:
+    standing, pushed = Haste(), []
+    for moment in range(60):
+        fallen, named = moment % 20 >= 10, moment % 20 >= 13
+        standing, push = haste.advance(standing, 20.0 if fallen else 100.0, 100.0, moment, 1.0, named=named)
+        if push:
+            pushed.append(moment)
+
+    assert pushed == [10, 11, 12, 30, 31, 32, 50, 51, 52]
+
+
+def test_what_may_be_a_fault_is_not_learnt_until_it_has_lasted() -> None:
+    fallen, _ = haste.advance(Haste(), 20.0, 100.0, 50.0, 10.0)
+
+    assert not Haste().doubtful(50.0, 10.0)
+    assert fallen.doubtful(50.0, 10.0) and fallen.doubtful(79.0, 10.0)
+    assert not fallen.doubtful(80.0, 10.0)

@@ -10,7 +10,12 @@ MOMENTS: Final = (0.0, 0.9, 1.2, 1.5)
 """When it pushes, in push intervals since then; Fleet judges after 1, so that the later ones fetch the verdict."""
 
 QUIET: Final = 12.0
-"""Push intervals that a node whose work came back by itself makes no haste, or a restless one would push all day."""
+"""Push intervals for which a node makes no haste whose work came back before it was named, or a restless one would
+push all day."""
+
+
+DOUBT: Final = 3.0
+"""Push intervals since it fell for which a node's baseline learns nothing: Fleet may yet name it."""
 
 
 @dataclass(frozen=True)
@@ -21,9 +26,20 @@ class Haste:
     pushes: int = 0
     quiet_until: float = 0.0
 
+    def doubtful(self, now: float, interval: float) -> bool:
+        """Whether what is seen now may be the beginning of a fault; what lasts longer unnamed is how things are."""
+        return self.since is not None and now - self.since < DOUBT * interval
 
-def advance(haste: Haste, rate: float, normal: float, now: float, interval: float) -> tuple[Haste, bool]:
-    """Take a look over a whole interval (seconds); says whether to push now."""
+
+def advance(
+    haste: Haste, rate: float, normal: float, now: float, interval: float, *, named: bool = False
+) -> tuple[Haste, bool]:
+    """Take a look over a whole interval (seconds); says whether to push now.
+
+    A node that is `named` a straggler needs no haste, and was not restless: once well, it is as quick as any other.
+    """
+    if named:
+        return Haste(), False
     if rate >= FALLEN * normal:
         return (haste if haste.since is None else Haste(quiet_until=now + QUIET * interval)), False
     if haste.since is None and now < haste.quiet_until:

@@ -1,8 +1,10 @@
 """What was called between two looks at the kernel's maps; and what was called while a group was not counted. Pure."""
 
 import struct
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from operator import sub
+from types import MappingProxyType
 from typing import Final
 
 from ingero_agent.trace.probes.table import BY_NUMBER, Function, element_size
@@ -13,6 +15,7 @@ _VALUE: Final = struct.Struct("=7Q32I")
 _COLD, _OCTAVES = 6, 7
 VALUE_BYTES: Final = _VALUE.size
 UNKNOWN: Final = 255
+_NONE: Final = MappingProxyType[int, int]({})
 
 
 @dataclass(frozen=True)
@@ -40,7 +43,7 @@ class Counted:
 def unpack(value: bytes, cpus: int) -> tuple[int, ...]:
     """A per-processor value as one: sums, and the largest of the maxima."""
     parts = [_VALUE.unpack_from(value, VALUE_BYTES * cpu) for cpu in range(cpus)]
-    summed = [sum(column) for column in zip(*parts, strict=True)]
+    summed = list(map(sum, zip(*parts, strict=True)))
     summed[2] = max(part[2] for part in parts)
     return tuple(summed)
 
@@ -49,7 +52,7 @@ def longest(before: tuple[int, ...] | None, after: tuple[int, ...], octaves: tup
     """The longest call between two looks: exact when it set a record, otherwise the top of its octave."""
     if not before or after[2] > before[2]:
         return after[2]
-    highest = max((index for index, count in enumerate(octaves) if count), default=-1)
+    highest = next((index for index in range(len(octaves) - 1, -1, -1) if octaves[index]), -1)
     return min(after[2], 2 ** (highest + 1) - 1) if highest >= 0 else 0
 
 
@@ -81,31 +84,46 @@ class Differences:
         if function is None or value[0] <= old[0]:
             return None
         self._before[key] = value
-        octaves = tuple(new - last for new, last in zip(value[_OCTAVES:], old[_OCTAVES:], strict=True))
+        octaves = tuple(map(sub, value[_OCTAVES:], old[_OCTAVES:]))
         return Counted(
             function, pid, value[0] - old[0], value[1] - old[1], longest(before, value, octaves),
             (value[3] - old[3]) * scale, value[4] - old[4], kind, octaves, value[_COLD] - old[_COLD],
         )  # fmt: skip
 
 
-class Scaler:
-    """Fills the time in which a group was not counted with the rates of its last window.
+ENOUGH: Final = 8
+"""Calls in a window from which a ratio to them is worth having."""
 
-    Fractions are carried over, so that over many windows the estimates add up to the rate times the time.
+
+class Scaler:
+    """Fills the time in which a group was not counted by what its last window says.
+
+    A process that makes calls which are always counted, waits and collectives, makes the others in proportion: what a
+    window says is how many of these come with each of those (the ratio estimator of sampling surveys). So a process
+    that slows down or stops between two windows is seen to. For one without such calls the rate of the last window
+    stands. Fractions are carried over, so that over many windows the estimates add up.
     """
 
     def __init__(self) -> None:
         self._window: dict[tuple[int, int, int], Counted] = {}
         self._seconds = 0.0
+        self._beside: dict[int, float] = {}
         self._counting = False
         self._carried: dict[tuple[int, int, int], list[float]] = {}
 
-    def step(self, counted: Iterable[Counted], on: float, off: float, alive: set[int]) -> Iterator[Counted]:
-        """What to report for the time since the last step: of which `on` seconds were counted and `off` were not."""
+    def step(
+        self, counted: Iterable[Counted], on: float, off: float, alive: set[int], always: Mapping[int, int] = _NONE
+    ) -> Iterator[Counted]:
+        """What to report for the time since the last step: of which `on` seconds were counted and `off` were not.
+
+        `always`: calls since then, by process, of a group that was counted all the time.
+        """
         if on > 0 and not self._counting:
             self.restart()
         self._counting = on > 0
         self._seconds += on
+        for pid, calls in always.items() if on > 0 else ():
+            self._beside[pid] = self._beside.get(pid, 0.0) + calls * on / (on + off)
         for one in counted:
             key = (one.pid, one.function.number, one.kind)
             before = self._window.get(key)
@@ -118,21 +136,23 @@ class Scaler:
                 else one
             )  # fmt: skip
             yield one
-        if off > 0:
-            yield from self._estimate(off, alive)
+        if off > 0 and self._seconds:
+            uncounted = {pid: calls * off / (on + off) for pid, calls in always.items()}
+            yield from self._estimate(off, alive, uncounted)
 
     def restart(self) -> None:
         """Begin a window of its own: rates from long before are not of this load."""
+        self._carried = {key: self._carried[key] for key in self._window if key in self._carried}
         self._window.clear()
+        self._beside.clear()
         self._seconds = 0.0
 
-    def _estimate(self, seconds: float, alive: set[int]) -> Iterator[Counted]:
-        if not self._seconds:
-            return
-        share = seconds / self._seconds
+    def _estimate(self, seconds: float, alive: set[int], uncounted: Mapping[int, float]) -> Iterator[Counted]:
         for key, one in self._window.items():
             if one.pid not in alive:
                 continue
+            beside = self._beside.get(one.pid, 0.0)
+            share = uncounted.get(one.pid, 0.0) / beside if beside >= ENOUGH else seconds / self._seconds
             carried = self._carried.setdefault(key, [0.0, 0.0, 0.0])
             for index, number in enumerate((one.count, one.nanoseconds, one.size)):
                 carried[index] += number * share

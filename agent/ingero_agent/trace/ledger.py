@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from operator import add
 from threading import Lock
 
 from ingero_agent.trace.counts import Counted
@@ -41,8 +42,8 @@ class Totals:
         self.nanoseconds += one.nanoseconds
         self.size += one.size
         self.errors += one.errors
-        for index, count in enumerate(one.octaves):
-            self.octaves[index] += count
+        if one.octaves:
+            self.octaves = list(map(add, self.octaves, one.octaves))
 
 
 @dataclass

@@ -4,7 +4,7 @@ import sqlite3
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +19,7 @@ from ingero_agent.trace.calibrate import nanoseconds
 from ingero_agent.trace.counts import Counted, Scaler
 from ingero_agent.trace.events import Collective, Event, sample_mask
 from ingero_agent.trace.export import ExportConfig, Exporter
-from ingero_agent.trace.governor import GROUPS, SCHEDULER, GovernorConfig, GovernorState, Window
+from ingero_agent.trace.governor import CORE, GROUPS, SCHEDULER, GovernorConfig, GovernorState, Window
 from ingero_agent.trace.gpus import Poller
 from ingero_agent.trace.host import Host, OwnLoad, command_of, container_of, nccl_processes, own_rss, rank_of
 from ingero_agent.trace.ledger import Ledger
@@ -48,13 +48,16 @@ CALIBRATION_SECONDS: Final = 600.0
 RETRY_SECONDS: Final = 60.0
 """How long to go on without programs in the kernel before they are tried again."""
 
-OWN_CPU_BUDGET: Final = 0.01
+LOOK_SECONDS: Final = 0.5
+"""How soon processes are looked for again; counts may be read more often."""
+
 MIN_WAIT_SECONDS: Final = 0.02
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceConfig:
-    """What `ingero-agent trace` was told. `period` in seconds; `budget` is a share of one processor.
+    """What `ingero-agent trace` was told. `period` in seconds; `budget` (of a traced process) and `own_budget` (of
+    the agent itself) are shares of one processor.
 
     `gpu_period`: seconds between looks at the GPUs, 0 for none. `events`, `annotations`: paths of the sockets and the
     groups that may use them.
@@ -63,6 +66,7 @@ class TraceConfig:
     database: Path
     period: float = 1.0
     budget: float = 0.005
+    own_budget: float = 0.01
     retention: Retention = field(default_factory=Retention)
     listen: tuple[str, int] | None = None
     export: ExportConfig | None = None
@@ -90,6 +94,8 @@ class TraceService:
         self._state, self._window = GovernorState(), Window()
         self._scalers = {group: Scaler() for group in GROUPS}
         self._open, self._opened_at = dict.fromkeys(GROUPS, True), dict.fromkeys(GROUPS, 0.0)
+        self._meanwhile: list[Counted] = []
+        self._looked_at = -LOOK_SECONDS
         self._rates = CallRates()
         self._exporter = Exporter(config.export) if config.export else None
         self._host, self._own, self._timeline = Host(), OwnLoad(), Timeline()
@@ -115,9 +121,11 @@ class TraceService:
 
     def tick(self, now: float) -> None:
         """Read what was called, hand it out, and open or close windows. `now`: monotonic seconds."""
-        self._tracer.look()
-        ended = self._close_windows(now)
-        counted, events = self._tracer.read(), self._tracer.events()
+        if now - self._looked_at >= LOOK_SECONDS:
+            self._tracer.look()
+            self._looked_at = now
+        counted, ended = self._close_windows(now)
+        events = self._tracer.events()
         last, self._read_at = self._read_at, time.monotonic()
         seconds, on = max(1e-6, self._read_at - last), self._counted_for(last, ended)
         self._hand_out(self._scale(counted, on, seconds), events, now)
@@ -144,24 +152,32 @@ class TraceService:
         if self._recorder:
             self._recorder.close()
 
-    def _close_windows(self, now: float) -> dict[str, float]:
-        """When each group that is to be counted no more began to close.
+    def _close_windows(self, now: float) -> tuple[list[Counted], dict[str, float]]:
+        """What was counted since the last look, and when each group that is to be counted no more was read last.
 
-        Attaching and detaching take the kernel a while in which nothing is counted: windows are timed without it.
+        Attaching and detaching take the kernel a while in which some calls are counted and some are not: windows are
+        timed without it, and what a group counts meanwhile is left out.
         """
-        ended = {}
-        for group in GROUPS:
-            if self._open[group] and not self._window.is_open(group, now):
-                ended[group] = time.monotonic()
-                self._tracer.switch(group, False)
-        return ended
+        closing = [group for group in GROUPS if self._open[group] and not self._window.is_open(group, now)]
+        counted, self._meanwhile = [*self._meanwhile, *self._tracer.read()], []
+        ended = dict.fromkeys(closing, time.monotonic())
+        if closing:
+            counted += self._switch(closing, False)
+        return counted, ended
 
     def _open_windows(self, ended: Mapping[str, float], now: float) -> None:
-        for group in GROUPS:
-            before, self._open[group] = self._open[group] and group not in ended, self._window.is_open(group, now)
-            self._tracer.switch(group, self._open[group])
-            if self._open[group] and not before:
-                self._opened_at[group] = time.monotonic()
+        before = {group for group in GROUPS if self._open[group] and group not in ended}
+        self._open = {group: self._window.is_open(group, now) for group in GROUPS}
+        opening = [group for group in GROUPS if self._open[group] and group not in before]
+        if opening:
+            self._meanwhile = self._switch(opening, True)
+            self._opened_at |= dict.fromkeys(opening, time.monotonic())
+
+    def _switch(self, groups: Collection[str], on: bool) -> list[Counted]:
+        """Count these groups, or stop; what all others counted meanwhile."""
+        for group in groups:
+            self._tracer.switch(group, on)
+        return [one for one in self._tracer.read() if one.function.group not in groups]
 
     def _counted_for(self, last: float, ended: Mapping[str, float]) -> dict[str, float]:
         """Seconds since the last look for which each group was counted."""
@@ -199,12 +215,15 @@ class TraceService:
         by_group: dict[str, list[Counted]] = defaultdict(list)
         for one in counted:
             by_group[one.function.group].append(one)
+        always: dict[int, int] = defaultdict(int)
+        for one in by_group[CORE]:
+            always[one.pid] += one.count
         alive, rows = set(self._tracer.found), []
         for group in GROUPS:
             if governor.duty(self._state.step, group) == 1.0:
                 rows += by_group[group]
             else:
-                rows += self._scalers[group].step(by_group[group], on[group], seconds - on[group], alive)
+                rows += self._scalers[group].step(by_group[group], on[group], seconds - on[group], alive, always)
         return rows
 
     def _govern(self, counted: list[Counted], on: dict[str, float], now: float) -> None:
@@ -254,7 +273,7 @@ class TraceService:
     def _slow_round(self, seconds: float) -> None:
         figures = self.ledger.figures
         figures.own_cpu, figures.own_rss = self._own.share(), own_rss()
-        self._level = governor.reader_level(self._level, figures.own_cpu, OWN_CPU_BUDGET)
+        self._level = governor.reader_level(self._level, figures.own_cpu, self._config.own_budget)
         if not self._recorder:
             mask = sample_mask(self._mask, self._seen_events / seconds)
             if mask != self._mask:

@@ -84,6 +84,36 @@ def test_a_process_that_is_gone_is_estimated_no_more() -> None:
     assert list(scaler.step([], 0.0, 0.5, set())) == []
 
 
+@pytest.mark.parametrize(("waits", "launches"), [(100, 2000), (50, 1000), (0, 0), (200, 4000)])
+def test_between_windows_estimates_follow_calls_that_are_always_counted(waits: int, launches: int) -> None:
+    scaler = Scaler()
+    list(scaler.step([Counted(LAUNCH, 7, 2000)], 1.0, 0.0, {7}, {7: 100}))
+
+    assert sum(one.count for one in scaler.step([], 0.0, 1.0, {7}, {7: waits})) == launches
+
+
+def test_a_window_with_hardly_any_such_call_says_no_ratio() -> None:
+    scaler = Scaler()
+    list(scaler.step([Counted(LAUNCH, 7, 2000)], 1.0, 0.0, {7}, {7: 2}))
+
+    assert [one.count for one in scaler.step([], 0.0, 1.0, {7}, {7: 0})] == [2000]
+
+
+@given(st.integers(1, 50), st.integers(8, 200), st.sampled_from([4, 10, 30]), st.integers(0, 9))
+def test_windows_that_begin_inside_of_a_look_leave_the_sum_as_it_is(
+    each: int, waits: int, every: int, tenths: int
+) -> None:
+    scaler, reported, on = Scaler(), 0, 1.0 - tenths / 10
+    for _ in range(3):
+        for second in range(every):
+            counted = [Counted(LAUNCH, 7, round(each * waits * on))] if second == 0 else []
+            time_on = on if second == 0 else 0.0
+            reported += sum(one.count for one in scaler.step(counted, time_on, 1.0 - time_on, {7}, {7: waits}))
+
+    whole = each * waits * every * 3
+    assert abs(reported - whole) <= 0.02 * whole + 3 * every + 3 * every / on
+
+
 def test_estimates_scale_time_and_bytes_and_say_that_they_are_estimates() -> None:
     scaler = Scaler()
     list(scaler.step([Counted(COPY, 7, 10, 1000, size=500, kind=1)], 1.0, 0.0, {7}))
