@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ingero_contract.verdicts import VerdictLine, parse_verdict
 from ingero_detect.codes import STATES as VERDICT_STATES
-from ingero_detect.codes import SUSPECTED, is_accused
+from ingero_detect.codes import is_accused
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.detector import Detector
 from ingero_detect.memory import NodeKey, SnapshotError
@@ -226,9 +226,8 @@ class Judging:
         """Of nodes that worked at the last tick: who is known, and suspected of nothing."""
         memory = self.detector.memory
         healthy = memory.node("learned")[slots] & (memory.node("code")[slots] == ACTIVE)
-        state = memory.node("state")[slots]
-        found: npt.NDArray[np.bool_] = healthy & (state != SUSPECTED) & ~is_accused(state)
-        return found
+        found: npt.NDArray[np.bool_] = healthy & (memory.node("run")[slots] == 0)
+        return found & ~is_accused(memory.node("state"))[slots]
 
     def look_early(self, frame: Frame, rows: npt.NDArray[np.int64]) -> None:
         """Judge the nodes of these rows before the tick is due; the reports of all others stand for their cohorts.

@@ -252,29 +252,6 @@ def test_a_collapse_between_ticks_is_confirmed_by_the_next_one(tmp_path: Path) -
     assert edge.verdict.time == pytest.approx(looked + 10, abs=5)
 
 
-def test_who_is_suspected_already_is_left_to_the_tick() -> None:
-    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10)})
-    table, judging = ScoreTable(Limits(100, 10, 1e9), config.cohort.by), Judging(config)
-    rng, now = np.random.default_rng(5), 1_700_000_000.0
-
-    def report(number: int, rate: float) -> None:
-        said = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate, gpu_model="H100")
-        assert table.observe(said, now) is None
-
-    for tick in range(40):
-        for number in range(9):
-            fallen = 0.7 if number == 4 and tick == 39 else 1.0
-            report(number, 100 * fallen * float(np.exp(0.03 * rng.normal())))
-        edges = judging.judge(Frame.take(table, now), {}).edges
-        now += 10.0
-    report(4, 50.0)
-    report(5, 50.0)
-
-    assert not edges
-    assert [table.names[row][1] for row in judging.fallen(table).tolist()] == ["n5"]
-    judging.close()
-
-
 def test_an_early_look_sees_what_other_processes_heard() -> None:
     now = [1_700_000_000.0]
     config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10)})
