@@ -277,7 +277,8 @@ def cost(console: Console, nodes: int = 100_000) -> int:
     rng = np.random.default_rng(7)
     detector = Detector(Parameters(tick_seconds=TICK))
     names = [("bench", f"{node:06d}") for node in range(nodes)]
-    cohort, cohorts = np.arange(nodes) // 64, [("bench", f"job-{number}") for number in range(nodes // 64 + 1)]
+    cohorts = [("bench", f"job-{number}") for number in range(nodes // 64 + 1)]
+    cohort = rng.permutation(np.arange(nodes) // 64)
     state = np.full(nodes, ACTIVE, np.uint8)
     seconds = []
     for tick in range(WARMUP + 60):

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.diagnosis import Timeline
+from ingero_detect.timeline import Timeline
 
 CLOCKS = 10.0
 """Clocks of ranks are off by up to so many seconds."""

@@ -7,15 +7,19 @@ ended by themselves, and the node-hours in which they were seen. They fade: half
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 
 from ingero_detect import budget
 from ingero_detect.evidence import Bounds, CollapseTest, OwnTest, Residuals
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Ints, Singles
 from ingero_detect.memory import RUNS, Memory
 from ingero_detect.parameters import Parameters
 
 OFFSET_TICKS: Final = 12
-"""Ticks between two looks at how far the nodes of a cohort lie apart, and between two calibrations."""
+"""Ticks between two looks at how far the nodes of a cohort lie apart, and at least between two calibrations."""
+
+_CALIBRATED: Final = 64
+"""Groups that a tick calibrates anew where there are many; where there are few, each has its turn in time."""
 
 _SAMPLE: Final = 8192
 """Nodes whose steps are booked in one tick."""
@@ -27,11 +31,12 @@ _HALF_LIFE_HOURS: Final = 48.0
 
 
 def alarm_levels(memory: Memory, parameters: Parameters, ticks: int, theory: float) -> Floats:
-    """The alarm level of every group; a twelfth of them is calibrated anew in a tick. `theory`: without caution."""
+    """The alarm level of every group; some of them are calibrated anew in a tick. `theory`: without caution."""
     first = budget.first_level(theory, parameters.largest_step)
     alarm = memory.group("alarm")
     alarm[np.isnan(alarm)] = first
-    part = slice(ticks % OFFSET_TICKS, None, OFFSET_TICKS)
+    period = max(OFFSET_TICKS, len(alarm) // _CALIBRATED)
+    part = slice(ticks % period, None, period)
     hours = memory.group("hours")[part]
     if len(hours):
         peaks, steps = ([table(side)[part] for side in ("slow", "fast")] for table in (memory.peaks, memory.steps))
@@ -42,7 +47,7 @@ def alarm_levels(memory: Memory, parameters: Parameters, ticks: int, theory: flo
         tolerable = runs[:, ::-1].cumsum(axis=1)[:, ::-1] <= (1 + parameters.budget * hours)[:, None]
         tolerable[:, -1] = True
         memory.group("confirm")[part] = np.maximum(2, tolerable.argmax(axis=1))
-        fade = 0.5 ** (OFFSET_TICKS * parameters.tick_hours / _HALF_LIFE_HOURS)
+        fade = 0.5 ** (period * parameters.tick_hours / _HALF_LIFE_HOURS)
         for table in (*peaks, *steps, runs, hours):
             table *= fade
     return alarm.copy()
@@ -59,21 +64,25 @@ def book(
     _book_steps(memory, ticks, nodes, free, bounds)
     ended = (collapse.before > 0) & (collapse.run == 0) & (collapse.before <= _SHORT_RUN)
     if ended.any():
-        place = (nodes.group[ended], np.minimum(collapse.before[ended], RUNS - 1))
-        np.add.at(memory.runs(), place, 1)
+        _count(memory.runs(), nodes.group[ended], np.minimum(collapse.before[ended], RUNS - 1))
     judged = np.bincount(nodes.group[~nodes.accused & nodes.fresh], minlength=len(nodes.level))
     memory.group("hours")[:] += judged * parameters.tick_hours
 
 
-def _book_peaks(memory: Memory, side: str, nodes: Residuals, free: Bools, evidence: Floats) -> None:
+def _count(histograms: npt.NDArray[np.float32], group: Ints, bins: Ints) -> None:
+    """Add one to these bins of these groups."""
+    cells = histograms.reshape(-1)
+    np.add.at(cells, group * histograms.shape[1] + bins, np.float32(1))
+
+
+def _book_peaks(memory: Memory, side: str, nodes: Residuals, free: Bools, evidence: Singles) -> None:
     """What the evidence had reached when it came back to zero."""
     column = memory.node(f"{side}_peak")
     peak = column[nodes.index]
     ended = (memory.node(side)[nodes.index] > 0) & (evidence <= 0) & free
     if ended.any():
-        place = (nodes.group[ended], budget.bins_of(peak[ended].astype(np.float64)))
-        np.add.at(memory.peaks(side), place, 1)
-    column[nodes.index] = np.where(evidence > 0, np.maximum(peak, evidence), 0.0)
+        _count(memory.peaks(side), nodes.group[ended], budget.bins_of(peak[ended].astype(np.float64)))
+    column[nodes.index] = np.maximum(peak, evidence) * (evidence > 0)
 
 
 def _book_steps(memory: Memory, ticks: int, nodes: Residuals, free: Bools, bounds: Bounds) -> None:
@@ -84,15 +93,15 @@ def _book_steps(memory: Memory, ticks: int, nodes: Residuals, free: Bools, bound
     group, z, allowance, cap = nodes.group[rows], bounds.z[rows], bounds.allowance[rows], bounds.cap[rows]
     for side, loss in (("slow", z), ("fast", -z)):
         steps = np.minimum(loss - allowance, cap)
-        np.add.at(memory.steps(side), (group, budget.step_bins_of(steps)), 1)
+        _count(memory.steps(side), group, budget.step_bins_of(steps))
 
 
 def book_short_alarms(memory: Memory, parameters: Parameters, rows: Ints) -> None:
     """An accusation that passed by itself within a minute was chance: its peak counts against the budget."""
     lasted = (memory.node("well_since")[rows] - memory.node("since")[rows]) / parameters.tick_seconds
     chance = rows[(lasted <= _SHORT_RUN) & (memory.node("reached")[rows] > 0)]
-    place = (memory.node("group")[chance], budget.bins_of(memory.node("reached")[chance].astype(np.float64)))
-    np.add.at(memory.peaks("slow"), place, 1)
+    bins = budget.bins_of(memory.node("reached")[chance].astype(np.float64))
+    _count(memory.peaks("slow"), memory.node("group")[chance], bins)
 
 
 def estimates(memory: Memory, theory: float) -> dict[str, float]:

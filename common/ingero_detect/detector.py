@@ -15,7 +15,7 @@ import numpy as np
 from ingero_detect import budget, calibration, evidence, learning, levels, placing, states
 from ingero_detect.codes import RECOVERING, is_accused
 from ingero_detect.digest import DigestChain
-from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.grouped import Bools, Floats, Groups, Ints
 from ingero_detect.memory import Memory, SnapshotError
 from ingero_detect.observation import ACTIVE, HELD, IDLE, Codes, Edge, Observation, Outcome
 from ingero_detect.parameters import Parameters
@@ -43,6 +43,7 @@ class Detector:
             1 / (self.parameters.budget * self.parameters.tick_hours), self.parameters.drift
         )
         self._placing = placing.Placing(self.mergeable, self.parameters.min_peers)
+        self._groups = Groups(np.zeros(0, np.int32), 0)
         self._chain = DigestChain(json.dumps([asdict(self.parameters), self.mergeable], sort_keys=True))
         self._now = 0.0
 
@@ -85,14 +86,17 @@ class Detector:
     def _judge(self, index: slice | Ints, logs: Floats, fresh: Bools) -> Reference:
         """Residuals, tests and states of the nodes in `index`; `logs` and who is not held (`fresh`) by slot."""
         memory, parameters, now = self.memory, self.parameters, self._now
-        nodes = evidence.compare(memory, parameters, index, logs[index], fresh[index])
+        group = memory.node("group")
+        if not self._groups.still(group, len(memory.groups)):
+            self._groups = Groups(group, len(memory.groups))
+        nodes = evidence.compare(memory, parameters, self._groups, index, logs[index], fresh[index])
         if not len(nodes.group):
             return nodes.reference
         alarm = calibration.alarm_levels(memory, parameters, self.ticks, self.theory)
         bounds = evidence.bound(memory, parameters, nodes, alarm)
         own = evidence.against_own_history(memory, now, nodes, bounds)
         distance = evidence.distance_from_peers(nodes)
-        levels.follow_offsets(memory, self.ticks, distance, nodes.group)
+        levels.follow_offsets(memory, self.ticks, distance, nodes)
         peers = evidence.against_peers(memory, parameters, now, nodes, bounds, distance)
         collapse = evidence.look_for_collapse(memory, nodes, bounds)
         calibration.book(memory, parameters, self.ticks, nodes, bounds, own, collapse)

@@ -4,13 +4,14 @@
 its mirror, against peers, and for a collapse. They read the columns of earlier ticks; only `remember` writes.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from ingero_detect.codes import is_accused
-from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
 from ingero_detect.memory import Memory
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference, find_reference
@@ -34,7 +35,7 @@ class Residuals:
 
     `gap`: residual against own history less the reference; `sigma` its standard deviation from tick to tick, `scale`
     in the long run; all in log units, as `logs`, `baseline` and, by group, `level`. `ready`: has come up after its
-    return; `fresh`: is not held; `eligible`: is fresh and has enough peers.
+    return; `fresh`: is not held; `eligible`: is fresh and has enough peers. `median` gives that of every group.
     """
 
     index: slice | Ints
@@ -42,29 +43,30 @@ class Residuals:
     logs: Floats
     baseline: Floats
     level: Floats
-    gap: Floats
-    sigma: Floats
-    scale: Floats
+    gap: Singles
+    sigma: Singles
+    scale: Singles
     accused: Bools
     ready: Bools
     fresh: Bools
     eligible: Bools
     reference: Reference
+    median: Callable[[Floats | Singles], Floats]
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a tick may do to the evidence, standard deviations by node: from `floor` to `cap`; alarm above `top`.
+    """What a tick may do to the evidence, standard deviations by node: at most `cap`; alarm above `top`.
 
-    `z`: this tick's loss; `allowance`: the loss that adds nothing (the reference value of the test). `crowded`, by
-    group: a fifth of it falls at once.
+    `z`: this tick's loss, which takes from it `largest` at most; `allowance`: the loss that adds nothing (the
+    reference value of the test). `crowded`, by group: a fifth of it falls at once.
     """
 
-    z: Floats
-    allowance: Floats
-    floor: Floats
-    cap: Floats
-    top: Floats
+    z: Singles
+    largest: float
+    allowance: Singles
+    cap: Singles
+    top: Singles
     crowded: Bools
 
 
@@ -72,10 +74,10 @@ class Bounds:
 class OwnTest:
     """Against own history, by node: evidence `slow`, its mirror `fast`, loss `shortfall` over `spell` ticks."""
 
-    slow: Floats
-    fast: Floats
+    slow: Singles
+    fast: Singles
     onset: Floats
-    shortfall: Floats
+    shortfall: Singles
     spell: Ints
 
 
@@ -83,9 +85,9 @@ class OwnTest:
 class PeerTest:
     """Against peers, by node: log distance `absolute`, band `line`, evidence `below`; `few`: but few lie so low."""
 
-    absolute: Floats
-    line: Floats
-    below: Floats
+    absolute: Singles
+    line: Singles
+    below: Singles
     onset: Floats
     few: Bools
 
@@ -114,15 +116,22 @@ class Alarms:
         return self.own | self.collapse | self.peers
 
 
-def compare(memory: Memory, parameters: Parameters, index: slice | Ints, logs: Floats, fresh: Bools) -> Residuals:
+def compare(
+    memory: Memory, parameters: Parameters, groups: Groups, index: slice | Ints, logs: Floats, fresh: Bools
+) -> Residuals:
     """Residuals of the nodes in `index` with these log rates; those that are not `fresh` are held."""
     group = memory.node("group")[index].astype(np.int64)
     spread = np.nan_to_num(memory.group("scale"), nan=0.0)
     level = np.nan_to_num(memory.group("level"), nan=0.0)
     baseline = memory.node("baseline")[index].copy()
-    residual = np.clip(logs - baseline - level[group], -FURTHEST, FURTHEST)
+    residual = np.clip(singles(logs - baseline - level[group]), -FURTHEST, FURTHEST)
     tolerance = np.maximum(parameters.own_band, 3 * spread)
-    reference = find_reference(residual, group, len(memory.groups), tolerance)
+    count = np.bincount(group, minlength=len(memory.groups))
+
+    def median(values: Floats | Singles) -> Floats:
+        return groups.median(values, index, count)
+
+    reference = find_reference(residual, group, count, median, tolerance)
     sigma = _sigma(memory, index, group, spread)
     return Residuals(
         index=index,
@@ -130,7 +139,7 @@ def compare(memory: Memory, parameters: Parameters, index: slice | Ints, logs: F
         logs=logs,
         baseline=baseline,
         level=level,
-        gap=residual - reference.level[group],
+        gap=residual - singles(reference.level)[group],
         sigma=sigma,
         scale=_long_run_scale(memory, parameters, sigma, group, reference),
         accused=is_accused(memory.node("state"))[index],
@@ -138,27 +147,28 @@ def compare(memory: Memory, parameters: Parameters, index: slice | Ints, logs: F
         fresh=fresh,
         eligible=(reference.count >= parameters.min_peers)[group] & fresh,
         reference=reference,
+        median=median,
     )
 
 
-def _sigma(memory: Memory, index: slice | Ints, group: Ints, spread: Floats) -> Floats:
+def _sigma(memory: Memory, index: slice | Ints, group: Ints, spread: Floats) -> Singles:
     """Own noise, leaning on the cohort's spread while little is known of the node."""
-    own = memory.node("own")[index].astype(np.float64)
-    trust = np.minimum(memory.node("count")[index], 300)
-    sigma = np.sqrt((trust * own**2 + 30 * (spread**2)[group]) / (trust + 30))
-    floored: Floats = np.maximum(sigma, 1e-12)
+    own = memory.node("own")[index]
+    trust = singles(np.minimum(memory.node("count")[index], 300))
+    sigma = np.sqrt((trust * own**2 + singles(30 * spread**2)[group]) / (trust + 30))
+    floored: Singles = np.maximum(sigma, 1e-12)
     return floored
 
 
 def _long_run_scale(
-    memory: Memory, parameters: Parameters, sigma: Floats, group: Ints, reference: Reference
-) -> Floats:
+    memory: Memory, parameters: Parameters, sigma: Singles, group: Ints, reference: Reference
+) -> Singles:
     """The standard deviation with the autocorrelation in it, never below half of the band."""
     ratio = np.clip(memory.group("lagged") / np.maximum(memory.group("squares"), 1e-12), 0.0, 0.95)
-    stretch = np.sqrt((1 + ratio) / (1 - ratio))
-    scale: Floats = np.maximum(sigma * stretch[group], 0.5 * parameters.own_band)
+    stretch = singles(np.sqrt((1 + ratio) / (1 - ratio)))
+    scale: Singles = np.maximum(sigma * stretch[group], 0.5 * parameters.own_band)
     if reference.common.any():
-        scale = np.where(reference.common[group], np.maximum(scale, reference.spread[group]), scale)
+        scale = np.where(reference.common[group], np.maximum(scale, singles(reference.spread)[group]), scale)
     return scale
 
 
@@ -166,28 +176,37 @@ def bound(memory: Memory, parameters: Parameters, nodes: Residuals, alarm: Float
     """What this tick may add at most. `alarm`: the level of every group."""
     group, scale = nodes.group, nodes.scale
     relearn = memory.node("relearn")[nodes.index]
-    band = np.where(relearn > 0, parameters.absolute_band, parameters.own_band)
+    band = np.where(relearn > 0, np.float32(parameters.absolute_band), np.float32(parameters.own_band))
     z = -nodes.gap / scale
     allowance = np.maximum(parameters.drift, band / scale)
     low = (z > np.maximum(allowance, 3.0)) & ~nodes.accused & nodes.ready
     crowd = np.bincount(group[low], minlength=len(alarm))
     crowded = (crowd >= 2) & (crowd > 0.2 * nodes.reference.count)
     cap = np.minimum(parameters.largest_step, 0.75 * alarm)
-    cap = np.where(crowded, np.minimum(cap, alarm / 5), cap)[group]
-    return Bounds(z, allowance, -parameters.largest_step - allowance, cap, alarm[group], crowded)
+    cap = np.where(crowded, np.minimum(cap, alarm / 5), cap)
+    return Bounds(z, parameters.largest_step, allowance, singles(cap)[group], singles(alarm)[group], crowded)
 
 
-def _cusum(before: Floats, step: Floats, nodes: Residuals, bounds: Bounds, most: Floats | None = None) -> Floats:
+def _cusum(before: Singles, step: Singles, nodes: Residuals, bounds: Bounds, most: Singles | None = None) -> Singles:
     """One step of a one-sided CUSUM (Page 1954), at most `most`; without enough peers nothing changes."""
-    after = np.maximum(0.0, before + np.minimum(np.maximum(step, bounds.floor), bounds.cap)) * nodes.ready
-    return np.where(nodes.eligible, after if most is None else np.minimum(after, most), before)
+    after = -bounds.largest - bounds.allowance
+    np.maximum(after, step, out=after)
+    np.minimum(after, bounds.cap, out=after)
+    after += before
+    np.maximum(after, 0.0, out=after)
+    after *= nodes.ready
+    if most is not None:
+        np.minimum(after, most, out=after)
+    return after if nodes.eligible.all() else np.where(nodes.eligible, after, before)
 
 
-def _onset(now: float, evidence: Floats, onset: Floats, top: Floats) -> tuple[Bools, Floats]:
+def _onset(now: float, evidence: Singles, onset: Floats, top: Singles) -> tuple[Bools, Floats]:
     """Whose evidence begins now, and since when everybody's lasts; 0 where there is none."""
-    start = _ONSET * top
-    begins = (evidence > start) & (onset == 0)
-    return begins, np.where(evidence <= start, 0.0, np.where(begins, now, onset))
+    lasts = evidence > _ONSET * top
+    begins = lasts & (onset == 0)
+    since = onset * lasts
+    since[begins] = now
+    return begins, since
 
 
 def against_own_history(memory: Memory, now: float, nodes: Residuals, bounds: Bounds) -> OwnTest:
@@ -196,25 +215,26 @@ def against_own_history(memory: Memory, now: float, nodes: Residuals, bounds: Bo
     slow = _cusum(memory.node("slow")[at], z - allowance, nodes, bounds)
     fast = _cusum(memory.node("fast")[at], -z - allowance, nodes, bounds, most=1.5 * bounds.top)
     begins, onset = _onset(now, slow, memory.node("onset")[at], bounds.top)
-    shortfall = np.where(begins, 0.0, memory.node("shortfall")[at]) - np.where(nodes.eligible, nodes.gap, 0.0)
-    spell = np.where(begins, 0, memory.node("spell")[at]) + nodes.eligible
+    goes_on = ~begins
+    shortfall = memory.node("shortfall")[at] * goes_on - nodes.gap * nodes.eligible
+    spell = memory.node("spell")[at] * goes_on + nodes.eligible
     return OwnTest(slow, fast, onset, shortfall, spell)
 
 
-def distance_from_peers(nodes: Residuals) -> Floats:
+def distance_from_peers(nodes: Residuals) -> Singles:
     """Log distance of every node from the median of its group."""
-    _, middle = grouped_median(np.maximum(nodes.logs, -1e3), nodes.group, len(nodes.level))
-    absolute = nodes.logs - np.nan_to_num(middle, nan=0.0)[nodes.group]
+    middle = nodes.median(np.maximum(nodes.logs, -1e3))
+    absolute = singles(nodes.logs - np.nan_to_num(middle, nan=0.0)[nodes.group])
     return np.clip(absolute, -FURTHEST, FURTHEST)
 
 
 def against_peers(
-    memory: Memory, parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, absolute: Floats
+    memory: Memory, parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, absolute: Singles
 ) -> PeerTest:
     """The sequential test against peers, for nodes that were slow from the start."""
     at, group, scale = nodes.index, nodes.group, nodes.scale
     offsets = np.nan_to_num(memory.group("offsets"), nan=0.0)
-    line = np.maximum(parameters.absolute_band, 4 * offsets)[group]
+    line = singles(np.maximum(parameters.absolute_band, 4 * offsets))[group]
     step = -absolute / scale - np.maximum(parameters.drift, line / scale)
     below = _cusum(memory.node("below")[at], step, nodes, bounds)
     _, onset = _onset(now, below, memory.node("below_onset")[at], bounds.top)
@@ -226,8 +246,8 @@ def against_peers(
 def look_for_collapse(memory: Memory, nodes: Residuals, bounds: Bounds) -> CollapseTest:
     """Count ticks in a row in which more than half of the own rate is gone."""
     falling = (nodes.gap < -_HALF) & (-nodes.gap > 4 * nodes.scale) & nodes.ready
-    before = memory.node("run")[nodes.index].astype(np.int64)
-    run = np.where(falling, np.minimum(before + 1, LONGEST_RUN), 0)
+    before = memory.node("run")[nodes.index].copy()
+    run = np.minimum(before + 1, LONGEST_RUN) * falling
     run = np.where(nodes.eligible, run, before)
     needed = memory.group("confirm")
     confirm = np.where(bounds.crowded, np.maximum(needed, 5), needed)[nodes.group]

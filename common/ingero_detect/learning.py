@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from ingero_detect.codes import HEALTHY, LEARNING
 from ingero_detect.evidence import Residuals
-from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median, singles
 from ingero_detect.memory import Memory
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference
@@ -86,24 +86,34 @@ def _summarise(window: npt.NDArray[np.float16], rows: Ints) -> tuple[Floats, Flo
 
 def go_on_learning(memory: Memory, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
     """Baseline, noise and autocorrelation follow nodes that nothing speaks against (`calm`, by judged node)."""
+    at = nodes.index
+    _follow_node(memory, parameters, nodes, calm)
+    memory.node("count")[at] += calm
+    for name in ("relearn", "grace"):
+        left = memory.node(name)
+        left[at] = np.maximum(left[at] - nodes.fresh, 0)
+    _follow_lag(memory, nodes, calm)
+
+
+def _follow_node(memory: Memory, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
+    """Baseline and mean deviation of every calm node."""
     at, gap, sigma = nodes.index, nodes.gap, nodes.sigma
-    own = memory.node("own")[at].astype(np.float64)
-    count, relearn, grace = (memory.node(name)[at] for name in ("count", "relearn", "grace"))
-    gain = np.maximum(1.0 / np.maximum(count, 1), 1.0 / parameters.baseline_ticks)
-    step = np.where(calm, gain * np.clip(gap, -2 * sigma, 2 * sigma), 0.0)
-    memory.node("baseline")[at] = nodes.baseline + step
-    wide = np.maximum(1.0 / np.maximum(count, 1), 1 / 300)
+    newest = 1.0 / singles(np.maximum(memory.node("count")[at], 1))
+    furthest = 2 * sigma
+    step = np.maximum(newest, 1.0 / parameters.baseline_ticks) * np.minimum(np.maximum(gap, -furthest), furthest)
+    memory.node("baseline")[at] = nodes.baseline + step * calm
+    own = memory.node("own")[at]
     deviation = np.minimum(np.abs(gap), 4 * np.maximum(sigma, 0.2 * nodes.scale))
-    memory.node("own")[at] = np.where(calm, own + wide * (1.2533 * deviation - own), own)
-    memory.node("count")[at] = count + calm
-    memory.node("relearn")[at] = np.maximum(relearn - nodes.fresh, 0)
-    memory.node("grace")[at] = np.maximum(grace - nodes.fresh, 0)
-    previous = memory.node("previous")[at]
-    current = np.clip(gap / sigma, -3, 3)
-    pair = calm & np.isfinite(previous)
-    product = np.where(pair, current * previous, 0.0)
-    squared = np.where(pair, current * current, 0.0)
-    for name, values in (("lagged", product), ("squares", squared)):
+    memory.node("own")[at] = own + np.maximum(newest, 1 / 300) * (1.2533 * deviation - own) * calm
+
+
+def _follow_lag(memory: Memory, nodes: Residuals, calm: Bools) -> None:
+    """The sums of every group whose ratio is its lag-one autocorrelation."""
+    previous = memory.node("previous")[nodes.index]
+    current = np.where(calm, np.minimum(np.maximum(nodes.gap / nodes.sigma, -3), 3), np.float32(np.nan))
+    both = np.isfinite(current) & np.isfinite(previous)
+    for name, other in (("lagged", previous), ("squares", current)):
         column = memory.group(name)
-        column[:] = column * (1 - 1 / 500) + np.bincount(nodes.group, values, len(column))
-    memory.node("previous")[at] = np.where(nodes.fresh, np.where(calm, current, np.nan), previous)
+        column *= 1 - 1 / 500
+        column += np.bincount(nodes.group, np.where(both, current * other, np.float32(0)), len(column))
+    memory.node("previous")[nodes.index] = np.where(nodes.fresh, current, previous)

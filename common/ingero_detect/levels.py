@@ -6,7 +6,8 @@ import numpy as np
 
 from ingero_detect.calibration import OFFSET_TICKS
 from ingero_detect.codes import is_accused
-from ingero_detect.grouped import Floats, Ints, grouped_median
+from ingero_detect.evidence import Residuals
+from ingero_detect.grouped import Singles
 from ingero_detect.memory import Memory
 from ingero_detect.observation import JobSlow
 from ingero_detect.parameters import Parameters
@@ -17,12 +18,13 @@ _LATE_PHASE_COUNT: Final = 10
 """Samples that a baseline is worth once the job has entered a new phase."""
 
 
-def follow_offsets(memory: Memory, ticks: int, absolute: Floats, group: Ints) -> None:
+def follow_offsets(memory: Memory, ticks: int, absolute: Singles, nodes: Residuals) -> None:
     """How far nodes of a cohort lie apart, as a standard deviation that leans on 4 % while they are few."""
     column = memory.group("offsets")
-    if ticks % OFFSET_TICKS and np.isfinite(column[group]).all():
+    count = nodes.reference.count
+    if ticks % OFFSET_TICKS and np.isfinite(column[count > 0]).all():
         return
-    count, deviation = grouped_median(np.abs(absolute), group, len(memory.groups))
+    deviation = nodes.median(np.abs(absolute))
     spread = np.nan_to_num(deviation, nan=0.0) * MAD_TO_SIGMA
     current = np.sqrt((count * spread**2 + 8 * 0.04**2) / (count + 8))
     column[:] = np.where(count == 0, column, np.where(np.isnan(column), current, column + 0.1 * (current - column)))

@@ -5,12 +5,13 @@ own history counts instead, if at least a quarter of the cohort and two nodes ho
 sixty per cent accused. When nobody stayed, the mode nearest to zero is a common move, and nobody is accused for it.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
-from ingero_detect.grouped import Floats, Ints, grouped_median
+from ingero_detect.grouped import Bools, Floats, Ints, Singles, singles
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 SHARE: Final = 0.25
@@ -38,18 +39,22 @@ class Reference:
     count: Ints
     level: Floats
     spread: Floats
-    common: np.ndarray[tuple[int], np.dtype[np.bool_]]
-    partial: np.ndarray[tuple[int], np.dtype[np.bool_]]
+    common: Bools
+    partial: Bools
 
 
-def find_reference(residuals: Floats, cohort: Ints, m: int, tolerance: Floats) -> Reference:
-    """The reference of every cohort 0 to m-1 from the residuals of its nodes. `tolerance` (m,): how near is near."""
-    count, level = grouped_median(residuals, cohort, m)
-    level = np.where(count > 0, level, 0.0)
-    _, deviation = grouped_median(np.abs(residuals - level[cohort]), cohort, m)
+def find_reference(
+    residuals: Singles, cohort: Ints, count: Ints, median: Callable[[Singles], Floats], tolerance: Floats
+) -> Reference:
+    """The reference of every cohort from the residuals of its nodes, of which it has `count`.
+
+    `median` gives that of every cohort, `tolerance` (by cohort) says how near is near.
+    """
+    level = np.where(count > 0, median(residuals), 0.0)
+    deviation = median(np.abs(residuals - singles(level)[cohort]))
     spread = np.where(count > 0, deviation, 0.0) * MAD_TO_SIGMA * small_sample_factor(count)
     moved = (count > 0) & (np.abs(level) > tolerance)
-    common, partial = moved.copy(), np.zeros(m, np.bool_)
+    common, partial = moved.copy(), np.zeros(len(count), np.bool_)
     for number in np.flatnonzero(moved).tolist():
         values = np.sort(residuals[cohort == number])
         near = values[np.abs(values) <= tolerance[number]]
@@ -65,7 +70,7 @@ def find_reference(residuals: Floats, cohort: Ints, m: int, tolerance: Floats) -
     return Reference(count, level, spread, common, partial)
 
 
-def _nearest_mode(values: Floats, needed: int, width: float) -> Floats:
+def _nearest_mode(values: Singles, needed: int, width: float) -> Singles:
     """The members of the mode nearest to zero that holds `needed` of the sorted `values`, `width` to either side.
 
     Of all windows the one whose median lies nearest to zero is followed uphill until its median rests (mean shift).

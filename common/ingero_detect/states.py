@@ -34,17 +34,20 @@ def advance(
     """Take every judged node to its next state."""
     state, at, accused = memory.node("state"), nodes.index, nodes.accused
     stays = accused | (state[at] == LEARNING) | ~nodes.fresh
-    state[at] = np.where(stays, state[at], np.where(alarms.suspected, SUSPECTED, HEALTHY))
+    found = np.where(alarms.suspected, np.uint8(SUSPECTED), np.uint8(HEALTHY))
+    state[at] = np.where(stays, state[at], found)
     rows = np.arange(len(memory.names))[at]
     speaks_against = alarms.any()
     alarmed = speaks_against & ~accused
     if alarmed.any():
         own, collapse = alarms.own[alarmed], alarms.collapse[alarmed]
-        _accuse(memory, parameters, now, rows[alarmed], own, collapse, peers.absolute[alarmed])
+        _accuse(memory, parameters, now, rows[alarmed], own, collapse, peers.absolute[alarmed].astype(np.float64))
     enough = nodes.reference.count >= np.minimum(parameters.min_peers, memory.group("size"))
     followed = accused & enough[nodes.group] & nodes.fresh
     if followed.any():
-        gap, absolute, line = nodes.gap[followed], peers.absolute[followed], peers.line[followed]
+        gap, absolute, line = (
+            values[followed].astype(np.float64) for values in (nodes.gap, peers.absolute, peers.line)
+        )
         _follow(memory, parameters, now, rows[followed], gap, absolute, line, speaks_against[followed])
 
 

@@ -5,12 +5,13 @@ prints both); everything that is not hot belongs on FastAPI.
 """
 
 import asyncio
+import re
 import time
 import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Final, cast
+from dataclasses import dataclass, replace
+from typing import Final, NamedTuple, cast
 
 import httptools
 import zstandard
@@ -29,6 +30,11 @@ _REASONS: Final = {
     503: b"Service Unavailable",
 }  # fmt: skip
 _MAX_PIPELINED: Final = 64
+_DIGITS: Final = 18
+"""Most digits of a length; 2^63 has one more."""
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]{1,%d})\r\n" % _DIGITS, re.IGNORECASE)
+_UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding"))
+"""Headers after which a body is not simply what follows the head."""
 
 
 @dataclass(slots=True)
@@ -115,10 +121,47 @@ def decompress(encoding: bytes, body: bytes, limit: int) -> bytes:
     return data
 
 
+class _Head(NamedTuple):
+    """What stands before and behind the length in the head of a request, and what such a head says."""
+
+    before: bytes
+    behind: bytes
+    request: Request
+
+    @classmethod
+    def of(cls, data: bytes, request: Request) -> "_Head | None":
+        """The head of the one request that `data` is; `None` if its body is not simply what follows the head."""
+        end = data.find(b"\r\n\r\n") + 4
+        length = _LENGTH.search(data, 0, end)
+        if not request.keep_alive or not length or int(length[1]) != len(data) - end:
+            return None
+        if not _UNUSUAL.isdisjoint(request.headers):
+            return None
+        return cls(data[: length.start(1)], data[length.end(1) : end], replace(request, body=b""))
+
+    def read(self, data: bytes, limit: int) -> Request | None:
+        """The request that `data` is, if it is one, whole, with this head and a body of `limit` bytes at most."""
+        before, behind, request = self
+        start = len(before)
+        if not data.startswith(before):
+            return None
+        end = data.find(b"\r", start, start + _DIGITS + 1)
+        size = end + len(behind)
+        length = data[start:end]
+        if not data.startswith(behind, end) or not length.isdigit() or not int(length) == len(data) - size <= limit:
+            return None
+        headers = request.headers
+        if headers[b"content-length"] != length:
+            headers = {**headers, b"content-length": length}
+        return Request(request.method, request.path, request.query, headers, data[size:])
+
+
 class _Connection(asyncio.Protocol):
+    """One client. It asks the same again and again: a request whose head is the last one's is not parsed again."""
+
     __slots__ = (
-        "_body", "_head", "_headers", "_parser", "_reading", "_refused", "_request", "_server", "_since", "_task",
-        "_transport", "_url", "_waiting",
+        "_body", "_head", "_headers", "_known", "_last", "_parser", "_reading", "_refused", "_request",
+        "_server", "_since", "_task", "_transport", "_url", "_waiting",
     )  # fmt: skip
 
     def __init__(self, server: "HttpServer") -> None:
@@ -129,6 +172,8 @@ class _Connection(asyncio.Protocol):
         self._waiting: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._refused = False
+        self._known: _Head | None = None
+        self._last: Request | None = None
         self._reset()
 
     def _reset(self) -> None:
@@ -155,6 +200,12 @@ class _Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         if self._refused:
             return
+        if self._known and not self._reading:
+            request = self._known.read(data, self._server.limits.body_bytes)
+            if request:
+                self._again(request)
+                return
+        begins = not self._reading
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -163,6 +214,22 @@ class _Connection(asyncio.Protocol):
             if not self._refused:
                 self._server.counters.malformed += 1
                 self._refuse(Response(400, f"not HTTP/1.1: {error}".encode()))
+        last, self._last = self._last, None
+        if last and begins and not self._reading:
+            self._known = _Head.of(data, last)
+
+    def _again(self, request: Request) -> None:
+        """A request whose head was read before."""
+        self._since = time.monotonic()
+        if self._admit(request):
+            self._complete(request)
+
+    def _admit(self, request: Request) -> bool:
+        """Ask the guard; who does not pass is answered, and the connection ends."""
+        answer = self._server.guard(request) if self._server.guard else None
+        if answer:
+            self._refuse(answer)
+        return answer is None
 
     def eof_received(self) -> bool:
         return False
@@ -200,12 +267,8 @@ class _Connection(asyncio.Protocol):
         parser = self._parser
         request = Request(parser.get_method(), path, query, headers, b"", parser.should_keep_alive())
         self._request = request
-        guard = self._server.guard
-        if guard:
-            answer = guard(request)
-            if answer:
-                self._refuse(answer)
-                return
+        if not self._admit(request):
+            return
         if b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and self._transport:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
@@ -226,17 +289,21 @@ class _Connection(asyncio.Protocol):
         request = self._request
         if self._refused or request is None:
             return
-        self._server.counters.requests += 1
-        try:
-            request.body = bytes(self._body)
-            encoding = request.headers.get(b"content-encoding")
-            if encoding:
-                request.body = decompress(encoding.lower(), request.body, self._server.limits.decoded_bytes)
-        except DecodeError as error:
-            self._server.counters.malformed += 1
-            self._refuse(Response(error.status, str(error).encode()))
-            return
+        request.body = bytes(self._body)
+        self._last = request
         self._reset()
+        self._complete(request)
+
+    def _complete(self, request: Request) -> None:
+        self._server.counters.requests += 1
+        encoding = request.headers.get(b"content-encoding")
+        if encoding:
+            try:
+                request.body = decompress(encoding.lower(), request.body, self._server.limits.decoded_bytes)
+            except DecodeError as error:
+                self._server.counters.malformed += 1
+                self._refuse(Response(error.status, str(error).encode()))
+                return
         if self._task:
             self._waiting.append(request)
             if len(self._waiting) > _MAX_PIPELINED:

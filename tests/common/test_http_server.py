@@ -2,12 +2,15 @@
 
 import asyncio
 import gzip
+import itertools
 import zlib
 from collections.abc import Awaitable, Callable
 
 import pytest
 import uvloop
 import zstandard
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from ingero_kit.http_server import HttpServer, Limits, Request, Response
 
@@ -162,3 +165,81 @@ def test_a_failing_handler_costs_one_answer() -> None:
         assert answer.endswith(b"good")
 
     run(scenario, server)
+
+
+class Wire(asyncio.Transport):
+    """Keeps what is written."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written, self.closed = b"", False
+
+    def write(self, data: "bytes | bytearray | memoryview[int]") -> None:
+        self.written += data
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abort(self) -> None:
+        self.closed = True
+
+
+def told(chunks: list[bytes], server: HttpServer) -> tuple[bytes, bool]:
+    """What a connection answers to chunks of octets, and whether it was closed."""
+    wire, connection = Wire(), server.connection()
+    assert isinstance(connection, asyncio.Protocol)
+    connection.connection_made(wire)
+    for chunk in chunks:
+        connection.data_received(chunk)
+    connection.connection_lost(None)
+    return wire.written, wire.closed
+
+
+def whole(request: Request) -> Response:
+    facts = b"%b %b?%b %b" % (request.method, request.path, request.query, request.body)
+    return Response(200, facts + repr(sorted(request.headers.items())).encode())
+
+
+requests = st.builds(
+    lambda body, lines, wrong: post(body, *lines, length=None if wrong is None else len(body) + wrong),
+    st.sampled_from([b"", b"a", b"body", b"x" * 99, b"y" * 100, b"\r\n\r\nz", post(b"inner")]),
+    st.sampled_from([(), (), ("a: b",), ("content-type: text/plain",), ("expect: 100-continue",), (CLOSE,)]),
+    st.sampled_from([None, None, None, None, None, None, -1, 1]),
+)
+
+
+INNER = post(b"a")
+HEAD = len(post(INNER)) - len(INNER)
+"""Length of the head of a request whose body is itself a request."""
+
+
+@given(st.lists(requests, max_size=6), st.lists(st.integers(0, 700), max_size=8))
+@example([post(b"x" * 99), post(b"y" * 100)], [])
+@example([INNER, post(INNER)], [len(INNER), len(INNER) + HEAD])
+@example([post(INNER, "a: b"), post(b"c")], [HEAD + len("a: b\r\n"), HEAD + len("a: b\r\n") + len(INNER)])
+def test_answers_do_not_depend_on_where_the_stream_is_cut(sent: list[bytes], places: list[int]) -> None:
+    """Requests whose head is known already are read without the parser; nobody may be able to tell."""
+    stream = b"".join(sent)
+    cuts = sorted({place for place in places if place < len(stream)} | {0, len(stream)})
+    pieces = [stream[start:end] for start, end in itertools.pairwise(cuts)]
+    octets = [stream[place : place + 1] for place in range(len(stream))]
+    limits = Limits(body_bytes=99)
+    expected = told(octets, HttpServer(whole, limits=limits))
+    assert told(sent, HttpServer(whole, limits=limits)) == expected
+    assert told(pieces, HttpServer(whole, limits=limits)) == expected
+
+
+def test_every_request_passes_the_guard() -> None:
+    seen: list[bytes] = []
+
+    def guard(request: Request) -> Response | None:
+        seen.append(request.headers[b"content-length"])
+        return Response(401, b"no more") if len(seen) == 3 else None
+
+    server = HttpServer(echo, guard=guard)
+    answers, closed = told([post(b"1"), post(b"22"), post(b"333"), post(b"4")], server)
+    assert seen == [b"1", b"2", b"3"]
+    assert answers.count(b" 200 OK") == 2
+    assert b" 401 " in answers
+    assert closed
+    assert server.counters.requests == 2

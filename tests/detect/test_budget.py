@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_detect import budget
-from ingero_detect.grouped import grouped_median
+from ingero_detect.grouped import Floats, Groups, Singles, grouped_median
 from ingero_detect.reference import find_reference
 
 
@@ -83,9 +83,34 @@ def test_grouped_medians_are_medians(values: list[tuple[float, int]], groups: in
             assert median[number] == pytest.approx(np.median(mine), rel=1e-9, abs=1e-9)
 
 
+@given(st.lists(st.tuples(st.floats(-1e6, 1e6) | st.just(-np.inf), st.integers(-1, 5), st.booleans()), max_size=80))
+def test_medians_of_standing_groups_are_medians(members: list[tuple[float, int, bool]]) -> None:
+    values = np.array([value for value, _, _ in members], float)
+    group = np.array([group for _, group, _ in members], np.int32)
+    chosen = np.array([here for _, _, here in members], bool) & (group >= 0)
+    groups = Groups(group, 8)
+    count = np.bincount(group[chosen], minlength=8)
+
+    median = groups.median(values[chosen], np.flatnonzero(chosen), count)
+
+    for number in range(8):
+        mine = values[chosen & (group == number)]
+        with np.errstate(invalid="ignore"):
+            expected = np.median(mine) if len(mine) else np.nan
+        assert median[number] == pytest.approx(expected, nan_ok=True)
+    assert groups.still(group.copy(), 8)
+    assert not groups.still(group, 9)
+    assert not len(group) or not groups.still(group + np.int32(1), 8)
+
+
 def reference(*residuals: float) -> tuple[float, bool, bool]:
-    values = np.array(residuals)
-    found = find_reference(values, np.zeros(len(values), np.int64), 1, np.array([0.05]))
+    values, alone = np.array(residuals, np.float32), np.zeros(len(residuals), np.int32)
+    groups, count = Groups(alone, 1), np.array([len(residuals)])
+
+    def median(of: Singles | Floats) -> Floats:
+        return groups.median(of, slice(None), count)
+
+    found = find_reference(values, alone.astype(np.int64), count, median, np.array([0.05]))
     return float(found.level[0]), bool(found.common[0]), bool(found.partial[0])
 
 

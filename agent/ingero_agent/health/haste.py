@@ -13,7 +13,6 @@ QUIET: Final = 12.0
 """Push intervals for which a node makes no haste whose work came back before it was named, or a restless one would
 push all day."""
 
-
 DOUBT: Final = 3.0
 """Push intervals since it fell for which a node's baseline learns nothing: Fleet may yet name it."""
 

@@ -21,14 +21,10 @@ RETURN_FLAG: Final = 1
 libc: Final = ctypes.CDLL(None, use_errno=True)
 
 
-_ATTRIBUTES: Final = 128
-"""Size of `union bpf_attr` as far as it is used here, bytes."""
-
-
 def bpf(command: int, attributes: bytes) -> int:
     """Call the kernel. Raises `OSError`."""
-    attributes = attributes.ljust(_ATTRIBUTES, b"\0")
-    result: int = libc.syscall(SYSCALL, command, attributes, len(attributes))
+    buffer = ctypes.create_string_buffer(attributes, max(len(attributes), 128))
+    result: int = libc.syscall(SYSCALL, command, buffer, len(buffer))
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

@@ -7,7 +7,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.diagnosis import Timeline, diagnose
+from ingero_detect.diagnosis import diagnose
+from ingero_detect.timeline import Timeline
 from ingero_fleet.replay.tables import Batch, TableError, batches
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")

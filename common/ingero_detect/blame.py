@@ -1,0 +1,90 @@
+"""Who blocked how much less than others, and who only passes a delay on from one group of ranks to another. Pure."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
+from ingero_detect.timeline import Timeline, enough
+
+
+@dataclass(frozen=True)
+class Blame:
+    """What was lost to the last rank alone, by the groups of ranks that meet in collectives.
+
+    A pair is a rank in a group; `pair`, `step` and `gap` are by collective, seconds.
+    """
+
+    ranks: int
+    rank_of: Ints
+    group_of: Ints
+    pair: Ints
+    step: Ints
+    gap: Floats
+
+    def gaps(self, part: slice) -> Floats:
+        """Loss by pair in a part of the steps."""
+        inside = (self.step >= part.start) & (self.step < part.stop)
+        return np.bincount(self.pair[inside], self.gap[inside], len(self.rank_of)).astype(np.float64)
+
+    def victims(self, part: slice) -> Bools:
+        """Ranks that are late in one group because somebody held them up in another, for half as long at least."""
+        gaps = self.gaps(part)
+        order = np.lexsort((-gaps, self.group_of))
+        firsts = np.flatnonzero(np.diff(self.group_of[order], prepend=-1))
+        first, second = order[firsts], order[np.minimum(firsts + 1, len(order) - 1)]
+        worst = np.where(first[self.group_of] == np.arange(len(gaps)), gaps[second][self.group_of],
+                         gaps[first][self.group_of])  # fmt: skip
+        elsewhere = np.bincount(self.rank_of, gaps, self.ranks)[self.rank_of] - gaps
+        held_up = (elsewhere > 0) & (worst >= 0.5 * elsewhere) & (gaps < 0.5 * worst)
+        found = np.zeros(self.ranks, np.bool_)
+        found[self.rank_of[held_up]] = True
+        return found
+
+
+def _who_was_last(line: Timeline, rows: Ints, instance: Ints, known: Bools) -> Blame | None:
+    """Who came last in every collective and what that cost; `None` where all ranks meet in one group."""
+    order = np.lexsort((line.duration[rows], instance))
+    rows, instance = rows[order], instance[order]
+    starts = np.flatnonzero(np.diff(instance, prepend=-1))
+    # The members of a collective, whatever their order, as one number.
+    marks = np.random.default_rng(0).integers(1, 2**63, line.ranks, dtype=np.uint64)
+    _, group = np.unique(np.add.reduceat(marks[line.rank[rows]], starts), return_inverse=True)
+    if group.max() == 0:
+        return None
+    sizes = np.diff(np.append(starts, len(rows)))
+    keys, pair = np.unique(np.repeat(group, sizes) * line.ranks + line.rank[rows], return_inverse=True)
+    counted = known[line.step[rows[starts]]]
+    column = np.cumsum(known) - 1
+    gap = line.duration[rows[np.minimum(starts + 1, len(rows) - 1)]] - line.duration[rows[starts]]
+    return Blame(
+        line.ranks, keys % line.ranks, keys // line.ranks, pair[starts][counted].astype(np.int64),
+        column[line.step[rows[starts]]][counted], gap[counted],
+    )  # fmt: skip
+
+
+def lags_of(line: Timeline) -> tuple[Floats, Blame | None] | None:
+    """How much less than the median of its collective each rank blocked, summed by (rank, step).
+
+    Beside it who made whom late, where ranks meet in several groups.
+    """
+    chosen = line.collective & (line.instance >= 0)
+    if not chosen.any():
+        return None
+    _, instance = np.unique(line.instance[chosen], return_inverse=True)
+    m = int(instance.max()) + 1
+    count, middle = grouped_median(line.duration[chosen], instance.astype(np.int64), m)
+    several = count[instance] >= 2
+    lag = np.where(several, middle[instance] - line.duration[chosen], 0.0)
+    if not several.any():
+        return None
+    rows = np.flatnonzero(chosen)[several]
+    place = line.rank[rows] * line.steps + line.step[rows]
+    size = line.ranks * line.steps
+    total = np.bincount(place, lag[several], size)
+    there = np.bincount(place, minlength=size) > 0
+    table = np.where(there, total, np.nan).reshape(line.ranks, line.steps)
+    known = enough(table)
+    if not known.any():
+        return None
+    return table[:, known], _who_was_last(line, rows, instance[several].astype(np.int64), known)

@@ -1,0 +1,171 @@
+"""Whether a rank stands out: its excess against error, chance over all ranks, and how ranks differ anyway. Pure."""
+
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.blame import Blame
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.reference import small_sample_factor
+from ingero_detect.threshold import MAD_TO_SIGMA
+from ingero_detect.timeline import FEWEST_STEPS
+
+SIGNIFICANCE: Final = 1e-6
+"""Chance that any rank of a healthy job is named."""
+
+SMALLEST_EFFECT: Final = 0.02
+"""Share of a step below which an excess is nobody's fault."""
+
+OUTSTANDING: Final = 4.0
+"""How far a rank's excess must stand out of how ranks differ anyway, standard deviations."""
+
+TRIM: Final = 0.1
+"""Share of steps left out at either end of a mean."""
+
+ALIKE: Final = 3.5
+"""Variance of the logarithm of an estimated variance, times steps, for normal noise that is the same on all ranks."""
+
+MOST_ALIKE: Final = 0.97
+"""Lag-1 autocorrelation of a rank's steps beyond which its errors grow no more."""
+
+MAD_NOISE: Final = 2.33
+"""Relative standard deviation of a squared MAD of normal values, times the root of their number."""
+
+LARGEST_SHARE: Final = 0.25
+"""Share of ranks beyond which slow ranks are not called culprits."""
+
+
+@dataclass(frozen=True)
+class _Excess:
+    """Excess of every rank as a share of the step, its standard error, and the spread between like ranks.
+
+    `freedom` is of the errors, in degrees.
+    """
+
+    share: Floats
+    error: Floats
+    freedom: Floats
+    spread: float
+
+    def standing_out(self) -> Bools:
+        """Ranks whose excess is significant, outstanding and large enough to matter."""
+        needed = _widened(SIGNIFICANCE / max(1, len(self.share)), self.freedom)
+        z = self.share / np.maximum(self.error, 1e-9)
+        found: Bools = (z > needed) & (self.share > np.maximum(SMALLEST_EFFECT, OUTSTANDING * self.spread))
+        return found
+
+
+def quantile(chance: float, steps: int) -> float:
+    """The normal quantile of an upper tail, widened for few steps."""
+    return float(_widened(chance, np.array(_freedom(steps))))
+
+
+def _freedom(steps: int) -> float:
+    """Degrees of freedom of an error from so many steps."""
+    return max(4.0, 0.8 * steps - 1)
+
+
+def _widened(chance: float, freedom: Floats) -> Floats:
+    """The quantile of an upper tail of Student's distribution, to first order."""
+    z = -NormalDist().inv_cdf(chance)
+    found: Floats = z * (1 + (z * z + 1) / (4 * freedom))
+    return found
+
+
+def trimmed(values: Floats) -> tuple[Floats, Floats]:
+    """Trimmed mean by row and its standard error.
+
+    The error comes from the plain deviation, so that rare large values cannot pass for a habit; a row that seems to
+    have none takes half of the usual one. It grows with the lag-1 autocorrelation.
+    """
+    middle = np.nanmedian(values, axis=1, keepdims=True)
+    centred = np.where(np.isfinite(values), values - middle, 0.0)
+    sigma = MAD_TO_SIGMA * np.nanmedian(np.abs(values - middle), axis=1)
+    low, high = np.nanquantile(values, (TRIM, 1 - TRIM), axis=1)
+    clipped = np.clip(values, low[:, None], high[:, None])
+    mean = np.nanmean(clipped, axis=1)
+    count = np.isfinite(values).sum(axis=1)
+    bounded = np.clip(centred, -3 * sigma[:, None], 3 * sigma[:, None])
+    power = (bounded**2).sum()
+    ratio = float((bounded[:, 1:] * bounded[:, :-1]).sum() / power) if power > 0 else 0.0
+    steps = values.shape[1]
+    ratio = min(max((steps * ratio + 1) / max(steps - 4, 1), 0.0), MOST_ALIKE)  # less its bias (Kendall 1954)
+    stretch = np.sqrt((1 + ratio) / (1 - ratio))
+    pooled = np.sqrt(np.nanmean(sigma**2))
+    spread = np.maximum(np.nanstd(values, axis=1, ddof=1), 0.5 * pooled)
+    error = stretch * spread / np.sqrt(np.maximum(count, 1))
+    return mean, error
+
+
+def lent(error: Floats, steps: int) -> tuple[Floats, Floats]:
+    """Errors that ranks lend one another, and their degrees of freedom (moderated variances, Smyth 2004).
+
+    How much is lent follows from how alike the errors are. A rank whose error is larger than chance makes it among
+    alike ones keeps its own.
+    """
+    freedom = np.full(len(error), _freedom(steps))
+    logs = 2 * np.log(np.maximum(error, 1e-12))
+    typical = float(np.median(logs))
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(logs - typical)))
+    spread *= float(small_sample_factor(np.array([len(error)]))[0])
+    most = (len(error) - 1) * freedom[0]
+    excess = spread**2 - ALIKE / steps
+    weight = most if excess <= 0 else min(most, 2 / excess)
+    ordinary = logs <= typical + 2.5 * np.sqrt(ALIKE / steps)
+    joined = np.sqrt((weight * np.exp(typical) + freedom * error**2) / (weight + freedom))
+    return np.where(ordinary, joined, error), np.where(ordinary, freedom + weight, freedom)
+
+
+def _against(values: Floats, error: Floats, alike: Ints, steps: int) -> _Excess:
+    """Excess of ranks over the middle of those that do the same; over the lower one where there are but two."""
+    share, spreads = np.zeros(len(values)), []
+    for kind in np.unique(alike).tolist():
+        members = np.flatnonzero(alike == kind)
+        own = values[members]
+        middle = np.median(own) if len(members) >= 3 else own.min()
+        share[members] = own - middle
+        if len(members) >= 5:
+            spreads += (own - middle).tolist()
+    error, freedom = lent(error, steps)
+    spread = MAD_TO_SIGMA * float(np.median(np.abs(spreads))) if spreads else 0.0
+    typical = float(np.median(error))
+    chance = 1 + 2 * MAD_NOISE / np.sqrt(max(len(spreads), 1))
+    return _Excess(share, error, freedom, spread if spread**2 > chance * typical**2 else typical)
+
+
+def _segments(steps: int) -> list[slice]:
+    """The whole, then halves, quarters and eighths, as long as they are long enough to say anything."""
+    found = []
+    for parts in (1, 2, 4, 8):
+        length = steps // parts
+        if parts > 1 and length < 2 * FEWEST_STEPS:
+            break
+        found += [slice(part * length, (part + 1) * length) for part in range(parts)]
+    return found
+
+
+def culprits(relative: Floats, alike: Ints, blame: Blame | None = None) -> tuple[Bools, Floats]:
+    """Ranks that stand out, in the whole or in a part of the steps, and their largest excess; victims never do."""
+    flagged = np.zeros(len(relative), np.bool_)
+    excess = np.zeros(len(relative))
+    for number, part in enumerate(_segments(relative.shape[1])):
+        values = relative[:, part]
+        if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():
+            continue
+        mean, error = trimmed(values)
+        victims = blame.victims(part) if blame is not None else np.zeros(len(mean), np.bool_)
+        found = _against(np.where(victims, np.minimum(mean, 0.0), mean), error, alike, values.shape[1])
+        standing = found.standing_out() & ~victims
+        if number:
+            standing &= found.share > 2 * SMALLEST_EFFECT
+        if standing.sum() > max(1, LARGEST_SHARE * len(relative)):
+            continue
+        flagged |= standing
+        excess = np.maximum(excess, np.where(standing, found.share, 0.0))
+        if not number and standing.any():
+            break
+    if flagged.sum() > max(1, LARGEST_SHARE * len(relative)):
+        flagged[:] = False
+    return flagged, excess

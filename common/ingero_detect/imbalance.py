@@ -1,0 +1,119 @@
+"""Slowness that follows a stage, or the step and its data, and no rank: nobody's fault. Pure."""
+
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.causes import Cause, Diagnosis
+from ingero_detect.excess import SIGNIFICANCE, quantile
+from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.threshold import MAD_TO_SIGMA
+from ingero_detect.timeline import FEWEST_STEPS, Timeline, sums
+
+SMALLEST_IMBALANCE: Final = 0.05
+"""Share of a step that stages or sequences must cost to be named."""
+
+
+def stages(compute: Floats, stage: Ints, period: float, culprits: set[int]) -> Diagnosis | None:
+    """Stages whose work differs: what the heaviest one costs over an even partition."""
+    healthy = np.array([rank not in culprits for rank in range(len(stage))])
+    kinds = [kind for kind in np.unique(stage).tolist() if (healthy & (stage == kind)).any()]
+    if len(kinds) < 2:
+        return None
+    means = [np.nanmedian(compute[healthy & (stage == kind)], axis=0) for kind in kinds]
+    table = np.array(means)
+    typical = np.nanmedian(table, axis=1)
+    heaviest = int(np.argmax(typical))
+    lost = float(np.nanmean(table[heaviest] - np.nanmean(table, axis=0)))
+    second = float(np.partition(typical, -2)[-2])
+    steady = float(np.nanmean(table[heaviest] >= np.nanmax(table, axis=0) - 1e-12))
+    if lost < SMALLEST_IMBALANCE * period or typical[heaviest] < 1.05 * np.median(typical) or steady < 0.6:
+        return None
+    evidence = {
+        "stage": kinds[heaviest],
+        "stage_over_mean": round(float(typical[heaviest] / typical.mean()), 6),
+        "stage_over_second": round(float(typical[heaviest] / max(second, 1e-12)), 6),
+    }
+    return Diagnosis(Cause.STAGE, seconds_lost_per_step=lost, evidence=evidence)
+
+
+def sequences(
+    line: Timeline, compute: Floats, alike: Ints, replica: Ints, period: float, culprits: set[int]
+) -> Diagnosis | None:
+    """Excess that follows the step, or the data of a step on whichever rank it falls, and no rank."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(np.maximum(compute, 1e-12))
+    logs = np.where(np.isfinite(compute), logs, np.nan)
+    healthy = np.array([rank not in culprits for rank in range(len(logs))])
+    logs = logs[healthy]
+    alike, replica, compute = alike[healthy], replica[healthy], compute[healthy]
+    by_rank = np.nanmedian(logs, axis=1, keepdims=True)
+    centred = logs - by_rank
+    step = np.nanmedian(centred, axis=0)
+    cells = centred - step
+    sigma = max(MAD_TO_SIGMA * float(np.nanmedian(np.abs(cells - np.nanmedian(cells)))), 1e-4)
+    ordinary = np.exp(by_rank + step + np.minimum(cells, 4 * sigma))
+    lost_cells = float(np.nanmean(np.nanmax(compute, axis=0) - np.nanmax(ordinary, axis=0)))
+    step_sigma = max(MAD_TO_SIGMA * float(np.median(np.abs(step - np.median(step)))), 1e-4)
+    usual = float(np.nanmedian(np.nanmax(compute, axis=0)))
+    calm = np.minimum(step, np.median(step) + 4 * step_sigma)
+    lost_steps = usual * float(np.mean(np.exp(step - np.median(step)) - np.exp(calm - np.median(step))))
+    together = _together(line, healthy, alike, replica, cells)
+    lost_spread = 0.0
+    if (sigma > 0.05 and together > 0.6) or sigma > 0.15:
+        lost_spread = float(np.nanmean(np.nanmax(compute, axis=0) - np.nanmean(compute, axis=0)))
+        lost_spread = max(0.0, lost_spread - float(np.nanmax(np.exp(by_rank)) - np.nanmean(np.exp(by_rank))))
+    odd = cells > 4 * sigma
+    if lost_cells >= SMALLEST_IMBALANCE * period and odd.any() and _concentrated(odd):
+        lost_cells = 0.0
+    lost = max(lost_cells, lost_steps, lost_spread)
+    if lost < SMALLEST_IMBALANCE * period:
+        return None
+    evidence = {
+        "odd_share_of_cells": round(float(odd.mean()), 6), "noise": round(sigma, 6),
+        "operations_move_together": round(together, 4),
+        "seconds": {"cells": lost_cells, "steps": lost_steps, "spread": lost_spread},
+    }  # fmt: skip
+    return Diagnosis(Cause.SEQUENCE, seconds_lost_per_step=lost, evidence=evidence)
+
+
+def _concentrated(odd: Bools) -> bool:
+    """Whether one rank has more of the odd cells than chance gives any."""
+    counts = odd.sum(axis=1)
+    total, ranks = int(counts.sum()), len(counts)
+    expected = total / ranks
+    needed = expected + quantile(SIGNIFICANCE / ranks, 1000) * np.sqrt(max(expected, 1.0)) + 3
+    return bool(counts.max() > needed and counts.max() > 0.5 * total)
+
+
+def _together(line: Timeline, healthy: Bools, alike: Ints, replica: Ints, cells: Floats) -> float:
+    """How far different operations, or different stages of one replica, are long in the same steps: a correlation."""
+    found = [0.0]
+    names = np.unique(line.op[~line.collective])
+    if 2 <= len(names) <= 64:
+        parts = []
+        for name in names.tolist():
+            table = sums(line, ~line.collective & (line.op == name), line.duration)[healthy]
+            if table.shape[1] != cells.shape[1] or np.isfinite(table).mean() < 0.5:
+                continue
+            with np.errstate(divide="ignore", invalid="ignore"):
+                logs = np.log(np.maximum(table, 1e-12))
+            logs = np.where(np.isfinite(table), logs, np.nan)
+            logs = logs - np.nanmedian(logs, axis=1, keepdims=True)
+            parts.append(logs - np.nanmedian(logs, axis=0))
+        found += [_correlation(parts[0], other) for other in parts[1:]]
+    if (replica >= 0).all() and len(np.unique(alike)) > 1:
+        for one in np.unique(replica).tolist():
+            members = np.flatnonzero(replica == one)
+            found += [_correlation(cells[members[0]], cells[other]) for other in members[1:]]
+        return float(np.median(found[1:])) if len(found) > 1 else 0.0
+    return max(found)
+
+
+def _correlation(one: Floats, other: Floats) -> float:
+    both = np.isfinite(one) & np.isfinite(other)
+    if both.sum() < FEWEST_STEPS:
+        return 0.0
+    a, b = one[both] - one[both].mean(), other[both] - other[both].mean()
+    power = float(np.sqrt((a * a).sum() * (b * b).sum()))
+    return float((a * b).sum() / power) if power > 0 else 0.0

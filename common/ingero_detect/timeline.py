@@ -1,0 +1,75 @@
+"""Operations of a synchronised job by rank and step, whatever the clocks say. Pure."""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from ingero_detect.grouped import Bools, Floats, Ints
+
+FEWEST_STEPS: Final = 8
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Operations by row. Numbers count from 0; -1 in `stage`, `data_parallel` and `step` means not known.
+
+    `start` and `duration` in seconds, `start` on the rank's own clock; `instance` numbers the collectives: ranks that
+    took part in the same one share it, -1 for compute.
+    """
+
+    ranks: int
+    steps: int
+    rank: Ints
+    step: Ints
+    op: Ints
+    collective: Bools
+    start: Floats
+    duration: Floats
+    instance: Ints
+    stage: Ints
+    data_parallel: Ints
+
+
+def by_rank(line: Timeline, values: Ints) -> Ints:
+    """What each rank says most often; -1 when it says nothing."""
+    found = np.full(line.ranks, -1, np.int64)
+    known = values >= 0
+    if known.any():
+        width = int(values.max()) + 1
+        counts = np.bincount(line.rank[known] * width + values[known], minlength=line.ranks * width)
+        table = counts.reshape(line.ranks, width)
+        found = np.where(table.sum(axis=1) > 0, table.argmax(axis=1), -1)
+    return found
+
+
+def sums(line: Timeline, chosen: Bools, values: Floats) -> Floats:
+    """Sums by (rank, step), NaN where there is nothing."""
+    place = line.rank[chosen] * line.steps + line.step[chosen]
+    size = line.ranks * line.steps
+    total = np.bincount(place, values[chosen], size)
+    there = np.bincount(place, minlength=size) > 0
+    return np.where(there, total, np.nan).reshape(line.ranks, line.steps)
+
+
+def enough(matrix: Floats) -> Bools:
+    """Steps that most ranks have something to say about."""
+    share = np.isfinite(matrix).mean(axis=0)
+    enough: Bools = share >= 0.8
+    return enough if enough.sum() >= FEWEST_STEPS else np.zeros(len(enough), np.bool_)
+
+
+def period_of(line: Timeline) -> float:
+    """Seconds of a step: the median over ranks of the mean distance of their first starts, each on its own clock."""
+    first = np.full(line.ranks * line.steps, np.inf)
+    np.minimum.at(first, line.rank * line.steps + line.step, line.start)
+    table = first.reshape(line.ranks, line.steps)
+    periods = []
+    for row in table:
+        at = np.flatnonzero(np.isfinite(row))
+        if len(at) >= 3:
+            periods.append((row[at[-1]] - row[at[0]]) / (at[-1] - at[0]))
+    if periods and np.median(periods) > 0:
+        return float(np.median(periods))
+    busy = sums(line, np.ones(len(line.rank), np.bool_), line.duration)
+    return float(np.nanmedian(busy)) if np.isfinite(busy).any() else 0.0
