@@ -22,15 +22,40 @@ def test_of_a_group_that_dies(): os._exit(3)
 @pytest.mark.xdist_group("one")
 def test_of_the_same_group(): pass
 """
+HANG = """
+import time
+def test_before(): pass
+def test_that_swallows_its_alarm():
+    while True:
+        try:
+            time.sleep(3600)
+        except BaseException:
+            pass
+def test_after(): pass
+"""
+
+
+def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "test_some.py").write_text(tests)
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider",
+         *options, folder],
+        env={"PYTHONPATH": str(SUPPORT), "PATH": ""}, cwd=folder, capture_output=True, text=True, timeout=240,
+    )  # fmt: skip
 
 
 def test_what_a_dead_process_had_before_it_is_run_by_others(tmp_path: Path) -> None:
-    (tmp_path / "conftest.py").write_text(CONFTEST)
-    (tmp_path / "test_some.py").write_text(TESTS)
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider", tmp_path],
-        env={"PYTHONPATH": str(SUPPORT), "PATH": ""}, cwd=tmp_path, capture_output=True, text=True, timeout=240,
-    )  # fmt: skip
+    ended = run(tmp_path, TESTS)
 
-    assert "2 failed, 41 passed" in run.stdout, run.stdout + run.stderr
-    assert run.returncode == 1
+    assert "2 failed, 41 passed" in ended.stdout, ended.stdout + ended.stderr
+    assert ended.returncode == 1
+
+
+def test_a_test_that_no_exception_ends_takes_its_process_down_and_the_run_goes_on(tmp_path: Path) -> None:
+    limits = ("timeout=1", "timeout_method=signal", "faulthandler_timeout=3", "faulthandler_exit_on_timeout=true")
+    ended = run(tmp_path, HANG, *(word for limit in limits for word in ("-o", limit)))
+
+    assert "1 failed, 2 passed" in ended.stdout, ended.stdout + ended.stderr
+    assert "test_that_swallows_its_alarm" in ended.stderr, "the stacks say where it hung"
+    assert ended.returncode == 1
