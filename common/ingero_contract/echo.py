@@ -6,10 +6,13 @@ VERSIONS: Final = "/api/versions"
 """Open: which versions of the API this server speaks."""
 
 HEALTH: Final = "/api/v2/health"
-"""Open: liveness, and how full the volume is."""
+"""Open: whether the database is open, and how full its volume is."""
 
 VOLUME_USED: Final = "volume_used"
 """Field of the health answer: used share of the volume that the database is on, 0 to 1, as `df` counts it."""
+
+LIVE: Final = "/healthz"
+"""Open: 503 when only a new process can help."""
 
 READY: Final = "/readyz"
 """Open: 503 until the database is open, replayed and migrated."""

@@ -78,7 +78,7 @@ class Echo:
         self._doors = Doors(config, lambda: self._store, registry, self.backup, MAX_BODY)
         guard = Guard(
             self._doors.api, self._doors.mcp, lambda: self._store is not None,
-            lambda: self._writer is None or self._writer.alive, self._keyring,
+            self._ailment, self._keyring,
             RateLimit(config.api.requests_per_second, config.api.burst), self._audit,
             self._page.observe,
         )  # fmt: skip
@@ -94,6 +94,14 @@ class Echo:
         self._stack.push_async_callback(end)
         while not uvicorn_server.started and not task.done():
             await asyncio.sleep(0.01)
+
+    def _ailment(self) -> Refused | None:
+        """What only a new process can mend, if there is such a thing."""
+        if self._writer is not None and not self._writer.alive:
+            return Refused("writer_ended", "nothing can be written any more", "restart Echo", 503)
+        if self._doors.deaf(time.monotonic()):
+            return Refused("query_goes_on", "a query goes on long after it was cancelled", "restart Echo", 503)
+        return None
 
     async def _receivers(self, intake: Intake) -> None:
         config, doorkeeper = self.config.ingest, Doorkeeper(self._keyring)

@@ -86,6 +86,10 @@ class Desk:
         self._store = store
         self._turns = Turns(config.query)
 
+    def deaf(self, now: float) -> bool:
+        """Whether a query goes on that cannot be cancelled; `now` on the monotonic clock."""
+        return self._turns.deaf(now)
+
     def volume_used(self) -> float | None:
         """Used share of the volume that the database is on, 0 to 1."""
         return volume_used(self._config.store.path)

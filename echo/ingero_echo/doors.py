@@ -30,6 +30,7 @@ class Doors:
     ) -> None:
         self._config, self._store, self._registry, self._backup = config, store, registry, backup
         self._max_body = max_body
+        self._desk: Any = None
         self._api: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._mcp: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
@@ -37,12 +38,16 @@ class Doors:
         """Load one after the other, then serve until cancelled."""
         desks = await asyncio.to_thread(importlib.import_module, "ingero_echo.desk")
         pages = await asyncio.to_thread(importlib.import_module, "ingero_echo.json_api")
-        desk = desks.Desk(self._config, self._store)
+        self._desk = desk = desks.Desk(self._config, self._store)
         self._api.set_result(pages.make_api(desk, lambda: self._store() is not None, self._registry, self._backup))
         async with self._sessions(desk) as serve:
             self._mcp.set_result(serve)
             log.info("front_ends_ready")
             await asyncio.Event().wait()
+
+    def deaf(self, now: float) -> bool:
+        """Whether a query goes on that cannot be cancelled; `now` on the monotonic clock."""
+        return self._desk is not None and bool(self._desk.deaf(now))
 
     @contextlib.asynccontextmanager
     async def _sessions(self, desk: Any) -> AsyncIterator[Any]:

@@ -20,10 +20,7 @@ Receive = Callable[[], Awaitable[Any]]
 Send = Callable[[Any], Awaitable[None]]
 Application = Callable[[Scope_, Receive, Send], Awaitable[None]]
 
-LIVE: Final = "/healthz"
-"""Open: 200 while the process serves."""
-
-OPEN: Final = frozenset({echo.VERSIONS, echo.HEALTH, echo.READY, LIVE})
+OPEN: Final = frozenset({echo.VERSIONS, echo.HEALTH, echo.READY, echo.LIVE})
 """Paths that need no token."""
 
 MAX_BODY: Final = 1 << 20
@@ -77,13 +74,13 @@ class Guard:
         api: Application,
         mcp: Application,
         ready: Callable[[], bool],
-        alive: Callable[[], bool],
+        ailment: Callable[[], Refused | None],
         keyring: Keyring,
         rate: RateLimit,
         audit: Audit,
         observe: Observe,
     ) -> None:
-        self._ready, self._alive = ready, alive
+        self._ready, self._ailment = ready, ailment
         self._api, self._mcp = api, mcp
         self._keyring, self._rate, self._audit, self._observe = keyring, rate, audit, observe
 
@@ -130,9 +127,10 @@ class Guard:
                         "rate_limited", "this token asks too often", "wait as Retry-After says", 429, max(1.0, wait)
                     )
             scope["ingero.identity"] = identity
-            if path in (LIVE, echo.READY):
-                if not self._alive():
-                    raise Refused("writer_ended", "nothing can be written any more", "restart Echo", 503)
+            if path in (echo.LIVE, echo.READY):
+                ailment = self._ailment()
+                if ailment:
+                    raise ailment
                 if path == echo.READY and not self._ready():
                     raise Refused("not_ready", "the database is still being opened", "ask again", 503, 1)
                 await respond(watch, 200, {"status": "ok"})

@@ -203,7 +203,7 @@ def make_api(
 
     @app.get(echo.HEALTH, operation_id="health")
     def health() -> Health:
-        """Liveness."""
+        """Whether the API serves, the database is open, and how full its volume is."""
         return Health(status="ok", ready=ready(), volume_used=desk.volume_used())
 
     @app.get(echo.WHOAMI, operation_id="whoami", responses=_ERRORS)

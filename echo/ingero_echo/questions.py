@@ -19,6 +19,10 @@ _CHUNK: Final = 2000
 _CANCEL_AGAIN: Final = 0.1
 """Seconds between two tries to cancel a query."""
 
+DEAF_AFTER: Final = 30.0
+"""Seconds that a query may go on beyond its time before it counts as one that cannot be cancelled. DuckDB has such
+states (https://github.com/duckdb/duckdb/issues/24961); they hold a thread until the process ends."""
+
 
 @dataclass
 class Result:
@@ -74,7 +78,8 @@ class Turns:
     """How many queries run at once, over all and by asker."""
 
     config: QueryConfig
-    running: set[str] = field(default_factory=set)
+    running: dict[str, float] = field(default_factory=dict)
+    """Who holds a turn, since when on the monotonic clock."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @contextmanager
@@ -89,12 +94,17 @@ class Turns:
                 raise Refused(
                     "busy", "too many queries are running", "ask again in a moment", status=429, retry_seconds=1
                 )
-            self.running.add(asker)
+            self.running[asker] = time.monotonic()
         try:
             yield
         finally:
             with self._lock:
-                self.running.discard(asker)
+                del self.running[asker]
+
+    def deaf(self, now: float) -> bool:
+        """Whether a query goes on long after it was cancelled: its thread comes back only with a new process."""
+        with self._lock:
+            return any(now - since > self.config.timeout + DEAF_AFTER for since in self.running.values())
 
 
 def run(cursor: Any, sql: str, parameters: Mapping[str, Any], config: QueryConfig, max_rows: int) -> Result:
@@ -106,19 +116,22 @@ def run(cursor: Any, sql: str, parameters: Mapping[str, Any], config: QueryConfi
     try:
         with _cancelled_after(config.timeout, cursor):
             return _fetch(cursor, sql, parameters, config, max_rows, began)
-    except duckdb.InterruptException:
-        raise Refused(
-            "timeout", f"the query ran longer than {config.timeout:g} s", "narrow it: a shorter window, fewer joins",
-            status=408,
-        ) from None  # fmt: skip
-    except duckdb.OutOfMemoryException:
-        raise Refused("too_large", "the query needs more memory than it may have", "narrow it", status=422) from None
-    except duckdb.ConnectionException:
-        raise Refused("not_ready", "the database is being opened anew", "ask again", 503, 1) from None
-    except duckdb.Error as error:
-        raise Refused("bad_query", _first_lines(error), "see the list of tables and columns", status=422) from None
+    except (duckdb.Error, OSError, pa.ArrowException) as error:  # rows that Arrow fetches bring errors of Arrow's
+        raise _refusal(error, config) from None
     finally:
         cursor.close()
+
+
+def _refusal(error: Exception, config: QueryConfig) -> Refused:
+    words = _first_lines(error)
+    if isinstance(error, duckdb.InterruptException) or words.startswith("INTERRUPT Error"):
+        hint = "narrow it: a shorter window, fewer joins"
+        return Refused("timeout", f"the query ran longer than {config.timeout:g} s", hint, status=408)
+    if isinstance(error, duckdb.OutOfMemoryException) or words.startswith("Out of Memory Error"):
+        return Refused("too_large", "the query needs more memory than it may have", "narrow it", status=422)
+    if isinstance(error, duckdb.ConnectionException):
+        return Refused("not_ready", "the database is being opened anew", "ask again", 503, 1)
+    return Refused("bad_query", words, "see the list of tables and columns", status=422)
 
 
 @contextmanager

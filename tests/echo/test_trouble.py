@@ -19,6 +19,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from ingero_contract import attributes, echo, routes
 from ingero_echo.app import Echo
+from ingero_echo.questions import DEAF_AFTER
 from ingero_echo.settings import EchoConfig
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
@@ -237,15 +238,20 @@ def test_senders_that_give_up_while_their_push_is_written_stop_nobody_else(tmp_p
         assert "Exception in thread" not in service.words()
 
 
-def test_without_its_writer_echo_is_neither_alive_nor_ready(tmp_path: Path) -> None:
-    async def ask() -> list[int]:
-        config = EchoConfig.model_validate(
+def in_process(folder: Path) -> Echo:
+    return Echo(
+        EchoConfig.model_validate(
             {
-                "insecure": True, "store": {"path": str(tmp_path / "e.duckdb")}, "api": {"endpoint": "127.0.0.1:0"},
+                "insecure": True, "store": {"path": str(folder / "e.duckdb")}, "api": {"endpoint": "127.0.0.1:0"},
                 "ingest": {"http_endpoint": None, "grpc_endpoint": None},
             }
-        )  # fmt: skip
-        service = Echo(config)
+        )
+    )  # fmt: skip
+
+
+def test_without_its_writer_echo_is_neither_alive_nor_ready(tmp_path: Path) -> None:
+    async def ask() -> list[int]:
+        service = in_process(tmp_path)
         await service.start()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{service.ports['api']}") as client:
             before = [(await client.get(path)).status_code for path in ("/healthz", "/readyz")]
@@ -257,3 +263,22 @@ def test_without_its_writer_echo_is_neither_alive_nor_ready(tmp_path: Path) -> N
         return before + after
 
     assert asyncio.run(ask()) == [200, 200, 503, 503]
+
+
+def test_a_query_that_cannot_be_cancelled_has_the_process_started_anew(tmp_path: Path) -> None:
+    async def ask() -> list[int]:
+        service = in_process(tmp_path)
+        await service.start()
+        async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{service.ports['api']}") as client:
+            assert (await client.get("/api/v2/health")).status_code == 200
+            turns = service._doors._desk._turns
+            found = []
+            with turns.turn("somebody"):
+                for seconds in (0.0, turns.config.timeout, turns.config.timeout + DEAF_AFTER + 1):
+                    turns.running["somebody"] = time.monotonic() - seconds
+                    found.append((await client.get("/healthz")).status_code)
+            found.append((await client.get("/healthz")).status_code)
+        await service.stop()
+        return found
+
+    assert asyncio.run(ask()) == [200, 200, 503, 200]

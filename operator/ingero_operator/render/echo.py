@@ -141,7 +141,7 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         {"name": "token", "mountPath": TOKEN, "readOnly": True},
         {"name": "tls", "mountPath": TLS, "readOnly": True},
     ]
-    alive, serving = probe(names.HEALTH, "api", period=5), probe(names.READY, "api", period=5)
+    alive, serving = probe(names.LIVE, "api", period=5), probe(names.READY, "api", period=5)
     for check in (alive, serving):
         check["httpGet"]["scheme"] = "HTTPS"
     container: Manifest = {
