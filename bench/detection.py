@@ -231,10 +231,19 @@ TIMELINES: dict[str, tuple[str, Callable[[np.random.Generator], timelines.Table]
         "sequence_imbalance", partial(timelines.pipeline, heavy=0.0, long_share=0.1)
     ),
     "pipeline, one rank late by 15 %": ("node", partial(timelines.pipeline, heavy=0.0, culprit=5, late=0.15)),
+    "1F1B pipeline, even": ("none", timelines.interleaved),
+    "1F1B pipeline, last stage 40 % longer": ("stage_imbalance", partial(timelines.interleaved, heavy=0.4)),
+    "1F1B pipeline, one rank computes 10 % longer": ("node", partial(timelines.interleaved, culprit=5, late=0.1)),
+    "1F1B pipeline, the same from the middle on": (
+        "node", partial(timelines.interleaved, culprit=5, late=0.1, since=15)
+    ),
+    "1F1B pipeline, one rank stands still on its host": (
+        "node", partial(timelines.interleaved, culprit=5, stall=0.01)
+    ),
 }  # fmt: skip
 """What is played, and what the verdict has to be; the culprit is always rank 5."""
 
-ROUNDS = {name: 1000 for name in TIMELINES if name.startswith("ring")}
+ROUNDS = {name: 1000 if name.startswith("ring") else 50 if name.startswith("1F1B") else 200 for name in TIMELINES}
 
 
 def play_timelines(job: tuple[str, int]) -> tuple[int, int, int]:
@@ -337,7 +346,7 @@ def main() -> int:
         done = gather(pool, play, jobs, Job.words)
         short = show_healthy(console, done) + show_faults(console, done)
         names = [name for name in TIMELINES if chosen in name]
-        rounds = [(name, 40 if flags.quick else ROUNDS.get(name, 200)) for name in names]
+        rounds = [(name, min(40, ROUNDS[name]) if flags.quick else ROUNDS[name]) for name in names]
         short += show_timelines(console, gather(pool, play_timelines, rounds, lambda job: str(job[0])))
     if not chosen:
         short += cost(console)

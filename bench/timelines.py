@@ -41,12 +41,12 @@ def as_timeline(table: Table) -> Timeline:
     rank, step = columns["rank"].astype(np.int64), columns["step"].astype(np.int64)
     _, op = np.unique(columns["op"], return_inverse=True)
     collective = columns["kind"] == "collective"
-    _, group = np.unique(columns["group"], return_inverse=True)
+    _, meeting = np.unique(np.stack([columns["group"], columns["seq"].astype(str)]), axis=1, return_inverse=True)
     unknown = np.full(len(rank), -1, np.int64)
     return Timeline(
         ranks=int(rank.max()) + 1, steps=int(step.max()) + 1, rank=rank, step=step, op=op, collective=collective,
         start=columns["start"].astype(float), duration=columns["duration"].astype(float),
-        instance=np.where(collective, group * (int(step.max()) + 1) + step, -1),
+        instance=np.where(collective, meeting.ravel(), -1),
         stage=columns["stage"].astype(np.int64) if "stage" in columns else unknown,
         data_parallel=columns["data_parallel"].astype(np.int64) if "data_parallel" in columns else unknown,
     )  # fmt: skip
@@ -129,4 +129,71 @@ def grid(
                 step=step, group=name, seq=step,
             )  # fmt: skip
             now[members] += waited
+    return table
+
+
+def _order(stage: int, stages: int, parts: int) -> list[tuple[bool, int]]:
+    """One forward, one backward: what a stage does with which part of a batch; `True` is backward."""
+    ahead = min(stages - 1 - stage, parts)
+    order = [(False, part) for part in range(ahead)]
+    for part in range(parts):
+        order += [(False, ahead + part)] * (ahead + part < parts) + [(True, part)]
+    return order
+
+
+def interleaved(
+    rng: np.random.Generator, stages: int = 4, replicas: int = 4, parts: int = 8, steps: int = 30, heavy: float = 0.0,
+    jitter: float = 0.02, culprit: int = -1, late: float = 0.0, stall: float = 0.0, since: int = 0,
+) -> Table:  # fmt: skip
+    """Stages by replicas that hand each other parts of a batch, one forward and one backward in turn (1F1B).
+
+    From step `since` on the culprit computes `late` longer, or stands still for `stall` seconds before every part, on
+    its host: no compute time shows that. Receivers wait for senders, never the other way, so everybody has bubbles.
+    """
+    table, begin = Table(), 50.0
+    clock = rng.uniform(-CLOCKS, CLOCKS, stages * replicas)
+    sent: dict[str, int] = {}
+    for step in range(steps):
+        ends = np.full((stages, replicas), begin)
+        for replica in range(replicas):
+            orders = [_order(stage, stages, parts) for stage in range(stages)]
+            done: dict[tuple[bool, int, int], float] = {}
+            stage = 0
+            while any(orders):
+                if not orders[stage]:
+                    stage = (stage + 1) % stages
+                    continue
+                back, part = orders[stage][0]
+                source = stage + 1 if back else stage - 1
+                if 0 <= source < stages and (back, source, part) not in done:
+                    stage = (stage + 1) % stages
+                    continue
+                orders[stage].pop(0)
+                rank, now = stage * replicas + replica, ends[stage, replica]
+                shared = {"step": step, "data_parallel": replica}
+                if 0 <= source < stages:
+                    group = f"{'back' if back else 'forth'}{min(stage, source)}-{replica}"
+                    there, seq = done[back, source, part] + 0.002, sent.get(group, 0)
+                    sent[group] = seq + 1
+                    sender = source * replicas + replica
+                    table.add(rank=sender, op="send", kind="collective", duration=0.002, group=group, seq=seq,
+                              start=there - 0.002 + clock[sender], stage=source, **shared)  # fmt: skip
+                    table.add(rank=rank, op="recv", kind="collective", duration=max(there - now, 1e-4), group=group,
+                              seq=seq, start=now + clock[rank], stage=stage, **shared)  # fmt: skip
+                    now = max(there, now + 1e-4)
+                guilty = rank == culprit and step >= since
+                now += stall * guilty
+                work = (0.1 if back else 0.05) * (1 + heavy * (stage == stages - 1)) * (1 + late * guilty)
+                work *= 1 + jitter * rng.normal()
+                table.add(rank=rank, op="backward" if back else "forward", kind="compute", start=now + clock[rank],
+                          duration=work, group="", seq="", stage=stage, **shared)  # fmt: skip
+                ends[stage, replica] = done[back, stage, part] = now + work
+        for stage in range(stages):
+            ranks = stage * replicas + np.arange(replicas)
+            end = ends[stage].max() + 0.05
+            table.add(rank=ranks, op="grads-sync", kind="collective", start=ends[stage] + clock[ranks],
+                      duration=end - ends[stage], group=f"stage{stage}", seq=step, step=step, stage=stage,
+                      data_parallel=np.arange(replicas))  # fmt: skip
+            ends[stage] = end
+        begin = float(ends.max()) + 0.005
     return table

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
-from ingero_detect.timeline import Timeline, enough
+from ingero_detect.timeline import Timeline, enough, sums
 
 
 @dataclass(frozen=True)
@@ -88,3 +88,20 @@ def lags_of(line: Timeline) -> tuple[Floats, Blame | None] | None:
     if not known.any():
         return None
     return table[:, known], _who_was_last(line, rows, instance[several].astype(np.int64), known)
+
+
+def blocked_of(line: Timeline, alike: Ints) -> Floats | None:
+    """Seconds that each rank was blocked in all its collectives, by (rank, step); `None` where too few are known.
+
+    A step of a rank in which it took part in more or fewer collectives than ranks like it do is not known.
+    """
+    chosen = line.collective & (line.instance >= 0)
+    if not chosen.any():
+        return None
+    count = sums(line, chosen, np.ones(len(line.rank)))
+    usual = np.zeros(line.ranks)
+    for kind in np.unique(alike).tolist():
+        usual[alike == kind] = np.nanmedian(count[alike == kind])
+    total = np.where(count == usual[:, None], sums(line, chosen, line.duration), np.nan)
+    known = enough(total)
+    return total[:, known] if known.any() else None

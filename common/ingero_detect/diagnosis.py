@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ingero_detect.blame import Blame, lags_of
+from ingero_detect.blame import Blame, blocked_of, lags_of
 from ingero_detect.causes import Cause, Diagnosis
 from ingero_detect.excess import SIGNIFICANCE, SMALLEST_EFFECT, culprits, quantile, trimmed
 from ingero_detect.grouped import Bools, Floats, Ints
@@ -38,7 +38,10 @@ def diagnose(line: Timeline) -> Diagnosis:
     if known.any():
         found += _from_compute(line, compute[:, known], stage, replica, period, facts)
     if lags is not None and not any(item.cause is Cause.NODE for item in found):
-        suspect = _from_lags(lags, blame, stage, replica, period, facts)
+        free = _free(line, stage, period) if blame is not None else None
+        suspect = _from_freedom(free, stage, replica, period) if free is not None else None
+        if suspect is None:
+            suspect = _from_lags(lags, free, blame, stage, replica, period, facts)
         if suspect is not None and not any(item.cause is Cause.STAGE for item in found):
             found.append(suspect)
     if lags is not None:
@@ -68,7 +71,7 @@ def _from_compute(
         return []
     relative = compute / np.maximum(usual, 1e-12) * min(weight, 1.0)
     facts["compute_share"] = round(weight, 6)
-    alike = stage if (stage >= 0).all() else np.zeros(line.ranks, np.int64)
+    alike = _like(stage)
     staged = len(np.unique(alike)) > 1
     found: list[Diagnosis] = []
     alone = staged and bool(np.bincount(alike).max() == 1)
@@ -101,9 +104,9 @@ def _is_made_of(flagged: Bools, parts: Ints) -> bool:
 def _late_onset(relative: Floats) -> Bools:
     """Ranks that became slower under way against their own beginning: no partition of the job does that."""
     steps = relative.shape[1]
-    if steps < 4 * FEWEST_STEPS:
+    if steps < 2 * FEWEST_STEPS:
         return np.zeros(len(relative), np.bool_)
-    quarter = steps // 4
+    quarter = max(steps // 4, FEWEST_STEPS)
     before, error_before = trimmed(relative[:, :quarter])
     after, error_after = trimmed(relative[:, -quarter:])
     change = after / np.maximum(before, 1e-12) - 1
@@ -131,10 +134,13 @@ def _node(flagged: Bools, excess: Floats, compute: Floats, alike: Ints, by: str)
 
 
 def _from_lags(
-    lags: Floats, blame: Blame | None, stage: Ints, replica: Ints, period: float, facts: dict[str, Any]
-) -> Diagnosis | None:
+    lags: Floats, free: Floats | None, blame: Blame | None, stage: Ints, replica: Ints, period: float,
+    facts: dict[str, Any],
+) -> Diagnosis | None:  # fmt: skip
     """The rank that blocks least, when compute times are missing or tell nothing."""
     flagged, excess = culprits(lags / period, np.zeros(len(lags), np.int64), blame)
+    if free is not None:
+        flagged &= np.nanmean(free, axis=1) > 0.5 * excess
     facts["largest_lag_share"] = round(float(np.nanmax(np.nanmedian(lags, axis=1)) / period), 6)
     if not flagged.any():
         return None
@@ -161,9 +167,47 @@ def _from_lags(
     return Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=lost, evidence=evidence)
 
 
+def _like(stage: Ints) -> Ints:
+    """Which ranks do the same work: those of a stage, or all where stages are not known."""
+    return stage if (stage >= 0).all() else np.zeros_like(stage)
+
+
+def _free(line: Timeline, stage: Ints, period: float) -> Floats | None:
+    """How much less than ranks of its stage each rank was blocked in all its groups, by (rank, step), in steps.
+
+    All ranks have the same time, and what a rank is not blocked it holds others up, whatever it does: a victim that
+    waits in one group waits less in the next. In a pipeline the waits of single groups do not show that, since who
+    sends never waits for who receives.
+    """
+    alike = _like(stage)
+    if np.isin(1, np.bincount(alike)):
+        return None
+    blocked = blocked_of(line, alike)
+    if blocked is None:
+        return None
+    usual = np.empty_like(blocked)
+    for kind in np.unique(alike).tolist():
+        usual[alike == kind] = np.nanmedian(blocked[alike == kind], axis=0)
+    return np.asarray((usual - blocked) / period)
+
+
+def _from_freedom(free: Floats, stage: Ints, replica: Ints, period: float) -> Diagnosis | None:
+    """The rank that blocks least over all groups that it meets in."""
+    flagged, excess = culprits(free, _like(stage))
+    if not flagged.any() or _is_made_of(flagged, stage) or _is_made_of(flagged, replica):
+        return None
+    ranks = tuple(int(rank) for rank in np.flatnonzero(flagged)[np.argsort(-excess[flagged], kind="stable")])
+    lost = float(np.nanmean(np.nanmax(np.maximum(free[flagged], 0.0), axis=0))) * period
+    evidence = {
+        "by": "blocked_least_in_all",
+        "excess_share_of_step": {str(rank): round(float(excess[rank]), 6) for rank in ranks},
+    }
+    return Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=lost, evidence=evidence)
+
+
 def _supported(item: Diagnosis, lags: Floats) -> Diagnosis:
     """A rank that computes long but blocks longer than others holds nobody up."""
-    if item.cause is not Cause.NODE or item.evidence.get("by") == "blocked_least":
+    if item.cause is not Cause.NODE or item.evidence["by"].startswith("blocked_least"):
         return item
     mean, error = trimmed(lags)
     needed = quantile(SIGNIFICANCE / len(mean), lags.shape[1])

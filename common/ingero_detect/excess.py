@@ -8,6 +8,7 @@ import numpy as np
 
 from ingero_detect.blame import Blame
 from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.lasts import cells, often_last, stretched
 from ingero_detect.reference import small_sample_factor
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS
@@ -26,9 +27,6 @@ TRIM: Final = 0.1
 
 ALIKE: Final = 3.5
 """Variance of the logarithm of an estimated variance, times steps, for normal noise that is the same on all ranks."""
-
-MOST_ALIKE: Final = 0.97
-"""Lag-1 autocorrelation of a rank's steps beyond which its errors grow no more."""
 
 MAD_NOISE: Final = 2.33
 """Relative standard deviation of a squared MAD of normal values, times the root of their number."""
@@ -68,35 +66,37 @@ def _freedom(steps: int) -> float:
 
 
 def _widened(chance: float, freedom: Floats) -> Floats:
-    """The quantile of an upper tail of Student's distribution, to first order."""
-    z = -NormalDist().inv_cdf(chance)
-    found: Floats = z * (1 + (z * z + 1) / (4 * freedom))
+    """The quantile of an upper tail of Student's distribution (Wallace 1959), good down to few degrees of freedom."""
+    z = -NormalDist().inv_cdf(chance) * (8 * freedom + 3) / (8 * freedom + 1)
+    found: Floats = np.sqrt(freedom * np.expm1(z * z / freedom))
     return found
+
+
+def _centred(values: Floats) -> tuple[Floats, Floats]:
+    """Values about the middle of their row, 0 where there is none, and the spread of each row, robust."""
+    apart = values - np.nanmedian(values, axis=1, keepdims=True)
+    return np.where(np.isfinite(apart), apart, 0.0), MAD_TO_SIGMA * np.nanmedian(np.abs(apart), axis=1)
+
+
+def stretch_of(values: Floats) -> float:
+    """Variance of a sum of steps over that of independent ones, from the lag-1 autocorrelation of clipped rows."""
+    centred, sigma = _centred(values)
+    bounded = np.clip(centred, -3 * sigma[:, None], 3 * sigma[:, None])
+    return stretched(float((bounded[:, 1:] * bounded[:, :-1]).sum()), float((bounded**2).sum()), values.shape[1])
 
 
 def trimmed(values: Floats) -> tuple[Floats, Floats]:
     """Trimmed mean by row and its standard error.
 
     The error comes from the plain deviation, so that rare large values cannot pass for a habit; a row that seems to
-    have none takes half of the usual one. It grows with the lag-1 autocorrelation.
+    have none takes half of the usual one. It grows with the autocorrelation.
     """
-    middle = np.nanmedian(values, axis=1, keepdims=True)
-    centred = np.where(np.isfinite(values), values - middle, 0.0)
-    sigma = MAD_TO_SIGMA * np.nanmedian(np.abs(values - middle), axis=1)
     low, high = np.nanquantile(values, (TRIM, 1 - TRIM), axis=1)
-    clipped = np.clip(values, low[:, None], high[:, None])
-    mean = np.nanmean(clipped, axis=1)
+    mean = np.nanmean(np.clip(values, low[:, None], high[:, None]), axis=1)
     count = np.isfinite(values).sum(axis=1)
-    bounded = np.clip(centred, -3 * sigma[:, None], 3 * sigma[:, None])
-    power = (bounded**2).sum()
-    ratio = float((bounded[:, 1:] * bounded[:, :-1]).sum() / power) if power > 0 else 0.0
-    steps = values.shape[1]
-    ratio = min(max((steps * ratio + 1) / max(steps - 4, 1), 0.0), MOST_ALIKE)  # less its bias (Kendall 1954)
-    stretch = np.sqrt((1 + ratio) / (1 - ratio))
-    pooled = np.sqrt(np.nanmean(sigma**2))
+    pooled = np.sqrt(np.nanmean(_centred(values)[1] ** 2))
     spread = np.maximum(np.nanstd(values, axis=1, ddof=1), 0.5 * pooled)
-    error = stretch * spread / np.sqrt(np.maximum(count, 1))
-    return mean, error
+    return mean, np.sqrt(stretch_of(values) / np.maximum(count, 1)) * spread
 
 
 def lent(error: Floats, steps: int) -> tuple[Floats, Floats]:
@@ -140,16 +140,24 @@ def _segments(steps: int) -> list[slice]:
     found = []
     for parts in (1, 2, 4, 8):
         length = steps // parts
-        if parts > 1 and length < 2 * FEWEST_STEPS:
+        if parts > 1 and length < FEWEST_STEPS:
             break
         found += [slice(part * length, (part + 1) * length) for part in range(parts)]
     return found
+
+
+def _calmer(values: Floats, alike: Ints) -> Floats:
+    """Without what ranks that do the same have in common in a step, where that makes them calmer."""
+    own = cells(values, alike, fewest=3)
+    before, after = (np.nanmedian(np.nanstd(table, axis=1)) for table in (values, own))
+    return own if after < 0.9 * before else values
 
 
 def culprits(relative: Floats, alike: Ints, blame: Blame | None = None) -> tuple[Bools, Floats]:
     """Ranks that stand out, in the whole or in a part of the steps, and their largest excess; victims never do."""
     flagged = np.zeros(len(relative), np.bool_)
     excess = np.zeros(len(relative))
+    relative = _calmer(relative, alike)
     for number, part in enumerate(_segments(relative.shape[1])):
         values = relative[:, part]
         if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():
@@ -157,13 +165,18 @@ def culprits(relative: Floats, alike: Ints, blame: Blame | None = None) -> tuple
         mean, error = trimmed(values)
         victims = blame.victims(part) if blame is not None else np.zeros(len(mean), np.bool_)
         found = _against(np.where(victims, np.minimum(mean, 0.0), mean), error, alike, values.shape[1])
-        standing = found.standing_out() & ~victims
-        if number:
-            standing &= found.share > 2 * SMALLEST_EFFECT
+        smallest = 2 * SMALLEST_EFFECT if number else SMALLEST_EFFECT
+        standing = found.standing_out() & ~victims & (found.share > smallest)
+        share = found.share
+        if blame is None:
+            often, cost = often_last(values, alike, SIGNIFICANCE / len(values), stretch_of(values))
+            often &= (cost > smallest) & (np.nanmean(cells(values, alike), axis=1) > OUTSTANDING * found.spread)
+            share = np.where(often, np.maximum(share, cost), share)
+            standing |= often
         if standing.sum() > max(1, LARGEST_SHARE * len(relative)):
             continue
         flagged |= standing
-        excess = np.maximum(excess, np.where(standing, found.share, 0.0))
+        excess = np.maximum(excess, np.where(standing, share, 0.0))
         if not number and standing.any():
             break
     if flagged.sum() > max(1, LARGEST_SHARE * len(relative)):

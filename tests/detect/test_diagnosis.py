@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from ingero_detect.diagnosis import diagnose
-from ingero_detect.excess import lent, trimmed
+from ingero_detect.excess import culprits, lent, quantile, trimmed
+from ingero_detect.lasts import fewest_lasts
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
@@ -55,3 +56,43 @@ def test_ranks_of_all_kinds_of_noise_lend_little() -> None:
     error, _ = lent(own, 50)
 
     assert error == pytest.approx(own, rel=0.1)
+
+
+@pytest.mark.parametrize(("ranks", "lasts"), [(8, 22), (64, 10)])
+def test_how_often_the_last_has_to_be_last(ranks: int, lasts: int) -> None:
+    assert fewest_lasts(50, ranks, 1e-6 / ranks) == lasts
+    assert fewest_lasts(4, 8, 1e-6) == 5, "so few steps prove nothing"
+
+
+@pytest.mark.parametrize(
+    ("chance", "steps", "exact"), [(1e-3, 7.5, 5.893), (1e-4, 7.5, 9.678), (1e-4, 126.25, 3.862)]
+)
+def test_few_steps_need_more_as_in_students_table(chance: float, steps: float, exact: float) -> None:
+    assert quantile(chance, steps) == pytest.approx(exact, rel=0.04)
+
+
+def stalling(rng: np.random.Generator, share: float, of: int) -> np.ndarray:  # type: ignore[type-arg]
+    values = 0.01 * rng.normal(size=(16, 60))
+    return values + 0.3 * (rng.random((16, 60)) < share) * (np.arange(16) < of)[:, None]
+
+
+def test_a_rank_that_stalls_in_some_steps_only_is_named_and_stalls_of_all_are_nobodys() -> None:
+    alike = np.zeros(16, np.int64)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        one, _ = culprits(stalling(rng, 0.5, of=1), alike)
+        everybody, _ = culprits(stalling(rng, 0.02, of=16), alike)
+
+        assert np.flatnonzero(one).tolist() == [0]
+        assert not everybody.any()
+
+
+def test_what_all_have_in_common_in_a_step_hides_nobody() -> None:
+    rng = np.random.default_rng(1)
+    values = 0.01 * rng.normal(size=(8, 40)) + 0.3 * rng.normal(size=40)
+    values[3] += 0.04
+
+    found, excess = culprits(values, np.zeros(8, np.int64))
+
+    assert np.flatnonzero(found).tolist() == [3]
+    assert excess[3] == pytest.approx(0.04, abs=0.01)

@@ -13,7 +13,7 @@ from ingero_fleet.cli import main
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
-from timelines import Table, grid, pipeline, ring
+from timelines import Table, grid, interleaved, pipeline, ring
 
 
 def diagnose(folder: Path, table: Table, leave_out: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -155,3 +155,34 @@ def test_what_cannot_be_used_is_said_with_its_place(tmp_path: Path, text: str, w
 def test_a_timeline_of_one_rank_or_few_steps_says_nothing(tmp_path: Path) -> None:
     assert diagnose(tmp_path, ring(rng(), 1, late=0.0))["kind"] == "none"
     assert diagnose(tmp_path, ring(rng(), 8, steps=3, culprit=3))["kind"] == "none"
+
+
+UNSAID = [(), ("step",), ("stage", "data_parallel"), ("step", "stage", "data_parallel")]
+
+
+@pytest.mark.parametrize("leave_out", UNSAID, ids=["whole", "no step", "no stages", "neither"])
+@pytest.mark.parametrize(
+    ("how", "kind", "ranks"),
+    [
+        pytest.param({}, "none", [], id="even"),
+        pytest.param({"heavy": 0.4}, "stage_imbalance", [], id="heavy last stage"),
+        pytest.param({"late": 0.1}, "node", [5], id="computes longer"),
+        pytest.param({"stall": 0.02}, "node", [5], id="stands still on its host"),
+    ],
+)
+def test_a_real_pipeline_is_judged_whatever_is_left_unsaid(
+    tmp_path: Path, how: dict[str, float], kind: str, ranks: list[int], leave_out: tuple[str, ...]
+) -> None:
+    found = diagnose(tmp_path, interleaved(rng(), culprit=5, **how), leave_out)
+
+    assert (found["kind"], found["ranks"]) == (kind, ranks)
+    if kind == "stage_imbalance":
+        assert found["evidence"]["stage"] in (3, "that of rank 12")
+
+
+def test_a_rank_that_became_slow_is_named_in_few_steps(tmp_path: Path) -> None:
+    found = diagnose(tmp_path, interleaved(rng(), culprit=5, late=0.3, since=15))
+    alone = diagnose(tmp_path, interleaved(rng(), replicas=1, culprit=2, late=0.5, since=15))
+
+    assert (found["kind"], found["ranks"]) == ("node", [5])
+    assert (alone["kind"], alone["ranks"]) == ("node", [2])

@@ -9,6 +9,7 @@ import numpy.typing as npt
 
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.timeline import Timeline
+from ingero_fleet.diagnose.structure import counted_steps, occurrence, stages_of
 from ingero_fleet.replay.tables import Batch, TableError, batches
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
@@ -52,13 +53,16 @@ def assemble(words: dict[str, dict[str, int]], columns: dict[str, npt.NDArray[An
     """A timeline from columns of codes into `words` (-1: not known); `start` and `duration` are seconds."""
     ranks, rank = _ordered(words["rank"], columns["rank"])
     stages, stage = _ordered(words["stage"], columns["stage"])
+    if not stages:
+        stage = stages_of(rank, columns["op"], list(words["op"]), columns["group"], columns["kind"] == 1)
+        stages = [f"that of rank {name}" for name in ranks]
     _, replica = _ordered(words["data_parallel"], columns["data_parallel"])
     collective = columns["kind"] == 1
     if (columns["step"] >= 0).all():
         names, step = _ordered(words["step"], columns["step"])
         steps = len(names)
     else:
-        step = _counted_steps(rank, columns, collective)
+        step = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective)
         steps = int(step.max()) + 1
     line = Timeline(
         ranks=len(ranks), steps=steps, rank=rank, step=step, op=columns["op"], collective=collective,
@@ -148,26 +152,6 @@ def _natural(name: str) -> tuple[int, float, str]:
         return 1, 0.0, name
 
 
-def _occurrence(*keys: Ints, start: npt.NDArray[np.float64]) -> Ints:
-    """For every row how many rows with the same keys came before it on its rank's own clock."""
-    order = np.lexsort((np.arange(len(start)), start, *reversed(keys)))
-    same = np.ones(len(order), np.bool_)
-    same[:1] = False
-    for key in keys:
-        same[1:] &= key[order][1:] == key[order][:-1]
-    place = np.arange(len(order))
-    first = np.maximum.accumulate(np.where(same, 0, place))
-    found = np.empty(len(order), np.int64)
-    found[order] = place - first
-    return found
-
-
-def _counted_steps(rank: Ints, columns: dict[str, Any], collective: npt.NDArray[np.bool_]) -> Ints:
-    """Steps that nobody gave: the n-th time that a rank does an operation is step n."""
-    group = np.where(collective, columns["group"], -1)
-    return _occurrence(rank, columns["op"], group, start=columns["start"])
-
-
 def _instances(rank: Ints, step: Ints, columns: dict[str, Any], collective: npt.NDArray[np.bool_]) -> Ints:
     """One number for the rows of one collective: same group and sequence number, or same place in the same step."""
     given = bool((columns["seq"][collective] >= 0).all()) if collective.any() else False
@@ -175,7 +159,7 @@ def _instances(rank: Ints, step: Ints, columns: dict[str, Any], collective: npt.
     if given:
         keys.append(columns["seq"])
     else:
-        keys += [step, _occurrence(rank, columns["op"], columns["group"], step, start=columns["start"])]
+        keys += [step, occurrence(rank, columns["op"], columns["group"], step, start=columns["start"])]
     if given and (columns["group"][collective] < 0).any() and (columns["step"] >= 0).all():
         keys.append(step)
     combined = np.zeros(len(rank), np.int64)

@@ -1,0 +1,91 @@
+"""What a timeline leaves unsaid and its operations tell: where steps end, which ranks are one stage. Pure."""
+
+import re
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from ingero_detect.timeline import FEWEST_STEPS
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+Bools = npt.NDArray[np.bool_]
+
+_BETWEEN_STAGES: Final = re.compile(r"send|recv|receive|p2p", re.IGNORECASE)
+
+
+def occurrence(*keys: Ints, start: Floats) -> Ints:
+    """For every row how many rows with the same keys came before it on its rank's own clock."""
+    order = np.lexsort((np.arange(len(start)), start, *reversed(keys)))
+    same = np.ones(len(order), np.bool_)
+    same[:1] = False
+    for key in keys:
+        same[1:] &= key[order][1:] == key[order][:-1]
+    place = np.arange(len(order))
+    first = np.maximum.accumulate(np.where(same, 0, place))
+    found = np.empty(len(order), np.int64)
+    found[order] = place - first
+    return found
+
+
+def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: Bools) -> Ints:
+    """Steps that nobody gave.
+
+    A step ends with the collective that all ranks take part in equally often and least often, if there is one.
+    Without, the n-th time that a rank does an operation is step n.
+    """
+    last = _last_of_step(rank, op, collective)
+    if last is None:
+        return occurrence(rank, op, np.where(collective, group, -1), start=start)
+    order = np.lexsort((np.arange(len(start)), start, rank))
+    own, is_last = rank[order], op[order] == last
+    # Several in a row, such as the buckets of one gradient, end one step.
+    followed = np.append(is_last[1:] & (own[1:] == own[:-1]), False)
+    ends = is_last & ~followed
+    before = np.cumsum(ends) - ends
+    first = np.searchsorted(own, np.arange(int(own[-1]) + 1))
+    found = np.empty(len(start), np.int64)
+    found[order] = before - before[first][own]
+    return found
+
+
+def _last_of_step(rank: Ints, op: Ints, collective: Bools) -> int | None:
+    """The collective that ends steps; `None` where every operation is done about as often as any other."""
+    ranks = int(rank.max()) + 1
+    counts = np.zeros((int(op.max()) + 1, ranks), np.int64)
+    np.add.at(counts, (op, rank), 1)
+    met = np.unique(op[collective])
+    regular = met[
+        (counts[met].min(axis=1) >= FEWEST_STEPS) & (np.ptp(counts[met], axis=1) <= 0.1 * counts[met].max(axis=1))
+    ]
+    if not len(regular):
+        return None
+    typical = np.median(counts, axis=1)
+    found = int(regular[np.argmin(typical[regular])])
+    return found if typical.max() >= 1.5 * typical[found] else None
+
+
+def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: Bools) -> Ints:
+    """Pipeline stages by row, numbered by their first ranks, from who meets whom; -1 where there is no pipeline.
+
+    Stages hand each other tensors by sends and receives; in everything else ranks of one stage meet.
+    """
+    unknown = np.full(len(rank), -1, np.int64)
+    between = np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective
+    inside = collective & ~between & (group >= 0)
+    if not between.any() or (group[between] < 0).any():
+        return unknown
+    stage = np.arange(int(rank.max()) + 1)
+    pairs = np.unique(np.stack([group[inside], rank[inside]]), axis=1)
+    while True:
+        lowest = np.full(int(pairs[0].max(initial=0)) + 1, len(stage))
+        np.minimum.at(lowest, pairs[0], stage[pairs[1]])
+        joined = stage.copy()
+        np.minimum.at(joined, pairs[1], lowest[pairs[0]])
+        if (joined == stage).all():
+            break
+        stage = joined
+    if len(np.unique(stage)) < 2:
+        return unknown
+    return stage[rank]
