@@ -13,6 +13,10 @@ from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference
 from ingero_detect.threshold import MAD_TO_SIGMA
 
+_LEAKS: Final = 30
+"""Ticks below its baseline, less three for each above it, beyond which a node's deviation is no noise but a loss.
+Learnt as noise, a slow loss would hide itself."""
+
 _AT_ONCE: Final = 8192
 """Nodes whose warm-up is worked on at once."""
 
@@ -104,7 +108,11 @@ def _follow_node(memory: Memory, parameters: Parameters, nodes: Residuals, calm:
     memory.node("baseline")[at] = nodes.baseline + step * calm
     own = memory.node("own")[at]
     deviation = np.minimum(np.abs(gap), 4 * np.maximum(sigma, 0.2 * nodes.scale))
-    memory.node("own")[at] = own + np.maximum(newest, 1 / 300) * (1.2533 * deviation - own) * calm
+    change = (1.2533 * deviation - own) * calm
+    lower = memory.node("lower")[at] + np.where(gap < 0, np.int16(1), np.int16(-3))
+    memory.node("lower")[at] = lower = np.clip(lower, 0, 2 * _LEAKS)
+    change = np.where((lower > _LEAKS) & (gap < 0), np.minimum(change, 0), change)
+    memory.node("own")[at] = own + np.maximum(newest, 1 / 300) * change
 
 
 def _follow_lag(memory: Memory, nodes: Residuals, calm: Bools) -> None:

@@ -47,6 +47,7 @@ NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
     "shortfall": (np.float32, 0.0),
     "spell": (np.int32, 0),
     "run": (np.int16, 0),
+    "lower": (np.int16, 0),
     "idle_run": (np.int16, 0),
     "kind": (np.uint8, 0),
     "axis": (np.uint8, 0),
@@ -86,7 +87,7 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 }
 """Type and initial value of the columns by group."""
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Of snapshots."""
 
 

@@ -83,6 +83,22 @@ def test_a_slow_leak_is_named_before_fifteen_percent_are_lost() -> None:
     assert (tick - 300) * TICK / 60 < 15
 
 
+@pytest.mark.parametrize("memory", [0.8, 0.95])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_leak_does_not_hide_as_noise_where_rates_wander_slowly(memory: float, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    wander = 0.03 * rng.normal(size=(900, 16))
+    for tick in range(1, len(wander)):
+        wander[tick] = memory * wander[tick - 1] + np.sqrt(1 - memory**2) * wander[tick]
+    rates = 100 * np.exp(wander)
+    rates[600:, 3] *= np.maximum(1 - 0.5 * np.arange(300) / 200, 0.5)
+
+    ((tick, node),) = play(rates).accused()
+
+    assert node == "n3"
+    assert tick < 720, "half of it was lost at 800"
+
+
 def test_a_node_slow_from_birth_is_named_against_its_peers() -> None:
     rates = healthy(100, 16)
     rates[:, 7] *= 0.7
