@@ -101,7 +101,8 @@ def blocked_of(line: Timeline, alike: Ints) -> Floats | None:
     count = sums(line, chosen, np.ones(len(line.rank)))
     usual = np.zeros(line.ranks)
     for kind in np.unique(alike).tolist():
-        usual[alike == kind] = np.nanmedian(count[alike == kind])
+        known = count[alike == kind]
+        usual[alike == kind] = np.median(known[np.isfinite(known)]) if np.isfinite(known).any() else np.nan
     total = np.where(count == usual[:, None], sums(line, chosen, line.duration), np.nan)
-    known = enough(total)
-    return total[:, known] if known.any() else None
+    steps = enough(total)
+    return total[:, steps] if steps.any() else None

@@ -19,6 +19,7 @@ from ingero_detect.causes import Cause, Diagnosis
 from ingero_detect.excess import SIGNIFICANCE, SMALLEST_EFFECT, culprits, quantile, trimmed
 from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.imbalance import sequences, stages
+from ingero_detect.lasts import cells
 from ingero_detect.timeline import FEWEST_STEPS, Timeline, by_rank, enough, period_of, sums
 
 
@@ -185,10 +186,7 @@ def _free(line: Timeline, stage: Ints, period: float) -> Floats | None:
     blocked = blocked_of(line, alike)
     if blocked is None:
         return None
-    usual = np.empty_like(blocked)
-    for kind in np.unique(alike).tolist():
-        usual[alike == kind] = np.nanmedian(blocked[alike == kind], axis=0)
-    return np.asarray((usual - blocked) / period)
+    return np.asarray(-cells(blocked, alike) / period)
 
 
 def _from_freedom(free: Floats, stage: Ints, replica: Ints, period: float) -> Diagnosis | None:

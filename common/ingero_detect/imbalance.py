@@ -7,6 +7,7 @@ import numpy as np
 from ingero_detect.causes import Cause, Diagnosis
 from ingero_detect.excess import SIGNIFICANCE, quantile
 from ingero_detect.grouped import Bools, Floats, Ints
+from ingero_detect.lasts import median_by_step
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS, Timeline, sums
 
@@ -20,7 +21,7 @@ def stages(compute: Floats, stage: Ints, period: float, culprits: set[int]) -> D
     kinds = [kind for kind in np.unique(stage).tolist() if (healthy & (stage == kind)).any()]
     if len(kinds) < 2:
         return None
-    means = [np.nanmedian(compute[healthy & (stage == kind)], axis=0) for kind in kinds]
+    means = [median_by_step(compute[healthy & (stage == kind)]) for kind in kinds]
     table = np.array(means)
     typical = np.nanmedian(table, axis=1)
     heaviest = int(np.argmax(typical))
@@ -100,7 +101,7 @@ def _together(line: Timeline, healthy: Bools, alike: Ints, replica: Ints, cells:
                 logs = np.log(np.maximum(table, 1e-12))
             logs = np.where(np.isfinite(table), logs, np.nan)
             logs = logs - np.nanmedian(logs, axis=1, keepdims=True)
-            parts.append(logs - np.nanmedian(logs, axis=0))
+            parts.append(logs - median_by_step(logs))
         found += [_correlation(parts[0], other) for other in parts[1:]]
     if (replica >= 0).all() and len(np.unique(alike)) > 1:
         for one in np.unique(replica).tolist():

@@ -1,7 +1,6 @@
 """Who is last, and how often: significant also where somebody is late in some steps only. Pure."""
 
 from functools import lru_cache
-from math import lgamma
 from typing import Final
 
 import numpy as np
@@ -28,7 +27,15 @@ def cells(values: Floats, alike: Ints, fewest: int = 2) -> Floats:
     for kind in np.unique(alike).tolist():
         members = alike == kind
         if members.sum() >= fewest:
-            found[members] -= np.nanmedian(values[members], axis=0)
+            found[members] -= median_by_step(values[members])
+    return found
+
+
+def median_by_step(values: Floats) -> Floats:
+    """Median over rows, NaN where a step has none."""
+    found = np.full(values.shape[1], np.nan)
+    known = np.isfinite(values).any(axis=0)
+    found[known] = np.nanmedian(values[:, known], axis=0)
     return found
 
 
@@ -53,6 +60,8 @@ def often_last(values: Floats, alike: Ints, chance: float, stretch: float) -> tu
         gap = table[last, np.arange(steps)] - second
         for number, rank in enumerate(members.tolist()):
             was = last == number
+            if was.sum() * len(members) <= steps:
+                continue
             apart = was - was.mean()
             runs = max(stretch, stretched(float(apart[1:] @ apart[:-1]), float(apart @ apart), steps))
             often[rank] = was.sum() / runs >= fewest_lasts(max(1, int(steps / runs)), len(members), chance)
@@ -65,7 +74,8 @@ def fewest_lasts(steps: int, ranks: int, chance: float) -> int:
     """How often one of so many ranks has to be last for the chance of that to be at most `chance`; binomial."""
     p = 1 / ranks
     number = np.arange(steps + 1)
-    ways = lgamma(steps + 1) - np.array([lgamma(k + 1) + lgamma(steps - k + 1) for k in number.tolist()])
+    factorials = np.append(0.0, np.cumsum(np.log(number[1:])))
+    ways = factorials[-1] - factorials - factorials[::-1]
     logs = ways + number * np.log(p) + (steps - number) * np.log1p(-p)
     tail = np.cumsum(np.exp(logs)[::-1])[::-1]
     enough = np.flatnonzero(tail <= chance)

@@ -186,3 +186,23 @@ def test_a_rank_that_became_slow_is_named_in_few_steps(tmp_path: Path) -> None:
 
     assert (found["kind"], found["ranks"]) == ("node", [5])
     assert (alone["kind"], alone["ranks"]) == ("node", [2])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_rows_get_a_verdict(tmp_path: Path, seed: int) -> None:
+    """Ranks without collectives, steps without ranks, durations of nothing: numpy's warnings are errors here."""
+    chance = rng(seed)
+    count = int(chance.integers(1, 400))
+    names = np.array(["forward", "backward", "all-reduce", "send", "recv", "barrier"])
+    op = chance.integers(0, 6, count)
+    table = Table()
+    table.add(
+        rank=chance.integers(0, chance.integers(1, 12), count), op=names[op], start=chance.uniform(0, 100, count),
+        kind=np.where(op > 1, "collective", "compute"), duration=chance.choice([0, 1e-9, 0.5, 1e6], count),
+        step=chance.integers(0, 30, count), group=chance.choice(["", "a", "b"], count),
+        seq=chance.integers(0, 50, count), stage=chance.integers(0, 3, count),
+        data_parallel=chance.integers(0, 3, count),
+    )  # fmt: skip
+    unsaid = tuple(name for name in ("step", "group", "seq", "stage", "data_parallel") if chance.random() < 0.3)
+
+    assert diagnose(tmp_path, table, unsaid)["kind"] in ("none", "node", "stage_imbalance", "sequence_imbalance")

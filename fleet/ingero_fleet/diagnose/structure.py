@@ -53,17 +53,15 @@ def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: 
 def _last_of_step(rank: Ints, op: Ints, collective: Bools) -> int | None:
     """The collective that ends steps; `None` where every operation is done about as often as any other."""
     ranks = int(rank.max()) + 1
-    counts = np.zeros((int(op.max()) + 1, ranks), np.int64)
-    np.add.at(counts, (op, rank), 1)
-    met = np.unique(op[collective])
-    regular = met[
-        (counts[met].min(axis=1) >= FEWEST_STEPS) & (np.ptp(counts[met], axis=1) <= 0.1 * counts[met].max(axis=1))
-    ]
-    if not len(regular):
+    pairs, times = np.unique(op * ranks + rank, return_counts=True)
+    ops, first = np.unique(pairs // ranks, return_index=True)
+    fewest, most = np.minimum.reduceat(times, first), np.maximum.reduceat(times, first)
+    by_all = np.diff(np.append(first, len(pairs))) == ranks
+    regular = by_all & (fewest >= FEWEST_STEPS) & (most - fewest <= 0.1 * most) & np.isin(ops, op[collective])
+    if not regular.any():
         return None
-    typical = np.median(counts, axis=1)
-    found = int(regular[np.argmin(typical[regular])])
-    return found if typical.max() >= 1.5 * typical[found] else None
+    last = int(np.argmin(np.where(regular, most, most.max() + 1)))
+    return int(ops[last]) if most.max() >= 1.5 * most[last] else None
 
 
 def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: Bools) -> Ints:
