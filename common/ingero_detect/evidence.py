@@ -223,8 +223,8 @@ def against_own_history(memory: Memory, now: float, nodes: Residuals, bounds: Bo
 
 def distance_from_peers(nodes: Residuals) -> Singles:
     """Log distance of every node from the median of its group."""
-    middle = nodes.median(np.maximum(nodes.logs, -1e3))
-    absolute = singles(nodes.logs - np.nan_to_num(middle, nan=0.0)[nodes.group])
+    logs = np.maximum(nodes.logs, -1e3)  # who does nothing is no further from others who do nothing
+    absolute = singles(logs - np.nan_to_num(nodes.median(logs), nan=0.0)[nodes.group])
     return np.clip(absolute, -FURTHEST, FURTHEST)
 
 

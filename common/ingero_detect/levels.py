@@ -19,7 +19,7 @@ _LATE_PHASE_COUNT: Final = 10
 
 
 def follow_offsets(memory: Memory, ticks: int, absolute: Singles, nodes: Residuals) -> None:
-    """How far nodes of a cohort lie apart, as a standard deviation that leans on 4 % while they are few."""
+    """How far nodes of a cohort at work lie apart, as a standard deviation that leans on 4 % while they are few."""
     column = memory.group("offsets")
     count = nodes.reference.count
     if ticks % OFFSET_TICKS and np.isfinite(column[count > 0]).all():
@@ -27,7 +27,8 @@ def follow_offsets(memory: Memory, ticks: int, absolute: Singles, nodes: Residua
     deviation = nodes.median(np.abs(absolute))
     spread = np.nan_to_num(deviation, nan=0.0) * MAD_TO_SIGMA
     current = np.sqrt((count * spread**2 + 8 * 0.04**2) / (count + 8))
-    column[:] = np.where(count == 0, column, np.where(np.isnan(column), current, column + 0.1 * (current - column)))
+    rests = (count == 0) | (nodes.median(np.isfinite(nodes.logs).astype(np.float32)) < 0.5)
+    column[:] = np.where(rests, column, np.where(np.isnan(column), current, column + 0.1 * (current - column)))
 
 
 def follow_levels(memory: Memory, parameters: Parameters, reference: Reference, now: float) -> None:

@@ -110,6 +110,13 @@ def test_a_node_slow_from_birth_is_named_against_its_peers() -> None:
     assert str(played.edges[0][1].verdict.axis) == "peers"
 
 
+def test_a_job_that_did_nothing_for_a_while_leaves_no_evidence_against_its_slower_chips() -> None:
+    rates = healthy(500, 4) * np.array([1.0, 0.93, 1.04, 1.02])
+    rates[301:311] = 0.0
+
+    assert play(rates).accused() == []
+
+
 def test_classes_of_hardware_in_one_cohort_are_not_stragglers() -> None:
     rates = healthy(300, 16)
     rates[:, ::3] *= 0.5
