@@ -75,15 +75,12 @@ def lags_of(line: Timeline) -> tuple[Floats, Blame | None] | None:
     m = int(instance.max()) + 1
     count, middle = grouped_median(line.duration[chosen], instance.astype(np.int64), m)
     several = count[instance] >= 2
-    lag = np.where(several, middle[instance] - line.duration[chosen], 0.0)
     if not several.any():
         return None
     rows = np.flatnonzero(chosen)[several]
-    place = line.rank[rows] * line.steps + line.step[rows]
-    size = line.ranks * line.steps
-    total = np.bincount(place, lag[several], size)
-    there = np.bincount(place, minlength=size) > 0
-    table = np.where(there, total, np.nan).reshape(line.ranks, line.steps)
+    lag, met = np.zeros(len(chosen)), np.zeros(len(chosen), np.bool_)
+    lag[chosen], met[rows] = middle[instance] - line.duration[chosen], True
+    table = sums(line, met, lag)
     known = enough(table)
     if not known.any():
         return None

@@ -126,9 +126,15 @@ def _node(flagged: Bools, excess: Floats, compute: Floats, alike: Ints, by: str)
         if peers.any():
             mended[rank] = np.minimum(compute[rank], np.nanmedian(compute[peers], axis=0))
     saved = np.nanmax(compute, axis=0) - np.nanmax(mended, axis=0)
-    ranks = tuple(int(rank) for rank in np.flatnonzero(flagged)[np.argsort(-excess[flagged], kind="stable")])
-    evidence = {"by": by, "excess_share_of_step": {str(rank): round(float(excess[rank]), 6) for rank in ranks}}
+    ranks, shares = _worst_first(flagged, excess)
+    evidence = {"by": by, "excess_share_of_step": shares}
     return Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=float(np.nanmean(saved)), evidence=evidence)
+
+
+def _worst_first(flagged: Bools, excess: Floats) -> tuple[tuple[int, ...], dict[str, float]]:
+    """The ranks in question, the largest excess first, and their excess as evidence."""
+    ranks = tuple(int(rank) for rank in np.flatnonzero(flagged)[np.argsort(-excess[flagged], kind="stable")])
+    return ranks, {str(rank): round(float(excess[rank]), 6) for rank in ranks}
 
 
 # What the waiting times say
@@ -148,7 +154,7 @@ def _from_lags(
     whole = slice(0, lags.shape[1])
     if blame is not None:
         lags = np.where((blame.victims(whole) & ~flagged)[:, None], np.minimum(lags, 0.0), lags)
-    ranks = tuple(int(rank) for rank in np.flatnonzero(flagged)[np.argsort(-excess[flagged], kind="stable")])
+    ranks, shares = _worst_first(flagged, excess)
     others = np.where(flagged[:, None], np.minimum(lags, 0.0), lags)
     saved = np.nanmax(lags, axis=0) - np.maximum(np.nanmax(others, axis=0), 0.0)
     lost = float(np.nanmean(np.maximum(saved, 0.0)))
@@ -158,7 +164,7 @@ def _from_lags(
     last = np.argmax(np.nan_to_num(lags, nan=-np.inf), axis=0)
     evidence = {
         "by": "blocked_least",
-        "excess_share_of_step": {str(rank): round(float(excess[rank]), 6) for rank in ranks},
+        "excess_share_of_step": shares,
         "last_in_share_of_steps": round(float(np.mean(last == ranks[0])), 4),
     }
     if _is_made_of(flagged, stage):
@@ -194,11 +200,11 @@ def _from_freedom(free: Floats, stage: Ints, replica: Ints, period: float) -> Di
     flagged, excess = culprits(free, _like(stage))
     if not flagged.any() or _is_made_of(flagged, stage) or _is_made_of(flagged, replica):
         return None
-    ranks = tuple(int(rank) for rank in np.flatnonzero(flagged)[np.argsort(-excess[flagged], kind="stable")])
+    ranks, shares = _worst_first(flagged, excess)
     lost = float(np.nanmean(np.nanmax(np.maximum(free[flagged], 0.0), axis=0))) * period
     evidence = {
         "by": "blocked_least_in_all",
-        "excess_share_of_step": {str(rank): round(float(excess[rank]), 6) for rank in ranks},
+        "excess_share_of_step": shares,
     }
     return Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=lost, evidence=evidence)
 

@@ -4,13 +4,9 @@ import re
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from ingero_detect.grouped import Bools, Floats, Ints
 from ingero_detect.timeline import FEWEST_STEPS
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-Bools = npt.NDArray[np.bool_]
 
 _BETWEEN_STAGES: Final = re.compile(r"send|recv|receive|p2p", re.IGNORECASE)
 

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.diagnosis import diagnose
+from ingero_detect.grouped import Ints
 from ingero_detect.timeline import Timeline
 from ingero_fleet.diagnose.structure import counted_steps, occurrence, stages_of
 from ingero_fleet.replay.tables import Batch, TableError, batches
@@ -15,8 +16,6 @@ from ingero_fleet.replay.tables import Batch, TableError, batches
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
 OPTIONAL: Final = ("step", "group", "seq", "stage", "data_parallel")
 KINDS: Final = {"compute": False, "collective": True}
-
-Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -52,12 +51,12 @@ def read(files: Sequence[str], progress: Callable[[int], None] = lambda _: None)
 def assemble(words: dict[str, dict[str, int]], columns: dict[str, npt.NDArray[Any]], rows: int) -> Recorded:
     """A timeline from columns of codes into `words` (-1: not known); `start` and `duration` are seconds."""
     ranks, rank = _ordered(words["rank"], columns["rank"])
+    collective = columns["kind"] == 1
     stages, stage = _ordered(words["stage"], columns["stage"])
     if not stages:
-        stage = stages_of(rank, columns["op"], list(words["op"]), columns["group"], columns["kind"] == 1)
+        stage = stages_of(rank, columns["op"], list(words["op"]), columns["group"], collective)
         stages = [f"that of rank {name}" for name in ranks]
     _, replica = _ordered(words["data_parallel"], columns["data_parallel"])
-    collective = columns["kind"] == 1
     if (columns["step"] >= 0).all():
         names, step = _ordered(words["step"], columns["step"])
         steps = len(names)
