@@ -90,7 +90,7 @@ class Operator:
         self.sweeper = Sweeper(api, self.sight, config.resync)
         self.lag = 0.0
         self._beat = time.monotonic()
-        self._active = False
+        self._active = self._fit = False
 
     def leads(self) -> bool:
         """Whether this replica may still act on nodes: it leads, and knew so a moment ago."""
@@ -105,7 +105,8 @@ class Operator:
         runner = await self._listen()
         heart = asyncio.create_task(self._heartbeat())
         try:
-            if self.config.leader_election:
+            await _first(ended.wait(), self._prepare())  # what would end a leader must not hide in a standby
+            if self.config.leader_election and not ended.is_set():
                 await _first(ended.wait(), self.elector.acquire())
             if not ended.is_set():
                 await self._lead(ended)
@@ -121,6 +122,7 @@ class Operator:
         watching = kopf.operator(
             registry=handlers.registry(self.sight.take), settings=handlers.settings(), clusterwide=True,
             stop_flag=kopf_stop, ready_flag=kopf_ready,
+            identity=self.config.identity,  # type: ignore[arg-type]  # kopf would ask for a user name: a container has none
         )  # fmt: skip
         tasks = {
             "watching": asyncio.create_task(watching),
@@ -134,10 +136,10 @@ class Operator:
         try:
             await _first(kopf_ready.wait(), *tasks.values())
             _on_signals(ended.set)  # kopf has taken them for itself
-            seeding = asyncio.create_task(self.sweeper.seed())
-            await _first(seeding, *tasks.values())
-            if seeding.done() and not seeding.cancelled():
-                seeding.result()
+            tasks["seeding"] = asyncio.create_task(self.sweeper.seed())
+            await _first(*tasks.values())
+            if tasks["seeding"].done():
+                tasks.pop("seeding").result()
                 tasks["working"] = asyncio.create_task(self.queue.run(self.reconcile, self.config.workers))
                 self._active = True
                 log.info("working", workers=self.config.workers)
@@ -155,6 +157,18 @@ class Operator:
             kopf_stop.set()
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 await asyncio.wait_for(tasks["watching"], STOP_SECONDS)
+
+    async def _prepare(self) -> None:
+        """Wait for the API server and see that it serves what a leader needs."""
+        while not self._fit:
+            try:
+                await self._look_around()
+                self._fit = True
+            except ApiError as error:
+                if not error.transient:
+                    raise
+                log.warning("api_server_unreachable", reason=error.message)
+                await asyncio.sleep(self.config.lease_duration * 2 / 15)
 
     async def _look_around(self) -> None:
         """What the cluster offers; both of our own kinds must be there."""
@@ -211,6 +225,7 @@ class Operator:
             desk=self.desk,
             keeper=self.keeper,
             queue=self.queue,
+            fit=lambda: self._fit,
             leading=lambda: self._active,
             well=self.well,
             lag=lambda: self.lag,

@@ -39,7 +39,10 @@ class StorageClass:
 
 @dataclass(frozen=True)
 class Volume:
-    """A PersistentVolume as the API tells it; `driver` is `spec.csi.driver`, or the in-tree name if migrated."""
+    """A PersistentVolume as the API tells it.
+
+    `driver` is `spec.csi.driver`, the name that an in-tree volume migrated to, or the provisioner of a node's directory.
+    """
 
     name: str
     uid: str
@@ -117,10 +120,13 @@ _AZURE_SET = _matches(
 _MANAGED = _matches("kind", r"(?i)(managed)?")  # the driver's own disks, not blobs in a storage account
 _LINODE = "linodebs.csi.linode.com"
 _STAGE_SECRET = "csi.storage.k8s.io/node-stage-secret-name"
-_LOCAL = (
-    "topolvm.io", "local.csi.openebs.io", "rancher.io/local-path", "kubernetes.io/no-provisioner",
-    "hostpath.csi.k8s.io", "k8s.io/minikube-hostpath", "docker.io/hostpath",
+_NO_PROVISIONER = "kubernetes.io/no-provisioner"
+_DIRECTORIES = (
+    "rancher.io/local-path", "k8s.io/minikube-hostpath", "microk8s.io/hostpath", "docker.io/hostpath",
+    "openebs.io/local",
 )  # fmt: skip
+_LOCAL = (*_DIRECTORIES, _NO_PROVISIONER, "topolvm.io", "local.csi.openebs.io", "hostpath.csi.k8s.io")
+_STATIC_PROVISIONER = "local-volume-provisioner-"
 
 ROWS: tuple[Row, ...] = (
     Row(("ebs.csi.aws.com", "kubernetes.io/aws-ebs"), 'encrypted: "true"', _exactly("encrypted", "true"),
@@ -167,6 +173,17 @@ def find_row(provisioner: str) -> Row | None:
         for name in row.names if provisioner == name or provisioner.endswith("." + name.lstrip("."))
     )  # fmt: skip
     return next(exact, None) or next(suffixed, None)
+
+
+def directory_driver(provisioned_by: str) -> str:
+    """The driver of a volume that is a directory or disk of a node (`hostPath`, `local`), by its provisioner.
+
+    Such a volume names no driver. Only provisioners that make nothing else are believed, and they can be declared but
+    never proven, so that the annotation raises no level.
+    """
+    if provisioned_by.startswith(_STATIC_PROVISIONER):
+        return _NO_PROVISIONER
+    return provisioned_by if provisioned_by in _DIRECTORIES else ""
 
 
 def _holds(row: Row, proof: Proof | None, parameters: Mapping[str, str]) -> bool:

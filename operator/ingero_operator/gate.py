@@ -16,6 +16,7 @@ from ingero_operator.encryption import (
     Recorded,
     StorageClass,
     Volume,
+    directory_driver,
     judge_class,
     judge_volume,
     key_name,
@@ -258,11 +259,15 @@ def storage_class(body: Manifest) -> StorageClass:
 
 
 def volume_of(body: Manifest) -> Volume:
-    """A PersistentVolume as the judge reads it; a migrated in-tree volume by the name it migrated to."""
+    """A PersistentVolume as the judge reads it: by its CSI driver, the one that an in-tree volume migrated to, or the
+    provisioner of a node's directory."""
     metadata, spec = body["metadata"], body["spec"]
     annotations = metadata.get("annotations") or {}
     csi = spec.get("csi") or {}
+    provisioned_by = annotations.get("pv.kubernetes.io/provisioned-by")
     driver = csi.get("driver") or annotations.get("pv.kubernetes.io/migrated-to") or ""
+    if not driver and ("hostPath" in spec or "local" in spec):
+        driver = directory_driver(provisioned_by or "")
     return Volume(
         name=metadata["name"],
         uid=metadata["uid"],
@@ -270,5 +275,5 @@ def volume_of(body: Manifest) -> Volume:
         class_name=spec.get("storageClassName", ""),
         driver=driver,
         attributes=csi.get("volumeAttributes") or {},
-        provisioned_by=annotations.get("pv.kubernetes.io/provisioned-by"),
+        provisioned_by=provisioned_by,
     )

@@ -22,6 +22,7 @@ class Vitals:
     desk: Desk
     keeper: Keeper
     queue: WorkQueue[tuple[str, str, str]]
+    fit: Callable[[], bool]
     leading: Callable[[], bool]
     well: Callable[[], bool]
     lag: Callable[[], float]
@@ -105,7 +106,9 @@ def make_app(vitals: Vitals) -> web.Application:
         return web.Response(status=200 if well else 503, text="ok\n" if well else "the watches lag behind\n")
 
     async def readyz(_: web.Request) -> web.Response:
-        """Ready: leading or standing by."""
+        """Ready: leading or standing by, and what a leader needs was found."""
+        if not vitals.fit():
+            return web.Response(status=503, text="looking for the API server and the CustomResourceDefinitions\n")
         return web.Response(text="leading\n" if vitals.leading() else "standing by\n")
 
     async def metrics(_: web.Request) -> web.Response:

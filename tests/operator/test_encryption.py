@@ -17,6 +17,7 @@ from ingero_operator.encryption import (
     judge_volume,
     key_name,
 )
+from ingero_operator.gate import volume_of
 
 STAGE = "csi.storage.k8s.io/node-stage-secret-name"
 KEY = "projects/p/locations/l/keyRings/r/cryptoKeys/k"
@@ -161,6 +162,40 @@ def test_a_volume_repeats_the_proof_where_its_driver_does(
 ) -> None:
     volume = replace(VOLUME, driver=provisioner, attributes=attributes)
     assert judge_volume(volume, RECORD, _class(provisioner, {}), "claim").proven is unlocks
+
+
+def _persistent_volume(by: str | None, **source: object) -> Volume:
+    annotations = {} if by is None else {"pv.kubernetes.io/provisioned-by": by}
+    return volume_of(
+        {
+            "metadata": {"name": "pv", "uid": "pv-uid", "annotations": annotations},
+            "spec": {"claimRef": {"uid": "claim"}, "storageClassName": "c", **source},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("provisioner", "volume", "reason"),
+    [
+        ("rancher.io/local-path", _persistent_volume("rancher.io/local-path", hostPath={}), "DECLARED"),
+        ("rancher.io/local-path", _persistent_volume("rancher.io/local-path", local={}), "DECLARED"),
+        ("k8s.io/minikube-hostpath", _persistent_volume("k8s.io/minikube-hostpath", hostPath={}), "DECLARED"),
+        (
+            "kubernetes.io/no-provisioner",
+            _persistent_volume("local-volume-provisioner-node-1-uid", local={}),
+            "DECLARED",
+        ),
+        ("rancher.io/local-path", _persistent_volume(None, hostPath={}), "StaticVolume"),
+        ("rancher.io/local-path", _persistent_volume("rancher.io/local-path", nfs={}), "DriverDiffers"),
+        ("rancher.io/local-path", _persistent_volume("somebody", hostPath={}), "DriverDiffers"),
+        ("csi.hetzner.cloud", _persistent_volume("csi.hetzner.cloud", hostPath={}), "DriverDiffers"),
+        ("ebs.csi.aws.com", _persistent_volume("ebs.csi.aws.com", hostPath={}), "DriverDiffers"),
+    ],
+)
+def test_a_directory_of_a_node_is_known_by_its_provisioner(provisioner: str, volume: Volume, reason: str) -> None:
+    recorded = Recorded("c", "class-uid", Level.DECLARED)
+
+    assert judge_volume(volume, recorded, _class(provisioner, {}, DECLARED), "claim").reason == reason
 
 
 def _mostly(usual: str) -> st.SearchStrategy[str]:

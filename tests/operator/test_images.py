@@ -7,6 +7,7 @@ import subprocess
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from ingero_contract import echo, routes
 from ingero_testing.processes import ECHO, FLEET, FREE, Running, process, wait_until
 
-TAG = os.environ.get("TAG", "dev")
+TAG = os.environ.get("TAG", metadata.version("ingero"))
 COMMANDS = {
     "operator": ["ingero-operator", "run", "--help"],
     "fleet": ["ingero-fleet", "serve", "--help"],

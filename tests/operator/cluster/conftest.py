@@ -76,17 +76,19 @@ def start(plane: ControlPlane, fleet_double: Fleets, tmp_path_factory: pytest.Te
     """Starts operators with their own account's rights; every wait in them is short."""
 
     @contextmanager
-    def begin(*flags: str, election: bool = False) -> Iterator[Instance]:
+    def begin(
+        *flags: str, election: bool = False, prefix: tuple[str, ...] = (), **environment: str
+    ) -> Iterator[Instance]:
         folder = tmp_path_factory.mktemp("operator")
         ports = folder / "ports.json"
         with process(
-            folder / "operator.log", str(BIN / "ingero-operator"), "run", "--listen", "127.0.0.1:0",
+            folder / "operator.log", *prefix, str(BIN / "ingero-operator"), "run", "--listen", "127.0.0.1:0",
             "--ports-file", str(ports), "--fleet-url", fleet_double.template,
             "--fleet-otlp-url", fleet_double.template, "--echo-url", fleet_double.template,
             "--resync", "500ms", "--poll", "200ms",
             "--identity", folder.name, "--polls-per-second", "100",
             *([] if election else ["--no-leader-election"]), *flags,
-            KUBECONFIG=str(plane.folder / "operator.kubeconfig"),
+            **{"KUBECONFIG": str(plane.folder / "operator.kubeconfig"), **environment},
         ) as running:  # fmt: skip
             wait_until(lambda: ports.exists() or running.process.poll() is not None, "the operator to listen")
             assert running.process.poll() is None, running.words()
