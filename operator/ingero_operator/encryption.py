@@ -41,7 +41,7 @@ class StorageClass:
 class Volume:
     """A PersistentVolume as the API tells it.
 
-    `driver` is `spec.csi.driver`, the name that an in-tree volume migrated to, or the provisioner of a node's directory.
+    `driver` is `spec.csi.driver`, the name that an in-tree volume migrated to, or the provisioner of a directory.
     """
 
     name: str
