@@ -6,14 +6,14 @@ from typing import Any, Final
 from ingero_kit.logs import get
 from ingero_operator import gate
 from ingero_operator import status as shown
-from ingero_operator.api.v1alpha1 import EchoStoreSpec
+from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.cache import OwnerKey
 from ingero_operator.children import Outcome
 from ingero_operator.conditions import Finding, no
 from ingero_operator.desk import RETRY_SECONDS, Desk, digest_of, is_paused, key_from, owner_from, parse
 from ingero_operator.fleet_clusters import missing, read_monitors, tls_secret
 from ingero_operator.kinds import STORAGE_CLASS, VOLUME
-from ingero_operator.plan import ChildKey, plan, rolled_out
+from ingero_operator.plan import Action, ChildKey, plan, rolled_out
 from ingero_operator.recorder import Happening
 from ingero_operator.render import echo, wanted
 from ingero_operator.render.common import API, OTLP_GRPC
@@ -97,21 +97,26 @@ class EchoStores:
         proof_key: ChildKey = ("ConfigMap", owner.child("volume-proof"))
         if decision.claim_class is None and claim_key not in observed:
             return Outcome()
-        children = wanted.of_echo_store(owner, spec, desk.platform, token)
-        if decision.claim_class and decision.resize:
-            children.insert(0, echo.claim(owner, spec, decision.claim_class))
+        children = wanted.of_echo_store(owner, spec, desk.platform, token, decision.capacity)
+        if decision.claim_class:
+            children.insert(0, echo.claim(owner, spec, decision.claim_class, decision.claim_size))
         if decision.proof and not decision.lock:
             children.append(echo.proof(owner, decision.proof))
         kept = {claim_key} | (set() if decision.lock or decision.proof is None else {proof_key})
         inputs = (
             resource["metadata"]["generation"], token, desk.platform, decision.proof, decision.lock,
-            decision.claim_class, decision.resize, desk.sight.cache.fingerprint(key),
+            decision.claim_class, decision.claim_size, decision.grow_to, decision.capacity,
+            desk.sight.cache.fingerprint(key),
         )  # fmt: skip
         if self._settled.get(key) == inputs:
             return Outcome()
         if desk.platform.service_monitors:
             await read_monitors(desk, key, (echo.COMPONENT,), observed)
         actions = plan(children, observed, kept=frozenset(kept))
+        if decision.claim_class and decision.grow_to:
+            why = f"it grows from {decision.claim_size} to {decision.grow_to}"
+            grown = echo.claim(owner, spec, decision.claim_class, decision.grow_to)
+            actions.append(Action("apply", *claim_key, why, ".spec.resources.requests.storage", grown))
         # A lock is turned before anything else is touched.
         actions.sort(key=lambda action: not (action.verb == "delete" and (action.kind, action.name) == proof_key))
         outcome = await desk.hands.carry_out(key, resource["metadata"]["uid"], actions)
@@ -156,7 +161,7 @@ class EchoStores:
         rest: Manifest = {
             "version": spec.version or self.desk.platform.version,
             "encryption": decision.record,
-            "storage": _storage(claim, decision, used),
+            "storage": _storage(resource["metadata"]["uid"], claim, decision, used),
             "endpoint": f"https://{name}-echo.{namespace}.svc:{API} (OTLP :{OTLP_GRPC})",
             "effective": shown.effective(spec),
         }
@@ -174,10 +179,14 @@ class EchoStores:
         return self.desk.fullness.band(key, url, authority, before)
 
 
-def _storage(claim: Manifest | None, decision: gate.Decision, used: str | None) -> Manifest:
+def _storage(uid: str, claim: Manifest | None, decision: gate.Decision, used: str | None) -> Manifest:
     if claim is None:
         return {"className": decision.record["className"]} if decision.record.get("className") else {}
-    out: Manifest = {"className": claim["spec"].get("storageClassName"), "claimUID": claim["metadata"]["uid"]}
+    owned = any(item.get("uid") == uid for item in claim["metadata"].get("ownerReferences") or [])
+    out: Manifest = {
+        "className": claim["spec"].get("storageClassName"), "claimUID": claim["metadata"]["uid"],
+        "onDelete": str(OnDelete.DELETE if owned else OnDelete.RETAIN),
+    }  # fmt: skip
     capacity = (claim.get("status") or {}).get("capacity", {}).get("storage")
     if capacity:
         out["capacity"] = capacity

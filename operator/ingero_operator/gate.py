@@ -57,14 +57,19 @@ class Decision:
     """`status.encryption` as it must be stored before anything is made."""
     claim_class: str | None = None
     """Class of the claim that may exist."""
+    claim_size: str = ""
+    """What the claim asks for already, or will when it is made: whatever else is written to it never waits for a size
+    that is refused."""
+    grow_to: str | None = None
+    """What it shall ask for now, in a write of its own."""
+    capacity: str | None = None
+    """What the volume has."""
     proof: Proof | None = None
     """What the pod may start with."""
     lock: bool = False
     """The proof must go: the next start is locked."""
     findings: list[Finding] = field(default_factory=list)
     troubles: list[Trouble] = field(default_factory=list)
-    resize: bool = True
-    """The claim may be changed to its new size."""
 
 
 def decide(spec: EchoStoreSpec, view: View) -> Decision:
@@ -93,6 +98,7 @@ def _before_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decisio
     return Decision(
         record=record,
         claim_class=record["className"],
+        claim_size=spec.storage.size,
         findings=[
             unknown("EncryptionVerified", "ClassJudged", f"{judged.message}; the volume is judged when it is bound"),
             unknown("StorageBound", "Pending", "the claim is not made yet"),
@@ -111,7 +117,9 @@ def _with_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
     level = _BY_NAME.get(str(record.get("level")), Level.NONE)
     bound = claim.get("status", {}).get("phase") == "Bound" and view.volume is not None
     storage = _storage(spec, claim, current, bound)
-    base: dict[str, Any] = {"claim_class": name, "resize": storage[2]}
+    base: dict[str, Any] = {
+        "claim_class": name, "claim_size": storage.size, "grow_to": storage.grow_to, "capacity": storage.capacity
+    }  # fmt: skip
     if level is Level.NONE:
         message = (
             f"the claim {claim['metadata']['name']} exists, but no class was judged before it was made; "
@@ -133,7 +141,7 @@ def _with_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
         for key in ("volume", "volumeUID", "claimUID"):
             record.pop(key, None)
         waiting = unknown("EncryptionVerified", "VolumePending", "the volume is judged when it is bound")
-        return Decision(record=record, findings=[waiting, *storage[:1], *storage[1]], lock=True, **base)
+        return Decision(record=record, findings=[waiting, *storage.findings], lock=True, **base)
     assert view.volume is not None
     volume = volume_of(view.volume)
     known = record.get("volumeUID") == volume.uid and record.get("claimUID") == uid and volume.claim_uid == uid
@@ -158,39 +166,54 @@ def _with_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
         level=level.word,
     )  # fmt: skip
     verified = yes("EncryptionVerified", level.word, f"volume {volume.name} reaches {level.word}{note}")
-    return Decision(record=record, proof=proof, findings=[verified, *storage[:1], *storage[1]], **base)
+    return Decision(record=record, proof=proof, findings=[verified, *storage.findings], **base)
 
 
-def _storage(
-    spec: EchoStoreSpec, claim: Manifest, current: Manifest | None, bound: bool
-) -> tuple[Finding, list[Finding], bool]:
-    """StorageBound, ResizePending, and whether the claim may be changed."""
-    name = claim["metadata"]["name"]
+@dataclass(frozen=True, kw_only=True)
+class _Storage:
+    """How large the claim is, and may become."""
+
+    findings: list[Finding]
+    """StorageBound and ResizePending."""
+    size: str
+    grow_to: str | None = None
+    capacity: str | None = None
+
+
+def _storage(spec: EchoStoreSpec, claim: Manifest, current: Manifest | None, bound: bool) -> _Storage:
+    asked, name = spec.storage.size, claim["metadata"]["name"]
+    held = str(claim["spec"].get("resources", {}).get("requests", {}).get("storage") or asked)
+    size = asked if quantity(asked) == quantity(held) else held
+    settled = no("ResizePending", "NotAsked", "the size is the one that was asked for")
+    capacity = claim.get("status", {}).get("capacity", {}).get("storage")
     if not bound:
         phase = claim.get("status", {}).get("phase", "Pending")
         waiting = no("StorageBound", "ClaimPending", f"claim {name} is {phase}: see `kubectl describe pvc {name}`")
-        return waiting, [no("ResizePending", "NotAsked", "the size is the one that was asked for")], True
-    capacity = str(claim.get("status", {}).get("capacity", {}).get("storage", "0"))
-    finding = yes("StorageBound", "Bound", f"claim {name} is bound to {claim['spec'].get('volumeName')} ({capacity})")
-    if quantity(spec.storage.size) <= quantity(capacity):
-        return finding, [no("ResizePending", "NotAsked", "the size is the one that was asked for")], True
+        if quantity(asked) > quantity(held):
+            words = f"the claim asks for {held} and grows to {asked} when it is bound; a claim cannot change before"
+            settled = yes("ResizePending", "ClaimPending", words)
+        return _Storage(findings=[waiting, settled], size=size, capacity=capacity)
+    has = str(capacity or "0")
+    finding = yes("StorageBound", "Bound", f"claim {name} is bound to {claim['spec'].get('volumeName')} ({has})")
+    if quantity(asked) <= quantity(has):
+        return _Storage(findings=[finding, settled], size=size, capacity=capacity)
     if not (current or {}).get("allowVolumeExpansion"):
         message = (
-            f"{spec.storage.size} are asked for and the volume has {capacity}, but class "
-            f"{claim['spec'].get('storageClassName')} does not allow expansion; copy to a new store"
+            f"{asked} are asked for and the volume has {has}, but class {claim['spec'].get('storageClassName')} "
+            "does not allow expansion; copy to a new store"
         )
-        return finding, [yes("ResizePending", "ClassCannotExpand", message)], False
-    pending = yes("ResizePending", "Resizing", f"the volume has {capacity} and grows to {spec.storage.size}")
-    return finding, [pending], True
+        refused = yes("ResizePending", "ClassCannotExpand", message)
+        return _Storage(findings=[finding, refused], size=size, capacity=capacity)
+    pending = yes("ResizePending", "Resizing", f"the volume has {has} and grows to {asked}")
+    grow_to = asked if quantity(asked) > quantity(held) else None
+    return _Storage(findings=[finding, pending], size=size, grow_to=grow_to, capacity=capacity)
 
 
-def _locked(
-    record: Manifest, reason: str, message: str, storage: tuple[Finding, list[Finding], bool], base: dict[str, Any]
-) -> Decision:
+def _locked(record: Manifest, reason: str, message: str, storage: _Storage, base: dict[str, Any]) -> Decision:
     return Decision(
         record={**record, "verdict": "Refused"},
         lock=True,
-        findings=[no("EncryptionVerified", reason, message), storage[0], *storage[1]],
+        findings=[no("EncryptionVerified", reason, message), *storage.findings],
         troubles=[Trouble(reason, message)],
         **base,
     )

@@ -120,3 +120,37 @@ def test_the_default_class_is_the_newest_then_by_name() -> None:
 
     assert (default_class(classes) or {})["metadata"]["name"] == "a"
     assert default_class([make("z", "09", default=False)]) is None
+
+
+@pytest.mark.parametrize(
+    ("asked", "held", "capacity", "expands", "size", "grow_to", "reason"),
+    [
+        ("10Gi", "10Gi", "10Gi", True, "10Gi", None, "NotAsked"),
+        ("20Gi", "10Gi", "10Gi", True, "10Gi", "20Gi", "Resizing"),
+        ("20Gi", "20Gi", "10Gi", True, "20Gi", None, "Resizing"),
+        ("20Gi", "10Gi", "10Gi", False, "10Gi", None, "ClassCannotExpand"),
+        ("20Gi", "10Gi", None, True, "10Gi", None, "ClaimPending"),
+        ("10Gi", "10Gi", None, True, "10Gi", None, "NotAsked"),
+        ("15Gi", "10Gi", "16Gi", False, "10Gi", None, "NotAsked"),
+        ("5Gi", "10Gi", "10Gi", True, "10Gi", None, "NotAsked"),
+        ("10240Mi", "10Gi", "10Gi", True, "10240Mi", None, "NotAsked"),
+    ],
+)
+def test_a_claim_is_written_with_the_size_that_it_has_and_grows_in_a_write_of_its_own(
+    asked: str, held: str, capacity: str | None, expands: bool, size: str, grow_to: str | None, reason: str
+) -> None:
+    spec = EchoStoreSpec.model_validate(
+        {"tokenSecret": {"name": "t"}, "tlsSecret": "tls", "storage": {"className": "a", "size": asked}}
+    )
+    found = {**storage_class("a", "1", random.Random(0)), "allowVolumeExpansion": expands}
+    claim: dict[str, Any] = {
+        "metadata": {"name": "s-echo", "uid": "c"},
+        "spec": {"storageClassName": "a", "volumeName": "pv", "resources": {"requests": {"storage": held}}},
+        "status": {"phase": "Bound", "capacity": {"storage": capacity}} if capacity else {"phase": "Pending"},
+    }
+    volume = {"metadata": {"name": "pv", "uid": "v", "creationTimestamp": "t2"}, "spec": {}} if capacity else None
+
+    decision = decide(spec, View(classes=[found], claim=claim, volume=volume, recorded={}))
+
+    assert (decision.claim_size, decision.grow_to, decision.capacity) == (size, grow_to, capacity)
+    assert next(item.reason for item in decision.findings if item.type == "ResizePending") == reason

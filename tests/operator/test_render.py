@@ -201,7 +201,7 @@ def test_a_claim_names_its_class_and_outlives_its_store_unless_told_otherwise() 
         {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": {"onDelete": "Delete"}}
     )
 
-    kept, dropped = echo.claim(STORE, keep, "fast"), echo.claim(STORE, drop, "fast")
+    kept, dropped = echo.claim(STORE, keep, "fast", "50Gi"), echo.claim(STORE, drop, "fast", "50Gi")
 
     assert kept["spec"]["storageClassName"] == "fast" and "ownerReferences" not in kept["metadata"]
     assert dropped["metadata"]["ownerReferences"][0]["uid"] == "u-2"
@@ -224,6 +224,18 @@ def test_echo_accepts_its_settings_file() -> None:
 
     assert config.ingest.grpc_endpoint == "0.0.0.0:4317" and config.retention.age == 30 * 86400
     assert config.store.memory_limit_mb < 1024 and config.retention.size_mb < 50 * 1100
+
+
+@pytest.mark.parametrize(
+    ("capacity", "megabytes"),
+    [(None, 15032), ("10Gi", 7516), ("20Gi", 15032), ("21474836480", 15032), ("1Ti", 15032)],
+)
+def test_echo_keeps_no_more_than_its_volume_has_by_now(capacity: str | None, megabytes: int) -> None:
+    store = EchoStoreSpec.model_validate(
+        {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": {"size": "20Gi"}}
+    )
+
+    assert echo.config(store, capacity)["retention"]["size_mb"] == megabytes
 
 
 def test_prices_are_mounted_where_fleet_is_told_to_read_them() -> None:

@@ -184,6 +184,8 @@ class StorageStatus(Part):
     """Uid of the claim; the class is fixed from now on."""
     capacity: Short | None = None
     """Size of the volume."""
+    on_delete: Short | None = None
+    """What would become of the claim if the store were deleted now."""
     used_band: Short | None = None
     """How full it is, in steps of ten percent."""
 

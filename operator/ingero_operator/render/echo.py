@@ -46,15 +46,21 @@ class Proof:
     level: str
 
 
-def config(spec: EchoStoreSpec) -> Manifest:
-    """Echo's settings file. Engine memory and kept events are bounded by what the pod and the volume have."""
+def config(spec: EchoStoreSpec, capacity: str | None = None) -> Manifest:
+    """Echo's settings file. Engine memory and kept events are bounded by what the pod and the volume have.
+
+    `capacity` is what the volume has by now: a size that is only asked for holds no events.
+    """
     memory = quantity(spec.resources.memory or "1Gi")
+    size = quantity(spec.storage.size)
+    if capacity is not None:
+        size = min(size, quantity(capacity))
     return {
         "store": {"path": f"{DATA}/echo.duckdb", "memory_limit_mb": max(64, int(memory * 6 / 10 / 10**6))},
         "ingest": {"grpc_endpoint": f"0.0.0.0:{OTLP_GRPC}", "http_endpoint": None},
         "retention": {
             "age": spec.retention,
-            "size_mb": max(1, int(quantity(spec.storage.size) * 7 / 10 / 10**6)),
+            "size_mb": max(1, int(size * 7 / 10 / 10**6)),
         },
         "api": {"endpoint": f"0.0.0.0:{API}"},
         "auth": {"tokens_file": f"{TOKEN}/{spec.token_secret.key}"},
@@ -62,9 +68,11 @@ def config(spec: EchoStoreSpec) -> Manifest:
     }
 
 
-def children(owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "") -> list[Manifest | None]:
+def children(
+    owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "", capacity: str | None = None
+) -> list[Manifest | None]:
     """Everything but claim and proof, in the order in which it is applied."""
-    text = dump_bare(config(spec))
+    text = dump_bare(config(spec, capacity))
     scrape = spec.service_monitors
     return [
         service_account(owner, COMPONENT),
@@ -92,14 +100,14 @@ def _scraped(owner: Owner, spec: EchoStoreSpec) -> Manifest:
     }
 
 
-def claim(owner: Owner, spec: EchoStoreSpec, class_name: str) -> Manifest:
+def claim(owner: Owner, spec: EchoStoreSpec, class_name: str, size: str) -> Manifest:
     """The one claim, its class always written out. It outlives its owner unless the owner says otherwise."""
     body = {
         "spec": {
             "accessModes": ["ReadWriteOnce"],
             "volumeMode": "Filesystem",
             "storageClassName": class_name,
-            "resources": {"requests": {"storage": spec.storage.size}},
+            "resources": {"requests": {"storage": size}},
         }
     }
     owned = spec.storage.on_delete is OnDelete.DELETE

@@ -30,8 +30,10 @@ def of_fleet_cluster(
     )
 
 
-def of_echo_store(owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "") -> list[Manifest]:
+def of_echo_store(
+    owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "", capacity: str | None = None
+) -> list[Manifest]:
     """The children of an EchoStore but claim and proof, which the gate decides on."""
     return _ordered(
-        [*echo.children(owner, spec, platform, token_digest), *network.of_echo_store(owner, spec, platform)]
+        [*echo.children(owner, spec, platform, token_digest, capacity), *network.of_echo_store(owner, spec, platform)]
     )

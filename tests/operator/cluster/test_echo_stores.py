@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trustme
+import yaml
 
 from ingero_testing.fleets import Fleets
 from ingero_testing.processes import wait_until
@@ -19,6 +20,7 @@ AUTHORITY = trustme.CA().cert_pem.bytes().decode()
 BY_HAND = {"test.ingero.io/mounts": "by-hand"}
 CLASSES: dict[str, dict[str, Any]] = {
     "test-encrypted": {"parameters": {"encrypted": "true"}, "allowVolumeExpansion": False},
+    "test-growing": {"parameters": {"encrypted": "true"}, "allowVolumeExpansion": True},
     "test-plain": {"parameters": {}},
     "test-late": {"parameters": {"encrypted": "true"}, "volumeBindingMode": "WaitForFirstConsumer"},
 }
@@ -294,6 +296,74 @@ def test_growth_that_the_class_forbids_is_said(operator: Any, store: Store) -> N
 
     wait_until(lambda: store.condition("ResizePending") == ("True", "ClassCannotExpand"), "the reason")
     assert store.claim()["spec"]["resources"]["requests"]["storage"] == "10Gi"
+
+
+def owned(store: Store) -> bool:
+    return "ownerReferences" in store.claim()["metadata"]
+
+
+def kept_megabytes(plane: ControlPlane, store: Store) -> int:
+    text = plane.read("-n", store.namespace, "cm", "store-echo")["data"]["echo.yaml"]
+    return int(yaml.safe_load(text)["retention"]["size_mb"])
+
+
+@pytest.mark.parametrize("class_name", ["test-encrypted", "test-growing"])
+def test_a_claim_is_let_go_of_while_its_growth_is_refused_and_echo_keeps_what_fits(
+    plane: ControlPlane, operator: Any, store: Store, class_name: str
+) -> None:
+    store.apply(class_name, onDelete="Delete")
+    store.provision(class_name=class_name)
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    assert owned(store) and store.status()["storage"]["onDelete"] == "Delete"
+    before = kept_megabytes(plane, store)
+    # One class cannot expand; where it can, a quota refuses.
+    plane.apply(
+        {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q", "namespace": store.namespace},
+         "spec": {"hard": {"requests.storage": "10Gi"}}}
+    )  # fmt: skip
+    counted = ("-n", store.namespace, "resourcequota", "q")
+    wait_until(lambda: bool((plane.read(*counted).get("status") or {}).get("used")), "the quota to count")
+    store.apply(class_name, onDelete="Delete", size="20Gi")
+    wait_until(lambda: store.condition("ResizePending")[0] == "True", "the resize")
+    assert kept_megabytes(plane, store) == before
+
+    store.apply(class_name, onDelete="Retain", size="20Gi")
+
+    wait_until(lambda: not owned(store), "the claim to outlive its store")
+    wait_until(lambda: store.status()["storage"]["onDelete"] == "Retain", "the status")
+    assert store.claim()["spec"]["resources"]["requests"]["storage"] == "10Gi"
+    assert kept_megabytes(plane, store) == before
+
+
+def test_a_claim_grows_and_echo_keeps_more_when_the_volume_has_grown(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    store.apply("test-growing")
+    store.provision(class_name="test-growing")
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    before = kept_megabytes(plane, store)
+    store.apply("test-growing", size="20480Mi")
+    wait_until(lambda: store.claim()["spec"]["resources"]["requests"]["storage"] == "20Gi", "the claim to ask")
+    wait_until(lambda: store.condition("ResizePending") == ("True", "Resizing"), "the reason")
+    assert kept_megabytes(plane, store) == before
+
+    plane.patch("pvc", "store-echo", {"status": {"capacity": {"storage": "20Gi"}}}, store.namespace, "/status")
+
+    wait_until(lambda: kept_megabytes(plane, store) == 2 * before, "Echo to be told")
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+
+
+def test_a_size_that_is_edited_before_the_claim_is_bound_is_taken_up_afterwards(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    store.apply("test-growing")
+    wait_until(lambda: store.claim() is not None, "the claim")
+    store.apply("test-growing", size="20Gi")
+    wait_until(lambda: store.condition("ResizePending") == ("True", "ClaimPending"), "the reason")
+    assert store.condition("Stalled") == ("", "")
+    store.provision(class_name="test-growing")
+
+    wait_until(lambda: store.claim()["spec"]["resources"]["requests"]["storage"] == "20Gi", "the claim to ask")
 
 
 def test_the_claim_outlives_its_store_and_serves_the_next_one(
