@@ -1,9 +1,11 @@
-"""Where the running kernel keeps what the scheduler's program reads, from the kernel's own type information. Pure.
+"""Where the running kernel keeps what the programs read, from the kernel's own type information. Pure.
 
 The format is the BTF of Linux: a header, records of types that are numbered from 1, and their names.
 """
 
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -22,6 +24,10 @@ class NoTypes(Exception):
     """The type information does not tell; the text says what is missing."""
 
 
+Record = tuple[int, int, int, int]
+"""Name, kind and number of members, type or size, and where its members begin."""
+
+
 @dataclass(frozen=True)
 class SwitchLayout:
     """Of the tracepoint sched_switch: which arguments are the leaving task, the next and the state of the leaving.
@@ -36,63 +42,131 @@ class SwitchLayout:
     state_argument: int | None
 
 
-def switch_layout(data: bytes) -> SwitchLayout:
-    """From /sys/kernel/btf/vmlinux. Raises `NoTypes`."""
+@dataclass(frozen=True)
+class NumbersLayout:
+    """Where a task keeps its numbers in every PID namespace that it is in, bytes from the start of each structure."""
+
+    task_thread_pid: int
+    task_leader: int
+    pid_level: int
+    pid_numbers: int
+    upid_size: int
+    upid_nr: int
+    upid_ns: int
+    ns_inum: int
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
     try:
-        return _switch_layout(data)
+        yield
     except (struct.error, IndexError, ValueError):
         raise NoTypes("the kernel's type information cannot be read") from None
 
 
-def _switch_layout(data: bytes) -> SwitchLayout:
-    magic, _, _, length, type_at, type_size, name_at, name_size = _HEADER.unpack_from(data)
-    if magic != _MAGIC:
-        raise NoTypes("the kernel's type information has an unknown format")
-    at, end, records = length + type_at, length + type_at + type_size, [(0, 0, 0, 0)]
-    names = data[length + name_at : length + name_at + name_size]
+class Types:
+    """The content of /sys/kernel/btf/vmlinux. Raises `NoTypes`."""
 
-    def place(name: bytes) -> int:
-        return names.index(b"\0" + name + b"\0") + 1
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+        with _readable():
+            self._index()
 
-    def members(record: tuple[int, int, int, int], size: int) -> list[tuple[int, ...]]:
-        return [struct.unpack_from(f"={size // 4}I", data, record[3] + size * i) for i in range(record[1] & 0xFFFF)]
+    def _index(self) -> None:
+        magic, _, _, length, type_at, type_size, name_at, name_size = _HEADER.unpack_from(self._data)
+        if magic != _MAGIC:
+            raise NoTypes("the kernel's type information has an unknown format")
+        at, end = length + type_at, length + type_at + type_size
+        self._names = self._data[length + name_at : length + name_at + name_size]
+        self.records: list[Record] = [(0, 0, 0, 0)]
+        self._first: dict[tuple[int, int], int] = {}
+        while at < end:
+            name, info, other = _TYPE.unpack_from(self._data, at)
+            kind, count = info >> 24 & 0x1F, info & 0xFFFF
+            if kind in (_STRUCT, _TYPEDEF) and name:
+                self._first.setdefault((kind, name), len(self.records))
+            self.records.append((name, info, other, at + _TYPE.size))
+            at += _TYPE.size + _FIXED.get(kind, 0) + _EACH.get(kind, 0) * count
 
-    task_name, tracepoint_name = place(b"task_struct"), place(b"btf_trace_sched_switch")
-    task = tracepoint = 0
-    while at < end:
-        name, info, other = _TYPE.unpack_from(data, at)
-        kind, count = info >> 24 & 0x1F, info & 0xFFFF
-        if kind == _STRUCT and name == task_name:
-            task = len(records)
-        elif kind == _TYPEDEF and name == tracepoint_name:
-            tracepoint = len(records)
-        records.append((name, info, other, at + _TYPE.size))
-        at += _TYPE.size + _FIXED.get(kind, 0) + _EACH.get(kind, 0) * count
-    if not task or not tracepoint:
-        raise NoTypes("the kernel's type information lacks task_struct or the tracepoint sched_switch")
+    def find(self, kind: int, name: str) -> Record:
+        """The structure or type name of this name. Raises `NoTypes`."""
+        number = self._first.get((kind, self._place(name)))
+        if number is None:
+            raise NoTypes(f"the kernel's type information lacks {name}")
+        return self.records[number]
 
-    def bare(number: int) -> tuple[int, int, int, int]:
+    def members(self, record: Record, size: int) -> list[tuple[int, ...]]:
+        """Words of each member, of `size` bytes."""
+        count = record[1] & 0xFFFF
+        return [struct.unpack_from(f"={size // 4}I", self._data, record[3] + size * i) for i in range(count)]
+
+    def bare(self, number: int) -> Record:
+        """A type without names and qualifiers. Raises `ValueError`."""
         for _ in range(_DEEPEST):
-            if (records[number][1] >> 24 & 0x1F) not in _MODIFIERS:
-                return records[number]
-            number = records[number][2]
+            if (self.records[number][1] >> 24 & 0x1F) not in _MODIFIERS:
+                return self.records[number]
+            number = self.records[number][2]
         raise ValueError("names of names without an end")
 
-    def is_task(number: int) -> bool:
-        record = bare(number)
-        return record[1] >> 24 & 0x1F == _POINTER and bare(record[2]) == records[task]
+    def offsets(self, record: Record, *names: str) -> dict[str, int]:
+        """Bytes to each of these members, as far as the structure has them; also to those of nameless parts of it."""
+        wanted = {self._place(name): name for name in names}
+        wanted.pop(0, None)
+        return dict(self._offsets(record, wanted, 0, 0))
 
-    wanted = {place(word): word for word in (b"pid", b"__state", b"state") if b"\0" + word + b"\0" in names}
-    bits = 0xFFFFFF if records[task][1] >> 31 else 0xFFFFFFFF
-    offsets = {wanted[name]: (where & bits) // 8 for name, _, where in members(records[task], 12) if name in wanted}
-    state = offsets.get(b"__state", offsets.get(b"state"))
-    prototype = bare(bare(tracepoint)[2])
-    arguments = [kind for _, kind in members(prototype, 8)][1:]
-    tasks = [number for number, kind in enumerate(arguments) if is_task(kind)]
-    words = [
-        number for number, kind in enumerate(arguments)
-        if bare(kind)[1] >> 24 & 0x1F == _INT and bare(kind)[2] == 4
-    ]  # fmt: skip
-    if b"pid" not in offsets or state is None or len(tasks) != 2:
+    def _offsets(self, record: Record, wanted: dict[int, str], base: int, depth: int) -> Iterator[tuple[str, int]]:
+        bits = 0xFFFFFF if record[1] >> 31 else 0xFFFFFFFF
+        for name, kind, where in self.members(record, 12):
+            at = base + (where & bits) // 8
+            if name in wanted:
+                yield wanted[name], at
+            elif not name and depth < _DEEPEST:
+                part = self.bare(kind)
+                if part[1] >> 24 & 0x1F in (_STRUCT, _UNION):
+                    yield from self._offsets(part, wanted, at, depth + 1)
+
+    def _place(self, name: str) -> int:
+        """Where a name lies; 0, which is the empty name, for one that is not there."""
+        return self._names.find(b"\0" + name.encode() + b"\0") + 1
+
+
+def switch_layout(types: Types) -> SwitchLayout:
+    """Of the tracepoint of a switch. Raises `NoTypes`."""
+    with _readable():
+        task, tracepoint = types.find(_STRUCT, "task_struct"), types.find(_TYPEDEF, "btf_trace_sched_switch")
+
+        def is_task(number: int) -> bool:
+            record = types.bare(number)
+            return record[1] >> 24 & 0x1F == _POINTER and types.bare(record[2]) == task
+
+        offsets = types.offsets(task, "pid", "__state", "state")
+        state = offsets.get("__state", offsets.get("state"))
+        prototype = types.bare(types.bare(tracepoint[2])[2])
+        arguments = [kind for _, kind in types.members(prototype, 8)][1:]
+        tasks = [number for number, kind in enumerate(arguments) if is_task(kind)]
+        words = [
+            number for number, kind in enumerate(arguments)
+            if types.bare(kind)[1] >> 24 & 0x1F == _INT and types.bare(kind)[2] == 4
+        ]  # fmt: skip
+    if "pid" not in offsets or state is None or len(tasks) != 2:
         raise NoTypes("the tracepoint sched_switch has a shape that is not known")
-    return SwitchLayout(offsets[b"pid"], state, tasks[0], tasks[1], words[0] if words else None)
+    return SwitchLayout(offsets["pid"], state, tasks[0], tasks[1], words[0] if words else None)
+
+
+def numbers_layout(types: Types) -> NumbersLayout:
+    """Of a task's numbers. Raises `NoTypes`."""
+
+    def offset(structure: str, *names: str) -> list[int]:
+        with _readable():
+            found = types.offsets(types.find(_STRUCT, structure), *names)
+        for name in names:
+            if name not in found:
+                raise NoTypes(f"the kernel's type information lacks {name} of {structure}")
+        return [found[name] for name in names]
+
+    thread_pid, leader = offset("task_struct", "thread_pid", "group_leader")
+    level, numbers = offset("pid", "level", "numbers")
+    number, namespace = offset("upid", "nr", "ns")
+    (common,), (inum,) = offset("pid_namespace", "ns"), offset("ns_common", "inum")
+    size = types.find(_STRUCT, "upid")[2]
+    return NumbersLayout(thread_pid, leader, level, numbers, size, number, namespace, common + inum)

@@ -4,6 +4,7 @@
 compiler's memory goes away with the process, and the distribution's Python packages never reach the agent.
 """
 
+import functools
 import json
 import os
 import socket
@@ -12,7 +13,7 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from ingero_agent.trace.btf import NoTypes, SwitchLayout, switch_layout
+from ingero_agent.trace.btf import NoTypes, NumbersLayout, SwitchLayout, Types, numbers_layout, switch_layout
 from ingero_agent.trace.counts import VALUE_BYTES
 from ingero_agent.trace.probes.table import DISK_WAIT, PROGRAMS, SCHED_PROGRAMS, SCHED_SWITCH
 
@@ -24,6 +25,10 @@ MAPS: Final = (
 )  # fmt: skip
 SCHED_MAPS: Final = ("tracked", "off", "pushed")
 BTF: Final = Path("/sys/kernel/btf/vmlinux")
+PID_NAMESPACE: Final = Path("/proc/self/ns/pid")
+FIRST_PID_NAMESPACE: Final = 0xEFFFFFFC
+"""Number of the machine's first PID namespace, the same on every Linux."""
+
 BUDGET_BYTES: Final = 16 * 2**20
 
 
@@ -64,6 +69,25 @@ def scheduler_flags(layout: SwitchLayout) -> list[str]:
     return [f"-D{name}={value}" for name, value in flags.items() if value is not None]
 
 
+def numbers_flags(namespace: int, layout: NumbersLayout) -> list[str]:
+    """What it takes to know processes by their numbers in a PID namespace that is not the machine's first."""
+    flags = {
+        "PID_NAMESPACE": namespace, "TASK_THREAD_PID": layout.task_thread_pid, "TASK_LEADER": layout.task_leader,
+        "PID_LEVEL": layout.pid_level, "PID_NUMBERS": layout.pid_numbers, "UPID_SIZE": layout.upid_size,
+        "UPID_NR": layout.upid_nr, "UPID_NS": layout.upid_ns, "NS_INUM": layout.ns_inum,
+    }  # fmt: skip
+    return [f"-D{name}={value}U" for name, value in flags.items()]
+
+
+@functools.cache
+def kernel_types() -> Types:
+    """The running kernel's. Raises `NoTypes`."""
+    try:
+        return Types(BTF.read_bytes())
+    except OSError as error:
+        raise NoTypes(str(error)) from None
+
+
 def load(mode: str, ring_bytes: int) -> tuple[dict[str, Any], list[int]]:
     """Compile and load; returns the message and the descriptors that it names, in order."""
     os.environ["BCC_KERNEL_SOURCE"] = str(PROBES)
@@ -72,10 +96,13 @@ def load(mode: str, ring_bytes: int) -> tuple[dict[str, Any], list[int]]:
 
     started = time.monotonic()
     text, flags, refused = (PROBES / "calls.bpf.c").read_text(), compile_flags(ring_bytes), ""
+    namespace = PID_NAMESPACE.stat().st_ino
+    if namespace != FIRST_PID_NAMESPACE:
+        flags += numbers_flags(namespace, numbers_layout(kernel_types()))
     try:
-        flags += scheduler_flags(switch_layout(BTF.read_bytes()))
+        flags += scheduler_flags(switch_layout(kernel_types()))
         text += (PROBES / "sched.bpf.c").read_text()
-    except (OSError, NoTypes) as error:
+    except NoTypes as error:
         refused = str(error)
     bpf = BPF(text=text, cflags=flags)
     names = list(dict.fromkeys(name for pair in PROGRAMS.values() for name in pair if name))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.trace.btf import NoTypes, switch_layout
+from ingero_agent.trace.btf import NoTypes, Types, switch_layout
 from ingero_agent.trace.chains import Severity, Stretch, find_chains
 from ingero_agent.trace.scheduler import FLOOR_NS, SHARE_OF_BUDGET, cost_ns, parse_switches, watched
 from ingero_agent.trace.tracer import Tracer
@@ -166,7 +166,7 @@ def types(*, state_first: bool = False, state: bool = True) -> bytes:
 def test_the_arguments_of_a_switch_are_found_wherever_the_kernel_has_them(
     data: bytes, arguments: tuple[int | None, ...]
 ) -> None:
-    found = switch_layout(data)
+    found = switch_layout(Types(data))
 
     assert (found.prev_argument, found.next_argument, found.state_argument) == arguments
     assert (found.pid_offset, found.state_offset) == (40, 24)
@@ -177,9 +177,15 @@ def test_broken_type_information_is_refused_in_words(rubbish: bytes, at: int) ->
     data = types()
     for broken in (rubbish, data[:at], data[:24] + rubbish + data[24 + len(rubbish) :]):
         try:
-            switch_layout(broken)
+            switch_layout(Types(broken))
         except NoTypes as error:
             assert "type information" in str(error) or "tracepoint" in str(error)
+
+
+def test_a_nameless_part_of_a_structure_is_part_of_it() -> None:
+    found = Types(types()).offsets(Types(types()).find(4, "task_struct"), "pid", "nothing")
+
+    assert found == {"pid": 40}
 
 
 def test_a_process_that_wants_processors_is_told_so() -> None:

@@ -11,11 +11,12 @@ between SIGUSR1 and SIGUSR2. A computation's jitter is uniform. The ranks end wi
 import errno
 import os
 import re
+import signal
 import struct
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -190,15 +191,48 @@ def build_job(folder: Path, *, hash_at: int = 9168) -> Path:
     return compile_c(folder, "job", JOB, str(runtime), str(nccl), "-pthread")
 
 
+NODE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
+"""In front of a command: a PID namespace of its own with its own /proc, as a node that is itself a container has."""
+
+
+def inside(node: Running) -> tuple[str, ...]:
+    """In front of a command: run it in the PID namespace of what was started behind `NODE`."""
+    (first,) = children(node.process.pid)
+    return ("nsenter", f"--pid=/proc/{first}/ns/pid", f"--mount=/proc/{first}/ns/mnt")
+
+
+def numbers(pid: int) -> list[int]:
+    """A process's numbers, from the namespace of who asks down to its own."""
+    text = Path(f"/proc/{pid}/status").read_text()
+    return [int(word) for word in re.findall(r"^NSpid:(.*)$", text, re.MULTILINE)[0].split()]
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process started."""
+    return [int(one) for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process started, and those that they started."""
+    return [one for child in children(pid) for one in (child, *descendants(child))]
+
+
 @contextmanager
-def tracing(folder: Path, *flags: str, period: str = "0.2") -> Iterator[Running]:
-    """The trace agent over `folder/trace.db`, ready to count; with no limit that another test could use up."""
+def tracing(folder: Path, *flags: str, period: str = "0.2", before: Sequence[str] = ()) -> Iterator[Running]:
+    """The trace agent over `folder/trace.db`, ready to count; with no limit that another test could use up.
+
+    `before`: what stands in front of its command.
+    """
     log = folder / "trace.log"
-    command = [str(BIN / "python"), "-m", "ingero_agent", "trace", "--db", str(folder / "trace.db")]
+    command = [*before, str(BIN / "python"), "-m", "ingero_agent", "trace", "--db", str(folder / "trace.db")]
     with process(log, *command, "--period", period, "--budget", "1", *flags) as running:
         wait_until(lambda: b"started" in log.read_bytes() or running.process.poll() is not None, "the tracer", 90)
         assert running.process.poll() is None, running.words()
-        yield running
+        try:
+            yield running
+        finally:
+            for one in children(running.process.pid) if before else ():
+                os.kill(one, signal.SIGTERM)  # what stands in front does not pass it on
 
 
 def attachments(agent: Running, library: Path) -> int:
@@ -268,9 +302,9 @@ def receiver(status: int = 200) -> Iterator[tuple[int, list[bytes]]]:
 
 
 @contextmanager
-def job(program: Path, *arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+def job(program: Path, *arguments: object, before: Sequence[str] = ()) -> Iterator[subprocess.Popen[bytes]]:
     """A started job that waits for a line on its standard input before every part."""
-    command = [str(program), *map(str, arguments)]
+    command = [*before, str(program), *map(str, arguments)]
     started = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
     try:
         yield started

@@ -70,6 +70,7 @@
 #define COLD_NS 2000000
 #define SLOTS 4
 #define MAX_INIT_ALL 16
+#define MAX_DEPTH 32
 /* Which numbers are sampled is the same on every rank, whatever number of collectives lies between two waits. */
 #define SPREAD 2654435761U
 
@@ -231,11 +232,51 @@ static inline void count_only(struct agg_value *value, u64 bytes)
   }
 }
 
+/* The current thread as the agent sees it in /proc: process << 32 | thread; 0 for one that it does not see.
+ *
+ * In the machine's first PID namespace that is the kernel's own number. An agent in another one (a node that is itself a
+ * container) is told its number there: `bpf_get_ns_current_pid_tgid` knows only tasks that are directly in that
+ * namespace, and a container's are in one below, so the task's own list of numbers is read, one for each namespace
+ * from the first one down. The offsets come from the running kernel's BTF.
+ */
+#ifdef PID_NAMESPACE
+static inline u64 numbers_of(u64 task)
+{
+  u64 mine = 0, ns = 0, leader = 0, of_leader = 0;
+  u32 level = 0, inum = 0, tid = 0, tgid = 0;
+  bpf_probe_read_kernel(&mine, sizeof(mine), (void *)(task + TASK_THREAD_PID));
+  bpf_probe_read_kernel(&level, sizeof(level), (void *)(mine + PID_LEVEL));
+#pragma clang loop unroll(disable)
+  for (u32 depth = 1; depth <= MAX_DEPTH; depth++) {
+    u64 at = PID_NUMBERS + depth * UPID_SIZE;
+    if (depth > level)
+      return 0;
+    bpf_probe_read_kernel(&ns, sizeof(ns), (void *)(mine + at + UPID_NS));
+    bpf_probe_read_kernel(&inum, sizeof(inum), (void *)(ns + NS_INUM));
+    if (inum != PID_NAMESPACE)
+      continue;
+    bpf_probe_read_kernel(&tid, sizeof(tid), (void *)(mine + at + UPID_NR));
+    bpf_probe_read_kernel(&leader, sizeof(leader), (void *)(task + TASK_LEADER));
+    if (leader == task)
+      return (u64)tid << 32 | tid;
+    bpf_probe_read_kernel(&of_leader, sizeof(of_leader), (void *)(leader + TASK_THREAD_PID));
+    bpf_probe_read_kernel(&tgid, sizeof(tgid), (void *)(of_leader + at + UPID_NR));
+    return (u64)tgid << 32 | tid;
+  }
+  return 0;
+}
+#define current_numbers() numbers_of(bpf_get_current_task())
+#else
+#define current_numbers() bpf_get_current_pid_tgid()
+#endif
+
 /* Launches: entry only, a count and nothing else. */
 int launch_enter(struct pt_regs *ctx)
 {
-  u64 cookie = bpf_get_attach_cookie(ctx);
-  struct agg_value *value = find_agg(bpf_get_current_pid_tgid() >> 32, FUNCTION(cookie), 0);
+  u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
+  if (!who)
+    return 0;
+  struct agg_value *value = find_agg(who >> 32, FUNCTION(cookie), 0);
   if (value)
     tally(value, bpf_ktime_get_ns());
   return 0;
@@ -243,11 +284,12 @@ int launch_enter(struct pt_regs *ctx)
 
 int device_enter(struct pt_regs *ctx)
 {
-  u32 tid = bpf_get_current_pid_tgid();
-  u32 index = ARG0;
+  u64 who = current_numbers();
+  u32 tid = who, index = ARG0;
+  if (!who)
+    return 0;
   device.update(&tid, &index);
-  struct agg_value *value =
-      find_agg(bpf_get_current_pid_tgid() >> 32, FUNCTION(bpf_get_attach_cookie(ctx)), 0);
+  struct agg_value *value = find_agg(who >> 32, FUNCTION(bpf_get_attach_cookie(ctx)), 0);
   if (value)
     tally(value, bpf_ktime_get_ns());
   return 0;
@@ -255,10 +297,12 @@ int device_enter(struct pt_regs *ctx)
 
 int call_enter(struct pt_regs *ctx)
 {
-  u64 cookie = bpf_get_attach_cookie(ctx);
+  u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
   u32 shape = SHAPE(cookie);
-  struct call_key key = {.tid = bpf_get_current_pid_tgid(), .fn = FUNCTION(cookie)};
+  struct call_key key = {.tid = who, .fn = FUNCTION(cookie)};
   struct call call = {};
+  if (!who)
+    return 0;
   call.ts = bpf_ktime_get_ns();
   call.shape = shape;
   if (shape == SIZE_1) {
@@ -281,7 +325,7 @@ int call_enter(struct pt_regs *ctx)
   if (call.kind > COPY_KIND_UNKNOWN)
     call.kind = COPY_KIND_UNKNOWN;
   if (setting(3)) {
-    count_only(find_agg(bpf_get_current_pid_tgid() >> 32, key.fn, call.kind), call.bytes);
+    count_only(find_agg(who >> 32, key.fn, call.kind), call.bytes);
     return 0;
   }
   if (start.update(&key, &call))
@@ -360,8 +404,8 @@ static inline void claim(u32 tgid, u32 tid, struct call *call, u64 now)
 
 int call_return(struct pt_regs *ctx)
 {
-  u64 cookie = bpf_get_attach_cookie(ctx);
-  u32 tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32;
+  u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
+  u32 tid = who, tgid = who >> 32;
   struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
   struct call *call = start.lookup(&key);
   if (!call)
@@ -455,15 +499,17 @@ static inline void remember(u32 tgid, u32 tid, u64 comm, struct comm_state *stat
 
 int init_enter(struct pt_regs *ctx)
 {
-  u64 cookie = bpf_get_attach_cookie(ctx);
+  u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
   u32 shape = SHAPE(cookie);
-  struct call_key key = {.tid = bpf_get_current_pid_tgid(), .fn = FUNCTION(cookie)};
+  struct call_key key = {.tid = who, .fn = FUNCTION(cookie)};
   struct call call = {};
+  if (!who)
+    return 0;
   call.ts = bpf_ktime_get_ns();
   call.shape = shape;
   u64 address = 0;
   if (setting(3)) {
-    count_only(find_agg(bpf_get_current_pid_tgid() >> 32, key.fn, 0), 0);
+    count_only(find_agg(who >> 32, key.fn, 0), 0);
     return 0;
   }
   if (shape == INIT_RANK) {
@@ -491,8 +537,8 @@ int init_enter(struct pt_regs *ctx)
 
 int init_return(struct pt_regs *ctx)
 {
-  u64 cookie = bpf_get_attach_cookie(ctx);
-  u32 tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32, slot = SLOT(cookie);
+  u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
+  u32 tid = who, tgid = who >> 32, slot = SLOT(cookie);
   struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
   struct call *call = start.lookup(&key);
   if (!call)
@@ -542,8 +588,8 @@ int init_return(struct pt_regs *ctx)
 /* One thread makes all members: rank is the position, identity is read from the first and holds for all. */
 int init_all_return(struct pt_regs *ctx)
 {
-  u64 cookie = bpf_get_attach_cookie(ctx);
-  u32 tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32, slot = SLOT(cookie);
+  u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
+  u32 tid = who, tgid = who >> 32, slot = SLOT(cookie);
   struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
   struct call *call = start.lookup(&key);
   if (!call)
@@ -583,7 +629,10 @@ int init_all_return(struct pt_regs *ctx)
 
 int destroy_enter(struct pt_regs *ctx)
 {
-  u32 tgid = bpf_get_current_pid_tgid() >> 32;
+  u64 who = current_numbers();
+  u32 tgid = who >> 32;
+  if (!who)
+    return 0;
   struct comm_key key = {.tgid = tgid, .comm = ARG0};
   struct comm_state *state = comms.lookup(&key);
   struct agg_value *value = find_agg(tgid, FUNCTION(bpf_get_attach_cookie(ctx)), 0);
@@ -594,7 +643,7 @@ int destroy_enter(struct pt_regs *ctx)
   struct event event = {};
   event.type = EVENT_DESTROY;
   event.tgid = tgid;
-  event.tid = bpf_get_current_pid_tgid();
+  event.tid = who;
   event.id = state->id;
   event.comm = ARG0;
   event.seq = state->seq;
@@ -665,11 +714,13 @@ static inline u32 choose(struct last *last, u64 comm)
 
 int coll_enter(struct pt_regs *ctx)
 {
-  u64 cookie = bpf_get_attach_cookie(ctx);
-  u32 shape = SHAPE(cookie), tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32;
+  u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
+  u32 shape = SHAPE(cookie), tid = who, tgid = who >> 32;
   struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
   struct call call = {};
   u64 stream = 0;
+  if (!who)
+    return 0;
   u32 dtype = ARG3, redop = 0xff;
   call.ts = bpf_ktime_get_ns();
   call.bytes = ARG2;
@@ -734,8 +785,8 @@ int coll_enter(struct pt_regs *ctx)
 
 int coll_return(struct pt_regs *ctx)
 {
-  u64 cookie = bpf_get_attach_cookie(ctx);
-  u32 tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32;
+  u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
+  u32 tid = who, tgid = who >> 32;
   struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
   struct call *call = start.lookup(&key);
   if (!call)
@@ -761,8 +812,10 @@ int coll_return(struct pt_regs *ctx)
 /* Members of a group are launched by the outermost ncclGroupEnd: that is when all of them arrive. */
 int group_enter(struct pt_regs *ctx)
 {
-  u64 cookie = bpf_get_attach_cookie(ctx);
-  u32 tid = bpf_get_current_pid_tgid(), tgid = bpf_get_current_pid_tgid() >> 32, one = 1;
+  u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
+  u32 tid = who, tgid = who >> 32, one = 1;
+  if (!who)
+    return 0;
   struct agg_value *value = find_agg(tgid, FUNCTION(cookie), 0);
   if (value)
     tally(value, bpf_ktime_get_ns());

@@ -2,7 +2,8 @@
  *
  * At a switch the current task is the one that leaves. A thread that leaves while it could run waits from then on; one
  * that sleeps waits from its wake-up on, and what came before is sleep, or the disk for an uninterruptible one. Sleep
- * is not counted. Compiled behind calls.bpf.c; the offsets of the running kernel come from its BTF.
+ * is not counted. Compiled behind calls.bpf.c; the offsets of the running kernel come from its BTF. Threads that are
+ * away are kept by the kernel's own number; processes, and who pushed them off, by the number that the agent sees.
  */
 #define STATE_SLEEPS 0x7f
 #define STATE_DISK 0x02
@@ -24,8 +25,8 @@ static inline void account(u32 tgid, u32 fn, u64 ns)
 
 int on_switch(struct bpf_raw_tracepoint_args *ctx)
 {
-  u64 now = bpf_ktime_get_ns(), id = bpf_get_current_pid_tgid();
-  u32 next = 0, tid = id, tgid = id >> 32;
+  u64 now = bpf_ktime_get_ns();
+  u32 next = 0, tid = bpf_get_current_pid_tgid(), tgid = tid ? current_numbers() >> 32 : 0;
   bpf_probe_read_kernel(&next, sizeof(next), (void *)(ctx->args[NEXT_ARGUMENT] + PID_OFFSET));
   struct away *back = off.lookup(&next);
   if (back) {
@@ -36,7 +37,7 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
       account(back->tgid, SCHED_SWITCH, now - wanted);
     off.delete(&next);
   }
-  if (!tid || !tracked.lookup(&tgid))
+  if (!tgid || !tracked.lookup(&tgid))
     return 0;
 #ifdef STATE_ARGUMENT
   u32 state = ctx->args[STATE_ARGUMENT];
@@ -51,7 +52,11 @@ int on_switch(struct bpf_raw_tracepoint_args *ctx)
   fresh.runnable = preempted || !(state & STATE_SLEEPS);
   fresh.disk = !fresh.runnable && (state & STATE_DISK);
   if (fresh.runnable && next) {
+#ifdef PID_NAMESPACE
+    struct pushed_key who = {.tgid = tgid, .by = numbers_of(ctx->args[NEXT_ARGUMENT])};
+#else
     struct pushed_key who = {.tgid = tgid, .by = next};
+#endif
     pushed.update(&who, &now);
   }
   if (off.update(&tid, &fresh))
