@@ -26,6 +26,7 @@ from ingero_operator.echo_stores import EchoStores
 from ingero_operator.fleet_clusters import PARTS as FLEET_PARTS
 from ingero_operator.fleet_clusters import FleetClusters
 from ingero_operator.fullness import Fullness
+from ingero_operator.guard import NodeGuard
 from ingero_operator.inquiry import Inquirer
 from ingero_operator.kinds import ECHO_STORE, FLEET_CLUSTER, SERVICE_MONITOR
 from ingero_operator.leader import Elector, LeaseConfig
@@ -83,6 +84,7 @@ class Operator:
             config=config,
             clock=clock,
             leads=self.leads,
+            guard=NodeGuard(api, clock, config.node_guard),
         )
         self.keeper = Keeper(self.desk)
         self.fleets = FleetClusters(self.desk, self.keeper)
@@ -136,7 +138,7 @@ class Operator:
         try:
             await _first(kopf_ready.wait(), *tasks.values())
             _on_signals(ended.set)  # kopf has taken them for itself
-            tasks["seeding"] = asyncio.create_task(self.sweeper.seed())
+            tasks["seeding"] = asyncio.create_task(self._seed())
             await _first(*tasks.values())
             if tasks["seeding"].done():
                 tasks.pop("seeding").result()
@@ -207,10 +209,21 @@ class Operator:
             await asyncio.sleep(self.sweeper.pause())
             try:
                 await self._platform()
+                await self._look_at_guard()
                 if not await self.sweeper.sweep():
                     raise Ended("the watches miss what the API server has; starting anew")
             except ApiError as error:
                 log.warning("sweep_failed", reason=error.message)
+
+    async def _seed(self) -> None:
+        await self.sweeper.seed()
+        await self._look_at_guard()
+
+    async def _look_at_guard(self) -> None:
+        """Said before the first mark, and taken back when it is there again."""
+        guard, node = self.desk.guard, next(iter(self.sight.nodes), None)
+        if self.config.taints and node is not None and not guard.known:
+            await guard.holds(node)
 
     async def _heartbeat(self) -> None:
         while True:
@@ -227,6 +240,7 @@ class Operator:
             queue=self.queue,
             fit=lambda: self._fit,
             leading=lambda: self._active,
+            hindered=lambda: "" if self._active or not self.config.leader_election else self.elector.hindered(),
             well=self.well,
             lag=lambda: self.lag,
             sweeps=lambda: self.sweeper.swept,

@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import orjson
 
-from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL
+from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL, PROOF_LABEL
 
 Manifest = dict[str, Any]
 ObjectKey = tuple[str, str, str]
@@ -41,14 +41,16 @@ def key_of(kind: str, body: Manifest) -> ObjectKey:
 
 
 def owner_of(kind: str, body: Manifest) -> OwnerKey | None:
-    """The resource that a child belongs to: by its controller reference, a claim also by its labels."""
+    """The resource that a child belongs to: by its controller reference; a claim, and an orphaned proof, which nobody
+    else may have written, also by their labels."""
     metadata = body["metadata"]
     for reference in metadata.get("ownerReferences", []):
         if reference.get("controller") and str(reference.get("apiVersion", "")).startswith(f"{GROUP}/"):
             return str(reference["kind"]), metadata.get("namespace", ""), str(reference["name"])
     labels = metadata.get("labels", {})
     managed = labels.get("app.kubernetes.io/managed-by") == MANAGER
-    if kind == "PersistentVolumeClaim" and managed and OWNER_LABEL in labels:
+    lasting = kind == "PersistentVolumeClaim" or (kind == "ConfigMap" and PROOF_LABEL in labels)
+    if lasting and managed and OWNER_LABEL in labels:
         return "EchoStore", metadata.get("namespace", ""), labels[OWNER_LABEL]
     return None
 

@@ -151,13 +151,14 @@ class Api:
         )  # fmt: skip
 
     async def merge(
-        self, kind: Kind, namespace: str | None, name: str, patch: Manifest, sub: str | None = None
-    ) -> Manifest:
-        """JSON merge patch."""
+        self, kind: Kind, namespace: str | None, name: str, patch: Manifest, sub: str | None = None, *,
+        dry_run: bool = False,
+    ) -> Manifest:  # fmt: skip
+        """JSON merge patch; a dry run is admitted or refused like any other, and not stored."""
+        query = {"fieldManager": MANAGER, **({"dryRun": "All"} if dry_run else {})}
         return await self.request(
-            "PATCH", kind.path(namespace, name, sub), query={"fieldManager": MANAGER}, body=patch,
-            content="application/merge-patch+json",
-        )  # fmt: skip
+            "PATCH", kind.path(namespace, name, sub), query=query, body=patch, content="application/merge-patch+json"
+        )
 
     async def patch(self, kind: Kind, namespace: str | None, name: str, steps: list[Manifest]) -> Manifest:
         """JSON patch."""

@@ -20,6 +20,7 @@ from ingero_operator.children import Hands
 from ingero_operator.cluster import Api
 from ingero_operator.conditions import Finding
 from ingero_operator.fullness import Fullness
+from ingero_operator.guard import NodeGuard
 from ingero_operator.inquiry import Inquirer
 from ingero_operator.kinds import BY_NAME, CONFIG_MAP, NAMESPACE, SECRET, Kind
 from ingero_operator.recorder import Happening, Recorder
@@ -62,6 +63,7 @@ class Desk:
     config: OperatorConfig
     clock: Clock
     leads: Callable[[], bool]
+    guard: NodeGuard
     platform: Platform = field(default_factory=Platform)
     written: dict[OwnerKey, float] = field(default_factory=dict)
     status_writes: int = 0

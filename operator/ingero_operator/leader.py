@@ -1,6 +1,7 @@
 """One leader at a time, by a Lease. Its age is judged by our own monotonic clock since the last change seen."""
 
 import asyncio
+import math
 import random
 import time
 from dataclasses import dataclass
@@ -39,17 +40,27 @@ class Elector:
         self._api = api
         self._config = config
         self._seen: tuple[str, float] = ("", 0.0)
+        self._heard = -math.inf
+        self._failure = ""
         self.renewed = 0.0
 
     def leads(self, within: float) -> bool:
         """Whether the Lease was ours that recently."""
         return self.renewed > 0 and time.monotonic() - self.renewed < within
 
+    def hindered(self) -> str:
+        """Why this replica could not take over if the leader went away now; nothing when it could.
+
+        An API server that is away for less than a Lease lasts is nothing to tell.
+        """
+        recent = time.monotonic() - self._heard < self._config.duration
+        return "" if recent else self._failure or "has not asked for the Lease yet"
+
     async def acquire(self) -> None:
         """Wait until the Lease is ours."""
         waiting = False
         while not await self._try():
-            if not waiting:
+            if not waiting and not self._failure:
                 log.info("standing_by", lease=self._config.name)
                 waiting = True
             await asyncio.sleep(self._config.retry * random.uniform(0.8, 1.2))
@@ -67,7 +78,7 @@ class Elector:
         """Give the Lease back so that another does not have to wait."""
         try:
             lease = await self._api.get(LEASE, self._config.namespace, self._config.name)
-            if lease and lease["spec"].get("holderIdentity") == self._config.identity:
+            if lease and (lease.get("spec") or {}).get("holderIdentity") == self._config.identity:
                 lease["spec"] |= {"holderIdentity": "", "leaseDurationSeconds": 1}
                 await self._api.replace(LEASE, self._config.namespace, lease, self._config.retry)
         except ApiError as error:
@@ -92,14 +103,29 @@ class Elector:
                 spec = lease.get("spec") or {}
                 holder = spec.get("holderIdentity") or ""
                 if holder != config.identity and holder and not self._expired(lease):
+                    self._answered()
                     return False
                 lease["spec"] = self._spec(spec)
                 await self._api.replace(LEASE, config.namespace, lease, config.renew_deadline)
         except (ApiError, TimeoutError) as error:
-            log.debug("lease_try_failed", reason=str(error))
-            return False
+            return self._failed(error)
+        self._answered()
         self.renewed = started
         return True
+
+    def _answered(self) -> None:
+        self._heard, self._failure = time.monotonic(), ""
+
+    def _failed(self, error: ApiError | TimeoutError) -> bool:
+        """Remember why; said once, for as long as it is the same. Whoever was faster by a moment is no failure."""
+        if isinstance(error, ApiError) and error.status == 409:
+            self._answered()
+            return False
+        words = f"Lease {self._config.namespace}/{self._config.name}: {error or 'the API server did not answer'}"
+        if words != self._failure:
+            log.warning("lease_try_failed", reason=words)
+        self._failure = words
+        return False
 
     def _expired(self, lease: Manifest) -> bool:
         version = lease["metadata"]["resourceVersion"]

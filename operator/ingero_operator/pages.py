@@ -24,6 +24,7 @@ class Vitals:
     queue: WorkQueue[tuple[str, str, str]]
     fit: Callable[[], bool]
     leading: Callable[[], bool]
+    hindered: Callable[[], str]
     well: Callable[[], bool]
     lag: Callable[[], float]
     sweeps: Callable[[], int]
@@ -70,6 +71,7 @@ class OperatorPage(Collector):
             ("cached_objects", "Objects in the cache.", len(desk.sight.cache)),
             ("nodes", "Nodes seen.", len(desk.sight.nodes)),
             ("leading", "1 while this replica leads.", float(vitals.leading())),
+            ("unguarded", "1 while no admission policy bounds writes to nodes.", float(bool(desk.guard.missing))),
             ("loop_lag_seconds", "Longest recent stall of the event loop.", vitals.lag()),
         ):
             yield GaugeMetricFamily(f"ingero_operator_{name}", text, value=number)
@@ -106,9 +108,11 @@ def make_app(vitals: Vitals) -> web.Application:
         return web.Response(status=200 if well else 503, text="ok\n" if well else "the watches lag behind\n")
 
     async def readyz(_: web.Request) -> web.Response:
-        """Ready: leading or standing by, and what a leader needs was found."""
+        """Ready: leading, or able to take over."""
         if not vitals.fit():
             return web.Response(status=503, text="looking for the API server and the CustomResourceDefinitions\n")
+        if words := vitals.hindered():
+            return web.Response(status=503, text=f"{words}\n")
         return web.Response(text="leading\n" if vitals.leading() else "standing by\n")
 
     async def metrics(_: web.Request) -> web.Response:

@@ -45,6 +45,8 @@ class OperatorConfig(Settings):
     """Off: no node of this cluster is ever marked, whatever a FleetCluster says; marks are only removed."""
     pause_taints: bool = False
     """On: no new mark in this cluster; those that are there stay until a reason to remove them comes."""
+    node_guard: bool = True
+    """Off: nodes are marked although no admission policy bounds what the operator's account may write to them."""
     listen: Endpoint = "0.0.0.0:8080"
     """Address of /healthz, /readyz and /metrics."""
     workers: int = Field(default=8, ge=1, le=64)

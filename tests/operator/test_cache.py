@@ -43,6 +43,17 @@ def test_children_of_an_earlier_owner_of_that_name_are_not_ours() -> None:
     assert cache.leftovers(OWNER, "old") == []
 
 
+def test_a_proof_that_was_orphaned_still_belongs_to_its_store() -> None:
+    cache, labels = Cache(), {"app.kubernetes.io/managed-by": "ingero-operator", "ingero.io/owner": "prod"}
+    proof, other = child(1, owner=None), child(1, owner=None)
+    proof["metadata"]["labels"] = {**labels, "ingero.io/volume-proof": "true"}
+    other["metadata"] |= {"labels": labels, "name": "y"}
+    cache.put("ConfigMap", proof)
+    cache.put("ConfigMap", other)
+
+    assert list(cache.children(("EchoStore", "ml", "prod"), "new")) == [("ConfigMap", "x")]
+
+
 def test_a_belated_event_of_an_earlier_object_replaces_nothing() -> None:
     cache = Cache()
     cache.put("Service", child(9, uid="new"))

@@ -292,6 +292,14 @@ def test_prometheus_is_told_how_to_ask_an_echo_that_wants_tls_and_a_token() -> N
     assert endpoint(own)["authorization"]["credentials"] == {"name": "scrape", "key": "metrics"}
 
 
+@pytest.mark.parametrize("change", [{}, FULL], ids=["smallest", "full"])
+def test_the_operator_may_always_ask_fleet_and_tell_it_of_marks(change: dict[str, Any]) -> None:
+    rules = children(**change)["NetworkPolicy", "prod-fleet"]["spec"]["ingress"]
+    (ours,) = (rule for rule in rules if "ingero-operator" in json.dumps(rule["from"]))
+
+    assert [port["port"] for port in ours["ports"]] == [4318, 8080]
+
+
 def test_new_prices_roll_fleet() -> None:
     def annotations(prices: str) -> Any:
         around = fleet.Surroundings(price_digest=prices)

@@ -14,6 +14,14 @@ AGENTS: Final = "ingero-agents"
 _WAVE: Final = {"argocd.argoproj.io/sync-wave": "-1"}
 """After the CRDs and before the resources that the operator looks after."""
 _LABELS: Final = {NAME: OPERATOR}
+PROOFS: Final = "volumeproofs"
+"""A right and no kind: whoever may `create` it in the whole cluster may write volume proofs. A policy can ask for it
+wherever the operator was installed."""
+GUARD: Final = "ingero-operator-nodes"
+_OPERATOR: Final = f'request.userInfo.username.matches("^system:serviceaccount:[^:]+:.*{OPERATOR}")'
+"""The operator's account, in whatever namespace and with whatever prefix or suffix an overlay installs it: nothing
+rewrites what stands in an expression. That it holds for accounts of that name elsewhere does no harm: the one policy
+only forbids, the other asks for a right as well."""
 
 
 def _object(api: str, kind: str, name: str, body: Manifest, *, namespaced: bool = True) -> Manifest:
@@ -35,6 +43,7 @@ RIGHTS: Final[tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]] = (
     (GROUP, ("fleetclusters",), ("patch",), "the finalizer, while nodes carry a mark"),
     (GROUP, ("fleetclusters/status", "echostores/status"), ("patch",), "what is observed"),
     (GROUP, ("fleetclusters/finalizers", "echostores/finalizers"), ("update",), "owner references that block"),
+    (GROUP, (PROOFS,), ("create",), "no kind: the admission policy asks for it before a volume proof is written"),
     *(
         (kind.group, (kind.plural,), ("get", "list", "watch", "create", "patch", "delete"), f"children: {kind.name}")
         for kind in CHILDREN
@@ -237,22 +246,27 @@ def node_policy() -> list[Manifest]:
         _must(f"!variables.marked || !({control_plane})", "the operator may not mark the control plane"),
     ]
     rules = [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["UPDATE"], "resources": ["nodes"]}]
-    user = f'request.userInfo.username == "system:serviceaccount:{NAMESPACE}:{OPERATOR}"'
     body = {
         "variables": [{"name": name, "expression": text} for name, text in variables.items()],
         "validations": validations,
     }
-    return _policy("ingero-operator-nodes", rules, [{"name": "operator", "expression": user}], body)
+    return _policy(GUARD, rules, [{"name": "operator", "expression": _OPERATOR}], body)
 
 
 def proof_policy() -> list[Manifest]:
-    """Only the operator may say that a volume is encrypted."""
+    """Only the operator may say that a volume is encrypted. Owners may change: the garbage collector must be able to
+    orphan a proof, which stays the operator's by its labels."""
     rules = [
         {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["configmaps"]}
     ]
     ours = 'object.metadata.name.endsWith("-volume-proof")'
-    user = f'request.userInfo.username == "system:serviceaccount:{NAMESPACE}:{OPERATOR}"'
-    body = {"validations": [_must(user, "only the operator may write a volume proof")]}
+    allowed = f'authorizer.group("{GROUP}").resource("{PROOFS}").check("create").allowed()'
+    same = " && ".join(
+        f"object.{field}.orValue({{}}) == oldObject.{field}.orValue({{}})"
+        for field in ("?data", "?binaryData", "metadata.?labels")
+    )
+    rule = f'({_OPERATOR} && {allowed}) || (request.operation == "UPDATE" && {same})'
+    body = {"validations": [_must(rule, "only the operator may write a volume proof")]}
     return _policy("ingero-operator-proofs", rules, [{"name": "proof", "expression": ours}], body)
 
 

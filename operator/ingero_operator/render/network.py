@@ -71,7 +71,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
             fleet.COMPONENT,
             [
                 {"from": [_pods(selector(owner, agents.PUSH))], "ports": _ports(OTLP_GRPC, OTLP_HTTP, API)},
-                {"from": [_operator(platform)], "ports": _ports(API, *((OTLP_HTTP,) if spec.fleet.forward else ()))},
+                {"from": [_operator(platform)], "ports": _ports(OTLP_HTTP, API)},  # it tells of marks, and asks
                 {"from": [_monitoring(spec.network)], "ports": _ports(FINDINGS, VITALS)},
             ],
             onward,

@@ -79,6 +79,8 @@ class World:
     """Nodes that the API server would not let us mark a moment ago."""
     paused: str = ""
     """Who asks for a pause."""
+    unguarded: str = ""
+    """That nothing but our own care bounds what we write to nodes."""
     deleting: bool = False
 
 

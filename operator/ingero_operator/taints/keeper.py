@@ -161,6 +161,7 @@ class Keeper:
             evidence=answer.evidence if answer else None,
             overlap=self._overlap(key, [name for name in accused if name in watched]),
             paused="; ".join(reasons)[:400],
+            unguarded=self.desk.guard.missing,
             refused=frozenset(self.refused.get(key, ())),
             deleting="deletionTimestamp" in resource["metadata"],
         )
@@ -201,6 +202,8 @@ class Keeper:
         """One step: decided again on the node as it is now, at most three times."""
         desk, key = self.desk, key_from(resource)
         if step.node in self.refused[key]:
+            return memory
+        if step.verb in ("add", "raise") and not await desk.guard.holds(step.node):
             return memory
         if step.verb == "add" and TAINT_FINALIZER not in (resource["metadata"].get("finalizers") or []):
             await self._finalizer(resource)

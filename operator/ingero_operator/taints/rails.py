@@ -92,6 +92,8 @@ def _allowed(
         return no(ALLOWED, "Deleting", "the resource is being deleted: marks are only removed")
     if world.paused:
         return no(ALLOWED, "Paused", f"paused: {world.paused}")
+    if world.unguarded:
+        return no(ALLOWED, "Unguarded", world.unguarded)
     if not trust.holds:
         return trust
     if budget == 0:

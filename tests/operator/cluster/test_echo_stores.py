@@ -408,6 +408,18 @@ def test_what_an_earlier_store_left_goes_without_the_garbage_collector(
     wait_until(lambda: store.summary() == "Healthy", "the store to be healthy again")
 
 
+def test_a_store_can_be_deleted_without_what_belongs_to_it(plane: ControlPlane, operator: Any, store: Store) -> None:
+    store.apply()
+    wait_until(lambda: older_than_now(plane.read("storageclass", "test-encrypted")), "the class to be older")
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+
+    plane.kubectl("-n", store.namespace, "delete", "echo", "store", "--cascade=orphan", "--wait=false")
+    wait_until(lambda: plane.read("-n", store.namespace, "echo", "store") is None, "the store to go")
+
+    assert "ownerReferences" not in store.proof()["metadata"] and store.workload() is not None
+
+
 @pytest.mark.parametrize(
     ("change", "words"),
     [

@@ -1,0 +1,58 @@
+"""Whether an admission policy bounds what this account may write to nodes.
+
+An overlay, another account or a policy that was never applied leaves the operator with a role that sees no fields. So
+the API server is asked itself: a dry run of a write that the policy must refuse.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from ingero_contract.kubernetes import GROUP
+from ingero_kit.clock import Clock
+from ingero_kit.logs import get
+from ingero_operator.cluster import Api, ApiError
+from ingero_operator.kinds import NODE
+
+log = get(__name__)
+
+CHECKED_SECONDS: Final = 600.0
+FORBIDDEN: Final = {"metadata": {"annotations": {f"{GROUP}/may-not-be-written": "a dry run of the operator"}}}
+"""What every guard refuses, and what would do no harm."""
+
+
+@dataclass
+class NodeGuard:
+    """Remembers what the API server answered."""
+
+    api: Api
+    clock: Clock
+    needed: bool = True
+    """Off: whoever started the operator wants no guard."""
+    missing: str = ""
+    """In words, when the last dry run was let through."""
+    _held: float | None = field(default=None)
+
+    @property
+    def known(self) -> bool:
+        """Whether there is nothing to ask now."""
+        return not self.needed or (self._held is not None and not self.missing)
+
+    async def holds(self, node: str) -> bool:
+        """Whether a mark may be set on a node; what was found holds for ten minutes. No answer is no."""
+        if not self.needed or (self._held is not None and self.clock() - self._held < CHECKED_SECONDS):
+            return True
+        try:
+            await self.api.merge(NODE, None, node, FORBIDDEN, dry_run=True)
+        except ApiError as error:
+            if error.status != 403:
+                log.warning("node_guard_not_asked", node=node, reason=error.message)
+                return False
+            self._held, self.missing = self.clock(), ""
+            return True
+        self._held = None
+        self.missing = (
+            "no admission policy bounds what the operator's account may write to nodes (a dry run that it must "
+            "refuse was let through): apply manifests/base again, or start the operator with --no-node-guard"
+        )
+        log.warning("nodes_unguarded", node=node)
+        return False
