@@ -1,23 +1,15 @@
 """OTLP/gRPC pushes over one channel."""
 
-import ssl
-from typing import Any, Final
+from typing import Final
 from urllib.parse import urlsplit
 
 import grpc
-from google.protobuf.message import DecodeError
-from google.rpc.error_details_pb2 import RetryInfo
-from google.rpc.status_pb2 import Status
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_agent.route import RETRIED, Failure, Reply, Route, base_url
 from ingero_contract import headers, routes
-from ingero_kit.backoff import MAX_RETRY_AFTER
+from ingero_kit.grpc_client import STATUS_DETAILS, channel_credentials, metadata_of, retry_delay
 from ingero_kit.settings import SettingsError
-from ingero_kit.tls import ClientTls
-
-STATUS_DETAILS: Final = "grpc-status-details-bin"
-"""Trailing metadata with a google.rpc.Status; a Fleet that is busy puts RetryInfo into it."""
 
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
@@ -62,21 +54,6 @@ def failure_of(code: grpc.StatusCode, wait: float | None) -> Failure:
     return _FAILURES.get(code, Failure.REFUSED)
 
 
-def retry_delay(details: bytes | str | None) -> float | None:
-    """Seconds that the RetryInfo of a google.rpc.Status asks for, bounded; `None` when there is none."""
-    if not isinstance(details, bytes):
-        return None
-    try:
-        for detail in Status.FromString(details).details:
-            info = RetryInfo()
-            if detail.Unpack(info):
-                seconds = float(info.retry_delay.seconds + info.retry_delay.nanos / 1e9)
-                return min(max(seconds, 0.0), MAX_RETRY_AFTER)
-    except DecodeError:
-        return None
-    return None
-
-
 class GrpcTransport:
     """Calls MetricsService/Export. Threshold and verdict are read from the metadata of every answer.
 
@@ -105,13 +82,13 @@ class GrpcTransport:
         try:
             await call
         except grpc.aio.AioRpcError as error:
-            said = {**_table(error.initial_metadata()), **_table(error.trailing_metadata())}
+            said = {**metadata_of(error.initial_metadata()), **metadata_of(error.trailing_metadata())}
             wait = retry_delay(said.get(STATUS_DETAILS))
             failure = failure_of(error.code(), wait)
             if failure in RETRIED:
                 await self.close()
             return _reply(said, failure, f"{error.code().name}: {(error.details() or '')[:200]}", wait or 0.0)
-        return _reply({**_table(await call.initial_metadata()), **_table(await call.trailing_metadata())})
+        return _reply({**metadata_of(await call.initial_metadata()), **metadata_of(await call.trailing_metadata())})
 
     async def close(self) -> None:
         """Give the channel back."""
@@ -122,30 +99,12 @@ class GrpcTransport:
     def _open(self) -> grpc.aio.Channel:
         if not self._secure:
             return grpc.aio.insecure_channel(self._target, options=_OPTIONS)
-        return grpc.aio.secure_channel(self._target, _credentials(self._route.tls), options=_OPTIONS)
+        return grpc.aio.secure_channel(self._target, channel_credentials(self._route.tls), options=_OPTIONS)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         bearer, cluster = self._route.bearer(), self._route.cluster
         pairs = ((headers.CLUSTER, cluster),) if cluster.isascii() else ()
         return (*pairs, ("authorization", bearer)) if bearer else pairs
-
-
-def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    return grpc.ssl_channel_credentials(
-        tls.ca_file.read_bytes() if tls.ca_file else _system_authorities(),
-        tls.key_file.read_bytes() if tls.key_file else None,
-        tls.cert_file.read_bytes() if tls.cert_file else None,
-    )
-
-
-def _system_authorities() -> bytes | None:
-    """The authorities that the system trusts, as HTTP does; `None` leaves gRPC's own list."""
-    found = ssl.create_default_context().get_ca_certs(binary_form=True)
-    return "".join(ssl.DER_cert_to_PEM_cert(der) for der in found).encode() or None
-
-
-def _table(metadata: Any) -> dict[str, str | bytes]:
-    return dict(metadata or ())
 
 
 def _reply(

@@ -38,12 +38,15 @@ def failure_of(status: int) -> Failure | None:
 
 
 class HttpTransport:
-    """POSTs to /v1/metrics. The headers of every answer are read, also of refusals."""
+    """POSTs to /v1/metrics. The headers of every answer are read, also of refusals.
+
+    After a broken connection the client is made anew, with what the certificate files hold then.
+    """
 
     def __init__(self, route: Route) -> None:
         self._route = route
         self._url = metrics_url(route)
-        self._client = _client(route)
+        self._client: httpx.AsyncClient | None = _client(route)
 
     async def send(self, request: ExportMetricsServiceRequest) -> Reply:
         """Send one push and wait for its reply."""
@@ -54,10 +57,12 @@ class HttpTransport:
         if self._route.compression == "gzip":
             body, fields["content-encoding"] = gzip.compress(body, mtime=0), "gzip"
         try:
-            answer = await self._client.post(self._url, content=body, headers=_authorized(self._route, fields))
+            client = self._client = self._client or _client(self._route)
+            answer = await client.post(self._url, content=body, headers=_authorized(self._route, fields))
         except SettingsError as error:
             return Reply(failure=Failure.TOKEN, detail=str(error))
         except httpx.HTTPError as error:
+            await self.close()
             kind = Failure.TIMEOUT if isinstance(error, httpx.TimeoutException) else Failure.UNREACHABLE
             return Reply(failure=kind, detail=f"{type(error).__name__}: {error}")
         failure = failure_of(answer.status_code)
@@ -73,7 +78,9 @@ class HttpTransport:
 
     async def close(self) -> None:
         """Give the connection back."""
-        await self._client.aclose()
+        client, self._client = self._client, None
+        if client:
+            await client.aclose()
 
 
 class Asked(NamedTuple):

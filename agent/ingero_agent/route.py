@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
-from ingero_kit.tokens import read_tokens
+from ingero_kit.tokens import bearer
 
 
 class Failure(StrEnum):
@@ -76,12 +76,7 @@ class Route:
 
         Raises `SettingsError` when the file cannot be read or its token cannot travel in a header.
         """
-        if self.token_file is None:
-            return None
-        token = read_tokens(self.token_file)[0]
-        if not (token.isascii() and token.isprintable()):
-            raise SettingsError(f"{self.token_file}: the token holds characters that no header can carry")
-        return f"Bearer {token}"
+        return bearer(self.token_file)
 
 
 def base_url(endpoint: str, insecure: bool) -> str:

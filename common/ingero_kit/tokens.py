@@ -48,5 +48,18 @@ def read_tokens(file: Path) -> list[str]:
     return tokens
 
 
+def bearer(file: Path | None) -> str | None:
+    """The Authorization header of a client, read anew for every request so that rotation needs no restart.
+
+    Raises `SettingsError` when the file cannot be read or its token cannot travel in a header.
+    """
+    if file is None:
+        return None
+    token = read_tokens(file)[0]
+    if not (token.isascii() and token.isprintable()):
+        raise SettingsError(f"{file}: the token holds characters that no header can carry")
+    return f"Bearer {token}"
+
+
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()

@@ -1,23 +1,21 @@
 """OTLP onward: a bounded queue, batches, retries for what may be retried, and a counter for everything lost.
 
 Protobuf messages joined end to end are one message with all their repeated fields, so a batch is a concatenation and
-nothing is decoded on the way.
+nothing is decoded on the way. A batch that the receiver refuses for its content is halved until only what it refuses
+alone is lost.
 """
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Final, Protocol
 
-import orjson
-from google.protobuf.json_format import ParseDict, ParseError
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
-
+from ingero_fleet.otlp_parts import as_protobuf, count_records, halves, rejected
 from ingero_fleet.settings import ExporterConfig
 from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
@@ -25,11 +23,8 @@ from ingero_kit.otlp_server import Push, Signal
 
 log = get(__name__)
 
-_MESSAGES: Final = {
-    Signal.METRICS: ExportMetricsServiceRequest,
-    Signal.LOGS: ExportLogsServiceRequest,
-    Signal.TRACES: ExportTraceServiceRequest,
-}
+MAX_SPLITS: Final = 128
+"""Cuts of a refused batch: enough for some bad records in a million, few for a receiver that refuses everything."""
 
 
 class Retryable(Exception):
@@ -41,14 +36,18 @@ class Retryable(Exception):
 
 
 class Permanent(Exception):
-    """The receiver will never take this batch."""
+    """The receiver will never take this batch, whatever it holds."""
+
+
+class BadContent(Exception):
+    """The receiver will never take this batch, for what it holds or for its size; a part of it perhaps."""
 
 
 class Transport(Protocol):
-    """Sends one encoded request; raises `Retryable` or `Permanent`."""
+    """Sends one encoded request; raises `Retryable`, `Permanent` or `BadContent`."""
 
-    async def send(self, signal: Signal, body: bytes) -> None:
-        """Send and wait for the answer."""
+    async def send(self, signal: Signal, body: bytes) -> bytes:
+        """Send and return the answer, an encoded export response."""
 
     async def close(self) -> None:
         """Give connections back."""
@@ -56,13 +55,23 @@ class Transport(Protocol):
 
 @dataclass
 class ExporterCounters:
-    """What became of pushes, by outcome."""
+    """What became of pushes, by outcome. A push is sent when any of its records was."""
 
     sent: int = 0
     dropped_queue_full: int = 0
     dropped_permanent: int = 0
     dropped_elapsed: int = 0
     retries: int = 0
+    rejected_records: int = 0
+
+
+class _Outcome(Enum):
+    """What became of one request."""
+
+    SENT = auto()
+    REFUSED = auto()
+    LOST = auto()
+    GIVEN_UP = auto()
 
 
 class Exporter:
@@ -78,6 +87,9 @@ class Exporter:
         self._loop = loop
         self._queue: deque[Push] = deque()
         self._bytes = 0
+        self._lock = threading.Lock()
+        self._under_way = 0
+        self._refusal = ""
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._draining = False
@@ -96,11 +108,12 @@ class Exporter:
     def put(self, push: Push) -> None:
         """Queue a push, or drop it and count it when the queue is full; callable from any thread."""
         queue = self._config.sending_queue
-        if len(self._queue) >= queue.queue_size or self._bytes + len(push.body) > queue.max_bytes:
-            self.counters.dropped_queue_full += 1
-            return
-        self._queue.append(push)
-        self._bytes += len(push.body)
+        with self._lock:
+            if len(self._queue) >= queue.queue_size or self._bytes + len(push.body) > queue.max_bytes:
+                self.counters.dropped_queue_full += 1
+                return
+            self._queue.append(push)
+            self._bytes += len(push.body)
         if not self._wake.is_set():
             with contextlib.suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._wake.set)
@@ -112,7 +125,7 @@ class Exporter:
         if self._task:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._task, grace_seconds)
-        self.counters.dropped_elapsed += len(self._queue)
+        self.counters.dropped_elapsed += len(self._queue) + self._under_way
         await self._transport.close()
 
     async def _run(self) -> None:
@@ -124,77 +137,116 @@ class Exporter:
                 if not self._queue:
                     await self._wake.wait()
                 continue
-            signal, body, count = self._batch()
-            if body:
-                await self._deliver(signal, body, count)
+            signal, bodies = self._batch()
+            self._under_way = len(bodies)
+            if bodies:
+                await self._send(signal, bodies)
 
-    def _batch(self) -> tuple[Signal, bytes, int]:
+    def _batch(self) -> tuple[Signal, list[bytes]]:
+        """Pushes of one signal, each as a request in protobuf."""
         signal = self._queue[0].signal
-        parts: list[bytes] = []
-        size = count = 0
-        while self._queue and self._queue[0].signal is signal and (not parts or size < self._config.batch_bytes):
-            push = self._queue.popleft()
-            self._bytes -= len(push.body)
-            body = as_protobuf(push)
-            if body is None:
+        bodies: list[bytes] = []
+        size = 0
+        while self._queue and self._queue[0].signal is signal and (not bodies or size < self._config.batch_bytes):
+            with self._lock:
+                push = self._queue.popleft()
+                self._bytes -= len(push.body)
+            try:
+                body = push.body if push.encoding == "protobuf" else as_protobuf(push)
+            except ValueError:
                 self.counters.dropped_permanent += 1
                 continue
             if self.tag and signal is Signal.METRICS:
                 body = self.tag(body, push.cluster)
-            parts.append(body)
+            bodies.append(body)
             size += len(body)
-            count += 1
-        return signal, b"".join(parts), count
+        return signal, bodies
 
-    async def _deliver(self, signal: Signal, body: bytes, count: int) -> None:
+    async def _send(self, signal: Signal, bodies: list[bytes]) -> None:
+        """Send a batch, and count what becomes of every push."""
+        groups, splits = [bodies], MAX_SPLITS
+        while groups:
+            group = groups.pop()
+            outcome = await self._deliver(signal, b"".join(group))
+            if outcome is _Outcome.REFUSED and splits > 0:
+                if len(group) > 1:
+                    middle = len(group) // 2
+                    groups += [group[middle:], group[:middle]]
+                    splits -= 1
+                    continue
+                outcome, splits = await self._rescue(signal, group[0], splits)
+            self._count(outcome, len(group))
+        if self._refusal:
+            log.warning("export_refused", exporter=self.name, reason=self._refusal, pushes=len(bodies))
+            self._refusal = ""
+
+    async def _rescue(self, signal: Signal, body: bytes, splits: int) -> tuple[_Outcome, int]:
+        """Send the records of a refused push that the receiver takes; also how many cuts are left."""
+        refused, sent, parts = 0, False, [body]
+        while parts:
+            part = parts.pop()
+            if part is not body:
+                outcome = await self._deliver(signal, part)
+                if outcome is _Outcome.SENT:
+                    sent = True
+                    continue
+                if outcome is not _Outcome.REFUSED:
+                    return _Outcome.SENT if sent else outcome, splits
+            try:
+                two = halves(signal, part) if splits > 0 else None
+                if two is None:
+                    refused += count_records(signal, part)
+                else:
+                    parts += reversed(two)
+                    splits -= 1
+            except ValueError:  # not protobuf after all: nothing in it can be told apart
+                break
+        self.counters.rejected_records += refused if sent else 0
+        return _Outcome.SENT if sent else _Outcome.REFUSED, splits
+
+    def _count(self, outcome: _Outcome, pushes: int) -> None:
+        self._under_way -= pushes
+        if outcome is _Outcome.SENT:
+            self.counters.sent += pushes
+        elif outcome is _Outcome.GIVEN_UP:
+            self.counters.dropped_elapsed += pushes
+        else:
+            self.counters.dropped_permanent += pushes
+
+    async def _deliver(self, signal: Signal, body: bytes) -> _Outcome:
+        """One request, tried until it is taken, refused, or too old."""
         started, attempt = time.monotonic(), 0
         backoff = Backoff(first=0.5, longest=30.0)
         while True:
             try:
-                await self._transport.send(signal, body)
-                self.counters.sent += count
-                return
+                self._answered(signal, await self._transport.send(signal, body))
+                return _Outcome.SENT
+            except BadContent as error:
+                self._refusal = str(error)
+                return _Outcome.REFUSED
             except Permanent as error:
-                self.counters.dropped_permanent += count
-                log.warning("export_refused", exporter=self.name, reason=str(error), pushes=count)
-                return
+                log.warning("export_refused", exporter=self.name, reason=str(error), bytes=len(body))
+                return _Outcome.LOST
             except Retryable as error:
                 delay = max(backoff.delay(attempt), error.seconds or 0.0)
                 if self._draining or time.monotonic() + delay - started > self._config.max_elapsed_time:
-                    self.counters.dropped_elapsed += count
-                    log.warning("export_given_up", exporter=self.name, reason=str(error), pushes=count)
-                    return
+                    log.warning("export_given_up", exporter=self.name, reason=str(error), bytes=len(body))
+                    return _Outcome.GIVEN_UP
                 if attempt == 0:
                     log.warning("export_retrying", exporter=self.name, reason=str(error))
-            except asyncio.CancelledError:
-                self.counters.dropped_elapsed += count
-                raise
             except Exception:
-                self.counters.dropped_permanent += count
-                log.exception("export_failed", exporter=self.name, pushes=count)
-                return
+                log.exception("export_failed", exporter=self.name, bytes=len(body))
+                return _Outcome.LOST
             attempt += 1
             self.counters.retries += 1
-            await self._pause(delay, count)
+            await asyncio.sleep(delay)
 
-    async def _pause(self, seconds: float, count: int) -> None:
-        """Wait before the next try; a batch that is given up meanwhile is counted."""
-        try:
-            await asyncio.sleep(seconds)
-        except asyncio.CancelledError:
-            self.counters.dropped_elapsed += count
-            raise
-
-
-def as_protobuf(push: Push) -> bytes | None:
-    """The push in protobuf; `None` when its JSON cannot be read as OTLP."""
-    if push.encoding == "protobuf":
-        return push.body
-    try:
-        message = ParseDict(orjson.loads(push.body), _MESSAGES[push.signal](), ignore_unknown_fields=True)
-    except (ParseError, ValueError):
-        return None
-    return bytes(message.SerializeToString())
+    def _answered(self, signal: Signal, response: bytes) -> None:
+        """Count what a receiver took only in part."""
+        refused = rejected(signal, response) if response else 0
+        if refused:
+            self.counters.rejected_records += refused
+            log.warning("export_partly_rejected", exporter=self.name, records=refused)
 
 
 def make_transport(name: str, config: ExporterConfig) -> Transport:

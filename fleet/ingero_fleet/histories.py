@@ -1,6 +1,8 @@
 """What the detector saw, as a CSV file that `ingero-fleet replay` judges again, tick for tick."""
 
+import contextlib
 import csv
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, TextIO
@@ -33,12 +35,16 @@ log = get(__name__)
 
 
 class Recorder:
-    """Appends ticks to a file; when it is full it becomes `FILE.1` and a new one begins. Never raises."""
+    """Appends ticks to a file; when it is full it becomes `FILE.1` and a new one begins.
+
+    Never raises: a tick that the disk does not take is left out as a whole, counted, and the next one is tried.
+    """
 
     def __init__(self, file: Path, most_bytes: int) -> None:
         self.failures = 0
         self._file, self._most = file, most_bytes
         self._stream: TextIO | None = None
+        self._written = 0
 
     def write(self, now: float, seen: Observation) -> None:
         """Add one tick."""
@@ -54,10 +60,19 @@ class Recorder:
                 number_text = "" if np.isnan(value) else repr(value)
                 rows.writerow((repr(now), cluster, node, *parts, STATES[state], number_text, kind))
             stream.flush()
+            self._written = stream.tell()
         except OSError as error:
             self.failures += 1
             log.warning("history_not_written", file=str(self._file), reason=str(error))
-            self.close()
+            self._take_back()
+
+    def _take_back(self) -> None:
+        """Leave no half of a tick behind."""
+        opened = self._stream is not None
+        self.close()
+        if opened:
+            with contextlib.suppress(OSError):
+                os.truncate(self._file, self._written)
 
     def _open(self) -> TextIO:
         if self._stream is not None and self._stream.tell() > self._most:
@@ -66,15 +81,17 @@ class Recorder:
         if self._stream is None:
             fresh = not self._file.exists() or not self._file.stat().st_size
             self._stream = self._file.open("a", encoding="utf-8", newline="")
+            self._written = self._stream.tell()
             if fresh:
                 csv.writer(self._stream, lineterminator="\n").writerow(HEADER)
         return self._stream
 
     def close(self) -> None:
         """Close the file."""
-        if self._stream is not None:
-            self._stream.close()
-            self._stream = None
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with contextlib.suppress(OSError):  # closing writes what is left, and fails where writing did
+                stream.close()
 
 
 def _padded(key: CohortKey) -> Sequence[str]:

@@ -7,6 +7,7 @@ from typing import Final, Protocol
 from ingero_detect.memory import NodeKey
 from ingero_fleet.board import Board
 from ingero_fleet.collectives import gpus
+from ingero_fleet.otlp_parts import as_protobuf
 from ingero_fleet.taints import records as taints
 from ingero_kit.clock import Clock
 from ingero_kit.health_report import HealthReport, MalformedPayload
@@ -58,6 +59,11 @@ class Intake:
         """Decide about one push."""
         self.pushes[push.signal] += 1
         if push.signal is not _METRICS:
+            try:
+                push.body, push.encoding = as_protobuf(push), "protobuf"
+            except ValueError as error:
+                self.malformed += 1
+                return Answer(status=Status.INVALID, message=str(error))
             if self._keep and push.signal is Signal.LOGS and taints.NEEDLE in push.body:
                 self._keep(push, self._clock())
             if self._onward:

@@ -220,12 +220,18 @@ def _exporters(traffic: Traffic) -> Iterator[Metric]:
     outcome = CounterMetricFamily(
         "ingero_fleet_exported_pushes", "Pushes by what became of them.", labels=["exporter", "outcome"]
     )
+    refused = CounterMetricFamily(
+        "ingero_fleet_export_rejected_records",
+        "Records that a receiver refused while it took others.",
+        labels=["exporter"],
+    )
     waiting = GaugeMetricFamily("ingero_fleet_export_queue", "Pushes waiting.", labels=["exporter"])
     for name, counters in traffic.exporters.items():
         for kind in ("sent", "dropped_queue_full", "dropped_permanent", "dropped_elapsed", "retries"):
             outcome.add_metric([name, kind], getattr(counters, kind))
+        refused.add_metric([name], counters.rejected_records)
         waiting.add_metric([name], traffic.waiting[name])
-    yield from (outcome, waiting)
+    yield from (outcome, refused, waiting)
 
 
 def _counter(name: str, text: str, value: float) -> CounterMetricFamily:

@@ -11,10 +11,11 @@ import pytest
 import trustme
 
 from ingero_agent.push import FleetClient, make_transport
-from ingero_agent.push_grpc import retry_delay, target
+from ingero_agent.push_grpc import target
 from ingero_agent.route import Failure, Reply, Route
 from ingero_contract.values import VerdictState
 from ingero_contract.verdicts import VerdictLine
+from ingero_kit.grpc_client import retry_delay
 from ingero_kit.health_report import HealthReport
 from ingero_kit.http_server import HttpServer, Response
 from ingero_kit.otlp_encode import encode_report

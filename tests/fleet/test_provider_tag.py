@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from ingero_contract import attributes
 from ingero_fleet.cost.providers import Place, ProviderMap, Rule
-from ingero_fleet.exporters import as_protobuf
+from ingero_fleet.otlp_parts import as_protobuf
 from ingero_fleet.provider_tag import ProviderTag
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
