@@ -1,5 +1,8 @@
 """The node's GPUs through NVML, or nothing at all where there is none."""
 
+import asyncio
+import contextlib
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -74,6 +77,44 @@ class NvmlDevices:
             except nvml.NVMLError as error:
                 log.debug("nvml_no_throttle_reasons", gpu=index, reason=str(error))
         return GpuReading(self._model, self._count, (total - used) / total if total else None, unreadable, throttle)
+
+
+class BackgroundDevices:
+    """Reads the GPUs in a thread, so that a driver that does not answer holds up nobody.
+
+    What takes longer than `patience` seconds counts as unreadable until the driver has answered; there is never more
+    than one call under way. The thread ends with the process.
+    """
+
+    def __init__(self, devices: Devices, patience: float) -> None:
+        self.timeouts = 0
+        self._devices, self._patience = devices, patience
+        self._last = GpuReading()
+        self._under_way: asyncio.Future[GpuReading] | None = None
+
+    async def read(self) -> GpuReading:
+        """Never fails; all GPUs are unreadable while the driver does not answer."""
+        if self._under_way is None:
+            self._under_way = asyncio.get_running_loop().create_future()
+            threading.Thread(target=self._call, args=(self._under_way,), name="nvml", daemon=True).start()
+        done, _ = await asyncio.wait({self._under_way}, timeout=self._patience)
+        if not done:
+            self.timeouts += 1
+            if self.timeouts == 1:
+                log.warning("nvml_does_not_answer", seconds=self._patience)
+            return GpuReading(self._last.model, self._last.count, unreadable=self._last.count)
+        self._last, self._under_way = self._under_way.result(), None
+        return self._last
+
+    def _call(self, answer: "asyncio.Future[GpuReading]") -> None:
+        reading = self._devices.read()
+        with contextlib.suppress(RuntimeError):  # the loop is gone
+            answer.get_loop().call_soon_threadsafe(_settle, answer, reading)
+
+
+def _settle(answer: "asyncio.Future[GpuReading]", reading: GpuReading) -> None:
+    if not answer.done():
+        answer.set_result(reading)
 
 
 def find_devices() -> Devices:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero_agent import persist
-from ingero_agent.devices import Devices, GpuReading
+from ingero_agent.devices import BackgroundDevices, Devices, GpuReading
 from ingero_agent.health import decision, haste, score, state
 from ingero_agent.health.baseline import Baseline
 from ingero_agent.health.signals import Observation, sanitise
@@ -33,6 +33,9 @@ LOOKS: Final = 10
 
 SHORTEST: Final = 1.0
 """Push interval below which there are no short looks, seconds."""
+
+NVML_SECONDS: Final = 2.0
+"""How long a tick waits for the GPUs' driver."""
 
 WIRE_STATES: Final = {
     state.Phase.CALIBRATING: NodeState.CALIBRATING,
@@ -97,7 +100,7 @@ class Loop:
         self._source = source
         self._pieces = Pieces()
         self._haste = haste.Haste()
-        self._devices = devices
+        self._devices = BackgroundDevices(devices, NVML_SECONDS)
         self._client = client
         self._socket = socket
         self._clock = clock
@@ -200,7 +203,7 @@ class Loop:
         seen = self._pieces.whole()
         if seen is None:
             return
-        gpus = self._devices.read()
+        gpus = await self._devices.read()
         was_throttled, self.throttling = self.throttling.active, self.throttling.advance(gpus.throttle)
         observation = self._with_gpus(seen, gpus)
         step = state.advance(self._life, observation.launches)

@@ -39,7 +39,10 @@ def _seconds(flag: str, text: str) -> float:
     default=(Path("/run/ingero/remediate.sock"),), show_default=True,
     help="An agent's socket; once for fleet-push, once for trace.",
 )  # fmt: skip
-@click.option("--listen", default=":9464", show_default=True, help="Address of /metrics, /healthz and /readyz.")
+@click.option(
+    "--listen", default="127.0.0.1:9464", show_default=True,
+    help="Address of /metrics, /healthz and /readyz; :9464 for every address.",
+)  # fmt: skip
 @click.option("--reconnect-delay", default="2s", show_default=True, help="Pause before connecting again.")
 @click.option("--max-tracked-nodes", default=10_000, show_default=True, type=click.IntRange(1))
 @click.option(
@@ -56,10 +59,10 @@ def main(
 ) -> None:
     """Turn the agents' events into Prometheus metrics.
 
-    Every flag can be set as INGERO_SINK_*, for example INGERO_SINK_LISTEN=:9464.
+    Every flag can be set as INGERO_SINK_*, for example INGERO_SINK_LISTEN=:9464 for every address.
 
     \b
-    ingero-sink --socket-path /run/ingero/remediate.sock --listen 127.0.0.1:9464
+    ingero-sink --socket-path /run/ingero/remediate.sock --listen :9464
     """
     logs.configure()
     try:

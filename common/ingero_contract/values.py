@@ -58,3 +58,10 @@ class VerdictState(StrEnum):
     IDLE = "idle"
     STOPPED = "stopped"
     SILENT = "silent"
+
+
+THRESHOLD_K: Final = 2.0
+"""Scaled median absolute deviations below the median of its peers at which a node lies low, unless set otherwise."""
+
+THRESHOLD_MIN_BAND: Final = 0.05
+"""Smallest distance below the median that counts, a score's unit, where nothing else is set."""

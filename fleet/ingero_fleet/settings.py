@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
+from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.cost.settings import CostConfig
 from ingero_kit.addresses import Endpoint, parse_endpoint
@@ -107,11 +108,11 @@ class ReceiversConfig(Settings):
 class ThresholdConfig(Settings):
     """The published rule: median - max(k x 1.4826 x MAD, min_band), smoothed."""
 
-    k: float = Field(default=2.0, gt=0, le=20)
+    k: float = Field(default=THRESHOLD_K, gt=0, le=20)
     """Scaled median absolute deviations below the median."""
     ema_alpha: float = Field(default=0.2, gt=0, le=1)
     """Weight of the newest value; 1 switches smoothing off."""
-    min_band: float = Field(default=0.05, ge=0, le=0.5)
+    min_band: float = Field(default=THRESHOLD_MIN_BAND, ge=0, le=0.5)
     """Smallest distance between median and threshold, so that a tight fleet does not accuse itself."""
 
 

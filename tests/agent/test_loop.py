@@ -1,6 +1,7 @@
 """Ticks of the real loop against Fleet's own receiver; only the node that is looked at is made up."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Any
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from ingero_agent.devices import GpuReading
+from ingero_agent.devices import BackgroundDevices, GpuReading
 from ingero_agent.health.throttle import kinds
 from ingero_agent.loop import Loop
 from ingero_agent.push import FleetClient
@@ -156,3 +157,43 @@ def test_a_collapse_between_ticks_is_pushed_at_once_over_a_whole_interval(tmp_pa
     assert all(rate == 100 for rate in pushed[:9])
     assert 65 <= pushed[9] < 75
     assert pushed[10:] == sorted(pushed[10:], reverse=True)
+
+
+class Stuck:
+    """A driver that answers the first call, and then not before it is let go."""
+
+    def __init__(self) -> None:
+        self.calls, self.let_go = 0, threading.Event()
+
+    def read(self) -> GpuReading:
+        self.calls += 1
+        if self.calls > 1:
+            self.let_go.wait(60)
+        return GpuReading("NVIDIA Imaginary 80GB", 8, 0.5)
+
+
+def test_a_driver_that_does_not_answer_holds_up_nobody() -> None:
+    async def work() -> tuple[list[GpuReading], int, int]:
+        stuck = Stuck()
+        devices = BackgroundDevices(stuck, patience=0.01)
+        readings = [await _read_within(devices, 1000)]
+        readings += [await devices.read() for _ in range(3)]
+        calls = stuck.calls
+        stuck.let_go.set()
+        readings.append(await _read_within(devices, 1000))
+        return readings, calls, devices.timeouts
+
+    readings, calls, timeouts = asyncio.run(asyncio.wait_for(work(), 60))
+
+    whole, lost = GpuReading("NVIDIA Imaginary 80GB", 8, 0.5), GpuReading("NVIDIA Imaginary 80GB", 8, None, 8)
+    assert readings == [whole, lost, lost, lost, whole]
+    assert calls == 2 and timeouts >= 3
+
+
+async def _read_within(devices: BackgroundDevices, tries: int) -> GpuReading:
+    """The first reading that is whole."""
+    for _ in range(tries):
+        reading = await devices.read()
+        if not reading.unreadable and reading.count:
+            return reading
+    return reading

@@ -3,6 +3,7 @@
 import io
 import json
 import signal
+import statistics
 import sys
 import time
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ from ingero_echo.answers import ANSWERS
 from ingero_echo.answers.table import Answer, Cited
 from ingero_echo.desk import TOOLS
 from ingero_echo.guard import Audit
+from ingero_fleet.settings import ThresholdConfig
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_testing import telemetry
@@ -175,6 +177,18 @@ def test_why_and_why_not(service: Running, node: str, words: list[str]) -> None:
 
     for word in words:
         assert word in body["summary"]
+
+
+def test_the_threshold_of_why_not_is_the_one_that_fleet_uses_where_nothing_is_set(service: Running) -> None:
+    row = ask(service, "why_not", cluster_id="lab", node_id="gpu-node-3")["rows"][0]
+    others = "cluster_id = 'lab' AND node_id <> 'gpu-node-3'"
+    sql = f"SELECT avg(health_score) FROM node_metrics WHERE {others} GROUP BY node_id"
+    scores = [found[0] for found in ask(service, "run_analysis", sql=sql)["rows"]]
+    median = statistics.median(scores)
+    spread = statistics.median([abs(score - median) for score in scores])
+    rule = ThresholdConfig()
+
+    assert row["threshold"] == pytest.approx(median - max(rule.k * 1.4826 * spread, rule.min_band))
 
 
 def test_the_late_rank_is_the_one_that_waits_least(service: Running) -> None:

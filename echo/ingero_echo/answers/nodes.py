@@ -5,7 +5,7 @@ from typing import Any
 from pydantic import Field
 
 from ingero_contract import metrics
-from ingero_contract.values import VerdictState
+from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND, VerdictState
 from ingero_contract.verdicts import ACTIONABLE
 from ingero_echo.answers.table import MAX_ID, Answer, Cited, Scoped, plural
 
@@ -283,7 +283,7 @@ class WhyRow(Cited):
     peers: int
     peer_median: float | None
     threshold: float | None
-    """Median minus 3 scaled deviations, at least 0.05 below the median."""
+    """Median minus 2 scaled deviations, at least 0.05 below the median: the published rule with Fleet's defaults."""
     place: int | None
     """Place among its peers, 1 is the lowest score."""
     cause: str | None
@@ -354,7 +354,9 @@ WHY_NOT = Answer(
     SELECT cluster_id, $node_id AS node_id, coalesce(state IN ({ACCUSED}), false) AS straggler, state, kind,
            severity, since, rank, communicator, pod, proof,
            coalesce(reports, 0) AS reports, score, lowest, coalesce(peers, 0) AS peers,
-           peer_median, peer_median - greatest(3 * 1.4826 * spread, 0.05) AS threshold, place, cause,
+           peer_median,
+           peer_median - greatest({THRESHOLD_K} * 1.4826 * spread, {THRESHOLD_MIN_BAND}) AS threshold,
+           place, cause,
            list_filter([accused.event_id, late_event, worst]::VARCHAR[], lambda x: x IS NOT NULL) AS evidence
     FROM one FULL JOIN accused USING (cluster_id) LEFT JOIN others USING (cluster_id)
          LEFT JOIN causes USING (cluster_id)
