@@ -9,6 +9,7 @@ import re
 import shutil
 from dataclasses import dataclass
 from importlib.resources import files
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,6 +17,7 @@ import duckdb
 
 from ingero_echo.lock import Lock
 from ingero_echo.settings import StoreConfig
+from ingero_echo.wal import left_out
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -144,19 +146,45 @@ def volume_used(path: Path) -> float | None:
     return used / (used + facts.f_bavail) if used + facts.f_bavail else None
 
 
+LOGS: Final = (".wal", ".wal.checkpoint", ".wal.recovery")
+"""What the engine may keep beside a database: its log, and the logs of a checkpoint that was cut off."""
+
+_HEADERS: Final = 3 * 4096
+"""Bytes before the first block of a database file."""
+
+
 def _log_file(path: Path) -> Path:
-    return path.with_name(path.name + ".wal")
+    return path.with_name(path.name + LOGS[0])
 
 
 def _check_length(connection: Any, path: Path) -> None:
-    """Refuse a file that ends before its last block: data is read when it is asked for, which would be too late."""
-    blocks = connection.execute("SELECT block_size * total_blocks FROM pragma_database_size()").fetchall()[0][0]
-    if path.stat().st_size < blocks:
-        raise StoreError(_unreadable(path, "it ends in the middle"))
+    """Refuse a file that ends before its last block in use: data is read when it is asked for, which is too late.
+
+    The header's number of blocks is no bound. A checkpoint writes the header first, then cuts free blocks off the end
+    of the file; until the next one the header counts blocks that are not there, and lists them as free.
+    """
+    block, total = connection.execute("SELECT block_size, total_blocks FROM pragma_database_size()").fetchall()[0]
+    there = (path.stat().st_size - _HEADERS) // block
+    if there < total and there <= (last := _last_block(connection)):
+        raise StoreError(_unreadable(path, f"it ends in the middle: {there} blocks are there, {last + 1} are needed"))
+
+
+def _last_block(connection: Any) -> int:
+    """Number of the last block in use, -1 when none is; reads what describes the data, not the data."""
+    highest = "SELECT max(greatest(block_id, list_max(additional_block_ids))) FROM pragma_storage_info(?)"
+    tables = connection.execute("SELECT table_name FROM duckdb_tables() WHERE NOT temporary").fetchall()
+    blocks = [connection.execute(highest, [table]).fetchall()[0][0] for (table,) in tables]
+    blocks += connection.execute("SELECT max(block_id) FROM pragma_metadata_info()").fetchall()[0]
+    return max((block for block in blocks if block is not None), default=-1)
 
 
 def _connect(config: StoreConfig) -> Any:
     spill = config.path.with_name(config.path.name + ".spill")
+    log_file = _log_file(config.path)
+    try:
+        left = left_out(log_file.read_bytes()) if log_file.exists() else None
+    except OSError as error:
+        raise StoreError(f"{log_file}: {trouble(error) or f'cannot be read: {error}'}") from None
     try:
         connection = duckdb.connect(
             str(config.path),
@@ -171,8 +199,11 @@ def _connect(config: StoreConfig) -> Any:
     except duckdb.Error as error:
         raise StoreError(_explain(config.path, error)) from None
     try:
+        # Until the file is known to be whole and ours, closing it must leave it as it is.
+        connection.execute("PRAGMA disable_checkpoint_on_shutdown")
         _check_length(connection, config.path)
         migrate(connection, config.path)
+        connection.execute("PRAGMA enable_checkpoint_on_shutdown")
         for setting in SEALED:
             connection.execute(f"SET {setting}")
     except duckdb.Error as error:
@@ -181,6 +212,11 @@ def _connect(config: StoreConfig) -> Any:
     except StoreError:
         connection.close()
         raise
+    if left:
+        log.warning(
+            "log_tail_left_out", file=str(log_file), bytes=left,
+            hint="it was being written when the process ended, and was not acknowledged; more only if the disk lied",
+        )  # fmt: skip
     return connection
 
 
@@ -227,39 +263,68 @@ def _explain(path: Path, error: Exception) -> str:
     if "lock on file" in text:
         return f"{path}: another program has the database open: {text}"
     known = trouble(error)
-    return f"{path}: {known}" if known else _unreadable(path, text)
+    if known:
+        return f"{path}: {known}"
+    if "could not read enough bytes" in text.lower():
+        text = f"it ends in the middle: {text}"
+    if "WAL file" in text:
+        return (
+            f"{path}: the log beside the database is damaged: {text}. Nothing was changed. Move {_log_file(path)}* "
+            "to another place and keep it: Echo then starts with all that was folded into the database before"
+        )
+    return _unreadable(path, text)
 
 
 def _unreadable(path: Path, text: str) -> str:
     return (
-        f"{path}: the database cannot be read: {text}. Restore a backup with `ingero-echo restore BACKUP --database "
-        f"{path}`, or move the file (and {path}.wal) aside to begin anew"
+        f"{path}: the database cannot be read: {text}. Nothing was changed. Put a backup in its place with "
+        f"`ingero-echo restore BACKUP --database {path} --force`, which keeps what is there beside it; without a "
+        f"backup move the file and {_log_file(path)} to another place, keep them, and start anew"
     )
 
 
 def copy_files(source: Path, target: Path) -> None:
     """Copy a database file and the log beside it, so that the target appears whole or not at all."""
     part = target.with_name(target.name + ".part")
-    log_file, part_log = _log_file(source), _log_file(part)
     target.parent.mkdir(parents=True, exist_ok=True)
+    _remove(part)
     try:
         shutil.copyfile(source, part)
-        if log_file.exists() and log_file.stat().st_size:
-            shutil.copyfile(log_file, part_log)
-            # Opening the copy folds its log in, and proves that it can be opened.
+        for suffix in LOGS:
+            log_file = source.with_name(source.name + suffix)
+            if log_file.exists() and log_file.stat().st_size:
+                shutil.copyfile(log_file, part.with_name(part.name + suffix))
+        # Opening the copy folds its log in, and proves that it can be opened.
         folded = duckdb.connect(str(part))
         folded.execute("CHECKPOINT")
         folded.close()
+        with part.open("rb") as copied:
+            os.fsync(copied.fileno())
         part.replace(target)
     except (OSError, duckdb.Error) as error:
         raise StoreError(f"{target}: the copy could not be written: {error}") from None
     finally:
-        part.unlink(missing_ok=True)
-        part_log.unlink(missing_ok=True)
+        _remove(part)
+
+
+def _remove(path: Path) -> None:
+    """Remove a database and its logs, where there are any."""
+    for suffix in ("", *LOGS):
+        path.with_name(path.name + suffix).unlink(missing_ok=True)
+
+
+def _unused(path: Path) -> Path:
+    """The path, with a number behind it when there is something of this name already."""
+    numbered = (path.with_name(f"{path.name}.{number}") for number in count(2))
+    return next(
+        name for name in chain([path], numbered)
+        if not any(name.with_name(name.name + suffix).exists() for suffix in ("", *LOGS))
+    )  # fmt: skip
 
 
 def restore(backup: Path, config: StoreConfig, *, force: bool = False) -> None:
-    """Put a backup in the database's place, which must not be in use; an existing one is kept as `.before-restore`.
+    """Put a backup in the database's place, which must not be in use; an existing one is kept as `.before-restore`,
+    with a number where that is taken.
 
     Raises `StoreError` or `Locked`.
     """
@@ -273,14 +338,15 @@ def restore(backup: Path, config: StoreConfig, *, force: bool = False) -> None:
         if path.exists() and not force:
             raise StoreError(f"{path}: exists: add --force to keep it as {path.name}.before-restore and go on")
         fresh = path.with_name(path.name + ".restored")
-        fresh.unlink(missing_ok=True)
+        _remove(fresh)
         copy_files(backup, fresh)
         checked = _connect(config.model_copy(update={"path": fresh}))
         checked.close()
-        for suffix in ("", ".wal"):
+        kept = _unused(path.with_name(f"{path.name}.before-restore"))
+        for suffix in ("", *LOGS):
             old = path.with_name(path.name + suffix)
             if old.exists():
-                old.replace(path.with_name(f"{path.name}.before-restore{suffix}"))
+                old.replace(kept.with_name(kept.name + suffix))
         fresh.replace(path)
     finally:
         lock.release()

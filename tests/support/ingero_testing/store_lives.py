@@ -1,0 +1,80 @@
+"""Lives of an event store, one after the other: opened, used, and ended in order or killed in the middle."""
+
+import os
+import random
+import time
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Final
+
+from ingero_echo import retention
+from ingero_echo.ingest import decode
+from ingero_echo.settings import IngestConfig, RetentionConfig, StoreConfig
+from ingero_echo.store import Store
+from ingero_echo.writer import Writer
+from ingero_kit.otlp_server import Signal
+from ingero_testing import telemetry
+
+DAY: Final = 86_400 * 10**9
+
+_ROWS = (
+    "INSERT INTO events SELECT uuid(), make_timestamp_ns(? + i), now()::TIMESTAMP, 'logs', 'c', 'n' || i % 8, ?, "
+    "random(), NULL, NULL, NULL, uuid()::VARCHAR, '{}' FROM range(?) r(i)"
+)
+
+Held = dict[str, int]
+"""How many events of every name there are."""
+
+
+def held(store: Store) -> Held:
+    """What a store holds."""
+    return dict(store.connection.execute("SELECT metric_name, count(*) FROM events GROUP BY 1").fetchall())
+
+
+def live_in_order(path: Path, before: Held, dice: random.Random) -> Held:
+    """Open, find what was there, write, checkpoint, delete, in whatever order, and close; returns what is there then.
+
+    Events are called after their day, counted from 1; retention keeps four days.
+    """
+    store = Store.open(StoreConfig(path=path, wal_limit_mb=dice.choice([1, 2, 32])))
+    try:
+        found = held(store)
+        assert found == before, f"{found} instead of {before}"
+        day = max(map(int, found), default=0)
+        for _ in range(dice.randrange(1, 5)):
+            match dice.randrange(4):
+                case 0:
+                    store.connection.execute("CHECKPOINT")
+                case 1:
+                    retention.sweep(store, RetentionConfig(age=4.0 * 86_400), (day + 1) * DAY)
+                case _:
+                    day += 1
+                    rows = dice.choice([10, 500, 5_000])
+                    store.connection.execute(_ROWS, [day * DAY, str(day), rows])
+        return held(store)
+    finally:
+        store.close()
+
+
+def live_until_killed(path: Path, seed: int, told: Connection) -> None:
+    """Tell what is there, then write batches, told before and after, and fold the log in, until killed.
+
+    A batch has the size of its first message and a name of its own.
+    """
+    dice = random.Random(seed)
+    store = Store.open(StoreConfig(path=path, wal_limit_mb=1))
+    told.send(held(store))
+    writer = Writer(store, IngestConfig(group_wait=0))
+    writer.start()
+    for number in range(1000):
+        size = dice.choice([10, 100, 1_000])
+        name = f"{seed}.{number}"
+        told.send((name, size))
+        message = telemetry.logs([(name, f"{size} {place}", {}) for place in range(size)])
+        body = message.SerializeToString()
+        batch = decode(Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
+        writer.put(batch, len(body)).result()
+        told.send(name)
+        if not dice.randrange(4):
+            writer.call(lambda: store.connection.execute("CHECKPOINT"))
+    os._exit(3)
