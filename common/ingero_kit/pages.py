@@ -30,21 +30,25 @@ def is_open(host: str) -> bool:
 
 
 class PageServer(ThreadingHTTPServer):
-    """Listens at once; `start` answers, `stop` ends it."""
+    """Listens at once; `start` answers, `stop` ends it. An empty host is every address of both families."""
 
     daemon_threads = True
 
     def __init__(self, address: tuple[str, int], registry: CollectorRegistry, ready: Reason, healthy: Reason) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        host, port = address
+        self._both = not host and socket.has_dualstack_ipv6()
+        self.address_family = socket.AF_INET6 if self._both or ":" in host else socket.AF_INET
         self.registry = registry
         self.ready = ready
         self.healthy = healthy
         self._free = threading.Semaphore(MAX_REQUESTS)
         self._thread: threading.Thread | None = None
-        super().__init__(address, _Page)
+        super().__init__((host, port), _Page)
 
     def server_bind(self) -> None:
         """Bind, without asking a name server what this machine is called."""
+        if self._both:
+            self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
         self.server_name, self.server_port = str(self.server_address[0]), int(self.server_address[1])
 

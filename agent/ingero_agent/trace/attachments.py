@@ -2,7 +2,7 @@
 
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -55,7 +55,7 @@ class Attachments:
         self._closed: set[str] = set()
         self._executables: dict[FileIdentity, bool] = {}
 
-    def update(self, found: Mapping[int, list[Found]], now: float) -> None:
+    def update(self, found: Mapping[int, Iterable[Found]], now: float) -> None:
         """Attach to what is new; one that cannot be is named once and left alone. `now` in seconds."""
         targets = plan(found, self._static_runtime, apart=self._apart)
         self._let_go_of_replaced()

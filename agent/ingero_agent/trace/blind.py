@@ -36,7 +36,12 @@ class Counter(Protocol):
     costs: Mapping[str, Cost]
     helper_peak_bytes: int
     no_returns: str
-    found: Mapping[int, list[Found]]
+    found: Mapping[int, tuple[Found, ...]]
+    refused: Mapping[str, int]
+    """Processes that may not be looked into, by what is missing."""
+
+    blind: str
+    """Why nothing is counted although something may well be called; empty while that is not so."""
 
     @property
     def stepped(self) -> Collection[int]:
@@ -105,10 +110,11 @@ class Blind:
     """Counts nothing; everything else of the agent goes on. `reason`: why no program could be loaded."""
 
     def __init__(self, reason: str) -> None:
-        self.mode, self.helper_peak_bytes, self.no_returns = BLIND, 0, reason
+        self.mode, self.helper_peak_bytes, self.no_returns, self.blind = BLIND, 0, reason, reason
         self.costs: Mapping[str, Cost] = ASSUMED
         self.stepped: Collection[int] = ()
-        self.found: Mapping[int, list[Found]] = {}
+        self.found: Mapping[int, tuple[Found, ...]] = {}
+        self.refused: Mapping[str, int] = {}
         self.scheduler = _Nobody(reason)
         self.libraries = self.replaced = self.unattached = self.left_alone = 0
 

@@ -7,10 +7,13 @@ from typing import Any, Final
 
 from ingero_agent.trace.governor import COLLECTIVE, ENTRY, PAIR, WAIT
 
-PRIVILEGES: Final = {"CAP_BPF": 39, "CAP_PERFMON": 38, "CAP_SYS_PTRACE": 19}
+PRIVILEGES: Final = {"CAP_BPF": 39, "CAP_PERFMON": 38, "CAP_SYS_PTRACE": 19, "CAP_CHECKPOINT_RESTORE": 40}
 """Kernel capabilities that tracing needs, by bit."""
 
 _CAP_SYS_ADMIN: Final = 21
+_OF_SYS_ADMIN: Final = ("CAP_BPF", "CAP_PERFMON", "CAP_CHECKPOINT_RESTORE")
+"""What CAP_SYS_ADMIN stands for."""
+
 OLDEST_KERNEL: Final = (6, 6)
 """First kernel with links of many functions (uprobe_multi)."""
 
@@ -48,6 +51,7 @@ class Facts:
     release: str = ""
     machine: str = "x86_64"
     effective: int = 0
+    mapped_files_error: str = ""
     btf: bool = False
     lockdown: str = ""
     bcc: bool = False
@@ -75,10 +79,23 @@ def kernel_version(release: str) -> tuple[int, int]:
 
 
 def missing_privileges(effective: int) -> list[str]:
-    """Names of the kernel capabilities that are not held; CAP_SYS_ADMIN stands for the first two."""
-    if effective >> _CAP_SYS_ADMIN & 1:
-        effective |= 1 << PRIVILEGES["CAP_BPF"] | 1 << PRIVILEGES["CAP_PERFMON"]
-    return [name for name, bit in PRIVILEGES.items() if not effective >> bit & 1]
+    """Names of the kernel capabilities that are not held."""
+    implied = _OF_SYS_ADMIN if effective >> _CAP_SYS_ADMIN & 1 else ()
+    return [name for name, bit in PRIVILEGES.items() if not effective >> bit & 1 and name not in implied]
+
+
+def no_mapped_files(error: str, effective: int) -> tuple[str, str]:
+    """Why nothing can be traced where the files that processes map cannot be opened, and the cure."""
+    missing = missing_privileges(effective)
+    held = f"{', '.join(missing)} not held" if missing else "CAP_CHECKPOINT_RESTORE counts in a user namespace only"
+    return f"no library can be seen: files that processes map cannot be opened ({error}; {held})", _cure(missing)
+
+
+def _cure(missing: list[str]) -> str:
+    if not missing:
+        return "run outside of a user namespace (in a pod, without hostUsers: false)"
+    wanted = ", ".join(name.removeprefix("CAP_") for name in missing)
+    return f"run as root, or give the container securityContext.capabilities.add: [{wanted}]"
 
 
 def evaluate(facts: Facts) -> list[Capability]:
@@ -88,6 +105,7 @@ def evaluate(facts: Facts) -> list[Capability]:
         _btf(facts),
         _lockdown(facts),
         _privileges(facts),
+        _mapped_files(facts),
         _bcc(facts),
         _programs(facts),
         _links(facts),
@@ -143,12 +161,17 @@ def _privileges(facts: Facts) -> Capability:
     if not missing:
         return Capability("privileges", State.OK, ", ".join(PRIVILEGES), needed=True)
     needed = bool(set(missing) - {"CAP_SYS_PTRACE"})
-    wanted = ", ".join(name.removeprefix("CAP_") for name in missing)
     return Capability(
         "privileges", State.MISSING if needed else State.DEGRADED, f"{', '.join(missing)} not held",
-        f"run as root, or give the container securityContext.capabilities.add: [{wanted}]",
-        True,
+        _cure(missing), True,
     )  # fmt: skip
+
+
+def _mapped_files(facts: Facts) -> Capability:
+    if not facts.mapped_files_error:
+        return Capability("files", State.OK, "the files that processes map can be opened", needed=True)
+    reason, cure = no_mapped_files(facts.mapped_files_error, facts.effective)
+    return Capability("files", State.MISSING, reason, cure, True)
 
 
 def _bcc(facts: Facts) -> Capability:

@@ -10,8 +10,9 @@ from ingero_agent.trace import kernel
 from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Twins, calibrate, nanoseconds
 from ingero_agent.trace.capabilities import Facts
 from ingero_agent.trace.counts import VALUE_BYTES
-from ingero_agent.trace.discovery import find_libraries
+from ingero_agent.trace.discovery import LOOK_INTO, Finder, mapped_files_error
 from ingero_agent.trace.helper import DIST_PACKAGES, possible_cpus
+from ingero_agent.trace.host import command_of, own_capabilities
 from ingero_agent.trace.loader import CannotTrace, load_programs
 from ingero_agent.trace.scheduler import Scheduler
 from ingero_agent.trace.seccomp import try_returns
@@ -25,20 +26,9 @@ def _text(path: str) -> str:
 
 
 def _libraries() -> tuple[tuple[tuple[str, str], ...], int]:
-    found: dict[tuple[str, str], None] = {}
-    unreadable = 0
-    for kind, _, path in find_libraries():
-        name = _text(f"/proc/{path.parts[2]}/comm").strip()
-        found[kind, name] = None
-    for folder in Path("/proc").iterdir():
-        if folder.name.isdigit():
-            try:
-                (folder / "maps").open().close()
-            except PermissionError:
-                unreadable += 1
-            except OSError:
-                continue
-    return tuple(found), unreadable
+    finder = Finder()
+    found = {(one.kind, command_of(one.pid)): None for libraries in finder.find().values() for one in libraries}
+    return tuple(found), finder.refused.get(LOOK_INTO, 0)
 
 
 def _gpus() -> tuple[int, str | None]:
@@ -90,8 +80,7 @@ def collect(database: Path) -> Facts:
     known = {
         "release": os.uname().release,
         "machine": os.uname().machine,
-        "effective": int(next((line.split()[1] for line in _text("/proc/self/status").splitlines()
-                               if line.startswith("CapEff")), "0"), 16),
+        "effective": own_capabilities(), "mapped_files_error": mapped_files_error(),
         "btf": os.access("/sys/kernel/btf/vmlinux", os.R_OK),
         "lockdown": _text("/sys/kernel/security/lockdown"),
         "bcc": Path(DIST_PACKAGES, "bcc").is_dir(),

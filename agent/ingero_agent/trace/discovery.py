@@ -3,7 +3,8 @@
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -20,6 +21,9 @@ SETTLED_SECONDS: Final = 10.0
 
 YOUNG_SECONDS: Final = 30.0
 """How long a process is looked into at every change: it is still loading what it needs."""
+
+LOOK_INTO, OPEN_MAPPED = "CAP_SYS_PTRACE", "CAP_CHECKPOINT_RESTORE"
+"""What it takes to read what other processes map, and to open it whatever became of its name."""
 
 OLD_ROUNDS: Final = 4
 """An older process is looked at in every so many-th round, in turns: a node has thousands that never change."""
@@ -75,21 +79,49 @@ def parse_size(text: str) -> tuple[int, int]:
     return int(values[19]), int(values[20])
 
 
-def look(folder: Path) -> list[Found]:
-    """Libraries of one process; none where it may not be read or is gone."""
+@dataclass(frozen=True)
+class Looked:
+    """Libraries of one process. `refused`: the capability that was missing for some or all of them, if one was."""
+
+    found: tuple[Found, ...] = ()
+    refused: str = ""
+
+
+def look(folder: Path) -> Looked:
+    """Look into one process; nothing is found in one that is gone."""
     try:
         text = (folder / "maps").read_text(errors="replace")
+    except PermissionError:
+        return Looked(refused=LOOK_INTO)
     except OSError:
-        return []
+        return Looked()
     mapped = parse_maps(text) if _MENTIONED.search(text) else ()
-    found = []
+    found, refused = [], ""
     for kind, area, name in mapped:
         path = folder / "map_files" / area
         try:
             found.append(Found(kind, int(folder.name), identify(path), path, name))
+        except PermissionError:
+            refused = OPEN_MAPPED
         except OSError:
             continue
-    return found
+    return Looked(tuple(found), refused)
+
+
+def mapped_files_error(process: Path = Path("/proc/self")) -> str:
+    """Why files that a process maps cannot be opened, tried on this one; empty if they can.
+
+    Whether a capability is held does not tell: the kernel asks for it in the machine's first user namespace.
+    """
+    try:
+        lines = (process / "maps").read_text(errors="replace").splitlines()
+        area = next(found.group(1) for line in lines if (found := _LINE.match(line)))
+        identify(process / "map_files" / area)
+    except StopIteration:
+        return "no file is mapped"
+    except OSError as error:
+        return str(error)
+    return ""
 
 
 @dataclass
@@ -98,19 +130,23 @@ class _Seen:
     size: int
     first: float
     looked: float
-    found: list[Found]
+    what: Looked
 
 
 class Finder:
-    """Looks into a process when it is new or its address space changed; mapping a library changes it."""
+    """Looks into a process when it is new or its address space changed; mapping a library changes it.
+
+    `refused`: processes that could not be looked into, by the capability that was missing.
+    """
 
     def __init__(self, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:
         self._proc = proc
         self._clock = clock
         self._seen: dict[int, _Seen] = {}
         self._round = 0
+        self.refused: Mapping[str, int] = {}
 
-    def find(self) -> dict[int, list[Found]]:
+    def find(self) -> dict[int, tuple[Found, ...]]:
         """Libraries by process, for processes that have any."""
         now, alive = self._clock(), {}
         self._round += 1
@@ -127,14 +163,15 @@ class Finder:
                 continue
             if before and before.start == start:
                 young = now - before.first < YOUNG_SECONDS
-                settled = bool(before.found) and not young and now - before.looked < SETTLED_SECONDS
+                settled = bool(before.what.found) and not young and now - before.looked < SETTLED_SECONDS
                 if before.size == size or settled:
                     alive[pid] = before
                     continue
             first = before.first if before and before.start == start else now
-            alive[pid] = _Seen(start, size, first, now, look(self._proc / str(pid)) if size else [])
+            alive[pid] = _Seen(start, size, first, now, look(self._proc / str(pid)) if size else Looked())
         self._seen = alive
-        return {pid: seen.found for pid, seen in alive.items() if seen.found}
+        self.refused = Counter(seen.what.refused for seen in alive.values() if seen.what.refused)
+        return {pid: seen.what.found for pid, seen in alive.items() if seen.what.found}
 
 
 def _read(file: str) -> str:
@@ -143,10 +180,3 @@ def _read(file: str) -> str:
         return os.read(descriptor, 4096).decode(errors="replace")
     finally:
         os.close(descriptor)
-
-
-def find_libraries(proc: Path = Path("/proc")) -> Iterator[tuple[str, FileIdentity, Path]]:
-    """(kind, identity, path to open) for every mapping now."""
-    for found in Finder(proc).find().values():
-        for one in found:
-            yield one.kind, one.identity, one.path

@@ -4,6 +4,7 @@ import os
 import re
 import resource
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ingero_agent.sources.procfs import parse_cpu
@@ -55,6 +56,12 @@ class OwnLoad:
         return usage.ru_utime + usage.ru_stime, time.monotonic()
 
 
+def own_capabilities() -> int:
+    """Kernel capabilities in effect for this process, by bit."""
+    text = Path("/proc/self/status").read_text()
+    return int(next((line.split()[1] for line in text.splitlines() if line.startswith("CapEff")), "0"), 16)
+
+
 def own_rss() -> int:
     """Resident memory of this process, bytes."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -99,7 +106,7 @@ def container_of(pid: int) -> Container | None:
     return parse(cgroups, environment)
 
 
-def nccl_processes(found: dict[int, list[Found]]) -> list[NcclProcess]:
+def nccl_processes(found: Mapping[int, Iterable[Found]]) -> list[NcclProcess]:
     """Processes with NCCL loaded. The version is what the file's name says."""
     processes = []
     for pid, libraries in found.items():

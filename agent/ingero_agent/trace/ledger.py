@@ -1,6 +1,6 @@
 """Running totals of everything seen since the start: what the Prometheus page and the export are made from."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from operator import add
 from threading import Lock
@@ -63,6 +63,8 @@ class Figures:
     mode: str = ""
     scheduler: bool = False
     libraries: int = 0
+    blind: str = ""
+    refused: Mapping[str, int] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     database_bytes: int = 0
     pruned_rows: int = 0

@@ -55,8 +55,9 @@ def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> Loaded:
     message = json.loads(text or b'{"error": "the helper ended without a word"}')
     if "error" in message:
         raise CannotTrace(
-            f"{message['error']}: tracing needs root (CAP_BPF, CAP_PERFMON), Linux 6.6 or newer with BTF, and the "
-            "distribution's python3-bpfcc; `ingero-agent check` says which of them is missing"
+            f"{message['error']}: tracing needs root (CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE), "
+            "Linux 6.6 or newer with BTF, and the distribution's python3-bpfcc; `ingero-agent check` says which of "
+            "them is missing"
         )
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     log.info("programs_loaded", seconds=message["seconds"], helper_peak_bytes=peak)

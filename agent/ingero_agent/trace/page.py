@@ -1,9 +1,8 @@
 """The tracer's Prometheus page. It has no authentication: bind it to the loopback, or to a network you trust."""
 
 from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -11,6 +10,7 @@ from ingero_agent.health.throttle import Throttle
 from ingero_agent.trace.gpus import Gpu
 from ingero_agent.trace.ledger import Figures, Ledger, Totals, quantile
 from ingero_agent.trace.tracer import RING_FULL
+from ingero_kit.pages import PageServer
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 COPY_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
@@ -161,6 +161,13 @@ class TracePage(Collector):
             ("ingero_trace_db_bytes", "Size of the database.", figures.database_bytes),
         ):  # fmt: skip
             yield GaugeMetricFamily(name, text, value=value)
+        hidden = GaugeMetricFamily(
+            "ingero_trace_hidden_processes", "Processes that may not be looked into, by what is missing.",
+            labels=["missing"],
+        )  # fmt: skip
+        for missing, count in sorted(figures.refused.items()):
+            hidden.add_metric([missing], count)
+        yield hidden
         words = GaugeMetricFamily(
             "ingero_trace_capability", "1 for how each capability works now.", labels=["capability", "mode"]
         )
@@ -227,30 +234,8 @@ class TracePage(Collector):
             yield family
 
 
-def make_server(host: str, port: int, ledger: Ledger) -> ThreadingHTTPServer:
-    """An HTTP server over the ledger; `serve_forever` runs it. Raises `OSError`."""
+def make_server(address: tuple[str, int], ledger: Ledger) -> PageServer:
+    """A server over the ledger. Raises `OSError`."""
     registry = CollectorRegistry()
     registry.register(TracePage(ledger))
-
-    class Page(BaseHTTPRequestHandler):
-        timeout = 10
-
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] == "/metrics":
-                self._answer(200, generate_latest(registry))
-            else:
-                self._answer(404, b"not found: /metrics\n")
-
-        def _answer(self, status: int, body: bytes) -> None:
-            self.send_response(status)
-            self.send_header("content-type", "text/plain; version=0.0.4; charset=utf-8")
-            self.send_header("content-length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
-            """Scrapes are not news."""
-
-    server = ThreadingHTTPServer((host, port), Page)
-    server.daemon_threads = True
-    return server
+    return PageServer(address, registry, ready=lambda: ledger.figures.blind or None, healthy=lambda: None)

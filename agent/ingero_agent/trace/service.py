@@ -1,7 +1,6 @@
 """The wiring of `ingero-agent trace`: tracer, governor, database, page, export and recording in one loop."""
 
 import sqlite3
-import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping
@@ -107,6 +106,7 @@ class TraceService:
         figures = self.ledger.figures
         figures.budget, figures.mode, figures.helper_peak = config.budget, tracer.mode, tracer.helper_peak_bytes
         figures.scheduler, tracer.scheduler.budget = tracer.scheduler.on, config.budget
+        figures.blind = tracer.blind
         self._take_costs()
         self._calibrated_at = self._read_at
 
@@ -192,7 +192,7 @@ class TraceService:
         collectives = [event for event in events if isinstance(event, Collective)]
         self._seen_events += len(events)
         with suppress(sqlite3.OperationalError):
-            if self._tracer.mode != BLIND:
+            if not self._tracer.blind:
                 read_at = time.time() - (time.monotonic() - self._read_at)
                 self._store.add(rows, read_at, self._new_names(), events)
         if self._recorder:
@@ -244,6 +244,7 @@ class TraceService:
         figures.period_seconds, figures.sample_every = self.period, self._mask + 1
         figures.replaced, figures.unattached = self._tracer.replaced, self._tracer.unattached
         figures.left_alone, figures.modes = self._tracer.left_alone, self._modes()
+        figures.blind, figures.refused = self._tracer.blind, self._tracer.refused
 
     def _modes(self) -> dict[str, str]:
         """What works how, one word for each capability; docs/trace.md lists them."""
@@ -255,6 +256,7 @@ class TraceService:
             "scheduler": "watched" if scheduler.on else unwatched,
             "gpus": self._beside.gpu_mode,
             "counts": BLIND if tracer.mode == BLIND else "incomplete" if self.ledger.figures.lost else "complete",
+            "libraries": BLIND if tracer.blind else "some" if tracer.refused else "all",
             "processes": "selected" if self._config.selection else "all",
         }
 
@@ -349,11 +351,10 @@ def _run_once(config: TraceConfig, tracer: Counter, ended: Callable[[float], boo
         recorder = open_recorder(config.record) if config.record else None
         service = TraceService(config, tracer, store, recorder, outlets)
         if config.listen:
-            server = make_server(*config.listen, service.ledger)
-            stack.callback(server.server_close)
-            stack.callback(server.shutdown)
-            threading.Thread(target=server.serve_forever, daemon=True).start()
-            log.info("listening", address=f"{server.server_address[0]!s}:{server.server_address[1]}")
+            server = make_server(config.listen, service.ledger)
+            stack.callback(server.stop)
+            server.start()
+            log.info("listening", address=f"{server.server_address[0]!s}:{server.port}")
         log.info("started", database=str(config.database), mode=tracer.mode, **nanoseconds(tracer.costs))
         tracer.look()
         begun, over = time.monotonic(), False

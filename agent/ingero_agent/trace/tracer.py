@@ -19,12 +19,13 @@ from ingero_agent.trace.calibrate import (
     calibrate,
     without_returns,
 )
-from ingero_agent.trace.capabilities import kernel_version
+from ingero_agent.trace.capabilities import kernel_version, no_mapped_files
 from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, VALUE_BYTES, Counted, Differences, unpack
-from ingero_agent.trace.discovery import Finder, Found
+from ingero_agent.trace.discovery import OPEN_MAPPED, Finder, Found, mapped_files_error
 from ingero_agent.trace.events import Event, decode
 from ingero_agent.trace.governor import Cost
 from ingero_agent.trace.helper import possible_cpus
+from ingero_agent.trace.host import own_capabilities
 from ingero_agent.trace.loader import RING_BYTES, CannotTrace, load_programs
 from ingero_agent.trace.scheduler import Scheduler
 from ingero_agent.trace.seccomp import try_returns
@@ -61,6 +62,8 @@ class Tracer:
     def __init__(self, attach: str = AUTO, returns: str = AUTO, selection: Selection | None = None) -> None:
         self.mode, self.helper_peak_bytes = MULTI if attach == AUTO else attach, 0
         self.costs: Mapping[str, Cost] = ASSUMED
+        if error := mapped_files_error():
+            raise CannotTrace(": ".join(no_mapped_files(error, own_capabilities())))
         self._load(self.mode)
         try:
             self.costs = self._calibrate()
@@ -99,17 +102,34 @@ class Tracer:
         self._differences = Differences()
         self._finder = Finder()
         self._offset, self._offset_at = clock.offset(), time.monotonic()
-        self.found: Mapping[int, list[Found]] = {}
+        self.found: Mapping[int, tuple[Found, ...]] = {}
+        self.refused: Mapping[str, int] = {}
+        self.blind, self._said_refused = "", set[str]()
 
     def look(self) -> None:
         """Attach to what is new, let go of what is gone."""
-        self.found, self._left_alone = split(self._finder.find(), self._selection)
+        found = self._finder.find()
+        self.found, self._left_alone = split(found, self._selection)
+        self._say_refused(bool(found))
         now = time.monotonic()
         self._attachments.update(self.found, now)
         self.scheduler.follow(self.found)
         if now - self._swept_at > _SWEEP_SECONDS:
             self.sweep()
             self._swept_at = now
+
+    def _say_refused(self, sees_any: bool) -> None:
+        """Say once what may not be looked into. An agent that can open none of the libraries it knows of is blind."""
+        self.refused = self._finder.refused
+        unopened, self.blind = self.refused.get(OPEN_MAPPED, 0), ""
+        if unopened and not sees_any:
+            self.blind = (
+                f"no GPU library of {unopened} processes may be opened: {OPEN_MAPPED}, or leave by a security module "
+                "(SELinux, AppArmor), is missing"
+            )
+        for missing in self.refused.keys() - self._said_refused:
+            log.warning("processes_hidden", missing=missing, processes=self.refused[missing])
+        self._said_refused |= self.refused.keys()
 
     def sweep(self) -> None:
         """Forget what processes and threads that are gone have left: the maps have an end, and numbers return."""

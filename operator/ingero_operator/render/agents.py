@@ -7,6 +7,7 @@ from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
 from ingero_operator.render.common import (
     OTLP_HTTP,
     SINK_PORT,
+    TRACE_PORT,
     Manifest,
     Owner,
     Platform,
@@ -26,8 +27,9 @@ TRACE: Final = "trace"
 PUSH: Final = "push"
 STATE: Final = "/var/lib/ingero"
 SOCKET: Final = "/run/ingero"
-CAPABILITIES: Final = ("BPF", "PERFMON", "SYS_PTRACE", "SYS_RESOURCE", "DAC_READ_SEARCH")
-"""What loading and attaching the programs takes: bpf(2), perf_event_open(2), others' files, locked memory."""
+CAPABILITIES: Final = ("BPF", "PERFMON", "SYS_PTRACE", "CHECKPOINT_RESTORE", "SYS_RESOURCE", "DAC_READ_SEARCH")
+"""What loading and attaching the programs takes: bpf(2), perf_event_open(2), what others map and the files behind it
+(also where their names are gone), locked memory, others' files."""
 
 HOST_FOLDERS: Final = {
     "debugfs": "/sys/kernel/debug",
@@ -58,13 +60,15 @@ def host_state(owner: Owner) -> str:
 
 
 def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
-    """Counts calls into a database on the node."""
+    """Counts calls into a database on the node; not ready while it could see none."""
     wanted = spec.agents.trace
     capabilities = [*CAPABILITIES, *(["SYS_ADMIN"] if wanted.sys_admin else [])]
     container: Manifest = {
         "name": TRACE,
         "image": platform.image_of("agent", spec.version, spec.images.agent),
-        "args": ["trace", "--db", f"{STATE}/ingero.db"],
+        "args": ["trace", "--db", f"{STATE}/ingero.db", "--prometheus", f":{TRACE_PORT}"],
+        "ports": [{"name": "trace", "containerPort": TRACE_PORT, "protocol": "TCP"}],
+        "readinessProbe": probe("/readyz", "trace"),
         "resources": resources(wanted.resources),
         "securityContext": {
             "privileged": False,
