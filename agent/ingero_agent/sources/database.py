@@ -4,7 +4,8 @@ Only GPU sources count (runtime, driver, graphs): the same operation codes mean 
 """
 
 import sqlite3
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,6 +31,32 @@ _COUNTED: Final = (
 )
 SILENT_SECONDS: Final = 30.0
 """A trace agent that has not written for so long does not count any more: that says nothing about the workload."""
+
+
+@contextmanager
+def opened(file: Path, timeout: float) -> Iterator[sqlite3.Connection]:
+    """A database to read, whether its writer is there or not. Raises `sqlite3.Error`.
+
+    SQLite keeps two more files beside a database in use, takes them away when its writer ends, and cannot open it
+    without them for someone who may not make them anew. Nobody writes it then, so that it can be read as one that
+    does not change; if they are back afterwards, what was read counts for nothing.
+    """
+    log = Path(f"{file}-wal")
+    database, in_use = sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=timeout), True
+    try:
+        try:
+            database.execute("PRAGMA schema_version").fetchone()
+        except sqlite3.OperationalError as error:
+            cannot_make = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY)
+            if not cannot_make or log.exists() or not file.exists():
+                raise
+            database.close()
+            database, in_use = sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True), False
+        yield database
+        if not in_use and log.exists():
+            raise sqlite3.OperationalError("a writer began meanwhile")
+    finally:
+        database.close()
 
 
 @dataclass(frozen=True)
@@ -59,9 +86,13 @@ class DatabaseSource:
         self._before: _Look | None = None
 
     def read(self, now: float) -> Observation | None:
-        """Compare with the look before, `None` on the first; a locked or missing database fails this look only."""
+        """Compare with the look before, `None` on the first and while there is nothing new.
+
+        A database that cannot be read is nothing new as long as its writer may only be starting anew.
+        """
+        looked = self._before
         try:
-            with closing(sqlite3.connect(f"file:{self._file}?mode=ro", uri=True, timeout=1.0)) as database:
+            with opened(self._file, timeout=1.0) as database:
                 (version,) = database.execute("PRAGMA user_version").fetchone()
                 if version != SCHEMA_VERSION:
                     raise ReadFailed(
@@ -71,6 +102,11 @@ class DatabaseSource:
                 counted = self._count(database, now)
             busy, total = parse_cpu((self._proc / "stat").read_text())
             memory = parse_memory((self._proc / "meminfo").read_text())
+        except sqlite3.OperationalError as error:
+            self._before = looked
+            if looked and 0 <= now - looked.written <= SILENT_SECONDS:
+                return None
+            raise ReadFailed(f"{self._file}: {error}") from None
         except (sqlite3.Error, OSError, ValueError, KeyError) as error:
             raise ReadFailed(f"{self._file}: {error}") from None
         before, self._cpu = self._cpu, (busy, total)
@@ -90,7 +126,8 @@ class DatabaseSource:
     def _count(self, database: sqlite3.Connection, now: float) -> tuple[int, int, float] | None:
         """Launches, busy nanoseconds, and the seconds in which they were counted."""
         database.execute("BEGIN")
-        if not database.execute("SELECT 1 FROM sqlite_master WHERE name = 'writer'").fetchone():
+        tables = {name for (name,) in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+        if "writer" not in tables:
             return self._in_window(database, now)
         row = database.execute("SELECT written_at FROM writer").fetchone()
         written = row[0] / 1e9 if row else 0.0
@@ -112,7 +149,9 @@ class DatabaseSource:
             for was in [before.buckets.get(bucket, (0, 0))]
         ]
         launches, busy = (max(0, sum(part)) for part in zip(*grown, strict=True)) if grown else (0, 0)
-        return launches, busy, written - before.written
+        paused = _paused(database, before.written, written) if "pauses" in tables else 0.0
+        counted = written - before.written - paused
+        return (launches, busy, counted) if counted > 0 else None
 
     def _in_window(self, database: sqlite3.Connection, now: float) -> tuple[int, int, float]:
         newest = int(now) // BUCKET_SECONDS * BUCKET_SECONDS
@@ -125,3 +164,9 @@ class DatabaseSource:
 
     def close(self) -> None:
         """Every look opens and closes its own connection."""
+
+
+def _paused(database: sqlite3.Connection, begin: float, end: float) -> float:
+    """Seconds of a stretch in which no trace agent was there to count."""
+    rows = database.execute("SELECT begun_at / 1e9, ended_at / 1e9 FROM pauses WHERE ended_at > ?", (begin * 1e9,))
+    return sum((max(0.0, min(end, ended) - max(begin, begun)) for begun, ended in rows), 0.0)

@@ -3,7 +3,6 @@
 import os
 import sqlite3
 from collections import defaultdict
-from contextlib import closing
 from pathlib import Path
 from typing import Final
 
@@ -24,7 +23,7 @@ def stretch(file: Path, wanted: Filter) -> Stretch:
     """Everything that `find_chains` looks at. Raises `CannotRead`, `sqlite3.Error`."""
     table = "event_aggregates_5s" if wanted.end - wanted.begin <= SHORT_SECONDS else "event_aggregates"
     everything = Filter(begin=wanted.begin, end=wanted.end, pid=wanted.pid, limit=MAX_COLLECTIVES)
-    with closing(connect(file)) as database:
+    with connect(file) as database:
         return Stretch(
             octaves=_octaves(database, wanted), launches=_launches(database, wanted, table),
             snapshots=_snapshots(database, wanted), collectives=collectives(file, everything),

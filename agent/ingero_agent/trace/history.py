@@ -2,13 +2,13 @@
 
 import json
 import sqlite3
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ingero_agent.sources.database import SCHEMA_VERSION
+from ingero_agent.sources.database import SCHEMA_VERSION, opened
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.probes.table import OPERATION_NAMES, SOURCE_NAMES
 from ingero_agent.trace.store import WIDTHS
@@ -55,16 +55,16 @@ def has(database: sqlite3.Connection, table: str) -> bool:
     return database.execute(query, (table,)).fetchone() is not None
 
 
-def connect(file: Path) -> sqlite3.Connection:
+@contextmanager
+def connect(file: Path) -> Iterator[sqlite3.Connection]:
     """Open it for reading. Raises `CannotRead`, `sqlite3.Error`."""
     if not file.exists():
         raise CannotRead(f"{file} is not there: run `ingero-agent trace --db {file}` first")
-    database = sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=5.0)
-    (version,) = database.execute("PRAGMA user_version").fetchone()
-    if version != SCHEMA_VERSION:
-        database.close()
-        raise CannotRead(f"{file} has schema version {version}, but this agent reads {SCHEMA_VERSION}")
-    return database
+    with opened(file, timeout=5.0) as database:
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA_VERSION:
+            raise CannotRead(f"{file} has schema version {version}, but this agent reads {SCHEMA_VERSION}")
+        yield database
 
 
 def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
@@ -79,7 +79,7 @@ def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
         "GROUP BY a.pid, a.source, a.op ORDER BY 6 DESC, 5 DESC"
     )
     bounds = (wanted.begin - WIDTHS[table], wanted.end, wanted.pid, wanted.pid)
-    with closing(connect(file)) as database:
+    with connect(file) as database:
         found = database.execute(query, bounds).fetchall()
     rows = []
     for name, pid, source, op, count, spent, most, size, container, namespace, pod in found:
@@ -104,7 +104,7 @@ def collectives(file: Path, wanted: Filter) -> list[Collective]:
     bounds = (
         int(wanted.begin * _NS), int(wanted.end * _NS), wanted.pid, wanted.pid, f"%{wanted.operation}%", wanted.limit
     )  # fmt: skip
-    with closing(connect(file)) as database:
+    with connect(file) as database:
         found = database.execute(query, bounds).fetchall()
     return [_collective(row) for row in reversed(found)]
 
@@ -133,7 +133,7 @@ def annotations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
         "GROUP BY a.id ORDER BY a.timestamp DESC LIMIT ?"
     )
     bounds = (int(wanted.begin * _NS), int(wanted.end * _NS), wanted.pid, wanted.pid, wanted.limit)
-    with closing(connect(file)) as database:
+    with connect(file) as database:
         found = database.execute(query, bounds).fetchall() if has(database, "annotations") else []
     rows = []
     for at, name, pid, labels, span, count, blocked in reversed(found):
@@ -149,7 +149,7 @@ def gpus(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
         "SELECT timestamp, gpu_id, uuid, used, total, sm_mhz, sm_max_mhz, power, thermal, sw, hw, power_ns, "
         "thermal_ns, looks FROM gpu_samples WHERE timestamp >= ? AND timestamp < ? ORDER BY timestamp DESC LIMIT ?"
     )
-    with closing(connect(file)) as database:
+    with connect(file) as database:
         if not has(database, "gpu_samples"):
             return []
         found = database.execute(query, (int(wanted.begin * _NS), int(wanted.end * _NS), wanted.limit)).fetchall()

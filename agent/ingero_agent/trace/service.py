@@ -103,6 +103,7 @@ class TraceService:
         self._read_at = self._round_at = self._exported_at = time.monotonic()
         self._level, self._mask, self._seen_events = 0, 0, 0
         self._named: set[int] = set()
+        self._counting = False
         figures = self.ledger.figures
         figures.budget, figures.mode, figures.helper_peak = config.budget, tracer.mode, tracer.helper_peak_bytes
         figures.scheduler, tracer.scheduler.budget = tracer.scheduler.on, config.budget
@@ -128,7 +129,7 @@ class TraceService:
         events = self._tracer.events()
         last, self._read_at = self._read_at, time.monotonic()
         seconds, on = max(1e-6, self._read_at - last), self._counted_for(last, ended)
-        self._hand_out(self._scale(counted, on, seconds), events, now)
+        self._hand_out(self._scale(counted, on, seconds), events, now, seconds)
         self._govern(counted, on, now)
         self._open_windows(ended, now)
         if now - self._round_at >= SLOW_ROUND_SECONDS:
@@ -188,12 +189,17 @@ class TraceService:
             for group in GROUPS
         }
 
-    def _hand_out(self, rows: list[Counted], events: list[Event], now: float) -> None:
+    def _hand_out(self, rows: list[Counted], events: list[Event], now: float, seconds: float) -> None:
         collectives = [event for event in events if isinstance(event, Collective)]
         self._seen_events += len(events)
         with suppress(sqlite3.OperationalError):
-            if not self._tracer.blind:
+            if self._tracer.blind:
+                self._counting = False
+            else:
                 read_at = time.time() - (time.monotonic() - self._read_at)
+                if not self._counting:
+                    self._store.begin(read_at - seconds)
+                    self._counting = True
                 self._store.add(rows, read_at, self._new_names(), events)
         if self._recorder:
             self._record(collectives)

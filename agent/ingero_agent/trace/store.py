@@ -28,6 +28,7 @@ PRIMARY KEY (bucket, source, op, pid, octave)) WITHOUT ROWID""",
     "event_aggregates": _AGGREGATE,
     "event_aggregates_5s": _AGGREGATE,
     "writer": "(id INTEGER PRIMARY KEY CHECK (id = 1), written_at INTEGER NOT NULL)",
+    "pauses": "(begun_at INTEGER NOT NULL, ended_at INTEGER NOT NULL)",
     "process_names": "(pid INTEGER PRIMARY KEY, name TEXT, seen_at INTEGER)",
     "process_cgroups": "(pid INTEGER PRIMARY KEY, cgroup_id INTEGER, seen_at INTEGER)",
     "cgroup_metadata": """(cgroup_id INTEGER PRIMARY KEY, container_id TEXT, cgroup_path TEXT, pod_name TEXT,
@@ -109,6 +110,13 @@ class Store:
             run(index)
         run(f"PRAGMA user_version = {SCHEMA_VERSION}")
         self._database.commit()
+
+    def begin(self, now: float) -> None:
+        """Say that counting began at `now` (seconds): between what was written last and now, nobody counted."""
+        with self._database as database:
+            database.execute(
+                "INSERT INTO pauses SELECT written_at, ? FROM writer WHERE written_at < ?", [int(now * _NS)] * 2
+            )
 
     def add(
         self, rows: Iterable[Counted], now: float, names: dict[int, str] | None = None, events: Iterable[Event] = ()
@@ -229,6 +237,7 @@ class Store:
             ("process_names", "seen_at", now - kept.seconds),
             ("process_cgroups", "seen_at", now - kept.seconds),
             ("cgroup_metadata", "seen_at", now - kept.seconds),
+            ("pauses", "ended_at", (now - kept.short_seconds) * _NS),
             ("events", "timestamp", (now - kept.seconds) * _NS),
             ("system_snapshots", "timestamp", (now - kept.seconds) * _NS),
             ("collectives", "timestamp", (now - kept.collective_seconds) * _NS),

@@ -171,7 +171,7 @@ def test_where_nothing_else_is_wanted_the_reason_is_the_end(tmp_path: Path) -> N
     done = subprocess.run([*prefix, *command], capture_output=True, text=True, timeout=120)
 
     assert done.returncode == 1
-    assert "tracing needs root" in done.stderr
+    assert "run as root, or give the container" in done.stderr
 
 
 @pytest.mark.ebpf

@@ -1,9 +1,14 @@
 """Counting calls of unmodified processes: the pure parts everywhere, the kernel parts as root with BCC."""
 
+import os
+import pickle
+import shutil
 import sqlite3
 import subprocess
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -12,11 +17,13 @@ from ingero_agent.sources.database import DatabaseSource
 from ingero_agent.trace import elf
 from ingero_agent.trace.counts import Counted
 from ingero_agent.trace.discovery import parse_maps
+from ingero_agent.trace.history import Filter, operations
 from ingero_agent.trace.probes.table import FUNCTIONS, element_size, library_functions
 from ingero_agent.trace.store import Store
 from ingero_testing.gpu_job import attached, tracing
 from ingero_testing.processes import wait_until
 
+T = TypeVar("T")
 LIBRARY = """
 #include <stddef.h>
 typedef struct { unsigned x, y, z; } dim3;
@@ -101,6 +108,92 @@ def test_a_trace_agent_that_fell_silent_is_no_workload_that_stopped(tmp_path: Pa
     assert source.read(1001.0) is None
     with pytest.raises(ReadFailed, match="has written nothing for 40 s"):
         source.read(1040.0)
+
+
+def test_the_time_in_which_no_tracer_was_there_is_not_taken_for_a_drop_of_the_rate(tmp_path: Path) -> None:
+    source = DatabaseSource(tmp_path / "a.db", 60, gpus=1)
+    found = []
+    for begun, looks in ((990.0, ((991.0, 10), (993.0, 20), (994.0, 10))), (1004.0, ((1005.0, 10), (1006.0, 10)))):
+        store = Store(tmp_path / "a.db")
+        store.begin(begun)
+        for now, count in looks:
+            store.add([Counted(LAUNCH, 7, count)], now)
+            if now != 994.0:
+                found.append(source.read(now))
+        store.close()
+
+    assert [one and (one.rate, one.seconds) for one in found] == [None, (10.0, 2.0), (10.0, 2.0), (10.0, 1.0)]
+
+
+def as_nobody(work: Callable[[], T]) -> T:
+    """Do something as a user who may write nowhere, in a process of its own."""
+    ours, theirs = os.pipe()
+    child = os.fork()
+    if not child:
+        try:
+            if os.getuid() == 0:
+                os.setgroups([])
+                os.setresgid(65532, 65532, 65532)
+                os.setresuid(65532, 65532, 65532)
+            os.write(theirs, pickle.dumps(work()))
+        except BaseException as error:
+            os.write(theirs, pickle.dumps(error))
+        finally:
+            os._exit(0)
+    os.close(theirs)
+    with os.fdopen(ours, "rb") as answer:
+        found = pickle.loads(answer.read())
+    os.waitpid(child, 0)
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+@pytest.fixture
+def locked(tmp_path: Path) -> Iterator[Path]:
+    """A folder that others may read and not write."""
+    folder = tmp_path / "state"
+    folder.mkdir()
+    for one in (folder, *tmp_path.parents[:1], tmp_path, *tmp_path.parents[1:2]):
+        one.chmod(0o755)
+    yield folder
+    folder.chmod(0o755)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_between_two_tracers_the_database_says_nothing_new_to_who_may_not_write_beside_it(
+    locked: Path, killed: bool
+) -> None:
+    store, file = Store(locked / "a.db"), locked / "a.db"
+    store.add([Counted(LAUNCH, 7, 10)], 1000.0)
+    if killed:
+        for one in ("a.db", "a.db-wal", "a.db-shm"):
+            shutil.copyfile(locked / one, locked / one.replace("a", "b", 1))
+        file = locked / "b.db"
+    store.close()
+    locked.chmod(0o555)
+
+    def looks() -> list[object]:
+        source = DatabaseSource(file, 60, gpus=1)
+        try:
+            return [source.read(1001.0), source.read(1020.0), source.read(1040.0)]
+        except ReadFailed as error:
+            return [str(error)]
+
+    assert as_nobody(looks) == [f"{file}: the trace agent has written nothing for 40 s"]
+    assert as_nobody(lambda: operations(file, Filter(begin=900.0, end=1100.0)))[0][4] == 10
+
+
+def test_a_database_that_is_gone_for_a_moment_is_no_failed_look(tmp_path: Path) -> None:
+    store, source = Store(tmp_path / "a.db"), DatabaseSource(tmp_path / "a.db", 60, gpus=1)
+    store.add([Counted(LAUNCH, 7, 10)], 1000.0)
+    store.close()
+    first = source.read(1001.0)
+    (tmp_path / "a.db").unlink()
+
+    assert (first, source.read(1002.0)) == (None, None)
+    with pytest.raises(ReadFailed, match="unable to open database file"):
+        source.read(1031.0)
 
 
 @pytest.mark.ebpf
