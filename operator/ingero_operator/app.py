@@ -37,6 +37,7 @@ from ingero_operator.settings import OperatorConfig
 from ingero_operator.sight import Sight
 from ingero_operator.sweep import Sweeper
 from ingero_operator.taints.keeper import Keeper
+from ingero_operator.tasks import Ended, Tasks, words
 from ingero_operator.trouble import Trouble
 from ingero_operator.witness import Witness
 from ingero_operator.workqueue import WorkQueue
@@ -46,10 +47,12 @@ log = get(__name__)
 NATIVE_SIDECARS_SINCE: Final = 29
 STOP_SECONDS: Final = 0.5
 STOP_TRIES: Final = 5
-
-
-class Ended(Exception):
-    """The operator has to end, and why."""
+ENDINGS: Final = {
+    "leading": "the Lease was lost, or could not be renewed in time; another replica may lead now",
+    "watching": "kopf has stopped watching the cluster; what it logged before says why",
+    "working": "the work queue has stopped",
+}
+"""What it means when a task without an end returns: the operator is blind, leads no longer, or does nothing."""
 
 
 class Operator:
@@ -72,15 +75,16 @@ class Operator:
                 retry=config.lease_duration * 2 / 15,
             ),
         )
-        inquirer = Inquirer(clock, config.poll, config.polls_per_second, self.queue.add)
+        self.tasks = Tasks(clock)
+        inquirer = Inquirer(clock, config.poll, config.polls_per_second, self.queue.hint, tasks=self.tasks)
         self.desk = Desk(
             api=api,
             sight=self.sight,
             hands=Hands(api, self.sight.cache),
             recorder=Recorder(api, config.identity),
             inquirer=inquirer,
-            fullness=Fullness(clock, self.queue.add),
-            witness=Witness(clock),
+            fullness=Fullness(clock, self.queue.hint, tasks=self.tasks),
+            witness=Witness(clock, tasks=self.tasks),
             config=config,
             clock=clock,
             leads=self.leads,
@@ -105,7 +109,7 @@ class Operator:
     async def run(self, ended: asyncio.Event) -> None:
         """Stand by, lead, work; returns on a clean stop and raises `Ended` when it must be restarted."""
         runner = await self._listen()
-        heart = asyncio.create_task(self._heartbeat())
+        heart = asyncio.create_task(self.tasks.keep("heartbeat", self._heartbeat))
         try:
             await _first(ended.wait(), self._prepare())  # what would end a leader must not hide in a standby
             if self.config.leader_election and not ended.is_set():
@@ -128,9 +132,9 @@ class Operator:
         )  # fmt: skip
         tasks = {
             "watching": asyncio.create_task(watching),
-            "asking": asyncio.create_task(self.desk.inquirer.run()),
-            "telling": asyncio.create_task(self.desk.witness.run()),
-            "sweeping": asyncio.create_task(self._sweep()),
+            "asking": asyncio.create_task(self.tasks.keep("asking", self.desk.inquirer.run)),
+            "telling": asyncio.create_task(self.tasks.keep("telling", self.desk.witness.run)),
+            "sweeping": asyncio.create_task(self.tasks.keep("sweeping", self._sweep)),
             "stopping": asyncio.create_task(ended.wait()),
         }
         if self.config.leader_election:
@@ -150,8 +154,7 @@ class Operator:
                 await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
             for name, task in tasks.items():
                 if task.done() and name != "stopping":
-                    failure = task.exception() if not task.cancelled() else None
-                    raise Ended(f"{name} ended: {failure or 'without a word'}")
+                    raise Ended(f"{name}: {ending(name, task)}")
         finally:
             self._active = False
             others = [task for name, task in tasks.items() if name != "watching"]
@@ -244,12 +247,21 @@ class Operator:
             well=self.well,
             lag=lambda: self.lag,
             sweeps=lambda: self.sweeper.swept,
+            tasks=self.tasks,
         )
         runner = web.AppRunner(make_app(vitals), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, host, port).start()
         self._announce({"http": int(runner.addresses[0][1])})
         return runner
+
+
+def ending(name: str, task: asyncio.Task[Any]) -> str:
+    """Why a task is over that should have gone on."""
+    if task.cancelled():
+        return "it was cancelled"
+    failure = task.exception()
+    return words(failure) if failure is not None else ENDINGS.get(name, "it has returned")
 
 
 def _on_signals(action: Callable[[], None]) -> None:

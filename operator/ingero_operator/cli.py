@@ -54,9 +54,10 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     import uvloop
 
     from ingero_kit import logs
-    from ingero_operator.app import Ended, serve
+    from ingero_operator.app import serve
     from ingero_operator.cluster import ApiError
     from ingero_operator.settings import OperatorConfig
+    from ingero_operator.tasks import Ended
 
     try:
         config = load(OperatorConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))

@@ -92,7 +92,7 @@ class Api:
     ) -> Manifest:
         """One request; the decoded answer. Raises `ApiError`."""
         assert self._session is not None
-        self.requests[method] += 1
+        self.requests["dry run" if query and "dryRun" in query else method] += 1
         headers = {**self._headers(), "Accept": accept}
         data = None
         if body is not None:

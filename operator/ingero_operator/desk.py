@@ -122,6 +122,7 @@ class Desk:
         answer = await self.api.merge(BY_NAME[key[0]], key[1], key[2], {"status": patch}, sub="status")
         self.written[key] = self.clock()
         self.status_writes += 1
+        log.debug("status_written", key=str(key), patch=patch)
         self.sight.cache.put(key[0], answer)
         resource["status"] = answer.get("status") or {}
         resource["metadata"]["resourceVersion"] = answer["metadata"]["resourceVersion"]

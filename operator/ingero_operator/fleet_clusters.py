@@ -7,6 +7,7 @@ from typing import Any, Final
 from ingero_contract.kubernetes import TAINT_FINALIZER
 from ingero_kit.logs import get
 from ingero_operator import status as shown
+from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Source
 from ingero_operator.cache import OwnerKey, owner_of
 from ingero_operator.children import Outcome
@@ -21,14 +22,16 @@ from ingero_operator.render import fleet, wanted
 from ingero_operator.render.common import digest
 from ingero_operator.taints.keeper import Keeper, Report
 from ingero_operator.trouble import Trouble
-from ingero_operator.workloads import agents_available, available, ready_of
+from ingero_operator.workloads import agents_available, available, ready_of, stuck
 
 log = get(__name__)
 
 Manifest = dict[str, Any]
 _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,62})://")
-NEEDED: Final = ("FleetAvailable", "AgentsAvailable")
-PARTS: Final = (*NEEDED, "QuorumMet", "TaintingAllowed")
+NEEDED: Final = ("FleetAvailable", "AgentsAvailable", "EvidenceFresh")
+INFORMING: Final = ("QuorumMet",)
+"""Parts that a cluster does without, as at night when no job runs, and that its summary tells all the same."""
+PARTS: Final = (*NEEDED, *INFORMING, "TaintingAllowed")
 
 
 @dataclass
@@ -65,13 +68,14 @@ class FleetClusters:
             authority=authority,
             held=self.keeper.held(key),
             urgent=spec.taints.mode is not Mode.OBSERVE,
+            interval=seconds(spec.fleet.push_interval),
         )
         self.desk.inquirer.watch(key, question)
         outcome = Outcome()
         if not is_paused(resource):
             outcome = await self._children(resource, spec, token, prices)
         answer = self.desk.inquirer.answer(key)
-        if answer is None and resource.get("status") and not outcome.done:
+        if answer is None and (resource.get("status") or {}).get("conditions") and not outcome.done:
             # Just started: what an earlier process wrote stands until Fleet has been asked, a moment from now.
             return None
         report = await self.keeper.keep(resource, spec, answer)
@@ -79,8 +83,9 @@ class FleetClusters:
         observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])
         parts = await self._parts(resource, spec, observed, answer)
         parts.append(report.decision.allowed)
+        troubles += stuck(parts)
         working = _working(outcome, observed)
-        findings = shown.overall(parts, NEEDED, troubles, is_paused(resource), working)
+        findings = shown.overall(parts, NEEDED, troubles, is_paused(resource), working, INFORMING)
         happenings = [*outcome.happenings(), *_warnings(report.troubles)]
         rest = _figures(resource, spec, self.desk.platform.version, observed, answer, report)
         again = await self.desk.finish(resource, findings, rest, happenings)
@@ -194,11 +199,8 @@ class FleetClusters:
         finding = agents_available(sets, None)
         if finding.status == "False" and spec.agents.source is Source.TRACE:
             finding = agents_available(sets, await self.desk.privileged(namespace))
-        return [
-            available("FleetAvailable", observed.get(("Deployment", f"{name}-fleet")), "Fleet"),
-            finding,
-            _quorum(answer),
-        ]
+        serving = available("FleetAvailable", observed.get(("Deployment", f"{name}-fleet")), "Fleet")
+        return [serving, finding, fresh(answer, serving.holds), quorum(answer)]
 
     async def _delete(self, resource: Manifest, spec: FleetClusterSpec) -> float | None:
         """Release every node, then let the resource go; the garbage collector takes the children."""
@@ -272,24 +274,34 @@ async def tls_secret(desk: Desk, namespace: str, name: str) -> tuple[dict[str, b
     return data, [missing("spec.tlsSecret", name, absent)] if absent else []
 
 
-def _quorum(answer: Answer | None) -> Finding:
+def fresh(answer: Answer | None, serving: bool) -> Finding:
+    """Whether Fleet answers with statistics of now. `serving`: its pods are ready, so that it should."""
+    kind = "EvidenceFresh"
+    if answer is None:
+        return unknown(kind, "NotAsked", "Fleet has not been asked yet")
+    if answer.failure and not serving:
+        return unknown(kind, "Pending", "Fleet is asked when its pods are ready")
+    if answer.failure:
+        return no(kind, "FleetUnreachable", f"Fleet gives no answer that can be used: {answer.failure}")
+    if answer.stale:
+        return no(kind, "StaleEvidence", "Fleet answers, but its statistics are old: see the logs of its pod")
+    return yes(kind, "Fresh", "Fleet answers with statistics of now")
+
+
+def quorum(answer: Answer | None) -> Finding:
+    """Whether there are enough nodes to compare, as far as is known now."""
     kind = "QuorumMet"
     if answer is None:
         return unknown(kind, "NotAsked", "Fleet has not been asked yet")
-    if answer.failure:
-        return unknown(kind, "FleetUnreachable", f"Fleet does not answer: {_steady(answer.failure)}")
-    if answer.evidence and answer.evidence.quorum:
+    if not answer.current or answer.evidence is None:
+        return unknown(kind, "NoEvidence", "nothing is known of the nodes now: see EvidenceFresh")
+    if answer.evidence.quorum:
         return yes(kind, "QuorumMet", "enough active nodes to compare with each other")
-    return no(kind, "NoQuorum", "too few active nodes to compare with each other")
+    return no(kind, "NoQuorum", "too few active nodes to compare with each other: no straggler can be found")
 
 
 def _warnings(troubles: list[Trouble]) -> list[Happening]:
     return [Happening("Warning", item.reason, item.message) for item in troubles]
-
-
-def _steady(text: str) -> str:
-    """A failure without the parts that change from one try to the next."""
-    return text.split("[", 1)[0].strip()[:200]
 
 
 def _working(outcome: Outcome, observed: dict[ChildKey, Manifest]) -> str:
@@ -322,11 +334,11 @@ def _figures(
         "taints": report.status,
         "effective": shown.effective(spec),
     }
-    if answer and answer.evidence:
+    if answer and answer.current:  # old figures look like new ones
         if answer.threshold is not None:
             out["fleet"]["threshold"] = f"{answer.threshold:.2f}"
         out["fleet"]["nodes"] = f"{answer.active}/{answer.expected}"
         out["stragglers"] = {"confirmed": report.decision.confirmed, "accused": report.decision.accused}
-    if answer and answer.cost:
+    if answer and answer.current and answer.cost:
         out["cost"] = answer.cost
     return out

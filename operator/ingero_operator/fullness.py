@@ -1,21 +1,21 @@
 """How full the volumes of EchoStores are, as Echo itself says: asked now and then, never waited for."""
 
 import asyncio
-import json
 import math
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import aiohttp
-
 from ingero_contract import echo
 from ingero_kit.clock import Clock
+from ingero_operator.asking import Unanswered, ask, open_session
 from ingero_operator.cache import OwnerKey
+from ingero_operator.tasks import Tasks
 
 ASK_SECONDS: Final = 60.0
 """Least time between two questions to one store."""
+SECONDS: Final = 5.0
+"""Longest that an answer may take."""
 PATIENCE: Final = 3
 """Questions without an answer after which nothing is known any more."""
 AT_ONCE: Final = 16
@@ -27,7 +27,7 @@ LOOSE: Final = 0.02
 
 def band(share: float, before: str | None) -> str:
     """A share from 0 to 1 in steps of ten percent, rounded down; one that hovers at an edge stays where it was."""
-    if before and before.removesuffix("%").isdigit():
+    if before and before.removesuffix("%").isdecimal():
         low = int(before.removesuffix("%")) / 100
         if low - LOOSE <= share < low + 0.1 + LOOSE:
             return before
@@ -37,7 +37,9 @@ def band(share: float, before: str | None) -> str:
 def read(answer: Any) -> float | None:
     """The share that Echo's health answer tells; nothing where it tells none."""
     share = answer.get(echo.VOLUME_USED) if isinstance(answer, dict) else None
-    return float(share) if isinstance(share, int | float) and 0 <= share <= 1 else None
+    if isinstance(share, bool) or not isinstance(share, int | float):
+        return None
+    return float(share) if 0 <= share <= 1 else None
 
 
 @dataclass
@@ -53,6 +55,7 @@ class Fullness:
 
     clock: Clock
     news: Callable[[OwnerKey], None]
+    tasks: Tasks = field(default_factory=Tasks)
     asked: int = 0
     failed: int = 0
     _known: dict[OwnerKey, _Known] = field(default_factory=dict)
@@ -63,7 +66,7 @@ class Fullness:
         known = self._known.setdefault(key, _Known(before))
         if self.clock() - known.asked >= ASK_SECONDS and len(self.running) < AT_ONCE:
             known.asked = self.clock()
-            task = asyncio.create_task(self._ask(key, known, url + echo.HEALTH, authority))
+            task = self.tasks.start("asking an Echo", self._ask(key, known, url + echo.HEALTH, authority))
             self.running.add(task)
             task.add_done_callback(self.running.discard)
         return known.band
@@ -76,16 +79,9 @@ class Fullness:
         self.asked += 1
         before = known.band
         try:
-            trust = ssl.create_default_context(cadata=authority) if authority else True
-            async with (
-                aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=5)) as session,
-                session.get(url, ssl=trust, allow_redirects=False) as answer,
-            ):
-                answer.raise_for_status()
-                if (answer.content_length or 0) > MAX_ANSWER:
-                    raise ValueError(f"Echo's answer is larger than {MAX_ANSWER} bytes")
-                share = read(json.loads(await answer.read()))
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
+            async with open_session(SECONDS, 1) as session:
+                share = read(await ask(session, url, limit=MAX_ANSWER, authority=authority))
+        except Unanswered:
             self.failed += 1
             known.failures += 1
             if known.failures >= PATIENCE:

@@ -2,30 +2,40 @@
 
 import asyncio
 import heapq
-import json
 import math
-import ssl
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Annotated, Any, Final
 
 import aiohttp
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingero_contract import routes
 from ingero_contract.values import NodeState
 from ingero_kit.clock import Clock
-from ingero_kit.logs import get
-from ingero_operator.taints.facts import Accused, Evidence
+from ingero_operator.asking import Unanswered, ask, open_session
+from ingero_operator.taints.facts import Accused, Evidence, is_stale
 from ingero_operator.taints.nodes import moment
-
-log = get(__name__)
+from ingero_operator.tasks import Tasks
 
 Key = tuple[str, str, str]
 ASK_SECONDS: Final = 5.0
-MAX_ANSWER: Final = 8 << 20
+MAX_ANSWER: Final = 2 << 20
+"""Bytes of one answer. Decoded it may take thirty times as much, for a moment, one answer at a time."""
+NODE_BYTES: Final = 16 << 10
+"""Bytes of an answer about nodes that were asked for by name, for each of them."""
+MAX_NODES: Final = 5_000
+"""Nodes in one answer; a Fleet that accuses more has no answer that could be acted on."""
 LONGEST_PAUSE: Final = 60.0
+SHARE: Final = 4.0
+"""Times that an answer took until its Fleet is asked again: a slow one must not keep the others waiting."""
+AT_ONCE: Final = 16
+"""Fleets that are being asked at the same time."""
 PATIENCE: Final = 3
 """Questions without an answer after which Fleet counts as unreachable."""
+FAULT: Final = "asking it failed by a fault of the operator, which its log has; please report it"
+MOST_COST: Final = 1e15
+"""An hour's cost beyond which nobody's money is meant."""
 MANY: Final = 100
 """Fleets beyond which those that nobody acts on are asked once a minute."""
 
@@ -45,6 +55,8 @@ class Question:
     """The answer may lead to an action."""
     otlp: str = ""
     """Where it is told of marks."""
+    interval: float = math.inf
+    """How often Fleet computes its statistics, by the spec: what it says itself makes no evidence last longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +70,14 @@ class Answer:
     cost: dict[str, Any] | None = None
     """`status.cost`, rounded to what is shown."""
     failure: str = ""
+    """Why the latest questions have no answer; everything else is older then."""
+    stale: bool = False
+    """Fleet answers, and its statistics do not get on."""
+
+    @property
+    def current(self) -> bool:
+        """Whether this tells how things are now."""
+        return self.evidence is not None and not self.failure and not self.stale
 
     def shown(self) -> tuple[Any, ...]:
         """What a change of which is news."""
@@ -66,49 +86,115 @@ class Answer:
         if evidence:
             facts = (evidence.quorum, evidence.panic, evidence.coverage_low, frozenset(evidence.accused))
         threshold = None if self.threshold is None else f"{self.threshold:.2f}"
-        return bool(self.failure), facts, threshold, self.active, self.expected, self.cost
+        return self.failure, self.stale, facts, threshold, self.active, self.expected, self.cost
 
 
-def read(stragglers: dict[str, Any], nodes: list[dict[str, Any]], now: float, before: Evidence | None) -> Answer:
-    """Fleet's answers as evidence. Pure; raises `ValueError` for an answer that is none."""
+_Name = Annotated[str, Field(min_length=1, max_length=253)]
+_Text = Annotated[str, Field(max_length=256)]
+_Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0, le=10**9)]
+
+
+class _Told(BaseModel):
+    """Base of what Fleet says. Only what is read here is checked; whatever else it says is left alone."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class _Verdict(_Told):
+    severity: _Number | None = None
+
+
+class _Straggler(_Told):
+    node_id: _Name
+    state: _Text
+    since: _Text | None = None
+    windows: _Count | None = None
+    score: _Number | None = None
+    threshold: _Number | None = None
+    verdict: _Verdict | None = None
+
+
+class _Counts(_Told):
+    active: _Count = 0
+    expected: _Count = 0
+
+
+class _Stragglers(_Told):
+    cluster_id: _Text
+    generated_at: _Text
+    interval_seconds: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+    decided_by: _Text = ""
+    quorum_met: bool
+    panic: bool
+    coverage_low: bool
+    threshold: _Number | None = None
+    stragglers: Annotated[list[_Straggler], Field(max_length=MAX_NODES)]
+    nodes: _Counts | None = None
+
+
+class _Node(_Told):
+    cluster_id: _Text | None = None
+    node_id: _Name
+    state: _Text
+    straggler: bool
+
+
+class _Nodes(_Told):
+    nodes: Annotated[list[_Node], Field(max_length=MAX_NODES)]
+
+
+def read(
+    stragglers: dict[str, Any], nodes: dict[str, Any] | None, question: Question, now: float, before: Evidence | None
+) -> Answer:
+    """Fleet's answers as evidence. Pure; raises `Unanswered` for what is no answer to this question."""
     try:
-        tick, by_verdict = str(stragglers["generated_at"]), stragglers.get("decided_by") == "verdict"
-        accused = {
-            str(item["node_id"]): Accused(
-                active=item["state"] == NodeState.ACTIVE,
-                since=moment(item.get("since")) or None,
-                windows=int(item.get("windows") or 0),
-                score=None if by_verdict else item.get("score"),
-                threshold=None if by_verdict else item.get("threshold"),
-                severity=(item.get("verdict") or {}).get("severity") if by_verdict else None,
-            )
-            for item in stragglers["stragglers"]
-        }
-        well = frozenset(
-            str(item["node_id"]) for item in nodes if item["state"] == NodeState.ACTIVE and not item["straggler"]
+        told = _Stragglers.model_validate(stragglers)
+        others = _Nodes.model_validate(nodes).nodes if nodes is not None else []
+    except ValidationError as error:
+        raise Unanswered(f"its answer cannot be read: {_first(error)}") from None
+    for cluster in (told.cluster_id, *(node.cluster_id for node in others)):
+        if cluster not in (question.cluster, None):
+            raise Unanswered(f"it speaks of cluster {str(cluster)[:63]!r} when asked for {question.cluster!r}")
+    by_verdict = told.decided_by == "verdict"
+    accused = {
+        item.node_id: Accused(
+            active=item.state == NodeState.ACTIVE,
+            since=moment(item.since) or None,
+            windows=item.windows or 0,
+            score=None if by_verdict else item.score,
+            threshold=None if by_verdict else item.threshold,
+            severity=item.verdict.severity if by_verdict and item.verdict else None,
         )
-        threshold = stragglers.get("threshold")
-        evidence = Evidence(
-            tick=tick,
-            received=before.received if before is not None and before.tick == tick else now,
-            interval=float(stragglers["interval_seconds"]),
-            quorum=bool(stragglers["quorum_met"]),
-            panic=bool(stragglers["panic"]),
-            coverage_low=bool(stragglers["coverage_low"]),
-            threshold=by_verdict or threshold is not None or bool(accused),
-            accused=accused,
-            well=well - set(accused),
-        )
-        counts = stragglers.get("nodes") or {}
-        return Answer(
-            evidence=evidence,
-            threshold=float(threshold) if threshold is not None else None,
-            active=int(counts.get("active", 0)),
-            expected=int(counts.get("expected", 0)),
-            cost=_cost(stragglers.get("cost")),
-        )
-    except (KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"Fleet's answer cannot be read: {error!r}") from None
+        for item in told.stragglers
+    }
+    well = frozenset(node.node_id for node in others if node.state == NodeState.ACTIVE and not node.straggler)
+    evidence = Evidence(
+        tick=told.generated_at,
+        received=before.received if before is not None and before.tick == told.generated_at else now,
+        interval=min(told.interval_seconds, question.interval),
+        quorum=told.quorum_met,
+        panic=told.panic,
+        coverage_low=told.coverage_low,
+        threshold=by_verdict or told.threshold is not None or bool(accused),
+        accused=accused,
+        well=(well & question.held) - set(accused),
+    )
+    counts = told.nodes or _Counts()
+    return Answer(
+        evidence=evidence,
+        threshold=told.threshold,
+        active=counts.active,
+        expected=counts.expected,
+        cost=_cost(stragglers.get("cost")),
+        stale=is_stale(evidence, now),
+    )
+
+
+def _first(error: ValidationError) -> str:
+    """The first thing that is wrong, with its place and without what was sent."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))[:100]}: {problem['msg']}"
 
 
 def _cost(told: Any) -> dict[str, Any] | None:
@@ -120,10 +206,10 @@ def _cost(told: Any) -> dict[str, Any] | None:
     try:
         cost, waiting = float(told["cost_per_hour"]), float(told["waiting_per_hour"])
         unpriced, currency = int(told["gpus_without_rate"]), str(told["currency"])[:16]
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, OverflowError):
         return None
     out: dict[str, Any] = {}
-    if 0 < cost < math.inf and 0 <= waiting < math.inf:
+    if 0 < cost < MOST_COST and 0 <= waiting < MOST_COST:
         out = {"currency": currency, "perHour": f"{cost:.2f}", "waitingPerHour": _two_digits(waiting)}
     if unpriced > 0:
         out["gpusWithoutRate"] = unpriced
@@ -153,6 +239,7 @@ class Inquirer:
     per_second: float
     news: Callable[[Key], None]
     states: dict[Key, _State] = field(default_factory=dict)
+    tasks: Tasks = field(default_factory=Tasks)
     asked: int = 0
     failed: int = 0
     _heap: list[tuple[float, int, Key]] = field(default_factory=list)
@@ -166,9 +253,8 @@ class Inquirer:
             self.states[key] = state = _State(question)
             self._plan(key, state, 0.0)
         elif state.question != question:
-            changed = state.question.url != question.url or state.question.token != question.token
-            state.question = question
-            if changed:
+            old, state.question = state.question, question
+            if (old.url, old.token, old.authority) != (question.url, question.token, question.authority):
                 self._plan(key, state, 0.0)
 
     def forget(self, key: Key) -> None:
@@ -193,16 +279,16 @@ class Inquirer:
 
     async def run(self) -> None:
         """Ask until cancelled; never more a second than agreed."""
-        gate = asyncio.Semaphore(16)
+        gate = asyncio.Semaphore(AT_ONCE)
         running: set[asyncio.Task[None]] = set()
+        for key, state in self.states.items():  # also those that were being asked when an earlier run ended
+            self._plan(key, state, max(0.0, state.due - self.clock()))
         try:
-            async with aiohttp.ClientSession(
-                timeout=aiohttp.ClientTimeout(total=ASK_SECONDS), connector=aiohttp.TCPConnector(limit=32)
-            ) as session:
+            async with open_session(ASK_SECONDS, 2 * AT_ONCE) as session:
                 while True:
                     key = await self._next()
                     await gate.acquire()
-                    task = asyncio.create_task(self._ask(session, key))
+                    task = self.tasks.start("asking a Fleet", self._ask(session, key))
                     running.add(task)
                     task.add_done_callback(running.discard)
                     task.add_done_callback(lambda _: gate.release())
@@ -233,69 +319,62 @@ class Inquirer:
                 continue
 
     async def _ask(self, session: aiohttp.ClientSession, key: Key) -> None:
+        """Ask one Fleet, and plan the next question whatever comes of this one."""
         state = self.states.get(key)
         if state is None:
             return
-        before, question = state.answer, state.question
+        before, question, began = state.answer, state.question, self.clock()
         self.asked += 1
         try:
             answer = await self._question(session, question, before.evidence if before else None)
             state.failures = 0
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, ssl.SSLError) as error:
+        except Exception as error:
+            if not isinstance(error, Unanswered):
+                self.tasks.failed("asking a Fleet", error)
             self.failed += 1
             state.failures += 1
-            old = before or Answer()
-            # One question that goes astray is not news; the evidence ages all the same.
-            answer = (
-                old
-                if before is not None and state.failures < PATIENCE
-                else Answer(
-                    evidence=old.evidence,
-                    threshold=old.threshold,
-                    active=old.active,
-                    expected=old.expected,
-                    cost=old.cost,
-                    failure=str(error) or type(error).__name__,
-                )
-            )
+            answer = _unanswered(before, state.failures, str(error) if isinstance(error, Unanswered) else FAULT)
         if self.states.get(key) is not state:
             return
         state.answer = answer
-        pause = min(LONGEST_PAUSE, self.longest * 2 ** min(state.failures, 5)) if state.failures else self.longest
-        if answer.evidence and not state.failures:
-            pause = min(self.longest, max(0.2, answer.evidence.interval / 2))
-            if len(self.states) > MANY and not question.urgent and not question.held:
-                pause = LONGEST_PAUSE
-        self._plan(key, state, pause)
+        self._plan(key, state, max(self._pause(state), SHARE * (self.clock() - began)))
         live = bool(answer.evidence and answer.evidence.accused) or bool(question.held)
         if before is None or answer.shown() != before.shown() or live:
             self.news(key)
 
+    def _pause(self, state: _State) -> float:
+        """How long a Fleet is left alone, by how it answered last."""
+        answer, question = state.answer, state.question
+        if state.failures:
+            return min(LONGEST_PAUSE, self.longest * 2.0 ** min(state.failures, 5))
+        if len(self.states) > MANY and not question.urgent and not question.held:
+            return LONGEST_PAUSE
+        if answer is None or answer.evidence is None:
+            return self.longest
+        return min(self.longest, max(0.2, answer.evidence.interval / 2))
+
     async def _question(self, session: aiohttp.ClientSession, question: Question, before: Evidence | None) -> Answer:
         headers = {"Authorization": f"Bearer {question.token}"} if question.token else {}
-        trust: ssl.SSLContext | bool = True
-        if question.authority:
-            trust = ssl.create_default_context(cadata=question.authority)
 
-        async def ask(path: str, parameters: list[tuple[str, str]]) -> dict[str, Any]:
-            async with session.get(question.url + path, params=parameters, headers=headers, ssl=trust) as answer:
-                if answer.status != 200:
-                    raise ValueError(f"Fleet answers {answer.status} for {path}")
-                if (answer.content_length or 0) > MAX_ANSWER:
-                    raise ValueError(f"Fleet's answer to {path} is larger than {MAX_ANSWER} bytes")
-                return _decode(await answer.read())
+        async def told(path: str, limit: int, *more: tuple[str, str]) -> dict[str, Any]:
+            try:
+                return await ask(
+                    session, question.url + path, limit=limit, headers=headers, authority=question.authority,
+                    parameters=[(routes.CLUSTER_PARAMETER, question.cluster), *more],
+                )  # fmt: skip
+            except Unanswered as failure:
+                raise Unanswered(f"{failure} ({path})") from None
 
-        cluster = (routes.CLUSTER_PARAMETER, question.cluster)
-        stragglers = await ask(routes.FLEET_STRAGGLERS, [cluster])
-        nodes: list[dict[str, Any]] = []
+        nodes = None
         if question.held:
             names = [(routes.NODE_PARAMETER, name) for name in sorted(question.held)[:200]]
-            nodes = list((await ask(routes.FLEET_VERDICTS, [cluster, *names])).get("nodes", []))
-        return read(stragglers, nodes, self.clock(), before)
+            nodes = await told(routes.FLEET_VERDICTS, NODE_BYTES * (1 + len(names)), *names)
+        return read(await told(routes.FLEET_STRAGGLERS, MAX_ANSWER), nodes, question, self.clock(), before)
 
 
-def _decode(raw: bytes) -> dict[str, Any]:
-    tree = json.loads(raw)
-    if not isinstance(tree, dict):
-        raise ValueError("Fleet's answer is not an object")
-    return tree
+def _unanswered(before: Answer | None, failures: int, why: str) -> Answer:
+    """What is known after a question without an answer. One that goes astray is not news; evidence ages all the
+    same."""
+    if before is not None and failures < PATIENCE:
+        return before
+    return replace(before or Answer(), failure=why)

@@ -10,6 +10,7 @@ from prometheus_client.registry import Collector
 
 from ingero_operator.desk import Desk
 from ingero_operator.taints.keeper import Keeper
+from ingero_operator.tasks import Tasks
 from ingero_operator.workqueue import WorkQueue
 
 _LEVELS = {"Refused": 0, "Pending": 0, "Declared": 1, "ProviderDefault": 2, "Proven": 3}
@@ -28,6 +29,7 @@ class Vitals:
     well: Callable[[], bool]
     lag: Callable[[], float]
     sweeps: Callable[[], int]
+    tasks: Tasks
 
 
 class OperatorPage(Collector):
@@ -51,6 +53,14 @@ class OperatorPage(Collector):
         for (verb, reason), count in sorted(desk.node_writes.items()):
             actions.add_metric([verb, reason], count)
         yield actions
+        failures = CounterMetricFamily(
+            "ingero_operator_task_failures",
+            "Failures of background tasks, by faults of the operator.",
+            labels=["task"],
+        )
+        for name, count in sorted(vitals.tasks.failures.items()):
+            failures.add_metric([name], count)
+        yield failures
         for name, text, value in (
             ("reconciles", "Reconciles finished.", vitals.queue.done),
             ("child_writes", "Children written.", desk.hands.applied),

@@ -37,9 +37,15 @@ def _flat(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
 
 
 def overall(
-    parts: list[Finding], needed: Iterable[str], troubles: list[Trouble], paused: bool, working: str
+    parts: list[Finding],
+    needed: Iterable[str],
+    troubles: list[Trouble],
+    paused: bool,
+    working: str,
+    informing: Iterable[str] = (),
 ) -> list[Finding]:
-    """Ready and the kstatus pair from the parts. `working` says what is under way, if anything."""
+    """Ready and the kstatus pair from the parts. `working` says what is under way, if anything; parts that are
+    `informing` are no reason against Ready, but what Ready says while they do not hold."""
     shown = first(troubles)
     stalled = next((item for item in troubles if item.stalls), None)
     degraded = (
@@ -55,7 +61,12 @@ def overall(
         make = unknown if part.status == "Unknown" else no
         ready = make("Ready", _subject(part), part.message)
     else:
-        ready = yes("Ready", HEALTHY, "everything that is wanted is there")
+        lacking = next((part for part in parts if part.type in set(informing) and not part.holds), None)
+        ready = (
+            yes("Ready", lacking.reason, lacking.message)
+            if lacking
+            else yes("Ready", HEALTHY, "everything that is wanted is there")
+        )
     findings = [ready, *parts, degraded]
     if stalled:
         findings.append(yes("Stalled", stalled.reason, stalled.message))
@@ -90,9 +101,8 @@ def assemble(
     findings: list[Finding], before: Mapping[str, Any], generation: int, now: str, paused: bool, rest: Tree
 ) -> Tree:
     """A whole status: the story in one word and one sentence, the conditions, and the rest."""
-    bad = worst(findings)
-    summary = "Paused" if paused else bad.reason if bad else HEALTHY
-    message = bad.message if bad else "everything that is wanted is there"
+    told = worst(findings) or next(finding for finding in findings if finding.type == "Ready")
+    summary, message = "Paused" if paused else told.reason, told.message
     return {
         "observedGeneration": generation,
         "summary": summary[:256],

@@ -3,7 +3,6 @@
 import asyncio
 import heapq
 import json
-import ssl
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -14,6 +13,8 @@ from ingero_contract import routes
 from ingero_kit.backoff import Backoff
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
+from ingero_operator.asking import Unanswered, explain, open_session, trust
+from ingero_operator.tasks import Tasks
 
 log = get(__name__)
 
@@ -50,6 +51,7 @@ class Witness:
     clock: Clock
     backoff: Backoff = field(default_factory=lambda: Backoff(first=1.0, longest=60.0))
     kept_seconds: float = KEPT_SECONDS
+    tasks: Tasks = field(default_factory=Tasks)
     sent: int = 0
     lost: int = 0
     _line: list[tuple[float, int, _Waiting]] = field(default_factory=list)
@@ -79,11 +81,11 @@ class Witness:
         """Send until cancelled."""
         gate, running = asyncio.Semaphore(AT_ONCE), set[asyncio.Task[None]]()
         try:
-            async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=SEND_SECONDS)) as session:
+            async with open_session(SEND_SECONDS, AT_ONCE) as session:
                 while True:
                     item = await self._next()
                     await gate.acquire()
-                    task = asyncio.create_task(self._send(session, item))
+                    task = self.tasks.start("telling a Fleet", self._send(session, item))
                     running.add(task)
                     task.add_done_callback(_after(running, gate))
         finally:
@@ -108,23 +110,29 @@ class Witness:
         if to.token:
             headers["Authorization"] = f"Bearer {to.token}"
         try:
-            trust: ssl.SSLContext | bool = ssl.create_default_context(cadata=to.authority) if to.authority else True
-            async with session.post(to.url + routes.OTLP_LOGS, data=item.body, headers=headers, ssl=trust) as answer:
-                await answer.read()
-                if answer.status == 400:
-                    self._lose("Fleet refuses the record")
-                    return
-                if answer.status != 200:
-                    raise ValueError(f"Fleet answers {answer.status}")
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            delay = self.backoff.delay(item.tries)
-            item.tries += 1
-            if self.clock() + delay > item.until:
-                self._lose(str(error) or type(error).__name__)
-            else:
-                self._add(item, delay)
+            async with session.post(
+                to.url + routes.OTLP_LOGS, data=item.body, headers=headers, ssl=trust(to.authority),
+                allow_redirects=False,
+            ) as answer:  # fmt: skip
+                status = answer.status  # its words are not read
+        except (aiohttp.ClientError, OSError, ValueError, Unanswered) as error:
+            self._again(item, str(error) if isinstance(error, Unanswered) else explain(error))
             return
-        self.sent += 1
+        if status == 400:
+            self._lose("Fleet refuses the record")
+        elif status != 200:
+            self._again(item, f"Fleet answers {status}")
+        else:
+            self.sent += 1
+
+    def _again(self, item: _Waiting, why: str) -> None:
+        """Try a record later, unless it is too old by then."""
+        delay = self.backoff.delay(item.tries)
+        item.tries += 1
+        if self.clock() + delay > item.until:
+            self._lose(why)
+        else:
+            self._add(item, delay)
 
 
 def _after(running: set[asyncio.Task[None]], gate: asyncio.Semaphore) -> Callable[[asyncio.Task[None]], None]:

@@ -1,11 +1,27 @@
 """Deployments, DaemonSets and StatefulSets as findings. Pure."""
 
-from typing import Any
+from typing import Any, Final
 
 from ingero_operator.conditions import Finding, no, unknown, yes
 from ingero_operator.plan import rolled_out
+from ingero_operator.trouble import Trouble
 
 Manifest = dict[str, Any]
+
+STUCK: Final = {
+    "PodSecurity": True, "ProgressDeadlineExceeded": True, "PodsRefused": False,
+    "FleetUnreachable": False, "StaleEvidence": False,
+}  # fmt: skip
+"""Reasons of parts that do not pass by waiting, and whether only a person's change helps."""
+
+
+def stuck(parts: list[Finding]) -> list[Trouble]:
+    """What of the parts is an obstacle and not just under way."""
+    return [
+        Trouble(part.reason, part.message, stalls=STUCK[part.reason])
+        for part in parts
+        if part.status == "False" and part.type != "TaintingAllowed" and part.reason in STUCK
+    ]
 
 
 def ready_of(live: Manifest | None) -> tuple[int, int]:

@@ -4,12 +4,15 @@ import asyncio
 import heapq
 import random
 from collections.abc import Awaitable, Callable, Hashable
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
 
 log = get(__name__)
+
+HINT_SECONDS: Final = 30.0
+"""Longest that news about a key which failed have to wait."""
 
 Key = TypeVar("Key", bound=Hashable)
 Worker = Callable[[Key], Awaitable[float | None]]
@@ -22,6 +25,8 @@ class WorkQueue(Generic[Key]):
     def __init__(self, backoff: Backoff | None = None) -> None:
         self.backoff = backoff or Backoff(first=1.0, longest=300.0, jitter=0.3)
         self.failures: dict[Key, int] = {}
+        self._failed_at: dict[Key, float] = {}
+        self._hinted: set[Key] = set()
         self.done = 0
         self._due: dict[Key, float] = {}
         self._heap: list[tuple[float, int, Key]] = []
@@ -46,11 +51,23 @@ class WorkQueue(Generic[Key]):
         heapq.heappush(self._heap, (due, self._number, key))
         self._wake.set()
 
+    def hint(self, key: Key) -> None:
+        """Ask for a run because of news that come again and again: a key that failed rests until its pause is over,
+        but no longer than `HINT_SECONDS`."""
+        if key in self._running:
+            self._hinted.add(key)
+            return
+        failed = self._failed_at.get(key)
+        rest = 0.0 if failed is None else failed + HINT_SECONDS - asyncio.get_running_loop().time()
+        self.add(key, max(0.0, rest))
+
     def forget(self, key: Key) -> None:
         """Drop what is known about a key that is gone."""
         self.failures.pop(key, None)
+        self._failed_at.pop(key, None)
         self._due.pop(key, None)
         self._again.pop(key, None)
+        self._hinted.discard(key)
 
     def idle(self) -> bool:
         """Whether nothing runs and nothing is due now."""
@@ -82,8 +99,10 @@ class WorkQueue(Generic[Key]):
             try:
                 again = await worker(key)
                 self.failures.pop(key, None)
+                self._failed_at.pop(key, None)
             except Exception as error:
                 count = self.failures[key] = self.failures.get(key, 0) + 1
+                self._failed_at[key] = asyncio.get_running_loop().time()
                 again = self.backoff.delay(count - 1, random.random())
                 log.warning(
                     "reconcile_failed", key=str(key), tries=count, again_in=round(again, 1), reason=str(error)
@@ -98,6 +117,9 @@ class WorkQueue(Generic[Key]):
                     self.add(key, max(0.0, dirty - asyncio.get_running_loop().time()))
                 if again is not None:
                     self.add(key, again)
+                if key in self._hinted:
+                    self._hinted.discard(key)
+                    self.hint(key)
 
     async def run(self, worker: Worker[Key], workers: int = 8) -> None:
         """Work until cancelled."""

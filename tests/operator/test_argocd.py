@@ -10,6 +10,7 @@ from ingero_operator import status as shown
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec
 from ingero_operator.conditions import Finding, no, unknown, yes
 from ingero_operator.render import argocd, examples
+from ingero_operator.render.crds import all_definitions
 from ingero_operator.trouble import Trouble
 
 UP = [yes("FleetAvailable", "Available", "up"), yes("AgentsAvailable", "Available", "up")]
@@ -80,7 +81,14 @@ def test_every_phase_has_its_health(body: Any, argo: str, generic: str, words: s
 
 
 def test_a_resource_that_nobody_looked_at_is_progressing() -> None:
-    assert health({"metadata": {"generation": 1}}) == ("Progressing", "waiting for the operator")
+    waiting = ("Progressing", "waiting for the operator")
+    assert health({"metadata": {"generation": 1}}) == waiting
+
+    for definition in all_definitions():
+        (version,) = definition["spec"]["versions"]
+        born = version["schema"]["openAPIV3Schema"]["properties"]["status"]["default"]
+        body = {"metadata": {"generation": 1}, "status": born}
+        assert health(body) == waiting and kstatus(body) == "InProgress"
 
 
 def test_the_pair_of_kstatus_comes_and_goes() -> None:

@@ -31,7 +31,13 @@ def schema_of(kind: str) -> dict[str, Any]:
 def test_every_node_has_a_type_and_no_default(kind: str) -> None:
     for path, node in nodes(schema_of(kind)):
         assert "type" in node, path
-        assert not {"default", "$ref", "anyOf", "oneOf", "nullable"} & set(node), path
+        assert not {"$ref", "anyOf", "oneOf", "nullable"} & set(node), path
+        assert "default" not in node or path == ".status", path
+
+
+@pytest.mark.parametrize("kind", ["FleetCluster", "EchoStore"])
+def test_before_there_is_a_status_it_is_about_no_generation(kind: str) -> None:
+    assert schema_of(kind)["properties"]["status"]["default"] == {"observedGeneration": -1}
 
 
 @pytest.mark.parametrize("kind", ["FleetCluster", "EchoStore"])

@@ -1,13 +1,18 @@
 """How full a volume is: told by Echo, shown in steps that do not flap, never a reason to stop."""
 
 import asyncio
+import gzip
+import json
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingero_contract.echo import VOLUME_USED
+from ingero_operator import fullness
 from ingero_operator.fullness import ASK_SECONDS, PATIENCE, Fullness, band, read
+from ingero_testing.fleets import fleets
 from ingero_testing.processes import echo
 
 KEY = ("EchoStore", "ml", "events")
@@ -35,12 +40,18 @@ def test_a_share_that_hovers_is_shown_once(share: float, noise: list[float]) -> 
     assert len(set(seen)) == 1
 
 
-@pytest.mark.parametrize("answer", [None, [], {}, {"volume_used": None}, {"volume_used": "1"}, {"volume_used": 1.5}])
+@pytest.mark.parametrize(
+    "answer",
+    [None, [], {}, *({"volume_used": share} for share in (None, "1", 1.5, True, float("nan")))],
+)  # fmt: skip
 def test_an_answer_that_tells_no_share_shows_none(answer: object) -> None:
     assert read(answer) is None
 
 
-def test_a_real_echo_is_asked_now_and_then_and_silence_is_borne(tmp_path: Path) -> None:
+def test_a_real_echo_is_asked_now_and_then_and_silence_is_borne(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fullness, "SECONDS", 20.0)  # its first answer takes long on a busy machine
     now = [0.0]
     news: list[object] = []
     gauge = Fullness(lambda: now[0], news.append)
@@ -50,7 +61,7 @@ def test_a_real_echo_is_asked_now_and_then_and_silence_is_borne(tmp_path: Path) 
         asked = gauge.asked
         gauge.band(KEY, url, None, before)
         await asyncio.sleep(0)
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(60):
             while gauge.asked != asked and gauge.running:
                 await asyncio.sleep(0.01)
         return gauge.band(KEY, url, None, before)
@@ -71,3 +82,31 @@ def test_a_real_echo_is_asked_now_and_then_and_silence_is_borne(tmp_path: Path) 
 
     with echo(tmp_path) as store:
         asyncio.run(story(store.url("api")))
+
+
+def test_an_answer_that_would_fill_the_memory_is_given_up_and_a_redirect_is_not_followed() -> None:
+    async def story() -> None:
+        with fleets() as double, fleets() as other:
+            says = double.of("ml", "events")
+            url = double.template.format(namespace="ml", name="events")
+            news: list[object] = []
+            now = [0.0]
+            gauge = Fullness(lambda: now[0], news.append)
+            large = json.dumps({VOLUME_USED: 0.5, "x": "y" * fullness.MAX_ANSWER}).encode()
+            for raw, status, headers in (
+                (gzip.compress(large), 200, {"content-encoding": "gzip"}),
+                (large, 200, {}),
+                (b"[" * 10_000, 200, {}),
+                (b"", 302, {"location": other.template.format(namespace="ml", name="events")}),
+            ):
+                says.raw, says.status, says.headers = raw, status, headers
+                failed = gauge.failed
+                gauge.band(KEY, url, None, None)
+                async with asyncio.timeout(60):
+                    while gauge.running:
+                        await asyncio.sleep(0.005)
+                assert gauge.failed == failed + 1 and not news and not gauge.tasks.failures
+                now[0] += ASK_SECONDS
+            assert other.asked == 0
+
+    asyncio.run(story())

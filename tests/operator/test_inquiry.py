@@ -1,14 +1,36 @@
 """Fleet's answers as evidence: read from a real Fleet's shape, refused in words when they are none."""
 
 import asyncio
+import contextlib
+import gzip
+import json
+import math
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from ingero_operator.inquiry import Inquirer, Question, read
-from ingero_testing.fleets import Says, fleets
+from ingero_fleet import statistics
+from ingero_fleet.picture import Picture, node_answer, stragglers_answer
+from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.settings import CohortConfig, IngeroConfig, QuorumConfig
+from ingero_fleet.statistics import Frame
+from ingero_kit.health_report import HealthReport
+from ingero_operator.asking import Unanswered
+from ingero_operator.inquiry import MAX_ANSWER, Answer, Inquirer, Question
+from ingero_operator.inquiry import read as read_answer
+from ingero_operator.taints.facts import Evidence
+from ingero_operator.tasks import Tasks
+from ingero_testing.fleets import Fleets, Says, fleets
 
 KEY = ("FleetCluster", "ml", "prod")
+QUESTION = Question(url="http://fleet", cluster="c", held=frozenset({"a", "b"}))
+
+
+def read(stragglers: Any, nodes: list[Any], now: float, before: Evidence | None) -> Answer:
+    return read_answer(stragglers, {"nodes": nodes}, QUESTION, now, before)
 
 
 def answer(**change: Any) -> dict[str, Any]:
@@ -90,11 +112,52 @@ def test_a_new_price_is_news() -> None:
 @pytest.mark.parametrize(
     "broken",
     [{}, {"generated_at": "t"}, answer(stragglers=None), answer(stragglers=[{"node_id": "a"}]),
-     answer(interval_seconds=None), answer(stragglers=["a"])],
+     answer(interval_seconds=None), answer(stragglers=["a"]), answer(interval_seconds=math.nan),
+     answer(interval_seconds=math.inf), answer(interval_seconds=0), answer(interval_seconds=-1.0),
+     answer(nodes={"active": 10**30}), answer(threshold=1e300), answer(quorum_met="yes"), answer(generated_at=None),
+     answer(stragglers=[Says().node("a") | {"windows": 10**400}]), answer(stragglers=[Says().node("n" * 300)])],
 )  # fmt: skip
 def test_what_is_no_answer_is_refused(broken: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="cannot be read"):
+    with pytest.raises(Unanswered, match="cannot be read"):
         read(broken, [], 1.0, None)
+
+
+def test_an_answer_about_another_cluster_is_none() -> None:
+    with pytest.raises(Unanswered, match="speaks of cluster 'other' when asked for 'c'"):
+        read(answer(cluster_id="other"), [], 1.0, None)
+    with pytest.raises(Unanswered, match="speaks of cluster 'other'"):
+        read(answer(), [Says().node("a") | {"cluster_id": "other"}], 1.0, None)
+
+
+def test_an_interval_that_fleet_makes_up_keeps_no_evidence_fresh() -> None:
+    asked = Question(url="http://fleet", cluster="c", interval=10.0)
+
+    first = read_answer(answer(interval_seconds=9e5), None, asked, 100.0, None)
+    later = read_answer(answer(interval_seconds=9e5), None, asked, 131.0, first.evidence)
+
+    assert first.evidence is not None and first.evidence.interval == 10.0
+    assert (first.stale, later.stale) == (False, True) and first.shown() != later.shown()
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**30), 10**30) | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+FIELDS = sorted({*answer(), *Says().node("a"), "verdict"})
+
+
+@settings(max_examples=50)
+@given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING), st.dictionaries(st.sampled_from(FIELDS), ANYTHING))
+def test_whatever_fleet_says_is_an_answer_or_refused_in_words(top: dict[str, Any], node: dict[str, Any]) -> None:
+    stragglers = answer(**({"stragglers": [{**Says().node("a"), **node}]} | top))
+    try:
+        found = read(stragglers, [{**Says().node("b"), **node}], 1.0, None)
+    except Unanswered as error:
+        assert len(str(error)) < 400
+    else:
+        assert found.evidence is not None and 0 < found.evidence.interval < math.inf
+        assert len(json.dumps(found.cost)) < 200
 
 
 def test_one_question_that_goes_astray_is_not_news_and_three_are() -> None:
@@ -130,3 +193,158 @@ def test_one_question_that_goes_astray_is_not_news_and_three_are() -> None:
 
     first, second = asyncio.run(story())[:2]
     assert first == "" and "500" in second
+
+
+async def until(done: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not done():
+            await asyncio.sleep(0.005)
+
+
+def asked(double: Fleets, story: Callable[[Inquirer, Says], Any], tasks: Tasks | None = None, **how: Any) -> Inquirer:
+    """Ask a double over and over while a story goes on."""
+
+    async def play() -> Inquirer:
+        says = double.of("ml", "prod")
+        loop = asyncio.get_running_loop()
+        inquirer = Inquirer(loop.time, 0.005, 1000.0, lambda _: None, tasks=tasks or Tasks())
+        inquirer.watch(KEY, Question(url=double.template.format(namespace="ml", name="prod"), cluster="c", **how))
+        task = asyncio.create_task(inquirer.run())
+        try:
+            await story(inquirer, says)
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+        return inquirer
+
+    return asyncio.run(play())
+
+
+DEEP = b'{"stragglers": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
+
+
+@pytest.mark.parametrize(
+    ("raw", "headers", "words"),
+    [
+        (DEEP, {}, "no JSON"),
+        (json.dumps(answer(nodes=None)).encode(), {}, "cannot be read: nodes"),
+        (json.dumps(answer()).replace("0.2", "1e999").encode(), {}, "no JSON"),
+        (b"[]", {}, "no JSON object"),
+        (b"\xff\xfe", {}, "no JSON"),
+        (gzip.compress(b" " * (MAX_ANSWER * 8)), {"content-encoding": "gzip"}, "compressed"),
+        (b" " * (MAX_ANSWER + 1), {}, "larger than"),
+        (b"{}", {"transfer-encoding": "chunked"}, "no HTTP that can be read"),
+    ],
+    ids=["deep", "null", "infinite", "list", "bytes", "gzip", "large", "broken"],
+)  # fmt: skip
+def test_an_odd_answer_is_said_and_fleet_is_asked_again(raw: bytes, headers: dict[str, str], words: str) -> None:
+    async def story(inquirer: Inquirer, says: Says) -> None:
+        says.raw, says.headers = raw, headers
+        await until(lambda: bool((found := inquirer.answer(KEY)) and found.failure))
+        found = inquirer.answer(KEY)
+        assert found is not None and words in found.failure
+        says.raw = None
+        says.headers = {}
+        await until(lambda: bool((found := inquirer.answer(KEY)) and found.current))
+
+    tasks = Tasks()
+    with fleets() as double:
+        asked(double, story, tasks, held=frozenset({"a"}))
+    assert not tasks.failures
+
+
+def test_a_redirect_is_not_followed() -> None:
+    with fleets() as double, fleets() as other:
+
+        async def story(inquirer: Inquirer, says: Says) -> None:
+            says.status, says.headers = 302, {"location": other.template.format(namespace="ml", name="prod")}
+            await until(lambda: inquirer.failed >= 3)
+            found = inquirer.answer(KEY)
+            assert found is not None and "it answers 302" in found.failure
+
+        asked(double, story)
+        assert other.asked == 0
+
+
+def test_a_certificate_authority_that_is_none_is_said() -> None:
+    async def story(inquirer: Inquirer, _: Says) -> None:
+        await until(lambda: inquirer.failed >= 3)
+        found = inquirer.answer(KEY)
+        assert found is not None and "ca.crt" in found.failure
+
+    with fleets() as double:
+        for text in ("no PEM", "\N{REPLACEMENT CHARACTER}"):
+            asked(double, story, authority=text)
+
+
+def test_a_fault_while_asking_is_counted_and_the_next_question_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fault(*_: object) -> None:
+        raise RecursionError("odd")
+
+    tasks = Tasks()
+
+    async def story(inquirer: Inquirer, _: Says) -> None:
+        with monkeypatch.context() as patched:
+            patched.setattr("ingero_operator.inquiry.read", fault)
+            await until(lambda: tasks.failures["asking a Fleet"] >= 3)
+            found = inquirer.answer(KEY)
+            assert found is not None and "fault of the operator" in found.failure
+        await until(lambda: bool((found := inquirer.answer(KEY)) and found.current))
+
+    with fleets() as double:
+        asked(double, story, tasks)
+
+
+def test_an_answer_without_an_end_is_cut_off_at_the_limit() -> None:
+    async def play() -> tuple[int, str]:
+        sent = 0
+
+        async def endless(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            nonlocal sent
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            with contextlib.suppress(ConnectionError):
+                while not writer.is_closing():
+                    writer.write(b"x" * 65_536)
+                    await writer.drain()
+                    sent += 65_536
+
+        server = await asyncio.start_server(endless, "127.0.0.1", 0)
+        host, port = server.sockets[0].getsockname()
+        inquirer = Inquirer(asyncio.get_running_loop().time, 0.005, 1000.0, lambda _: None)
+        inquirer.watch(KEY, Question(url=f"http://{host}:{port}", cluster="c"))
+        task = asyncio.create_task(inquirer.run())
+        await until(lambda: inquirer.failed >= 1)
+        task.cancel()
+        server.close()
+        found = inquirer.answer(KEY)
+        return sent, found.failure if found else ""
+
+    sent, failure = asyncio.run(play())
+    assert "larger than" in failure and sent < MAX_ANSWER + (32 << 20)
+
+
+def test_asking_that_is_begun_anew_forgets_no_fleet() -> None:
+    async def story(inquirer: Inquirer, _: Says) -> None:
+        second = asyncio.create_task(inquirer.run())
+        before = inquirer.asked
+        await until(lambda: inquirer.asked > before + 3)
+        second.cancel()
+
+    with fleets() as double:
+        asked(double, story)
+
+
+def test_what_a_real_fleet_answers_is_read() -> None:
+    scores = ScoreTable(Limits(nodes=10, clusters=1, ttl_seconds=50), CohortConfig().by)
+    for name, score in {"a": 0.9, "b": 0.9, "d": 0.9, "e": 0.1}.items():
+        assert scores.observe(HealthReport(node_id=name, cluster_id="c", score=score), 0.0) is None
+    frame = Frame.take(scores, 1.0)
+    config = IngeroConfig(quorum=QuorumConfig(statistical_min=3))
+    picture = Picture(frame, statistics.compute(frame, statistics.Memory(), config))
+    stragglers, nodes = stragglers_answer(picture, "c", 10.0), [node_answer(picture, row) for row in range(2)]
+
+    found = read(*json.loads(json.dumps([stragglers, nodes])), 1.0, None)
+
+    assert found.current and found.evidence is not None and found.evidence.quorum
+    assert (set(found.evidence.accused), found.evidence.well) == ({"e"}, frozenset({"a", "b"}))
+    assert (found.active, found.expected) == (4, 4)

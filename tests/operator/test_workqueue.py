@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 
 from ingero_kit.backoff import Backoff
-from ingero_operator.workqueue import WorkQueue
+from ingero_operator.workqueue import HINT_SECONDS, WorkQueue
 
 
 async def worked(queue: WorkQueue[str], worker, done, workers: int = 2) -> None:  # type: ignore[no-untyped-def]
@@ -74,3 +74,29 @@ def test_an_earlier_wish_wins() -> None:
         return count
 
     assert asyncio.run(story()) == 1
+
+
+def test_news_that_come_again_and_again_do_not_shorten_the_pause_of_a_key_that_failed() -> None:
+    async def story() -> tuple[int, float, int]:
+        queue: WorkQueue[str] = WorkQueue(Backoff(first=3600, longest=3600, jitter=0.0))
+        tries = 0
+
+        async def worker(key: str) -> None:
+            nonlocal tries
+            tries += 1
+            if key == "a":
+                queue.hint(key)
+                raise ValueError("the API server refuses")
+
+        queue.hint("a")
+        queue.hint("b")
+        await worked(queue, worker, lambda: tries == 2)
+        for _ in range(100):
+            queue.hint("a")
+        pause = queue._due["a"] - asyncio.get_running_loop().time()
+        queue.add("a")  # somebody changed it: that is worth a try at once
+        await worked(queue, worker, lambda: tries == 3)
+        return tries, pause, queue.failures["a"]
+
+    tries, pause, failures = asyncio.run(story())
+    assert (tries, failures) == (3, 2) and HINT_SECONDS / 2 < pause <= HINT_SECONDS

@@ -6,6 +6,7 @@ from ingero_contract.kubernetes import STRAGGLER_TAINT
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
 from ingero_operator.render.common import (
     OTLP_HTTP,
+    PUSH_PORT,
     SINK_PORT,
     TRACE_PORT,
     Manifest,
@@ -45,10 +46,10 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> list[M
     return [
         service_account(owner, TRACE) if tracing else None,
         service_account(owner, PUSH),
-        service(owner, PUSH, {"sink": (SINK_PORT, "http")}, headless=True),
+        service(owner, PUSH, {"sink": (SINK_PORT, "http"), PUSH: (PUSH_PORT, "http")}, headless=True),
         trace(owner, spec, platform) if tracing else None,
         push(owner, spec, platform),
-        service_monitor(owner, PUSH, ("sink",), scrape.interval, scrape.labels)
+        service_monitor(owner, PUSH, ("sink", PUSH), scrape.interval, scrape.labels)
         if scrape.enabled and platform.service_monitors
         else None,
     ]
@@ -105,6 +106,11 @@ def push(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
             {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
             {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
         ],
+        "ports": [{"name": PUSH, "containerPort": PUSH_PORT, "protocol": "TCP"}],
+        "startupProbe": probe("/healthz", PUSH, period=1, failures=120),
+        # Ready: what it sees of the node reaches Fleet. A short absence of Fleet is none of its own.
+        "readinessProbe": probe("/readyz", PUSH, failures=6),
+        "livenessProbe": probe("/healthz", PUSH, period=20),
         "resources": resources(spec.agents.push.resources),
         "securityContext": locked_down(),
         "volumeMounts": [
@@ -152,6 +158,7 @@ def _push_arguments(owner: Owner, spec: FleetClusterSpec) -> tuple[list[str], li
         "--fleet-persist-path=/baseline/health-baseline.json",
         "--remediate",
         f"--remediate-socket={SOCKET}/remediate.sock",
+        f"--metrics-listen=:{PUSH_PORT}",
     ]
     mounts: list[Manifest] = []
     volumes: list[Manifest] = []

@@ -19,6 +19,7 @@ USER: Final = 65532
 
 OTLP_GRPC, OTLP_HTTP, API, FINDINGS, VITALS, HEALTH = 4317, 4318, 8080, 9090, 8888, 8088
 SINK_PORT: Final = 9464
+PUSH_PORT: Final = 9465
 TRACE_PORT: Final = 9466
 
 QUIET: Final = {"argocd.argoproj.io/ignore-resource-updates": "true"}

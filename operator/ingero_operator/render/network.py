@@ -8,6 +8,7 @@ from ingero_operator.render.common import (
     NAME,
     OTLP_GRPC,
     OTLP_HTTP,
+    PUSH_PORT,
     SINK_PORT,
     VITALS,
     Manifest,
@@ -80,7 +81,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
         _policy(
             owner,
             agents.PUSH,
-            [{"from": [_monitoring(spec.network)], "ports": _ports(SINK_PORT)}],
+            [{"from": [_monitoring(spec.network)], "ports": _ports(SINK_PORT, PUSH_PORT)}],
             [
                 {"to": [_pods(selector(owner, fleet.COMPONENT))], "ports": _ports(OTLP_HTTP, API)},
                 {"to": [{"ipBlock": {"cidr": "169.254.169.254/32"}}], "ports": _ports(80)},

@@ -2,12 +2,15 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 from ingero_operator.api.v1alpha1 import Mode
 from ingero_operator.conditions import Finding
 from ingero_operator.taints.memory import DAY, Memory
 from ingero_operator.taints.nodes import Mark, NodeView
+
+STALE_INTERVALS: Final = 3.0
+"""Age of statistics, in their intervals, from which on nothing is done because of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,7 @@ class Rails:
     hands_off: float = DAY
     min_node_age: float = 1_800.0
     domain_label: str = "nvidia.com/gpu.clique"
-    stale_intervals: float = 3.0
+    stale_intervals: float = STALE_INTERVALS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,6 +63,11 @@ class Evidence:
     accused: Mapping[str, Accused] = field(default_factory=dict)
     well: frozenset[str] = frozenset()
     """Nodes known to be active and not accused in these statistics."""
+
+
+def is_stale(evidence: Evidence, now: float, intervals: float = STALE_INTERVALS) -> bool:
+    """Whether statistics are too old to be acted on."""
+    return not now - evidence.received < intervals * evidence.interval
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -78,13 +78,13 @@ class NodeView:
         return EXCLUDE_LABEL in self.labels
 
 
-def moment(text: str | None) -> float:
+def moment(text: object) -> float:
     """Seconds since the epoch of an RFC 3339 time; 0 for none."""
     if not text:
         return 0.0
     try:
-        return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
-    except ValueError:
+        return datetime.fromisoformat(str(text).replace("Z", "+00:00")).timestamp()
+    except (ValueError, OverflowError):
         return 0.0
 
 
@@ -143,5 +143,5 @@ def read_mark(text: str | None, taints: list[Manifest]) -> Mark | None:
             severity=tree.get("severity"),
             windows=int(tree.get("windows", 0)),
         )
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

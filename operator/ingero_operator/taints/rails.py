@@ -11,7 +11,7 @@ from ingero_operator.api.v1alpha1 import Mode
 from ingero_operator.conditions import Finding, no, unknown, yes
 from ingero_operator.taints.additions import Scene, additions
 from ingero_operator.taints.counts import compared, counted, is_confirmed
-from ingero_operator.taints.facts import Decision, Evidence, Rails, World
+from ingero_operator.taints.facts import Decision, Evidence, Rails, World, is_stale
 from ingero_operator.taints.memory import Memory
 from ingero_operator.taints.nodes import NodeView
 from ingero_operator.taints.removals import noted, removals
@@ -23,8 +23,7 @@ def trustworthy(rails: Rails, evidence: Evidence | None, now: float) -> Finding:
     """Whether the evidence may be acted on; if not, why."""
     if evidence is None:
         return unknown(ALLOWED, "NoEvidence", "Fleet has not answered yet; nothing is tainted")
-    age = now - evidence.received
-    if age >= rails.stale_intervals * evidence.interval:
+    if is_stale(evidence, now, rails.stale_intervals):
         return no(ALLOWED, "StaleEvidence", "Fleet's statistics are old; nothing is tainted on old evidence")
     if not evidence.quorum:
         return no(ALLOWED, "NoQuorum", "too few active nodes to compare with each other")

@@ -56,6 +56,26 @@ def test_an_idle_node_is_not_released_and_deleting_the_resource_releases_it(lab:
     assert lab.marked() == set() and lab.others_untouched()
 
 
+def test_answers_that_make_no_sense_neither_mark_nor_release_and_are_said(lab: Lab, operator: Any) -> None:
+    lab.begin()
+    held, other = lab.names[0], lab.names[1]
+    lab.says.stragglers = {held}
+    wait_until(lambda: lab.taint(held) is not None, "the taint")
+    wait_until(lambda: lab.status().get("stragglers") == {"confirmed": 1, "accused": 1}, "the figures", 150)
+
+    lab.says.stragglers, lab.says.raw = {other}, b'{"nodes": null, "interval_seconds": 1e999}'
+    wait_until(lambda: lab.condition("QuorumMet") == ("Unknown", "NoEvidence"), "the reason")
+    wait_until(lambda: "stragglers" not in lab.status(), "old figures to go", 150)
+    operator.settle(2)
+    assert lab.marked() == {held}
+    assert lab.allowed() == "StaleEvidence" and set(lab.status()["fleet"]) == {"ready"}
+
+    lab.says.raw, lab.says.stragglers = None, set()
+    wait_until(lambda: lab.marked() == set(), "the release", 150)
+    wait_until(lambda: lab.condition("EvidenceFresh") == ("True", "Fresh"), "the condition")
+    assert operator.running.process.poll() is None and "task_failed" not in operator.running.words()
+
+
 def test_who_removes_the_taint_is_respected(lab: Lab, operator: Any) -> None:
     lab.begin()
     victim = lab.names[1]

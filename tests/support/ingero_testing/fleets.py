@@ -6,10 +6,11 @@ It plays the health answer of Echos as well.
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -29,6 +30,10 @@ class Says:
     coverage_low: bool = False
     frozen: bool = False
     status: int = 200
+    raw: bytes | None = None
+    """Sent to whoever asks anything, instead of an answer."""
+    headers: dict[str, str] = field(default_factory=dict)
+    """Further headers of every answer."""
     volume_used: float | None = None
     """What an Echo of that name says instead; it is asked for nothing else."""
     threshold: float = 0.71
@@ -48,10 +53,10 @@ class Says:
         now = self.stopped_at if self.frozen else time.time()
         return f"{int(now / self.interval)}"
 
-    def answer(self) -> dict[str, Any]:
+    def answer(self, cluster: str = "c") -> dict[str, Any]:
         """The answer of the stragglers route."""
         return {
-            "cluster_id": "c",
+            "cluster_id": cluster,
             "generated_at": self.tick(),
             "interval_seconds": self.interval,
             "decided_by": "threshold",
@@ -120,9 +125,11 @@ def fleets() -> Iterator[Fleets]:
             says = found.says.get(f"{namespace}/{name}")
             path = "/" + "/".join(rest)
             if says is None or says.status != 200:
-                self._answer(says.status if says else 404, {})
+                self._answer(says.status if says else 404, {}, says.headers if says else {})
+            elif says.raw is not None:
+                self._send(200, says.raw, says.headers)
             elif path == routes.FLEET_STRAGGLERS:
-                self._answer(200, says.answer())
+                self._answer(200, says.answer(parse_qs(parts.query)[routes.CLUSTER_PARAMETER][0]))
             elif path == echo.HEALTH:
                 self._answer(200, {"status": "ok", "ready": True, echo.VOLUME_USED: says.volume_used})
             else:
@@ -141,9 +148,15 @@ def fleets() -> Iterator[Fleets]:
                 says.told.append(body)
                 self._answer(200, {})
 
-        def _answer(self, status: int, tree: dict[str, Any]) -> None:
-            body = json.dumps(tree).encode()
+        def _answer(
+            self, status: int, tree: dict[str, Any], headers: Mapping[str, str] = MappingProxyType({})
+        ) -> None:
+            self._send(status, json.dumps(tree).encode(), headers)
+
+        def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
             self.send_response(status)
+            for name, value in headers.items():
+                self.send_header(name, value)
             self.send_header("content-type", "application/json")
             self.send_header("content-length", str(len(body)))
             self.end_headers()

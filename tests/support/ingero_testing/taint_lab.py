@@ -73,6 +73,11 @@ class Lab:
     def status(self) -> dict[str, Any]:
         return (self.plane.read("-n", self.namespace, "fc", "prod") or {}).get("status") or {}
 
+    def condition(self, kind: str) -> tuple[str, str]:
+        """Status and reason."""
+        found = {item["type"]: item for item in self.status().get("conditions", [])}
+        return (found[kind]["status"], found[kind]["reason"]) if kind in found else ("", "")
+
     def allowed(self) -> str:
         return next((c["reason"] for c in self.status().get("conditions", []) if c["type"] == "TaintingAllowed"), "")
 

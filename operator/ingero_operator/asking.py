@@ -1,0 +1,101 @@
+"""Questions to servers that the operator does not trust: tenants choose the images that answer them.
+
+An answer is read up to a limit, as it was sent: nothing is decompressed, no redirect is followed, no cookie is kept.
+"""
+
+import functools
+import os
+import socket
+import ssl
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import aiohttp
+import orjson
+
+CONTEXTS: Final = 1024
+"""Trusted authorities that are kept ready."""
+
+
+class Unanswered(Exception):
+    """Why a question has no answer that can be used, in words that stay the same from one try to the next."""
+
+
+def open_session(seconds: float, connections: int) -> aiohttp.ClientSession:
+    """A session for questions, each of which takes so long at most."""
+    return aiohttp.ClientSession(
+        timeout=aiohttp.ClientTimeout(total=seconds),
+        connector=aiohttp.TCPConnector(limit=connections),
+        cookie_jar=aiohttp.DummyCookieJar(),
+        headers={"Accept-Encoding": "identity"},
+        auto_decompress=False,
+    )
+
+
+@functools.lru_cache(CONTEXTS)
+def _context(authority: str) -> ssl.SSLContext:
+    return ssl.create_default_context(cadata=authority)
+
+
+def trust(authority: str | None) -> ssl.SSLContext | bool:
+    """What a server's certificate is checked against. Raises `Unanswered` for text that is no certificate."""
+    if not authority:
+        return True
+    try:
+        return _context(authority)
+    except (OSError, ValueError, TypeError):  # TypeError: text beyond ASCII
+        raise Unanswered("ca.crt of spec.tlsSecret holds no certificate") from None
+
+
+async def ask(
+    session: aiohttp.ClientSession,
+    url: str,
+    *,
+    limit: int,
+    parameters: Sequence[tuple[str, str]] = (),
+    headers: Mapping[str, str] | None = None,
+    authority: str | None = None,
+) -> dict[str, Any]:
+    """One JSON object of `limit` bytes at most. Raises `Unanswered`."""
+    context = trust(authority)
+    try:
+        async with session.get(url, params=parameters, headers=headers, ssl=context, allow_redirects=False) as answer:
+            if answer.status != 200:
+                raise Unanswered(f"it answers {answer.status}")
+            if answer.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+                raise Unanswered("its answer is compressed, which was not asked for")
+            raw = bytearray()
+            async for piece in answer.content.iter_any():
+                raw += piece
+                if len(raw) > limit:
+                    raise Unanswered(f"its answer is larger than {limit} bytes")
+    except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
+        raise Unanswered(explain(error)) from None
+    try:
+        tree = orjson.loads(raw)
+    except ValueError:
+        raise Unanswered("its answer is no JSON") from None
+    if not isinstance(tree, dict):
+        raise Unanswered("its answer is no JSON object")
+    return tree
+
+
+def explain(error: BaseException) -> str:
+    """Why there is no answer: without addresses in memory and other things that change from one try to the next."""
+    match error:
+        case aiohttp.ClientConnectorCertificateError():
+            cause = error.certificate_error
+            return f"its certificate is not accepted: {getattr(cause, 'verify_message', '') or type(cause).__name__}"
+        case aiohttp.ClientConnectorError():
+            if isinstance(error.os_error, socket.gaierror):
+                return "its name is not known"
+            number = error.os_error.errno
+            return f"no connection: {os.strerror(number) if number else type(error.os_error).__name__}"
+        case TimeoutError():
+            return "no answer in time"
+        case aiohttp.ServerDisconnectedError():
+            return "it closed the connection"
+        case aiohttp.ClientError() | OSError():
+            return f"its answer is no HTTP that can be read ({type(error).__name__})"
+        case _:
+            return f"the question cannot be sent ({type(error).__name__}): look at token and address"

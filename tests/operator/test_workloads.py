@@ -1,0 +1,102 @@
+"""What is seen of Fleet and of workloads as conditions: what waits, what is stuck, what only informs."""
+
+from typing import Any
+
+import pytest
+
+from ingero_operator import status as shown
+from ingero_operator.conditions import Finding, no, yes
+from ingero_operator.fleet_clusters import INFORMING, NEEDED, fresh, quorum
+from ingero_operator.inquiry import Answer
+from ingero_operator.taints.facts import Evidence
+from ingero_operator.workloads import agents_available, available, stuck
+
+GOOD = Answer(evidence=Evidence(tick="t", received=1.0))
+FEW = Answer(evidence=Evidence(tick="t", received=1.0, quorum=False))
+GONE = Answer(evidence=GOOD.evidence, failure="no answer in time")
+OLD = Answer(evidence=GOOD.evidence, stale=True)
+UP = [yes("FleetAvailable", "Available", "up"), yes("AgentsAvailable", "Available", "up")]
+
+
+def told(answer: Answer | None, serving: bool = True, *others: Finding) -> dict[str, tuple[str, str]]:
+    """Status and reason of every condition."""
+    parts = [*(others or UP), fresh(answer, serving), quorum(answer)]
+    findings = shown.overall(parts, NEEDED, stuck(parts), False, "", INFORMING)
+    summary = shown.assemble(findings, {}, 1, "2026-01-01T00:00:00Z", False, {})["summary"]
+    return {item.type: (item.status, item.reason) for item in findings} | {"": ("", summary)}
+
+
+@pytest.mark.parametrize(
+    ("answer", "ready", "degraded", "evidence", "enough"),
+    [
+        (GOOD, ("True", "Healthy"), "False", ("True", "Fresh"), ("True", "QuorumMet")),
+        (FEW, ("True", "NoQuorum"), "False", ("True", "Fresh"), ("False", "NoQuorum")),
+        (GONE, ("False", "FleetUnreachable"), "True", ("False", "FleetUnreachable"), ("Unknown", "NoEvidence")),
+        (OLD, ("False", "StaleEvidence"), "True", ("False", "StaleEvidence"), ("Unknown", "NoEvidence")),
+        (None, ("Unknown", "NotAsked"), "False", ("Unknown", "NotAsked"), ("Unknown", "NotAsked")),
+    ],
+    ids=["good", "few", "gone", "old", "new"],
+)
+def test_nobody_is_healthy_whose_fleet_says_nothing_of_now(
+    answer: Answer | None, ready: tuple[str, str], degraded: str, evidence: tuple[str, str], enough: tuple[str, str]
+) -> None:
+    found = told(answer)
+
+    assert (found["Ready"], found["Degraded"][0]) == (ready, degraded)
+    assert (found["EvidenceFresh"], found["QuorumMet"]) == (evidence, enough)
+    assert found[""][1] == ready[1] and "Stalled" not in found
+
+
+def test_a_fleet_whose_pods_are_not_ready_is_waited_for() -> None:
+    down = (no("FleetAvailable", "Progressing", "0 of 1"), UP[1])
+
+    found = told(GONE, False, *down)
+
+    assert (found["Ready"], found["Degraded"][0]) == (("False", "Progressing"), "False")
+    assert found["EvidenceFresh"] == ("Unknown", "Pending")
+
+
+def deployment(**conditions: tuple[str, str]) -> dict[str, Any]:
+    return {
+        "kind": "Deployment", "metadata": {"name": "prod-fleet", "generation": 1}, "spec": {"replicas": 1},
+        "status": {
+            "observedGeneration": 1, "readyReplicas": 0,
+            "conditions": [
+                {"type": kind, "status": state, "reason": reason, "message": "in words"}
+                for kind, (state, reason) in conditions.items()
+            ],
+        },
+    }  # fmt: skip
+
+
+LATE = deployment(Progressing=("False", "ProgressDeadlineExceeded"))
+REFUSED = deployment(ReplicaFailure=("True", "FailedCreate"))
+STARTING = deployment(Progressing=("True", "ReplicaSetUpdated"))
+PODLESS = {
+    "kind": "DaemonSet", "metadata": {"name": "prod-trace", "generation": 1}, "spec": {"template": {"spec": {}}},
+    "status": {"observedGeneration": 1, "desiredNumberScheduled": 3, "currentNumberScheduled": 0, "numberReady": 0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("part", "reason", "stalls"),
+    [
+        (available("FleetAvailable", LATE, "Fleet"), "ProgressDeadlineExceeded", True),
+        (available("FleetAvailable", REFUSED, "Fleet"), "PodsRefused", False),
+        (agents_available([PODLESS], False), "PodSecurity", True),
+    ],
+    ids=["late", "refused", "podless"],
+)
+def test_what_does_not_pass_by_waiting_is_degraded(part: Finding, reason: str, stalls: bool) -> None:
+    parts = [part if item.type == part.type else item for item in UP]
+
+    found = told(GONE, False, *parts)
+
+    assert found["Degraded"] == ("True", reason) and found["Ready"] == ("False", reason)
+    assert (found.get("Stalled") == ("True", reason)) is stalls
+
+
+def test_what_passes_by_waiting_is_not() -> None:
+    starting = available("FleetAvailable", STARTING, "Fleet")
+
+    assert stuck([starting, agents_available([PODLESS], None), quorum(FEW), *UP]) == []
