@@ -20,7 +20,7 @@ from ingero_contract import attributes as keys
 from ingero_contract import echo, metrics
 from ingero_contract.values import GPU_HELD_BACK, LATE_RANK
 from ingero_echo import columns, wire
-from ingero_echo.records import Block, Record, log_record, malformed, number_point, pairs, read
+from ingero_echo.records import Block, Odd, Origin, Record, common, log_record, malformed, number_point, pairs, read
 from ingero_echo.repeats import identities, identity, kind
 from ingero_kit.health_report import MAX_NAME, check_name
 from ingero_kit.otlp_layout import Unfit
@@ -28,6 +28,9 @@ from ingero_kit.otlp_server import Encoding, Signal
 
 MAX_ATTRIBUTES: Final = 64 << 10
 """Longest serialised attributes and longest message of one record, characters; larger records are rejected."""
+
+MAX_REASONS: Final = 10
+"""Most reasons that an answer names."""
 
 LARGE: Final = 4096
 """Smallest body, bytes, in which records of one shape are looked for."""
@@ -85,7 +88,9 @@ class Batch:
     @property
     def message(self) -> str:
         """The reasons in one line for the sender; empty when nothing was wrong."""
-        return "; ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
+        told = [f"{reason} ({count})" for reason, count in self.reasons.items()]
+        more = [f"and {len(told) - MAX_REASONS} other reasons"] if len(told) > MAX_REASONS else []
+        return "; ".join(told[:MAX_REASONS] + more)
 
 
 def given_id(text: str) -> bytes:
@@ -127,9 +132,38 @@ def decode(
     rows: dict[str, list[tuple[Any, ...]]] = {}
     for block, ordinals in blocks:
         Builder(push, block.resource, rows).take(block.records, ordinals)
-    for table, found in rows.items():
-        push.batch.tables.setdefault(table, []).append(columns.batch(table, found))
+    try:
+        made = {table: columns.batch(table, found) for table, found in rows.items()}
+    except _ODD:
+        made = _sieved(push.batch, rows)
+    for table, part in made.items():
+        push.batch.tables.setdefault(table, []).append(part)
     return push.batch
+
+
+_ODD: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
+"""What columns raise for a value that is not theirs."""
+
+
+def _sieved(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, pa.RecordBatch]:
+    """The columns without the records that do not fit them, however those came about; slow, and for these only."""
+    odd: set[bytes] = set()
+    for table, found in rows.items():
+        for row in found:
+            try:
+                columns.batch(table, [row])
+            except _ODD as error:
+                if row[0] not in odd:
+                    batch.reject(f"it does not fit the table {table}: {str(error)[:200]}")
+                odd.add(row[0])
+    # The events of these rows are the last ones that got an identity.
+    events = rows["events"]
+    first = len(batch.identities) - len(events)
+    batch.identities[first:] = [
+        one for one, row in zip(batch.identities[first:], events, strict=True) if row[0] not in odd
+    ]
+    kept = {table: [row for row in found if row[0] not in odd] for table, found in rows.items()}
+    return {table: columns.batch(table, found) for table, found in kept.items() if found}
 
 
 def _numbered(blocks: list[Block]) -> Iterator[tuple[Block, list[int]]]:
@@ -175,10 +209,13 @@ class Builder:
         self.shared = {key: value for key, value in resource.items() if key not in _OWN_COLUMN}
         self.checked: dict[str, str | None] = {}
 
-    def take(self, records: Sequence[Record], ordinals: Sequence[int]) -> None:
+    def take(self, records: Sequence[Record | Odd], ordinals: Sequence[int]) -> None:
         """Add the rows of records; `ordinals` are their places in the request."""
         health: dict[str, tuple[Record, bytes, str, str, int]] = {}
         for record, ordinal in zip(records, ordinals, strict=True):
+            if isinstance(record, Odd):
+                self.push.batch.reject(record.reason)
+                continue
             taken = self._event(record, ordinal)
             if taken is None:
                 continue
@@ -284,7 +321,8 @@ class Builder:
             operation_name(str(record.attributes.get(keys.NCCL_OP_TYPE) or "")),
             None if communicator is None else str(communicator),
             _small(self._find(record, (keys.NCCL_RANK, keys.NODE_RANK))),
-            _small(self._find(record, (keys.NCCL_NRANKS,))), sequence if isinstance(sequence, int) else None,
+            _small(self._find(record, (keys.NCCL_NRANKS,))),
+            sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None,
             record.value,
         )  # fmt: skip
 
@@ -298,18 +336,14 @@ class Builder:
             }  # fmt: skip
             edge = "straggler" if record.value else "healthy"
             self._add(
-                "verdicts", event_id, time, cluster, node, rank, AGENT, edge, own.get(keys.DOMINANT_SIGNAL),
+                "verdicts", event_id, time, cluster, node, rank, AGENT, edge, _word(own.get(keys.DOMINANT_SIGNAL)),
                 None, None, None, _text(evidence), None, None, None,
             )  # fmt: skip
             return
         severity = own.get(keys.VERDICT_SEVERITY)
-        words = [
-            own.get(name) for name in (keys.VERDICT_STATE, keys.VERDICT_KIND, keys.VERDICT_SINCE, keys.VERDICT_COHORT,
-                                       keys.VERDICT_EVIDENCE, keys.VERDICT_DIGEST)
-        ]  # fmt: skip
-        state, kind, since, cohort, proof, digest = (
-            word if word is None or isinstance(word, str) else _text(word) for word in words
-        )
+        words = (keys.VERDICT_STATE, keys.VERDICT_KIND, keys.VERDICT_SINCE, keys.VERDICT_COHORT,
+                 keys.VERDICT_EVIDENCE, keys.VERDICT_DIGEST)  # fmt: skip
+        state, kind, since, cohort, proof, digest = (_word(own.get(name)) for name in words)
         communicator, pod = own.get(keys.NCCL_COMM_HASH), self._find(record, (keys.POD_NAME,))
         self._add(
             "verdicts", event_id, time, cluster, node, rank,
@@ -324,8 +358,8 @@ class Builder:
             return
         cause, severity = record.attributes.get(echo.CHAIN_ROOT_CAUSE), record.attributes.get(echo.CHAIN_SEVERITY)
         self._add(
-            "causal_chains", event_id, time, cluster, node, str(chain), severity and str(severity),
-            cause and str(cause), record.message, _text(record.attributes),
+            "causal_chains", event_id, time, cluster, node, str(chain), _word(severity), _word(cause), record.message,
+            _text(record.attributes),
         )  # fmt: skip
 
 
@@ -349,6 +383,11 @@ def _small(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return int(value) if -(1 << 31) <= value < 1 << 31 else None
+
+
+def _word(value: Any) -> str | None:
+    """A value of any kind for a column of text."""
+    return value if value is None or isinstance(value, str) else _text(value)
 
 
 def _text(value: Any) -> str:
@@ -384,24 +423,26 @@ def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | N
             for group in groups:
                 rest += _columns(builder, group)
             rest.sort()
-            records = [_parse(push.signal, body[span.start : span.end], span.name) for span in rest]
+            records: list[Record | Odd] = [
+                _parse(push.signal, body[span.start : span.end], span.origin) for span in rest
+            ]
             left.append((Block(resource, records), [span.ordinal for span in rest]))
     except DecodeError:
         raise malformed(push.signal) from None
     return iter(left)
 
 
-def _parse(signal: Signal, record: bytes, name: str) -> Record:
+def _parse(signal: Signal, record: bytes, origin: Origin) -> Record:
     if signal is Signal.LOGS:
-        return log_record(LogRecord.FromString(record))
-    return number_point(name, NumberDataPoint.FromString(record))
+        return log_record(LogRecord.FromString(record), common(origin))
+    return number_point(origin.name, NumberDataPoint.FromString(record), common(origin))
 
 
 def _columns(builder: Builder, group: wire.Group) -> list[wire.Span]:
     """Add the rows of a group; gives back the records that need a closer look, for instance at their time."""
     push = builder.push
     try:
-        record = _parse(push.signal, group.template, group.name)
+        record = _parse(push.signal, group.template, group.origin)
         moment = group.find("time")
         if moment is None or record.name in _TYPED:
             raise Unfit
@@ -443,7 +484,7 @@ def _contexts(
     if len(firsts) > len(group.ordinals) // 4:
         raise Unfit
     found = [
-        _context(builder, _parse(builder.push.signal, group.matrix[row].tobytes(), group.name)) for row in firsts
+        _context(builder, _parse(builder.push.signal, group.matrix[row].tobytes(), group.origin)) for row in firsts
     ]
     return found, which
 

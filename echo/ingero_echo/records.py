@@ -1,10 +1,12 @@
 """Export requests → plain records, protobuf and JSON, metrics, logs and traces. Pure.
 
-A `Block` is one resource with its records; a record's attributes are a dictionary of JSON values.
+A `Block` is one resource with its records; a record's attributes are a dictionary of JSON values. What OTLP says of a
+record outside its attributes, or of its scope or metric, and no column holds, becomes an attribute too.
 """
 
 import base64
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import orjson
@@ -12,6 +14,10 @@ from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.logs.v1.logs_pb2 import SeverityNumber
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
+from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from ingero_kit.otlp_server import Encoding, Signal
 
@@ -38,11 +44,27 @@ class Record(NamedTuple):
     attributes: dict[str, Any]
 
 
+class Odd(NamedTuple):
+    """A record that cannot be read, and why; its neighbours are."""
+
+    reason: str
+
+
+class Origin(NamedTuple):
+    """What records have in common: the metric they are points of, empty for others, and their scope, encoded."""
+
+    name: str = ""
+    scope: bytes = b""
+    unit: str = ""
+    temporality: int = 0
+    monotonic: bool = False
+
+
 class Block(NamedTuple):
     """One resource: its attributes and its records."""
 
     resource: dict[str, Any]
-    records: list[Record]
+    records: Sequence[Record | Odd]
 
 
 def read(signal: Signal, encoding: Encoding, body: bytes) -> list[Block]:
@@ -62,7 +84,7 @@ def read(signal: Signal, encoding: Encoding, body: bytes) -> list[Block]:
         raise Malformed(f"the body is not JSON: {error}") from None
     try:
         return [Block(*block) for block in _JSON[signal](tree)]
-    except (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
+    except _ODD as error:
         raise Malformed(f"the body is not OTLP/JSON {signal.name.lower()}: {type(error).__name__}: {error}") from None
 
 
@@ -87,49 +109,117 @@ def pairs(attributes: Iterable[Any]) -> dict[str, Any]:
     return {item.key: _value(item.value) for item in attributes}
 
 
+Common = Mapping[str, Any]
+"""Attributes that a scope or a metric gives to each of its records."""
+
+_TEMPORALITIES: Final = {1: "delta", 2: "cumulative"}
+
+
+def common(origin: Origin) -> Common:
+    """What the scope and the metric of records say about each of them. Raises `DecodeError`."""
+    if not any(origin[1:]):
+        return {}
+    return {**encoded_scope(origin.scope), **_metric_facts(origin.unit, origin.temporality, origin.monotonic)}
+
+
+@lru_cache(maxsize=64)
+def encoded_scope(scope: bytes) -> Common:
+    """What a scope says, which is encoded and short. Raises `DecodeError`."""
+    return _scope(InstrumentationScope.FromString(scope))
+
+
+def _scope(scope: Any) -> dict[str, Any]:
+    if not scope.ByteSize():
+        return {}
+    return _named(scope.name, scope.version, pairs(scope.attributes))
+
+
+def _named(name: str, version: str, attributes: dict[str, Any]) -> dict[str, Any]:
+    facts = {"otel.scope.name": name, "otel.scope.version": version, "otel.scope.attributes": attributes}
+    return {key: value for key, value in facts.items() if value}
+
+
+def _metric_facts(unit: str, temporality: int, monotonic: bool) -> dict[str, Any]:
+    facts = {
+        "metric.unit": unit, "metric.temporality": _TEMPORALITIES.get(temporality), "metric.monotonic": monotonic
+    }  # fmt: skip
+    return {key: value for key, value in facts.items() if value}
+
+
 def _metrics(message: Any) -> Iterator[tuple[dict[str, Any], list[Record]]]:
     for block in message.resource_metrics:
-        records = [record for scope in block.scope_metrics for metric in scope.metrics for record in _metric(metric)]
+        records = [
+            record
+            for scope in block.scope_metrics
+            for shared in (_scope(scope.scope),)
+            for metric in scope.metrics
+            for record in _metric(metric, shared)
+        ]
         yield pairs(block.resource.attributes), records
 
 
-def _metric(metric: Any) -> Iterator[Record]:
+def _metric(metric: Any, scope: Common) -> Iterator[Record]:
     name, kind = metric.name, metric.WhichOneof("data")
-    if kind in ("gauge", "sum"):
-        for point in getattr(metric, kind).data_points:
-            yield number_point(name, point)
-    elif kind:
-        for point in getattr(metric, kind).data_points:
-            attributes = pairs(point.attributes)
-            attributes["count"], attributes["sum"] = point.count, point.sum
-            if kind == "histogram":
-                attributes["bounds"] = list(point.explicit_bounds)
-                attributes["buckets"] = list(point.bucket_counts)
-            elif kind == "summary":
-                attributes["quantiles"] = {str(item.quantile): item.value for item in point.quantile_values}
-            mean = point.sum / point.count if point.count else None
-            yield Record(name, point.time_unix_nano, mean, None, attributes)
+    if not kind:
+        return
+    data, shared = getattr(metric, kind), scope
+    summed = kind not in ("gauge", "summary")
+    if metric.unit or summed:
+        temporality = data.aggregation_temporality if summed else 0
+        shared = {**scope, **_metric_facts(metric.unit, temporality, kind == "sum" and data.is_monotonic)}
+    for point in data.data_points:
+        if kind in ("gauge", "sum"):
+            yield number_point(name, point, shared)
+            continue
+        attributes = {**pairs(point.attributes), **shared, "count": point.count, "sum": point.sum}
+        if kind == "summary":
+            attributes["quantiles"] = {str(item.quantile): item.value for item in point.quantile_values}
+        else:
+            attributes |= {side: getattr(point, side) for side in ("min", "max") if point.HasField(side)}
+        if kind == "histogram":
+            attributes["bounds"], attributes["buckets"] = list(point.explicit_bounds), list(point.bucket_counts)
+        elif kind == "exponential_histogram":
+            attributes |= {"scale": point.scale, "zero_count": point.zero_count}
+            attributes |= {
+                side: {"offset": buckets.offset, "buckets": list(buckets.bucket_counts)}
+                for side in ("positive", "negative")
+                if (buckets := getattr(point, side)).bucket_counts
+            }
+        mean = point.sum / point.count if point.count else None
+        yield Record(name, point.time_unix_nano, mean, None, attributes)
 
 
-def number_point(name: str, point: Any) -> Record:
+def number_point(name: str, point: Any, shared: Common) -> Record:
     """One protobuf data point of a gauge or sum."""
     which = point.WhichOneof("value")
     value = float(getattr(point, which)) if which else None
-    return Record(name, point.time_unix_nano, value, None, pairs(point.attributes))
+    attributes = pairs(point.attributes)
+    if shared:
+        attributes |= shared
+    return Record(name, point.time_unix_nano, value, None, attributes)
 
 
 def _logs(message: Any) -> Iterator[tuple[dict[str, Any], list[Record]]]:
     for block in message.resource_logs:
-        records = [log_record(log) for scope in block.scope_logs for log in scope.log_records]
+        records = [
+            log_record(log, shared)
+            for scope in block.scope_logs
+            for shared in (_scope(scope.scope),)
+            for log in scope.log_records
+        ]
         yield pairs(block.resource.attributes), records
 
 
-def log_record(log: Any) -> Record:
+def log_record(log: Any, shared: Common) -> Record:
     """One protobuf log record."""
     attributes = pairs(log.attributes)
+    if shared:
+        attributes |= shared
     if log.severity_number:
         attributes["severity_number"] = log.severity_number
-    if log.trace_id:
+    if log.severity_text:
+        attributes["severity_text"] = log.severity_text
+    if log.trace_id or log.span_id:
         attributes["trace_id"], attributes["span_id"] = log.trace_id.hex(), log.span_id.hex()
     body = _value(log.body)
     text = body if body is None or isinstance(body, str) else orjson.dumps(body).decode()
@@ -139,21 +229,30 @@ def log_record(log: Any) -> Record:
 
 def _traces(message: Any) -> Iterator[tuple[dict[str, Any], list[Record]]]:
     for block in message.resource_spans:
-        records = [_span(span) for scope in block.scope_spans for span in scope.spans]
+        records = [
+            _span(span, shared)
+            for scope in block.scope_spans
+            for shared in (_scope(scope.scope),)
+            for span in scope.spans
+        ]
         yield pairs(block.resource.attributes), records
 
 
-def _span(span: Any) -> Record:
-    attributes = pairs(span.attributes)
+def _span(span: Any, shared: Common) -> Record:
+    attributes = {**pairs(span.attributes), **shared}
     attributes["trace_id"], attributes["span_id"] = span.trace_id.hex(), span.span_id.hex()
-    if span.parent_span_id:
-        attributes["parent_span_id"] = span.parent_span_id.hex()
-    if span.status.code:
-        attributes["status_code"] = span.status.code
-    if span.events:
-        attributes["events"] = [
+    facts = {
+        "parent_span_id": span.parent_span_id.hex(), "trace_state": span.trace_state, "span_kind": span.kind,
+        "status_code": span.status.code,
+        "events": [
             {"name": event.name, "time": event.time_unix_nano, **pairs(event.attributes)} for event in span.events
-        ]
+        ],
+        "links": [
+            {"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex(), **pairs(link.attributes)}
+            for link in span.links
+        ],
+    }  # fmt: skip
+    attributes |= {key: value for key, value in facts.items() if value}
     milliseconds = (span.end_time_unix_nano - span.start_time_unix_nano) / 1e6
     return Record(span.name, span.start_time_unix_nano, milliseconds, span.status.message or None, attributes)
 
@@ -197,6 +296,20 @@ def _integer(content: Any) -> int:
     return value
 
 
+def _count(content: Any) -> int:
+    value = int(content or 0)
+    if not 0 <= value < 1 << 64:
+        raise ValueError("a count has more than 64 bits, or is negative")
+    return value
+
+
+def _number(kind: Any, content: Any) -> int:
+    """The number of an enumeration's value, which may be given by its name."""
+    if isinstance(content, str) and not content.lstrip("-").isdigit():
+        return int(kind.Value(content))
+    return _integer(content or 0)
+
+
 def _json_pairs(attributes: Any) -> dict[str, Any]:
     return {str(item["key"]): _json_value(item.get("value") or {}) for item in attributes or ()}
 
@@ -205,52 +318,89 @@ def _resource(block: dict[str, Any]) -> dict[str, Any]:
     return _json_pairs((block.get("resource") or {}).get("attributes"))
 
 
-def _json_metrics(tree: Any) -> Iterator[tuple[dict[str, Any], list[Record]]]:
+def _json_scope(block: dict[str, Any]) -> Common:
+    scope = block.get("scope") or {}
+    name, version = str(scope.get("name") or ""), str(scope.get("version") or "")
+    return _named(name, version, _json_pairs(scope.get("attributes")))
+
+
+_ODD: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError)
+"""What records raise that are not what they should be."""
+
+
+def _each(items: Any, read: Callable[..., Record], *more: Any) -> Iterator[Record | Odd]:
+    """Every record that can be read, and why another cannot."""
+    for item in items or ():
+        try:
+            yield read(item, *more)
+        except _ODD as error:
+            yield Odd(f"it is not OTLP/JSON: {type(error).__name__}: {error}"[:200])
+
+
+def _json_metrics(tree: Any) -> Iterator[tuple[dict[str, Any], list[Record | Odd]]]:
     for block in tree.get("resourceMetrics") or ():
-        records = [
-            record
-            for scope in block.get("scopeMetrics") or ()
-            for metric in scope.get("metrics") or ()
-            for record in _json_metric(metric)
-        ]
+        records: list[Record | Odd] = []
+        for scope in block.get("scopeMetrics") or ():
+            shared = _json_scope(scope)
+            for metric in scope.get("metrics") or ():
+                for kind in _KINDS:
+                    data = metric.get(kind) or {}
+                    records += _each(data.get("dataPoints"), _json_point, metric, kind, data, shared)
         yield _resource(block), records
 
 
-def _json_metric(metric: dict[str, Any]) -> Iterator[Record]:
+_KINDS: Final = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
+
+
+def _json_point(
+    point: dict[str, Any], metric: dict[str, Any], kind: str, data: dict[str, Any], scope: Common
+) -> Record:
     name = str(metric["name"])
-    for kind in ("gauge", "sum"):
-        for point in (metric.get(kind) or {}).get("dataPoints") or ():
-            raw = point.get("asDouble", point.get("asInt"))
-            value = None if raw is None else float(raw)
-            yield Record(name, int(point.get("timeUnixNano") or 0), value, None, _json_pairs(point.get("attributes")))
-    for kind in ("histogram", "exponentialHistogram", "summary"):
-        for point in (metric.get(kind) or {}).get("dataPoints") or ():
-            attributes = _json_pairs(point.get("attributes"))
-            count, total = int(point.get("count") or 0), float(point.get("sum") or 0.0)
-            attributes["count"], attributes["sum"] = count, total
-            if kind == "histogram":
-                attributes["bounds"] = [float(bound) for bound in point.get("explicitBounds") or ()]
-                attributes["buckets"] = [int(number) for number in point.get("bucketCounts") or ()]
-            elif kind == "summary":
-                attributes["quantiles"] = {
-                    str(item.get("quantile", 0)): item.get("value") for item in point.get("quantileValues") or ()
-                }
-            mean = total / count if count else None
-            yield Record(name, int(point.get("timeUnixNano") or 0), mean, None, attributes)
+    temporality = _number(AggregationTemporality, data.get("aggregationTemporality"))
+    facts = _metric_facts(str(metric.get("unit") or ""), temporality, bool(data.get("isMonotonic")))
+    time = int(point.get("timeUnixNano") or 0)
+    attributes = {**_json_pairs(point.get("attributes")), **scope, **facts}
+    if kind in ("gauge", "sum"):
+        raw = point.get("asDouble", point.get("asInt"))
+        return Record(name, time, None if raw is None else float(raw), None, attributes)
+    count, total = _count(point.get("count")), float(point.get("sum") or 0.0)
+    attributes |= {"count": count, "sum": total}
+    if kind == "summary":
+        attributes["quantiles"] = {
+            str(float(item.get("quantile") or 0)): float(item.get("value") or 0)
+            for item in point.get("quantileValues") or ()
+        }
+    else:
+        attributes |= {side: float(point[side]) for side in ("min", "max") if point.get(side) is not None}
+    if kind == "histogram":
+        attributes["bounds"] = [float(bound) for bound in point.get("explicitBounds") or ()]
+        attributes["buckets"] = [_count(number) for number in point.get("bucketCounts") or ()]
+    elif kind == "exponentialHistogram":
+        attributes |= {"scale": _integer(point.get("scale") or 0), "zero_count": _count(point.get("zeroCount"))}
+        for side in ("positive", "negative"):
+            buckets = point.get(side) or {}
+            counts = [_count(number) for number in buckets.get("bucketCounts") or ()]
+            if counts:
+                attributes[side] = {"offset": _integer(buckets.get("offset") or 0), "buckets": counts}
+    return Record(name, time, total / count if count else None, None, attributes)
 
 
-def _json_logs(tree: Any) -> Iterator[tuple[dict[str, Any], list[Record]]]:
+def _json_logs(tree: Any) -> Iterator[tuple[dict[str, Any], list[Record | Odd]]]:
     for block in tree.get("resourceLogs") or ():
-        records = [_json_log(log) for scope in block.get("scopeLogs") or () for log in scope.get("logRecords") or ()]
+        records: list[Record | Odd] = []
+        for scope in block.get("scopeLogs") or ():
+            records += _each(scope.get("logRecords"), _json_log, _json_scope(scope))
         yield _resource(block), records
 
 
-def _json_log(log: dict[str, Any]) -> Record:
-    attributes = _json_pairs(log.get("attributes"))
-    if log.get("severityNumber"):
-        attributes["severity_number"] = log["severityNumber"]
-    if log.get("traceId"):
-        attributes["trace_id"], attributes["span_id"] = str(log["traceId"]), str(log.get("spanId") or "")
+def _json_log(log: dict[str, Any], shared: Common) -> Record:
+    attributes = {**_json_pairs(log.get("attributes")), **shared}
+    if severity := _number(SeverityNumber, log.get("severityNumber")):
+        attributes["severity_number"] = severity
+    if log.get("severityText"):
+        attributes["severity_text"] = str(log["severityText"])
+    if log.get("traceId") or log.get("spanId"):
+        attributes["trace_id"], attributes["span_id"] = str(log.get("traceId") or ""), str(log.get("spanId") or "")
     body = _json_value(log.get("body") or {})
     text = body if body is None or isinstance(body, str) else orjson.dumps(body).decode()
     name = log.get("eventName") or attributes.get("event.name") or "log"
@@ -258,31 +408,41 @@ def _json_log(log: dict[str, Any]) -> Record:
     return Record(str(name), time, None, text, attributes)
 
 
-def _json_traces(tree: Any) -> Iterator[tuple[dict[str, Any], list[Record]]]:
+def _json_traces(tree: Any) -> Iterator[tuple[dict[str, Any], list[Record | Odd]]]:
     for block in tree.get("resourceSpans") or ():
-        records = [_json_span(span) for scope in block.get("scopeSpans") or () for span in scope.get("spans") or ()]
+        records: list[Record | Odd] = []
+        for scope in block.get("scopeSpans") or ():
+            records += _each(scope.get("spans"), _json_span, _json_scope(scope))
         yield _resource(block), records
 
 
-def _json_span(span: dict[str, Any]) -> Record:
-    attributes = _json_pairs(span.get("attributes"))
+def _json_span(span: dict[str, Any], shared: Common) -> Record:
+    attributes = {**_json_pairs(span.get("attributes")), **shared}
     attributes["trace_id"], attributes["span_id"] = str(span.get("traceId") or ""), str(span.get("spanId") or "")
-    if span.get("parentSpanId"):
-        attributes["parent_span_id"] = str(span["parentSpanId"])
     status = span.get("status") or {}
-    if status.get("code"):
-        attributes["status_code"] = status["code"]
-    if span.get("events"):
-        attributes["events"] = [
+    facts = {
+        "parent_span_id": str(span.get("parentSpanId") or ""), "trace_state": str(span.get("traceState") or ""),
+        "span_kind": _number(Span.SpanKind, span.get("kind")),
+        "status_code": _number(Status.StatusCode, status.get("code")),
+        "events": [
             {
-                "name": str(event.get("name") or ""),
-                "time": int(event.get("timeUnixNano") or 0),
+                "name": str(event.get("name") or ""), "time": _count(event.get("timeUnixNano")),
                 **_json_pairs(event.get("attributes")),
             }
-            for event in span["events"]
-        ]
+            for event in span.get("events") or ()
+        ],
+        "links": [
+            {
+                "trace_id": str(link.get("traceId") or ""), "span_id": str(link.get("spanId") or ""),
+                **_json_pairs(link.get("attributes")),
+            }
+            for link in span.get("links") or ()
+        ],
+    }  # fmt: skip
+    attributes |= {key: value for key, value in facts.items() if value}
     start, end = int(span.get("startTimeUnixNano") or 0), int(span.get("endTimeUnixNano") or 0)
-    return Record(str(span.get("name") or ""), start, (end - start) / 1e6, status.get("message") or None, attributes)
+    message = str(status.get("message") or "") or None
+    return Record(str(span.get("name") or ""), start, (end - start) / 1e6, message, attributes)
 
 
 _JSON: Final = {Signal.METRICS: _json_metrics, Signal.LOGS: _json_logs, Signal.TRACES: _json_traces}

@@ -12,13 +12,16 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
-from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 
+from ingero_echo.records import Origin, encoded_scope
 from ingero_kit.otlp_layout import Unfit, parts, read_varint
 from ingero_kit.otlp_server import Signal
 
 LEAST: Final = 16
 """Fewest records of one shape that are worth the trouble."""
+
+LONGEST_SCOPE: Final = 1024
+"""Most bytes of a scope; scopes that were read are remembered."""
 
 _LENGTH, _FIXED64, _VARINT = 2, 1, 0
 
@@ -27,19 +30,19 @@ Places = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Span(NamedTuple):
-    """One record: its place in the request, where it stands, and the metric it is a point of (empty for logs)."""
+    """One record: its place in the request, where it stands, and what it comes from."""
 
     ordinal: int
     start: int
     end: int
-    name: str
+    origin: Origin
 
 
 Run = tuple[int, int, int, int]
 """Records at equal distances: place of the first in the block, where it stands, the distance, how many they are."""
 
-Runs = dict[tuple[str, int], list[Run]]
-"""All records of a block, by metric and length."""
+Runs = dict[tuple[Origin, int], list[Run]]
+"""All records of a block, by origin and length."""
 
 
 class Resource(NamedTuple):
@@ -88,20 +91,25 @@ def _block(signal: Signal, body: bytes, start: int, end: int) -> Resource:
         elif signal is Signal.LOGS:
             count = _log_records(body, begin, stop, runs, count)
         else:
+            scope = b""
+            before = count
             for inner, at, to in _messages(body, begin, stop, (1, 2, 3)):
                 if inner == 2:
-                    count = _points(body, at, to, runs, count)
+                    count = _points(body, at, to, scope, runs, count)
                 else:
-                    _check_scope(inner, body[at:to])
+                    scope = _scope(inner, body[at:to], scope, before == count)
     return Resource(resource, runs, count)
 
 
-def _check_scope(number: int, content: bytes) -> None:
-    """Scope and schema address are not kept, but have to be what they should be."""
-    if number == 1:
-        InstrumentationScope.FromString(content)
-    else:
+def _scope(number: int, content: bytes, before: bytes, first: bool) -> bytes:
+    """The scope, encoded; it has to come once, before its records. The schema's address has to be text."""
+    if number != 1:
         content.decode()
+        return before
+    if before or not first or len(content) > LONGEST_SCOPE:
+        raise Unfit
+    encoded_scope(content)
+    return content
 
 
 def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int) -> int:
@@ -109,7 +117,7 @@ def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int) -> in
 
     Where the next record begins with the same tag and length, how many do so is looked up for all at once.
     """
-    alone = 0
+    alone, first, origin = 0, ordinal, Origin()
     while at < end:
         begun = at
         if body[at] != 0x12:
@@ -117,7 +125,7 @@ def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int) -> in
             length, at = read_varint(body, at)
             if tag not in (0x0A, 0x1A) or at + length > end:
                 raise Unfit
-            _check_scope(tag >> 3, body[at : at + length])
+            origin = Origin(scope=_scope(tag >> 3, body[at : at + length], origin.scope, first == ordinal))
             at += length
             continue
         length = body[at + 1]
@@ -135,7 +143,7 @@ def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int) -> in
         elif body.startswith(body[begun:at], begun + step):
             times = _alike(body, begun, end, step, at - begun)
             alone = 0 if times >= LEAST else LEAST
-        runs.setdefault(("", length), []).append((ordinal, at, step, times))
+        runs.setdefault((origin, length), []).append((ordinal, at, step, times))
         at = begun + step * times
         ordinal += times
     if at != end:
@@ -151,25 +159,31 @@ def _alike(body: bytes, start: int, end: int, step: int, width: int) -> int:
     return int(differ[0]) if len(differ) else count
 
 
-def _points(body: bytes, start: int, end: int, runs: Runs, ordinal: int) -> int:
-    name, kind, before = "", 0, ordinal
+def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal: int) -> int:
+    texts, kind, temporality, monotonic = {1: "", 2: "", 3: ""}, 0, 0, 0
+    points: list[tuple[int, int]] = []
     for number, begin, stop in _messages(body, start, end, (1, 2, 3, 5, 7)):
-        if number in (5, 7):
-            if kind not in (0, number):
-                raise Unfit
-            kind = number
-            for point in parts(body, begin, stop):
-                if point.number == 1 and point.kind == _LENGTH:
-                    runs.setdefault((name, point.end - point.start), []).append((ordinal, point.start, 0, 1))
-                    ordinal += 1
-                elif number == 5 or point.kind != _VARINT:
-                    raise Unfit
+        if number not in (5, 7):
+            texts[number] = body[begin:stop].decode()
             continue
-        text = body[begin:stop].decode()
-        if number == 1:
-            if ordinal != before:
+        if kind not in (0, number):
+            raise Unfit
+        kind = number
+        for point in parts(body, begin, stop):
+            if point.number == 1 and point.kind == _LENGTH:
+                points.append((point.start, point.end))
+            elif number == 5 or point.kind != _VARINT:
                 raise Unfit
-            name = text
+            elif point.number == 2:
+                temporality, _ = read_varint(body, point.start)
+            elif point.number == 3:
+                monotonic, _ = read_varint(body, point.start)
+    if temporality > 2:
+        raise Unfit
+    origin = Origin(texts[1], scope, texts[3], temporality, bool(monotonic))
+    for begin, stop in points:
+        runs.setdefault((origin, stop - begin), []).append((ordinal, begin, 0, 1))
+        ordinal += 1
     return ordinal
 
 
@@ -248,13 +262,13 @@ class Group:
     starts: Places
     places: list[Place]
     template: bytes
-    name: str
+    origin: Origin
     rest: list[Span] = field(default_factory=list)
     """Records of this length that have another shape."""
 
     def spans(self) -> list[Span]:
         """Its records one by one, for the parser."""
-        return _spans(self.ordinals, self.starts, len(self.template), self.name)
+        return _spans(self.ordinals, self.starts, len(self.template), self.origin)
 
     def find(self, kind: str, key: str = "") -> Place | None:
         """The place of a kind, or of an attribute."""
@@ -292,10 +306,10 @@ def groups(signal: Signal, body: bytes, resource: Resource, first: int) -> tuple
     """
     shaped: list[Group] = []
     rest: list[Span] = []
-    for (name, length), runs in resource.runs.items():
+    for (origin, length), runs in resource.runs.items():
         if not length or sum(run[3] for run in runs) < LEAST:
             rest += [
-                Span(first + ordinal + one, start + one * step, start + one * step + length, name)
+                Span(first + ordinal + one, start + one * step, start + one * step + length, origin)
                 for ordinal, start, step, times in runs
                 for one in range(times)
             ]
@@ -303,9 +317,9 @@ def groups(signal: Signal, body: bytes, resource: Resource, first: int) -> tuple
         ordinals, starts = _unrolled(runs)
         ordinals += first
         try:
-            group = _group(signal, body, name, length, ordinals, starts)
+            group = _group(signal, body, origin, length, ordinals, starts)
         except Unfit:
-            rest += _spans(ordinals, starts, length, name)
+            rest += _spans(ordinals, starts, length, origin)
             continue
         shaped.append(group)
         rest += group.rest
@@ -319,12 +333,12 @@ def _unrolled(runs: list[Run]) -> tuple[Places, Places]:
     return np.repeat(ordinal, times) + within, np.repeat(start, times) + np.repeat(step, times) * within
 
 
-def _spans(ordinals: Places, starts: Places, length: int, name: str) -> list[Span]:
+def _spans(ordinals: Places, starts: Places, length: int, origin: Origin) -> list[Span]:
     pairs = zip(ordinals.tolist(), starts.tolist(), strict=True)
-    return [Span(ordinal, start, start + length, name) for ordinal, start in pairs]
+    return [Span(ordinal, start, start + length, origin) for ordinal, start in pairs]
 
 
-def _group(signal: Signal, body: bytes, name: str, length: int, ordinals: Places, starts: Places) -> Group:
+def _group(signal: Signal, body: bytes, origin: Origin, length: int, ordinals: Places, starts: Places) -> Group:
     template = body[starts[0] : starts[0] + length]
     found = places(signal, template)
     matrix = _matrix(body, starts, length)
@@ -333,11 +347,11 @@ def _group(signal: Signal, body: bytes, name: str, length: int, ordinals: Places
         free[place.offset : place.offset + place.length] = True
     fits = (matrix == matrix[0])[:, ~free].all(axis=1)
     if fits.all():
-        return Group(matrix, ordinals, starts, found, template, name)
+        return Group(matrix, ordinals, starts, found, template, origin)
     if fits.sum() < LEAST:
         raise Unfit
-    rest = _spans(ordinals[~fits], starts[~fits], length, name)
-    return Group(matrix[fits], ordinals[fits], starts[fits], found, template, name, rest)
+    rest = _spans(ordinals[~fits], starts[~fits], length, origin)
+    return Group(matrix[fits], ordinals[fits], starts[fits], found, template, origin, rest)
 
 
 def _matrix(body: bytes, starts: Places, length: int) -> Bytes:

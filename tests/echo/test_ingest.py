@@ -13,8 +13,10 @@ import httpx
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
+from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 
 from ingero_contract import attributes, echo, metrics, routes
+from ingero_echo.ingest import decode
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report, to_json
 from ingero_kit.otlp_server import Signal
@@ -176,7 +178,7 @@ def test_a_bad_record_is_left_out_and_named(service: Running, at: int | None, re
         (b"{", "application/json", 400),
         (b"[" * 100_000, "application/json", 400),
         (b'{"resourceLogs": 5}', "application/json", 400),
-        (b'{"resourceLogs": [{"scopeLogs": [{"logRecords": [{"timeUnixNano": "x"}]}]}]}', "application/json", 400),
+        (b'{"resourceLogs": [{"scopeLogs": [{"logRecords": 5}]}]}', "application/json", 400),
         (b"", "text/plain", 415),
     ],
 )
@@ -189,6 +191,130 @@ def test_rubbish_is_refused_and_the_next_request_is_served(
 
     assert answer.status_code == status
     assert push(service, telemetry.logs([("fine", "", {})], "rubbish")).status_code == 200
+
+
+GOOD = {"timeUnixNano": 0, "eventName": "good"}
+LOGS = '{"resourceLogs": [{"scopeLogs": [{"logRecords": %s}]}]}'
+METRICS = '{"resourceMetrics": [{"scopeMetrics": [{"metrics": %s}]}]}'
+SPANS = '{"resourceSpans": [{"scopeSpans": [{"spans": %s}]}]}'
+POINT = {"name": "m", "gauge": {"dataPoints": [{"asDouble": 1}]}}
+
+
+@pytest.mark.parametrize(
+    ("template", "good", "odd"),
+    [
+        (LOGS, GOOD, {"timeUnixNano": "x"}),
+        (LOGS, GOOD, "a text"),
+        (LOGS, GOOD, {"attributes": [{"key": "k", "value": {"intValue": "9" * 30}}]}),
+        (LOGS, GOOD, {"attributes": [{"key": "k", "value": {"kvlistValue": {"values": [{"key": []}]}}}]}),
+        (LOGS, GOOD, {"severityNumber": "LOUD"}),
+        (METRICS, POINT, {"gauge": {"dataPoints": [{"asDouble": 1}]}}),
+        (METRICS, POINT, {"name": "m", "gauge": {"dataPoints": [{"asDouble": "much"}]}}),
+        (METRICS, POINT, {"name": "m", "histogram": {"dataPoints": [{"count": str(1 << 70), "sum": 1}]}}),
+        (METRICS, POINT, {"name": "m", "histogram": {"dataPoints": [{"bucketCounts": [-1]}]}}),
+        (SPANS, {"name": "s"}, {"name": "s", "startTimeUnixNano": "soon"}),
+        (SPANS, {"name": "s"}, {"name": "s", "links": [5]}),
+    ],
+)  # fmt: skip
+def test_one_record_that_cannot_be_read_is_named_and_its_neighbours_are_kept(
+    template: str, good: dict[str, Any], odd: Any
+) -> None:
+    kind = {LOGS: Signal.LOGS, METRICS: Signal.METRICS, SPANS: Signal.TRACES}[template]
+    records = [*[good] * 5, odd, *[good] * 4]
+
+    batch = decode(kind, "json", (template % json.dumps(records)).encode(), "c", time.time_ns(), lambda _: True)
+
+    assert (len(batch.identities), batch.rejected) == (9, 1)
+    assert sum(part.num_rows for part in batch.tables["events"]) == 9
+    assert "it is not OTLP/JSON" in batch.message
+
+
+def test_values_of_another_kind_than_their_column_are_kept_in_words(service: Running) -> None:
+    odd = [
+        (echo.CAUSAL_CHAIN_EVENT, "", {echo.CAUSAL_CHAIN_ID: "k", echo.CHAIN_SEVERITY: 0, echo.CHAIN_ROOT_CAUSE: 7}),
+        (metrics.STRAGGLER_EVENT, "", {attributes.DOMINANT_SIGNAL: 3}),
+        (metrics.VERDICT_EVENT, "", {attributes.VERDICT_STATE: 1, attributes.VERDICT_SEVERITY: "high"}),
+        *[("neighbour", "", {})] * 20,
+    ]
+    point = telemetry.gauges([(metrics.COLLECTIVE_DURATION, 1.0, {attributes.NCCL_SEQ: True})], "kinds")
+
+    answers = [push(service, telemetry.logs(odd, "kinds")), push(service, point, "metrics")]
+
+    assert [(answer.status_code, answer.content) for answer in answers] == [(200, b"")] * 2
+    assert rows(service, "SELECT count(*) FROM events WHERE cluster_id = 'kinds'") == [[24]]
+    assert rows(service, "SELECT severity, root_cause FROM causal_chains WHERE cluster_id = 'kinds'") == [["0", "7"]]
+    assert rows(service, "SELECT kind, state, severity FROM verdicts WHERE cluster_id = 'kinds' ORDER BY source") == [
+        ["3", "healthy", None], [None, "1", None],
+    ]  # fmt: skip
+    assert rows(service, "SELECT sequence FROM collectives WHERE cluster_id = 'kinds'") == [[None]]
+
+
+def test_a_value_that_fits_no_column_costs_its_own_record_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingero_echo.ingest._word", lambda value: value)
+    chain = {echo.CAUSAL_CHAIN_ID: "k"}
+    records = [*[("fine", "", {})] * 30, (echo.CAUSAL_CHAIN_EVENT, "", {**chain, echo.CHAIN_SEVERITY: 5})]
+    records += [(echo.CAUSAL_CHAIN_EVENT, "", {**chain, echo.CHAIN_SEVERITY: "LOW"})]
+    body = telemetry.logs(records).SerializeToString()
+
+    batch = decode(Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
+
+    kept = [one for part in batch.tables["events"] for one in part["metric_name"].to_pylist()]
+    assert sorted(kept) == [*["fine"] * 30, echo.CAUSAL_CHAIN_EVENT]
+    assert len(batch.identities) == 31
+    assert [part["severity"].to_pylist() for part in batch.tables["causal_chains"]] == [["LOW"]]
+    assert "does not fit the table causal_chains" in batch.message
+
+
+def test_what_otlp_says_beside_the_attributes_is_kept(service: Running) -> None:
+    scope = InstrumentationScope(name="lib", version="1.2", attributes=telemetry.pairs({"k": 1}))
+    trace = telemetry.spans(["served"], "beside")
+    trace.resource_spans[0].scope_spans[0].scope.CopyFrom(scope)
+    span = trace.resource_spans[0].scope_spans[0].spans[0]
+    span.kind, span.trace_state = 2, "a=b"
+    link = span.links.add(trace_id=bytes(16), span_id=bytes(8))
+    link.attributes.extend(telemetry.pairs({"why": "retry"}))
+    log = telemetry.logs([("said", "", {})], "beside")
+    log.resource_logs[0].scope_logs[0].scope.CopyFrom(scope)
+    log.resource_logs[0].scope_logs[0].log_records[0].severity_text = "Warning"
+    points = telemetry.gauges([("total", 1.0, {}), ("spread", 0.0, {})], "beside")
+    total, spread = points.resource_metrics[0].scope_metrics[0].metrics
+    total.unit, spread.unit = "By", "ms"
+    at = total.gauge.data_points[0].time_unix_nano
+    total.sum.data_points.add(time_unix_nano=at, as_double=3)
+    total.sum.aggregation_temporality, total.sum.is_monotonic = 2, True
+    point = spread.exponential_histogram.data_points.add(time_unix_nano=at, count=7, sum=9, scale=3, zero_count=1)
+    point.positive.offset, point.max = 4, 2.5
+    point.positive.bucket_counts.extend([1, 2, 3])
+    spread.exponential_histogram.aggregation_temporality = 1
+
+    for kind, message in (("traces", trace), ("logs", log), ("metrics", points)):
+        assert push(service, message, kind).content == b""
+        as_json = web.post(
+            service.url("otlp/http", PATHS[kind] + "?cluster_id=beside-json"), content=to_json(message),
+            headers={"content-type": "application/json"},
+        )  # fmt: skip
+        assert as_json.json() == {}
+
+    from_scope = {"otel.scope.name": "lib", "otel.scope.version": "1.2", "otel.scope.attributes": {"k": 1}}
+    found = {
+        (cluster, name): json.loads(text)
+        for cluster, name, text in rows(
+            service, "SELECT cluster_id, metric_name, attributes FROM events WHERE cluster_id LIKE 'beside%'"
+        )
+    }
+    assert len(found) == 8
+    for cluster in ("beside", "beside-json"):
+        said = found[cluster, "served"]
+        assert said.items() >= {**from_scope, "span_kind": 2, "trace_state": "a=b"}.items()
+        assert [link["why"] for link in said["links"]] == ["retry"]
+        assert found[cluster, "said"] == {**from_scope, "severity_text": "Warning"}
+        assert found[cluster, "total"] == {
+            "metric.unit": "By", "metric.temporality": "cumulative", "metric.monotonic": True
+        }  # fmt: skip
+        assert found[cluster, "spread"] == {
+            "metric.unit": "ms", "metric.temporality": "delta", "count": 7, "sum": 9.0, "max": 2.5, "scale": 3,
+            "zero_count": 1, "positive": {"offset": 4, "buckets": [1, 2, 3]},
+        }  # fmt: skip
 
 
 def test_not_a_number_infinity_and_odd_text_survive(service: Running) -> None:

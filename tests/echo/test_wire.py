@@ -14,6 +14,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, NumberDataPoint, 
 from ingero_contract import attributes, echo
 from ingero_echo import ingest
 from ingero_echo.records import Malformed
+from ingero_kit.otlp_layout import write_varint
 from ingero_kit.otlp_server import Signal
 from ingero_testing import telemetry
 
@@ -146,3 +147,45 @@ def test_messages_of_different_kinds_may_be_joined(monkeypatch: pytest.MonkeyPat
     tables, _, _ = same(Signal.METRICS, joined.SerializeToString(), monkeypatch)
 
     assert len(tables["events"]) == 60
+
+
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(st.tuples(TEXTS, TEXTS, st.sampled_from([0, 1, 2, 7]), st.booleans()), min_size=1, max_size=4),
+    st.integers(1, 40), st.booleans(),
+)  # fmt: skip
+def test_scopes_units_and_temporality(
+    monkeypatch: pytest.MonkeyPatch, kinds: list[Any], repeats: int, scope_last: bool
+) -> None:
+    points, records = ExportMetricsServiceRequest(), ExportLogsServiceRequest()
+    bare = b""
+    for scope, unit, temporality, monotonic in kinds:
+        block = telemetry.gauges([], at=NOW).resource_metrics[0]
+        block.scope_metrics[0].scope.name = scope
+        for number in range(repeats):
+            data = Sum(aggregation_temporality=temporality, is_monotonic=monotonic)
+            data.data_points.add(time_unix_nano=NOW, as_double=number)
+            block.scope_metrics[0].metrics.append(Metric(name="m", unit=unit, sum=data))
+        points.resource_metrics.append(block)
+        lines = telemetry.logs([("e", str(number), {}) for number in range(repeats)], at=NOW).resource_logs[0]
+        lines.scope_logs[0].scope.name = scope
+        records.resource_logs.append(lines)
+        if scope_last:  # legal, though no encoder writes it so
+            inner = lines.scope_logs[0]
+            content, head = inner.scope.SerializeToString(), inner.SerializeToString()
+            inner.ClearField("scope")
+            tail = inner.SerializeToString() + head[: len(head) - len(inner.SerializeToString())]
+            resource = lines.resource.SerializeToString()
+            whole = _field(1, resource) + _field(2, tail)
+            bare += _field(1, whole)
+            assert content in tail
+
+    same(Signal.METRICS, points.SerializeToString(), monkeypatch)
+    fast = same(Signal.LOGS, records.SerializeToString(), monkeypatch)
+    if scope_last:
+        events = [row[1:] for row in same(Signal.LOGS, bare, monkeypatch)[0]["events"]]
+        assert sorted(events) == sorted(row[1:] for row in fast[0]["events"])
+
+
+def _field(number: int, content: bytes) -> bytes:
+    return write_varint(number << 3 | 2) + write_varint(len(content)) + content
