@@ -47,7 +47,9 @@ class Echo:
         self._uvicorn: Server | None = None
         self._http: OtlpHttpReceiver | None = None
         self._grpc: OtlpGrpcReceiver | None = None
-        self._page = EchoPage(lambda: self._writer, lambda: self._intake)
+        self._page = EchoPage(
+            lambda: self._writer, lambda: self._intake, lambda: self._doors.questions(), lambda: self._doors.ended()
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
 

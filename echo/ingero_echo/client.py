@@ -8,6 +8,8 @@ import urllib.parse
 from dataclasses import dataclass
 from typing import Any
 
+import anyio.to_thread
+
 from ingero_contract import echo
 from ingero_echo.errors import Refused
 
@@ -86,7 +88,7 @@ class RemoteDesk:
 
     client: ApiClient
 
-    def call(self, identity: Any, tool: str, arguments: dict[str, Any]) -> RemoteReply:
+    async def call(self, identity: Any, tool: str, arguments: dict[str, Any]) -> RemoteReply:
         """Answer one call; the token of the client decides what may be asked."""
-        body = self.client.tool(tool, arguments)
+        body = await anyio.to_thread.run_sync(self.client.tool, tool, arguments)
         return RemoteReply(body, body.get("summary") or f"{body.get('row_count', 0)} rows.")

@@ -1,9 +1,14 @@
-"""Where questions are answered, whichever door they came through: check, confine, run, put into words."""
+"""Where questions are answered, whichever door they came through: wait for a turn, run, put into words.
 
+Echo's own questions run on threads of this process; SQL of users' own goes to processes that can be ended.
+"""
+
+import asyncio
 import base64
 import re
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,10 +19,12 @@ from ingero_echo.answers import ANSWERS
 from ingero_echo.answers.table import Answer, Arguments
 from ingero_echo.auth import Identity, Scope
 from ingero_echo.errors import Refused
-from ingero_echo.questions import Result, Turns, run
-from ingero_echo.sandbox import MAX_TEXT, confine
+from ingero_echo.questions import Result, Stop, run
+from ingero_echo.sandbox import MAX_TEXT
 from ingero_echo.settings import EchoConfig
+from ingero_echo.sql_pool import SqlPool
 from ingero_echo.store import Store, volume_used
+from ingero_echo.turns import Turns
 from ingero_echo.window import Window, parse_moment, scoped
 from ingero_kit.settings import parse_duration
 
@@ -84,36 +91,47 @@ class Desk:
     def __init__(self, config: EchoConfig, store: Callable[[], Store | None]) -> None:
         self._config = config
         self._store = store
-        self._turns = Turns(config.query)
+        query = config.query
+        self.turns = Turns(query.at_once, query.queue_wait)
+        """Places for Echo's own questions."""
+        self.sql_turns = Turns(query.sql_at_once, query.queue_wait)
+        """Places for users' SQL."""
+        self.sql_pool = SqlPool(config)
+        self._threads = ThreadPoolExecutor(query.at_once + query.sql_at_once, "question")
 
     def deaf(self, now: float) -> bool:
         """Whether a query goes on that cannot be cancelled; `now` on the monotonic clock."""
-        return self._turns.deaf(now)
+        return self.turns.deaf(now, self._config.query.timeout)
 
     def volume_used(self) -> float | None:
         """Used share of the volume that the database is on, 0 to 1."""
         return volume_used(self._config.store.path)
 
-    def call(self, identity: Identity, tool: str, arguments: dict[str, Any]) -> Reply:
-        """Answer one call of a tool; blocks, so call it on a thread.
+    def close(self) -> None:
+        """End the processes that wait for SQL."""
+        self.sql_pool.close()
+        self._threads.shutdown(wait=False)
+
+    async def call(self, identity: Identity, tool: str, arguments: dict[str, Any]) -> Reply:
+        """Answer one call of a tool. Who is cancelled while it waits leaves the queue, or ends the query.
 
         Raises `Refused`.
         """
         if tool == ANALYSIS:
             given = _validate(AnalysisArguments, arguments)
-            return self.sql(identity, given.sql, given.limit)
+            return await self._sql(identity, given.sql, given.limit)
         answer = ANSWERS.get(tool)
         if answer is None:
             raise Refused("unknown_tool", f"there is no tool {tool[:100]!r}", f"see {echo.TOOLS_LIST}", status=404)
         if not identity.may(Scope.READ):
             raise _forbidden(Scope.READ)
-        return self._answer(identity, answer, _validate(answer.arguments, arguments))
+        given = _validate(answer.arguments, arguments)
+        store, question = self._open(), self._question(identity, answer, given)
+        async with self.turns.turn(identity.digest or identity.name):
+            return await self._on_thread(lambda stop: self._answer(store, answer, given, question, stop))
 
-    def sql(self, identity: Identity, text: str, limit: int) -> Reply:
-        """Run a query of the asker's own.
-
-        Raises `Refused`.
-        """
+    async def _sql(self, identity: Identity, text: str, limit: int) -> Reply:
+        """Run a query of the asker's own."""
         if not identity.may(Scope.SQL):
             raise _forbidden(Scope.SQL)
         if identity.clusters is not None and not self._config.api.sql_for_tenants:
@@ -121,19 +139,26 @@ class Desk:
                 "forbidden", "SQL is not for tokens that are bound to clusters",
                 "use the other tools, or have api.sql_for_tenants set", status=403,
             )  # fmt: skip
-        store = self._open()
-        with self._turns.turn(identity.digest or identity.name):
-            sql = confine(text, Window(clusters=identity.clusters), store.cursor())
-            result = run(store.cursor(), sql, {}, self._config.query, min(limit, self._config.query.max_rows))
-        rows = result.lists()
-        body = {
-            "columns": result.columns,
-            "rows": rows,
-            "row_count": len(rows),
-            "truncated": result.truncated,
-        }
-        more = ", and there are more" if result.truncated else ""
-        return Reply(body, result, f"{len(rows)} rows of {len(result.columns)} columns{more}.")
+        store, most = self._open(), min(limit, self._config.query.max_rows)
+
+        def ask(stop: Stop) -> Reply:
+            return _table(self.sql_pool.run(store.snapshots, text, identity.clusters, most, stop))
+
+        async with self.sql_turns.turn(identity.digest or identity.name):
+            return await self._on_thread(ask)
+
+    async def _on_thread(self, work: Callable[[Stop], Reply]) -> Reply:
+        """Run blocking work; who is cancelled meanwhile stops it, and goes on once it has ended."""
+        stop = Stop()
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work, stop)
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            stop.ask()
+            await asyncio.wait([running])
+            if not running.cancelled():
+                running.exception()  # it was asked for by nobody
+            raise
 
     def _open(self) -> Store:
         store = self._store()
@@ -141,8 +166,8 @@ class Desk:
             raise Refused("not_ready", "the database is still being opened", "ask again", status=503, retry_seconds=1)
         return store
 
-    def _answer(self, identity: Identity, answer: Answer, given: Any) -> Reply:
-        store = self._open()
+    def _question(self, identity: Identity, answer: Answer, given: Any) -> tuple[str, dict[str, Any], int]:
+        """SQL, parameters and most rows of one of Echo's own questions."""
         window, extra = _window(identity, given)
         limit = min(given.limit, self._config.query.max_rows)
         values = {**given.model_dump(), **extra}
@@ -152,11 +177,13 @@ class Desk:
             values |= answer.parameters(given, self._config.cost)
         used = set(re.findall(r"\$(\w+)", answer.sql))
         sql = f"{scoped(answer.sql, window)} LIMIT {limit + 1}"
-        with self._turns.turn(identity.digest or identity.name):
-            result = run(
-                store.cursor(), sql, {name: value for name, value in values.items() if name in used},
-                self._config.query, limit,
-            )  # fmt: skip
+        return sql, {name: value for name, value in values.items() if name in used}, limit
+
+    def _answer(
+        self, store: Store, answer: Answer, given: Any, question: tuple[str, dict[str, Any], int], stop: Stop
+    ) -> Reply:
+        sql, parameters, limit = question
+        result = run(store.cursor(), sql, parameters, self._config.query, limit, stop)
         rows = result.objects()
         following = None
         if answer.paged and result.truncated and rows:
@@ -164,6 +191,14 @@ class Desk:
         text = answer.sentence(rows, given)
         body = {"summary": text, "rows": rows, "truncated": result.truncated, "next_cursor": following}
         return Reply(body, result, text)
+
+
+def _table(result: Result) -> Reply:
+    """Rows of SQL in words."""
+    rows = result.lists()
+    body = {"columns": result.columns, "rows": rows, "row_count": len(rows), "truncated": result.truncated}
+    more = ", and there are more" if result.truncated else ""
+    return Reply(body, result, f"{len(rows)} rows of {len(result.columns)} columns{more}.")
 
 
 def _forbidden(scope: Scope) -> Refused:

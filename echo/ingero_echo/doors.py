@@ -40,14 +40,28 @@ class Doors:
         pages = await asyncio.to_thread(importlib.import_module, "ingero_echo.json_api")
         self._desk = desk = desks.Desk(self._config, self._store)
         self._api.set_result(pages.make_api(desk, lambda: self._store() is not None, self._registry, self._backup))
-        async with self._sessions(desk) as serve:
-            self._mcp.set_result(serve)
-            log.info("front_ends_ready")
-            await asyncio.Event().wait()
+        try:
+            async with self._sessions(desk) as serve:
+                self._mcp.set_result(serve)
+                log.info("front_ends_ready")
+                await asyncio.Event().wait()
+        finally:
+            desk.close()
 
     def deaf(self, now: float) -> bool:
         """Whether a query goes on that cannot be cancelled; `now` on the monotonic clock."""
         return self._desk is not None and bool(self._desk.deaf(now))
+
+    def questions(self) -> dict[str, tuple[int, int]]:
+        """Questions that run and that wait, by kind."""
+        if self._desk is None:
+            return {}
+        kinds = {"tool": self._desk.turns, "sql": self._desk.sql_turns}
+        return {kind: (turns.running, turns.waiting) for kind, turns in kinds.items()}
+
+    def ended(self) -> int:
+        """Processes of users' SQL that had to be replaced."""
+        return 0 if self._desk is None else int(self._desk.sql_pool.ended)
 
     @contextlib.asynccontextmanager
     async def _sessions(self, desk: Any) -> AsyncIterator[Any]:

@@ -7,7 +7,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ingero_echo.store import TABLES, Store, StoreError
+from ingero_echo.store import Store, StoreError
+from ingero_echo.tables import TABLES
 
 _CHUNK: Final = 100_000
 

@@ -1,7 +1,8 @@
 """The JSON API: parse, ask the desk, encode. JSON, CSV and Arrow by Accept."""
 
+import asyncio
 import io
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Annotated, Any, Final
 
 import orjson
@@ -21,6 +22,7 @@ from ingero_echo.auth import Identity, Scope
 from ingero_echo.desk import ANALYSIS, TOOLS, AnalysisArguments, Desk, Reply, Tool
 from ingero_echo.errors import Refused
 from ingero_echo.guard import OPEN
+from ingero_echo.questions import cancelled
 
 CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -128,6 +130,30 @@ def require(request: Request, scope: Scope) -> Identity:
     return identity
 
 
+async def attended(request: Request, answer: Coroutine[Any, Any, Reply]) -> Reply:
+    """The answer, as long as the client is there: one that goes away cancels its question."""
+    asked = asyncio.ensure_future(answer)
+    gone = asyncio.ensure_future(_gone(request))
+    try:
+        await asyncio.wait([asked, gone], return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            asked.cancel()
+        try:
+            return await asked
+        except asyncio.CancelledError:
+            if gone.done():
+                raise cancelled() from None
+            raise
+    finally:
+        gone.cancel()
+        asked.cancel()
+
+
+async def _gone(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+
+
 def render(reply: Reply, accept: str) -> Response:
     """The answer in the first format of Accept that we speak."""
     for part in accept.split(","):
@@ -231,8 +257,8 @@ def make_api(
     )
     async def sql(request: Request, query: AnalysisArguments, accept: Annotated[str, Header()] = "*/*") -> Response:
         """Run one read-only SELECT."""
-        reply = await run_in_threadpool(desk.call, identity_of(request), ANALYSIS, query.model_dump())
-        return render(reply, accept)
+        reply = await attended(request, desk.call(identity_of(request), ANALYSIS, query.model_dump()))
+        return await run_in_threadpool(render, reply, accept)
 
     @app.post(echo.BACKUPS, operation_id="backup", responses=_ERRORS)
     async def backups(request: Request) -> BackupFile:
@@ -288,8 +314,8 @@ def _route(app: FastAPI, desk: Desk, name: str) -> None:
         arguments: Annotated[dict[str, Any] | None, Body()] = None,
         accept: Annotated[str, Header()] = "*/*",
     ) -> Response:
-        reply = await run_in_threadpool(desk.call, identity_of(request), name, arguments or {})
-        return render(reply, accept)
+        reply = await attended(request, desk.call(identity_of(request), name, arguments or {}))
+        return await run_in_threadpool(render, reply, accept)
 
     app.add_api_route(
         echo.TOOLS + name, call, methods=["POST"], operation_id=name.removeprefix(echo.TOOL_PREFIX),

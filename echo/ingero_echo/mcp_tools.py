@@ -64,7 +64,7 @@ def make_server(
     ) -> types.CallToolResult:
         try:
             identity = identify(context)
-            reply = await anyio.to_thread.run_sync(desk.call, identity, params.name, dict(params.arguments or {}))
+            reply = await desk.call(identity, params.name, dict(params.arguments or {}))
         except Refused as refused:
             if refused.code == "unknown_tool":
                 raise MCPError(types.INVALID_PARAMS, str(refused), refused.fields(_new_id())) from None

@@ -12,9 +12,15 @@ from ingero_echo.writer import Writer
 class EchoPage:
     """Reads the parts when it is scraped; parts that are not there yet are left out."""
 
-    def __init__(self, writer: Callable[[], Writer | None], intake: Callable[[], Intake | None]) -> None:
+    def __init__(
+        self,
+        writer: Callable[[], Writer | None],
+        intake: Callable[[], Intake | None],
+        questions: Callable[[], dict[str, tuple[int, int]]],
+        ended: Callable[[], int],
+    ) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
-        self._writer, self._intake = writer, intake
+        self._writer, self._intake, self._questions, self._ended = writer, intake, questions, ended
 
     def observe(self, handler: str, status_class: str) -> None:
         """Count a request of the API or of MCP."""
@@ -28,6 +34,16 @@ class EchoPage:
         for (handler, status_class), count in sorted(self.requests.items()):
             requests.add_metric([handler, status_class, "v2"], count)
         yield requests
+        running = GaugeMetricFamily("ingero_echo_questions_running", "Questions that run.", labels=["kind"])
+        waiting = GaugeMetricFamily("ingero_echo_questions_waiting", "Questions in the queue.", labels=["kind"])
+        for kind, (runs, waits) in self._questions().items():
+            running.add_metric([kind], runs)
+            waiting.add_metric([kind], waits)
+        yield running
+        yield waiting
+        yield CounterMetricFamily(
+            "ingero_echo_sql_processes_ended", "Processes of users' SQL that had to be replaced.", self._ended()
+        )
         intake, writer = self._intake(), self._writer()
         if intake:
             pushes = CounterMetricFamily("ingero_echo_pushes", "OTLP requests.", labels=["signal"])

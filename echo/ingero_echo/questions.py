@@ -1,27 +1,21 @@
-"""Runs one query within its bounds: time, rows, bytes, and how many at once."""
+"""Runs one query within its bounds: time, rows, bytes."""
 
 import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
 
 import duckdb
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ingero_echo.errors import Refused
-from ingero_echo.settings import QueryConfig
 
 _CHUNK: Final = 2000
 
 _CANCEL_AGAIN: Final = 0.1
 """Seconds between two tries to cancel a query."""
-
-DEAF_AFTER: Final = 30.0
-"""Seconds that a query may go on beyond its time before it counts as one that cannot be cancelled. DuckDB has such
-states (https://github.com/duckdb/duckdb/issues/24961); they hold a thread until the process ends."""
 
 
 @dataclass
@@ -49,6 +43,8 @@ class Result:
 
 def plain(column: pa.ChunkedArray) -> list[Any]:
     """A column as JSON values: times as RFC 3339, identifiers, intervals and bytes as text."""
+    import pyarrow.compute as pc  # late: the SQL worker does without
+
     kind = column.type
     if pa.types.is_timestamp(kind):
         text = pc.strftime(column.cast(pa.timestamp("ns")), format="%Y-%m-%dT%H:%M:%SZ")
@@ -73,77 +69,90 @@ def _plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-@dataclass
-class Turns:
-    """How many queries run at once, over all and by asker."""
+class Bounds(Protocol):
+    """What a query may take."""
 
-    config: QueryConfig
-    running: dict[str, float] = field(default_factory=dict)
-    """Who holds a turn, since when on the monotonic clock."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    @property
+    def timeout(self) -> float:
+        """Seconds; then it is cancelled."""
 
-    @contextmanager
-    def turn(self, asker: str) -> Iterator[None]:
-        """Hold a turn; raises `Refused` when the asker has one already, or all are taken."""
-        with self._lock:
-            if asker in self.running:
-                raise Refused(
-                    "busy", "this token has a query running", "wait for its answer", status=429, retry_seconds=1
-                )
-            if len(self.running) >= self.config.at_once:
-                raise Refused(
-                    "busy", "too many queries are running", "ask again in a moment", status=429, retry_seconds=1
-                )
-            self.running[asker] = time.monotonic()
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self.running[asker]
-
-    def deaf(self, now: float) -> bool:
-        """Whether a query goes on long after it was cancelled: its thread comes back only with a new process."""
-        with self._lock:
-            return any(now - since > self.config.timeout + DEAF_AFTER for since in self.running.values())
+    @property
+    def max_bytes(self) -> int:
+        """Most bytes of an answer before encoding."""
 
 
-def run(cursor: Any, sql: str, parameters: Mapping[str, Any], config: QueryConfig, max_rows: int) -> Result:
-    """Run one query on a cursor of its own; it is cancelled when its time is over.
+class Stop:
+    """Asks a query to end early, from any thread; one for each query."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._wake = threading.Event()
+
+    def ask(self) -> None:
+        """End it: nobody waits for the answer."""
+        self.asked = True
+        self._wake.set()
+
+    def wait(self, seconds: float) -> None:
+        """Return when it is asked or woken, or when so much time has passed."""
+        self._wake.wait(seconds)
+
+    def wake(self) -> None:
+        """Let whoever waits look again."""
+        self._wake.set()
+
+
+def run(
+    cursor: Any, sql: str, parameters: Mapping[str, Any], bounds: Bounds, max_rows: int, stop: Stop | None = None
+) -> Result:
+    """Run one query on a cursor of its own; it is cancelled when its time is over, or when `stop` is asked.
 
     Raises `Refused` for what the asker did wrong or may not have.
     """
-    began = time.monotonic()
+    began, stop = time.monotonic(), stop or Stop()
     try:
-        with _cancelled_after(config.timeout, cursor):
-            return _fetch(cursor, sql, parameters, config, max_rows, began)
+        with _cancelled_after(bounds.timeout, cursor, stop):
+            return _fetch(cursor, sql, parameters, bounds, max_rows, began)
     except (duckdb.Error, OSError, pa.ArrowException) as error:  # rows that Arrow fetches bring errors of Arrow's
-        raise _refusal(error, config) from None
+        raise _refusal(error, bounds, stop) from None
     finally:
         cursor.close()
 
 
-def _refusal(error: Exception, config: QueryConfig) -> Refused:
+def timed_out(bounds: Bounds) -> Refused:
+    """What is said when the time is over."""
+    hint = "narrow it: a shorter window, fewer joins"
+    return Refused("timeout", f"the query ran longer than {bounds.timeout:g} s", hint, status=408)
+
+
+def cancelled() -> Refused:
+    """What would be said if somebody listened."""
+    return Refused("cancelled", "the asker went away", status=408)
+
+
+def _refusal(error: Exception, bounds: Bounds, stop: Stop) -> Refused:
     words = _first_lines(error)
     if isinstance(error, duckdb.InterruptException) or words.startswith("INTERRUPT Error"):
-        hint = "narrow it: a shorter window, fewer joins"
-        return Refused("timeout", f"the query ran longer than {config.timeout:g} s", hint, status=408)
+        return cancelled() if stop.asked else timed_out(bounds)
     if isinstance(error, duckdb.OutOfMemoryException) or words.startswith("Out of Memory Error"):
         return Refused("too_large", "the query needs more memory than it may have", "narrow it", status=422)
     if isinstance(error, duckdb.ConnectionException):
         return Refused("not_ready", "the database is being opened anew", "ask again", 503, 1)
+    if isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.SerializationException):
+        return Refused("storage", words, "ask again; what was acknowledged is not lost", 503, 1)
     return Refused("bad_query", words, "see the list of tables and columns", status=422)
 
 
 @contextmanager
-def _cancelled_after(seconds: float, cursor: Any) -> Iterator[None]:
+def _cancelled_after(seconds: float, cursor: Any, stop: Stop) -> Iterator[None]:
     """Cancel what a cursor runs once its time is over, until it has ended: DuckDB forgets a call that comes early."""
     ended = threading.Event()
 
     def watch() -> None:
-        wait = seconds
-        while not ended.wait(wait):
+        stop.wait(seconds)
+        while not ended.is_set():
             cursor.interrupt()
-            wait = _CANCEL_AGAIN
+            ended.wait(_CANCEL_AGAIN)
 
     watcher = threading.Thread(target=watch, name="query-timeout", daemon=True)
     watcher.start()
@@ -151,11 +160,12 @@ def _cancelled_after(seconds: float, cursor: Any) -> Iterator[None]:
         yield
     finally:
         ended.set()
+        stop.wake()
         watcher.join()
 
 
 def _fetch(
-    cursor: Any, sql: str, parameters: Mapping[str, Any], config: QueryConfig, max_rows: int, began: float
+    cursor: Any, sql: str, parameters: Mapping[str, Any], bounds: Bounds, max_rows: int, began: float
 ) -> Result:
     relation = cursor.sql(sql, params=dict(parameters)) if parameters else cursor.sql(sql)
     reader = relation.to_arrow_reader(_CHUNK)
@@ -166,7 +176,7 @@ def _fetch(
         if rows + part.num_rows > max_rows:
             part, truncated = part.slice(0, max_rows - rows), True
         size += part.nbytes
-        if size > config.max_bytes:
+        if size > bounds.max_bytes:
             truncated = True
             break
         parts.append(part)

@@ -7,7 +7,8 @@ from typing import Any, Final
 
 from ingero_echo import rollups
 from ingero_echo.settings import RetentionConfig
-from ingero_echo.store import TABLES, Store
+from ingero_echo.store import Store
+from ingero_echo.tables import TABLES
 
 _STEP: Final = 0.1
 """Share of the rows that is deleted at once when the data is too large."""
@@ -19,16 +20,16 @@ def sweep(store: Store, config: RetentionConfig, now_nanos: int) -> int:
     rollups.merge(store.connection, settled - 4 * rollups.SETTLED_NANOS, settled)
     deleted = delete_before(store.connection, now_nanos - int(config.age * 1e9))
     if deleted:
-        store.connection.execute("CHECKPOINT")
+        store.checkpoint()
     if store.live_bytes() > config.size_mb << 20:
-        store.connection.execute("CHECKPOINT")
+        store.checkpoint()
     while store.live_bytes() > config.size_mb << 20:
         edge = _edge(store.connection)
         gone = delete_before(store.connection, edge) if edge is not None else 0
         if not gone:
             break
         deleted += gone
-        store.connection.execute("CHECKPOINT")
+        store.checkpoint()
     return deleted
 
 

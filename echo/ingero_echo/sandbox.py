@@ -1,6 +1,6 @@
 """Text → one harmless SELECT, or a refusal with the reason. Decided by DuckDB's parser, never by looking for words.
 
-Three of the four locks are here (the fourth, time and size, is `questions`):
+Three of the four locks are here; the fourth, time and memory, is the process that all of this runs in (`sql_worker`):
 
 1. exactly one statement, and it is a SELECT;
 2. its syntax tree names only published tables (unqualified) or names that its own WITH binds, only functions of
@@ -10,7 +10,8 @@ Three of the four locks are here (the fourth, time and size, is `questions`):
    must contain exactly the tree that was checked.
 """
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import duckdb
@@ -18,7 +19,7 @@ import orjson
 
 from ingero_echo.errors import Refused
 from ingero_echo.functions import FUNCTIONS, TABLE_FUNCTIONS, TYPES
-from ingero_echo.store import TABLES
+from ingero_echo.tables import TABLES
 from ingero_echo.window import Window, scoped
 
 MAX_TEXT: Final = 16 << 10
@@ -26,6 +27,15 @@ MAX_TEXT: Final = 16 << 10
 
 MAX_NODES: Final = 5000
 """Most nodes of a syntax tree."""
+
+MAX_DEPTH: Final = 300
+"""Most levels of a syntax tree as JSON; an operator takes two."""
+
+MAX_READS: Final = 200
+"""Most table references once every name of a WITH is put in its place: planning takes memory for each."""
+
+_Bound = Mapping[str, int]
+"""Names that WITH has bound, with how often each reads tables."""
 
 _HINT: Final = f"one SELECT over {', '.join(TABLES)}; columns are in the resource echo://schema"
 
@@ -87,10 +97,24 @@ def confine(text: str, window: Window, connection: Any) -> str:
 
 def _tree(text: str, connection: Any) -> Any:
     row = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
+    if _depth(row[0]) > MAX_DEPTH:
+        raise _refuse(f"it is nested deeper than {MAX_DEPTH} levels")
     tree = orjson.loads(row[0])
     if tree.get("error") or len(tree.get("statements") or ()) != 1:
         raise _refuse(f"it cannot be checked: {str(tree.get('error_message', 'not a SELECT'))[:300]}")
     return tree["statements"][0]
+
+
+def _depth(text: str) -> int:
+    """Levels of a JSON text; found without recursion."""
+    depth = deepest = 0
+    for mark in _MARKS.findall(text):
+        if mark in "[{":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif mark in "]}":
+            depth -= 1
+    return deepest
 
 
 def _inner(tree: Any) -> Any:
@@ -116,23 +140,40 @@ def _refuse(reason: str) -> Refused:
     return Refused("sql_refused", f"the query is refused: {reason}", _HINT, status=422)
 
 
+_MARKS: Final = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"')
+"""Brackets and strings of JSON, so that brackets within strings do not count."""
+
+
 class _Walk:
     """Visits every node once, top down, with the names that WITH has bound so far."""
 
     def __init__(self) -> None:
         self._seen = 0
+        self._reads = 0
 
     def statement(self, tree: Any) -> None:
         if tree.get("named_param_map"):
             raise _refuse("parameters are not allowed")
-        self._query(tree["node"], frozenset())
+        self._query(tree["node"], {})
 
     def _count(self) -> None:
         self._seen += 1
         if self._seen > MAX_NODES:
             raise _refuse(f"it is larger than {MAX_NODES} parts")
 
-    def _query(self, node: Any, bound: frozenset[str]) -> None:
+    def _read(self, times: int) -> None:
+        self._reads += times
+        if self._reads > MAX_READS:
+            raise _refuse(f"with every WITH put in its place it reads tables more than {MAX_READS} times")
+
+    def _reads_of(self, node: Any, bound: _Bound) -> int:
+        """How often a query that WITH names reads tables; it costs that much wherever the name stands."""
+        before, self._reads = self._reads, 0
+        self._query(node, bound)
+        mine, self._reads = max(1, self._reads), before
+        return mine
+
+    def _query(self, node: Any, bound: _Bound) -> None:
         self._count()
         kind = node.get("type")
         if kind == "RECURSIVE_CTE_NODE":
@@ -145,9 +186,9 @@ class _Walk:
             inner = value.get("query_node") or (value.get("query") or {}).get("node")
             if inner is None:
                 raise _refuse("a part of WITH cannot be read")
-            self._query(inner, bound)
+            reads = self._reads_of(inner, bound)
             self._expressions({key: item for key, item in value.items() if key not in ("query", "query_node")}, bound)
-            bound |= {name}
+            bound = {**bound, name: reads}
         for modifier in node.get("modifiers") or ():
             if modifier.get("type") not in _MODIFIERS:
                 raise _refuse(f"{modifier.get('type')} is not allowed")
@@ -158,8 +199,8 @@ class _Walk:
             skip |= {"left", "right", "children"}
         elif kind == "CTE_NODE":
             name = str(node.get("cte_name") or node.get("ctename") or "").lower()
-            self._query(node["query"], bound)
-            self._query(node["child"], bound | {name})
+            reads = self._reads_of(node["query"], bound)
+            self._query(node["child"], {**bound, name: reads})
             skip |= {"query", "child"}
         elif node.get("from_table") is not None:
             self._table(node["from_table"], bound)
@@ -174,7 +215,7 @@ class _Walk:
             elif value is not None:
                 yield value
 
-    def _table(self, node: Any, bound: frozenset[str]) -> None:
+    def _table(self, node: Any, bound: _Bound) -> None:
         self._count()
         kind = node.get("type")
         if kind not in _TABLE_NODES:
@@ -198,8 +239,7 @@ class _Walk:
             skip |= {"function"}
         self._expressions({key: value for key, value in node.items() if key not in skip}, bound)
 
-    @staticmethod
-    def _base(node: Any, bound: frozenset[str]) -> None:
+    def _base(self, node: Any, bound: _Bound) -> None:
         name = str(node.get("table_name") or "")
         path = (node.get("qualified_name") or {}).get("path") or [name]
         if node.get("schema_name") or node.get("catalog_name") or len(path) != 1 or path[0] != name:
@@ -208,8 +248,9 @@ class _Walk:
             raise _refuse("AT is not allowed")
         if name.lower() not in bound and name.lower() not in TABLES:
             raise _refuse(f"there is no table {name}")
+        self._read(bound.get(name.lower(), 1))
 
-    def _expressions(self, value: Any, bound: frozenset[str]) -> None:
+    def _expressions(self, value: Any, bound: _Bound) -> None:
         """Everything below that is not a table: expressions, and queries inside expressions."""
         if isinstance(value, list):
             for item in value:
@@ -231,7 +272,7 @@ class _Walk:
         for item in value.values():
             self._expressions(item, bound)
 
-    def _expression(self, node: Any, bound: frozenset[str]) -> None:
+    def _expression(self, node: Any, bound: _Bound) -> None:
         kind = node["class"]
         if kind not in _EXPRESSIONS:
             raise _refuse(f"{kind} expressions are not allowed")

@@ -109,7 +109,13 @@ class QueryConfig(Settings):
     max_bytes: int = Field(default=16 << 20, ge=1024)
     """Most bytes of one answer before encoding."""
     at_once: int = Field(default=4, ge=1)
-    """Queries that run at the same time; one of them per token."""
+    """Questions that are answered at the same time; one token may take all places but one."""
+    sql_at_once: int = Field(default=2, ge=1, le=64)
+    """Queries of users' SQL that run at the same time, each in a process of its own; all but one for one token."""
+    sql_memory_mb: int = Field(default=192, ge=64)
+    """Most memory that each of these processes may take for its query, megabytes; the system enforces it."""
+    queue_wait: Duration = Field(default=5.0, ge=0)
+    """Longest time that a question waits for its turn; then it is told to come back."""
 
 
 class AuthConfig(Settings):

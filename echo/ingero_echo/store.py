@@ -7,6 +7,7 @@ import contextlib
 import os
 import re
 import shutil
+import time
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain, count
@@ -17,23 +18,22 @@ import duckdb
 
 from ingero_echo.lock import Lock
 from ingero_echo.settings import StoreConfig
+from ingero_echo.snapshots import REPLAY_BYTES, Snapshots
+from ingero_echo.tables import SEALED, TABLES
 from ingero_echo.wal import left_out
 from ingero_kit.logs import get
 
 log = get(__name__)
 
-TABLES: Final = ("events", "node_metrics", "node_rollups", "collectives", "verdicts", "causal_chains")
-"""The published tables; each has `cluster_id` and `timestamp`."""
+LONGEST_LOG: Final = 4
+"""Times its limit that the log may grow before a reader of an older file is ended."""
 
-SEALED: Final = (
-    "enable_external_access=false",
-    "autoinstall_known_extensions=false",
-    "autoload_known_extensions=false",
-    "allow_community_extensions=false",
-    "python_enable_replacements=false",
-    "lock_configuration=true",
-)
-"""What closes the engine to files, network and extensions; the last one makes it final."""
+
+READERS_SECONDS: Final = 3.0
+"""How long processes that read for a killed Echo may take to notice that it is gone."""
+
+LOCKED: Final = "lock on file"
+"""What the engine says when another process has the file."""
 
 
 class StoreError(Exception):
@@ -85,7 +85,10 @@ class Store:
     def __init__(self, config: StoreConfig, connection: Any, lock: Lock) -> None:
         self.config = config
         self.connection = connection
+        self.snapshots = Snapshots(config.path)
+        """The rule for other processes that read the file."""
         self._lock = lock
+        self.snapshots.share()
 
     @classmethod
     def open(cls, config: StoreConfig) -> "Store":
@@ -111,27 +114,47 @@ class Store:
 
     def reopen(self) -> None:
         """Open anew after the engine gave up, for instance because the disk was full."""
-        with contextlib.suppress(duckdb.Error):
-            self.connection.close()
-        self.connection = _connect(self.config)
+        with self.snapshots.alone():
+            with contextlib.suppress(duckdb.Error):
+                self.connection.close()
+            self.connection = _connect(self.config)
+            self.snapshots.share()
+
+    def checkpoint(self) -> None:
+        """Fold the log into the file; only the writer's thread may call this, and nothing else does it."""
+        with self.snapshots.changing():
+            self.connection.execute("CHECKPOINT")
+
+    def fold(self) -> None:
+        """Fold the log in once it is long, or once it is worth it for readers; waits for those of the file before."""
+        length, limit = self.log_bytes(), self.config.wal_limit_mb << 20
+        if length > (REPLAY_BYTES if self.snapshots.wanted else limit) and (
+            length > LONGEST_LOG * limit or not self.snapshots.behind()
+        ):
+            with contextlib.suppress(duckdb.Error):
+                self.checkpoint()
+
+    def log_bytes(self) -> int:
+        """Length of the write-ahead log."""
+        log_file = _log_file(self.config.path)
+        return log_file.stat().st_size if log_file.exists() else 0
 
     def copy(self, target: Path) -> None:
         """Write a consistent copy; only the writer's thread may call this. An existing file is not replaced."""
         if target.exists():
             raise StoreError(f"{target}: exists already")
         with contextlib.suppress(duckdb.Error):
-            self.connection.execute("CHECKPOINT")
+            self.checkpoint()
         copy_files(self.config.path, target)
 
     def live_bytes(self) -> int:
         """Bytes that hold data, the write-ahead log included, without blocks that wait to be used again."""
         row = self.connection.execute("SELECT block_size * used_blocks FROM pragma_database_size()").fetchall()[0]
-        log_file = _log_file(self.config.path)
-        return int(row[0]) + (log_file.stat().st_size if log_file.exists() else 0)
+        return int(row[0]) + self.log_bytes()
 
     def close(self) -> None:
         """Fold the log in, close, unlock."""
-        with contextlib.suppress(duckdb.Error):
+        with self.snapshots.alone(), contextlib.suppress(duckdb.Error):
             self.connection.close()
         self._lock.release()
 
@@ -185,19 +208,17 @@ def _connect(config: StoreConfig) -> Any:
         left = left_out(log_file.read_bytes()) if log_file.exists() else None
     except OSError as error:
         raise StoreError(f"{log_file}: {trouble(error) or f'cannot be read: {error}'}") from None
-    try:
-        connection = duckdb.connect(
-            str(config.path),
-            config={
-                "memory_limit": f"{config.memory_limit_mb}MB",
-                "threads": config.threads,
-                "temp_directory": str(spill),
-                "max_temp_directory_size": f"{config.spill_limit_mb}MB",
-                "checkpoint_threshold": f"{config.wal_limit_mb}MB",
-            },
-        )
-    except duckdb.Error as error:
-        raise StoreError(_explain(config.path, error)) from None
+    settings: dict[str, Any] = {
+        "memory_limit": f"{config.memory_limit_mb}MB",
+        "threads": config.threads,
+        "temp_directory": str(spill),
+        "max_temp_directory_size": f"{config.spill_limit_mb}MB",
+        # The file changes when `Store` says so, because other processes read it: see `snapshots`.
+        "checkpoint_threshold": "1000TB",
+        "auto_checkpoint_skip_wal_threshold": str(1 << 60),
+        "enable_optimistic_write": "false",
+    }
+    connection = _first_to_write(config.path, settings)
     try:
         # Until the file is known to be whole and ours, closing it must leave it as it is.
         connection.execute("PRAGMA disable_checkpoint_on_shutdown")
@@ -218,6 +239,18 @@ def _connect(config: StoreConfig) -> Any:
             hint="it was being written when the process ended, and was not acknowledged; more only if the disk lied",
         )  # fmt: skip
     return connection
+
+
+def _first_to_write(path: Path, settings: dict[str, Any]) -> Any:
+    """Open the file, once the readers are gone that a killed process may leave behind for a moment."""
+    deadline = time.monotonic() + READERS_SECONDS
+    while True:
+        try:
+            return duckdb.connect(str(path), config=settings)
+        except duckdb.Error as error:
+            if LOCKED not in str(error) or time.monotonic() > deadline:
+                raise StoreError(_explain(path, error)) from None
+            time.sleep(0.05)
 
 
 def migrate(connection: Any, path: Path) -> int:
@@ -260,7 +293,7 @@ def trouble(error: Exception) -> str | None:
 
 def _explain(path: Path, error: Exception) -> str:
     text = str(error).splitlines()[0]
-    if "lock on file" in text:
+    if LOCKED in text:
         return f"{path}: another program has the database open: {text}"
     known = trouble(error)
     if known:

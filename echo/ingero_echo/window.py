@@ -9,8 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
-from ingero_echo.store import TABLES
-from ingero_kit.settings import parse_duration
+from ingero_echo.tables import TABLES
 
 LONG_NANOS: Final = 2 * 3600 * 10**9
 """Windows that begin longer ago than this are answered from partial sums."""
@@ -81,6 +80,8 @@ def parse_moment(text: str, now: int) -> int | None:
 
     Raises `ValueError` in words.
     """
+    from ingero_kit.settings import parse_duration  # late: it loads much that the SQL worker does not need
+
     if text == "all":
         return None
     back = parse_duration(text)

@@ -19,7 +19,8 @@ from ingero_echo.columns import SCHEMAS
 from ingero_echo.ingest import Batch
 from ingero_echo.repeats import Repeats, identities, kind
 from ingero_echo.settings import IngestConfig
-from ingero_echo.store import TABLES, Store, StoreError, trouble
+from ingero_echo.store import Store, StoreError, trouble
+from ingero_echo.tables import TABLES
 from ingero_echo.wire import text_matrix, uuid_bytes
 from ingero_kit.logs import get
 
@@ -179,6 +180,7 @@ class Writer:
         counters.write_seconds += took
         counters.longest_write_seconds = max(counters.longest_write_seconds, took)
         self._answer(group, repeats, None)
+        self._store.fold()
 
     def _answer(self, group: list[_Waiting], repeats: list[int] | None, error: Exception | None) -> None:
         with self._condition:

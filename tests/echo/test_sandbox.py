@@ -1,6 +1,5 @@
 """Every published way out of a DuckDB sandbox, by name, against the function and against the real server."""
 
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from ingero_echo.settings import QueryConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.window import Window
 from ingero_testing import telemetry
-from ingero_testing.processes import Running, wait_until
+from ingero_testing.processes import Running
 from ingero_testing.processes import echo as start_echo
 from ingero_testing.web import web
 
@@ -162,6 +161,18 @@ WAYS_OUT = {
     "format": "SELECT format('{:1000000000}', 1)",
     "bar": "SELECT bar(1, 0, 1, 1000000000)",
     "bitstring": "SELECT bitstring('1', 1000000000)",
+    "deep parentheses of functions": "SELECT " + "abs(" * 400 + "1" + ")" * 400,
+    "deep operators": "SELECT 1" + " + 1" * 400,
+    "deep subqueries": "SELECT " + "(SELECT " * 80 + "1" + ")" * 80,
+    "deep lists": "SELECT " + "[" * 400 + "1" + "]" * 400,
+    "names that double": "WITH c0 AS NOT MATERIALIZED (SELECT 1 i), "
+    + ", ".join(f"c{k} AS NOT MATERIALIZED (SELECT a.* FROM c{k - 1} a, c{k - 1} b)" for k in range(1, 24))
+    + " SELECT count(*) FROM c23",
+    "names that double inside": "SELECT (WITH a AS (SELECT 1 i), b AS ("
+    + " UNION ALL ".join(["FROM a"] * 20)
+    + "), c AS ("
+    + " UNION ALL ".join(["FROM b"] * 20)
+    + ") SELECT count(*) FROM c)",
     "too long": "SELECT " + "1+" * 10_000 + "1",
     "not SQL": "hello",
     "empty": "",
@@ -420,26 +431,3 @@ def test_the_server_shows_a_tenant_its_own_rows(service: Running) -> None:
 
         assert SECRET not in answered.text
     assert ask(service, "SELECT cluster_id FROM events").json()["rows"] == [["mine"]]
-
-
-def test_one_query_of_a_token_at_a_time_and_it_is_cancelled(service: Running) -> None:
-    answers: list[httpx.Response] = []
-
-    def long() -> None:
-        while not answers or answers[-1].status_code == 429:
-            answers.append(ask(service, ENDLESS))
-
-    runner = threading.Thread(target=long)
-    runner.start()
-    refused: list[httpx.Response] = []
-
-    def busy() -> bool:
-        refused.append(ask(service, "SELECT 1"))
-        return refused[-1].status_code == 429 or not runner.is_alive()
-
-    wait_until(busy, "the second query to be refused")
-    runner.join()
-
-    assert (answers[-1].status_code, answers[-1].json()["code"]) == (408, "timeout"), answers[-1].text
-    assert refused[-1].json()["code"] == "busy"
-    wait_until(lambda: ask(service, "SELECT 1").status_code == 200, "the next query")

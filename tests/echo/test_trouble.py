@@ -19,8 +19,8 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from ingero_contract import attributes, echo, routes
 from ingero_echo.app import Echo
-from ingero_echo.questions import DEAF_AFTER
 from ingero_echo.settings import EchoConfig
+from ingero_echo.turns import DEAF_AFTER
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo
@@ -271,11 +271,11 @@ def test_a_query_that_cannot_be_cancelled_has_the_process_started_anew(tmp_path:
         await service.start()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{service.ports['api']}") as client:
             assert (await client.get("/api/v2/health")).status_code == 200
-            turns = service._doors._desk._turns
+            turns, timeout = service._doors._desk.turns, service.config.query.timeout
             found = []
-            with turns.turn("somebody"):
-                for seconds in (0.0, turns.config.timeout, turns.config.timeout + DEAF_AFTER + 1):
-                    turns.running["somebody"] = time.monotonic() - seconds
+            for seconds in (0.0, timeout, timeout + DEAF_AFTER + 1):
+                turns.clock = lambda ago=seconds: time.monotonic() - ago
+                async with turns.turn("somebody"):
                     found.append((await client.get("/healthz")).status_code)
             found.append((await client.get("/healthz")).status_code)
         await service.stop()

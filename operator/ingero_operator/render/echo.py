@@ -46,17 +46,25 @@ class Proof:
     level: str
 
 
-def config(spec: EchoStoreSpec, capacity: str | None = None) -> Manifest:
-    """Echo's settings file. Engine memory and kept events are bounded by what the pod and the volume have.
+IDLE_MB: Final = 280
+"""Memory of Echo and of the processes of users' SQL besides what their queries take, megabytes."""
 
+SQL_PROCESSES: Final = 2
+
+
+def config(spec: EchoStoreSpec, capacity: str | None = None) -> Manifest:
+    """Echo's settings file. Memory and kept events are bounded by what the pod and the volume have.
+
+    One half of what the processes do not need for themselves is the engine's, the other that of users' SQL.
     `capacity` is what the volume has by now: a size that is only asked for holds no events.
     """
-    memory = quantity(spec.resources.memory or "1Gi")
+    room = quantity(spec.resources.memory or "1Gi") / 10**6 - IDLE_MB
     size = quantity(spec.storage.size)
     if capacity is not None:
         size = min(size, quantity(capacity))
     return {
-        "store": {"path": f"{DATA}/echo.duckdb", "memory_limit_mb": max(64, int(memory * 6 / 10 / 10**6))},
+        "store": {"path": f"{DATA}/echo.duckdb", "memory_limit_mb": max(64, int(room / 2))},
+        "query": {"sql_at_once": SQL_PROCESSES, "sql_memory_mb": max(64, int(room / 2 / SQL_PROCESSES))},
         "ingest": {"grpc_endpoint": f"0.0.0.0:{OTLP_GRPC}", "http_endpoint": None},
         "retention": {
             "age": spec.retention,

@@ -1,0 +1,127 @@
+"""When other processes may read the database file beside the one that writes it.
+
+DuckDB lets one process in. But its file is made for crashes: what one checkpoint has written stays as it is until
+the next one has ended, and everything newer is in the write-ahead log. So a process that opens the file read-only
+between two checkpoints has a snapshot, log included, that the writer leaves alone until the second checkpoint after
+it begins. `Snapshots` holds that rule: nobody opens while the file changes, and who still reads an older file when it
+is about to change again is ended before. Checkpoints happen only where the store says so, never inside a commit.
+Blocks carry checksums: a reader that were late all the same would see an error, not wrong rows.
+"""
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+REPLAY_BYTES: Final = 4 << 20
+"""A log longer than this is better folded in than replayed by every reader."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """What a reader that opens now sees: checkpoints so far, and the length of the log after the newest one."""
+
+    checkpoints: int
+    log_bytes: int
+
+
+class Reader(Protocol):
+    """A process that may have the file open."""
+
+    version: Version | None
+    """What it has open."""
+    busy: bool
+    """Whether it answers a question."""
+
+    def end(self) -> None:
+        """End it at once, from any thread; returns when it is gone."""
+
+
+class Snapshots:
+    """The rule for one database file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._log = path.with_name(path.name + ".wal")
+        self._gate = threading.Lock()
+        self._checkpoints = 0
+        self._readers: set[Reader] = set()
+        self._shared: int | None = None
+        self.wanted = False
+        """Whether readers would gain from a checkpoint: they replay the log whenever they open."""
+
+    @contextlib.contextmanager
+    def opening(self, reader: Reader) -> Iterator[Version]:
+        """While a reader opens the file; it counts as a reader until `left`."""
+        with self._gate:
+            self._readers.add(reader)
+            length = self._log.stat().st_size if self._log.exists() else 0
+            self.wanted = self.wanted or length > REPLAY_BYTES
+            yield Version(self._checkpoints, length)
+
+    def left(self, reader: Reader) -> None:
+        """A reader that has ended."""
+        with self._gate:
+            self._readers.discard(reader)
+
+    def behind(self) -> bool:
+        """Whether the next checkpoint would end somebody's question."""
+        with self._gate:
+            return any(map(self._behind, self._readers))
+
+    @contextlib.contextmanager
+    def changing(self) -> Iterator[None]:
+        """While a checkpoint runs. Who reads an older file than the present one is ended before."""
+        with self._gate:
+            for reader in [reader for reader in self._readers if self._behind(reader)]:
+                self._end(reader)
+            try:
+                yield
+            finally:
+                self._checkpoints += 1
+                self.wanted = False
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """While the database is opened or closed: no reader is left, and the file carries no lock of ours."""
+        with self._gate:
+            for reader in list(self._readers):
+                self._end(reader)
+            if self._shared is not None:
+                os.close(self._shared)
+                self._shared = None
+            try:
+                yield
+            finally:
+                self._checkpoints += 1
+
+    def share(self) -> None:
+        """Let readers in: the engine's lock on the file shuts them out. Who may write is decided by `Lock`.
+
+        Locks of this kind go when the process closes any descriptor of the file. A shared one that does not takes its
+        place, so that a stranger can still not open the file to write.
+        """
+        os.close(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
+        self._shared = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            wanted = struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+            fcntl.fcntl(self._shared, fcntl.F_OFD_SETLK, wanted)
+        except OSError as error:
+            log.warning("database_not_locked", reason=str(error), hint="let no other program write to the file")
+
+    def _behind(self, reader: Reader) -> bool:
+        """Whether it reads an older file; one that rests opens the present one before it reads again."""
+        return reader.busy and reader.version is not None and reader.version.checkpoints < self._checkpoints
+
+    def _end(self, reader: Reader) -> None:
+        reader.end()
+        self._readers.discard(reader)

@@ -1,0 +1,252 @@
+"""The processes that users' SQL runs in: started when they are needed, used again, ended when they do not listen."""
+
+import contextlib
+import os
+import select
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Final
+
+import orjson
+import pyarrow as pa
+
+from ingero_echo.errors import Refused
+from ingero_echo.questions import Result, Stop, cancelled, timed_out
+from ingero_echo.settings import EchoConfig
+from ingero_echo.snapshots import Snapshots, Version
+from ingero_echo.sql_worker import MOVED, OPENED, READY, Setup
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+GRACE_SECONDS: Final = 1.0
+"""How long a query that was cancelled may take to end before its process is ended."""
+
+OPEN_SECONDS: Final = 20.0
+"""Longest time to start a process and to open the database in it."""
+
+ENGINE_SHARE: Final = 0.6
+"""Share of a worker's memory that the engine may take by its own count; the rest is for what it does not count."""
+
+MODEST: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
+"""Allocators that reserve no more than they need: reserved memory counts against a process's bound."""
+
+_HEAD: Final = 64 << 10
+"""Longest line that a worker answers with."""
+
+_SLICE: Final = 0.05
+"""Seconds between two looks at whether the asker is still there."""
+
+
+class _Gone(Exception):
+    """The process ended, or says what it must not say."""
+
+
+class _Late(Exception):
+    """The time is over."""
+
+
+class SqlProcess:
+    """One process. It belongs to one question at a time; `end` may be called from any thread."""
+
+    def __init__(self, setup: Setup) -> None:
+        self.version: Version | None = None
+        self.busy = False
+        self._buffer = bytearray()
+        self._spill = Path(setup.spill)
+        variables = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name == "PATH"}
+        variables |= MODEST
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "ingero_echo.sql_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            env=variables, cwd="/", bufsize=0,
+        )  # fmt: skip
+        self.taken_away = False
+        """Whether the rule of snapshots ended it."""
+        self._send(orjson.dumps(asdict(setup)) + b"\n")
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """Its number."""
+        return self._process.pid
+
+    def failed(self) -> bool:
+        """Whether it ended by itself in the middle of its work, as one does that gets no more memory."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(GRACE_SECONDS)
+        return self._process.returncode not in (None, 0) and not self.taken_away
+
+    def ask(self, question: dict[str, Any]) -> None:
+        """Send a question."""
+        self._send(orjson.dumps(question) + b"\n")
+
+    def expect(self, word: bytes) -> None:
+        """Wait until it says that it has begun, or that the database is open, or what keeps it from that."""
+        deadline = time.monotonic() + OPEN_SECONDS
+        while (end := self._buffer.find(b"\n")) < 0:
+            self._more(deadline)
+        if self._buffer[: end + 1] != word:
+            raise _Gone(bytes(self._buffer[:500]).decode(errors="replace"))
+        del self._buffer[: end + 1]
+
+    def answer(self, timeout: float, max_bytes: int, stop: Stop) -> tuple[dict[str, Any], bytes]:
+        """The answer's line and its rows. Raises `_Late` when the process does not listen any more."""
+        deadline, told = time.monotonic() + timeout + GRACE_SECONDS, False
+        needed, head = 0, None
+        while head is None or len(self._buffer) < needed:
+            if head is None and (end := self._buffer.find(b"\n")) >= 0:
+                head = orjson.loads(self._buffer[:end])
+                del self._buffer[: end + 1]
+                needed = int(head.get("bytes", 0))
+                if needed > max_bytes:
+                    raise _Gone("its answer is too long")
+                continue
+            if stop.asked and not told:
+                told, deadline = True, time.monotonic() + GRACE_SECONDS
+                self._send(b"cancel\n")
+            if head is None and len(self._buffer) > _HEAD:
+                raise _Gone("its answer has no end")
+            self._more(deadline, _SLICE)
+        rows = bytes(self._buffer[:needed])
+        self._buffer.clear()
+        return head, rows
+
+    def end(self) -> None:
+        """Kill it, and remove what it borrowed on disk."""
+        self.taken_away = True
+        self._process.kill()
+        self._process.wait()
+        shutil.rmtree(self._spill, ignore_errors=True)
+
+    def close(self) -> None:
+        """End it and give its pipes back; only who owns it may call this."""
+        self.end()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe:
+                pipe.close()
+
+    def _send(self, line: bytes) -> None:
+        assert self._process.stdin
+        try:
+            view = memoryview(line)
+            while view:
+                view = view[self._process.stdin.write(view) :]
+        except OSError:
+            raise _Gone("its pipe is closed") from None
+
+    def _more(self, deadline: float, at_most: float = 60.0) -> None:
+        assert self._process.stdout
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise _Late
+        readable = select.poll()
+        readable.register(self._process.stdout, select.POLLIN)
+        if readable.poll(1000 * min(left, at_most)):
+            part = os.read(self._process.stdout.fileno(), 1 << 20)
+            if not part:
+                raise _Gone("it ended")
+            self._buffer += part
+
+
+class SqlPool:
+    """Runs users' SQL; may be used from several threads. At most as many processes exist as questions are asked."""
+
+    def __init__(self, config: EchoConfig) -> None:
+        self._config = config
+        path = config.store.path.absolute()
+        self._spill = path.with_name(path.name + ".spill.sql")
+        for left in path.parent.glob(self._spill.name + "*"):
+            shutil.rmtree(left, ignore_errors=True)
+        self._idle: list[SqlProcess] = []
+        self._lock = threading.Lock()
+        self._number = 0
+        self.ended = 0
+        """Processes that had to be ended, or ended in the middle of a question."""
+
+    def run(self, snapshots: Snapshots, text: str, clusters: frozenset[str] | None, limit: int, stop: Stop) -> Result:
+        """The rows of a user's query over the store as it is now; blocks.
+
+        Raises `Refused`.
+        """
+        question = {"sql": text, "clusters": None if clusters is None else sorted(clusters), "limit": limit}
+        for last in (False, True):
+            head, rows = self._once(snapshots, question, stop)
+            if "code" not in head:
+                table = pa.ipc.open_stream(rows).read_all()
+                return Result(table, bool(head["truncated"]), float(head["seconds"]))
+            if head["code"] != MOVED or last:
+                break
+        raise Refused(head["code"], head["message"], head["hint"], head["status"], float(head["status"] == 503))
+
+    def close(self) -> None:
+        """End all that is idle."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for process in idle:
+            process.close()
+
+    def _take(self) -> SqlProcess:
+        """A process that waits for a question; the one that was used last, because it may have the newest file."""
+        with self._lock:
+            while self._idle:
+                process = self._idle.pop()
+                if process.alive:
+                    return process
+                process.close()
+            self._number += 1
+            number = self._number
+        store, query = self._config.store, self._config.query
+        setup = Setup(
+            path=str(store.path.absolute()), spill=f"{self._spill}{number}",
+            spill_mb=store.spill_limit_mb // query.sql_at_once, threads=store.threads,
+            engine_mb=int(query.sql_memory_mb * ENGINE_SHARE), memory_mb=query.sql_memory_mb, timeout=query.timeout,
+            max_bytes=query.max_bytes,
+        )  # fmt: skip
+        process = SqlProcess(setup)
+        try:
+            process.expect(READY)
+        except (_Gone, _Late) as error:
+            process.close()
+            raise Refused("not_ready", f"no process for SQL could be started: {error}", "ask again", 503, 1) from None
+        return process
+
+    def _once(self, snapshots: Snapshots, question: dict[str, Any], stop: Stop) -> tuple[dict[str, Any], bytes]:
+        config = self._config.query
+        process = self._take()
+        keep = False
+        try:
+            with snapshots.opening(process) as version:
+                process.ask({**question, "reopen": process.version != version})
+                process.expect(OPENED)
+                process.version, process.busy = version, True
+            head, rows = process.answer(config.timeout, 2 * config.max_bytes + (1 << 20), stop)
+            keep = head.get("code") != MOVED and not head["worn"]  # worn: it has kept most of what it may take
+            return head, rows
+        except _Late:
+            raise (cancelled() if stop.asked else timed_out(config)) from None
+        except _Gone as gone:
+            if not (process.busy and process.failed()):
+                log.info("sql_process_replaced", reason=str(gone))
+                return {"code": MOVED, "message": str(gone), "hint": "ask again", "status": 503}, b""
+            raise Refused(
+                "too_large", "the query ended the process that it ran in: it needs more memory than it may have",
+                "narrow it: shorter texts, fewer rows, less nesting", status=422,
+            ) from None  # fmt: skip
+        finally:
+            process.busy = False
+            if keep:
+                with self._lock:
+                    self._idle.append(process)
+            else:
+                self.ended += 1
+                process.close()
+                snapshots.left(process)

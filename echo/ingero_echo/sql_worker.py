@@ -1,0 +1,164 @@
+"""The process that users' SQL runs in: `python -m ingero_echo.sql_worker`, started by `sql_pool`.
+
+No bound inside an engine holds for every function of it: some cannot be interrupted, some take memory that it does
+not count, and planning counts none. So the whole way of a user's text, from the parser on, is in a process whose
+memory the system bounds, and that can be killed. It reads one line of JSON with its bounds, then one line for each
+question, or `cancel`; it answers with a line of JSON, and the rows as an Arrow stream behind it.
+"""
+
+import contextlib
+import os
+import queue
+import resource
+import signal
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import duckdb
+import orjson
+import pyarrow as pa
+
+from ingero_echo.errors import Refused
+from ingero_echo.questions import Stop, run
+from ingero_echo.sandbox import confine
+from ingero_echo.tables import SEALED
+from ingero_echo.window import Window
+
+IDLE_SECONDS: Final = 600.0
+"""A worker without questions ends after this time."""
+
+LAST_RESORT_SECONDS: Final = 5
+"""How long after a question's time the system ends the process, should nobody else have done so."""
+
+READY: Final = b'{"ready":true}\n'
+OPENED: Final = b'{"opened":true}\n'
+MOVED: Final = "moved"
+"""Code of what is not the asker's fault: the file changed under the snapshot."""
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker is told once."""
+
+    path: str
+    spill: str
+    spill_mb: int
+    threads: int
+    engine_mb: int
+    """What the engine may take by its own count."""
+    memory_mb: int
+    """What the process may take beyond what it takes idle."""
+    timeout: float
+    max_bytes: int
+
+
+class Worker:
+    """One worker; `serve` until the input ends."""
+
+    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO) -> None:
+        self._incoming, self._outgoing = incoming, outgoing
+        self._setup = Setup(**orjson.loads(incoming.readline()))
+        self._connection: Any = None
+        self._bound = 0
+        self._stop = Stop()
+        self._questions: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
+
+    def serve(self) -> None:
+        """Answer questions, one after the other."""
+        self._outgoing.write(READY)
+        self._outgoing.flush()
+        threading.Thread(target=self._listen, daemon=True).start()
+        while True:
+            try:
+                question = self._questions.get(timeout=IDLE_SECONDS)
+            except queue.Empty:
+                return
+            signal.setitimer(signal.ITIMER_REAL, self._setup.timeout + LAST_RESORT_SECONDS)
+            self._answer(question)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _listen(self) -> None:
+        for line in self._incoming:
+            if line == b"cancel\n":
+                self._stop.ask()
+            else:
+                self._stop = Stop()
+                self._questions.put(orjson.loads(line))
+        os._exit(0)
+
+    def _answer(self, question: dict[str, Any]) -> None:
+        try:
+            if question["reopen"]:
+                self._open()
+            self._outgoing.write(OPENED)
+            self._outgoing.flush()
+            clusters = question["clusters"]
+            window = Window(clusters=None if clusters is None else frozenset(clusters))
+            sql = confine(question["sql"], window, self._connection.cursor())
+            result = run(self._connection.cursor(), sql, {}, self._setup, question["limit"], self._stop)
+            sink = pa.BufferOutputStream()
+            with pa.ipc.new_stream(sink, result.table.schema) as stream:
+                stream.write_table(result.table)
+            rows = sink.getvalue()
+        except Refused as refused:
+            if refused.code == "storage":
+                refused.code = MOVED
+            self._say({"code": refused.code, "message": str(refused), "hint": refused.hint, "status": refused.status})
+        except (duckdb.IOException, duckdb.FatalException, duckdb.SerializationException) as error:
+            self._say({"code": MOVED, "message": str(error)[:500], "hint": "ask again", "status": 503})
+        except (MemoryError, pa.ArrowException, duckdb.Error) as error:
+            words = f"it needs more than it may have: {error!s:.300}"
+            self._say({"code": "too_large", "message": words, "hint": "narrow it", "status": 422})
+        else:
+            self._say({"bytes": rows.size, "truncated": result.truncated, "seconds": result.seconds})
+            self._outgoing.write(rows)
+            self._outgoing.flush()
+
+    def _say(self, content: dict[str, Any]) -> None:
+        worn = self._bound - _data_bytes() < self._setup.memory_mb << 18  # a quarter is left
+        self._outgoing.write(orjson.dumps({**content, "worn": worn}) + b"\n")
+        self._outgoing.flush()
+
+    def _open(self) -> None:
+        """Open the file as it is now; the memory of the first time is what the bound is counted from."""
+        setup, first = self._setup, self._connection is None
+        if self._connection is not None:
+            self._connection.close()
+        self._connection = duckdb.connect(
+            setup.path, read_only=True,
+            config={
+                "memory_limit": f"{setup.engine_mb}MB", "threads": setup.threads, "temp_directory": setup.spill,
+                "max_temp_directory_size": f"{setup.spill_mb}MB",
+            },
+        )  # fmt: skip
+        for setting in SEALED:
+            self._connection.execute(f"SET {setting}")
+        if first:
+            self._bound = _data_bytes() + (setup.memory_mb << 20)
+            resource.setrlimit(resource.RLIMIT_DATA, (self._bound, self._bound))
+
+
+def _data_bytes() -> int:
+    """What the system counts against RLIMIT_DATA: private memory that can be written."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmData"))
+
+
+def main() -> None:
+    """Run on the standard streams."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    with contextlib.suppress(OSError):
+        os.nice(5)
+        Path("/proc/self/oom_score_adj").write_text("1000")
+    outgoing = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    Worker(sys.stdin.buffer, outgoing).serve()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,15 @@
+"""The published tables; each has `cluster_id` and `timestamp`."""
+
+from typing import Final
+
+TABLES: Final = ("events", "node_metrics", "node_rollups", "collectives", "verdicts", "causal_chains")
+
+SEALED: Final = (
+    "enable_external_access=false",
+    "autoinstall_known_extensions=false",
+    "autoload_known_extensions=false",
+    "allow_community_extensions=false",
+    "python_enable_replacements=false",
+    "lock_configuration=true",
+)
+"""What closes the engine to files, network and extensions; the last one makes it final."""
