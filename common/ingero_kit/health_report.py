@@ -62,7 +62,7 @@ class HealthReport:
 class Decoded:
     """What a payload held: reports, self-declared straggler edges (node, cluster, is straggler), what was wrong.
 
-    `rejected` counts data points; `reasons` says why, by short text.
+    `rejected` counts data points; `reasons` says why, by short text, and what else was left out.
     """
 
     reports: list[HealthReport] = field(default_factory=list)
@@ -71,11 +71,23 @@ class Decoded:
     collective_points: int = 0
     rejected: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    mended: bytes | None = None
+    """The payload less what could not be read at all, where there was such."""
+
+    def reject(self, reason: str, count: int = 1) -> None:
+        """Count points that were left out."""
+        self.rejected += count
+        self.reasons[reason] = self.reasons.get(reason, 0) + count
 
     @property
     def message(self) -> str:
         """The reasons in one line for the sender; empty when nothing was wrong."""
-        return "; ".join(f"{reason} ({count})" for reason, count in self.reasons.items())
+        return in_words(self.reasons)
+
+
+def in_words(reasons: dict[str, int]) -> str:
+    """Reasons with their counts in one line, for a sender."""
+    return "; ".join(f"{reason} ({count})" for reason, count in reasons.items())
 
 
 def check_name(name: str) -> str | None:
@@ -86,6 +98,8 @@ def check_name(name: str) -> str | None:
         return f"is longer than {MAX_NAME} characters"
     if not name.isprintable():
         return "holds control characters"
+    if "\ufffd" in name:
+        return "holds characters that cannot be read"
     return None
 
 

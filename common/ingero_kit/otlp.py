@@ -13,6 +13,7 @@ import orjson
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import ResourceMetrics
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import metrics
 from ingero_kit.health_report import (
@@ -23,6 +24,7 @@ from ingero_kit.health_report import (
     MalformedPayload,
     check_name,
 )
+from ingero_kit.otlp_bounds import SMALL, check_density, weigh, weigh_json
 from ingero_kit.otlp_layout import (
     JsonLayout,
     Layout,
@@ -36,14 +38,20 @@ from ingero_kit.otlp_layout import (
     split_json,
     with_numbers,
 )  # fmt: skip
+from ingero_kit.otlp_mend import METRICS, mend
 from ingero_kit.otlp_points import (
+    NO_RECORDED_VALUE,
     RESOURCE_STRINGS,
     Builder,
     Identity,
     JsonPairs,
     LazyPairs,
     Template,
-    plain_json_value,
+    is_recorded,
+    json_given,
+    json_list,
+    json_number,
+    json_pairs,
     plain_value,
     template_of,
 )
@@ -60,6 +68,12 @@ MAX_LAYOUTS: Final = 16
 
 MAX_LENGTHS: Final = 256
 """Lengths of pushes for which shapes are remembered."""
+
+LAYOUT_BYTES: Final = 8 << 20
+"""Length of the pushes whose shapes are remembered, bytes, all together."""
+
+LABEL_LETTERS: Final = 16 << 20
+"""Length of the labels of the resources that are remembered, characters, all together; names of nodes not counted."""
 
 MAX_BASES: Final = 2048
 """Pairs of what resources share and shapes whose common fields are remembered."""
@@ -79,6 +93,9 @@ class _Base(NamedTuple):
     fixed: dict[str, Any]
     fields: dict[str, Any]
 
+
+_ENTRY: Final = 512
+"""What remembering labels costs besides their letters."""
 
 _NUMERIC: Final = (*(attribute for _, attribute in SIGNAL_METRICS), "time_unix_nano")
 _NOBODY: Final = Identity(
@@ -101,6 +118,8 @@ class Decoder:
         self._remembered = remembered
         self._resources: dict[bytes, Template] = {}
         self._layouts: dict[int, list[Layout]] = {}
+        self._layout_bytes = 0
+        self._letters = 0
         self._json_layouts: list[JsonLayout] = []
         self._shared: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._bases: dict[tuple[int, int], _Base] = {}
@@ -116,30 +135,67 @@ class Decoder:
             known = self._resources.get(_digest(body[start:tail])) if tail else None
             if isinstance(known, Identity) and self._fast(body, tail, known, decoded, now, cluster):
                 return decoded
+            check_density(body, encoding)
             try:
                 request = ExportMetricsServiceRequest.FromString(body)
             except DecodeError:
-                raise MalformedPayload("the body is not an OTLP ExportMetricsServiceRequest in protobuf") from None
+                request, tail = self._mended(body, decoded), 0
+            if len(body) > SMALL:
+                weigh(request)
+                tail = 0
             for resource in request.resource_metrics:
                 self._protobuf(resource, decoded, now, cluster)
-            if tail and not decoded.rejected and len(decoded.reports) == 1:
+            if tail and _may_have_a_shape(decoded):
                 self._learn(body, start, tail, request.resource_metrics[0])
             return decoded
         tail = split_json(body)
         known = self._resources.get(_digest(body[:tail])) if tail else None
         if isinstance(known, Identity) and self._fast_json(body[tail:], known, decoded, now, cluster):
             return decoded
+        check_density(body, encoding)
+        blocks = self._tree(body, decoded)
+        if len(body) > SMALL:
+            weigh_json(blocks)
+            tail = 0
+        for block in blocks:
+            try:
+                self._json(block, decoded, now, cluster)
+            except _NOT_OTLP as error:
+                decoded.reject(_reason("a block", error))
+        if tail and _may_have_a_shape(decoded):
+            self._learn_json(body, tail, blocks)
+        return decoded
+
+    @staticmethod
+    def _mended(body: bytes, decoded: Decoded) -> ExportMetricsServiceRequest:
+        """What can be read of a request that as a whole cannot."""
+        found = mend(METRICS, body)
+        if found is None:
+            raise MalformedPayload("the body is not an OTLP ExportMetricsServiceRequest in protobuf")
+        decoded.mended = found.body
+        decoded.rejected += found.records
+        decoded.reasons |= found.reasons
+        return ExportMetricsServiceRequest.FromString(found.body)
+
+    @staticmethod
+    def _tree(body: bytes, decoded: Decoded) -> list[Any]:
+        """The blocks of a JSON request."""
         try:
             tree = orjson.loads(body)
-            for block in tree.get("resourceMetrics") or ():
-                self._json(block, decoded, now, cluster)
         except orjson.JSONDecodeError as error:
-            raise MalformedPayload(f"the body is not JSON: {error}") from None
-        except (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError) as error:
-            raise MalformedPayload(f"the body is not OTLP/JSON metrics: {type(error).__name__}: {error}") from None
-        if tail and not decoded.rejected and len(decoded.reports) == 1:
-            self._learn_json(body, tail, tree["resourceMetrics"])
-        return decoded
+            mended = body.decode("utf-8", "replace").encode()
+            if mended == body:
+                raise MalformedPayload(f"the body is not JSON: {error}") from None
+            try:
+                tree = orjson.loads(mended)
+            except orjson.JSONDecodeError as other:
+                raise MalformedPayload(f"the body is not JSON: {other}") from None
+            decoded.mended = mended
+            decoded.reasons["bytes that are not UTF-8 were replaced"] = 1
+        blocks = tree.get("resourceMetrics") if isinstance(tree, dict) else ()
+        if not isinstance(blocks or [], list):
+            raise MalformedPayload("the body is not OTLP/JSON metrics: resourceMetrics is a list")
+        return blocks or []
 
     def _fast_json(self, rest: bytes, known: Identity, decoded: Decoded, now: float, cluster: str) -> bool:
         for layout in self._json_layouts:
@@ -156,7 +212,7 @@ class Decoder:
         head, rest = body[:tail], body[tail:]
         key = _digest(orjson.dumps((blocks[0].get("resource") or {}).get("attributes") or []))
         known = self._resources.get(key)
-        if len(blocks) != 1 or not isinstance(known, Identity) or not is_whole_head(head):
+        if len(blocks) != 1 or not isinstance(known, Identity) or not is_whole_head(head, blocks[0].get("resource")):
             return
         self._resources[_digest(head)] = known
         del self._resources[key]
@@ -172,6 +228,8 @@ class Decoder:
         builder = Builder(_NOBODY, trial, math.inf, "")
         try:
             tree = orjson.loads(b'{"resourceMetrics":[{' + with_numbers(rest, spans, marks))
+            if "resource" in tree["resourceMetrics"][0]:
+                return
             self._walk_json(tree["resourceMetrics"][0], builder, trial)
         except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, KeyError, IndexError):
             return
@@ -242,14 +300,15 @@ class Decoder:
     def _learn(self, body: bytes, start: int, tail: int, resource: ResourceMetrics) -> None:
         """Remember the resource and the shape of a push that was read in full and found good."""
         template = self._resources.get(_digest(resource.resource.SerializeToString()))
-        if not isinstance(template, Identity):
-            return
+        if not isinstance(template, Identity) or resource.resource != Resource.FromString(body[start:tail]):
+            return  # a second resource behind the first, which are one to protobuf
         self._resources[_digest(body[start:tail])] = template
         rest = body[tail:]
         if any(layout.read(rest) is not None for layout in self._layouts.get(len(rest), ())):
             return
-        if len(self._layouts) >= MAX_LENGTHS:
+        if len(self._layouts) >= MAX_LENGTHS or self._layout_bytes + len(rest) > LAYOUT_BYTES:
             self._layouts.clear()
+            self._layout_bytes = 0
         layouts = self._layouts.setdefault(len(rest), [])
         if len(layouts) >= MAX_LAYOUTS:
             layouts.clear()
@@ -267,17 +326,22 @@ class Decoder:
         if len({(number.metric, number.field) for number in numbers}) != len(numbers):
             return
         layouts.append(learn(rest, numbers, _WANTED, fixed))
+        self._layout_bytes += len(rest)
 
     def _identity(self, key: bytes, pairs: Iterable[tuple[str, Any]]) -> Template:
         """Return the fields that a resource block fixes, or the reason why it names no node."""
         known = self._resources.get(key)
         if known is None:
-            if len(self._resources) >= self._remembered:
+            known = template_of(dict(pairs))
+            if len(self._resources) >= self._remembered or self._letters > LABEL_LETTERS:
                 self._resources.clear()
                 self._shared.clear()
-            known = template_of(dict(pairs))
+                self._letters = 0
             if isinstance(known, Identity):
-                same = self._shared.setdefault(tuple(known.shared.values()), known.shared)
+                labels = tuple(known.shared.values())
+                same = self._shared.setdefault(labels, known.shared)
+                if same is known.shared:
+                    self._letters += _ENTRY + sum(len(label) for label in labels if isinstance(label, str))
                 known = known._replace(shared=same)
             self._resources[key] = known
         return known
@@ -298,72 +362,102 @@ class Decoder:
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
                 name = metric.name
-                points = metric.gauge.data_points
+                points = metric.gauge.data_points or metric.sum.data_points
                 if name in COLLECTIVES:
                     decoded.collective_points += len(points)
                     continue
-                if len(points) == 1:
-                    point = points[0]
+                if not name:
+                    builder.reject(_NAMELESS)
+                    continue
+                attribute = _DOUBLES.get(name)
+                for point in points:
                     number: float = point.as_double or point.as_int
-                    attribute = _DOUBLES.get(name)
-                    if attribute is None:
+                    if (not number or point.flags) and not is_recorded(point):
+                        _absent(point.flags, decoded)
+                    elif attribute is None:
                         builder.point(name, number, point.time_unix_nano, LazyPairs(point))
                     elif 0.0 <= number < math.inf:
                         fields[attribute] = number
                     else:
                         builder.reject_signal(name)
-                    continue
-                for point in points or metric.sum.data_points:
-                    builder.point(name, point.as_double or point.as_int, point.time_unix_nano, LazyPairs(point))
                 if not points and not metric.HasField("sum"):
                     decoded.other_points += 1
 
     def _json(self, block: dict[str, Any], decoded: Decoded, now: float, cluster: str) -> None:
         pairs = (block.get("resource") or {}).get("attributes") or []
-        template = self._identity(
-            _digest(orjson.dumps(pairs)), ((pair["key"], plain_json_value(pair["value"])) for pair in pairs)
-        )
+        template = self._identity(_digest(orjson.dumps(pairs)), json_pairs(pairs))
         builder = Builder(template, decoded, now, cluster)
         self._walk_json(block, builder, decoded)
         builder.finish()
 
     @staticmethod
     def _walk_json(block: dict[str, Any], builder: "Builder", decoded: Decoded) -> None:
-        for scope in block.get("scopeMetrics") or ():
-            for metric in scope.get("metrics") or ():
-                name = metric["name"]
-                data = metric.get("gauge") or metric.get("sum")
-                if name in COLLECTIVES and data is not None:
-                    decoded.collective_points += len(data.get("dataPoints") or ())
+        for scope in json_list(block.get("scopeMetrics")):
+            for metric in json_list(scope.get("metrics")):
+                try:
+                    name = metric.get("name")
+                    if not name or not isinstance(name, str):
+                        builder.reject(_NAMELESS)
+                        continue
+                    data = metric.get("gauge") or metric.get("sum")
+                    if data is None:
+                        decoded.other_points += 1
+                        continue
+                    points = json_list(data.get("dataPoints"))
+                    if name in COLLECTIVES:
+                        decoded.collective_points += len(points)
+                        continue
+                except _NOT_OTLP as error:
+                    builder.reject(_reason("a metric", error))
                     continue
-                if data is None:
-                    decoded.other_points += 1
-                    continue
-                for point in data.get("dataPoints") or ():
-                    number = point.get("asDouble")
-                    if number is None:
-                        number = int(point.get("asInt", 0))
-                    attribute = _DOUBLES.get(name)
-                    if attribute is None:
-                        builder.point(name, float(number), int(point.get("timeUnixNano", 0)), JsonPairs(point))
-                    elif 0.0 <= float(number) < math.inf:
-                        builder.fields[attribute] = float(number)
-                    else:
-                        builder.reject_signal(name)
+                attribute = _DOUBLES.get(name)
+                for point in points:
+                    try:
+                        number, flags = json_number(point), json_given(point, "flags")
+                        if number is None or flags & NO_RECORDED_VALUE:
+                            _absent(flags, decoded)
+                        elif attribute is None:
+                            builder.point(name, number, json_given(point, "timeUnixNano"), JsonPairs(point))
+                        elif 0.0 <= number < math.inf:
+                            builder.fields[attribute] = number
+                        else:
+                            builder.reject_signal(name)
+                    except _NOT_OTLP as error:
+                        builder.reject(_reason("a point", error))
+
+
+_NAMELESS: Final = "a metric has no name"
+_NOT_OTLP: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError)
+"""What reading JSON of another shape raises."""
+
+
+def _reason(what: str, error: Exception) -> str:
+    """Why a part of a JSON request was left out."""
+    return f"{what} is not OTLP/JSON: {error}" if type(error) is ValueError else f"{what} is not OTLP/JSON"
+
+
+def _absent(flags: int, decoded: Decoded) -> None:
+    """Count a point without a value: one that says so has nothing to tell, any other is a mistake."""
+    if flags & NO_RECORDED_VALUE:
+        decoded.other_points += 1
+    else:
+        decoded.reject("a point has no value")
+
+
+def _may_have_a_shape(decoded: Decoded) -> bool:
+    """Whether a push held one good report and nothing that cannot be read by shape."""
+    return (
+        len(decoded.reports) == 1
+        and not (decoded.reasons or decoded.other_points or decoded.collective_points or decoded.events)
+        and not decoded.reports[0].totals
+    )
 
 
 def _fixed(builder: "Builder", trial: Decoded) -> dict[str, Any] | None:
     """What a push says beside its resource, read with an empty identity; `None` if it cannot be read by shape."""
-    fields = dict(builder.fields)
-    if (
-        trial.rejected
-        or trial.other_points
-        or trial.collective_points
-        or trial.events
-        or len(trial.reports) != 1
-        or "totals" in fields
-    ):
+    if not _may_have_a_shape(trial):
         return None
+    fields = dict(builder.fields)
     blank = _NOBODY.fields()
     fixed = {name: value for name, value in fields.items() if name not in blank or value != blank[name]}
     fixed.setdefault("degraded", False)

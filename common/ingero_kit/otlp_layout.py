@@ -18,7 +18,7 @@ import orjson
 _LENGTH, _FIXED64, _FIXED32, _VARINT = 2, 1, 5, 0
 _RESOURCE_METRICS, _RESOURCE, _SCOPE_METRICS, _METRICS = 1, 1, 2, 2
 _NAME, _GAUGE, _DATA_POINTS = 1, 5, 1
-_TIME, _AS_DOUBLE, _AS_INT = 3, 4, 6
+_TIME, _AS_DOUBLE, _AS_INT, _FLAGS = 3, 4, 6, 8
 
 
 class Unfit(Exception):
@@ -137,6 +137,8 @@ def _metric(body: bytes, metric: Part, tail: int) -> list[Number]:
     numbers = [part for part in fields if part.kind == _FIXED64 and part.number in (_TIME, _AS_DOUBLE, _AS_INT)]
     if len({part.number for part in numbers}) != len(numbers) or sum(part.number != _TIME for part in numbers) != 1:
         raise Unfit
+    if any(part.number == _FLAGS for part in fields):  # they may say that the value is none
+        raise Unfit
     return [Number(name, part.number, part.start - tail) for part in numbers]
 
 
@@ -202,13 +204,14 @@ def split_json(body: bytes) -> int:
     return max(0, body.find(_SCOPES))
 
 
-def is_whole_head(head: bytes) -> bool:
-    """Whether the text before `scopeMetrics` ends inside the only resource block, behind its resource."""
+def is_whole_head(head: bytes, resource: Any) -> bool:
+    """Whether the text before `scopeMetrics` ends inside the only resource block, behind this resource."""
     try:
         tree = orjson.loads(head + b'"scopeMetrics":[]}]}')
     except orjson.JSONDecodeError:
         return False
-    return list(tree) == ["resourceMetrics"] and len(tree["resourceMetrics"]) == 1
+    blocks = tree["resourceMetrics"]
+    return list(tree) == ["resourceMetrics"] and len(blocks) == 1 and blocks[0].get("resource") == resource
 
 
 @dataclass(frozen=True)

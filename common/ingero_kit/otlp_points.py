@@ -1,5 +1,7 @@
 """Gathers the points of one OTLP resource block into a report; both encodings are walked into the same few calls."""
 
+import re
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
@@ -37,6 +39,12 @@ class Identity(NamedTuple):
         return {**self.shared, "node_id": self.node_id, "rank": self.rank}
 
 
+NO_RECORDED_VALUE: Final = 1
+"""Flag of a data point that stands for the absence of a value."""
+
+MAX_COUNT: Final = 2**31 - 1
+"""Largest rank, world size and number of GPUs."""
+
 Template = Identity | str
 """What a resource block fixes, or the reason why it names no node."""
 
@@ -62,7 +70,7 @@ class JsonPairs:
         self._point = point
 
     def read(self) -> dict[str, Any]:
-        return {pair["key"]: plain_json_value(pair["value"]) for pair in self._point.get("attributes") or ()}
+        return dict(json_pairs(self._point.get("attributes")))
 
 
 class Builder:
@@ -95,7 +103,7 @@ class Builder:
         elif name == metrics.DEGRADATION_WARNING:
             fields["degraded"] = number != 0
         elif name == metrics.WORLD_SIZE_GAUGE:
-            fields["world_size"] = fields["world_size"] or _count(number)
+            fields["world_size"] = fields["world_size"] or _count(number) or 0
         elif name == metrics.DETECTION_MODE:
             found = pairs.read()
             fields["detection_mode"] = _text(found.get(attributes.DETECTION_MODE_VALUE))
@@ -103,7 +111,7 @@ class Builder:
         elif name == metrics.NODE_INFO:
             found = pairs.read()
             fields["gpu_model"] = _text(found.get(attributes.GPU_MODEL)) or fields["gpu_model"]
-            fields["gpu_count"] = _count(found.get(attributes.GPU_COUNT))
+            fields["gpu_count"] = _count(found.get(attributes.GPU_COUNT)) or 0
         elif name in _TOTALS:
             self._total(name, number, pairs.read())
         elif name == metrics.STRAGGLER_EVENT:
@@ -123,6 +131,9 @@ class Builder:
             self.reject(f"{attributes.NODE_STATE} is none of calibrating, active, idle")
             return
         fields = self.fields
+        if self._scored and time_unix_nano < fields["time_unix_nano"]:
+            self._decoded.other_points += 1
+            return
         fields["score"] = float(number)
         fields["state"] = state
         fields["time_unix_nano"] = time_unix_nano
@@ -144,8 +155,7 @@ class Builder:
 
     def reject(self, reason: str) -> None:
         """Count a point that was left out."""
-        self._decoded.rejected += 1
-        self._decoded.reasons[reason] = self._decoded.reasons.get(reason, 0) + 1
+        self._decoded.reject(reason)
 
     def finish(self) -> None:
         """Hand the report over when it carries a score and names its cluster."""
@@ -165,10 +175,9 @@ def template_of(found: dict[str, Any]) -> Template:
         if problem and (name or not optional):
             return f"the resource attribute {key} {problem}"
     shared: dict[str, Any] = {attribute: _text(found.get(key)) for key, attribute in RESOURCE_STRINGS.items()}
-    shared["world_size"] = _count(found.get(attributes.WORLD_SIZE))
+    shared["world_size"] = _count(found.get(attributes.WORLD_SIZE)) or 0
     shared["cluster_id"] = cluster
-    rank = _count(found[attributes.NODE_RANK]) if attributes.NODE_RANK in found else None
-    return Identity(node, rank, shared)
+    return Identity(node, _count(found.get(attributes.NODE_RANK)), shared)
 
 
 def plain_value(value: AnyValue) -> Any:
@@ -176,13 +185,79 @@ def plain_value(value: AnyValue) -> Any:
     return getattr(value, kind) if kind in ("string_value", "int_value", "double_value", "bool_value") else None
 
 
+def is_recorded(point: Any) -> bool:
+    """Whether a point has a value, and it is not flagged as one that was not recorded."""
+    return not point.flags & NO_RECORDED_VALUE and bool(point.WhichOneof("value"))
+
+
+# JSON: numbers are numbers or their decimal text, as the protobuf mapping has it; what Python reads besides is not.
+
+_INTEGER: Final = re.compile(r"-?\d{1,20}", re.ASCII)
+_DOUBLE: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?|NaN|-?Infinity", re.ASCII)
+
+
+def json_integer(value: Any) -> int:
+    """A 64-bit integer of OTLP/JSON; raises `ValueError` for anything else."""
+    if type(value) is int:
+        return value
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    raise ValueError("a value is not an integer")
+
+
+def json_double(value: Any) -> float:
+    """A double of OTLP/JSON; raises `ValueError` for anything else."""
+    if type(value) is float or type(value) is int:
+        return float(value)
+    if isinstance(value, str) and _DOUBLE.fullmatch(value):
+        return float(value)
+    raise ValueError("a value is not a number")
+
+
+def json_number(point: dict[str, Any]) -> float | None:
+    """The value of a data point of OTLP/JSON, `None` where it has none; raises `ValueError` for one that is not."""
+    number = point.get("asDouble")
+    if number is not None:
+        return json_double(number)
+    number = point.get("asInt")
+    return None if number is None else float(json_integer(number))
+
+
+def json_given(point: dict[str, Any], name: str) -> int:
+    """An integer of a message in OTLP/JSON, 0 where it is not given; raises `ValueError` for anything else."""
+    value = point.get(name)
+    return 0 if value is None else json_integer(value)
+
+
+def json_list(value: Any) -> list[Any]:
+    """A list of OTLP/JSON, empty where it is not given; raises `ValueError` for anything else."""
+    if not isinstance(value, list | None):
+        raise ValueError("a list was expected")
+    return value or []
+
+
+def json_pairs(found: list[dict[str, Any]] | None) -> Iterator[tuple[str, Any]]:
+    """Attributes of OTLP/JSON."""
+    for pair in found or ():
+        yield pair["key"], plain_json_value(pair.get("value") or {})
+
+
 def plain_json_value(value: dict[str, Any]) -> Any:
     text = value.get("stringValue")
     if text is not None:
+        if not isinstance(text, str):
+            raise ValueError("a stringValue is not a string")
         return text
-    if "intValue" in value:
-        return int(value["intValue"])
-    return value.get("doubleValue", value.get("boolValue"))
+    if value.get("intValue") is not None:
+        return json_integer(value["intValue"])
+    if value.get("doubleValue") is not None:
+        return json_double(value["doubleValue"])
+    flag = value.get("boolValue")
+    if not isinstance(flag, bool | None):
+        raise ValueError("a boolValue is not true or false")
+    return flag
 
 
 def _raw_text(value: Any) -> str:
@@ -197,7 +272,8 @@ def _text(value: Any) -> str:
     return value
 
 
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 2**53:
-        return 0
+def _count(value: Any) -> int | None:
+    """A count or a number that counts from 0; `None` for what is none, or larger than the score map holds."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_COUNT:
+        return None
     return int(value)

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, Protocol
 
 from ingero_detect.memory import NodeKey
@@ -10,8 +11,10 @@ from ingero_fleet.collectives import gpus
 from ingero_fleet.otlp_parts import as_protobuf
 from ingero_fleet.taints import records as taints
 from ingero_kit.clock import Clock
-from ingero_kit.health_report import HealthReport, MalformedPayload
+from ingero_kit.health_report import HealthReport, MalformedPayload, in_words
 from ingero_kit.otlp import Decoder
+from ingero_kit.otlp_bounds import TooMuch, check_density
+from ingero_kit.otlp_mend import LOGS, TRACES, mend
 from ingero_kit.otlp_server import ACCEPTED, Answer, Push, Signal, Status
 
 Onward = Callable[[Push], None]
@@ -20,7 +23,14 @@ Onward = Callable[[Push], None]
 Keep = Callable[[Push, float], None]
 """Takes pushes that Fleet reads for more than health, as they came: collectives, and marks on nodes."""
 
+TOO_MUCH: Final = "a request asks for more work than one may"
+"""Why whole requests were refused, among the reasons for points."""
+
+MOST_CONVERTED: Final = 20_000
+"""Most values of a request in JSON that goes onward: each costs as much as forty in protobuf."""
+
 _METRICS: Final = Signal.METRICS
+_KINDS: Final = {Signal.LOGS: LOGS, Signal.TRACES: TRACES}
 
 
 class Collector(Protocol):
@@ -42,7 +52,9 @@ class Intake:
         clock: Clock,
         onward: Onward | None = None,
         keep: Keep | None = None,
+        wall_clock: Clock | None = None,
     ) -> None:
+        """`wall_clock` tells the time of day as the system has it now, against which senders' times are held."""
         self.board = Board()
         self.accepted_reports = 0
         self.pushes: Counter[Signal] = Counter()
@@ -51,6 +63,7 @@ class Intake:
         self.self_reported: Counter[bool] = Counter()
         self._collector = collector
         self._clock = clock
+        self._wall_clock = wall_clock or clock
         self._onward = onward
         self._keep = keep
         self._decoder = Decoder()
@@ -58,23 +71,43 @@ class Intake:
     def __call__(self, push: Push) -> Answer:
         """Decide about one push."""
         self.pushes[push.signal] += 1
-        if push.signal is not _METRICS:
-            try:
-                push.body, push.encoding = as_protobuf(push), "protobuf"
-            except ValueError as error:
-                self.malformed += 1
-                return Answer(status=Status.INVALID, message=str(error))
-            if self._keep and push.signal is Signal.LOGS and taints.NEEDLE in push.body:
-                self._keep(push, self._clock())
-            if self._onward:
-                self._onward(push)
-            return ACCEPTED
-        now = self._clock()
         try:
-            decoded = self._decoder.decode(push.body, push.encoding, now, push.cluster)
+            if push.encoding == "json" and (self._onward or push.signal is not _METRICS):
+                check_density(push.body, "json", MOST_CONVERTED)
+            if push.signal is not _METRICS:
+                return self._unread(push)
+            return self._metrics(push)
         except MalformedPayload as error:
             self.malformed += 1
+            if isinstance(error, TooMuch):
+                self._count({TOO_MUCH: 1})
             return Answer(status=Status.INVALID, message=str(error))
+
+    def _unread(self, push: Push) -> Answer:
+        """Pass on what Fleet does not read, in protobuf and less what cannot be read; raises `MalformedPayload`."""
+        check_density(push.body, push.encoding)
+        answer = ACCEPTED
+        try:
+            push.body, push.encoding = as_protobuf(push), "protobuf"
+        except ValueError as error:
+            found = mend(_KINDS[push.signal], push.body) if push.encoding == "protobuf" else None
+            if found is None:
+                raise MalformedPayload(str(error)) from None
+            push.body = found.body
+            self._count(found.reasons)
+            answer = Answer(rejected=found.records, message=in_words(found.reasons))
+        if self._keep and push.signal is Signal.LOGS and taints.NEEDLE in push.body:
+            self._keep(push, self._clock())
+        if self._onward:
+            self._onward(push)
+        return answer
+
+    def _metrics(self, push: Push) -> Answer:
+        """Take the reports of a push; raises `MalformedPayload`."""
+        now = self._clock()
+        decoded = self._decoder.decode(push.body, push.encoding, self._wall_clock(), push.cluster)
+        if decoded.mended is not None:
+            push = replace(push, body=decoded.mended)
         if self._keep and (decoded.collective_points or (decoded.other_points and gpus.NEEDLE in push.body)):
             self._keep(push, now)
         answer = ACCEPTED
@@ -85,14 +118,13 @@ class Intake:
                 self.accepted_reports += 1
                 answer = self.board.answer(report, collector.entered((report.cluster_id, report.node_id)))
             else:
-                decoded.rejected += 1
-                decoded.reasons[refusal] = decoded.reasons.get(refusal, 0) + 1
+                decoded.reject(refusal)
         for _, _, straggler in decoded.events:
             self.self_reported[straggler] += 1
         passable = decoded.reports or decoded.other_points or decoded.collective_points
         if self._onward and (passable or not decoded.rejected):
             self._onward(push)
-        if decoded.rejected:
+        if decoded.reasons:
             self._count(decoded.reasons)
             return Answer(
                 rejected=decoded.rejected,

@@ -12,6 +12,7 @@ from ingero_contract import attributes, metrics
 from ingero_kit.health_report import HealthReport, MalformedPayload
 from ingero_kit.otlp import Decoder
 from ingero_kit.otlp_encode import encode_event, encode_report, to_json
+from ingero_kit.otlp_layout import write_varint
 from ingero_testing.reports import NOW, REPORTS
 
 
@@ -162,3 +163,175 @@ def test_a_straggler_event_is_no_health_report() -> None:
     decoded = Decoder().decode(event.SerializeToString(), "protobuf", NOW)
 
     assert (decoded.reports, decoded.events) == ([], [("n", "c", True)])
+
+
+def points_of(report: HealthReport, name: str) -> tuple[Any, Any]:
+    """A push, and the only point of one of its metrics."""
+    request = encode_report(report)
+    (found,) = (m for m in request.resource_metrics[0].scope_metrics[0].metrics if m.name == name)
+    return request, found.gauge.data_points[0]
+
+
+@pytest.mark.parametrize("encoding", ["protobuf", "json"])
+@pytest.mark.parametrize("name", [metrics.HEALTH_SCORE, metrics.THROUGHPUT_RATE])
+@pytest.mark.parametrize("flagged", [True, False])
+def test_a_value_that_was_not_recorded_is_none_and_not_zero(
+    encoding: Literal["protobuf", "json"], name: str, flagged: bool
+) -> None:
+    request, point = points_of(HealthReport(node_id="n", cluster_id="c", score=0.9, rate=5.0), name)
+    if flagged:
+        point.flags = 1
+    else:
+        point.ClearField("as_double")
+    body = request.SerializeToString() if encoding == "protobuf" else to_json(request)
+    decoder = Decoder()
+
+    for _ in range(3):
+        decoded = decoder.decode(body, encoding, NOW)
+
+        if name == metrics.HEALTH_SCORE:
+            assert decoded.reports == []
+        else:
+            assert [(report.score, report.rate) for report in decoded.reports] == [(0.9, None)]
+        assert decoded.rejected == (0 if flagged else 1)
+
+
+@pytest.mark.parametrize("size", [2**31, 2**40, 2**62, -1])
+@pytest.mark.parametrize("key", [attributes.WORLD_SIZE, attributes.NODE_RANK])
+def test_a_rank_or_world_size_that_no_job_has_is_taken_for_none(key: str, size: int) -> None:
+    request = encode_report(HealthReport(node_id="n", cluster_id="c", world_size=8, rank=3))
+    for pair in request.resource_metrics[0].resource.attributes:
+        if pair.key == key:
+            pair.value.int_value = size
+
+    for metric in request.resource_metrics[0].scope_metrics[0].metrics:
+        if metric.name == metrics.WORLD_SIZE_GAUGE:
+            metric.gauge.data_points[0].as_int = size if key == attributes.WORLD_SIZE else 8
+
+    (report,) = Decoder().decode(request.SerializeToString(), "protobuf", NOW).reports
+
+    assert (report.rank, report.world_size) == ((3, 0) if key == attributes.WORLD_SIZE else (None, 8))
+
+
+def test_a_second_resource_in_a_block_does_not_rename_the_nodes_of_others() -> None:
+    victim = encode_report(HealthReport(node_id="victim", cluster_id="c", score=0.9))
+    other = encode_report(HealthReport(node_id="other", cluster_id="c", score=0.1))
+    block = victim.resource_metrics[0]
+    resources = [item.resource_metrics[0].resource.SerializeToString() for item in (victim, other)]
+    scope = block.scope_metrics[0].SerializeToString()
+    inner = b"".join(b"\x0a" + write_varint(len(item)) + item for item in resources)
+    inner += b"\x12" + write_varint(len(scope)) + scope
+    decoder = Decoder()
+
+    for _ in range(3):
+        decoder.decode(b"\x0a" + write_varint(len(inner)) + inner, "protobuf", NOW)
+        (report,) = decoder.decode(victim.SerializeToString(), "protobuf", NOW).reports
+        assert report.node_id == "victim"
+
+
+@pytest.mark.parametrize("key", ["resource", "\\u0072esource"])
+def test_a_second_resource_in_json_does_not_rename_the_nodes_of_others(key: str) -> None:
+    victim = to_json(encode_report(HealthReport(node_id="victim", cluster_id="c", score=0.9)))
+    other = victim.replace(b"victim", b"other")
+    resource = orjson.dumps(orjson.loads(other)["resourceMetrics"][0]["resource"])
+    assert victim.endswith(b"]}]}")
+    forged = victim[:-3] + b',"%b":%b}]}' % (key.encode(), resource)
+    decoder = Decoder()
+
+    for _ in range(3):
+        assert decoder.decode(forged, "json", NOW).reports[0].node_id == "other"
+        assert decoder.decode(victim, "json", NOW).reports[0].node_id == "victim"
+
+
+def broken(place: str) -> bytes:
+    """A push of three nodes, the second of which says something that is no UTF-8."""
+    middle = encode_report(HealthReport(node_id="n2", cluster_id="c", score=0.9, job_id="JJJJ"))
+    scope = middle.resource_metrics[0].scope_metrics[0]
+    scope.scope.name = "SSSS"
+    scope.metrics[0].description = "DDDD"
+    scope.metrics[1].name = "MMMM"
+    scope.metrics[0].gauge.data_points[0].attributes.add(key="k").value.string_value = "PPPP"
+    around = [encode_report(HealthReport(node_id=name, cluster_id="c", score=0.9)) for name in ("n1", "n3")]
+    bad = middle.SerializeToString().replace(place.encode() * 4, b"\xff\xfe\xfd\xfc")
+    return around[0].SerializeToString() + bad + around[1].SerializeToString()
+
+
+@pytest.mark.parametrize(
+    ("place", "nodes", "rejected"),
+    [
+        pytest.param("J", ["n1", "n2", "n3"], 0, id="a label of a node"),
+        pytest.param("S", ["n1", "n2", "n3"], 0, id="the name of a scope"),
+        pytest.param("D", ["n1", "n2", "n3"], 0, id="a description"),
+        pytest.param("M", ["n1", "n2", "n3"], 1, id="the name of a metric"),
+        pytest.param("P", ["n1", "n3"], 1, id="an attribute of the score"),
+    ],
+)
+def test_a_string_that_is_no_text_costs_only_what_it_belongs_to(place: str, nodes: list[str], rejected: int) -> None:
+    decoded = Decoder().decode(broken(place), "protobuf", NOW)
+
+    assert [report.node_id for report in decoded.reports] == nodes
+    assert decoded.rejected == rejected
+    assert "UTF-8" in decoded.message
+    assert decoded.mended is not None
+    assert Decoder().decode(decoded.mended, "protobuf", NOW).reports == decoded.reports
+
+
+def test_bytes_that_are_no_text_cost_nobody_else_anything_in_json() -> None:
+    body = orjson.dumps({"resourceMetrics": [published(node="n1"), published(node="n2"), published(node="n3")]})
+
+    decoded = Decoder().decode(body.replace(b"n2", b"n\xff"), "json", NOW)
+
+    assert [report.node_id for report in decoded.reports] == ["n1", "n3"]
+    assert decoded.rejected == 1
+
+
+@pytest.mark.parametrize("encoding", ["protobuf", "json"])
+def test_a_metric_without_a_name_is_told_and_the_others_are_taken(encoding: Literal["protobuf", "json"]) -> None:
+    request = encode_report(HealthReport(node_id="n", cluster_id="c", score=0.9))
+    request.resource_metrics[0].scope_metrics[0].metrics[1].ClearField("name")
+    body = request.SerializeToString() if encoding == "protobuf" else to_json(request)
+
+    decoded = Decoder().decode(body, encoding, NOW)
+
+    assert len(decoded.reports) == 1
+    assert (decoded.rejected, decoded.message) == (1, "a metric has no name (1)")
+
+
+@pytest.mark.parametrize(
+    "point",
+    [
+        {"asDouble": "0_9"}, {"asDouble": " 0.9"}, {"asDouble": "nan"}, {"asDouble": "\uff11"}, {"asDouble": True},
+        {"asDouble": [1]}, {"asDouble": None, "asInt": 0.5}, {"asDouble": None, "asInt": "0x1"},
+        {"asDouble": None, "asInt": True}, {"timeUnixNano": "1_000"}, {"timeUnixNano": 1.5},
+        {"timeUnixNano": "9" * 5000},
+        {"timeUnixNano": {}},
+    ],
+)  # fmt: skip
+def test_what_only_python_takes_for_a_number_is_refused_and_the_others_are_taken(point: dict[str, Any]) -> None:
+    body = orjson.dumps({"resourceMetrics": [published(node="n1"), published(point=point), published(node="n3")]})
+
+    decoded = Decoder().decode(body, "json", NOW)
+
+    assert [report.node_id for report in decoded.reports] == ["n1", "n3"]
+    assert decoded.rejected == 1
+
+
+@pytest.mark.parametrize("value", ["0.50", 0.5, "5e-1", "5E-1"])
+def test_a_double_in_json_is_a_number_or_its_text(value: Any) -> None:
+    body = orjson.dumps({"resourceMetrics": [published(score=value)]})
+
+    assert Decoder().decode(body, "json", NOW).reports[0].score == 0.5
+
+
+def test_the_later_of_two_scores_in_a_push_counts_in_whatever_order_they_come() -> None:
+    request, point = points_of(
+        HealthReport(node_id="n", cluster_id="c", score=0.9, time_unix_nano=int(NOW * 1e9)), metrics.HEALTH_SCORE
+    )
+    found = next(m for m in request.resource_metrics[0].scope_metrics[0].metrics if m.name == metrics.HEALTH_SCORE)
+    older = found.gauge.data_points.add()
+    older.CopyFrom(point)
+    older.as_double, older.time_unix_nano = 0.1, point.time_unix_nano - 10**9
+
+    (report,) = Decoder().decode(request.SerializeToString(), "protobuf", NOW).reports
+
+    assert report.score == 0.9

@@ -132,3 +132,34 @@ def test_shapes_are_bounded() -> None:
 
     assert len(learnt._layouts) <= 256
     assert max(map(len, learnt._layouts.values())) <= 16
+
+
+@pytest.mark.parametrize("encoding", ["protobuf", "json"])
+def test_shapes_of_large_pushes_are_not_kept(encoding: Encoding) -> None:
+    learnt = Decoder()
+    request = encode_report(HealthReport(node_id="a", cluster_id="c", score=0.5))
+    request.resource_metrics[0].scope_metrics[0].scope.version = "v" * (1 << 20)
+
+    read(learnt, request.SerializeToString() if encoding == "protobuf" else to_json(request), "", encoding)
+
+    assert not learnt._layouts
+    assert not learnt._json_layouts
+
+
+def test_shapes_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingero_kit.otlp.LAYOUT_BYTES", 20_000)
+    learnt = Decoder()
+    for number in range(100):
+        read(learnt, encoded(HealthReport(node_id="a", cluster_id="c", workload_type="w" * number)))
+
+    assert 0 < sum(length * len(found) for length, found in learnt._layouts.items()) <= 20_000
+
+
+def test_labels_that_every_node_makes_up_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ingero_kit.otlp.LABEL_LETTERS", 20_000)
+    learnt = Decoder()
+    for number in range(200):
+        read(learnt, encoded(HealthReport(node_id=f"n{number}", cluster_id="c", job_id=f"{number:0200}")))
+
+    assert 0 < len(learnt._shared) < 50
+    assert len(learnt._resources) < 100

@@ -4,6 +4,7 @@ A second, smaller protobuf schema with the same field numbers leaves resources a
 point costs a few dictionary look-ups instead of a dozen objects.
 """
 
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -17,6 +18,14 @@ from ingero_contract import attributes, metrics
 from ingero_fleet.collectives import gpus
 from ingero_fleet.collectives.batch import Batch
 from ingero_kit.health_report import check_name
+from ingero_kit.otlp_points import (
+    NO_RECORDED_VALUE,
+    is_recorded,
+    json_given,
+    json_list,
+    json_number,
+    json_pairs,
+)
 from ingero_kit.otlp_server import Push
 
 BLOCKED, HOST = 0, 1
@@ -42,6 +51,14 @@ _SLOTS: Final = {
 }
 _SEQ_HEAD: Final = KeyValue(key=attributes.NCCL_SEQ).SerializeToString()
 _WHOLE: Final = b"\x18"
+_NO_VALUE: Final = "a point has no value"
+_NOT_OTLP: Final = (AttributeError, TypeError, ValueError, KeyError, OverflowError)
+"""What reading JSON of another shape raises."""
+
+_MAX_KEPT: Final = 1024
+"""Longest attribute that is remembered, bytes; a resource may be four times as long."""
+
+_MAX_VARINT: Final = 10
 
 
 class Source(NamedTuple):
@@ -64,17 +81,21 @@ def _schema() -> Any:
     file = descriptor_pb2.FileDescriptorProto(name="ingero/slim.proto", package="ingero.slim", syntax="proto3")
     kinds = descriptor_pb2.FieldDescriptorProto
 
-    def message(name: str, *fields: tuple[str, int, int, str | None, bool]) -> None:
+    def message(name: str, *fields: tuple[str, int, int, str | None, bool], one_of: Collection[str] = ()) -> None:
         added = file.message_type.add(name=name)
+        if one_of:
+            added.oneof_decl.add(name="value")
         for field_name, number, kind, of, many in fields:
             added.field.add(
                 name=field_name, number=number, type=kind, type_name=of,
                 label=kinds.LABEL_REPEATED if many else kinds.LABEL_OPTIONAL,
+                oneof_index=0 if field_name in one_of else None,
             )  # fmt: skip
 
     inner = kinds.TYPE_MESSAGE
     message("Point", ("time", 3, kinds.TYPE_FIXED64, None, False), ("double", 4, kinds.TYPE_DOUBLE, None, False),
-            ("whole", 6, kinds.TYPE_SFIXED64, None, False), ("pairs", 7, kinds.TYPE_BYTES, None, True))  # fmt: skip
+            ("whole", 6, kinds.TYPE_SFIXED64, None, False), ("pairs", 7, kinds.TYPE_BYTES, None, True),
+            ("flags", 8, kinds.TYPE_UINT32, None, False), one_of=("double", "whole"))  # fmt: skip
     message("Gauge", ("points", 1, inner, ".ingero.slim.Point", True))
     message("Metric", ("name", 1, kinds.TYPE_STRING, None, False), ("gauge", 5, inner, ".ingero.slim.Gauge", False))
     message("Scope", ("metrics", 2, inner, ".ingero.slim.Metric", True))
@@ -86,6 +107,11 @@ def _schema() -> Any:
 
 
 _Request: Final = _schema()
+
+
+def _json_value(point: dict[str, Any]) -> float | None:
+    """The value of a point, `None` where it has none or says that it was not recorded."""
+    return None if json_given(point, "flags") & NO_RECORDED_VALUE else json_number(point)
 
 
 class Reader:
@@ -157,6 +183,9 @@ class Reader:
                     known.clear()
                 known[(source.cluster, comm, op, ranks)] = numbers
             value = point.double or point.whole
+            if (not value or point.flags) and not is_recorded(point):
+                self._refuse(_NO_VALUE)
+                continue
             if self._fits(rank, seq, value, ranks):
                 batch.comm.append(numbers[0])
                 batch.op.append(numbers[1])
@@ -170,59 +199,76 @@ class Reader:
 
     def _gpus(self, points: Any, source: Source, name: str, now: float) -> None:
         for point in points:
+            if not is_recorded(point):
+                self._refuse(_NO_VALUE)
+                continue
             uuid = next((value for raw in point.pairs if (value := _uuid_of(raw))), None)
             self.gpus.note((source.cluster, source.node), name, uuid, point.double or point.whole, now)
 
     def _json(self, push: Push, batch: Batch, now: float) -> None:
         try:
-            tree = orjson.loads(push.body)
-            for block in tree.get("resourceMetrics") or ():
-                pairs = {
-                    pair["key"]: _plain(pair["value"])
-                    for pair in (block.get("resource") or {}).get("attributes") or ()
-                }
-                source = _find_source(pairs, push.cluster)
-                for scope in block.get("scopeMetrics") or ():
-                    for metric in scope.get("metrics") or ():
-                        kind = KINDS.get(metric["name"])
-                        points = (metric.get("gauge") or {}).get("dataPoints") or ()
-                        if kind is None and metric["name"] not in gpus.METRICS:
-                            continue
-                        if isinstance(source, str):
-                            self._refuse(source, len(points))
-                            continue
-                        for point in points if kind is None else ():
-                            uuids = (_plain(pair["value"]) for pair in point.get("attributes") or ()
-                                     if pair["key"] == attributes.GPU_UUID)  # fmt: skip
-                            value = float(point.get("asDouble") or point.get("asInt") or 0)
-                            self.gpus.note(
-                                (source.cluster, source.node), metric["name"], next(uuids, None), value, now
-                            )
-                        if kind is None:
-                            continue
-                        self._source_number(source)
-                        for point in points:
-                            self._json_point(point, batch, source, kind, now)
-        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, KeyError, OverflowError):
+            blocks = json_list(orjson.loads(push.body).get("resourceMetrics"))
+        except _NOT_OTLP:
             self._refuse("the body is not OTLP")
+            return
+        for block in blocks:
+            try:
+                pairs = dict(json_pairs((block.get("resource") or {}).get("attributes")))
+                source = _find_source(pairs, push.cluster)
+                for scope in json_list(block.get("scopeMetrics")):
+                    for metric in json_list(scope.get("metrics")):
+                        self._json_metric(metric, batch, source, now)
+            except _NOT_OTLP:
+                self._refuse("a block is not OTLP")
 
-    def _json_point(self, point: dict[str, Any], batch: Batch, source: Source, kind: int, now: float) -> None:
+    def _json_metric(self, metric: dict[str, Any], batch: Batch, source: Source | str, now: float) -> None:
+        name = metric.get("name")
+        kind = KINDS.get(name) if isinstance(name, str) else None
+        if kind is None and name not in gpus.METRICS:
+            return
+        points = json_list((metric.get("gauge") or {}).get("dataPoints"))
+        if isinstance(source, str):
+            self._refuse(source, len(points))
+            return
+        for point in points:
+            try:
+                value = _json_value(point)
+                pairs = json_pairs(point.get("attributes"))
+                if value is None:
+                    self._refuse(_NO_VALUE)
+                elif kind is None:
+                    uuid = dict(pairs).get(attributes.GPU_UUID)
+                    self.gpus.note((source.cluster, source.node), str(name), uuid, value, now)
+                else:
+                    time = json_given(point, "timeUnixNano") * 1e-9
+                    self._json_point(pairs, batch, source, kind, (value, time, now))
+            except _NOT_OTLP:
+                self._refuse("a point is not OTLP")
+
+    def _json_point(
+        self,
+        pairs: Iterable[tuple[str, Any]],
+        batch: Batch,
+        source: Source,
+        kind: int,
+        said: tuple[float, float, float],
+    ) -> None:
         slots: list[Any] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, None]
-        for pair in point.get("attributes") or ():
-            slots[_SLOTS.get(pair["key"], _OTHER)] = _plain(pair["value"])
+        for key, plain in pairs:
+            slots[_SLOTS.get(key, _OTHER)] = plain
         op, comm, rank, ranks, seq, _ = slots
-        number = point.get("asDouble")
-        value = float(point.get("asInt", 0) if number is None else number)
+        value, time, now = said
+        place = self._source_number(source)
         numbers = self._numbers(source, comm, op, ranks)
         if numbers is not None and self._fits(rank, seq, value, ranks):
             batch.comm.append(numbers[0])
             batch.op.append(numbers[1])
             batch.rank.append(rank)
             batch.seq.append(seq)
-            batch.source.append(self._source_numbers[source])
+            batch.source.append(place)
             batch.kind.append(kind)
             batch.value.append(value)
-            batch.time.append(int(point.get("timeUnixNano", 0)) * 1e-9)
+            batch.time.append(time)
             batch.received.append(now)
 
     def _fits(self, rank: Any, seq: Any, value: float, ranks: int) -> bool:
@@ -274,7 +320,7 @@ class Reader:
 
     def _learn(self, raw: bytes) -> tuple[int, Any]:
         """Read one attribute, and remember it unless it is a sequence number."""
-        if raw.startswith(_SEQ_HEAD):
+        if raw.startswith(_SEQ_HEAD) and len(raw) <= len(_SEQ_HEAD) + 3 + _MAX_VARINT:
             number = shift = 0
             # Key, length of the value, its field, then a varint.
             for byte in raw[len(_SEQ_HEAD) + 3 :]:
@@ -290,9 +336,10 @@ class Reader:
         kind = value.WhichOneof("value")
         whole = getattr(value, kind) if kind in ("string_value", "int_value") else None
         found = (_SLOTS.get(pair.key, _OTHER), whole)
-        if len(self._pairs) >= _REMEMBERED:
-            self._pairs.clear()
-        self._pairs[raw] = found
+        if len(raw) <= _MAX_KEPT:
+            if len(self._pairs) >= _REMEMBERED:
+                self._pairs.clear()
+            self._pairs[raw] = found
         return found
 
     def _source(self, raw: bytes, cluster: str) -> Source | str:
@@ -304,9 +351,10 @@ class Reader:
             except DecodeError:
                 pairs = {}
             known = _find_source(pairs, cluster)
-            if len(self._resources) >= _REMEMBERED:
-                self._resources.clear()
-            self._resources[key] = known
+            if len(raw) <= _MAX_KEPT * 4:
+                if len(self._resources) >= _REMEMBERED:
+                    self._resources.clear()
+                self._resources[key] = known
         if isinstance(known, Source):
             self._source_number(known)
         return known
@@ -354,13 +402,3 @@ def _find_source(pairs: dict[str, Any], cluster: str) -> Source | str:
         if problem:
             return f"the resource attribute {key} {problem}"
     return Source(own, node, pod if isinstance(pod, str) and check_name(pod) is None else "")
-
-
-def _plain(value: dict[str, Any]) -> Any:
-    return (
-        value.get("stringValue")
-        if "stringValue" in value
-        else int(value["intValue"])
-        if "intValue" in value
-        else None
-    )

@@ -1,6 +1,7 @@
 """The receiving side of one process: listeners, what they hand over to, and exporters for what goes onward."""
 
 import asyncio
+import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -78,7 +79,7 @@ class Receiving:
         self.table = table
         if self.sends(Signal.METRICS):
             self.provide(read_providers(config.processors.cost))
-        self.intake = Intake(table, clock, self.forward if self._exporters else None, keep)
+        self.intake = Intake(table, clock, self.forward if self._exporters else None, keep, time.time)
         self._receivers: dict[str, OtlpHttpReceiver | OtlpGrpcReceiver] = {}
         for exporter in self._exporters.values():
             exporter.start()

@@ -1,0 +1,105 @@
+"""How much work one request may ask for, by its structure and not only by its length. Pure.
+
+A few kilobytes, compressed, hold millions of empty blocks. Two bounds keep any request from costing more than a part
+of a second: before anything is built from a body, the places are counted where something may begin in it; and before
+a large one is read, its blocks, scopes, metrics, points and attributes are.
+"""
+
+from typing import Any, Final, Literal
+
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+from ingero_kit.health_report import MalformedPayload
+
+SMALL: Final = 16 << 10
+"""Bodies up to this length, bytes, hold too little to be worth a look."""
+
+MOST_FIELDS: Final = 640 << 10
+"""Most bytes of a protobuf body that may be the tag of a string or message: five megabytes of usual content."""
+
+MOST_VALUES: Final = 256 << 10
+"""Most objects, lists and commas of a JSON body."""
+
+MOST_WORK: Final = 320_000
+"""Most work of one request, in units of half a microsecond or so."""
+
+BLOCK, SCOPE, METRIC, POINT, ATTRIBUTE = 20, 4, 8, 8, 3
+"""Work by what is read; a batch of 8,192 points as collectors make them stays below the bound."""
+
+_TAGS: Final = bytes(byte for byte in range(256) if byte & 7 == 2)
+_MARKS: Final = b"{[,"
+_PIECE: Final = 1 << 18
+
+
+class TooMuch(MalformedPayload):
+    """The request asks for more work than one may."""
+
+
+def check_density(body: bytes, encoding: Literal["protobuf", "json"], most: int | None = None) -> None:
+    """Raise `TooMuch` for a body that holds too many parts to be parsed; looks at every byte once at most."""
+    if len(body) <= SMALL:
+        return
+    marks, usual = (_TAGS, MOST_FIELDS) if encoding == "protobuf" else (_MARKS, MOST_VALUES)
+    most = usual if most is None else most
+    if len(body) <= most:
+        return
+    found = 0
+    for start in range(0, len(body), _PIECE):
+        piece = body[start : start + _PIECE]
+        found += len(piece) - len(piece.translate(None, marks))
+        if found > most:
+            raise TooMuch(f"the body holds more than {most} parts: send smaller requests")
+
+
+class Work:
+    """What one request may still ask for."""
+
+    def __init__(self) -> None:
+        self._left = MOST_WORK
+
+    def spend(self, units: int) -> None:
+        """Take from what is left; raises `TooMuch` when that was not enough."""
+        self._left -= units
+        if self._left < 0:
+            raise TooMuch("the body holds more blocks, metrics, points and attributes than one request may")
+
+
+def weigh(request: ExportMetricsServiceRequest) -> None:
+    """Raise `TooMuch` for metrics that cost too much to read."""
+    spend = Work().spend
+    spend(BLOCK * len(request.resource_metrics))
+    for block in request.resource_metrics:
+        spend(SCOPE * len(block.scope_metrics) + ATTRIBUTE * len(block.resource.attributes))
+        for scope in block.scope_metrics:
+            spend(METRIC * len(scope.metrics))
+            for metric in scope.metrics:
+                points = metric.gauge.data_points or metric.sum.data_points
+                spend(POINT * len(points))
+                for point in points:
+                    spend(ATTRIBUTE * len(point.attributes))
+
+
+def weigh_json(blocks: list[Any]) -> None:
+    """The same for the blocks of a JSON tree; what is no block, metric or point is left for the reader to name."""
+    spend = Work().spend
+    spend(BLOCK * len(blocks))
+    for block in filter(_is_object, blocks):
+        scopes = _items(block, "scopeMetrics")
+        spend(SCOPE * len(scopes) + ATTRIBUTE * len(_items(block.get("resource"), "attributes")))
+        for scope in scopes:
+            found = _items(scope, "metrics")
+            spend(METRIC * len(found))
+            for metric in filter(_is_object, found):
+                points = _items(metric.get("gauge"), "dataPoints") or _items(metric.get("sum"), "dataPoints")
+                spend(POINT * len(points))
+                for point in points:
+                    spend(ATTRIBUTE * len(_items(point, "attributes")))
+
+
+def _is_object(value: Any) -> bool:
+    return isinstance(value, dict)
+
+
+def _items(value: Any, name: str) -> list[Any]:
+    found = value.get(name) if isinstance(value, dict) else None
+    return found if isinstance(found, list) else []

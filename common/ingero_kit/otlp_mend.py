@@ -1,0 +1,140 @@
+"""Takes what can be read out of a protobuf request that as a whole cannot, most often for a string that is not UTF-8.
+
+The smallest part that fails is left out: a data point, log record or span as a whole, of everything else (a
+description, one attribute of a resource) only the field. Pure.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple
+
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1 import common_pb2 as common
+from opentelemetry.proto.logs.v1 import logs_pb2 as logs
+from opentelemetry.proto.metrics.v1 import metrics_pb2 as metrics
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.trace.v1 import trace_pb2 as trace
+
+from ingero_kit.otlp_layout import Unfit, parts, write_varint
+
+MOST_PARTS: Final = 50_000
+"""Most parts of a request that are looked at one by one."""
+
+SPARE_BYTES: Final = 512 << 10
+"""Bytes that may be parsed again, beyond every byte of the request once."""
+
+PIECE: Final = 64 << 10
+"""Longest message, bytes, that is tried as a whole before it is taken apart."""
+
+RECORD: Final = "a record cannot be read: its strings must be UTF-8"
+FIELD: Final = "a field cannot be read: strings must be UTF-8"
+
+_LENGTH: Final = 2
+
+
+class _Kind(NamedTuple):
+    """A message: its class, and by field number the messages inside that are mended in turn."""
+
+    message: Any
+    inner: dict[int, "_Kind"]
+    is_record: bool = False
+
+
+def _record(message: Any) -> _Kind:
+    return _Kind(message, {}, is_record=True)
+
+
+def _points(message: Any, point: Any) -> _Kind:
+    return _Kind(message, {1: _record(point)})
+
+
+def _request(request: Any, block: Any, scope: Any, inner: _Kind) -> _Kind:
+    resource = _Kind(Resource, {1: _Kind(common.KeyValue, {})})
+    return _Kind(request, {1: _Kind(block, {1: resource, 2: _Kind(scope, {2: inner})})})
+
+
+_METRIC: Final = _Kind(
+    metrics.Metric,
+    {
+        5: _points(metrics.Gauge, metrics.NumberDataPoint),
+        7: _points(metrics.Sum, metrics.NumberDataPoint),
+        9: _points(metrics.Histogram, metrics.HistogramDataPoint),
+        10: _points(metrics.ExponentialHistogram, metrics.ExponentialHistogramDataPoint),
+        11: _points(metrics.Summary, metrics.SummaryDataPoint),
+    },
+)
+METRICS: Final = _request(ExportMetricsServiceRequest, metrics.ResourceMetrics, metrics.ScopeMetrics, _METRIC)
+LOGS: Final = _request(ExportLogsServiceRequest, logs.ResourceLogs, logs.ScopeLogs, _record(logs.LogRecord))
+TRACES: Final = _request(ExportTraceServiceRequest, trace.ResourceSpans, trace.ScopeSpans, _record(trace.Span))
+
+
+@dataclass
+class Mended:
+    """What is left of a request, and how many records and other fields were left out."""
+
+    body: bytes = b""
+    records: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+
+
+def mend(kind: _Kind, body: bytes) -> Mended | None:
+    """Leave out of a request what cannot be read; `None` when that is all of it, or too much to look at."""
+    mending = _Mending(len(body))
+    try:
+        left = mending.apart(kind, body)
+    except _TooLong:
+        return None
+    mending.found.body = left or b""
+    return mending.found if left else None
+
+
+class _TooLong(Exception):
+    """There are more parts than are looked at."""
+
+
+class _Mending:
+    def __init__(self, length: int) -> None:
+        self.found = Mended()
+        self._parts, self._bytes = MOST_PARTS, length + SPARE_BYTES
+
+    def _reads(self, kind: _Kind, body: bytes) -> bool:
+        self._parts -= 1
+        if kind.inner and len(body) > PIECE:
+            return False
+        self._bytes -= len(body)
+        if self._parts < 0 or self._bytes < 0:
+            raise _TooLong
+        try:
+            kind.message.FromString(body)
+        except DecodeError:
+            return False
+        return True
+
+    def _lose(self, *, record: bool) -> None:
+        self.found.records += record
+        reason = RECORD if record else FIELD
+        self.found.reasons[reason] = self.found.reasons.get(reason, 0) + 1
+
+    def apart(self, kind: _Kind, body: bytes) -> bytes | None:
+        """What can be read of a message that cannot; `None` when it has no parts."""
+        kept: list[bytes] = []
+        at = 0
+        try:
+            for part in parts(body, 0, len(body)):
+                whole = body[at : part.end]
+                at = part.end
+                inner = kind.inner.get(part.number) if part.kind == _LENGTH else None
+                content = body[part.start : part.end]
+                if self._reads(inner, content) if inner else self._reads(kind, whole):
+                    kept.append(whole)
+                    continue
+                left = self.apart(inner, content) if inner and inner.inner else None
+                if inner is None or left is None:
+                    self._lose(record=inner is not None and (inner.is_record or bool(inner.inner)))
+                else:
+                    kept += [write_varint(part.number << 3 | _LENGTH), write_varint(len(left)), left]
+        except (Unfit, IndexError):
+            return None
+        return b"".join(kept)

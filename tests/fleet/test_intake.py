@@ -1,0 +1,171 @@
+"""What a push may ask of Fleet, and that what is wrong with one part of it costs no other part anything."""
+
+import asyncio
+import gzip
+import time
+from typing import Any, Literal
+
+import orjson
+import pytest
+from google.protobuf.json_format import ParseDict
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+
+from ingero_contract import metrics
+from ingero_fleet.collectives.batch import Batch
+from ingero_fleet.collectives.gpus import Gpus
+from ingero_fleet.collectives.points import Reader
+from ingero_fleet.intake import TOO_MUCH, Intake
+from ingero_fleet.receivers.receiving import Receiving
+from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.settings import FleetConfig
+from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_encode import encode_report, to_json
+from ingero_kit.otlp_server import Push, Signal, Status
+from ingero_testing.reports import NOW
+
+Encoding = Literal["protobuf", "json"]
+
+
+def table() -> ScoreTable:
+    return ScoreTable(Limits(nodes=100, clusters=10, ttl_seconds=50), ())
+
+
+def intake(sent: list[Push]) -> Intake:
+    return Intake(table(), lambda: NOW, sent.append)
+
+
+@pytest.mark.parametrize("signal", Signal)
+@pytest.mark.parametrize(
+    ("encoding", "body"),
+    [("protobuf", b"\x0a\x00" * 8_000_000), ("json", b'{"resourceLogs":[%b{}]}' % (b"{}," * 1_000_000))],
+    ids=["protobuf", "json"],
+)
+def test_a_request_for_too_much_is_refused_counted_and_not_sent_on(
+    signal: Signal, encoding: Encoding, body: bytes
+) -> None:
+    assert len(gzip.compress(body, 1)) < 100_000
+    sent: list[Push] = []
+    taking = intake(sent)
+
+    answer = taking(Push(signal, encoding, body))
+
+    assert (answer.status, sent) == (Status.INVALID, [])
+    assert (taking.malformed, taking.rejected[TOO_MUCH]) == (1, 1)
+
+
+def test_what_cannot_be_read_is_told_and_left_out_of_what_is_sent_on() -> None:
+    good = [encode_report(HealthReport(node_id=name, cluster_id="c", job_id="JJJJ", score=0.9)) for name in "ab"]
+    body = good[0].SerializeToString().replace(b"JJJJ", b"\xff\xfe\xfd\xfc") + good[1].SerializeToString()
+    sent: list[Push] = []
+
+    answer = intake(sent)(Push(Signal.METRICS, "protobuf", body))
+
+    assert (answer.status, answer.rejected) == (Status.OK, 0)
+    assert "UTF-8" in answer.message
+    (push,) = sent
+    assert b"\xff\xfe" not in push.body
+    assert good[1].SerializeToString() in push.body
+
+
+@pytest.mark.parametrize("signal", [Signal.LOGS, Signal.TRACES])
+def test_a_record_that_is_no_text_costs_those_beside_it_nothing(signal: Signal) -> None:
+    request: Any
+    if signal is Signal.LOGS:
+        request = ExportLogsServiceRequest()
+        records, field = request.resource_logs.add().scope_logs.add().log_records, "event_name"
+    else:
+        request = ExportTraceServiceRequest()
+        records, field = request.resource_spans.add().scope_spans.add().spans, "name"
+    for name in ("first", "XXXX", "third"):
+        setattr(records.add(), field, name)
+    sent: list[Push] = []
+
+    answer = intake(sent)(Push(signal, "protobuf", request.SerializeToString().replace(b"XXXX", b"\xff\xfe\xfd\xfc")))
+
+    del records[1]
+    assert (answer.status, answer.rejected) == (Status.OK, 1)
+    assert "UTF-8" in answer.message
+    assert [push.body for push in sent] == [request.SerializeToString()]
+
+
+def test_json_that_would_take_long_to_turn_into_protobuf_is_refused() -> None:
+    values = b'{"stringValue":"a"},' * 100_000
+    body = b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[{"body":{"arrayValue":{"values":[%b{}]}}}]}]}]}' % values
+    sent: list[Push] = []
+
+    assert intake(sent)(Push(Signal.LOGS, "json", body)).status is Status.INVALID
+    assert sent == []
+
+
+def test_a_clock_that_was_behind_when_fleet_started_refuses_nobody_once_it_is_right() -> None:
+    async def scenario() -> None:
+        behind = Receiving(FleetConfig(), table(), lambda: time.time() - 7200)
+        report = HealthReport(node_id="n", cluster_id="c", score=0.9, time_unix_nano=time.time_ns())
+
+        answer = behind.intake(Push(Signal.METRICS, "protobuf", encode_report(report).SerializeToString()))
+
+        assert (answer.rejected, behind.intake.accepted_reports) == (0, 1)
+
+    asyncio.run(scenario())
+
+
+def collective(seq: int, value: float | None = 1.0, **changes: object) -> dict[str, object]:
+    said = {
+        "nccl.op_type": {"stringValue": "ncclAllReduce"},
+        "nccl.comm_id_hash": {"stringValue": "abc"},
+        "nccl.rank": {"intValue": 1},
+        "nccl.nranks": {"intValue": 2},
+        "nccl.seq": {"intValue": seq},
+    }
+    point = {
+        "timeUnixNano": str(int(NOW * 1e9)),
+        "attributes": [{"key": key, "value": item} for key, item in said.items()],
+        **changes,
+    }
+    return point if value is None else point | {"asDouble": value}
+
+
+def read(points: list[dict[str, object]], encoding: Encoding) -> tuple[Batch, dict[str, int]]:
+    tree = orjson.loads(to_json(encode_report(HealthReport(node_id="n", cluster_id="c"))))
+    scope = tree["resourceMetrics"][0]["scopeMetrics"][0]
+    scope["metrics"] = [{"name": metrics.COLLECTIVE_BARRIER_WAIT, "gauge": {"dataPoints": points}}]
+    body = orjson.dumps(tree)
+    if encoding == "protobuf":
+        body = ParseDict(tree, ExportMetricsServiceRequest()).SerializeToString()
+    reader, batch = Reader(10, 100, Gpus(10, 60.0)), Batch()
+    reader.read(Push(Signal.METRICS, encoding, body), batch, NOW)
+    return batch, reader.refused
+
+
+@pytest.mark.parametrize("encoding", ["protobuf", "json"])
+def test_a_wait_that_was_not_recorded_is_none_and_not_zero(encoding: Encoding) -> None:
+    points = [collective(1), collective(2, None), collective(3, 0.0, flags=1), collective(4, 0.0)]
+
+    batch, refused = read(points, encoding)
+
+    assert (list(batch.seq), list(batch.value)) == ([1, 4], [1.0, 0.0])
+    assert refused == {"a point has no value": 2}
+
+
+@pytest.mark.parametrize("wrong", [{"timeUnixNano": "soon"}, {"timeUnixNano": "9" * 400}, {"attributes": 5}])
+def test_a_collective_that_cannot_be_read_costs_those_beside_it_nothing(wrong: dict[str, object]) -> None:
+    batch, refused = read([collective(1), collective(2, **wrong), collective(3)], "json")
+
+    assert list(batch.seq) == [1, 3]
+    assert len(batch.time) == len(batch.comm) == 2
+    assert refused == {"a point is not OTLP": 1}
+
+
+def test_a_sequence_number_of_a_megabyte_is_not_counted_out() -> None:
+    reader = Reader(10, 100, Gpus(10, 60.0))
+
+    head = KeyValue(key="nccl.seq").SerializeToString()
+    began = time.process_time()
+
+    reader._learn(head + b"\x12\xff\x18" + b"\xff" * (1 << 20))
+
+    assert time.process_time() - began < 2
+    assert not reader._pairs
