@@ -36,7 +36,12 @@ class Engine:
         self.config = config
         self.clock = clock
         self.table = ScoreTable(
-            Limits(config.max_nodes, config.max_clusters, config.push_interval * config.ttl_multiplier),
+            Limits(
+                config.max_nodes,
+                config.max_clusters,
+                config.push_interval * config.ttl_multiplier,
+                config.max_cohorts,
+            ),
             config.cohort.by,
         )
         self.picture: Picture | None = None

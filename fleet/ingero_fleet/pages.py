@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from typing import Final, Protocol
 
 import numpy as np
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, UnknownMetricFamily
 from prometheus_client.registry import Collector
 
 from ingero_detect.codes import STATES
@@ -13,6 +13,9 @@ from ingero_fleet.judging import Findings
 from ingero_fleet.picture import Picture, cohort_name
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.scores import ScoreTable
+
+MAX_COHORT_SERIES: Final = 1_000
+"""Cohorts with series of their own on a page, the largest; the rest are counted."""
 
 MAX_NODE_SERIES: Final = 10_000
 """Nodes with series of their own on a page; the rest are counted."""
@@ -36,7 +39,8 @@ class FindingsPage(Collector):
         median = GaugeMetricFamily("ingero_fleet_median", "Median score of the active nodes.", labels=_LABELS)
         mad = GaugeMetricFamily("ingero_fleet_mad", "Median absolute deviation of the scores.", labels=_LABELS)
         active = GaugeMetricFamily("ingero_fleet_active_nodes", "Nodes in the statistics.", labels=_LABELS)
-        for summary in picture.tick.cohorts:
+        cohorts = sorted(picture.tick.cohorts, key=lambda item: -item.active)
+        for summary in cohorts[:MAX_COHORT_SERIES]:
             labels = [
                 summary.key[0],
                 cohort_name(summary.key),
@@ -48,14 +52,16 @@ class FindingsPage(Collector):
                 mad.add_metric(labels, summary.mad)
             if summary.threshold is not None:
                 threshold.add_metric(labels, summary.threshold)
-        yield from (threshold, median, mad, active)
+        hidden = GaugeMetricFamily("ingero_fleet_cohorts_without_series", "Cohorts left out of this page.")
+        hidden.add_metric([], max(0, len(cohorts) - MAX_COHORT_SERIES))
+        yield from (threshold, median, mad, active, hidden)
         yield from self._clusters(picture)
         yield from self._nodes(picture)
         if picture.findings is not None:
             yield from _verdicts(picture, picture.findings)
 
     def _clusters(self, picture: Picture) -> Iterator[Metric]:
-        families = {
+        families: dict[str, GaugeMetricFamily | UnknownMetricFamily] = {
             "idle": GaugeMetricFamily("ingero_fleet_idle_nodes", "Nodes without work.", labels=["cluster_id"]),
             "calibrating": GaugeMetricFamily(
                 "ingero_fleet_calibrating_nodes", "Nodes that still learn their baseline.", labels=["cluster_id"]
@@ -69,7 +75,8 @@ class FindingsPage(Collector):
             "panic": GaugeMetricFamily(
                 "ingero_fleet_panic_mode", "1 while too large a share straggles to act on any.", labels=["cluster_id"]
             ),
-            "stragglers": GaugeMetricFamily(
+            # A gauge whose name ends so would be complained of; the name is published, so it goes without a type.
+            "stragglers": UnknownMetricFamily(
                 "ingero_fleet_straggler_count", "Nodes below their threshold.", labels=["cluster_id"]
             ),
         }
@@ -117,7 +124,7 @@ def _verdicts(picture: Picture, findings: Findings) -> Iterator[Metric]:
     slow = GaugeMetricFamily(
         "ingero_fleet_job_slow", "Share of its rate that a cohort lost as a whole.", labels=["cluster_id", "cohort"]
     )
-    for job in findings.jobs:
+    for job in findings.jobs[:MAX_COHORT_SERIES]:
         slow.add_metric([job.cohort[0], cohort_name(job.cohort)], job.severity)
     estimate = GaugeMetricFamily(
         "ingero_fleet_estimated_false_alarms", "False alarms expected per node-hour.", labels=["estimate"]
@@ -182,6 +189,12 @@ class VitalsPage(Collector):
         yield _counter("ingero_fleet_nodes_over_limit", "Reports refused at max_nodes.", traffic.nodes_over_limit)
         yield _counter(
             "ingero_fleet_clusters_over_limit", "Reports refused at max_clusters.", traffic.clusters_over_limit
+        )
+        yield _counter(
+            "ingero_fleet_cohorts_over_limit", "Reports refused at max_cohorts.", traffic.cohorts_over_limit
+        )
+        yield _counter(
+            "ingero_fleet_late_reports", "Reports older than one of their node before.", traffic.late_reports
         )
         yield _counter(
             "ingero_fleet_receiver_restarts",

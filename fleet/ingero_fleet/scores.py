@@ -41,6 +41,7 @@ COLUMNS: Final = {
     "rank": np.int32,
     "windows": np.int32,
     "pushes": np.int64,
+    "told": np.int64,
     "tenancy": np.int64,
     "state": np.uint8,
     "alive": np.bool_,
@@ -64,7 +65,7 @@ class Hardware(NamedTuple):
 
 BATCH_COLUMNS: Final = (
     "score", "rate", "seen", "entered", "throughput", "compute", "memory", "cpu", "cohort", "hardware", "world_size",
-    "rank", "pushes", "state",
+    "rank", "pushes", "told", "state",
 )  # fmt: skip
 """What of a report goes from one score map to another."""
 
@@ -93,6 +94,7 @@ class Limits:
     nodes: int
     clusters: int
     ttl_seconds: float
+    cohorts: int = 10_000
 
 
 @dataclass
@@ -101,6 +103,8 @@ class Losses:
 
     nodes_over_limit: int = 0
     clusters_over_limit: int = 0
+    cohorts_over_limit: int = 0
+    late_reports: int = 0
     expired: int = 0
 
 
@@ -108,7 +112,8 @@ class ScoreTable:
     """Columns by row; a node keeps its row while it lives. Not thread-safe: one owner.
 
     `since` and `windows` belong to the threshold rule: when the node fell below and for how many ticks since.
-    `entered` is when the node was first heard of; `tenancy` tells apart the nodes that have had a row.
+    `entered` is when the node was first heard of, `told` the time that its latest report gives, nanoseconds, 0 for
+    none; `tenancy` tells apart the nodes that have had a row.
     """
 
     def __init__(self, limits: Limits, by: tuple[str, ...]) -> None:
@@ -128,6 +133,8 @@ class ScoreTable:
         self._roster: list[NodeKey] | None = None
         self._tenancies = 0
         self._cohort_ids: dict[CohortKey, int] = {}
+        self._cohorts_used = 0
+        self._ttl_nanos = int(limits.ttl_seconds * 1e9)
         self.hardware = [Hardware()]
         self._hardware_ids: dict[tuple[str, str, int], int] = {Hardware(): 0}
         self._clusters: dict[str, int] = {}
@@ -162,13 +169,21 @@ class ScoreTable:
         """Take a report; returns why it was not taken, or `None`."""
         node = (report.cluster_id, report.node_id)
         row = self._rows.get(node)
+        cohort = self._cohort_number(self._cohort(report))
+        if cohort is None:
+            return "Fleet keeps no more cohorts (processors.ingero.max_cohorts)"
         if row is None:
             taken = self._enter(node, now)
             if isinstance(taken, str):
                 return taken
             row = taken
-        cells, state = self._cells, _CODES[report.state]
-        cells["cohort"][row] = self._cohort_number(self._cohort(report))
+        cells, state, told = self._cells, _CODES[report.state], report.time_unix_nano
+        if told and 0 < cells["told"][row] - told < self._ttl_nanos:
+            # A retry, or another way that took longer. A clock that was set back by more is believed at once.
+            self.losses.late_reports += 1
+            return None
+        cells["told"][row] = told
+        cells["cohort"][row] = cohort
         cells["hardware"][row] = self._hardware_number((report.provider, report.gpu_model, report.gpu_count))
         cells["score"][row] = report.score
         cells["state"][row] = state
@@ -210,13 +225,16 @@ class ScoreTable:
         """Take reports that another score map took, unless this one has a later report of the node."""
         rows = np.empty(len(batch.names), np.int64)
         records = batch.records
+        cohorts = np.array([_none_as(self._cohort_number(key)) for key in batch.cohorts], np.int32)
+        homeless = (cohorts < 0)[records["cohort"]].tolist()
         for place, node in enumerate(batch.names):
             row = self._rows.get(node)
-            if row is None:
+            if homeless[place]:
+                row = -1
+            elif row is None:
                 taken = self._enter(node, float(records["entered"][place]))
                 row = -1 if isinstance(taken, str) else taken
             rows[place] = row
-        cohorts = np.array([self._cohort_number(key) for key in batch.cohorts], np.int32)
         hardware = np.array([self._hardware_number(item) for item in batch.hardware], np.int32)
         places = np.flatnonzero(rows >= 0)
         rows, records = rows[places], records[places]
@@ -224,7 +242,9 @@ class ScoreTable:
         pushes[rows] += records["pushes"]
         entered[rows] = np.minimum(entered[rows], records["entered"])
         self._columns["fresh"][rows] = True
-        latest = np.flatnonzero(records["seen"] >= self._columns["seen"][rows])
+        behind = self._columns["told"][rows] - records["told"]
+        late = (records["told"] > 0) & (behind > 0) & (behind < self._ttl_nanos)
+        latest = np.flatnonzero((records["seen"] >= self._columns["seen"][rows]) & ~late)
         places, rows, records = places[latest], rows[latest], records[latest]
         for name in BATCH_COLUMNS:
             if name not in ("pushes", "entered"):
@@ -234,9 +254,13 @@ class ScoreTable:
         kept = dict(zip(places.tolist(), rows.tolist(), strict=True))
         self.last_verdict.update({kept[place]: text for place, text in batch.said.items() if place in kept})
 
-    def _cohort_number(self, key: CohortKey) -> int:
+    def _cohort_number(self, key: CohortKey) -> int | None:
+        """The number of a cohort, `None`, counted, when there is no room for another."""
         number = self._cohort_ids.get(key)
         if number is None:
+            if len(self.cohorts) >= self.limits.cohorts:
+                self.losses.cohorts_over_limit += 1
+                return None
             number = self._cohort_ids[key] = len(self.cohorts)
             self.cohorts.append(key)
         return number
@@ -302,7 +326,7 @@ class ScoreTable:
                 del self._clusters[node[0]]
                 self._texts.pop(node[0], None)
         self.losses.expired += len(names)
-        if len(self.cohorts) > 64 and len(self.cohorts) > 4 * max(1, len(self._rows)):
+        if len(self.cohorts) > max(64, 2 * self._cohorts_used) or len(self.cohorts) >= self.limits.cohorts:
             self._compact_cohorts()
         return names
 
@@ -315,3 +339,8 @@ class ScoreTable:
         self._cohort_ids = {key: number for number, key in enumerate(self.cohorts)}
         renumbered = np.searchsorted(used, self._columns["cohort"][:length]).astype(np.int32)
         self._columns["cohort"][:length] = np.where(alive, renumbered, 0)
+        self._cohorts_used = len(self.cohorts)
+
+
+def _none_as(number: int | None) -> int:
+    return -1 if number is None else number

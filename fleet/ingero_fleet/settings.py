@@ -178,6 +178,8 @@ class IngeroConfig(Settings):
     """Nodes kept over all clusters; pushes of further ones are rejected and counted."""
     max_clusters: int = Field(default=1_000, ge=1)
     """Clusters kept; pushes of further ones are rejected and counted."""
+    max_cohorts: int = Field(default=10_000, ge=1)
+    """Cohorts kept; pushes of nodes that would need a further one are rejected and counted."""
     threshold: ThresholdConfig = ThresholdConfig()
     """The published rule."""
     quorum: QuorumConfig = QuorumConfig()

@@ -114,6 +114,29 @@ def test_nodes_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -> 
     assert (len(judge), judge.losses.nodes_over_limit) == (2, 1)
 
 
+def test_an_older_report_that_another_receiver_took_later_does_not_replace_a_newer_one() -> None:
+    limits = Limits(nodes=100, clusters=10, ttl_seconds=50)
+    judge, first, second = (ScoreTable(limits, BY) for _ in range(3))
+    for table, score, told, heard in ((first, 0.9, 20, 1.0), (second, 0.1, 19, 2.0)):
+        table.observe(HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=told * 10**9), heard)
+
+    judge.absorb(first.take_fresh(10))
+    judge.absorb(second.take_fresh(10))
+
+    assert (judge.view("score").tolist(), judge.view("pushes").tolist()) == ([0.9], [2])
+
+
+def test_cohorts_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -> None:
+    judge = ScoreTable(Limits(nodes=9, clusters=9, ttl_seconds=10, cohorts=2), BY)
+    heard = ScoreTable(LIMITS, BY)
+    for name in "abc":
+        heard.observe(HealthReport(node_id=name, cluster_id="c", score=0.5, job_id=f"job-{name}"), 1.0)
+
+    judge.absorb(heard.take_fresh(10))
+
+    assert (len(judge), len(judge.cohorts), judge.losses.cohorts_over_limit) == (2, 2, 1)
+
+
 def messages(data: list[bytes]) -> list[tuple[Kind, bytes]]:
     async def all_of() -> list[tuple[Kind, bytes]]:
         reader = asyncio.StreamReader()

@@ -66,3 +66,39 @@ def test_names_and_rows_agree_whatever_comes_and_goes(history: list[tuple[str, i
     alive = [row for row, living in enumerate(table.view("alive")) if living]
     assert len(alive) == len(table) <= 4
     assert all(table.row_of(table.names[row]) == row for row in alive)
+
+
+def test_cohorts_beyond_the_limit_are_refused_in_words_and_counted_and_make_room_again() -> None:
+    table = ScoreTable(Limits(nodes=9, clusters=1, ttl_seconds=10, cohorts=2), ("job_id",))
+    for name in "ab":
+        assert table.observe(report(name, job_id=f"job-{name}"), 0) is None
+
+    refusal = table.observe(report("c", job_id="job-c"), 0)
+
+    assert refusal is not None
+    assert "max_cohorts" in refusal
+    assert (len(table), len(table.cohorts), table.losses.cohorts_over_limit) == (2, 2, 1)
+    assert table.observe(report("c", job_id="job-a"), 0) is None
+    assert table.observe(report("b", job_id="job-a"), 11) is None
+    table.expire(11)
+    assert table.observe(report("d", job_id="job-d"), 11) is None
+    assert table.cohorts == [("c", "job-a"), ("c", "job-d")]
+
+
+def test_an_older_score_that_comes_later_does_not_replace_a_newer_one() -> None:
+    table = ScoreTable(Limits(nodes=9, clusters=1, ttl_seconds=50), ())
+
+    for second, score in ((100, 0.9), (97, 0.1), (99, 0.2)):
+        told = HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=second * 10**9)
+        assert table.observe(told, 1000) is None
+
+    assert (table.view("score")[0], table.view("pushes")[0], table.losses.late_reports) == (0.9, 1, 2)
+
+
+def test_a_node_whose_clock_was_set_back_is_heard_at_once() -> None:
+    table = ScoreTable(Limits(nodes=9, clusters=1, ttl_seconds=50), ())
+
+    for second, score in ((7200, 0.9), (100, 0.1), (110, 0.2)):
+        table.observe(HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=second * 10**9), 1000)
+
+    assert (table.view("score")[0], table.losses.late_reports) == (0.2, 0)

@@ -55,7 +55,12 @@ class ReceiverProcess:
         logs.configure(config.service.telemetry.logs.level)
         self._clock = steady_clock(hello["clock_offset"])
         settings = config.processors.ingero
-        limits = Limits(settings.max_nodes, settings.max_clusters, settings.push_interval * settings.ttl_multiplier)
+        limits = Limits(
+            settings.max_nodes,
+            settings.max_clusters,
+            settings.push_interval * settings.ttl_multiplier,
+            settings.max_cohorts,
+        )
         self._table = ScoreTable(limits, settings.cohort.by)
         self._receiving = Receiving(config, self._table, self._clock, self._keep)
         try:

@@ -136,6 +136,8 @@ class Receiving:
             malformed=intake.malformed,
             nodes_over_limit=losses.nodes_over_limit,
             clusters_over_limit=losses.clusters_over_limit,
+            cohorts_over_limit=losses.cohorts_over_limit,
+            late_reports=losses.late_reports,
             listeners={name.replace("/", "_"): item.counters for name, item in self._receivers.items()},
             exporters={name: item.counters for name, item in self._exporters.items()},
             waiting=Counter({name: item.waiting for name, item in self._exporters.items()}),

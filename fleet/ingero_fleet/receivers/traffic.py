@@ -9,7 +9,15 @@ from ingero_fleet.exporters import ExporterCounters
 from ingero_kit.listener import Counters
 
 _COUNTS: Final = ("pushes", "rejected", "self_reported", "waiting")
-_NUMBERS: Final = ("reports", "malformed", "nodes_over_limit", "clusters_over_limit", "receiver_restarts")
+_NUMBERS: Final = (
+    "reports",
+    "malformed",
+    "nodes_over_limit",
+    "clusters_over_limit",
+    "cohorts_over_limit",
+    "late_reports",
+    "receiver_restarts",
+)
 
 
 @dataclass
@@ -27,6 +35,8 @@ class Traffic:
     listeners: dict[str, Counters] = field(default_factory=dict)
     exporters: dict[str, ExporterCounters] = field(default_factory=dict)
     waiting: Counter[str] = field(default_factory=Counter)
+    cohorts_over_limit: int = 0
+    late_reports: int = 0
 
     def gone(self) -> "Traffic":
         """What stays counted once the process has ended: everything but what is open or waiting."""

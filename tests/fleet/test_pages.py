@@ -1,0 +1,56 @@
+"""The page of findings stays small and in order whatever nodes call themselves."""
+
+import shutil
+import subprocess
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from ingero_fleet import statistics
+from ingero_fleet.pages import MAX_COHORT_SERIES, FindingsPage
+from ingero_fleet.picture import Picture
+from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.settings import IngeroConfig
+from ingero_fleet.statistics import Frame
+from ingero_kit.health_report import HealthReport
+
+CONFIG = IngeroConfig()
+
+
+def page(jobs: int, label: int = 0) -> CollectorRegistry:
+    """The page for a node in each job, and two in the last."""
+    table = ScoreTable(Limits(nodes=100_000, clusters=10, ttl_seconds=50), CONFIG.cohort.by)
+    for number in [*range(jobs), jobs - 1]:
+        job = f"job-{number}" + "x" * label
+        table.observe(HealthReport(node_id=f"n{number}-{len(table)}", cluster_id="c", score=0.9, job_id=job), 0.0)
+    frame = Frame.take(table, 1.0)
+    picture = Picture(frame, statistics.compute(frame, statistics.Memory(), CONFIG))
+    registry = CollectorRegistry()
+    registry.register(FindingsPage(lambda: picture, CONFIG.cohort.by))
+    return registry
+
+
+def test_the_largest_cohorts_have_series_and_the_others_are_counted() -> None:
+    registry = page(MAX_COHORT_SERIES + 50)
+
+    found = generate_latest(registry).decode()
+
+    assert found.count("\ningero_fleet_active_nodes{") == MAX_COHORT_SERIES
+    assert f'cohort="job-{MAX_COHORT_SERIES + 49}"' in found
+    assert registry.get_sample_value("ingero_fleet_cohorts_without_series") == 50
+
+
+def test_the_page_is_bounded_where_every_node_makes_up_long_labels() -> None:
+    assert len(generate_latest(page(3000, 240))) < 4 * MAX_COHORT_SERIES * 600 + 3001 * 200
+
+
+def test_promtool_has_nothing_to_say_about_the_findings() -> None:
+    promtool = shutil.which("promtool")
+    if promtool is None:
+        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+
+    done = subprocess.run(
+        [promtool, "check", "metrics"], input=generate_latest(page(2)), capture_output=True, timeout=60
+    )
+
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
