@@ -130,7 +130,9 @@ class DatabaseSource:
         if "writer" not in tables:
             return self._in_window(database, now)
         row = database.execute("SELECT written_at FROM writer").fetchone()
-        written = row[0] / 1e9 if row else 0.0
+        if row is None:
+            raise ReadFailed(f"{self._file}: the trace agent has written nothing yet")
+        written = row[0] / 1e9
         if now - written > SILENT_SECONDS:
             raise ReadFailed(f"{self._file}: the trace agent has written nothing for {now - written:.0f} s")
         before = self._before if self._before and self._before.written <= written else None

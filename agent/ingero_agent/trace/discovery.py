@@ -70,7 +70,12 @@ def parse_maps(text: str) -> Iterator[tuple[str, str, str]]:
         library = _LIBRARY.search(name)
         if library:
             kind = library.group(1)
-            yield _CARRIES.get(kind, kind), found.group(1), name
+            yield _CARRIES.get(kind, kind), _area(found.group(1)), name
+
+
+def _area(text: str) -> str:
+    """A range as its file in map_files is named, without the zeros that low addresses begin with in maps."""
+    return "-".join(address.lstrip("0") or "0" for address in text.split("-"))
 
 
 def parse_size(text: str) -> tuple[int, int]:
@@ -109,18 +114,19 @@ def look(folder: Path) -> Looked:
 
 
 def mapped_files_error(process: Path = Path("/proc/self")) -> str:
-    """Why files that a process maps cannot be opened, tried on this one; empty if they can.
+    """Why files that a process maps may not be opened, tried on this one; empty if they may.
 
     Whether a capability is held does not tell: the kernel asks for it in the machine's first user namespace.
     """
     try:
         lines = (process / "maps").read_text(errors="replace").splitlines()
-        area = next(found.group(1) for line in lines if (found := _LINE.match(line)))
-        identify(process / "map_files" / area)
-    except StopIteration:
-        return "no file is mapped"
-    except OSError as error:
+        for line in lines:
+            if found := _LINE.match(line):
+                identify(process / "map_files" / _area(found.group(1)))
+    except PermissionError as error:
         return str(error)
+    except OSError:
+        return ""
     return ""
 
 

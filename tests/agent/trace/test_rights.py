@@ -141,7 +141,7 @@ def test_a_capability_that_counts_in_a_user_namespace_only_has_another_cure() ->
     assert "hostUsers" in no_mapped_files("Operation not permitted", (1 << 41) - 1)[1]
 
 
-def test_a_process_of_which_nothing_is_known_says_why(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_is_no_missing_right(tmp_path: Path) -> None:
     (tmp_path / "maps").write_text("7f00-7f01 r-xp 00000000 08:01 12 /usr/bin/python3\n")
 
-    assert "No such file" in mapped_files_error(tmp_path)
+    assert mapped_files_error(tmp_path) == ""

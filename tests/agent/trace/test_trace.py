@@ -60,11 +60,13 @@ def test_any_version_of_a_library_is_found_and_a_data_mapping_is_not() -> None:
         "7f04-7f05 r-xp 00000000 08:01 13 /opt/libnccl.so.2 (deleted)\n"
         "7f06-7f07 r-xp 00000000 08:01 14 /opt/libcudart_static_notes.so\n"
         "7f08-7f09 r-xp 00000000 00:00 0 \n"
+        "0041f000-006cf000 r-xp 00000000 08:01 15 /opt/libcuda.so.1\n"
     )
 
     assert list(parse_maps(text)) == [
         ("cudart", "7f00-7f01", "/opt/a b/libcudart.so.13"),
         ("nccl", "7f04-7f05", "/opt/libnccl.so.2"),
+        ("cuda", "41f000-6cf000", "/opt/libcuda.so.1"),
     ]
 
 
