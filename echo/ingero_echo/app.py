@@ -15,7 +15,7 @@ from ingero_echo import retention
 from ingero_echo.auth import Keyring, RateLimit
 from ingero_echo.doors import Doors
 from ingero_echo.errors import Refused
-from ingero_echo.guard import MAX_BODY, Audit, Guard
+from ingero_echo.guard import MAX_BODY, Audit, Guard, Unread
 from ingero_echo.intake import Doorkeeper, Intake
 from ingero_echo.pages import EchoPage
 from ingero_echo.settings import EchoConfig
@@ -77,12 +77,13 @@ class Echo:
         registry.register(self._page)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        self._doors = Doors(config, lambda: self._store, registry, self.backup, MAX_BODY)
+        unread = Unread()
+        self._doors = Doors(config, lambda: self._store, registry, self.backup, MAX_BODY, unread.check)
         guard = Guard(
             self._doors.api, self._doors.mcp, lambda: self._store is not None,
             self._ailment, self._keyring,
             RateLimit(config.api.requests_per_second, config.api.burst), self._audit,
-            self._page.observe,
+            self._page.observe, unread,
         )  # fmt: skip
         uvicorn_server, socket = bind(guard, config.api.endpoint, config.tls, DRAIN_SECONDS)
         self._uvicorn = uvicorn_server

@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -151,19 +152,36 @@ class _Bucket:
     at: float
 
 
+def asker(identity: Identity | None) -> str:
+    """One name for whoever asks, for what is counted by token."""
+    return "" if identity is None else identity.digest or identity.name
+
+
+def fingerprint(authorization: bytes) -> str:
+    """SHA-256 of the token of an Authorization header, in hexadecimal; of nothing where there is none."""
+    return hashlib.sha256(authorization.partition(b" ")[2].strip()).hexdigest()
+
+
+MAX_BUCKETS: Final = 10_000
+"""Most askers that a rate limit remembers; who has not asked for longest is forgotten."""
+
+
 @dataclass
 class RateLimit:
-    """A token bucket for each bearer token."""
+    """A token bucket for each asker: a bearer token, or an address."""
 
     per_second: float
     burst: int
     clock: Callable[[], float] = time.monotonic
-    _buckets: dict[str, _Bucket] = field(default_factory=dict)
+    _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
 
-    def wait(self, digest: str) -> float:
+    def wait(self, asker: str) -> float:
         """Take one request; seconds to wait before the next try, 0 when it may go on."""
         now = self.clock()
-        bucket = self._buckets.setdefault(digest, _Bucket(float(self.burst), now))
+        bucket = self._buckets.setdefault(asker, _Bucket(float(self.burst), now))
+        self._buckets.move_to_end(asker)
+        if len(self._buckets) > MAX_BUCKETS:
+            self._buckets.popitem(last=False)
         bucket.level = min(float(self.burst), bucket.level + (now - bucket.at) * self.per_second)
         bucket.at = now
         if bucket.level < 1:

@@ -1,6 +1,7 @@
 """The `ingero-echo` command."""
 
 import json
+import os
 import sys
 from functools import partial
 from pathlib import Path
@@ -20,6 +21,7 @@ CONFIG_VARIABLE = "INGERO_ECHO_CONFIG"
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Keeps every event and answers questions about them."""
+    os.umask(0o077)  # what Echo writes holds what tokens guard: databases, copies, exports, audit lines
 
 
 _config = click.option(
@@ -187,17 +189,20 @@ def ask(
 
     try:
         client = _connect(api, token_file, ca_file)
+        tools = client.request("GET", echo.TOOLS_LIST)["tools"]
         if name == "list":
-            for tool in client.request("GET", echo.TOOLS_LIST)["tools"]:
+            for tool in tools:
                 click.echo(f"{tool['name'].removeprefix(echo.TOOL_PREFIX):26} {tool['description']}")
             return
+        full = echo.TOOL_PREFIX + name.removeprefix(echo.TOOL_PREFIX)
+        known = {tool["name"]: tool["inputSchema"].get("properties", {}) for tool in tools}.get(full, {})
         given: dict[str, Any] = {}
         for item in arguments:
             key, equals, value = item.partition("=")
             if not equals:
                 raise SettingsError(f"{item}: KEY=VALUE was expected")
-            given[key] = value if key == "sql" else _value(value)
-        answer = client.tool(echo.TOOL_PREFIX + name.removeprefix(echo.TOOL_PREFIX), given)
+            given[key] = _value(value, known.get(key, {}))
+        answer = client.tool(full, given)
     except Refused as refused:
         click.echo(f"ingero-echo: {refused}" + (f" ({refused.hint})" if refused.hint else ""), err=True)
         sys.exit(1)
@@ -212,9 +217,14 @@ def ask(
         click.echo(json.dumps(row))
 
 
-def _value(text: str) -> Any:
-    """Numbers and booleans as such; everything else, times too, as text."""
-    value = yaml.safe_load(text) if text else text
+def _value(text: str, schema: dict[str, Any]) -> Any:
+    """A value as the question's schema has it: text stays text, whatever it looks like."""
+    kinds = {kind.get("type") for kind in (schema, *schema.get("anyOf", ()))}
+    if "string" in kinds or not text:
+        return text
+    if "array" in kinds and not text.startswith("["):
+        return text.split(",")
+    value = yaml.safe_load(text)
     return value if isinstance(value, bool | int | float | list) else text
 
 
@@ -252,12 +262,11 @@ def mcp(api: str, token_file: Path | None, ca_file: Path | None) -> None:
 def backup(
     api: str, token_file: Path | None, ca_file: Path | None, database: Path | None, target: Path | None
 ) -> None:
-    """Have a running Echo write a copy into its backup folder, or copy a database that is not in use."""
+    """Have a running Echo write a copy into its backup folder, or copy what is alive in a database not in use."""
     from ingero_contract import echo
     from ingero_echo.errors import Refused
     from ingero_echo.lock import Locked
-    from ingero_echo.settings import StoreConfig
-    from ingero_echo.store import Store, StoreError
+    from ingero_echo.store import StoreError, compact
 
     try:
         if database is None:
@@ -265,11 +274,7 @@ def backup(
             return
         if target is None or not database.exists():
             raise SettingsError(f"{database}: --database needs a file that is there, and --to")
-        store = Store.open(StoreConfig(path=database))
-        try:
-            store.copy(target)
-        finally:
-            store.close()
+        compact(database, target)
         click.echo(f"wrote {target}")
     except (Refused, SettingsError, OSError, StoreError, Locked) as error:
         _fail(error)

@@ -11,25 +11,38 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Final
+from uuid import UUID
 
+import pyarrow as pa
 from pydantic import Field, ValidationError
 
 from ingero_contract import echo
 from ingero_echo.answers import ANSWERS
 from ingero_echo.answers.table import Answer, Arguments
-from ingero_echo.auth import Identity, Scope
+from ingero_echo.auth import Identity, Scope, asker
 from ingero_echo.errors import Refused
 from ingero_echo.questions import Result, Stop, run
 from ingero_echo.sandbox import MAX_TEXT
 from ingero_echo.settings import EchoConfig
 from ingero_echo.sql_pool import SqlPool
-from ingero_echo.store import Store, volume_used
+from ingero_echo.store import Store, columns, volume_used
+from ingero_echo.tables import TABLES
 from ingero_echo.turns import Turns
 from ingero_echo.window import Window, parse_moment, scoped
 from ingero_kit.settings import parse_duration
 
 ANALYSIS: Final = echo.TOOL_PREFIX + "run_analysis"
 """The tool that takes SQL."""
+
+DESCRIBE: Final = echo.TOOL_PREFIX + "describe"
+"""The tool that names tables and columns."""
+
+
+class DescribeArguments(Arguments):
+    """Which table."""
+
+    table: str | None = Field(default=None, pattern=f"^({'|'.join(TABLES)})$")
+    """One table; without it all."""
 
 
 class AnalysisArguments(Arguments):
@@ -40,6 +53,22 @@ class AnalysisArguments(Arguments):
     limit: int = Field(default=1000, ge=1, le=100_000)
     """Most rows."""
 
+
+DESCRIBE_OUTPUT: Final[dict[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "summary": {"type": "string"},
+        "rows": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "properties": {name: {"type": "string"} for name in ("table", "column", "type")},
+            },
+        },
+        "truncated": {"type": "boolean"},
+    },
+    "required": ["summary", "rows", "truncated"],
+}
 
 ANALYSIS_OUTPUT: Final[dict[str, Any]] = {
     "type": "object",
@@ -70,8 +99,15 @@ TOOLS: Final[dict[str, Tool]] = {
         for name, answer in ANSWERS.items()
     },
     ANALYSIS: Tool(
-        ANALYSIS, "SQL", "Run one read-only SELECT; for questions that no other tool answers.",
+        ANALYSIS, "SQL",
+        "Run one read-only SELECT (DuckDB) over events(timestamp, cluster_id, node_id, metric_name, value_double, "
+        "rank, message, attributes, …), node_metrics, node_rollups, collectives, verdicts, causal_chains; for what "
+        "no other tool answers. fleet.cluster.describe names all columns.",
         AnalysisArguments.model_json_schema(), ANALYSIS_OUTPUT,
+    ),
+    DESCRIBE: Tool(
+        DESCRIBE, "Tables and columns", "Names the tables that run_analysis reads, their columns and types.",
+        DescribeArguments.model_json_schema(), DESCRIBE_OUTPUT,
     ),
 }  # fmt: skip
 
@@ -88,7 +124,10 @@ class Reply:
 class Desk:
     """Answers. `store` gives the open store, or `None` while it is being opened."""
 
-    def __init__(self, config: EchoConfig, store: Callable[[], Store | None]) -> None:
+    def __init__(
+        self, config: EchoConfig, store: Callable[[], Store | None], unread: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._unread = unread
         self._config = config
         self._store = store
         query = config.query
@@ -120,6 +159,8 @@ class Desk:
         if tool == ANALYSIS:
             given = _validate(AnalysisArguments, arguments)
             return await self._sql(identity, given.sql, given.limit)
+        if tool == DESCRIBE:
+            return _describe(_validate(DescribeArguments, arguments).table)
         answer = ANSWERS.get(tool)
         if answer is None:
             raise Refused("unknown_tool", f"there is no tool {tool[:100]!r}", f"see {echo.TOOLS_LIST}", status=404)
@@ -127,7 +168,8 @@ class Desk:
             raise _forbidden(Scope.READ)
         given = _validate(answer.arguments, arguments)
         store, question = self._open(), self._question(identity, answer, given)
-        async with self.turns.turn(identity.digest or identity.name):
+        async with self.turns.turn(asker(identity)):
+            self._unread(asker(identity))
             return await self._on_thread(lambda stop: self._answer(store, answer, given, question, stop))
 
     async def _sql(self, identity: Identity, text: str, limit: int) -> Reply:
@@ -144,7 +186,8 @@ class Desk:
         def ask(stop: Stop) -> Reply:
             return _table(self.sql_pool.run(store.snapshots, text, identity.clusters, most, stop))
 
-        async with self.sql_turns.turn(identity.digest or identity.name):
+        async with self.sql_turns.turn(asker(identity)):
+            self._unread(asker(identity))
             return await self._on_thread(ask)
 
     async def _on_thread(self, work: Callable[[Stop], Reply]) -> Reply:
@@ -193,6 +236,13 @@ class Desk:
         return Reply(body, result, text)
 
 
+def _describe(table: str | None) -> Reply:
+    found = [entry for entry in columns() if table in (None, entry[0])]
+    result = Result(pa.table(dict(zip(("table", "column", "type"), zip(*found, strict=True), strict=True))))
+    text = f"{len(found)} columns. Times are UTC; attributes is JSON text, read with attributes->>'$.\"name\"'."
+    return Reply({"summary": text, "rows": result.objects(), "truncated": False}, result, text)
+
+
 def _table(result: Result) -> Reply:
     """Rows of SQL in words."""
     rows = result.lists()
@@ -230,9 +280,9 @@ def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
         if hasattr(given, "apart"):
             length, apart = _nanos(given.length), _nanos(given.apart)
             end = until if until is not None else now
-            since = end - apart - length
-            extra = {"newer_start": end - length, "older_end": end - apart}
-    except ValueError as error:
+            since = max(0, end - apart - length)
+            extra = {"newer_start": max(0, end - length), "older_end": max(0, end - apart)}
+    except (ValueError, OverflowError) as error:
         raise Refused("bad_arguments", str(error), status=422) from None
     if given.until == "0s":
         until = None
@@ -260,8 +310,8 @@ def read_cursor(cursor: str | None) -> tuple[int | None, str | None]:
         moment, _, event_id = text.partition("|")
         whole, _, rest = moment.rstrip("Z").partition(".")
         seconds = parse_moment(whole, 0)
-        if seconds is None or not re.fullmatch(r"[0-9a-f-]{36}", event_id) or len(rest) > 9:
+        if seconds is None or len(rest) > 9:
             raise ValueError
-        return seconds + int(rest.ljust(9, "0") or 0), event_id
-    except ValueError:
+        return seconds + int(rest.ljust(9, "0") or 0), str(UUID(event_id))
+    except (ValueError, OverflowError):
         raise Refused("bad_arguments", "cursor: not one of ours", "leave it out to begin anew", status=422) from None

@@ -27,7 +27,9 @@ class Doors:
         registry: CollectorRegistry,
         backup: Callable[[], dict[str, Any]],
         max_body: int,
+        unread: Callable[[str], None],
     ) -> None:
+        self._unread = unread
         self._config, self._store, self._registry, self._backup = config, store, registry, backup
         self._max_body = max_body
         self._desk: Any = None
@@ -38,7 +40,7 @@ class Doors:
         """Load one after the other, then serve until cancelled."""
         desks = await asyncio.to_thread(importlib.import_module, "ingero_echo.desk")
         pages = await asyncio.to_thread(importlib.import_module, "ingero_echo.json_api")
-        self._desk = desk = desks.Desk(self._config, self._store)
+        self._desk = desk = desks.Desk(self._config, self._store, self._unread)
         self._api.set_result(pages.make_api(desk, lambda: self._store() is not None, self._registry, self._backup))
         try:
             async with self._sessions(desk) as serve:
@@ -69,13 +71,9 @@ class Doors:
         server = tools.make_server(desk, published, tools.asker)
         api = self._config.api
         manager = tools.make_manager(server, api.mcp_sessions, api.allowed_hosts, self._max_body)
-
-        async def serve(scope: Any, receive: Any, send: Any) -> None:
-            scope["user"] = tools.user(scope["ingero.identity"])
-            await manager.handle_request(scope, receive, send)
-
+        sessions = tools.Sessions(manager.handle_request, api.mcp_sessions)
         async with manager.run():
-            yield serve
+            yield sessions
 
     async def api(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request of the JSON API."""

@@ -3,12 +3,13 @@
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import Awaitable, Callable, MutableMapping
 from pathlib import Path
 from typing import Any, Final
 
 from ingero_contract import echo
-from ingero_echo.auth import Keyring, RateLimit
+from ingero_echo.auth import Keyring, RateLimit, asker, fingerprint
 from ingero_echo.errors import Refused, respond
 from ingero_kit.clock import rfc3339
 from ingero_kit.logs import get
@@ -29,6 +30,16 @@ MAX_BODY: Final = 1 << 20
 LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
 """Hosts that a request may name while no token is asked for, so that no web page can reach through a browser."""
 
+MAX_UNREAD: Final = 32 << 20
+"""Bytes of answers that one token may leave unread before it gets no further ones."""
+
+PIECE: Final = 256 << 10
+"""Bytes of an answer that are handed over at once."""
+
+WRONG_TOKENS_PER_SECOND: Final = 1.0
+WRONG_TOKENS_AT_ONCE: Final = 30
+"""Wrong or missing tokens of one address that are looked at and recorded; further ones are told to wait."""
+
 MCP_PATHS: Final = frozenset({echo.MCP, "/"})
 
 Observe = Callable[[str, str], None]
@@ -36,7 +47,7 @@ Observe = Callable[[str, str], None]
 
 
 class Audit:
-    """One line for every authenticated request: hash of the token, address, method, path, status, time."""
+    """One line for every request that needs a token: hash of the token, address, method, path, status, time."""
 
     def __init__(self, path: Path | None) -> None:
         self._path = path
@@ -66,6 +77,37 @@ class Audit:
         log.info("request", **fields)
 
 
+class Unread:
+    """Bytes of answers that were made and not yet taken by the client, by asker."""
+
+    def __init__(self) -> None:
+        self._bytes: Counter[str] = Counter()
+
+    def check(self, asker: str) -> None:
+        """Raise `Refused` when an asker has so many that no further answer should be made."""
+        if self._bytes[asker] > MAX_UNREAD:
+            raise Refused(
+                "unread", "answers to this token wait to be read", "read them, or end their connections", 429, 1
+            )
+
+    async def send(self, asker: str, message: Any, send: Send) -> None:
+        """Send a body piece by piece, so that a client that does not read holds the sender and not a buffer."""
+        body = message.get("body", b"")
+        more = message.get("more_body", False)
+        if len(body) <= PIECE:
+            await send(message)
+            return
+        self._bytes[asker] += len(body)
+        try:
+            for start in range(0, len(body), PIECE):
+                await send({**message, "body": body[start : start + PIECE], "more_body": True})
+            await send({**message, "body": b"", "more_body": more})
+        finally:
+            self._bytes[asker] -= len(body)
+            if not self._bytes[asker]:
+                del self._bytes[asker]
+
+
 class Guard:
     """ASGI: lets through who may ask, and sends MCP and the API their own ways."""
 
@@ -79,7 +121,11 @@ class Guard:
         rate: RateLimit,
         audit: Audit,
         observe: Observe,
+        unread: Unread,
     ) -> None:
+        self._unread = unread
+        self._failures = RateLimit(WRONG_TOKENS_PER_SECOND, WRONG_TOKENS_AT_ONCE)
+        self.wrong_tokens = 0
         self._ready, self._ailment = ready, ailment
         self._api, self._mcp = api, mcp
         self._keyring, self._rate, self._audit, self._observe = keyring, rate, audit, observe
@@ -90,13 +136,14 @@ class Guard:
             await self._api(scope, receive, send)
             return
         began, path, request_id = time.perf_counter(), scope["path"], uuid.uuid4().hex
-        status = 500
+        status, started, identity = 500, False, None
+        source = (scope.get("client") or ("",))[0]
 
         async def watch(message: Any) -> None:
-            nonlocal status
+            nonlocal status, started
             if message["type"] == "http.response.start":
-                status = message["status"]
-            await send(message)
+                status, started = message["status"], True
+            await self._unread.send(asker(identity), message, send)
 
         taken = 0
 
@@ -109,17 +156,23 @@ class Guard:
             return message
 
         scope["ingero.request_id"] = request_id
-        identity = None
+        refused_token: bytes | None = None
         try:
             headers = dict(scope["headers"])
             length = headers.get(b"content-length", b"0")
             if length.isdigit() and int(length[:20]) > MAX_BODY:
                 raise Refused("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
-            if self._keyring.open and _host(headers.get(b"host", b"")) not in LOOPBACK_NAMES:
+            if self._keyring.open and not _local(headers):
                 raise Refused("forbidden", "without tokens only loopback names are served", "use 127.0.0.1", 403)
             if path not in OPEN:
                 identity = self._keyring.find(headers.get(b"authorization"))
                 if identity is None:
+                    self.wrong_tokens += 1
+                    wait = self._failures.wait(source)
+                    if wait > 0:
+                        hint = "wait as Retry-After says; a right token is let through"
+                        raise Refused("rate_limited", "too many wrong tokens from here", hint, 429, max(1.0, wait))
+                    refused_token = headers.get(b"authorization", b"")
                     raise Refused("unauthenticated", "a bearer token is required", "Authorization: Bearer …", 401)
                 wait = self._rate.wait(identity.digest)
                 if wait > 0:
@@ -137,12 +190,20 @@ class Guard:
                 return
             await (self._mcp if path in MCP_PATHS else self._api)(scope, bounded, watch)
         except Refused as refused:
-            await respond(watch, refused.status, refused.fields(request_id), refused.headers(request_id))
+            if not started:
+                await respond(watch, refused.status, refused.fields(request_id), refused.headers(request_id))
+        except Exception:
+            log.exception("request_failed", request_id=request_id, path=path[:200])
+            if started:
+                raise
+            broken = Refused("internal", "the request could not be served", "the log has it by its request_id", 500)
+            await respond(watch, 500, broken.fields(request_id), broken.headers(request_id))
         finally:
             self._observe(_handler(path), f"{status // 100}xx")
-            if identity is not None and identity.digest:
+            if refused_token is not None or (identity is not None and identity.digest):
                 self._audit.write(
-                    token_sha256=identity.digest, name=identity.name, source=(scope.get("client") or ("",))[0],
+                    token_sha256=identity.digest if identity else fingerprint(refused_token or b""),
+                    name=identity.name if identity else None, source=source,
                     method=scope["method"], path=path[:200], status=status,
                     milliseconds=round(1000 * (time.perf_counter() - began), 3), request_id=request_id,
                 )  # fmt: skip
@@ -152,6 +213,14 @@ _HANDLERS: Final = frozenset(
     {echo.VERSIONS, echo.HEALTH, echo.READY, echo.WHOAMI, echo.TOOLS_LIST, echo.SQL, echo.OPENAPI, echo.BACKUPS,
      echo.METRICS_PAGE}
 )  # fmt: skip
+
+
+def _local(headers: dict[bytes, bytes]) -> bool:
+    """Whether a request names this machine, and comes from no page of another."""
+    origin = headers.get(b"origin")
+    if origin is not None and _host(origin.partition(b"://")[2]) not in LOOPBACK_NAMES:
+        return False
+    return _host(headers.get(b"host", b"")) in LOOPBACK_NAMES
 
 
 def _host(header: bytes) -> str:

@@ -22,7 +22,7 @@ from ingero_echo.auth import Identity, Scope
 from ingero_echo.desk import ANALYSIS, TOOLS, AnalysisArguments, Desk, Reply, Tool
 from ingero_echo.errors import Refused
 from ingero_echo.guard import OPEN
-from ingero_echo.questions import cancelled
+from ingero_echo.questions import Result, cancelled, shown
 
 CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -100,8 +100,9 @@ class BackupFile(Described):
 _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
     status: {"description": text, "model": Problem}
     for status, text in {
-        401: "no or an unknown token", 403: "the token may not", 408: "took too long", 422: "cannot be answered",
-        429: "too often", 503: "not ready",
+        400: "the body is not JSON", 401: "no or an unknown token", 403: "the token may not", 408: "took too long",
+        413: "the body is too large", 422: "cannot be answered", 429: "too often, or no place became free in time",
+        500: "could not be served", 503: "not ready",
     }.items()
 }  # fmt: skip
 
@@ -160,7 +161,7 @@ def render(reply: Reply, accept: str) -> Response:
         media = part.partition(";")[0].strip().lower()
         if media == CSV:
             sink = io.BytesIO()
-            pyarrow.csv.write_csv(_flat(reply.result.table), sink)
+            pyarrow.csv.write_csv(_flat(reply.result), sink)
             return Response(sink.getvalue(), media_type=CSV, headers=_facts(reply))
         if media == ARROW:
             stream = io.BytesIO()
@@ -179,18 +180,20 @@ def _facts(reply: Reply) -> dict[str, str]:
     return facts
 
 
-def _flat(table: pa.Table) -> pa.Table:
-    """Columns that CSV can hold: lists and the like as JSON text."""
+def _flat(result: Result) -> pa.Table:
+    """Columns that CSV can hold: numbers and truth values as such, everything else as the text that JSON has."""
     columns = []
-    for column in table.columns:
-        if pa.types.is_nested(column.type) or pa.types.is_interval(column.type):
+    for name, column in zip(result.columns, result.table.columns, strict=True):
+        kind = column.type
+        if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_boolean(kind):
+            columns.append(column)
+        else:
             texts = [
-                None if item is None else orjson.dumps(item, default=str).decode() for item in column.to_pylist()
+                item if item is None or isinstance(item, str) else orjson.dumps(item, default=str).decode()
+                for item in shown(name, column)
             ]
             columns.append(pa.chunked_array([pa.array(texts, pa.string())]))
-        else:
-            columns.append(column)
-    return pa.table(columns, names=table.column_names)
+    return pa.table(columns, names=result.columns)
 
 
 def make_api(
@@ -217,10 +220,12 @@ def make_api(
     @app.exception_handler(HTTPException)
     async def other(request: Request, problem: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(problem.status_code, "error")
-        return error(
+        answer = error(
             Refused(code, str(problem.detail), f"see {echo.OPENAPI}", problem.status_code),
             request.scope["ingero.request_id"],
         )
+        answer.headers.update(problem.headers or {})
+        return answer
 
     @app.get(echo.VERSIONS, operation_id="versions")
     def versions() -> Versions:

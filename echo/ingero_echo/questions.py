@@ -33,12 +33,21 @@ class Result:
 
     def lists(self) -> list[list[Any]]:
         """Rows as lists of JSON values."""
-        columns = [plain(self.table.column(number)) for number in range(self.table.num_columns)]
+        columns = [shown(name, column) for name, column in zip(self.columns, self.table.columns, strict=True)]
         return [list(row) for row in zip(*columns, strict=True)]
 
     def objects(self) -> list[dict[str, Any]]:
         """Rows as objects of JSON values."""
         return [dict(zip(self.columns, row, strict=True)) for row in self.lists()]
+
+
+def shown(name: str, column: pa.ChunkedArray) -> list[Any]:
+    """A column as JSON values; raises `Refused` for values that have none, such as days after the year 9999."""
+    try:
+        return plain(column)
+    except (pa.ArrowException, OverflowError, ValueError) as error:
+        words = f"the column {name[:100]} holds a value that cannot be shown: {error!s:.200}"
+        raise Refused("bad_query", words, "cast it to VARCHAR", status=422) from None
 
 
 def plain(column: pa.ChunkedArray) -> list[Any]:
@@ -140,7 +149,7 @@ def _refusal(error: Exception, bounds: Bounds, stop: Stop) -> Refused:
         return Refused("not_ready", "the database is being opened anew", "ask again", 503, 1)
     if isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.SerializationException):
         return Refused("storage", words, "ask again; what was acknowledged is not lost", 503, 1)
-    return Refused("bad_query", words, "see the list of tables and columns", status=422)
+    return Refused("bad_query", words, "fleet.cluster.describe names tables and columns", status=422)
 
 
 @contextmanager

@@ -37,7 +37,7 @@ MAX_READS: Final = 200
 _Bound = Mapping[str, int]
 """Names that WITH has bound, with how often each reads tables."""
 
-_HINT: Final = f"one SELECT over {', '.join(TABLES)}; columns are in the resource echo://schema"
+_HINT: Final = f"one SELECT over {', '.join(TABLES)}; fleet.cluster.describe names their columns"
 
 _QUERY_NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "CTE_NODE"})
 """Recursion is not among them: DuckDB 2.0 waits for ever for one that is cancelled at the wrong moment."""

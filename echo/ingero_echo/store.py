@@ -4,13 +4,14 @@ Only the writer's connection changes anything; every reader takes its own cursor
 """
 
 import contextlib
+import functools
 import os
 import re
 import shutil
 import time
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import chain, count
+from itertools import chain, count, groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -61,22 +62,29 @@ def migrations() -> list[Migration]:
     return found
 
 
-def published() -> str:
-    """Tables and columns of this version, for people and agents."""
+@functools.cache
+def columns() -> tuple[tuple[str, str, str], ...]:
+    """Table, column and type of everything published, in order."""
     memory = duckdb.connect()
     try:
         for migration in migrations():
             memory.execute(migration.sql)
-        lines = []
+        found = []
         for table in TABLES:
-            columns = memory.execute(
-                "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ? ORDER BY column_index",
+            found += memory.execute(
+                "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE table_name = ? "
+                "ORDER BY column_index",
                 [table],
             ).fetchall()
-            lines.append(f"{table}({', '.join(f'{name} {kind}' for name, kind in columns)})")
-        return "\n".join(lines)
+        return tuple(found)
     finally:
         memory.close()
+
+
+def published() -> str:
+    """Tables and columns of this version, for people and agents."""
+    tables = groupby(columns(), key=lambda column: column[0])
+    return "\n".join(f"{table}({', '.join(f'{name} {kind}' for _, name, kind in rows)})" for table, rows in tables)
 
 
 class Store:
@@ -103,6 +111,7 @@ class Store:
         except OSError as error:
             raise StoreError(f"{config.path}: {trouble(error) or f'cannot be opened here: {error}'}") from None
         try:
+            _close_to_others(config.path)
             return cls(config, _connect(config), lock)
         except BaseException:
             lock.release()
@@ -157,6 +166,14 @@ class Store:
         with self.snapshots.alone(), contextlib.suppress(duckdb.Error):
             self.connection.close()
         self._lock.release()
+
+
+def _close_to_others(path: Path) -> None:
+    """Files of before that others may read: what is in them is behind tokens."""
+    for suffix in ("", ".lock", *LOGS):
+        file = path.with_name(path.name + suffix)
+        with contextlib.suppress(OSError):
+            file.chmod(file.stat().st_mode & 0o700)
 
 
 def volume_used(path: Path) -> float | None:
@@ -353,6 +370,39 @@ def _unused(path: Path) -> Path:
         name for name in chain([path], numbered)
         if not any(name.with_name(name.name + suffix).exists() for suffix in ("", *LOGS))
     )  # fmt: skip
+
+
+def compact(source: Path, target: Path, memory_limit_mb: int = 256) -> None:
+    """Write what is alive in a database that is not in use into a new one, which has no free blocks.
+
+    Raises `StoreError` or `Locked`.
+    """
+    if target.exists():
+        raise StoreError(f"{target}: exists already")
+    part, lock = target.with_name(target.name + ".part"), Lock(source)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    lock.acquire()
+    try:
+        _remove(part)
+        with duckdb.connect(
+            config={"memory_limit": f"{memory_limit_mb}MB", "preserve_insertion_order": "true"}
+        ) as both:
+            both.execute(f"ATTACH {_text(source)} AS old (READ_ONLY)")
+            both.execute(f"ATTACH {_text(part)} AS fresh")
+            both.execute("COPY FROM DATABASE old TO fresh")
+            both.execute("CHECKPOINT fresh")
+        with part.open("rb") as copied:
+            os.fsync(copied.fileno())
+        part.replace(target)
+    except (OSError, duckdb.Error) as error:
+        raise StoreError(f"{target}: the copy could not be written: {error}") from None
+    finally:
+        _remove(part)
+        lock.release()
+
+
+def _text(path: Path) -> str:
+    return "'" + str(path).replace("'", "''") + "'"
 
 
 def restore(backup: Path, config: StoreConfig, *, force: bool = False) -> None:

@@ -14,6 +14,9 @@ from ingero_echo.tables import TABLES
 LONG_NANOS: Final = 2 * 3600 * 10**9
 """Windows that begin longer ago than this are answered from partial sums."""
 
+LATEST: Final = 2**63 - 1
+"""The last moment that the columns of times hold."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Window:
@@ -76,7 +79,7 @@ def rfc3339(nanos: int) -> str:
 
 
 def parse_moment(text: str, now: int) -> int | None:
-    """Nanoseconds for `15m` (so long ago), RFC 3339 or `all` (`None`).
+    """Nanoseconds for `15m` (so long ago), RFC 3339, `now` or `all` (`None`).
 
     Raises `ValueError` in words.
     """
@@ -84,13 +87,18 @@ def parse_moment(text: str, now: int) -> int | None:
 
     if text == "all":
         return None
+    if text == "now":
+        return now
     back = parse_duration(text)
     if isinstance(back, float):
         return max(0, now - int(back * 1e9))
     try:
         when = datetime.datetime.fromisoformat(text)
     except ValueError:
-        raise ValueError(f"{text!r} is neither a duration such as 15m, nor RFC 3339, nor all") from None
+        raise ValueError(f"{text!r} is neither a duration such as 15m, nor RFC 3339, nor now, nor all") from None
     if when.tzinfo is None:
         when = when.replace(tzinfo=datetime.UTC)
-    return int(when.timestamp() * 1e6) * 1000
+    nanos = int(when.timestamp() * 1e6) * 1000
+    if not 0 <= nanos < LATEST:
+        raise ValueError(f"{text!r} is not between the years 1970 and 2262")
+    return nanos

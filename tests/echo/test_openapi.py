@@ -118,7 +118,7 @@ def test_sql_and_what_is_about_echo_itself(trust: tuple[Running, ssl.SSLContext]
         assert operation("versions").sync(client=speaker).current == "v2"
         assert operation("health").sync(client=speaker).ready is True
         assert operation("whoami").sync(client=speaker).clusters is None
-        assert len(operation("list_tools").sync(client=speaker).tools) == len(ANSWERS) + 1
+        assert len(operation("list_tools").sync(client=speaker).tools) == len(ANSWERS) + 2
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ class Scoped(Arguments):
     cluster_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
     """One cluster; without it all that the token may see."""
     since: str = Field(default="1h", max_length=64)
-    """Start of the window: how long ago (`15m`, `2h`, `7d`), RFC 3339, or `all`."""
+    """Start of the window: how long ago (`15m`, `2h`, `7d`), RFC 3339, or `all`; the last hour by default."""
     until: str = Field(default="0s", max_length=64)
-    """End of the window, in the same words; the present by default."""
+    """End of the window, in the same words, or `now`, which is the default."""
     limit: int = Field(default=100, ge=1, le=10_000)
     """Most rows."""
 
