@@ -142,7 +142,7 @@ class Operator:
         try:
             await _first(kopf_ready.wait(), *tasks.values())
             _on_signals(ended.set)  # kopf has taken them for itself
-            tasks["seeding"] = asyncio.create_task(self._seed())
+            tasks["seeding"] = asyncio.create_task(self.sweeper.seed())
             await _first(*tasks.values())
             if tasks["seeding"].done():
                 tasks.pop("seeding").result()
@@ -187,6 +187,9 @@ class Operator:
             version=self.config.version,
             image=self.config.image,
             registry=self.config.image_registry,
+            digests=self.config.image_digests,
+            allowed_images=self.config.allowed_images,
+            pull_secrets=self.config.image_pull_secrets,
             operator_namespace=self.config.namespace,
             agent_priority_class=self.config.agent_priority_class,
             native_sidecars=await self.api.minor_version() >= NATIVE_SIDECARS_SINCE,
@@ -212,21 +215,10 @@ class Operator:
             await asyncio.sleep(self.sweeper.pause())
             try:
                 await self._platform()
-                await self._look_at_guard()
                 if not await self.sweeper.sweep():
                     raise Ended("the watches miss what the API server has; starting anew")
             except ApiError as error:
                 log.warning("sweep_failed", reason=error.message)
-
-    async def _seed(self) -> None:
-        await self.sweeper.seed()
-        await self._look_at_guard()
-
-    async def _look_at_guard(self) -> None:
-        """Said before the first mark, and taken back when it is there again."""
-        guard, node = self.desk.guard, next(iter(self.sight.nodes), None)
-        if self.config.taints and node is not None and not guard.known:
-            await guard.holds(node)
 
     async def _heartbeat(self) -> None:
         while True:

@@ -17,7 +17,7 @@ from ingero_operator.plan import Action, ChildKey, plan, rolled_out
 from ingero_operator.recorder import Happening
 from ingero_operator.render import echo, wanted
 from ingero_operator.render.common import API, OTLP_GRPC
-from ingero_operator.trouble import Trouble
+from ingero_operator.trouble import Trouble, image_not_allowed
 from ingero_operator.workloads import available
 
 log = get(__name__)
@@ -53,13 +53,16 @@ class EchoStores:
         if not (data or {}).get(spec.token_secret.key):
             troubles.append(missing("spec.tokenSecret", spec.token_secret.name, spec.token_secret.key))
         troubles += (await tls_secret(self.desk, key[1], spec.tls_secret))[1]
+        refused = [image_not_allowed("spec.image", str(spec.image))] if self.desk.platform.refuses(spec.image) else []
         decision = await self._decide(resource, spec)
         outcome = Outcome()
         if not is_paused(resource):
             await self._record(resource, decision)
-            outcome = await self._children(resource, spec, decision, digest_of(data, spec.token_secret.key))
+            outcome = await self._children(
+                resource, spec, decision, digest_of(data, spec.token_secret.key), bool(refused)
+            )
         observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])
-        troubles = [*decision.troubles, *troubles, *outcome.troubles]
+        troubles = [*decision.troubles, *refused, *troubles, *outcome.troubles]
         return await self._finish(resource, spec, decision, outcome, troubles, observed)
 
     async def _decide(self, resource: Manifest, spec: EchoStoreSpec) -> gate.Decision:
@@ -86,7 +89,7 @@ class EchoStores:
             await self.desk.write_status(resource, {**status, "encryption": decision.record})
 
     async def _children(
-        self, resource: Manifest, spec: EchoStoreSpec, decision: gate.Decision, token: str
+        self, resource: Manifest, spec: EchoStoreSpec, decision: gate.Decision, token: str, refused: bool
     ) -> Outcome:
         key, desk, owner = key_from(resource), self.desk, owner_from(resource)
         cleared = await desk.hands.clear(key, owner.uid)
@@ -103,6 +106,8 @@ class EchoStores:
         if decision.proof and not decision.lock:
             children.append(echo.proof(owner, decision.proof))
         kept = {claim_key} | (set() if decision.lock or decision.proof is None else {proof_key})
+        children, images_kept = wanted.split(children, observed, refused)
+        kept |= images_kept
         inputs = (
             resource["metadata"]["generation"], token, desk.platform, decision.proof, decision.lock,
             decision.claim_class, decision.claim_size, decision.grow_to, decision.capacity,

@@ -21,7 +21,7 @@ from ingero_operator.recorder import Happening
 from ingero_operator.render import fleet, wanted
 from ingero_operator.render.common import digest
 from ingero_operator.taints.keeper import Keeper, Report
-from ingero_operator.trouble import Trouble
+from ingero_operator.trouble import Trouble, image_not_allowed
 from ingero_operator.workloads import agents_available, available, ready_of, stuck
 
 log = get(__name__)
@@ -57,6 +57,7 @@ class FleetClusters:
         if isinstance(spec, Trouble):
             return await self.desk.stumble(resource, PARTS, spec)
         troubles, token, authority = await self._secrets(resource, spec)
+        refused = self._refused(spec)
         lacking, prices = await self._prices(key[1], spec)
         troubles += lacking
         config, place = self.desk.config, {"scheme": "https" if spec.tls_secret else "http", "name": key[2]}
@@ -73,13 +74,13 @@ class FleetClusters:
         self.desk.inquirer.watch(key, question)
         outcome = Outcome()
         if not is_paused(resource):
-            outcome = await self._children(resource, spec, token, prices)
+            outcome = await self._children(resource, spec, token, prices, bool(refused))
         answer = self.desk.inquirer.answer(key)
         if answer is None and (resource.get("status") or {}).get("conditions") and not outcome.done:
             # Just started: what an earlier process wrote stands until Fleet has been asked, a moment from now.
             return None
         report = await self.keeper.keep(resource, spec, answer)
-        troubles += [*outcome.troubles, *report.troubles]
+        troubles += [*refused, *outcome.troubles, *report.troubles]
         observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])
         parts = await self._parts(resource, spec, observed, answer)
         parts.append(report.decision.allowed)
@@ -133,7 +134,9 @@ class FleetClusters:
             troubles.append(Trouble("EchoStoreMissing", f"spec.fleet.forward.echoStore: {words}", stalls=False))
         return troubles, token, authority
 
-    async def _children(self, resource: Manifest, spec: FleetClusterSpec, token: str | None, prices: str) -> Outcome:
+    async def _children(
+        self, resource: Manifest, spec: FleetClusterSpec, token: str | None, prices: str, refused: bool
+    ) -> Outcome:
         key, desk = key_from(resource), self.desk
         metadata = resource["metadata"]
         cleared = await desk.hands.clear(key, metadata["uid"])
@@ -157,11 +160,17 @@ class FleetClusters:
         observed = desk.sight.cache.children(key, resource["metadata"]["uid"])
         if desk.platform.service_monitors:
             await read_monitors(desk, key, ("fleet", "push"), observed)
-        actions = plan(children, observed, staged=stages(key[2], spec))
+        children, kept = wanted.split(children, observed, refused)
+        actions = plan(children, observed, staged=stages(key[2], spec), kept=kept)
         outcome = await desk.hands.carry_out(key, metadata["uid"], actions)
         if not actions:
             self._settled[key] = inputs
         return outcome
+
+    def _refused(self, spec: FleetClusterSpec) -> list[Trouble]:
+        """Images that the operator may not run; its agents run as root and see every process of a node."""
+        named = [(f"spec.images.{name}", image) for name, image in spec.images if image]
+        return [image_not_allowed(*item) for item in named if self.desk.platform.refuses(item[1])]
 
     async def _prices(self, namespace: str, spec: FleetClusterSpec) -> tuple[list[Trouble], str]:
         """What of the price files is not there, and a digest of the rest."""

@@ -4,7 +4,8 @@ An overlay, another account or a policy that was never applied leaves the operat
 the API server is asked itself: a dry run of a write that the policy must refuse.
 """
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import dataclass
 from typing import Final
 
 from ingero_contract.kubernetes import GROUP
@@ -15,7 +16,8 @@ from ingero_operator.kinds import NODE
 
 log = get(__name__)
 
-CHECKED_SECONDS: Final = 600.0
+HOLDS_SECONDS: Final = 600.0
+MISSING_SECONDS: Final = 5.0
 FORBIDDEN: Final = {"metadata": {"annotations": {f"{GROUP}/may-not-be-written": "a dry run of the operator"}}}
 """What every guard refuses, and what would do no harm."""
 
@@ -30,29 +32,25 @@ class NodeGuard:
     """Off: whoever started the operator wants no guard."""
     missing: str = ""
     """In words, when the last dry run was let through."""
-    _held: float | None = field(default=None)
-
-    @property
-    def known(self) -> bool:
-        """Whether there is nothing to ask now."""
-        return not self.needed or (self._held is not None and not self.missing)
+    _asked: float = -math.inf
 
     async def holds(self, node: str) -> bool:
-        """Whether a mark may be set on a node; what was found holds for ten minutes. No answer is no."""
-        if not self.needed or (self._held is not None and self.clock() - self._held < CHECKED_SECONDS):
-            return True
+        """Whether a mark may be set on a node: what was found holds for a while. No answer is no."""
+        rest = MISSING_SECONDS if self.missing else HOLDS_SECONDS
+        if not self.needed or self.clock() - self._asked < rest:
+            return not self.missing
         try:
             await self.api.merge(NODE, None, node, FORBIDDEN, dry_run=True)
         except ApiError as error:
             if error.status != 403:
                 log.warning("node_guard_not_asked", node=node, reason=error.message)
                 return False
-            self._held, self.missing = self.clock(), ""
-            return True
-        self._held = None
-        self.missing = (
-            "no admission policy bounds what the operator's account may write to nodes (a dry run that it must "
-            "refuse was let through): apply manifests/base again, or start the operator with --no-node-guard"
-        )
-        log.warning("nodes_unguarded", node=node)
-        return False
+            self.missing = ""
+        else:
+            self.missing = (
+                "no admission policy bounds what the operator's account may write to nodes (a dry run that it must "
+                "refuse was let through): apply manifests/base again, or start the operator with --no-node-guard"
+            )
+            log.warning("nodes_unguarded", node=node)
+        self._asked = self.clock()
+        return not self.missing

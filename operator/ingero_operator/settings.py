@@ -1,16 +1,36 @@
 """What the operator itself is told: flags and INGERO_OPERATOR_* variables."""
 
 import os
+import re
 import socket
 from importlib.metadata import version
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from ingero_kit.addresses import Endpoint
 from ingero_kit.settings import Duration, Settings
 from ingero_operator.api.v1alpha1 import Policy
-from ingero_operator.render.common import IMAGE
+from ingero_operator.render.images import COMPONENTS, IMAGE, LOCAL, image_name, qualified
+
+_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
+
+
+def _listed(value: object) -> object:
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _pairs(value: object) -> object:
+    if isinstance(value, str):
+        value = dict(part.strip().partition("=")[::2] for part in value.split(",") if part.strip())
+    for name, digest in value.items() if isinstance(value, dict) else ():
+        if name not in COMPONENTS or not _DIGEST.fullmatch(str(digest)):
+            raise ValueError(f"{name}={digest}: one of {', '.join(COMPONENTS)} and sha256:… were expected")
+    return value
+
+
+Listed = Annotated[tuple[str, ...], BeforeValidator(_listed)]
+"""Names; a flag or a variable gives them with commas between."""
 
 
 class OperatorConfig(Settings):
@@ -23,10 +43,21 @@ class OperatorConfig(Settings):
         json_schema_extra={"default_in_words": "host name and process id"},
     )
     """Name of this replica in the Lease."""
-    image_registry: str = ""
-    """Registry, and path in it, that every component's image is pulled from, as `registry.example.com/team`."""
+    image_registry: str = LOCAL
+    """Registry, and path in it, that every component's image is pulled from, as `registry.example.com/team`. The
+    default is served by none: it means images that `make images` has built and that were loaded into the nodes."""
     image: str = IMAGE
-    """Image of every component inside the registry; {component} and {version} are filled in."""
+    """Image of every component inside the registry, or with one of its own; {component} and {version} are filled
+    in."""
+    image_digests: Annotated[dict[str, str], BeforeValidator(_pairs)] = Field(
+        default_factory=dict, json_schema_extra={"default_in_words": "–"}
+    )
+    """Digests that the images of the version below are pinned to, as `fleet=sha256:…,agent=sha256:…`."""
+    allowed_images: Listed = ()
+    """Image repositories that resources may name, as `registry.example.com/team/fleet`, or with a slash at the end
+    for everything below; `*` for any. Those that the operator takes itself are always allowed."""
+    image_pull_secrets: Listed = ()
+    """Secrets for the registry that every pod is given; they must be in the namespaces of the resources."""
     version: str = Field(
         default_factory=lambda: version("ingero"), json_schema_extra={"default_in_words": "the operator's own"}
     )
@@ -69,10 +100,12 @@ class OperatorConfig(Settings):
     @model_validator(mode="after")
     def _templates(self) -> Self:
         try:
-            self.image.format(component="fleet", version="1")
+            image = image_name(self.image, self.image_registry, "fleet", "1")
             for url in (self.fleet_url, self.fleet_otlp_url):
                 url.format(scheme="http", name="a", namespace="b")
             self.echo_url.format(name="a", namespace="b")
         except (KeyError, IndexError, ValueError) as error:
             raise ValueError(f"image, fleet_url, fleet_otlp_url or echo_url: unknown placeholder {error}") from None
+        if not qualified(image):
+            raise ValueError(f"image_registry: {image} names no registry, and each runtime would take its own")
         return self

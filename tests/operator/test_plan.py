@@ -58,7 +58,7 @@ def test_an_edit_by_hand_is_named_and_undone() -> None:
 
     assert (action.verb, action.kind) == ("apply", "Deployment")
     assert action.path == ".spec.template.spec.containers[fleet].image"
-    assert "'evil:latest' instead of 'ingero/fleet:0.1.0'" in action.why
+    assert "'evil:latest' instead of 'localhost/ingero/fleet:0.1.0'" in action.why
 
 
 def test_what_others_add_is_left_alone() -> None:

@@ -1,6 +1,8 @@
 """What the operator makes of a resource, and that other components understand it."""
 
 import json
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,9 +12,12 @@ from click.testing import CliRunner
 from ingero_agent.cli import main as agent_command
 from ingero_agent.settings import AgentConfig
 from ingero_fleet.settings import FleetConfig
-from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec
+from ingero_kit.settings import load
+from ingero_operator.api.v1alpha1 import OWN_FIELDS, EchoStoreSpec, FleetClusterSpec, Setting
 from ingero_operator.render import agents, echo, fleet, wanted
 from ingero_operator.render.common import Owner, Platform
+from scripts.generate import rows
+from scripts.monitoring import ALERTS
 
 OWNER = Owner(kind="FleetCluster", namespace="ml", name="prod", uid="u-1")
 STORE = Owner(kind="EchoStore", namespace="ml", name="prod", uid="u-2")
@@ -298,6 +303,68 @@ def test_the_operator_may_always_ask_fleet_and_tell_it_of_marks(change: dict[str
     (ours,) = (rule for rule in rules if "ingero-operator" in json.dumps(rule["from"]))
 
     assert [port["port"] for port in ours["ports"]] == [4318, 8080]
+
+
+CONFINED: dict[str, Any] = {
+    "seLinuxOptions": {"type": "spc_t"}, "appArmorProfile": {"type": "Localhost", "localhostProfile": "ours"}
+}  # fmt: skip
+
+
+def test_selinux_and_apparmor_are_set_where_they_are_asked_for() -> None:
+    agents_spec = {"trace": CONFINED, "push": CONFINED}
+    found, plain = children(agents=agents_spec, fleet=CONFINED), children()
+    store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}, **CONFINED})
+    contexts = [
+        pod(found["Deployment", "prod-fleet"])["securityContext"],
+        pod(found["DaemonSet", "prod-push"])["securityContext"],
+        pod(found["DaemonSet", "prod-trace"])["containers"][0]["securityContext"],
+        pod(echo.stateful_set(STORE, store, PLATFORM, "x"))["securityContext"],
+    ]
+
+    for context in contexts:
+        assert {key: context[key] for key in CONFINED} == CONFINED and "seccompProfile" in context
+    assert not any(key in json.dumps(child) for child in plain.values() for key in CONFINED)
+
+
+def test_every_pod_may_pull_with_the_secrets_of_the_operator_and_of_the_resource() -> None:
+    platform = Platform(pull_secrets=("registry",))
+    own = [{"name": "mine"}, {"name": "registry"}]
+    found = wanted.of_fleet_cluster(OWNER, spec(imagePullSecrets=own), platform, AROUND)
+    store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "imagePullSecrets": own})
+    found += wanted.of_echo_store(STORE, store, platform)
+
+    pods = [pod(child) for child in found if child["kind"] in ("Deployment", "DaemonSet", "StatefulSet")]
+    assert [item["imagePullSecrets"] for item in pods] == [[{"name": "registry"}, {"name": "mine"}]] * 4
+    assert all("imagePullSecrets" not in json.dumps(child) for child in children().values())
+
+
+def fleet_of(tmp_path: Path, settings: dict[str, str]) -> FleetConfig:
+    """What Fleet makes of the arguments that it is started with."""
+    items = [{"name": f"processors.{name}", "value": value} for name, value in settings.items()]
+    found = children(fleet={"settings": items})
+    args = pod(found["Deployment", "prod-fleet"])["containers"][0]["args"]
+    file = found["ConfigMap", "prod-fleet"]["data"]["fleet.yaml"]
+    assert args[:2] == ["serve", "--config"] and args[3::2] == ["--set"] * len(items)
+    (tmp := tmp_path / "fleet.yaml").write_text(file)
+    return load(FleetConfig, file=tmp, assignments=args[4::2])
+
+
+def test_fleet_accepts_settings_that_have_no_field(tmp_path: Path) -> None:
+    config = fleet_of(tmp_path, {"ingero.cohort.by": "[workload_type]", "ingero.quorum.expected_nodes": "16"})
+
+    assert config.processors.ingero.cohort.by == ("workload_type",)
+    assert config.processors.ingero.quorum.expected_nodes == 16
+
+
+def test_every_setting_that_an_alert_prescribes_can_be_set_in_a_resource() -> None:
+    prescribed = {name for alert in ALERTS for name in re.findall(r"processors\.[a-z_.]*[a-z_]", alert.runbook)}
+    named = {path for path in (row.split("`")[1] for row in rows(FleetConfig)) if path.startswith("processors.")}
+
+    assert prescribed and prescribed <= named
+    for name in prescribed - set(OWN_FIELDS):
+        if name != "processors.ingero":
+            Setting.model_validate({"name": name, "value": "1"})
+    assert set(OWN_FIELDS) <= named
 
 
 def test_new_prices_roll_fleet() -> None:

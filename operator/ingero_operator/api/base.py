@@ -42,6 +42,8 @@ Interval = Annotated[str, Field(max_length=8, pattern=INTERVAL_PATTERN)]
 """A whole number of seconds or minutes."""
 Quantity = Annotated[str, Field(max_length=20, pattern=QUANTITY_PATTERN)]
 Image = Annotated[str, Field(min_length=1, max_length=512, pattern=r"^[A-Za-z0-9][A-Za-z0-9._/:@-]*$")]
+Context = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9._:,-]+$")]
+"""A part of an SELinux context."""
 Percent = Annotated[int, Field(ge=0, le=100)]
 
 
@@ -92,4 +94,53 @@ class Toleration(Part):
     """Effect; every one without it."""
 
 
+class LocalName(Part):
+    """An object in the resource's own namespace."""
+
+    name: ObjectName
+    """Its name."""
+
+
+class SeLinuxOptions(Part):
+    """An SELinux context as in a pod; what is left out is the runtime's choice."""
+
+    user: Context | None = None
+    """User."""
+    role: Context | None = None
+    """Role."""
+    type: Context | None = None
+    """Type, such as spc_t."""
+    level: Context | None = None
+    """Level, such as s0:c1,c2."""
+
+
+class AppArmorProfile(Part):
+    """An AppArmor profile as in a pod."""
+
+    type: Annotated[str, Field(json_schema_extra={"enum": ["RuntimeDefault", "Unconfined", "Localhost"]})]
+    """RuntimeDefault, Unconfined or Localhost."""
+    localhost_profile: Annotated[str, Field(min_length=1, max_length=253)] | None = None
+    """Name of a profile that the nodes have loaded, for Localhost."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "has(self.localhostProfile) == (self.type == 'Localhost')",
+                "appArmorProfile.localhostProfile goes with the type Localhost, and with no other",
+                "",
+            )
+        )
+    )
+
+
+class Confinement(Part):
+    """What SELinux and AppArmor make of a pod."""
+
+    se_linux_options: SeLinuxOptions | None = None
+    """SELinux context; the runtime's choice without it."""
+    app_armor_profile: AppArmorProfile | None = None
+    """AppArmor profile; the runtime's choice without it."""
+
+
+PullSecrets = Annotated[tuple[LocalName, ...], Field(max_length=8)]
 Labels = Annotated[dict[LabelKey, Label], Field(max_length=16)]

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field
 from ingero_operator.api.base import (
     NAME_PATTERN,
     ConfigMapKey,
+    Confinement,
     Image,
     Interval,
     Label,
@@ -20,6 +21,7 @@ from ingero_operator.api.base import (
     ObjectName,
     Part,
     Percent,
+    PullSecrets,
     Resources,
     SecretKey,
     Span,
@@ -120,6 +122,42 @@ class Forward(Part):
     )
 
 
+OWN_FIELDS: Final = {
+    "processors.ingero.push_interval": "pushInterval", "processors.ingero.max_nodes": "maxNodes",
+    "processors.ingero.quorum.statistical_min": "quorum.statisticalMin",
+    "processors.ingero.quorum.coverage_fraction": "quorum.coveragePercent",
+    "processors.ingero.threshold.k": "threshold.k", "processors.ingero.threshold.min_band": "threshold.minBand",
+    "processors.cost.rates_file": "cost.rates", "processors.cost.providers_file": "cost.providers",
+    "processors.cost.default_provider": "cost.defaultProvider",
+}  # fmt: skip
+"""Settings of Fleet that have a field of their own under `spec.fleet`."""
+
+
+class Setting(Part):
+    """A setting of Fleet that has no field of its own."""
+
+    name: Annotated[str, Field(min_length=1, max_length=128, pattern=r"^processors(\.[a-z0-9_]+)+$")]
+    """Its path, such as `processors.ingero.cohort.by`; those of listeners and exporters are the operator's."""
+    value: Annotated[str, Field(max_length=512)]
+    """Its value as YAML, such as `[workload_type]`."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                f"!(self.name in [{', '.join(repr(name) for name in OWN_FIELDS)}])",
+                "spec.fleet.settings: this one has a field of its own under spec.fleet",
+                ".name",
+            )
+        )
+    )
+
+
+Settings = Annotated[
+    tuple[Setting, ...],
+    Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
+]
+
+
 class Cost(Part):
     """What nodes cost. Without any of it list prices count, at the provider that agents and nodes name."""
 
@@ -132,7 +170,7 @@ class Cost(Part):
     `providerID` of every watched Node names, if they agree."""
 
 
-class Fleet(Part):
+class Fleet(Confinement):
     """The receiving side."""
 
     push_interval: Interval = "10s"
@@ -153,9 +191,12 @@ class Fleet(Part):
     """Where everything is sent onward."""
     cost: Cost = Cost()
     """What nodes cost."""
+    settings: Settings = ()
+    """Further settings of Fleet's processors, for what has no field here. Fleet checks them: one that it does not
+    know keeps the new pod from starting, and the old one goes on."""
 
 
-class Trace(Part):
+class Trace(Confinement):
     """The DaemonSet that counts CUDA and NCCL calls in the kernel."""
 
     sys_admin: bool = False
@@ -166,7 +207,7 @@ class Trace(Part):
     """Resources of the container."""
 
 
-class Push(Part):
+class Push(Confinement):
     """The DaemonSet that pushes health to Fleet."""
 
     resources: Resources = Resources(cpu="50m", memory="128Mi")
@@ -280,11 +321,14 @@ class FleetClusterSpec(Part):
     version: Annotated[str, Field(min_length=1, max_length=63, pattern=NAME_PATTERN)] | None = None
     """Version of the components; the operator's own without it."""
     images: Images = Images()
-    """Images that differ from the operator's own choice."""
+    """Images that differ from the operator's own choice, from repositories that the operator allows."""
+    image_pull_secrets: PullSecrets = ()
+    """Secrets for the registry, besides those that the operator was given."""
     token_secret: SecretKey | None = None
     """Secret with the bearer token of Fleet; without one Fleet is open to the pods that the policies admit."""
     tls_secret: ObjectName | None = None
-    """Secret of type kubernetes.io/tls, with ca.crt, for Fleet's listeners."""
+    """Secret of type kubernetes.io/tls, with ca.crt, for Fleet's listeners. The certificate must name
+    `NAME-fleet.NAMESPACE.svc`."""
     fleet: Fleet = Fleet()
     """The receiving side."""
     agents: Agents = Agents()
@@ -348,19 +392,22 @@ class Peer(Part):
     """Their labels."""
 
 
-class EchoStoreSpec(Part):
+class EchoStoreSpec(Confinement):
     """One event store on an encrypted volume."""
 
     version: Annotated[str, Field(min_length=1, max_length=63, pattern=NAME_PATTERN)] | None = None
     """Version of Echo; the operator's own without it."""
     image: Image | None = None
-    """Image that differs from the operator's own choice."""
+    """Image that differs from the operator's own choice, from a repository that the operator allows."""
+    image_pull_secrets: PullSecrets = ()
+    """Secrets for the registry, besides those that the operator was given."""
     retention: Span = "30d"
     """How long events are kept."""
     token_secret: SecretKey
     """Secret with the bearer tokens, one a line."""
     tls_secret: ObjectName
-    """Secret of type kubernetes.io/tls, with ca.crt: Echo never speaks plain text over a network."""
+    """Secret of type kubernetes.io/tls, with ca.crt: Echo never speaks plain text over a network. The certificate
+    must name `NAME-echo.NAMESPACE.svc`."""
     storage: Storage = Storage()
     """The volume."""
     resources: Resources = Resources(cpu="250m", memory="1Gi")

@@ -12,8 +12,10 @@ from ingero_operator.render.common import (
     Manifest,
     Owner,
     Platform,
+    confined,
     locked_down,
     probe,
+    pulled,
     resources,
     service,
     service_account,
@@ -78,6 +80,7 @@ def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
             "runAsUser": 0,
             "capabilities": {"drop": ["ALL"], "add": capabilities},
             "seccompProfile": {"type": "Unconfined" if wanted.unconfined else "RuntimeDefault"},
+            **confined(wanted),
         },
         "volumeMounts": [
             {"name": "state", "mountPath": STATE},
@@ -131,7 +134,7 @@ def push(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
         "volumeMounts": [{"name": "socket", "mountPath": SOCKET}],
     }
     pod: Manifest = {
-        "securityContext": unprivileged(),
+        "securityContext": {**unprivileged(), **confined(spec.agents.push)},
         "volumes": [
             {"name": "socket", "emptyDir": {"medium": "Memory", "sizeLimit": "1Mi"}},
             {"name": "baseline", "emptyDir": {"sizeLimit": "16Mi"}},
@@ -197,6 +200,7 @@ def _daemon_set(owner: Owner, spec: FleetClusterSpec, platform: Platform, compon
             {"key": STRAGGLER_TAINT, "operator": "Exists"},
             *tolerations(wanted.tolerations),
         ],
+        **pulled(platform, spec.image_pull_secrets),
         **pod,
     }
     priority = wanted.priority_class_name or platform.agent_priority_class

@@ -2,11 +2,13 @@
 
 import hashlib
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL, SPEC_HASH, VERSION
-from ingero_operator.api.base import Resources, Toleration
+from ingero_operator.api.base import Confinement, LocalName, Resources, Toleration
+from ingero_operator.render.images import COMPONENTS, IMAGE, LOCAL, image_name, is_allowed
 
 Manifest = dict[str, Any]
 
@@ -53,24 +55,18 @@ class Owner:
         ]
 
 
-IMAGE: Final = "ingero/{component}:{version}"
-"""Where no registry is named, an image is the one that `make images` builds and a node has, or the runtime's own
-default registry's."""
-
-
-def image_name(template: str, registry: str, component: str, version: str) -> str:
-    """Name of an image in a registry."""
-    name = template.format(component=component, version=version)
-    return f"{registry.rstrip('/')}/{name}" if registry else name
-
-
 @dataclass(frozen=True, kw_only=True)
 class Platform:
     """What the cluster offers and what the operator was told, the same for every resource."""
 
     version: str = "0.1.0"
     image: str = IMAGE
-    registry: str = ""
+    registry: str = LOCAL
+    digests: Mapping[str, str] = field(default_factory=dict)
+    """Digests of the images of `version`, by component."""
+    allowed_images: tuple[str, ...] = ()
+    """Repositories that a resource may name besides those that the operator takes itself."""
+    pull_secrets: tuple[str, ...] = ()
     operator_namespace: str = "ingero-system"
     agent_priority_class: str = ""
     native_sidecars: bool = True
@@ -78,7 +74,17 @@ class Platform:
 
     def image_of(self, component: str, version: str | None, override: str | None) -> str:
         """The image of a component."""
-        return override or image_name(self.image, self.registry, component, version or self.version)
+        name, pinned = self._image(component, version or self.version), self.digests.get(component)
+        return override or (f"{name}@{pinned}" if pinned and version in (None, self.version) else name)
+
+    def _image(self, component: str, version: str) -> str:
+        return image_name(self.image, self.registry, component, version)
+
+    def refuses(self, override: str | None) -> bool:
+        """Whether a resource may not name this image: it would run with rights that the resource's author need not
+        have."""
+        own = (self._image(component, self.version) for component in COMPONENTS)
+        return override is not None and not is_allowed(override, (*own, *self.allowed_images))
 
 
 def selector(owner: Owner, component: str) -> dict[str, str]:
@@ -127,6 +133,17 @@ def resources(wanted: Resources) -> Manifest:
     if wanted.memory is not None:
         out["limits"] = {"memory": wanted.memory}
     return out
+
+
+def confined(wanted: Confinement) -> Manifest:
+    """What SELinux and AppArmor make of a pod or container, in a security context's fields."""
+    return wanted.model_dump(by_alias=True, exclude_none=True, include={"se_linux_options", "app_armor_profile"})
+
+
+def pulled(platform: Platform, wanted: tuple[LocalName, ...]) -> Manifest:
+    """Secrets for the registry, in a pod's fields: the operator's own and the resource's."""
+    names = dict.fromkeys((*platform.pull_secrets, *(item.name for item in wanted)))
+    return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}
 
 
 def tolerations(wanted: tuple[Toleration, ...]) -> list[Manifest]:

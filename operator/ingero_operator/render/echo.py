@@ -13,11 +13,13 @@ from ingero_operator.render.common import (
     Manifest,
     Owner,
     Platform,
+    confined,
     digest,
     locked_down,
     manifest,
     placed,
     probe,
+    pulled,
     resources,
     sealed,
     service,
@@ -173,11 +175,12 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         "volumeMounts": mounts,
     }
     pod: Manifest = {
-        "securityContext": {**unprivileged(), "fsGroupChangePolicy": "OnRootMismatch"},
+        "securityContext": {**unprivileged(), **confined(spec), "fsGroupChangePolicy": "OnRootMismatch"},
         "terminationGracePeriodSeconds": 120,
         "containers": [container],
         "volumes": volumes,
         **placed(spec.node_selector, spec.tolerations),
+        **pulled(platform, spec.image_pull_secrets),
     }
     special = {
         "replicas": 1,

@@ -5,6 +5,7 @@ from typing import Any
 import yaml
 
 from ingero_contract.kubernetes import GROUP, VERSION
+from ingero_operator.render.images import LOCAL
 from ingero_operator.render.install import NAMESPACE, OPERATOR
 
 
@@ -36,7 +37,7 @@ def registry() -> dict[str, Any]:
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": ["../../base"],
-        "images": [{"name": "ingero/operator", "newName": f"{where}/ingero/operator"}],
+        "images": [{"name": f"{LOCAL}/ingero/operator", "newName": f"{where}/ingero/operator"}],
         "patches": [{"patch": yaml.safe_dump(patch, sort_keys=False)}],
     }
 

@@ -16,11 +16,13 @@ from ingero_operator.render.common import (
     Manifest,
     Owner,
     Platform,
+    confined,
     digest,
     locked_down,
     manifest,
     placed,
     probe,
+    pulled,
     resources,
     selector,
     service,
@@ -165,7 +167,12 @@ def deployment(
     container: Manifest = {
         "name": COMPONENT,
         "image": platform.image_of("fleet", spec.version, spec.images.fleet),
-        "args": ["serve", "--config", f"{CONFIG}/fleet.yaml"],
+        "args": [
+            "serve",
+            "--config",
+            f"{CONFIG}/fleet.yaml",
+            *(word for item in spec.fleet.settings for word in ("--set", f"{item.name}={item.value}")),
+        ],
         "ports": [
             *({"name": name, "containerPort": port, "protocol": "TCP"} for name, (port, _) in PORTS.items()),
             {"name": "health", "containerPort": HEALTH, "protocol": "TCP"},
@@ -178,7 +185,7 @@ def deployment(
         "volumeMounts": mounts,
     }
     pod: Manifest = {
-        "securityContext": unprivileged(),
+        "securityContext": {**unprivileged(), **confined(spec.fleet)},
         "terminationGracePeriodSeconds": 30,
         "topologySpreadConstraints": [
             {
@@ -192,6 +199,7 @@ def deployment(
         "containers": [container],
         "volumes": volumes,
         **placed(spec.fleet.node_selector, spec.fleet.tolerations),
+        **pulled(platform, spec.image_pull_secrets),
     }
     special = {
         "replicas": 1,

@@ -4,7 +4,8 @@ from typing import Any, Final
 
 from ingero_contract.kubernetes import GROUP, STRAGGLER_TAINT
 from ingero_operator.kinds import CHILDREN, SERVICE_MONITOR
-from ingero_operator.render.common import API, IMAGE, NAME, USER, locked_down, probe
+from ingero_operator.render.common import API, NAME, USER, locked_down, probe
+from ingero_operator.render.images import IMAGE, LOCAL, image_name
 
 Manifest = dict[str, Any]
 
@@ -101,7 +102,7 @@ def deployment(version: str) -> Manifest:
     """Two replicas: one leads by the Lease, the other stands by."""
     container: Manifest = {
         "name": "operator",
-        "image": IMAGE.format(component="operator", version=version),
+        "image": image_name(IMAGE, LOCAL, "operator", version),
         "args": [
             "run",
             "--namespace=$(POD_NAMESPACE)",

@@ -1,8 +1,11 @@
 """All children of a resource, in the order in which they are applied."""
 
+from collections.abc import Iterable
 from typing import Final
 
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec
+from ingero_operator.cache import WORKLOADS
+from ingero_operator.plan import ChildKey
 from ingero_operator.render import agents, echo, fleet, network
 from ingero_operator.render.common import Manifest, Owner, Platform
 
@@ -11,6 +14,17 @@ ORDER: Final = (
     "DaemonSet", "PodDisruptionBudget", "ServiceMonitor",
 )  # fmt: skip
 """Whatever a pod needs comes before the pod."""
+
+
+def split(
+    children: list[Manifest], observed: Iterable[ChildKey], refused: bool
+) -> tuple[list[Manifest], frozenset[ChildKey]]:
+    """What to bring about, and what never to delete: workloads with an image that is refused stay as they are."""
+    if not refused:
+        return children, frozenset()
+    return [child for child in children if child["kind"] not in WORKLOADS], frozenset(
+        key for key in observed if key[0] in WORKLOADS
+    )
 
 
 def _ordered(children: list[Manifest | None]) -> list[Manifest]:

@@ -115,6 +115,8 @@ class Keeper:
         for step in decision.steps:
             memory = await self._act(resource, spec, rails, world, memory, step, answer)
         self.memories[key] = (resource["metadata"]["uid"], memory)
+        if rails.mode is not Mode.OBSERVE and world.watched:
+            await desk.guard.holds(min(world.watched))  # said long before the first mark
         world = self._world(resource, spec, memory, answer)
         decision = replace(
             decision,

@@ -175,7 +175,7 @@ def test_a_deleted_child_comes_back_and_an_edited_one_is_repaired(plane: Control
         service = plane.read("-n", healthy, "service", "prod-fleet")
         deployment = plane.read("-n", healthy, "deployment", "prod-fleet")
         image = deployment["spec"]["template"]["spec"]["containers"][0]["image"]
-        return bool(service) and service["metadata"]["uid"] != before and image.startswith("ingero/fleet:")
+        return bool(service) and service["metadata"]["uid"] != before and image.startswith("localhost/ingero/fleet:")
 
     wait_until(repaired, "the repair")
     wait_until(lambda: any("'evil:latest' instead of" in text for text in events(plane, healthy)), "the Event")
@@ -262,6 +262,14 @@ def test_deleting_takes_everything_along(plane: ControlPlane, healthy: str) -> N
         ({"fleet": {"tolerations": [{"effect": "Never"}]}}, "spec.fleet.tolerations[0].effect"),
         ({"fleet": {"cost": {"rates": {"name": "x"}}}}, "spec.fleet.cost.rates.key"),
         ({"images": {"fleet": "no image"}}, "spec.images.fleet"),
+        ({"imagePullSecrets": [{"name": "Not A Name"}]}, "spec.imagePullSecrets[0].name"),
+        ({"fleet": {"settings": [{"name": "receivers.otlp", "value": ""}]}}, "spec.fleet.settings[0].name"),
+        (
+            {"fleet": {"settings": [{"name": "processors.ingero.push_interval", "value": "1s"}]}},
+            "this one has a field of its own",
+        ),
+        ({"agents": {"trace": {"appArmorProfile": {"type": "Localhost"}}}}, "appArmorProfile.localhostProfile"),
+        ({"agents": {"push": {"seLinuxOptions": {"type": "a b"}}}}, "spec.agents.push.seLinuxOptions.type"),
         ({"version": "latest version"}, "spec.version"),
         ({"tokenSecret": {}}, "spec.tokenSecret.name"),
         ({"tlsSecret": "Not_A_Name"}, "spec.tlsSecret"),
@@ -311,6 +319,47 @@ def test_the_example_of_a_registry_names_it_for_the_operator_and_what_it_makes(p
     assert container["image"].startswith("registry.example.com/team/ingero/operator:")
     assert {"name": "INGERO_OPERATOR_IMAGE_REGISTRY", "value": "registry.example.com/team"} in container["env"]
     assert len(container["env"]) == 3
+
+
+def test_an_image_that_the_operator_does_not_allow_runs_nowhere_and_is_named(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    own = "localhost/ingero/fleet:mine"
+    plane.apply(cluster(namespace, images={"agent": "evil.example.com/agent:1", "fleet": own}))
+    wait_until(lambda: summary(plane, namespace) == "ImageNotAllowed", "the reason")
+
+    assert "spec.images.agent: evil.example.com/agent:1" in condition(plane, namespace, "Degraded")[2]
+    assert plane.read("-n", namespace, "ds,deploy")["items"] == []
+    plane.apply(cluster(namespace, images={"fleet": own}))
+    wait_until(lambda: plane.read("-n", namespace, "ds", "prod-push") is not None, "the agents")
+    plane.apply(cluster(namespace, images={"fleet": "evil.example.com/fleet:1"}))
+    wait_until(lambda: summary(plane, namespace) == "ImageNotAllowed", "the reason again")
+
+    kept = plane.read("-n", namespace, "deploy", "prod-fleet")["spec"]["template"]["spec"]["containers"][0]
+    assert kept["image"] == own
+
+
+def test_every_pod_may_be_confined_and_fleet_set_as_the_api_server_knows_it(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    confined = {"seLinuxOptions": {"type": "spc_t"}, "appArmorProfile": {"type": "Unconfined"}}
+    settings = [{"name": "processors.ingero.cohort.by", "value": "[workload_type]"}]
+    spec: dict[str, Any] = {
+        "agents": {"trace": confined, "push": confined}, "fleet": {**confined, "settings": settings},
+        "imagePullSecrets": [{"name": "registry"}],
+    }  # fmt: skip
+    plane.apply(cluster(namespace, **spec))
+    wait_until(lambda: plane.read("-n", namespace, "ds", "prod-push") is not None, "the agents")
+    operator.settle(1)
+    before = operator.writes()
+    operator.settle(1)
+
+    assert operator.writes() - before <= 1  # what the status shows by itself
+    trace = plane.read("-n", namespace, "ds", "prod-trace")["spec"]["template"]["spec"]
+    assert trace["containers"][0]["securityContext"]["appArmorProfile"] == {"type": "Unconfined"}
+    assert trace["imagePullSecrets"] == [{"name": "registry"}]
 
 
 def test_no_node_matches_is_said(plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets) -> None:
