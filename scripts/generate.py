@@ -17,7 +17,19 @@ from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import format_duration
 from ingero_operator.render import argocd, examples
 from ingero_operator.render.crds import echo_stores, fleet_clusters
-from ingero_operator.render.install import RIGHTS, crd_kustomization, everything, kustomization
+from ingero_operator.render.install import (
+    RIGHTS,
+    WATCHED,
+    WHOLE_CLUSTER,
+    crd_kustomization,
+    everything,
+    kustomization,
+    namespace_access,
+    namespaced,
+    prometheus_rule,
+    service_monitor,
+)
+from ingero_operator.render.install import monitoring as monitoring_kustomization
 from ingero_operator.render.text import dump
 from ingero_operator.settings import OperatorConfig
 from scripts import monitoring
@@ -138,11 +150,16 @@ def questions() -> str:
 def rights() -> str:
     """docs/rbac.md"""
     lines = [
-        f"| {group or 'core'} | {', '.join(resources)} | {', '.join(verbs)} | {what} |"
+        f"| {group or 'core'} | {', '.join(resources)} | {', '.join(verbs)} | "
+        f"{'cluster' if resources[0] in WHOLE_CLUSTER else 'namespace'} | {what} |"
         for group, resources, verbs, what in RIGHTS
     ]
-    head = "| API group | resources | verbs | what for |\n| --- | --- | --- | --- |"
-    return "\n".join(["# Rights of the operator", NOTE, "", head, *lines, ""])
+    head = "| API group | resources | verbs | needed in | what for |\n| --- | --- | --- | --- | --- |"
+    words = [
+        "`manifests/base` gives all of them in the whole cluster, `manifests/namespaced` those of a `namespace`",
+        "by a Role in each namespace of `--watch-namespaces`.",
+    ]
+    return "\n".join(["# Rights of the operator", NOTE, "", *words, "", head, *lines, ""])
 
 
 DOCUMENTS = {
@@ -154,6 +171,11 @@ DOCUMENTS = {
     "crds/echostores.yaml": lambda: dump([echo_stores()]),
     "manifests/base/operator.yaml": lambda: dump(everything(version("ingero"))),
     "manifests/base/kustomization.yaml": lambda: dump([kustomization()]),
+    "manifests/namespaced/kustomization.yaml": lambda: dump([namespaced()]),
+    "manifests/namespaced/access.yaml": lambda: dump([examples.namespace(), *namespace_access(WATCHED)]),
+    "manifests/monitoring/prometheus-operator/kustomization.yaml": lambda: dump([monitoring_kustomization()]),
+    "manifests/monitoring/prometheus-operator/servicemonitor.yaml": lambda: dump([service_monitor()]),
+    "manifests/monitoring/prometheus-operator/rules.yaml": lambda: dump([prometheus_rule(monitoring.groups())]),
     "manifests/argocd/health.lua": lambda: argocd.HEALTH,
     "manifests/argocd/argocd-cm.yaml": lambda: dump([argocd.config_map_patch()]),
     "manifests/argocd/application.yaml": lambda: dump([argocd.application()]),

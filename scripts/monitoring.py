@@ -113,12 +113,62 @@ ALERTS = (
         "`dropped_queue_full` and `dropped_elapsed`: the receiver is away or too slow; "
         "`dropped_permanent`: it refuses what it gets.",
     ),
+    Alert(
+        "IngeroOperatorAway", "absent(ingero_operator_leading == 1)", "5m", "critical",
+        "No replica of the operator leads.",
+        "Marks on nodes are neither set nor removed, and nothing is repaired. `kubectl -n ingero-system get pods` "
+        "and `/readyz` of each replica say why: rights on the Lease, the API server, the image. Does Prometheus "
+        "scrape the operator at all?",
+    ),
+    Alert(
+        "IngeroOperatorFailing", "ingero_operator_failing > 0", "15m", "warning",
+        "{{ $value }} resources cannot be reconciled.",
+        "`kubectl get ingero -A` names them in STATUS, their conditions say why.",
+    ),
+    Alert(
+        "IngeroOperatorStuck",
+        "ingero_operator_queue_length > 0 and rate(ingero_operator_reconciles_total[10m]) == 0",
+        "10m", "critical",
+        "The operator has work and finishes none.",
+        "Look at its log and at the API server's latency; a restart of the leader is safe.",
+    ),
+    Alert(
+        "IngeroNodesUnguarded", "ingero_operator_unguarded == 1", "1m", "warning",
+        "No admission policy bounds what the operator may write to nodes.",
+        "No node is marked meanwhile. Apply `manifests/base` again, for the namespace and account that the operator "
+        "runs with.",
+    ),
+    Alert(
+        "IngeroFleetsDoNotAnswer",
+        "increase(ingero_operator_fleet_failures_total[10m])"
+        " > 0.5 * increase(ingero_operator_fleet_questions_total[10m])",
+        "10m", "warning",
+        "Most questions of the operator to Fleets stay without an answer.",
+        "Without evidence nodes are not marked, and marks go only when their time is over. `QuorumMet` of each "
+        "FleetCluster has Fleet's words; look at Fleet's pods and at NetworkPolicies on the way to port 8080.",
+    ),
+    Alert(
+        "IngeroMarksNotTold", "increase(ingero_operator_evidence_lost_total[1h]) > 0", "1m", "warning",
+        "Records of marks reached no Fleet and are lost.",
+        "The nodes, their Events and `status.taints.history` have them. The way from the operator to Fleet's port "
+        "4318 is shut, or Fleet was away for a quarter of an hour.",
+    ),
+    Alert(
+        "IngeroMarkBudgetUsed", "ingero_operator_marked_nodes >= ingero_operator_mark_budget > 0", "1h", "info",
+        "{{ $labels.namespace }}/{{ $labels.name }} holds as many nodes as it may.",
+        "Further stragglers stay in service. Repair or replace those that are marked, or raise `spec.taints.budget`.",
+    ),
+    Alert(
+        "IngeroStoreNotProven", "ingero_operator_encryption_level == 0", "30m", "warning",
+        "EchoStore {{ $labels.namespace }}/{{ $labels.name }} waits for an encrypted volume.",
+        "`EncryptionVerified` of the store says what its class or volume lacks.",
+    ),
 )  # fmt: skip
 
 
-def rules() -> str:
-    """manifests/monitoring/ingero.rules.yaml, for Prometheus' `rule_files`."""
-    groups = [
+def groups() -> list[dict[str, Any]]:
+    """Recording rules and alerts as Prometheus groups them."""
+    return [
         {
             "name": "ingero.recording",
             "rules": [{"record": name, "expr": expression} for name, expression in RECORDING.items()],
@@ -137,8 +187,12 @@ def rules() -> str:
             ],
         },
     ]
+
+
+def rules() -> str:
+    """manifests/monitoring/ingero.rules.yaml, for Prometheus' `rule_files`."""
     return "# Printed by `make generate`; edit scripts/monitoring.py.\n" + yaml.safe_dump(
-        {"groups": groups}, sort_keys=False, width=110, allow_unicode=True
+        {"groups": groups()}, sort_keys=False, width=110, allow_unicode=True
     )
 
 
@@ -150,8 +204,13 @@ def runbook() -> str:
         "",
         "`manifests/monitoring/ingero.rules.yaml` goes into Prometheus' `rule_files`; scrape Fleet's "
         "ports 9090 (findings) and 8888",
-        "(Fleet itself). `manifests/monitoring/grafana-dashboard.json` is imported in Grafana, which "
-        "asks for the data source.",
+        "(Fleet itself), and the operator's port 8080. `manifests/monitoring/grafana-dashboard.json` is imported in "
+        "Grafana, which asks for the data source.",
+        "Where the Prometheus operator runs, `kubectl apply -k manifests/monitoring/prometheus-operator` brings the "
+        "rules and a ServiceMonitor of",
+        "the operator instead; those of Fleet and Echo are made with them. On Kubernetes settings named here as "
+        "`processors.…` are set in the FleetCluster:",
+        "by their field under `spec.fleet`, or by `spec.fleet.settings`.",
     ]
     for alert in ALERTS:
         lines += [

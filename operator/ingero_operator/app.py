@@ -126,7 +126,8 @@ class Operator:
         await self._look_around()
         kopf_stop, kopf_ready = asyncio.Event(), asyncio.Event()
         watching = kopf.operator(
-            registry=handlers.registry(self.sight.take), settings=handlers.settings(), clusterwide=True,
+            registry=handlers.registry(self.sight.take), settings=handlers.settings(),
+            clusterwide=not self.config.watch_namespaces, namespaces=self.config.watch_namespaces,
             stop_flag=kopf_stop, ready_flag=kopf_ready,
             identity=self.config.identity,  # type: ignore[arg-type]  # kopf would ask for a user name: a container has none
         )  # fmt: skip
@@ -296,7 +297,7 @@ async def serve(config: OperatorConfig, announce: Callable[[dict[str, int]], Non
         logging.getLogger(noisy).setLevel(logging.WARNING)
     ended = asyncio.Event()
     _on_signals(ended.set)
-    async with Api(connection) as api:
+    async with Api(connection, config.watch_namespaces) as api:
         log.info("started", server=connection.server, identity=config.identity)
         await Operator(config, api, announce).run(ended)
         log.info("stopped")

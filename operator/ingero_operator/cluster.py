@@ -47,8 +47,9 @@ class ApiError(Exception):
 class Api:
     """A connection to the API server."""
 
-    def __init__(self, connection: kopf.ConnectionInfo) -> None:
+    def __init__(self, connection: kopf.ConnectionInfo, namespaces: tuple[str, ...] = ()) -> None:
         self._connection = connection
+        self._namespaces = namespaces
         self._session: aiohttp.ClientSession | None = None
         self._token_due = 0.0
         self._token = connection.token
@@ -128,11 +129,18 @@ class Api:
     async def every(
         self, kind: Kind, *, selector: str | None = None, metadata_only: bool = False
     ) -> AsyncIterator[Manifest]:
-        """Every object of a kind, in pieces; apiVersion and kind are filled in."""
+        """Every object of a kind in the namespaces that are looked at, in pieces; the kind is filled in."""
+        for namespace in (kind.namespaced and self._namespaces) or (None,):
+            async for item in self._pages(kind, namespace, selector, metadata_only):
+                yield item
+
+    async def _pages(
+        self, kind: Kind, namespace: str | None, selector: str | None, metadata_only: bool
+    ) -> AsyncIterator[Manifest]:
         query = {"limit": str(CHUNK), **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self.request(
-                "GET", kind.path(), query=query, accept=_METADATA if metadata_only else "application/json"
+                "GET", kind.path(namespace), query=query, accept=_METADATA if metadata_only else "application/json"
             )
             for item in page.get("items") or []:
                 item.setdefault("kind", kind.name)

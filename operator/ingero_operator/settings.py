@@ -70,6 +70,9 @@ class OperatorConfig(Settings):
     """Where the Fleet of a FleetCluster takes OTLP over HTTP: it is told of every mark."""
     echo_url: str = "https://{name}-echo.{namespace}.svc:8080"
     """Where Echo's API of an EchoStore is: it is asked how full its volume is."""
+    watch_namespaces: Listed = ()
+    """Namespaces whose resources are looked after, all without it. Roles in them are enough then for everything that
+    has a namespace (`manifests/namespaced`)."""
     min_encryption: Policy = Policy.DECLARED
     """Least that must vouch for encryption at rest anywhere in the cluster."""
     taints: bool = True
@@ -106,6 +109,9 @@ class OperatorConfig(Settings):
             self.echo_url.format(name="a", namespace="b")
         except (KeyError, IndexError, ValueError) as error:
             raise ValueError(f"image, fleet_url, fleet_otlp_url or echo_url: unknown placeholder {error}") from None
+        for name in self.watch_namespaces:
+            if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
+                raise ValueError(f"watch_namespaces: {name} is no name of a namespace")
         if not qualified(image):
             raise ValueError(f"image_registry: {image} names no registry, and each runtime would take its own")
         return self

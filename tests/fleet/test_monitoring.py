@@ -16,9 +16,12 @@ METRIC = re.compile(r"\bingero[_:][a-z0-9_:]+")
 
 
 def served() -> set[str]:
-    """Names of all series on Fleet's two pages, counters with their suffix."""
+    """Names of all series on Fleet's two pages and the operator's, counters with their suffix."""
     text = "".join((ROOT / "fleet/ingero_fleet" / name).read_text() for name in SOURCES)
     names = set(re.findall(r'"(ingero_[a-z_]+)"', text))
+    page = (ROOT / "operator/ingero_operator/pages.py").read_text()
+    own = re.findall(r'^\s+\("([a-z_]+)", "', page, re.M) + re.findall(r'"ingero_operator_([a-z_]+)"', page)
+    names |= {f"ingero_operator_{name}" for name in own}
     return names | {f"{name}_total" for name in names}
 
 
@@ -53,6 +56,21 @@ def test_every_alert_says_what_to_do() -> None:
         assert rule["for"]
         assert rule["labels"]["severity"] in ("info", "warning", "critical")  # type: ignore[index]
         assert len(rule["annotations"]["description"]) > 40  # type: ignore[index]
+
+
+def test_the_prometheus_operator_gets_the_same_rules_and_finds_our_operator() -> None:
+    folder = FOLDER / "prometheus-operator"
+    rule = yaml.safe_load((folder / "rules.yaml").read_text())
+    monitor = yaml.safe_load((folder / "servicemonitor.yaml").read_text())
+    installed = list(yaml.safe_load_all((ROOT / "manifests/base/operator.yaml").read_text()))
+    (service,) = (item for item in installed if item["kind"] == "Service")
+
+    assert rule["spec"] == yaml.safe_load((FOLDER / "ingero.rules.yaml").read_text())
+    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
+    assert monitor["metadata"]["namespace"] == service["metadata"]["namespace"]
+    assert {item["port"] for item in monitor["spec"]["endpoints"]} <= {
+        item["name"] for item in service["spec"]["ports"]
+    }
 
 
 def test_panels_cover_the_grid_without_overlap() -> None:

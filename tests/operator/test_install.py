@@ -49,6 +49,25 @@ def test_another_namespace_leaves_no_trace_of_the_old_one(built: Built) -> None:
         assert item["spec"] == ours[item["kind"], item["metadata"]["name"]]
 
 
+def test_for_some_namespaces_only_their_roles_reach_what_has_a_namespace(built: Built) -> None:
+    found = built({"resources": ["../namespaced"]})
+    rules = {item["metadata"]["name"]: item["rules"] for item in found if item["kind"] in ("ClusterRole", "Role")}
+    held = {name: {r for rule in rules[name] for r in rule["resources"]} for name in rules}
+    (role,) = (item for item in found if item["metadata"]["name"] == "ingero-operator-resources" and "rules" in item)
+    (pod,) = (item["spec"]["template"]["spec"] for item in found if item["kind"] == "Deployment")
+    env = {item["name"]: item.get("value") for item in pod["containers"][0]["env"]}
+
+    wide = next(
+        {r for rule in item["rules"] for r in rule["resources"]}
+        for item in found
+        if (item["kind"], item["metadata"]["name"]) == ("ClusterRole", "ingero-operator")
+    )
+    assert wide == {"nodes", "storageclasses", "persistentvolumes", "namespaces", "volumeproofs", "events"}
+    assert {"secrets", "daemonsets", "fleetclusters/status"} <= held["ingero-operator-resources"]
+    assert not wide & held["ingero-operator-resources"]
+    assert env["INGERO_OPERATOR_WATCH_NAMESPACES"] == role["metadata"]["namespace"] == "ingero"
+
+
 def test_with_a_prefix_and_a_suffix_each_binding_finds_its_policy(built: Built) -> None:
     found = built({"namePrefix": "team-", "nameSuffix": "-blue"})
 

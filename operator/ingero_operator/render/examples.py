@@ -6,18 +6,18 @@ import yaml
 
 from ingero_contract.kubernetes import GROUP, VERSION
 from ingero_operator.render.images import LOCAL
-from ingero_operator.render.install import NAMESPACE, OPERATOR
+from ingero_operator.render.install import NAMESPACE, OPERATOR, WATCHED
 
 
 def _resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
-    metadata = {"name": name, "namespace": "ingero"}
+    metadata = {"name": name, "namespace": WATCHED}
     return {"apiVersion": f"{GROUP}/{VERSION}", "kind": kind, "metadata": metadata, "spec": spec}
 
 
 def namespace() -> dict[str, Any]:
     """Where the tracing DaemonSet may run: it needs privileges that the baseline refuses."""
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
-    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "ingero", "labels": labels}}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": WATCHED, "labels": labels}}
 
 
 def smallest() -> list[dict[str, Any]]:

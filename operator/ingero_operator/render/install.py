@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+import yaml
+
 from ingero_contract.kubernetes import GROUP, STRAGGLER_TAINT
 from ingero_operator.kinds import CHILDREN, SERVICE_MONITOR
 from ingero_operator.render.common import API, NAME, USER, locked_down, probe
@@ -10,6 +12,8 @@ from ingero_operator.render.images import IMAGE, LOCAL, image_name
 Manifest = dict[str, Any]
 
 NAMESPACE: Final = "ingero-system"
+WATCHED: Final = "ingero"
+"""Namespace of the examples' resources."""
 OPERATOR: Final = "ingero-operator"
 AGENTS: Final = "ingero-agents"
 _WAVE: Final = {"argocd.argoproj.io/sync-wave": "-1"}
@@ -59,20 +63,65 @@ RIGHTS: Final[tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]] = (
 )
 """API group, resources, verbs, and what for; the documentation's table comes from here."""
 
+WHOLE_CLUSTER: Final = frozenset(
+    {"nodes", "storageclasses", "persistentvolumes", "namespaces", PROOFS, "events"}
+)  # fmt: skip
+"""What has no namespace; and Events, for those about nodes stand in `default`."""
+_RBAC: Final = "rbac.authorization.k8s.io"
 
-def cluster_role() -> Manifest:
-    """Everything outside the operator's own namespace."""
-    rules = [
+
+def _rules(*scopes: bool) -> list[Manifest]:
+    """Rules of what needs the whole cluster, of what a namespace is enough for, or of both."""
+    return [
         {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
         for group, resources, verbs, _ in RIGHTS
+        if (resources[0] in WHOLE_CLUSTER) in scopes
     ]
-    return _object("rbac.authorization.k8s.io/v1", "ClusterRole", OPERATOR, {"rules": rules}, namespaced=False)
+
+
+def cluster_role(*, namespaced: bool = False) -> Manifest:
+    """Everything outside the operator's own namespace; `namespaced`: without what `namespace_access` gives."""
+    rules = _rules(True) if namespaced else _rules(True, False)
+    return _object(f"{_RBAC}/v1", "ClusterRole", OPERATOR, {"rules": rules}, namespaced=False)
+
+
+def namespace_access(namespace: str) -> list[Manifest]:
+    """What the operator may do in one namespace that it looks after, where it does not look after all."""
+    subject = {"kind": "ServiceAccount", "name": OPERATOR, "namespace": NAMESPACE}
+    found = [
+        _object(f"{_RBAC}/v1", "Role", f"{OPERATOR}-resources", {"rules": _rules(False)}),
+        _object(
+            f"{_RBAC}/v1", "RoleBinding", f"{OPERATOR}-resources",
+            {"roleRef": {"apiGroup": _RBAC, "kind": "Role", "name": f"{OPERATOR}-resources"}, "subjects": [subject]},
+        ),
+    ]  # fmt: skip
+    for item in found:
+        item["metadata"]["namespace"] = namespace
+    return found
+
+
+def user_roles() -> list[Manifest]:
+    """What people may do. Everybody who may look at a namespace sees both kinds and who edits it may make stores; a
+    FleetCluster can mark nodes, which belong to all, so that its role is only given by name."""
+    look, change = ["get", "list", "watch"], ["create", "update", "patch", "delete", "deletecollection"]
+
+    def role(name: str, resources: list[str], verbs: list[str], *into: str) -> Manifest:
+        rules = [{"apiGroups": [GROUP], "resources": resources, "verbs": verbs}]
+        found = _object(f"{_RBAC}/v1", "ClusterRole", name, {"rules": rules}, namespaced=False)
+        found["metadata"]["labels"] |= {f"{_RBAC}/aggregate-to-{item}": "true" for item in into}
+        return found
+
+    return [
+        role("ingero-view", ["fleetclusters", "echostores"], look, "view"),
+        role("ingero-echostores-edit", ["echostores"], [*look, *change], "edit"),
+        role("ingero-fleetclusters-edit", ["fleetclusters"], [*look, *change]),
+    ]
 
 
 def access() -> list[Manifest]:
     """Account, roles and bindings."""
     subject = {"kind": "ServiceAccount", "name": OPERATOR, "namespace": NAMESPACE}
-    group = "rbac.authorization.k8s.io"
+    group = _RBAC
     lease = [
         {"apiGroups": ["coordination.k8s.io"], "resources": ["leases"], "verbs": ["create"]},
         {
@@ -274,8 +323,8 @@ def proof_policy() -> list[Manifest]:
 def everything(version: str) -> list[Manifest]:
     """The whole installation but the CRDs."""
     return [
-        namespace(), *access(), *node_policy(), *proof_policy(), metrics_service(), disruption_budget(),
-        priority_class(),
+        namespace(), *access(), *user_roles(), *node_policy(), *proof_policy(), metrics_service(),
+        disruption_budget(), priority_class(),
         deployment(version),
     ]  # fmt: skip
 
@@ -286,6 +335,42 @@ def kustomization() -> Manifest:
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
         "resources": ["../../crds", "operator.yaml"],
+    }
+
+
+def namespaced() -> Manifest:
+    """The installation for some namespaces: Roles in them instead of rights in every one."""
+    variable = {"name": "INGERO_OPERATOR_WATCH_NAMESPACES", "value": WATCHED}
+    role = [{"op": "replace", "path": "/rules", "value": cluster_role(namespaced=True)["rules"]}]
+    watch = [{"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": variable}]
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["../base", "access.yaml"],
+        "patches": [
+            {"target": {"kind": kind, "name": OPERATOR}, "patch": yaml.safe_dump(steps, sort_keys=False)}
+            for kind, steps in (("ClusterRole", role), ("Deployment", watch))
+        ],
+    }
+
+
+def service_monitor() -> Manifest:
+    """For a Prometheus of the Prometheus operator; not part of the base, as its kind need not be there."""
+    spec = {"selector": {"matchLabels": dict(_LABELS)}, "endpoints": [{"port": "http", "interval": "30s"}]}
+    return _object("monitoring.coreos.com/v1", "ServiceMonitor", OPERATOR, {"spec": spec})
+
+
+def prometheus_rule(groups: list[Manifest]) -> Manifest:
+    """Recording rules and alerts as an object of the Prometheus operator."""
+    return _object("monitoring.coreos.com/v1", "PrometheusRule", "ingero", {"spec": {"groups": groups}})
+
+
+def monitoring() -> Manifest:
+    """The base of both."""
+    return {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "resources": ["servicemonitor.yaml", "rules.yaml"],
     }
 
 

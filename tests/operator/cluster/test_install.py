@@ -12,7 +12,14 @@ import httpx
 import pytest
 import yaml
 
-from ingero_operator.render.install import GUARD, NAMESPACE, OPERATOR, everything
+from ingero_operator.render.install import (
+    GUARD,
+    NAMESPACE,
+    OPERATOR,
+    cluster_role,
+    everything,
+    namespace_access,
+)
 from ingero_testing.processes import wait_until
 from ingero_testing.taint_lab import TEAM, Lab
 from scripts.controlplane import ControlPlane
@@ -151,8 +158,63 @@ def test_without_its_guard_the_operator_marks_no_node_and_says_so_until_the_guar
         lab.plane.apply(installed("ValidatingAdmissionPolicyBinding", GUARD))
         wait_until(lambda: lab.marked() == {lab.names[0]}, "the mark once the guard is back")
         assert instance.page()["ingero_operator_unguarded"] == 0
-        lab.says.stragglers = set()
-        wait_until(lambda: lab.marked() == set(), "the release")
+        lab.plane.delete("fc", "prod", lab.namespace)
+        wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
+
+
+def fleet_cluster(namespace: str) -> dict[str, Any]:
+    metadata = {"name": "prod", "namespace": namespace}
+    spec = {"clusterId": "prod", "agents": {"nodeSelector": {"test.ingero.io/pool": "none"}}}
+    return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
+
+
+def test_with_roles_in_its_namespaces_the_operator_looks_after_these_and_no_other(
+    plane: ControlPlane, start: Any, namespace: str
+) -> None:
+    other = f"{namespace}-other"
+    plane.apply(
+        {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}},
+        cluster_role(namespaced=True), *namespace_access(namespace),
+    )  # fmt: skip
+    user = f"system:serviceaccount:{NAMESPACE}:{OPERATOR}"
+
+    def may(where: str) -> bool:
+        return plane.kubectl("auth", "can-i", "get", "secrets", "-n", where, "--as", user, check=False)[:3] == "yes"
+
+    try:
+        wait_until(lambda: may(namespace) and not may(other), "the rights")
+        plane.apply(fleet_cluster(namespace), fleet_cluster(other))
+        with start("--watch-namespaces", namespace) as instance:
+            wait_until(lambda: plane.read("-n", namespace, "ds", "prod-push") is not None, "the agents")
+            wait_until(lambda: plane.read("-n", namespace, "fc", "prod").get("status"), "the status")
+            instance.settle(2)
+            plane.delete("ds", "prod-push", namespace)
+            wait_until(lambda: plane.read("-n", namespace, "ds", "prod-push") is not None, "the agents again")
+
+            assert "status" not in plane.read("-n", other, "fc", "prod")
+            assert "orbidden" not in instance.running.words(), instance.running.words()
+    finally:
+        plane.apply(cluster_role())
+        wait_until(lambda: may(other), "the rights of others")
+        plane.delete("namespace", other)
+
+
+def test_who_views_a_namespace_sees_our_kinds_and_only_who_may_mark_nodes_makes_a_fleet_cluster(
+    plane: ControlPlane, namespace: str
+) -> None:
+    def may(role: str, verb: str, resource: str, *more: str) -> bool:
+        user = (*more, "--as", f"system:serviceaccount:{namespace}:{role}")
+        return plane.kubectl("auth", "can-i", verb, resource, "-n", namespace, *user, check=False)[:3] == "yes"
+
+    for role in ("view", "edit", "ingero-fleetclusters-edit"):
+        plane.apply(bind("RoleBinding", role, role, role, namespace))
+    wait_until(lambda: may("view", "list", "fleetclusters"), "the aggregated roles")
+    wait_until(lambda: may("edit", "create", "echostores"), "the aggregated roles")
+
+    assert may("edit", "get", "fleetclusters") and may("ingero-fleetclusters-edit", "create", "fleetclusters")
+    assert not any(may(role, "create", "fleetclusters") for role in ("view", "edit"))
+    assert not any(may(role, "patch", "echostores", "--subresource=status") for role in ("view", "edit"))
+    assert not may("view", "create", "echostores")
 
 
 def answer(url: str) -> tuple[int, str]:
