@@ -67,7 +67,7 @@ def rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
         path = f"{prefix}{name}"
         inner = _inner(field)
         if inner is None:
-            yield f"| `{path}` | {_default(field)} | {field.description or ''} |"
+            yield f"| `{path}` | {_default(field)} | {' '.join((field.description or '').split())} |"
         else:
             yield f"| **`{path}`** | | {field.description or ''} |"
             yield from rows(inner, f"{path}.")

@@ -64,6 +64,7 @@ def test_a_confirmed_straggler_is_marked_with_its_evidence() -> None:
     [
         ({"rails": replace(QUICK, mode=Mode.OBSERVE)}, "Observing"),
         ({"paused": "alice: maintenance"}, "Paused"),
+        ({"unguarded": "no policy"}, "Unguarded"),
         ({"deleting": True}, "Deleting"),
         ({"evidence": says("n03", now=NOW - 30)}, "StaleEvidence"),
         ({"evidence": says("n03", quorum=False)}, "NoQuorum"),
