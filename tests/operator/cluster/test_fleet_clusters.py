@@ -90,12 +90,15 @@ def test_what_waiting_costs_is_told_in_the_wide_columns(
 
 
 def test_before_anybody_looked_a_resource_is_about_no_generation(plane: ControlPlane, namespace: str) -> None:
-    wanted = cluster(namespace)
-    plane.apply(wanted)
+    wanted = json.dumps(cluster(namespace))
+    dry = plane.kubectl("apply", "--server-side", "--dry-run=server", "-o", "json", "-f", "-", stdin=wanted)
 
-    found = plane.read("-n", namespace, "fc", "prod")
+    found = json.loads(dry)
     assert found["status"] == {"observedGeneration": -1} and found["metadata"]["generation"] == 1
-    assert plane.kubectl("diff", "--server-side", "-f", "-", stdin=json.dumps(wanted), check=False) == ""
+    plane.apply(cluster(namespace))
+    wait_until(
+        lambda: plane.kubectl("diff", "--server-side", "-f", "-", stdin=wanted, check=False) == "", "no difference"
+    )
 
 
 def test_a_fleet_that_cannot_be_asked_is_no_healthy_one_and_its_figures_go(

@@ -186,12 +186,12 @@ def test_with_roles_in_its_namespaces_the_operator_looks_after_these_and_no_othe
         plane.apply(fleet_cluster(namespace), fleet_cluster(other))
         with start("--watch-namespaces", namespace) as instance:
             wait_until(lambda: plane.read("-n", namespace, "ds", "prod-push") is not None, "the agents")
-            wait_until(lambda: plane.read("-n", namespace, "fc", "prod").get("status"), "the status")
+            wait_until(lambda: "effective" in plane.read("-n", namespace, "fc", "prod")["status"], "the status")
             instance.settle(2)
             plane.delete("ds", "prod-push", namespace)
             wait_until(lambda: plane.read("-n", namespace, "ds", "prod-push") is not None, "the agents again")
 
-            assert "status" not in plane.read("-n", other, "fc", "prod")
+            assert plane.read("-n", other, "deploy,ds,sa", "-l", "ingero.io/owner=prod")["items"] == []
             assert "orbidden" not in instance.running.words(), instance.running.words()
     finally:
         plane.apply(cluster_role())
