@@ -1,52 +1,163 @@
-"""ASGI applications behind uvicorn, several to a process, on sockets whose ports are known before they serve."""
+"""ASGI applications on our own listener: uvicorn's protocol speaks HTTP, the listener says who may and for how long.
 
-import contextlib
-import socket
-from collections.abc import Iterator
-from typing import Any
+uvicorn's own server knows no limit for clients that say nothing or read nothing, lets them fill its port, and reads
+certificates once. h11 is what ignores a wish for another protocol; httptools loses the body of such a request.
+"""
+
+import asyncio
+import time
+from email.utils import formatdate
+from typing import Any, Final
 
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.server import ServerState
 
 from ingero_kit.addresses import parse_endpoint
+from ingero_kit.listener import Limits, Listener
 from ingero_kit.tls import ServerTls
 
-
-class Server(uvicorn.Server):
-    """uvicorn without its own signal handling: the process it serves in has that."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals alone."""
-        yield
+PAGES: Final = Limits(connections=512, idle_seconds=30.0)
+"""Bounds of pages and APIs, which few ask and not often."""
 
 
-def bind(
-    app: Any, endpoint: str, tls: ServerTls | None, drain_seconds: float, purpose: str = ""
-) -> tuple[Server, socket.socket]:
-    """A server and its socket, to be given to `serve`. It listens already: who reads the ports may connect at once.
+def answer_head(app: Any) -> Any:
+    """An application that answers HEAD as it answers GET; the server leaves the body out."""
 
-    `SettingsError` for certificates that cannot be read, `OSError` in words for an address that cannot be had.
-    """
-    host, port = parse_endpoint(endpoint)
-    settings: dict[str, Any] = {}
-    if tls:
-        tls.context()
-        settings = {
-            "ssl_certfile": str(tls.cert_file),
-            "ssl_keyfile": str(tls.key_file),
-            "ssl_ca_certs": str(tls.client_ca_file) if tls.client_ca_file else None,
-            "ssl_cert_reqs": 2 if tls.client_ca_file else 0,
-        }
-    server = Server(
-        uvicorn.Config(
-            app, host=host, port=port, log_config=None, access_log=False, lifespan="off", limit_concurrency=512,
-            timeout_keep_alive=30, timeout_graceful_shutdown=int(drain_seconds), **settings,
+    async def asked(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await app(scope, receive, send)
+
+    return asked
+
+
+class _Client(H11Protocol):
+    """One client."""
+
+    def __init__(self, server: "AsgiServer") -> None:
+        super().__init__(server.config, server.state, {})
+        self._server = server
+        self._since = time.monotonic()
+        self._asked = False
+
+    # The transport's side.
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if not self._server.enter(self):
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._server.leave(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if not self.busy and not self._reading:
+            self._since = time.monotonic()
+        super().data_received(data)
+
+    def on_response_complete(self) -> None:
+        self._asked, self._since = True, time.monotonic()
+        self._server.counters.requests += 1
+        super().on_response_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        self._server.counters.malformed += 1
+        super().send_400_response(msg)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._server.stalls(self)
+
+    def resume_writing(self) -> None:
+        self._server.flows(self)
+        super().resume_writing()
+
+    # The server's side.
+
+    @property
+    def _reading(self) -> bool:
+        """Whether a request has begun and not ended; what is buffered behind one that is answered does not count."""
+        if self.cycle is not None and self.cycle.more_body:
+            return True
+        return not self.busy and bool(self.conn.trailing_data[0])
+
+    @property
+    def busy(self) -> bool:
+        """Whether an answer is under way."""
+        return self.cycle is not None and not self.cycle.response_complete
+
+    @property
+    def silent_since(self) -> float | None:
+        """When a request began or an answer ended; `None` while an answer to a whole request is under way."""
+        return None if self.busy and not self.cycle.more_body else self._since
+
+    @property
+    def unsent(self) -> int:
+        """Octets of answers that the client has not read."""
+        return self.transport.get_write_buffer_size()
+
+    def drain(self) -> None:
+        """Close when nothing is under way, otherwise behind the answer."""
+        if not self.transport.is_closing():
+            self.shutdown()
+
+    def close(self) -> None:
+        """Close behind what is written."""
+        self.transport.close()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self.transport.abort()
+
+    def expire(self, now: float, limits: Limits) -> bool:
+        """Close the connection when a request takes too long or none comes; says whether a request was cut short."""
+        reading = self._reading
+        if self.busy and not reading:
+            return False
+        if now - self._since <= (limits.read_seconds if reading or not self._asked else limits.idle_seconds):
+            return False
+        self.transport.abort()
+        return reading
+
+
+class AsgiServer(Listener[_Client]):
+    """Serves one application."""
+
+    def __init__(self, app: Any, limits: Limits = PAGES) -> None:
+        super().__init__(limits)
+        # Idle connections are the listener's to close; uvicorn's timer would only be set and taken back.
+        self.config = uvicorn.Config(
+            app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_keep_alive=3600
         )
-    )  # fmt: skip
-    try:
-        ours = server.config.bind_socket()
-    except SystemExit:
-        place = f"{endpoint} for {purpose}" if purpose else endpoint
-        raise OSError(f"cannot listen on {place}: the address is in use or not ours") from None
-    ours.listen(server.config.backlog)
-    return server, ours
+        self.config.load()
+        self.state = ServerState()
+
+    def connection(self) -> asyncio.BaseProtocol:
+        """A new connection's protocol."""
+        return _Client(self)
+
+    async def listen(self, endpoint: str, tls: ServerTls | None = None, purpose: str = "") -> int:
+        """Listen and return the port.
+
+        Raises `SettingsError` for certificates that cannot be read, `OSError` in words for an address that cannot be
+        had.
+        """
+        self._date()
+        host, port = parse_endpoint(endpoint)
+        return await self.start(host, port, tls=tls, purpose=purpose)
+
+    def _look_after(self) -> None:
+        self._date()
+        super()._look_after()
+
+    def _date(self) -> None:
+        self.state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
+
+    async def stop(self, grace_seconds: float = 5.0) -> None:
+        """Stop listening, let answers under way finish, then end them."""
+        await super().stop(grace_seconds)
+        for task in list(self.state.tasks):
+            task.cancel()
+        await asyncio.gather(*self.state.tasks, return_exceptions=True)

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
+from ingero_kit.decompression import DecodeError, decompress
 from ingero_kit.header_blocks import Field
 from ingero_kit.http2_messages import Failure, Head, Reply
-from ingero_kit.http_server import DecodeError, decompress
+from ingero_kit.http_server import media_type
 
 
 class Code(IntEnum):
@@ -108,13 +109,13 @@ class GrpcService:
 
     def route(self, head: Head) -> "_Call":
         """Find the method; what is no gRPC call is answered in HTTP's own terms."""
-        media = head.fields.get(b"content-type", b"")
+        media = media_type(head.fields.get(b"content-type", b""))
         method = self._methods.get(head.path)
         encoding = head.fields.get(b"grpc-encoding", b"identity")
         refusal = None
         if head.method != b"POST":
             refusal = Reply.of([(b":status", b"405"), (b"allow", b"POST")])
-        elif not media.startswith(_MEDIA) or media[len(_MEDIA) : len(_MEDIA) + 1] not in (b"", b"+", b";"):
+        elif media not in (_MEDIA, _MEDIA + b"+proto"):
             refusal = Reply.of([(b":status", b"415")])
         elif method is None:
             refusal = refuse(Code.UNIMPLEMENTED, f"there is no method {head.path.decode('latin-1')}")

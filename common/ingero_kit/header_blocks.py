@@ -54,6 +54,10 @@ _BOMB: Final = 4
 """How often the allowed size a block may unfold to before it is read no further."""
 
 
+_UPDATES: Final = 2
+"""Table size updates that a block may begin with, the smallest size since the last one and the latest (4.2)."""
+
+
 class Table(NamedTuple):
     """A dynamic table: its entries, newest first, what they count in octets and what they may count."""
 
@@ -79,7 +83,7 @@ def read_block(block: bytes, table: Table, most: int) -> tuple[list[Field] | Non
 def _read(block: bytes, table: Table, most: int) -> tuple[list[Field] | None, Table]:
     entries, size, limit = table
     fields: list[Field] = []
-    at, end, total = 0, len(block), 0
+    at, end, total, updates = 0, len(block), 0, 0
     changed = False
     while at < end:
         octet = block[at]
@@ -91,8 +95,11 @@ def _read(block: bytes, table: Table, most: int) -> tuple[list[Field] | None, Ta
                 index, at = _integer(block, at, 0x7F)
             field = _entry(index, entries)
         elif octet & 0xE0 == 0x20:
-            if fields or total:
+            updates += 1
+            if total:
                 raise BadBlock("a table size update behind a field")
+            if updates > _UPDATES:
+                raise BadBlock(f"more than {_UPDATES} table size updates in a block")
             limit, at = _integer(block, at, 0x1F)
             if limit > DEFAULT_TABLE:
                 raise BadBlock(f"a table of {limit} octets: {DEFAULT_TABLE} are allowed")

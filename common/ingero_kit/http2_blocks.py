@@ -38,6 +38,11 @@ class Blocks:
         self.open = False
         """Whether nothing but CONTINUATION may follow."""
 
+    @property
+    def held(self) -> int:
+        """Octets of the block that is not whole."""
+        return len(self._part[2]) if self._part else 0
+
     def begin(self, flags: int, number: int, payload: bytes) -> Block | None:
         """Take a HEADERS frame; returns its block when it is whole."""
         if flags & (h2.PADDED | h2.PRIORITISED):

@@ -1,8 +1,8 @@
 """One HTTP/2 connection of a server (RFC 9113): frames in, those of requests to `http2_requests`, answers out.
 
-A connection works through all it received and then writes all answers at once. Priorities are ignored, nothing is
-pushed. What breaks the rules of one stream resets it; what breaks those of the connection ends it with a GOAWAY in
-words.
+A connection works through a share of what it received, writes the answers at once and leaves the rest for its next
+turn; it reads no more before that, nor while its answers are not read. Priorities are ignored, nothing is pushed.
+What breaks the rules of one stream resets it; what breaks those of the connection ends it with a GOAWAY in words.
 """
 
 import asyncio
@@ -14,7 +14,7 @@ from ingero_kit.http2_blocks import Block, Blocks
 from ingero_kit.http2_frames import Code, ConnectionFault, StreamFault
 from ingero_kit.http2_requests import Owner, Requests
 from ingero_kit.http2_streams import Outbox
-from ingero_kit.listener import Limits
+from ingero_kit.listener import LINGER, TURN, Limits
 
 _DRAIN_PING: Final = b"\0drained"
 _DRAIN_SECONDS: Final = 1.0
@@ -33,13 +33,19 @@ class Host(Owner, Protocol):
     def leave(self, connection: "Connection") -> None:
         """Forget a connection."""
 
+    def stalls(self, connection: "Connection") -> None:
+        """A connection holds answers that its client does not read."""
+
+    def flows(self, connection: "Connection") -> None:
+        """What a connection held is being read."""
+
 
 class Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
-        "_blocks", "_draining", "_greeted", "_host", "_outbox", "_over", "_progress", "_requests", "_rest",
-        "_stalled", "_transport",
+        "_blocks", "_draining", "_greeted", "_held", "_host", "_outbox", "_over", "_progress", "_requests", "_rest",
+        "_stalled", "_transport", "_turn",
     )  # fmt: skip
 
     def __init__(self, host: Host) -> None:
@@ -49,10 +55,12 @@ class Connection(asyncio.Protocol):
         self._outbox = Outbox()
         self._requests = Requests(host, self._outbox, self._flush, self.close)
         self._rest = b""
-        """The beginning of a frame."""
-        self._greeted = self._over = False
+        """The beginning of a frame, or what waits for its turn."""
+        self._held = 0
+        """Octets that count as unfinished, besides bodies."""
+        self._greeted = self._over = self._stalled = self._turn = False
         self._progress = time.monotonic()
-        self._stalled = self._draining = 0.0
+        self._draining = 0.0
 
     # The transport's side.
 
@@ -66,16 +74,20 @@ class Connection(asyncio.Protocol):
         self._over, self._transport = True, None
         self._host.leave(self)
         self._requests.forget()
+        self._rest = b""
+        self._hold()
 
     def pause_writing(self) -> None:
-        self._stalled = time.monotonic()
+        self._stalled = True
         if self._transport:
             self._transport.pause_reading()
+            self._host.stalls(self)
 
     def resume_writing(self) -> None:
-        self._stalled = 0.0
-        if self._transport and not self._over:
-            self._transport.resume_reading()
+        self._stalled = False
+        self._host.flows(self)
+        # Not at once: this may be called while answers are written.
+        asyncio.get_running_loop().call_soon(self._go_on)
 
     def eof_received(self) -> bool:
         return False
@@ -85,6 +97,14 @@ class Connection(asyncio.Protocol):
             return
         if self._rest:
             data = self._rest + data
+        if self._turn or self._stalled:
+            self._rest = data
+            self._hold()
+        else:
+            self._work(data)
+
+    def _work(self, data: bytes) -> None:
+        """Work through a share; what is left of whole frames waits until others had their turn."""
         try:
             at = self._frames(data) if self._greeted else self._greet(data)
             if at:
@@ -94,6 +114,39 @@ class Connection(asyncio.Protocol):
             self._host.counters.malformed += 1
             self._end(fault.code, str(fault))
         self._flush()
+        if self._over:
+            self._rest = b""
+        elif self._greeted and h2.is_whole(self._rest):
+            self._host.counters.turns_ended += 1
+            self._turn = True
+            if self._transport:
+                self._transport.pause_reading()
+            asyncio.get_running_loop().call_soon(self._next_turn)
+        if self._rest or self._held or self._blocks.open:
+            self._hold()
+
+    def _next_turn(self) -> None:
+        self._turn = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Work through what waits, unless there still is a reason to wait."""
+        if self._over or self._turn or self._stalled:
+            return
+        if self._greeted and h2.is_whole(self._rest):
+            self._work(self._rest)
+        if not (self._turn or self._stalled or self._over) and self._transport:
+            self._transport.resume_reading()
+
+    def _hold(self) -> None:
+        """Count what is held besides bodies, with that of all connections; where it is too much, this one ends."""
+        held = 0 if self._over else len(self._rest) + self._blocks.held
+        self._host.unfinished += held - self._held
+        self._held = held
+        if held and self._host.unfinished > self._host.limits.unfinished_bytes:
+            self._host.counters.overloaded += 1
+            self._end(Code.ENHANCE_YOUR_CALM, "too much is being received at once")
+            self._hold()
 
     def _flush(self) -> None:
         frames = self._outbox.frames
@@ -109,7 +162,13 @@ class Connection(asyncio.Protocol):
             self._outbox.frames.append(h2.go_away(min(self._requests.last, self._requests.final), code, words))
         self._flush()
         self._over = True
-        self._transport.close()
+        self._progress = time.monotonic()
+        if code != Code.NO_ERROR and self._transport.can_write_eof():
+            # What is still to come is read and dropped for a moment: a reset would take the goodbye with it.
+            self._transport.write_eof()
+            self._transport.resume_reading()
+        else:
+            self._transport.close()
 
     # Frames.
 
@@ -128,10 +187,10 @@ class Connection(asyncio.Protocol):
         return len(h2.PREFACE) + self._frames(data[len(h2.PREFACE) :])
 
     def _frames(self, data: bytes) -> int:
-        """Work through all whole frames; returns the offset behind them."""
+        """Work through whole frames, a share of them at most; returns the offset behind them."""
         at, end = 0, len(data)
         unpack, blocks, requests = h2.FRAME_HEAD.unpack_from, self._blocks, self._requests
-        while end - at >= 9 and not self._over:
+        while end - at >= 9 and at < TURN and not self._over:
             high, low, kind, flags, number = unpack(data, at)
             length = high << 8 | low
             if length > h2.LARGEST_FRAME:
@@ -229,7 +288,12 @@ class Connection(asyncio.Protocol):
         if self._over or not self._greeted:
             return False
         unheard = self._requests.final == h2.LARGEST_STREAM and time.monotonic() < self._draining + _DRAIN_SECONDS
-        return bool(self._requests.streams) or unheard
+        return bool(self._requests.streams) or unheard or self._turn
+
+    @property
+    def unsent(self) -> int:
+        """Octets of answers that the client has not read."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
 
     def drain(self) -> None:
         """Announce the end; what the client sent before it heard of that is still served (RFC 9113, 6.8)."""
@@ -256,16 +320,25 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
         self._end(Code.NO_ERROR)
 
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport:
+            self._transport.abort()
+
+    @property
+    def silent_since(self) -> float | None:
+        """When frames came last; `None` while an answer is owed."""
+        return None if self._requests.owed else self._progress
+
     def expire(self, now: float, limits: Limits) -> bool:
         """End what takes too long; says whether a request was cut short."""
         self._requests.patience.renew()
-        transport = self._transport
-        if transport is None:
+        if self._transport is None or self._turn or self._stalled:
             return False
         quiet = now - self._progress
-        if now - (self._stalled or now) > limits.idle_seconds or (self._over and quiet > limits.idle_seconds):
-            transport.abort()
         if self._over:
+            if quiet > min(LINGER, limits.read_seconds):
+                self._transport.abort()
             return False
         begun = self._blocks.since or (self._progress if self._rest or not self._greeted else now)
         if now - begun > limits.read_seconds:

@@ -69,6 +69,14 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return FRAME_HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 
 
+def is_whole(data: bytes) -> bool:
+    """Whether data begin with a whole frame, or with a head that says one that is too large."""
+    if len(data) < HEAD_OCTETS:
+        return False
+    length = int.from_bytes(data[:3], "big")
+    return len(data) >= HEAD_OCTETS + length or length > LARGEST_FRAME
+
+
 def word(number: int) -> bytes:
     """Four octets, as stream numbers, error codes and window increments travel."""
     return number.to_bytes(4, "big")

@@ -5,7 +5,7 @@ from typing import Final
 from ingero_kit.http2_frames import Code, ConnectionFault
 
 _RESETS: Final = 512
-"""Streams that may end in a reset between two sweeps (about a second)."""
+"""Streams that may end in a reset, or in a refusal before their body, between two sweeps (about a second)."""
 _NOISE: Final = 1000
 """Frames that ask for nothing between two sweeps, besides eight for every request."""
 
@@ -29,7 +29,7 @@ class Patience:
             raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many frames that ask for nothing")
 
     def reset(self) -> None:
-        """Count a stream that ended in a reset; `ConnectionFault` when there were too many."""
+        """Count a stream that ended in a reset or a refusal; `ConnectionFault` when there were too many."""
         self._resets += 1
         if self._resets > _RESETS:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many streams end in a reset")
+            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "too many streams end in a reset or a refusal")

@@ -52,6 +52,11 @@ class Requests:
         self.final = h2.LARGEST_STREAM
         """The highest stream that is served; the connection closes behind the last reply once it is set."""
 
+    @property
+    def owed(self) -> bool:
+        """Whether an answer to a whole request is under way."""
+        return any(stream.task for stream in self.streams.values())
+
     # What the client sends.
 
     def begin(self, number: int, ended: bool, found: tuple[Exchange, int | None] | None) -> None:
@@ -68,10 +73,12 @@ class Requests:
         stream.complete = ended
         if not found:
             self._refuse(stream, Failure.HEADERS_TOO_LARGE)
+            self.patience.reset()
             return
         reply = exchange.begin()
         if reply is not None:
             self._answer(stream, reply)
+            self.patience.reset()
         elif length is not None and length > owner.limits.body_bytes:
             self._refuse(stream, Failure.BODY_TOO_LARGE)
         elif ended:
@@ -160,6 +167,7 @@ class Requests:
             self._refuse(stream, Failure.BODY_TOO_LARGE)
             return False
         if owner.unfinished + len(payload) > owner.limits.unfinished_bytes:
+            owner.counters.overloaded += 1
             self._refuse(stream, Failure.OVERLOADED)
             return False
         if not isinstance(stream.body, bytearray):

@@ -24,7 +24,6 @@ class Http2Server(Listener[Connection]):
     def __init__(self, service: Service, *, limits: Limits | None = None) -> None:
         super().__init__(limits)
         self.service = service
-        self.unfinished = 0
         self.greeting = h2.settings(
             {
                 h2.MAX_CONCURRENT_STREAMS: self.limits.streams,

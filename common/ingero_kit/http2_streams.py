@@ -97,10 +97,12 @@ class Outbox:
         """Take a window update of the connection; returns what could be sent to its end."""
         if not octets:
             raise ConnectionFault(Code.PROTOCOL_ERROR, "a window update of nothing")
+        exhausted = self.credit <= 0
         self.credit += octets
         if self.credit > h2.LARGEST_WINDOW:
             raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "the connection's window is above 2^31-1")
-        return self._resume()
+        # With credit left, whoever waits does so for its own window.
+        return self._resume() if exhausted else []
 
     def allow_stream(self, stream: Stream | None, octets: int) -> bool:
         """Take a window update of a stream, `None` for one that has ended; says whether all could be sent by it."""
@@ -114,4 +116,10 @@ class Outbox:
         return stream.number in self.waiting and self._proceed(stream)
 
     def _resume(self) -> list[Stream]:
-        return [stream for stream in list(self.waiting.values()) if self._proceed(stream)]
+        done = []
+        for stream in list(self.waiting.values()):
+            if self.credit <= 0:
+                break
+            if self._proceed(stream):
+                done.append(stream)
+        return done

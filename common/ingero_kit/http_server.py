@@ -7,19 +7,18 @@ prints both); everything that is not hot belongs on FastAPI.
 import asyncio
 import re
 import time
-import zlib
 from collections import deque
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from typing import Final, NamedTuple, cast
+from typing import Any, Final, NamedTuple, cast
 
 import httptools
-import zstandard
 
-from ingero_kit.listener import Counters, Limits, Listener
+from ingero_kit.decompression import DecodeError, decompress
+from ingero_kit.listener import LINGER, TURN, Counters, Limits, Listener
 from ingero_kit.logs import get
 
-__all__ = ["Counters", "DecodeError", "HttpServer", "Limits", "Request", "Response", "decompress"]
+__all__ = ["Counters", "HttpServer", "Limits", "Request", "Response", "media_type"]
 
 log = get(__name__)
 
@@ -29,10 +28,16 @@ _REASONS: Final = {
     429: b"Too Many Requests", 431: b"Request Header Fields Too Large", 500: b"Internal Server Error",
     503: b"Service Unavailable",
 }  # fmt: skip
-_MAX_PIPELINED: Final = 64
 _DIGITS: Final = 18
 """Most digits of a length; 2^63 has one more."""
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]{1,%d})\r\n" % _DIGITS, re.IGNORECASE)
+_HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+(?:%25[\w.~-]+)?\]|[\w.~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII)
+_ORIGIN: Final = re.compile(rb"^https?://[^/?#]*", re.IGNORECASE)
+"""What precedes the path where a request's target is absolute (RFC 9112, 3.2.2)."""
+_CHUNK_HEAD: Final = 16
+"""Octets that a chunk may take besides its data."""
+_CHUNK_EXTRA: Final = 64 << 10
+"""Octets that all chunks of a body may take beyond that, for extensions and trailers."""
 _UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding"))
 """Headers after which a body is not simply what follows the head."""
 
@@ -84,41 +89,9 @@ Guard = Callable[[Request], Response | None]
 """Looks at a request before its body is read; an answer ends the connection."""
 
 
-class DecodeError(Exception):
-    """A body that cannot be decompressed; `status` is the HTTP status to answer with."""
-
-    def __init__(self, status: int, message: str) -> None:
-        super().__init__(message)
-        self.status = status
-
-
-def decompress(encoding: bytes, body: bytes, limit: int) -> bytes:
-    """Undo a Content-Encoding, never producing more than `limit` bytes.
-
-    Raises `DecodeError` for an unknown encoding (415), damaged data (400) or too much of it (413).
-    """
-    if encoding in (b"", b"identity"):
-        return body
-    try:
-        if encoding in (b"gzip", b"x-gzip", b"deflate"):
-            inflater = zlib.decompressobj(zlib.MAX_WBITS | 32)
-            data = inflater.decompress(body, limit + 1)
-            complete = inflater.eof
-        elif encoding == b"zstd":
-            reader = zstandard.ZstdDecompressor(max_window_size=1 << 27).stream_reader(body, read_across_frames=True)
-            data = reader.read(limit + 1)
-            complete = True
-        else:
-            raise DecodeError(
-                415, f"content-encoding {encoding.decode('latin-1')!r} is not supported: use gzip or zstd"
-            )
-    except (zlib.error, zstandard.ZstdError) as error:
-        raise DecodeError(400, f"the body is not valid {encoding.decode('latin-1')}: {error}") from None
-    if len(data) > limit:
-        raise DecodeError(413, f"the body is larger than {limit} bytes when decompressed")
-    if not complete:
-        raise DecodeError(400, f"the body is truncated {encoding.decode('latin-1')}")
-    return data
+def media_type(content_type: bytes) -> bytes:
+    """What a Content-Type names, without parameters and in lower case (RFC 9110, 8.3.1)."""
+    return content_type.partition(b";")[0].strip().lower()
 
 
 class _Head(NamedTuple):
@@ -157,21 +130,32 @@ class _Head(NamedTuple):
 
 
 class _Connection(asyncio.Protocol):
-    """One client. It asks the same again and again: a request whose head is the last one's is not parsed again."""
+    """One client. It asks the same again and again: a request whose head is the last one's is not parsed again.
+
+    While an answer is under way or not read, nothing more is read; what came already waits in `_rest`.
+    """
 
     __slots__ = (
-        "_body", "_head", "_headers", "_known", "_last", "_parser", "_reading", "_refused", "_request",
-        "_server", "_since", "_task", "_transport", "_url", "_waiting",
+        "_asked", "_body", "_chunked", "_chunks", "_closed", "_fed", "_head", "_headers", "_held", "_hosts", "_known",
+        "_last", "_missing", "_parser", "_paused", "_reading", "_refused", "_request", "_rest", "_server", "_since",
+        "_stalled", "_task", "_transport", "_turn", "_url", "_waiting",
     )  # fmt: skip
 
     def __init__(self, server: "HttpServer") -> None:
         self._server = server
-        self._parser = httptools.HttpRequestParser(self)
+        self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._since = time.monotonic()
-        self._waiting: deque[Request] = deque()
+        self._waiting: deque[Request | Response] = deque()
+        """Requests that came before the answer to an earlier one, and the refusal that ends them."""
         self._task: asyncio.Task[None] | None = None
-        self._refused = False
+        self._rest: bytes | memoryview = b""
+        """What came and waits for its turn."""
+        self._held = 0
+        """Octets that count as unfinished."""
+        self._refused = self._closed = False
+        """Whether what follows is not looked at, and whether nothing more will be written."""
+        self._asked = self._paused = self._stalled = self._turn = False
         self._known: _Head | None = None
         self._last: Request | None = None
         self._reset()
@@ -179,7 +163,8 @@ class _Connection(asyncio.Protocol):
     def _reset(self) -> None:
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
-        self._head = 0
+        self._head = self._hosts = self._missing = self._chunks = self._fed = 0
+        self._chunked = False
         self._body: bytes | bytearray = b""
         self._request: Request | None = None
         self._reading = False
@@ -189,34 +174,154 @@ class _Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if not self._server.enter(self):
+            self._closed = self._refused = True
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._server.leave(self)
         if self._task:
             self._task.cancel()
-        self._transport = None
+        # The parser knows us and we know the parser: nothing of this is to wait for the garbage collector.
+        self._transport = self._parser = self._known = self._last = None
+        self._closed = self._refused = True
+        self._waiting.clear()
+        self._rest = b""
+        self._reset()
+        self._hold()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
+            return
+        if self._task or self._turn or self._stalled:
+            self._wait(bytes(self._rest) + data)
             return
         if self._known and not self._reading:
             request = self._known.read(data, self._server.limits.body_bytes)
             if request:
                 self._again(request)
                 return
+        self._work(data)
+
+    def eof_received(self) -> bool:
+        return False
+
+    def pause_writing(self) -> None:
+        self._stalled = True
+        if self._transport:
+            self._server.stalls(self)
+
+    def resume_writing(self) -> None:
+        self._stalled = False
+        self._server.flows(self)
+        # Not at once: this may be called while an answer is written.
+        asyncio.get_running_loop().call_soon(self._go_on)
+
+    # Turns.
+
+    def _work(self, data: bytes | memoryview) -> None:
+        """Work through a share of what came, and wait with the rest until others had their turn."""
         begins = not self._reading
+        share = len(data)
+        if share <= TURN:
+            self._feed(data)
+        else:
+            view = memoryview(data)
+            self._feed(view[:TURN])
+            share = TURN
+            if self._missing and not self._refused:
+                # To copy a body is no work to speak of.
+                share = min(TURN + self._missing, len(view))
+                self._feed(view[TURN:share])
+        if share < len(data) and not self._refused:
+            self._server.counters.turns_ended += 1
+            self._wait(memoryview(data)[share:])
+        last, self._last = self._last, None
+        if last and begins and not self._reading and share == len(data):
+            self._known = _Head.of(bytes(data), last)
+        if self._reading or self._held or self._rest:
+            self._hold()
+
+    def _wait(self, data: bytes | memoryview) -> None:
+        """Keep what cannot be worked through now, and read no more before it is."""
+        self._rest = data
+        if not self._paused and self._transport:
+            self._paused = True
+            self._transport.pause_reading()
+        if not (self._task or self._turn or self._stalled):
+            self._turn = True
+            asyncio.get_running_loop().call_soon(self._next_turn)
+
+    def _next_turn(self) -> None:
+        self._turn = False
+        self._go_on()
+
+    def _go_on(self) -> None:
+        """Work through what waits, unless there still is a reason to wait."""
+        if self._closed or self._task or self._turn or self._stalled:
+            return
+        following = self._answer_waiting()
+        if following:
+            self._task = asyncio.ensure_future(self._finish(*following))
+        if self._waiting or self._task or self._closed:
+            return
+        rest, self._rest = self._rest, b""
+        if rest:
+            self._work(rest)
+        if self._paused and not (self._rest or self._task) and self._transport and not self._transport.is_closing():
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _hold(self) -> None:
+        """Count what we hold of requests that are not whole; beyond what is allowed the request is refused."""
+        server = self._server
+        for _ in range(2):
+            held = self._head + len(self._body) + len(self._rest)
+            server.unfinished += held - self._held
+            self._held = held
+            if not held or server.unfinished <= server.limits.unfinished_bytes:
+                return
+            server.counters.overloaded += 1
+            self._refuse(Response(503, b"too much is being received at once", extra=b"retry-after: 1\r\n"))
+
+    def _feed(self, data: bytes | memoryview) -> None:
+        """Give the parser some octets."""
+        chunked = self._chunked
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(Response(400, b"protocol upgrades are not supported"))
+        except httptools.HttpParserUpgrade as upgrade:
+            self._stay(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
-            if not self._refused:
-                self._server.counters.malformed += 1
-                self._refuse(Response(400, f"not HTTP/1.1: {error}".encode()))
-        last, self._last = self._last, None
-        if last and begins and not self._reading:
-            self._known = _Head.of(data, last)
+            self._malformed(b"not HTTP/1.1: %b" % str(error).encode())
+        if chunked and self._chunked:
+            self._fed += len(data)
+            if self._fed > len(self._body) + _CHUNK_HEAD * self._chunks + _CHUNK_EXTRA:
+                self._malformed(b"too much besides the data of chunks")
+
+    def _stay(self, rest: bytes | memoryview) -> None:
+        """Ignore the wish to speak another protocol (RFC 9110, 7.8): the parser stops there, another one goes on."""
+        if self._refused:
+            return
+        parser, since = self._parser, self._since
+        if parser.get_method() == b"CONNECT":
+            self._refuse(Response(405, b"this is no proxy"))
+            return
+        headers = self._headers
+        asked = {option.strip().lower() for option in headers.pop(b"connection", b"").split(b",")}
+        del headers[b"upgrade"]
+        headers[b"connection"] = b"close" if b"close" in asked else b"keep-alive"
+        lines = b"".join([b"%b: %b\r\n" % field for field in headers.items()])
+        head = b"%b %b HTTP/%b\r\n%b\r\n" % (
+            parser.get_method(),
+            self._url,
+            parser.get_http_version().encode(),
+            lines,
+        )
+        self._reset()
+        self._parser = httptools.HttpRequestParser(self)
+        self._feed(head)
+        self._since = since
+        if rest and not self._refused:
+            self._feed(rest)
 
     def _again(self, request: Request) -> None:
         """A request whose head was read before."""
@@ -228,11 +333,8 @@ class _Connection(asyncio.Protocol):
         """Ask the guard; who does not pass is answered, and the connection ends."""
         answer = self._server.guard(request) if self._server.guard else None
         if answer:
-            self._refuse(answer)
+            self._refuse(answer, request.method)
         return answer is None
-
-    def eof_received(self) -> bool:
-        return False
 
     # The parser's side.
 
@@ -245,36 +347,52 @@ class _Connection(asyncio.Protocol):
         self._count_head(len(url))
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
         self._count_head(len(name) + len(value))
+        if self._request or self._refused:
+            return  # a trailer: it may say nothing that the head did not (RFC 9110, 6.5.1)
+        name = name.lower()
+        self._headers[name] = value
+        if name == b"host":
+            self._hosts += 1
 
     def _count_head(self, size: int) -> None:
         self._head += size
-        if self._head > self._server.limits.header_bytes:
+        if self._head > self._server.limits.header_bytes and not self._refused:
             self._server.counters.too_large += 1
             self._refuse(Response(431, b"the request's headers are too large"))
 
     def on_headers_complete(self) -> None:
-        if self._refused:
+        parser, headers, limits = self._parser, self._headers, self._server.limits
+        if self._refused or parser.should_upgrade():
             return
-        headers = self._headers
-        length = headers.get(b"content-length")
-        if length and len(length) < 20 and length.isdigit() and int(length) > self._server.limits.body_bytes:
-            self._server.counters.too_large += 1
-            self._refuse(Response(413, b"the body is larger than %d bytes" % self._server.limits.body_bytes))
+        version = parser.get_http_version()
+        wrong = _wrong_head(version, headers, self._hosts)
+        if wrong:
+            self._malformed(wrong)
             return
-        path, _, query = self._url.partition(b"?")
-        parser = self._parser
-        request = Request(parser.get_method(), path, query, headers, b"", parser.should_keep_alive())
+        length = headers.get(b"content-length", b"0")
+        if len(length) < 20 and length.isdigit():
+            self._missing = int(length)
+        if self._missing > limits.body_bytes:
+            self._too_large()
+            return
+        self._chunked = b"transfer-encoding" in headers
+        path, _, query = _ORIGIN.sub(b"", self._url).partition(b"?")
+        request = Request(parser.get_method(), path or b"/", query, headers, b"", parser.should_keep_alive())
         self._request = request
         if not self._admit(request):
             return
-        if b"expect" in headers and headers[b"expect"].lower() == b"100-continue" and self._transport:
+        waits = headers.get(b"expect", b"").lower() == b"100-continue" and version == "1.1"
+        if waits and self._transport and not self._task and not self._waiting:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+
+    def on_chunk_header(self) -> None:
+        self._chunks += 1
 
     def on_body(self, body: bytes) -> None:
         if self._refused:
             return
+        self._missing -= len(body)
         if not self._body:
             self._body = body
         else:
@@ -282,8 +400,7 @@ class _Connection(asyncio.Protocol):
                 self._body = bytearray(self._body)
             self._body += body
         if len(self._body) > self._server.limits.body_bytes:
-            self._server.counters.too_large += 1
-            self._refuse(Response(413, b"the body is larger than %d bytes" % self._server.limits.body_bytes))
+            self._too_large()
 
     def on_message_complete(self) -> None:
         request = self._request
@@ -294,30 +411,30 @@ class _Connection(asyncio.Protocol):
         self._reset()
         self._complete(request)
 
+    # Answers.
+
     def _complete(self, request: Request) -> None:
+        self._asked = True
         self._server.counters.requests += 1
-        encoding = request.headers.get(b"content-encoding")
-        if encoding:
-            try:
-                request.body = decompress(encoding.lower(), request.body, self._server.limits.decoded_bytes)
-            except DecodeError as error:
-                self._server.counters.malformed += 1
-                self._refuse(Response(error.status, str(error).encode()))
-                return
-        if self._task:
+        if self._task or self._stalled:
             self._waiting.append(request)
-            if len(self._waiting) > _MAX_PIPELINED:
-                self._refuse(Response(429, b"too many requests in one pipeline", extra=b"retry-after: 1\r\n"))
             return
         answer = self._answer(request)
         if isinstance(answer, Response):
-            self._write(answer, request.keep_alive)
+            self._write(answer, request)
         else:
             self._task = asyncio.ensure_future(self._finish(answer, request))
 
     def _answer(self, request: Request) -> Response | Awaitable[Response]:
+        encoding = request.headers.get(b"content-encoding")
         try:
+            if encoding:
+                request.body = decompress(encoding.lower(), request.body, self._server.limits.decoded_bytes)
             return self._server.handler(request)
+        except DecodeError as error:
+            self._server.counters.malformed += 1
+            request.keep_alive = False
+            return Response(error.status, str(error).encode())
         except Exception:
             return self._failed()
 
@@ -327,41 +444,94 @@ class _Connection(asyncio.Protocol):
         return Response(500, b"internal error")
 
     async def _finish(self, answer: Awaitable[Response], request: Request) -> None:
+        """Answer one request after the other until none waits."""
         while True:
             try:
                 response = await answer
             except Exception:
                 response = self._failed()
-            self._write(response, request.keep_alive)
-            while self._waiting:
-                request = self._waiting.popleft()
-                following = self._answer(request)
-                if not isinstance(following, Response):
-                    answer = following
-                    break
-                self._write(following, request.keep_alive)
-            else:
-                self._task = None
-                return
+            self._write(response, request)
+            following = self._answer_waiting()
+            if following is None:
+                break
+            answer, request = following
+        self._task = None
+        self._go_on()
 
-    def _write(self, response: Response, keep_alive: bool) -> None:
-        transport = self._transport
-        if transport is None or self._refused:
-            return
-        keep_alive = keep_alive and not self._server.closing
-        transport.write(response.encode(keep_alive))
+    def _answer_waiting(self) -> tuple[Awaitable[Response], Request] | None:
+        """Answer what waits, up to the next answer that has to be waited for."""
+        while self._waiting and not self._closed and not self._stalled:
+            request = self._waiting.popleft()
+            if isinstance(request, Response):
+                self._end(request)
+                return None
+            answer = self._answer(request)
+            if not isinstance(answer, Response):
+                return answer, request
+            self._write(answer, request)
+        return None
+
+    def _write(self, response: Response, request: Request) -> None:
+        keep_alive = request.keep_alive and not self._server.closing
         if not keep_alive:
-            self._refused = True
-            transport.close()
+            self._end(response, request.method)
+        elif self._transport and not self._closed:
+            data = response.encode(True)
+            if request.method == b"HEAD" and response.body:
+                data = data[: -len(response.body)]
+            self._transport.write(data)
 
-    def _refuse(self, response: Response) -> None:
-        self._write(response, False)
+    def _end(self, response: Response, method: bytes = b"") -> None:
+        """Answer for the last time."""
+        if self._transport is None or self._closed:
+            return
+        self._refused = self._closed = True
+        self._since = time.monotonic()
+        data = response.encode(False)
+        self._transport.write(data[: -len(response.body)] if method == b"HEAD" and response.body else data)
+        if self._reading and self._transport.can_write_eof():
+            # What is still to come is read and dropped for a moment: a reset would take the answer with it.
+            self._transport.write_eof()
+        else:
+            self._transport.close()
+
+    def _refuse(self, response: Response, method: bytes = b"") -> None:
+        """Answer, behind what is under way, and look at nothing that follows."""
+        if self._refused:
+            return
         self._refused = True
+        self._rest = self._body = b""
+        self._head = 0
+        if self._task or self._waiting:
+            self._waiting.append(response)
+        else:
+            self._end(response, method or self._parser.get_method())
+
+    def _malformed(self, words: bytes) -> None:
+        if not self._refused:
+            self._server.counters.malformed += 1
+            self._refuse(Response(400, words))
+
+    def _too_large(self) -> None:
+        self._server.counters.too_large += 1
+        self._refuse(Response(413, b"the body is larger than %d bytes" % self._server.limits.body_bytes))
+
+    # The server's side.
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is under way."""
-        return self._task is not None
+        """Whether an answer is under way, or not read."""
+        return self._task is not None or self._turn or self._stalled
+
+    @property
+    def silent_since(self) -> float | None:
+        """When the request that is being read, or the latest one, began; `None` while its answer is under way."""
+        return None if self._task or self._turn else self._since
+
+    @property
+    def unsent(self) -> int:
+        """Octets of answers that the client has not read."""
+        return self._transport.get_write_buffer_size() if self._transport else 0
 
     def drain(self) -> None:
         """The server's own flag ends the connection behind its next answer."""
@@ -371,18 +541,38 @@ class _Connection(asyncio.Protocol):
         if self._transport:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Close at once."""
+        if self._transport:
+            self._transport.abort()
+
     def expire(self, now: float, limits: Limits) -> bool:
         """Close the connection when a request takes too long or none comes; says whether a request was cut short."""
-        if self._task or self._transport is None:
+        if self._transport is None or self.busy:
             return False
-        if now - self._since <= (limits.read_seconds if self._reading else limits.idle_seconds):
-            return False
-        cut_short = self._reading and not self._refused
-        if cut_short:
-            self._refuse(Response(408, b"the request took too long"))
+        if self._closed:
+            patience = min(LINGER, limits.read_seconds)
         else:
-            self._transport.abort()
-        return cut_short
+            patience = limits.read_seconds if self._reading or not self._asked else limits.idle_seconds
+        if now - self._since <= patience:
+            return False
+        if self._reading and not self._refused:
+            self._refuse(Response(408, b"the request took too long"))
+            self._hold()
+            return True
+        self._transport.abort()
+        return False
+
+
+def _wrong_head(version: str, headers: dict[bytes, bytes], hosts: int) -> bytes | None:
+    """What is wrong with the head of a request (RFC 9112, 2.3 and 3.2), if anything is."""
+    if version not in ("1.0", "1.1"):
+        return b"not HTTP/1.1"
+    if hosts > 1 or (hosts == 0 and version == "1.1"):
+        return b"a request needs one Host"
+    if hosts and not _HOST.fullmatch(headers[b"host"]):
+        return b"Host is none"
+    return None
 
 
 class HttpServer(Listener[_Connection]):

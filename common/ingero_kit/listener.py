@@ -1,17 +1,42 @@
-"""What the hot servers have in common: listening, bounds on connections, sweeping out slow ones, a graceful stop."""
+"""What the servers have in common: listening, bounds on connections and on what they hold, a graceful stop.
+
+A listener that is full makes room: the connection that has been silent longest gives way to a new one, so that nobody
+closes a port by opening it often. Answers that nobody reads and requests that never end are bounded in time and, over
+all connections, in octets.
+"""
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from functools import partial
+from typing import Final, Generic, Protocol, TypeVar, cast
 
 from ingero_kit.logs import get
+from ingero_kit.sockets import allow_open_files, open_sockets
 from ingero_kit.tls import LiveContext, ServerTls
 
 log = get(__name__)
+
+TURN: Final = 16 << 10
+"""Octets of one connection that are worked through before the others get their turn."""
+
+LINGER: Final = 2.0
+"""Seconds for which what follows a refusal is read and dropped, so that the refusal arrives."""
+
+SPARE_FILES: Final = 128
+"""Open files that a process needs besides its connections."""
+
+_ACCEPTED_AT_ONCE: Final = 64
+"""Connections taken in one turn of the event loop."""
+
+_SHUTDOWN_SECONDS: Final = 2.0
+"""How long a client may take to say goodbye in TLS, and what was written to reach it when the server stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,15 +50,19 @@ class Limits:
     header_bytes: int = 16 << 10
     """Largest sum of all header names and values and the path."""
     read_seconds: float = 10.0
-    """Longest time from a request's first byte to its last."""
+    """Longest time from a request's first byte to its last, and from a connection's first to its first request."""
     idle_seconds: float = 120.0
     """Longest time between two requests of a connection."""
+    send_seconds: float = 30.0
+    """Longest time for which a client may read nothing of its answers."""
     connections: int = 20_000
-    """Connections at once; further ones are closed at once and counted."""
+    """Connections at once; for a further one, the one that has been silent longest is closed."""
     streams: int = 256
     """Requests at once on one HTTP/2 connection."""
-    unfinished_bytes: int = 256 << 20
-    """Bodies that have begun and not ended, of all HTTP/2 connections together; more is told to try again."""
+    unfinished_bytes: int = 128 << 20
+    """Requests that have begun and not ended, of all connections together; more is told to try again."""
+    unread_bytes: int = 64 << 20
+    """Answers that wait to be read, of all connections together; beyond it the longest waiting ones are given up."""
 
 
 @dataclass(slots=True)
@@ -47,6 +76,18 @@ class Counters:
     malformed: int = 0
     too_large: int = 0
     handler_errors: int = 0
+    gave_way: int = 0
+    failed_handshakes: int = 0
+    unread: int = 0
+    overloaded: int = 0
+    turns_ended: int = 0
+
+
+KINDS: Final = (
+    "requests", "refused_connections", "timeouts", "malformed", "too_large", "handler_errors", "gave_way",
+    "failed_handshakes", "unread", "overloaded", "turns_ended",
+)  # fmt: skip
+"""The counters that only grow, as the metrics pages name them."""
 
 
 class Connection(Protocol):
@@ -56,6 +97,14 @@ class Connection(Protocol):
     def busy(self) -> bool:
         """Whether an answer is still owed."""
 
+    @property
+    def silent_since(self) -> float | None:
+        """When it was heard of last, on the monotonic clock; `None` while an answer is owed."""
+
+    @property
+    def unsent(self) -> int:
+        """Octets of answers that its client has not read."""
+
     def expire(self, now: float, limits: Limits) -> bool:
         """Close what takes too long or is idle; says whether a request was cut short."""
 
@@ -64,6 +113,9 @@ class Connection(Protocol):
 
     def close(self) -> None:
         """Close behind what is written."""
+
+    def abort(self) -> None:
+        """Close at once."""
 
 
 C = TypeVar("C", bound=Connection)
@@ -76,8 +128,17 @@ class Listener(Generic[C]):
         self.limits = limits or Limits()
         self.counters = Counters()
         self.closing = False
+        self.unfinished = 0
+        """Octets of requests that have begun and not ended."""
+        self.unread = 0
+        """Octets of answers of stalled connections."""
+        self._most = self.limits.connections
         self._connections: set[C] = set()
-        self._server: asyncio.Server | None = None
+        self._opening: dict[asyncio.BaseProtocol, asyncio.Task[None]] = {}
+        """Accepted and not entered yet: on their way through TLS, oldest first."""
+        self._silent: deque[tuple[float, C]] = deque()
+        self._stalled: dict[C, tuple[float, int]] = {}
+        self._sockets: list[socket.socket] = []
         self._sweeper: asyncio.Task[None] | None = None
         self._tls: LiveContext | None = None
 
@@ -85,20 +146,24 @@ class Listener(Generic[C]):
         """A new connection's protocol, which calls `enter` and `leave`."""
         raise NotImplementedError
 
-    async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
-        """Listen; port 0 takes a free one. Returns the port.
+    async def start(
+        self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False, purpose: str = ""
+    ) -> int:
+        """Listen; port 0 takes a free one. Returns the port; raises `OSError` in words.
 
         Certificate files are followed: new connections use what they hold.
         """
-        self._tls = LiveContext(tls) if tls else None
-        context = self.prepare(self._tls.context) if self._tls else None
-        self._server = await asyncio.get_running_loop().create_server(
-            self.connection, host, port, ssl=context, reuse_port=reuse_port or None, backlog=4096,
-            ssl_handshake_timeout=self.limits.read_seconds if tls else None,
-        )  # fmt: skip
+        self._tls = LiveContext(tls, self.prepare) if tls else None
+        self._sockets = open_sockets(host, port, purpose=purpose, reuse_port=reuse_port)
+        taken = int(self._sockets[0].getsockname()[1])
+        files = allow_open_files() - SPARE_FILES
+        if files < self._most:
+            log.warning("fewer_connections_than_wanted", port=taken, wanted=self._most, open_files=files)
+            self._most = max(1, files)
+        for one in self._sockets:
+            asyncio.get_running_loop().add_reader(one, self._accept, one)
         self._sweeper = asyncio.create_task(self._sweep())
-        bound: socket.socket = self._server.sockets[0]
-        return int(bound.getsockname()[1])
+        return taken
 
     def prepare(self, context: ssl.SSLContext) -> ssl.SSLContext:
         """Say in the context what this server speaks."""
@@ -112,24 +177,110 @@ class Listener(Generic[C]):
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Stop listening, let answers under way finish, then close what is left."""
         self.closing = True
-        if self._sweeper:
-            self._sweeper.cancel()
-        if self._server:
-            self._server.close()
+        loop = asyncio.get_running_loop()
+        while self._sockets:
+            one = self._sockets.pop()
+            loop.remove_reader(one)
+            one.close()
+        for task in list(self._opening.values()):
+            task.cancel()
         for connection in list(self._connections):
             connection.drain()
-        deadline = time.monotonic() + grace_seconds
-        while any(connection.busy for connection in self._connections) and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
+        await _until(lambda: not any(connection.busy for connection in self._connections), grace_seconds)
         for connection in list(self._connections):
             connection.close()
         await asyncio.sleep(0)
+        await _until(lambda: not self._connections, min(grace_seconds, _SHUTDOWN_SECONDS))
+        for connection in list(self._connections):
+            connection.abort()
+        await _until(lambda: not self._connections, _SHUTDOWN_SECONDS)
+        if self._sweeper:
+            self._sweeper.cancel()
+        await asyncio.sleep(0)
+
+    # Connections come and go.
+
+    def _accept(self, listening: socket.socket) -> None:
+        for _ in range(_ACCEPTED_AT_ONCE):
+            try:
+                peer, _ = listening.accept()
+            except (BlockingIOError, InterruptedError, ConnectionAbortedError):
+                return
+            except OSError as error:
+                self._cannot_accept(listening, error)
+                return
+            if len(self._connections) + len(self._opening) >= self._most and not self._make_room():
+                self.counters.refused_connections += 1
+                peer.close()
+                continue
+            connection = self.connection()
+            task = asyncio.get_running_loop().create_task(self._open(connection, peer))
+            self._opening[connection] = task
+            task.add_done_callback(partial(self._opened, connection, peer))
+
+    def _opened(self, connection: asyncio.BaseProtocol, peer: socket.socket, task: asyncio.Task[None]) -> None:
+        self._opening.pop(connection, None)
+        if task.cancelled():
+            peer.close()
+
+    def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
+        """Out of open files or memory: make room, and look again soon, because the system says so at once again."""
+        self.counters.refused_connections += 1
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            self._make_room()
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(listening)
+        loop.call_later(0.1, self._listen_again, listening)
+
+    def _listen_again(self, listening: socket.socket) -> None:
+        if not self.closing:
+            asyncio.get_running_loop().add_reader(listening, self._accept, listening)
+
+    async def _open(self, connection: asyncio.BaseProtocol, peer: socket.socket) -> None:
+        """Make a connection of an accepted socket, by way of a handshake where there is TLS."""
+        peer.setblocking(False)
+        with contextlib.suppress(OSError):
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        shaking = self._tls is not None
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: connection, peer,
+                ssl=self._tls.context if self._tls else None,
+                ssl_handshake_timeout=self.limits.read_seconds if shaking else None,
+                ssl_shutdown_timeout=_SHUTDOWN_SECONDS if shaking else None,
+            )  # fmt: skip
+        except OSError:
+            self.counters.failed_handshakes += shaking
+
+    def _make_room(self) -> bool:
+        """Close whoever has been silent longest; says whether there was one."""
+        if self._opening and (len(self._opening) > self._most // 2 or not self._connections):
+            self.counters.gave_way += 1
+            return self._opening.pop(next(iter(self._opening))).cancel()
+        for fresh in (False, True):
+            if fresh:
+                self._rank()
+            while self._silent:
+                since, connection = self._silent.popleft()
+                if connection in self._connections and connection.silent_since == since:
+                    self.counters.gave_way += 1
+                    self.leave(connection)
+                    connection.abort()
+                    return True
+        return False
+
+    def _rank(self) -> None:
+        """Note those that have been silent longest, several at once, because a listener that is full stays so."""
+        silent = [(since, one) for one in self._connections if (since := one.silent_since) is not None]
+        silent.sort(key=lambda pair: pair[0])
+        self._silent = deque(silent[: 1 + self._most // 32])
 
     def enter(self, connection: C) -> bool:
         """Count a new connection; says whether it may stay."""
-        if len(self._connections) >= self.limits.connections or self.closing:
+        if self.closing:
             self.counters.refused_connections += 1
             return False
+        self._opening.pop(cast(asyncio.BaseProtocol, connection), None)
         self._connections.add(connection)
         self.counters.open = len(self._connections)
         return True
@@ -137,7 +288,31 @@ class Listener(Generic[C]):
     def leave(self, connection: C) -> None:
         """Forget a connection."""
         self._connections.discard(connection)
+        self.flows(connection)
         self.counters.open = len(self._connections)
+
+    # Answers that nobody reads.
+
+    def stalls(self, connection: C) -> None:
+        """A connection holds answers that its client does not read."""
+        self._note(connection, time.monotonic(), connection.unsent)
+        while self.unread > self.limits.unread_bytes:
+            self._give_up(next(iter(self._stalled)))
+
+    def _note(self, connection: C, now: float, octets: int) -> None:
+        since, before = self._stalled.get(connection, (now, 0))
+        self._stalled[connection] = (now if octets < before else since, octets)
+        self.unread += octets - before
+
+    def flows(self, connection: C) -> None:
+        """What a connection held is being read."""
+        _, octets = self._stalled.pop(connection, (0.0, 0))
+        self.unread -= octets
+
+    def _give_up(self, connection: C) -> None:
+        self.counters.unread += 1
+        self.flows(connection)
+        connection.abort()
 
     async def _sweep(self) -> None:
         with contextlib.suppress(asyncio.CancelledError):
@@ -152,5 +327,15 @@ class Listener(Generic[C]):
         now = time.monotonic()
         if self._tls:
             self._tls.follow()
+        for connection in list(self._stalled):
+            self._note(connection, now, connection.unsent)
+            if now - self._stalled[connection][0] > self.limits.send_seconds:
+                self._give_up(connection)
         for connection in list(self._connections):
             self.counters.timeouts += connection.expire(now, self.limits)
+
+
+async def _until(done: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not done() and time.monotonic() < deadline:
+        await asyncio.sleep(0.01)

@@ -18,7 +18,7 @@ from ingero_contract import headers, routes
 from ingero_kit.grpc_unary import PREFIX, Code, Fields, GrpcService, Method, refuse, respond
 from ingero_kit.http2_messages import Reply
 from ingero_kit.http2_server import Http2Server
-from ingero_kit.http_server import HttpServer, Request, Response
+from ingero_kit.http_server import HttpServer, Request, Response, media_type
 from ingero_kit.listener import Counters, Limits
 from ingero_kit.logs import get
 from ingero_kit.otlp_layout import write_varint
@@ -103,6 +103,7 @@ _REMEMBERED: Final = 4096
 _CLUSTER_HEADER: Final = headers.CLUSTER.encode()
 _JSON: Final = b"application/json"
 _PROTOBUF: Final = b"application/x-protobuf"
+_MEDIA: Final[dict[bytes, Encoding]] = {_PROTOBUF: "protobuf", _JSON: "json"}
 
 
 def partial_success(signal: Signal, rejected: int, message: str, encoding: Encoding) -> bytes:
@@ -167,8 +168,8 @@ class OtlpHttpReceiver:
         return self._server.counters
 
     async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
-        """Listen and return the port."""
-        return await self._server.start(host, port, tls=tls, reuse_port=reuse_port)
+        """Listen and return the port; raises `OSError` in words."""
+        return await self._server.start(host, port, tls=tls, reuse_port=reuse_port, purpose="OTLP over HTTP")
 
     def reload_certificates(self) -> None:
         """Read the certificate files again; new connections use them."""
@@ -189,12 +190,8 @@ class OtlpHttpReceiver:
 
     def _serve(self, request: Request) -> Response | Awaitable[Response]:
         content_type = request.headers.get(b"content-type", b"")
-        encoding: Encoding
-        if content_type == _PROTOBUF or content_type.startswith(_PROTOBUF):
-            encoding = "protobuf"
-        elif content_type == _JSON or content_type.startswith(_JSON):
-            encoding = "json"
-        else:
+        encoding = _MEDIA.get(content_type) or _MEDIA.get(media_type(content_type))
+        if encoding is None:
             return Response(415, b"content-type must be application/x-protobuf or application/json")
         cluster = self._cluster(request.query) if request.query else ""
         if not cluster:
@@ -278,15 +275,8 @@ class OtlpGrpcReceiver:
         return self._server.counters
 
     async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
-        """Listen and return the port.
-
-        Raises `OSError` in words when the port cannot be had.
-        """
-        try:
-            return await self._server.start(host, port, tls=tls, reuse_port=reuse_port)
-        except OSError as error:
-            address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-            raise OSError(f"cannot listen on {address} for gRPC: {error.strerror or error}") from None
+        """Listen and return the port; raises `OSError` in words."""
+        return await self._server.start(host, port, tls=tls, reuse_port=reuse_port, purpose="gRPC")
 
     def reload_certificates(self) -> None:
         """Read the certificate files again; new connections use them."""

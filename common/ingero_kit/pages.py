@@ -3,6 +3,7 @@
 For components whose work is elsewhere: a scrape never waits for that work, nor that work for a scrape.
 """
 
+import contextlib
 import socket
 import sys
 import threading
@@ -18,7 +19,7 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 MAX_REQUESTS: Final = 32
-"""Requests answered at the same time; further connections are closed."""
+"""Connections at once; for a further one, the one that has asked nothing for longest is closed."""
 
 Reason = Callable[[], str | None]
 """Says why the component is not healthy or not ready, or `None`."""
@@ -41,7 +42,10 @@ class PageServer(ThreadingHTTPServer):
         self.registry = registry
         self.ready = ready
         self.healthy = healthy
-        self._free = threading.Semaphore(MAX_REQUESTS)
+        self._lock = threading.Lock()
+        self._silent: dict[Any, None] = {}
+        """Connections that have not asked yet, oldest first."""
+        self._open: set[Any] = set()
         self._thread: threading.Thread | None = None
         super().__init__((host, port), _Page)
 
@@ -70,8 +74,18 @@ class PageServer(ThreadingHTTPServer):
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Hand the connection to a thread, or close it when too many are open."""
-        if self._free.acquire(blocking=False):
+        """Hand the connection to a thread; whoever has been silent longest makes room, so that probes get in."""
+        with self._lock:
+            if len(self._open) >= MAX_REQUESTS and self._silent:
+                longest = next(iter(self._silent))
+                self._forget(longest)
+                with contextlib.suppress(OSError):
+                    longest.shutdown(socket.SHUT_RDWR)
+            room = len(self._open) < MAX_REQUESTS
+            if room:
+                self._open.add(request)
+                self._silent[request] = None
+        if room:
             super().process_request(request, client_address)
         else:
             self.shutdown_request(request)
@@ -81,7 +95,17 @@ class PageServer(ThreadingHTTPServer):
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._free.release()
+            with self._lock:
+                self._forget(request)
+
+    def heard(self, request: Any) -> None:
+        """A connection asks: it keeps its place until it is answered."""
+        with self._lock:
+            self._silent.pop(request, None)
+
+    def _forget(self, request: Any) -> None:
+        self._open.discard(request)
+        self._silent.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is no news; anything else is an error of ours."""
@@ -94,6 +118,7 @@ class _Page(BaseHTTPRequestHandler):
     server: PageServer
 
     def do_GET(self) -> None:
+        self.server.heard(self.request)
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._answer(200, generate_latest(self.server.registry), "text/plain; version=0.0.4; charset=utf-8")
@@ -115,7 +140,10 @@ class _Page(BaseHTTPRequestHandler):
         self.send_header("content-type", kind)
         self.send_header("content-length", str(len(body)))
         self.end_headers()
-        self.wfile.write(body)
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
         """Scrapes are not news."""

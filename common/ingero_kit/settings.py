@@ -125,21 +125,22 @@ def _from_environment(
 ) -> Iterator[tuple[str, list[str], Any]]:
     for name in sorted(environment):
         if name.startswith(prefix) and name not in reserved:
-            try:
-                value = yaml.safe_load(environment[name])
-            except yaml.YAMLError:
-                value = environment[name]
-            yield name, name[len(prefix) :].lower().split("__"), value
+            yield name, name[len(prefix) :].lower().split("__"), _value(environment[name])
 
 
 def _assignment(item: str) -> tuple[str, Any]:
     path, equals, value = item.partition("=")
     if not equals or not path.strip():
         raise SettingsError(f"--set {item}: PATH=VALUE was expected")
+    return path.strip(), _value(value)
+
+
+def _value(text: str) -> Any:
+    """A value as people write it: YAML, or text where it is none, as `[::1]:4317` is."""
     try:
-        return path.strip(), yaml.safe_load(value)
+        return yaml.safe_load(text)
     except yaml.YAMLError:
-        raise SettingsError(f"--set {item}: the value is not YAML; put it in quotes") from None
+        return text
 
 
 def _put(tree: dict[str, Any], path: list[str], value: Any, name: str) -> None:

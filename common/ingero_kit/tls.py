@@ -2,6 +2,7 @@
 
 import contextlib
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
@@ -42,12 +43,17 @@ class ServerTls(Settings):
 
 
 class LiveContext:
-    """A listener's context that follows its files: new connections use what they hold now."""
+    """A listener's context that follows its files: new connections use what they hold now.
 
-    def __init__(self, tls: ServerTls) -> None:
-        self._tls = tls
+    It is made anew each time, because a context forgets no authority that it once trusted.
+    """
+
+    def __init__(
+        self, tls: ServerTls, prepare: Callable[[ssl.SSLContext], ssl.SSLContext] = lambda context: context
+    ) -> None:
+        self._tls, self._prepare = tls, prepare
         self._seen = self._stamps()
-        self.context = tls.context()
+        self.context = prepare(tls.context())
 
     def reload(self) -> None:
         """Read the files again.
@@ -55,8 +61,7 @@ class LiveContext:
         Raises `SettingsError` when they cannot be used; the old ones then stay.
         """
         self._seen = self._stamps()
-        self._tls.context()
-        self._tls.load(self.context)
+        self.context = self._prepare(self._tls.context())
 
     def follow(self) -> None:
         """Read the files again if they have changed; what is wrong with them is logged once a change."""

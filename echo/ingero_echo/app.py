@@ -7,10 +7,12 @@ import logging
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
+from ingero_contract import echo
 from ingero_echo import retention
 from ingero_echo.auth import Keyring, RateLimit
 from ingero_echo.doors import Doors
@@ -22,7 +24,9 @@ from ingero_echo.settings import EchoConfig
 from ingero_echo.store import Store, StoreError
 from ingero_echo.writer import Writer
 from ingero_kit.addresses import parse_endpoint
-from ingero_kit.asgi import Server, bind
+from ingero_kit.asgi import PAGES, AsgiServer
+from ingero_kit.http_server import HttpServer, Request, Response
+from ingero_kit.listener import Counters
 from ingero_kit.logs import get
 from ingero_kit.otlp_server import OtlpGrpcReceiver, OtlpHttpReceiver
 from ingero_kit.settings import SettingsError
@@ -44,12 +48,14 @@ class Echo:
         self._store: Store | None = None
         self._writer: Writer | None = None
         self._intake: Intake | None = None
-        self._uvicorn: Server | None = None
+        self._api: AsgiServer | None = None
+        self._health: HttpServer | None = None
         self._http: OtlpHttpReceiver | None = None
         self._grpc: OtlpGrpcReceiver | None = None
         self._page = EchoPage(
-            lambda: self._writer, lambda: self._intake, lambda: self._doors.questions(), lambda: self._doors.ended()
-        )
+            lambda: self._writer, lambda: self._intake, lambda: self._doors.questions(), lambda: self._doors.ended(),
+            self._listeners,
+        )  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
 
@@ -85,18 +91,30 @@ class Echo:
             RateLimit(config.api.requests_per_second, config.api.burst), self._audit,
             self._page.observe, unread,
         )  # fmt: skip
-        uvicorn_server, socket = bind(guard, config.api.endpoint, config.tls, DRAIN_SECONDS)
-        self._uvicorn = uvicorn_server
-        self.ports["api"] = socket.getsockname()[1]
-        task = asyncio.create_task(uvicorn_server.serve(sockets=[socket]))
+        if config.api.health_endpoint:
+            self._health = HttpServer(self._probe, limits=PAGES)
+            host, port = parse_endpoint(config.api.health_endpoint)
+            self.ports["health"] = await self._health.start(host, port, purpose="health")
+            self._stack.push_async_callback(self._health.stop, DRAIN_SECONDS)
+        self._api = AsgiServer(guard)
+        self.ports["api"] = await self._api.listen(config.api.endpoint, config.tls)
+        self._stack.push_async_callback(self._api.stop, DRAIN_SECONDS)
 
-        async def end() -> None:
-            uvicorn_server.should_exit = True
-            await asyncio.wait([task], timeout=DRAIN_SECONDS + 1)
+    def _probe(self, request: Request) -> Response:
+        """Liveness and readiness on a listener of their own, which nothing else can fill."""
+        path = request.path.decode("latin-1")
+        if path not in (echo.LIVE, echo.READY):
+            return Response(404, f"not found: {echo.LIVE}, {echo.READY}\n".encode())
+        ailment = self._ailment()
+        if ailment:
+            return Response(503, f"{ailment}\n".encode())
+        if path == echo.READY and self._store is None:
+            return Response(503, b"the database is still being opened\n")
+        return Response(200, b"ok\n")
 
-        self._stack.push_async_callback(end)
-        while not uvicorn_server.started and not task.done():
-            await asyncio.sleep(0.01)
+    def _listeners(self) -> dict[str, Counters]:
+        found = {"otlp_http": self._http, "otlp_grpc": self._grpc, "api": self._api, "health": self._health}
+        return {name: one.counters for name, one in found.items() if one}
 
     def _ailment(self) -> Refused | None:
         """What only a new process can mend, if there is such a thing."""
@@ -114,7 +132,8 @@ class Echo:
             self.ports["otlp/http"] = await self._http.start(host, port, tls=self.config.tls)
             self._stack.push_async_callback(self._http.stop, DRAIN_SECONDS)
         if config.grpc_endpoint:
-            self._grpc = OtlpGrpcReceiver(intake, doorkeeper, body_bytes=config.max_decoded_body_size)
+            limits = replace(config.limits(), body_bytes=config.max_decoded_body_size)
+            self._grpc = OtlpGrpcReceiver(intake, doorkeeper, limits)
             host, port = parse_endpoint(config.grpc_endpoint)
             self.ports["otlp/grpc"] = await self._grpc.start(host, port, tls=self.config.tls)
             self._stack.push_async_callback(self._grpc.stop, DRAIN_SECONDS)
@@ -151,11 +170,9 @@ class Echo:
         try:
             self._audit.reopen()
             self._keyring.reload()
-            if self._http:
-                self._http.reload_certificates()
-            tls, context = self.config.tls, self._uvicorn.config.ssl if self._uvicorn else None
-            if tls and context:
-                context.load_cert_chain(tls.cert_file, tls.key_file)
+            for server in (self._http, self._grpc, self._api):
+                if server:
+                    server.reload_certificates()
             log.info("reloaded")
         except (SettingsError, OSError) as error:
             log.error("reload_failed", reason=str(error))

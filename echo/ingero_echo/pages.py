@@ -1,12 +1,13 @@
 """Echo about itself, for Prometheus. Labels are bounded."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
 from ingero_echo.intake import Intake
 from ingero_echo.writer import Writer
+from ingero_kit.listener import KINDS, Counters
 
 
 class EchoPage:
@@ -18,9 +19,11 @@ class EchoPage:
         intake: Callable[[], Intake | None],
         questions: Callable[[], dict[str, tuple[int, int]]],
         ended: Callable[[], int],
+        listeners: Callable[[], Mapping[str, Counters]],
     ) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
         self._writer, self._intake, self._questions, self._ended = writer, intake, questions, ended
+        self._listeners = listeners
 
     def observe(self, handler: str, status_class: str) -> None:
         """Count a request of the API or of MCP."""
@@ -44,6 +47,15 @@ class EchoPage:
         yield CounterMetricFamily(
             "ingero_echo_sql_processes_ended", "Processes of users' SQL that had to be replaced.", self._ended()
         )
+        events = CounterMetricFamily(
+            "ingero_echo_listener_events", "What happened at a listener, by kind.", labels=["listener", "kind"]
+        )
+        connections = GaugeMetricFamily("ingero_echo_connections", "Open connections.", labels=["listener"])
+        for name, counts in self._listeners().items():
+            for kind in KINDS:
+                events.add_metric([name, kind], getattr(counts, kind))
+            connections.add_metric([name], counts.open)
+        yield from (events, connections)
         intake, writer = self._intake(), self._writer()
         if intake:
             pushes = CounterMetricFamily("ingero_echo_pushes", "OTLP requests.", labels=["signal"])

@@ -60,7 +60,7 @@ class IngestConfig(Settings):
     max_decoded_body_size: int = Field(default=32 << 20, ge=1024)
     """Largest body after decompression, bytes."""
     max_connections: int = Field(default=2000, ge=1)
-    """HTTP connections at once; further ones are closed and counted."""
+    """Connections at once of each OTLP listener; for a further one, the one that was silent longest is closed."""
 
     def limits(self) -> Limits:
         """The HTTP listener's bounds."""
@@ -87,6 +87,9 @@ class ApiConfig(Settings):
 
     endpoint: Endpoint = "127.0.0.1:18081"
     """Address to listen on."""
+    health_endpoint: Endpoint | None = None
+    """Address of `/healthz` and `/readyz` alone, in plain text, so that no number of clients of the API keeps probes
+    out; none without it."""
     requests_per_second: float = Field(default=20.0, gt=0)
     """Requests a second that one token may make in the long run."""
     burst: int = Field(default=60, ge=1)

@@ -24,7 +24,7 @@ from ingero_fleet.receivers.receiving import Guardians, Receiving, try_reload
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.settings import FleetConfig
 from ingero_fleet.taints.board import TaintBoard, TaintPage
-from ingero_kit.asgi import Server, bind
+from ingero_kit.asgi import AsgiServer, answer_head
 from ingero_kit.clock import clock_offset, steady_clock
 from ingero_kit.logs import get
 from ingero_kit.memory import share_one_heap
@@ -44,7 +44,7 @@ class Fleet:
     def __init__(self, config: FleetConfig) -> None:
         self.config = config
         self.ports: dict[str, int] = {}
-        self._servers: list[tuple[Server, asyncio.Task[None]]] = []
+        self._servers: list[AsgiServer] = []
         self._guardians = Guardians()
         self._pool: Pool | None = None
         self._reload: Callable[[], FleetConfig] | None = None
@@ -133,9 +133,9 @@ class Fleet:
         await self._serve("telemetry", api.metrics_app(vitals), self.config.service.telemetry.metrics.address)
 
     async def _serve(self, name: str, app: FastAPI, endpoint: str, tls: ServerTls | None = None) -> None:
-        server, socket = bind(app, endpoint, tls, DRAIN_SECONDS, name)
-        self.ports[name] = socket.getsockname()[1]
-        self._servers.append((server, asyncio.create_task(server.serve(sockets=[socket]))))
+        server = AsgiServer(answer_head(app))
+        self.ports[name] = await server.listen(endpoint, tls, name)
+        self._servers.append(server)
 
     def reload(self) -> None:
         """Read tokens and certificates again. What cannot be read is said, and the old ones stay."""
@@ -143,6 +143,8 @@ class Fleet:
 
     def _read_again(self) -> None:
         self._guardians.reload()
+        for server in self._servers:
+            server.reload_certificates()
         self._receiving.reload()
         if self._pool:
             self._pool.reload()
@@ -179,9 +181,7 @@ class Fleet:
         self.engine.close()
         self._collectives.close(self.engine.clock())
         await self._receiving.stop_sending(DRAIN_SECONDS)
-        for server, _ in self._servers:
-            server.should_exit = True
-        await asyncio.gather(*(task for _, task in self._servers), return_exceptions=True)
+        await asyncio.gather(*(server.stop(DRAIN_SECONDS) for server in self._servers))
 
 
 def _receiving_facts(traffic: Traffic) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from ingero_fleet.judging import Findings
 from ingero_fleet.picture import Picture, cohort_name
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.scores import ScoreTable
+from ingero_kit.listener import KINDS
 
 MAX_COHORT_SERIES: Final = 1_000
 """Cohorts with series of their own on a page, the largest; the rest are counted."""
@@ -217,13 +218,12 @@ class VitalsPage(Collector):
 
 
 def _listeners(traffic: Traffic) -> Iterator[Metric]:
-    kinds = ("requests", "refused_connections", "timeouts", "malformed", "too_large", "handler_errors")
     events = CounterMetricFamily(
         "ingero_fleet_listener_events", "What happened at a listener, by kind.", labels=["listener", "kind"]
     )
     connections = GaugeMetricFamily("ingero_fleet_connections", "Open connections.", labels=["listener"])
     for name, counters in traffic.listeners.items():
-        for kind in kinds:
+        for kind in KINDS:
             events.add_metric([name, kind], getattr(counters, kind))
         connections.add_metric([name], counters.open)
     yield from (events, connections)

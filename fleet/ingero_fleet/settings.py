@@ -40,11 +40,12 @@ class ListenerConfig(Settings):
     max_decoded_body_size: int = Field(default=16 << 20, ge=1024)
     """Largest body after decompression, bytes."""
     read_timeout: Duration = Field(default=10.0, gt=0)
-    """Longest time from a request's first byte to its last."""
+    """Longest time from a request's first byte to its last, and to the first request of a connection."""
     idle_timeout: Duration = Field(default=120.0, gt=0)
     """Longest time between two requests of a connection."""
     max_connections: int = Field(default=20_000, ge=1)
-    """Connections at once; further ones are closed and counted."""
+    """Connections at once; for a further one, the one that has been silent longest is closed. Fewer where the system
+    allows fewer open files."""
 
     def limits(self) -> Limits:
         """The bounds for the server."""

@@ -1,11 +1,144 @@
-"""Listening: an address that was announced takes connections."""
+"""ASGI applications on the listener: silent clients, clients that do not read, other protocols, a stop."""
 
+import asyncio
 import socket
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from ingero_kit.asgi import bind
+import pytest
+import uvloop
+
+from ingero_kit.asgi import AsgiServer, answer_head
+from ingero_kit.listener import Limits
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+class App:
+    """Answers with the body; `/large` with much, `/slow` when `gate` opens."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.asked = 0
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        self.asked += 1
+        body, more = b"", True
+        while more:
+            message = await receive()
+            body, more = body + message.get("body", b""), message.get("more_body", False)
+        if scope["path"] == "/slow":
+            await self.gate.wait()
+        answer = bytes(4 << 20) if scope["path"] == "/large" else scope["method"].encode() + b" " + body
+        length = b"%d" % len(answer)
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", length)]})
+        await send({"type": "http.response.body", "body": answer})
+
+
+Scenario = Callable[[AsgiServer, App, int], Awaitable[None]]
+
+
+def run(scenario: Scenario, limits: Limits | None = None) -> AsgiServer:
+    async def main() -> AsgiServer:
+        app = App()
+        server = AsgiServer(answer_head(app), limits or Limits(connections=8))
+        port = await server.listen("127.0.0.1:0")
+        try:
+            await asyncio.wait_for(scenario(server, app, port), 30)
+        finally:
+            await server.stop(1)
+        return server
+
+    return uvloop.run(main())
+
+
+async def talk(port: int, data: bytes) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(data)
+    try:
+        return await asyncio.wait_for(reader.read(), 10)
+    finally:
+        writer.close()
+
+
+def test_silent_clients_make_room_for_those_who_ask() -> None:
+    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        for _ in range(3):
+            assert (await talk(port, GET)).endswith(b"GET ")
+        for _, writer in silent:
+            writer.close()
+
+    assert run(scenario).counters.gave_way >= 12
+
+
+@pytest.mark.parametrize("said", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf"])
+def test_clients_that_never_finish_a_request_are_closed(said: bytes) -> None:
+    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+        assert b" 200 " not in await talk(port, said)
+
+    run(scenario, Limits(read_seconds=0.1))
+
+
+def test_idle_clients_are_closed() -> None:
+    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+        assert (await talk(port, GET.replace(b"connection: close\r\n", b""))).endswith(b"GET ")
+
+    run(scenario, Limits(read_seconds=0.2, idle_seconds=0.2))
+
+
+def test_answers_that_nobody_reads_are_given_up() -> None:
+    async def scenario(server: AsgiServer, _: App, port: int) -> None:
+        writers = []
+        for _ in range(4):
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
+            writer.transport.pause_reading()
+            writer.write(GET.replace(b"/", b"/large", 1) * 3)
+            writers.append(writer)
+        while server.counters.unread < 4:
+            await asyncio.sleep(0.01)
+        assert server.unread == 0
+        assert (await talk(port, GET)).endswith(b"GET ")
+        for writer in writers:
+            writer.transport.abort()
+
+    run(scenario, Limits(read_seconds=0.4, send_seconds=0.2))
+
+
+def test_a_wish_for_another_protocol_costs_the_request_nothing() -> None:
+    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+        wish = b"connection: Upgrade, close\r\nupgrade: h2c\r\n"
+        asked = b"POST / HTTP/1.1\r\nhost: x\r\n" + wish + b"content-length: 4\r\n\r\nbody"
+        assert (await talk(port, asked)).endswith(b"POST body")
+
+    run(scenario)
+
+
+def test_head_is_answered_as_get_is_without_a_body() -> None:
+    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+        head, _, body = (await talk(port, GET.replace(b"GET", b"HEAD"))).partition(b"\r\n\r\n")
+        assert (head[:12], b"content-length: 4" in head, body) == (b"HTTP/1.1 200", True, b"")
+
+    run(scenario)
+
+
+def test_a_stop_waits_for_answers_under_way_and_for_nobody_else() -> None:
+    async def scenario(server: AsgiServer, app: App, port: int) -> None:
+        slow = asyncio.create_task(talk(port, GET.replace(b"/", b"/slow", 1)))
+        silent = asyncio.create_task(talk(port, b""))
+        while not app.asked or server.counters.open < 2:
+            await asyncio.sleep(0)
+        stopping = asyncio.create_task(server.stop(10))
+        assert await silent == b""
+        app.gate.set()
+        assert (await slow).endswith(b"GET ")
+        await stopping
+
+    run(scenario)
 
 
 def test_whoever_reads_the_port_may_connect_before_it_is_served() -> None:
-    _, ours = bind(None, "127.0.0.1:0", None, 1.0)
-    with ours, socket.create_connection(ours.getsockname(), timeout=5):
-        pass
+    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+
+    run(scenario)

@@ -437,15 +437,106 @@ def test_a_reply_that_is_never_taken_does_not_stay_for_ever() -> None:
     run(scenario, Limits(read_seconds=0.2, idle_seconds=0.3))
 
 
-def test_connections_are_bounded_and_counted() -> None:
+def test_connections_that_wait_for_an_answer_give_way_to_nobody() -> None:
+    async def scenario(server: Http2Server) -> None:
+        async with Client(server.port) as client:
+            client.send(h2.frame(h2.HEADERS, ONE_FRAME, 1, client.head(path="/slow")))
+            while not server.counters.requests:
+                await asyncio.sleep(0)
+            async with Client(server.port) as other:
+                assert await other.next() is None
+            server.service.gate.set()
+            await client.answer(1)
+
+    counters = run(scenario, Limits(connections=1)).counters
+    assert (counters.refused_connections, counters.gave_way) == (1, 0)
+
+
+def test_a_full_server_closes_who_has_been_silent_longest() -> None:
     async def scenario(server: Http2Server) -> None:
         async with Client(server.port) as client:
             client.request(1)
             await client.answer(1)
-            async with Client(server.port) as other:
-                assert await other.next() is None
+            await served(server)
+            assert await client.next() is None
 
-    assert run(scenario, Limits(connections=1)).counters.refused_connections == 1
+    counters = run(scenario, Limits(connections=1)).counters
+    assert (counters.refused_connections, counters.gave_way) == (0, 1)
+
+
+def test_blocks_of_table_size_updates_end_the_connection() -> None:
+    async def scenario(server: Http2Server) -> None:
+        async with Client(server.port) as client:
+            client.send(h2.frame(h2.HEADERS, ONE_FRAME, 1, b"\x20" * 16_000))
+            goodbye = await client.ended()
+            assert goodbye
+            assert goodbye.code == Code.COMPRESSION_ERROR
+
+    run(scenario)
+
+
+def test_requests_that_are_all_refused_end_the_connection() -> None:
+    async def scenario(server: Http2Server) -> None:
+        async with Client(server.port) as client:
+            for number in range(1, 2001, 2):
+                client.send(h2.frame(h2.HEADERS, ONE_FRAME, number, client.head(path="/never")))
+            goodbye = await client.ended()
+            assert goodbye
+            assert goodbye.code == Code.ENHANCE_YOUR_CALM
+
+    run(scenario)
+
+
+def test_a_connection_that_sends_much_gives_others_their_turn() -> None:
+    """A thousand requests that came in one piece are answered; another's single one waits for few of them."""
+
+    async def scenario(server: Http2Server) -> None:
+        async with Client(server.port) as client, Client(server.port) as other:
+            head = client.head(path="/echo")
+            many = [
+                h2.frame(h2.HEADERS, h2.END_HEADERS, number, head)
+                + h2.frame(h2.DATA, h2.END_STREAM, number, b"x" * 9)
+                for number in range(1, 4001, 2)
+            ]
+            greedy = server.connection()
+            assert isinstance(greedy, asyncio.Protocol)
+            wire = Remembering()
+            greedy.connection_made(wire)
+            greedy.data_received(h2.PREFACE + h2.settings({}) + b"".join(many))
+            first = server.counters.requests
+            assert 0 < first < 1000
+            other.request(1, b"mine")
+            assert (await other.answer(1))[1] == b"mine"
+            while server.counters.requests < 2001:
+                await asyncio.sleep(0)
+            assert wire.written.count(b"x" * 9) == 2000
+            greedy.connection_lost(None)
+
+    assert run(scenario).counters.turns_ended > 3
+
+
+def test_answers_that_nobody_reads_stop_the_work_for_them() -> None:
+    async def scenario(server: Http2Server) -> None:
+        _reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 10)
+        writer.transport.pause_reading()
+        ping = h2.frame(h2.PING, 0, 0, bytes(8))
+        async with Client(server.port) as asks:
+            head = asks.head()
+        writer.write(h2.PREFACE + h2.settings({h2.INITIAL_WINDOW_SIZE: h2.LARGEST_WINDOW}))
+        writer.write(h2.window_update(0, h2.LARGEST_WINDOW - h2.INITIAL_WINDOW))
+        body = b"".join(h2.frame(h2.DATA, 0, 1, bytes(16_000)) for _ in range(60))
+        writer.write(b"".join(
+            h2.frame(h2.HEADERS, h2.END_HEADERS, number, head)
+            + body.replace(b"\0\0\0\1", h2.word(number)) + h2.frame(h2.DATA, h2.END_STREAM, number) + ping
+            for number in range(1, 101, 2)
+        ))  # fmt: skip
+        while not server.counters.unread:
+            await asyncio.sleep(0.01)
+        assert server.counters.requests < 50
+        writer.close()
+        await served(server)
+
+    run(scenario, Limits(read_seconds=0.4, send_seconds=0.2))
 
 
 def test_a_stop_serves_what_is_under_way_and_says_what_was_not_looked_at() -> None:
@@ -550,4 +641,13 @@ class Remembering(asyncio.Transport):
         pass
 
     def abort(self) -> None:
+        pass
+
+    def can_write_eof(self) -> bool:
+        return False
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
         pass

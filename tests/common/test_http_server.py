@@ -1,8 +1,11 @@
 """The small HTTP server against raw sockets: order, limits, slow and broken clients."""
 
 import asyncio
+import gc
 import gzip
 import itertools
+import random
+import sys
 import zlib
 from collections.abc import Awaitable, Callable
 
@@ -54,7 +57,10 @@ CLOSE = "connection: close"
     [
         ("gzip", gzip.compress),
         ("deflate", zlib.compress),
-        ("zstd", lambda data: zstandard.ZstdCompressor().compress(data)),
+        ("zstd", lambda data: squash(data)),
+        pytest.param("gzip", lambda data: gzip.compress(data[:2]) + gzip.compress(data[2:]), id="two members"),
+        pytest.param("zstd", lambda data: squash(data[:2]) + squash(data[2:]), id="two frames"),
+        ("GZIP", gzip.compress),
         ("identity", lambda data: data),
     ],
 )
@@ -64,6 +70,18 @@ def test_compressed_bodies_are_opened(encoding: str, squeeze: Callable[[bytes], 
         assert answer.endswith(b"POST /p hello")
 
     run(scenario, HttpServer(echo))
+
+
+def squash(data: bytes) -> bytes:
+    return zstandard.ZstdCompressor().compress(data)
+
+
+def cut_at_a_block() -> bytes:
+    """The first blocks of a zstd frame whose last one is missing."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    return compressor.compress(random.Random(1).randbytes(300_000)) + compressor.flush(
+        zstandard.COMPRESSOBJ_FLUSH_BLOCK
+    )
 
 
 def bomb() -> bytes:
@@ -82,6 +100,23 @@ def bomb() -> bytes:
         pytest.param(b"\x16\x03\x01\x02\x00 TLS hello", 400, id="TLS on a plain port"),
         pytest.param(post(b"", "x: " + "y" * 20_000), 431, id="huge header"),
         pytest.param(b"GET " + b"/" * 20_000 + b" HTTP/1.1\r\n\r\n", 431, id="huge path"),
+        pytest.param(post(gzip.compress(b"a") + b"tail", "content-encoding: gzip"), 400, id="octets behind gzip"),
+        pytest.param(post(gzip.compress(b"")[:-8], "content-encoding: gzip"), 400, id="gzip without its sum"),
+        pytest.param(post(gzip.compress(b"") * 300, "content-encoding: gzip"), 400, id="many gzip members"),
+        pytest.param(post(squash(b"a") + b"tail", "content-encoding: zstd"), 400, id="octets behind zstd"),
+        pytest.param(post(cut_at_a_block(), "content-encoding: zstd"), 400, id="zstd cut at a block"),
+        pytest.param(post(squash(bytes(5 << 20)), "content-encoding: zstd"), 413, id="zstd bomb"),
+        pytest.param(post(b"", "content-encoding: zstd"), 400, id="nothing as zstd"),
+        pytest.param(b"POST /p HTTP/1.1\r\ncontent-length: 0\r\n\r\n", 400, id="no Host"),
+        pytest.param(post(b"", "host: y"), 400, id="two Hosts"),
+        pytest.param(post(b"").replace(b"host: x", b"host: a b"), 400, id="a Host that is none"),
+        pytest.param(post(b"").replace(b"HTTP/1.1", b"HTTP/2.0"), 400, id="another version"),
+        pytest.param(b"CONNECT a:1 HTTP/1.1\r\nhost: a:1\r\n\r\n", 405, id="a proxy is wanted"),
+        pytest.param(
+            b"POST /p HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n1;" + b"x" * 200_000 + b"\r\na\r\n",
+            400,
+            id="a chunk extension of 200 kB",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_answered_and_closed(data: bytes, status: int) -> None:
@@ -134,20 +169,47 @@ def test_a_slow_request_is_cut_and_everybody_else_is_served() -> None:
     assert server.counters.timeouts == 1
 
 
-def test_connections_are_bounded_and_counted() -> None:
-    server = HttpServer(echo, limits=Limits(connections=1))
+def test_a_full_server_closes_who_has_been_silent_longest() -> None:
+    server = HttpServer(echo, limits=Limits(connections=3))
 
     async def scenario(port: int) -> None:
-        _, writer = await asyncio.open_connection("127.0.0.1", port)
-        while server.counters.open < 1:
+        silent = []
+        for count in range(1, 4):
+            silent.append(await asyncio.open_connection("127.0.0.1", port))
+            while server.counters.open < count:
+                await asyncio.sleep(0)
+        assert (await talk(port, post(b"x", CLOSE))).endswith(b"x")
+        assert await silent[0][0].read() == b""
+        silent[1][1].write(post(b"still here", CLOSE))
+        assert (await silent[1][0].read()).endswith(b"still here")
+        for _, writer in silent:
+            writer.close()
+
+    run(scenario, server)
+    assert (server.counters.gave_way, server.counters.refused_connections) == (1, 0)
+
+
+def test_connections_that_wait_for_an_answer_give_way_to_nobody() -> None:
+    gate = asyncio.Event()
+
+    async def slow(request: Request) -> Response:
+        await gate.wait()
+        return echo(request)
+
+    server = HttpServer(slow, limits=Limits(connections=1))
+
+    async def scenario(port: int) -> None:
+        first = asyncio.create_task(talk(port, post(b"first", CLOSE)))
+        while not server.counters.requests:
             await asyncio.sleep(0)
         with pytest.raises(ConnectionError):
             if await talk(port, post(b"x", CLOSE)) == b"":
                 raise ConnectionError
-        writer.close()
+        gate.set()
+        assert (await first).endswith(b"first")
 
     run(scenario, server)
-    assert server.counters.refused_connections == 1
+    assert (server.counters.gave_way, server.counters.refused_connections) == (0, 1)
 
 
 def test_a_failing_handler_costs_one_answer() -> None:
@@ -167,6 +229,201 @@ def test_a_failing_handler_costs_one_answer() -> None:
     run(scenario, server)
 
 
+def test_a_wish_for_another_protocol_costs_the_request_nothing() -> None:
+    """Java's client asks for h2c in every request."""
+    wish = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAAB")
+    chunked = (
+        b"POST /p HTTP/1.1\r\nhost: x\r\nupgrade: h2c\r\nconnection: upgrade\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+
+    async def scenario(port: int) -> None:
+        asked = post(b"one", *wish) + chunked + b"3\r\ntwo\r\n0\r\n\r\n" + post(b"", *wish) + post(b"last", CLOSE)
+        answer = await talk(port, asked)
+        assert [part.rpartition(b"/p ")[2] for part in answer.split(b"HTTP/1.1 200 OK")[1:]] == [
+            b"one",
+            b"two",
+            b"",
+            b"last",
+        ]
+        closed = await talk(port, post(b"end", "connection: close, Upgrade", "upgrade: h2c"))
+        assert closed.endswith(b"/p end")
+
+    run(scenario, HttpServer(echo))
+
+
+def test_trailers_say_nothing_that_the_head_did_not() -> None:
+    server = HttpServer(lambda request: Response(200, request.headers.get(b"cluster", b"none")))
+    head = b"POST /p HTTP/1.1\r\nhost: x\r\ncluster: mine\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
+
+    async def scenario(port: int) -> None:
+        answer = await talk(port, head + b"1\r\na\r\n0\r\ncluster: yours\r\nhost: y\r\n\r\n")
+        assert answer.endswith(b"mine")
+
+    run(scenario, server)
+
+
+def test_the_target_may_name_the_host() -> None:
+    async def scenario(port: int) -> None:
+        for target in (b"http://x:1/p?a=b", b"HTTPS://[::1]/p"):
+            answer = await talk(port, post(b"body", CLOSE).replace(b"/p", target))
+            assert answer.endswith(b"POST /p body")
+
+    run(scenario, HttpServer(echo))
+
+
+def test_head_is_answered_without_a_body() -> None:
+    server = HttpServer(echo, guard=lambda request: Response(404, b"nothing") if request.path == b"/no" else None)
+
+    async def scenario(port: int) -> None:
+        for path, status in ((b"/p", b"200"), (b"/no", b"404")):
+            answer = await talk(port, b"HEAD %b HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n" % path)
+            head, _, body = answer.partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 " + status)
+            assert b"content-length: %d" % (8 if path == b"/p" else 7) in head
+            assert body == b""
+
+    run(scenario, server)
+
+
+def test_only_a_client_of_http_1_1_is_told_to_continue() -> None:
+    async def scenario(port: int) -> None:
+        asked = post(b"x", "expect: 100-continue", CLOSE)
+        assert (await talk(port, asked)).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
+        assert (await talk(port, asked.replace(b"HTTP/1.1", b"HTTP/1.0"))).startswith(b"HTTP/1.1 200 ")
+
+    run(scenario, HttpServer(echo))
+
+
+def test_the_answer_to_a_refused_upload_arrives() -> None:
+    async def scenario(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(post(bytes(1 << 20), length=1 << 21))
+        assert (await reader.read()).startswith(b"HTTP/1.1 413 ")
+        writer.close()
+
+    run(scenario, HttpServer(echo, limits=Limits(body_bytes=1000)))
+
+
+def test_what_is_malformed_is_told_behind_the_answers_under_way() -> None:
+    async def slow(request: Request) -> Response:
+        await asyncio.sleep(0)
+        return echo(request)
+
+    async def scenario(port: int) -> None:
+        answer = await talk(port, post(b"good") + b"rubbish\r\n\r\n")
+        assert answer.index(b"POST /p good") < answer.index(b" 400 ")
+
+    run(scenario, HttpServer(slow))
+
+
+def test_half_sent_bodies_are_bounded_over_all_connections_and_forgotten_with_them() -> None:
+    server = HttpServer(echo, limits=Limits(unfinished_bytes=500_000))
+
+    async def scenario(port: int) -> None:
+        halves = []
+        for _ in range(8):
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(post(bytes(100_000), length=200_000))
+            halves.append((reader, writer))
+        while server.counters.overloaded < 3:
+            await asyncio.sleep(0.001)
+        assert server.unfinished <= 500_000
+        assert (await talk(port, post(b"small ones pass", CLOSE))).endswith(b"pass")
+        for _, writer in halves:
+            writer.close()
+        while server.counters.open:
+            await asyncio.sleep(0.001)
+        assert server.unfinished == 0
+
+    run(scenario, server)
+
+
+def test_an_upload_that_is_aborted_leaves_nothing_behind() -> None:
+    """Connection and parser know each other; without the collector the body must go all the same."""
+    server = HttpServer(echo)
+    gc.collect()
+    gc.disable()
+    try:
+        wire, connection = Wire(), server.connection()
+        assert isinstance(connection, asyncio.Protocol)
+        connection.connection_made(wire)
+        connection.data_received(post(bytes(1000), length=10_000))
+        connection.connection_lost(None)
+        left = sys.getrefcount(connection)
+        del connection
+        assert left == 2
+    finally:
+        gc.enable()
+
+
+def test_pipelined_requests_wait_while_their_answers_are_not_read() -> None:
+    server = HttpServer(
+        lambda request: Response(200, bytes(10_000)), limits=Limits(read_seconds=0.4, send_seconds=0.3)
+    )
+
+    async def scenario(port: int) -> None:
+        _reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
+        writer.transport.pause_reading()
+        writer.write(post(b"x") * 20_000)
+        while not server.counters.unread:
+            await asyncio.sleep(0.01)
+        assert server.counters.requests < 5_000
+        assert server.unread == 0
+        writer.close()
+        assert (await talk(port, post(b"x", CLOSE))).endswith(bytes(100))
+
+    run(scenario, server)
+
+
+def test_unread_answers_are_bounded_over_all_connections() -> None:
+    server = HttpServer(lambda request: Response(200, bytes(10_000)), limits=Limits(unread_bytes=200_000))
+
+    async def scenario(port: int) -> None:
+        writers = []
+        for _ in range(12):
+            _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
+            writer.transport.pause_reading()
+            writer.write(post(b"x") * 3_000)
+            writers.append(writer)
+        while not server.counters.unread:
+            await asyncio.sleep(0.01)
+        assert server.unread <= 200_000
+        for writer in writers:
+            writer.transport.abort()
+
+    run(scenario, server)
+
+
+def test_a_connection_that_sends_much_gives_others_their_turn() -> None:
+    server = HttpServer(echo)
+
+    async def scenario(port: int) -> None:
+        wire, greedy = Wire(), server.connection()
+        assert isinstance(greedy, asyncio.Protocol)
+        greedy.connection_made(wire)
+        greedy.data_received(post(b"much") * 2000)
+        assert 0 < server.counters.requests < 1000
+        assert (await talk(port, post(b"mine", CLOSE))).endswith(b"mine")
+        while server.counters.requests < 2001:
+            await asyncio.sleep(0)
+        assert wire.written.count(b"POST /p much") == 2000
+        greedy.connection_lost(None)
+
+    run(scenario, server)
+    assert server.counters.turns_ended > 3
+
+
+def test_a_client_that_says_nothing_is_closed() -> None:
+    server = HttpServer(echo, limits=Limits(read_seconds=0.1))
+
+    async def scenario(port: int) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        writer.close()
+
+    run(scenario, server)
+
+
 class Wire(asyncio.Transport):
     """Keeps what is written."""
 
@@ -177,8 +434,23 @@ class Wire(asyncio.Transport):
     def write(self, data: "bytes | bytearray | memoryview[int]") -> None:
         self.written += data
 
+    def can_write_eof(self) -> bool:
+        return True
+
+    def write_eof(self) -> None:
+        self.closed = True
+
     def close(self) -> None:
         self.closed = True
+
+    def pause_reading(self) -> None:
+        pass
+
+    def resume_reading(self) -> None:
+        pass
+
+    def is_closing(self) -> bool:
+        return self.closed
 
     def abort(self) -> None:
         self.closed = True

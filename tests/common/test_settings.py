@@ -85,7 +85,7 @@ def test_an_assignment_beats_all_and_null_takes_a_value_away(tmp_path: Path) -> 
     ("assignment", "words"),
     [
         ("inner.k", "--set inner.k: PATH=VALUE was expected"),
-        ("inner.k=[", "--set inner.k=[: the value is not YAML"),
+        ("inner.k=[", "--set: inner.k: "),
         ("inner.k=many", "--set: inner.k: "),
         ("inner.kk=1", "--set: inner.kk: no such setting"),
         ("inner.interval=.inf", "--set: inner.interval: "),
@@ -96,6 +96,10 @@ def test_a_wrong_assignment_is_named(assignment: str, words: str) -> None:
         load(Outer, assignments=[assignment])
 
     assert words in str(error.value)
+
+
+def test_an_address_of_ipv6_needs_no_quotes() -> None:
+    assert load(Outer, assignments=["name=[::1]:4317"]).name == "[::1]:4317"
 
 
 def test_settings_that_do_not_fit_together_are_told_without_their_values() -> None:

@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -282,3 +282,13 @@ def test_a_query_that_cannot_be_cancelled_has_the_process_started_anew(tmp_path:
         return found
 
     assert asyncio.run(ask()) == [200, 200, 503, 200]
+
+
+def test_idle_connections_close_neither_the_api_nor_the_probes_to_others(tmp_path: Path) -> None:
+    with start_echo(tmp_path, {"api": {"health_endpoint": "127.0.0.1:0"}}) as service, ExitStack() as stack:
+        for name in ("api", "health"):
+            for _ in range(600):
+                stack.enter_context(socket.create_connection(("127.0.0.1", service.ports[name]), timeout=10))
+            for path in (echo.LIVE, echo.READY):
+                assert CLIENT.get(service.url(name, path)).status_code == 200
+        assert CLIENT.get(service.url("health", echo.SQL)).status_code == 404

@@ -7,6 +7,7 @@ import socket
 import ssl
 import subprocess
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -121,6 +122,8 @@ def test_the_slow_node_is_named_with_its_reason(service: Running) -> None:
         (b"{", "application/json", 400),
         (b"[" * 100_000, "application/json", 400),
         (b'{"resourceMetrics": 5}', "application/json", 400),
+        (b"{", "Application/JSON ; charset=utf-8", 400),
+        (b"", "application/x-protobufs", 415),
         (b"", "text/plain", 415),
         (b"x" * (5 << 20), "application/x-protobuf", 413),
     ],
@@ -172,6 +175,18 @@ def test_half_open_and_slow_clients_cost_nobody_else_anything(service: Running) 
     finally:
         for hanger in hangers:
             hanger.close()
+
+
+def test_idle_connections_close_no_port_to_others(service: Running) -> None:
+    pages = {"threshold": routes.FLEET_STRAGGLERS, "health": routes.FLEET_HEALTH, "telemetry": "/metrics"}
+    with ExitStack() as stack:
+        for name, path in pages.items():
+            for _ in range(600):
+                stack.enter_context(socket.create_connection(("127.0.0.1", service.ports[name]), timeout=10))
+            for _ in range(3):
+                assert web.get(service.url(name, path)).status_code in (200, 503)
+        assert web.head(service.url("health", routes.FLEET_HEALTH)).status_code == 200
+        assert web.get(service.url("health", routes.FLEET_HEALTH)).status_code == 200
 
 
 def test_every_page_answers_and_metrics_parse(service: Running) -> None:

@@ -25,6 +25,7 @@ from ingero_fleet.settings import FleetConfig
 from ingero_kit.addresses import parse_endpoint
 from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
+from ingero_kit.sockets import open_sockets
 
 log = get(__name__)
 
@@ -251,16 +252,10 @@ def _reserve(host: str, port: int) -> socket.socket:
 
     The port is first taken for ourselves alone: sharing it with another service would go unnoticed.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    reserved = socket.socket(family, kind, protocol)
-    try:
-        if port:
-            with socket.socket(family, kind, protocol) as alone:
-                alone.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                alone.bind(address)
-        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-        reserved.bind(address)
-    except OSError as error:
-        reserved.close()
-        raise OSError(f"cannot listen on {host}:{port}: {error.strerror or error}") from None
-    return reserved
+    if port:
+        for alone in open_sockets(host, port, listen=False):
+            alone.close()
+    reserved = open_sockets(host, port, reuse_port=True, listen=False)
+    for other in reserved[1:]:
+        other.close()
+    return reserved[0]

@@ -1,0 +1,92 @@
+"""Undoing Content-Encoding, within bounds and to the last octet. Pure.
+
+A body may hold several gzip members or zstd frames, as RFC 1952 and RFC 8878 allow. Whatever is not a whole one is an
+error: half a body that passes for a whole one would be counted as everything that its sender had to say.
+"""
+
+import zlib
+from collections.abc import Callable
+from typing import Final, Protocol
+
+import zstandard
+
+_PIECE: Final = 64 << 10
+"""Octets that are decompressed at a time."""
+_ZSTD_PIECE: Final = 1024
+"""The same for zstd, where four octets may become 128 kB and the output of a piece cannot be bounded."""
+_PARTS: Final = 256
+"""Members or frames of one body."""
+_ZSTD_WINDOW: Final = 8 << 20
+"""Largest window of a frame, octets (RFC 9659, 3)."""
+
+
+class DecodeError(Exception):
+    """A body that cannot be decompressed; `status` is the HTTP status to answer with."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _Part(Protocol):
+    """Decompresses one member or frame."""
+
+    @property
+    def eof(self) -> bool:
+        """Whether its end was read."""
+
+    @property
+    def unused_data(self) -> bytes:
+        """What followed its end."""
+
+
+def decompress(encoding: bytes, body: bytes, limit: int) -> bytes:
+    """Undo a Content-Encoding, never producing more than `limit` bytes.
+
+    Raises `DecodeError` for an unknown encoding (415), damaged or incomplete data (400) or too much of it (413).
+    """
+    if encoding in (b"", b"identity"):
+        return body
+    name = encoding.decode("latin-1")
+    try:
+        if encoding in (b"gzip", b"x-gzip", b"deflate"):
+            return _decompress(name, body, limit, _PIECE, _inflate)
+        if encoding == b"zstd":
+            frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
+            return _decompress(name, body, limit, _ZSTD_PIECE, lambda: _unfold(frames))
+    except (zlib.error, zstandard.ZstdError) as error:
+        raise DecodeError(400, f"the body is not valid {name}: {error}") from None
+    raise DecodeError(415, f"content-encoding {name!r} is not supported: use gzip or zstd")
+
+
+def _inflate() -> tuple[_Part, Callable[[bytes, int], bytes]]:
+    part = zlib.decompressobj(zlib.MAX_WBITS | 32)
+    return part, part.decompress
+
+
+def _unfold(frames: zstandard.ZstdDecompressor) -> tuple[_Part, Callable[[bytes, int], bytes]]:
+    part = frames.decompressobj()
+    return part, lambda data, _: part.decompress(data)
+
+
+def _decompress(
+    name: str, body: bytes, limit: int, piece: int, begin: Callable[[], tuple[_Part, Callable[[bytes, int], bytes]]]
+) -> bytes:
+    out: list[bytes] = []
+    at = made = parts = 0
+    while at < len(body) or not parts:
+        parts += 1
+        if parts > _PARTS:
+            raise DecodeError(400, f"the body has more than {_PARTS} parts of {name}")
+        part, decompress_piece = begin()
+        while not part.eof:
+            if at >= len(body):
+                raise DecodeError(400, f"the body is truncated {name}")
+            data = decompress_piece(body[at : at + piece], limit + 1 - made)
+            at = min(at + piece, len(body))
+            made += len(data)
+            if made > limit:
+                raise DecodeError(413, f"the body is larger than {limit} bytes when decompressed")
+            out.append(data)
+        at -= len(part.unused_data)
+    return out[0] if len(out) == 1 else b"".join(out)

@@ -1,0 +1,84 @@
+"""Listening sockets, and how many files a process may open."""
+
+import contextlib
+import errno
+import resource
+import socket
+from typing import Final
+
+_MOST_FILES: Final = 1 << 20
+"""Open files asked for where the system would allow more: some programs walk all they may have."""
+
+_BACKLOG: Final = 4096
+"""Connections that the system holds for us before they are accepted."""
+
+_NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+
+
+def open_sockets(
+    host: str, port: int, *, purpose: str = "", reuse_port: bool = False, listen: bool = True
+) -> list[socket.socket]:
+    """A socket for each address of a host, all on one port; port 0 takes a free one.
+
+    No host means every address; `::` takes IPv4 as well. Raises `OSError` in words.
+    """
+    failure: OSError | None = None
+    sockets: list[socket.socket] = []
+    try:
+        found = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        if not host:
+            found.sort(key=lambda item: item[0] != socket.AF_INET6)
+        for family, _, _, _, address in dict.fromkeys(found):
+            taken = sockets[0].getsockname()[1] if sockets else port
+            try:
+                sockets.append(_open(family, (address[0], taken, *address[2:]), reuse_port, listen))
+            except OSError as error:
+                if error.errno not in _NOT_HERE and not (sockets and not port):
+                    raise
+                failure = error
+            if sockets and not host:
+                break
+        if not sockets:
+            raise failure or OSError("it has no address")
+    except OSError as error:
+        for one in sockets:
+            one.close()
+        where = f"{place(host, port)} for {purpose}" if purpose else place(host, port)
+        raise OSError(f"cannot listen on {where}: {error.strerror or error}") from None
+    return sockets
+
+
+def _open(family: int, address: tuple[str | int, ...], reuse_port: bool, listen: bool) -> socket.socket:
+    one = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        one.setblocking(False)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if reuse_port:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        if family == socket.AF_INET6:
+            one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
+        one.bind(address)
+        if listen:
+            one.listen(_BACKLOG)
+    except OSError:
+        one.close()
+        raise
+    return one
+
+
+def place(host: str, port: int) -> str:
+    """An address as people write it."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def allow_open_files() -> int:
+    """Let this process open as many files as the system allows it; returns how many that are."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    if soft == resource.RLIM_INFINITY:
+        return _MOST_FILES
+    if soft < most:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+            return most
+    return soft

@@ -1,0 +1,124 @@
+"""Listening: addresses of both families, TLS on its way in, open files, and a stop that waits for nobody."""
+
+import asyncio
+import resource
+import socket
+import ssl
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import trustme
+import uvloop
+
+from ingero_kit.http_server import HttpServer, Request, Response
+from ingero_kit.listener import Limits
+from ingero_kit.sockets import open_sockets
+from ingero_kit.tls import ServerTls
+
+ASK = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
+
+
+def large(request: Request) -> Response:
+    return Response(200, bytes(8 << 20) if request.path == b"/large" else b"hello")
+
+
+def tls(folder: Path) -> tuple[ServerTls, ssl.SSLContext]:
+    authority = trustme.CA()
+    server = authority.issue_cert("127.0.0.1")
+    server.private_key_and_cert_chain_pem.write_to_path(str(folder / "both.pem"))
+    context = ssl.create_default_context()
+    authority.configure_trust(context)
+    return ServerTls(cert_file=folder / "both.pem", key_file=folder / "both.pem"), context
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+@pytest.mark.parametrize("host", ["::", ""])
+def test_every_address_means_both_families(host: str) -> None:
+    async def main() -> None:
+        server = HttpServer(large)
+        port = await server.start(host, 0)
+        for address in ("127.0.0.1", "::1"):
+            reader, writer = await asyncio.open_connection(address, port)
+            writer.write(ASK)
+            assert (await reader.read()).endswith(b"hello")
+            writer.close()
+        await server.stop(1)
+
+    uvloop.run(main())
+
+
+def test_a_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(OSError, match=f"^cannot listen on 127.0.0.1:{port} for pages: .*in use"):
+            open_sockets("127.0.0.1", port, purpose="pages")
+
+
+def test_handshakes_count_as_connections_and_make_room(tmp_path: Path) -> None:
+    settings, context = tls(tmp_path)
+
+    async def main() -> None:
+        server = HttpServer(large, limits=Limits(connections=4))
+        port = await server.start("127.0.0.1", 0, tls=settings)
+        silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(ASK)
+        assert (await reader.read()).endswith(b"hello")
+        assert server.counters.gave_way >= 16
+        writer.close()
+        for _, one in silent:
+            one.close()
+        await server.stop(1)
+
+    uvloop.run(main())
+
+
+def test_a_handshake_that_takes_too_long_is_counted(tmp_path: Path) -> None:
+    settings, _ = tls(tmp_path)
+
+    async def main() -> None:
+        server = HttpServer(large, limits=Limits(read_seconds=0.1))
+        port = await server.start("127.0.0.1", 0, tls=settings)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        assert await reader.read() == b""
+        while not server.counters.failed_handshakes:
+            await asyncio.sleep(0.01)
+        writer.close()
+        await server.stop(1)
+
+    uvloop.run(main())
+
+
+def test_a_stop_leaves_no_connection_behind_whatever_its_client_does(tmp_path: Path) -> None:
+    settings, context = tls(tmp_path)
+
+    async def main() -> None:
+        server = HttpServer(large)
+        port = await server.start("127.0.0.1", 0, tls=settings)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+        writer.write(ASK.replace(b"/", b"/large", 1))
+        await reader.readexactly(1)
+        writer.transport.pause_reading()
+        await server.stop(0.2)
+        assert server.counters.open == 0
+        writer.transport.abort()
+
+    uvloop.run(main())
+
+
+def test_open_files_are_raised_and_what_the_system_allows_bounds_connections() -> None:
+    """In a process of its own, because limits cannot be raised again."""
+    program = (
+        "import asyncio, resource\n"
+        "from ingero_kit.http_server import HttpServer, Response\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))\n"
+        "server = HttpServer(lambda request: Response())\n"
+        "asyncio.run(server.start('127.0.0.1', 0))\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], server._most)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 300
+    assert done.stdout.split()[-2:] == ["300", "172"], done.stderr
