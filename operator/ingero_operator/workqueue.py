@@ -11,7 +11,7 @@ from ingero_kit.logs import get
 
 log = get(__name__)
 
-HINT_SECONDS: Final = 30.0
+HINT_SECONDS: Final = 10.0
 """Longest that news about a key which failed have to wait."""
 
 Key = TypeVar("Key", bound=Hashable)

@@ -9,6 +9,7 @@ from ingero_operator.api import v1alpha1
 from ingero_operator.api.base import Part
 from ingero_operator.render.crds import all_definitions
 from ingero_operator.render.schema import structural
+from ingero_operator.status import effective
 
 DEFINITIONS = {item["spec"]["names"]["kind"]: item for item in all_definitions()}
 
@@ -61,6 +62,59 @@ def test_every_field_of_the_spec_says_what_it_is(kind: str) -> None:
     ]  # fmt: skip
 
     assert undocumented == []
+
+
+def test_every_default_is_in_the_description_of_its_field() -> None:
+    def told(kind: str, path: str) -> str:
+        node = schema_of(kind)["properties"]["spec"]
+        for name in path.split("."):
+            node = node["properties"][name]
+        return str(node["description"])
+
+    for kind, path, words in (
+        ("FleetCluster", "taints.ttl", "Default: 24h."),
+        ("FleetCluster", "taints.mode", "Default: Observe."),
+        ("FleetCluster", "fleet.resources", "Default: cpu=250m, memory=512Mi."),
+        ("FleetCluster", "agents.push.resources", "Default: cpu=50m, memory=128Mi."),
+        ("FleetCluster", "agents.nodeSelector", "Default: nvidia.com/gpu.present=true."),
+        ("FleetCluster", "network.enabled", "Default: true."),
+        ("EchoStore", "storage.size", "Default: 50Gi."),
+    ):
+        assert told(kind, path).endswith(words), path
+    assert "Default" not in told("FleetCluster", "tlsSecret") + told("FleetCluster", "taints.budget")
+    for kind in DEFINITIONS:
+        assert "Default:" not in str(schema_of(kind)["properties"]["status"])
+
+
+def test_what_is_in_force_fits_into_the_status_of_the_widest_spec() -> None:
+    many = {f"k{number}": "v" for number in range(16)}
+    secret, data = {"name": "s", "key": "k"}, {"name": "c", "key": "k"}
+    confined = {
+        "seLinuxOptions": {"level": "l", "role": "r", "type": "t", "user": "u"},
+        "appArmorProfile": {"type": "Localhost", "localhostProfile": "p"},
+    }
+    fleet = v1alpha1.FleetClusterSpec.model_validate(
+        {
+            "clusterId": "lab", "version": "1", "images": {"fleet": "a", "agent": "a", "sink": "a"},
+            "tokenSecret": secret, "tlsSecret": "tls",
+            "fleet": {
+                "forward": {"endpoint": "a:1", "tokenSecret": secret}, "nodeSelector": many,
+                "cost": {"rates": data, "providers": data, "defaultProvider": "x"}, "tolerations": [{"key": "a"}],
+                **confined,
+            },
+            "imagePullSecrets": [{"name": "s"}],
+            "agents": {
+                "trace": confined, "push": confined,
+                "nodeSelector": many, "jobId": "j", "runtimeClassName": "r", "priorityClassName": "p",
+                "tolerations": [{"key": "a"}],
+            },
+            "taints": {"pauseRequests": ["x"]}, "network": {"monitoringNamespace": many},
+            "serviceMonitors": {"labels": many, "tokenSecret": secret},
+        }
+    )  # fmt: skip
+
+    bound = schema_of("FleetCluster")["properties"]["status"]["properties"]["effective"]["maxProperties"]
+    assert len(effective(fleet)) <= bound
 
 
 def test_no_mode_evicts() -> None:

@@ -107,6 +107,52 @@ def test_fleet_accepts_its_settings_file(change: dict[str, Any]) -> None:
     assert config.processors.ingero.quorum.coverage_fraction == 0.8
 
 
+LEAST = {
+    "clusterId": "1",
+    "fleet": {
+        "pushInterval": "1s", "quorum": {"statisticalMin": 2, "coveragePercent": 1},
+        "threshold": {"k": 1e-9, "minBand": 0}, "maxNodes": 1, "forward": {"endpoint": "[::1]:1"},
+    },
+    "agents": {"workloadType": "", "jobId": "0"},
+}  # fmt: skip
+MOST = {
+    "clusterId": "A" + "._-" * 20 + "9",
+    "fleet": {
+        "pushInterval": "9999m", "quorum": {"statisticalMin": 100_000, "coveragePercent": 100},
+        "threshold": {"k": 20, "minBand": 0.5}, "maxNodes": 1_000_000, "forward": {"endpoint": "a.b:65535"},
+        "cost": {"defaultProvider": "X" * 63},
+    },
+    "agents": {"workloadType": "w" * 63, "jobId": "1e3"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", [LEAST, MOST], ids=["least", "most"])
+def test_what_the_schema_admits_fleet_and_agents_accept(
+    change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def remember(_: AgentConfig) -> None:
+        """Take the settings."""
+
+    monkeypatch.setattr("ingero_agent.app.fleet_push", remember)
+    found = children(**change)
+    args = pod(found["DaemonSet", "prod-push"])["containers"][0]["args"]
+
+    FleetConfig.model_validate(yaml.safe_load(found["ConfigMap", "prod-fleet"]["data"]["fleet.yaml"]))
+    done = CliRunner().invoke(agent_command, [arg.replace("$(NODE_NAME)", "gpu-1") for arg in args])
+    assert done.exit_code == 0, done.output
+
+
+def test_push_is_ready_when_its_pushes_reach_fleet() -> None:
+    container = pod(children()["DaemonSet", "prod-push"])["containers"][0]
+    (listen,) = (arg for arg in container["args"] if arg.startswith("--metrics-listen="))
+    (port,) = container["ports"]
+
+    assert listen == f"--metrics-listen=:{port['containerPort']}"
+    paths = {name: container[name]["httpGet"] for name in ("startupProbe", "readinessProbe", "livenessProbe")}
+    assert {item["port"] for item in paths.values()} == {port["name"]}
+    assert [item["path"] for item in paths.values()] == ["/healthz", "/readyz", "/healthz"]
+
+
 @pytest.mark.parametrize("change", [{}, FULL, {"agents": {"source": "Stub"}}], ids=["smallest", "full", "stub"])
 def test_the_agent_accepts_its_arguments(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[AgentConfig] = []

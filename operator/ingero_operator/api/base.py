@@ -8,10 +8,16 @@ from pydantic.alias_generators import to_camel
 from ingero_kit.settings import parse_duration
 
 NAME_PATTERN = r"^[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?$"
-OBJECT_PATTERN = r"^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$"
-DURATION_PATTERN = r"^([1-9][0-9]{0,5}(ms|s|m|h|d))+$"
+_DNS_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_DNS_NAME = rf"{_DNS_LABEL}(\.{_DNS_LABEL})*"
+OBJECT_PATTERN = rf"^{_DNS_NAME}$"
+LABEL_KEY_PATTERN = rf"^({_DNS_NAME}/)?[A-Za-z0-9]([A-Za-z0-9._-]{{0,61}}[A-Za-z0-9])?$"
+DATA_KEY_PATTERN = r"^\.?[A-Za-z0-9_-][A-Za-z0-9._-]*$"
+"""Keys of Secrets and ConfigMaps that can be a file's name: neither `.` nor anything that begins with two dots."""
+DURATION_PATTERN = r"^([1-9][0-9]{0,5}(ms|s|m|h)|[1-9][0-9]{0,3}d)+$"
 INTERVAL_PATTERN = r"^[1-9][0-9]{0,3}(s|m)$"
 QUANTITY_PATTERN = r"^[0-9]{1,12}(\.[0-9]{1,3})?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?$"
+LEAST_MEMORY = "32Mi"
 
 
 class Part(BaseModel):
@@ -34,10 +40,11 @@ def rules(*items: tuple[str, str, str]) -> dict[str, Any]:
 
 Text = Annotated[str, Field(max_length=253)]
 Label = Annotated[str, Field(max_length=63, pattern=r"^([A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?)?$")]
-LabelKey = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9]([A-Za-z0-9._/-]*[A-Za-z0-9])?$")]
+LabelKey = Annotated[str, Field(min_length=1, max_length=253, pattern=LABEL_KEY_PATTERN)]
 ObjectName = Annotated[str, Field(min_length=1, max_length=253, pattern=OBJECT_PATTERN)]
-Span = Annotated[str, Field(max_length=32, pattern=DURATION_PATTERN)]
-"""A duration as the user wrote it; `seconds` reads it."""
+Namespace = Annotated[str, Field(min_length=1, max_length=63, pattern=rf"^{_DNS_LABEL}$")]
+Span = Annotated[str, Field(max_length=16, pattern=DURATION_PATTERN)]
+"""A duration as the user wrote it; `seconds` reads it. No more than three centuries fit in: calendars end."""
 Interval = Annotated[str, Field(max_length=8, pattern=INTERVAL_PATTERN)]
 """A whole number of seconds or minutes."""
 Quantity = Annotated[str, Field(max_length=20, pattern=QUANTITY_PATTERN)]
@@ -57,7 +64,7 @@ class SecretKey(Part):
 
     name: ObjectName
     """Name of the Secret."""
-    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9._-]+$")] = "token"
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN)] = "token"
     """Key in it."""
 
 
@@ -66,7 +73,7 @@ class ConfigMapKey(Part):
 
     name: ObjectName
     """Name of the ConfigMap."""
-    key: Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0-9._-]+$")]
+    key: Annotated[str, Field(min_length=1, max_length=253, pattern=DATA_KEY_PATTERN)]
     """Key in it."""
 
 
@@ -77,6 +84,17 @@ class Resources(Part):
     """CPU request."""
     memory: Quantity | None = None
     """Memory request and limit."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "!has(self.memory) || (isQuantity(self.memory) && "
+                f"quantity(self.memory).compareTo(quantity('{LEAST_MEMORY}')) >= 0)",
+                f"memory must be at least {LEAST_MEMORY}: no component starts with less",
+                ".memory",
+            )
+        )
+    )
 
 
 class Toleration(Part):
@@ -92,6 +110,21 @@ class Toleration(Part):
         Annotated[str, Field(json_schema_extra={"enum": ["NoSchedule", "PreferNoSchedule", "NoExecute"]})] | None
     ) = None
     """Effect; every one without it."""
+
+    model_config = ConfigDict(
+        json_schema_extra=rules(
+            (
+                "has(self.key) || (has(self.operator) && self.operator == 'Exists')",
+                "a toleration without a key needs operator: Exists",
+                "",
+            ),
+            (
+                "!has(self.value) || self.value == '' || !has(self.operator) || self.operator != 'Exists'",
+                "a toleration with operator: Exists has no value",
+                ".value",
+            ),
+        )
+    )
 
 
 class LocalName(Part):

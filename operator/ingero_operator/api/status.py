@@ -9,7 +9,7 @@ from ingero_operator.api.base import Part
 Short = Annotated[str, Field(max_length=256)]
 Sentence = Annotated[str, Field(max_length=4096)]
 Moment = Annotated[str, Field(max_length=32, json_schema_extra={"format": "date-time"})]
-Effective = Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=128)]
+Effective = Annotated[dict[str, Annotated[str, Field(max_length=1024)]], Field(max_length=256)]
 
 
 class Condition(Part):

@@ -18,6 +18,7 @@ from ingero_operator.api.base import (
     Label,
     LabelKey,
     Labels,
+    Namespace,
     ObjectName,
     Part,
     Percent,
@@ -30,6 +31,7 @@ from ingero_operator.api.base import (
     rules,
 )
 
+LEAST_SIZE: Final = "100Mi"
 PAUSED: Final = "ingero.io/paused"
 """Annotation on a resource: the operator leaves its children and its nodes as they are."""
 
@@ -222,7 +224,7 @@ class Agents(Part):
     source: Source = Source.TRACE
     """Trace: both DaemonSets. Stub: fleet-push alone with made-up signals, for trying things out."""
     node_selector: Annotated[dict[LabelKey, Label], Field(min_length=1, max_length=16)] = Field(
-        default_factory=lambda: {"nvidia.com/gpu.present": "true"}
+        default={"nvidia.com/gpu.present": "true"}
     )
     """Nodes to watch."""
     tolerations: Annotated[tuple[Toleration, ...], Field(max_length=16)] = ()
@@ -263,7 +265,7 @@ class Network(Part):
 
     enabled: bool = True
     """Make them."""
-    monitoring_namespace: Labels = Field(default_factory=lambda: {"kubernetes.io/metadata.name": "monitoring"})
+    monitoring_namespace: Labels = Field(default={"kubernetes.io/metadata.name": "monitoring"})
     """Labels of the namespace that Prometheus scrapes from."""
 
 
@@ -374,6 +376,12 @@ class Storage(Part):
                 ".size",
             ),
             (
+                "!has(self.size) || !isQuantity(self.size) || "
+                f"quantity(self.size).compareTo(quantity('{LEAST_SIZE}')) >= 0",
+                f"spec.storage.size must be at least {LEAST_SIZE}",
+                ".size",
+            ),
+            (
                 "!has(oldSelf.size) || (has(self.size) && isQuantity(self.size) && isQuantity(oldSelf.size) && "
                 "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0)",
                 "spec.storage.size can only grow",
@@ -386,7 +394,7 @@ class Storage(Part):
 class Peer(Part):
     """Pods that may reach the store."""
 
-    namespace: ObjectName | None = None
+    namespace: Namespace | None = None
     """Their namespace; the store's own without it."""
     labels: Annotated[dict[LabelKey, Label], Field(min_length=1, max_length=16)]
     """Their labels."""

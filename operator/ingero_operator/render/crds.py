@@ -18,6 +18,10 @@ _NAME_RULE = {
     "rule": f"self.metadata.name.size() <= {MAX_NAME}",
     "message": f"metadata.name may have at most {MAX_NAME} characters",
 }
+_CHARACTERS_RULE = {
+    "rule": "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+    "message": "metadata.name must be a letter and then letters, digits and dashes: Services are named after it",
+}
 _CLASS_RULE = {
     "rule": (
         "!has(oldSelf.status) || !has(oldSelf.status.storage) || !has(oldSelf.status.storage.claimUID) || "
@@ -82,7 +86,7 @@ def _definition(
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": structural(spec),
+            "spec": structural(spec, defaults=True),
             # Nobody has looked at it yet, and tools that only know kstatus must not take it for ready.
             "status": {**structural(state), "default": {"observedGeneration": -1}},
         },
@@ -140,7 +144,7 @@ def fleet_clusters() -> dict[str, Any]:
     ]
     return _definition(
         "FleetCluster", "fleetclusters", "fc", v1alpha1.FleetClusterSpec, status.FleetClusterStatus, columns,
-        [dict(_NAME_RULE)], [".spec.clusterId", ".spec.taints.mode"],
+        [dict(_NAME_RULE), dict(_CHARACTERS_RULE)], [".spec.clusterId", ".spec.taints.mode"],
     )  # fmt: skip
 
 
@@ -162,7 +166,7 @@ def echo_stores() -> dict[str, Any]:
     ]
     return _definition(
         "EchoStore", "echostores", "echo", v1alpha1.EchoStoreSpec, status.EchoStoreStatus, columns,
-        [dict(_NAME_RULE), dict(_CLASS_RULE), dict(_POLICY_RULE), dict(_DROPPED_STORAGE_RULE)],
+        [dict(rule) for rule in (_NAME_RULE, _CHARACTERS_RULE, _CLASS_RULE, _POLICY_RULE, _DROPPED_STORAGE_RULE)],
         [".spec.storage.className"],
     )  # fmt: skip
 

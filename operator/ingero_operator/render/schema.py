@@ -10,22 +10,24 @@ _KEPT: Final = (
 )  # fmt: skip
 
 
-def structural(model: type[BaseModel]) -> dict[str, Any]:
-    """The structural schema of a type."""
+def structural(model: type[BaseModel], *, defaults: bool = False) -> dict[str, Any]:
+    """The structural schema of a type. `defaults`: its descriptions say them, as a schema's own are written into what
+    users keep in Git."""
     tree = model.model_json_schema(by_alias=True, mode="validation")
-    return _flatten(tree, tree.get("$defs", {}))
+    return _flatten(tree, tree.get("$defs", {}), defaults)
 
 
-def _flatten(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any]:
+def _flatten(node: dict[str, Any], definitions: dict[str, Any], defaults: bool) -> dict[str, Any]:
     description = node.get("description")
     if "$ref" in node:
         target = definitions[node["$ref"].rsplit("/", 1)[-1]]
-        return _flatten({**target, **({"description": description} if description else {})}, definitions)
+        return _flatten({**target, **({"description": description} if description else {})}, definitions, defaults)
     if "anyOf" in node:
         options = [option for option in node["anyOf"] if option.get("type") != "null"]
         if len(options) != 1:
             raise ValueError(f"a union cannot be told structurally: {node}")
-        return _flatten({**options[0], **({"description": description} if description else {})}, definitions)
+        whole = {**options[0], **({"description": description} if description else {})}
+        return _flatten(whole, definitions, defaults)
     out: dict[str, Any] = {key: node[key] for key in _KEPT if key in node}
     out |= {key: value for key, value in node.items() if key.startswith("x-kubernetes-")}
     for numeric, boolean, bound in (
@@ -37,14 +39,39 @@ def _flatten(node: dict[str, Any], definitions: dict[str, Any]) -> dict[str, Any
     if "const" in node:
         out["enum"] = [node["const"]]
     if "properties" in node:
-        out["properties"] = {name: _flatten(child, definitions) for name, child in node["properties"].items()}
+        out["properties"] = {
+            name: _property(child, definitions, defaults) for name, child in node["properties"].items()
+        }
     if node.get("type") == "object" and isinstance(node.get("additionalProperties"), dict):
-        out["additionalProperties"] = _flatten(node["additionalProperties"], definitions)
+        out["additionalProperties"] = _flatten(node["additionalProperties"], definitions, defaults)
     elif node.get("type") == "object" and "patternProperties" in node:
         (values,) = node["patternProperties"].values()
-        out["additionalProperties"] = _flatten(values, definitions)
+        out["additionalProperties"] = _flatten(values, definitions, defaults)
     if "items" in node:
-        out["items"] = _flatten(node["items"], definitions)
+        out["items"] = _flatten(node["items"], definitions, defaults)
     if isinstance(out.get("description"), str):
         out["description"] = " ".join(out["description"].split())
     return out
+
+
+def _property(node: dict[str, Any], definitions: dict[str, Any], defaults: bool) -> dict[str, Any]:
+    out = _flatten(node, definitions, defaults)
+    words = _default(node, definitions) if defaults else ""
+    if words:
+        out["description"] = f"{out.get('description', '')} Default: {words}.".strip()
+    return out
+
+
+def _default(node: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """A default in words; nothing where it is empty, or where the parts of an object say theirs themselves."""
+    value = node.get("default")
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, dict):
+        parts = definitions[node["$ref"].rsplit("/", 1)[-1]].get("properties", {}) if "$ref" in node else {}
+        return ", ".join(
+            f"{key}={item}"
+            for key, item in value.items()
+            if item not in (None, {}, []) and item != parts.get(key, {}).get("default")
+        )
+    return "" if value in (None, "", [], ()) else str(value)

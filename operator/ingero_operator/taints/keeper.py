@@ -111,7 +111,10 @@ class Keeper:
         for item in decision.overrides:
             self._write_history(key, f"{item.node}: our mark was removed by somebody else")
         if any(step.verb in ("remove", "lower") for step in decision.steps):
-            await self._note(resource, memory)
+            try:
+                await self._note(resource, memory)
+            except ApiError as error:  # releasing waits for nothing
+                log.warning("release_not_noted", owner=key[2], reason=error.message)
         for step in decision.steps:
             memory = await self._act(resource, spec, rails, world, memory, step, answer)
         self.memories[key] = (resource["metadata"]["uid"], memory)
@@ -191,6 +194,14 @@ class Keeper:
         if after != before:
             await self.desk.write_status(resource, {**(resource.get("status") or {}), "taints": after})
 
+    async def _rehearse(self, resource: Manifest) -> None:
+        """A dry run of a write of the status: what a mark must be remembered by can be written down."""
+        metadata, taints = resource["metadata"], (resource.get("status") or {}).get("taints") or {}
+        body = {"status": {"taints": {**taints, "lastTaintTime": stamp_seconds(self.desk.clock())}}}
+        await self.desk.api.merge(
+            FLEET_CLUSTER, metadata["namespace"], metadata["name"], body, sub="status", dry_run=True
+        )
+
     async def _act(
         self,
         resource: Manifest,
@@ -205,8 +216,18 @@ class Keeper:
         desk, key = self.desk, key_from(resource)
         if step.node in self.refused[key]:
             return memory
-        if step.verb in ("add", "raise") and not await desk.guard.holds(step.node):
-            return memory
+        if step.verb in ("add", "raise"):
+            if not await desk.guard.holds(step.node):
+                return memory
+            try:
+                await self._rehearse(resource)
+            except ApiError as error:
+                if error.transient:
+                    raise
+                words = f"Node {step.node} was not marked, as the status could not tell of it: {error.message}"
+                self.refused[key][step.node] = (desk.clock() + REFUSED_SECONDS, words)
+                log.warning("status_refused", owner=key[2], node=step.node, reason=error.message)
+                return memory
         if step.verb == "add" and TAINT_FINALIZER not in (resource["metadata"].get("finalizers") or []):
             await self._finalizer(resource)
         for _ in range(TRIES):

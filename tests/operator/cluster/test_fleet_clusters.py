@@ -288,6 +288,17 @@ def test_deleting_takes_everything_along(plane: ControlPlane, healthy: str) -> N
         ({"serviceMonitors": {"interval": "0s"}}, "spec.serviceMonitors.interval"),
         ({"agents": {"nodeSelector": {}}}, "spec.agents.nodeSelector"),
         ({"unheardOf": 1}, "spec.unheardOf"),
+        ({"fleet": {"resources": {"memory": "0"}}}, "spec.fleet.resources.memory: Invalid value"),
+        ({"agents": {"trace": {"resources": {"memory": "9999m"}}}}, "memory must be at least 32Mi"),
+        ({"agents": {"push": {"sinkResources": {"memory": "64"}}}}, "memory must be at least 32Mi"),
+        ({"taints": {"ttl": "999999d999999d999999d"}}, "spec.taints.ttl"),
+        ({"taints": {"ttl": "10000d"}}, "spec.taints.ttl"),
+        ({"taints": {"domainLabel": "a//b"}}, "spec.taints.domainLabel"),
+        ({"tokenSecret": {"name": "a..b"}}, "spec.tokenSecret.name"),
+        ({"tokenSecret": {"name": "a", "key": ".."}}, "spec.tokenSecret.key"),
+        ({"agents": {"runtimeClassName": "-a"}}, "spec.agents.runtimeClassName"),
+        ({"agents": {"tolerations": [{"effect": "NoSchedule"}]}}, "needs operator: Exists"),
+        ({"agents": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}}, "has no value"),
     ],
 )
 def test_a_bad_spec_is_refused_by_the_api_server_with_its_field(
@@ -363,6 +374,47 @@ def test_every_pod_may_be_confined_and_fleet_set_as_the_api_server_knows_it(
     trace = plane.read("-n", namespace, "ds", "prod-trace")["spec"]["template"]["spec"]
     assert trace["containers"][0]["securityContext"]["appArmorProfile"] == {"type": "Unconfined"}
     assert trace["imagePullSecrets"] == [{"name": "registry"}]
+
+
+@pytest.mark.parametrize("name", ["a.b", "1a", "a-"])
+def test_a_name_that_no_service_can_have_is_refused(plane: ControlPlane, namespace: str, name: str) -> None:
+    for kind, spec in (
+        ("FleetCluster", {"clusterId": "x"}),
+        ("EchoStore", {"tlsSecret": "tls", "tokenSecret": {"name": "t"}}),
+    ):
+        bad = {"apiVersion": "ingero.io/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec}
+        answer = plane.kubectl("-n", namespace, "create", "-f", "-", stdin=json.dumps(bad), check=False)
+        assert "metadata.name must be" in answer or "RFC 1123" in answer
+
+
+def test_the_widest_values_that_are_admitted_can_be_made(
+    plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
+) -> None:
+    fleet_double.of(namespace, "prod")
+    many = {f"{'k' * 40}-{number}": "v" * 63 for number in range(16)}
+    taint = {"key": "a.example.com/" + "t" * 63, "operator": "Equal", "value": "v" * 63, "effect": "NoSchedule"}
+    wide = cluster(
+        namespace, version="v" * 63, tokenSecret={"name": "fleet-token", "key": ".t" + "k" * 200},
+        fleet={
+            "pushInterval": "9999m", "nodeSelector": many,
+            "tolerations": [taint | {"value": str(number)} for number in range(16)],
+            "resources": {"cpu": "1500m", "memory": "32Mi"},
+        },
+        agents={"nodeSelector": many, "tolerations": [taint], "jobId": "j" * 63, "workloadType": "w" * 63},
+        taints={"ttl": "9999d9999d9999d", "pauseRequests": ["x" * 253] * 16},
+        network={"monitoringNamespace": many}, serviceMonitors={"labels": many},
+    )  # fmt: skip
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "fleet-token", "namespace": namespace}}
+    plane.apply({**secret, "stringData": {".t" + "k" * 200: "s3cret"}}, wide)
+
+    wait_until(lambda: condition(plane, namespace, "AgentsAvailable")[1] == "NoMatchingNodes", "the agents")
+    assert condition(plane, namespace, "Degraded")[0] == "False", condition(plane, namespace, "Degraded")
+    assert plane.read("-n", namespace, "fc", "prod")["status"]["effective"]["taints.ttl"] == "9999d9999d9999d"
+
+
+def test_explain_says_every_default(plane: ControlPlane) -> None:
+    assert "Default: 24h" in plane.kubectl("explain", "fleetclusters.spec.taints.ttl")
+    assert "Default: Proven" in plane.kubectl("explain", "echostores.spec.storage.encryption.policy")
 
 
 def test_no_node_matches_is_said(plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets) -> None:

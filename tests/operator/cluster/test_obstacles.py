@@ -40,7 +40,8 @@ def without(plane: ControlPlane, resource: str, verb: str) -> Iterator[None]:
             rule["verbs"] = [item for item in rule["verbs"] if item != verb] or ["deletecollection"]
     plane.apply(holed)
     account = f"system:serviceaccount:{NAMESPACE}:{OPERATOR}"
-    right = ("auth", "can-i", verb, resource, "-n", "default", "--as", account)
+    name, _, part = resource.partition("/")
+    right = ("auth", "can-i", verb, name, f"--subresource={part}", "-n", "default", "--as", account)
     wait_until(lambda: plane.kubectl(*right, check=False).startswith("no"), "the hole")
     try:
         yield
@@ -91,6 +92,23 @@ def test_a_mark_that_is_refused_is_said_and_not_tried_all_the_time(lab: Lab, ope
         assert operator.writes() - before <= 1  # what the status shows by itself
         assert f"Node {lab.names[0]} was not changed" in condition(lab.plane, lab.namespace)[2]
     lab.says.stragglers = set()
+
+
+def test_no_node_is_marked_that_the_status_could_not_tell_of_and_marks_are_still_removed(
+    lab: Lab, operator: Any
+) -> None:
+    lab.begin()
+    held, other = lab.names[0], lab.names[1]
+    lab.says.stragglers = {held}
+    wait_until(lambda: lab.marked() == {held}, "the mark")
+    with without(lab.plane, "fleetclusters/status", "patch"):
+        lab.says.stragglers = {held, other}
+        wait_until(lambda: f'"node": "{other}"' in operator.running.words(), "the refusal to be logged")
+        operator.settle(2)
+        assert lab.marked() == {held}
+        lab.says.stragglers = set()
+        wait_until(lambda: lab.marked() == set(), "the release", 150)
+    assert "status_refused" in operator.running.words() and "release_not_noted" in operator.running.words()
 
 
 def test_what_spec_names_and_is_not_there_is_named(
