@@ -20,9 +20,23 @@ from ingero_contract import attributes as keys
 from ingero_contract import echo, metrics
 from ingero_contract.values import GPU_HELD_BACK, LATE_RANK
 from ingero_echo import columns, wire
-from ingero_echo.records import Block, Odd, Origin, Record, common, log_record, malformed, number_point, pairs, read
+from ingero_echo.bounds import Allowance, check_body
+from ingero_echo.records import (
+    Block,
+    Malformed,
+    Odd,
+    Origin,
+    Record,
+    common,
+    log_record,
+    malformed,
+    number_point,
+    pairs,
+    read,
+)
 from ingero_echo.repeats import identities, identity, kind
 from ingero_kit.health_report import MAX_NAME, check_name
+from ingero_kit.otlp_bounds import TooMuch
 from ingero_kit.otlp_layout import Unfit
 from ingero_kit.otlp_server import Encoding, Signal
 
@@ -125,10 +139,13 @@ def decode(
     digest = cache(partial(request_digest, signal, cluster, body))
     push = Delivery(Batch(), signal, cluster, digest, now_nanos, oldest_nanos, allowed)
     blocks: Iterator[tuple[Block, list[int]]] | None = None
-    if encoding == "protobuf" and len(body) >= LARGE:
-        blocks = shaped(push, body)
-    if blocks is None:
-        blocks = _numbered(read(signal, encoding, body))
+    try:
+        if encoding == "protobuf" and len(body) >= LARGE:
+            blocks = shaped(push, body)
+        if blocks is None:
+            blocks = _numbered(read(signal, encoding, body))
+    except TooMuch as error:
+        raise Malformed(str(error)) from None
     rows: dict[str, list[tuple[Any, ...]]] = {}
     for block, ordinals in blocks:
         Builder(push, block.resource, rows).take(block.records, ordinals)
@@ -406,14 +423,15 @@ _TYPED: Final = frozenset((*_HEALTH, *_COLLECTIVE, metrics.VERDICT_EVENT, metric
 def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | None:
     """Put records of one shape into the batch; gives back those that have to be taken one by one.
 
-    `None` when the request cannot be read this way. Raises `Malformed`.
+    `None` when the request cannot be read this way. Raises `Malformed`, or `TooMuch`.
     """
     try:
         resources = wire.split(push.signal, body)
     except Unfit:
         return None
-    left: list[tuple[Block, list[int]]] = []
+    left: list[tuple[dict[str, Any], list[wire.Span]]] = []
     ordinal = 0
+    allowance = Allowance()
     try:
         for block in resources:
             resource = pairs(Resource.FromString(block.resource).attributes)
@@ -422,14 +440,20 @@ def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | N
             builder = Builder(push, resource)
             for group in groups:
                 rest += _columns(builder, group)
-            rest.sort()
-            records: list[Record | Odd] = [
-                _parse(push.signal, body[span.start : span.end], span.origin) for span in rest
+            allowance.single(len(rest))
+            left.append((resource, sorted(rest)))
+        check_body(b"".join(body[span.start : span.end] for _, rest in left for span in rest), "protobuf")
+        return iter(
+            [
+                (
+                    Block(resource, [_parse(push.signal, body[span.start : span.end], span.origin) for span in rest]),
+                    [span.ordinal for span in rest],
+                )
+                for resource, rest in left
             ]
-            left.append((Block(resource, records), [span.ordinal for span in rest]))
+        )
     except DecodeError:
         raise malformed(push.signal) from None
-    return iter(left)
 
 
 def _parse(signal: Signal, record: bytes, origin: Origin) -> Record:

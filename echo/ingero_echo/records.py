@@ -19,6 +19,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import SeverityNumber
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
+from ingero_echo.bounds import check_body, check_message, check_tree
 from ingero_kit.otlp_server import Encoding, Signal
 
 MAX_DEPTH: Final = 16
@@ -70,18 +71,21 @@ class Block(NamedTuple):
 def read(signal: Signal, encoding: Encoding, body: bytes) -> list[Block]:
     """Read a whole request.
 
-    Raises `Malformed`.
+    Raises `Malformed`, or `TooMuch`.
     """
+    check_body(body, encoding)
     if encoding == "protobuf":
         try:
             message = _MESSAGES[signal].FromString(body)
         except DecodeError:
             raise malformed(signal) from None
+        check_message(signal, message)
         return [Block(*block) for block in _PROTOBUF[signal](message)]
     try:
         tree = orjson.loads(body)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error}") from None
+    check_tree(signal, tree)
     try:
         return [Block(*block) for block in _JSON[signal](tree)]
     except _ODD as error:

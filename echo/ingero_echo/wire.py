@@ -13,6 +13,7 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
+from ingero_echo.bounds import MOST_RECORDS, MOST_STEPS, Allowance, check_records
 from ingero_echo.records import Origin, encoded_scope
 from ingero_kit.otlp_layout import Unfit, parts, read_varint
 from ingero_kit.otlp_server import Signal
@@ -57,14 +58,20 @@ def split(signal: Signal, body: bytes) -> list[Resource]:
     """Find the records of a request.
 
     Raises `Unfit` for anything but log records, and gauges and sums of numbers, and for every part that is not known
-    here: the parser shall say what becomes of it.
+    here: the parser shall say what becomes of it. Raises `TooMuch` for more than one request may hold.
     """
     if signal is Signal.TRACES:
         raise Unfit
+    allowance = Allowance()
+    found: list[Resource] = []
+    records = 0
     try:
-        return [
-            _block(signal, body, start, end) for number, start, end in _messages(body, 0, len(body), (1,)) if number
-        ]
+        for _, start, end in _messages(body, 0, len(body), (1,)):
+            allowance.spend(8)
+            found.append(_block(signal, body, start, end, allowance))
+            records += found[-1].records
+            check_records(records)
+        return found
     except (IndexError, UnicodeDecodeError, DecodeError):
         raise Unfit from None
 
@@ -77,11 +84,12 @@ def _messages(body: bytes, start: int, end: int, known: tuple[int, ...]) -> Iter
         yield part.number, part.start, part.end
 
 
-def _block(signal: Signal, body: bytes, start: int, end: int) -> Resource:
+def _block(signal: Signal, body: bytes, start: int, end: int, allowance: Allowance) -> Resource:
     resource = b""
     runs: Runs = {}
     count = 0
     for number, begin, stop in _messages(body, start, end, (1, 2, 3)):
+        allowance.spend(1)
         if number == 1:
             if resource:
                 raise Unfit
@@ -89,14 +97,15 @@ def _block(signal: Signal, body: bytes, start: int, end: int) -> Resource:
         elif number == 3:
             body[begin:stop].decode()
         elif signal is Signal.LOGS:
-            count = _log_records(body, begin, stop, runs, count)
+            count = _log_records(body, begin, stop, runs, count, allowance)
         else:
             scope = b""
             before = count
             for inner, at, to in _messages(body, begin, stop, (1, 2, 3)):
                 if inner == 2:
-                    count = _points(body, at, to, scope, runs, count)
+                    count = _points(body, at, to, scope, runs, count, allowance)
                 else:
+                    allowance.spend(1)
                     scope = _scope(inner, body[at:to], scope, before == count)
     return Resource(resource, runs, count)
 
@@ -112,7 +121,7 @@ def _scope(number: int, content: bytes, before: bytes, first: bool) -> bytes:
     return content
 
 
-def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int) -> int:
+def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int, allowance: Allowance) -> int:
     """The hot loop: tag and length of every record, both short in practice; returns the place of the next record.
 
     Where the next record begins with the same tag and length, how many do so is looked up for all at once.
@@ -121,6 +130,7 @@ def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int) -> in
     while at < end:
         begun = at
         if body[at] != 0x12:
+            allowance.spend(1)
             tag, at = read_varint(body, at)
             length, at = read_varint(body, at)
             if tag not in (0x0A, 0x1A) or at + length > end:
@@ -146,6 +156,8 @@ def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int) -> in
         runs.setdefault((origin, length), []).append((ordinal, at, step, times))
         at = begun + step * times
         ordinal += times
+        if ordinal > MOST_RECORDS:
+            check_records(ordinal)
     if at != end:
         raise Unfit
     return ordinal
@@ -159,10 +171,14 @@ def _alike(body: bytes, start: int, end: int, step: int, width: int) -> int:
     return int(differ[0]) if len(differ) else count
 
 
-def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal: int) -> int:
+def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal: int, allowance: Allowance) -> int:
     texts, kind, temporality, monotonic = {1: "", 2: "", 3: ""}, 0, 0, 0
     points: list[tuple[int, int]] = []
+    steps = 1
     for number, begin, stop in _messages(body, start, end, (1, 2, 3, 5, 7)):
+        steps += 1
+        if steps > MOST_STEPS:
+            break
         if number not in (5, 7):
             texts[number] = body[begin:stop].decode()
             continue
@@ -172,12 +188,19 @@ def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal
         for point in parts(body, begin, stop):
             if point.number == 1 and point.kind == _LENGTH:
                 points.append((point.start, point.end))
-            elif number == 5 or point.kind != _VARINT:
+                if len(points) > MOST_RECORDS:
+                    check_records(len(points))
+                continue
+            steps += 1
+            if steps > MOST_STEPS:
+                break
+            if number == 5 or point.kind != _VARINT:
                 raise Unfit
-            elif point.number == 2:
+            if point.number == 2:
                 temporality, _ = read_varint(body, point.start)
             elif point.number == 3:
                 monotonic, _ = read_varint(body, point.start)
+    allowance.spend(steps)
     if temporality > 2:
         raise Unfit
     origin = Origin(texts[1], scope, texts[3], temporality, bool(monotonic))

@@ -1,0 +1,122 @@
+"""No request costs Echo more than a part of a second, however it is built; the batches of collectors are taken."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from functools import cache
+from typing import Literal
+
+import orjson
+import pytest
+from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+
+from ingero_echo.ingest import decode
+from ingero_echo.records import Malformed
+from ingero_kit.otlp_layout import write_varint
+from ingero_kit.otlp_server import Signal
+
+NOW = 1_800_000_000 * 10**9
+Encoding = Literal["protobuf", "json"]
+
+
+def part(number: int, content: bytes) -> bytes:
+    return write_varint(number << 3 | 2) + write_varint(len(content)) + content
+
+
+def take(signal: Signal, encoding: Encoding, body: bytes) -> int:
+    return len(decode(signal, encoding, body, "c", NOW, lambda cluster: True).identities)
+
+
+def cost(signal: Signal, encoding: Encoding, body: bytes) -> float:
+    """Processor seconds that a request takes."""
+    began = time.process_time()
+    with contextlib.suppress(Malformed):
+        take(signal, encoding, body)
+    return time.process_time() - began
+
+
+@cache
+def spans(count: int) -> bytes:
+    """A batch of spans, none of which can be read but by the parser."""
+    request = ExportTraceServiceRequest()
+    scope = request.resource_spans.add().scope_spans.add()
+    for number in range(count):
+        span = scope.spans.add(name=f"span-{number}", trace_id=bytes(16), span_id=bytes(8), start_time_unix_nano=NOW)
+        span.attributes.add(key="k").value.string_value = "v"
+    return request.SerializeToString()
+
+
+@cache
+def yardstick() -> float:
+    """Processor seconds for a batch as collectors make them by default."""
+    return max(cost(Signal.TRACES, "protobuf", spans(8192)) for _ in range(2))
+
+
+def metric(content: bytes) -> bytes:
+    return part(1, part(2, part(2, part(1, b"x") + content)))
+
+
+PROTOBUF: dict[str, tuple[Signal, Callable[[int], bytes]]] = {
+    "empty blocks": (Signal.LOGS, lambda count: b"\x0a\x00" * count),
+    "empty scopes": (Signal.LOGS, lambda count: part(1, b"\x12\x00" * count)),
+    "empty records": (Signal.LOGS, lambda count: part(1, part(2, b"\x12\x00" * count))),
+    "records of two lengths": (
+        Signal.LOGS,
+        lambda count: part(1, part(2, b"\x12\x00\x12\x02\x10\x01" * (count // 3))),
+    ),
+    "scopes among records": (Signal.LOGS, lambda count: part(1, part(2, b"\x1a\x00" * count))),
+    "attributes of one record": (Signal.LOGS, lambda count: part(1, part(2, part(2, b"\x32\x00" * count)))),
+    "empty metrics": (Signal.METRICS, lambda count: part(1, part(2, b"\x12\x00" * count))),
+    "empty points": (Signal.METRICS, lambda count: metric(part(5, b"\x0a\x00" * count))),
+    "names of one metric": (Signal.METRICS, lambda count: metric(b"\x0a\x00" * count)),
+    "empty spans": (Signal.TRACES, lambda count: part(1, part(2, b"\x12\x00" * count))),
+    "events of one span": (Signal.TRACES, lambda count: part(1, part(2, part(2, b"\x5a\x00" * count)))),
+}
+JSON: dict[str, tuple[Signal, Callable[[int], bytes]]] = {
+    "empty blocks": (Signal.LOGS, lambda count: b'{"resourceLogs":[%b{}]}' % (b"{}," * count)),
+    "empty records": (
+        Signal.LOGS,
+        lambda count: b'{"resourceLogs":[{"scopeLogs":[{"logRecords":[%b{}]}]}]}' % (b"{}," * count),
+    ),
+    "letters for records": (
+        Signal.LOGS,
+        lambda count: b'{"resourceLogs":[{"scopeLogs":[{"logRecords":"%b"}]}]}' % (b"a" * count),
+    ),
+}
+SHAPES = [
+    *(("protobuf", name, *shape) for name, shape in PROTOBUF.items()),
+    *(("json", name, *shape) for name, shape in JSON.items()),
+]
+
+
+@pytest.mark.parametrize("count", [60_000, 5_000_000])
+@pytest.mark.parametrize(
+    ("encoding", "shape", "signal", "make"), SHAPES, ids=[f"{encoding}-{name}" for encoding, name, *_ in SHAPES]
+)
+def test_no_shape_costs_more_than_a_batch_of_a_collector(
+    encoding: Encoding, shape: str, signal: Signal, make: Callable[[int], bytes], count: int
+) -> None:
+    body = make(count)
+
+    assert any(cost(signal, encoding, body) < 4 * yardstick() for _ in range(3))
+
+
+def test_a_batch_of_a_collector_is_taken_whole() -> None:
+    assert take(Signal.TRACES, "protobuf", spans(8192)) == 8192
+
+
+def test_many_records_of_one_shape_are_taken_whole() -> None:
+    request = ExportLogsServiceRequest()
+    records = request.resource_logs.add().scope_logs.add().log_records
+    for number in range(50_000):
+        records.add(time_unix_nano=NOW - number, event_name="e")
+
+    assert take(Signal.LOGS, "protobuf", request.SerializeToString()) == 50_000
+
+
+def test_too_many_records_are_refused_in_words() -> None:
+    body = orjson.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [{}] * 20_000}]}]})
+
+    with pytest.raises(Malformed, match="send smaller ones"):
+        take(Signal.LOGS, "json", body)
