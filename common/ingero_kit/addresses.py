@@ -1,5 +1,7 @@
 """Addresses to listen on or to connect to, as people write them. Pure."""
 
+import ipaddress
+from collections.abc import Mapping
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -30,3 +32,21 @@ def _checked(text: str) -> str:
 
 Endpoint = Annotated[str, AfterValidator(_checked)]
 """`host:port` in settings; port 0 takes a free one, which the start-up line names."""
+
+
+def from_here(headers: Mapping[bytes, bytes]) -> bool:
+    """Whether a request names this machine and comes from no page of another, which a browser always says.
+
+    What asks for no token must look at this: a page can have its own name point to this machine.
+    """
+    origin, host = headers.get(b"origin"), headers.get(b"host")
+    return (origin is None or _is_loopback(origin.partition(b"://")[2])) and (host is None or _is_loopback(host))
+
+
+def _is_loopback(authority: bytes) -> bool:
+    text = authority.decode("latin-1").lower()
+    name = text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
+    try:
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return False

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, unquote
 import orjson
 
 from ingero_contract import headers, routes
+from ingero_kit.addresses import from_here
 from ingero_kit.grpc_unary import PREFIX, Code, Fields, GrpcService, Method, refuse, respond
 from ingero_kit.http2_messages import Reply
 from ingero_kit.http2_server import Http2Server
@@ -143,6 +144,9 @@ class Guardian:
     def __init__(self, tokens: Tokens | None = None) -> None:
         self.tokens = tokens
         self.refused = 0
+        self.local_only = False
+        """Whether only requests are served that name this machine and come from no page of another, because no token
+        is asked for."""
 
     def admit(self, authorization: bytes | str | None) -> bool:
         """Whether a request with this Authorization header may go on."""
@@ -184,6 +188,8 @@ class OtlpHttpReceiver:
             return Response(404, b"not found: OTLP is at /v1/metrics, /v1/logs and /v1/traces")
         if request.method != b"POST":
             return Response(405, b"use POST", extra=b"allow: POST\r\n")
+        if self._guardian.local_only and not from_here(request.headers):
+            return Response(403, b"without tokens only loopback names are served")
         if not self._guardian.admit(request.headers.get(b"authorization")):
             return Response(401, b"a bearer token is required", extra=b"www-authenticate: Bearer\r\n")
         return None

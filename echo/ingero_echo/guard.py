@@ -11,6 +11,7 @@ from typing import Any, Final
 from ingero_contract import echo
 from ingero_echo.auth import Keyring, RateLimit, asker, fingerprint
 from ingero_echo.errors import Refused, respond
+from ingero_kit.addresses import from_here
 from ingero_kit.clock import rfc3339
 from ingero_kit.logs import get
 
@@ -26,9 +27,6 @@ OPEN: Final = frozenset({echo.VERSIONS, echo.HEALTH, echo.READY, echo.LIVE})
 
 MAX_BODY: Final = 1 << 20
 """Longest request body, bytes."""
-
-LOOPBACK_NAMES: Final = frozenset({"127.0.0.1", "localhost", "::1"})
-"""Hosts that a request may name while no token is asked for, so that no web page can reach through a browser."""
 
 MAX_UNREAD: Final = 32 << 20
 """Bytes of answers that one token may leave unread before it gets no further ones."""
@@ -162,7 +160,7 @@ class Guard:
             length = headers.get(b"content-length", b"0")
             if length.isdigit() and int(length[:20]) > MAX_BODY:
                 raise Refused("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
-            if self._keyring.open and not _local(headers):
+            if self._keyring.open and not from_here(headers):
                 raise Refused("forbidden", "without tokens only loopback names are served", "use 127.0.0.1", 403)
             if path not in OPEN:
                 identity = self._keyring.find(headers.get(b"authorization"))
@@ -213,19 +211,6 @@ _HANDLERS: Final = frozenset(
     {echo.VERSIONS, echo.HEALTH, echo.READY, echo.WHOAMI, echo.TOOLS_LIST, echo.SQL, echo.OPENAPI, echo.BACKUPS,
      echo.METRICS_PAGE}
 )  # fmt: skip
-
-
-def _local(headers: dict[bytes, bytes]) -> bool:
-    """Whether a request names this machine, and comes from no page of another."""
-    origin = headers.get(b"origin")
-    if origin is not None and _host(origin.partition(b"://")[2]) not in LOOPBACK_NAMES:
-        return False
-    return _host(headers.get(b"host", b"")) in LOOPBACK_NAMES
-
-
-def _host(header: bytes) -> str:
-    text = header.decode("latin-1").lower()
-    return text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
 
 
 def _handler(path: str) -> str:

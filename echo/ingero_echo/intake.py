@@ -19,6 +19,7 @@ class Doorkeeper(Guardian):
     def __init__(self, keyring: Keyring) -> None:
         super().__init__()
         self._keyring = keyring
+        self.local_only = keyring.open
 
     def admit(self, authorization: bytes | str | None) -> bool:
         """Whether a request with this Authorization header may go on."""

@@ -109,6 +109,14 @@ def test_without_tokens_no_page_of_another_host_may_ask(service: Running, path: 
     assert CLIENT.get(service.url("api", echo.HEALTH), headers={"origin": "http://localhost:3000"}).status_code == 200
 
 
+@pytest.mark.parametrize("strange", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
+def test_without_tokens_no_page_of_another_host_may_push(service: Running, strange: dict[str, str]) -> None:
+    url, headers = service.url("otlp/http", routes.OTLP_LOGS), {"content-type": "application/json"}
+
+    assert CLIENT.post(url, content=b"{}", headers={**headers, **strange}).status_code == 403
+    assert CLIENT.post(url, content=b"{}", headers=headers).status_code == 200
+
+
 def test_what_echo_writes_is_for_nobody_else(tmp_path: Path) -> None:
     old = tmp_path / "echo.duckdb"
     Store.open(StoreConfig(path=old)).close()
