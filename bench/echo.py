@@ -24,6 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from ingero_contract import attributes, echo, metrics  # noqa: E402
 from ingero_echo import rollups  # noqa: E402
+from ingero_echo.answers import ANSWERS  # noqa: E402
 from ingero_echo.settings import RetentionConfig, StoreConfig  # noqa: E402
 from ingero_echo.store import Store  # noqa: E402
 from ingero_kit.otlp_server import free_port  # noqa: E402
@@ -169,15 +170,21 @@ def questions(folder: Path, size: Size) -> None:
     row(f"{millions} million events on disk", f"{stored:.0f} MB", "", None)
     with pinned(folder / "large") as service:
         wait_until(lambda: "front_ends_ready" in service.words(), "the front ends")
-        for tool, arguments in (
+        one = {"node_id": "node-7", "metric_name": metrics.HEALTH_SCORE, "length": "12h", "apart": "12h"}
+        every: list[tuple[str, dict[str, Any]]] = [
             ("find_stragglers", {"cluster_id": "cluster-3", "since": "1h"}),
-            ("find_stragglers", {"since": "all"}),
             ("find_outlier_nodes", {"cluster_id": "cluster-3", "since": "1h"}),
-            ("find_outlier_nodes", {"since": "all"}),
             ("summary", {"since": "1h"}),
-            ("summary", {"since": "all"}),
-            ("event_history", {"since": "all"}),
-        ):
+        ]
+        for answer in ANSWERS.values():
+            needed = answer.input_schema()
+            names = {*needed.get("required", ()), *({"length", "apart"} & needed["properties"].keys())}
+            every.append((answer.name, {"since": "all", **{name: one[name] for name in sorted(names)}}))
+        by_node = (
+            f"SELECT node_id, avg(value_double) FROM events WHERE metric_name = '{metrics.HEALTH_SCORE}' GROUP BY 1"
+        )
+        every += [("run_analysis", {"sql": by_node}), ("run_analysis", {"sql": "SELECT count(*) FROM events"})]
+        for tool, arguments in every:
             url = service.url("api", echo.TOOLS + echo.TOOL_PREFIX + tool)
             times: list[float] = []
             CLIENT.post(url, json=arguments).raise_for_status()

@@ -205,17 +205,27 @@ CHAINS = Answer(
     sql="""
     WITH carried AS (
         SELECT cluster_id, causal_chain_id, min("timestamp") AS first_seen, max("timestamp") AS last_seen,
-               count(*) AS events, list(DISTINCT node_id ORDER BY node_id) AS nodes,
-               list(event_id::VARCHAR ORDER BY "timestamp")[1:10] AS evidence
+               count(*) AS events
         FROM events WHERE causal_chain_id IS NOT NULL GROUP BY cluster_id, causal_chain_id
     ),
     told AS (
         SELECT cluster_id, causal_chain_id, arg_max(severity, "timestamp") AS severity,
                arg_max(root_cause, "timestamp") AS root_cause, arg_max(summary, "timestamp") AS summary
         FROM causal_chains GROUP BY cluster_id, causal_chain_id
+    ),
+    shown AS (
+        SELECT * FROM carried LEFT JOIN told USING (cluster_id, causal_chain_id)
+        ORDER BY (severity = 'HIGH') DESC NULLS LAST, last_seen DESC, causal_chain_id LIMIT $limit + 1
+    ),
+    parts AS (
+        SELECT cluster_id, causal_chain_id, list(DISTINCT node_id ORDER BY node_id) AS nodes,
+               list(event_id::VARCHAR ORDER BY "timestamp")[1:10] AS evidence
+        FROM events JOIN (SELECT cluster_id, causal_chain_id FROM shown) USING (cluster_id, causal_chain_id)
+        GROUP BY cluster_id, causal_chain_id
     )
-    SELECT cluster_id, causal_chain_id, first_seen, last_seen, events, nodes, severity, root_cause, summary, evidence
-    FROM carried LEFT JOIN told USING (cluster_id, causal_chain_id)
+    SELECT cluster_id, causal_chain_id, first_seen, last_seen, shown.events, nodes, severity, root_cause, summary,
+           evidence
+    FROM shown JOIN parts USING (cluster_id, causal_chain_id)
     ORDER BY (severity = 'HIGH') DESC NULLS LAST, last_seen DESC, causal_chain_id
     """,
     sentence=lambda rows, _: (

@@ -398,15 +398,16 @@ COMPARE = Answer(
     arguments=CompareArguments,
     sql="""
     WITH marked AS (
-        SELECT *, "timestamp" >= make_timestamp_ns($newer_start) AS new,
+        SELECT cluster_id, node_id, samples, total, lowest, lowest_event,
+               "timestamp" >= make_timestamp_ns($newer_start) AS new,
                "timestamp" < make_timestamp_ns($older_end) AS old
-        FROM events WHERE metric_name = $metric_name AND isfinite(value_double)
+        FROM activity WHERE metric_name = $metric_name AND samples > 0
     ),
     means AS (
-        SELECT cluster_id, node_id, avg(value_double) FILTER (old) AS before, avg(value_double) FILTER (new) AS after,
-               count(*) FILTER (old) AS samples_before, count(*) FILTER (new) AS samples_after,
-               arg_min(event_id, value_double) FILTER (old) AS first,
-               arg_min(event_id, value_double) FILTER (new) AS last
+        SELECT cluster_id, node_id, coalesce(sum(samples) FILTER (old), 0)::BIGINT AS samples_before,
+               coalesce(sum(samples) FILTER (new), 0)::BIGINT AS samples_after,
+               sum(total) FILTER (old) / samples_before AS before, sum(total) FILTER (new) / samples_after AS after,
+               arg_min(lowest_event, lowest) FILTER (old) AS first, arg_min(lowest_event, lowest) FILTER (new) AS last
         FROM marked WHERE old OR new GROUP BY cluster_id, node_id
     )
     SELECT cluster_id, node_id, before, after, CASE WHEN before <> 0 THEN after / before - 1 END AS change,

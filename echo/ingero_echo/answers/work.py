@@ -191,7 +191,10 @@ COPIES = Answer(
     WITH counters AS (
         SELECT cluster_id, node_id, metric_name, "timestamp", event_id, value_double, attributes AS label,
                coalesce(json_extract_string(attributes, '{key(attributes.MEMCPY_DIRECTION)}'), 'unknown') AS direction
-        FROM events WHERE metric_name IN ('{echo.MEMCPY_BYTES}', '{metrics.MEMCPY_BYTES_TOTAL}')
+        FROM (  -- one by one: the engine looks for one name while it reads, for one of two afterwards
+            SELECT * FROM events WHERE metric_name = '{echo.MEMCPY_BYTES}'
+            UNION ALL SELECT * FROM events WHERE metric_name = '{metrics.MEMCPY_BYTES_TOTAL}'
+        )
     ), {_STEPS}
     SELECT cluster_id, node_id, direction, sum(greatest(grown, 0)) AS bytes,
            (max(epoch_ns("timestamp")) - min(epoch_ns("timestamp"))) / 1e9 AS seconds,
