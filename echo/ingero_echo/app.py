@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
@@ -71,10 +72,11 @@ class Echo:
         writer = Writer(store, self.config.ingest)
         await asyncio.to_thread(writer.start)
         self._stack.callback(writer.stop)
-        self._intake = Intake(self._keyring, writer, self.config.retention.age)
+        dates = await asyncio.to_thread(retention.calendar, store)
+        self._intake = Intake(self._keyring, writer, self.config.retention.age, dates)
         await self._receivers(self._intake)
         self._store, self._writer = store, writer
-        self._tasks.append(asyncio.create_task(self._retain(writer, store)))
+        self._tasks.append(asyncio.create_task(self._retain(writer, store, dates)))
         self._tasks.append(asyncio.create_task(self._doors.run()))
 
     async def _front_ends(self) -> None:
@@ -138,12 +140,14 @@ class Echo:
             self.ports["otlp/grpc"] = await self._grpc.start(host, port, tls=self.config.tls)
             self._stack.push_async_callback(self._grpc.stop, DRAIN_SECONDS)
 
-    async def _retain(self, writer: Writer, store: Store) -> None:
+    async def _retain(self, writer: Writer, store: Store, dates: retention.Calendar) -> None:
         while True:
             await asyncio.sleep(self.config.retention.every)
             try:
-                job = writer.call(lambda: retention.sweep(store, self.config.retention, time.time_ns()))
+                now = dates.now(time.time_ns(), time.monotonic_ns())
+                job = writer.call(partial(retention.sweep, store, self.config.retention, now))
                 deleted = await asyncio.wrap_future(job)
+                writer.counters.sweeps += 1
                 writer.counters.deleted += deleted
                 if deleted:
                     log.info("retention", deleted=deleted)

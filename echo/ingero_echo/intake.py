@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from ingero_echo.auth import Identity, Keyring, Scope
 from ingero_echo.ingest import decode
 from ingero_echo.records import Malformed
+from ingero_echo.retention import Calendar
 from ingero_echo.writer import RETRY_SECONDS, Full, NotWritten, Writer
 from ingero_kit.otlp_server import ACCEPTED, Answer, Guardian, Push, Status
 
@@ -33,13 +34,14 @@ class Doorkeeper(Guardian):
 class Intake:
     """The handler of the OTLP receivers."""
 
-    def __init__(self, keyring: Keyring, writer: Writer, oldest_seconds: float) -> None:
+    def __init__(self, keyring: Keyring, writer: Writer, oldest_seconds: float, dates: Calendar) -> None:
         self.pushes: Counter[str] = Counter()
         self.malformed = 0
         self.rejected = 0
         self._keyring = keyring
         self._writer = writer
-        self._oldest = int(oldest_seconds * 1e9)
+        self._age = int(oldest_seconds * 1e9)
+        self._dates = dates
 
     def __call__(self, push: Push) -> Answer | Awaitable[Answer]:
         """Decide about one push."""
@@ -49,11 +51,10 @@ class Intake:
             return Answer(status=Status.UNAUTHENTICATED, message="a bearer token is required")
         size = len(push.body)
         now = time.time_ns()
+        oldest = self._dates.now(now, time.monotonic_ns()) - self._age
         try:
             self._writer.check_room(size)
-            batch = decode(
-                push.signal, push.encoding, push.body, push.cluster, now, _allowed(identity), now - self._oldest
-            )
+            batch = decode(push.signal, push.encoding, push.body, push.cluster, now, _allowed(identity), oldest)
             if not batch.identities:
                 self.rejected += batch.rejected
                 return Answer(rejected=batch.rejected, message=batch.message) if batch.rejected else ACCEPTED

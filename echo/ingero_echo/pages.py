@@ -72,6 +72,7 @@ class EchoPage:
             yield CounterMetricFamily("ingero_echo_write_failures", "Failed transactions.", counters.failures)
             yield CounterMetricFamily("ingero_echo_refused", "Pushes told to come back.", counters.refused)
             yield CounterMetricFamily("ingero_echo_deleted", "Rows deleted by retention.", counters.deleted)
+            yield CounterMetricFamily("ingero_echo_sweeps", "Times that retention looked.", counters.sweeps)
             yield CounterMetricFamily("ingero_echo_write_seconds", "Time in transactions.", counters.write_seconds)
             yield GaugeMetricFamily(
                 "ingero_echo_longest_write_seconds", "Longest transaction.", counters.longest_write_seconds

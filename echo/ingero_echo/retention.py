@@ -3,6 +3,8 @@
 The file does not shrink; freed blocks are used again, so it stays bounded.
 """
 
+import threading
+import time
 from typing import Any, Final
 
 from ingero_echo import rollups
@@ -12,6 +14,46 @@ from ingero_echo.tables import TABLES
 
 _STEP: Final = 0.1
 """Share of the rows that is deleted at once when the data is too large."""
+
+
+BELIEVED_AFTER: Final = 3600 * 10**9
+"""How long the clock has to stand by a leap ahead before anything is deleted, or refused as too old, by it."""
+
+_SLACK: Final = 60 * 10**9
+"""A leap ahead that is believed at once."""
+
+
+class Calendar:
+    """The time that ages are counted by, nanoseconds: the wall clock's, save that a leap ahead has to prove itself.
+
+    A clock that is wrong for a while must not delete what cannot be got back. `newest` is when the newest event came
+    that is in the database, `None` without one: a start after it may be a leap too.
+    """
+
+    def __init__(self, newest: int | None, wall: int, steady: int) -> None:
+        offset = wall - steady
+        self._believed = offset if newest is None else min(offset, newest - steady)
+        self._claimed, self._since = offset, steady
+        self._lock = threading.Lock()
+        self.now(wall, steady)
+
+    def now(self, wall: int, steady: int) -> int:
+        """The time by now; `wall` and `steady` are the clock that may be set and the one that only goes on."""
+        offset = wall - steady
+        with self._lock:
+            if offset <= self._believed + _SLACK:
+                self._believed, self._claimed, self._since = offset, offset, steady
+            elif offset + _SLACK < self._claimed or self._claimed <= self._believed + _SLACK:
+                self._claimed, self._since = offset, steady
+            elif steady - self._since >= BELIEVED_AFTER:
+                self._believed = self._claimed
+            return steady + self._believed
+
+
+def calendar(store: Store) -> Calendar:
+    """The calendar of a store that was just opened."""
+    row = store.cursor().execute("SELECT epoch_ns(max(received)) FROM events").fetchall()[0]
+    return Calendar(row[0], time.time_ns(), time.monotonic_ns())
 
 
 def sweep(store: Store, config: RetentionConfig, now_nanos: int) -> int:

@@ -50,6 +50,7 @@ class WriterCounters:
     groups: int = 0
     failures: int = 0
     deleted: int = 0
+    sweeps: int = 0
     refused: int = 0
     write_seconds: float = 0.0
     longest_write_seconds: float = 0.0
@@ -60,6 +61,15 @@ class _Waiting:
     batch: Batch
     size: int
     done: Future[int] = field(default_factory=Future)
+
+
+@dataclass(frozen=True, slots=True)
+class _News:
+    """What of a group is to be written: rows of each request, repeats in each, and the identities of all events."""
+
+    batches: list[dict[str, list[pa.RecordBatch]]]
+    repeats: list[int]
+    identities: list[int]
 
 
 class Writer:
@@ -164,14 +174,22 @@ class Writer:
 
     def _write(self, group: list[_Waiting]) -> None:
         began = time.perf_counter()
+        news = _News([], [], [])
         try:
-            repeats, identities = self._transaction(group)
+            news = self._news(group)
+            self._transaction(news)
         except Exception as error:
             self.counters.failures += 1
             self._recover(error)
-            self._answer(group, None, NotWritten(trouble(error) or str(error).partition("\n")[0]))
-            return
-        self._repeats.add(identities)
+            # If the log cannot be read now and turns out to hold this group after all, its repeats are looked up.
+            self._repeats.add(news.identities)
+            if not self._is_written(news):
+                self._answer(group, None, NotWritten(trouble(error) or str(error).partition("\n")[0]))
+                return
+            log.warning("written_all_the_same", hint="the commit is in the log; what failed came after it")
+        else:
+            self._repeats.add(news.identities)
+        repeats, identities = news.repeats, news.identities
         took = time.perf_counter() - began
         counters = self.counters
         counters.events += len(identities)
@@ -191,17 +209,33 @@ class Writer:
             else:
                 waiting.done.set_result(repeats[number] if repeats else 0)
 
-    def _transaction(self, group: list[_Waiting]) -> tuple[list[int], list[int]]:
+    def _news(self, group: list[_Waiting]) -> _News:
+        """What of a group is not in the database."""
         identities = [one for waiting in group for one in waiting.batch.identities]
-        batches = [waiting.batch.tables for waiting in group]
-        repeats = [0] * len(group)
-        if not self._repeats.fresh(identities):
-            batches, repeats, identities = self._without_repeats(group)
+        if self._repeats.fresh(identities):
+            return _News([waiting.batch.tables for waiting in group], [0] * len(group), identities)
+        return self._without_repeats(group)
+
+    def _is_written(self, news: _News) -> bool:
+        """Whether a group whose commit raised is in the database: a commit can be in the log and fail behind it."""
+        rows = next((part for tables in news.batches for part in tables.get("events", ()) if part.num_rows), None)
+        if rows is None:
+            return False
+        first = [rows["received"][0].value, rows["event_id"][0].as_py()]
+        try:
+            found = self._store.connection.execute(
+                "SELECT count(*) FROM events WHERE received = make_timestamp_ns(?) AND event_id = ?", first
+            ).fetchall()
+        except duckdb.Error:
+            return False
+        return bool(found[0][0])
+
+    def _transaction(self, news: _News) -> None:
         connection = self._store.connection
         connection.execute("BEGIN")
         try:
             for table in TABLES:
-                found = [part for tables in batches for part in tables.get(table, ())]
+                found = [part for tables in news.batches for part in tables.get(table, ())]
                 if found:
                     # In one piece: the engine takes many small batches at the price of full ones.
                     connection.register("rows", pa.Table.from_batches(found, SCHEMAS[table]).combine_chunks())
@@ -215,11 +249,8 @@ class Writer:
         except BaseException:
             _quietly_roll_back(connection)
             raise
-        return repeats, identities
 
-    def _without_repeats(
-        self, group: list[_Waiting]
-    ) -> tuple[list[dict[str, list[pa.RecordBatch]]], list[int], list[int]]:
+    def _without_repeats(self, group: list[_Waiting]) -> _News:
         """The group without what is in the database already; a remembered hash alone is not believed."""
         out: list[dict[str, list[pa.RecordBatch]]] = []
         repeats: list[int] = []
@@ -233,7 +264,7 @@ class Writer:
             fresh = [one for number, one in enumerate(identities) if number not in gone]
             new += fresh
             pending.update(fresh)
-        return out, repeats, new
+        return _News(out, repeats, new)
 
     def _repeated(self, batch: Batch, pending: set[int]) -> set[int]:
         """Places of the events that are in the database, in this group, or earlier in the same batch."""

@@ -10,17 +10,24 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import httpx
 import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 
 from ingero_contract import attributes, echo, routes
 from ingero_echo.app import Echo
-from ingero_echo.settings import EchoConfig
+from ingero_echo.ingest import decode
+from ingero_echo.retention import BELIEVED_AFTER, Calendar
+from ingero_echo.settings import EchoConfig, IngestConfig, StoreConfig
+from ingero_echo.store import Store
 from ingero_echo.turns import DEAF_AFTER
+from ingero_echo.writer import NotWritten, Writer
+from ingero_kit.otlp_server import Signal
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo
@@ -156,6 +163,83 @@ def test_a_file_that_cannot_be_written_is_named_at_the_start(tmp_path: Path) -> 
     assert "the volume cannot be written" in words
 
 
+class Faltering:
+    """A connection whose commits raise: after they are written, or before."""
+
+    def __init__(self, connection: Any, written: bool) -> None:
+        self._connection, self._written = connection, written
+        self.left = 1
+
+    def execute(self, sql: str, *more: Any) -> Any:
+        if sql != "COMMIT" or not self.left:
+            return self._connection.execute(sql, *more)
+        self.left -= 1
+        self._connection.execute("COMMIT" if self._written else "ROLLBACK")
+        raise duckdb.IOException("IO Error: No space left on device")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+
+@pytest.mark.parametrize("written", [True, False], ids=["after it was written", "before"])
+@pytest.mark.parametrize("at", [None, 0], ids=["dated", "undated"])
+def test_a_commit_that_raises_is_answered_by_what_is_in_the_database(
+    tmp_path: Path, written: bool, at: int | None
+) -> None:
+    store = Store.open(StoreConfig(path=tmp_path / "e.duckdb"))
+    writer = Writer(store, IngestConfig())
+    store.connection = Faltering(store.connection, written)
+    writer.start()
+    body = telemetry.logs([(f"e{number}", "", {}) for number in range(150)], at=at).SerializeToString()
+
+    def send() -> str:
+        try:
+            batch = decode(Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
+            writer.put(batch, len(body)).result(60)
+        except NotWritten:
+            return "again"
+        return "taken"
+
+    answers = [send()]
+    while answers[-1] == "again":
+        answers.append(send())
+    found = store.connection.execute("SELECT count(*) FROM events").fetchall()[0][0]
+    writer.stop()
+    store.close()
+
+    assert answers == (["taken"] if written else ["again", "taken"])
+    assert (found, writer.counters.events, writer.counters.failures) == (150, 150, 1)
+
+
+@pytest.mark.parametrize("wal_limit_mb", [1, 1000], ids=["full in a checkpoint", "full in the log"])
+def test_however_full_the_disk_runs_no_request_is_kept_twice(tmp_path: Path, wal_limit_mb: int) -> None:
+    with volume(tmp_path / "volume", 6) as folder:
+        for kilobytes in range(1500, 4500, 250):
+            path, ballast = folder / "e.duckdb", folder / "ballast"
+            store = Store.open(StoreConfig(path=path, wal_limit_mb=wal_limit_mb))
+            writer = Writer(store, IngestConfig(group_wait=0))
+            writer.start()
+            ballast.write_bytes(bytes(kilobytes << 10))
+            sent = 0
+            while True:
+                body = telemetry.logs([("e", f"{sent}.{n}" * 9, {}) for n in range(400)]).SerializeToString()
+                batch = partial(decode, Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
+                try:
+                    writer.put(batch(), len(body)).result(60)
+                    sent += 400
+                except NotWritten:
+                    break
+            ballast.unlink()
+            writer.put(batch(), len(body)).result(60)
+            found = store.connection.execute("SELECT count(*), count(DISTINCT event_id) FROM events").fetchall()[0]
+            writer.stop()
+            store.close()
+            for file in folder.iterdir():
+                file.unlink()
+
+            assert found == (sent + 400, sent + 400)
+
+
 CLOCK = (
     "import sys, time; shift = int(sys.argv.pop(1)); wall, exact = time.time, time.time_ns; "
     "time.time = lambda: wall() + shift / 1e9; time.time_ns = lambda: exact() + shift; "
@@ -203,6 +287,66 @@ def test_when_the_clock_goes_back_nothing_is_lost_and_the_reason_is_told(tmp_pat
     assert set(before + back) < set(found)
     with start_echo(tmp_path) as service:
         assert sorted(stored(service)) == sorted(found)
+
+
+def test_a_clock_that_is_far_ahead_for_a_while_deletes_nothing_and_refuses_nothing_good(tmp_path: Path) -> None:
+    before, request = telemetry.numbered(100, cluster="clock")
+    with start_echo(tmp_path) as service:
+        assert push(service, request).status_code == 200
+    with at_another_time(tmp_path, 40 * DAY) as service:
+        swept = sweeps(service)
+        during, late = telemetry.numbered(100, cluster="clock")
+        answer = push(service, late)
+        wait_until(lambda: sweeps(service) >= swept + 3, "retention to look a few times")
+        found = stored(service)
+    with start_echo(tmp_path) as service:
+        after = stored(service)
+
+    assert answer.content == b""
+    assert sorted(found) == sorted(after) == sorted(before + during)
+
+
+def sweeps(service: Running) -> float:
+    text = CLIENT.get(service.url("api", "/metrics")).text
+    return float(next(line.split()[1] for line in text.splitlines() if line.startswith("ingero_echo_sweeps_total")))
+
+
+HOUR, START = BELIEVED_AFTER, 1_700_000_000 * 10**9
+
+
+def test_a_leap_ahead_is_believed_when_the_clock_has_stood_by_it_for_an_hour() -> None:
+    dates = Calendar(START, START, 0)
+
+    assert dates.now(START + 40 * DAY, 10) == START + 10
+    assert dates.now(START + 40 * DAY + HOUR - 1, HOUR) == START + HOUR
+    assert dates.now(START + 40 * DAY + HOUR, HOUR + 10) == START + 40 * DAY + HOUR
+
+
+@pytest.mark.parametrize("leap", [40 * DAY, 2 * HOUR])
+def test_leaps_that_are_taken_back_are_never_believed(leap: int) -> None:
+    dates, steady = Calendar(START, START, 0), 0
+    for _ in range(100):
+        steady += HOUR // 2
+        assert dates.now(START + steady + leap, steady) == START + steady
+        steady += HOUR // 4
+        assert dates.now(START + steady, steady) == START + steady
+
+
+def test_a_clock_that_goes_back_or_on_as_clocks_do_is_believed_at_once() -> None:
+    dates, wall = Calendar(START, START, 0), START
+    for steady in range(0, 48 * HOUR, HOUR):
+        wall = START + steady + steady // 1000
+        assert dates.now(wall, steady) == wall
+    assert dates.now(wall - DAY, 48 * HOUR) == wall - DAY
+    assert Calendar(None, START, 5).now(START, 5) == START
+    assert Calendar(START + 40 * DAY, START, 5).now(START, 5) == START
+
+
+def test_after_a_long_time_off_nothing_goes_for_an_hour() -> None:
+    dates = Calendar(START, START + 40 * DAY, 7)
+
+    assert dates.now(START + 40 * DAY, 7) == START
+    assert dates.now(START + 40 * DAY + HOUR, HOUR + 7) == START + 40 * DAY + HOUR
 
 
 def test_one_batch_sent_by_many_at_once_is_kept_once(tmp_path: Path) -> None:
