@@ -276,7 +276,7 @@ def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
     now = time.time_ns()
     try:
         since, until = parse_moment(given.since, now), parse_moment(given.until, now)
-        extra = {}
+        extra: dict[str, Any] = {}
         if hasattr(given, "apart"):
             length, apart = _nanos(given.length), _nanos(given.apart)
             end = until if until is not None else now
@@ -286,6 +286,9 @@ def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
         raise Refused("bad_arguments", str(error), status=422) from None
     if given.until == "0s":
         until = None
+    if getattr(given, "event_ids", ()):
+        since = until = None
+    extra["window_start"] = since
     return Window(clusters=clusters, since=since, until=until), extra
 
 

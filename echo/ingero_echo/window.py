@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass
 from typing import Final
 
+from ingero_contract.values import VerdictState
+from ingero_contract.verdicts import ACTIONABLE
 from ingero_echo.tables import TABLES
 
 LONG_NANOS: Final = 2 * 3600 * 10**9
@@ -16,6 +18,10 @@ LONG_NANOS: Final = 2 * 3600 * 10**9
 
 LATEST: Final = 2**63 - 1
 """The last moment that the columns of times hold."""
+
+
+ACCUSED: Final = ", ".join(f"'{state}'" for state in sorted({*ACTIONABLE, VerdictState.SILENT}))
+"""States of a verdict that accuses, as a list in SQL."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +40,35 @@ def literal(text: str) -> str:
 
 def shadows(window: Window) -> str:
     """The common table expressions, without WITH."""
-    conditions = []
+    seen = []
     if window.clusters is not None:
         names = ", ".join(literal(name) for name in sorted(window.clusters)) or "NULL"
-        conditions.append(f"cluster_id IN ({names})")
+        seen.append(f"cluster_id IN ({names})")
+    within = list(seen)
     if window.since is not None:
-        conditions.append(f'"timestamp" >= {moment(window.since)}')
+        within.append(f'"timestamp" >= {moment(window.since)}')
     if window.until is not None:
-        conditions.append(f'"timestamp" < {moment(window.until)}')
-    where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
-    named = [f"{table} AS NOT MATERIALIZED (SELECT * FROM main.{table}{where})" for table in TABLES]
+        within.append(f'"timestamp" < {moment(window.until)}')
+    named = [
+        f"{table} AS NOT MATERIALIZED (SELECT * FROM main.{table}{_where(within)}{_open(table, window, seen)})"
+        for table in TABLES
+    ]
     return ", ".join([*named, f"activity AS NOT MATERIALIZED ({_activity(window)})"])
+
+
+def _where(conditions: list[str]) -> str:
+    return f" WHERE {' AND '.join(conditions)}" if conditions else ""
+
+
+def _open(table: str, window: Window, seen: list[str]) -> str:
+    """Verdicts are told when they change: the newest ones of before the window, where they accuse, hold in it too."""
+    if table != "verdicts" or window.since is None:
+        return ""
+    before = _where([*seen, f'"timestamp" < {moment(window.since)}'])
+    return (
+        f" UNION ALL SELECT * FROM (SELECT * FROM main.verdicts{before} QUALIFY row_number() OVER "
+        f'(PARTITION BY cluster_id, node_id, source ORDER BY "timestamp" DESC) = 1) WHERE state IN ({ACCUSED})'
+    )
 
 
 def _activity(window: Window) -> str:

@@ -5,8 +5,8 @@ from uuid import UUID
 from pydantic import Field
 
 from ingero_contract import metrics
-from ingero_echo.answers.nodes import ACCUSED
 from ingero_echo.answers.table import MAX_ID, Answer, Cited, Row, Scoped, plural
+from ingero_echo.window import ACCUSED
 
 
 class HistoryArguments(Scoped):
@@ -21,7 +21,7 @@ class HistoryArguments(Scoped):
     causal_chain_id: str | None = Field(default=None, min_length=1, max_length=1024)
     """One causal chain."""
     event_ids: list[UUID] = Field(default=[], max_length=1000)
-    """These events only: what an answer cites."""
+    """These events only, whatever the window: what an answer cites."""
     cursor: str | None = Field(default=None, max_length=128)
     """Continue after this place."""
 
@@ -59,7 +59,7 @@ HISTORY = Answer(
       AND ($metric_name IS NULL OR metric_name = $metric_name)
       AND ($signal IS NULL OR signal = $signal)
       AND ($causal_chain_id IS NULL OR causal_chain_id = $causal_chain_id)
-      AND (len($event_ids::UUID[]) = 0 OR list_contains($event_ids::UUID[], events.event_id))
+      AND (len($event_ids::UUID[]) = 0 OR events.event_id IN (SELECT unnest($event_ids::UUID[])))
       AND ($cursor_time IS NULL OR ("timestamp", event_id) < (make_timestamp_ns($cursor_time), $cursor_id::UUID))
     ORDER BY "timestamp" DESC, events.event_id DESC
     """,

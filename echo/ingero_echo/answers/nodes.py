@@ -1,15 +1,13 @@
 """Where: clusters and their nodes."""
 
-from typing import Any
+from typing import Any, Final
 
 from pydantic import Field
 
 from ingero_contract import metrics
-from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND, VerdictState
-from ingero_contract.verdicts import ACTIONABLE
+from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND
 from ingero_echo.answers.table import MAX_ID, Answer, Cited, Scoped, plural
-
-ACCUSED = ", ".join(f"'{state}'" for state in sorted({*ACTIONABLE, VerdictState.SILENT}))
+from ingero_echo.window import ACCUSED
 
 VERDICTS = f"""
     newest AS (
@@ -65,6 +63,30 @@ class SummaryRow(Cited):
     last_event: str
 
 
+_NAMED: Final = 5
+"""Most clusters, and most stragglers of each, that the sentence names."""
+
+
+def _summary(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "No events in this window."
+    ordered = sorted(rows, key=lambda row: not row["stragglers"])
+    words = [
+        f"{row['cluster_id'] or 'no cluster'}: {plural(row['nodes'], 'node')}, "
+        + (f"straggler: {_names(row['straggler_nodes'])}" if row["stragglers"] else "no straggler")
+        for row in ordered[:_NAMED]
+    ]
+    if more := ordered[_NAMED:]:
+        accused = sum(1 for row in more if row["stragglers"])
+        words.append(f"{plural(len(more), 'more cluster')}, {accused or 'none'} of them with stragglers")
+    return "; ".join(words)
+
+
+def _names(nodes: list[str]) -> str:
+    more = f" and {len(nodes) - _NAMED} more" if len(nodes) > _NAMED else ""
+    return ", ".join(nodes[:_NAMED]) + more
+
+
 SUMMARY = Answer(
     name="summary",
     title="Cluster summary",
@@ -86,7 +108,7 @@ SUMMARY = Answer(
     ),
     accused AS (
         SELECT cluster_id, count(*) AS stragglers, list(node_id ORDER BY node_id) AS names,
-               list(event_id ORDER BY node_id)[1:10] AS proofs
+               list(event_id ORDER BY node_id)[1:10] AS proofs, max("timestamp") AS told
         FROM latest WHERE state IN ({ACCUSED}) GROUP BY cluster_id
     ),
     seen AS (
@@ -95,21 +117,15 @@ SUMMARY = Answer(
             FROM activity GROUP BY cluster_id, node_id
         ) GROUP BY cluster_id
     )
-    SELECT cluster_id, nodes, coalesce(active, 0) AS active, coalesce(idle, 0) AS idle,
+    SELECT cluster_id, coalesce(nodes, 0) AS nodes, coalesce(active, 0) AS active, coalesce(idle, 0) AS idle,
            coalesce(calibrating, 0) AS calibrating, coalesce(stragglers, 0) AS stragglers,
-           coalesce(names, []) AS straggler_nodes, events, median_score, lowest_score, lowest_node, last_event,
+           coalesce(names, []) AS straggler_nodes, coalesce(events, 0) AS events, median_score, lowest_score,
+           lowest_node, coalesce(last_event, told) AS last_event,
            list_filter(list_append(coalesce(proofs, []), lowest_event), lambda x: x IS NOT NULL)::VARCHAR[]
              AS evidence
-    FROM seen LEFT JOIN scores USING (cluster_id) LEFT JOIN accused USING (cluster_id) ORDER BY cluster_id
+    FROM seen FULL JOIN accused USING (cluster_id) LEFT JOIN scores USING (cluster_id) ORDER BY cluster_id
     """,
-    sentence=lambda rows, _: (
-        "; ".join(
-            f"{row['cluster_id'] or 'no cluster'}: {plural(row['nodes'], 'node')}, "
-            + (f"straggler: {', '.join(row['straggler_nodes'])}" if row["stragglers"] else "no straggler")
-            for row in rows[:5]
-        )
-        or "No events in this window."
-    ),
+    sentence=lambda rows, _: _summary(rows),
 )
 
 

@@ -6,9 +6,9 @@ from pydantic import Field
 
 from ingero_contract import attributes, echo, metrics
 from ingero_contract.values import LATE_RANK
-from ingero_echo.answers.nodes import ACCUSED
 from ingero_echo.answers.table import Answer, Cited, Scoped, plural
 from ingero_echo.settings import CostConfig
+from ingero_echo.window import ACCUSED
 
 
 def key(name: str) -> str:
@@ -372,13 +372,15 @@ COST = Answer(
         SELECT unnest($providers::VARCHAR[]) AS provider, unnest($models::VARCHAR[]) AS gpu_model,
                unnest($prices::DOUBLE[]) AS rate
     ),
+    -- What was accused before the window is charged from its beginning, what is accused still up to its newest event.
     spans AS (
-        SELECT *, coalesce(lead("timestamp") OVER (PARTITION BY cluster_id, node_id, source ORDER BY "timestamp"),
-                           (SELECT max("timestamp") FROM events)) AS ended
+        SELECT *, greatest("timestamp", make_timestamp_ns($window_start::BIGINT)) AS began,
+               coalesce(lead("timestamp") OVER (PARTITION BY cluster_id, node_id, source ORDER BY "timestamp"),
+                        (SELECT max("timestamp") FROM events)) AS ended
         FROM verdicts WHERE source IN ('fleet', 'collectives')
     ),
     charged AS (
-        SELECT cluster_id, node_id, sum(epoch_ns(ended) - epoch_ns("timestamp")) / 3.6e12 AS hours,
+        SELECT cluster_id, node_id, coalesce(sum(epoch_ns(ended) - epoch_ns(began)), 0) / 3.6e12 AS hours,
                avg(coalesce(severity, 1)) AS severity, list(event_id::VARCHAR)[1:10] AS cited,
                max(try_cast(json_extract_string(evidence, '$.ranks') AS INTEGER)) AS ranks
         FROM spans WHERE state IN ({ACCUSED}) GROUP BY cluster_id, node_id, source

@@ -1,0 +1,148 @@
+"""What began before a window and goes on is in it: accusations, what they cost, and the events that answers cite."""
+
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ingero_contract import attributes, echo, metrics
+from ingero_echo.auth import ANYBODY
+from ingero_echo.desk import Desk
+from ingero_echo.ingest import decode
+from ingero_echo.settings import EchoConfig, StoreConfig
+from ingero_echo.store import Store
+from ingero_echo.writer import Writer
+from ingero_kit.otlp_server import Signal
+from ingero_testing import telemetry
+
+HOUR = 3600 * 10**9
+
+
+class Books:
+    """A store and the desk that answers from it, in this process."""
+
+    def __init__(self, folder: Path) -> None:
+        config = EchoConfig(insecure=True, store=StoreConfig(path=folder / "e.duckdb"))
+        self.store = Store.open(config.store)
+        self.writer = Writer(self.store, config.ingest)
+        self.writer.start()
+        self.desk = Desk(config, lambda: self.store)
+        self.now = time.time_ns()
+
+    def put(self, signal: Signal, message: Any) -> None:
+        body = message.SerializeToString()
+        batch = decode(signal, "protobuf", body, "", self.now, lambda _: True)
+        assert not batch.rejected
+        self.writer.put(batch, len(body)).result(60)
+
+    def verdict(self, node: str, state: str, hours_ago: float, cluster: str = "c", **own: Any) -> None:
+        at = self.now - int(hours_ago * HOUR)
+        self.put(Signal.LOGS, telemetry.verdict(node, state, cluster, at, **own))
+
+    def alive(self, node: str, cluster: str = "c") -> None:
+        points = [(metrics.HEALTH_SCORE, 0.9, {})]
+        at = self.now - 10**9
+        self.put(Signal.METRICS, telemetry.gauges(points, cluster, node, at, **{attributes.PROVIDER: "aws"}))
+
+    def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
+        return self.desk.call(ANYBODY, echo.TOOL_PREFIX + tool, arguments).body
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    made = Books(tmp_path)
+    yield made
+    made.writer.stop()
+    made.store.close()
+
+
+def test_a_node_that_was_accused_two_hours_ago_and_never_cleared_is_accused(books: Books) -> None:
+    books.verdict("slow", "straggler", 2)
+    books.verdict("mended", "straggler", 3)
+    books.verdict("mended", "healthy", 2)
+    for node in ("slow", "mended", "well"):
+        books.alive(node)
+
+    (row,) = books.ask("summary")["rows"]
+    stragglers = books.ask("find_stragglers")["rows"]
+    why = books.ask("why_not", node_id="slow")
+    verdicts = books.ask("verdict", open_only=True)["rows"]
+    anomalies = books.ask("anomaly_stream")["rows"]
+
+    assert (row["stragglers"], row["straggler_nodes"]) == (1, ["slow"])
+    assert [found["node_id"] for found in stragglers] == ["slow"]
+    assert "slow is a straggler" in why["summary"]
+    assert [found["node_id"] for found in verdicts] == ["slow"]
+    assert [found["node_id"] for found in anomalies] == ["slow"]
+    assert "mended is no straggler" in books.ask("why_not", node_id="mended")["summary"]
+
+
+def test_the_end_of_an_accusation_inside_the_window_counts(books: Books) -> None:
+    books.verdict("slow", "straggler", 2)
+    books.verdict("slow", "healthy", 0.5)
+    books.alive("slow")
+
+    assert books.ask("summary")["rows"][0]["stragglers"] == 0
+    assert books.ask("get_cost")["rows"][0]["hours"] == pytest.approx(0.5, abs=0.01)
+
+
+def test_a_window_that_ended_before_the_accusation_does_not_know_it(books: Books) -> None:
+    books.verdict("slow", "straggler", 2)
+    books.alive("slow")
+
+    assert books.ask("find_stragglers", since="4h", until="3h")["rows"] == []
+    assert [row["node_id"] for row in books.ask("find_stragglers", since="90m", until="80m")["rows"]] == ["slow"]
+
+
+def test_an_accusation_from_before_the_window_costs_from_its_beginning(books: Books) -> None:
+    books.verdict("slow", "straggler", 5, severity=0.5)
+    books.verdict("new", "straggler", 0.25, severity=0.5)
+    for node in ("slow", "new"):
+        books.alive(node)
+
+    hours = {row["node_id"]: row["hours"] for row in books.ask("get_cost")["rows"]}
+    longer = {row["node_id"]: row["hours"] for row in books.ask("get_cost", since="24h")["rows"]}
+
+    assert hours == {"slow": pytest.approx(1, abs=0.01), "new": pytest.approx(0.25, abs=0.01)}
+    assert longer == {"slow": pytest.approx(5, abs=0.01), "new": pytest.approx(0.25, abs=0.01)}
+
+
+def test_a_cluster_that_sent_nothing_but_has_somebody_accused_is_in_the_summary(books: Books) -> None:
+    books.verdict("dead", "stopped", 2, "quiet")
+    books.alive("well", "loud")
+
+    body = books.ask("summary")
+
+    assert [(row["cluster_id"], row["nodes"], row["stragglers"]) for row in body["rows"]] == [
+        ("loud", 1, 0), ("quiet", 0, 1),
+    ]  # fmt: skip
+    assert body["summary"].startswith("quiet: 0 nodes, straggler: dead; loud: 1 node, no straggler")
+
+
+def test_a_summary_of_many_clusters_names_those_with_stragglers_and_says_how_many_it_leaves_out(books: Books) -> None:
+    for number in range(9):
+        books.alive("n", f"c{number}")
+    for number in range(7):
+        books.verdict(f"s{number}", "straggler", 0.1, "c8")
+    books.verdict("s", "straggler", 0.1, "c7")
+
+    words = books.ask("summary")["summary"]
+
+    assert words.startswith("c7: 2 nodes, straggler: s; c8: 8 nodes, straggler: s0, s1, s2, s3, s4 and 2 more; ")
+    assert words.endswith("; 4 more clusters, none of them with stragglers")
+
+
+def test_evidence_is_shown_when_it_is_asked_for_by_id_however_old_it_is(books: Books) -> None:
+    one = str(uuid.uuid4())
+    books.verdict("slow", "straggler", 50, **{attributes.EVENT_ID: one})
+    books.alive("slow")
+
+    (row,) = books.ask("find_stragglers")["rows"]
+    found = books.ask("event_history", event_ids=row["evidence"])["rows"]
+
+    assert one in row["evidence"]
+    assert {event["event_id"] for event in found} == set(row["evidence"])
+    assert books.ask("event_history", node_id="slow", signal="logs")["rows"] == []
