@@ -1,5 +1,6 @@
 """What began before a window and goes on is in it: accusations, what they cost, and the events that answers cite."""
 
+import asyncio
 import time
 import uuid
 from collections.abc import Iterator
@@ -48,13 +49,14 @@ class Books:
         self.put(Signal.METRICS, telemetry.gauges(points, cluster, node, at, **{attributes.PROVIDER: "aws"}))
 
     def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        return self.desk.call(ANYBODY, echo.TOOL_PREFIX + tool, arguments).body
+        return asyncio.run(self.desk.call(ANYBODY, echo.TOOL_PREFIX + tool, arguments)).body
 
 
 @pytest.fixture
 def books(tmp_path: Path) -> Iterator[Books]:
     made = Books(tmp_path)
     yield made
+    made.desk.close()
     made.writer.stop()
     made.store.close()
 

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -209,35 +208,6 @@ def test_a_commit_that_raises_is_answered_by_what_is_in_the_database(
 
     assert answers == (["taken"] if written else ["again", "taken"])
     assert (found, writer.counters.events, writer.counters.failures) == (150, 150, 1)
-
-
-@pytest.mark.parametrize("wal_limit_mb", [1, 1000], ids=["full in a checkpoint", "full in the log"])
-def test_however_full_the_disk_runs_no_request_is_kept_twice(tmp_path: Path, wal_limit_mb: int) -> None:
-    with volume(tmp_path / "volume", 6) as folder:
-        for kilobytes in range(1500, 4500, 250):
-            path, ballast = folder / "e.duckdb", folder / "ballast"
-            store = Store.open(StoreConfig(path=path, wal_limit_mb=wal_limit_mb))
-            writer = Writer(store, IngestConfig(group_wait=0))
-            writer.start()
-            ballast.write_bytes(bytes(kilobytes << 10))
-            sent = 0
-            while True:
-                body = telemetry.logs([("e", f"{sent}.{n}" * 9, {}) for n in range(400)]).SerializeToString()
-                batch = partial(decode, Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
-                try:
-                    writer.put(batch(), len(body)).result(60)
-                    sent += 400
-                except NotWritten:
-                    break
-            ballast.unlink()
-            writer.put(batch(), len(body)).result(60)
-            found = store.connection.execute("SELECT count(*), count(DISTINCT event_id) FROM events").fetchall()[0]
-            writer.stop()
-            store.close()
-            for file in folder.iterdir():
-                file.unlink()
-
-            assert found == (sent + 400, sent + 400)
 
 
 CLOCK = (

@@ -44,7 +44,7 @@ def live_in_order(path: Path, before: Held, dice: random.Random) -> Held:
         for _ in range(dice.randrange(1, 5)):
             match dice.randrange(4):
                 case 0:
-                    store.connection.execute("CHECKPOINT")
+                    store.checkpoint()
                 case 1:
                     retention.sweep(store, RetentionConfig(age=4.0 * 86_400), (day + 1) * DAY)
                 case _:
@@ -76,5 +76,5 @@ def live_until_killed(path: Path, seed: int, told: Connection) -> None:
         writer.put(batch, len(body)).result()
         told.send(name)
         if not dice.randrange(4):
-            writer.call(lambda: store.connection.execute("CHECKPOINT"))
+            writer.call(store.checkpoint)
     os._exit(3)
