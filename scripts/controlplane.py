@@ -163,9 +163,13 @@ class ControlPlane:
         self._run("kwok", *admin, "--manage-all-nodes=false", "--manage-nodes-with-label-selector", selector,
                   "--node-lease-duration-seconds", "40", "--config", str(STAGES))  # fmt: skip
 
-    def write_kubeconfig(self, file: Path, token: str) -> None:
-        """A kubeconfig with a bearer token."""
-        server = self.server or {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
+    def write_kubeconfig(self, file: Path, token: str, address: str = "") -> None:
+        """A kubeconfig with a bearer token; `address` is that of a proxy in between."""
+        server = (
+            {"server": address}
+            if address
+            else self.server or {"server": f"https://127.0.0.1:{self.port}", "insecure-skip-tls-verify": True}
+        )
         tree = {
             "apiVersion": "v1",
             "kind": "Config",

@@ -18,11 +18,12 @@ from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
 from ingero_operator import handlers
 from ingero_operator.cache import OwnerKey
-from ingero_operator.children import Hands, explain
+from ingero_operator.children import Hands
 from ingero_operator.cluster import Api, ApiError, login
 from ingero_operator.desk import Desk
 from ingero_operator.echo_stores import PARTS as STORE_PARTS
 from ingero_operator.echo_stores import EchoStores
+from ingero_operator.failures import Failures, explain
 from ingero_operator.fleet_clusters import PARTS as FLEET_PARTS
 from ingero_operator.fleet_clusters import FleetClusters
 from ingero_operator.fullness import Fullness
@@ -77,10 +78,11 @@ class Operator:
         )
         self.tasks = Tasks(clock)
         inquirer = Inquirer(clock, config.poll, config.polls_per_second, self.queue.hint, tasks=self.tasks)
+        failures = Failures(clock)
         self.desk = Desk(
             api=api,
             sight=self.sight,
-            hands=Hands(api, self.sight.cache),
+            hands=Hands(api, self.sight.cache, failures),
             recorder=Recorder(api, config.identity),
             inquirer=inquirer,
             fullness=Fullness(clock, self.queue.hint, tasks=self.tasks),
@@ -89,6 +91,7 @@ class Operator:
             clock=clock,
             leads=self.leads,
             guard=NodeGuard(api, clock, config.node_guard),
+            failures=failures,
         )
         self.keeper = Keeper(self.desk)
         self.fleets = FleetClusters(self.desk, self.keeper)
@@ -198,17 +201,20 @@ class Operator:
         )
 
     async def reconcile(self, key: OwnerKey) -> float | None:
-        """One resource. What the API server refuses for good is said in its conditions before it is tried again."""
+        """One resource. What stops it as a whole is said in its conditions before it is tried again, unless it may
+        pass by itself and is met for the first time."""
         room, parts = (self.fleets, FLEET_PARTS) if key[0] == "FleetCluster" else (self.stores, STORE_PARTS)
         try:
             return await room.reconcile(key)
         except Exception as error:
             resource, refusal = self.sight.cache.get(key), error if isinstance(error, ApiError) else None
-            if resource is not None and not (refusal and refusal.transient):
+            passing = refusal is not None and refusal.transient and not self.queue.failures.get(key)
+            if resource is not None and not passing:
                 what = f"{key[0]} {key[2]}"
                 words = f"{what}: {type(error).__name__}: {error}; this is a fault of the operator, please report it"
                 trouble = explain(what, refusal) if refusal else Trouble("OperatorFault", words, stalls=False)
-                await self.desk.stumble(resource, parts, trouble)
+                with contextlib.suppress(ApiError):
+                    await self.desk.stumble(resource, parts, trouble)
             raise
 
     async def _sweep(self) -> None:

@@ -1,5 +1,6 @@
 """What the watches told, kept small: objects as JSON text, found by name and by owner. Pure; nothing here asks."""
 
+import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,14 +78,15 @@ class Cache:
         self._entries: dict[ObjectKey, Entry] = {}
         self._children: dict[OwnerKey, set[ObjectKey]] = defaultdict(set)
         self._kinds: dict[str, set[ObjectKey]] = defaultdict(set)
-        self._gone: OrderedDict[str, None] = OrderedDict()
+        self._gone: OrderedDict[str, float] = OrderedDict()
+        """Uids of what went, and the version at which it did."""
 
     def put(self, kind: str, body: Manifest) -> bool:
         """Take an object over; says whether that was news."""
         key = key_of(kind, body)
         version, uid = _version(body), str(body["metadata"].get("uid", ""))
         before = self._entries.get(key)
-        if uid in self._gone or (before and before.version >= version):
+        if version < self._gone.get(uid, 0) or (before and before.version >= version):
             return False
         owner = owner_of(kind, body)
         text = orjson.dumps(slim(kind, body))
@@ -96,26 +98,33 @@ class Cache:
         return True
 
     def drop(self, kind: str, body: Manifest) -> bool:
-        """Forget a deleted object, unless a newer one of that name is there already."""
+        """Forget a deleted object, unless a newer one of that name is there already.
+
+        What loses the label that is watched is told as deleted too, with the version that it goes on living with.
+        """
         key, uid = key_of(kind, body), str(body["metadata"].get("uid", ""))
         entry = self._entries.get(key)
         if uid:
-            self._bury(uid)
+            self._bury(uid, _version(body))
         if entry is None or uid not in ("", entry.uid):
             return False
-        return self.drop_key(key)
+        self._forget(key)
+        return True
 
     def drop_key(self, key: ObjectKey) -> bool:
-        """Forget whatever is there."""
-        self._unlink(key)
-        self._kinds[key[0]].discard(key)
-        entry = self._entries.pop(key, None)
+        """Forget whatever is there, for good: it has been asked for and is not."""
+        entry = self._forget(key)
         if entry and entry.uid:
-            self._bury(entry.uid)
+            self._bury(entry.uid, math.inf)
         return entry is not None
 
-    def _bury(self, uid: str) -> None:
-        self._gone[uid] = None
+    def _forget(self, key: ObjectKey) -> Entry | None:
+        self._unlink(key)
+        self._kinds[key[0]].discard(key)
+        return self._entries.pop(key, None)
+
+    def _bury(self, uid: str, version: float) -> None:
+        self._gone[uid] = version
         if len(self._gone) > _GONE_KEPT:
             self._gone.popitem(last=False)
 

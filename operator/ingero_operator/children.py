@@ -2,15 +2,16 @@
 
 import time
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from ingero_contract.kubernetes import MANAGER, SPEC_HASH
 from ingero_kit.logs import get
 from ingero_operator.cache import Cache, OwnerKey, controller_uid, owner_of
 from ingero_operator.cluster import Api, ApiError
+from ingero_operator.failures import Failures, explain
 from ingero_operator.kinds import BY_NAME, CLAIM, SERVICE_MONITOR
-from ingero_operator.plan import Action
+from ingero_operator.plan import Action, ChildKey, difference
 from ingero_operator.recorder import Happening
 from ingero_operator.trouble import Trouble
 
@@ -22,12 +23,16 @@ CONTEST_SECONDS: Final = 600.0
 CONTEST_TIMES: Final = 3
 
 
+GROUP: Final = "child"
+PASS_SECONDS: Final = 10.0
+"""How long one pass goes on after a failure: requests that hang must not keep a resource from its other work."""
+
+
 @dataclass
 class Outcome:
-    """What became of a plan."""
+    """What became of a plan; what failed of it is in `Failures`."""
 
     done: list[Action] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
     waiting: str = ""
     """What has to be gone first, in words."""
 
@@ -42,44 +47,68 @@ class Outcome:
         made = [f"{item.kind} {item.name}" for item in self.done if item.verb == "create"]
         if made:
             told.append(Happening("Normal", "Created", f"Created {', '.join(made)}"))
-        return told + [Happening("Warning", item.reason, item.message) for item in self.troubles]
+        return told
 
 
 class Hands:
     """Writes children. The cache learns from every answer, so that our own writes are never taken for news."""
 
-    def __init__(self, api: Api, cache: Cache) -> None:
+    def __init__(self, api: Api, cache: Cache, failures: Failures) -> None:
         self._api = api
         self._cache = cache
+        self._failures = failures
         self._repairs: dict[tuple[OwnerKey, str, str, str], deque[float]] = defaultdict(
             lambda: deque(maxlen=CONTEST_TIMES)
         )
         self.applied = 0
         self.contested: set[OwnerKey] = set()
 
-    async def carry_out(self, owner: OwnerKey, uid: str, actions: list[Action]) -> Outcome:
-        """Do what can be done; one obstacle does not stop the others."""
-        outcome = Outcome()
-        for action in actions:
-            try:
-                trouble = await self._one(owner, uid, action)
-            except ApiError as error:
-                if error.transient and error.status != 409:
-                    raise
-                trouble = explain(f"{action.kind} {action.name}", error)
-            if trouble is None:
-                outcome.done.append(action)
-                self.applied += 1
-                if action.verb != "create":
-                    log.info(
-                        "child", verb=action.verb, kind=action.kind, name=action.name, owner=owner[2], why=action.why
-                    )
-            elif trouble.reason:
-                outcome.troubles.append(trouble)
+    async def carry_out(
+        self, owner: OwnerKey, uid: str, actions: list[Action], first: ChildKey | None = None
+    ) -> Outcome:
+        """Do what can be done; one obstacle does not stop the others.
+
+        What is to be done to `first` comes first, and nothing else is done without it.
+        """
+        outcome, failures, started = Outcome(), self._failures, time.monotonic()
+        failures.only(owner, GROUP, {_called(action) for action in actions})
+
+        def order(action: Action) -> tuple[bool, bool]:
+            # What failed last time comes last: a write that hangs holds up no other.
+            return (action.kind, action.name) != first, failures.failed(owner, (GROUP, _called(action)))
+
+        for action in sorted(actions, key=order):
+            well, reached = await self._try(owner, uid, action, outcome)
+            late = time.monotonic() - started > PASS_SECONDS
+            if not well and (late or not reached or (action.kind, action.name) == first):
+                break
         made = [f"{item.kind} {item.name}" for item in outcome.done if item.verb == "create"]
         if made:
             log.info("children_made", owner=owner[2], namespace=owner[1], children=made)
         return outcome
+
+    async def _try(self, owner: OwnerKey, uid: str, action: Action, outcome: Outcome) -> tuple[bool, bool]:
+        """Whether it went well, and whether the API server answered at all."""
+        what, about, failures = (GROUP, _called(action)), _about(action), self._failures
+        if failures.rests(owner, what, about):
+            return False, True
+        try:
+            result = await self._one(owner, uid, action)
+        except ApiError as error:
+            failures.add(owner, what, explain(what[1], error), transient=error.transient, about=about)
+            return False, error.status != 0
+        if isinstance(result, Trouble):
+            failures.add(owner, what, result, about=about)
+            return False, True
+        failures.over(owner, what)
+        if result is not None:
+            outcome.done.append(result)
+            self.applied += 1
+            if result.verb != "create":
+                log.info(
+                    "child", verb=result.verb, kind=result.kind, name=result.name, owner=owner[2], why=result.why
+                )
+        return True, True
 
     async def clear(self, owner: OwnerKey, uid: str) -> Outcome | None:
         """Delete what an earlier resource of that name left behind; nothing when there is nothing left of it.
@@ -101,32 +130,41 @@ class Hands:
         names = ", ".join(f"{child['kind']} {child['metadata']['name']}" for child in left[:3])
         return Outcome(waiting=f"{names} of an earlier {owner[0]} of this name must go first")
 
-    async def _one(self, owner: OwnerKey, uid: str, action: Action) -> Trouble | None:
+    async def _one(self, owner: OwnerKey, uid: str, action: Action) -> Action | Trouble | None:
+        """What was done, or what stands in the way; nothing where the child is as it should be already."""
         kind, namespace = BY_NAME[action.kind], owner[1]
         if action.verb == "delete":
             await self._api.delete(kind, namespace, action.name, action.manifest["metadata"]["uid"])
-            return None
+            return action
         if action.verb == "create":
             found = await self._api.get(kind, namespace, action.name)
             if found is not None:
-                return self._already_there(owner, uid, action, found)
-        elif self._is_fight(owner, action):
+                # Ours and not seen: it lost the label that is watched, or the watch is behind.
+                foreign = self._foreign(owner, uid, action, found)
+                if foreign is not None:
+                    return foreign
+                differs = difference(action.manifest, found)
+                if differs is None:
+                    return None
+                action = replace(action, verb="apply", why=differs[1], path=differs[0])
+        repairs = self._repairs_of(owner, action) if action.verb == "apply" else None
+        if repairs is not None and len(repairs) == CONTEST_TIMES and time.monotonic() - repairs[0] < CONTEST_SECONDS:
             return await self._contested(namespace, action)
         answer = await self._api.apply(kind, action.manifest)
+        if repairs is not None:
+            repairs.append(time.monotonic())
         if kind is not SERVICE_MONITOR:  # nobody would tell the cache when it goes
             self._cache.put(action.kind, answer)
-        return None
+        return action
 
-    def _already_there(self, owner: OwnerKey, uid: str, action: Action, found: Manifest) -> Trouble | None:
+    def _foreign(self, owner: OwnerKey, uid: str, action: Action, found: Manifest) -> Trouble | None:
         found.setdefault("kind", action.kind)
         ours = owner_of(action.kind, found) == owner
+        if ours and action.kind != SERVICE_MONITOR.name:
+            self._cache.put(action.kind, found)  # of an earlier resource: to be cleared away by the next try
         if ours and controller_uid(found) in (None, uid):
-            if action.kind != SERVICE_MONITOR.name:
-                self._cache.put(action.kind, found)
-            return Trouble("", "")
+            return None
         if ours or "deletionTimestamp" in found["metadata"]:
-            if ours and action.kind != SERVICE_MONITOR.name:
-                self._cache.put(action.kind, found)  # to be cleared away by the next try
             raise ApiError(
                 503, "StillGoing", f"{action.kind} {action.name} of an earlier resource is still going away"
             )
@@ -137,17 +175,13 @@ class Hands:
             "rename or delete it, or give the resource another name",
         )
 
-    def _is_fight(self, owner: OwnerKey, action: Action) -> bool:
+    def _repairs_of(self, owner: OwnerKey, action: Action) -> deque[float] | None:
+        """When this was put right before; nothing where it is our own change."""
         live = self._cache.get((action.kind, owner[1], action.name)) or {"metadata": {}}
         ours = action.manifest["metadata"]["annotations"].get(SPEC_HASH)
         if live["metadata"].get("annotations", {}).get(SPEC_HASH) != ours:
-            return False
-        times = self._repairs[owner, action.kind, action.name, action.path]
-        now = time.monotonic()
-        if len(times) == CONTEST_TIMES and now - times[0] < CONTEST_SECONDS:
-            return True
-        times.append(now)
-        return False
+            return None
+        return self._repairs[owner, action.kind, action.name, action.path]
 
     async def _contested(self, namespace: str, action: Action) -> Trouble:
         live = await self._api.get(BY_NAME[action.kind], namespace, action.name) or {"metadata": {}}
@@ -167,21 +201,13 @@ class Hands:
         """Drop what is remembered of a resource that is gone."""
         for key in [key for key in self._repairs if key[0] == owner]:
             del self._repairs[key]
+        self._failures.forget(owner)
 
 
-def explain(what: str, error: ApiError) -> Trouble:
-    """A refusal in words, with who can lift it. `what` was asked for."""
-    if error.status == 403 and "exceeded quota" in error.message:
-        return Trouble("QuotaExceeded", f"{what}: {error.message}; raise the quota or ask for less", stalls=False)
-    if "is being terminated" in error.message or "being terminated" in error.reason:
-        return Trouble("NamespaceTerminating", f"{what}: the namespace is being deleted", stalls=False)
-    if error.status in (401, 403):
-        return Trouble(
-            "Forbidden", f"{what}: {error.message}; the operator's ClusterRole lacks this: apply manifests/ again",
-            stalls=False,
-        )  # fmt: skip
-    if error.status == 404:
-        return Trouble("KindMissing", f"{what}: the API server does not know this kind or namespace", stalls=False)
-    if error.status == 409:
-        return Trouble("Conflict", f"{what}: {error.message}", stalls=False)
-    return Trouble("Rejected", f"{what}: {error.message}")
+def _called(action: Action) -> str:
+    return f"{action.kind} {action.name} {action.part}".rstrip()
+
+
+def _about(action: Action) -> str:
+    digest = action.manifest["metadata"].get("annotations", {}).get(SPEC_HASH, "")
+    return f"{action.verb} {digest}"

@@ -19,6 +19,7 @@ from ingero_operator.cache import OwnerKey
 from ingero_operator.children import Hands
 from ingero_operator.cluster import Api
 from ingero_operator.conditions import Finding
+from ingero_operator.failures import Failures
 from ingero_operator.fullness import Fullness
 from ingero_operator.guard import NodeGuard
 from ingero_operator.inquiry import Inquirer
@@ -64,6 +65,7 @@ class Desk:
     clock: Clock
     leads: Callable[[], bool]
     guard: NodeGuard
+    failures: Failures
     platform: Platform = field(default_factory=Platform)
     written: dict[OwnerKey, float] = field(default_factory=dict)
     status_writes: int = 0

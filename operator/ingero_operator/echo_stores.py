@@ -8,11 +8,11 @@ from ingero_operator import gate
 from ingero_operator import status as shown
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.cache import OwnerKey
-from ingero_operator.children import Outcome
+from ingero_operator.children import GROUP, Outcome
 from ingero_operator.conditions import Finding, no
 from ingero_operator.desk import RETRY_SECONDS, Desk, digest_of, is_paused, key_from, owner_from, parse
-from ingero_operator.fleet_clusters import missing, read_monitors, tls_secret
-from ingero_operator.kinds import STORAGE_CLASS, VOLUME
+from ingero_operator.fleet_clusters import building, missing, read_monitors, tls_secret
+from ingero_operator.kinds import CLAIM, STORAGE_CLASS, VOLUME
 from ingero_operator.plan import Action, ChildKey, plan, rolled_out
 from ingero_operator.recorder import Happening
 from ingero_operator.render import echo, wanted
@@ -54,20 +54,37 @@ class EchoStores:
             troubles.append(missing("spec.tokenSecret", spec.token_secret.name, spec.token_secret.key))
         troubles += (await tls_secret(self.desk, key[1], spec.tls_secret))[1]
         refused = [image_not_allowed("spec.image", str(spec.image))] if self.desk.platform.refuses(spec.image) else []
-        decision = await self._decide(resource, spec)
+        claim, failures = await self._claim(resource), self.desk.failures
+        decision = await self._decide(resource, spec, claim)
         outcome = Outcome()
-        if not is_paused(resource):
+        if is_paused(resource):
+            failures.only(key, GROUP, ())
+            failures.over(key, building(key))
+        else:
             await self._record(resource, decision)
-            outcome = await self._children(
-                resource, spec, decision, digest_of(data, spec.token_secret.key), bool(refused)
-            )
+            with failures.guarded(key, building(key)):
+                outcome = await self._children(
+                    resource, spec, decision, digest_of(data, spec.token_secret.key), claim, bool(refused)
+                )
         observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])
-        troubles = [*decision.troubles, *refused, *troubles, *outcome.troubles]
-        return await self._finish(resource, spec, decision, outcome, troubles, observed)
+        if claim is not None and claim["metadata"]["uid"] == _recorded_uid(resource):
+            observed.setdefault((CLAIM.name, claim["metadata"]["name"]), claim)
+        troubles = [*decision.troubles, *refused, *troubles, *failures.troubles(key)]
+        again = await self._finish(resource, spec, decision, outcome, troubles, observed)
+        return min((wait for wait in (again, failures.again(key)) if wait is not None), default=None)
 
-    async def _decide(self, resource: Manifest, spec: EchoStoreSpec) -> gate.Decision:
+    async def _claim(self, resource: Manifest) -> Manifest | None:
+        """The claim. One that lost the labels by which it is watched is known by its uid."""
         _, namespace, name = key_from(resource)
-        claim = self.desk.sight.cache.get(("PersistentVolumeClaim", namespace, f"{name}-echo"))
+        found = self.desk.sight.cache.get((CLAIM.name, namespace, f"{name}-echo"))
+        known = _recorded_uid(resource)
+        if found is None and known is not None:
+            live = await self.desk.api.get(CLAIM, namespace, f"{name}-echo")
+            if live is not None and live["metadata"]["uid"] == known:
+                return {"kind": CLAIM.name, **live}
+        return found
+
+    async def _decide(self, resource: Manifest, spec: EchoStoreSpec, claim: Manifest | None) -> gate.Decision:
         classes = [item async for item in self.desk.api.every(STORAGE_CLASS)]
         volume = None
         if claim and claim["spec"].get("volumeName"):
@@ -89,7 +106,13 @@ class EchoStores:
             await self.desk.write_status(resource, {**status, "encryption": decision.record})
 
     async def _children(
-        self, resource: Manifest, spec: EchoStoreSpec, decision: gate.Decision, token: str, refused: bool
+        self,
+        resource: Manifest,
+        spec: EchoStoreSpec,
+        decision: gate.Decision,
+        token: str,
+        claim: Manifest | None,
+        refused: bool,
     ) -> Outcome:
         key, desk, owner = key_from(resource), self.desk, owner_from(resource)
         cleared = await desk.hands.clear(key, owner.uid)
@@ -98,6 +121,8 @@ class EchoStores:
         observed = desk.sight.cache.children(key, resource["metadata"]["uid"])
         claim_key: ChildKey = ("PersistentVolumeClaim", owner.child(echo.COMPONENT))
         proof_key: ChildKey = ("ConfigMap", owner.child("volume-proof"))
+        if claim is not None and claim["metadata"]["uid"] == _recorded_uid(resource):
+            observed.setdefault(claim_key, claim)
         if decision.claim_class is None and claim_key not in observed:
             return Outcome()
         children = wanted.of_echo_store(owner, spec, desk.platform, token, decision.capacity)
@@ -115,16 +140,17 @@ class EchoStores:
         )  # fmt: skip
         if self._settled.get(key) == inputs:
             return Outcome()
-        if desk.platform.service_monitors:
-            await read_monitors(desk, key, (echo.COMPONENT,), observed)
+        await read_monitors(desk, key, (echo.COMPONENT,), observed)
         actions = plan(children, observed, kept=frozenset(kept))
         if decision.claim_class and decision.grow_to:
             why = f"it grows from {decision.claim_size} to {decision.grow_to}"
             grown = echo.claim(owner, spec, decision.claim_class, decision.grow_to)
-            actions.append(Action("apply", *claim_key, why, ".spec.resources.requests.storage", grown))
+            actions.append(Action("apply", *claim_key, why, ".spec.resources.requests.storage", grown, "size"))
         # A lock is turned before anything else is touched.
-        actions.sort(key=lambda action: not (action.verb == "delete" and (action.kind, action.name) == proof_key))
-        outcome = await desk.hands.carry_out(key, resource["metadata"]["uid"], actions)
+        locks = any(action.verb == "delete" and (action.kind, action.name) == proof_key for action in actions)
+        outcome = await desk.hands.carry_out(
+            key, resource["metadata"]["uid"], actions, first=proof_key if locks else None
+        )
         if not actions:
             self._settled[key] = inputs
         return outcome
@@ -156,7 +182,7 @@ class EchoStores:
         claim = observed.get(("PersistentVolumeClaim", f"{name}-echo"))
         findings = shown.overall(parts, NEEDED, troubles, is_paused(resource), working)
         happenings = outcome.happenings()
-        for trouble in decision.troubles:
+        for trouble in (*decision.troubles, *self.desk.failures.troubles(key_from(resource))):
             happenings.append(Happening("Warning", trouble.reason, trouble.message))
         if decision.proof:
             proven = f"volume {decision.proof.volume} reaches {decision.proof.level}; Echo may start"
@@ -182,6 +208,11 @@ class EchoStores:
         before = ((resource.get("status") or {}).get("storage") or {}).get("usedBand")
         url = self.desk.config.echo_url.format(name=key[2], namespace=key[1])
         return self.desk.fullness.band(key, url, authority, before)
+
+
+def _recorded_uid(resource: Manifest) -> str | None:
+    """Uid of the claim that is this store's, once it was seen."""
+    return ((resource.get("status") or {}).get("storage") or {}).get("claimUID")
 
 
 def _storage(uid: str, claim: Manifest | None, decision: gate.Decision, used: str | None) -> Manifest:

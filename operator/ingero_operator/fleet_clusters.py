@@ -4,16 +4,19 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from ingero_contract.kubernetes import TAINT_FINALIZER
 from ingero_kit.logs import get
 from ingero_operator import status as shown
 from ingero_operator.api.base import seconds
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode, Source
 from ingero_operator.cache import OwnerKey, owner_of
-from ingero_operator.children import Outcome
+from ingero_operator.children import GROUP, Outcome
 from ingero_operator.cluster import ApiError
 from ingero_operator.conditions import Finding, no, unknown, yes
 from ingero_operator.desk import RETRY_SECONDS, Desk, digest_of, is_paused, key_from, owner_from, parse
+from ingero_operator.failures import What
 from ingero_operator.inquiry import Answer, Question
 from ingero_operator.kinds import FLEET_CLUSTER, SERVICE_MONITOR
 from ingero_operator.plan import ChildKey, plan, rolled_out
@@ -32,6 +35,17 @@ NEEDED: Final = ("FleetAvailable", "AgentsAvailable", "EvidenceFresh")
 INFORMING: Final = ("QuorumMet",)
 """Parts that a cluster does without, as at night when no job runs, and that its summary tells all the same."""
 PARTS: Final = (*NEEDED, *INFORMING, "TaintingAllowed")
+
+
+@dataclass(frozen=True)
+class _Named:
+    """What a spec names and lies in other objects, and what of it is not there."""
+
+    troubles: list[Trouble]
+    token: str | None
+    authority: str | None
+    prices: str
+    """Digest of the price files."""
 
 
 @dataclass
@@ -54,49 +68,78 @@ class FleetClusters:
             return await self._delete(
                 resource, FleetClusterSpec(cluster_id="deleted") if isinstance(spec, Trouble) else spec
             )
+        wrong = spec if isinstance(spec, Trouble) else None
         if isinstance(spec, Trouble):
-            return await self.desk.stumble(resource, PARTS, spec)
-        troubles, token, authority = await self._secrets(resource, spec)
-        refused = self._refused(spec)
-        lacking, prices = await self._prices(key[1], spec)
-        troubles += lacking
+            spec = salvaged(resource, spec.message)
+        desk, named = self.desk, None
+        with desk.failures.guarded(key, ("look", f"what {key[0]} {key[2]} names")):
+            named = await self._named(resource, spec)
+        self._ask(key, spec, named)
+        answer = desk.inquirer.answer(key)
+        # Nodes come before everything that may hang or fail: to release one never waits for anything else.
+        report = await self.keeper.keep(resource, spec, answer)
+        if wrong is not None:
+            return await self._wrong(resource, wrong, report)
+        outcome, refused = Outcome(), self._refused(spec)
+        if is_paused(resource):
+            desk.failures.only(key, GROUP, ())
+            desk.failures.over(key, building(key))
+        elif named is not None:
+            with desk.failures.guarded(key, building(key)):
+                outcome = await self._children(resource, spec, named, bool(refused))
+        observed = desk.sight.cache.children(key, resource["metadata"]["uid"])
+        parts = await self._parts(resource, spec, observed, answer)
+        failed = desk.failures.troubles(key)
+        told = (resource.get("status") or {}).get("conditions")
+        if answer is None and told and not outcome.done and not failed:
+            # Just started: what an earlier process wrote stands until Fleet has been asked, a moment from now.
+            return desk.failures.again(key)
+        parts.append(report.decision.allowed)
+        troubles = [*(named.troubles if named else ()), *refused, *failed, *stuck(parts)]
+        working = _working(outcome, observed)
+        findings = shown.overall(parts, NEEDED, troubles, is_paused(resource), working, INFORMING)
+        rest = _figures(resource, spec, desk.platform.version, observed, answer, report)
+        again = None
+        with desk.failures.guarded(key, telling(key)):
+            again = await desk.finish(resource, findings, rest, [*outcome.happenings(), *_warnings(failed)])
+        if not report.remaining and TAINT_FINALIZER in (resource["metadata"].get("finalizers") or []):
+            await drop_finalizer(desk, resource)
+        waits = [again, report.again, desk.failures.again(key)]
+        if troubles or outcome.waiting:
+            waits.append(RETRY_SECONDS)
+        listed = (spec.token_secret, spec.tls_secret, spec.fleet.cost.rates, spec.fleet.cost.providers)
+        if any(listed) or (spec.fleet.forward and spec.fleet.forward.token_secret):
+            waits.append(desk.secrets_again())
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    async def _wrong(self, resource: Manifest, wrong: Trouble, report: Report) -> float | None:
+        """A spec that cannot be read: its marks are looked after, and everything else stands."""
+        key, desk = key_from(resource), self.desk
+        findings, rest = shown.disturbed(resource.get("status") or {}, PARTS, wrong)
+        warnings = _warnings([wrong, *desk.failures.troubles(key)])
+        again = None
+        with desk.failures.guarded(key, telling(key)):
+            again = await desk.finish(resource, findings, {**rest, "taints": report.status}, warnings)
+        waits = [again, report.again, desk.failures.again(key)]
+        return min((wait for wait in waits if wait is not None), default=None)
+
+    def _ask(self, key: OwnerKey, spec: FleetClusterSpec, named: _Named | None) -> None:
+        """What to ask of Fleet from now on; as whom is as before while that cannot be read."""
         config, place = self.desk.config, {"scheme": "https" if spec.tls_secret else "http", "name": key[2]}
+        known: _Named | Question | None = named or self.desk.inquirer.question(key)
+        if known is None:
+            return
         question = Question(
             url=config.fleet_url.format(**place, namespace=key[1]),
             otlp=config.fleet_otlp_url.format(**place, namespace=key[1]),
             cluster=spec.cluster_id,
-            token=token,
-            authority=authority,
+            token=known.token,
+            authority=known.authority,
             held=self.keeper.held(key),
             urgent=spec.taints.mode is not Mode.OBSERVE,
             interval=seconds(spec.fleet.push_interval),
         )
         self.desk.inquirer.watch(key, question)
-        outcome = Outcome()
-        if not is_paused(resource):
-            outcome = await self._children(resource, spec, token, prices, bool(refused))
-        answer = self.desk.inquirer.answer(key)
-        if answer is None and (resource.get("status") or {}).get("conditions") and not outcome.done:
-            # Just started: what an earlier process wrote stands until Fleet has been asked, a moment from now.
-            return None
-        report = await self.keeper.keep(resource, spec, answer)
-        troubles += [*refused, *outcome.troubles, *report.troubles]
-        observed = self.desk.sight.cache.children(key, resource["metadata"]["uid"])
-        parts = await self._parts(resource, spec, observed, answer)
-        parts.append(report.decision.allowed)
-        troubles += stuck(parts)
-        working = _working(outcome, observed)
-        findings = shown.overall(parts, NEEDED, troubles, is_paused(resource), working, INFORMING)
-        happenings = [*outcome.happenings(), *_warnings(report.troubles)]
-        rest = _figures(resource, spec, self.desk.platform.version, observed, answer, report)
-        again = await self.desk.finish(resource, findings, rest, happenings)
-        if not report.remaining and TAINT_FINALIZER in (resource["metadata"].get("finalizers") or []):
-            await drop_finalizer(self.desk, resource)
-        waits = [again, report.again, RETRY_SECONDS if troubles or outcome.waiting else None]
-        named = (spec.token_secret, spec.tls_secret, spec.fleet.cost.rates, spec.fleet.cost.providers)
-        if any(named) or (spec.fleet.forward and spec.fleet.forward.token_secret):
-            waits.append(self.desk.secrets_again())
-        return min((wait for wait in waits if wait is not None), default=None)
 
     def _forget(self, key: OwnerKey) -> None:
         self._settled.pop(key, None)
@@ -104,6 +147,12 @@ class FleetClusters:
         self.desk.hands.forget(key)
         self.desk.written.pop(key, None)
         self.keeper.forget(key)
+
+    async def _named(self, resource: Manifest, spec: FleetClusterSpec) -> _Named:
+        """Everything that the spec names and lies in other objects."""
+        troubles, token, authority = await self._secrets(resource, spec)
+        lacking, prices = await self._prices(resource["metadata"]["namespace"], spec)
+        return _Named([*troubles, *lacking], token, authority, prices)
 
     async def _secrets(
         self, resource: Manifest, spec: FleetClusterSpec
@@ -134,18 +183,16 @@ class FleetClusters:
             troubles.append(Trouble("EchoStoreMissing", f"spec.fleet.forward.echoStore: {words}", stalls=False))
         return troubles, token, authority
 
-    async def _children(
-        self, resource: Manifest, spec: FleetClusterSpec, token: str | None, prices: str, refused: bool
-    ) -> Outcome:
+    async def _children(self, resource: Manifest, spec: FleetClusterSpec, named: _Named, refused: bool) -> Outcome:
         key, desk = key_from(resource), self.desk
         metadata = resource["metadata"]
         cleared = await desk.hands.clear(key, metadata["uid"])
         if cleared:
             return cleared
         around = fleet.Surroundings(
-            token_digest=digest_of({"token": token.encode()} if token else None, "token"),
+            token_digest=digest_of({"token": named.token.encode()} if named.token else None, "token"),
             echo_authority=self._echo_authority(key[1], spec),
-            price_digest=prices,
+            price_digest=named.prices,
             provider="" if spec.fleet.cost.default_provider else self._provider(spec),
         )
         inputs = (
@@ -156,12 +203,11 @@ class FleetClusters:
         )
         if self._settled.get(key) == inputs:
             return Outcome()
-        children = wanted.of_fleet_cluster(owner_from(resource), spec, desk.platform, around)
+        asked = wanted.of_fleet_cluster(owner_from(resource), spec, desk.platform, around)
         observed = desk.sight.cache.children(key, resource["metadata"]["uid"])
-        if desk.platform.service_monitors:
-            await read_monitors(desk, key, ("fleet", "push"), observed)
-        children, kept = wanted.split(children, observed, refused)
-        actions = plan(children, observed, staged=stages(key[2], spec), kept=kept)
+        await read_monitors(desk, key, ("fleet", "push"), observed)
+        asked, kept = wanted.split(asked, observed, refused)
+        actions = plan(asked, observed, staged=stages(key[2], spec), kept=kept)
         outcome = await desk.hands.carry_out(key, metadata["uid"], actions)
         if not actions:
             self._settled[key] = inputs
@@ -205,16 +251,19 @@ class FleetClusters:
     ) -> list[Finding]:
         name, namespace = resource["metadata"]["name"], resource["metadata"]["namespace"]
         sets = [observed.get(("DaemonSet", set_name)) for set_name in _daemon_sets(name, spec)]
-        finding = agents_available(sets, None)
+        finding, look = agents_available(sets, None), ("look", f"Namespace {namespace}")
         if finding.status == "False" and spec.agents.source is Source.TRACE:
-            finding = agents_available(sets, await self.desk.privileged(namespace))
+            with self.desk.failures.guarded(key_from(resource), look):
+                finding = agents_available(sets, await self.desk.privileged(namespace))
+        else:
+            self.desk.failures.over(key_from(resource), look)
         serving = available("FleetAvailable", observed.get(("Deployment", f"{name}-fleet")), "Fleet")
         return [serving, finding, fresh(answer, serving.holds), quorum(answer)]
 
     async def _delete(self, resource: Manifest, spec: FleetClusterSpec) -> float | None:
         """Release every node, then let the resource go; the garbage collector takes the children."""
         report = await self.keeper.keep(resource, spec, self.desk.inquirer.answer(key_from(resource)))
-        await self.desk.tell(resource, _warnings(report.troubles))
+        await self.desk.tell(resource, _warnings(self.desk.failures.troubles(key_from(resource))))
         finalizers = resource["metadata"].get("finalizers") or []
         if TAINT_FINALIZER not in finalizers:
             return None
@@ -227,7 +276,8 @@ class FleetClusters:
                 stalls=False,
             )
             findings, rest = shown.disturbed(resource.get("status") or {}, PARTS, trouble)
-            await self.desk.finish(resource, findings, {**rest, "taints": report.status}, [])
+            with self.desk.failures.guarded(key_from(resource), telling(key_from(resource))):
+                await self.desk.finish(resource, findings, {**rest, "taints": report.status}, [])
             return min(report.again or 5.0, 5.0)
         await drop_finalizer(self.desk, resource)
         return None
@@ -237,10 +287,15 @@ async def read_monitors(
     desk: Desk, key: OwnerKey, suffixes: tuple[str, ...], observed: dict[ChildKey, Manifest]
 ) -> None:
     """ServiceMonitors are not watched, as their kind may come and go: they are read when children are compared."""
-    for suffix in suffixes:
-        found = await desk.api.get(SERVICE_MONITOR, key[1], f"{key[2]}-{suffix}")
-        if found and owner_of(SERVICE_MONITOR.name, found) == key:
-            observed[SERVICE_MONITOR.name, f"{key[2]}-{suffix}"] = {"kind": SERVICE_MONITOR.name, **found}
+    look = ("look", "ServiceMonitors")
+    if not desk.platform.service_monitors:
+        desk.failures.over(key, look)
+        return
+    with desk.failures.guarded(key, look):
+        for suffix in suffixes:
+            found = await desk.api.get(SERVICE_MONITOR, key[1], f"{key[2]}-{suffix}")
+            if found and owner_of(SERVICE_MONITOR.name, found) == key:
+                observed[SERVICE_MONITOR.name, f"{key[2]}-{suffix}"] = {"kind": SERVICE_MONITOR.name, **found}
 
 
 async def drop_finalizer(desk: Desk, resource: Manifest) -> None:
@@ -256,6 +311,35 @@ async def drop_finalizer(desk: Desk, resource: Manifest) -> None:
         return
     desk.sight.cache.put(FLEET_CLUSTER.name, answer)
     metadata["finalizers"], metadata["resourceVersion"] = left, answer["metadata"]["resourceVersion"]
+
+
+def salvaged(resource: Manifest, why: str) -> FleetClusterSpec:
+    """What can be read of a spec that something is wrong with: enough to look after the marks that are there, by
+    their own rules, and never to set one."""
+    tree = {"clusterId": "unreadable", **(resource.get("spec") or {})}
+    while True:
+        try:
+            spec = FleetClusterSpec.model_validate(tree)
+            break
+        except ValidationError as error:
+            places = {item["loc"][0] for item in error.errors(include_url=False) if item["loc"]} & tree.keys()
+            tree = {key: value for key, value in tree.items() if key not in places} if places else {}
+            tree.setdefault("clusterId", "unreadable")
+    # Modes that cannot be read weaken nothing.
+    unread = "taints" in (resource.get("spec") or {}) and "taints" not in tree
+    mode = Mode.NO_SCHEDULE if unread else spec.taints.mode
+    taints = spec.taints.model_copy(update={"mode": mode, "pause_requests": (why,)})
+    return spec.model_copy(update={"taints": taints})
+
+
+def building(key: OwnerKey) -> What:
+    """Making children at all, as a failure names it."""
+    return "look", f"children of {key[0]} {key[2]}"
+
+
+def telling(key: OwnerKey) -> What:
+    """Writing the status at the end, as a failure names it: the next look at nodes comes soon all the same."""
+    return "status", f"status of {key[0]} {key[2]}"
 
 
 def stages(name: str, spec: FleetClusterSpec) -> tuple[ChildKey, ...]:

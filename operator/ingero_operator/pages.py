@@ -77,7 +77,11 @@ class OperatorPage(Collector):
             yield CounterMetricFamily(f"ingero_operator_{name}", text, value=value)
         for name, text, number in (
             ("queue_length", "Resources waiting or being reconciled.", len(vitals.queue)),
-            ("failing", "Resources whose last reconcile failed.", len(vitals.queue.failures)),
+            (
+                "failing",
+                "Resources whose last reconcile failed, or a child or a mark of which could not be written.",
+                len(desk.failures.owners() | vitals.queue.failures.keys()),
+            ),
             ("cached_objects", "Objects in the cache.", len(desk.sight.cache)),
             ("nodes", "Nodes seen.", len(desk.sight.nodes)),
             ("leading", "1 while this replica leads.", float(vitals.leading())),

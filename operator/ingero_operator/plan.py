@@ -34,6 +34,8 @@ class Action:
     why: str
     path: str = ""
     manifest: Manifest = field(default_factory=dict, compare=False)
+    part: str = ""
+    """What of the child is written, where one child has several writes that must not wait for each other."""
 
 
 def plan(

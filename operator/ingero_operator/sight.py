@@ -31,12 +31,12 @@ class Sight:
             if change is not None:
                 self._all("EchoStore")
         else:
-            owner = self.cache.owner(_key(kind, body)) if gone else None
+            before = self.cache.owner(_key(kind, body))
             news = self.cache.drop(kind, body) if gone else self.cache.put(kind, body)
             if news:
-                self._concerned(kind, body, owner)
+                self._concerned(kind, body, before)
 
-    def _concerned(self, kind: str, body: Manifest, owner: OwnerKey | None) -> None:
+    def _concerned(self, kind: str, body: Manifest, before: OwnerKey | None) -> None:
         key = _key(kind, body)
         if kind in RESOURCES:
             self._dirty(key)
@@ -45,9 +45,9 @@ class Sight:
                     if name[1] == key[1]:
                         self._dirty(name)
             return
-        owner = owner or self.cache.owner(key)
-        if owner:
-            self._dirty(owner)
+        for owner in {before, self.cache.owner(key)}:
+            if owner:  # whose it was counts too: what was taken from it is to be put right
+                self._dirty(owner)
 
     def _node(self, body: Manifest, gone: bool) -> None:
         name = body["metadata"]["name"]

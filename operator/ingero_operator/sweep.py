@@ -64,9 +64,12 @@ class Sweeper:
             if live is not None:
                 self.sight.take(kind.name, "MODIFIED", live)
         for key in [key for key in before if key not in seen]:
-            # Made after the listing began, perhaps: ask before it is forgotten.
-            if await self.api.get(kind, key[1] or None, key[2]) is None:
+            # Made after the listing began, perhaps, or without the label that is listed: ask before it is forgotten.
+            live = await self.api.get(kind, key[1] or None, key[2])
+            if live is None:
                 self.sight.gone(kind.name, key)
+            else:
+                self.sight.take(kind.name, "MODIFIED", live)
         return still
 
     def _known(self, kind: Kind) -> dict[tuple[str, str, str], tuple[str, int]]:

@@ -3,6 +3,7 @@
 from typing import Any
 
 from ingero_operator.cache import Cache
+from ingero_operator.sight import Sight
 
 OWNER = ("FleetCluster", "ml", "prod")
 
@@ -71,10 +72,36 @@ def test_a_belated_answer_does_not_bring_a_deleted_object_back() -> None:
     assert cache.put("Service", child(4, uid="next")) is True
 
 
+def test_what_lost_the_label_that_is_watched_is_taken_in_again() -> None:
+    cache = Cache()
+    cache.put("Service", child(1))
+    cache.drop("Service", child(2))  # told as deleted, with the version at which it lives on
+
+    assert cache.put("Service", child(2)) is True and cache.put("Service", child(3)) is True
+
+
+def test_what_was_asked_for_and_is_not_there_never_comes_back() -> None:
+    cache = Cache()
+    cache.put("Service", child(1))
+    cache.drop_key(("Service", "ml", "x"))
+
+    assert cache.put("Service", child(5)) is False
+
+
+def test_whose_a_child_was_is_dirty_as_well_as_whose_it_is() -> None:
+    dirty: list[tuple[str, str, str]] = []
+    sight = Sight(dirty.append)
+    sight.take("Service", "ADDED", child(1))
+    dirty.clear()
+    sight.take("Service", "MODIFIED", child(2, owner=None))
+
+    assert dirty == [OWNER]
+
+
 def test_the_deleted_are_remembered_within_bounds() -> None:
     cache = Cache()
     for number in range(5000):
-        cache.drop("Service", child(1, uid=f"u{number}"))
+        cache.drop("Service", child(2, uid=f"u{number}"))
 
     assert cache.put("Service", child(1, uid="u4999")) is False and cache.put("Service", child(1, uid="u0")) is True
 

@@ -14,8 +14,9 @@ from ingero_operator.taints import edits
 from ingero_operator.taints.counts import done
 from ingero_operator.taints.facts import Accused, Decision, Evidence, Rails, World
 from ingero_operator.taints.memory import DAY, Memory, Record, from_status, to_status
-from ingero_operator.taints.nodes import EFFECTS, STRENGTH, Mark, NodeView, view
+from ingero_operator.taints.nodes import EFFECTS, STRENGTH, Mark, NodeView, remover, view
 from ingero_operator.taints.rails import decide
+from ingero_operator.taints.removals import noted
 
 NOW = 1_700_000_000.0
 QUICK = Rails(mode=Mode.NO_SCHEDULE, confirm_windows=1, confirm_for=0.0)
@@ -318,6 +319,115 @@ def test_a_mark_that_vanished_means_hands_off() -> None:
     assert look(memory=decision.memory).overrides == ()
 
 
+def node_with(taints: list[dict[str, str]], note: str | None) -> dict[str, Any]:
+    return {
+        "metadata": {"name": "n03", "uid": "u3", "resourceVersion": "7", "creationTimestamp": "2020-01-01T00:00:00Z",
+                     "annotations": {KEY: note} if note is not None else {}},
+        "spec": {"taints": [{"key": "team", "effect": "NoSchedule"}, *taints]},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+    }  # fmt: skip
+
+
+KEY = "ingero.io/straggler"
+OURS = {"key": KEY, "value": "0" * 8, "effect": "NoSchedule"}
+THEIRS = {"key": KEY, "value": "hands-off", "effect": "NoExecute"}
+NOTE = edits.annotation(
+    Mark(owner="fc", verdict="0" * 8, effect="NoSchedule", since=NOW, expires=NOW + DAY, node_uid="u3")
+)
+OTHERS_NOTE = NOTE.replace('"fc"', '"another"')
+
+
+@pytest.mark.parametrize(
+    ("taints", "note", "gone", "noted"),
+    [
+        ([OURS], NOTE, [OURS], True),
+        ([OURS], None, [OURS], False),  # somebody took the annotation
+        ([OURS], "nonsense", [OURS], True),
+        ([OURS], NOTE.replace("0" * 8, "1" * 8), [OURS], True),  # somebody edited the verdict
+        ([OURS], OTHERS_NOTE, [OURS], False),  # another FleetCluster's by now
+        ([THEIRS, OURS], NOTE, [OURS], True),
+        ([OURS, THEIRS], None, [OURS], False),
+        ([OURS, {**OURS, "effect": "PreferNoSchedule"}], NOTE, [OURS, {**OURS, "effect": "PreferNoSchedule"}], True),
+        ([], NOTE, [], True),
+    ],
+)
+def test_everything_of_our_mark_goes_and_nothing_else(
+    taints: list[dict[str, str]], note: str | None, gone: list[dict[str, str]], noted: bool
+) -> None:
+    body = node_with(taints, note)
+    patch = edits.patch(body, "u3", "fc", None, "0" * 8)
+    assert patch is not None
+    apply_patch(body, patch)
+
+    assert body["spec"]["taints"] == [{"key": "team", "effect": "NoSchedule"}, *(t for t in taints if t not in gone)]
+    assert (KEY in body["metadata"]["annotations"]) is (note is not None and not noted)
+
+
+@pytest.mark.parametrize(
+    ("taints", "note"),
+    [([THEIRS], None), ([THEIRS], "nonsense"), ([], OTHERS_NOTE), ([{**OURS, "value": "f" * 8}], None)],
+)  # fmt: skip
+def test_what_is_not_ours_is_never_touched(taints: list[dict[str, str]], note: str | None) -> None:
+    body = node_with(taints, note)
+
+    assert view(body).foreign or view(body).mark is not None
+    assert edits.patch(body, "u3", "fc", None, "0" * 8) is None
+    assert edits.patch(body, "u3", "fc", marked(fleet()["n03"]).mark) is None
+
+
+def test_a_second_taint_of_our_key_hides_no_mark() -> None:
+    node = view(node_with([THEIRS, OURS], NOTE))
+
+    assert node.mark is not None and (node.mark.effect, node.mark.owner) == ("NoSchedule", "fc")
+    assert (node.foreign, node.strays) == (True, frozenset({"hands-off"}))
+    _, memory = held()
+    well = replace(says(), well=frozenset({"n03"}))
+    decision = look(nodes=fleet() | {"n03": node}, memory=memory, evidence=well)
+    assert (removal(decision), decision.overrides) == ([("remove", "Recovered")], ())
+
+
+def test_who_removes_only_the_annotation_has_said_no_and_the_taint_goes_too() -> None:
+    _, memory = held()
+    left = fleet() | {"n03": view(node_with([OURS], None))}
+    first = look(nodes=left, memory=memory)
+    again = look(nodes=left, memory=from_status(json.loads(json.dumps(to_status(first.memory)))))
+
+    assert [item.node for item in first.overrides] == ["n03"] and again.overrides == ()
+    assert removal(first) == removal(again) == [("remove", "Overridden")]
+    after = done(again.memory, again.steps[0], NOW + 1)
+    assert (after.records["n03"].verdict, after.records["n03"].hands_off_until) == ("", NOW + DAY)
+    lost = look(memory=again.memory)  # the release was written and its answer lost
+    assert lost.overrides == () and [step.reason for step in lost.settled] == ["Overridden"]
+
+
+@pytest.mark.parametrize(
+    "note",
+    ["[" * 100_000, "[]", "null", "{}", '{"verdict": 5}',
+     NOTE.replace('"fc"', '"fc", "windows": 1e999'), NOTE.replace('"fc"', '"fc", "score": "high"'),
+     NOTE.replace("0" * 8, "zzz")],
+)  # fmt: skip
+def test_an_annotation_that_is_none_of_ours_is_no_mark_and_no_accident(note: str) -> None:
+    node = view(node_with([], note))
+
+    assert node.mark is None and node.foreign
+
+
+@pytest.mark.parametrize(
+    ("managed", "who"),
+    [
+        ([], None),
+        ([("kubelet", "2026-01-02T00:00:00Z", {"f:metadata": {"f:labels": {}}})], None),
+        ([("alice", "2026-01-01T00:00:00Z", {"f:spec": {"f:taints": {}}}),
+          ("kubelet", "2026-01-02T00:00:00Z", {"f:metadata": {}}), ("odd", "2026-01-03T00:00:00Z", None)], "alice"),
+        ([("ingero-operator", "2026-01-02T00:00:00Z", {"f:spec": {"f:taints": {}}})], None),
+    ],
+)  # fmt: skip
+def test_only_who_wrote_the_taints_is_named_as_their_remover(managed: Any, who: str | None) -> None:
+    entries = [{"manager": name, "time": time, "fieldsV1": fields} for name, time, fields in managed]
+
+    assert remover(entries, "ingero-operator") == who
+
+
 def test_a_mark_that_was_being_removed_is_no_override() -> None:
     _, memory = held()
     memory = replace(memory, records={"n03": replace(memory.records["n03"], releasing="Recovered")})
@@ -388,6 +498,7 @@ class Simulation:
         self.storm = -math.inf
         self.last_good = -math.inf
         self.counts: defaultdict[str, int] = defaultdict(int)
+        self.verdicts: set[str] = set()
 
     def join(self, name: str, age: float = 0.0) -> None:
         self.serial += 1
@@ -455,6 +566,12 @@ class Simulation:
                 spec["taints"].remove(taint)
             else:
                 spec["taints"].insert(dice.randrange(len(spec["taints"]) + 1), taint)
+        elif what < 0.583:
+            person = {"key": "ingero.io/straggler", "value": "theirs", "effect": "NoExecute"}
+            if person in spec["taints"]:
+                spec["taints"].remove(person)
+            elif dice.random() < 0.3:
+                spec["taints"].insert(dice.randrange(len(spec["taints"]) + 1), person)
         elif what < 0.62:
             self.admin_removes(next((item for item in names if view(self.nodes[item].body).mark), name))
         elif what < 0.64:
@@ -481,13 +598,17 @@ class Simulation:
         if node.mark is None:
             return
         spec, metadata = self.nodes[name].body["spec"], self.nodes[name].body["metadata"]
-        if self.random.random() < 0.7:
+        how = self.random.random()
+        if how < 0.3 and node.mark.effect and name in self.memory.records:
+            metadata["annotations"].pop("ingero.io/straggler")
+            self.counts["annotation"] += 1
+        elif how < 0.8:
             before = len(spec["taints"])
-            spec["taints"] = [taint for taint in spec["taints"] if taint["key"] != "ingero.io/straggler"]
+            spec["taints"] = [taint for taint in spec["taints"] if taint.get("value") not in self.verdicts]
             if len(spec["taints"]) == before:
                 metadata["annotations"].pop("ingero.io/straggler")
         else:
-            spec["taints"] = [taint for taint in spec["taints"] if taint["key"] != "ingero.io/straggler"]
+            spec["taints"] = [taint for taint in spec["taints"] if taint.get("value") not in self.verdicts]
             metadata["annotations"].pop("ingero.io/straggler")
         self.overridden[node.uid] = self.now
         self.counts["override"] += 1
@@ -545,22 +666,35 @@ class Simulation:
         dies = self.random.random() < 0.1
         cut = self.random.randrange(2 * len(decision.steps) + 2) if dies else -1
         writes = 0
-        if any(step.verb in ("remove", "lower") for step in decision.steps):
+        leaving = [step for step in decision.steps if step.verb in ("remove", "lower")]
+        if leaving:
             if cut == writes:
                 return self.die()
-            self.stored = memory
+            self.stored = noted(self.memory, leaving)
             writes += 1
+        self.memory = memory
         for step in decision.steps:
             if cut == writes:
                 return self.die()
             self.check(step, seen, budget, candidates, base)
             self.write(step)
             writes += 1
+            if self.random.random() < 0.1:
+                self.counts["lost"] += 1  # written, and the answer did not arrive
+                continue
             memory = done(memory, step, self.now)
         if cut == writes:
             return self.die()
         self.memory = self.stored = memory
+        for name, record in memory.records.items():
+            left = {taint["value"] for taint in self.ours(name)} & self.verdicts
+            mark = view(self.nodes[name].body).mark if name in self.nodes else None
+            assert not left or record.verdict in left or mark is not None, "what is left of a mark is known"
         return None
+
+    def ours(self, name: str) -> list[dict[str, str]]:
+        taints = self.nodes[name].body["spec"]["taints"] if name in self.nodes else []
+        return [taint for taint in taints if taint["key"] == "ingero.io/straggler"]
 
     def die(self) -> None:
         self.counts["death"] += 1
@@ -575,11 +709,14 @@ class Simulation:
 
     def write(self, step: Any) -> None:
         body = self.nodes[step.node].body
-        foreign = [taint for taint in body["spec"]["taints"] if taint["key"] != "ingero.io/straggler"]
-        patch = edits.patch(body, step.uid, "fc", step.mark)
+        if step.mark:
+            self.verdicts.add(step.mark.verdict)
+        foreign = [taint for taint in body["spec"]["taints"] if taint.get("value") not in self.verdicts]
+        known = self.memory.records.get(step.node, Record(uid="")).verdict
+        patch = edits.patch(body, step.uid, "fc", step.mark, "" if step.mark else known)
         assert patch is not None
         apply_patch(body, patch)
-        after = [taint for taint in body["spec"]["taints"] if taint["key"] != "ingero.io/straggler"]
+        after = [taint for taint in body["spec"]["taints"] if taint.get("value") not in self.verdicts]
         assert after == foreign, "other taints stay as they are, in their order"
         self.serial += 1
         body["metadata"]["resourceVersion"] = str(self.serial)
@@ -593,7 +730,7 @@ class Simulation:
         node = seen.nodes[step.node]
         assert step.uid == node.uid
         if step.verb in ("remove", "lower", "renew"):
-            assert node.mark is not None and node.mark.owner == "fc"
+            assert (node.mark is not None and node.mark.owner == "fc") or node.strays & self.verdicts
             if step.reason in ("Recovered", "StillConfirmed"):
                 assert self.trusted()
             if step.reason == "Recovered":
@@ -668,6 +805,7 @@ def test_the_rails_hold_over_long_random_histories(seed: int) -> None:
 
     assert simulation.counts["add"] > 80 and simulation.counts["remove"] > 60, simulation.counts
     assert simulation.counts["override"] > 10 and simulation.counts["death"] > 100, simulation.counts
+    assert simulation.counts["annotation"] > 3 and simulation.counts["lost"] > 5, simulation.counts
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -680,3 +818,5 @@ def test_after_the_resource_is_deleted_no_mark_is_left(seed: int) -> None:
         simulation.act()
 
     assert all(node.mark is None for node in simulation.views().values())
+    left = {taint["value"] for name in simulation.nodes for taint in simulation.ours(name)}
+    assert not left & simulation.verdicts

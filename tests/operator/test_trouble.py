@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from ingero_operator import status
-from ingero_operator.children import explain
 from ingero_operator.cluster import ApiError
+from ingero_operator.failures import explain
 from ingero_operator.trouble import Trouble
 
 WORDS = 'secrets "x" is forbidden: User "u" cannot get resource "secrets" in API group ""'

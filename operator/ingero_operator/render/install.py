@@ -264,8 +264,11 @@ def node_policy() -> list[Manifest]:
             f"variables.before.filter(t, !({mine})) == variables.after.filter(t, !({mine}))",
             "the operator may not change other taints",
         ),
+        # A person may have set another taint of our key: ours beside it can go all the same.
         _must(
-            f"variables.after.filter(t, {mine}).size() <= 1 && variables.after.all(t, !({mine}) || ({effects}))",
+            f"variables.after.filter(t, {mine}).all(t, t in variables.before || ({effects})) && "
+            f"(variables.after.filter(t, {mine}).size() <= 1 || "
+            f"variables.after.filter(t, {mine}).size() <= variables.before.filter(t, {mine}).size())",
             "the operator's taint has one of two effects and eight hexadecimal digits",
         ),
         _must(

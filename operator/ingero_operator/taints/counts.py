@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ingero_operator.taints.facts import Accused, Override, Rails, Step, World
-from ingero_operator.taints.memory import DAY, Memory, Record, Streak
+from ingero_operator.taints.memory import DAY, OVERRIDDEN, Memory, Record, Streak
 
 
 def compared(
@@ -22,13 +22,16 @@ def compared(
                 records[name] = record
             continue
         mark = node.mark if node.mark is not None and node.mark.owner == world.owner else None
+        left = record.verdict in node.strays
         if record.verdict and (mark is None or (record.effect and not mark.effect)):
-            if record.releasing:
+            if record.releasing and not left:
                 settled.append(Step(verb="remove", node=name, uid=node.uid, reason=record.releasing))
                 record = replace(record, verdict="", effect="", releasing="", released=now)
-            else:
+            elif record.releasing != OVERRIDDEN and (left or not record.releasing):
+                # What is left of the mark is known by the verdict alone: it is remembered until that is gone.
                 overrides.append(Override(node=name, uid=node.uid, verdict=record.verdict))
-                record = replace(record, verdict="", effect="", released=now, hands_off_until=now + rails.hands_off)
+                kept = replace(record, releasing=OVERRIDDEN) if left else replace(record, verdict="", effect="")
+                record = replace(kept, released=now, hands_off_until=now + rails.hands_off)
         if not record.idle(now, rails.quiet):
             records[name] = record
     for node in world.nodes.values():

@@ -1,13 +1,15 @@
 """A step as a JSON patch: taint and annotation in one write, guarded by uid and resourceVersion. Pure."""
 
 import json
-from typing import Any
+from typing import Any, Final
 
 from ingero_contract.kubernetes import STRAGGLER_TAINT
 from ingero_operator.taints.memory import stamp
-from ingero_operator.taints.nodes import Mark, read_mark
+from ingero_operator.taints.nodes import Mark, belongs, read_mark
 
 Manifest = dict[str, Any]
+
+NOTE: Final = "/metadata/annotations/" + STRAGGLER_TAINT.replace("~", "~0").replace("/", "~1")
 
 
 def annotation(mark: Mark) -> str:
@@ -27,44 +29,62 @@ def annotation(mark: Mark) -> str:
     return json.dumps({key: value for key, value in tree.items() if value not in (None, False)})
 
 
-def patch(node: Manifest, uid: str, owner: str, mark: Mark | None) -> list[Manifest] | None:
+def patch(node: Manifest, uid: str, owner: str, mark: Mark | None, verdict: str = "") -> list[Manifest] | None:
     """Steps from the node as it is to the mark as it shall be; nothing when the node is not what was decided about.
 
-    Only our own taint, known by our annotation with this owner, is ever changed or removed.
+    Only our own taint is ever changed or removed: known by our annotation with this owner, or, where somebody took
+    the annotation away, by the verdict that we remember to have written.
     """
     metadata = node["metadata"]
     if metadata["uid"] != uid:
         return None
     annotations = metadata.get("annotations") or {}
-    taints = (node.get("spec") or {}).get("taints")
-    at = [number for number, taint in enumerate(taints or []) if taint.get("key") == STRAGGLER_TAINT]
+    taints = (node.get("spec") or {}).get("taints") or []
+    mine = [taint for taint in taints if taint.get("key") == STRAGGLER_TAINT]
     text = annotations.get(STRAGGLER_TAINT)
-    present = read_mark(text, [(taints or [])[number] for number in at])
-    if (text is not None or at) and (present is None or present.owner != owner):
-        return None
-    if mark is None and present is None:
-        return None
-    steps: list[Manifest] = [
-        {"op": "test", "path": "/metadata/uid", "value": uid},
-        {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+    present = read_mark(text, mine)
+    vouched = present is not None and present.owner == owner
+    known = {verdict, present.verdict if present and vouched else ""} - {""}
+    at = [
+        number
+        for number, taint in enumerate(taints)
+        if taint.get("key") == STRAGGLER_TAINT and any(belongs(taint, item) for item in known)
     ]
-    key = "/metadata/annotations/" + STRAGGLER_TAINT.replace("~", "~0").replace("/", "~1")
     if mark is None:
-        steps.append({"op": "remove", "path": key})
-    elif annotations:
-        steps.append({"op": "add", "path": key, "value": annotation(mark)})
+        return _removal(metadata, text is not None and (vouched or (bool(at) and present is None)), at)
+    if not vouched and (text is not None or mine):
+        return None
+    steps = _guards(metadata)
+    if annotations:
+        steps.append({"op": "add", "path": NOTE, "value": annotation(mark)})
     else:
         steps.append({"op": "add", "path": "/metadata/annotations", "value": {STRAGGLER_TAINT: annotation(mark)}})
-    taint = {"key": STRAGGLER_TAINT, "value": mark.verdict, "effect": mark.effect} if mark and mark.effect else None
-    if at:
-        path = f"/spec/taints/{at[0]}"
-        if taint is None:
-            steps.append({"op": "remove", "path": path})
-        elif (taints or [])[at[0]] != taint:
-            steps.append({"op": "replace", "path": path, "value": taint})
-    elif taint is not None:
+    taint = {"key": STRAGGLER_TAINT, "value": mark.verdict, "effect": mark.effect} if mark.effect else None
+    keep = at[:1] if taint is not None else []
+    if keep and taints[keep[0]] != taint:
+        steps.append({"op": "replace", "path": f"/spec/taints/{keep[0]}", "value": taint})
+    steps += _without(at[len(keep) :])
+    if taint is not None and not keep:
         if taints:
             steps.append({"op": "add", "path": "/spec/taints/-", "value": taint})
         else:
             steps.append({"op": "add", "path": "/spec/taints", "value": [taint]})
     return steps
+
+
+def _removal(metadata: Manifest, noted: bool, at: list[int]) -> list[Manifest] | None:
+    if not noted and not at:
+        return None
+    return [*_guards(metadata), *([{"op": "remove", "path": NOTE}] if noted else []), *_without(at)]
+
+
+def _guards(metadata: Manifest) -> list[Manifest]:
+    return [
+        {"op": "test", "path": "/metadata/uid", "value": metadata["uid"]},
+        {"op": "test", "path": "/metadata/resourceVersion", "value": metadata["resourceVersion"]},
+    ]
+
+
+def _without(at: list[int]) -> list[Manifest]:
+    """Last first: each index is one of the list as it is by then."""
+    return [{"op": "remove", "path": f"/spec/taints/{number}"} for number in reversed(at)]

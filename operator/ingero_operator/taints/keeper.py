@@ -1,5 +1,7 @@
 """Acts on what the rails say: reads nodes afresh, writes marks, tells people. The only room here that is not pure."""
 
+import contextlib
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -11,15 +13,17 @@ from ingero_operator.api.v1alpha1 import FleetClusterSpec, Mode
 from ingero_operator.cache import OwnerKey
 from ingero_operator.cluster import ApiError
 from ingero_operator.desk import Desk, is_paused, key_from, stamp_seconds
+from ingero_operator.failures import What, explain
 from ingero_operator.inquiry import Answer
 from ingero_operator.kinds import FLEET_CLUSTER, NODE
 from ingero_operator.recorder import Happening
 from ingero_operator.taints import edits, testimony
 from ingero_operator.taints.counts import done
 from ingero_operator.taints.facts import Decision, Rails, Step, World
-from ingero_operator.taints.memory import Memory, Record, from_status, to_status
-from ingero_operator.taints.nodes import NodeView
+from ingero_operator.taints.memory import OVERRIDDEN, Memory, Record, from_status, to_status
+from ingero_operator.taints.nodes import NodeView, remover, view
 from ingero_operator.taints.rails import decide
+from ingero_operator.taints.removals import noted
 from ingero_operator.trouble import Trouble
 from ingero_operator.witness import Listener
 
@@ -30,8 +34,12 @@ Manifest = dict[str, Any]
 TRIES: Final = 3
 SHOWN: Final = 20
 CHECK_SECONDS: Final = 30.0
+GROUP: Final = "node"
+MARK: Final = "mark of "
 REFUSED_SECONDS: Final = 300.0
-"""Rest of a node whose write the API server refused for good: somebody has to change a right or a policy first."""
+"""Rest of a node whose mark the API server refused for good: somebody has to change a right or a policy first."""
+RELEASE_SECONDS: Final = 5.0
+"""Longest rest of a release that failed."""
 
 
 def rails_of(spec: FleetClusterSpec, allowed: bool) -> Rails:
@@ -63,7 +71,6 @@ class Report:
 
     decision: Decision
     status: Manifest
-    troubles: list[Trouble]
     remaining: frozenset[str]
     """Nodes that still carry our mark."""
     again: float | None = None
@@ -77,8 +84,6 @@ class Keeper:
     memories: dict[OwnerKey, tuple[str, Memory]] = field(default_factory=dict)
     history: dict[OwnerKey, list[str]] = field(default_factory=dict)
     budgets: dict[OwnerKey, tuple[int, int]] = field(default_factory=dict)
-    refused: dict[OwnerKey, dict[str, tuple[float, str]]] = field(default_factory=dict)
-    """Nodes whose write was refused: until when they rest, and in which words."""
 
     def held(self, key: OwnerKey) -> frozenset[str]:
         """Nodes that carry the mark of a FleetCluster, as far as is remembered."""
@@ -87,55 +92,133 @@ class Keeper:
 
     def forget(self, key: OwnerKey) -> None:
         """Drop what is remembered of a FleetCluster that is gone."""
-        for store in (self.memories, self.history, self.budgets, self.refused, self.desk.sight.interest):
+        for store in (self.memories, self.history, self.budgets, self.desk.sight.interest):
             store.pop(key, None)
 
     async def keep(self, resource: Manifest, spec: FleetClusterSpec, answer: Answer | None) -> Report:
-        """Decide, note, act, and say what happened."""
-        key, desk = key_from(resource), self.desk
+        """Decide, note, act, and say what happened. What the API server refuses is a failure of the resource, and
+        holds up no other node."""
+        key, desk, uid = key_from(resource), self.desk, resource["metadata"]["uid"]
         memory = self._memory(resource)
-        self.refused[key] = {
-            node: item for node, item in self.refused.get(key, {}).items() if item[0] > desk.clock()
-        }  # fmt: skip
         world = self._world(resource, spec, memory, answer)
         rails = rails_of(spec, desk.config.taints)
         decision = decide(rails, world, memory, desk.clock())
-        happenings = [await self._overridden(item.node, item.verdict) for item in decision.overrides]
-        await desk.tell(resource, happenings)
-        if decision.overrides:
-            decision = replace(decision, memory=self._name_overriders(decision, happenings))
-        for step in decision.settled:
-            before = memory.records.get(step.node, Record(uid=""))
-            await self._tell(resource, step, step.mark.verdict if step.mark else before.verdict)
+        self._tidy(key, decision)
+        leaving = [step for step in decision.steps if _weakens(step)]
+        if leaving:
+            with desk.failures.guarded(key, _noting(key)):
+                await self._note(resource, noted(memory, leaving))
+            if desk.failures.failed(key, _noting(key)):  # releasing waits for nothing
+                log.warning("release_not_noted", owner=key[2])
+        before, told = memory, list[tuple[Step, str]]()
+        # What is about to be removed is remembered from here on: a write whose answer is lost is found done later,
+        # and taken for our own.
         memory = decision.memory
-        for item in decision.overrides:
-            self._write_history(key, f"{item.node}: our mark was removed by somebody else")
-        if any(step.verb in ("remove", "lower") for step in decision.steps):
-            try:
-                await self._note(resource, memory)
-            except ApiError as error:  # releasing waits for nothing
-                log.warning("release_not_noted", owner=key[2], reason=error.message)
+        self.memories[key] = uid, memory
         for step in decision.steps:
-            memory = await self._act(resource, spec, rails, world, memory, step, answer)
-        self.memories[key] = (resource["metadata"]["uid"], memory)
+            if desk.failures.rests(key, _what(step)):
+                continue
+            memory, written = await self._guarded(resource, spec, rails, memory, step, answer)
+            told += [written] if written else []
+            self.memories[key] = uid, memory
+        memory = await self._unfinished(resource, memory, {step.node for step in leaving})
+        memory = await self._name(decision, memory)
+        self.memories[key] = uid, memory
+        # People hear of it when every node is released that shall be, and before the status says that it is over.
+        await desk.tell(resource, self._overridden(key, decision, memory))
+        for step in decision.settled:
+            known = before.records.get(step.node, Record(uid="")).verdict
+            await self._tell(resource, step, step.mark.verdict if step.mark else known)
+        for step, verdict in told:
+            await self._tell(resource, step, verdict)
         if rails.mode is not Mode.OBSERVE and world.watched:
             await desk.guard.holds(min(world.watched))  # said long before the first mark
         world = self._world(resource, spec, memory, answer)
-        decision = replace(
-            decision,
-            used=sum(_ours(node, world.owner) for node in world.nodes.values()),
-        )
+        remaining = frozenset(name for name, node in world.nodes.items() if _ours(node, uid, memory))
+        decision = replace(decision, used=len(remaining))
         accused = answer.evidence.accused if answer and answer.evidence else {}
         desk.sight.interest[key] = frozenset(accused) | frozenset(memory.records)
         self.budgets[key] = (decision.used, decision.budget)
-        remaining = frozenset(name for name, node in world.nodes.items() if _ours(node, world.owner))
         return Report(
             decision=decision,
             status=self._status(resource, rails, memory, decision),
-            troubles=[Trouble("TaintRefused", words, stalls=False) for _, words in self.refused[key].values()],
             remaining=remaining,
             again=CHECK_SECONDS if remaining else None,
         )
+
+    def _tidy(self, key: OwnerKey, decision: Decision) -> None:
+        """Failures of steps that nobody wants any more are over when their rest is."""
+        failures = self.desk.failures
+        wanted = {_what(step)[1] for step in decision.steps}
+        failures.only(key, GROUP, wanted | failures.resting(key, GROUP))
+        if not any(_weakens(step) for step in decision.steps):
+            failures.over(key, _noting(key))
+
+    async def _guarded(
+        self,
+        resource: Manifest,
+        spec: FleetClusterSpec,
+        rails: Rails,
+        memory: Memory,
+        step: Step,
+        answer: Answer | None,
+    ) -> tuple[Memory, tuple[Step, str] | None]:
+        """One step: what is to be remembered, and the step as it was written with its verdict, if it was."""
+        key, failures, what = key_from(resource), self.desk.failures, _what(step)
+        try:
+            memory, written = await self._act(resource, spec, rails, memory, step, answer)
+        except ApiError as error:
+            trouble = explain(f"Node {step.node}", error)
+            if not error.transient:
+                words = f"Node {step.node} was not changed: {error.message}"
+                trouble = Trouble("TaintRefused", words, stalls=False)
+            # An API server that has just started refuses what it allows a moment later: no release rests for long.
+            rest = None if error.transient or _weakens(step) else REFUSED_SECONDS
+            longest = RELEASE_SECONDS if _weakens(step) else math.inf
+            failures.add(key, what, trouble, transient=error.transient, rest=rest, longest=longest)
+            return memory, None
+        if written is not None or not failures.rests(key, what):
+            failures.over(key, what)
+        return memory, written
+
+    async def _unfinished(self, resource: Manifest, memory: Memory, leaving: set[str]) -> Memory:
+        """Releases that were begun and are no longer wanted: whoever takes such a mark away later is not us."""
+        uid, nodes, records = resource["metadata"]["uid"], self.desk.sight.nodes, dict(memory.records)
+        for name, record in memory.records.items():
+            begun = record.verdict and record.releasing not in ("", OVERRIDDEN) and name not in leaving
+            if not begun or name not in nodes or not _ours(nodes[name], uid, memory):
+                continue
+            with contextlib.suppress(ApiError):  # asked again next time
+                live = await self.desk.api.get(NODE, None, name)
+                mark = view(live).mark if live is not None else None
+                if mark is not None and mark.owner == uid:
+                    records[name] = replace(record, releasing="")
+        return replace(memory, records=records)
+
+    async def _name(self, decision: Decision, memory: Memory) -> Memory:
+        """Who took marks away, as far as the API server knows it."""
+        records = dict(memory.records)
+        for item in decision.overrides:
+            live: Manifest | None = None
+            with contextlib.suppress(ApiError):  # a name is nothing to fail for
+                live = await self.desk.api.get(NODE, None, item.node)
+            managed = live["metadata"].get("managedFields") if live else None
+            if item.node in records:
+                records[item.node] = replace(records[item.node], overridden_by=remover(managed or [], MANAGER) or "")
+        return replace(memory, records=records)
+
+    def _overridden(self, key: OwnerKey, decision: Decision, memory: Memory) -> list[Happening]:
+        happenings = []
+        for item in decision.overrides:
+            who = memory.records.get(item.node, Record(uid="")).overridden_by or "somebody"
+            words = (
+                f"Node {item.node}: our mark was removed by {who}; the node is left alone for spec.taints.handsOff"
+            )
+            happenings.append(
+                Happening("Warning", "TaintOverridden", words, once=f"overridden/{item.node}/{item.verdict}")
+            )
+            self._write_history(key, f"{item.node}: our mark was removed by {who}")
+        return happenings
 
     def _memory(self, resource: Manifest) -> Memory:
         key, uid = key_from(resource), resource["metadata"]["uid"]
@@ -151,7 +234,7 @@ class Keeper:
         key, sight = key_from(resource), self.desk.sight
         uid = resource["metadata"]["uid"]
         watched = sight.watched(spec.agents.node_selector)
-        ours = {name: node for name, node in sight.nodes.items() if _ours(node, uid)}
+        ours = {name: node for name, node in sight.nodes.items() if _ours(node, uid, memory)}
         remembered = {name: sight.nodes[name] for name in memory.records if name in sight.nodes}
         reasons = [*spec.taints.pause_requests]
         if is_paused(resource):
@@ -167,7 +250,9 @@ class Keeper:
             overlap=self._overlap(key, [name for name in accused if name in watched]),
             paused="; ".join(reasons)[:400],
             unguarded=self.desk.guard.missing,
-            refused=frozenset(self.refused.get(key, ())),
+            refused=frozenset(
+                name.removeprefix(MARK) for name in self.desk.failures.resting(key, GROUP) if name.startswith(MARK)
+            ),
             deleting="deletionTimestamp" in resource["metadata"],
         )
 
@@ -207,64 +292,65 @@ class Keeper:
         resource: Manifest,
         spec: FleetClusterSpec,
         rails: Rails,
-        world: World,
         memory: Memory,
         step: Step,
         answer: Answer | None,
-    ) -> Memory:
+    ) -> tuple[Memory, tuple[Step, str] | None]:
         """One step: decided again on the node as it is now, at most three times."""
-        desk, key = self.desk, key_from(resource)
-        if step.node in self.refused[key]:
-            return memory
+        desk, key, uid = self.desk, key_from(resource), resource["metadata"]["uid"]
         if step.verb in ("add", "raise"):
             if not await desk.guard.holds(step.node):
-                return memory
+                return memory, None
             try:
                 await self._rehearse(resource)
             except ApiError as error:
                 if error.transient:
                     raise
                 words = f"Node {step.node} was not marked, as the status could not tell of it: {error.message}"
-                self.refused[key][step.node] = (desk.clock() + REFUSED_SECONDS, words)
+                desk.failures.add(
+                    key, _what(step), Trouble("TaintRefused", words, stalls=False), rest=REFUSED_SECONDS
+                )
                 log.warning("status_refused", owner=key[2], node=step.node, reason=error.message)
-                return memory
+                return memory, None
         if step.verb == "add" and TAINT_FINALIZER not in (resource["metadata"].get("finalizers") or []):
             await self._finalizer(resource)
+        verdict = step.mark.verdict if step.mark else memory.records.get(step.node, Record(uid="")).verdict
+        doubt: ApiError | None = None
         for _ in range(TRIES):
             live = await desk.api.get(NODE, None, step.node)
             if live is None:
-                return done(memory, replace(step, mark=None), desk.clock()) if not step.mark else memory
+                return (done(memory, replace(step, mark=None), desk.clock()) if not step.mark else memory), None
             desk.sight.take(NODE.name, "MODIFIED", live)
             if step.verb in ("add", "raise"):
                 fresh = decide(rails, self._world(resource, spec, memory, answer), memory, desk.clock())
                 again = next((item for item in fresh.steps if (item.verb, item.node) == (step.verb, step.node)), None)
                 if again is None or not desk.leads():
-                    return memory
+                    return memory, None
                 step = again
-            patch = edits.patch(live, step.uid, world.owner, step.mark)
+            patch = edits.patch(live, step.uid, uid, step.mark, "" if step.mark else verdict)
             if patch is None:
-                return memory
+                return memory, None
             try:
                 written = await desk.api.patch(NODE, None, step.node, patch)
             except ApiError as error:
                 if error.status == 409 or (error.status == 422 and "rejected our request" in error.message):
                     continue
-                if error.transient:
+                if not error.transient or not _weakens(step):
                     raise
-                words = f"Node {step.node} was not changed: {error.message}"
-                self.refused[key][step.node] = (desk.clock() + REFUSED_SECONDS, words)
-                return memory
+                doubt = error  # perhaps it was written all the same: the node says so
+                continue
             desk.sight.take(NODE.name, "MODIFIED", written)
             count = (step.verb, step.reason)
             desk.node_writes[count] = desk.node_writes.get(count, 0) + 1
             now = desk.clock()
-            verdict = step.mark.verdict if step.mark else memory.records.get(step.node, Record(uid="")).verdict
+            verdict = step.mark.verdict if step.mark else verdict
             memory = done(memory, step, now)
             self._write_history(key, f"{stamp_seconds(now)} {describe(step, verdict).message}")
             log.info("node", verb=step.verb, node=step.node, reason=step.reason, owner=key[2], verdict=verdict)
-            await self._tell(resource, step, verdict)
-            return memory
-        return memory
+            return memory, (step, verdict)
+        if doubt is not None:
+            raise doubt
+        return memory, None
 
     async def _tell(self, resource: Manifest, step: Step, verdict: str) -> None:
         """Events on resource and node, and a record for whoever Fleet forwards to. They come before the status that
@@ -295,27 +381,6 @@ class Keeper:
         self.desk.sight.cache.put(FLEET_CLUSTER.name, answer)
         metadata["finalizers"] = answer["metadata"]["finalizers"]
         metadata["resourceVersion"] = answer["metadata"]["resourceVersion"]
-
-    async def _overridden(self, node: str, verdict: str) -> Happening:
-        """Who took our mark away, as far as the node's field managers tell."""
-        live = await self.desk.api.get(NODE, None, node) or {"metadata": {}}
-        entries = [
-            entry
-            for entry in live["metadata"].get("managedFields", [])
-            if entry.get("manager") != MANAGER and entry.get("subresource") != "status" and entry.get("time")
-        ]
-        entries.sort(key=lambda entry: str(entry["time"]))
-        who = str(entries[-1]["manager"]) if entries else "somebody"
-        words = f"Node {node}: our mark was removed by {who}; the node is left alone for spec.taints.handsOff"
-        return Happening("Warning", "TaintOverridden", words, once=f"overridden/{node}/{verdict}")
-
-    def _name_overriders(self, decision: Decision, happenings: list[Happening]) -> Memory:
-        records = dict(decision.memory.records)
-        for item, told in zip(decision.overrides, happenings, strict=True):
-            who = told.message.split(" was removed by ", 1)[1].split(";", 1)[0]
-            if item.node in records:
-                records[item.node] = replace(records[item.node], overridden_by=who)
-        return replace(decision.memory, records=records)
 
     def _write_history(self, key: OwnerKey, text: str) -> None:
         self.history[key] = [text[:256], *self.history.get(key, [])][:SHOWN]
@@ -354,5 +419,22 @@ def describe(step: Step, verdict: str) -> Happening:
     return Happening("Normal", words[step.verb], f"Node {step.node}: {effect} ({step.reason})", once)
 
 
-def _ours(node: NodeView, owner: str) -> bool:
-    return node.mark is not None and node.mark.owner == owner
+def _ours(node: NodeView, owner: str, memory: Memory) -> bool:
+    """Whether a mark of this owner, or what is left of one, is on a node."""
+    if node.mark is not None and node.mark.owner == owner:
+        return True
+    record = memory.records.get(node.name)
+    return record is not None and record.uid == node.uid and record.verdict in node.strays
+
+
+def _weakens(step: Step) -> bool:
+    return step.verb in ("remove", "lower")
+
+
+def _what(step: Step) -> What:
+    """A step among failures; a refused mark never holds up its release."""
+    return GROUP, f"{'release of ' if _weakens(step) else MARK}{step.node}"
+
+
+def _noting(key: OwnerKey) -> What:
+    return "look", f"status of {key[0]} {key[2]}"

@@ -12,6 +12,8 @@ Tree = dict[str, Any]
 
 DAY: Final = 86_400.0
 MAX_RECORDS: Final = 64
+OVERRIDDEN: Final = "Overridden"
+"""Why what somebody left of a mark is removed."""
 
 
 @dataclass(frozen=True, kw_only=True)

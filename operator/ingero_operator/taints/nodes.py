@@ -1,6 +1,7 @@
 """A Node as the rails see it: the few facts that count, and our own mark on it. Pure."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -25,6 +26,7 @@ REMEDIATION_ANNOTATIONS: Final = (
 EFFECTS: Final = {
     Mode.OBSERVE: "", Mode.ANNOTATE: "", Mode.PREFER_NO_SCHEDULE: "PreferNoSchedule", Mode.NO_SCHEDULE: "NoSchedule"
 }  # fmt: skip
+_VERDICT: Final = re.compile("[0-9a-f]{8}")
 STRENGTH: Final = {"": 0, "PreferNoSchedule": 1, "NoSchedule": 2}
 
 
@@ -69,6 +71,8 @@ class NodeView:
     remediated: str = ""
     """Annotation by which another controller works on it."""
     mark: Mark | None = None
+    strays: frozenset[str] = frozenset()
+    """Values of taints of our key that no mark vouches for: a person's, or what is left of a mark."""
     foreign: bool = False
     """Our key is on it, but not by us as we know ourselves."""
 
@@ -96,6 +100,8 @@ def view(body: Manifest) -> NodeView:
     keys = [str(taint.get("key")) for taint in taints]
     ours = [taint for taint in taints if taint.get("key") == STRAGGLER_TAINT]
     mark = read_mark(annotations.get(STRAGGLER_TAINT), ours)
+    verdict = mark.verdict if mark else None
+    strays = frozenset(str(taint.get("value", "")) for taint in ours if not belongs(taint, verdict))
     ready = any(
         item.get("type") == "Ready" and item.get("status") == "True" for item in status.get("conditions") or []
     )
@@ -115,33 +121,57 @@ def view(body: Manifest) -> NodeView:
         disrupted=next((key for key in keys if key in DISRUPTION_TAINTS), ""),
         remediated=next((key for key in REMEDIATION_ANNOTATIONS if key in annotations), ""),
         mark=mark,
-        foreign=mark is None and (bool(ours) or STRAGGLER_TAINT in annotations),
+        strays=strays,
+        foreign=bool(strays) or (mark is None and STRAGGLER_TAINT in annotations),
     )
 
 
+def belongs(taint: Manifest, verdict: str | None) -> bool:
+    """Whether a taint of our key is the one of a verdict. Another one of that key is somebody else's."""
+    effects = (EFFECTS[Mode.NO_SCHEDULE], EFFECTS[Mode.PREFER_NO_SCHEDULE])
+    return verdict is not None and taint.get("value") == verdict and taint.get("effect") in effects
+
+
 def read_mark(text: str | None, taints: list[Manifest]) -> Mark | None:
-    """Our mark, if annotation and taint belong together; `None` for anything else, which is then not ours."""
-    if text is None or len(taints) > 1:
+    """Our mark: the annotation, and the taint that it vouches for among those of our key; `None` where the annotation
+    is not one of ours."""
+    if text is None:
         return None
     try:
         tree = json.loads(text)
-        effect = ""
-        if taints:
-            effect = str(taints[0].get("effect"))
-            if effect not in ("NoSchedule", "PreferNoSchedule") or taints[0].get("value") != tree["verdict"]:
-                return None
+        verdict = str(tree["verdict"])
+        if not _VERDICT.fullmatch(verdict):
+            return None
+        effects = [str(taint["effect"]) for taint in taints if belongs(taint, verdict)]
         return Mark(
             owner=str(tree["owner"]),
-            verdict=str(tree["verdict"]),
-            effect=effect,
+            verdict=verdict,
+            effect=max(effects, key=STRENGTH.__getitem__, default=""),
             since=moment(tree["since"]),
             expires=moment(tree["expires"]),
             node_uid=str(tree["node"]),
             probation=tree.get("probation") is True,
-            score=tree.get("score"),
-            threshold=tree.get("threshold"),
-            severity=tree.get("severity"),
+            score=_number(tree.get("score")),
+            threshold=_number(tree.get("threshold")),
+            severity=_number(tree.get("severity")),
             windows=int(tree.get("windows", 0)),
         )
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
+
+
+def _number(value: Any) -> float | None:
+    return None if value is None else float(value)
+
+
+def remover(managed: list[Manifest], ours: str) -> str | None:
+    """Who else wrote a node's taints last, if the API server knows: writing the list makes it the writer's own.
+
+    Whoever removes an annotation, or the last taint, leaves no trace.
+    """
+    found = [
+        (str(entry.get("time", "")), str(entry.get("manager", "")))
+        for entry in managed
+        if entry.get("manager") != ours and "f:taints" in ((entry.get("fieldsV1") or {}).get("f:spec") or {})
+    ]
+    return max(found)[1] if found else None

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ingero_operator.api.v1alpha1 import Mode
 from ingero_operator.taints.facts import Rails, Step, World
-from ingero_operator.taints.memory import Memory, Record
+from ingero_operator.taints.memory import OVERRIDDEN, Memory, Record
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, Mark, NodeView
 
 
@@ -14,10 +14,12 @@ def removals(
     """Everything that must go, or become weaker, or may stay longer."""
     steps = []
     for node in sorted(world.nodes.values(), key=lambda item: item.name):
-        mark = node.mark
+        mark, record = node.mark, memory.records.get(node.name)
+        if record is not None and record.releasing == OVERRIDDEN and record.verdict in node.strays:
+            steps.append(Step(verb="remove", node=node.name, uid=node.uid, reason=OVERRIDDEN))
+            continue
         if mark is None or mark.owner != world.owner:
             continue
-        record = memory.records.get(node.name)
         reason = _reason_to_go(rails, world, memory, node, mark, record, trusted, now)
         if reason:
             steps.append(Step(verb="remove", node=node.name, uid=node.uid, reason=reason))
@@ -54,7 +56,7 @@ def _reason_to_go(
     if node.excluded or node.control_plane or node.name not in world.watched:
         return "Excluded"
     if record is None or not record.verdict:
-        return "Overridden"
+        return OVERRIDDEN
     well = memory.well.get(node.name)
     if trusted and well is not None and now - well >= rails.recover_for:
         return "Recovered"

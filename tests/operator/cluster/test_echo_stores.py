@@ -298,6 +298,22 @@ def test_growth_that_the_class_forbids_is_said(operator: Any, store: Store) -> N
     assert store.claim()["spec"]["resources"]["requests"]["storage"] == "10Gi"
 
 
+def test_a_claim_that_lost_its_labels_stays_the_stores_and_locks_nothing(
+    plane: ControlPlane, operator: Any, store: Store
+) -> None:
+    store.apply()
+    store.provision()
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy")
+    proof, recorded = store.proof()["metadata"]["uid"], store.status()["encryption"]
+    for label, value in (("app.kubernetes.io/managed-by", "somebody"), ("ingero.io/owner", "other")):
+        plane.patch("pvc", "store-echo", {"metadata": {"labels": {label: value}}}, store.namespace)
+        wait_until(lambda: store.claim()["metadata"]["labels"][label] not in ("somebody", "other"), "the label")  # noqa: B023
+    operator.settle(1)
+
+    assert store.proof()["metadata"]["uid"] == proof and store.status()["encryption"] == recorded
+    assert store.summary() == "Healthy"
+
+
 def owned(store: Store) -> bool:
     return "ownerReferences" in store.claim()["metadata"]
 

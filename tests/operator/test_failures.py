@@ -1,0 +1,99 @@
+"""Failures as values: what is told, when it is tried again, and what is forgotten."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ingero_operator.cluster import ApiError
+from ingero_operator.failures import Failures
+from ingero_operator.trouble import Trouble
+
+OWNER = ("FleetCluster", "ml", "prod")
+WHAT = ("child", "Service prod-fleet")
+HOOK = ApiError(500, "InternalError", "failed calling webhook")
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def found(clock: Clock) -> Failures:
+    return Failures(clock, chance=lambda: 0.0)
+
+
+def fail(failures: Failures, error: ApiError = HOOK) -> None:
+    with failures.guarded(OWNER, WHAT):
+        raise error
+
+
+def test_what_may_pass_by_itself_is_told_when_it_is_met_twice_in_a_row() -> None:
+    failures = found(Clock())
+    fail(failures)
+    assert failures.troubles(OWNER) == [] and failures.again(OWNER) == 1.0
+    fail(failures)
+
+    (trouble,) = failures.troubles(OWNER)
+    assert (trouble.reason, trouble.stalls) == ("RequestFailed", False)
+    assert trouble.message.startswith("Service prod-fleet: failed calling webhook")
+    with failures.guarded(OWNER, WHAT):
+        pass
+    assert failures.troubles(OWNER) == [] and failures.again(OWNER) is None and failures.owners() == frozenset()
+
+
+def test_what_is_refused_is_told_at_once() -> None:
+    failures = found(Clock())
+    fail(failures, ApiError(403, "Forbidden", "exceeded quota: q"))
+
+    assert [item.reason for item in failures.troubles(OWNER)] == ["QuotaExceeded"]
+
+
+def test_pauses_grow_and_something_else_may_be_tried_at_once() -> None:
+    clock = Clock()
+    failures, pauses = found(clock), []
+    for _ in range(8):
+        failures.add(OWNER, WHAT, Trouble("Rejected", "x"), about="a")
+        pauses.append(failures.again(OWNER))
+    assert pauses == [1, 2, 4, 8, 16, 30, 30, 30]
+
+    assert failures.rests(OWNER, WHAT, "a") and not failures.rests(OWNER, WHAT, "b")
+    clock.now += 30
+    assert not failures.rests(OWNER, WHAT, "a") and failures.troubles(OWNER) != []
+
+
+def test_what_is_no_longer_asked_for_is_forgotten() -> None:
+    failures = found(Clock())
+    for name in ("Service a", "Service b"):
+        failures.add(OWNER, ("child", name), Trouble("Rejected", name))
+    failures.add(OWNER, ("node", "n1"), Trouble("TaintRefused", "n1"))
+    failures.only(OWNER, "child", {"Service b"})
+
+    assert [item.message for item in failures.troubles(OWNER)] == ["Service b", "n1"]
+    failures.forget(OWNER)
+    assert failures.owners() == frozenset()
+
+
+@pytest.mark.parametrize("error", [ValueError("a fault"), KeyError("x")])
+def test_only_the_api_server_is_forgiven(error: Exception) -> None:
+    failures = found(Clock())
+    with pytest.raises(type(error)), failures.guarded(OWNER, WHAT):
+        raise error
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.booleans(), st.floats(0, 40)), max_size=60))
+def test_told_is_exactly_what_failed_last_and_is_not_new(history: list[tuple[str, bool, float]]) -> None:
+    clock = Clock()
+    failures, counts = found(clock), dict.fromkeys("abc", 0)
+    for name, well, passed in history:
+        clock.now += passed
+        counts[name] = 0 if well else counts[name] + 1
+        with failures.guarded(OWNER, ("child", name)):
+            if not well:
+                raise ApiError(503, "", "busy")
+
+        assert {item.message[0] for item in failures.troubles(OWNER)} == {key for key in counts if counts[key] > 1}
+        assert (failures.again(OWNER) is None) is not any(counts.values())

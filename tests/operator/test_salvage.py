@@ -1,0 +1,39 @@
+"""What is done with a spec that cannot be read: its marks are looked after, and none is set."""
+
+from typing import Any
+
+import pytest
+
+from ingero_operator.api.v1alpha1 import Mode
+from ingero_operator.fleet_clusters import salvaged
+
+GOOD = {
+    "clusterId": "c",
+    "agents": {"nodeSelector": {"pool": "a"}},
+    "taints": {"mode": "PreferNoSchedule", "recoverFor": "1m"},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "mode", "selector", "cluster"),
+    [
+        ({"fleet": {"pushInterval": "soon"}}, Mode.PREFER_NO_SCHEDULE, {"pool": "a"}, "c"),
+        ({"unheardOf": 1}, Mode.PREFER_NO_SCHEDULE, {"pool": "a"}, "c"),
+        ({"clusterId": "not a name"}, Mode.PREFER_NO_SCHEDULE, {"pool": "a"}, "unreadable"),
+        ({"clusterId": None}, Mode.PREFER_NO_SCHEDULE, {"pool": "a"}, "unreadable"),
+        ({"taints": {"mode": "NoSchedule", "ttl": "for ever"}}, Mode.NO_SCHEDULE, {"pool": "a"}, "c"),
+        ({"taints": 5, "fleet": 5}, Mode.NO_SCHEDULE, {"pool": "a"}, "c"),
+    ],
+)
+def test_what_can_be_read_counts_and_nothing_new_is_marked(
+    change: dict[str, Any], mode: Mode, selector: dict[str, str], cluster: str
+) -> None:
+    spec = salvaged({"spec": {**GOOD, **change}}, "spec.x: wrong")
+
+    assert (spec.taints.mode, spec.agents.node_selector, spec.cluster_id) == (mode, selector, cluster)
+    assert spec.taints.pause_requests == ("spec.x: wrong",)
+
+
+@pytest.mark.parametrize("tree", [None, {}, {"clusterId": []}])
+def test_a_spec_without_anything_is_borne(tree: Any) -> None:
+    assert salvaged({"spec": tree}, "x").taints.mode is Mode.OBSERVE
