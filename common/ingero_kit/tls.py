@@ -1,6 +1,5 @@
 """TLS from files for servers and clients, in the Collector's words (`cert_file`, `key_file`, `client_ca_file`)."""
 
-import contextlib
 import ssl
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +9,7 @@ from pydantic import model_validator
 
 from ingero_kit.logs import get
 from ingero_kit.settings import Settings, SettingsError
+from ingero_kit.watched import WatchedFiles, reload_if_changed
 
 log = get(__name__)
 
@@ -52,7 +52,7 @@ class LiveContext:
         self, tls: ServerTls, prepare: Callable[[ssl.SSLContext], ssl.SSLContext] = lambda context: context
     ) -> None:
         self._tls, self._prepare = tls, prepare
-        self._seen = self._stamps()
+        self._files = WatchedFiles((tls.cert_file, tls.key_file, tls.client_ca_file))
         self.context = prepare(tls.context())
 
     def reload(self) -> None:
@@ -60,26 +60,11 @@ class LiveContext:
 
         Raises `SettingsError` when they cannot be used; the old ones then stay.
         """
-        self._seen = self._stamps()
         self.context = self._prepare(self._tls.context())
 
     def follow(self) -> None:
-        """Read the files again if they have changed; what is wrong with them is logged once a change."""
-        if self._stamps() == self._seen:
-            return
-        try:
-            self.reload()
-            log.info("certificates_reloaded", file=str(self._tls.cert_file))
-        except SettingsError as error:
-            log.error("certificates_not_reloaded", reason=str(error))
-
-    def _stamps(self) -> list[tuple[int, int, int]]:
-        stamps = []
-        for file in (self._tls.cert_file, self._tls.key_file, self._tls.client_ca_file):
-            with contextlib.suppress(OSError):
-                facts = file.stat() if file else None
-                stamps.append((facts.st_mtime_ns, facts.st_ino, facts.st_size) if facts else (0, 0, 0))
-        return stamps
+        """Read the files again if they have changed."""
+        reload_if_changed(self._files, self.reload, "certificates")
 
 
 class ClientTls(Settings):

@@ -31,6 +31,7 @@ from ingero_kit.listener import Counters
 from ingero_kit.logs import get
 from ingero_kit.otlp_server import OtlpGrpcReceiver, OtlpHttpReceiver
 from ingero_kit.settings import SettingsError
+from ingero_kit.watched import WatchedFiles, follow
 
 log = get(__name__)
 
@@ -78,6 +79,8 @@ class Echo:
         self._store, self._writer = store, writer
         self._tasks.append(asyncio.create_task(self._retain(writer, store, dates)))
         self._tasks.append(asyncio.create_task(self._doors.run()))
+        files = WatchedFiles((self._keyring.file,))
+        self._tasks.append(asyncio.create_task(follow(files, self._keyring.reload, "tokens")))
 
     async def _front_ends(self) -> None:
         config = self.config

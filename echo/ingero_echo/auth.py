@@ -111,6 +111,11 @@ class Keyring:
         """Whether no tokens are configured."""
         return self._file is None
 
+    @property
+    def file(self) -> Path | None:
+        """Where the tokens stand."""
+        return self._file
+
     def reload(self) -> None:
         """Read the file again; raises `SettingsError` and keeps what was when it cannot be used."""
         if self._file is None:

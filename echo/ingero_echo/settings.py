@@ -125,7 +125,7 @@ class AuthConfig(Settings):
     """Who may do what."""
 
     tokens_file: Path | None = None
-    """Accepted bearer tokens, one a line, see docs/echo.md; read again on SIGHUP."""
+    """Accepted bearer tokens, one a line, see docs/echo.md; read again when the file changes."""
     grace: Duration = Field(default=30.0, ge=0)
     """How long a token that is no longer in the file is still accepted after a reload."""
     audit_file: Path | None = None

@@ -85,7 +85,7 @@ class Fleet:
             engine.facts.append(pool.facts)
             self.ports |= await pool.start()
         await self._pages()
-        self._ticking = [asyncio.create_task(engine.run())]
+        self._ticking = [asyncio.create_task(engine.run()), self._guardians.follow()]
         if looks:
             self._ticking.append(asyncio.create_task(look_on(self._collectives, engine.clock, often)))
 

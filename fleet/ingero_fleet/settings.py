@@ -23,7 +23,7 @@ class AuthConfig(Settings):
     """Who may talk to a listener."""
 
     bearer_token_file: Path | None = None
-    """File with the accepted bearer tokens, one a line; read again on SIGHUP."""
+    """File with the accepted bearer tokens, one a line; read again when it changes."""
 
 
 class ListenerConfig(Settings):

@@ -568,7 +568,7 @@ def test_a_full_disk_does_not_stop_the_audit_and_a_moved_file_is_begun_anew(tmp_
     assert said[1]["path"] == "/x"
 
 
-def test_tokens_rotate_on_hangup_with_a_grace(guarded: Running) -> None:
+def test_tokens_rotate_with_a_grace_by_themselves_and_on_hangup(guarded: Running) -> None:
     file = guarded.log.parent / "tokens"
     before = file.read_text()
 
@@ -578,7 +578,6 @@ def test_tokens_rotate_on_hangup_with_a_grace(guarded: Running) -> None:
         ).status_code
 
     file.write_text(before.replace("sender name", "fresh name"))
-    guarded.process.send_signal(signal.SIGHUP)
     wait_until(lambda: status("fresh") == 200, "the new token")
     wait_until(lambda: status("sender") == 401, "the old token to end")
     file.write_text("bad scopes=everything\n")

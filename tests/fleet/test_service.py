@@ -213,12 +213,15 @@ def test_every_page_answers_and_metrics_parse(service: Running) -> None:
     assert {"ingero_fleet_pushes", "ingero_fleet_rejected_points", "process_resident_memory_bytes"} <= names
 
 
-def test_bearer_tokens_guard_every_listener_and_rotate_on_hangup(tmp_path: Path) -> None:
+@pytest.mark.parametrize("processes", [1, 2])
+def test_bearer_tokens_guard_every_listener_and_rotate_on_hangup_and_by_themselves(
+    tmp_path: Path, processes: int
+) -> None:
     token = tmp_path / "token"
     token.write_text("first\n")
     auth = {"auth": {"bearer_token_file": str(token)}}
     change = {
-        "receivers": {"otlp": {"protocols": {"grpc": auth, "http": auth}}},
+        "receivers": {"otlp": {"processes": processes, "protocols": {"grpc": auth, "http": auth}}},
         "extensions": {"ingero_threshold": auth, "healthee": auth},
     }
     with fleet(tmp_path, change) as service:
@@ -244,7 +247,14 @@ def test_bearer_tokens_guard_every_listener_and_rotate_on_hangup(tmp_path: Path)
         token.write_text("second\n")
         service.process.send_signal(signal.SIGHUP)
         wait_until(lambda: status("second") == 200, "the new token")
-        assert status("first") == 401
+        wait_until(lambda: status("first") == 401, "the old token to end everywhere")
+
+        token.write_text("third\n")
+        wait_until(lambda: status("third") == 200, "the token that nobody announced")
+        address = service.url("threshold", f"{routes.FLEET_THRESHOLD}?cluster_id=c")
+        third = {"authorization": "Bearer third"}
+        wait_until(lambda: web.get(address, headers=third).status_code == 200, "the same of the threshold API")
+        assert web.get(service.url("health", routes.FLEET_STATE), headers=third).status_code == 200
         assert "first" not in service.words()
         assert "second" not in service.words()
 

@@ -21,6 +21,7 @@ from ingero_kit.logs import get
 from ingero_kit.otlp_server import Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Signal
 from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import Tokens
+from ingero_kit.watched import WatchedFiles, follow
 
 log = get(__name__)
 
@@ -52,6 +53,11 @@ class Guardians:
             if auth.bearer_token_file:
                 guardian.tokens = Tokens.read(auth.bearer_token_file)
 
+    def follow(self) -> asyncio.Task[None]:
+        """Go on reading the tokens again whenever their files change, until the task is cancelled."""
+        files = WatchedFiles(auth.bearer_token_file for _, auth in self._all)
+        return asyncio.create_task(follow(files, self.reload, "tokens"))
+
 
 class Receiving:
     """Takes pushes into a score map and sends them onward. Made and used on one event loop."""
@@ -81,6 +87,7 @@ class Receiving:
             self.provide(read_providers(config.processors.cost))
         self.intake = Intake(table, clock, self.forward if self._exporters else None, keep, time.time)
         self._receivers: dict[str, OtlpHttpReceiver | OtlpGrpcReceiver] = {}
+        self._following: asyncio.Task[None] | None = None
         for exporter in self._exporters.values():
             exporter.start()
 
@@ -121,6 +128,7 @@ class Receiving:
             shared = ports.get(name) if ports else None
             taken[name] = await receiver.start(host, shared or port, tls=settings.tls, reuse_port=shared is not None)
             self._receivers[name] = receiver
+        self._following = self._guardians.follow()
         return taken
 
     def traffic(self) -> Traffic:
@@ -153,6 +161,8 @@ class Receiving:
 
     async def stop_listening(self, grace_seconds: float) -> None:
         """Take no more pushes, and answer those under way."""
+        if self._following:
+            self._following.cancel()
         for receiver in self._receivers.values():
             await receiver.stop(grace_seconds)
 
