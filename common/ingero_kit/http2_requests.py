@@ -91,12 +91,12 @@ class Requests:
         if self._window < CONNECTION_WINDOW >> 1:
             self._outbox.frames.append(h2.window_update(0, CONNECTION_WINDOW - self._window))
             self._window = CONNECTION_WINDOW
+        if flags & h2.PADDED:
+            payload = h2.content(flags & h2.PADDED, payload)
         stream = self.streams.get(number)
         if stream is None or stream.complete:
             self._stray(number, stream)
             return
-        if flags & h2.PADDED:
-            payload = h2.content(flags & h2.PADDED, payload)
         stream.window -= size
         if flags & h2.END_STREAM and not stream.body and size <= self._owner.limits.body_bytes:
             self._complete(stream, payload)
@@ -126,6 +126,7 @@ class Requests:
         """The client ends a stream."""
         self._must_be_known(number)
         self._drop(number)
+        self._late.pop(number, None)  # nothing can be on its way any more
         self.patience.reset()
 
     def allow(self, number: int, octets: int) -> None:

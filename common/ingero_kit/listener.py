@@ -18,7 +18,7 @@ from functools import partial
 from typing import Final, Generic, Protocol, TypeVar, cast
 
 from ingero_kit.logs import get
-from ingero_kit.sockets import allow_open_files, open_sockets
+from ingero_kit.sockets import BACKLOG, allow_open_files, open_sockets
 from ingero_kit.tls import LiveContext, ServerTls
 
 log = get(__name__)
@@ -139,6 +139,7 @@ class Listener(Generic[C]):
         self._silent: deque[tuple[float, C]] = deque()
         self._stalled: dict[C, tuple[float, int]] = {}
         self._sockets: list[socket.socket] = []
+        self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
         self._tls: LiveContext | None = None
 
@@ -160,8 +161,15 @@ class Listener(Generic[C]):
         if files < self._most:
             log.warning("fewer_connections_than_wanted", port=taken, wanted=self._most, open_files=files)
             self._most = max(1, files)
-        for one in self._sockets:
-            asyncio.get_running_loop().add_reader(one, self._accept, one)
+        loop = asyncio.get_running_loop()
+        if self._tls:
+            # Accepted here, so that handshakes count and each takes the certificates of its time.
+            for one in self._sockets:
+                loop.add_reader(one, self._accept, one)
+        else:
+            self._servers = [
+                await loop.create_server(self.connection, sock=one, backlog=BACKLOG) for one in self._sockets
+            ]
         self._sweeper = asyncio.create_task(self._sweep())
         return taken
 
@@ -178,9 +186,12 @@ class Listener(Generic[C]):
         """Stop listening, let answers under way finish, then close what is left."""
         self.closing = True
         loop = asyncio.get_running_loop()
+        for server in self._servers:
+            server.close()
         while self._sockets:
             one = self._sockets.pop()
-            loop.remove_reader(one)
+            if self._tls:
+                loop.remove_reader(one)
             one.close()
         for task in list(self._opening.values()):
             task.cancel()
@@ -237,20 +248,18 @@ class Listener(Generic[C]):
             asyncio.get_running_loop().add_reader(listening, self._accept, listening)
 
     async def _open(self, connection: asyncio.BaseProtocol, peer: socket.socket) -> None:
-        """Make a connection of an accepted socket, by way of a handshake where there is TLS."""
+        """Make a connection of an accepted socket, by way of a handshake."""
         peer.setblocking(False)
         with contextlib.suppress(OSError):
             peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        shaking = self._tls is not None
+        assert self._tls
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, peer,
-                ssl=self._tls.context if self._tls else None,
-                ssl_handshake_timeout=self.limits.read_seconds if shaking else None,
-                ssl_shutdown_timeout=_SHUTDOWN_SECONDS if shaking else None,
+                lambda: connection, peer, ssl=self._tls.context,
+                ssl_handshake_timeout=self.limits.read_seconds, ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
             )  # fmt: skip
         except OSError:
-            self.counters.failed_handshakes += shaking
+            self.counters.failed_handshakes += 1
 
     def _make_room(self) -> bool:
         """Close whoever has been silent longest; says whether there was one."""
@@ -277,10 +286,11 @@ class Listener(Generic[C]):
 
     def enter(self, connection: C) -> bool:
         """Count a new connection; says whether it may stay."""
-        if self.closing:
+        self._opening.pop(cast(asyncio.BaseProtocol, connection), None)
+        full = len(self._connections) + len(self._opening) >= self._most
+        if self.closing or (full and not self._make_room()):
             self.counters.refused_connections += 1
             return False
-        self._opening.pop(cast(asyncio.BaseProtocol, connection), None)
         self._connections.add(connection)
         self.counters.open = len(self._connections)
         return True

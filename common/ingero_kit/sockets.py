@@ -9,7 +9,7 @@ from typing import Final
 _MOST_FILES: Final = 1 << 20
 """Open files asked for where the system would allow more: some programs walk all they may have."""
 
-_BACKLOG: Final = 4096
+BACKLOG: Final = 4096
 """Connections that the system holds for us before they are accepted."""
 
 _NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
@@ -59,7 +59,7 @@ def _open(family: int, address: tuple[str | int, ...], reuse_port: bool, listen:
             one.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, address[0] != "::")
         one.bind(address)
         if listen:
-            one.listen(_BACKLOG)
+            one.listen(BACKLOG)
     except OSError:
         one.close()
         raise

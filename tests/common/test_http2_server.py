@@ -282,6 +282,10 @@ def open_stream(flags: int = h2.END_HEADERS) -> bytes:
     return h2.frame(h2.HEADERS, flags, 1, b"\x83\x86\x84")
 
 
+REFUSED = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\x83\x86\x04\x06/never")
+"""A request that is answered before its body."""
+
+
 @pytest.mark.parametrize(
     ("octets", "code"),
     [
@@ -312,6 +316,15 @@ def open_stream(flags: int = h2.END_HEADERS) -> bytes:
         pytest.param(b"\xff\xff\xff" + bytes(6), Code.FRAME_SIZE_ERROR, id="a huge frame"),
         pytest.param(open_stream(5) + h2.frame(h2.DATA, 0, 1), Code.STREAM_CLOSED, id="data behind the end"),
         pytest.param(open_stream(5) + open_stream(5), Code.STREAM_CLOSED, id="a stream twice"),
+        pytest.param(
+            REFUSED + h2.reset(1, Code.CANCEL) + h2.frame(h2.DATA, 0, 1), Code.STREAM_CLOSED, id="data behind a reset"
+        ),
+        pytest.param(
+            REFUSED + h2.reset(1, Code.CANCEL) + open_stream(5), Code.STREAM_CLOSED, id="a head behind a reset"
+        ),
+        pytest.param(
+            REFUSED + h2.frame(h2.DATA, 8, 1, b"\x09x"), Code.PROTOCOL_ERROR, id="too much padding behind a refusal"
+        ),
         pytest.param(
             h2.frame(h2.HEADERS, 0, 1) + h2.frame(h2.CONTINUATION, 0, 1, bytes(9000)) * 2,
             Code.ENHANCE_YOUR_CALM,
