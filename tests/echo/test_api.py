@@ -214,6 +214,15 @@ def test_rollups(service: Running) -> None:
     assert loaded[0]["version"] == "2.27"
 
 
+def test_who_is_well_again_is_no_anomaly_and_not_called_slow(service: Running) -> None:
+    anomalies = ask(service, "anomaly_stream", cluster_id="lab")["rows"]
+    well = ask(service, "verdict", cluster_id="lab", node_id="gpu-node-1")
+
+    assert not [row for row in anomalies if "healthy" in (row["detail"] or "")]
+    assert well["summary"].startswith("gpu-node-1: healthy")
+    assert "slow" not in well["summary"].split(",")[0]
+
+
 def test_verdicts_chains_anomalies_and_cost(service: Running) -> None:
     verdicts = ask(service, "verdict", cluster_id="lab")["rows"]
     chains = ask(service, "causal_chains", cluster_id="lab")["rows"]

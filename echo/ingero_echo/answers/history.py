@@ -5,6 +5,7 @@ from uuid import UUID
 from pydantic import Field
 
 from ingero_contract import metrics
+from ingero_contract.values import VerdictState
 from ingero_echo.answers.table import MAX_ID, Answer, Cited, Row, Scoped, plural
 from ingero_echo.window import ACCUSED
 
@@ -101,7 +102,7 @@ ANOMALIES = Answer(
                concat_ws(' ', state, kind, CASE WHEN communicator IS NOT NULL THEN
                    concat('rank ' || rank || ' of ', 'communicator ', communicator) END) AS detail,
                severity::VARCHAR AS severity
-        FROM verdicts
+        FROM verdicts WHERE state IS DISTINCT FROM '{VerdictState.HEALTHY}'
         UNION ALL
         SELECT "timestamp", cluster_id, node_id, event_id, 'degradation', 'a signal below half of its baseline', NULL
         FROM events WHERE metric_name = '{metrics.DEGRADATION_WARNING}' AND value_double > 0
@@ -175,7 +176,8 @@ VERDICT = Answer(
     ORDER BY coalesce(state IN ({ACCUSED}), false) DESC, severity DESC NULLS LAST, "timestamp" DESC, node_id
     """,
     sentence=lambda rows, _: (
-        f"{rows[0]['node_id']}: {rows[0]['state']}" + (f" ({rows[0]['kind']})" if rows[0]["kind"] else "")
+        f"{rows[0]['node_id']}: {rows[0]['state']}"
+        + (f" ({rows[0]['kind']})" if rows[0]["kind"] and rows[0]["state"] != VerdictState.HEALTHY else "")
         + (f" since {rows[0]['since']}" if rows[0]["since"] else "")
         + (f"; {plural(len(rows) - 1, 'more node')}." if len(rows) > 1 else ".")
         if rows else "No verdicts in this window."
