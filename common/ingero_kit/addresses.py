@@ -34,18 +34,26 @@ Endpoint = Annotated[str, AfterValidator(_checked)]
 """`host:port` in settings; port 0 takes a free one, which the start-up line names."""
 
 
+def is_loopback(endpoint: str) -> bool:
+    """Whether only this machine can reach an endpoint."""
+    return _is_local_name(parse_endpoint(endpoint)[0])
+
+
 def from_here(headers: Mapping[bytes, bytes]) -> bool:
     """Whether a request names this machine and comes from no page of another, which a browser always says.
 
     What asks for no token must look at this: a page can have its own name point to this machine.
     """
     origin, host = headers.get(b"origin"), headers.get(b"host")
-    return (origin is None or _is_loopback(origin.partition(b"://")[2])) and (host is None or _is_loopback(host))
+    return (origin is None or _names_us(origin.partition(b"://")[2])) and (host is None or _names_us(host))
 
 
-def _is_loopback(authority: bytes) -> bool:
+def _names_us(authority: bytes) -> bool:
     text = authority.decode("latin-1").lower()
-    name = text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0]
+    return _is_local_name(text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0])
+
+
+def _is_local_name(name: str) -> bool:
     try:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:

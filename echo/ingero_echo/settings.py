@@ -1,26 +1,14 @@
 """What a user of Echo sets. `ingero-echo validate` checks a file; `serve --help` names the precedence."""
 
-import ipaddress
 from pathlib import Path
 from typing import Self
 
 from pydantic import Field, model_validator
 
-from ingero_kit.addresses import Endpoint, parse_endpoint
+from ingero_kit.addresses import Endpoint, is_loopback
 from ingero_kit.http_server import Limits
 from ingero_kit.settings import Duration, Settings
 from ingero_kit.tls import ServerTls
-
-
-def is_loopback(endpoint: str) -> bool:
-    """Whether only this machine can reach an endpoint."""
-    host, _ = parse_endpoint(endpoint)
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 class StoreConfig(Settings):

@@ -7,11 +7,13 @@ import ssl
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
 import uvloop
 
+from ingero_kit.asgi import AsgiServer
 from ingero_kit.http_server import HttpServer, Request, Response
 from ingero_kit.listener import Limits
 from ingero_kit.sockets import open_sockets
@@ -122,3 +124,48 @@ def test_open_files_are_raised_and_what_the_system_allows_bounds_connections() -
 
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= 300
     assert done.stdout.split()[-2:] == ["300", "172"], done.stderr
+
+
+@pytest.mark.parametrize("kind", ["pages", "asgi"])
+def test_a_client_authority_that_is_withdrawn_is_trusted_no_more(tmp_path: Path, kind: str) -> None:
+    authority, old, new = trustme.CA(), trustme.CA(), trustme.CA()
+    server = authority.issue_cert("127.0.0.1")
+    server.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both.pem"))
+    old.cert_pem.write_to_path(tmp_path / "clients.pem")
+    settings = ServerTls(
+        cert_file=tmp_path / "both.pem", key_file=tmp_path / "both.pem", client_ca_file=tmp_path / "clients.pem"
+    )
+
+    async def asked(port: int, client: trustme.CA) -> bool:
+        context = ssl.create_default_context()
+        authority.configure_trust(context)
+        client.issue_cert("agent").configure_cert(context)
+        try:
+            reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
+            writer.write(ASK)
+            answer = await reader.read()
+            writer.close()
+        except (ssl.SSLError, ConnectionError):
+            return False
+        return b"hello" in answer
+
+    async def main() -> tuple[list[bool], list[bool]]:
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            await send({"type": "http.response.body", "body": b"hello"})
+
+        listener: HttpServer | AsgiServer
+        if kind == "pages":
+            listener = HttpServer(large)
+            port = await listener.start("127.0.0.1", 0, tls=settings)
+        else:
+            listener = AsgiServer(app)
+            port = await listener.listen("127.0.0.1:0", settings)
+        before = [await asked(port, client) for client in (old, new)]
+        new.cert_pem.write_to_path(tmp_path / "clients.pem")
+        listener.reload_certificates()
+        after = [await asked(port, client) for client in (old, new)]
+        await listener.stop(1)
+        return before, after
+
+    assert uvloop.run(main()) == ([True, False], [False, True])

@@ -259,6 +259,16 @@ def test_bearer_tokens_guard_every_listener_and_rotate_on_hangup_and_by_themselv
         assert "second" not in service.words()
 
 
+def test_a_page_of_another_site_cannot_push_to_a_fleet_that_asks_for_no_token(service: Running) -> None:
+    address = service.url("otlp/http", routes.OTLP_METRICS)
+    strange = ({"host": "rebound.example.com"}, {"origin": "https://example.com"})
+
+    answers = [web.post(address, content=body("n"), headers={**PROTOBUF, **fields}) for fields in strange]
+
+    assert [answer.status_code for answer in answers] == [403, 403]
+    assert web.post(address, content=body("n"), headers={**PROTOBUF, "host": "localhost"}).status_code == 200
+
+
 def test_mutual_tls_admits_only_known_clients(tmp_path: Path) -> None:
     authority = trustme.CA()
     server, client = authority.issue_cert("127.0.0.1"), authority.issue_cert("agent")

@@ -15,7 +15,7 @@ from ingero_fleet.provider_tag import ProviderTag
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.scores import ScoreTable
 from ingero_fleet.settings import AuthConfig, FleetConfig, ListenerConfig
-from ingero_kit.addresses import parse_endpoint
+from ingero_kit.addresses import is_loopback, parse_endpoint
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
 from ingero_kit.otlp_server import Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Signal
@@ -123,7 +123,9 @@ class Receiving:
         taken: dict[str, int] = {}
         for name, settings in listeners(self._config):
             kind = OtlpHttpReceiver if name == HTTP else OtlpGrpcReceiver
-            receiver = kind(self.intake, self._guardians.new(settings.auth), settings.limits())
+            guardian = self._guardians.new(settings.auth)
+            guardian.local_only = guardian.tokens is None and is_loopback(settings.endpoint)
+            receiver = kind(self.intake, guardian, settings.limits())
             host, port = parse_endpoint(settings.endpoint)
             shared = ports.get(name) if ports else None
             taken[name] = await receiver.start(host, shared or port, tls=settings.tls, reuse_port=shared is not None)

@@ -9,6 +9,7 @@ from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.plan import quantity
 from ingero_operator.render.common import (
     API,
+    HEALTH,
     OTLP_GRPC,
     Manifest,
     Owner,
@@ -72,7 +73,7 @@ def config(spec: EchoStoreSpec, capacity: str | None = None) -> Manifest:
             "age": spec.retention,
             "size_mb": max(1, int(size * 7 / 10 / 10**6)),
         },
-        "api": {"endpoint": f"0.0.0.0:{API}"},
+        "api": {"endpoint": f"0.0.0.0:{API}", "health_endpoint": f"0.0.0.0:{HEALTH}"},
         "auth": {"tokens_file": f"{TOKEN}/{spec.token_secret.key}"},
         "tls": {"cert_file": f"{TLS}/tls.crt", "key_file": f"{TLS}/tls.key"},
     }
@@ -159,14 +160,16 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         {"name": "token", "mountPath": TOKEN, "readOnly": True},
         {"name": "tls", "mountPath": TLS, "readOnly": True},
     ]
-    alive, serving = probe(names.LIVE, "api", period=5), probe(names.READY, "api", period=5)
-    for check in (alive, serving):
-        check["httpGet"]["scheme"] = "HTTPS"
+    # A listener of their own, so that no number of clients of the API keeps the kubelet out.
+    alive, serving = probe(names.LIVE, "health", period=5), probe(names.READY, "health", period=5)
     container: Manifest = {
         "name": COMPONENT,
         "image": platform.image_of("echo", spec.version, spec.image),
         "args": ["serve", "--config", f"{CONFIG}/echo.yaml"],
-        "ports": [{"name": name, "containerPort": port, "protocol": "TCP"} for name, (port, _) in PORTS.items()],
+        "ports": [
+            {"name": name, "containerPort": port, "protocol": "TCP"}
+            for name, port in (*((name, port) for name, (port, _) in PORTS.items()), ("health", HEALTH))
+        ],
         "startupProbe": {**alive, "failureThreshold": 120},
         "readinessProbe": serving,
         "livenessProbe": {**alive, "periodSeconds": 20, "failureThreshold": 6},
