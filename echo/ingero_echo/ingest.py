@@ -73,6 +73,15 @@ _COLLECTIVE: Final = {
     metrics.COLLECTIVE_BARRIER_WAIT: "barrier_wait_ms",
     metrics.COLLECTIVE_PEER_LAG: "peer_lag_ms",
 }
+DERIVED: Final = {
+    metrics.HEALTH_SCORE: "node_metrics",
+    **dict.fromkeys(_COLLECTIVE, "collectives"),
+    metrics.VERDICT_EVENT: "verdicts",
+    metrics.STRAGGLER_EVENT: "verdicts",
+    echo.CAUSAL_CHAIN_EVENT: "causal_chains",
+}
+"""The table that an event of a name has a row in besides; all others are in `events` only."""
+
 AGENT, FLEET, COLLECTIVES = "agent", "fleet", "collectives"
 """Whose word a verdict is: the node's own, the detector's in Fleet, or of the collectives that wait for a rank."""
 
@@ -90,7 +99,7 @@ class Batch:
     """
 
     tables: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
-    identities: list[int] = field(default_factory=list)
+    identities: list[bytes] = field(default_factory=list)
     rejected: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
 
@@ -304,7 +313,7 @@ class Builder:
         dated = bool(given) or record.time > 0
         # An undated record cannot be told from the next one that says the same: it is never taken for a repeat.
         push.batch.identities.append(
-            identity(event_id, record.name, cluster) if dated else hash((event_id, push.now, id(push.batch)))
+            identity(event_id, record.name, cluster) if dated else event_id + kind(str(push.now), str(id(push.batch)))
         )
         self.rows.setdefault("events", []).append(
             (
@@ -416,8 +425,7 @@ def _text(value: Any) -> str:
 
 # Records of one shape, all at once.
 
-_TYPED: Final = frozenset((*_HEALTH, *_COLLECTIVE, metrics.VERDICT_EVENT, metrics.STRAGGLER_EVENT,
-                           echo.CAUSAL_CHAIN_EVENT))  # fmt: skip
+_TYPED: Final = frozenset((*_HEALTH, *DERIVED))
 
 
 def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | None:

@@ -68,6 +68,9 @@ class EchoPage:
             counters = writer.counters
             yield CounterMetricFamily("ingero_echo_events", "Events committed.", counters.events)
             yield CounterMetricFamily("ingero_echo_repeats", "Events recognised as repeats.", counters.repeats)
+            yield CounterMetricFamily(
+                "ingero_echo_repeat_lookups", "Groups whose repeats had to be looked up.", counters.lookups
+            )
             yield CounterMetricFamily("ingero_echo_groups", "Transactions.", counters.groups)
             yield CounterMetricFamily("ingero_echo_write_failures", "Failed transactions.", counters.failures)
             yield CounterMetricFamily("ingero_echo_refused", "Pushes told to come back.", counters.refused)

@@ -1,25 +1,30 @@
 """Recognises events that were written before: a bounded memory of the newest identities.
 
-An identity is made of event id, name and cluster by the interpreter's own seeded hash: good within one process only,
-and no pattern of ids makes many of them alike.
+An identity is the event's id itself and, behind it, what the interpreter's own seeded hash makes of its name and
+cluster. Two events of one id share it once in 2^64 times, and nobody outside can bring that about: what is remembered
+as written need not be looked up. Identities are good within one process only.
 """
 
 from collections.abc import Iterable, Sequence
+from typing import Final
+
+ID_BYTES: Final = 16
+"""Length of an event id, which an identity begins with."""
 
 
-def kind(name: str, cluster: str) -> int:
+def kind(name: str, cluster: str) -> bytes:
     """What the identities of one name and cluster have in common."""
-    return hash((name, cluster))
+    return hash((name, cluster)).to_bytes(8, "big", signed=True)
 
 
-def identity(event_id: bytes, name: str, cluster: str) -> int:
+def identity(event_id: bytes, name: str, cluster: str) -> bytes:
     """What two deliveries of one event have in common."""
-    return hash(event_id) ^ kind(name, cluster)
+    return event_id + kind(name, cluster)
 
 
-def identities(ids: bytes, kinds: Iterable[int]) -> list[int]:
-    """The identities of many events: ids of 16 bytes joined, and what `kind` says of each event."""
-    return [one ^ hash(ids[16 * place : 16 * place + 16]) for place, one in enumerate(kinds)]
+def identities(ids: bytes, kinds: Iterable[bytes]) -> list[bytes]:
+    """The identities of many events: their ids joined, and what `kind` says of each event."""
+    return [ids[ID_BYTES * place : ID_BYTES * place + ID_BYTES] + one for place, one in enumerate(kinds)]
 
 
 class Repeats:
@@ -27,11 +32,13 @@ class Repeats:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._young: set[int] = set()
-        self._old: set[int] = set()
+        self._young: set[bytes] = set()
+        self._old: set[bytes] = set()
+        self._doubtful: set[bytes] = set()
+        """Those of the two generations that may be written or not."""
         self._complete = False
 
-    def complete(self, identities: Iterable[int]) -> None:
+    def complete(self, identities: Iterable[bytes]) -> None:
         """Remember what was written before this process began; until then nothing is known to be new."""
         self._old.update(identities)
         self._complete = True
@@ -39,7 +46,7 @@ class Repeats:
     def __len__(self) -> int:
         return len(self._young) + len(self._old)
 
-    def fresh(self, identities: Sequence[int]) -> bool:
+    def fresh(self, identities: Sequence[bytes]) -> bool:
         """Whether none of them was seen, neither before nor twice among themselves."""
         unique = set(identities)
         return (
@@ -49,12 +56,28 @@ class Repeats:
             and self._old.isdisjoint(unique)
         )
 
-    def seen(self, identity: int) -> bool:
-        """Whether this one may have been written."""
-        return not self._complete or identity in self._young or identity in self._old
+    def written(self, identities: set[bytes]) -> set[bytes]:
+        """Those of them that are known to be written."""
+        return (identities & self._young | identities & self._old) - self._doubtful
 
-    def add(self, identities: Iterable[int]) -> None:
+    def doubtful(self, identities: set[bytes]) -> set[bytes]:
+        """Those of them that only the database can tell."""
+        return identities & self._doubtful if self._complete else identities - self.written(identities)
+
+    def add(self, identities: Iterable[bytes]) -> None:
         """Remember what was written."""
         self._young.update(identities)
+        if self._doubtful:
+            self._doubtful.difference_update(identities)
+        self._age()
+
+    def doubt(self, identities: Iterable[bytes]) -> None:
+        """Remember what may have been written."""
+        self._young.update(identities)
+        self._doubtful.update(identities)
+        self._age()
+
+    def _age(self) -> None:
         if len(self._young) >= self._size:
             self._old, self._young = self._young, set()
+            self._doubtful &= self._old

@@ -4,7 +4,7 @@ transaction, and only then answers: acknowledged means committed.
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from ingero_echo import rollups
 from ingero_echo.columns import SCHEMAS
-from ingero_echo.ingest import Batch
-from ingero_echo.repeats import Repeats, identities, kind
+from ingero_echo.ingest import DERIVED, Batch
+from ingero_echo.repeats import ID_BYTES, Repeats, identities, identity, kind
 from ingero_echo.settings import IngestConfig
 from ingero_echo.store import Store, StoreError, trouble
 from ingero_echo.tables import TABLES
@@ -47,6 +47,7 @@ class WriterCounters:
 
     events: int = 0
     repeats: int = 0
+    lookups: int = 0
     groups: int = 0
     failures: int = 0
     deleted: int = 0
@@ -69,7 +70,7 @@ class _News:
 
     batches: list[dict[str, list[pa.RecordBatch]]]
     repeats: list[int]
-    identities: list[int]
+    identities: list[bytes]
 
 
 class Writer:
@@ -181,14 +182,13 @@ class Writer:
         except Exception as error:
             self.counters.failures += 1
             self._recover(error)
-            # If the log cannot be read now and turns out to hold this group after all, its repeats are looked up.
-            self._repeats.add(news.identities)
             if not self._is_written(news):
+                # If the log cannot be read now and turns out to hold this group after all, its repeats are looked up.
+                self._repeats.doubt(news.identities)
                 self._answer(group, None, NotWritten(trouble(error) or str(error).partition("\n")[0]))
                 return
             log.warning("written_all_the_same", hint="the commit is in the log; what failed came after it")
-        else:
-            self._repeats.add(news.identities)
+        self._repeats.add(news.identities)
         repeats, identities = news.repeats, news.identities
         took = time.perf_counter() - began
         counters = self.counters
@@ -214,7 +214,16 @@ class Writer:
         identities = [one for waiting in group for one in waiting.batch.identities]
         if self._repeats.fresh(identities):
             return _News([waiting.batch.tables for waiting in group], [0] * len(group), identities)
-        return self._without_repeats(group)
+        return _without_repeats(group, self._written(set(identities)))
+
+    def _written(self, identities: set[bytes]) -> set[bytes]:
+        """Those that are in the database. Memory knows, save after a start or a failure; then one query tells."""
+        written, doubtful = self._repeats.written(identities), self._repeats.doubtful(identities)
+        if doubtful:
+            found = self._stored(doubtful)
+            self._repeats.add(found)
+            written |= found
+        return written
 
     def _is_written(self, news: _News) -> bool:
         """Whether a group whose commit raised is in the database: a commit can be in the log and fail behind it."""
@@ -231,6 +240,8 @@ class Writer:
         return bool(found[0][0])
 
     def _transaction(self, news: _News) -> None:
+        if not news.identities:
+            return
         connection = self._store.connection
         connection.execute("BEGIN")
         try:
@@ -250,48 +261,14 @@ class Writer:
             _quietly_roll_back(connection)
             raise
 
-    def _without_repeats(self, group: list[_Waiting]) -> _News:
-        """The group without what is in the database already; a remembered hash alone is not believed."""
-        out: list[dict[str, list[pa.RecordBatch]]] = []
-        repeats: list[int] = []
-        new: list[int] = []
-        pending: set[int] = set()
-        for waiting in group:
-            identities = waiting.batch.identities
-            gone = self._repeated(waiting.batch, pending)
-            out.append(_without(waiting.batch, gone) if gone else waiting.batch.tables)
-            repeats.append(len(gone))
-            fresh = [one for number, one in enumerate(identities) if number not in gone]
-            new += fresh
-            pending.update(fresh)
-        return _News(out, repeats, new)
-
-    def _repeated(self, batch: Batch, pending: set[int]) -> set[int]:
-        """Places of the events that are in the database, in this group, or earlier in the same batch."""
-        suspects, seen = [], set(pending)
-        gone: set[int] = set()
-        for number, one in enumerate(batch.identities):
-            if one in seen:
-                gone.add(number)
-            elif self._repeats.seen(one):
-                suspects.append(number)
-            seen.add(one)
-        if suspects:
-            events = pa.Table.from_batches(batch.tables["events"], SCHEMAS["events"]).take(suspects)
-            ids = [value.bytes for value in events["event_id"].to_pylist()]
-            stored = self._stored(ids)
-            places = zip(
-                suspects, ids, events["metric_name"].to_pylist(), events["cluster_id"].to_pylist(), strict=True
-            )
-            gone.update(number for number, *key in places if tuple(key) in stored)
-        return gone
-
-    def _stored(self, ids: list[bytes]) -> set[tuple[bytes, str, str]]:
+    def _stored(self, wanted: set[bytes]) -> set[bytes]:
+        """Those that the database holds; takes a look at every event there is."""
+        self.counters.lookups += 1
         found = self._store.connection.execute(
             "SELECT event_id, metric_name, cluster_id FROM events WHERE event_id IN (SELECT unnest(?::UUID[]))",
-            [[UUID(bytes=one) for one in ids]],
+            [[UUID(bytes=one[:ID_BYTES]) for one in wanted]],
         ).fetchall()
-        return {(event_id.bytes, name, cluster) for event_id, name, cluster in found}
+        return {identity(event_id.bytes, name, cluster) for event_id, name, cluster in found} & wanted
 
     def _recall(self) -> None:
         """Fill the memory from the newest rows, so that a repeat after a restart is one."""
@@ -302,9 +279,9 @@ class Writer:
             return
         self.call(lambda: self._repeats.complete(found))
 
-    def _newest_identities(self) -> list[int]:
+    def _newest_identities(self) -> list[bytes]:
         size = self._config.remembered_ids
-        out: list[int] = []
+        out: list[bytes] = []
         cursor = self._store.cursor()
         newest = cursor.execute("SELECT max(rowid) FROM events").fetchall()[0][0] or 0
         rows = cursor.sql(
@@ -331,16 +308,41 @@ class Writer:
                 log.error("database_not_reopened", reason=str(again))
 
 
-def _without(batch: Batch, gone: set[int]) -> dict[str, list[pa.RecordBatch]]:
-    """The batch's rows without some of its events, and without what was derived from those."""
-    events = pa.Table.from_batches(batch.tables["events"], SCHEMAS["events"])
-    removed = {value.bytes for value in events["event_id"].take(list(gone)).to_pylist()}
-    keep = [number for number in range(events.num_rows) if number not in gone]
-    tables = {"events": events.take(pa.array(keep, pa.int64())).combine_chunks().to_batches()}
+def _without_repeats(group: list[_Waiting], written: set[bytes]) -> _News:
+    """The group without what is written, and without what comes in it for the second time."""
+    news, seen = _News([], [], []), set(written)
+    for waiting in group:
+        batch, kept = waiting.batch, []
+        for place, one in enumerate(batch.identities):
+            if one not in seen:
+                seen.add(one)
+                kept.append(place)
+        news.repeats.append(len(batch.identities) - len(kept))
+        news.identities.extend(batch.identities[place] for place in kept)
+        if len(kept) == len(batch.identities):
+            news.batches.append(batch.tables)
+        else:
+            news.batches.append(_only(batch, kept) if kept else {})
+    return news
+
+
+def _only(batch: Batch, kept: list[int]) -> dict[str, list[pa.RecordBatch]]:
+    """The rows of some of a batch's events, and what was derived from those."""
+    events = pa.Table.from_batches(batch.tables["events"], SCHEMAS["events"]).take(pa.array(kept, pa.int64()))
+    tables = {"events": events.combine_chunks().to_batches()}
+    names, clusters = events["metric_name"].to_pylist(), events["cluster_id"].to_pylist()
+    derived = Counter(
+        (table, batch.identities[place][:ID_BYTES], cluster)
+        for place, name, cluster in zip(kept, names, clusters, strict=True)
+        if (table := DERIVED.get(name))
+    )
     for table, parts in batch.tables.items():
         if table != "events":
-            rows = pa.Table.from_batches(parts, SCHEMAS[table])
-            mask = [value.bytes not in removed for value in rows["event_id"].to_pylist()]
+            rows, mask = pa.Table.from_batches(parts, SCHEMAS[table]), []
+            for event_id, cluster in zip(rows["event_id"].to_pylist(), rows["cluster_id"].to_pylist(), strict=True):
+                key = (table, event_id.bytes, cluster)
+                mask.append(derived[key] > 0)
+                derived[key] -= 1
             tables[table] = rows.filter(pa.array(mask, pa.bool_())).to_batches()
     return tables
 

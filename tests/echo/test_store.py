@@ -15,7 +15,6 @@ from click.testing import CliRunner
 from ingero_contract import echo, metrics, routes
 from ingero_echo import retention, rollups
 from ingero_echo.cli import main
-from ingero_echo.repeats import Repeats, identities, identity, kind
 from ingero_echo.settings import RetentionConfig, StoreConfig
 from ingero_echo.store import Store, StoreError, migrations, published
 from ingero_testing import telemetry
@@ -291,35 +290,3 @@ def test_settings_that_are_not_safe_are_refused(settings: list[str], words: str)
 
     assert result.exit_code == 2
     assert words in result.output
-
-
-def test_an_identity_is_the_same_for_one_event_and_for_many_and_patterns_of_ids_do_not_collide() -> None:
-    ids = [number.to_bytes(8, "big") * 2 for number in range(10_000)]
-
-    many = identities(b"".join(ids), (kind("m", f"c{number % 3}") for number in range(10_000)))
-
-    assert many == [identity(one, "m", f"c{number % 3}") for number, one in enumerate(ids)]
-    assert len(set(many)) == 10_000
-
-
-def test_the_memory_of_repeats_is_bounded() -> None:
-    repeats = Repeats(100)
-    repeats.complete([])
-    for start in range(0, 10_000, 50):
-        assert repeats.fresh(range(start, start + 50))
-        repeats.add(range(start, start + 50))
-
-    assert len(repeats) <= 250
-    assert not repeats.fresh(range(9_990, 10_010))
-    assert repeats.fresh([1, 2])
-    assert not repeats.fresh([20_000, 20_000])
-
-
-def test_before_the_past_is_known_nothing_counts_as_new() -> None:
-    repeats = Repeats(100)
-
-    assert not repeats.fresh([1])
-    assert repeats.seen(1)
-    repeats.complete([7])
-    assert repeats.fresh([1])
-    assert repeats.seen(7)
