@@ -38,7 +38,7 @@ from ingero_kit.otlp_layout import (
     split_json,
     with_numbers,
 )  # fmt: skip
-from ingero_kit.otlp_mend import METRICS, mend
+from ingero_kit.otlp_mend import METRICS, mend, read_json
 from ingero_kit.otlp_points import (
     NO_RECORDED_VALUE,
     RESOURCE_STRINGS,
@@ -136,12 +136,13 @@ class Decoder:
             if isinstance(known, Identity) and self._fast(body, tail, known, decoded, now, cluster):
                 return decoded
             check_density(body, encoding)
+            mended = 0
             try:
                 request = ExportMetricsServiceRequest.FromString(body)
             except DecodeError:
-                request, tail = self._mended(body, decoded), 0
+                (request, mended), tail = self._mended(body, decoded), 0
             if len(body) > SMALL:
-                weigh(request)
+                weigh(request, mended)
                 tail = 0
             for resource in request.resource_metrics:
                 self._protobuf(resource, decoded, now, cluster)
@@ -167,31 +168,26 @@ class Decoder:
         return decoded
 
     @staticmethod
-    def _mended(body: bytes, decoded: Decoded) -> ExportMetricsServiceRequest:
-        """What can be read of a request that as a whole cannot."""
+    def _mended(body: bytes, decoded: Decoded) -> tuple[ExportMetricsServiceRequest, int]:
+        """What can be read of a request that as a whole cannot, and how many parts were looked at for that."""
         found = mend(METRICS, body)
         if found is None:
             raise MalformedPayload("the body is not an OTLP ExportMetricsServiceRequest in protobuf")
         decoded.mended = found.body
         decoded.rejected += found.records
         decoded.reasons |= found.reasons
-        return ExportMetricsServiceRequest.FromString(found.body)
+        return ExportMetricsServiceRequest.FromString(found.body), found.parts
 
     @staticmethod
     def _tree(body: bytes, decoded: Decoded) -> list[Any]:
         """The blocks of a JSON request."""
         try:
-            tree = orjson.loads(body)
+            tree, found = read_json(body)
         except orjson.JSONDecodeError as error:
-            mended = body.decode("utf-8", "replace").encode()
-            if mended == body:
-                raise MalformedPayload(f"the body is not JSON: {error}") from None
-            try:
-                tree = orjson.loads(mended)
-            except orjson.JSONDecodeError as other:
-                raise MalformedPayload(f"the body is not JSON: {other}") from None
-            decoded.mended = mended
-            decoded.reasons["bytes that are not UTF-8 were replaced"] = 1
+            raise MalformedPayload(f"the body is not JSON: {error}") from None
+        if found:
+            decoded.mended = found.body
+            decoded.reasons |= found.reasons
         blocks = tree.get("resourceMetrics") if isinstance(tree, dict) else ()
         if not isinstance(blocks or [], list):
             raise MalformedPayload("the body is not OTLP/JSON metrics: resourceMetrics is a list")

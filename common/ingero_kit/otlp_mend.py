@@ -1,12 +1,14 @@
-"""Takes what can be read out of a protobuf request that as a whole cannot, most often for a string that is not UTF-8.
+"""Takes what can be read out of a request that as a whole cannot, most often for a string that is not Unicode. Pure.
 
-The smallest part that fails is left out: a data point, log record or span as a whole, of everything else (a
-description, one attribute of a resource) only the field. Pure.
+Of protobuf, the smallest part that fails is left out: a data point, log record or span as a whole, of everything else
+(a description, one attribute of a resource) only the field. Of JSON, only the letters that are none are replaced.
 """
 
+import re
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
+import orjson
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -19,8 +21,8 @@ from opentelemetry.proto.trace.v1 import trace_pb2 as trace
 
 from ingero_kit.otlp_layout import Unfit, parts, write_varint
 
-MOST_PARTS: Final = 50_000
-"""Most parts of a request that are looked at one by one."""
+MOST_PARTS: Final = 12_000
+"""Most parts of a request that are looked at one by one: the metrics of a batch of 8,192 and the points of one."""
 
 SPARE_BYTES: Final = 512 << 10
 """Bytes that may be parsed again, beyond every byte of the request once."""
@@ -30,6 +32,11 @@ PIECE: Final = 64 << 10
 
 RECORD: Final = "a record cannot be read: its strings must be UTF-8"
 FIELD: Final = "a field cannot be read: strings must be UTF-8"
+BYTES: Final = "bytes that are not UTF-8 were replaced"
+SURROGATES: Final = "surrogates without the other half of their pair were replaced"
+
+MOST_JSON: Final = 256 << 10
+"""Longest JSON request, bytes, that is mended: to replace every byte of a longer one takes too long."""
 
 _LENGTH: Final = 2
 
@@ -50,9 +57,11 @@ def _points(message: Any, point: Any) -> _Kind:
     return _Kind(message, {1: _record(point)})
 
 
+RESOURCE: Final = _Kind(Resource, {1: _Kind(common.KeyValue, {})})
+
+
 def _request(request: Any, block: Any, scope: Any, inner: _Kind) -> _Kind:
-    resource = _Kind(Resource, {1: _Kind(common.KeyValue, {})})
-    return _Kind(request, {1: _Kind(block, {1: resource, 2: _Kind(scope, {2: inner})})})
+    return _Kind(request, {1: _Kind(block, {1: RESOURCE, 2: _Kind(scope, {2: inner})})})
 
 
 _METRIC: Final = _Kind(
@@ -72,10 +81,14 @@ TRACES: Final = _request(ExportTraceServiceRequest, trace.ResourceSpans, trace.S
 
 @dataclass
 class Mended:
-    """What is left of a request, and how many records and other fields were left out."""
+    """What is left of a request, how many records were left out, and what else was, or was replaced.
+
+    `parts` is how many were looked at for that.
+    """
 
     body: bytes = b""
     records: int = 0
+    parts: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
 
 
@@ -87,6 +100,7 @@ def mend(kind: _Kind, body: bytes) -> Mended | None:
     except _TooLong:
         return None
     mending.found.body = left or b""
+    mending.found.parts = MOST_PARTS - mending.parts
     return mending.found if left else None
 
 
@@ -97,14 +111,14 @@ class _TooLong(Exception):
 class _Mending:
     def __init__(self, length: int) -> None:
         self.found = Mended()
-        self._parts, self._bytes = MOST_PARTS, length + SPARE_BYTES
+        self.parts, self._bytes = MOST_PARTS, length + SPARE_BYTES
 
     def _reads(self, kind: _Kind, body: bytes) -> bool:
-        self._parts -= 1
+        self.parts -= 1
         if kind.inner and len(body) > PIECE:
             return False
         self._bytes -= len(body)
-        if self._parts < 0 or self._bytes < 0:
+        if self.parts < 0 or self._bytes < 0:
             raise _TooLong
         try:
             kind.message.FromString(body)
@@ -138,3 +152,45 @@ class _Mending:
         except (Unfit, IndexError):
             return None
         return b"".join(kept)
+
+
+# JSON.
+
+_HALF: Final = rb"u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|[c-fC-F][0-9a-fA-F]{2})"
+_OTHER: Final = rb"(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|(?!%b)[\s\S])[^\\]*+" % _HALF
+_ESCAPES: Final = re.compile(rb"\\(?:(%b(?:\\%b)*+)|%b(?:\\%b)*+)" % (_HALF, _HALF, _OTHER, _OTHER))
+"""Surrogates that stand alone, one behind the other, or else all other escapes with the text behind them."""
+
+_ESCAPE: Final = len(rb"\ud800")
+
+
+def read_json(body: bytes) -> tuple[Any, Mended | None]:
+    """A JSON document, and the mended text where only that could be read; raises `orjson.JSONDecodeError`."""
+    try:
+        return orjson.loads(body), None
+    except orjson.JSONDecodeError:
+        found = mend_json(body)
+        if found is None:
+            raise
+        return orjson.loads(found.body), found
+
+
+def mend_json(body: bytes) -> Mended | None:
+    """Replace what is no letter in the text of a JSON request; `None` when that is nothing, or it is long."""
+    if len(body) > MOST_JSON:
+        return None
+    reasons: dict[str, int] = {}
+    text = body.decode("utf-8", "replace").encode()
+    if text != body:
+        reasons[BYTES] = 1
+
+    def replaced(found: re.Match[bytes]) -> bytes:
+        halves = found[1]
+        if not halves:
+            return found[0]
+        count = (1 + len(halves)) // _ESCAPE
+        reasons[SURROGATES] = reasons.get(SURROGATES, 0) + count
+        return rb"\ufffd" * count
+
+    text = _ESCAPES.sub(replaced, text)
+    return Mended(text, reasons=reasons) if reasons else None

@@ -75,6 +75,7 @@ class Echo:
         self._stack.callback(writer.stop)
         dates = await asyncio.to_thread(retention.calendar, store)
         self._intake = Intake(self._keyring, writer, self.config.retention.age, dates)
+        self._stack.callback(self._intake.close)
         await self._receivers(self._intake)
         self._store, self._writer = store, writer
         self._tasks.append(asyncio.create_task(self._retain(writer, store, dates)))

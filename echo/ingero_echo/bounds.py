@@ -5,8 +5,11 @@ from typing import Any, Final
 from ingero_kit.otlp_bounds import TooMuch, check_density
 from ingero_kit.otlp_server import Encoding, Signal
 
-MOST_FIELDS: Final = 1 << 20
-"""Most bytes of a protobuf body that may be the tag of a string or message, where records are parsed one by one."""
+MOST_FIELDS: Final = 640 << 10
+"""Most bytes of a protobuf body that may be the tag of a string or message, where records are parsed one by one.
+
+The parser builds them all in one piece, and nothing else runs meanwhile.
+"""
 
 MOST_VALUES: Final = 1 << 19
 """Most objects, lists and commas of a JSON body."""

@@ -29,15 +29,16 @@ from ingero_echo.records import (
     Record,
     common,
     log_record,
-    malformed,
     number_point,
     pairs,
     read,
+    read_mended,
 )
 from ingero_echo.repeats import identities, identity, kind
 from ingero_kit.health_report import MAX_NAME, check_name
 from ingero_kit.otlp_bounds import TooMuch
 from ingero_kit.otlp_layout import Unfit
+from ingero_kit.otlp_mend import RECORD, RESOURCE, Mended, mend
 from ingero_kit.otlp_server import Encoding, Signal
 
 MAX_ATTRIBUTES: Final = 64 << 10
@@ -106,6 +107,15 @@ class Batch:
     def reject(self, reason: str, count: int = 1) -> None:
         """Leave records out, and say why."""
         self.rejected += count
+        self._note(reason, count)
+
+    def mended(self, found: Mended) -> None:
+        """Say what of a request could not be read, records or less than that."""
+        self.rejected += found.records
+        for reason, count in found.reasons.items():
+            self._note(reason, count)
+
+    def _note(self, reason: str, count: int) -> None:
         self.reasons[reason] = self.reasons.get(reason, 0) + count
 
     @property
@@ -147,12 +157,10 @@ def decode(
     """
     digest = cache(partial(request_digest, signal, cluster, body))
     push = Delivery(Batch(), signal, cluster, digest, now_nanos, oldest_nanos, allowed)
-    blocks: Iterator[tuple[Block, list[int]]] | None = None
     try:
-        if encoding == "protobuf" and len(body) >= LARGE:
-            blocks = shaped(push, body)
+        blocks = shaped(push, body) if encoding == "protobuf" and len(body) >= LARGE else None
         if blocks is None:
-            blocks = _numbered(read(signal, encoding, body))
+            blocks = _one_by_one(push, encoding, body)
     except TooMuch as error:
         raise Malformed(str(error)) from None
     rows: dict[str, list[tuple[Any, ...]]] = {}
@@ -190,6 +198,19 @@ def _sieved(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, p
     ]
     kept = {table: [row for row in found if row[0] not in odd] for table, found in rows.items()}
     return {table: columns.batch(table, found) for table, found in kept.items() if found}
+
+
+def _one_by_one(push: "Delivery", encoding: Encoding, body: bytes) -> Iterator[tuple[Block, list[int]]]:
+    """The records of a request. What is not text in protobuf is left out in the same way whatever its length."""
+    try:
+        blocks, mended = read(push.signal, encoding, body)
+    except DecodeError:
+        found = shaped(push, body)
+        if found is not None:
+            return found
+        blocks, mended = read_mended(push.signal, body)
+    push.batch.mended(mended)
+    return _numbered(blocks)
 
 
 def _numbered(blocks: list[Block]) -> Iterator[tuple[Block, list[int]]]:
@@ -431,43 +452,60 @@ _TYPED: Final = frozenset((*_HEALTH, *DERIVED))
 def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | None:
     """Put records of one shape into the batch; gives back those that have to be taken one by one.
 
-    `None` when the request cannot be read this way. Raises `Malformed`, or `TooMuch`.
+    `None` when the request cannot be read this way. Raises `TooMuch`.
     """
     try:
         resources = wire.split(push.signal, body)
     except Unfit:
         return None
+    found = [_resource(block.resource) for block in resources]
+    if None in found:
+        return None
     left: list[tuple[dict[str, Any], list[wire.Span]]] = []
     ordinal = 0
     allowance = Allowance()
+    for block, known in zip(resources, filter(None, found), strict=True):
+        resource, mended = known
+        push.batch.mended(mended)
+        groups, rest = wire.groups(push.signal, body, block, ordinal)
+        ordinal += block.records
+        builder = Builder(push, resource)
+        for group in groups:
+            rest += _columns(builder, group)
+        allowance.single(len(rest))
+        left.append((resource, sorted(rest)))
+    check_body(b"".join(body[span.start : span.end] for _, rest in left for span in rest), "protobuf")
+    return iter(
+        [
+            (
+                Block(resource, [_parsed(push.signal, body[span.start : span.end], span.origin) for span in rest]),
+                [span.ordinal for span in rest],
+            )
+            for resource, rest in left
+        ]
+    )
+
+
+def _resource(encoded: bytes) -> tuple[dict[str, Any], Mended] | None:
+    """The attributes of a resource less those that cannot be read; `None` when that is all of it."""
     try:
-        for block in resources:
-            resource = pairs(Resource.FromString(block.resource).attributes)
-            groups, rest = wire.groups(push.signal, body, block, ordinal)
-            ordinal += block.records
-            builder = Builder(push, resource)
-            for group in groups:
-                rest += _columns(builder, group)
-            allowance.single(len(rest))
-            left.append((resource, sorted(rest)))
-        check_body(b"".join(body[span.start : span.end] for _, rest in left for span in rest), "protobuf")
-        return iter(
-            [
-                (
-                    Block(resource, [_parse(push.signal, body[span.start : span.end], span.origin) for span in rest]),
-                    [span.ordinal for span in rest],
-                )
-                for resource, rest in left
-            ]
-        )
+        return pairs(Resource.FromString(encoded).attributes), Mended()
     except DecodeError:
-        raise malformed(push.signal) from None
+        mended = mend(RESOURCE, encoded)
+        return (pairs(Resource.FromString(mended.body).attributes), mended) if mended else None
 
 
 def _parse(signal: Signal, record: bytes, origin: Origin) -> Record:
     if signal is Signal.LOGS:
         return log_record(LogRecord.FromString(record), common(origin))
     return number_point(origin.name, NumberDataPoint.FromString(record), common(origin))
+
+
+def _parsed(signal: Signal, record: bytes, origin: Origin) -> Record | Odd:
+    try:
+        return _parse(signal, record, origin)
+    except DecodeError:
+        return Odd(RECORD)
 
 
 def _columns(builder: Builder, group: wire.Group) -> list[wire.Span]:
@@ -485,8 +523,9 @@ def _columns(builder: Builder, group: wire.Group) -> list[wire.Span]:
         contexts, which = _contexts(builder, group, record)
         ids = _ids(push, group, record)
         arrays = _arrays(push, builder.resource, group, record, ids, times, contexts, which)
-    except Unfit:
-        return group.spans()
+    except (Unfit, DecodeError):
+        fit, odd = group.readable()
+        return odd + _columns(builder, fit) if fit and odd else group.spans()
     kinds = [kind(record.name, context.cluster) for context in contexts]
     push.batch.identities += identities(ids, map(kinds.__getitem__, which.tolist()))
     rows = pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMAS["events"])

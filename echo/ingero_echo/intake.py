@@ -1,17 +1,25 @@
-"""A push comes in; it is answered when it is written. Called from the event loop."""
+"""A push comes in; it is answered when it is written. Called from the event loop.
+
+A large one is read on a thread, so that the loop goes on meanwhile. There is one thread; the others wait in order.
+"""
 
 import asyncio
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Final
 
 from ingero_echo.auth import Identity, Keyring, Scope
-from ingero_echo.ingest import decode
+from ingero_echo.ingest import Batch, decode
 from ingero_echo.records import Malformed
 from ingero_echo.retention import Calendar
 from ingero_echo.writer import RETRY_SECONDS, Full, NotWritten, Writer
 from ingero_kit.otlp_server import ACCEPTED, Answer, Guardian, Push, Status
+
+AT_ONCE: Final = 8 << 10
+"""Longest body, bytes, that is read on the event loop: a tenth of a second at most, where every record is empty."""
 
 
 class Doorkeeper(Guardian):
@@ -42,6 +50,12 @@ class Intake:
         self._writer = writer
         self._age = int(oldest_seconds * 1e9)
         self._dates = dates
+        self._reader = ThreadPoolExecutor(1, "reader")
+        self._reading = 0
+
+    def close(self) -> None:
+        """Take nothing more; what is being read is read to its end."""
+        self._reader.shutdown(cancel_futures=True)
 
     def __call__(self, push: Push) -> Answer | Awaitable[Answer]:
         """Decide about one push."""
@@ -52,31 +66,53 @@ class Intake:
         size = len(push.body)
         now = time.time_ns()
         oldest = self._dates.now(now, time.monotonic_ns()) - self._age
+        read = partial(decode, push.signal, push.encoding, push.body, push.cluster, now, _allowed(identity), oldest)
         try:
-            self._writer.check_room(size)
-            batch = decode(push.signal, push.encoding, push.body, push.cluster, now, _allowed(identity), oldest)
-            if not batch.identities:
-                self.rejected += batch.rejected
-                return Answer(rejected=batch.rejected, message=batch.message) if batch.rejected else ACCEPTED
-            done = self._writer.put(batch, size)
-        except Malformed as error:
-            self.malformed += 1
-            return Answer(status=Status.INVALID, message=str(error))
-        except Full:
+            self._writer.check_room(size, self._reading)
+            if size > AT_ONCE:
+                return self._apart(read, size)
+            return self._put(read(), size)
+        except (Malformed, Full) as error:
+            return self._refused(error)
+
+    def _refused(self, error: Malformed | Full) -> Answer:
+        if isinstance(error, Full):
             return Answer(
                 status=Status.BUSY, message="the queue is full: send again later", retry_seconds=RETRY_SECONDS
             )
-        self.rejected += batch.rejected
-        return self._later(done, batch.rejected, batch.message)
+        self.malformed += 1
+        return Answer(status=Status.INVALID, message=str(error))
 
-    async def _later(self, done: Future[int], rejected: int, message: str) -> Answer:
+    async def _apart(self, read: Callable[[], Batch], size: int) -> Answer:
+        """Read a large push on the thread."""
+        self._reading += size
+        try:
+            batch = await asyncio.get_running_loop().run_in_executor(self._reader, read)
+        except Malformed as error:
+            return self._refused(error)
+        finally:
+            self._reading -= size
+        try:
+            answer = self._put(batch, size)
+        except Full as error:
+            return self._refused(error)
+        return answer if isinstance(answer, Answer) else await answer
+
+    def _put(self, batch: Batch, size: int) -> Answer | Awaitable[Answer]:
+        """Hand a push that was read to the writer. Raises `Full`."""
+        answer = Answer(rejected=batch.rejected, message=batch.message) if batch.reasons else ACCEPTED
+        done = self._writer.put(batch, size) if batch.identities else None
+        self.rejected += batch.rejected
+        return self._later(done, answer) if done else answer
+
+    async def _later(self, done: Future[int], answer: Answer) -> Answer:
         try:
             await asyncio.wrap_future(done)
         except NotWritten as error:
             return Answer(
                 status=Status.UNAVAILABLE, message=f"not written, send again: {error}", retry_seconds=RETRY_SECONDS
             )
-        return Answer(rejected=rejected, message=message) if rejected else ACCEPTED
+        return answer
 
 
 def _allowed(identity: Identity) -> Callable[[str], bool]:

@@ -10,7 +10,6 @@ from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
 import orjson
-from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
@@ -20,6 +19,8 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from ingero_echo.bounds import check_body, check_message, check_tree
+from ingero_kit.otlp_mend import LOGS, METRICS, TRACES, Mended, mend, read_json
+from ingero_kit.otlp_points import json_double, json_integer, json_list, json_number
 from ingero_kit.otlp_server import Encoding, Signal
 
 MAX_DEPTH: Final = 16
@@ -28,11 +29,6 @@ MAX_DEPTH: Final = 16
 
 class Malformed(Exception):
     """The request as a whole cannot be read; the text says why."""
-
-
-def malformed(signal: Signal) -> Malformed:
-    """What is said about bytes that are not protobuf of a signal."""
-    return Malformed(f"the body is not an OTLP export request for {signal.name.lower()} in protobuf")
 
 
 class Record(NamedTuple):
@@ -68,28 +64,35 @@ class Block(NamedTuple):
     records: Sequence[Record | Odd]
 
 
-def read(signal: Signal, encoding: Encoding, body: bytes) -> list[Block]:
-    """Read a whole request.
+def read(signal: Signal, encoding: Encoding, body: bytes) -> tuple[list[Block], Mended]:
+    """Read a whole request; returns also what had to be left out before that.
 
-    Raises `Malformed`, or `TooMuch`.
+    Raises `DecodeError` for protobuf that has to be mended, `Malformed`, or `TooMuch`.
     """
     check_body(body, encoding)
     if encoding == "protobuf":
-        try:
-            message = _MESSAGES[signal].FromString(body)
-        except DecodeError:
-            raise malformed(signal) from None
+        message = _MESSAGES[signal].FromString(body)
         check_message(signal, message)
-        return [Block(*block) for block in _PROTOBUF[signal](message)]
+        return [Block(*block) for block in _PROTOBUF[signal](message)], Mended()
     try:
-        tree = orjson.loads(body)
+        tree, mended = read_json(body)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error}") from None
     check_tree(signal, tree)
     try:
-        return [Block(*block) for block in _JSON[signal](tree)]
+        return [Block(*block) for block in _json_blocks(signal, tree)], mended or Mended()
     except _ODD as error:
         raise Malformed(f"the body is not OTLP/JSON {signal.name.lower()}: {type(error).__name__}: {error}") from None
+
+
+def read_mended(signal: Signal, body: bytes) -> tuple[list[Block], Mended]:
+    """Read what can be read of a request in protobuf that as a whole cannot. Raises `Malformed`, or `TooMuch`."""
+    check_body(body, "protobuf")
+    found = mend(_KINDS[signal], body)
+    if found is None:
+        raise Malformed(f"the body is not an OTLP export request for {signal.name.lower()} in protobuf")
+    blocks, _ = read(signal, "protobuf", found.body)
+    return blocks, found
 
 
 # Protobuf.
@@ -266,135 +269,171 @@ _MESSAGES: Final[dict[Signal, Any]] = {
     Signal.LOGS: ExportLogsServiceRequest,
     Signal.TRACES: ExportTraceServiceRequest,
 }
+_KINDS: Final = {Signal.METRICS: METRICS, Signal.LOGS: LOGS, Signal.TRACES: TRACES}
 _PROTOBUF: Final = {Signal.METRICS: _metrics, Signal.LOGS: _logs, Signal.TRACES: _traces}
 
 
-# JSON: integers are numbers or strings, identifiers hexadecimal.
+# JSON: integers are numbers or strings, identifiers hexadecimal. What is of another kind costs its record.
 
 
 def _json_value(value: dict[str, Any], depth: int = 0) -> Any:
     if depth > MAX_DEPTH:
         return None
     for kind, content in value.items():
-        if kind == "stringValue":
-            return str(content)
+        if kind in ("stringValue", "bytesValue"):
+            return _json_text(content)
         if kind == "intValue":
             return _integer(content)
         if kind == "doubleValue":
-            return float(content)
+            return json_double(content)
         if kind == "boolValue":
-            return bool(content)
+            return _flag(content)
         if kind == "arrayValue":
-            return [_json_value(item, depth + 1) for item in content.get("values") or ()]
+            return [_json_value(item, depth + 1) for item in json_list(content.get("values"))]
         if kind == "kvlistValue":
-            return {item["key"]: _json_value(item["value"], depth + 1) for item in content.get("values") or ()}
-        if kind == "bytesValue":
-            return str(content)
+            return {
+                _json_text(item["key"]): _json_value(item.get("value") or {}, depth + 1)
+                for item in json_list(content.get("values"))
+            }
     return None
 
 
+def _json_text(content: Any) -> str:
+    """A string, empty where none is given."""
+    if not isinstance(content, str | None):
+        raise ValueError("a value is not a string")
+    return content or ""
+
+
+def _flag(content: Any) -> bool:
+    """A truth value, false where none is given."""
+    if not isinstance(content, bool | None):
+        raise ValueError("a value is not true or false")
+    return bool(content)
+
+
 def _integer(content: Any) -> int:
-    value = int(content)
+    """A signed integer, 0 where none is given."""
+    value = 0 if content is None else json_integer(content)
     if not -(1 << 63) <= value < 1 << 63:
         raise ValueError("an integer has more than 64 bits")
     return value
 
 
 def _count(content: Any) -> int:
-    value = int(content or 0)
+    """A time or a count, 0 where none is given."""
+    value = 0 if content is None else json_integer(content)
     if not 0 <= value < 1 << 64:
         raise ValueError("a count has more than 64 bits, or is negative")
     return value
+
+
+def _double(content: Any) -> float:
+    """A double, 0 where none is given."""
+    return 0.0 if content is None else json_double(content)
 
 
 def _number(kind: Any, content: Any) -> int:
     """The number of an enumeration's value, which may be given by its name."""
     if isinstance(content, str) and not content.lstrip("-").isdigit():
         return int(kind.Value(content))
-    return _integer(content or 0)
+    return _integer(content)
 
 
 def _json_pairs(attributes: Any) -> dict[str, Any]:
-    return {str(item["key"]): _json_value(item.get("value") or {}) for item in attributes or ()}
+    return {_json_text(item["key"]): _json_value(item.get("value") or {}) for item in json_list(attributes)}
 
 
-def _resource(block: dict[str, Any]) -> dict[str, Any]:
-    return _json_pairs((block.get("resource") or {}).get("attributes"))
-
-
-def _json_scope(block: dict[str, Any]) -> Common:
-    scope = block.get("scope") or {}
-    name, version = str(scope.get("name") or ""), str(scope.get("version") or "")
-    return _named(name, version, _json_pairs(scope.get("attributes")))
+def _json_scope(scope: dict[str, Any]) -> Common:
+    found = scope.get("scope") or {}
+    return _named(
+        _json_text(found.get("name")), _json_text(found.get("version")), _json_pairs(found.get("attributes"))
+    )
 
 
 _ODD: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError)
 """What records raise that are not what they should be."""
 
 
+def _odd(error: Exception) -> Odd:
+    return Odd(f"it is not OTLP/JSON: {type(error).__name__}: {error}"[:200])
+
+
 def _each(items: Any, read: Callable[..., Record], *more: Any) -> Iterator[Record | Odd]:
     """Every record that can be read, and why another cannot."""
-    for item in items or ():
+    for item in json_list(items):
         try:
             yield read(item, *more)
         except _ODD as error:
-            yield Odd(f"it is not OTLP/JSON: {type(error).__name__}: {error}"[:200])
+            yield _odd(error)
 
 
-def _json_metrics(tree: Any) -> Iterator[tuple[dict[str, Any], list[Record | Odd]]]:
-    for block in tree.get("resourceMetrics") or ():
-        records: list[Record | Odd] = []
-        for scope in block.get("scopeMetrics") or ():
-            shared = _json_scope(scope)
-            for metric in scope.get("metrics") or ():
-                for kind in _KINDS:
-                    data = metric.get(kind) or {}
-                    records += _each(data.get("dataPoints"), _json_point, metric, kind, data, shared)
-        yield _resource(block), records
+def _inside(items: Any, read: Callable[..., Iterator[Record | Odd]], *more: Any) -> Iterator[Record | Odd]:
+    """The records of every scope or metric; one that cannot be read counts as one record."""
+    for item in json_list(items):
+        try:
+            yield from list(read(item, *more))
+        except _ODD as error:
+            yield _odd(error)
 
 
-_KINDS: Final = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
+def _json_blocks(signal: Signal, tree: Any) -> Iterator[tuple[dict[str, Any], list[Record | Odd]]]:
+    blocks, scopes, read = _JSON[signal]
+    for block in json_list(tree.get(blocks)):
+        try:
+            resource = _json_pairs((block.get("resource") or {}).get("attributes"))
+            yield resource, list(_inside(block.get(scopes), read))
+        except _ODD as error:
+            yield {}, [_odd(error)]
+
+
+def _json_metrics(scope: dict[str, Any]) -> Iterator[Record | Odd]:
+    return _inside(scope.get("metrics"), _json_metric, _json_scope(scope))
+
+
+_METRIC_KINDS: Final = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
+
+
+def _json_metric(metric: dict[str, Any], scope: Common) -> Iterator[Record | Odd]:
+    for kind in _METRIC_KINDS:
+        data = metric.get(kind) or {}
+        yield from _each(data.get("dataPoints"), _json_point, metric, kind, data, scope)
 
 
 def _json_point(
     point: dict[str, Any], metric: dict[str, Any], kind: str, data: dict[str, Any], scope: Common
 ) -> Record:
-    name = str(metric["name"])
+    name = _json_text(metric["name"])
     temporality = _number(AggregationTemporality, data.get("aggregationTemporality"))
-    facts = _metric_facts(str(metric.get("unit") or ""), temporality, bool(data.get("isMonotonic")))
-    time = int(point.get("timeUnixNano") or 0)
+    facts = _metric_facts(_json_text(metric.get("unit")), temporality, _flag(data.get("isMonotonic")))
+    time = _count(point.get("timeUnixNano"))
     attributes = {**_json_pairs(point.get("attributes")), **scope, **facts}
     if kind in ("gauge", "sum"):
-        raw = point.get("asDouble", point.get("asInt"))
-        return Record(name, time, None if raw is None else float(raw), None, attributes)
-    count, total = _count(point.get("count")), float(point.get("sum") or 0.0)
+        return Record(name, time, json_number(point), None, attributes)
+    count, total = _count(point.get("count")), _double(point.get("sum"))
     attributes |= {"count": count, "sum": total}
     if kind == "summary":
         attributes["quantiles"] = {
-            str(float(item.get("quantile") or 0)): float(item.get("value") or 0)
-            for item in point.get("quantileValues") or ()
+            str(_double(item.get("quantile"))): _double(item.get("value"))
+            for item in json_list(point.get("quantileValues"))
         }
     else:
-        attributes |= {side: float(point[side]) for side in ("min", "max") if point.get(side) is not None}
+        attributes |= {side: json_double(point[side]) for side in ("min", "max") if point.get(side) is not None}
     if kind == "histogram":
-        attributes["bounds"] = [float(bound) for bound in point.get("explicitBounds") or ()]
-        attributes["buckets"] = [_count(number) for number in point.get("bucketCounts") or ()]
+        attributes["bounds"] = [json_double(bound) for bound in json_list(point.get("explicitBounds"))]
+        attributes["buckets"] = [_count(number) for number in json_list(point.get("bucketCounts"))]
     elif kind == "exponentialHistogram":
-        attributes |= {"scale": _integer(point.get("scale") or 0), "zero_count": _count(point.get("zeroCount"))}
+        attributes |= {"scale": _integer(point.get("scale")), "zero_count": _count(point.get("zeroCount"))}
         for side in ("positive", "negative"):
             buckets = point.get(side) or {}
-            counts = [_count(number) for number in buckets.get("bucketCounts") or ()]
+            counts = [_count(number) for number in json_list(buckets.get("bucketCounts"))]
             if counts:
-                attributes[side] = {"offset": _integer(buckets.get("offset") or 0), "buckets": counts}
+                attributes[side] = {"offset": _integer(buckets.get("offset")), "buckets": counts}
     return Record(name, time, total / count if count else None, None, attributes)
 
 
-def _json_logs(tree: Any) -> Iterator[tuple[dict[str, Any], list[Record | Odd]]]:
-    for block in tree.get("resourceLogs") or ():
-        records: list[Record | Odd] = []
-        for scope in block.get("scopeLogs") or ():
-            records += _each(scope.get("logRecords"), _json_log, _json_scope(scope))
-        yield _resource(block), records
+def _json_logs(scope: dict[str, Any]) -> Iterator[Record | Odd]:
+    return _each(scope.get("logRecords"), _json_log, _json_scope(scope))
 
 
 def _json_log(log: dict[str, Any], shared: Common) -> Record:
@@ -402,51 +441,51 @@ def _json_log(log: dict[str, Any], shared: Common) -> Record:
     if severity := _number(SeverityNumber, log.get("severityNumber")):
         attributes["severity_number"] = severity
     if log.get("severityText"):
-        attributes["severity_text"] = str(log["severityText"])
+        attributes["severity_text"] = _json_text(log["severityText"])
     if log.get("traceId") or log.get("spanId"):
-        attributes["trace_id"], attributes["span_id"] = str(log.get("traceId") or ""), str(log.get("spanId") or "")
+        attributes["trace_id"], attributes["span_id"] = _json_text(log.get("traceId")), _json_text(log.get("spanId"))
     body = _json_value(log.get("body") or {})
     text = body if body is None or isinstance(body, str) else orjson.dumps(body).decode()
     name = log.get("eventName") or attributes.get("event.name") or "log"
-    time = int(log.get("timeUnixNano") or 0) or int(log.get("observedTimeUnixNano") or 0)
+    time = _count(log.get("timeUnixNano")) or _count(log.get("observedTimeUnixNano"))
     return Record(str(name), time, None, text, attributes)
 
 
-def _json_traces(tree: Any) -> Iterator[tuple[dict[str, Any], list[Record | Odd]]]:
-    for block in tree.get("resourceSpans") or ():
-        records: list[Record | Odd] = []
-        for scope in block.get("scopeSpans") or ():
-            records += _each(scope.get("spans"), _json_span, _json_scope(scope))
-        yield _resource(block), records
+def _json_spans(scope: dict[str, Any]) -> Iterator[Record | Odd]:
+    return _each(scope.get("spans"), _json_span, _json_scope(scope))
 
 
 def _json_span(span: dict[str, Any], shared: Common) -> Record:
     attributes = {**_json_pairs(span.get("attributes")), **shared}
-    attributes["trace_id"], attributes["span_id"] = str(span.get("traceId") or ""), str(span.get("spanId") or "")
+    attributes["trace_id"], attributes["span_id"] = _json_text(span.get("traceId")), _json_text(span.get("spanId"))
     status = span.get("status") or {}
     facts = {
-        "parent_span_id": str(span.get("parentSpanId") or ""), "trace_state": str(span.get("traceState") or ""),
+        "parent_span_id": _json_text(span.get("parentSpanId")), "trace_state": _json_text(span.get("traceState")),
         "span_kind": _number(Span.SpanKind, span.get("kind")),
         "status_code": _number(Status.StatusCode, status.get("code")),
         "events": [
             {
-                "name": str(event.get("name") or ""), "time": _count(event.get("timeUnixNano")),
+                "name": _json_text(event.get("name")), "time": _count(event.get("timeUnixNano")),
                 **_json_pairs(event.get("attributes")),
             }
-            for event in span.get("events") or ()
+            for event in json_list(span.get("events"))
         ],
         "links": [
             {
-                "trace_id": str(link.get("traceId") or ""), "span_id": str(link.get("spanId") or ""),
+                "trace_id": _json_text(link.get("traceId")), "span_id": _json_text(link.get("spanId")),
                 **_json_pairs(link.get("attributes")),
             }
-            for link in span.get("links") or ()
+            for link in json_list(span.get("links"))
         ],
     }  # fmt: skip
     attributes |= {key: value for key, value in facts.items() if value}
-    start, end = int(span.get("startTimeUnixNano") or 0), int(span.get("endTimeUnixNano") or 0)
-    message = str(status.get("message") or "") or None
-    return Record(str(span.get("name") or ""), start, (end - start) / 1e6, message, attributes)
+    start, end = _count(span.get("startTimeUnixNano")), _count(span.get("endTimeUnixNano"))
+    message = _json_text(status.get("message")) or None
+    return Record(_json_text(span.get("name")), start, (end - start) / 1e6, message, attributes)
 
 
-_JSON: Final = {Signal.METRICS: _json_metrics, Signal.LOGS: _json_logs, Signal.TRACES: _json_traces}
+_JSON: Final[dict[Signal, tuple[str, str, Callable[[dict[str, Any]], Iterator[Record | Odd]]]]] = {
+    Signal.METRICS: ("resourceMetrics", "scopeMetrics", _json_metrics),
+    Signal.LOGS: ("resourceLogs", "scopeLogs", _json_logs),
+    Signal.TRACES: ("resourceSpans", "scopeSpans", _json_spans),
+}

@@ -293,6 +293,22 @@ class Group:
         """Its records one by one, for the parser."""
         return _spans(self.ordinals, self.starts, len(self.template), self.origin)
 
+    def readable(self) -> tuple["Group | None", list[Span]]:
+        """This group less the records with a text that is not UTF-8, and those one by one."""
+        odd = np.zeros(len(self.ordinals), dtype=bool)
+        for place in self.places:
+            if place.kind in ("text", "body"):
+                column = self.column(place)
+                for row in np.flatnonzero((column > 0x7F).any(axis=1)):
+                    odd[row] |= not _is_text(column[row].tobytes())
+        spans = _spans(self.ordinals[odd], self.starts[odd], len(self.template), self.origin)
+        fit = ~odd
+        if fit.sum() < LEAST:
+            return None, spans
+        matrix = self.matrix[fit]
+        template = matrix[0].tobytes()
+        return Group(matrix, self.ordinals[fit], self.starts[fit], self.places, template, self.origin), spans
+
     def find(self, kind: str, key: str = "") -> Place | None:
         """The place of a kind, or of an attribute."""
         return next((place for place in self.places if place.kind == kind and place.key == key), None)
@@ -320,6 +336,14 @@ class Group:
             return fixed.cast(pa.binary()).cast(pa.string())
         except pa.ArrowInvalid:
             raise Unfit from None
+
+
+def _is_text(content: bytes) -> bool:
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def groups(signal: Signal, body: bytes, resource: Resource, first: int) -> tuple[list[Group], list[Span]]:

@@ -110,9 +110,13 @@ class Writer:
         """Encoded size of what waits."""
         return self._bytes
 
-    def check_room(self, size: int) -> None:
-        """Raise `Full` when a request of this encoded size has to come back later; ask before decoding it."""
-        if self._bytes + size > self._config.queue_mb << 20 and self._bytes:
+    def check_room(self, size: int, coming: int = 0) -> None:
+        """Raise `Full` when a request of this encoded size has to come back later; ask before decoding it.
+
+        `coming` is the size of what will be put before it.
+        """
+        waiting = self._bytes + coming
+        if waiting + size > self._config.queue_mb << 20 and waiting:
             self.counters.refused += 1
             raise Full
 

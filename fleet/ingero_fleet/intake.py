@@ -14,7 +14,7 @@ from ingero_kit.clock import Clock
 from ingero_kit.health_report import HealthReport, MalformedPayload, in_words
 from ingero_kit.otlp import Decoder
 from ingero_kit.otlp_bounds import TooMuch, check_density
-from ingero_kit.otlp_mend import LOGS, TRACES, mend
+from ingero_kit.otlp_mend import LOGS, TRACES, mend, mend_json
 from ingero_kit.otlp_server import ACCEPTED, Answer, Push, Signal, Status
 
 Onward = Callable[[Push], None]
@@ -88,14 +88,18 @@ class Intake:
         check_density(push.body, push.encoding)
         answer = ACCEPTED
         try:
-            push.body, push.encoding = as_protobuf(push), "protobuf"
+            try:
+                body = as_protobuf(push)
+            except ValueError:
+                found = mend(_KINDS[push.signal], push.body) if push.encoding == "protobuf" else mend_json(push.body)
+                if found is None:
+                    raise
+                body = as_protobuf(replace(push, body=found.body))
+                self._count(found.reasons)
+                answer = Answer(rejected=found.records, message=in_words(found.reasons))
         except ValueError as error:
-            found = mend(_KINDS[push.signal], push.body) if push.encoding == "protobuf" else None
-            if found is None:
-                raise MalformedPayload(str(error)) from None
-            push.body = found.body
-            self._count(found.reasons)
-            answer = Answer(rejected=found.records, message=in_words(found.reasons))
+            raise MalformedPayload(str(error)) from None
+        push.body, push.encoding = body, "protobuf"
         if self._keep and push.signal is Signal.LOGS and taints.NEEDLE in push.body:
             self._keep(push, self._clock())
         if self._onward:

@@ -13,9 +13,11 @@ import pytest
 from ingero_contract import attributes, metrics
 from ingero_kit.health_report import HealthReport, MalformedPayload
 from ingero_kit.otlp import Decoder
-from ingero_kit.otlp_bounds import SMALL, TooMuch
+from ingero_kit.otlp_bounds import MOST_WORK, SMALL, TooMuch
+from ingero_kit.otlp_bounds import POINT as POINT_WORK
 from ingero_kit.otlp_encode import encode_report, to_json
 from ingero_kit.otlp_layout import write_varint
+from ingero_kit.otlp_mend import MOST_PARTS
 from ingero_testing.reports import NOW
 
 Encoding = Literal["protobuf", "json"]
@@ -136,8 +138,27 @@ def test_a_large_request_of_honest_nodes_is_taken_whole(encoding: Encoding) -> N
         ("protobuf", b"\x0a\x00" * 8_000_000),
         ("protobuf", b"\x0a\x00" * 100_000),
         ("json", JSON["empty blocks"](100_000)),
+        ("protobuf", honest("protobuf", 1000)),
+        ("json", honest("json", 800)),
     ],
+    ids=["empty blocks", "few empty blocks", "empty blocks in JSON", "nodes", "nodes in JSON"],
 )
 def test_a_request_for_too_much_is_refused_in_words(encoding: Encoding, body: bytes) -> None:
     with pytest.raises(TooMuch, match="more"):
         Decoder().decode(body, encoding, NOW)
+
+
+def test_what_was_mended_counts_as_work() -> None:
+    """Each part of it was looked at before it is read."""
+    bad, good = part(1, b"\x3a\x03\x0a\x01\xff"), b"\x0a\x00"
+    most = MOST_WORK // POINT_WORK - 1000
+
+    assert Decoder().decode(metric("x", good * most), "protobuf", NOW).rejected == most
+    with pytest.raises(TooMuch):
+        Decoder().decode(metric("x", good * 11_000 + bad) + metric("y", good * (most - 11_000)), "protobuf", NOW)
+
+
+@pytest.mark.parametrize("count", [MOST_PARTS, 200_000])
+def test_a_request_is_not_mended_without_end(count: int) -> None:
+    with pytest.raises(MalformedPayload):
+        Decoder().decode(PROTOBUF["unreadable points"](count), "protobuf", NOW)

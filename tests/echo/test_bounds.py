@@ -1,8 +1,10 @@
 """No request costs Echo more than a part of a second, however it is built; the batches of collectors are taken."""
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
 from functools import cache
 from typing import Literal
 
@@ -11,10 +13,14 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from ingero_echo.ingest import decode
+from ingero_echo.auth import Keyring
+from ingero_echo.ingest import Batch, decode
+from ingero_echo.intake import Intake
 from ingero_echo.records import Malformed
+from ingero_echo.retention import Calendar
+from ingero_echo.writer import Writer
 from ingero_kit.otlp_layout import write_varint
-from ingero_kit.otlp_server import Signal
+from ingero_kit.otlp_server import Push, Signal, Status
 
 NOW = 1_800_000_000 * 10**9
 Encoding = Literal["protobuf", "json"]
@@ -37,12 +43,12 @@ def cost(signal: Signal, encoding: Encoding, body: bytes) -> float:
 
 
 @cache
-def spans(count: int) -> bytes:
+def spans(count: int, at: int = NOW) -> bytes:
     """A batch of spans, none of which can be read but by the parser."""
     request = ExportTraceServiceRequest()
     scope = request.resource_spans.add().scope_spans.add()
     for number in range(count):
-        span = scope.spans.add(name=f"span-{number}", trace_id=bytes(16), span_id=bytes(8), start_time_unix_nano=NOW)
+        span = scope.spans.add(name=f"span-{number}", trace_id=bytes(16), span_id=bytes(8), start_time_unix_nano=at)
         span.attributes.add(key="k").value.string_value = "v"
     return request.SerializeToString()
 
@@ -120,3 +126,43 @@ def test_too_many_records_are_refused_in_words() -> None:
 
     with pytest.raises(Malformed, match="send smaller ones"):
         take(Signal.LOGS, "json", body)
+
+
+class Shelf(Writer):
+    """A writer that only keeps what it is given."""
+
+    def __init__(self) -> None:
+        self.batches: list[Batch] = []
+
+    def check_room(self, size: int, coming: int = 0) -> None: ...
+
+    def put(self, batch: Batch, size: int) -> Future[int]:
+        self.batches.append(batch)
+        done: Future[int] = Future()
+        done.set_result(0)
+        return done
+
+
+def test_a_large_request_is_read_beside_the_event_loop_and_in_order() -> None:
+    shelf = Shelf()
+    now = time.time_ns()
+    intake = Intake(Keyring(None, 0.0), shelf, now / 1e9, Calendar(None, now, time.monotonic_ns()))
+    counts = (8192, 8191, 500, 400)
+    pushes = [Push(Signal.TRACES, "protobuf", spans(count, now)) for count in counts]
+
+    async def push(request: Push) -> None:
+        answer = intake(request)
+        assert isinstance(answer, Awaitable)
+        assert (await answer).status is Status.OK
+
+    async def scenario() -> float:
+        """Processor seconds of the loop's own thread."""
+        began = time.thread_time()
+        await asyncio.gather(*(push(request) for request in pushes))
+        return time.thread_time() - began
+
+    spent = asyncio.run(scenario())
+    intake.close()
+
+    assert spent < yardstick() / 4
+    assert [len(batch.identities) for batch in shelf.batches] == list(counts)

@@ -212,6 +212,19 @@ POINT = {"name": "m", "gauge": {"dataPoints": [{"asDouble": 1}]}}
         (METRICS, POINT, {"name": "m", "gauge": {"dataPoints": [{"asDouble": "much"}]}}),
         (METRICS, POINT, {"name": "m", "histogram": {"dataPoints": [{"count": str(1 << 70), "sum": 1}]}}),
         (METRICS, POINT, {"name": "m", "histogram": {"dataPoints": [{"bucketCounts": [-1]}]}}),
+        (LOGS, GOOD, {"timeUnixNano": "1_0"}),
+        (LOGS, GOOD, {"timeUnixNano": True}),
+        (LOGS, GOOD, {"timeUnixNano": 1.5}),
+        (LOGS, GOOD, {"attributes": [{"key": "k", "value": {"intValue": " 7 "}}]}),
+        (LOGS, GOOD, {"attributes": [{"key": "k", "value": {"doubleValue": "inf"}}]}),
+        (LOGS, GOOD, {"attributes": [{"key": "k", "value": {"boolValue": "false"}}]}),
+        (LOGS, GOOD, {"attributes": [{"key": "k", "value": {"stringValue": {"a": 1}}}]}),
+        (METRICS, POINT, {"name": "m", "gauge": {"dataPoints": [{"asDouble": True}]}}),
+        (METRICS, POINT, {"name": "m", "gauge": {"dataPoints": [{"asDouble": "nan"}]}}),
+        (METRICS, POINT, {"name": "m", "summary": {"dataPoints": [{"sum": "1_000"}]}}),
+        (METRICS, POINT, {"name": "m", "histogram": {"dataPoints": [{"bucketCounts": ["1 "]}]}}),
+        (METRICS, POINT, "a text"),
+        (METRICS, POINT, {"name": "m", "gauge": "a text"}),
         (SPANS, {"name": "s"}, {"name": "s", "startTimeUnixNano": "soon"}),
         (SPANS, {"name": "s"}, {"name": "s", "links": [5]}),
     ],
@@ -227,6 +240,65 @@ def test_one_record_that_cannot_be_read_is_named_and_its_neighbours_are_kept(
     assert (len(batch.identities), batch.rejected) == (9, 1)
     assert sum(part.num_rows for part in batch.tables["events"]) == 9
     assert "it is not OTLP/JSON" in batch.message
+
+
+def test_a_json_resource_that_cannot_be_read_costs_its_own_records_only() -> None:
+    good = {"scopeLogs": [{"logRecords": [GOOD] * 3}]}
+    odd = {"resource": {"attributes": [{"key": "k", "value": {"doubleValue": "1_0"}}]}, **good}
+    body = json.dumps({"resourceLogs": [good, odd, "a text", good]}).encode()
+
+    batch = decode(Signal.LOGS, "json", body, "c", time.time_ns(), lambda _: True)
+
+    assert (len(batch.identities), batch.rejected) == (6, 2)
+
+
+@pytest.mark.parametrize("count", [5, 200, 40_000])
+@pytest.mark.parametrize("signal_name", ["logs", "metrics", "traces"])
+def test_a_record_that_is_no_text_costs_those_beside_it_nothing(signal_name: str, count: int) -> None:
+    if signal_name == "logs":
+        request: Any = telemetry.logs([("e", "good", {"k": "good"})] * count)
+        records = request.resource_logs[0].scope_logs[0].log_records
+        records[count // 2].attributes[0].value.string_value = "XXXX"
+    elif signal_name == "metrics":
+        request = telemetry.gauges([("m", 1.0, {"k": "good"})])
+        points = request.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points
+        points.extend([points[0]] * (count - 1))
+        points[count // 2].attributes[0].value.string_value = "XXXX"
+    else:
+        count = min(count, 10_000)
+        request = telemetry.spans(["good"] * count)
+        request.resource_spans[0].scope_spans[0].spans[count // 2].name = "XXXX"
+    body = request.SerializeToString().replace(b"XXXX", b"\xff\xfe\xfd\xfc")
+
+    batch = decode(Signal[signal_name.upper()], "protobuf", body, "c", time.time_ns(), lambda _: True)
+
+    assert (len(batch.identities), batch.rejected) == (count - 1, 1)
+    assert "UTF-8" in batch.message
+
+
+@pytest.mark.parametrize("count", [5, 20_000])
+def test_an_attribute_of_a_resource_that_is_no_text_is_told_and_costs_no_record(service: Running, count: int) -> None:
+    cluster = f"no-text-{count}"
+    request = telemetry.logs([("e", "good", {})] * count, cluster, zone="XXXX")
+    body = request.SerializeToString().replace(b"XXXX", b"\xff\xfe\xfd\xfc")
+
+    answer = CLIENT.post(service.url("otlp/http", routes.OTLP_LOGS), content=body, headers=PROTOBUF, timeout=30)
+
+    told = ExportLogsServiceResponse.FromString(answer.content).partial_success
+    assert (answer.status_code, told.rejected_log_records) == (200, 0)
+    assert "UTF-8" in told.error_message
+    assert rows(service, f"SELECT count(*) FROM events WHERE cluster_id = '{cluster}'") == [[count]]
+
+
+@pytest.mark.parametrize("letters", [rb"\ud800", rb"\ude00\ud83d", b"\xff"])
+def test_json_text_that_is_no_unicode_is_replaced_and_told(letters: bytes) -> None:
+    body = (LOGS % json.dumps([GOOD, {"body": {"stringValue": "<XXXX>"}}, GOOD])).encode().replace(b"XXXX", letters)
+
+    batch = decode(Signal.LOGS, "json", body, "c", time.time_ns(), lambda _: True)
+
+    assert (len(batch.identities), batch.rejected) == (3, 0)
+    assert "replaced" in batch.message
+    assert batch.tables["events"][0]["message"].to_pylist()[1].strip("\ufffd<>") == ""
 
 
 def test_values_of_another_kind_than_their_column_are_kept_in_words(service: Running) -> None:

@@ -23,6 +23,7 @@ from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report, to_json
+from ingero_kit.otlp_mend import read_json
 from ingero_kit.otlp_server import Push, Signal, Status
 from ingero_testing.reports import NOW
 
@@ -89,6 +90,47 @@ def test_a_record_that_is_no_text_costs_those_beside_it_nothing(signal: Signal) 
     assert (answer.status, answer.rejected) == (Status.OK, 1)
     assert "UTF-8" in answer.message
     assert [push.body for push in sent] == [request.SerializeToString()]
+
+
+@pytest.mark.parametrize("letters", [rb"\ud800", b"\xff"])
+@pytest.mark.parametrize("signal", [Signal.LOGS, Signal.TRACES])
+def test_json_text_that_is_no_unicode_is_replaced_told_and_sent_on(signal: Signal, letters: bytes) -> None:
+    names = ("Logs", "logRecords", "eventName") if signal is Signal.LOGS else ("Spans", "spans", "name")
+    kind, records, field = (name.encode() for name in names)
+    body = b'{"resource%b":[{"scope%b":[{"%b":[{"%b":"first"},{"%b":"<%b>"}]}]}]}' % (
+        kind, kind, records, field, field, letters
+    )  # fmt: skip
+    sent: list[Push] = []
+
+    answer = intake(sent)(Push(signal, "json", body))
+
+    assert (answer.status, answer.rejected) == (Status.OK, 0)
+    assert "replaced" in answer.message
+    assert [b"<\xef\xbf\xbd>" in push.body and b"first" in push.body for push in sent] == [True]
+
+
+def test_a_half_of_a_surrogate_pair_costs_no_report() -> None:
+    reports = [HealthReport(node_id=name, cluster_id="c", job_id="JJJJ", score=0.9) for name in "ab"]
+    blocks = [orjson.loads(to_json(encode_report(report)))["resourceMetrics"][0] for report in reports]
+    body = orjson.dumps({"resourceMetrics": blocks}).replace(b"JJJJ", rb"\ud800", 1)
+    taking = intake([])
+
+    answer = taking(Push(Signal.METRICS, "json", body))
+
+    assert (answer.status, answer.rejected, taking.accepted_reports) == (Status.OK, 0, 2)
+    assert "surrogates" in answer.message
+
+
+@pytest.mark.parametrize(
+    ("text", "mended"),
+    [
+        (rb'"\ud83d\ud83d\ude00"', "\ufffd\U0001f600"),
+        (rb'"\\ud83d\ude00"', "\\ud83d\ufffd"),
+        (rb'"\n\ud800\\\uDFFFx\u00e4"', "\n\ufffd\\\ufffdxä"),
+    ],
+)
+def test_only_halves_of_pairs_are_replaced(text: bytes, mended: str) -> None:
+    assert read_json(text)[0] == mended
 
 
 def test_json_that_would_take_long_to_turn_into_protobuf_is_refused() -> None:
