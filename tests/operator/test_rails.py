@@ -11,7 +11,7 @@ import pytest
 
 from ingero_operator.api.v1alpha1 import Mode
 from ingero_operator.taints import edits
-from ingero_operator.taints.counts import done
+from ingero_operator.taints.counts import attempted, done
 from ingero_operator.taints.facts import Accused, Decision, Evidence, Rails, World
 from ingero_operator.taints.memory import DAY, Memory, Record, from_status, to_status
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, Mark, NodeView, remover, view
@@ -681,6 +681,7 @@ class Simulation:
             writes += 1
             if self.random.random() < 0.1:
                 self.counts["lost"] += 1  # written, and the answer did not arrive
+                memory = attempted(memory, step, self.now)
                 continue
             memory = done(memory, step, self.now)
         if cut == writes:

@@ -87,18 +87,28 @@ def is_confirmed(rails: Rails, item: Accused, streak: Streak | None, now: float)
     )
 
 
+def attempted(memory: Memory, step: Step, now: float) -> Memory:
+    """What to remember after a write whose answer was lost: perhaps it was done, so that it counts for every limit.
+
+    A mark that is found later on the node is known by the time in it and does not count twice.
+    """
+    if step.mark is None or step.verb not in ("add", "raise"):
+        return memory
+    records = dict(memory.records)
+    if step.verb == "add":
+        record = records.get(step.node, Record(uid=step.uid))
+        times = (*(time for time in record.tainted if now - time < DAY), step.mark.since)[-8:]
+        records[step.node] = replace(record, uid=step.uid, tainted=times)
+    return replace(memory, records=records, last_taint=now)
+
+
 def done(memory: Memory, step: Step, now: float) -> Memory:
     """What to remember after a step was written."""
+    memory = attempted(memory, step, now)
     records = dict(memory.records)
     record = records.get(step.node, Record(uid=step.uid))
     if step.mark is None:
         records[step.node] = replace(record, verdict="", effect="", releasing="", released=now)
-        return replace(memory, records=records)
-    tainted = record.tainted
-    if step.verb == "add":
-        tainted = (*(time for time in tainted if now - time < DAY), now)[-8:]
-    records[step.node] = replace(
-        record, uid=step.uid, verdict=step.mark.verdict, effect=step.mark.effect, tainted=tainted
-    )
-    last = now if step.verb in ("add", "raise") else memory.last_taint
-    return replace(memory, records=records, last_taint=last)
+    else:
+        records[step.node] = replace(record, uid=step.uid, verdict=step.mark.verdict, effect=step.mark.effect)
+    return replace(memory, records=records)

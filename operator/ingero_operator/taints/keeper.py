@@ -18,7 +18,7 @@ from ingero_operator.inquiry import Answer
 from ingero_operator.kinds import FLEET_CLUSTER, NODE
 from ingero_operator.recorder import Happening
 from ingero_operator.taints import edits, testimony
-from ingero_operator.taints.counts import done
+from ingero_operator.taints.counts import attempted, done
 from ingero_operator.taints.facts import Decision, Rails, Step, World
 from ingero_operator.taints.memory import OVERRIDDEN, Memory, Record, from_status, to_status
 from ingero_operator.taints.nodes import NodeView, remover, view
@@ -176,7 +176,7 @@ class Keeper:
             rest = None if error.transient or _weakens(step) else REFUSED_SECONDS
             longest = RELEASE_SECONDS if _weakens(step) else math.inf
             failures.add(key, what, trouble, transient=error.transient, rest=rest, longest=longest)
-            return memory, None
+            return attempted(memory, step, self.desk.clock()) if error.transient else memory, None
         if written is not None or not failures.rests(key, what):
             failures.over(key, what)
         return memory, written

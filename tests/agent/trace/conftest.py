@@ -2,6 +2,8 @@
 
 import os
 import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -30,3 +32,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         if os.environ.get("INGERO_TEST_EBPF"):
             pytest.fail(f"INGERO_TEST_EBPF is set, and this machine cannot: {REASON}")
         pytest.skip(REASON)
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that other users may enter; pytest closes its own to them whenever another run begins."""
+    with tempfile.TemporaryDirectory(prefix="ingero-open-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        yield folder

@@ -59,21 +59,19 @@ def mapped(pid: int) -> bytes:
 def caller(folder: Path) -> tuple[Path, Path]:
     runtime = compile_c(folder, "libcudart.so.12", RUNTIME, "-shared", "-fPIC", "-pthread")
     program = compile_c(folder, "caller", CALLER, str(runtime), "-pthread")
-    for one in (folder, *folder.parents[:2]):
-        one.chmod(0o755)
     return program, runtime
 
 
 @pytest.mark.ebpf
 def test_with_its_pods_rights_a_container_of_another_user_is_counted_though_its_library_was_deleted(
-    tmp_path: Path,
+    tmp_path: Path, open_folder: Path
 ) -> None:
-    program, runtime = caller(tmp_path)
+    program, runtime = caller(open_folder)
     with job(program, before=(*NODE, *ANOTHER_USER)) as running:
         inode = runtime.stat().st_ino
         wait_until(lambda: str(runtime).encode() in mapped(running.pid), "the library to be mapped")
-        (tmp_path / "another").write_bytes(runtime.read_bytes())
-        (tmp_path / "another").replace(runtime)
+        (open_folder / "another").write_bytes(runtime.read_bytes())
+        (open_folder / "another").replace(runtime)
         with tracing(tmp_path, "--prometheus", "127.0.0.1:0", before=with_rights(*CAPABILITIES)) as agent:
             wait_until(lambda: f'"inode": {inode},' in agent.words(), "links")
             go(running)
@@ -120,8 +118,8 @@ def test_check_tries_to_open_what_is_mapped_and_names_the_capability() -> None:
 
 
 @pytest.mark.ebpf
-def test_a_process_that_may_not_be_looked_into_is_counted_by_what_is_missing(tmp_path: Path) -> None:
-    program, _ = caller(tmp_path)
+def test_a_process_that_may_not_be_looked_into_is_counted_by_what_is_missing(open_folder: Path) -> None:
+    program, _ = caller(open_folder)
     with job(program, before=ANOTHER_USER) as running:
         wait_until(lambda: b"libcudart" in Path(f"/proc/{running.pid}/maps").read_bytes(), "the library to be mapped")
         for missing in ("SYS_PTRACE", "CHECKPOINT_RESTORE"):

@@ -152,12 +152,11 @@ def as_nobody(work: Callable[[], T]) -> T:
 
 
 @pytest.fixture
-def locked(tmp_path: Path) -> Iterator[Path]:
+def locked(open_folder: Path) -> Iterator[Path]:
     """A folder that others may read and not write."""
-    folder = tmp_path / "state"
+    folder = open_folder / "state"
     folder.mkdir()
-    for one in (folder, *tmp_path.parents[:1], tmp_path, *tmp_path.parents[1:2]):
-        one.chmod(0o755)
+    folder.chmod(0o755)
     yield folder
     folder.chmod(0o755)
 
