@@ -136,7 +136,7 @@ class EchoStores:
         inputs = (
             resource["metadata"]["generation"], token, desk.platform, decision.proof, decision.lock,
             decision.claim_class, decision.claim_size, decision.grow_to, decision.capacity,
-            desk.sight.cache.fingerprint(key),
+            desk.sight.cache.fingerprint(key), claim and claim["metadata"].get("resourceVersion"),
         )  # fmt: skip
         if self._settled.get(key) == inputs:
             return Outcome()
