@@ -8,7 +8,7 @@ from typing import Final, Protocol
 from ingero_detect.memory import NodeKey
 from ingero_fleet.board import Board
 from ingero_fleet.collectives import gpus
-from ingero_fleet.otlp_parts import as_protobuf
+from ingero_fleet.otlp_parts import as_protobuf, readable_json
 from ingero_fleet.taints import records as taints
 from ingero_kit.clock import Clock
 from ingero_kit.health_report import HealthReport, MalformedPayload, in_words
@@ -22,6 +22,9 @@ Onward = Callable[[Push], None]
 
 Keep = Callable[[Push, float], None]
 """Takes pushes that Fleet reads for more than health, as they came: collectives, and marks on nodes."""
+
+UNREADABLE: Final = "a record is not OTLP in JSON"
+"""Why a record was left out of what goes onward."""
 
 TOO_MUCH: Final = "a request asks for more work than one may"
 """Why whole requests were refused, among the reasons for points."""
@@ -86,17 +89,11 @@ class Intake:
     def _unread(self, push: Push) -> Answer:
         """Pass on what Fleet does not read, in protobuf and less what cannot be read; raises `MalformedPayload`."""
         check_density(push.body, push.encoding)
-        answer = ACCEPTED
         try:
             try:
-                body = as_protobuf(push)
+                body, answer = as_protobuf(push), ACCEPTED
             except ValueError:
-                found = mend(_KINDS[push.signal], push.body) if push.encoding == "protobuf" else mend_json(push.body)
-                if found is None:
-                    raise
-                body = as_protobuf(replace(push, body=found.body))
-                self._count(found.reasons)
-                answer = Answer(rejected=found.records, message=in_words(found.reasons))
+                body, answer = self._mended(push)
         except ValueError as error:
             raise MalformedPayload(str(error)) from None
         push.body, push.encoding = body, "protobuf"
@@ -105,6 +102,23 @@ class Intake:
         if self._onward:
             self._onward(push)
         return answer
+
+    def _mended(self, push: Push) -> tuple[bytes, Answer]:
+        """What can be kept of a push that cannot be read as it is, in protobuf; raises `ValueError`."""
+        found = mend(_KINDS[push.signal], push.body) if push.encoding == "protobuf" else mend_json(push.body)
+        if found is not None:
+            push = replace(push, body=found.body)
+        reasons, records = (dict(found.reasons), found.records) if found is not None else ({}, 0)
+        try:
+            body = as_protobuf(push)
+        except ValueError:
+            if push.encoding == "protobuf":
+                raise
+            check_density(push.body, "json", MOST_CONVERTED // 4)  # what follows costs four times as much
+            body, dropped = readable_json(push.signal, push.body)
+            reasons[UNREADABLE], records = dropped, records + dropped
+        self._count(reasons)
+        return body, Answer(rejected=records, message=in_words(reasons))
 
     def _metrics(self, push: Push) -> Answer:
         """Take the reports of a push; raises `MalformedPayload`."""

@@ -4,6 +4,7 @@ Specification: https://opentelemetry.io/docs/specs/otlp/ (trace and span ids in 
 """
 
 import base64
+import copy
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -57,9 +58,49 @@ def as_protobuf(push: Push) -> bytes:
 
 def from_json(signal: Signal, body: bytes) -> bytes:
     """A request in JSON as protobuf. Raises one of several errors when it cannot be read; see `as_protobuf`."""
+    return _converted(signal, _document(body))
+
+
+def readable_json(signal: Signal, body: bytes) -> tuple[bytes, int]:
+    """A request in JSON as protobuf, without the records that cannot be read, and how many those are.
+
+    Every record is converted twice. Raises `ValueError` when nothing can be kept.
+    """
+    try:
+        document = _document(body)
+        dropped = kept = 0
+        outer, middle, inner = (_camel(name) for name in _LEVELS[signal])
+        for block in _objects(document, outer):
+            for scope in _objects(block, middle):
+                records = [item for item in scope.get(inner) or () if _readable(signal, item)]
+                dropped += len(scope.get(inner) or ()) - len(records)
+                kept += len(records)
+                scope[inner] = records
+        if not kept:
+            raise ValueError("no record can be read")
+        return _converted(signal, document), dropped
+    except _UNREADABLE as error:
+        raise ValueError(f"not an OTLP {signal.name.lower()} request: {error}") from None
+
+
+def _readable(signal: Signal, record: Any) -> bool:
+    """Whether a record can be read by itself. It stays as it is."""
+    outer, middle, inner = (_camel(name) for name in _LEVELS[signal])
+    try:
+        _converted(signal, {outer: [{middle: [{inner: [copy.deepcopy(record)]}]}]})
+    except _UNREADABLE:
+        return False
+    return True
+
+
+def _document(body: bytes) -> dict[str, Any]:
     document = orjson.loads(body)
     if not isinstance(document, dict):
         raise ValueError("the document is no object")
+    return document
+
+
+def _converted(signal: Signal, document: dict[str, Any]) -> bytes:
     for holder in _with_ids(signal, document):
         for key, size in _ID_BYTES.items():
             value = holder.get(key)
@@ -79,9 +120,7 @@ def _with_ids(signal: Signal, document: Any) -> Iterator[dict[str, Any]]:
     """The objects of a JSON request that may hold trace and span ids."""
     level = [document]
     for name in _LEVELS[signal]:
-        camel = name.split("_")
-        key = camel[0] + "".join(word.title() for word in camel[1:])
-        level = [inner for outer in level for inner in _objects(outer, key)]
+        level = [inner for outer in level for inner in _objects(outer, _camel(name))]
     for record in level:
         if signal is not Signal.METRICS:
             yield record
@@ -90,6 +129,11 @@ def _with_ids(signal: Signal, document: Any) -> Iterator[dict[str, Any]]:
         for data in record.values():
             for point in _objects(data, "dataPoints"):
                 yield from _objects(point, "exemplars")
+
+
+def _camel(name: str) -> str:
+    first, *others = name.split("_")
+    return first + "".join(word.title() for word in others)
 
 
 def _objects(outer: Any, key: str) -> list[dict[str, Any]]:

@@ -314,3 +314,17 @@ def test_what_is_no_otlp_is_refused_and_goes_nowhere(signal: Signal, encoding: s
 
     assert isinstance(answer, Answer) and answer.status is Status.INVALID and answer.message
     assert (passed, intake.malformed) == ([], 1)
+
+
+@pytest.mark.parametrize("odd", [{"traceId": "zz"}, {"timeUnixNano": "never"}, {"attributes": {"no": "list"}}, None])
+def test_a_record_in_json_that_cannot_be_read_costs_those_beside_it_nothing(odd: object) -> None:
+    passed: list[Push] = []
+    intake = Intake(ScoreTable(Limits(nodes=9, clusters=9, ttl_seconds=9.0), ()), lambda: 0.0, passed.append)
+    good = [{"body": {"stringValue": text}, "traceId": TRACE} for text in ("a", "b")]
+    body = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [good[0], odd, good[1]]}]}]}).encode()
+    answer = intake(Push(Signal.LOGS, "json", body))
+
+    assert isinstance(answer, Answer) and (answer.status, answer.rejected) == (Status.OK, 1)
+    request = ExportLogsServiceRequest.FromString(passed[0].body)
+    assert texts(request) == ["a", "b"]
+    assert request.resource_logs[0].scope_logs[0].log_records[0].trace_id.hex() == TRACE
