@@ -2,6 +2,8 @@
 
 from typing import Any, Final
 
+from pydantic.alias_generators import to_camel
+
 from ingero_kit.otlp_bounds import TooMuch, check_density
 from ingero_kit.otlp_server import Encoding, Signal
 
@@ -84,7 +86,7 @@ def check_message(signal: Signal, message: Any) -> None:
 def check_tree(signal: Signal, tree: Any) -> None:
     """The same for JSON, where what should be a list may be anything."""
     allowance = Allowance()
-    outer, middle, inner = (_camel(name) for name in _LISTS[signal])
+    outer, middle, inner = (to_camel(name) for name in _LISTS[signal])
     blocks = _items(tree, outer)
     allowance.spend(8 * len(blocks))
     for block in blocks:
@@ -99,11 +101,6 @@ def check_tree(signal: Signal, tree: Any) -> None:
             for metric in records:
                 for kind in _DATA if isinstance(metric, dict) else ():
                     allowance.single(len(_items(metric.get(kind), "dataPoints")))
-
-
-def _camel(name: str) -> str:
-    first, *rest = name.split("_")
-    return first + "".join(word.title() for word in rest)
 
 
 def _items(outer: Any, name: str) -> list[Any]:

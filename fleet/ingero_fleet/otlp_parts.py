@@ -20,6 +20,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceRequest,
     ExportTraceServiceResponse,
 )
+from pydantic.alias_generators import to_camel
 
 from ingero_kit.otlp_server import Push, Signal
 
@@ -69,7 +70,7 @@ def readable_json(signal: Signal, body: bytes) -> tuple[bytes, int]:
     try:
         document = _document(body)
         dropped = kept = 0
-        outer, middle, inner = (_camel(name) for name in _LEVELS[signal])
+        outer, middle, inner = (to_camel(name) for name in _LEVELS[signal])
         for block in _objects(document, outer):
             for scope in _objects(block, middle):
                 records = [item for item in scope.get(inner) or () if _readable(signal, item)]
@@ -85,7 +86,7 @@ def readable_json(signal: Signal, body: bytes) -> tuple[bytes, int]:
 
 def _readable(signal: Signal, record: Any) -> bool:
     """Whether a record can be read by itself. It stays as it is."""
-    outer, middle, inner = (_camel(name) for name in _LEVELS[signal])
+    outer, middle, inner = (to_camel(name) for name in _LEVELS[signal])
     try:
         _converted(signal, {outer: [{middle: [{inner: [copy.deepcopy(record)]}]}]})
     except _UNREADABLE:
@@ -120,7 +121,7 @@ def _with_ids(signal: Signal, document: Any) -> Iterator[dict[str, Any]]:
     """The objects of a JSON request that may hold trace and span ids."""
     level = [document]
     for name in _LEVELS[signal]:
-        level = [inner for outer in level for inner in _objects(outer, _camel(name))]
+        level = [inner for outer in level for inner in _objects(outer, to_camel(name))]
     for record in level:
         if signal is not Signal.METRICS:
             yield record
@@ -129,11 +130,6 @@ def _with_ids(signal: Signal, document: Any) -> Iterator[dict[str, Any]]:
         for data in record.values():
             for point in _objects(data, "dataPoints"):
                 yield from _objects(point, "exemplars")
-
-
-def _camel(name: str) -> str:
-    first, *others = name.split("_")
-    return first + "".join(word.title() for word in others)
 
 
 def _objects(outer: Any, key: str) -> list[dict[str, Any]]:

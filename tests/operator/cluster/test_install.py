@@ -1,8 +1,6 @@
 """The rights and policies of the installation, on a real API server."""
 
 import json
-import urllib.error
-import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,7 +18,7 @@ from ingero_operator.render.install import (
     everything,
     namespace_access,
 )
-from ingero_testing.processes import wait_until
+from ingero_testing.processes import answer, wait_until
 from ingero_testing.taint_lab import TEAM, Lab
 from scripts.controlplane import ControlPlane
 
@@ -215,14 +213,6 @@ def test_who_views_a_namespace_sees_our_kinds_and_only_who_may_mark_nodes_makes_
     assert not any(may(role, "create", "fleetclusters") for role in ("view", "edit"))
     assert not any(may(role, "patch", "echostores", "--subresource=status") for role in ("view", "edit"))
     assert not may("view", "create", "echostores")
-
-
-def answer(url: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as found:
-            return found.status, found.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 def test_a_replica_without_rights_on_leases_is_not_ready_and_leads_when_it_has_them(

@@ -2,28 +2,18 @@
 
 import json
 import shutil
-import urllib.error
-import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ingero_testing.processes import BIN, process, wait_until
+from ingero_testing.processes import BIN, answer, process, wait_until
 from ingero_testing.taint_lab import Lab
 
 pytestmark = [pytest.mark.cluster, pytest.mark.xdist_group("cluster")]
 
 UNNAMED = ("unshare", "--user", "--map-user=65532", "--map-group=65532")
 NOBODY = {"LOGNAME": "", "USER": "", "LNAME": "", "USERNAME": ""}
-
-
-def answer(url: str) -> tuple[int, str]:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as found:
-            return found.status, found.read().decode()
-    except urllib.error.HTTPError as error:
-        return error.code, error.read().decode()
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare (Debian: util-linux)")

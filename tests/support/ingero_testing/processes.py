@@ -6,6 +6,8 @@ import select
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -29,6 +31,15 @@ def wait_until(done: Callable[[], bool], what: str, seconds: float = 90.0) -> No
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds} s for {what}")
         time.sleep(0.02)
+
+
+def answer(url: str) -> tuple[int, str]:
+    """Status and text of a page, whatever the status is."""
+    try:
+        with urllib.request.urlopen(url, timeout=5) as found:
+            return found.status, found.read().decode()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read().decode()
 
 
 def next_line(started: subprocess.Popen[Any], seconds: float = 90.0) -> str:
