@@ -37,7 +37,7 @@ def _white(rng: np.random.Generator, ticks: int, nodes: int) -> Matrix:
 
 
 def _ar(rng: np.random.Generator, ticks: int, nodes: int, phi: float = 0.8) -> Matrix:
-    noise = rng.normal(size=(ticks, nodes)) * np.sqrt(1 - phi * phi)
+    noise: Matrix = rng.normal(size=(ticks, nodes)) * np.sqrt(1 - phi * phi)
     noise[0] = rng.normal(size=nodes)
     for tick in range(1, ticks):
         noise[tick] += phi * noise[tick - 1]

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -96,7 +97,7 @@ class Bench(Rig):
 
         def shown() -> bool:
             child = self.plane.read("-n", namespace, "deployment", f"{name}-fleet")
-            return child["spec"]["template"]["spec"]["containers"][0]["image"].endswith(":9.9.9")
+            return str(child["spec"]["template"]["spec"]["containers"][0]["image"]).endswith(":9.9.9")
 
         self.wait("the change", shown, 30)
         return time.monotonic() - started
@@ -138,6 +139,10 @@ class Bench(Rig):
         taints = self.plane.read("node", name)["spec"].get("taints", [])
         return any(item["key"] == "ingero.io/straggler" for item in taints)
 
+    def unmarked(self, name: str) -> bool:
+        """Whether a node does not carry our taint."""
+        return not self.marked(name)
+
     def begin(self) -> list[str]:
         """The FleetCluster over the twelve nodes."""
         names = self.nodes()
@@ -162,9 +167,9 @@ class Bench(Rig):
             added, removed = [], []
             for name in names[:3]:
                 says.stragglers = {name}
-                added.append(self.wait("the taint", lambda name=name: self.marked(name), 60))
+                added.append(self.wait("the taint", partial(self.marked, name), 60))
                 says.stragglers = set()
-                removed.append(self.wait("the release", lambda name=name: not self.marked(name), 60))
+                removed.append(self.wait("the release", partial(self.unmarked, name), 60))
             rails = "rails of 0.4 s"
             self.note("verdict to taint", f"{max(added):.1f} s ({rails})", "< 5 s", max(added) < 5)
             self.note("recovery to removal", f"{max(removed):.1f} s ({rails})", "< 5 s", max(removed) < 5)

@@ -108,7 +108,12 @@ def measure(count: int, updates: int, folder: Path) -> dict[str, Any]:
     change = {"processors": {"ingero": {"push_interval": "1s", "ttl_multiplier": 100}}}
     with fleet(folder, change) as service, browser(folder) as page:
         page.size(1360, 900)
-        wait_until(lambda: push(service, well) is None and known(service, count), "all nodes to be known", 300)
+
+        def everybody_is_known() -> bool:
+            push(service, well)
+            return known(service, count)
+
+        wait_until(everybody_is_known, "all nodes to be known", 300)
         push(service, Job(64, late_ms={5: 5.0}, cluster="bench").pushes(60))
         paint, drawn = first_paint(page, service, count)
         return {

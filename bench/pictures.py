@@ -35,11 +35,11 @@ def main() -> None:
                         (tick * families.TICK, f"node-{node:02d}", value) for node, value in enumerate(values)
                     )
             command = [
-                Path(sys.executable).parent / "ingero-fleet",
+                str(Path(sys.executable).parent / "ingero-fleet"),
                 "replay",
-                file,
+                str(file),
                 "--plot",
-                PICTURES / f"{name}.png",
+                str(PICTURES / f"{name}.png"),
             ]
             subprocess.run(command, check=True)
 

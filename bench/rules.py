@@ -13,7 +13,8 @@ from families import TICK, WARMUP, History
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Observation
 from ingero_detect.parameters import Parameters
 from ingero_fleet.replay.history import Moment
-from ingero_fleet.replay.judge import Judge, Ours, Published
+from ingero_fleet.replay.judge import Judge, Ours
+from ingero_fleet.replay.published import Published
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """Seeded operation timelines of synchronised jobs: what a tracer would have recorded on every rank's own clock."""
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -98,7 +99,7 @@ def pipeline(
             backward[culprit] *= 1 + late
         pace = np.array([(forward + backward)[replica == one].max() for one in range(replicas)])[replica]
         end = begin + pace.max() + 0.1
-        shared = {"rank": np.arange(ranks), "step": step, "stage": stage, "data_parallel": replica}
+        shared: dict[str, Any] = {"rank": np.arange(ranks), "step": step, "stage": stage, "data_parallel": replica}
         table.add(op="forward", kind="compute", start=begin + clock, duration=forward, group="", seq="", **shared)
         table.add(op="backward", kind="compute", start=begin + forward + clock, duration=backward, group="", seq="",
                   **shared)  # fmt: skip

@@ -23,9 +23,10 @@ import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 
@@ -333,7 +334,7 @@ def coming_and_going(folder: Path, repeats: int) -> list[Row]:
             attach.append(_seconds_until(mapped, seen))
             links = links_of(agent.process.pid)
             agent.process.send_signal(signal.SIGKILL)
-            leave.append(_seconds_until(lambda: True, lambda links=links: not any(map(link_lives, links))))
+            leave.append(_seconds_until(lambda: True, partial(_gone, links)))
             go(running)
             unharmed = unharmed and int(said(running)) > 0
     return [
@@ -341,6 +342,10 @@ def coming_and_going(folder: Path, repeats: int) -> list[Row]:
         ("kill -9: no probe left after", f"{max(leave):.2f} s at worst", "< 5 s", max(leave) < 5),
         ("the workload meanwhile", "unharmed" if unharmed else "harmed", "unharmed", unharmed),
     ]
+
+
+def _gone(links: Iterable[int]) -> bool:
+    return not any(map(link_lives, links))
 
 
 def _seconds_until(first: Callable[[], bool], second: Callable[[], bool]) -> float:
@@ -360,14 +365,12 @@ def main() -> None:
     paired, storm, repeats = (60.0, 10.0, 2) if options.quick else (300.0, 60.0, 3)
     rows: list[Row] = []
     with tempfile.TemporaryDirectory() as name:
-        for part, measure in (
-            ("cost", lambda folder: cost(folder, paired)),
-            ("counting", lambda folder: counting(folder, storm)),
-            ("coming", lambda folder: coming_and_going(folder, repeats)),
-        ):
-            folder = Path(name) / part
+        folders = [Path(name) / part for part in ("cost", "counting", "coming")]
+        for folder in folders:
             folder.mkdir()
-            rows += measure(folder)
+        rows += cost(folders[0], paired)
+        rows += counting(folders[1], storm)
+        rows += coming_and_going(folders[2], repeats)
     print("| figure | ours | target | |\n| --- | --- | --- | --- |")
     for figure, ours, target, reached in rows:
         word = "" if reached is None else "reached" if reached else "not reached"

@@ -95,9 +95,9 @@ class ControlPlane:
         etcd, peer, self.port, kcm, scheduler = free_ports(5)
         (folder / "tokens.csv").write_text(f"{self.token},admin,admin,system:masters\n")
         self.write_kubeconfig(self.kubeconfig, self.token)
-        key = folder / "sa.key"
+        key, public_key = str(folder / "sa.key"), str(folder / "sa.pub")
         subprocess.run(["openssl", "genrsa", "-out", key, "2048"], check=True, capture_output=True)
-        public = ["openssl", "rsa", "-in", key, "-pubout", "-out", folder / "sa.pub"]
+        public = ["openssl", "rsa", "-in", key, "-pubout", "-out", public_key]
         subprocess.run(public, check=True, capture_output=True)
         self._run(
             "etcd", "--data-dir", f"{folder}/etcd", "--unsafe-no-fsync", "--log-level", "error",
@@ -111,7 +111,7 @@ class ControlPlane:
             "--secure-port", str(self.port), "--cert-dir", f"{folder}/certs",
             "--token-auth-file", f"{folder}/tokens.csv", "--authorization-mode", "Node,RBAC",
             "--allow-privileged=true", "--service-account-issuer", "https://kubernetes.default.svc",
-            "--service-account-key-file", f"{folder}/sa.pub", "--service-account-signing-key-file", f"{key}",
+            "--service-account-key-file", public_key, "--service-account-signing-key-file", key,
             "--service-cluster-ip-range", "10.0.0.0/16", "--endpoint-reconciler-type", "none",
             "--max-requests-inflight", "2000", "--max-mutating-requests-inflight", "1000",
         )  # fmt: skip

@@ -1,7 +1,7 @@
 """Print the generated documents: `python -m scripts.generate [--check]`."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -162,7 +162,7 @@ def rights() -> str:
     return "\n".join(["# Rights of the operator", NOTE, "", *words, "", head, *lines, ""])
 
 
-DOCUMENTS = {
+DOCUMENTS: dict[str, Callable[[], str]] = {
     **monitoring.DOCUMENTS,
     "docs/questions.md": questions,
     "docs/rbac.md": rights,

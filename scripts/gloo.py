@@ -88,10 +88,21 @@ def main() -> None:
         if not child:
             rank_process(torch, flags, rank, store, parent)
         ranks.append(child)
-    ending: list[int] = []
+    ending = False
+
+    def to_the_late_rank(number: int, _: object) -> None:
+        if flags.late >= 0:
+            os.kill(ranks[flags.late], number)
+
+    def end(*_: object) -> None:
+        nonlocal ending
+        ending = True
+        for rank in ranks:
+            os.kill(rank, signal.SIGKILL)
+
     for number in (signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, lambda number, _: flags.late >= 0 and os.kill(ranks[flags.late], number))
-    signal.signal(signal.SIGTERM, lambda *_: (ending.append(1), [os.kill(rank, signal.SIGKILL) for rank in ranks]))
+        signal.signal(number, to_the_late_rank)
+    signal.signal(signal.SIGTERM, end)
     try:
         _, status = os.wait()
     finally:

@@ -150,7 +150,7 @@ def parser(prog: str, words: str | None) -> argparse.ArgumentParser:
 def main() -> None:
     """Fork the ranks and add up what they send."""
     flags = parser("ranks", __doc__).parse_args()
-    ends = []
+    ends: list[socket.socket] = []
     for rank in range(flags.ranks):
         ours, theirs = socket.socketpair()
         if not os.fork():

@@ -55,12 +55,12 @@ class _Excess:
         return found
 
 
-def quantile(chance: float, steps: int) -> float:
+def quantile(chance: float, steps: float) -> float:
     """The normal quantile of an upper tail, widened for few steps."""
     return float(_widened(chance, np.array(_freedom(steps))))
 
 
-def _freedom(steps: int) -> float:
+def _freedom(steps: float) -> float:
     """Degrees of freedom of an error from so many steps."""
     return max(4.0, 0.8 * steps - 1)
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ingero_agent.health.throttle import Throttle, Throttling, kinds
-from ingero_testing import nvml
+from ingero_testing.nvml import build_nvml
 
 LOOKS = """
 import json, os, sys
@@ -31,7 +31,7 @@ MODEL = "NVIDIA Imaginary 80GB"
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return nvml.build(tmp_path_factory.mktemp("nvml"))
+    return build_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 def looks(driver: Path, *states: dict[str, str]) -> list[Any]:

@@ -17,7 +17,7 @@ from ingero_agent.health.state import Phase
 from ingero_agent.page import not_ready, stuck
 from ingero_kit.addresses import parse_listen
 from ingero_kit.pages import MAX_REQUESTS, PageServer, is_open
-from ingero_testing import nvml
+from ingero_testing.nvml import build_nvml
 from ingero_testing.processes import BIN, Running, fleet, process, wait_until
 from ingero_testing.web import web
 
@@ -58,7 +58,7 @@ class Pages:
 
 
 def test_pages_tell_how_the_agent_is_and_what_it_sees(tmp_path: Path) -> None:
-    driver = nvml.build(tmp_path)
+    driver = build_nvml(tmp_path)
     with ExitStack() as stack:
         service = stack.enter_context(fleet(tmp_path))
         running = stack.enter_context(

@@ -1,5 +1,6 @@
 """Small fleets for tests of the detector: rates over ticks in, edges out."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,7 +40,7 @@ def play(
     rates: npt.NDArray[np.float64],
     *,
     idle: npt.NDArray[np.bool_] | None = None,
-    cohorts: list[tuple[str, ...]] | None = None,
+    cohorts: Sequence[tuple[str, ...]] | None = None,
     cohort: npt.NDArray[np.int64] | None = None,
     detector: Detector | None = None,
     first: int = 0,
@@ -58,7 +59,7 @@ def play(
         seen = Observation(
             names,
             np.zeros(nodes, np.int64) if cohort is None else cohort,
-            cohorts or [("c", "")],
+            list(cohorts or [("c", "")]),
             value,
             state,
             (echo or {}) if tick == first else {},

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from ingero_detect.diagnosis import diagnose
@@ -71,7 +72,7 @@ def test_few_steps_need_more_as_in_students_table(chance: float, steps: float, e
     assert quantile(chance, steps) == pytest.approx(exact, rel=0.04)
 
 
-def stalling(rng: np.random.Generator, share: float, of: int) -> np.ndarray:  # type: ignore[type-arg]
+def stalling(rng: np.random.Generator, share: float, of: int) -> npt.NDArray[np.float64]:
     values = 0.01 * rng.normal(size=(16, 60))
     return values + 0.3 * (rng.random((16, 60)) < share) * (np.arange(16) < of)[:, None]
 

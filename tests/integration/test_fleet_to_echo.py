@@ -21,6 +21,7 @@ from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_testing.processes import Running, fleet, wait_until
 from ingero_testing.processes import echo as start_echo
+from ingero_testing.rpc import unary
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 NODES = ("a", "b", "d", "e")
@@ -80,10 +81,10 @@ def over_http(service: Running, forgetful: Forgetful) -> Iterator[str]:
 def over_grpc(service: Running, forgetful: Forgetful) -> Iterator[str]:
     with grpc.insecure_channel(f"127.0.0.1:{service.ports['otlp/grpc']}") as channel:
 
-        class Relay(grpc.GenericRpcHandler):
+        class Relay(grpc.GenericRpcHandler):  # type: ignore[type-arg]  # generic in its stubs only
             def service(self, details: Any) -> Any:
                 def pass_on(body: bytes, context: Any) -> bytes:
-                    answer: bytes = channel.unary_unary(details.method)(body, timeout=30)
+                    answer = unary(channel, details.method)(body, timeout=30)
                     if forgetful.forgets(body):
                         context.abort(grpc.StatusCode.UNAVAILABLE, "the answer was lost")
                     return answer

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ingero_testing import nvml
+from ingero_testing.nvml import build_nvml
 from ingero_testing.processes import BIN, Running, fleet, process, wait_until
 from ingero_testing.web import web
 
@@ -47,7 +47,7 @@ def test_every_page_is_clean(tmp_path: Path) -> None:
         "exporters": {"otlphttp": onward},
         "service": {"pipelines": {"metrics": {"processors": ["ingero"], "exporters": ["prometheus", "otlphttp"]}}},
     }
-    driver = nvml.build(tmp_path)
+    driver = build_nvml(tmp_path)
     with ExitStack() as stack:
         service = stack.enter_context(fleet(tmp_path, change))
 

@@ -21,8 +21,8 @@ from ingero_agent.trace.history import GPUS, Filter, gpus
 from ingero_agent.trace.ledger import Ledger
 from ingero_agent.trace.store import Store
 from ingero_contract import metrics
-from ingero_testing import nvml
 from ingero_testing.gpu_job import listening_port
+from ingero_testing.nvml import build_nvml
 from ingero_testing.processes import BIN, process, wait_until
 
 THERMAL, POWER, HW, SW = Throttle.THERMAL, Throttle.POWER, Throttle.HW, Throttle.SW
@@ -44,7 +44,7 @@ else:
 
 @pytest.fixture(scope="module")
 def driver(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return nvml.build(tmp_path_factory.mktemp("nvml"))
+    return build_nvml(tmp_path_factory.mktemp("nvml"))
 
 
 def look(driver: Path, **state: str) -> list[dict[str, object]]:

@@ -119,9 +119,10 @@ class Page:
         """A key, down and up."""
         text = {"Enter": "\r"}.get(key, "")
         code = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}.get(key, 0)
-        for kind in ("keyDown", "keyUp"):
-            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code,
-                      **({"text": text} if text and kind == "keyDown" else {}))  # fmt: skip
+        event: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
+        typed: dict[str, Any] = {"text": text} if text else {}
+        self.call("Input.dispatchKeyEvent", type="keyDown", **event, **typed)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def picture(self, file: Path, whole: bool = True) -> None:
         """A screenshot."""

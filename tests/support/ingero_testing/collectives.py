@@ -3,10 +3,13 @@
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 import orjson
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_contract import attributes, metrics
+
+Matrix = npt.NDArray[np.float64]
 
 BEGIN = 1_700_000_000.0
 
@@ -31,7 +34,7 @@ class Job:
         self.done = 0
         self.moment = BEGIN
 
-    def run(self, steps: int) -> tuple[np.ndarray, np.ndarray]:  # type: ignore[type-arg]
+    def run(self, steps: int) -> tuple[Matrix, Matrix]:
         """Entry time on each rank's own clock, seconds, and time blocked, milliseconds: (collectives, ranks) each."""
         entered, blocked = [], []
         for _ in range(steps):

@@ -178,7 +178,7 @@ def compile_c(folder: Path, name: str, source: str, *flags: str) -> Path:
     file = folder / f"{name}.c"
     file.write_text(source)
     output = folder / name
-    command = ["cc", "-O1", *PUSH_FIRST, "-o", output, file, *flags]
+    command = ["cc", "-O1", *PUSH_FIRST, "-o", str(output), str(file), *flags]
     subprocess.run(command, check=True, capture_output=True, timeout=60)
     return output
 

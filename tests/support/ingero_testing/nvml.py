@@ -9,11 +9,12 @@ import pytest
 SOURCE = Path(__file__).with_name("nvml.c")
 
 
-def build(folder: Path) -> Path:
+def build_nvml(folder: Path) -> Path:
     """Compile it; returns the folder for LD_LIBRARY_PATH. Skips the test where there is no C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         pytest.skip("no C compiler to build the imaginary driver with")
     library = folder / "libnvidia-ml.so.1"
-    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE], check=True, timeout=60)
+    command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(library), str(SOURCE)]
+    subprocess.run(command, check=True, timeout=60)
     return folder

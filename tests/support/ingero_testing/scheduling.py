@@ -8,7 +8,7 @@ from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
 
 
-class Surviving(LoadGroupScheduling):
+class Surviving(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types
     """By groups; of a process that died, only what it had not begun is left to others."""
 
     def remove_node(self, node: WorkerController) -> str | None:
