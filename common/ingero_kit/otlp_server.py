@@ -15,12 +15,14 @@ from urllib.parse import parse_qs, unquote
 import orjson
 
 from ingero_contract import headers, routes
+from ingero_http.content import media_type
+from ingero_http.grpc_unary import PREFIX, Fields, GrpcService, Method, StatusCode, refuse, respond
+from ingero_http.http1.messages import Request, Response
+from ingero_http.http1.server import Http1Server
+from ingero_http.http2.messages import Reply
+from ingero_http.http2.server import Http2Server
+from ingero_http.limits import Counters, Limits
 from ingero_kit.addresses import from_here
-from ingero_kit.grpc_unary import PREFIX, Code, Fields, GrpcService, Method, refuse, respond
-from ingero_kit.http2_messages import Reply
-from ingero_kit.http2_server import Http2Server
-from ingero_kit.http_server import HttpServer, Request, Response, media_type
-from ingero_kit.listener import Counters, Limits
 from ingero_kit.logs import get
 from ingero_kit.otlp_layout import write_varint
 from ingero_kit.tls import ServerTls
@@ -59,13 +61,13 @@ class Signal(Enum):
 class Status(Enum):
     """What became of a push: (HTTP status, gRPC status)."""
 
-    OK = (200, Code.OK)
-    INVALID = (400, Code.INVALID_ARGUMENT)
-    UNAUTHENTICATED = (401, Code.UNAUTHENTICATED)
-    FORBIDDEN = (403, Code.PERMISSION_DENIED)
-    BUSY = (429, Code.RESOURCE_EXHAUSTED)
-    UNAVAILABLE = (503, Code.UNAVAILABLE)
-    INTERNAL = (500, Code.INTERNAL)
+    OK = (200, StatusCode.OK)
+    INVALID = (400, StatusCode.INVALID_ARGUMENT)
+    UNAUTHENTICATED = (401, StatusCode.UNAUTHENTICATED)
+    FORBIDDEN = (403, StatusCode.PERMISSION_DENIED)
+    BUSY = (429, StatusCode.RESOURCE_EXHAUSTED)
+    UNAVAILABLE = (503, StatusCode.UNAVAILABLE)
+    INTERNAL = (500, StatusCode.INTERNAL)
 
 
 @dataclass(slots=True)
@@ -128,7 +130,7 @@ def error_status(code: int, message: str, encoding: Encoding) -> bytes:
     return b"\x08" + write_varint(code) + b"\x12" + write_varint(len(text)) + text
 
 
-def retry_info(message: str, seconds: float, code: Code = Code.RESOURCE_EXHAUSTED) -> bytes:
+def retry_info(message: str, seconds: float, code: StatusCode = StatusCode.RESOURCE_EXHAUSTED) -> bytes:
     """Encode a google.rpc.Status with RetryInfo, for `grpc-status-details-bin`."""
     nanos = int(seconds * 1e9)
     duration = b"\x08" + write_varint(nanos // 10**9) + b"\x10" + write_varint(nanos % 10**9)
@@ -138,7 +140,7 @@ def retry_info(message: str, seconds: float, code: Code = Code.RESOURCE_EXHAUSTE
     return error_status(code, message, "protobuf") + b"\x1a" + write_varint(len(detail)) + detail
 
 
-class Guardian:
+class Authenticator:
     """Decides who may push; replaced as a whole when token files are read again."""
 
     def __init__(self, tokens: Tokens | None = None) -> None:
@@ -159,10 +161,10 @@ class Guardian:
 class OtlpHttpReceiver:
     """OTLP/HTTP: protobuf and JSON, plain, gzip or zstd."""
 
-    def __init__(self, handler: Handler, guardian: Guardian, limits: Limits | None = None) -> None:
+    def __init__(self, handler: Handler, authenticator: Authenticator, limits: Limits | None = None) -> None:
         self._handler = handler
-        self._guardian = guardian
-        self._server = HttpServer(self._serve, limits=limits, guard=self._guard)
+        self._authenticator = authenticator
+        self._server = Http1Server(self._serve, limits=limits, check_head=self._check_head)
         self._clusters: dict[bytes, str] = {}
         self._responses: dict[tuple[bytes, Encoding], Response] = {}
 
@@ -172,7 +174,7 @@ class OtlpHttpReceiver:
         return self._server.counters
 
     async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
-        """Listen and return the port; raises `OSError` in words."""
+        """Listen and return the port; raises `OSError`."""
         return await self._server.start(host, port, tls=tls, reuse_port=reuse_port, purpose="OTLP over HTTP")
 
     def reload_certificates(self) -> None:
@@ -183,14 +185,14 @@ class OtlpHttpReceiver:
         """Answer what is under way, then close."""
         await self._server.stop(grace_seconds)
 
-    def _guard(self, request: Request) -> Response | None:
+    def _check_head(self, request: Request) -> Response | None:
         if request.path not in _SIGNALS:
             return Response(404, b"not found: OTLP is at /v1/metrics, /v1/logs and /v1/traces")
         if request.method != b"POST":
             return Response(405, b"use POST", extra=b"allow: POST\r\n")
-        if self._guardian.local_only and not from_here(request.headers):
+        if self._authenticator.local_only and not from_here(request.headers):
             return Response(403, b"without tokens only loopback names are served")
-        if not self._guardian.admit(request.headers.get(b"authorization")):
+        if not self._authenticator.admit(request.headers.get(b"authorization")):
             return Response(401, b"a bearer token is required", extra=b"www-authenticate: Bearer\r\n")
         return None
 
@@ -261,14 +263,19 @@ class OtlpGrpcReceiver:
     """
 
     def __init__(
-        self, handler: Handler, guardian: Guardian, limits: Limits | None = None, *, body_bytes: int = 4 << 20
+        self,
+        handler: Handler,
+        authenticator: Authenticator,
+        limits: Limits | None = None,
+        *,
+        body_bytes: int = 4 << 20,
     ) -> None:
         self._handler = handler
-        self._guardian = guardian
+        self._authenticator = authenticator
         limits = limits or Limits(body_bytes=body_bytes, decoded_bytes=body_bytes)
         service = GrpcService(
             {signal.grpc_method: self._export(signal) for signal in Signal},
-            guard=self._guard,
+            check_call=self._check_call,
             message_bytes=limits.body_bytes,
             decoded_bytes=limits.decoded_bytes,
         )
@@ -281,7 +288,7 @@ class OtlpGrpcReceiver:
         return self._server.counters
 
     async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
-        """Listen and return the port; raises `OSError` in words."""
+        """Listen and return the port; raises `OSError`."""
         return await self._server.start(host, port, tls=tls, reuse_port=reuse_port, purpose="gRPC")
 
     def reload_certificates(self) -> None:
@@ -292,10 +299,10 @@ class OtlpGrpcReceiver:
         """Take no new calls, let those under way finish, then close."""
         await self._server.stop(grace_seconds)
 
-    def _guard(self, fields: Fields) -> Reply | None:
-        if self._guardian.admit(fields.get(b"authorization")):
+    def _check_call(self, fields: Fields) -> Reply | None:
+        if self._authenticator.admit(fields.get(b"authorization")):
             return None
-        return refuse(Code.UNAUTHENTICATED, "a bearer token is required")
+        return refuse(StatusCode.UNAUTHENTICATED, "a bearer token is required")
 
     def _export(self, signal: Signal) -> Method:
         def export(fields: Fields, message: bytes) -> Reply | Awaitable[Reply]:

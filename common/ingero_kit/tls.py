@@ -1,21 +1,16 @@
-"""TLS from files for servers and clients, in the Collector's words (`cert_file`, `key_file`, `client_ca_file`)."""
+"""TLS settings of servers and clients, named as the OpenTelemetry Collector names them."""
 
 import ssl
-from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
 from pydantic import model_validator
 
-from ingero_kit.logs import get
 from ingero_kit.settings import Settings, SettingsError
-from ingero_kit.watched import WatchedFiles, reload_if_changed
-
-log = get(__name__)
 
 
 class ServerTls(Settings):
-    """TLS of a listener."""
+    """TLS of a listener, as `ingero_http.tls.TlsFiles` wants it."""
 
     cert_file: Path
     """Certificate chain, PEM."""
@@ -23,48 +18,6 @@ class ServerTls(Settings):
     """Private key, PEM."""
     client_ca_file: Path | None = None
     """Authorities that client certificates must come from; setting it makes client certificates required."""
-
-    def context(self) -> ssl.SSLContext:
-        """Build the context anew from the files, so that a reload picks up rotated certificates."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        self.load(context)
-        return context
-
-    def load(self, context: ssl.SSLContext) -> None:
-        """Read the files into a context; raises `SettingsError` when they cannot be used."""
-        try:
-            context.load_cert_chain(self.cert_file, self.key_file)
-            if self.client_ca_file:
-                context.load_verify_locations(self.client_ca_file)
-                context.verify_mode = ssl.CERT_REQUIRED
-        except (OSError, ssl.SSLError) as error:
-            raise SettingsError(f"{self.cert_file}: the TLS files cannot be used: {error}") from None
-
-
-class LiveContext:
-    """A listener's context that follows its files: new connections use what they hold now.
-
-    It is made anew each time, because a context forgets no authority that it once trusted.
-    """
-
-    def __init__(
-        self, tls: ServerTls, prepare: Callable[[ssl.SSLContext], ssl.SSLContext] = lambda context: context
-    ) -> None:
-        self._tls, self._prepare = tls, prepare
-        self._files = WatchedFiles((tls.cert_file, tls.key_file, tls.client_ca_file))
-        self.context = prepare(tls.context())
-
-    def reload(self) -> None:
-        """Read the files again.
-
-        Raises `SettingsError` when they cannot be used; the old ones then stay.
-        """
-        self.context = self._prepare(self._tls.context())
-
-    def follow(self) -> None:
-        """Read the files again if they have changed."""
-        reload_if_changed(self._files, self.reload, "certificates")
 
 
 class ClientTls(Settings):

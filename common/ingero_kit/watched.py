@@ -1,11 +1,10 @@
-"""Files that are replaced while a process runs, such as tokens and certificates: who read them learns of a change."""
+"""Reading files again when they have been replaced, such as token files."""
 
 import asyncio
-import contextlib
-from collections.abc import Callable, Iterable
-from pathlib import Path
+from collections.abc import Callable
 from typing import Final
 
+from ingero_http.watched import WatchedFiles
 from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
 
@@ -13,29 +12,6 @@ log = get(__name__)
 
 INTERVAL_SECONDS: Final = 2.0
 """How often files are looked at."""
-
-
-class WatchedFiles:
-    """Compares time, inode and size, through symbolic links, so that a mounted Secret that is swapped is noticed."""
-
-    def __init__(self, files: Iterable[Path | None]) -> None:
-        self._files = [file for file in files if file]
-        self._seen = self._stamps()
-
-    def changed(self) -> bool:
-        """Whether any file is another one than at the last call."""
-        stamps = self._stamps()
-        before, self._seen = self._seen, stamps
-        return stamps != before
-
-    def _stamps(self) -> list[tuple[int, int, int]]:
-        stamps = []
-        for file in self._files:
-            facts = None
-            with contextlib.suppress(OSError):
-                facts = file.stat()
-            stamps.append((facts.st_mtime_ns, facts.st_ino, facts.st_size) if facts else (0, 0, 0))
-        return stamps
 
 
 def reload_if_changed(files: WatchedFiles, reload: Callable[[], None], what: str) -> None:

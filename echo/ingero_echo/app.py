@@ -24,14 +24,16 @@ from ingero_echo.pages import EchoPage
 from ingero_echo.settings import EchoConfig
 from ingero_echo.store import Store, StoreError
 from ingero_echo.writer import Writer
+from ingero_http.asgi import API_LIMITS, AsgiServer
+from ingero_http.http1.messages import Request, Response
+from ingero_http.http1.server import Http1Server
+from ingero_http.limits import Counters
+from ingero_http.watched import WatchedFiles
 from ingero_kit.addresses import parse_endpoint
-from ingero_kit.asgi import PAGES, AsgiServer
-from ingero_kit.http_server import HttpServer, Request, Response
-from ingero_kit.listener import Counters
 from ingero_kit.logs import get
 from ingero_kit.otlp_server import OtlpGrpcReceiver, OtlpHttpReceiver
 from ingero_kit.settings import SettingsError
-from ingero_kit.watched import WatchedFiles, follow
+from ingero_kit.watched import follow
 
 log = get(__name__)
 
@@ -51,7 +53,7 @@ class Echo:
         self._writer: Writer | None = None
         self._intake: Intake | None = None
         self._api: AsgiServer | None = None
-        self._health: HttpServer | None = None
+        self._health: Http1Server | None = None
         self._http: OtlpHttpReceiver | None = None
         self._grpc: OtlpGrpcReceiver | None = None
         self._page = EchoPage(
@@ -98,12 +100,12 @@ class Echo:
             self._page.observe, unread,
         )  # fmt: skip
         if config.api.health_endpoint:
-            self._health = HttpServer(self._probe, limits=PAGES)
+            self._health = Http1Server(self._probe, limits=API_LIMITS)
             host, port = parse_endpoint(config.api.health_endpoint)
             self.ports["health"] = await self._health.start(host, port, purpose="health")
             self._stack.push_async_callback(self._health.stop, DRAIN_SECONDS)
         self._api = AsgiServer(guard)
-        self.ports["api"] = await self._api.listen(config.api.endpoint, config.tls)
+        self.ports["api"] = await self._api.start(*parse_endpoint(config.api.endpoint), tls=config.tls)
         self._stack.push_async_callback(self._api.stop, DRAIN_SECONDS)
 
     def _probe(self, request: Request) -> Response:

@@ -16,13 +16,13 @@ from ingero_echo.ingest import Batch, decode
 from ingero_echo.records import Malformed
 from ingero_echo.retention import Calendar
 from ingero_echo.writer import RETRY_SECONDS, Full, NotWritten, Writer
-from ingero_kit.otlp_server import ACCEPTED, Answer, Guardian, Push, Status
+from ingero_kit.otlp_server import ACCEPTED, Answer, Authenticator, Push, Status
 
 AT_ONCE: Final = 8 << 10
 """Longest body, bytes, that is read on the event loop: a tenth of a second at most, where every record is empty."""
 
 
-class Doorkeeper(Guardian):
+class Doorkeeper(Authenticator):
     """Lets pushes pass whose token may ingest."""
 
     def __init__(self, keyring: Keyring) -> None:

@@ -7,7 +7,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 
 from ingero_echo.intake import Intake
 from ingero_echo.writer import Writer
-from ingero_kit.listener import KINDS, Counters
+from ingero_http.limits import COUNTER_KINDS, Counters
 
 
 class EchoPage:
@@ -52,7 +52,7 @@ class EchoPage:
         )
         connections = GaugeMetricFamily("ingero_echo_connections", "Open connections.", labels=["listener"])
         for name, counts in self._listeners().items():
-            for kind in KINDS:
+            for kind in COUNTER_KINDS:
                 events.add_metric([name, kind], getattr(counts, kind))
             connections.add_metric([name], counts.open)
         yield from (events, connections)

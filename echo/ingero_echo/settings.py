@@ -5,8 +5,8 @@ from typing import Self
 
 from pydantic import Field, model_validator
 
+from ingero_http.limits import Limits
 from ingero_kit.addresses import Endpoint, is_loopback
-from ingero_kit.http_server import Limits
 from ingero_kit.settings import Duration, Settings
 from ingero_kit.tls import ServerTls
 

@@ -21,7 +21,7 @@ from ingero_fleet.picture import (
 )
 from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.taints.board import TaintBoard
-from ingero_kit.otlp_server import Guardian
+from ingero_kit.otlp_server import Authenticator
 
 
 class State(Protocol):
@@ -46,11 +46,11 @@ OptionalNodes = Annotated[list[str] | None, Query(alias=routes.NODE_PARAMETER, m
 Node = Annotated[str, Query(alias=routes.NODE_PARAMETER, min_length=1, max_length=253)]
 
 
-def bearer(guardian: Guardian) -> Callable[[str | None], None]:
+def bearer(authenticator: Authenticator) -> Callable[[str | None], None]:
     """A dependency that lets a request pass only with an accepted token."""
 
     def check(authorization: Annotated[str | None, Header()] = None) -> None:
-        if not guardian.admit(authorization):
+        if not authenticator.admit(authorization):
             raise HTTPException(401, "a bearer token is required", {"www-authenticate": "Bearer"})
 
     return check
@@ -61,11 +61,14 @@ def _app(title: str) -> FastAPI:
 
 
 def agent_api(
-    state: State, guardian: Guardian, desk: CostDesk | None = None, collectives: CollectivesDesk | None = None
+    state: State,
+    authenticator: Authenticator,
+    desk: CostDesk | None = None,
+    collectives: CollectivesDesk | None = None,
 ) -> FastAPI:
     """Port 8080: what agents and the operator ask."""
     app = _app("ingero Fleet")
-    secured = [Depends(bearer(guardian))]
+    secured = [Depends(bearer(authenticator))]
 
     @app.get(routes.FLEET_THRESHOLD, dependencies=secured)
     def threshold(cluster_id: Cluster, node_id: OptionalNode = None) -> dict[str, Any]:
@@ -156,7 +159,7 @@ def admin_api(state: State, collectives: CollectivesDesk | None = None, taints: 
     return app
 
 
-def health_api(state: State, guardian: Guardian) -> FastAPI:
+def health_api(state: State, authenticator: Authenticator) -> FastAPI:
     """Port 8088: health of Fleet itself. The detailed state is served only when a token is configured."""
     app = _app("ingero Fleet health")
 
@@ -166,9 +169,9 @@ def health_api(state: State, guardian: Guardian) -> FastAPI:
         well, _ = state.health()
         return PlainTextResponse("ok\n" if well else "unhealthy\n", 200 if well else 503)
 
-    if guardian.tokens is not None:
+    if authenticator.tokens is not None:
 
-        @app.get(routes.FLEET_STATE, dependencies=[Depends(bearer(guardian))])
+        @app.get(routes.FLEET_STATE, dependencies=[Depends(bearer(authenticator))])
         def details() -> Response:
             """Everything about Fleet's own health."""
             well, facts = state.health()

@@ -20,11 +20,12 @@ from ingero_fleet.page.live import LivePage
 from ingero_fleet.page.serve import add_page
 from ingero_fleet.pages import FindingsPage, VitalsPage
 from ingero_fleet.receivers.pool import Pool
-from ingero_fleet.receivers.receiving import Guardians, Receiving, try_reload
+from ingero_fleet.receivers.receiving import Authenticators, Receiving, try_reload
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.settings import FleetConfig
 from ingero_fleet.taints.board import TaintBoard, TaintPage
-from ingero_kit.asgi import AsgiServer, answer_head
+from ingero_http.asgi import AsgiServer, head_as_get
+from ingero_kit.addresses import parse_endpoint
 from ingero_kit.clock import clock_offset, steady_clock
 from ingero_kit.logs import get
 from ingero_kit.memory import share_one_heap
@@ -45,7 +46,7 @@ class Fleet:
         self.config = config
         self.ports: dict[str, int] = {}
         self._servers: list[AsgiServer] = []
-        self._guardians = Guardians()
+        self._authenticators = Authenticators()
         self._pool: Pool | None = None
         self._reload: Callable[[], FleetConfig] | None = None
 
@@ -85,7 +86,7 @@ class Fleet:
             engine.facts.append(pool.facts)
             self.ports |= await pool.start()
         await self._pages()
-        self._ticking = [asyncio.create_task(engine.run()), self._guardians.follow()]
+        self._ticking = [asyncio.create_task(engine.run()), self._authenticators.follow()]
         if looks:
             self._ticking.append(asyncio.create_task(look_on(self._collectives, engine.clock, often)))
 
@@ -104,7 +105,7 @@ class Fleet:
         wanted = self.config.service.extensions
         if "ingero_threshold" in wanted:
             threshold = extensions.ingero_threshold
-            app = api.agent_api(engine, self._guardians.new(threshold.auth), self._cost, self._collectives)
+            app = api.agent_api(engine, self._authenticators.new(threshold.auth), self._cost, self._collectives)
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
             await self._serve(
                 "diagnostics",
@@ -113,7 +114,7 @@ class Fleet:
             )
         if "healthee" in wanted:
             healthee = extensions.healthee
-            app = api.health_api(engine, self._guardians.new(healthee.auth))
+            app = api.health_api(engine, self._authenticators.new(healthee.auth))
             await self._serve("health", app, healthee.endpoint, healthee.tls)
         if "zpages" in wanted:
             await self._serve("zpages", api.zpages(engine), extensions.zpages.endpoint)
@@ -133,8 +134,8 @@ class Fleet:
         await self._serve("telemetry", api.metrics_app(vitals), self.config.service.telemetry.metrics.address)
 
     async def _serve(self, name: str, app: FastAPI, endpoint: str, tls: ServerTls | None = None) -> None:
-        server = AsgiServer(answer_head(app))
-        self.ports[name] = await server.listen(endpoint, tls, name)
+        server = AsgiServer(head_as_get(app))
+        self.ports[name] = await server.start(*parse_endpoint(endpoint), tls=tls, purpose=name)
         self._servers.append(server)
 
     def reload(self) -> None:
@@ -142,7 +143,7 @@ class Fleet:
         try_reload(self._read_again)
 
     def _read_again(self) -> None:
-        self._guardians.reload()
+        self._authenticators.reload()
         for server in self._servers:
             server.reload_certificates()
         self._receiving.reload()

@@ -13,7 +13,7 @@ from ingero_fleet.judging import Findings
 from ingero_fleet.picture import Picture, cohort_name
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.scores import ScoreTable
-from ingero_kit.listener import KINDS
+from ingero_http.limits import COUNTER_KINDS
 
 MAX_COHORT_SERIES: Final = 1_000
 """Cohorts with series of their own on a page, the largest; the rest are counted."""
@@ -223,7 +223,7 @@ def _listeners(traffic: Traffic) -> Iterator[Metric]:
     )
     connections = GaugeMetricFamily("ingero_fleet_connections", "Open connections.", labels=["listener"])
     for name, counters in traffic.listeners.items():
-        for kind in KINDS:
+        for kind in COUNTER_KINDS:
             events.add_metric([name, kind], getattr(counters, kind))
         connections.add_metric([name], counters.open)
     yield from (events, connections)

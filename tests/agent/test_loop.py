@@ -19,7 +19,7 @@ from ingero_agent.sources import Source
 from ingero_agent.sources.scripted import ScriptedSource, Stage
 from ingero_contract import attributes, metrics
 from ingero_kit.clock import Clock
-from ingero_kit.otlp_server import Answer, Guardian, OtlpHttpReceiver, Push
+from ingero_kit.otlp_server import Answer, Authenticator, OtlpHttpReceiver, Push
 from ingero_kit.tls import ClientTls
 
 
@@ -50,7 +50,7 @@ def pushes_of(
         return Answer()
 
     async def work() -> None:
-        server = OtlpHttpReceiver(handler, Guardian())
+        server = OtlpHttpReceiver(handler, Authenticator())
         address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
         client = FleetClient(Route(endpoint=address, cluster="c", tls=ClientTls(insecure=True)))
         config = AgentConfig(

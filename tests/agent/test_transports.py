@@ -15,11 +15,12 @@ from ingero_agent.push_grpc import target
 from ingero_agent.route import Failure, Reply, Route
 from ingero_contract.values import VerdictState
 from ingero_contract.verdicts import VerdictLine
+from ingero_http.http1.messages import Response
+from ingero_http.http1.server import Http1Server
 from ingero_kit.grpc_client import retry_delay
 from ingero_kit.health_report import HealthReport
-from ingero_kit.http_server import HttpServer, Response
 from ingero_kit.otlp_encode import encode_report
-from ingero_kit.otlp_server import Answer, Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Status, retry_info
+from ingero_kit.otlp_server import Answer, Authenticator, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Status, retry_info
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
 from ingero_kit.tokens import Tokens
@@ -63,7 +64,7 @@ async def receiver(
         return answer
 
     kind = OtlpHttpReceiver if protocol == "http" else OtlpGrpcReceiver
-    server = kind(handler, Guardian(tokens))
+    server = kind(handler, Authenticator(tokens))
     try:
         yield await server.start("127.0.0.1", 0), taken
     finally:
@@ -302,7 +303,7 @@ def test_the_first_push_after_fleet_is_back_arrives(protocol: str) -> None:
         transport = make_transport(route(port, protocol))
         for _ in range(4):
             seen.append((await transport.send(report())).failure)
-        server = (OtlpHttpReceiver if protocol == "http" else OtlpGrpcReceiver)(lambda _: Answer(), Guardian())
+        server = (OtlpHttpReceiver if protocol == "http" else OtlpGrpcReceiver)(lambda _: Answer(), Authenticator())
         await server.start("127.0.0.1", port)
         seen.append((await transport.send(report())).failure)
         await transport.close()
@@ -363,7 +364,7 @@ def test_the_asked_wait_is_read_and_bounded(details: bytes | str | None, seconds
 )
 def test_the_threshold_api_may_ask_to_be_left_alone(answer: Response, word: float | None, away: float) -> None:
     async def work() -> tuple[float | None, float]:
-        server = HttpServer(lambda request: answer)
+        server = Http1Server(lambda request: answer)
         port = await server.start("127.0.0.1", 0)
         client = FleetClient(route(port, "http", threshold_url=f"127.0.0.1:{port}"))
         try:

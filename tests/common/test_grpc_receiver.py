@@ -17,11 +17,11 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 
 from ingero_contract import headers
-from ingero_kit import http2_frames as h2
-from ingero_kit.grpc_unary import escape, frame_message
-from ingero_kit.listener import Counters, Limits
-from ingero_kit.otlp_server import ACCEPTED, Answer, Guardian, OtlpGrpcReceiver, Push, Signal, Status
-from ingero_kit.tls import ServerTls
+from ingero_http.grpc_unary import escape, frame_message
+from ingero_http.http2 import frames as h2
+from ingero_http.limits import Counters, Limits
+from ingero_http.tls import ServerTls
+from ingero_kit.otlp_server import ACCEPTED, Answer, Authenticator, OtlpGrpcReceiver, Push, Signal, Status
 from ingero_kit.tokens import Tokens
 from ingero_testing.http2 import Client
 from ingero_testing.processes import wait_until
@@ -39,10 +39,12 @@ ANSWERS = {
 class Receiver:
     """A receiver on its own thread."""
 
-    def __init__(self, limits: Limits | None = None, guardian: Guardian | None = None, tls: ServerTls | None = None):
+    def __init__(
+        self, limits: Limits | None = None, authenticator: Authenticator | None = None, tls: ServerTls | None = None
+    ):
         self.pushes: list[Push] = []
         self.gate = threading.Event()
-        self._receiver = OtlpGrpcReceiver(self.handle, guardian or Guardian(), limits)
+        self._receiver = OtlpGrpcReceiver(self.handle, authenticator or Authenticator(), limits)
         self._tls = tls
         self._ended = threading.Event()
         self._ready = threading.Event()
@@ -252,8 +254,8 @@ def test_a_deadline_ends_the_call_and_not_the_channel(receiver: Receiver) -> Non
 
 
 def test_tokens_guard_every_call(tmp_path: Path) -> None:
-    guardian = Guardian(Tokens("secret"))
-    with Receiver(guardian=guardian).running() as receiver, receiver.channel() as channel:
+    authenticator = Authenticator(Tokens("secret"))
+    with Receiver(authenticator=authenticator).running() as receiver, receiver.channel() as channel:
         for metadata in ((), (("authorization", "Bearer other"),)):
             error = fails(channel, b"x" * 50_000, metadata=metadata)
             assert (error.code(), error.details()) == (
@@ -261,10 +263,10 @@ def test_tokens_guard_every_call(tmp_path: Path) -> None:
             )  # fmt: skip
         good = (("authorization", "Bearer secret"),)
         channel.unary_unary(METHOD)(b"x", timeout=10, metadata=good)
-        guardian.tokens = Tokens("rotated")
+        authenticator.tokens = Tokens("rotated")
         assert fails(channel, b"x", metadata=good).code() is grpc.StatusCode.UNAUTHENTICATED
 
-    assert guardian.refused == 3
+    assert authenticator.refused == 3
     assert len(receiver.pushes) == 1
 
 
@@ -314,7 +316,7 @@ def test_a_port_that_is_taken_is_said_in_words() -> None:
     with Receiver().running() as receiver:
 
         async def second() -> None:
-            await OtlpGrpcReceiver(lambda push: ACCEPTED, Guardian()).start("127.0.0.1", receiver.port)
+            await OtlpGrpcReceiver(lambda push: ACCEPTED, Authenticator()).start("127.0.0.1", receiver.port)
 
         with pytest.raises(OSError, match=rf"cannot listen on 127.0.0.1:{receiver.port} for gRPC"):
             asyncio.run(second())

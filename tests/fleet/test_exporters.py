@@ -18,7 +18,7 @@ from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import OtlpExporterConfig, OtlpHttpExporterConfig
 from ingero_kit.otlp_server import (
     Answer,
-    Guardian,
+    Authenticator,
     OtlpGrpcReceiver,
     OtlpHttpReceiver,
     Push,
@@ -210,8 +210,8 @@ def test_a_token_that_is_rotated_on_either_side_loses_nothing(tmp_path: Path, pr
         return Answer()
 
     async def work() -> tuple[int, int]:
-        guardian = Guardian(Tokens("old"))
-        receiver = (OtlpHttpReceiver if protocol == "http" else OtlpGrpcReceiver)(handler, guardian)
+        authenticator = Authenticator(Tokens("old"))
+        receiver = (OtlpHttpReceiver if protocol == "http" else OtlpGrpcReceiver)(handler, authenticator)
         port = await receiver.start("127.0.0.1", 0)
         kind = OtlpHttpExporterConfig if protocol == "http" else OtlpExporterConfig
         config = kind(endpoint=f"127.0.0.1:{port}", tls=ClientTls(insecure=True), bearer_token_file=file)
@@ -221,7 +221,7 @@ def test_a_token_that_is_rotated_on_either_side_loses_nothing(tmp_path: Path, pr
         made.put(logs("before"))
         while not taken:
             await asyncio.sleep(0.001)
-        guardian.tokens = Tokens("new")
+        authenticator.tokens = Tokens("new")
         made.put(logs("meanwhile"))
         while not made.counters.retries:
             await asyncio.sleep(0.001)
@@ -240,7 +240,7 @@ def test_a_token_that_is_rotated_on_either_side_loses_nothing(tmp_path: Path, pr
 def test_what_a_receiver_takes_in_part_is_counted(protocol: str) -> None:
     async def work() -> int:
         kind = OtlpHttpReceiver if protocol == "http" else OtlpGrpcReceiver
-        receiver = kind(lambda _: Answer(rejected=3, message="three were odd"), Guardian())
+        receiver = kind(lambda _: Answer(rejected=3, message="three were odd"), Authenticator())
         port = await receiver.start("127.0.0.1", 0)
         settings = OtlpHttpExporterConfig if protocol == "http" else OtlpExporterConfig
         config = settings(endpoint=f"127.0.0.1:{port}", tls=ClientTls(insecure=True))

@@ -30,8 +30,8 @@ from ingero_fleet.receivers.pool import Pool
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.scores import BATCH_COLUMNS, Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
+from ingero_http.limits import Counters
 from ingero_kit.health_report import HealthReport
-from ingero_kit.listener import Counters
 from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_server import Encoding, Push, Signal
 from ingero_testing.processes import BIN, FREE, Running, fleet, process, wait_until

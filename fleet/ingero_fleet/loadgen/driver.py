@@ -10,7 +10,7 @@ from typing import Final, cast
 
 from ingero_contract import headers
 from ingero_fleet.loadgen.requests import Protocol, build, header_block
-from ingero_kit import http2_frames as h2
+from ingero_http.http2 import frames as h2
 
 WINDOW: Final = 1 << 20
 _THRESHOLD: Final = headers.THRESHOLD.lower().encode()

@@ -7,8 +7,8 @@ import orjson
 
 from ingero_contract import attributes, metrics, routes
 from ingero_contract.values import NodeState
-from ingero_kit.grpc_unary import frame_message
-from ingero_kit.header_blocks import write_block
+from ingero_http.grpc_unary import frame_message
+from ingero_http.http2.hpack import encode_block
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_server import Signal
@@ -80,7 +80,7 @@ def http_request(body: bytes, media: str, host: str, cluster: str) -> bytes:
 
 def header_block(host: str) -> bytes:
     """Request headers that share no state with the server."""
-    return write_block(
+    return encode_block(
         [
             (b":method", b"POST"),
             (b":scheme", b"http"),

@@ -22,10 +22,10 @@ from ingero_fleet.receivers.receiving import listeners
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.scores import ScoreTable
 from ingero_fleet.settings import FleetConfig
+from ingero_http.sockets import open_sockets
 from ingero_kit.addresses import parse_endpoint
 from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
-from ingero_kit.sockets import open_sockets
 
 log = get(__name__)
 

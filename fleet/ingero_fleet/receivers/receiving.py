@@ -15,13 +15,14 @@ from ingero_fleet.provider_tag import ProviderTag
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.scores import ScoreTable
 from ingero_fleet.settings import AuthConfig, FleetConfig, ListenerConfig
+from ingero_http.watched import WatchedFiles
 from ingero_kit.addresses import is_loopback, parse_endpoint
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
-from ingero_kit.otlp_server import Guardian, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Signal
+from ingero_kit.otlp_server import Authenticator, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Signal
 from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import Tokens
-from ingero_kit.watched import WatchedFiles, follow
+from ingero_kit.watched import follow
 
 log = get(__name__)
 
@@ -35,23 +36,23 @@ def listeners(config: FleetConfig) -> list[tuple[str, ListenerConfig]]:
     return [(name, item) for name, item in ((HTTP, protocols.http), (GRPC, protocols.grpc)) if item]
 
 
-class Guardians:
+class Authenticators:
     """Who may come in, by configured token file."""
 
     def __init__(self) -> None:
-        self._all: list[tuple[Guardian, AuthConfig]] = []
+        self._all: list[tuple[Authenticator, AuthConfig]] = []
 
-    def new(self, auth: AuthConfig) -> Guardian:
-        """The guardian of one listener; raises `SettingsError` when its tokens cannot be read."""
-        guardian = Guardian(Tokens.read(auth.bearer_token_file) if auth.bearer_token_file else None)
-        self._all.append((guardian, auth))
-        return guardian
+    def new(self, auth: AuthConfig) -> Authenticator:
+        """The authenticator of one listener; raises `SettingsError` when its tokens cannot be read."""
+        authenticator = Authenticator(Tokens.read(auth.bearer_token_file) if auth.bearer_token_file else None)
+        self._all.append((authenticator, auth))
+        return authenticator
 
     def reload(self) -> None:
         """Read the tokens again; raises `SettingsError` or `OSError`, and the old ones stay."""
-        for guardian, auth in self._all:
+        for authenticator, auth in self._all:
             if auth.bearer_token_file:
-                guardian.tokens = Tokens.read(auth.bearer_token_file)
+                authenticator.tokens = Tokens.read(auth.bearer_token_file)
 
     def follow(self) -> asyncio.Task[None]:
         """Go on reading the tokens again whenever their files change, until the task is cancelled."""
@@ -70,7 +71,7 @@ class Receiving:
         keep: Keep | None = None,
     ) -> None:
         self._config = config
-        self._guardians = Guardians()
+        self._authenticators = Authenticators()
         self._exporters: dict[str, Exporter] = {}
         self._routes: dict[Signal, list[Exporter]] = {}
         loop = asyncio.get_running_loop()
@@ -123,14 +124,14 @@ class Receiving:
         taken: dict[str, int] = {}
         for name, settings in listeners(self._config):
             kind = OtlpHttpReceiver if name == HTTP else OtlpGrpcReceiver
-            guardian = self._guardians.new(settings.auth)
-            guardian.local_only = guardian.tokens is None and is_loopback(settings.endpoint)
-            receiver = kind(self.intake, guardian, settings.limits())
+            authenticator = self._authenticators.new(settings.auth)
+            authenticator.local_only = authenticator.tokens is None and is_loopback(settings.endpoint)
+            receiver = kind(self.intake, authenticator, settings.limits())
             host, port = parse_endpoint(settings.endpoint)
             shared = ports.get(name) if ports else None
             taken[name] = await receiver.start(host, shared or port, tls=settings.tls, reuse_port=shared is not None)
             self._receivers[name] = receiver
-        self._following = self._guardians.follow()
+        self._following = self._authenticators.follow()
         return taken
 
     def traffic(self) -> Traffic:
@@ -155,7 +156,7 @@ class Receiving:
 
     def reload(self) -> None:
         """Read tokens, certificates and rules again; raises `SettingsError` or `OSError`, and the old ones stay."""
-        self._guardians.reload()
+        self._authenticators.reload()
         if self.sends(Signal.METRICS):
             self.provide(read_providers(self._config.processors.cost))
         for receiver in self._receivers.values():

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
 from ingero_fleet.exporters import ExporterCounters
-from ingero_kit.listener import Counters
+from ingero_http.limits import Counters
 
 _COUNTS: Final = ("pushes", "rejected", "self_reported", "waiting")
 _NUMBERS: Final = (

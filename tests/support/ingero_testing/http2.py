@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 
 import hpack
 
-from ingero_kit import http2_frames as h2
+from ingero_http.http2 import frames as h2
 
 PATIENCE = 10.0
 """Seconds to wait for anything."""

@@ -7,17 +7,17 @@ from enum import Enum, auto
 from functools import lru_cache
 from typing import Final, Protocol
 
-from ingero_kit.header_blocks import EMPTY_TABLE, Field, write_block
-from ingero_kit.http2_frames import (
+from ingero_http.http2.frames import (
     DATA,
     END_HEADERS,
     END_STREAM,
     FRAME_HEAD,
     HEADERS,
     LARGEST_FRAME,
-    Code,
-    StreamFault,
+    ErrorCode,
+    Http2StreamError,
 )  # fmt: skip
+from ingero_http.http2.hpack import EMPTY_TABLE, Field, encode_block
 
 _NAME: Final = re.compile(rb"[!-9;-@\[-~]{1,256}")
 _FORBIDDEN_OCTET: Final = re.compile(rb"[\0\r\n]")
@@ -26,7 +26,7 @@ _PSEUDO: Final = {b":method", b":scheme", b":path", b":authority"}
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class RequestHead:
     """What a request says before its body. Of a field that is there several times, the last one counts."""
 
     method: bytes
@@ -36,10 +36,10 @@ class Head:
     """What content-length says, octets."""
 
 
-def read_head(fields: list[Field]) -> Head:
+def read_head(fields: list[Field]) -> RequestHead:
     """Check a request's fields (RFC 9113, 8.2 and 8.3).
 
-    Raises `StreamFault` in words for a malformed request.
+    Raises `Http2StreamError` in words for a malformed request.
     """
     pseudo: dict[bytes, bytes] = {}
     regular: dict[bytes, bytes] = {}
@@ -58,11 +58,11 @@ def read_head(fields: list[Field]) -> Head:
     length = regular.get(b"content-length")
     if length is not None and not (length.isdigit() and len(length) < 20):
         raise _malformed("content-length is not a number")
-    return Head(pseudo[b":method"], pseudo[b":path"], regular, None if length is None else int(length))
+    return RequestHead(pseudo[b":method"], pseudo[b":path"], regular, None if length is None else int(length))
 
 
 def check_trailers(fields: list[Field]) -> None:
-    """Check what follows a request's body (RFC 9113, 8.1); raises `StreamFault`."""
+    """Check what follows a request's body (RFC 9113, 8.1); raises `Http2StreamError`."""
     if not all(_is_name(name) for name, _ in fields):
         raise _malformed("a trailer's name is none")
     _check(fields, dict(fields))
@@ -81,8 +81,8 @@ def _is_name(name: bytes) -> bool:
     return bool(_NAME.fullmatch(name)) and name not in _OF_A_CONNECTION
 
 
-def _malformed(words: str) -> StreamFault:
-    return StreamFault(Code.PROTOCOL_ERROR, words)
+def _malformed(words: str) -> Http2StreamError:
+    return Http2StreamError(ErrorCode.PROTOCOL_ERROR, words)
 
 
 class Reply:
@@ -116,7 +116,7 @@ class Reply:
     @classmethod
     def of(cls, fields: list[Field], data: bytes = b"", trailers: list[Field] | None = None) -> "Reply":
         """A reply from its fields."""
-        return cls(write_block(fields), data, write_block(trailers) if trailers else b"")
+        return cls(encode_block(fields), data, encode_block(trailers) if trailers else b"")
 
     def first(self) -> "Reply":
         """The same as the first reply of a connection, which also empties the peer's table."""
@@ -151,7 +151,7 @@ class Exchange(Protocol):
 class Service(Protocol):
     """What a server serves."""
 
-    def route(self, head: Head) -> Exchange:
+    def route(self, head: RequestHead) -> Exchange:
         """Find what a head asks for; equal heads need not be asked about again."""
 
     def fail(self, failure: Failure) -> Reply:

@@ -13,20 +13,21 @@ import ssl
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Final, Generic, Protocol, TypeVar, cast
 
-from ingero_kit.logs import get
-from ingero_kit.sockets import BACKLOG, allow_open_files, open_sockets
-from ingero_kit.tls import LiveContext, ServerTls
+import structlog
 
-log = get(__name__)
+from ingero_http.limits import Counters, Limits
+from ingero_http.sockets import BACKLOG, allow_open_files, open_sockets
+from ingero_http.tls import ReloadingContext, TlsFiles
 
-TURN: Final = 16 << 10
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+TURN_BYTES: Final = 16 << 10
 """Octets of one connection that are worked through before the others get their turn."""
 
-LINGER: Final = 2.0
+LINGER_SECONDS: Final = 2.0
 """Seconds for which what follows a refusal is read and dropped, so that the refusal arrives."""
 
 SPARE_FILES: Final = 128
@@ -39,57 +40,6 @@ _SHUTDOWN_SECONDS: Final = 2.0
 """How long a client may take to say goodbye in TLS, and what was written to reach it when the server stops."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What one client may ask of a server."""
-
-    body_bytes: int = 4 << 20
-    """Largest body as sent; larger ones are refused."""
-    decoded_bytes: int = 16 << 20
-    """Largest body after decompression."""
-    header_bytes: int = 16 << 10
-    """Largest sum of all header names and values and the path."""
-    read_seconds: float = 10.0
-    """Longest time from a request's first byte to its last, and from a connection's first to its first request."""
-    idle_seconds: float = 120.0
-    """Longest time between two requests of a connection."""
-    send_seconds: float = 30.0
-    """Longest time for which a client may read nothing of its answers."""
-    connections: int = 20_000
-    """Connections at once; for a further one, the one that has been silent longest is closed."""
-    streams: int = 256
-    """Requests at once on one HTTP/2 connection."""
-    unfinished_bytes: int = 128 << 20
-    """Requests that have begun and not ended, of all connections together; more is told to try again."""
-    unread_bytes: int = 64 << 20
-    """Answers that wait to be read, of all connections together; beyond it the longest waiting ones are given up."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What happened at the edge, by kind; read by the metrics page."""
-
-    requests: int = 0
-    open: int = 0
-    refused_connections: int = 0
-    timeouts: int = 0
-    malformed: int = 0
-    too_large: int = 0
-    handler_errors: int = 0
-    gave_way: int = 0
-    failed_handshakes: int = 0
-    unread: int = 0
-    overloaded: int = 0
-    turns_ended: int = 0
-
-
-KINDS: Final = (
-    "requests", "refused_connections", "timeouts", "malformed", "too_large", "handler_errors", "gave_way",
-    "failed_handshakes", "unread", "overloaded", "turns_ended",
-)  # fmt: skip
-"""The counters that only grow, as the metrics pages name them."""
-
-
 class Connection(Protocol):
     """One client, as its listener sees it."""
 
@@ -98,7 +48,7 @@ class Connection(Protocol):
         """Whether an answer is still owed."""
 
     @property
-    def silent_since(self) -> float | None:
+    def idle_since(self) -> float | None:
         """When it was heard of last, on the monotonic clock; `None` while an answer is owed."""
 
     @property
@@ -141,20 +91,22 @@ class Listener(Generic[C]):
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._sweeper: asyncio.Task[None] | None = None
-        self._tls: LiveContext | None = None
+        self._tls: ReloadingContext | None = None
 
     def connection(self) -> asyncio.BaseProtocol:
         """A new connection's protocol, which calls `enter` and `leave`."""
         raise NotImplementedError
 
     async def start(
-        self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False, purpose: str = ""
+        self, host: str, port: int, *, tls: TlsFiles | None = None, reuse_port: bool = False, purpose: str = ""
     ) -> int:
-        """Listen; port 0 takes a free one. Returns the port; raises `OSError` in words.
+        """Listen; port 0 takes a free one. Returns the port.
+
+        Raises `OSError` whose text names the address, and `CertificateError`.
 
         Certificate files are followed: new connections use what they hold.
         """
-        self._tls = LiveContext(tls, self.prepare) if tls else None
+        self._tls = ReloadingContext(tls, self.prepare) if tls else None
         self._sockets = open_sockets(host, port, purpose=purpose, reuse_port=reuse_port)
         taken = int(self._sockets[0].getsockname()[1])
         files = allow_open_files() - SPARE_FILES
@@ -178,7 +130,7 @@ class Listener(Generic[C]):
         return context
 
     def reload_certificates(self) -> None:
-        """Read the certificate files now; raises `SettingsError` when they cannot be used."""
+        """Read the certificate files now; raises `CertificateError` when they cannot be used."""
         if self._tls:
             self._tls.reload()
 
@@ -271,20 +223,20 @@ class Listener(Generic[C]):
                 self._rank()
             while self._silent:
                 since, connection = self._silent.popleft()
-                if connection in self._connections and connection.silent_since == since:
+                if connection in self._connections and connection.idle_since == since:
                     self.counters.gave_way += 1
-                    self.leave(connection)
+                    self.unregister(connection)
                     connection.abort()
                     return True
         return False
 
     def _rank(self) -> None:
         """Note those that have been silent longest, several at once, because a listener that is full stays so."""
-        silent = [(since, one) for one in self._connections if (since := one.silent_since) is not None]
+        silent = [(since, one) for one in self._connections if (since := one.idle_since) is not None]
         silent.sort(key=lambda pair: pair[0])
         self._silent = deque(silent[: 1 + self._most // 32])
 
-    def enter(self, connection: C) -> bool:
+    def register(self, connection: C) -> bool:
         """Count a new connection; says whether it may stay."""
         self._opening.pop(cast(asyncio.BaseProtocol, connection), None)
         full = len(self._connections) + len(self._opening) >= self._most
@@ -295,15 +247,15 @@ class Listener(Generic[C]):
         self.counters.open = len(self._connections)
         return True
 
-    def leave(self, connection: C) -> None:
+    def unregister(self, connection: C) -> None:
         """Forget a connection."""
         self._connections.discard(connection)
-        self.flows(connection)
+        self.writing_resumed(connection)
         self.counters.open = len(self._connections)
 
     # Answers that nobody reads.
 
-    def stalls(self, connection: C) -> None:
+    def writing_paused(self, connection: C) -> None:
         """A connection holds answers that its client does not read."""
         self._note(connection, time.monotonic(), connection.unsent)
         while self.unread > self.limits.unread_bytes:
@@ -314,14 +266,14 @@ class Listener(Generic[C]):
         self._stalled[connection] = (now if octets < before else since, octets)
         self.unread += octets - before
 
-    def flows(self, connection: C) -> None:
+    def writing_resumed(self, connection: C) -> None:
         """What a connection held is being read."""
         _, octets = self._stalled.pop(connection, (0.0, 0))
         self.unread -= octets
 
     def _give_up(self, connection: C) -> None:
         self.counters.unread += 1
-        self.flows(connection)
+        self.writing_resumed(connection)
         connection.abort()
 
     async def _sweep(self) -> None:

@@ -13,11 +13,12 @@ import pytest
 import trustme
 import uvloop
 
-from ingero_kit.asgi import AsgiServer
-from ingero_kit.http_server import HttpServer, Request, Response
-from ingero_kit.listener import Limits
-from ingero_kit.sockets import open_sockets
-from ingero_kit.tls import ServerTls
+from ingero_http.asgi import AsgiServer
+from ingero_http.http1.messages import Request, Response
+from ingero_http.http1.server import Http1Server
+from ingero_http.limits import Limits
+from ingero_http.sockets import open_sockets
+from ingero_http.tls import ServerTls
 
 ASK = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
@@ -39,7 +40,7 @@ def tls(folder: Path) -> tuple[ServerTls, ssl.SSLContext]:
 @pytest.mark.parametrize("host", ["::", ""])
 def test_every_address_means_both_families(host: str) -> None:
     async def main() -> None:
-        server = HttpServer(large)
+        server = Http1Server(large)
         port = await server.start(host, 0)
         for address in ("127.0.0.1", "::1"):
             reader, writer = await asyncio.open_connection(address, port)
@@ -62,7 +63,7 @@ def test_handshakes_count_as_connections_and_make_room(tmp_path: Path) -> None:
     settings, context = tls(tmp_path)
 
     async def main() -> None:
-        server = HttpServer(large, limits=Limits(connections=4))
+        server = Http1Server(large, limits=Limits(connections=4))
         port = await server.start("127.0.0.1", 0, tls=settings)
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
@@ -81,7 +82,7 @@ def test_a_handshake_that_takes_too_long_is_counted(tmp_path: Path) -> None:
     settings, _ = tls(tmp_path)
 
     async def main() -> None:
-        server = HttpServer(large, limits=Limits(read_seconds=0.1))
+        server = Http1Server(large, limits=Limits(read_seconds=0.1))
         port = await server.start("127.0.0.1", 0, tls=settings)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         assert await reader.read() == b""
@@ -97,7 +98,7 @@ def test_a_stop_leaves_no_connection_behind_whatever_its_client_does(tmp_path: P
     settings, context = tls(tmp_path)
 
     async def main() -> None:
-        server = HttpServer(large)
+        server = Http1Server(large)
         port = await server.start("127.0.0.1", 0, tls=settings)
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         writer.write(ASK.replace(b"/", b"/large", 1))
@@ -114,9 +115,10 @@ def test_open_files_are_raised_and_what_the_system_allows_bounds_connections() -
     """In a process of its own, because limits cannot be raised again."""
     program = (
         "import asyncio, resource\n"
-        "from ingero_kit.http_server import HttpServer, Response\n"
+        "from ingero_http.http1.messages import Response\n"
+        "from ingero_http.http1.server import Http1Server\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))\n"
-        "server = HttpServer(lambda request: Response())\n"
+        "server = Http1Server(lambda request: Response())\n"
         "asyncio.run(server.start('127.0.0.1', 0))\n"
         "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], server._most)\n"
     )
@@ -154,13 +156,13 @@ def test_a_client_authority_that_is_withdrawn_is_trusted_no_more(tmp_path: Path,
             await send({"type": "http.response.start", "status": 200, "headers": []})
             await send({"type": "http.response.body", "body": b"hello"})
 
-        listener: HttpServer | AsgiServer
+        listener: Http1Server | AsgiServer
         if kind == "pages":
-            listener = HttpServer(large)
+            listener = Http1Server(large)
             port = await listener.start("127.0.0.1", 0, tls=settings)
         else:
             listener = AsgiServer(app)
-            port = await listener.listen("127.0.0.1:0", settings)
+            port = await listener.start("127.0.0.1", 0, tls=settings)
         before = [await asked(port, client) for client in (old, new)]
         new.cert_pem.write_to_path(tmp_path / "clients.pem")
         listener.reload_certificates()

@@ -7,11 +7,12 @@ receiver must answer several times more calls a second on one core than grpcio's
 import asyncio
 import ssl
 
-from ingero_kit import http2_frames as h2
-from ingero_kit.http2_connection import Connection
-from ingero_kit.http2_messages import Service
-from ingero_kit.http2_streams import CONNECTION_WINDOW, STREAM_WINDOW
-from ingero_kit.listener import Limits, Listener
+from ingero_http.http2 import frames as h2
+from ingero_http.http2.connection import Connection
+from ingero_http.http2.messages import Service
+from ingero_http.http2.streams import CONNECTION_WINDOW, STREAM_WINDOW
+from ingero_http.limits import Limits
+from ingero_http.listener import Listener
 
 
 class Http2Server(Listener[Connection]):
@@ -34,7 +35,7 @@ class Http2Server(Listener[Connection]):
 
     def connection(self) -> asyncio.BaseProtocol:
         """A new connection's protocol."""
-        return Connection(self)
+        return Connection(self, self.service, self.greeting)
 
     def prepare(self, context: ssl.SSLContext) -> ssl.SSLContext:
         """Offer `h2` alone (RFC 9113, 3.2)."""

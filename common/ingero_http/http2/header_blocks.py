@@ -3,18 +3,18 @@
 import time
 from typing import Final, NamedTuple
 
-from ingero_kit import http2_frames as h2
-from ingero_kit.header_blocks import BadBlock, Bomb, Field, Table, read_block
-from ingero_kit.http2_frames import Code, ConnectionFault
-from ingero_kit.http2_messages import Exchange, Service, read_head
+from ingero_http.http2 import frames as h2
+from ingero_http.http2.frames import ErrorCode, Http2ConnectionError
+from ingero_http.http2.hpack import DynamicTable, Field, HeaderListTooLarge, HpackError, decode_block
+from ingero_http.http2.messages import Exchange, Service, read_head
 
 _REMEMBERED: Final = 8
-"""Blocks whose meaning is remembered."""
+"""HeaderBlockReader whose meaning is remembered."""
 _LONGEST: Final = 512
 """The longest block that is, octets."""
 
 
-class Block(NamedTuple):
+class HeaderBlock(NamedTuple):
     """A whole block, of this stream; `ended` when nothing follows it."""
 
     number: int
@@ -22,7 +22,7 @@ class Block(NamedTuple):
     octets: bytes
 
 
-class Blocks:
+class HeaderBlockReader:
     """Reads the blocks of a connection in the order in which they came, which the dynamic table depends on."""
 
     __slots__ = ("_known", "_part", "_table", "limit", "open", "since")
@@ -32,7 +32,7 @@ class Blocks:
         """Octets of a list of fields, as SETTINGS_MAX_HEADER_LIST_SIZE counts them, and of a block."""
         self.since = 0.0
         """When the block that is not whole yet began; 0 without one."""
-        self._table = Table()
+        self._table = DynamicTable()
         self._known: dict[bytes, tuple[Exchange, int | None]] = {}
         self._part: tuple[int, bool, bytearray] | None = None
         self.open = False
@@ -43,38 +43,40 @@ class Blocks:
         """Octets of the block that is not whole."""
         return len(self._part[2]) if self._part else 0
 
-    def begin(self, flags: int, number: int, payload: bytes) -> Block | None:
+    def begin(self, flags: int, number: int, payload: bytes) -> HeaderBlock | None:
         """Take a HEADERS frame; returns its block when it is whole."""
         if flags & (h2.PADDED | h2.PRIORITISED):
             payload = h2.content(flags, payload)
         if not number & 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "HEADERS on a stream that a client cannot open")
+            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "HEADERS on a stream that a client cannot open")
         ended = bool(flags & h2.END_STREAM)
         if flags & h2.END_HEADERS:
-            return Block(number, ended, payload)
+            return HeaderBlock(number, ended, payload)
         self._part, self.since, self.open = (number, ended, bytearray(payload)), time.monotonic(), True
         return None
 
-    def go_on(self, flags: int, number: int, payload: bytes) -> Block | None:
+    def go_on(self, flags: int, number: int, payload: bytes) -> HeaderBlock | None:
         """Take a CONTINUATION frame; returns the block when it is whole."""
         if self._part is None or number != self._part[0]:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "CONTINUATION of nothing")
+            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "CONTINUATION of nothing")
         _, ended, octets = self._part
         octets += payload
         if len(octets) > self.limit:
-            raise ConnectionFault(Code.ENHANCE_YOUR_CALM, "a header block is too large")
+            raise Http2ConnectionError(ErrorCode.ENHANCE_YOUR_CALM, "a header block is too large")
         if not flags & h2.END_HEADERS:
             return None
         self._part, self.since, self.open = None, 0.0, False
-        return Block(number, ended, bytes(octets))
+        return HeaderBlock(number, ended, bytes(octets))
 
     def fields(self, octets: bytes) -> list[Field] | None:
         """The fields of a block, `None` when they are too large."""
         try:
-            fields, table = read_block(octets, self._table, self.limit)
-        except BadBlock as error:
-            code = Code.ENHANCE_YOUR_CALM if isinstance(error, Bomb) else Code.COMPRESSION_ERROR
-            raise ConnectionFault(code, str(error)) from None
+            fields, table = decode_block(octets, self._table, self.limit)
+        except HpackError as error:
+            code = (
+                ErrorCode.ENHANCE_YOUR_CALM if isinstance(error, HeaderListTooLarge) else ErrorCode.COMPRESSION_ERROR
+            )
+            raise Http2ConnectionError(code, str(error)) from None
         if table is not self._table:
             self._table = table
             self._known.clear()

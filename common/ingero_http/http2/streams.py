@@ -4,9 +4,9 @@ import asyncio
 import time
 from typing import Any, Final
 
-from ingero_kit import http2_frames as h2
-from ingero_kit.http2_frames import Code, ConnectionFault, StreamFault
-from ingero_kit.http2_messages import Exchange, Reply
+from ingero_http.http2 import frames as h2
+from ingero_http.http2.frames import ErrorCode, Http2ConnectionError, Http2StreamError
+from ingero_http.http2.messages import Exchange, Reply
 
 CONNECTION_WINDOW: Final = 4 << 20
 """Octets that a client may send ahead on all streams of a connection."""
@@ -90,29 +90,29 @@ class Outbox:
         for stream in streams.values():
             stream.credit += change
             if stream.credit > h2.LARGEST_WINDOW:
-                raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "a stream's window is above 2^31-1")
+                raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "a stream's window is above 2^31-1")
         return self._resume()
 
     def allow(self, octets: int) -> list[Stream]:
         """Take a window update of the connection; returns what could be sent to its end."""
         if not octets:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a window update of nothing")
+            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a window update of nothing")
         exhausted = self.credit <= 0
         self.credit += octets
         if self.credit > h2.LARGEST_WINDOW:
-            raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "the connection's window is above 2^31-1")
+            raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "the connection's window is above 2^31-1")
         # With credit left, whoever waits does so for its own window.
         return self._resume() if exhausted else []
 
     def allow_stream(self, stream: Stream | None, octets: int) -> bool:
         """Take a window update of a stream, `None` for one that has ended; says whether all could be sent by it."""
         if not octets:
-            raise StreamFault(Code.PROTOCOL_ERROR, "a window update of nothing")
+            raise Http2StreamError(ErrorCode.PROTOCOL_ERROR, "a window update of nothing")
         if stream is None:
             return False
         stream.credit += octets
         if stream.credit > h2.LARGEST_WINDOW:
-            raise StreamFault(Code.FLOW_CONTROL_ERROR, "the stream's window is above 2^31-1")
+            raise Http2StreamError(ErrorCode.FLOW_CONTROL_ERROR, "the stream's window is above 2^31-1")
         return stream.number in self.waiting and self._proceed(stream)
 
     def _resume(self) -> list[Stream]:

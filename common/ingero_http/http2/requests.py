@@ -1,51 +1,51 @@
 """Requests of an HTTP/2 connection, from their header block to the end of the reply (RFC 9113, 5.1 and 8.1).
 
 Windows are given back as data comes; `Limits.unfinished_bytes` is what bounds memory. What breaks the rules of one
-stream raises `StreamFault`, what breaks those of the connection `ConnectionFault`.
+stream raises `Http2StreamError`, what breaks those of the connection `Http2ConnectionError`.
 """
 
 import asyncio
 from collections.abc import Callable
 from functools import partial
-from typing import Final, Protocol
+from typing import Any, Final
 
-from ingero_kit import http2_frames as h2
-from ingero_kit.header_blocks import Field
-from ingero_kit.http2_frames import Code, ConnectionFault, StreamFault
-from ingero_kit.http2_messages import Exchange, Failure, Reply, Service, check_trailers
-from ingero_kit.http2_patience import Patience
-from ingero_kit.http2_streams import CONNECTION_WINDOW, STREAM_WINDOW, Outbox, Stream
-from ingero_kit.listener import Counters, Limits
-from ingero_kit.logs import get
+import structlog
 
-log = get(__name__)
+from ingero_http.http2 import frames as h2
+from ingero_http.http2.flood_guard import FloodGuard
+from ingero_http.http2.frames import ErrorCode, Http2ConnectionError, Http2StreamError
+from ingero_http.http2.hpack import Field
+from ingero_http.http2.messages import Exchange, Failure, Reply, Service, check_trailers
+from ingero_http.http2.streams import CONNECTION_WINDOW, STREAM_WINDOW, Outbox, Stream
+from ingero_http.limits import Limits
+from ingero_http.listener import Listener
+
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 _LATE: Final = 1024
 """Streams that we ended early and whose late frames are passed over."""
-
-
-class Owner(Protocol):
-    """The server, as requests see it."""
-
-    limits: Limits
-    counters: Counters
-    service: Service
-    unfinished: int
-    """Octets of bodies that have begun and not ended."""
 
 
 class Requests:
     """The streams of one connection. `flush` writes what is in the outbox, `close` ends the connection."""
 
     __slots__ = (
-        "_close", "_flush", "_late", "_outbox", "_owner", "_window", "final", "last", "patience", "streams",
+        "_close", "_flush", "_late", "_outbox", "_server", "_service", "_window", "final", "flood", "last", "streams",
     )  # fmt: skip
 
-    def __init__(self, owner: Owner, outbox: Outbox, flush: Callable[[], None], close: Callable[[], None]) -> None:
-        self._owner, self._outbox, self._flush, self._close = owner, outbox, flush, close
+    def __init__(
+        self,
+        server: Listener[Any],
+        service: Service,
+        outbox: Outbox,
+        flush: Callable[[], None],
+        close: Callable[[], None],
+    ) -> None:
+        self._server, self._service = server, service
+        self._outbox, self._flush, self._close = outbox, flush, close
         self._late: dict[int, None] = {}
         self._window = CONNECTION_WINDOW
-        self.patience = Patience()
+        self.flood = FloodGuard()
         self.streams: dict[int, Stream] = {}
         self.last = 0
         """The highest stream that was opened."""
@@ -63,23 +63,23 @@ class Requests:
         """A new request: what it asks for and its content-length, `None` when its fields are too large."""
         if number > self.final:
             return
-        owner = self._owner
-        if len(self.streams) >= owner.limits.streams:
-            raise StreamFault(Code.REFUSED_STREAM, "too many streams")
-        self.patience.served += 1
-        owner.counters.requests += 1
+        server = self._server
+        if len(self.streams) >= server.limits.streams:
+            raise Http2StreamError(ErrorCode.REFUSED_STREAM, "too many streams")
+        self.flood.served += 1
+        server.counters.requests += 1
         exchange, length = found or (_UNREAD, None)
         stream = self.streams[number] = Stream(number, exchange, length, self._outbox.first_credit)
         stream.complete = ended
         if not found:
             self._refuse(stream, Failure.HEADERS_TOO_LARGE)
-            self.patience.reset()
+            self.flood.count_reset()
             return
         reply = exchange.begin()
         if reply is not None:
             self._answer(stream, reply)
-            self.patience.reset()
-        elif length is not None and length > owner.limits.body_bytes:
+            self.flood.count_reset()
+        elif length is not None and length > server.limits.body_bytes:
             self._refuse(stream, Failure.BODY_TOO_LARGE)
         elif ended:
             self._complete(stream, b"")
@@ -98,7 +98,7 @@ class Requests:
             self._stray(number, stream)
             return
         stream.window -= size
-        if flags & h2.END_STREAM and not stream.body and size <= self._owner.limits.body_bytes:
+        if flags & h2.END_STREAM and not stream.body and size <= self._server.limits.body_bytes:
             self._complete(stream, payload)
             return
         if not self._keep(stream, payload):
@@ -109,7 +109,7 @@ class Requests:
             self._outbox.frames.append(h2.window_update(number, STREAM_WINDOW - stream.window))
             stream.window = STREAM_WINDOW
         if not payload:
-            self.patience.quiet()
+            self.flood.count_empty_frame()
 
     def trailers(self, number: int, ended: bool, fields: list[Field] | None) -> None:
         """The fields behind a body, `None` when they are too large."""
@@ -118,7 +118,7 @@ class Requests:
             self._stray(number, stream)
             return
         if not ended or fields is None:
-            raise StreamFault(Code.PROTOCOL_ERROR, "trailers that do not end the stream, or are too large")
+            raise Http2StreamError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream, or are too large")
         check_trailers(fields)
         self._complete(stream, self._take(stream))
 
@@ -127,7 +127,7 @@ class Requests:
         self._must_be_known(number)
         self._drop(number)
         self._late.pop(number, None)  # nothing can be on its way any more
-        self.patience.reset()
+        self.flood.count_reset()
 
     def allow(self, number: int, octets: int) -> None:
         """The client's window of a stream, or with 0 of the connection, grows."""
@@ -151,35 +151,35 @@ class Requests:
         if number in self._late or number > self.final:
             return
         if stream is not None:
-            raise StreamFault(Code.STREAM_CLOSED, "the request has ended")
+            raise Http2StreamError(ErrorCode.STREAM_CLOSED, "the request has ended")
         self._must_be_known(number)
-        raise ConnectionFault(Code.STREAM_CLOSED, "the stream has ended")
+        raise Http2ConnectionError(ErrorCode.STREAM_CLOSED, "the stream has ended")
 
     def _must_be_known(self, number: int) -> None:
         if number > self.last or not number & 1:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame on a stream that was never opened")
+            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
     # Bodies.
 
     def _keep(self, stream: Stream, payload: bytes) -> bool:
         """Add to a body; says whether the request is still wanted."""
-        owner = self._owner
-        if len(stream.body) + len(payload) > owner.limits.body_bytes:
+        server = self._server
+        if len(stream.body) + len(payload) > server.limits.body_bytes:
             self._refuse(stream, Failure.BODY_TOO_LARGE)
             return False
-        if owner.unfinished + len(payload) > owner.limits.unfinished_bytes:
-            owner.counters.overloaded += 1
+        if server.unfinished + len(payload) > server.limits.unfinished_bytes:
+            server.counters.overloaded += 1
             self._refuse(stream, Failure.OVERLOADED)
             return False
         if not isinstance(stream.body, bytearray):
             stream.body = bytearray(stream.body)
         stream.body += payload
-        owner.unfinished += len(payload)
+        server.unfinished += len(payload)
         return True
 
     def _take(self, stream: Stream) -> bytes:
         body = bytes(stream.body)
-        self._owner.unfinished -= len(body)
+        self._server.unfinished -= len(body)
         stream.body = b""
         return body
 
@@ -187,7 +187,7 @@ class Requests:
 
     def _complete(self, stream: Stream, body: bytes) -> None:
         if stream.length is not None and stream.length != len(body):
-            raise StreamFault(Code.PROTOCOL_ERROR, "content-length and data differ")
+            raise Http2StreamError(ErrorCode.PROTOCOL_ERROR, "content-length and data differ")
         stream.complete = True
         try:
             answer = stream.exchange.complete(body)
@@ -208,13 +208,13 @@ class Requests:
         self._flush()
 
     def _failed(self, error: BaseException) -> Reply:
-        self._owner.counters.handler_errors += 1
+        self._server.counters.handler_errors += 1
         log.error("handler_failed", exc_info=error)
-        return self._owner.service.fail(Failure.HANDLER_FAILED)
+        return self._service.fail(Failure.HANDLER_FAILED)
 
     def _refuse(self, stream: Stream, failure: Failure) -> None:
-        self._owner.counters.too_large += failure in (Failure.BODY_TOO_LARGE, Failure.HEADERS_TOO_LARGE)
-        self._answer(stream, self._owner.service.fail(failure))
+        self._server.counters.too_large += failure in (Failure.BODY_TOO_LARGE, Failure.HEADERS_TOO_LARGE)
+        self._answer(stream, self._service.fail(failure))
 
     def _answer(self, stream: Stream, reply: Reply) -> None:
         if not stream.complete:
@@ -228,16 +228,16 @@ class Requests:
     def _finish(self, stream: Stream) -> None:
         """The reply is out; what the client still sends of an unfinished request is not wanted."""
         if stream.number in self._late:
-            self._outbox.frames.append(h2.reset(stream.number, Code.NO_ERROR))
+            self._outbox.frames.append(h2.reset(stream.number, ErrorCode.NO_ERROR))
         self._drop(stream.number)
 
-    def reset(self, number: int, code: Code) -> None:
+    def reset(self, number: int, code: ErrorCode) -> None:
         """End a stream that broke a rule."""
         self._outbox.frames.append(h2.reset(number, code))
         self._pass_over(number)
         self._drop(number)
-        if code != Code.REFUSED_STREAM:
-            self.patience.reset()
+        if code != ErrorCode.REFUSED_STREAM:
+            self.flood.count_reset()
 
     def expire(self, now: float, limits: Limits) -> bool:
         """End requests and replies that take too long; says whether a request was cut short."""
@@ -247,7 +247,7 @@ class Requests:
             self._refuse(stream, Failure.TOO_SLOW)
         for stream in late:
             if stream.number in self._outbox.waiting and now - stream.since > limits.idle_seconds:
-                self._outbox.frames.append(h2.reset(stream.number, Code.CANCEL))
+                self._outbox.frames.append(h2.reset(stream.number, ErrorCode.CANCEL))
                 self._drop(stream.number)
         return bool(slow)
 
@@ -273,7 +273,7 @@ class Requests:
 
     def _let_go(self, stream: Stream) -> None:
         if stream.body:
-            self._owner.unfinished -= len(stream.body)
+            self._server.unfinished -= len(stream.body)
             stream.body = b""
         if stream.task:
             stream.task.cancel()

@@ -35,7 +35,7 @@ _END: Final = 256
 _PADDING_BITS: Final = 7
 
 
-class BadHuffman(ValueError):
+class HuffmanError(ValueError):
     """Not a string of this code."""
 
 
@@ -91,7 +91,7 @@ def _automaton() -> tuple[list[list[tuple[int, int]]], frozenset[int]]:
 def decode(text: bytes) -> bytes:
     """Undo the code.
 
-    Raises `BadHuffman` for an end of string inside and for padding that is longer than seven bits or not all ones.
+    Raises `HuffmanError` for an end of string inside and for padding that is longer than seven bits or not all ones.
     """
     rows, ends = _automaton()
     out, node = bytearray(), 0
@@ -103,7 +103,7 @@ def decode(text: bytes) -> bytes:
         if second >= 0:
             out.append(second)
         if first == -2 or second == -2:
-            raise BadHuffman("an end of string inside a string")
+            raise HuffmanError("an end of string inside a string")
     if node not in ends:
-        raise BadHuffman("wrong padding")
+        raise HuffmanError("wrong padding")
     return bytes(out)

@@ -7,53 +7,36 @@ What breaks the rules of one stream resets it; what breaks those of the connecti
 
 import asyncio
 import time
-from typing import Final, Protocol, cast
+from typing import Final, cast
 
-from ingero_kit import http2_frames as h2
-from ingero_kit.http2_blocks import Block, Blocks
-from ingero_kit.http2_frames import Code, ConnectionFault, StreamFault
-from ingero_kit.http2_requests import Owner, Requests
-from ingero_kit.http2_streams import Outbox
-from ingero_kit.listener import LINGER, TURN, Limits
+from ingero_http.http2 import frames as h2
+from ingero_http.http2.frames import ErrorCode, Http2ConnectionError, Http2StreamError
+from ingero_http.http2.header_blocks import HeaderBlock, HeaderBlockReader
+from ingero_http.http2.messages import Service
+from ingero_http.http2.requests import Requests
+from ingero_http.http2.streams import Outbox
+from ingero_http.limits import Limits
+from ingero_http.listener import LINGER_SECONDS, TURN_BYTES, Listener
 
 _DRAIN_PING: Final = b"\0drained"
 _DRAIN_SECONDS: Final = 1.0
-_GREETING: Final = len(h2.PREFACE) + h2.HEAD_OCTETS
-
-
-class Host(Owner, Protocol):
-    """The server, as a connection sees it."""
-
-    greeting: bytes
-    """Our SETTINGS and the connection's window."""
-
-    def enter(self, connection: "Connection") -> bool:
-        """Count a connection; says whether it may stay."""
-
-    def leave(self, connection: "Connection") -> None:
-        """Forget a connection."""
-
-    def stalls(self, connection: "Connection") -> None:
-        """A connection holds answers that its client does not read."""
-
-    def flows(self, connection: "Connection") -> None:
-        """What a connection held is being read."""
+_PREFACE_AND_HEAD: Final = len(h2.PREFACE) + h2.HEAD_OCTETS
 
 
 class Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
-        "_blocks", "_draining", "_greeted", "_held", "_host", "_outbox", "_over", "_progress", "_requests", "_rest",
-        "_stalled", "_transport", "_turn",
+        "_blocks", "_draining", "_greeted", "_greeting", "_held", "_outbox", "_over", "_progress", "_requests",
+        "_rest", "_server", "_service", "_stalled", "_transport", "_turn",
     )  # fmt: skip
 
-    def __init__(self, host: Host) -> None:
-        self._host = host
+    def __init__(self, server: Listener["Connection"], service: Service, greeting: bytes) -> None:
+        self._server, self._service, self._greeting = server, service, greeting
         self._transport: asyncio.Transport | None = None
-        self._blocks = Blocks(host.limits.header_bytes)
+        self._blocks = HeaderBlockReader(server.limits.header_bytes)
         self._outbox = Outbox()
-        self._requests = Requests(host, self._outbox, self._flush, self.close)
+        self._requests = Requests(server, service, self._outbox, self._flush, self.close)
         self._rest = b""
         """The beginning of a frame, or what waits for its turn."""
         self._held = 0
@@ -66,13 +49,13 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if not self._host.enter(self):
+        if not self._server.register(self):
             self._over = True
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._over, self._transport = True, None
-        self._host.leave(self)
+        self._server.unregister(self)
         self._requests.forget()
         self._rest = b""
         self._hold()
@@ -81,11 +64,11 @@ class Connection(asyncio.Protocol):
         self._stalled = True
         if self._transport:
             self._transport.pause_reading()
-            self._host.stalls(self)
+            self._server.writing_paused(self)
 
     def resume_writing(self) -> None:
         self._stalled = False
-        self._host.flows(self)
+        self._server.writing_resumed(self)
         # Not at once: this may be called while answers are written.
         asyncio.get_running_loop().call_soon(self._go_on)
 
@@ -110,14 +93,14 @@ class Connection(asyncio.Protocol):
             if at:
                 self._progress = time.monotonic()
             self._rest = data[at:]
-        except ConnectionFault as fault:
-            self._host.counters.malformed += 1
+        except Http2ConnectionError as fault:
+            self._server.counters.malformed += 1
             self._end(fault.code, str(fault))
         self._flush()
         if self._over:
             self._rest = b""
         elif self._greeted and h2.is_whole(self._rest):
-            self._host.counters.turns_ended += 1
+            self._server.counters.turns_ended += 1
             self._turn = True
             if self._transport:
                 self._transport.pause_reading()
@@ -141,11 +124,11 @@ class Connection(asyncio.Protocol):
     def _hold(self) -> None:
         """Count what is held besides bodies, with that of all connections; where it is too much, this one ends."""
         held = 0 if self._over else len(self._rest) + self._blocks.held
-        self._host.unfinished += held - self._held
+        self._server.unfinished += held - self._held
         self._held = held
-        if held and self._host.unfinished > self._host.limits.unfinished_bytes:
-            self._host.counters.overloaded += 1
-            self._end(Code.ENHANCE_YOUR_CALM, "too much is being received at once")
+        if held and self._server.unfinished > self._server.limits.unfinished_bytes:
+            self._server.counters.overloaded += 1
+            self._end(ErrorCode.ENHANCE_YOUR_CALM, "too much is being received at once")
             self._hold()
 
     def _flush(self) -> None:
@@ -154,7 +137,7 @@ class Connection(asyncio.Protocol):
             self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
             frames.clear()
 
-    def _end(self, code: Code, words: str = "") -> None:
+    def _end(self, code: ErrorCode, words: str = "") -> None:
         """Say goodbye and close behind it."""
         if self._over or self._transport is None:
             return
@@ -163,7 +146,7 @@ class Connection(asyncio.Protocol):
         self._flush()
         self._over = True
         self._progress = time.monotonic()
-        if code != Code.NO_ERROR and self._transport.can_write_eof():
+        if code != ErrorCode.NO_ERROR and self._transport.can_write_eof():
             # What is still to come is read and dropped for a moment: a reset would take the goodbye with it.
             self._transport.write_eof()
             self._transport.resume_reading()
@@ -177,31 +160,31 @@ class Connection(asyncio.Protocol):
         if not data.startswith(h2.PREFACE[: len(data)]):
             if data[:5] in (b"POST ", b"GET /", b"PUT /") and self._transport:
                 self._outbox.frames.append(b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\n\r\n")
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "this is not HTTP/2")
-        if len(data) < _GREETING:
+            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "this is not HTTP/2")
+        if len(data) < _PREFACE_AND_HEAD:
             return 0
         if data[len(h2.PREFACE) + 3] != h2.SETTINGS:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS must come first")
+            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "SETTINGS must come first")
         self._greeted = True
-        self._outbox.frames.append(self._host.greeting)
+        self._outbox.frames.append(self._greeting)
         return len(h2.PREFACE) + self._frames(data[len(h2.PREFACE) :])
 
     def _frames(self, data: bytes) -> int:
         """Work through whole frames, a share of them at most; returns the offset behind them."""
         at, end = 0, len(data)
         unpack, blocks, requests = h2.FRAME_HEAD.unpack_from, self._blocks, self._requests
-        while end - at >= 9 and at < TURN and not self._over:
+        while end - at >= 9 and at < TURN_BYTES and not self._over:
             high, low, kind, flags, number = unpack(data, at)
             length = high << 8 | low
             if length > h2.LARGEST_FRAME:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, f"a frame of {length} octets")
+                raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} octets")
             if at + 9 + length > end:
                 break
             payload = data[at + 9 : at + 9 + length]
             at += 9 + length
             number &= h2.LARGEST_STREAM
             if blocks.open and kind != h2.CONTINUATION:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "a header block is interrupted")
+                raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
             try:
                 if kind == h2.DATA:
                     requests.data(flags, number, payload)
@@ -211,12 +194,12 @@ class Connection(asyncio.Protocol):
                         self._block(block)
                 else:
                     self._control(kind, flags, number, payload)
-            except StreamFault as fault:
-                self._host.counters.malformed += fault.code != Code.REFUSED_STREAM
+            except Http2StreamError as fault:
+                self._server.counters.malformed += fault.code != ErrorCode.REFUSED_STREAM
                 requests.reset(number, fault.code)
         return at
 
-    def _block(self, block: Block) -> None:
+    def _block(self, block: HeaderBlock) -> None:
         """A whole header block: a new request or the trailers of one."""
         number, ended, octets = block
         requests = self._requests
@@ -224,10 +207,10 @@ class Connection(asyncio.Protocol):
             requests.trailers(number, ended, self._blocks.fields(octets))
             return
         requests.last = number
-        requests.begin(number, ended, self._blocks.route(octets, self._host.service))
+        requests.begin(number, ended, self._blocks.route(octets, self._service))
 
     def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
-        self._requests.patience.quiet()
+        self._requests.flood.count_empty_frame()
         if kind == h2.CONTINUATION:
             block = self._blocks.go_on(flags, number, payload)
             if block:
@@ -238,25 +221,25 @@ class Connection(asyncio.Protocol):
             self._abandoned(number, payload)
         elif kind == h2.PRIORITY:
             if not number:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "PRIORITY of the connection")
+                raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
             if len(payload) != 5:
-                raise StreamFault(Code.FRAME_SIZE_ERROR, "PRIORITY is five octets")
+                raise Http2StreamError(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is five octets")
         elif kind == h2.PUSH_PROMISE:
-            raise ConnectionFault(Code.PROTOCOL_ERROR, "clients push nothing")
+            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "clients push nothing")
         elif kind in (h2.SETTINGS, h2.PING, h2.GOAWAY):
             if number:
-                raise ConnectionFault(Code.PROTOCOL_ERROR, "a frame of the connection on a stream")
+                raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame of the connection on a stream")
             if kind == h2.SETTINGS:
                 self._settle(flags, payload)
             elif kind == h2.PING:
                 self._ping(flags, payload)
             elif len(payload) < 8:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "GOAWAY is at least eight octets")
+                raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is at least eight octets")
 
     def _settle(self, flags: int, payload: bytes) -> None:
         if flags & h2.ACK:
             if payload:
-                raise ConnectionFault(Code.FRAME_SIZE_ERROR, "an acknowledgement with settings")
+                raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement with settings")
             return
         values = h2.read_settings(payload)
         self._outbox.frames.append(h2.frame(h2.SETTINGS, h2.ACK, 0))
@@ -264,7 +247,7 @@ class Connection(asyncio.Protocol):
 
     def _ping(self, flags: int, payload: bytes) -> None:
         if len(payload) != 8:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "PING is eight octets")
+            raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "PING is eight octets")
         if not flags & h2.ACK:
             self._outbox.frames.append(h2.frame(h2.PING, h2.ACK, 0, payload))
         elif payload == _DRAIN_PING and self._draining:
@@ -272,12 +255,12 @@ class Connection(asyncio.Protocol):
 
     def _allowed(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "WINDOW_UPDATE is four octets")
+            raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is four octets")
         self._requests.allow(number, int.from_bytes(payload, "big") & h2.LARGEST_WINDOW)
 
     def _abandoned(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "RST_STREAM is four octets")
+            raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is four octets")
         self._requests.abandoned(number)
 
     # The server's side.
@@ -301,7 +284,7 @@ class Connection(asyncio.Protocol):
             return
         self._draining = time.monotonic()
         self._outbox.frames += [
-            h2.go_away(h2.LARGEST_STREAM, Code.NO_ERROR),
+            h2.go_away(h2.LARGEST_STREAM, ErrorCode.NO_ERROR),
             h2.frame(h2.PING, 0, 0, _DRAIN_PING),
         ]
         self._flush()
@@ -310,7 +293,7 @@ class Connection(asyncio.Protocol):
         requests = self._requests
         requests.final = requests.last
         if requests.streams:
-            self._outbox.frames.append(h2.go_away(requests.last, Code.NO_ERROR))
+            self._outbox.frames.append(h2.go_away(requests.last, ErrorCode.NO_ERROR))
         else:
             self.close()
 
@@ -318,7 +301,7 @@ class Connection(asyncio.Protocol):
         """Say goodbye and close behind what is written."""
         if self._transport and not self._greeted:
             self._transport.abort()
-        self._end(Code.NO_ERROR)
+        self._end(ErrorCode.NO_ERROR)
 
     def abort(self) -> None:
         """Close at once."""
@@ -326,23 +309,23 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     @property
-    def silent_since(self) -> float | None:
+    def idle_since(self) -> float | None:
         """When frames came last; `None` while an answer is owed."""
         return None if self._requests.owed else self._progress
 
     def expire(self, now: float, limits: Limits) -> bool:
         """End what takes too long; says whether a request was cut short."""
-        self._requests.patience.renew()
+        self._requests.flood.renew()
         if self._transport is None or self._turn or self._stalled:
             return False
         quiet = now - self._progress
         if self._over:
-            if quiet > min(LINGER, limits.read_seconds):
+            if quiet > min(LINGER_SECONDS, limits.read_seconds):
                 self._transport.abort()
             return False
         begun = self._blocks.since or (self._progress if self._rest or not self._greeted else now)
         if now - begun > limits.read_seconds:
-            self._end(Code.NO_ERROR, "a frame took too long")
+            self._end(ErrorCode.NO_ERROR, "a frame took too long")
             return bool(self._rest)
         slow = self._requests.expire(now, limits)
         if not self._requests.streams and quiet > limits.idle_seconds:

@@ -28,7 +28,7 @@ HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX
 )
 
 
-class Code(IntEnum):
+class ErrorCode(IntEnum):
     """Why a stream or a connection ends (RFC 9113, 7)."""
 
     NO_ERROR = 0
@@ -47,18 +47,18 @@ class Code(IntEnum):
     HTTP_1_1_REQUIRED = 13
 
 
-class ConnectionFault(Exception):
+class Http2ConnectionError(Exception):
     """The connection cannot go on (RFC 9113, 5.4.1)."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-class StreamFault(Exception):
+class Http2StreamError(Exception):
     """One stream cannot go on (RFC 9113, 5.4.2)."""
 
-    def __init__(self, code: Code, message: str) -> None:
+    def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
         self.code = code
 
@@ -90,17 +90,17 @@ def settings(values: dict[int, int]) -> bytes:
 def read_settings(payload: bytes) -> dict[int, int]:
     """The parameters of a SETTINGS frame; unknown ones are included.
 
-    Raises `ConnectionFault` for values that RFC 9113, 6.5.2 forbids.
+    Raises `Http2ConnectionError` for values that RFC 9113, 6.5.2 forbids.
     """
     if len(payload) % 6:
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "SETTINGS are not a multiple of six octets")
+        raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS are not a multiple of six octets")
     values: dict[int, int] = dict(struct.iter_unpack(">HI", payload))
     if values.get(ENABLE_PUSH, 0) > 1:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH is neither 0 nor 1")
+        raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH is neither 0 nor 1")
     if values.get(INITIAL_WINDOW_SIZE, 0) > LARGEST_WINDOW:
-        raise ConnectionFault(Code.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE is above 2^31-1")
+        raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE is above 2^31-1")
     if not LARGEST_FRAME <= values.get(MAX_FRAME_SIZE, LARGEST_FRAME) < 1 << 24:
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE is out of its range")
+        raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE is out of its range")
     return values
 
 
@@ -109,12 +109,12 @@ def window_update(stream: int, octets: int) -> bytes:
     return frame(WINDOW_UPDATE, 0, stream, word(octets))
 
 
-def reset(stream: int, code: Code) -> bytes:
+def reset(stream: int, code: ErrorCode) -> bytes:
     """End a stream at once (RFC 9113, 6.4)."""
     return frame(RST_STREAM, 0, stream, word(code))
 
 
-def go_away(last: int, code: Code, words: str = "") -> bytes:
+def go_away(last: int, code: ErrorCode, words: str = "") -> bytes:
     """Announce the end of a connection: streams above `last` were not looked at (RFC 9113, 6.8)."""
     return frame(GOAWAY, 0, 0, word(last) + word(code) + words.encode()[:256])
 
@@ -122,17 +122,17 @@ def go_away(last: int, code: Code, words: str = "") -> bytes:
 def content(flags: int, payload: bytes) -> bytes:
     """The payload of DATA or HEADERS without padding and priority (RFC 9113, 6.1 and 6.2).
 
-    Raises `ConnectionFault` when they do not fit in.
+    Raises `Http2ConnectionError` when they do not fit in.
     """
     start = padding = 0
     if flags & PADDED:
         if not payload:
-            raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a padded frame without its padding's length")
+            raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without its padding's length")
         start, padding = 1, payload[0]
     if flags & PRIORITISED:
         start += 5
     if start > len(payload):
-        raise ConnectionFault(Code.FRAME_SIZE_ERROR, "a frame is shorter than its flags say")
+        raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "a frame is shorter than its flags say")
     if start + padding > len(payload):
-        raise ConnectionFault(Code.PROTOCOL_ERROR, "more padding than payload")
+        raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "more padding than payload")
     return payload[start : len(payload) - padding]

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import uvloop
 
-from ingero_kit.asgi import AsgiServer, answer_head
-from ingero_kit.listener import Limits
+from ingero_http.asgi import AsgiServer, head_as_get
+from ingero_http.limits import Limits
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
@@ -41,8 +41,8 @@ Scenario = Callable[[AsgiServer, App, int], Awaitable[None]]
 def run(scenario: Scenario, limits: Limits | None = None) -> AsgiServer:
     async def main() -> AsgiServer:
         app = App()
-        server = AsgiServer(answer_head(app), limits or Limits(connections=8))
-        port = await server.listen("127.0.0.1:0")
+        server = AsgiServer(head_as_get(app), limits or Limits(connections=8))
+        port = await server.start("127.0.0.1", 0)
         try:
             await asyncio.wait_for(scenario(server, app, port), 30)
         finally:

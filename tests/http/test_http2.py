@@ -9,12 +9,12 @@ import uvloop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingero_kit import http2_frames as h2
-from ingero_kit.http2_frames import Code
-from ingero_kit.http2_messages import Failure, Head, Reply
-from ingero_kit.http2_server import Http2Server
-from ingero_kit.http2_streams import CONNECTION_WINDOW, STREAM_WINDOW
-from ingero_kit.listener import Limits
+from ingero_http.http2 import frames as h2
+from ingero_http.http2.frames import ErrorCode
+from ingero_http.http2.messages import Failure, Reply, RequestHead
+from ingero_http.http2.server import Http2Server
+from ingero_http.http2.streams import CONNECTION_WINDOW, STREAM_WINDOW
+from ingero_http.limits import Limits
 from ingero_testing.http2 import Client
 
 OK = [(b":status", b"200")]
@@ -26,10 +26,10 @@ class Echo:
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
-        self.heads: list[Head] = []
+        self.heads: list[RequestHead] = []
         self.cancelled = 0
 
-    def route(self, head: Head) -> "Exchange":
+    def route(self, head: RequestHead) -> "Exchange":
         self.heads.append(head)
         return Exchange(self, head)
 
@@ -38,7 +38,7 @@ class Echo:
 
 
 class Exchange:
-    def __init__(self, service: Echo, head: Head) -> None:
+    def __init__(self, service: Echo, head: RequestHead) -> None:
         self.service, self.head = service, head
 
     def begin(self) -> Reply | None:
@@ -222,7 +222,7 @@ def test_bodies_of_all_clients_together_are_bounded() -> None:
                     while server.unfinished < 700:
                         await asyncio.sleep(0)
             assert (await second.answer(1))[0][b"failure"] == b"OVERLOADED"
-            assert (await second.until(h2.RST_STREAM, 1)).code == Code.NO_ERROR
+            assert (await second.until(h2.RST_STREAM, 1)).code == ErrorCode.NO_ERROR
             first.send(h2.frame(h2.DATA, h2.END_STREAM, 1, b"end"))
             assert len((await first.answer(1))[1]) == 703
 
@@ -234,7 +234,7 @@ def test_an_early_refusal_makes_late_data_harmless() -> None:
         async with Client(server.port) as client:
             client.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 1, client.head(path="/never")))
             assert (await client.answer(1))[0][b":status"] == b"403"
-            assert (await client.until(h2.RST_STREAM, 1)).code == Code.NO_ERROR
+            assert (await client.until(h2.RST_STREAM, 1)).code == ErrorCode.NO_ERROR
             client.send(h2.frame(h2.DATA, 0, 1, b"late"))
             client.send(h2.frame(h2.HEADERS, ONE_FRAME, 1, client.encoder.encode([("late", "trailer")])))
             client.request(3, b"next", ("late", "trailer"))
@@ -271,7 +271,7 @@ def test_malformed_requests_cost_their_stream(fields: tuple[tuple[bytes, bytes],
     async def scenario(server: Http2Server) -> None:
         async with Client(server.port) as client:
             client.send(request_line(*fields))
-            assert (await client.until(h2.RST_STREAM, 1)).code == Code.PROTOCOL_ERROR
+            assert (await client.until(h2.RST_STREAM, 1)).code == ErrorCode.PROTOCOL_ERROR
             client.request(3, b"next")
             assert (await client.answer(3))[1] == b"next"
 
@@ -289,59 +289,69 @@ REFUSED = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\x83\x86\x04\x06/never")
 @pytest.mark.parametrize(
     ("octets", "code"),
     [
-        pytest.param(h2.frame(h2.DATA, 0, 1, b"x"), Code.PROTOCOL_ERROR, id="data of no stream"),
-        pytest.param(h2.frame(h2.DATA, 0, 0, b"x"), Code.PROTOCOL_ERROR, id="data of the connection"),
-        pytest.param(open_stream() + h2.frame(h2.DATA, 8, 1, b"\x09x"), Code.PROTOCOL_ERROR, id="too much padding"),
-        pytest.param(open_stream() + h2.frame(h2.DATA, 8, 1), Code.FRAME_SIZE_ERROR, id="no padding length"),
-        pytest.param(h2.frame(h2.HEADERS, 4, 2, b"\x83"), Code.PROTOCOL_ERROR, id="an even stream"),
-        pytest.param(h2.frame(h2.HEADERS, 4, 1, b"\x80"), Code.COMPRESSION_ERROR, id="no header block"),
+        pytest.param(h2.frame(h2.DATA, 0, 1, b"x"), ErrorCode.PROTOCOL_ERROR, id="data of no stream"),
+        pytest.param(h2.frame(h2.DATA, 0, 0, b"x"), ErrorCode.PROTOCOL_ERROR, id="data of the connection"),
+        pytest.param(
+            open_stream() + h2.frame(h2.DATA, 8, 1, b"\x09x"), ErrorCode.PROTOCOL_ERROR, id="too much padding"
+        ),
+        pytest.param(open_stream() + h2.frame(h2.DATA, 8, 1), ErrorCode.FRAME_SIZE_ERROR, id="no padding length"),
+        pytest.param(h2.frame(h2.HEADERS, 4, 2, b"\x83"), ErrorCode.PROTOCOL_ERROR, id="an even stream"),
+        pytest.param(h2.frame(h2.HEADERS, 4, 1, b"\x80"), ErrorCode.COMPRESSION_ERROR, id="no header block"),
         pytest.param(h2.frame(h2.HEADERS, 0, 1) + h2.frame(h2.PING, 0, 0, bytes(8)), 1, id="an interrupted block"),
-        pytest.param(h2.frame(h2.CONTINUATION, 4, 1), Code.PROTOCOL_ERROR, id="a lone continuation"),
-        pytest.param(h2.frame(h2.PRIORITY, 0, 0, bytes(5)), Code.PROTOCOL_ERROR, id="priority of nothing"),
-        pytest.param(h2.frame(h2.RST_STREAM, 0, 1, bytes(4)), Code.PROTOCOL_ERROR, id="reset of no stream"),
-        pytest.param(open_stream() + h2.frame(h2.RST_STREAM, 0, 1), Code.FRAME_SIZE_ERROR, id="a short reset"),
-        pytest.param(h2.frame(h2.SETTINGS, 0, 1), Code.PROTOCOL_ERROR, id="settings of a stream"),
-        pytest.param(h2.frame(h2.SETTINGS, 0, 0, b"x"), Code.FRAME_SIZE_ERROR, id="short settings"),
-        pytest.param(h2.frame(h2.SETTINGS, 1, 0, bytes(6)), Code.FRAME_SIZE_ERROR, id="a full acknowledgement"),
-        pytest.param(h2.settings({h2.ENABLE_PUSH: 2}), Code.PROTOCOL_ERROR, id="push 2"),
-        pytest.param(h2.settings({h2.INITIAL_WINDOW_SIZE: 1 << 31}), Code.FLOW_CONTROL_ERROR, id="a huge window"),
-        pytest.param(h2.settings({h2.MAX_FRAME_SIZE: 1}), Code.PROTOCOL_ERROR, id="a tiny frame size"),
-        pytest.param(h2.frame(h2.PUSH_PROMISE, 4, 1, bytes(4)), Code.PROTOCOL_ERROR, id="a push"),
-        pytest.param(h2.frame(h2.PING, 0, 0, b"x"), Code.FRAME_SIZE_ERROR, id="a short ping"),
-        pytest.param(h2.frame(h2.GOAWAY, 0, 0, b"x"), Code.FRAME_SIZE_ERROR, id="a short goodbye"),
-        pytest.param(h2.frame(h2.WINDOW_UPDATE, 0, 0, b"x"), Code.FRAME_SIZE_ERROR, id="a short window"),
-        pytest.param(h2.window_update(0, 0), Code.PROTOCOL_ERROR, id="a window of nothing"),
-        pytest.param(h2.window_update(0, 2**31 - 1), Code.FLOW_CONTROL_ERROR, id="too large a window"),
-        pytest.param(h2.window_update(1, 1), Code.PROTOCOL_ERROR, id="a window of no stream"),
-        pytest.param(b"\xff\xff\xff" + bytes(6), Code.FRAME_SIZE_ERROR, id="a huge frame"),
-        pytest.param(open_stream(5) + h2.frame(h2.DATA, 0, 1), Code.STREAM_CLOSED, id="data behind the end"),
-        pytest.param(open_stream(5) + open_stream(5), Code.STREAM_CLOSED, id="a stream twice"),
+        pytest.param(h2.frame(h2.CONTINUATION, 4, 1), ErrorCode.PROTOCOL_ERROR, id="a lone continuation"),
+        pytest.param(h2.frame(h2.PRIORITY, 0, 0, bytes(5)), ErrorCode.PROTOCOL_ERROR, id="priority of nothing"),
+        pytest.param(h2.frame(h2.RST_STREAM, 0, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR, id="reset of no stream"),
+        pytest.param(open_stream() + h2.frame(h2.RST_STREAM, 0, 1), ErrorCode.FRAME_SIZE_ERROR, id="a short reset"),
+        pytest.param(h2.frame(h2.SETTINGS, 0, 1), ErrorCode.PROTOCOL_ERROR, id="settings of a stream"),
+        pytest.param(h2.frame(h2.SETTINGS, 0, 0, b"x"), ErrorCode.FRAME_SIZE_ERROR, id="short settings"),
+        pytest.param(h2.frame(h2.SETTINGS, 1, 0, bytes(6)), ErrorCode.FRAME_SIZE_ERROR, id="a full acknowledgement"),
+        pytest.param(h2.settings({h2.ENABLE_PUSH: 2}), ErrorCode.PROTOCOL_ERROR, id="push 2"),
         pytest.param(
-            REFUSED + h2.reset(1, Code.CANCEL) + h2.frame(h2.DATA, 0, 1), Code.STREAM_CLOSED, id="data behind a reset"
+            h2.settings({h2.INITIAL_WINDOW_SIZE: 1 << 31}), ErrorCode.FLOW_CONTROL_ERROR, id="a huge window"
+        ),
+        pytest.param(h2.settings({h2.MAX_FRAME_SIZE: 1}), ErrorCode.PROTOCOL_ERROR, id="a tiny frame size"),
+        pytest.param(h2.frame(h2.PUSH_PROMISE, 4, 1, bytes(4)), ErrorCode.PROTOCOL_ERROR, id="a push"),
+        pytest.param(h2.frame(h2.PING, 0, 0, b"x"), ErrorCode.FRAME_SIZE_ERROR, id="a short ping"),
+        pytest.param(h2.frame(h2.GOAWAY, 0, 0, b"x"), ErrorCode.FRAME_SIZE_ERROR, id="a short goodbye"),
+        pytest.param(h2.frame(h2.WINDOW_UPDATE, 0, 0, b"x"), ErrorCode.FRAME_SIZE_ERROR, id="a short window"),
+        pytest.param(h2.window_update(0, 0), ErrorCode.PROTOCOL_ERROR, id="a window of nothing"),
+        pytest.param(h2.window_update(0, 2**31 - 1), ErrorCode.FLOW_CONTROL_ERROR, id="too large a window"),
+        pytest.param(h2.window_update(1, 1), ErrorCode.PROTOCOL_ERROR, id="a window of no stream"),
+        pytest.param(b"\xff\xff\xff" + bytes(6), ErrorCode.FRAME_SIZE_ERROR, id="a huge frame"),
+        pytest.param(open_stream(5) + h2.frame(h2.DATA, 0, 1), ErrorCode.STREAM_CLOSED, id="data behind the end"),
+        pytest.param(open_stream(5) + open_stream(5), ErrorCode.STREAM_CLOSED, id="a stream twice"),
+        pytest.param(
+            REFUSED + h2.reset(1, ErrorCode.CANCEL) + h2.frame(h2.DATA, 0, 1),
+            ErrorCode.STREAM_CLOSED,
+            id="data behind a reset",
         ),
         pytest.param(
-            REFUSED + h2.reset(1, Code.CANCEL) + open_stream(5), Code.STREAM_CLOSED, id="a head behind a reset"
+            REFUSED + h2.reset(1, ErrorCode.CANCEL) + open_stream(5),
+            ErrorCode.STREAM_CLOSED,
+            id="a head behind a reset",
         ),
         pytest.param(
-            REFUSED + h2.frame(h2.DATA, 8, 1, b"\x09x"), Code.PROTOCOL_ERROR, id="too much padding behind a refusal"
+            REFUSED + h2.frame(h2.DATA, 8, 1, b"\x09x"),
+            ErrorCode.PROTOCOL_ERROR,
+            id="too much padding behind a refusal",
         ),
         pytest.param(
             h2.frame(h2.HEADERS, 0, 1) + h2.frame(h2.CONTINUATION, 0, 1, bytes(9000)) * 2,
-            Code.ENHANCE_YOUR_CALM,
+            ErrorCode.ENHANCE_YOUR_CALM,
             id="an endless block",
         ),
         pytest.param(
             h2.frame(h2.HEADERS, 0, 1) + h2.frame(h2.CONTINUATION, 0, 1) * 1100,
-            Code.ENHANCE_YOUR_CALM,
+            ErrorCode.ENHANCE_YOUR_CALM,
             id="empty continuations",
         ),
-        pytest.param(h2.frame(h2.PING, 0, 0, bytes(8)) * 1100, Code.ENHANCE_YOUR_CALM, id="many pings"),
-        pytest.param(h2.settings({}) * 1100, Code.ENHANCE_YOUR_CALM, id="many settings"),
-        pytest.param(open_stream() + h2.frame(h2.DATA, 0, 1) * 1100, Code.ENHANCE_YOUR_CALM, id="empty data"),
+        pytest.param(h2.frame(h2.PING, 0, 0, bytes(8)) * 1100, ErrorCode.ENHANCE_YOUR_CALM, id="many pings"),
+        pytest.param(h2.settings({}) * 1100, ErrorCode.ENHANCE_YOUR_CALM, id="many settings"),
+        pytest.param(open_stream() + h2.frame(h2.DATA, 0, 1) * 1100, ErrorCode.ENHANCE_YOUR_CALM, id="empty data"),
         pytest.param(
             h2.frame(h2.HEADERS, 5, 1, b"\x83\x86\x84\x40\x01x\x7f\xa1\x1e" + b"v" * 4000)
             + h2.frame(h2.HEADERS, 5, 3, b"\x83\x86\x84" + b"\xbe" * 16_000),
-            Code.ENHANCE_YOUR_CALM,
+            ErrorCode.ENHANCE_YOUR_CALM,
             id="a header bomb",
         ),
     ],
@@ -374,9 +384,9 @@ def test_rapid_resets_end_the_connection_and_nobody_else_s() -> None:
         async with Client(server.port) as client:
             block = b"\x83\x86\x04\x05/slow"
             for number in range(1, 3000, 2):
-                client.send(h2.frame(h2.HEADERS, ONE_FRAME, number, block) + h2.reset(number, Code.CANCEL))
+                client.send(h2.frame(h2.HEADERS, ONE_FRAME, number, block) + h2.reset(number, ErrorCode.CANCEL))
             goodbye = await client.ended()
-            assert goodbye is None or goodbye.code == Code.ENHANCE_YOUR_CALM
+            assert goodbye is None or goodbye.code == ErrorCode.ENHANCE_YOUR_CALM
         assert server.counters.requests < 600
         await served(server)
 
@@ -389,7 +399,7 @@ def test_a_reset_cancels_what_is_under_way() -> None:
             client.send(h2.frame(h2.HEADERS, ONE_FRAME, 1, client.head(path="/slow")))
             client.request(3, b"x")
             await client.answer(3)
-            client.send(h2.reset(1, Code.CANCEL))
+            client.send(h2.reset(1, ErrorCode.CANCEL))
             client.request(5, b"y")
             await client.answer(5)
         assert server.service.cancelled == 1
@@ -402,7 +412,7 @@ def test_streams_are_bounded_and_refused_ones_may_be_tried_again() -> None:
         async with Client(server.port) as client:
             for number in (1, 3, 5):
                 client.send(h2.frame(h2.HEADERS, ONE_FRAME, number, client.head(("tag", str(number)), path="/slow")))
-            assert (await client.until(h2.RST_STREAM, 5)).code == Code.REFUSED_STREAM
+            assert (await client.until(h2.RST_STREAM, 5)).code == ErrorCode.REFUSED_STREAM
             server.service.gate.set()
             assert (await client.answer(3))[0][b":status"] == b"200"
             client.request(7, b"again", ("tag", "5"))
@@ -436,7 +446,7 @@ def test_idle_connections_are_closed_with_a_goodbye() -> None:
             await client.answer(1)
             goodbye = await client.ended()
             assert goodbye
-            assert (goodbye.code, goodbye.payload[:4]) == (Code.NO_ERROR, h2.word(1))
+            assert (goodbye.code, goodbye.payload[:4]) == (ErrorCode.NO_ERROR, h2.word(1))
 
     run(scenario, Limits(read_seconds=0.2, idle_seconds=0.2))
 
@@ -445,7 +455,7 @@ def test_a_reply_that_is_never_taken_does_not_stay_for_ever() -> None:
     async def scenario(server: Http2Server) -> None:
         async with Client(server.port, initial_window_size=0) as client:
             client.request(1, b"x")
-            assert (await client.until(h2.RST_STREAM, 1)).code == Code.CANCEL
+            assert (await client.until(h2.RST_STREAM, 1)).code == ErrorCode.CANCEL
 
     run(scenario, Limits(read_seconds=0.2, idle_seconds=0.3))
 
@@ -483,7 +493,7 @@ def test_blocks_of_table_size_updates_end_the_connection() -> None:
             client.send(h2.frame(h2.HEADERS, ONE_FRAME, 1, b"\x20" * 16_000))
             goodbye = await client.ended()
             assert goodbye
-            assert goodbye.code == Code.COMPRESSION_ERROR
+            assert goodbye.code == ErrorCode.COMPRESSION_ERROR
 
     run(scenario)
 
@@ -495,7 +505,7 @@ def test_requests_that_are_all_refused_end_the_connection() -> None:
                 client.send(h2.frame(h2.HEADERS, ONE_FRAME, number, client.head(path="/never")))
             goodbye = await client.ended()
             assert goodbye
-            assert goodbye.code == Code.ENHANCE_YOUR_CALM
+            assert goodbye.code == ErrorCode.ENHANCE_YOUR_CALM
 
     run(scenario)
 

@@ -9,13 +9,12 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from enum import IntEnum
 from typing import Final
 
-from ingero_kit.decompression import DecodeError, decompress
-from ingero_kit.header_blocks import Field
-from ingero_kit.http2_messages import Failure, Head, Reply
-from ingero_kit.http_server import media_type
+from ingero_http.content import DecodeError, decompress, media_type
+from ingero_http.http2.hpack import Field
+from ingero_http.http2.messages import Failure, Reply, RequestHead
 
 
-class Code(IntEnum):
+class StatusCode(IntEnum):
     """Status codes (gRPC, "Status codes and their use in gRPC")."""
 
     OK = 0
@@ -41,7 +40,7 @@ Fields = Mapping[bytes, bytes]
 """A call's metadata: names in lower case, values as sent."""
 
 Method = Callable[[Fields, bytes], Reply | Awaitable[Reply]]
-Guard = Callable[[Fields], Reply | None]
+CallCheck = Callable[[Fields], Reply | None]
 """Looks at a call before its message is read; a reply ends it."""
 
 PREFIX: Final = 5
@@ -51,8 +50,8 @@ ENCODINGS: Final = b"identity,deflate,gzip,zstd"
 
 _MEDIA: Final = b"application/grpc"
 _BEGUN: Final[list[Field]] = [(b":status", b"200"), (b"content-type", _MEDIA)]
-_WELL: Final[list[Field]] = [(b"grpc-status", b"0")]
-_LONGEST_WORDS: Final = 1024
+_OK_TRAILERS: Final[list[Field]] = [(b"grpc-status", b"0")]
+_LONGEST_MESSAGE: Final = 1024
 
 
 def frame_message(message: bytes) -> bytes:
@@ -63,20 +62,20 @@ def frame_message(message: bytes) -> bytes:
 def respond(message: bytes, metadata: Iterable[tuple[str, str]] = ()) -> Reply:
     """A successful reply; the metadata comes before the message, as initial metadata."""
     more = [(name.encode(), value.encode()) for name, value in metadata]
-    return Reply.of([*_BEGUN, *more], frame_message(message), _WELL)
+    return Reply.of([*_BEGUN, *more], frame_message(message), _OK_TRAILERS)
 
 
-def refuse(code: Code, words: str, details: bytes = b"", extra: Iterable[Field] = ()) -> Reply:
+def refuse(code: StatusCode, message: str, details: bytes = b"", extra: Iterable[Field] = ()) -> Reply:
     """A failure, in trailers only. `details` is an encoded google.rpc.Status."""
-    fields = [*_BEGUN, (b"grpc-status", b"%d" % code), (b"grpc-message", escape(words)), *extra]
+    fields = [*_BEGUN, (b"grpc-status", b"%d" % code), (b"grpc-message", escape(message)), *extra]
     if details:
         fields.append((b"grpc-status-details-bin", base64.b64encode(details).rstrip(b"=")))
     return Reply.of(fields)
 
 
-def escape(words: str) -> bytes:
+def escape(message: str) -> bytes:
     """A status message as it travels: printable ASCII without the percent sign, the rest of UTF-8 as %XX."""
-    text = words.encode()[:_LONGEST_WORDS]
+    text = message.encode()[:_LONGEST_MESSAGE]
     return b"".join(b"%c" % octet if 0x20 <= octet <= 0x7E and octet != 0x25 else b"%%%02X" % octet for octet in text)
 
 
@@ -90,24 +89,24 @@ class GrpcService:
         self,
         methods: Mapping[str, Method],
         *,
-        guard: Guard | None = None,
+        check_call: CallCheck | None = None,
         message_bytes: int = 4 << 20,
         decoded_bytes: int = 16 << 20,
     ) -> None:
         self._methods = {path.encode(): method for path, method in methods.items()}
-        self.guard = guard
+        self.check_call = check_call
         self.decoded_bytes = decoded_bytes
         self._failures = {
-            Failure.HEADERS_TOO_LARGE: refuse(Code.RESOURCE_EXHAUSTED, "the metadata is too large"),
+            Failure.HEADERS_TOO_LARGE: refuse(StatusCode.RESOURCE_EXHAUSTED, "the metadata is too large"),
             Failure.BODY_TOO_LARGE: refuse(
-                Code.RESOURCE_EXHAUSTED, f"the message is larger than {message_bytes} bytes"
+                StatusCode.RESOURCE_EXHAUSTED, f"the message is larger than {message_bytes} bytes"
             ),
-            Failure.TOO_SLOW: refuse(Code.DEADLINE_EXCEEDED, "the request took too long"),
-            Failure.OVERLOADED: refuse(Code.UNAVAILABLE, "too much is being received at once"),
-            Failure.HANDLER_FAILED: refuse(Code.INTERNAL, "internal error"),
+            Failure.TOO_SLOW: refuse(StatusCode.DEADLINE_EXCEEDED, "the request took too long"),
+            Failure.OVERLOADED: refuse(StatusCode.UNAVAILABLE, "too much is being received at once"),
+            Failure.HANDLER_FAILED: refuse(StatusCode.INTERNAL, "internal error"),
         }
 
-    def route(self, head: Head) -> "_Call":
+    def route(self, head: RequestHead) -> "_Call":
         """Find the method; what is no gRPC call is answered in HTTP's own terms."""
         media = media_type(head.fields.get(b"content-type", b""))
         method = self._methods.get(head.path)
@@ -118,10 +117,10 @@ class GrpcService:
         elif media not in (_MEDIA, _MEDIA + b"+proto"):
             refusal = Reply.of([(b":status", b"415")])
         elif method is None:
-            refusal = refuse(Code.UNIMPLEMENTED, f"there is no method {head.path.decode('latin-1')}")
+            refusal = refuse(StatusCode.UNIMPLEMENTED, f"there is no method {head.path.decode('latin-1')}")
         elif encoding not in ENCODINGS.split(b","):
-            words = f"grpc-encoding {encoding.decode('latin-1')!r} is not supported"
-            refusal = refuse(Code.UNIMPLEMENTED, words, extra=[(b"grpc-accept-encoding", ENCODINGS)])
+            message = f"grpc-encoding {encoding.decode('latin-1')!r} is not supported"
+            refusal = refuse(StatusCode.UNIMPLEMENTED, message, extra=[(b"grpc-accept-encoding", ENCODINGS)])
         return _Call(self, method, head.fields, encoding, refusal)
 
     def fail(self, failure: Failure) -> Reply:
@@ -141,22 +140,22 @@ class _Call:
         self._encoding, self._refusal = encoding, refusal
 
     def begin(self) -> Reply | None:
-        guard = self._service.guard
-        return self._refusal or (guard(self._fields) if guard else None)
+        check_call = self._service.check_call
+        return self._refusal or (check_call(self._fields) if check_call else None)
 
     def complete(self, body: bytes) -> Reply | Awaitable[Reply]:
         assert self._method is not None
         if len(body) < PREFIX or len(body) - PREFIX < int.from_bytes(body[1:PREFIX], "big"):
-            return refuse(Code.INTERNAL, "the call ended before its message")
+            return refuse(StatusCode.INTERNAL, "the call ended before its message")
         if len(body) - PREFIX > int.from_bytes(body[1:PREFIX], "big"):
-            return refuse(Code.INTERNAL, "more than one message in a unary call")
+            return refuse(StatusCode.INTERNAL, "more than one message in a unary call")
         message = body[PREFIX:]
         if body[0]:
             if body[0] != 1 or self._encoding == b"identity":
-                return refuse(Code.INTERNAL, "a compressed message without grpc-encoding")
+                return refuse(StatusCode.INTERNAL, "a compressed message without grpc-encoding")
             try:
                 message = decompress(self._encoding, message, self._service.decoded_bytes)
             except DecodeError as error:
-                code = Code.RESOURCE_EXHAUSTED if error.status == 413 else Code.INTERNAL
+                code = StatusCode.RESOURCE_EXHAUSTED if error.status == 413 else StatusCode.INTERNAL
                 return refuse(code, str(error))
         return self._method(self._fields, message)

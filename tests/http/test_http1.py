@@ -15,7 +15,9 @@ import zstandard
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ingero_kit.http_server import HttpServer, Limits, Request, Response
+from ingero_http.http1.messages import Request, Response
+from ingero_http.http1.server import Http1Server
+from ingero_http.limits import Limits
 
 
 def echo(request: Request) -> Response:
@@ -38,7 +40,7 @@ def post(body: bytes, *lines: str, length: int | None = None) -> bytes:
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-def run(scenario: Callable[[int], Awaitable[None]], server: HttpServer) -> None:
+def run(scenario: Callable[[int], Awaitable[None]], server: Http1Server) -> None:
     async def main() -> None:
         port = await server.start("127.0.0.1", 0)
         try:
@@ -69,7 +71,7 @@ def test_compressed_bodies_are_opened(encoding: str, squeeze: Callable[[bytes], 
         answer = await talk(port, post(squeeze(b"hello"), f"content-encoding: {encoding}", CLOSE))
         assert answer.endswith(b"POST /p hello")
 
-    run(scenario, HttpServer(echo))
+    run(scenario, Http1Server(echo))
 
 
 def squash(data: bytes) -> bytes:
@@ -120,7 +122,7 @@ def bomb() -> bytes:
     ],
 )
 def test_what_cannot_be_served_is_answered_and_closed(data: bytes, status: int) -> None:
-    server = HttpServer(echo, limits=Limits(body_bytes=1 << 20, decoded_bytes=4 << 20))
+    server = Http1Server(echo, limits=Limits(body_bytes=1 << 20, decoded_bytes=4 << 20))
 
     async def scenario(port: int) -> None:
         answer = await talk(port, data)
@@ -138,7 +140,7 @@ def test_chunked_bodies_are_bounded_too() -> None:
         answer = await talk(port, chunks + b"400\r\n" + b"x" * 1024 + b"\r\n0\r\n\r\n")
         assert answer.startswith(b"HTTP/1.1 413 ")
 
-    run(scenario, HttpServer(echo, limits=Limits(body_bytes=1500)))
+    run(scenario, Http1Server(echo, limits=Limits(body_bytes=1500)))
 
 
 def test_pipelined_answers_keep_the_order_of_their_requests() -> None:
@@ -154,11 +156,11 @@ def test_pipelined_answers_keep_the_order_of_their_requests() -> None:
         bodies = [part[-1:] for part in answer.split(b"HTTP/1.1 200 OK")[1:]]
         assert bodies == [b"a", b"b", b"c"]
 
-    run(scenario, HttpServer(handler))
+    run(scenario, Http1Server(handler))
 
 
 def test_a_slow_request_is_cut_and_everybody_else_is_served() -> None:
-    server = HttpServer(echo, limits=Limits(read_seconds=0.1))
+    server = Http1Server(echo, limits=Limits(read_seconds=0.1))
 
     async def scenario(port: int) -> None:
         slow = asyncio.create_task(talk(port, post(b"never", length=100)))
@@ -170,7 +172,7 @@ def test_a_slow_request_is_cut_and_everybody_else_is_served() -> None:
 
 
 def test_a_full_server_closes_who_has_been_silent_longest() -> None:
-    server = HttpServer(echo, limits=Limits(connections=3))
+    server = Http1Server(echo, limits=Limits(connections=3))
 
     async def scenario(port: int) -> None:
         silent = []
@@ -196,7 +198,7 @@ def test_connections_that_wait_for_an_answer_give_way_to_nobody() -> None:
         await gate.wait()
         return echo(request)
 
-    server = HttpServer(slow, limits=Limits(connections=1))
+    server = Http1Server(slow, limits=Limits(connections=1))
 
     async def scenario(port: int) -> None:
         first = asyncio.create_task(talk(port, post(b"first", CLOSE)))
@@ -218,7 +220,7 @@ def test_a_failing_handler_costs_one_answer() -> None:
             raise RuntimeError("boom")
         return echo(request)
 
-    server = HttpServer(handler)
+    server = Http1Server(handler)
 
     async def scenario(port: int) -> None:
         answer = await talk(port, post(b"bad") + post(b"good", CLOSE))
@@ -248,11 +250,11 @@ def test_a_wish_for_another_protocol_costs_the_request_nothing() -> None:
         closed = await talk(port, post(b"end", "connection: close, Upgrade", "upgrade: h2c"))
         assert closed.endswith(b"/p end")
 
-    run(scenario, HttpServer(echo))
+    run(scenario, Http1Server(echo))
 
 
 def test_trailers_say_nothing_that_the_head_did_not() -> None:
-    server = HttpServer(lambda request: Response(200, request.headers.get(b"cluster", b"none")))
+    server = Http1Server(lambda request: Response(200, request.headers.get(b"cluster", b"none")))
     head = b"POST /p HTTP/1.1\r\nhost: x\r\ncluster: mine\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
 
     async def scenario(port: int) -> None:
@@ -268,11 +270,13 @@ def test_the_target_may_name_the_host() -> None:
             answer = await talk(port, post(b"body", CLOSE).replace(b"/p", target))
             assert answer.endswith(b"POST /p body")
 
-    run(scenario, HttpServer(echo))
+    run(scenario, Http1Server(echo))
 
 
 def test_head_is_answered_without_a_body() -> None:
-    server = HttpServer(echo, guard=lambda request: Response(404, b"nothing") if request.path == b"/no" else None)
+    server = Http1Server(
+        echo, check_head=lambda request: Response(404, b"nothing") if request.path == b"/no" else None
+    )
 
     async def scenario(port: int) -> None:
         for path, status in ((b"/p", b"200"), (b"/no", b"404")):
@@ -291,7 +295,7 @@ def test_only_a_client_of_http_1_1_is_told_to_continue() -> None:
         assert (await talk(port, asked)).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
         assert (await talk(port, asked.replace(b"HTTP/1.1", b"HTTP/1.0"))).startswith(b"HTTP/1.1 200 ")
 
-    run(scenario, HttpServer(echo))
+    run(scenario, Http1Server(echo))
 
 
 def test_the_answer_to_a_refused_upload_arrives() -> None:
@@ -301,7 +305,7 @@ def test_the_answer_to_a_refused_upload_arrives() -> None:
         assert (await reader.read()).startswith(b"HTTP/1.1 413 ")
         writer.close()
 
-    run(scenario, HttpServer(echo, limits=Limits(body_bytes=1000)))
+    run(scenario, Http1Server(echo, limits=Limits(body_bytes=1000)))
 
 
 def test_what_is_malformed_is_told_behind_the_answers_under_way() -> None:
@@ -313,11 +317,11 @@ def test_what_is_malformed_is_told_behind_the_answers_under_way() -> None:
         answer = await talk(port, post(b"good") + b"rubbish\r\n\r\n")
         assert answer.index(b"POST /p good") < answer.index(b" 400 ")
 
-    run(scenario, HttpServer(slow))
+    run(scenario, Http1Server(slow))
 
 
 def test_half_sent_bodies_are_bounded_over_all_connections_and_forgotten_with_them() -> None:
-    server = HttpServer(echo, limits=Limits(unfinished_bytes=500_000))
+    server = Http1Server(echo, limits=Limits(unfinished_bytes=500_000))
 
     async def scenario(port: int) -> None:
         halves = []
@@ -340,7 +344,7 @@ def test_half_sent_bodies_are_bounded_over_all_connections_and_forgotten_with_th
 
 def test_an_upload_that_is_aborted_leaves_nothing_behind() -> None:
     """Connection and parser know each other; without the collector the body must go all the same."""
-    server = HttpServer(echo)
+    server = Http1Server(echo)
     gc.collect()
     gc.disable()
     try:
@@ -357,7 +361,7 @@ def test_an_upload_that_is_aborted_leaves_nothing_behind() -> None:
 
 
 def test_pipelined_requests_wait_while_their_answers_are_not_read() -> None:
-    server = HttpServer(
+    server = Http1Server(
         lambda request: Response(200, bytes(10_000)), limits=Limits(read_seconds=0.4, send_seconds=0.3)
     )
 
@@ -376,7 +380,7 @@ def test_pipelined_requests_wait_while_their_answers_are_not_read() -> None:
 
 
 def test_unread_answers_are_bounded_over_all_connections() -> None:
-    server = HttpServer(lambda request: Response(200, bytes(10_000)), limits=Limits(unread_bytes=200_000))
+    server = Http1Server(lambda request: Response(200, bytes(10_000)), limits=Limits(unread_bytes=200_000))
 
     async def scenario(port: int) -> None:
         writers = []
@@ -395,7 +399,7 @@ def test_unread_answers_are_bounded_over_all_connections() -> None:
 
 
 def test_a_connection_that_sends_much_gives_others_their_turn() -> None:
-    server = HttpServer(echo)
+    server = Http1Server(echo)
 
     async def scenario(port: int) -> None:
         wire, greedy = Wire(), server.connection()
@@ -414,7 +418,7 @@ def test_a_connection_that_sends_much_gives_others_their_turn() -> None:
 
 
 def test_a_client_that_says_nothing_is_closed() -> None:
-    server = HttpServer(echo, limits=Limits(read_seconds=0.1))
+    server = Http1Server(echo, limits=Limits(read_seconds=0.1))
 
     async def scenario(port: int) -> None:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -456,7 +460,7 @@ class Wire(asyncio.Transport):
         self.closed = True
 
 
-def told(chunks: list[bytes], server: HttpServer) -> tuple[bytes, bool]:
+def told(chunks: list[bytes], server: Http1Server) -> tuple[bytes, bool]:
     """What a connection answers to chunks of octets, and whether it was closed."""
     wire, connection = Wire(), server.connection()
     assert isinstance(connection, asyncio.Protocol)
@@ -496,9 +500,9 @@ def test_answers_do_not_depend_on_where_the_stream_is_cut(sent: list[bytes], pla
     pieces = [stream[start:end] for start, end in itertools.pairwise(cuts)]
     octets = [stream[place : place + 1] for place in range(len(stream))]
     limits = Limits(body_bytes=99)
-    expected = told(octets, HttpServer(whole, limits=limits))
-    assert told(sent, HttpServer(whole, limits=limits)) == expected
-    assert told(pieces, HttpServer(whole, limits=limits)) == expected
+    expected = told(octets, Http1Server(whole, limits=limits))
+    assert told(sent, Http1Server(whole, limits=limits)) == expected
+    assert told(pieces, Http1Server(whole, limits=limits)) == expected
 
 
 def test_every_request_passes_the_guard() -> None:
@@ -508,7 +512,7 @@ def test_every_request_passes_the_guard() -> None:
         seen.append(request.headers[b"content-length"])
         return Response(401, b"no more") if len(seen) == 3 else None
 
-    server = HttpServer(echo, guard=guard)
+    server = Http1Server(echo, check_head=guard)
     answers, closed = told([post(b"1"), post(b"22"), post(b"333"), post(b"4")], server)
     assert seen == [b"1", b"2", b"3"]
     assert answers.count(b" 200 OK") == 2

@@ -13,15 +13,15 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from ingero_kit.addresses import parse_endpoint
-from ingero_kit.listener import Limits, Listener
-from ingero_kit.tls import ServerTls
+from ingero_http.limits import Limits
+from ingero_http.listener import Listener
+from ingero_http.tls import TlsFiles
 
-PAGES: Final = Limits(connections=512, idle_seconds=30.0)
+API_LIMITS: Final = Limits(connections=512, idle_seconds=30.0)
 """Bounds of pages and APIs, which few ask and not often."""
 
 
-def answer_head(app: Any) -> Any:
+def head_as_get(app: Any) -> Any:
     """An application that answers HEAD as it answers GET; the server leaves the body out."""
 
     async def asked(scope: Any, receive: Any, send: Any) -> None:
@@ -45,11 +45,11 @@ class _Client(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        if not self._server.enter(self):
+        if not self._server.register(self):
             transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.leave(self)
+        self._server.unregister(self)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -68,10 +68,10 @@ class _Client(H11Protocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._server.stalls(self)
+        self._server.writing_paused(self)
 
     def resume_writing(self) -> None:
-        self._server.flows(self)
+        self._server.writing_resumed(self)
         super().resume_writing()
 
     # The server's side.
@@ -89,7 +89,7 @@ class _Client(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
-    def silent_since(self) -> float | None:
+    def idle_since(self) -> float | None:
         """When a request began or an answer ended; `None` while an answer to a whole request is under way."""
         return None if self.busy and not self.cycle.more_body else self._since
 
@@ -125,7 +125,7 @@ class _Client(H11Protocol):
 class AsgiServer(Listener[_Client]):
     """Serves one application."""
 
-    def __init__(self, app: Any, limits: Limits = PAGES) -> None:
+    def __init__(self, app: Any, limits: Limits = API_LIMITS) -> None:
         super().__init__(limits)
         # Idle connections are the listener's to close; uvicorn's timer would only be set and taken back.
         self.config = uvicorn.Config(
@@ -138,15 +138,12 @@ class AsgiServer(Listener[_Client]):
         """A new connection's protocol."""
         return _Client(self)
 
-    async def listen(self, endpoint: str, tls: ServerTls | None = None, purpose: str = "") -> int:
-        """Listen and return the port.
-
-        Raises `SettingsError` for certificates that cannot be read, `OSError` in words for an address that cannot be
-        had.
-        """
+    async def start(
+        self, host: str, port: int, *, tls: TlsFiles | None = None, reuse_port: bool = False, purpose: str = ""
+    ) -> int:
+        """See `Listener.start`."""
         self._date()
-        host, port = parse_endpoint(endpoint)
-        return await self.start(host, port, tls=tls, purpose=purpose)
+        return await super().start(host, port, tls=tls, reuse_port=reuse_port, purpose=purpose)
 
     def _look_after(self) -> None:
         self._date()

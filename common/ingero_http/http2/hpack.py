@@ -7,7 +7,7 @@ block changed nothing. What was made of such a block may therefore be used again
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from ingero_kit import huffman
+from ingero_http.http2 import huffman
 
 Field = tuple[bytes, bytes]
 """Name, in lower case, and value."""
@@ -42,11 +42,11 @@ EMPTY_TABLE: Final = b"\x20"
 allows, and nothing has to be said again when that changes."""
 
 
-class BadBlock(ValueError):
+class HpackError(ValueError):
     """A block that cannot be read: the connection cannot go on (RFC 9113, 4.3)."""
 
 
-class Bomb(BadBlock):
+class HeaderListTooLarge(HpackError):
     """A block that unfolds to far more than is allowed."""
 
 
@@ -58,7 +58,7 @@ _UPDATES: Final = 2
 """Table size updates that a block may begin with, the smallest size since the last one and the latest (4.2)."""
 
 
-class Table(NamedTuple):
+class DynamicTable(NamedTuple):
     """A dynamic table: its entries, newest first, what they count in octets and what they may count."""
 
     entries: tuple[Field, ...] = ()
@@ -66,21 +66,22 @@ class Table(NamedTuple):
     limit: int = DEFAULT_TABLE
 
 
-def read_block(block: bytes, table: Table, most: int) -> tuple[list[Field] | None, Table]:
+def decode_block(block: bytes, table: DynamicTable, most: int) -> tuple[list[Field] | None, DynamicTable]:
     """The fields of a complete block, in order, and the table behind it.
 
     `most` bounds the fields in octets as SETTINGS_MAX_HEADER_LIST_SIZE counts them; a block beyond it is read to its
-    end for the table's sake and gives `None`. Raises `BadBlock`, and `Bomb` for one that is far beyond it.
+    end for the table's sake and gives `None`. Raises `HpackError`, and `HeaderListTooLarge` for one that is far
+    beyond it.
     """
     try:
         return _read(block, table, most)
     except IndexError:
-        raise BadBlock("a header block ends early or names a field that is in no table") from None
-    except huffman.BadHuffman as error:
-        raise BadBlock(str(error)) from None
+        raise HpackError("a header block ends early or names a field that is in no table") from None
+    except huffman.HuffmanError as error:
+        raise HpackError(str(error)) from None
 
 
-def _read(block: bytes, table: Table, most: int) -> tuple[list[Field] | None, Table]:
+def _read(block: bytes, table: DynamicTable, most: int) -> tuple[list[Field] | None, DynamicTable]:
     entries, size, limit = table
     fields: list[Field] = []
     at, end, total, updates = 0, len(block), 0, 0
@@ -97,12 +98,12 @@ def _read(block: bytes, table: Table, most: int) -> tuple[list[Field] | None, Ta
         elif octet & 0xE0 == 0x20:
             updates += 1
             if total:
-                raise BadBlock("a table size update behind a field")
+                raise HpackError("a table size update behind a field")
             if updates > _UPDATES:
-                raise BadBlock(f"more than {_UPDATES} table size updates in a block")
+                raise HpackError(f"more than {_UPDATES} table size updates in a block")
             limit, at = _integer(block, at, 0x1F)
             if limit > DEFAULT_TABLE:
-                raise BadBlock(f"a table of {limit} octets: {DEFAULT_TABLE} are allowed")
+                raise HpackError(f"a table of {limit} octets: {DEFAULT_TABLE} are allowed")
             entries, size = _evict(entries, size, limit)
             changed = True
             continue
@@ -122,9 +123,9 @@ def _read(block: bytes, table: Table, most: int) -> tuple[list[Field] | None, Ta
         if total <= most:
             fields.append(field)
         elif total > _BOMB * most:
-            raise Bomb("a header block unfolds to too much")
+            raise HeaderListTooLarge("a header block unfolds to too much")
     if changed and (limit != table.limit or entries != table.entries):
-        table = Table(entries, size, limit)
+        table = DynamicTable(entries, size, limit)
     return (fields if total <= most else None), table
 
 
@@ -159,7 +160,7 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > 28:
-            raise BadBlock("an integer of more than 32 bits")
+            raise HpackError("an integer of more than 32 bits")
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
@@ -173,7 +174,7 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     return (huffman.decode(text) if coded else text), end
 
 
-def write_block(fields: Iterable[Field]) -> bytes:
+def encode_block(fields: Iterable[Field]) -> bytes:
     """A block that neither uses nor changes the peer's dynamic table, so that it may be sent on any connection."""
     out = bytearray()
     for name, value in fields:

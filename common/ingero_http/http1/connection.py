@@ -1,36 +1,23 @@
-"""A small HTTP/1.1 server for hot routes: httptools parses, one handler answers, everything is bounded.
-
-It exists because the OTLP receiver must answer more pushes a second on one core than an ASGI server can (`make bench`
-prints both); everything that is not hot belongs on FastAPI.
-"""
+"""One HTTP/1.1 connection: bytes in, requests to the handler, responses out in the order of the requests."""
 
 import asyncio
 import re
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
-from typing import Any, Final, NamedTuple, cast
+from collections.abc import Awaitable
+from typing import Any, Final, cast
 
 import httptools
+import structlog
 
-from ingero_kit.decompression import DecodeError, decompress
-from ingero_kit.listener import LINGER, TURN, Counters, Limits, Listener
-from ingero_kit.logs import get
+from ingero_http.content import DecodeError, decompress
+from ingero_http.http1.head_cache import CachedHead
+from ingero_http.http1.messages import Handler, HeadCheck, Request, Response
+from ingero_http.limits import Limits
+from ingero_http.listener import LINGER_SECONDS, TURN_BYTES, Listener
 
-__all__ = ["Counters", "HttpServer", "Limits", "Request", "Response", "media_type"]
+log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-log = get(__name__)
-
-_REASONS: Final = {
-    200: b"OK", 204: b"No Content", 400: b"Bad Request", 401: b"Unauthorized", 403: b"Forbidden", 404: b"Not Found",
-    405: b"Method Not Allowed", 408: b"Request Timeout", 413: b"Content Too Large", 415: b"Unsupported Media Type",
-    429: b"Too Many Requests", 431: b"Request Header Fields Too Large", 500: b"Internal Server Error",
-    503: b"Service Unavailable",
-}  # fmt: skip
-_DIGITS: Final = 18
-"""Most digits of a length; 2^63 has one more."""
-_LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]{1,%d})\r\n" % _DIGITS, re.IGNORECASE)
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+(?:%25[\w.~-]+)?\]|[\w.~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII)
 _ORIGIN: Final = re.compile(rb"^https?://[^/?#]*", re.IGNORECASE)
 """What precedes the path where a request's target is absolute (RFC 9112, 3.2.2)."""
@@ -38,111 +25,22 @@ _CHUNK_HEAD: Final = 16
 """Octets that a chunk may take besides its data."""
 _CHUNK_EXTRA: Final = 64 << 10
 """Octets that all chunks of a body may take beyond that, for extensions and trailers."""
-_UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding"))
-"""Headers after which a body is not simply what follows the head."""
 
 
-@dataclass(slots=True)
-class Request:
-    """One request; header names are lower case, the body is decompressed."""
-
-    method: bytes
-    path: bytes
-    query: bytes
-    headers: dict[bytes, bytes]
-    body: bytes
-    keep_alive: bool = True
-
-
-@dataclass(slots=True)
-class Response:
-    """An answer. `extra` is raw header lines, each ended by CRLF; `ready` the whole answer, once encoded."""
-
-    status: int = 200
-    body: bytes = b""
-    content_type: bytes = b"text/plain; charset=utf-8"
-    extra: bytes = b""
-    ready: bytes = b""
-
-    def encode(self, keep_alive: bool) -> bytes:
-        """Render the whole answer; that of a kept connection is remembered for those who answer the same again."""
-        if not keep_alive:
-            return self._encode(b"connection: close\r\n")
-        if not self.ready:
-            self.ready = self._encode(b"")
-        return self.ready
-
-    def _encode(self, last: bytes) -> bytes:
-        return b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b%b\r\n%b" % (
-            self.status,
-            _REASONS.get(self.status, b"Unknown"),
-            self.content_type,
-            len(self.body),
-            self.extra,
-            last,
-            self.body,
-        )
-
-
-Handler = Callable[[Request], Response | Awaitable[Response]]
-Guard = Callable[[Request], Response | None]
-"""Looks at a request before its body is read; an answer ends the connection."""
-
-
-def media_type(content_type: bytes) -> bytes:
-    """What a Content-Type names, without parameters and in lower case (RFC 9110, 8.3.1)."""
-    return content_type.partition(b";")[0].strip().lower()
-
-
-class _Head(NamedTuple):
-    """What stands before and behind the length in the head of a request, and what such a head says."""
-
-    before: bytes
-    behind: bytes
-    request: Request
-
-    @classmethod
-    def of(cls, data: bytes, request: Request) -> "_Head | None":
-        """The head of the one request that `data` is; `None` if its body is not simply what follows the head."""
-        end = data.find(b"\r\n\r\n") + 4
-        length = _LENGTH.search(data, 0, end)
-        if not request.keep_alive or not length or int(length[1]) != len(data) - end:
-            return None
-        if not _UNUSUAL.isdisjoint(request.headers):
-            return None
-        return cls(data[: length.start(1)], data[length.end(1) : end], replace(request, body=b""))
-
-    def read(self, data: bytes, limit: int) -> Request | None:
-        """The request that `data` is, if it is one, whole, with this head and a body of `limit` bytes at most."""
-        before, behind, request = self
-        start = len(before)
-        if not data.startswith(before):
-            return None
-        end = data.find(b"\r", start, start + _DIGITS + 1)
-        size = end + len(behind)
-        length = data[start:end]
-        if not data.startswith(behind, end) or not length.isdigit() or not int(length) == len(data) - size <= limit:
-            return None
-        headers = request.headers
-        if headers[b"content-length"] != length:
-            headers = {**headers, b"content-length": length}
-        return Request(request.method, request.path, request.query, headers, data[size:])
-
-
-class _Connection(asyncio.Protocol):
+class Connection(asyncio.Protocol):
     """One client. It asks the same again and again: a request whose head is the last one's is not parsed again.
 
     While an answer is under way or not read, nothing more is read; what came already waits in `_rest`.
     """
 
     __slots__ = (
-        "_asked", "_body", "_chunked", "_chunks", "_closed", "_fed", "_head", "_headers", "_held", "_hosts", "_known",
-        "_last", "_missing", "_parser", "_paused", "_reading", "_refused", "_request", "_rest", "_server", "_since",
-        "_stalled", "_task", "_transport", "_turn", "_url", "_waiting",
+        "_asked", "_body", "_check_head", "_chunked", "_chunks", "_closed", "_fed", "_handler", "_head", "_headers",
+        "_held", "_hosts", "_known", "_last", "_missing", "_parser", "_paused", "_reading", "_refused", "_request",
+        "_rest", "_server", "_since", "_stalled", "_task", "_transport", "_turn", "_url", "_waiting",
     )  # fmt: skip
 
-    def __init__(self, server: "HttpServer") -> None:
-        self._server = server
+    def __init__(self, server: Listener["Connection"], handler: Handler, check_head: HeadCheck | None = None) -> None:
+        self._server, self._handler, self._check_head = server, handler, check_head
         self._parser: Any = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
         self._since = time.monotonic()
@@ -156,7 +54,7 @@ class _Connection(asyncio.Protocol):
         self._refused = self._closed = False
         """Whether what follows is not looked at, and whether nothing more will be written."""
         self._asked = self._paused = self._stalled = self._turn = False
-        self._known: _Head | None = None
+        self._known: CachedHead | None = None
         self._last: Request | None = None
         self._reset()
 
@@ -173,12 +71,12 @@ class _Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        if not self._server.enter(self):
+        if not self._server.register(self):
             self._closed = self._refused = True
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._server.leave(self)
+        self._server.unregister(self)
         if self._task:
             self._task.cancel()
         # The parser knows us and we know the parser: nothing of this is to wait for the garbage collector.
@@ -208,11 +106,11 @@ class _Connection(asyncio.Protocol):
     def pause_writing(self) -> None:
         self._stalled = True
         if self._transport:
-            self._server.stalls(self)
+            self._server.writing_paused(self)
 
     def resume_writing(self) -> None:
         self._stalled = False
-        self._server.flows(self)
+        self._server.writing_resumed(self)
         # Not at once: this may be called while an answer is written.
         asyncio.get_running_loop().call_soon(self._go_on)
 
@@ -222,22 +120,22 @@ class _Connection(asyncio.Protocol):
         """Work through a share of what came, and wait with the rest until others had their turn."""
         begins = not self._reading
         share = len(data)
-        if share <= TURN:
+        if share <= TURN_BYTES:
             self._feed(data)
         else:
             view = memoryview(data)
-            self._feed(view[:TURN])
-            share = TURN
+            self._feed(view[:TURN_BYTES])
+            share = TURN_BYTES
             if self._missing and not self._refused:
                 # To copy a body is no work to speak of.
-                share = min(TURN + self._missing, len(view))
-                self._feed(view[TURN:share])
+                share = min(TURN_BYTES + self._missing, len(view))
+                self._feed(view[TURN_BYTES:share])
         if share < len(data) and not self._refused:
             self._server.counters.turns_ended += 1
             self._wait(memoryview(data)[share:])
         last, self._last = self._last, None
         if last and begins and not self._reading and share == len(data):
-            self._known = _Head.of(bytes(data), last)
+            self._known = CachedHead.of(bytes(data), last)
         if self._reading or self._held or self._rest:
             self._hold()
 
@@ -330,8 +228,8 @@ class _Connection(asyncio.Protocol):
             self._complete(request)
 
     def _admit(self, request: Request) -> bool:
-        """Ask the guard; who does not pass is answered, and the connection ends."""
-        answer = self._server.guard(request) if self._server.guard else None
+        """Check the head; a request that fails the check is answered, and the connection ends."""
+        answer = self._check_head(request) if self._check_head else None
         if answer:
             self._refuse(answer, request.method)
         return answer is None
@@ -430,7 +328,7 @@ class _Connection(asyncio.Protocol):
         try:
             if encoding:
                 request.body = decompress(encoding.lower(), request.body, self._server.limits.decoded_bytes)
-            return self._server.handler(request)
+            return self._handler(request)
         except DecodeError as error:
             self._server.counters.malformed += 1
             request.keep_alive = False
@@ -524,7 +422,7 @@ class _Connection(asyncio.Protocol):
         return self._task is not None or self._turn or self._stalled
 
     @property
-    def silent_since(self) -> float | None:
+    def idle_since(self) -> float | None:
         """When the request that is being read, or the latest one, began; `None` while its answer is under way."""
         return None if self._task or self._turn else self._since
 
@@ -551,7 +449,7 @@ class _Connection(asyncio.Protocol):
         if self._transport is None or self.busy:
             return False
         if self._closed:
-            patience = min(LINGER, limits.read_seconds)
+            patience = min(LINGER_SECONDS, limits.read_seconds)
         else:
             patience = limits.read_seconds if self._reading or not self._asked else limits.idle_seconds
         if now - self._since <= patience:
@@ -573,20 +471,3 @@ def _wrong_head(version: str, headers: dict[bytes, bytes], hosts: int) -> bytes 
     if hosts and not _HOST.fullmatch(headers[b"host"]):
         return b"Host is none"
     return None
-
-
-class HttpServer(Listener[_Connection]):
-    """Listens, bounds and hands every request to one handler.
-
-    A handler that returns a `Response` is answered at once; one that returns an awaitable holds its connection (not
-    the server) until it is done. Answers of one connection keep the order of its requests.
-    """
-
-    def __init__(self, handler: Handler, *, limits: Limits | None = None, guard: Guard | None = None) -> None:
-        super().__init__(limits)
-        self.handler = handler
-        self.guard = guard
-
-    def connection(self) -> asyncio.BaseProtocol:
-        """A new connection's protocol."""
-        return _Connection(self)

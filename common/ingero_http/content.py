@@ -90,3 +90,8 @@ def _decompress(
             out.append(data)
         at -= len(part.unused_data)
     return out[0] if len(out) == 1 else b"".join(out)
+
+
+def media_type(content_type: bytes) -> bytes:
+    """What a Content-Type names, without parameters and in lower case (RFC 9110, 8.3.1)."""
+    return content_type.partition(b";")[0].strip().lower()

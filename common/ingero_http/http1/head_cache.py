@@ -1,0 +1,48 @@
+"""The head of a connection's last request: one that comes again is compared and not parsed. Pure."""
+
+import re
+from dataclasses import replace
+from typing import Final, NamedTuple
+
+from ingero_http.http1.messages import Request
+
+_DIGITS: Final = 18
+"""Most digits of a length; 2^63 has one more."""
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: ?([0-9]{1,%d})\r\n" % _DIGITS, re.IGNORECASE)
+_UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding"))
+"""Headers after which a body is not simply what follows the head."""
+
+
+class CachedHead(NamedTuple):
+    """What stands before and behind the length in the head of a request, and what such a head says."""
+
+    before: bytes
+    behind: bytes
+    request: Request
+
+    @classmethod
+    def of(cls, data: bytes, request: Request) -> "CachedHead | None":
+        """The head of the one request that `data` is; `None` if its body is not simply what follows the head."""
+        end = data.find(b"\r\n\r\n") + 4
+        length = _LENGTH.search(data, 0, end)
+        if not request.keep_alive or not length or int(length[1]) != len(data) - end:
+            return None
+        if not _UNUSUAL.isdisjoint(request.headers):
+            return None
+        return cls(data[: length.start(1)], data[length.end(1) : end], replace(request, body=b""))
+
+    def read(self, data: bytes, limit: int) -> Request | None:
+        """The request that `data` is, if it is one, whole, with this head and a body of `limit` bytes at most."""
+        before, behind, request = self
+        start = len(before)
+        if not data.startswith(before):
+            return None
+        end = data.find(b"\r", start, start + _DIGITS + 1)
+        size = end + len(behind)
+        length = data[start:end]
+        if not data.startswith(behind, end) or not length.isdigit() or not int(length) == len(data) - size <= limit:
+            return None
+        headers = request.headers
+        if headers[b"content-length"] != length:
+            headers = {**headers, b"content-length": length}
+        return Request(request.method, request.path, request.query, headers, data[size:])

@@ -1,0 +1,31 @@
+"""An HTTP/1.1 server for hot routes: httptools parses, one handler answers, everything is bounded.
+
+It exists because a receiver must answer more requests a second on one core than an ASGI server can (`make bench`
+prints both). Routes that are not hot are better served by an ASGI framework (`ingero_http.asgi`).
+"""
+
+import asyncio
+
+from ingero_http.http1.connection import Connection
+from ingero_http.http1.messages import Handler, HeadCheck
+from ingero_http.limits import Limits
+from ingero_http.listener import Listener
+
+
+class Http1Server(Listener[Connection]):
+    """Listens, bounds and hands every request to one handler.
+
+    A handler that returns a `Response` is answered at once; one that returns an awaitable holds its connection (not
+    the server) until it is done. Answers of one connection keep the order of its requests.
+    """
+
+    def __init__(
+        self, handler: Handler, *, limits: Limits | None = None, check_head: HeadCheck | None = None
+    ) -> None:
+        super().__init__(limits)
+        self.handler = handler
+        self.check_head = check_head
+
+    def connection(self) -> asyncio.BaseProtocol:
+        """A new connection's protocol."""
+        return Connection(self, self.handler, self.check_head)
