@@ -17,30 +17,30 @@ from ingero_kit.clock import steady_clock
 from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
 from ingero_operator import handlers
+from ingero_operator.admission import NodePolicyProbe
+from ingero_operator.api_client import ApiClient, ApiError, login
+from ingero_operator.audit_exporter import AuditExporter
 from ingero_operator.cache import OwnerKey
-from ingero_operator.children import Hands
-from ingero_operator.cluster import Api, ApiError, login
-from ingero_operator.desk import Desk
+from ingero_operator.children import ChildApplier
+from ingero_operator.context import ReconcileContext
 from ingero_operator.echo_stores import PARTS as STORE_PARTS
 from ingero_operator.echo_stores import EchoStores
+from ingero_operator.errors import ReconcileError
+from ingero_operator.events import EventRecorder
 from ingero_operator.failures import Failures, explain
 from ingero_operator.fleet_clusters import PARTS as FLEET_PARTS
 from ingero_operator.fleet_clusters import FleetClusters
-from ingero_operator.fullness import Fullness
-from ingero_operator.guard import NodeGuard
-from ingero_operator.inquiry import Inquirer
+from ingero_operator.fleet_poller import FleetPoller
+from ingero_operator.informer import Informer
 from ingero_operator.kinds import ECHO_STORE, FLEET_CLUSTER, SERVICE_MONITOR
-from ingero_operator.leader import Elector, LeaseConfig
-from ingero_operator.pages import Vitals, make_app
-from ingero_operator.recorder import Recorder
+from ingero_operator.leader import LeaderElector, LeaseConfig
+from ingero_operator.metrics import RuntimeStats, make_app
 from ingero_operator.render.common import Platform
+from ingero_operator.resync import Resync
 from ingero_operator.settings import OperatorConfig
-from ingero_operator.sight import Sight
-from ingero_operator.sweep import Sweeper
-from ingero_operator.taints.keeper import Keeper
-from ingero_operator.tasks import Ended, Tasks, words
-from ingero_operator.trouble import Trouble
-from ingero_operator.witness import Witness
+from ingero_operator.taints.controller import TaintController
+from ingero_operator.tasks import RestartRequired, Tasks, message_of
+from ingero_operator.volume_usage import VolumeUsagePoller
 from ingero_operator.workqueue import WorkQueue
 
 log = get(__name__)
@@ -59,14 +59,14 @@ ENDINGS: Final = {
 class Operator:
     """One replica."""
 
-    def __init__(self, config: OperatorConfig, api: Api, announce: Callable[[dict[str, int]], None]) -> None:
+    def __init__(self, config: OperatorConfig, api: ApiClient, announce: Callable[[dict[str, int]], None]) -> None:
         self.config = config
         self.api = api
         self._announce = announce
         clock = steady_clock()
         self.queue: WorkQueue[OwnerKey] = WorkQueue()
-        self.sight = Sight(self.queue.add)
-        self.elector = Elector(
+        self.informer = Informer(self.queue.add)
+        self.elector = LeaderElector(
             api,
             LeaseConfig(
                 namespace=config.namespace,
@@ -77,37 +77,37 @@ class Operator:
             ),
         )
         self.tasks = Tasks(clock)
-        inquirer = Inquirer(clock, config.poll, config.polls_per_second, self.queue.hint, tasks=self.tasks)
+        fleet_poller = FleetPoller(clock, config.poll, config.polls_per_second, self.queue.hint, tasks=self.tasks)
         failures = Failures(clock)
-        self.desk = Desk(
+        self.context = ReconcileContext(
             api=api,
-            sight=self.sight,
-            hands=Hands(api, self.sight.cache, failures),
-            recorder=Recorder(api, config.identity),
-            inquirer=inquirer,
-            fullness=Fullness(clock, self.queue.hint, tasks=self.tasks),
-            witness=Witness(clock, tasks=self.tasks),
+            informer=self.informer,
+            applier=ChildApplier(api, self.informer.cache, failures),
+            recorder=EventRecorder(api, config.identity),
+            fleet_poller=fleet_poller,
+            volume_usage=VolumeUsagePoller(clock, self.queue.hint, tasks=self.tasks),
+            audit_exporter=AuditExporter(clock, tasks=self.tasks),
             config=config,
             clock=clock,
             leads=self.leads,
-            guard=NodeGuard(api, clock, config.node_guard),
+            admission=NodePolicyProbe(api, clock, config.node_guard),
             failures=failures,
         )
-        self.keeper = Keeper(self.desk)
-        self.fleets = FleetClusters(self.desk, self.keeper)
-        self.stores = EchoStores(self.desk)
-        self.sweeper = Sweeper(api, self.sight, config.resync)
+        self.taint_controller = TaintController(self.context)
+        self.fleets = FleetClusters(self.context, self.taint_controller)
+        self.stores = EchoStores(self.context)
+        self.resync = Resync(api, self.informer, config.resync)
         self.lag = 0.0
-        self._beat = time.monotonic()
-        self._active = self._fit = False
+        self._last_beat = time.monotonic()
+        self._active = self._prepared = False
 
     def leads(self) -> bool:
         """Whether this replica may still act on nodes: it leads, and knew so a moment ago."""
         return not self.config.leader_election or self.elector.leads(self.config.lease_duration * 8 / 15)
 
-    def well(self) -> bool:
+    def healthy(self) -> bool:
         """Whether the event loop runs and the watches keep up."""
-        return time.monotonic() - self._beat < 30 and self.sweeper.behind == 0
+        return time.monotonic() - self._last_beat < 30 and self.resync.behind == 0
 
     async def run(self, ended: asyncio.Event) -> None:
         """Stand by, lead, work; returns on a clean stop and raises `Ended` when it must be restarted."""
@@ -129,15 +129,15 @@ class Operator:
         await self._look_around()
         kopf_stop, kopf_ready = asyncio.Event(), asyncio.Event()
         watching = kopf.operator(
-            registry=handlers.registry(self.sight.take), settings=handlers.settings(),
+            registry=handlers.registry(self.informer.on_event), settings=handlers.settings(),
             clusterwide=not self.config.watch_namespaces, namespaces=self.config.watch_namespaces,
             stop_flag=kopf_stop, ready_flag=kopf_ready,
             identity=self.config.identity,  # type: ignore[arg-type]  # kopf would ask for a user name: a container has none
         )  # fmt: skip
         tasks = {
             "watching": asyncio.create_task(watching),
-            "asking": asyncio.create_task(self.tasks.keep("asking", self.desk.inquirer.run)),
-            "telling": asyncio.create_task(self.tasks.keep("telling", self.desk.witness.run)),
+            "asking": asyncio.create_task(self.tasks.keep("asking", self.context.fleet_poller.run)),
+            "telling": asyncio.create_task(self.tasks.keep("telling", self.context.audit_exporter.run)),
             "sweeping": asyncio.create_task(self.tasks.keep("sweeping", self._sweep)),
             "stopping": asyncio.create_task(ended.wait()),
         }
@@ -146,7 +146,7 @@ class Operator:
         try:
             await _first(kopf_ready.wait(), *tasks.values())
             _on_signals(ended.set)  # kopf has taken them for itself
-            tasks["seeding"] = asyncio.create_task(self.sweeper.seed())
+            tasks["seeding"] = asyncio.create_task(self.resync.list_all())
             await _first(*tasks.values())
             if tasks["seeding"].done():
                 tasks.pop("seeding").result()
@@ -158,7 +158,7 @@ class Operator:
                 await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
             for name, task in tasks.items():
                 if task.done() and name != "stopping":
-                    raise Ended(f"{name}: {ending(name, task)}")
+                    raise RestartRequired(f"{name}: {ending(name, task)}")
         finally:
             self._active = False
             others = [task for name, task in tasks.items() if name != "watching"]
@@ -169,10 +169,10 @@ class Operator:
 
     async def _prepare(self) -> None:
         """Wait for the API server and see that it serves what a leader needs."""
-        while not self._fit:
+        while not self._prepared:
             try:
                 await self._look_around()
-                self._fit = True
+                self._prepared = True
             except ApiError as error:
                 if not error.transient:
                     raise
@@ -183,11 +183,11 @@ class Operator:
         """What the cluster offers; both of our own kinds must be there."""
         for kind in (FLEET_CLUSTER, ECHO_STORE):
             if not await self.api.serves(kind):
-                raise Ended(f"the API server does not serve {kind.plural}.{kind.group}: apply crds/ first")
+                raise RestartRequired(f"the API server does not serve {kind.plural}.{kind.group}: apply crds/ first")
         await self._platform()
 
     async def _platform(self) -> None:
-        self.desk.platform = Platform(
+        self.context.platform = Platform(
             version=self.config.version,
             image=self.config.image,
             registry=self.config.image_registry,
@@ -207,23 +207,27 @@ class Operator:
         try:
             return await room.reconcile(key)
         except Exception as error:
-            resource, refusal = self.sight.cache.get(key), error if isinstance(error, ApiError) else None
+            resource, refusal = self.informer.cache.get(key), error if isinstance(error, ApiError) else None
             passing = refusal is not None and refusal.transient and not self.queue.failures.get(key)
             if resource is not None and not passing:
                 what = f"{key[0]} {key[2]}"
-                words = f"{what}: {type(error).__name__}: {error}; this is a fault of the operator, please report it"
-                trouble = explain(what, refusal) if refusal else Trouble("OperatorFault", words, stalls=False)
+                message_of = (
+                    f"{what}: {type(error).__name__}: {error}; this is a fault of the operator, please report it"
+                )
+                reported = (
+                    explain(what, refusal) if refusal else ReconcileError("OperatorFault", message_of, stalls=False)
+                )
                 with contextlib.suppress(ApiError):
-                    await self.desk.stumble(resource, parts, trouble)
+                    await self.context.report_error(resource, parts, reported)
             raise
 
     async def _sweep(self) -> None:
         while True:
-            await asyncio.sleep(self.sweeper.pause())
+            await asyncio.sleep(self.resync.pause())
             try:
                 await self._platform()
-                if not await self.sweeper.sweep():
-                    raise Ended("the watches miss what the API server has; starting anew")
+                if not await self.resync.run():
+                    raise RestartRequired("the watches miss what the API server has; starting anew")
             except ApiError as error:
                 log.warning("sweep_failed", reason=error.message)
 
@@ -231,24 +235,26 @@ class Operator:
         while True:
             before = time.monotonic()
             await asyncio.sleep(0.5)
-            self._beat = time.monotonic()
-            self.lag = max(self.lag * 0.95, self._beat - before - 0.5)
+            self._last_beat = time.monotonic()
+            self.lag = max(self.lag * 0.95, self._last_beat - before - 0.5)
 
     async def _listen(self) -> web.AppRunner:
         host, port = parse_listen(self.config.listen)
-        vitals = Vitals(
-            desk=self.desk,
-            keeper=self.keeper,
+        stats = RuntimeStats(
+            context=self.context,
+            taint_controller=self.taint_controller,
             queue=self.queue,
-            fit=lambda: self._fit,
+            fit=lambda: self._prepared,
             leading=lambda: self._active,
-            hindered=lambda: "" if self._active or not self.config.leader_election else self.elector.hindered(),
-            well=self.well,
+            blocked_reason=lambda: (
+                "" if self._active or not self.config.leader_election else self.elector.blocked_reason()
+            ),
+            healthy=self.healthy,
             lag=lambda: self.lag,
-            sweeps=lambda: self.sweeper.swept,
+            sweeps=lambda: self.resync.rounds,
             tasks=self.tasks,
         )
-        runner = web.AppRunner(make_app(vitals), access_log=None)
+        runner = web.AppRunner(make_app(stats), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, host, port).start()
         self._announce({"http": int(runner.addresses[0][1])})
@@ -260,7 +266,7 @@ def ending(name: str, task: asyncio.Task[Any]) -> str:
     if task.cancelled():
         return "it was cancelled"
     failure = task.exception()
-    return words(failure) if failure is not None else ENDINGS.get(name, "it has returned")
+    return message_of(failure) if failure is not None else ENDINGS.get(name, "it has returned")
 
 
 def _on_signals(action: Callable[[], None]) -> None:
@@ -303,7 +309,7 @@ async def serve(config: OperatorConfig, announce: Callable[[dict[str, int]], Non
         logging.getLogger(noisy).setLevel(logging.WARNING)
     ended = asyncio.Event()
     _on_signals(ended.set)
-    async with Api(connection, config.watch_namespaces) as api:
+    async with ApiClient(connection, config.watch_namespaces) as api:
         log.info("started", server=connection.server, identity=config.identity)
         await Operator(config, api, announce).run(ended)
         log.info("stopped")

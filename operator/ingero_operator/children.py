@@ -7,13 +7,13 @@ from typing import Any, Final
 
 from ingero_contract.kubernetes import MANAGER, SPEC_HASH
 from ingero_kit.logs import get
+from ingero_operator.api_client import ApiClient, ApiError
 from ingero_operator.cache import Cache, OwnerKey, controller_uid, owner_of
-from ingero_operator.cluster import Api, ApiError
+from ingero_operator.errors import ReconcileError
+from ingero_operator.events import Event
 from ingero_operator.failures import Failures, explain
 from ingero_operator.kinds import BY_NAME, CLAIM, SERVICE_MONITOR
 from ingero_operator.plan import Action, ChildKey, difference
-from ingero_operator.recorder import Happening
-from ingero_operator.trouble import Trouble
 
 log = get(__name__)
 
@@ -36,24 +36,24 @@ class Outcome:
     waiting: str = ""
     """What has to be gone first, in words."""
 
-    def happenings(self) -> list[Happening]:
+    def events(self) -> list[Event]:
         """What people should be told."""
-        words = {"apply": "Applied", "delete": "Deleted"}
-        told = [
-            Happening("Normal", words[item.verb], f"{words[item.verb]} {item.kind} {item.name}: {item.why}")
+        verbs = {"apply": "Applied", "delete": "Deleted"}
+        events = [
+            Event("Normal", verbs[item.verb], f"{verbs[item.verb]} {item.kind} {item.name}: {item.why}")
             for item in self.done
-            if item.verb in words
+            if item.verb in verbs
         ]
         made = [f"{item.kind} {item.name}" for item in self.done if item.verb == "create"]
         if made:
-            told.append(Happening("Normal", "Created", f"Created {', '.join(made)}"))
-        return told
+            events.append(Event("Normal", "Created", f"Created {', '.join(made)}"))
+        return events
 
 
-class Hands:
+class ChildApplier:
     """Writes children. The cache learns from every answer, so that our own writes are never taken for news."""
 
-    def __init__(self, api: Api, cache: Cache, failures: Failures) -> None:
+    def __init__(self, api: ApiClient, cache: Cache, failures: Failures) -> None:
         self._api = api
         self._cache = cache
         self._failures = failures
@@ -63,24 +63,22 @@ class Hands:
         self.applied = 0
         self.contested: set[OwnerKey] = set()
 
-    async def carry_out(
-        self, owner: OwnerKey, uid: str, actions: list[Action], first: ChildKey | None = None
-    ) -> Outcome:
+    async def apply(self, owner: OwnerKey, uid: str, actions: list[Action], first: ChildKey | None = None) -> Outcome:
         """Do what can be done; one obstacle does not stop the others.
 
         What is to be done to `first` comes first, and nothing else is done without it.
         """
         outcome, failures, started = Outcome(), self._failures, time.monotonic()
-        failures.only(owner, GROUP, {_called(action) for action in actions})
+        failures.retain(owner, GROUP, {_called(action) for action in actions})
 
         def order(action: Action) -> tuple[bool, bool]:
             # What failed last time comes last: a write that hangs holds up no other.
             return (action.kind, action.name) != first, failures.failed(owner, (GROUP, _called(action)))
 
         for action in sorted(actions, key=order):
-            well, reached = await self._try(owner, uid, action, outcome)
+            succeeded, reached = await self._try(owner, uid, action, outcome)
             late = time.monotonic() - started > PASS_SECONDS
-            if not well and (late or not reached or (action.kind, action.name) == first):
+            if not succeeded and (late or not reached or (action.kind, action.name) == first):
                 break
         made = [f"{item.kind} {item.name}" for item in outcome.done if item.verb == "create"]
         if made:
@@ -90,17 +88,17 @@ class Hands:
     async def _try(self, owner: OwnerKey, uid: str, action: Action, outcome: Outcome) -> tuple[bool, bool]:
         """Whether it went well, and whether the API server answered at all."""
         what, about, failures = (GROUP, _called(action)), _about(action), self._failures
-        if failures.rests(owner, what, about):
+        if failures.backs_off(owner, what, about):
             return False, True
         try:
             result = await self._one(owner, uid, action)
         except ApiError as error:
             failures.add(owner, what, explain(what[1], error), transient=error.transient, about=about)
             return False, error.status != 0
-        if isinstance(result, Trouble):
+        if isinstance(result, ReconcileError):
             failures.add(owner, what, result, about=about)
             return False, True
-        failures.over(owner, what)
+        failures.resolve(owner, what)
         if result is not None:
             outcome.done.append(result)
             self.applied += 1
@@ -130,7 +128,7 @@ class Hands:
         names = ", ".join(f"{child['kind']} {child['metadata']['name']}" for child in left[:3])
         return Outcome(waiting=f"{names} of an earlier {owner[0]} of this name must go first")
 
-    async def _one(self, owner: OwnerKey, uid: str, action: Action) -> Action | Trouble | None:
+    async def _one(self, owner: OwnerKey, uid: str, action: Action) -> Action | ReconcileError | None:
         """What was done, or what stands in the way; nothing where the child is as it should be already."""
         kind, namespace = BY_NAME[action.kind], owner[1]
         if action.verb == "delete":
@@ -150,14 +148,14 @@ class Hands:
         repairs = self._repairs_of(owner, action) if action.verb == "apply" else None
         if repairs is not None and len(repairs) == CONTEST_TIMES and time.monotonic() - repairs[0] < CONTEST_SECONDS:
             return await self._contested(namespace, action)
-        answer = await self._api.apply(kind, action.manifest)
+        response = await self._api.apply(kind, action.manifest)
         if repairs is not None:
             repairs.append(time.monotonic())
         if kind is not SERVICE_MONITOR:  # nobody would tell the cache when it goes
-            self._cache.put(action.kind, answer)
+            self._cache.put(action.kind, response)
         return action
 
-    def _foreign(self, owner: OwnerKey, uid: str, action: Action, found: Manifest) -> Trouble | None:
+    def _foreign(self, owner: OwnerKey, uid: str, action: Action, found: Manifest) -> ReconcileError | None:
         found.setdefault("kind", action.kind)
         ours = owner_of(action.kind, found) == owner
         if ours and action.kind != SERVICE_MONITOR.name:
@@ -169,7 +167,7 @@ class Hands:
                 503, "StillGoing", f"{action.kind} {action.name} of an earlier resource is still going away"
             )
         reason = "ForeignClaim" if action.kind == "PersistentVolumeClaim" else "ForeignChild"
-        return Trouble(
+        return ReconcileError(
             reason,
             f"{action.kind} {action.name} exists and does not belong to this {owner[0]}; "
             "rename or delete it, or give the resource another name",
@@ -183,14 +181,14 @@ class Hands:
             return None
         return self._repairs[owner, action.kind, action.name, action.path]
 
-    async def _contested(self, namespace: str, action: Action) -> Trouble:
+    async def _contested(self, namespace: str, action: Action) -> ReconcileError:
         live = await self._api.get(BY_NAME[action.kind], namespace, action.name) or {"metadata": {}}
         others = {
             str(entry.get("manager"))
             for entry in live["metadata"].get("managedFields", [])
             if entry.get("manager") != MANAGER and entry.get("subresource") != "status"
         }
-        return Trouble(
+        return ReconcileError(
             "FieldContested",
             f"{action.kind} {action.name}: {action.path or 'a field'} comes back again and again "
             f"({', '.join(sorted(others)) or 'another manager'} writes it too); stop the other writer",

@@ -54,16 +54,16 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     import uvloop
 
     from ingero_kit import logs
+    from ingero_operator.api_client import ApiError
     from ingero_operator.app import serve
-    from ingero_operator.cluster import ApiError
     from ingero_operator.settings import OperatorConfig
-    from ingero_operator.tasks import Ended
+    from ingero_operator.tasks import RestartRequired
 
     try:
         config = load(OperatorConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
         logs.configure(config.log_level)
         uvloop.run(serve(config, partial(announce_ports, ports_file)))
-    except (SettingsError, OSError, Ended, ApiError) as error:
+    except (SettingsError, OSError, RestartRequired, ApiError) as error:
         click.echo(f"ingero-operator: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
 

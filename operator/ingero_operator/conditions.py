@@ -12,7 +12,7 @@ PRESENT_ONLY_WHEN_TRUE: Final = ("Reconciling", "Stalled")
 
 
 @dataclass(frozen=True)
-class Finding:
+class Condition:
     """One thing that is so, or is not, or is not known, and why."""
 
     type: str
@@ -26,36 +26,38 @@ class Finding:
         return self.status == "True"
 
 
-def yes(kind: str, reason: str, message: str) -> Finding:
+def yes(kind: str, reason: str, message: str) -> Condition:
     """It is so."""
-    return Finding(kind, "True", reason, message)
+    return Condition(kind, "True", reason, message)
 
 
-def no(kind: str, reason: str, message: str) -> Finding:
+def no(kind: str, reason: str, message: str) -> Condition:
     """It is not so."""
-    return Finding(kind, "False", reason, message)
+    return Condition(kind, "False", reason, message)
 
 
-def unknown(kind: str, reason: str, message: str) -> Finding:
+def unknown(kind: str, reason: str, message: str) -> Condition:
     """It is not known."""
-    return Finding(kind, "Unknown", reason, message)
+    return Condition(kind, "Unknown", reason, message)
 
 
-def merged(findings: Iterable[Finding], before: Iterable[Mapping[str, Any]], generation: int, now: str) -> list[Tree]:
+def merged(
+    conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]], generation: int, now: str
+) -> list[Tree]:
     """Conditions as they are stored: `before` lends its transition times."""
     old = {item.get("type"): item for item in before}
     out: list[Tree] = []
-    for finding in findings:
-        if finding.type in PRESENT_ONLY_WHEN_TRUE and not finding.holds:
+    for condition in conditions:
+        if condition.type in PRESENT_ONLY_WHEN_TRUE and not condition.holds:
             continue
-        previous = old.get(finding.type)
-        same = previous is not None and previous.get("status") == finding.status
+        previous = old.get(condition.type)
+        same = previous is not None and previous.get("status") == condition.status
         out.append(
             {
-                "type": finding.type,
-                "status": finding.status,
-                "reason": finding.reason,
-                "message": finding.message[:4096],
+                "type": condition.type,
+                "status": condition.status,
+                "reason": condition.reason,
+                "message": condition.message[:4096],
                 "observedGeneration": generation,
                 "lastTransitionTime": previous["lastTransitionTime"]
                 if same and previous and previous.get("lastTransitionTime")
@@ -65,9 +67,9 @@ def merged(findings: Iterable[Finding], before: Iterable[Mapping[str, Any]], gen
     return out
 
 
-def worst(findings: Iterable[Finding]) -> Finding | None:
+def worst(conditions: Iterable[Condition]) -> Condition | None:
     """The finding that a person should read first: stalled, degraded, then a part that is not there, then work."""
-    by_type = {finding.type: finding for finding in findings}
+    by_type = {condition.type: condition for condition in conditions}
     for kind in ("Stalled", "Degraded"):
         if kind in by_type and by_type[kind].holds:
             return by_type[kind]

@@ -23,7 +23,7 @@ class Level(IntEnum):
     PROVEN = 3
 
     @property
-    def word(self) -> str:
+    def label(self) -> str:
         """As the specification spells it."""
         return self.name.title().replace("_", "") if self else "nothing"
 
@@ -203,9 +203,9 @@ def key_name(storage_class: StorageClass) -> str:
     row = find_row(storage_class.provisioner)
     if row is None or not row.key:
         return ""
-    wanted = row.key.lower() if row.folded_keys else row.key
+    desired = row.key.lower() if row.folded_keys else row.key
     for name, value in storage_class.parameters.items():
-        if (name.lower() if row.folded_keys else name) == wanted:
+        if (name.lower() if row.folded_keys else name) == desired:
             return value
     return ""
 
@@ -234,10 +234,10 @@ def judge_class(storage_class: StorageClass, policy: Level) -> Judgement:
     if level is Level.NONE or level < policy:
         return Judgement(
             Level.NONE, "ClassNotEncrypted",
-            f"{where} reaches {level.word} and {policy.word} is asked; it needs {row.fix}: create such a class and "
+            f"{where} reaches {level.label} and {policy.label} is asked; it needs {row.fix}: create such a class and "
             "set spec.storage.className to it (possible until a claim exists)",
         )  # fmt: skip
-    return Judgement(level, level.name, f"{where} reaches {level.word}")
+    return Judgement(level, level.name, f"{where} reaches {level.label}")
 
 
 def judge_volume(volume: Volume, recorded: Recorded, current: StorageClass | None, claim_uid: str) -> Judgement:
@@ -263,4 +263,4 @@ def judge_volume(volume: Volume, recorded: Recorded, current: StorageClass | Non
         return Judgement(Level.NONE, "DriverDiffers", f"volume {volume.name} is of driver {volume.driver!r}")
     if recorded.level is Level.PROVEN and row.volume_proof and not _holds(row, row.volume_proof, volume.attributes):
         return Judgement(Level.NONE, "VolumeNotEncrypted", f"volume {volume.name} does not say that it is encrypted")
-    return Judgement(recorded.level, recorded.level.name, f"volume {volume.name} reaches {recorded.level.word}")
+    return Judgement(recorded.level, recorded.level.name, f"volume {volume.name} reaches {recorded.level.label}")

@@ -13,16 +13,16 @@ from typing import Final
 from ingero_kit.backoff import Backoff
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
+from ingero_operator.api_client import ApiError
 from ingero_operator.cache import OwnerKey
-from ingero_operator.cluster import ApiError
-from ingero_operator.trouble import Trouble
+from ingero_operator.errors import ReconcileError
 
 log = get(__name__)
 
 LEAST_SECONDS: Final = 0.5
 """Least time to the next look: what is due may have to wait for something else."""
 
-What = tuple[str, str]
+Operation = tuple[str, str]
 """Group, and what it is in words: `("child", "Service prod-fleet")`."""
 
 
@@ -30,7 +30,7 @@ What = tuple[str, str]
 class Failure:
     """One thing that failed, at least once in a row."""
 
-    trouble: Trouble
+    error: ReconcileError
     transient: bool
     about: str
     """What was tried, shortened: something else may be tried at once."""
@@ -38,7 +38,7 @@ class Failure:
     due: float
 
     @property
-    def told(self) -> bool:
+    def reported(self) -> bool:
         """Whether people hear of it: of what may pass by itself when it is met a second time in a row."""
         return not self.transient or self.count > 1
 
@@ -50,57 +50,64 @@ class Failures:
     clock: Clock
     backoff: Backoff = field(default_factory=lambda: Backoff(first=1.0, longest=30.0, jitter=0.3))
     chance: Callable[[], float] = random.random
-    _found: dict[OwnerKey, dict[What, Failure]] = field(default_factory=dict)
+    _found: dict[OwnerKey, dict[Operation, Failure]] = field(default_factory=dict)
 
     def add(
-        self, owner: OwnerKey, what: What, trouble: Trouble, *, transient: bool = False, about: str = "",
+        self, owner: OwnerKey, operation: Operation, error: ReconcileError, *, transient: bool = False,
+        about: str = "",
         rest: float | None = None, longest: float = math.inf,
     ) -> None:  # fmt: skip
         """It failed; it rests for a while, by growing pauses up to `longest`, unless `rest` says how long."""
         own = self._found.setdefault(owner, {})
-        before = own.get(what)
+        before = own.get(operation)
         count = before.count + 1 if before and before.about == about else 1
         pause = min(longest, self.backoff.delay(count - 1, self.chance())) if rest is None else rest
-        own[what] = Failure(
-            trouble=trouble, transient=transient, about=about, count=count, due=self.clock() + pause
+        own[operation] = Failure(
+            error=error, transient=transient, about=about, count=count, due=self.clock() + pause
         )  # fmt: skip
-        if before is None or before.trouble != trouble:
-            log.warning("failed", owner="/".join(owner), what=what[1], reason=trouble.message, transient=transient)
+        if before is None or before.error != error:
+            log.warning(
+                "failed", owner="/".join(owner), operation=operation[1], reason=error.message, transient=transient
+            )
 
-    def over(self, owner: OwnerKey, what: What) -> None:
+    def resolve(self, owner: OwnerKey, operation: Operation) -> None:
         """It went well, or is no longer asked for."""
         own = self._found.get(owner, {})
-        own.pop(what, None)
+        own.pop(operation, None)
         if not own:
             self._found.pop(owner, None)
 
-    def only(self, owner: OwnerKey, group: str, kept: Container[str]) -> None:
+    def retain(self, owner: OwnerKey, group: str, kept: Container[str]) -> None:
         """Forget what is no longer asked for in a group."""
-        for what in [what for what in self._found.get(owner, {}) if what[0] == group and what[1] not in kept]:
-            self.over(owner, what)
+        for operation in [
+            operation
+            for operation in self._found.get(owner, {})
+            if operation[0] == group and operation[1] not in kept
+        ]:
+            self.resolve(owner, operation)
 
-    def failed(self, owner: OwnerKey, what: What) -> bool:
+    def failed(self, owner: OwnerKey, operation: Operation) -> bool:
         """Whether its last try failed."""
-        return what in self._found.get(owner, {})
+        return operation in self._found.get(owner, {})
 
-    def rests(self, owner: OwnerKey, what: What, about: str = "") -> bool:
+    def backs_off(self, owner: OwnerKey, operation: Operation, about: str = "") -> bool:
         """Whether it is too early for another try of the same."""
-        found = self._found.get(owner, {}).get(what)
+        found = self._found.get(owner, {}).get(operation)
         return found is not None and found.about == about and self.clock() < found.due
 
-    def resting(self, owner: OwnerKey, group: str) -> frozenset[str]:
+    def backing_off(self, owner: OwnerKey, group: str) -> frozenset[str]:
         """Everything of a group that rests."""
         return frozenset(
-            what[1]
-            for what, found in self._found.get(owner, {}).items()
-            if what[0] == group and self.clock() < found.due
+            operation[1]
+            for operation, found in self._found.get(owner, {}).items()
+            if operation[0] == group and self.clock() < found.due
         )
 
-    def troubles(self, owner: OwnerKey) -> list[Trouble]:
+    def errors(self, owner: OwnerKey) -> list[ReconcileError]:
         """What people are told."""
-        return [found.trouble for found in self._found.get(owner, {}).values() if found.told]
+        return [found.error for found in self._found.get(owner, {}).values() if found.reported]
 
-    def again(self, owner: OwnerKey) -> float | None:
+    def retry_after(self, owner: OwnerKey) -> float | None:
         """Seconds until the next try."""
         dues = [found.due for found in self._found.get(owner, {}).values()]
         return max(LEAST_SECONDS, min(dues) - self.clock()) if dues else None
@@ -114,31 +121,36 @@ class Failures:
         return frozenset(self._found)
 
     @contextmanager
-    def guarded(self, owner: OwnerKey, what: What) -> Iterator[None]:
+    def guarded(self, owner: OwnerKey, operation: Operation) -> Iterator[None]:
         """What the API server refuses inside is noted, and what comes after the block goes on."""
         try:
             yield
         except ApiError as error:
-            self.add(owner, what, explain(what[1], error), transient=error.transient)
+            self.add(owner, operation, explain(operation[1], error), transient=error.transient)
         else:
-            self.over(owner, what)
+            self.resolve(owner, operation)
 
 
-def explain(what: str, error: ApiError) -> Trouble:
+def explain(operation: str, error: ApiError) -> ReconcileError:
     """A refusal in words, with who can lift it. `what` was asked for."""
     if error.status == 403 and "exceeded quota" in error.message:
-        return Trouble("QuotaExceeded", f"{what}: {error.message}; raise the quota or ask for less", stalls=False)
+        return ReconcileError(
+            "QuotaExceeded", f"{operation}: {error.message}; raise the quota or ask for less", stalls=False
+        )
     if "is being terminated" in error.message or "being terminated" in error.reason:
-        return Trouble("NamespaceTerminating", f"{what}: the namespace is being deleted", stalls=False)
+        return ReconcileError("NamespaceTerminating", f"{operation}: the namespace is being deleted", stalls=False)
     if error.status in (401, 403):
-        return Trouble(
-            "Forbidden", f"{what}: {error.message}; the operator's ClusterRole lacks this: apply manifests/ again",
+        return ReconcileError(
+            "Forbidden",
+            f"{operation}: {error.message}; the operator's ClusterRole lacks this: apply manifests/ again",
             stalls=False,
         )  # fmt: skip
     if error.status == 404:
-        return Trouble("KindMissing", f"{what}: the API server does not know this kind or namespace", stalls=False)
+        return ReconcileError(
+            "KindMissing", f"{operation}: the API server does not know this kind or namespace", stalls=False
+        )
     if error.status == 409:
-        return Trouble("Conflict", f"{what}: {error.message}", stalls=False)
+        return ReconcileError("Conflict", f"{operation}: {error.message}", stalls=False)
     if error.transient:
-        return Trouble("RequestFailed", f"{what}: {error.message}; it is tried again", stalls=False)
-    return Trouble("Rejected", f"{what}: {error.message}")
+        return ReconcileError("RequestFailed", f"{operation}: {error.message}; it is tried again", stalls=False)
+    return ReconcileError("Rejected", f"{operation}: {error.message}")

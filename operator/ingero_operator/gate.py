@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, Policy
-from ingero_operator.conditions import Finding, no, unknown, yes
+from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.encryption import (
     EVIDENCE_KEY,
     Level,
@@ -21,9 +21,9 @@ from ingero_operator.encryption import (
     judge_volume,
     key_name,
 )
+from ingero_operator.errors import ReconcileError
 from ingero_operator.plan import quantity
 from ingero_operator.render.echo import Proof
-from ingero_operator.trouble import Trouble
 
 Manifest = dict[str, Any]
 
@@ -32,12 +32,12 @@ LEVELS: Final = {
     Policy.PROVIDER_DEFAULT: Level.PROVIDER_DEFAULT,
     Policy.PROVEN: Level.PROVEN,
 }
-_BY_NAME: Final = {level.word: level for level in LEVELS.values()}
+_BY_NAME: Final = {level.label: level for level in LEVELS.values()}
 _DEFAULT: Final = ("storageclass.kubernetes.io/is-default-class", "storageclass.beta.kubernetes.io/is-default-class")
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
+class GateInputs:
     """What the gate looks at."""
 
     classes: Sequence[Manifest]
@@ -68,25 +68,25 @@ class Decision:
     """What the pod may start with."""
     lock: bool = False
     """The proof must go: the next start is locked."""
-    findings: list[Finding] = field(default_factory=list)
-    troubles: list[Trouble] = field(default_factory=list)
+    conditions: list[Condition] = field(default_factory=list)
+    errors: list[ReconcileError] = field(default_factory=list)
 
 
-def decide(spec: EchoStoreSpec, view: View) -> Decision:
+def decide(spec: EchoStoreSpec, inputs: GateInputs) -> Decision:
     """Judge what can be judged now."""
-    policy = max(LEVELS[spec.storage.encryption.policy], LEVELS[view.least])
-    if view.claim is None:
-        return _before_the_claim(spec, view, policy)
-    return _with_the_claim(spec, view, policy)
+    policy = max(LEVELS[spec.storage.encryption.policy], LEVELS[inputs.least])
+    if inputs.claim is None:
+        return _before_the_claim(spec, inputs, policy)
+    return _with_the_claim(spec, inputs, policy)
 
 
-def _before_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
-    wanted = spec.storage.class_name
-    chosen = _find(view.classes, wanted) if wanted else default_class(view.classes)
+def _before_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) -> Decision:
+    desired = spec.storage.class_name
+    chosen = _find(inputs.classes, desired) if desired else default_class(inputs.classes)
     if chosen is None:
         message = (
-            f"there is no StorageClass {wanted}; make it, or set spec.storage.className to one that exists"
-            if wanted
+            f"there is no StorageClass {desired}; make it, or set spec.storage.className to one that exists"
+            if desired
             else "the cluster has no default StorageClass; set spec.storage.className to an encrypted class"
         )
         return _refused({"verdict": "Pending"}, "StorageClassMissing", message)
@@ -99,23 +99,23 @@ def _before_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decisio
         record=record,
         claim_class=record["className"],
         claim_size=spec.storage.size,
-        findings=[
+        conditions=[
             unknown("EncryptionVerified", "ClassJudged", f"{judged.message}; the volume is judged when it is bound"),
             unknown("StorageBound", "Pending", "the claim is not made yet"),
         ],
     )
 
 
-def _with_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
-    claim = view.claim
+def _with_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) -> Decision:
+    claim = inputs.claim
     assert claim is not None
     uid, name = claim["metadata"]["uid"], claim["spec"].get("storageClassName") or ""
-    current = _find(view.classes, name)
-    record = dict(view.recorded)
+    current = _find(inputs.classes, name)
+    record = dict(inputs.recorded)
     if not record.get("classUID"):
-        record = _lost_record(view, current)
+        record = _lost_record(inputs, current)
     level = _BY_NAME.get(str(record.get("level")), Level.NONE)
-    bound = claim.get("status", {}).get("phase") == "Bound" and view.volume is not None
+    bound = claim.get("status", {}).get("phase") == "Bound" and inputs.volume is not None
     storage = _storage(spec, claim, current, bound)
     base: dict[str, Any] = {
         "claim_class": name, "claim_size": storage.size, "grow_to": storage.grow_to, "capacity": storage.capacity
@@ -128,7 +128,7 @@ def _with_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
         return _locked(record, "ClassNotJudged", message, storage, base)
     if level < policy:
         message = (
-            f"the volume reaches {level.word} and {policy.word} is asked; the running pod goes on, the next "
+            f"the volume reaches {level.label} and {policy.label} is asked; the running pod goes on, the next "
             "start is locked: lower spec.storage.encryption.policy, or copy to a new store on a stronger class"
         )
         return _locked(record, "PolicyNotReached", message, storage, base)
@@ -141,9 +141,9 @@ def _with_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
         for key in ("volume", "volumeUID", "claimUID"):
             record.pop(key, None)
         waiting = unknown("EncryptionVerified", "VolumePending", "the volume is judged when it is bound")
-        return Decision(record=record, findings=[waiting, *storage.findings], lock=True, **base)
-    assert view.volume is not None
-    volume = volume_of(view.volume)
+        return Decision(record=record, conditions=[waiting, *storage.conditions], lock=True, **base)
+    assert inputs.volume is not None
+    volume = volume_of(inputs.volume)
     known = record.get("volumeUID") == volume.uid and record.get("claimUID") == uid and volume.claim_uid == uid
     note = ""
     if known:
@@ -160,20 +160,20 @@ def _with_the_claim(spec: EchoStoreSpec, view: View, policy: Level) -> Decision:
         judged = judge_volume(volume, recorded, storage_class(current) if current else None, uid)
         if not judged.proven:
             return _locked(record, judged.reason, judged.message, storage, base)
-    record |= {"verdict": level.word, "volume": volume.name, "volumeUID": volume.uid, "claimUID": uid}
+    record |= {"verdict": level.label, "volume": volume.name, "volumeUID": volume.uid, "claimUID": uid}
     proof = Proof(
         volume=volume.name, volume_uid=volume.uid, class_name=name, class_uid=str(record["classUID"]),
-        level=level.word,
+        level=level.label,
     )  # fmt: skip
-    verified = yes("EncryptionVerified", level.word, f"volume {volume.name} reaches {level.word}{note}")
-    return Decision(record=record, proof=proof, findings=[verified, *storage.findings], **base)
+    verified = yes("EncryptionVerified", level.label, f"volume {volume.name} reaches {level.label}{note}")
+    return Decision(record=record, proof=proof, conditions=[verified, *storage.conditions], **base)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Storage:
     """How large the claim is, and may become."""
 
-    findings: list[Finding]
+    conditions: list[Condition]
     """StorageBound and ResizePending."""
     size: str
     grow_to: str | None = None
@@ -190,31 +190,31 @@ def _storage(spec: EchoStoreSpec, claim: Manifest, current: Manifest | None, bou
         phase = claim.get("status", {}).get("phase", "Pending")
         waiting = no("StorageBound", "ClaimPending", f"claim {name} is {phase}: see `kubectl describe pvc {name}`")
         if quantity(asked) > quantity(held):
-            words = f"the claim asks for {held} and grows to {asked} when it is bound; a claim cannot change before"
-            settled = yes("ResizePending", "ClaimPending", words)
-        return _Storage(findings=[waiting, settled], size=size, capacity=capacity)
+            text = f"the claim asks for {held} and grows to {asked} when it is bound; a claim cannot change before"
+            settled = yes("ResizePending", "ClaimPending", text)
+        return _Storage(conditions=[waiting, settled], size=size, capacity=capacity)
     has = str(capacity or "0")
-    finding = yes("StorageBound", "Bound", f"claim {name} is bound to {claim['spec'].get('volumeName')} ({has})")
+    condition = yes("StorageBound", "Bound", f"claim {name} is bound to {claim['spec'].get('volumeName')} ({has})")
     if quantity(asked) <= quantity(has):
-        return _Storage(findings=[finding, settled], size=size, capacity=capacity)
+        return _Storage(conditions=[condition, settled], size=size, capacity=capacity)
     if not (current or {}).get("allowVolumeExpansion"):
         message = (
             f"{asked} are asked for and the volume has {has}, but class {claim['spec'].get('storageClassName')} "
             "does not allow expansion; copy to a new store"
         )
         refused = yes("ResizePending", "ClassCannotExpand", message)
-        return _Storage(findings=[finding, refused], size=size, capacity=capacity)
+        return _Storage(conditions=[condition, refused], size=size, capacity=capacity)
     pending = yes("ResizePending", "Resizing", f"the volume has {has} and grows to {asked}")
     grow_to = asked if quantity(asked) > quantity(held) else None
-    return _Storage(findings=[finding, pending], size=size, grow_to=grow_to, capacity=capacity)
+    return _Storage(conditions=[condition, pending], size=size, grow_to=grow_to, capacity=capacity)
 
 
 def _locked(record: Manifest, reason: str, message: str, storage: _Storage, base: dict[str, Any]) -> Decision:
     return Decision(
         record={**record, "verdict": "Refused"},
         lock=True,
-        findings=[no("EncryptionVerified", reason, message), *storage.findings],
-        troubles=[Trouble(reason, message)],
+        conditions=[no("EncryptionVerified", reason, message), *storage.conditions],
+        errors=[ReconcileError(reason, message)],
         **base,
     )
 
@@ -223,11 +223,11 @@ def _refused(record: Manifest, reason: str, message: str) -> Decision:
     return Decision(
         record=record,
         lock=True,
-        findings=[
+        conditions=[
             no("EncryptionVerified", reason, message),
             no("StorageBound", "NotMade", "no claim is made before the class is judged encrypted"),
         ],
-        troubles=[Trouble(reason, message)],
+        errors=[ReconcileError(reason, message)],
     )
 
 
@@ -235,7 +235,7 @@ def _record(chosen: Manifest, level: Level) -> Manifest:
     evidence, key = chosen["metadata"].get("annotations", {}).get(EVIDENCE_KEY), key_name(storage_class(chosen))
     return {
         "verdict": "Pending",
-        "level": level.word,
+        "level": level.label,
         "className": chosen["metadata"]["name"],
         "classUID": chosen["metadata"]["uid"],
         **({"key": key[:256]} if key and level is Level.PROVEN else {}),
@@ -243,11 +243,11 @@ def _record(chosen: Manifest, level: Level) -> Manifest:
     }
 
 
-def _lost_record(view: View, current: Manifest | None) -> Manifest:
+def _lost_record(inputs: GateInputs, current: Manifest | None) -> Manifest:
     """A claim of ours without a record: its class may speak for it only if it is older than the volume."""
-    if current is None or view.volume is None:
+    if current is None or inputs.volume is None:
         return {}
-    if not current["metadata"]["creationTimestamp"] < view.volume["metadata"]["creationTimestamp"]:
+    if not current["metadata"]["creationTimestamp"] < inputs.volume["metadata"]["creationTimestamp"]:
         return {}
     judged = judge_class(storage_class(current), Level.DECLARED)
     return _record(current, judged.level) if judged.proven else {}

@@ -9,27 +9,27 @@ from typing import Any
 
 import kopf
 
-from ingero_operator.cluster import login
+from ingero_operator.api_client import login
 from ingero_operator.kinds import CHILDREN, ECHO_STORE, FLEET_CLUSTER, NODE, OURS, STORAGE_CLASS, Kind
 
-Take = Callable[[str, str | None, dict[str, Any]], None]
+OnEvent = Callable[[str, str | None, dict[str, Any]], None]
 
 WATCHED = (FLEET_CLUSTER, ECHO_STORE, NODE, STORAGE_CLASS, *CHILDREN)
 
 
-def registry(take: Take) -> kopf.OperatorRegistry:
+def registry(on_event: OnEvent) -> kopf.OperatorRegistry:
     """Handlers that hand every event to `take`."""
     found = kopf.OperatorRegistry()
     kopf.on.login(registry=found, id="login")(login)
     for kind in WATCHED:
-        _watch(found, kind, take)
+        _watch(found, kind, on_event)
     return found
 
 
-def _watch(into: kopf.OperatorRegistry, kind: Kind, take: Take) -> None:
+def _watch(into: kopf.OperatorRegistry, kind: Kind, on_event: OnEvent) -> None:
     async def seen(event: Any, **_: Any) -> None:
         """Hand the event on."""
-        take(kind.name, event["type"], event["object"])
+        on_event(kind.name, event["type"], event["object"])
 
     kopf.on.event(
         group=kind.group, version=kind.version, plural=kind.plural, registry=into, id=f"seen-{kind.plural}"

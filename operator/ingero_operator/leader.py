@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from ingero_kit.logs import get
-from ingero_operator.cluster import Api, ApiError
+from ingero_operator.api_client import ApiClient, ApiError
 from ingero_operator.kinds import LEASE
 
 log = get(__name__)
@@ -33,10 +33,10 @@ class LeaseConfig:
             raise ValueError("retry must be below renew_deadline, and that below duration")
 
 
-class Elector:
+class LeaderElector:
     """Takes the Lease, keeps it, and says how fresh it is."""
 
-    def __init__(self, api: Api, config: LeaseConfig) -> None:
+    def __init__(self, api: ApiClient, config: LeaseConfig) -> None:
         self._api = api
         self._config = config
         self._seen: tuple[str, float] = ("", 0.0)
@@ -48,7 +48,7 @@ class Elector:
         """Whether the Lease was ours that recently."""
         return self.renewed > 0 and time.monotonic() - self.renewed < within
 
-    def hindered(self) -> str:
+    def blocked_reason(self) -> str:
         """Why this replica could not take over if the leader went away now; nothing when it could.
 
         An API server that is away for less than a Lease lasts is nothing to tell.
@@ -121,10 +121,10 @@ class Elector:
         if isinstance(error, ApiError) and error.status == 409:
             self._answered()
             return False
-        words = f"Lease {self._config.namespace}/{self._config.name}: {error or 'the API server did not answer'}"
-        if words != self._failure:
-            log.warning("lease_try_failed", reason=words)
-        self._failure = words
+        message = f"Lease {self._config.namespace}/{self._config.name}: {error or 'the API server did not answer'}"
+        if message != self._failure:
+            log.warning("lease_try_failed", reason=message)
+        self._failure = message
         return False
 
     def _expired(self, lease: Manifest) -> bool:

@@ -39,7 +39,7 @@ class Action:
 
 
 def plan(
-    wanted: Iterable[Manifest],
+    desired: Iterable[Manifest],
     observed: Mapping[ChildKey, Manifest],
     *,
     staged: tuple[ChildKey, ...] = (),
@@ -51,10 +51,10 @@ def plan(
     out, so that an upgrade never takes receiver and agents away together. `kept` is never deleted.
     """
     actions: list[Action] = []
-    wanted = list(wanted)
+    desired = list(desired)
     blocked = False
     waiting = set(staged)
-    for child in sorted(wanted, key=lambda item: _stage(item, staged)):
+    for child in sorted(desired, key=lambda item: _stage(item, staged)):
         key = (child["kind"], child["metadata"]["name"])
         live = observed.get(key)
         if live is None:
@@ -65,7 +65,7 @@ def plan(
             actions.append(Action("apply", *key, found[1], found[0], child))
         if key in waiting and (found or not rolled_out(live)):
             blocked = True
-    names = {(child["kind"], child["metadata"]["name"]) for child in wanted}
+    names = {(child["kind"], child["metadata"]["name"]) for child in desired}
     actions += [
         Action("delete", *key, "it is no longer wanted", "", live)
         for key, live in sorted(observed.items())
@@ -92,47 +92,47 @@ def rolled_out(live: Manifest) -> bool:
     return bool(updated >= replicas and available >= replicas and status.get("replicas", 0) <= updated)
 
 
-def difference(wanted: Manifest, live: Manifest) -> tuple[str, str] | None:
+def difference(desired: Manifest, live: Manifest) -> tuple[str, str] | None:
     """The first difference as (path, words), or nothing. What others added beside ours is none."""
     # What a listing returns names neither its kind nor its version.
-    body = {key: value for key, value in wanted.items() if key not in ("apiVersion", "kind")}
+    body = {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}
     found = next(_differences(body, live, ""), None)
     if found:
         return found
-    ours = wanted["metadata"].get("annotations", {}).get(SPEC_HASH)
+    ours = desired["metadata"].get("annotations", {}).get(SPEC_HASH)
     theirs = live["metadata"].get("annotations", {}).get(SPEC_HASH)
     return None if ours == theirs else ("", "what the operator renders has changed")
 
 
-def _differences(wanted: Any, live: Any, path: str) -> Iterator[tuple[str, str]]:
-    if isinstance(wanted, dict):
+def _differences(desired: Any, live: Any, path: str) -> Iterator[tuple[str, str]]:
+    if isinstance(desired, dict):
         if not isinstance(live, dict):
-            if wanted:
+            if desired:
                 yield path, f"{path} is missing"
             return
-        for key, value in wanted.items():
+        for key, value in desired.items():
             if path == ".metadata.annotations" and key == SPEC_HASH:
                 continue
             yield from _differences(value, live.get(key), f"{path}.{key}")
-    elif isinstance(wanted, list):
-        yield from _list_differences(wanted, live if isinstance(live, list) else [], path)
-    elif not _same(wanted, live, path.rsplit(".", 1)[-1]):
-        yield path, f"{path} is {_short(live)} instead of {_short(wanted)}"
+    elif isinstance(desired, list):
+        yield from _list_differences(desired, live if isinstance(live, list) else [], path)
+    elif not _same(desired, live, path.rsplit(".", 1)[-1]):
+        yield path, f"{path} is {_short(live)} instead of {_short(desired)}"
 
 
-def _list_differences(wanted: list[Any], live: list[Any], path: str) -> Iterator[tuple[str, str]]:
+def _list_differences(desired: list[Any], live: list[Any], path: str) -> Iterator[tuple[str, str]]:
     key = next(
-        (name for name in _LIST_KEYS if wanted and all(isinstance(item, dict) and name in item for item in wanted)),
+        (name for name in _LIST_KEYS if desired and all(isinstance(item, dict) and name in item for item in desired)),
         None,
     )
-    if key is None or len({item[key] for item in wanted}) != len(wanted):
-        if len(wanted) != len(live):
-            yield path, f"{path} has {len(live)} items instead of {len(wanted)}"
-        for number, (ours, theirs) in enumerate(zip(wanted, live, strict=False)):
+    if key is None or len({item[key] for item in desired}) != len(desired):
+        if len(desired) != len(live):
+            yield path, f"{path} has {len(live)} items instead of {len(desired)}"
+        for number, (ours, theirs) in enumerate(zip(desired, live, strict=False)):
             yield from _differences(ours, theirs, f"{path}[{number}]")
         return
     by_key = {item.get(key): item for item in live if isinstance(item, dict)}
-    for item in wanted:
+    for item in desired:
         where = f"{path}[{item[key]}]"
         if item[key] not in by_key:
             yield where, f"{where} is missing"
@@ -140,12 +140,12 @@ def _list_differences(wanted: list[Any], live: list[Any], path: str) -> Iterator
             yield from _differences(item, by_key[item[key]], where)
 
 
-def _same(wanted: Any, live: Any, name: str) -> bool:
-    if wanted == live or (live is None and wanted in ("", False)):
+def _same(desired: Any, live: Any, name: str) -> bool:
+    if desired == live or (live is None and desired in ("", False)):
         return True
-    if name in _QUANTITIES and wanted is not None and live is not None:
+    if name in _QUANTITIES and desired is not None and live is not None:
         try:
-            return quantity(str(wanted)) == quantity(str(live))
+            return quantity(str(desired)) == quantity(str(live))
         except ValueError:
             return False
     return False

@@ -5,8 +5,8 @@ from typing import Any, Final
 
 from pydantic import BaseModel
 
-from ingero_operator.conditions import Finding, merged, no, unknown, worst, yes
-from ingero_operator.trouble import Trouble, first
+from ingero_operator.conditions import Condition, merged, no, unknown, worst, yes
+from ingero_operator.errors import ReconcileError, most_important
 
 Tree = dict[str, Any]
 
@@ -37,25 +37,25 @@ def _flat(tree: Any, path: str = "") -> Iterable[tuple[str, str]]:
 
 
 def overall(
-    parts: list[Finding],
+    parts: list[Condition],
     needed: Iterable[str],
-    troubles: list[Trouble],
+    errors: list[ReconcileError],
     paused: bool,
     working: str,
     informing: Iterable[str] = (),
-) -> list[Finding]:
+) -> list[Condition]:
     """Ready and the kstatus pair from the parts. `working` says what is under way, if anything; parts that are
     `informing` are no reason against Ready, but what Ready says while they do not hold."""
-    shown = first(troubles)
-    stalled = next((item for item in troubles if item.stalls), None)
+    first_error = most_important(errors)
+    stalled = next((item for item in errors if item.stalls), None)
     degraded = (
-        yes("Degraded", shown.reason, shown.message)
-        if shown
+        yes("Degraded", first_error.reason, first_error.message)
+        if first_error
         else no("Degraded", "AsExpected", "nothing is in the way")
     )
     missing = [part for part in parts if part.type in set(needed) and not part.holds]
-    if shown:
-        ready = no("Ready", shown.reason, shown.message)
+    if first_error:
+        ready = no("Ready", first_error.reason, first_error.message)
     elif missing:
         part = missing[0]
         make = unknown if part.status == "Unknown" else no
@@ -67,15 +67,15 @@ def overall(
             if lacking
             else yes("Ready", HEALTHY, "everything that is wanted is there")
         )
-    findings = [ready, *parts, degraded]
+    conditions = [ready, *parts, degraded]
     if stalled:
-        findings.append(yes("Stalled", stalled.reason, stalled.message))
-    elif working and not paused and not shown:
-        findings.append(yes("Reconciling", "Progressing", working))
-    return findings
+        conditions.append(yes("Stalled", stalled.reason, stalled.message))
+    elif working and not paused and not first_error:
+        conditions.append(yes("Reconciling", "Progressing", working))
+    return conditions
 
 
-def _subject(part: Finding) -> str:
+def _subject(part: Condition) -> str:
     """One word that says what is not there: `AgentsAvailable=False` reads AgentsUnavailable."""
     generic = {"Progressing", "Unavailable", "Pending", "PodsRefused"}
     if part.reason in generic:
@@ -83,31 +83,33 @@ def _subject(part: Finding) -> str:
     return part.reason
 
 
-def disturbed(before: Mapping[str, Any], parts: Iterable[str], trouble: Trouble) -> tuple[list[Finding], Tree]:
+def with_error(
+    before: Mapping[str, Any], parts: Iterable[str], error: ReconcileError
+) -> tuple[list[Condition], Tree]:
     """Conditions and the rest of a status when something stands before looking: what was told last stands."""
-    told = {item.get("type"): item for item in before.get("conditions") or []}
+    shown_first = {item.get("type"): item for item in before.get("conditions") or []}
     kept = []
     for kind in parts:
-        item = told.get(kind)
+        item = shown_first.get(kind)
         if item is None:
-            kept.append(unknown(kind, "NotLookedAt", f"not looked at: {trouble.message}"))
+            kept.append(unknown(kind, "NotLookedAt", f"not looked at: {error.message}"))
         else:
-            kept.append(Finding(kind, item["status"], item["reason"], str(item.get("message", ""))))
+            kept.append(Condition(kind, item["status"], item["reason"], str(item.get("message", ""))))
     rest = {key: value for key, value in before.items() if key not in _STORY}
-    return overall(kept, (), [trouble], False, ""), rest
+    return overall(kept, (), [error], False, ""), rest
 
 
 def assemble(
-    findings: list[Finding], before: Mapping[str, Any], generation: int, now: str, paused: bool, rest: Tree
+    conditions: list[Condition], before: Mapping[str, Any], generation: int, now: str, paused: bool, rest: Tree
 ) -> Tree:
     """A whole status: the story in one word and one sentence, the conditions, and the rest."""
-    told = worst(findings) or next(finding for finding in findings if finding.type == "Ready")
-    summary, message = "Paused" if paused else told.reason, told.message
+    shown_first = worst(conditions) or next(condition for condition in conditions if condition.type == "Ready")
+    summary, message = "Paused" if paused else shown_first.reason, shown_first.message
     return {
         "observedGeneration": generation,
         "summary": summary[:256],
         "message": message[:4096],
-        "conditions": merged(findings, before.get("conditions") or [], generation, now),
+        "conditions": merged(conditions, before.get("conditions") or [], generation, now),
         **rest,
     }
 

@@ -18,11 +18,11 @@ CALM_SECONDS: Final = 300.0
 """How long work must have gone on for its next failure to count as the first again."""
 
 
-class Ended(Exception):
+class RestartRequired(Exception):
     """The operator has to end, and why."""
 
 
-def words(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """What an exception says, or its kind where it says nothing."""
     return str(error) or type(error).__name__
 
@@ -60,7 +60,7 @@ class Tasks:
             try:
                 await work()
                 raise RuntimeError("it returned")
-            except Ended:
+            except RestartRequired:
                 raise
             except Exception as error:
                 self.failed(name, error)

@@ -2,9 +2,9 @@
 
 from typing import Any, Final
 
-from ingero_operator.conditions import Finding, no, unknown, yes
+from ingero_operator.conditions import Condition, no, unknown, yes
+from ingero_operator.errors import ReconcileError
 from ingero_operator.plan import rolled_out
-from ingero_operator.trouble import Trouble
 
 Manifest = dict[str, Any]
 
@@ -15,10 +15,10 @@ STUCK: Final = {
 """Reasons of parts that do not pass by waiting, and whether only a person's change helps."""
 
 
-def stuck(parts: list[Finding]) -> list[Trouble]:
+def stuck(parts: list[Condition]) -> list[ReconcileError]:
     """What of the parts is an obstacle and not just under way."""
     return [
-        Trouble(part.reason, part.message, stalls=STUCK[part.reason])
+        ReconcileError(part.reason, part.message, stalls=STUCK[part.reason])
         for part in parts
         if part.status == "False" and part.type != "TaintingAllowed" and part.reason in STUCK
     ]
@@ -50,24 +50,24 @@ def replica_failure(live: Manifest | None) -> str | None:
     return None
 
 
-def available(kind: str, live: Manifest | None, what: str) -> Finding:
+def available(kind: str, live: Manifest | None, what: str) -> Condition:
     """Whether a Deployment or StatefulSet serves."""
     if live is None:
         return unknown(kind, "Pending", f"{what} is not made yet")
-    ready, wanted = ready_of(live)
+    ready, desired = ready_of(live)
     name = f"{live['kind']} {live['metadata']['name']}"
     failure = replica_failure(live)
-    if ready < wanted and failure:
+    if ready < desired and failure:
         return no(kind, "PodsRefused", f"{name}: {failure}")
     overdue = deadline_exceeded(live)
-    if ready < wanted and overdue:
+    if ready < desired and overdue:
         return no(kind, "ProgressDeadlineExceeded", f"{name}: {overdue} See `kubectl describe pod` of its pods.")
-    if ready < wanted:
-        return no(kind, "Progressing", f"{name} has {ready} of {wanted} pods ready")
-    return yes(kind, "Available", f"{name} has {ready} of {wanted} pods ready")
+    if ready < desired:
+        return no(kind, "Progressing", f"{name} has {ready} of {desired} pods ready")
+    return yes(kind, "Available", f"{name} has {ready} of {desired} pods ready")
 
 
-def agents_available(sets: list[Manifest | None], privileged: bool | None) -> Finding:
+def agents_available(sets: list[Manifest | None], privileged: bool | None) -> Condition:
     """Whether every GPU node is watched. `privileged`: what the namespace admits, if it says so."""
     kind = "AgentsAvailable"
     present = [item for item in sets if item is not None]
@@ -77,25 +77,25 @@ def agents_available(sets: list[Manifest | None], privileged: bool | None) -> Fi
         status, name = live.get("status", {}), f"DaemonSet {live['metadata']['name']}"
         if status.get("observedGeneration", 0) < live["metadata"].get("generation", 0):
             return unknown(kind, "Pending", f"{name} is not looked at yet")
-        ready, wanted = ready_of(live)
-        if wanted == 0:
+        ready, desired = ready_of(live)
+        if desired == 0:
             return no(
                 kind, "NoMatchingNodes",
                 f"{name}: no node matches spec.agents.nodeSelector "
                 f"({_selector(live)}); label the GPU nodes or change the selector",
             )  # fmt: skip
-        if status.get("currentNumberScheduled", 0) < wanted and privileged is False:
+        if status.get("currentNumberScheduled", 0) < desired and privileged is False:
             return no(
                 kind, "PodSecurity",
-                f"{name} lacks pods on {wanted - int(status.get('currentNumberScheduled', 0))} of {wanted} nodes and "
-                "the namespace does not admit privileged pods; label it "
+                f"{name} lacks pods on {desired - int(status.get('currentNumberScheduled', 0))} of {desired} nodes "
+                "and the namespace does not admit privileged pods; label it "
                 "pod-security.kubernetes.io/enforce=privileged",
             )  # fmt: skip
-        if ready < wanted:
+        if ready < desired:
             reason = "Progressing" if not rolled_out(live) else "Unavailable"
-            return no(kind, reason, f"{name} is ready on {ready} of {wanted} nodes")
-    ready, wanted = ready_of(present[-1])
-    return yes(kind, "Available", f"agents are ready on {ready} of {wanted} nodes")
+            return no(kind, reason, f"{name} is ready on {ready} of {desired} nodes")
+    ready, desired = ready_of(present[-1])
+    return yes(kind, "Available", f"agents are ready on {ready} of {desired} nodes")
 
 
 def _selector(live: Manifest) -> str:

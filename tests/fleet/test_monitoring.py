@@ -19,7 +19,7 @@ def served() -> set[str]:
     """Names of all series on Fleet's two pages and the operator's, counters with their suffix."""
     text = "".join((ROOT / "fleet/ingero_fleet" / name).read_text() for name in SOURCES)
     names = set(re.findall(r'"(ingero_[a-z_]+)"', text))
-    page = (ROOT / "operator/ingero_operator/pages.py").read_text()
+    page = (ROOT / "operator/ingero_operator/metrics.py").read_text()
     own = re.findall(r'^\s+\(\s*"([a-z_]+)",\s+"', page, re.M) + re.findall(r'"ingero_operator_([a-z_]+)"', page)
     names |= {f"ingero_operator_{name}" for name in own}
     return names | {f"{name}_total" for name in names}

@@ -18,9 +18,9 @@ from ingero_fleet.taints.records import MAX_BYTES, NEEDLE
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_server import Encoding, Push, Signal
-from ingero_operator.taints.facts import Step, Verb
-from ingero_operator.taints.nodes import Mark
-from ingero_operator.taints.testimony import record
+from ingero_operator.taints.audit_events import log_request
+from ingero_operator.taints.model import Step, Verb
+from ingero_operator.taints.nodes import StragglerTaint
 from ingero_testing.processes import Running, fleet, wait_until
 from ingero_testing.web import web
 
@@ -32,13 +32,13 @@ def told(
     verb: Verb, node: str = "gpu-7", *, now: float = NOW, expires: float | None = None, effect: str = "NoSchedule"
 ) -> dict[str, Any]:
     """The operator's own record."""
-    mark = Mark(
+    taint = StragglerTaint(
         owner="u", verdict="0badcafe", effect=effect, since=NOW - 60, expires=expires or NOW + 3600, node_uid="n",
         severity=0.3, windows=6,
     )  # fmt: skip
-    step = Step(verb=verb, node=node, uid="n", reason="Confirmed", mark=None if verb == "remove" else mark)
+    step = Step(verb=verb, node=node, uid="n", reason="Confirmed", taint=None if verb == "remove" else taint)
     words = f"Node {node} was marked"
-    return record(step, cluster="prod", owner="u", verdict="0badcafe", words=words, identity="i", now=now)
+    return log_request(step, cluster="prod", owner="u", verdict="0badcafe", message=words, identity="i", now=now)
 
 
 def take(board: TaintBoard, *requests: dict[str, Any], now: float = NOW, encoding: Encoding = "json") -> TaintBoard:

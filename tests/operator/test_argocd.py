@@ -8,19 +8,21 @@ from lupa import LuaRuntime
 
 from ingero_operator import status as shown
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec
-from ingero_operator.conditions import Finding, no, unknown, yes
+from ingero_operator.conditions import Condition, no, unknown, yes
+from ingero_operator.errors import ReconcileError
 from ingero_operator.render import argocd, examples
 from ingero_operator.render.crds import all_definitions
-from ingero_operator.trouble import Trouble
 
 UP = [yes("FleetAvailable", "Available", "up"), yes("AgentsAvailable", "Available", "up")]
 CALM = [no("QuorumMet", "NoQuorum", "too few"), no("TaintingAllowed", "Storm", "storm")]
 DOWN = [no("FleetAvailable", "Progressing", "0 of 1"), UP[1]]
 
 
-def resource(parts: list[Finding], troubles: tuple[Trouble, ...] = (), working: str = "", **change: Any) -> Any:
-    findings = shown.overall(parts, ("FleetAvailable", "AgentsAvailable"), list(troubles), False, working)
-    status = shown.assemble(findings, {}, 3, "2026-01-01T00:00:00Z", False, {})
+def resource(
+    parts: list[Condition], errors: tuple[ReconcileError, ...] = (), working: str = "", **change: Any
+) -> Any:
+    conditions = shown.overall(parts, ("FleetAvailable", "AgentsAvailable"), list(errors), False, working)
+    status = shown.assemble(conditions, {}, 3, "2026-01-01T00:00:00Z", False, {})
     return {"metadata": {"generation": 3, **change}, "status": status}
 
 
@@ -54,8 +56,8 @@ def kstatus(body: Any) -> str:
     return "Current" if found.get("Ready", "True") == "True" else "InProgress"
 
 
-REFUSED = Trouble("ClassNotEncrypted", "make another class")
-SECRET = Trouble("SecretMissing", "make the Secret", stalls=False)
+REFUSED = ReconcileError("ClassNotEncrypted", "make another class")
+SECRET = ReconcileError("SecretMissing", "make the Secret", stalls=False)
 
 
 @pytest.mark.parametrize(

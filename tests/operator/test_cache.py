@@ -3,7 +3,7 @@
 from typing import Any
 
 from ingero_operator.cache import Cache
-from ingero_operator.sight import Sight
+from ingero_operator.informer import Informer
 
 OWNER = ("FleetCluster", "ml", "prod")
 
@@ -90,10 +90,10 @@ def test_what_was_asked_for_and_is_not_there_never_comes_back() -> None:
 
 def test_whose_a_child_was_is_dirty_as_well_as_whose_it_is() -> None:
     dirty: list[tuple[str, str, str]] = []
-    sight = Sight(dirty.append)
-    sight.take("Service", "ADDED", child(1))
+    informer = Informer(dirty.append)
+    informer.on_event("Service", "ADDED", child(1))
     dirty.clear()
-    sight.take("Service", "MODIFIED", child(2, owner=None))
+    informer.on_event("Service", "MODIFIED", child(2, owner=None))
 
     assert dirty == [OWNER]
 

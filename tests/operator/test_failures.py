@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_operator.cluster import ApiError
+from ingero_operator.api_client import ApiError
+from ingero_operator.errors import ReconcileError
 from ingero_operator.failures import Failures
-from ingero_operator.trouble import Trouble
 
 OWNER = ("FleetCluster", "ml", "prod")
 WHAT = ("child", "Service prod-fleet")
@@ -34,45 +34,45 @@ def fail(failures: Failures, error: ApiError = HOOK) -> None:
 def test_what_may_pass_by_itself_is_told_when_it_is_met_twice_in_a_row() -> None:
     failures = found(Clock())
     fail(failures)
-    assert failures.troubles(OWNER) == [] and failures.again(OWNER) == 1.0
+    assert failures.errors(OWNER) == [] and failures.retry_after(OWNER) == 1.0
     fail(failures)
 
-    (trouble,) = failures.troubles(OWNER)
-    assert (trouble.reason, trouble.stalls) == ("RequestFailed", False)
-    assert trouble.message.startswith("Service prod-fleet: failed calling webhook")
+    (error,) = failures.errors(OWNER)
+    assert (error.reason, error.stalls) == ("RequestFailed", False)
+    assert error.message.startswith("Service prod-fleet: failed calling webhook")
     with failures.guarded(OWNER, WHAT):
         pass
-    assert failures.troubles(OWNER) == [] and failures.again(OWNER) is None and failures.owners() == frozenset()
+    assert failures.errors(OWNER) == [] and failures.retry_after(OWNER) is None and failures.owners() == frozenset()
 
 
 def test_what_is_refused_is_told_at_once() -> None:
     failures = found(Clock())
     fail(failures, ApiError(403, "Forbidden", "exceeded quota: q"))
 
-    assert [item.reason for item in failures.troubles(OWNER)] == ["QuotaExceeded"]
+    assert [item.reason for item in failures.errors(OWNER)] == ["QuotaExceeded"]
 
 
 def test_pauses_grow_and_something_else_may_be_tried_at_once() -> None:
     clock = Clock()
     failures, pauses = found(clock), []
     for _ in range(8):
-        failures.add(OWNER, WHAT, Trouble("Rejected", "x"), about="a")
-        pauses.append(failures.again(OWNER))
+        failures.add(OWNER, WHAT, ReconcileError("Rejected", "x"), about="a")
+        pauses.append(failures.retry_after(OWNER))
     assert pauses == [1, 2, 4, 8, 16, 30, 30, 30]
 
-    assert failures.rests(OWNER, WHAT, "a") and not failures.rests(OWNER, WHAT, "b")
+    assert failures.backs_off(OWNER, WHAT, "a") and not failures.backs_off(OWNER, WHAT, "b")
     clock.now += 30
-    assert not failures.rests(OWNER, WHAT, "a") and failures.troubles(OWNER) != []
+    assert not failures.backs_off(OWNER, WHAT, "a") and failures.errors(OWNER) != []
 
 
 def test_what_is_no_longer_asked_for_is_forgotten() -> None:
     failures = found(Clock())
     for name in ("Service a", "Service b"):
-        failures.add(OWNER, ("child", name), Trouble("Rejected", name))
-    failures.add(OWNER, ("node", "n1"), Trouble("TaintRefused", "n1"))
-    failures.only(OWNER, "child", {"Service b"})
+        failures.add(OWNER, ("child", name), ReconcileError("Rejected", name))
+    failures.add(OWNER, ("node", "n1"), ReconcileError("TaintRefused", "n1"))
+    failures.retain(OWNER, "child", {"Service b"})
 
-    assert [item.message for item in failures.troubles(OWNER)] == ["Service b", "n1"]
+    assert [item.message for item in failures.errors(OWNER)] == ["Service b", "n1"]
     failures.forget(OWNER)
     assert failures.owners() == frozenset()
 
@@ -95,5 +95,5 @@ def test_told_is_exactly_what_failed_last_and_is_not_new(history: list[tuple[str
             if not well:
                 raise ApiError(503, "", "busy")
 
-        assert {item.message[0] for item in failures.troubles(OWNER)} == {key for key in counts if counts[key] > 1}
-        assert (failures.again(OWNER) is None) is not any(counts.values())
+        assert {item.message[0] for item in failures.errors(OWNER)} == {key for key in counts if counts[key] > 1}
+        assert (failures.retry_after(OWNER) is None) is not any(counts.values())

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, Policy
-from ingero_operator.gate import LEVELS, View, decide, default_class
+from ingero_operator.gate import LEVELS, GateInputs, decide, default_class
 
 PROVISIONERS = ("csi.scaleway.com", "ebs.csi.aws.com", "rancher.io/local-path", "example.com/unheard-of")
 
@@ -82,11 +82,11 @@ class World:
             {"tokenSecret": {"name": "t"}, "tlsSecret": "tls",
              "storage": {"className": self.name, "size": "10Gi", "encryption": {"policy": self.policy}}}
         )  # fmt: skip
-        view = View(
+        inputs = GateInputs(
             classes=list(self.classes.values()), claim=self.claim, volume=self.volume, recorded=self.record,
             least=self.least,
         )  # fmt: skip
-        decision = decide(spec, view)
+        decision = decide(spec, inputs)
         if decision.proof is not None:
             assert not decision.lock and self.volume is not None and self.claim is not None
             assert decision.proof.volume_uid == self.volume["metadata"]["uid"]
@@ -150,7 +150,7 @@ def test_a_claim_is_written_with_the_size_that_it_has_and_grows_in_a_write_of_it
     }
     volume = {"metadata": {"name": "pv", "uid": "v", "creationTimestamp": "t2"}, "spec": {}} if capacity else None
 
-    decision = decide(spec, View(classes=[found], claim=claim, volume=volume, recorded={}))
+    decision = decide(spec, GateInputs(classes=[found], claim=claim, volume=volume, recorded={}))
 
     assert (decision.claim_size, decision.grow_to, decision.capacity) == (size, grow_to, capacity)
-    assert next(item.reason for item in decision.findings if item.type == "ResizePending") == reason
+    assert next(item.reason for item in decision.conditions if item.type == "ResizePending") == reason

@@ -8,8 +8,8 @@ from typing import Any
 import kopf
 from aiohttp import web
 
-from ingero_operator.cluster import Api
-from ingero_operator.leader import Elector, LeaseConfig
+from ingero_operator.api_client import ApiClient
+from ingero_operator.leader import LeaderElector, LeaseConfig
 
 HELD = {
     "metadata": {"name": "ingero-operator", "namespace": "home", "resourceVersion": "1"},
@@ -19,7 +19,7 @@ NO_RIGHT = {"message": 'leases "ingero-operator" is forbidden', "reason": "Forbi
 
 
 @asynccontextmanager
-async def standby(answers: list[tuple[int, dict[str, Any]]]) -> AsyncIterator[Elector]:
+async def standby(answers: list[tuple[int, dict[str, Any]]]) -> AsyncIterator[LeaderElector]:
     """An elector before an API server that gives these answers, the last one again and again."""
 
     async def answer(_: web.Request) -> web.Response:
@@ -32,9 +32,9 @@ async def standby(answers: list[tuple[int, dict[str, Any]]]) -> AsyncIterator[El
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        async with Api(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")) as api:
+        async with ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")) as api:
             config = LeaseConfig(namespace="home", identity="me", duration=0.3, renew_deadline=0.2, retry=0.02)
-            elector = Elector(api, config)
+            elector = LeaderElector(api, config)
             waiting = asyncio.create_task(elector.acquire())
             yield elector
             waiting.cancel()
@@ -42,20 +42,20 @@ async def standby(answers: list[tuple[int, dict[str, Any]]]) -> AsyncIterator[El
         await runner.cleanup()
 
 
-async def becomes(elector: Elector, hindered: bool) -> str:
+async def becomes(elector: LeaderElector, blocked_reason: bool) -> str:
     async with asyncio.timeout(60):
-        while bool(elector.hindered()) is not hindered:
+        while bool(elector.blocked_reason()) is not blocked_reason:
             await asyncio.sleep(0.01)
-    return elector.hindered()
+    return elector.blocked_reason()
 
 
 def test_a_replica_that_may_not_read_the_lease_is_hindered_in_words() -> None:
     async def run() -> str:
         async with standby([(403, NO_RIGHT)]) as elector:
             async with asyncio.timeout(60):
-                while "asked" in elector.hindered():
+                while "asked" in elector.blocked_reason():
                     await asyncio.sleep(0.01)
-            return elector.hindered()
+            return elector.blocked_reason()
 
     assert asyncio.run(run()) == 'Lease home/ingero-operator: leases "ingero-operator" is forbidden'
 
@@ -63,7 +63,7 @@ def test_a_replica_that_may_not_read_the_lease_is_hindered_in_words() -> None:
 def test_before_the_first_answer_a_replica_is_hindered() -> None:
     async def run() -> str:
         async with standby([(200, HELD)]) as elector:
-            return elector.hindered()
+            return elector.blocked_reason()
 
     assert asyncio.run(run()) == "has not asked for the Lease yet"
 
@@ -72,9 +72,9 @@ def test_a_replica_that_waits_for_its_turn_is_not_hindered_until_the_api_server_
     async def run() -> tuple[str, str]:
         answers: list[tuple[int, dict[str, Any]]] = [(200, HELD)]
         async with standby(answers) as elector:
-            calm = await becomes(elector, hindered=False)
+            calm = await becomes(elector, blocked_reason=False)
             answers.append((503, {"message": "away"}))
-            return calm, await becomes(elector, hindered=True)
+            return calm, await becomes(elector, blocked_reason=True)
 
     assert asyncio.run(run()) == ("", "Lease home/ingero-operator: away")
 
@@ -82,6 +82,6 @@ def test_a_replica_that_waits_for_its_turn_is_not_hindered_until_the_api_server_
 def test_who_was_faster_by_a_moment_is_no_hindrance() -> None:
     async def run() -> str:
         async with standby([(404, {"message": "none"}), (409, {"message": "exists"})]) as elector:
-            return await becomes(elector, hindered=False)
+            return await becomes(elector, blocked_reason=False)
 
     assert asyncio.run(run()) == ""

@@ -28,7 +28,7 @@ def test_every_reason_has_its_cure() -> None:
 
 def test_every_metric_of_the_operator_is_documented() -> None:
     text = (ROOT / "docs/metrics.md").read_text()
-    page = (ROOT / "operator/ingero_operator/pages.py").read_text()
+    page = (ROOT / "operator/ingero_operator/metrics.py").read_text()
     names = set(re.findall(r'"ingero_operator_([a-z_]+)"', page)) | set(
         re.findall(r'^\s+\("([a-z_]+)", "', page, re.M)
     )

@@ -7,7 +7,7 @@ import pytest
 
 from ingero_operator.api.v1alpha1 import FleetClusterSpec
 from ingero_operator.plan import difference, plan, quantity, rolled_out
-from ingero_operator.render import fleet, wanted
+from ingero_operator.render import desired, fleet
 from ingero_operator.render.common import Owner, Platform
 
 OWNER = Owner(kind="FleetCluster", namespace="ml", name="prod", uid="u-1")
@@ -16,7 +16,7 @@ STAGED = (("Deployment", "prod-fleet"), ("DaemonSet", "prod-trace"), ("DaemonSet
 
 def rendered(**change: Any) -> list[dict[str, Any]]:
     spec = FleetClusterSpec.model_validate({"clusterId": "c", **change})
-    return wanted.of_fleet_cluster(OWNER, spec, Platform(), fleet.Surroundings())
+    return desired.of_fleet_cluster(OWNER, spec, Platform(), fleet.FleetInputs())
 
 
 def observed(children: list[dict[str, Any]]) -> dict[tuple[str, str], dict[str, Any]]:

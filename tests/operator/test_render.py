@@ -14,7 +14,7 @@ from ingero_agent.settings import AgentConfig
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import load
 from ingero_operator.api.v1alpha1 import OWN_FIELDS, EchoStoreSpec, FleetClusterSpec, Setting
-from ingero_operator.render import agents, echo, fleet, wanted
+from ingero_operator.render import agents, desired, echo, fleet
 from ingero_operator.render.common import Owner, Platform
 from scripts.generate import rows
 from scripts.monitoring import ALERTS
@@ -22,7 +22,7 @@ from scripts.monitoring import ALERTS
 OWNER = Owner(kind="FleetCluster", namespace="ml", name="prod", uid="u-1")
 STORE = Owner(kind="EchoStore", namespace="ml", name="prod", uid="u-2")
 PLATFORM = Platform(service_monitors=True)
-AROUND = fleet.Surroundings()
+AROUND = fleet.FleetInputs()
 FULL = {
     "clusterId": "prod-1",
     "tokenSecret": {"name": "fleet-token"},
@@ -43,7 +43,7 @@ def spec(**change: Any) -> FleetClusterSpec:
 
 
 def children(**change: Any) -> dict[tuple[str, str], dict[str, Any]]:
-    found = wanted.of_fleet_cluster(OWNER, spec(**change), PLATFORM, AROUND)
+    found = desired.of_fleet_cluster(OWNER, spec(**change), PLATFORM, AROUND)
     return {(child["kind"], child["metadata"]["name"]): child for child in found}
 
 
@@ -75,7 +75,7 @@ def test_images_come_from_the_registry_that_the_operator_is_told(registry: str, 
 def test_an_echo_store_becomes_these_children() -> None:
     store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}})
 
-    found = wanted.of_echo_store(STORE, store, PLATFORM)
+    found = desired.of_echo_store(STORE, store, PLATFORM)
 
     assert [(child["kind"], child["metadata"]["name"]) for child in found] == [
         ("ServiceAccount", "prod-echo"), ("ConfigMap", "prod-echo"), ("Service", "prod-echo"),
@@ -262,7 +262,7 @@ def test_a_claim_names_its_class_and_outlives_its_store_unless_told_otherwise() 
 def test_names_and_labels_fit_for_the_longest_name() -> None:
     long = Owner(kind="FleetCluster", namespace="ml", name="n" * 40, uid="u")
 
-    for child in wanted.of_fleet_cluster(long, spec(), PLATFORM, AROUND):
+    for child in desired.of_fleet_cluster(long, spec(), PLATFORM, AROUND):
         assert len(child["metadata"]["name"]) <= 52
         assert all(len(value) <= 63 for value in child["metadata"]["labels"].values())
 
@@ -310,7 +310,7 @@ def test_the_provider_is_the_one_that_is_said_or_the_one_that_the_nodes_agree_on
     said: str | None, seen: str, provider: str
 ) -> None:
     cost = {"cost": {"defaultProvider": said}} if said else {}
-    tree = fleet.config(OWNER, spec(fleet=cost), fleet.Surroundings(provider=seen))
+    tree = fleet.config(OWNER, spec(fleet=cost), fleet.FleetInputs(provider=seen))
 
     assert FleetConfig.model_validate(tree).processors.cost.default_provider == provider
 
@@ -331,7 +331,7 @@ def test_prometheus_is_told_how_to_ask_an_echo_that_wants_tls_and_a_token() -> N
     own = {**spec, "serviceMonitors": {"tokenSecret": {"name": "scrape", "key": "metrics"}}}
 
     def endpoint(tree: dict[str, Any]) -> Any:
-        found = wanted.of_echo_store(STORE, EchoStoreSpec.model_validate(tree), PLATFORM)
+        found = desired.of_echo_store(STORE, EchoStoreSpec.model_validate(tree), PLATFORM)
         (monitor,) = (child for child in found if child["kind"] == "ServiceMonitor")
         return monitor["spec"]["endpoints"][0]
 
@@ -375,9 +375,9 @@ def test_selinux_and_apparmor_are_set_where_they_are_asked_for() -> None:
 def test_every_pod_may_pull_with_the_secrets_of_the_operator_and_of_the_resource() -> None:
     platform = Platform(pull_secrets=("registry",))
     own = [{"name": "mine"}, {"name": "registry"}]
-    found = wanted.of_fleet_cluster(OWNER, spec(imagePullSecrets=own), platform, AROUND)
+    found = desired.of_fleet_cluster(OWNER, spec(imagePullSecrets=own), platform, AROUND)
     store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "imagePullSecrets": own})
-    found += wanted.of_echo_store(STORE, store, platform)
+    found += desired.of_echo_store(STORE, store, platform)
 
     pods = [pod(child) for child in found if child["kind"] in ("Deployment", "DaemonSet", "StatefulSet")]
     assert [item["imagePullSecrets"] for item in pods] == [[{"name": "registry"}, {"name": "mine"}]] * 4
@@ -415,8 +415,8 @@ def test_every_setting_that_an_alert_prescribes_can_be_set_in_a_resource() -> No
 
 def test_new_prices_roll_fleet() -> None:
     def annotations(prices: str) -> Any:
-        around = fleet.Surroundings(price_digest=prices)
-        found = wanted.of_fleet_cluster(OWNER, spec(), PLATFORM, around)
+        around = fleet.FleetInputs(price_digest=prices)
+        found = desired.of_fleet_cluster(OWNER, spec(), PLATFORM, around)
         (deployment,) = (child for child in found if child["kind"] == "Deployment")
         return deployment["spec"]["template"]["metadata"]["annotations"]
 

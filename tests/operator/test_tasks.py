@@ -6,7 +6,7 @@ import pytest
 
 from ingero_kit.backoff import Backoff
 from ingero_operator.app import ending
-from ingero_operator.tasks import Ended, Tasks
+from ingero_operator.tasks import RestartRequired, Tasks
 
 QUICK = Backoff(first=0.001, longest=0.002)
 
@@ -49,10 +49,10 @@ def test_pauses_grow_while_work_fails_at_once_and_are_short_again_after_calm() -
     async def work() -> None:
         now[0] += 1000.0 if len(tries) == 3 else 1.0
         if len(tries) == 5:
-            raise Ended("enough")
+            raise RestartRequired("enough")
         raise ValueError
 
-    with pytest.raises(Ended, match="enough"):
+    with pytest.raises(RestartRequired, match="enough"):
         asyncio.run(Tasks(lambda: now[0], Seen()).keep("x", work))
     assert tries == [0, 1, 2, 0, 1]
 

@@ -5,25 +5,25 @@ from typing import Any
 import pytest
 
 from ingero_operator import status as shown
-from ingero_operator.conditions import Finding, no, yes
+from ingero_operator.conditions import Condition, no, yes
 from ingero_operator.fleet_clusters import INFORMING, NEEDED, fresh, quorum
-from ingero_operator.inquiry import Answer
-from ingero_operator.taints.facts import Evidence
+from ingero_operator.fleet_poller import PollResult
+from ingero_operator.taints.model import Evidence
 from ingero_operator.workloads import agents_available, available, stuck
 
-GOOD = Answer(evidence=Evidence(tick="t", received=1.0))
-FEW = Answer(evidence=Evidence(tick="t", received=1.0, quorum=False))
-GONE = Answer(evidence=GOOD.evidence, failure="no answer in time")
-OLD = Answer(evidence=GOOD.evidence, stale=True)
+GOOD = PollResult(evidence=Evidence(tick="t", received=1.0))
+FEW = PollResult(evidence=Evidence(tick="t", received=1.0, quorum=False))
+GONE = PollResult(evidence=GOOD.evidence, failure="no answer in time")
+OLD = PollResult(evidence=GOOD.evidence, stale=True)
 UP = [yes("FleetAvailable", "Available", "up"), yes("AgentsAvailable", "Available", "up")]
 
 
-def told(answer: Answer | None, serving: bool = True, *others: Finding) -> dict[str, tuple[str, str]]:
+def told(answer: PollResult | None, serving: bool = True, *others: Condition) -> dict[str, tuple[str, str]]:
     """Status and reason of every condition."""
     parts = [*(others or UP), fresh(answer, serving), quorum(answer)]
-    findings = shown.overall(parts, NEEDED, stuck(parts), False, "", INFORMING)
-    summary = shown.assemble(findings, {}, 1, "2026-01-01T00:00:00Z", False, {})["summary"]
-    return {item.type: (item.status, item.reason) for item in findings} | {"": ("", summary)}
+    conditions = shown.overall(parts, NEEDED, stuck(parts), False, "", INFORMING)
+    summary = shown.assemble(conditions, {}, 1, "2026-01-01T00:00:00Z", False, {})["summary"]
+    return {item.type: (item.status, item.reason) for item in conditions} | {"": ("", summary)}
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,11 @@ def told(answer: Answer | None, serving: bool = True, *others: Finding) -> dict[
     ids=["good", "few", "gone", "old", "new"],
 )
 def test_nobody_is_healthy_whose_fleet_says_nothing_of_now(
-    answer: Answer | None, ready: tuple[str, str], degraded: str, evidence: tuple[str, str], enough: tuple[str, str]
+    answer: PollResult | None,
+    ready: tuple[str, str],
+    degraded: str,
+    evidence: tuple[str, str],
+    enough: tuple[str, str],
 ) -> None:
     found = told(answer)
 
@@ -87,7 +91,7 @@ PODLESS = {
     ],
     ids=["late", "refused", "podless"],
 )
-def test_what_does_not_pass_by_waiting_is_degraded(part: Finding, reason: str, stalls: bool) -> None:
+def test_what_does_not_pass_by_waiting_is_degraded(part: Condition, reason: str, stalls: bool) -> None:
     parts = [part if item.type == part.type else item for item in UP]
 
     found = told(GONE, False, *parts)

@@ -51,7 +51,7 @@ PORTS: Final = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Surroundings:
+class FleetInputs:
     """What is outside the resource itself and changes how Fleet runs."""
 
     token_digest: str = ""
@@ -64,7 +64,7 @@ class Surroundings:
     """Provider that every watched Node's `providerID` names."""
 
 
-def config(owner: Owner, spec: FleetClusterSpec, around: Surroundings) -> Manifest:
+def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifest:
     """Fleet's settings file."""
     tls: Manifest = {"tls": {"cert_file": f"{TLS}/tls.crt", "key_file": f"{TLS}/tls.key"}} if spec.tls_secret else {}
     auth: Manifest = {"auth": {"bearer_token_file": f"{TOKEN}/{spec.token_secret.key}"}} if spec.token_secret else {}
@@ -106,7 +106,7 @@ def config(owner: Owner, spec: FleetClusterSpec, around: Surroundings) -> Manife
     return tree
 
 
-def _cost(cost: Cost, around: Surroundings) -> Manifest:
+def _cost(cost: Cost, around: FleetInputs) -> Manifest:
     out: Manifest = {}
     if cost.rates:
         out["rates_file"] = f"{RATES}/{cost.rates.key}"
@@ -118,7 +118,7 @@ def _cost(cost: Cost, around: Surroundings) -> Manifest:
     return {"cost": out} if out else {}
 
 
-def _exporter(owner: Owner, forward: Forward, around: Surroundings) -> Manifest:
+def _exporter(owner: Owner, forward: Forward, around: FleetInputs) -> Manifest:
     out: Manifest = {}
     if forward.echo_store:
         out["endpoint"] = f"{forward.echo_store}-echo.{owner.namespace}.svc:{OTLP_GRPC}"
@@ -131,7 +131,7 @@ def _exporter(owner: Owner, forward: Forward, around: Surroundings) -> Manifest:
     return out
 
 
-def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: Surroundings) -> list[Manifest | None]:
+def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: FleetInputs) -> list[Manifest | None]:
     """Everything of Fleet, in the order in which it is applied."""
     text = dump_bare(config(owner, spec, around))
     scrape = spec.service_monitors
@@ -160,7 +160,7 @@ def disruption_budget(owner: Owner) -> Manifest:
 
 
 def deployment(
-    owner: Owner, spec: FleetClusterSpec, platform: Platform, around: Surroundings, config_digest: str
+    owner: Owner, spec: FleetClusterSpec, platform: Platform, around: FleetInputs, config_digest: str
 ) -> Manifest:
     """One Fleet: its scores are in memory, so a second one would know half of the nodes."""
     volumes, mounts = _volumes(owner, spec, around)
@@ -211,7 +211,7 @@ def deployment(
     )  # fmt: skip
 
 
-def _volumes(owner: Owner, spec: FleetClusterSpec, around: Surroundings) -> tuple[list[Manifest], list[Manifest]]:
+def _volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple[list[Manifest], list[Manifest]]:
     """Volumes of the pod and their mounts: settings, Secrets, prices, room for temporary files."""
     forward, cost = spec.fleet.forward, spec.fleet.cost
     sources: list[tuple[str, SecretKey | ConfigMapKey | str | None, str]] = [

@@ -6,25 +6,25 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ingero_operator.conditions import Finding
-from ingero_operator.taints.facts import Accused, Line, Rails, Step, World
-from ingero_operator.taints.memory import DAY, MAX_RECORDS, Memory, Streak
-from ingero_operator.taints.nodes import EFFECTS, STRENGTH, ZONE, Mark, NodeView
+from ingero_operator.conditions import Condition
+from ingero_operator.taints.model import Accused, CheckResult, Observation, Step, TaintPolicy
+from ingero_operator.taints.nodes import EFFECTS, STRENGTH, ZONE, NodeView, StragglerTaint
+from ingero_operator.taints.state import DAY, MAX_RECORDS, Streak, TaintState
 
 
 @dataclass(frozen=True, kw_only=True)
-class Scene:
+class CheckInputs:
     """What one look at all accused nodes has in common."""
 
-    rails: Rails
-    world: World
-    memory: Memory
-    allowed: Finding
+    policy: TaintPolicy
+    observed: Observation
+    state: TaintState
+    allowed: Condition
     accused: Mapping[str, Accused]
     confirmed: frozenset[str]
     base: list[NodeView]
     """Nodes that count for budget and floor."""
-    marked: Mapping[str, NodeView]
+    tainted: Mapping[str, NodeView]
     """Nodes that carry our mark."""
     budget: int
     leaving: frozenset[str]
@@ -32,85 +32,91 @@ class Scene:
     now: float
 
 
-def additions(scene: Scene) -> tuple[Step | None, tuple[Line, ...]]:
+def additions(inputs: CheckInputs) -> tuple[Step | None, tuple[CheckResult, ...]]:
     """At most one new or stronger mark, and a line for every accused node."""
-    rails, accused, marked = scene.rails, scene.accused, scene.marked
+    policy, accused, tainted = inputs.policy, inputs.accused, inputs.tainted
     if not accused:
         return None, ()
-    room = _Room(scene)
-    lines: list[Line] = []
+    capacity = _Capacity(inputs)
+    checks: list[CheckResult] = []
     chosen: Step | None = None
 
     def order(name: str) -> tuple[float, float, str]:
-        streak = scene.memory.accused.get(name)
+        streak = inputs.state.accused.get(name)
         return (streak.since if streak else math.inf, _standing(accused[name]), name)
 
     for name in sorted(accused, key=order):
-        node, held = scene.world.nodes.get(name), marked.get(name)
+        node, held = inputs.observed.nodes.get(name), tainted.get(name)
         if node is None:
-            lines.append(Line(node=name, rail="Unknown", message="there is no Node of this name"))
+            checks.append(CheckResult(node=name, check="Unknown", message="there is no Node of this name"))
             continue
-        if held is not None and held.mark is not None and not _may_rise(scene, name, held.mark):
-            lines.append(Line(node=name, rail="Held", message=held.mark.effect or "annotated"))
+        if held is not None and held.taint is not None and not _may_rise(inputs, name, held.taint):
+            checks.append(CheckResult(node=name, check="Held", message=held.taint.effect or "annotated"))
             continue
-        rail = _rail(scene, node, accused[name]) or room.stops(node, held)
-        if rail is None and scene.now - scene.memory.last_taint < rails.interval:
-            rail = "Rate", "one node at a time: waiting for spec.taints.interval"
-        if rail is None and chosen is not None:
-            rail = "Rate", f"{chosen.node} goes first"
-        if rail is None:
-            chosen = _step(rails, scene.world, node, accused[name], held, scene.memory.accused[name], scene.now)
-            rail = "Next", chosen.mark.effect if chosen.mark and chosen.mark.effect else "annotation"
-        lines.append(Line(node=name, rail=rail[0], message=rail[1]))
-    return chosen, tuple(lines)
+        check = _failed_check(inputs, node, accused[name]) or capacity.first_failed(node, held)
+        if check is None and inputs.now - inputs.state.last_taint < policy.interval:
+            check = "Rate", "one node at a time: waiting for spec.taints.interval"
+        if check is None and chosen is not None:
+            check = "Rate", f"{chosen.node} goes first"
+        if check is None:
+            chosen = _step(policy, inputs.observed, node, accused[name], held, inputs.state.accused[name], inputs.now)
+            check = "Next", chosen.taint.effect if chosen.taint and chosen.taint.effect else "annotation"
+        checks.append(CheckResult(node=name, check=check[0], message=check[1]))
+    return chosen, tuple(checks)
 
 
-def _may_rise(scene: Scene, name: str, mark: Mark) -> bool:
+def _may_rise(inputs: CheckInputs, name: str, taint: StragglerTaint) -> bool:
     return (
-        name in scene.confirmed
-        and name not in scene.leaving
-        and STRENGTH[mark.effect] < STRENGTH[EFFECTS[scene.rails.mode]]
-        and not mark.probation
+        name in inputs.confirmed
+        and name not in inputs.leaving
+        and STRENGTH[taint.effect] < STRENGTH[EFFECTS[inputs.policy.mode]]
+        and not taint.probation
     )
 
 
 def _step(
-    rails: Rails, world: World, node: NodeView, item: Accused, held: NodeView | None, streak: Streak, now: float
+    policy: TaintPolicy,
+    observed: Observation,
+    node: NodeView,
+    item: Accused,
+    held: NodeView | None,
+    streak: Streak,
+    now: float,
 ) -> Step:
-    if held is not None and held.mark is not None:
-        stronger = replace(held.mark, effect=EFFECTS[rails.mode], expires=now + rails.ttl)
-        return Step(verb="raise", node=node.name, uid=node.uid, reason="Confirmed", mark=stronger)
-    identity = f"{world.owner}/{node.uid}/{streak.since:.3f}"
-    mark = Mark(
-        owner=world.owner,
+    if held is not None and held.taint is not None:
+        stronger = replace(held.taint, effect=EFFECTS[policy.mode], expires=now + policy.ttl)
+        return Step(verb="raise", node=node.name, uid=node.uid, reason="Confirmed", taint=stronger)
+    identity = f"{observed.owner}/{node.uid}/{streak.since:.3f}"
+    taint = StragglerTaint(
+        owner=observed.owner,
         verdict=hashlib.sha256(identity.encode()).hexdigest()[:8],
-        effect=EFFECTS[rails.mode],
+        effect=EFFECTS[policy.mode],
         since=now,
-        expires=now + rails.ttl,
+        expires=now + policy.ttl,
         node_uid=node.uid,
         score=item.score,
         threshold=item.threshold,
         severity=item.severity,
         windows=streak.windows,
     )
-    return Step(verb="add", node=node.name, uid=node.uid, reason="Confirmed", mark=mark)
+    return Step(verb="add", node=node.name, uid=node.uid, reason="Confirmed", taint=taint)
 
 
-def _rail(scene: Scene, node: NodeView, item: Accused) -> tuple[str, str] | None:
+def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[str, str] | None:
     """The first rail of the node itself that stops it."""
-    rails, world, memory, now = scene.rails, scene.world, scene.memory, scene.now
-    record = memory.records.get(node.name)
-    streak = memory.accused.get(node.name)
+    policy, observed, state, now = inputs.policy, inputs.observed, inputs.state, inputs.now
+    record = state.records.get(node.name)
+    streak = state.accused.get(node.name)
     if not item.active:
         return "NotActive", "the node is not active; only active nodes are judged"
     if item.since is not None and item.since < node.created:
         return "Identity", "the verdict is older than this machine"
-    if node.foreign or (node.mark is not None and node.mark.owner != world.owner):
+    if node.foreign or (node.taint is not None and node.taint.owner != observed.owner):
         return "Foreign", "somebody else's straggler mark is on the node"
-    if node.name in world.refused:
+    if node.name in observed.refused:
         return "Refused", "the API server refused the mark a moment ago; an Event has its words"
-    if node.name in world.overlap:
-        return "Overlap", f"{world.overlap[node.name]} watches the node too"
+    if node.name in observed.overlap:
+        return "Overlap", f"{observed.overlap[node.name]} watches the node too"
     for bad, reason, message in (
         (not node.gpu, "NoGpu", "the node has no GPU"),
         (node.control_plane, "ControlPlane", "the node belongs to the control plane"),
@@ -120,51 +126,53 @@ def _rail(scene: Scene, node: NodeView, item: Accused) -> tuple[str, str] | None
         (node.cordoned, "Cordoned", "the node is cordoned already"),
         (bool(node.disrupted), "Disrupted", f"the node is on its way out: {node.disrupted}"),
         (bool(node.remediated), "Remediated", f"another controller works on the node: {node.remediated}"),
-        (now - node.created < rails.min_node_age, "TooYoung", "the node is younger than spec.taints.minNodeAge"),
+        (now - node.created < policy.min_node_age, "TooYoung", "the node is younger than spec.taints.minNodeAge"),
     ):
         if bad:
             return reason, message
-    if record is not None and now < record.hands_off_until:
+    if record is not None and now < record.override_cooldown_until:
         return "HandsOff", "somebody removed our mark; spec.taints.handsOff has not passed"
-    if record is not None and record.released and now - record.released < rails.quiet:
+    if record is not None and record.released and now - record.released < policy.quiet:
         return "Quiet", "the node was released a while ago; spec.taints.quiet has not passed"
-    if record is not None and sum(now - time < DAY for time in record.tainted) >= rails.max_per_day:
+    if record is not None and sum(now - time < DAY for time in record.tainted) >= policy.max_per_day:
         return "Flapping", "tainted too often in 24 hours: a person should look at it"
-    if node.name not in scene.confirmed:
+    if node.name not in inputs.confirmed:
         windows = streak.windows if streak else 0
-        return "Confirming", f"{min(windows, rails.confirm_windows)} of {rails.confirm_windows} windows"
+        return "Confirming", f"{min(windows, policy.confirm_windows)} of {policy.confirm_windows} windows"
     return None
 
 
-class _Room:
+class _Capacity:
     """Whether there is room for one more mark."""
 
-    def __init__(self, scene: Scene) -> None:
-        marked, rails = scene.marked.values(), scene.rails
-        self._scene = scene
-        self._zones = Counter(node.labels.get(ZONE, "") for node in marked)
-        self._domains = Counter(domain for node in marked if (domain := node.labels.get(rails.domain_label, "")))
-        self._healthy = sum(_schedulable(node, scene.marked) for node in scene.base)
-        self._least = math.ceil(rails.min_healthy_percent * len(scene.base) / 100)
+    def __init__(self, inputs: CheckInputs) -> None:
+        tainted, policy = inputs.tainted.values(), inputs.policy
+        self._inputs = inputs
+        self._zones = Counter(node.labels.get(ZONE, "") for node in tainted)
+        self._domains = Counter(domain for node in tainted if (domain := node.labels.get(policy.domain_label, "")))
+        self._healthy = sum(_schedulable(node, inputs.tainted) for node in inputs.base)
+        self._least = math.ceil(policy.min_healthy_percent * len(inputs.base) / 100)
 
-    def stops(self, node: NodeView, held: NodeView | None) -> tuple[str, str] | None:
+    def first_failed(self, node: NodeView, held: NodeView | None) -> tuple[str, str] | None:
         """The first rail of the cluster that stops a node."""
-        scene = self._scene
-        if not scene.allowed.holds and scene.allowed.reason != "Overlap":
-            return scene.allowed.reason, scene.allowed.message
+        inputs = self._inputs
+        if not inputs.allowed.holds and inputs.allowed.reason != "Overlap":
+            return inputs.allowed.reason, inputs.allowed.message
         full = self._full(node) if held is None else None
         if full is not None:
             return full
-        leaves = EFFECTS[scene.rails.mode] and not (held is not None and held.mark is not None and held.mark.effect)
+        leaves = EFFECTS[inputs.policy.mode] and not (
+            held is not None and held.taint is not None and held.taint.effect
+        )
         if leaves and self._healthy - 1 < self._least:
-            words = f"{self._healthy} of {len(scene.base)} eligible nodes are well and {self._least} must stay so"
-            return "MinHealthy", words
+            message = f"{self._healthy} of {len(inputs.base)} eligible nodes are well and {self._least} must stay so"
+            return "MinHealthy", message
         return None
 
     def _full(self, node: NodeView) -> tuple[str, str] | None:
-        budget, label, records = self._scene.budget, self._scene.rails.domain_label, self._scene.memory.records
-        if len(self._scene.marked) >= budget:
-            return "Budget", f"{len(self._scene.marked)} of {budget} nodes are held"
+        budget, label, records = self._inputs.budget, self._inputs.policy.domain_label, self._inputs.state.records
+        if len(self._inputs.tainted) >= budget:
+            return "Budget", f"{len(self._inputs.tainted)} of {budget} nodes are held"
         domain, zone = node.labels.get(label, ""), node.labels.get(ZONE, "")
         if domain and self._domains[domain] >= 1:
             return "Domain", f"another node of {label}={domain} is held"
@@ -180,8 +188,8 @@ def _standing(item: Accused) -> float:
     return -item.severity if item.severity is not None else (item.score or 0.0)
 
 
-def _schedulable(node: NodeView, marked: Mapping[str, NodeView]) -> bool:
-    held = node.name in marked and node.mark is not None and bool(node.mark.effect)
+def _schedulable(node: NodeView, tainted: Mapping[str, NodeView]) -> bool:
+    held = node.name in tainted and node.taint is not None and bool(node.taint.effect)
     return (
         node.ready
         and not node.cordoned

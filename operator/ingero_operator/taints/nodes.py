@@ -31,7 +31,7 @@ STRENGTH: Final = {"": 0, "PreferNoSchedule": 1, "NoSchedule": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mark:
+class StragglerTaint:
     """What we wrote on a node: evidence in an annotation, and a taint unless the effect is empty."""
 
     owner: str
@@ -70,7 +70,7 @@ class NodeView:
     """Key of a taint by which an autoscaler takes the node away."""
     remediated: str = ""
     """Annotation by which another controller works on it."""
-    mark: Mark | None = None
+    taint: StragglerTaint | None = None
     strays: frozenset[str] = frozenset()
     """Values of taints of our key that no mark vouches for: a person's, or what is left of a mark."""
     foreign: bool = False
@@ -92,16 +92,16 @@ def moment(text: object) -> float:
         return 0.0
 
 
-def view(body: Manifest) -> NodeView:
+def node_view(body: Manifest) -> NodeView:
     """The facts of a Node object."""
     metadata, spec, status = body["metadata"], body.get("spec") or {}, body.get("status") or {}
     labels, annotations = metadata.get("labels") or {}, metadata.get("annotations") or {}
     taints = spec.get("taints") or []
-    keys = [str(taint.get("key")) for taint in taints]
-    ours = [taint for taint in taints if taint.get("key") == STRAGGLER_TAINT]
-    mark = read_mark(annotations.get(STRAGGLER_TAINT), ours)
-    verdict = mark.verdict if mark else None
-    strays = frozenset(str(taint.get("value", "")) for taint in ours if not belongs(taint, verdict))
+    keys = [str(entry.get("key")) for entry in taints]
+    ours = [entry for entry in taints if entry.get("key") == STRAGGLER_TAINT]
+    taint = read_taint(annotations.get(STRAGGLER_TAINT), ours)
+    verdict = taint.verdict if taint else None
+    strays = frozenset(str(entry.get("value", "")) for entry in ours if not belongs(entry, verdict))
     ready = any(
         item.get("type") == "Ready" and item.get("status") == "True" for item in status.get("conditions") or []
     )
@@ -120,19 +120,19 @@ def view(body: Manifest) -> NodeView:
         deleting="deletionTimestamp" in metadata,
         disrupted=next((key for key in keys if key in DISRUPTION_TAINTS), ""),
         remediated=next((key for key in REMEDIATION_ANNOTATIONS if key in annotations), ""),
-        mark=mark,
+        taint=taint,
         strays=strays,
-        foreign=bool(strays) or (mark is None and STRAGGLER_TAINT in annotations),
+        foreign=bool(strays) or (taint is None and STRAGGLER_TAINT in annotations),
     )
 
 
-def belongs(taint: Manifest, verdict: str | None) -> bool:
+def belongs(entry: Manifest, verdict: str | None) -> bool:
     """Whether a taint of our key is the one of a verdict. Another one of that key is somebody else's."""
     effects = (EFFECTS[Mode.NO_SCHEDULE], EFFECTS[Mode.PREFER_NO_SCHEDULE])
-    return verdict is not None and taint.get("value") == verdict and taint.get("effect") in effects
+    return verdict is not None and entry.get("value") == verdict and entry.get("effect") in effects
 
 
-def read_mark(text: str | None, taints: list[Manifest]) -> Mark | None:
+def read_taint(text: str | None, taints: list[Manifest]) -> StragglerTaint | None:
     """Our mark: the annotation, and the taint that it vouches for among those of our key; `None` where the annotation
     is not one of ours."""
     if text is None:
@@ -142,8 +142,8 @@ def read_mark(text: str | None, taints: list[Manifest]) -> Mark | None:
         verdict = str(tree["verdict"])
         if not _VERDICT.fullmatch(verdict):
             return None
-        effects = [str(taint["effect"]) for taint in taints if belongs(taint, verdict)]
-        return Mark(
+        effects = [str(entry["effect"]) for entry in taints if belongs(entry, verdict)]
+        return StragglerTaint(
             owner=str(tree["owner"]),
             verdict=verdict,
             effect=max(effects, key=STRENGTH.__getitem__, default=""),

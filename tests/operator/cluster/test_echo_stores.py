@@ -85,12 +85,12 @@ class Store:
 
     def unmounted(self) -> list[str]:
         """What the pod mounts and must be there, and is not: while there is any, a kubelet starts no container."""
-        wanted = []
+        desired = []
         for volume in self.pod()["spec"]["volumes"]:
             for kind, key in (("configMap", "name"), ("secret", "secretName")):
                 if kind in volume and not volume[kind].get("optional"):
-                    wanted.append((kind.lower(), volume[kind][key]))
-        return [name for kind, name in wanted if self.plane.read("-n", self.namespace, kind, name) is None]
+                    desired.append((kind.lower(), volume[kind][key]))
+        return [name for kind, name in desired if self.plane.read("-n", self.namespace, kind, name) is None]
 
     def mount(self) -> None:
         """The kubelet has mounted everything."""

@@ -90,14 +90,14 @@ def test_what_waiting_costs_is_told_in_the_wide_columns(
 
 
 def test_before_anybody_looked_a_resource_is_about_no_generation(plane: ControlPlane, namespace: str) -> None:
-    wanted = json.dumps(cluster(namespace))
-    dry = plane.kubectl("apply", "--server-side", "--dry-run=server", "-o", "json", "-f", "-", stdin=wanted)
+    desired = json.dumps(cluster(namespace))
+    dry = plane.kubectl("apply", "--server-side", "--dry-run=server", "-o", "json", "-f", "-", stdin=desired)
 
     found = json.loads(dry)
     assert found["status"] == {"observedGeneration": -1} and found["metadata"]["generation"] == 1
     plane.apply(cluster(namespace))
     wait_until(
-        lambda: plane.kubectl("diff", "--server-side", "-f", "-", stdin=wanted, check=False) == "", "no difference"
+        lambda: plane.kubectl("diff", "--server-side", "-f", "-", stdin=desired, check=False) == "", "no difference"
     )
 
 
@@ -153,12 +153,12 @@ def test_children_carry_nothing_of_the_owners_labels_and_the_owner_gets_no_annot
     plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
 ) -> None:
     fleet_double.of(namespace, "prod")
-    wanted = cluster(namespace, pool="here")
-    wanted["metadata"] |= {
+    desired = cluster(namespace, pool="here")
+    desired["metadata"] |= {
         "labels": {"app.kubernetes.io/instance": "argo", "team": "ml"},
         "annotations": {"argocd.argoproj.io/tracking-id": "x", "argocd.argoproj.io/sync-options": "Prune=false"},
     }
-    plane.apply(wanted)
+    plane.apply(desired)
     wait_until(lambda: summary(plane, namespace) == "Healthy", "the FleetCluster to be healthy")
 
     children = plane.read("-n", namespace, "deploy,ds,svc,cm,sa,netpol,pdb", "-l", "ingero.io/owner=prod")["items"]
@@ -166,7 +166,7 @@ def test_children_carry_nothing_of_the_owners_labels_and_the_owner_gets_no_annot
     assert len(children) == 13
     assert not any(word in json.dumps(children) for word in ("tracking-id", "sync-options", "instance", '"team"'))
     live = plane.read("-n", namespace, "fleetcluster", "prod")["metadata"]
-    assert set(live["annotations"]) == set(wanted["metadata"]["annotations"]) and "finalizers" not in live
+    assert set(live["annotations"]) == set(desired["metadata"]["annotations"]) and "finalizers" not in live
 
 
 def test_a_deleted_child_comes_back_and_an_edited_one_is_repaired(plane: ControlPlane, healthy: str) -> None:

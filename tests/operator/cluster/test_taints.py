@@ -114,8 +114,8 @@ def test_a_new_machine_of_the_same_name_starts_clean(lab: Lab, operator: Any) ->
     ("trouble", "reason"),
     [({"panic": True}, "Panic"), ({"quorum": False}, "NoQuorum"), ({"coverage_low": True}, "LowCoverage")],
 )
-def test_bad_evidence_stops_and_says_why(lab: Lab, operator: Any, trouble: dict[str, Any], reason: str) -> None:
-    for name, value in trouble.items():
+def test_bad_evidence_stops_and_says_why(lab: Lab, operator: Any, error: dict[str, Any], reason: str) -> None:
+    for name, value in error.items():
         setattr(lab.says, name, value)
     lab.begin()
     lab.says.stragglers = {lab.names[0]}

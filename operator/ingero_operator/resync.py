@@ -4,11 +4,11 @@ import random
 from dataclasses import dataclass, field
 
 from ingero_kit.logs import get
+from ingero_operator.api_client import ApiClient
 from ingero_operator.cache import key_of
-from ingero_operator.cluster import Api
 from ingero_operator.handlers import WATCHED
+from ingero_operator.informer import RESOURCES, Informer
 from ingero_operator.kinds import CHILDREN, NODE, OURS, STORAGE_CLASS, Kind
-from ingero_operator.sight import RESOURCES, Sight
 
 log = get(__name__)
 
@@ -16,36 +16,36 @@ KINDS = tuple(kind for kind in WATCHED if kind is not STORAGE_CLASS)
 
 
 @dataclass
-class Sweeper:
+class Resync:
     """Keeps the cache honest. Watches that miss the same object twice in a row are taken for dead."""
 
-    api: Api
-    sight: Sight
+    api: ApiClient
+    informer: Informer
     every: float
-    swept: int = 0
+    rounds: int = 0
     behind: int = 0
     _suspects: set[tuple[str, str, str]] = field(default_factory=set)
 
-    async def seed(self) -> None:
+    async def list_all(self) -> None:
         """Fill the cache; nothing is planned before this has been done for every kind."""
         for kind in KINDS:
             async for body in self.api.every(kind, selector=_selector(kind)):
-                self.sight.take(kind.name, None, body)
-        log.info("seeded", objects=len(self.sight.cache), nodes=len(self.sight.nodes))
+                self.informer.on_event(kind.name, None, body)
+        log.info("seeded", objects=len(self.informer.cache), nodes=len(self.informer.nodes))
 
-    async def sweep(self) -> bool:
+    async def run(self) -> bool:
         """Drop ghosts, take in what was missed, mark everything dirty; false when the watches are dead."""
         lagging: set[tuple[str, str, str]] = set()
         for kind in KINDS:
             lagging |= await self._compare(kind)
-        self.swept += 1
+        self.rounds += 1
         twice = lagging & self._suspects
         self._suspects = lagging
         if lagging:
             log.warning("cache_lagged", objects=len(lagging), twice=len(twice))
         self.behind = self.behind + 1 if twice else 0
         for name in RESOURCES:
-            self.sight.mark_dirty(self.sight.cache.keys(name))
+            self.informer.requeue(self.informer.cache.keys(name))
         return self.behind < 2
 
     async def _compare(self, kind: Kind) -> set[tuple[str, str, str]]:
@@ -62,20 +62,22 @@ class Sweeper:
         for key in still:
             live = await self.api.get(kind, key[1] or None, key[2])
             if live is not None:
-                self.sight.take(kind.name, "MODIFIED", live)
+                self.informer.on_event(kind.name, "MODIFIED", live)
         for key in [key for key in before if key not in seen]:
             # Made after the listing began, perhaps, or without the label that is listed: ask before it is forgotten.
             live = await self.api.get(kind, key[1] or None, key[2])
             if live is None:
-                self.sight.gone(kind.name, key)
+                self.informer.gone(kind.name, key)
             else:
-                self.sight.take(kind.name, "MODIFIED", live)
+                self.informer.on_event(kind.name, "MODIFIED", live)
         return still
 
     def _known(self, kind: Kind) -> dict[tuple[str, str, str], tuple[str, int]]:
         if kind is NODE:
-            return {("Node", "", name): (node.uid, int(node.version or 0)) for name, node in self.sight.nodes.items()}
-        return self.sight.cache.versions(kind.name)
+            return {
+                ("Node", "", name): (node.uid, int(node.version or 0)) for name, node in self.informer.nodes.items()
+            }
+        return self.informer.cache.versions(kind.name)
 
     def _lags(self, kind: Kind, key: tuple[str, str, str], seen: tuple[str, int]) -> bool:
         now = self._known(kind).get(key)

@@ -8,8 +8,8 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ingero_operator.desk import Desk
-from ingero_operator.taints.keeper import Keeper
+from ingero_operator.context import ReconcileContext
+from ingero_operator.taints.controller import TaintController
 from ingero_operator.tasks import Tasks
 from ingero_operator.workqueue import WorkQueue
 
@@ -17,40 +17,40 @@ _LEVELS = {"Refused": 0, "Pending": 0, "Declared": 1, "ProviderDefault": 2, "Pro
 
 
 @dataclass
-class Vitals:
+class RuntimeStats:
     """What the pages read."""
 
-    desk: Desk
-    keeper: Keeper
+    context: ReconcileContext
+    taint_controller: TaintController
     queue: WorkQueue[tuple[str, str, str]]
     fit: Callable[[], bool]
     leading: Callable[[], bool]
-    hindered: Callable[[], str]
-    well: Callable[[], bool]
+    blocked_reason: Callable[[], str]
+    healthy: Callable[[], bool]
     lag: Callable[[], float]
     sweeps: Callable[[], int]
     tasks: Tasks
 
 
-class OperatorPage(Collector):
+class OperatorCollector(Collector):
     """Counters and gauges of the operator."""
 
-    def __init__(self, vitals: Vitals) -> None:
-        self._vitals = vitals
+    def __init__(self, stats: RuntimeStats) -> None:
+        self._stats = stats
 
     def collect(self) -> Iterator[Metric]:
         """Build the families anew for every scrape."""
-        vitals, desk = self._vitals, self._vitals.desk
+        stats, context = self._stats, self._stats.context
         requests = CounterMetricFamily(
             "ingero_operator_api_requests", "Requests to the API server.", labels=["method"]
         )
-        for method, count in sorted(desk.api.requests.items()):
+        for method, count in sorted(context.api.requests.items()):
             requests.add_metric([method], count)
         yield requests
         actions = CounterMetricFamily(
             "ingero_operator_taint_actions", "Marks written to nodes.", labels=["action", "reason"]
         )
-        for (verb, reason), count in sorted(desk.node_writes.items()):
+        for (verb, reason), count in sorted(context.node_writes.items()):
             actions.add_metric([verb, reason], count)
         yield actions
         failures = CounterMetricFamily(
@@ -58,35 +58,39 @@ class OperatorPage(Collector):
             "Failures of background tasks, by faults of the operator.",
             labels=["task"],
         )
-        for name, count in sorted(vitals.tasks.failures.items()):
+        for name, count in sorted(stats.tasks.failures.items()):
             failures.add_metric([name], count)
         yield failures
         for name, text, value in (
-            ("reconciles", "Reconciles finished.", vitals.queue.done),
-            ("child_writes", "Children written.", desk.hands.applied),
-            ("status_writes", "Statuses written.", desk.status_writes),
-            ("watch_events", "Watch events taken in.", desk.sight.events),
-            ("fleet_questions", "Questions asked of Fleets.", desk.inquirer.asked),
-            ("fleet_failures", "Questions without an answer.", desk.inquirer.failed),
-            ("echo_questions", "Questions asked of Echos.", desk.fullness.asked),
-            ("echo_failures", "Questions without an answer.", desk.fullness.failed),
-            ("evidence_sent", "Records of marks that Fleets took.", desk.witness.sent),
-            ("evidence_lost", "Records of marks that no Fleet took in time.", desk.witness.lost),
-            ("sweeps", "Comparisons of the cache with the API server.", vitals.sweeps()),
+            ("reconciles", "Reconciles finished.", stats.queue.done),
+            ("child_writes", "Children written.", context.applier.applied),
+            ("status_writes", "Statuses written.", context.status_writes),
+            ("watch_events", "Watch events taken in.", context.informer.events),
+            ("fleet_questions", "Questions asked of Fleets.", context.fleet_poller.asked),
+            ("fleet_failures", "Questions without an answer.", context.fleet_poller.failed),
+            ("echo_questions", "Questions asked of Echos.", context.volume_usage.asked),
+            ("echo_failures", "Questions without an answer.", context.volume_usage.failed),
+            ("evidence_sent", "Records of marks that Fleets took.", context.audit_exporter.sent),
+            ("evidence_lost", "Records of marks that no Fleet took in time.", context.audit_exporter.lost),
+            ("sweeps", "Comparisons of the cache with the API server.", stats.sweeps()),
         ):
             yield CounterMetricFamily(f"ingero_operator_{name}", text, value=value)
         for name, text, number in (
-            ("queue_length", "Resources waiting or being reconciled.", len(vitals.queue)),
+            ("queue_length", "Resources waiting or being reconciled.", len(stats.queue)),
             (
                 "failing",
                 "Resources whose last reconcile failed, or a child or a mark of which could not be written.",
-                len(desk.failures.owners() | vitals.queue.failures.keys()),
+                len(context.failures.owners() | stats.queue.failures.keys()),
             ),
-            ("cached_objects", "Objects in the cache.", len(desk.sight.cache)),
-            ("nodes", "Nodes seen.", len(desk.sight.nodes)),
-            ("leading", "1 while this replica leads.", float(vitals.leading())),
-            ("unguarded", "1 while no admission policy bounds writes to nodes.", float(bool(desk.guard.missing))),
-            ("loop_lag_seconds", "Longest recent stall of the event loop.", vitals.lag()),
+            ("cached_objects", "Objects in the cache.", len(context.informer.cache)),
+            ("nodes", "Nodes seen.", len(context.informer.nodes)),
+            ("leading", "1 while this replica leads.", float(stats.leading())),
+            (
+                "unguarded",
+                "1 while no admission policy bounds writes to nodes.",
+                float(bool(context.admission.missing)),
+            ),
+            ("loop_lag_seconds", "Longest recent stall of the event loop.", stats.lag()),
         ):
             yield GaugeMetricFamily(f"ingero_operator_{name}", text, value=number)
         yield from self._resources()
@@ -95,13 +99,13 @@ class OperatorPage(Collector):
         labels = ["namespace", "name"]
         used = GaugeMetricFamily("ingero_operator_marked_nodes", "Nodes that carry our mark.", labels=labels)
         budget = GaugeMetricFamily("ingero_operator_mark_budget", "Nodes that may.", labels=labels)
-        for (_, namespace, name), (marked, allowed) in sorted(self._vitals.keeper.budgets.items()):
+        for (_, namespace, name), (marked, allowed) in sorted(self._stats.taint_controller.budgets.items()):
             used.add_metric([namespace, name], marked)
             budget.add_metric([namespace, name], allowed)
         level = GaugeMetricFamily(
             "ingero_operator_encryption_level", "0 none, 1 declared, 2 provider default, 3 proven.", labels=labels
         )
-        cache = self._vitals.desk.sight.cache
+        cache = self._stats.context.informer.cache
         for key in sorted(cache.keys("EchoStore")):
             status = (cache.get(key) or {}).get("status") or {}
             verdict = (status.get("encryption") or {}).get("verdict", "Pending")
@@ -109,25 +113,25 @@ class OperatorPage(Collector):
         yield from (used, budget, level)
 
 
-def make_app(vitals: Vitals) -> web.Application:
+def make_app(stats: RuntimeStats) -> web.Application:
     """The HTTP application."""
     registry = CollectorRegistry()
-    registry.register(OperatorPage(vitals))
+    registry.register(OperatorCollector(stats))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
 
     async def healthz(_: web.Request) -> web.Response:
         """Alive: the loop runs, and a leader's watches agree with the API server."""
-        well = vitals.well()
-        return web.Response(status=200 if well else 503, text="ok\n" if well else "the watches lag behind\n")
+        healthy = stats.healthy()
+        return web.Response(status=200 if healthy else 503, text="ok\n" if healthy else "the watches lag behind\n")
 
     async def readyz(_: web.Request) -> web.Response:
         """Ready: leading, or able to take over."""
-        if not vitals.fit():
+        if not stats.fit():
             return web.Response(status=503, text="looking for the API server and the CustomResourceDefinitions\n")
-        if words := vitals.hindered():
-            return web.Response(status=503, text=f"{words}\n")
-        return web.Response(text="leading\n" if vitals.leading() else "standing by\n")
+        if reason := stats.blocked_reason():
+            return web.Response(status=503, text=f"{reason}\n")
+        return web.Response(text="leading\n" if stats.leading() else "standing by\n")
 
     async def metrics(_: web.Request) -> web.Response:
         """Prometheus text format."""

@@ -13,27 +13,29 @@ from ingero_contract import attributes, metrics
 from ingero_contract import echo as routes
 from ingero_kit.backoff import Backoff
 from ingero_kit.clock import steady_clock
-from ingero_operator import witness
-from ingero_operator.taints.facts import Step
-from ingero_operator.taints.nodes import Mark, read_mark
-from ingero_operator.taints.testimony import record
-from ingero_operator.witness import Listener, Witness
+from ingero_operator import audit_exporter
+from ingero_operator.audit_exporter import AuditExporter, OtlpTarget
+from ingero_operator.taints.audit_events import log_request
+from ingero_operator.taints.model import Step
+from ingero_operator.taints.nodes import StragglerTaint, read_taint
 from ingero_testing import processes
 from ingero_testing.fleets import Fleets, fleets
 from ingero_testing.web import web
 
-MARK = Mark(
+MARK = StragglerTaint(
     owner="u-1", verdict="0badcafe", effect="NoSchedule", since=100.0, expires=200.0, node_uid="n-1", score=0.4,
     threshold=0.7, windows=6,
 )  # fmt: skip
 
 
-def told(mark: Mark | None = MARK, identity: str = "add/gpu-7", now: float = 150.0) -> dict[str, Any]:
-    step = Step(verb="add" if mark else "remove", node="gpu-7", uid="n-1", reason="Confirmed", mark=mark)
-    return record(step, cluster="prod", owner="u-1", verdict="0badcafe", words="words", identity=identity, now=now)
+def told(taint: StragglerTaint | None = MARK, identity: str = "add/gpu-7", now: float = 150.0) -> dict[str, Any]:
+    step = Step(verb="add" if taint else "remove", node="gpu-7", uid="n-1", reason="Confirmed", taint=taint)
+    return log_request(
+        step, cluster="prod", owner="u-1", verdict="0badcafe", message="words", identity=identity, now=now
+    )
 
 
-def facts(request: dict[str, Any]) -> dict[str, str]:
+def model(request: dict[str, Any]) -> dict[str, str]:
     (block,) = ParseDict(request, ExportLogsServiceRequest()).resource_logs
     (entry,) = block.scope_logs[0].log_records
     assert entry.event_name == metrics.TAINT_EVENT and entry.body.string_value == "words"
@@ -41,23 +43,23 @@ def facts(request: dict[str, Any]) -> dict[str, str]:
 
 
 def test_a_record_is_otlp_and_carries_the_evidence_of_the_node() -> None:
-    found = facts(told())
+    found = model(told())
 
     assert (found[attributes.CLUSTER_ID], found[attributes.NODE_ID]) == ("prod", "gpu-7")
     assert (found[attributes.TAINT_ACTION], found[attributes.TAINT_VERDICT]) == ("add", "0badcafe")
     taint = {"value": "0badcafe", "effect": found[attributes.TAINT_EFFECT]}
-    assert read_mark(found[attributes.TAINT_EVIDENCE], [taint]) == MARK
-    assert facts(told(None))[attributes.TAINT_ACTION] == "remove"
+    assert read_taint(found[attributes.TAINT_EVIDENCE], [taint]) == MARK
+    assert model(told(None))[attributes.TAINT_ACTION] == "remove"
 
 
 def test_what_is_told_twice_has_one_id_and_what_differs_has_another() -> None:
-    first = facts(told())[attributes.EVENT_ID]
+    first = model(told())[attributes.EVENT_ID]
 
-    assert facts(told(now=999.0))[attributes.EVENT_ID] == first
-    assert facts(told(identity="remove/gpu-7"))[attributes.EVENT_ID] != first
+    assert model(told(now=999.0))[attributes.EVENT_ID] == first
+    assert model(told(identity="remove/gpu-7"))[attributes.EVENT_ID] != first
 
 
-def run(found: Witness, work: Callable[[], Awaitable[None]]) -> None:
+def run(found: AuditExporter, work: Callable[[], Awaitable[None]]) -> None:
     async def both() -> None:
         sending = asyncio.create_task(found.run())
         try:
@@ -68,23 +70,23 @@ def run(found: Witness, work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(both())
 
 
-async def until(done: Callable[[], bool]) -> None:
-    while not done():
+async def until(after_write: Callable[[], bool]) -> None:
+    while not after_write():
         await asyncio.sleep(0.01)
 
 
-def listener(double: Fleets) -> Listener:
-    return Listener(url=double.template.format(namespace="ml", name="prod"), token="t")
+def target(double: Fleets) -> OtlpTarget:
+    return OtlpTarget(url=double.template.format(namespace="ml", name="prod"), token="t")
 
 
 def test_a_record_waits_for_a_fleet_that_is_away() -> None:
     with fleets() as double:
         says = double.of("ml", "prod")
         says.refusing = True
-        found = Witness(steady_clock(), Backoff(first=0.02, longest=0.05))
+        found = AuditExporter(steady_clock(), Backoff(first=0.02, longest=0.05))
 
         async def work() -> None:
-            found.tell(listener(double), told())
+            found.export(target(double), told())
             await until(lambda: says.refused >= 2)
             says.refusing = False
             await until(lambda: found.sent == 1)
@@ -95,10 +97,10 @@ def test_a_record_waits_for_a_fleet_that_is_away() -> None:
 
 def test_what_no_fleet_takes_in_time_is_counted() -> None:
     with fleets() as double:
-        found = Witness(steady_clock(), Backoff(first=0.02, longest=0.05), kept_seconds=0.2)
+        found = AuditExporter(steady_clock(), Backoff(first=0.02, longest=0.05), kept_seconds=0.2)
 
         async def work() -> None:
-            found.tell(listener(double), told())
+            found.export(target(double), told())
             await until(lambda: found.lost == 1)
 
         run(found, work)
@@ -110,7 +112,7 @@ def test_a_mark_reaches_echo_through_fleet_once(tmp_path: Path) -> None:
         exporter = {"endpoint": f"127.0.0.1:{store.ports['otlp/grpc']}", "tls": {"insecure": True}}
         change = {"exporters": {"otlp": exporter}, "service": {"pipelines": {"logs": {"exporters": ["otlp"]}}}}
         with processes.fleet(tmp_path / "fleet", change) as receiver:
-            found = Witness(steady_clock())
+            found = AuditExporter(steady_clock())
 
             def kept() -> list[list[Any]]:
                 text = f"SELECT node_id, message FROM events WHERE metric_name = '{metrics.TAINT_EVENT}'"
@@ -118,10 +120,10 @@ def test_a_mark_reaches_echo_through_fleet_once(tmp_path: Path) -> None:
                 return list(answer.raise_for_status().json()["rows"])
 
             async def work() -> None:
-                to = Listener(url=receiver.url("otlp/http"))
+                to = OtlpTarget(url=receiver.url("otlp/http"))
                 now = time.time()
-                for mark, identity in ((MARK, "add"), (MARK, "add"), (None, "remove")):
-                    found.tell(to, told(mark, identity, now))
+                for taint, identity in ((MARK, "add"), (MARK, "add"), (None, "remove")):
+                    found.export(to, told(taint, identity, now))
                 await until(lambda: found.sent == 3)
 
             run(found, work)
@@ -130,8 +132,8 @@ def test_a_mark_reaches_echo_through_fleet_once(tmp_path: Path) -> None:
 
 
 def test_the_line_is_bounded() -> None:
-    found = Witness(steady_clock())
-    for _ in range(witness.WAITING + 5):
-        found.tell(Listener(url="http://127.0.0.1:1"), told())
+    found = AuditExporter(steady_clock())
+    for _ in range(audit_exporter.WAITING + 5):
+        found.export(OtlpTarget(url="http://127.0.0.1:1"), told())
 
-    assert len(found) == witness.WAITING and found.lost == 5
+    assert len(found) == audit_exporter.WAITING and found.lost == 5

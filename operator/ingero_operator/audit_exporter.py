@@ -13,8 +13,8 @@ from ingero_contract import routes
 from ingero_kit.backoff import Backoff
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
-from ingero_operator.asking import Unanswered, explain, open_session, trust
 from ingero_operator.tasks import Tasks
+from ingero_operator.untrusted_http import NoResponse, explain, open_session, ssl_context_for
 
 log = get(__name__)
 
@@ -27,7 +27,7 @@ AT_ONCE: Final = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Listener:
+class OtlpTarget:
     """A Fleet's OTLP/HTTP receiver."""
 
     url: str
@@ -38,14 +38,14 @@ class Listener:
 
 @dataclass
 class _Waiting:
-    listener: Listener
+    target: OtlpTarget
     body: bytes
     until: float
     tries: int = 0
 
 
 @dataclass
-class Witness:
+class AuditExporter:
     """A bounded line of records, each tried until it is taken or too old."""
 
     clock: Clock
@@ -61,12 +61,12 @@ class Witness:
     def __len__(self) -> int:
         return len(self._line)
 
-    def tell(self, listener: Listener, request: dict[str, Any]) -> None:
+    def export(self, target: OtlpTarget, request: dict[str, Any]) -> None:
         """Send a request for logs soon; never waits."""
         if len(self._line) >= WAITING:
             self._lose("too many wait")
             return
-        self._add(_Waiting(listener, json.dumps(request).encode(), self.clock() + self.kept_seconds), 0.0)
+        self._add(_Waiting(target, json.dumps(request).encode(), self.clock() + self.kept_seconds), 0.0)
 
     def _add(self, item: _Waiting, delay: float) -> None:
         self._serial += 1
@@ -105,18 +105,18 @@ class Witness:
                 continue
 
     async def _send(self, session: aiohttp.ClientSession, item: _Waiting) -> None:
-        to = item.listener
+        to = item.target
         headers = {"Content-Type": "application/json"}
         if to.token:
             headers["Authorization"] = f"Bearer {to.token}"
         try:
             async with session.post(
-                to.url + routes.OTLP_LOGS, data=item.body, headers=headers, ssl=trust(to.authority),
+                to.url + routes.OTLP_LOGS, data=item.body, headers=headers, ssl=ssl_context_for(to.authority),
                 allow_redirects=False,
-            ) as answer:  # fmt: skip
-                status = answer.status  # its words are not read
-        except (aiohttp.ClientError, OSError, ValueError, Unanswered) as error:
-            self._again(item, str(error) if isinstance(error, Unanswered) else explain(error))
+            ) as response:  # fmt: skip
+                status = response.status  # its words are not read
+        except (aiohttp.ClientError, OSError, ValueError, NoResponse) as error:
+            self._again(item, str(error) if isinstance(error, NoResponse) else explain(error))
             return
         if status == 400:
             self._lose("Fleet refuses the record")

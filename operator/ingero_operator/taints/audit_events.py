@@ -5,8 +5,8 @@ import uuid
 from typing import Any, Final
 
 from ingero_contract import attributes, metrics
-from ingero_operator.taints.edits import annotation
-from ingero_operator.taints.facts import Step
+from ingero_operator.taints.model import Step
+from ingero_operator.taints.patches import annotation
 
 Tree = dict[str, Any]
 
@@ -15,30 +15,32 @@ _WARNING, _INFORMATION = 13, 9
 """Severity numbers of OpenTelemetry."""
 
 
-def record(step: Step, *, cluster: str, owner: str, verdict: str, words: str, identity: str, now: float) -> Tree:
+def log_request(
+    step: Step, *, cluster: str, owner: str, verdict: str, message: str, identity: str, now: float
+) -> Tree:
     """One OTLP request for logs. `identity` with the owner's uid makes the event's id: what is told twice, after a
     restart or a lost answer, is known again. `now` in seconds since the epoch."""
     nanoseconds = str(int(now * 1e9))
-    facts = {
+    model = {
         attributes.EVENT_ID: str(uuid.uuid5(_NAMESPACE, f"{owner}\0{identity}")),
         attributes.TAINT_ACTION: step.verb,
         attributes.TAINT_REASON: step.reason,
         attributes.TAINT_VERDICT: verdict,
-        attributes.TAINT_EFFECT: step.mark.effect if step.mark else "",
-        attributes.TAINT_EVIDENCE: annotation(step.mark) if step.mark else json.dumps({"owner": owner}),
+        attributes.TAINT_EFFECT: step.taint.effect if step.taint else "",
+        attributes.TAINT_EVIDENCE: annotation(step.taint) if step.taint else json.dumps({"owner": owner}),
     }
     entry = {
         "timeUnixNano": nanoseconds,
         "observedTimeUnixNano": nanoseconds,
         "severityNumber": _WARNING if step.verb in ("add", "raise") else _INFORMATION,
         "eventName": metrics.TAINT_EVENT,
-        "body": {"stringValue": words},
-        "attributes": _pairs(facts),
+        "body": {"stringValue": message},
+        "attributes": _pairs(model),
     }
     resource = {"attributes": _pairs({attributes.NODE_ID: step.node, attributes.CLUSTER_ID: cluster})}
     scope = {"scope": {"name": "ingero-operator"}, "logRecords": [entry]}
     return {"resourceLogs": [{"resource": resource, "scopeLogs": [scope]}]}
 
 
-def _pairs(facts: dict[str, str]) -> list[Tree]:
-    return [{"key": key, "value": {"stringValue": value}} for key, value in facts.items()]
+def _pairs(model: dict[str, str]) -> list[Tree]:
+    return [{"key": key, "value": {"stringValue": value}} for key, value in model.items()]

@@ -13,12 +13,12 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ingero_contract import routes
 from ingero_contract.values import NodeState
 from ingero_kit.clock import Clock
-from ingero_operator.asking import Unanswered, ask, open_session
-from ingero_operator.taints.facts import Accused, Evidence, is_stale
+from ingero_operator.taints.model import Accused, Evidence, is_stale
 from ingero_operator.taints.nodes import moment
 from ingero_operator.tasks import Tasks
+from ingero_operator.untrusted_http import NoResponse, get_json, open_session
 
-Key = tuple[str, str, str]
+OwnerKey = tuple[str, str, str]
 ASK_SECONDS: Final = 5.0
 MAX_ANSWER: Final = 2 << 20
 """Bytes of one answer. Decoded it may take thirty times as much, for a moment, one answer at a time."""
@@ -41,7 +41,7 @@ MANY: Final = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Question:
+class PollRequest:
     """What to ask of whom."""
 
     url: str
@@ -60,7 +60,7 @@ class Question:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class PollResult:
     """What came back: evidence, figures for people, or why there is none."""
 
     evidence: Evidence | None = None
@@ -95,17 +95,17 @@ _Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
 _Count = Annotated[int, Field(ge=0, le=10**9)]
 
 
-class _Told(BaseModel):
+class _Payload(BaseModel):
     """Base of what Fleet says. Only what is read here is checked; whatever else it says is left alone."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
 
-class _Verdict(_Told):
+class _Verdict(_Payload):
     severity: _Number | None = None
 
 
-class _Straggler(_Told):
+class _Straggler(_Payload):
     node_id: _Name
     state: _Text
     since: _Text | None = None
@@ -115,12 +115,12 @@ class _Straggler(_Told):
     verdict: _Verdict | None = None
 
 
-class _Counts(_Told):
+class _Counts(_Payload):
     active: _Count = 0
     expected: _Count = 0
 
 
-class _Stragglers(_Told):
+class _Stragglers(_Payload):
     cluster_id: _Text
     generated_at: _Text
     interval_seconds: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
@@ -133,30 +133,34 @@ class _Stragglers(_Told):
     nodes: _Counts | None = None
 
 
-class _Node(_Told):
+class _Node(_Payload):
     cluster_id: _Text | None = None
     node_id: _Name
     state: _Text
     straggler: bool
 
 
-class _Nodes(_Told):
+class _Nodes(_Payload):
     nodes: Annotated[list[_Node], Field(max_length=MAX_NODES)]
 
 
-def read(
-    stragglers: dict[str, Any], nodes: dict[str, Any] | None, question: Question, now: float, before: Evidence | None
-) -> Answer:
+def parse_response(
+    stragglers: dict[str, Any],
+    nodes: dict[str, Any] | None,
+    poll_request: PollRequest,
+    now: float,
+    before: Evidence | None,
+) -> PollResult:
     """Fleet's answers as evidence. Pure; raises `Unanswered` for what is no answer to this question."""
     try:
-        told = _Stragglers.model_validate(stragglers)
+        payload = _Stragglers.model_validate(stragglers)
         others = _Nodes.model_validate(nodes).nodes if nodes is not None else []
     except ValidationError as error:
-        raise Unanswered(f"its answer cannot be read: {_first(error)}") from None
-    for cluster in (told.cluster_id, *(node.cluster_id for node in others)):
-        if cluster not in (question.cluster, None):
-            raise Unanswered(f"it speaks of cluster {str(cluster)[:63]!r} when asked for {question.cluster!r}")
-    by_verdict = told.decided_by == "verdict"
+        raise NoResponse(f"its answer cannot be read: {_first_problem(error)}") from None
+    for cluster in (payload.cluster_id, *(node.cluster_id for node in others)):
+        if cluster not in (poll_request.cluster, None):
+            raise NoResponse(f"it speaks of cluster {str(cluster)[:63]!r} when asked for {poll_request.cluster!r}")
+    by_verdict = payload.decided_by == "verdict"
     accused = {
         item.node_id: Accused(
             active=item.state == NodeState.ACTIVE,
@@ -166,24 +170,24 @@ def read(
             threshold=None if by_verdict else item.threshold,
             severity=item.verdict.severity if by_verdict and item.verdict else None,
         )
-        for item in told.stragglers
+        for item in payload.stragglers
     }
-    well = frozenset(node.node_id for node in others if node.state == NodeState.ACTIVE and not node.straggler)
+    healthy = frozenset(node.node_id for node in others if node.state == NodeState.ACTIVE and not node.straggler)
     evidence = Evidence(
-        tick=told.generated_at,
-        received=before.received if before is not None and before.tick == told.generated_at else now,
-        interval=min(told.interval_seconds, question.interval),
-        quorum=told.quorum_met,
-        panic=told.panic,
-        coverage_low=told.coverage_low,
-        threshold=by_verdict or told.threshold is not None or bool(accused),
+        tick=payload.generated_at,
+        received=before.received if before is not None and before.tick == payload.generated_at else now,
+        interval=min(payload.interval_seconds, poll_request.interval),
+        quorum=payload.quorum_met,
+        panic=payload.panic,
+        coverage_low=payload.coverage_low,
+        threshold=by_verdict or payload.threshold is not None or bool(accused),
         accused=accused,
-        well=(well & question.held) - set(accused),
+        healthy=(healthy & poll_request.held) - set(accused),
     )
-    counts = told.nodes or _Counts()
-    return Answer(
+    counts = payload.nodes or _Counts()
+    return PollResult(
         evidence=evidence,
-        threshold=told.threshold,
+        threshold=payload.threshold,
         active=counts.active,
         expected=counts.expected,
         cost=_cost(stragglers.get("cost")),
@@ -191,21 +195,21 @@ def read(
     )
 
 
-def _first(error: ValidationError) -> str:
+def _first_problem(error: ValidationError) -> str:
     """The first thing that is wrong, with its place and without what was sent."""
     problem = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, problem['loc']))[:100]}: {problem['msg']}"
 
 
-def _cost(told: Any) -> dict[str, Any] | None:
+def _cost(payload: Any) -> dict[str, Any] | None:
     """Fleet's sums as `status.cost`; nothing where nothing has a price.
 
     Nothing either where they cannot be read: what a straggler costs must not decide whether it is seen. Waiting moves
     with every tick, so two digits of it are told.
     """
     try:
-        cost, waiting = float(told["cost_per_hour"]), float(told["waiting_per_hour"])
-        unpriced, currency = int(told["gpus_without_rate"]), str(told["currency"])[:16]
+        cost, waiting = float(payload["cost_per_hour"]), float(payload["waiting_per_hour"])
+        unpriced, currency = int(payload["gpus_without_rate"]), str(payload["currency"])[:16]
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
     out: dict[str, Any] = {}
@@ -223,55 +227,55 @@ def _two_digits(amount: float) -> str:
 
 @dataclass
 class _State:
-    question: Question
-    answer: Answer | None = None
+    poll_request: PollRequest
+    result: PollResult | None = None
     failures: int = 0
     due: float = 0.0
     serial: int = 0
 
 
 @dataclass
-class Inquirer:
+class FleetPoller:
     """Asks every Fleet in turn and says which answers are news."""
 
     clock: Clock
     longest: float
     per_second: float
-    news: Callable[[Key], None]
-    states: dict[Key, _State] = field(default_factory=dict)
+    on_change: Callable[[OwnerKey], None]
+    states: dict[OwnerKey, _State] = field(default_factory=dict)
     tasks: Tasks = field(default_factory=Tasks)
     asked: int = 0
     failed: int = 0
-    _heap: list[tuple[float, int, Key]] = field(default_factory=list)
+    _heap: list[tuple[float, int, OwnerKey]] = field(default_factory=list)
     _wake: asyncio.Event = field(default_factory=asyncio.Event)
     _serial: int = 0
 
-    def watch(self, key: Key, question: Question) -> None:
+    def watch(self, key: OwnerKey, poll_request: PollRequest) -> None:
         """Ask this of a resource's Fleet from now on."""
         state = self.states.get(key)
         if state is None:
-            self.states[key] = state = _State(question)
+            self.states[key] = state = _State(poll_request)
             self._plan(key, state, 0.0)
-        elif state.question != question:
-            old, state.question = state.question, question
-            if (old.url, old.token, old.authority) != (question.url, question.token, question.authority):
+        elif state.poll_request != poll_request:
+            old, state.poll_request = state.poll_request, poll_request
+            if (old.url, old.token, old.authority) != (poll_request.url, poll_request.token, poll_request.authority):
                 self._plan(key, state, 0.0)
 
-    def forget(self, key: Key) -> None:
+    def forget(self, key: OwnerKey) -> None:
         """Stop asking."""
         self.states.pop(key, None)
 
-    def answer(self, key: Key) -> Answer | None:
+    def result(self, key: OwnerKey) -> PollResult | None:
         """The latest answer."""
         state = self.states.get(key)
-        return state.answer if state else None
+        return state.result if state else None
 
-    def question(self, key: Key) -> Question | None:
+    def poll_request(self, key: OwnerKey) -> PollRequest | None:
         """What is asked of a resource's Fleet."""
         state = self.states.get(key)
-        return state.question if state else None
+        return state.poll_request if state else None
 
-    def _plan(self, key: Key, state: _State, delay: float) -> None:
+    def _plan(self, key: OwnerKey, state: _State, delay: float) -> None:
         self._serial += 1
         state.due, state.serial = self.clock() + delay, self._serial
         heapq.heappush(self._heap, (state.due, self._serial, key))
@@ -297,7 +301,7 @@ class Inquirer:
             for task in running:
                 task.cancel()
 
-    async def _next(self) -> Key:
+    async def _next(self) -> OwnerKey:
         while True:
             now = self.clock()
             while self._heap:
@@ -318,63 +322,67 @@ class Inquirer:
             except TimeoutError:
                 continue
 
-    async def _ask(self, session: aiohttp.ClientSession, key: Key) -> None:
+    async def _ask(self, session: aiohttp.ClientSession, key: OwnerKey) -> None:
         """Ask one Fleet, and plan the next question whatever comes of this one."""
         state = self.states.get(key)
         if state is None:
             return
-        before, question, began = state.answer, state.question, self.clock()
+        before, poll_request, began = state.result, state.poll_request, self.clock()
         self.asked += 1
         try:
-            answer = await self._question(session, question, before.evidence if before else None)
+            result = await self._poll(session, poll_request, before.evidence if before else None)
             state.failures = 0
         except Exception as error:
-            if not isinstance(error, Unanswered):
+            if not isinstance(error, NoResponse):
                 self.tasks.failed("asking a Fleet", error)
             self.failed += 1
             state.failures += 1
-            answer = _unanswered(before, state.failures, str(error) if isinstance(error, Unanswered) else FAULT)
+            result = _unanswered(before, state.failures, str(error) if isinstance(error, NoResponse) else FAULT)
         if self.states.get(key) is not state:
             return
-        state.answer = answer
+        state.result = result
         self._plan(key, state, max(self._pause(state), SHARE * (self.clock() - began)))
-        live = bool(answer.evidence and answer.evidence.accused) or bool(question.held)
-        if before is None or answer.shown() != before.shown() or live:
-            self.news(key)
+        live = bool(result.evidence and result.evidence.accused) or bool(poll_request.held)
+        if before is None or result.shown() != before.shown() or live:
+            self.on_change(key)
 
     def _pause(self, state: _State) -> float:
         """How long a Fleet is left alone, by how it answered last."""
-        answer, question = state.answer, state.question
+        result, poll_request = state.result, state.poll_request
         if state.failures:
             return min(LONGEST_PAUSE, self.longest * 2.0 ** min(state.failures, 5))
-        if len(self.states) > MANY and not question.urgent and not question.held:
+        if len(self.states) > MANY and not poll_request.urgent and not poll_request.held:
             return LONGEST_PAUSE
-        if answer is None or answer.evidence is None:
+        if result is None or result.evidence is None:
             return self.longest
-        return min(self.longest, max(0.2, answer.evidence.interval / 2))
+        return min(self.longest, max(0.2, result.evidence.interval / 2))
 
-    async def _question(self, session: aiohttp.ClientSession, question: Question, before: Evidence | None) -> Answer:
-        headers = {"Authorization": f"Bearer {question.token}"} if question.token else {}
+    async def _poll(
+        self, session: aiohttp.ClientSession, poll_request: PollRequest, before: Evidence | None
+    ) -> PollResult:
+        headers = {"Authorization": f"Bearer {poll_request.token}"} if poll_request.token else {}
 
-        async def told(path: str, limit: int, *more: tuple[str, str]) -> dict[str, Any]:
+        async def payload(path: str, limit: int, *more: tuple[str, str]) -> dict[str, Any]:
             try:
-                return await ask(
-                    session, question.url + path, limit=limit, headers=headers, authority=question.authority,
-                    parameters=[(routes.CLUSTER_PARAMETER, question.cluster), *more],
+                return await get_json(
+                    session, poll_request.url + path, limit=limit, headers=headers, authority=poll_request.authority,
+                    parameters=[(routes.CLUSTER_PARAMETER, poll_request.cluster), *more],
                 )  # fmt: skip
-            except Unanswered as failure:
-                raise Unanswered(f"{failure} ({path})") from None
+            except NoResponse as failure:
+                raise NoResponse(f"{failure} ({path})") from None
 
         nodes = None
-        if question.held:
-            names = [(routes.NODE_PARAMETER, name) for name in sorted(question.held)[:200]]
-            nodes = await told(routes.FLEET_VERDICTS, NODE_BYTES * (1 + len(names)), *names)
-        return read(await told(routes.FLEET_STRAGGLERS, MAX_ANSWER), nodes, question, self.clock(), before)
+        if poll_request.held:
+            names = [(routes.NODE_PARAMETER, name) for name in sorted(poll_request.held)[:200]]
+            nodes = await payload(routes.FLEET_VERDICTS, NODE_BYTES * (1 + len(names)), *names)
+        return parse_response(
+            await payload(routes.FLEET_STRAGGLERS, MAX_ANSWER), nodes, poll_request, self.clock(), before
+        )
 
 
-def _unanswered(before: Answer | None, failures: int, why: str) -> Answer:
+def _unanswered(before: PollResult | None, failures: int, why: str) -> PollResult:
     """What is known after a question without an answer. One that goes astray is not news; evidence ages all the
     same."""
     if before is not None and failures < PATIENCE:
         return before
-    return replace(before or Answer(), failure=why)
+    return replace(before or PollResult(), failure=why)

@@ -10,16 +10,16 @@ from typing import Any
 import pytest
 
 from ingero_operator.api.v1alpha1 import Mode
-from ingero_operator.taints import edits
-from ingero_operator.taints.counts import attempted, done
-from ingero_operator.taints.facts import Accused, Decision, Evidence, Rails, World
-from ingero_operator.taints.memory import DAY, Memory, Record, from_status, to_status
-from ingero_operator.taints.nodes import EFFECTS, STRENGTH, Mark, NodeView, remover, view
-from ingero_operator.taints.rails import decide
-from ingero_operator.taints.removals import noted
+from ingero_operator.taints import patches
+from ingero_operator.taints.model import Accused, Decision, Evidence, Observation, TaintPolicy
+from ingero_operator.taints.nodes import EFFECTS, STRENGTH, NodeView, StragglerTaint, node_view, remover
+from ingero_operator.taints.policy import decide
+from ingero_operator.taints.removals import note_releases
+from ingero_operator.taints.state import DAY, Record, TaintState, from_status, to_status
+from ingero_operator.taints.tracking import after_attempt, after_write
 
 NOW = 1_700_000_000.0
-QUICK = Rails(mode=Mode.NO_SCHEDULE, confirm_windows=1, confirm_for=0.0)
+QUICK = TaintPolicy(mode=Mode.NO_SCHEDULE, confirm_windows=1, confirm_for=0.0)
 
 
 def fleet(count: int = 20, **change: Any) -> dict[str, NodeView]:
@@ -34,36 +34,38 @@ def says(*names: str, tick: str = "1", now: float = NOW, **change: Any) -> Evide
     return replace(Evidence(tick=tick, received=now, accused=accused), **change)
 
 
-def world(nodes: dict[str, NodeView], evidence: Evidence | None, **change: Any) -> World:
-    return replace(World(owner="fc", nodes=nodes, watched=frozenset(nodes), evidence=evidence), **change)
+def observed(nodes: dict[str, NodeView], evidence: Evidence | None, **change: Any) -> Observation:
+    return replace(Observation(owner="fc", nodes=nodes, watched=frozenset(nodes), evidence=evidence), **change)
 
 
-def look(rails: Rails = QUICK, nodes: dict[str, NodeView] | None = None, memory: Memory | None = None,
+def look(policy: TaintPolicy = QUICK, nodes: dict[str, NodeView] | None = None, state: TaintState | None = None,
          *, evidence: Evidence | None = None, now: float = NOW, **change: Any) -> Decision:  # fmt: skip
-    return decide(rails, world(nodes or fleet(), evidence or says("n03"), **change), memory or Memory(), now)
+    return decide(policy, observed(nodes or fleet(), evidence or says("n03"), **change), state or TaintState(), now)
 
 
-def marked(node: NodeView, effect: str = "NoSchedule", **change: Any) -> NodeView:
-    mark = Mark(owner="fc", verdict="0" * 8, effect=effect, since=NOW, expires=NOW + DAY, node_uid=node.uid)
-    return replace(node, mark=replace(mark, **change))
+def tainted(node: NodeView, effect: str = "NoSchedule", **change: Any) -> NodeView:
+    taint = StragglerTaint(
+        owner="fc", verdict="0" * 8, effect=effect, since=NOW, expires=NOW + DAY, node_uid=node.uid
+    )
+    return replace(node, taint=replace(taint, **change))
 
 
-def rail(decision: Decision, node: str = "n03") -> str:
-    return next(line.rail for line in decision.lines if line.node == node)
+def check(decision: Decision, node: str = "n03") -> str:
+    return next(result.check for result in decision.checks if result.node == node)
 
 
 def test_a_confirmed_straggler_is_marked_with_its_evidence() -> None:
     (step,) = look().steps
 
     assert (step.verb, step.node, step.uid) == ("add", "n03", "u3")
-    assert step.mark is not None
-    assert (step.mark.effect, step.mark.score, step.mark.threshold) == ("NoSchedule", 0.4, 0.7)
+    assert step.taint is not None
+    assert (step.taint.effect, step.taint.score, step.taint.threshold) == ("NoSchedule", 0.4, 0.7)
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"rails": replace(QUICK, mode=Mode.OBSERVE)}, "Observing"),
+        ({"policy": replace(QUICK, mode=Mode.OBSERVE)}, "Observing"),
         ({"paused": "alice: maintenance"}, "Paused"),
         ({"unguarded": "no policy"}, "Unguarded"),
         ({"deleting": True}, "Deleting"),
@@ -72,10 +74,10 @@ def test_a_confirmed_straggler_is_marked_with_its_evidence() -> None:
         ({"evidence": says("n03", panic=True)}, "Panic"),
         ({"evidence": says("n03", coverage_low=True)}, "LowCoverage"),
         ({"evidence": says("n03", threshold=False)}, "NoThreshold"),
-        ({"rails": replace(QUICK, max_nodes=0)}, "NoBudget"),
+        ({"policy": replace(QUICK, max_nodes=0)}, "NoBudget"),
         ({"nodes": fleet(9)}, "NoBudget"),
         ({"evidence": says("n00", "n01", "n02", "n03", "n04")}, "Storm"),
-        ({"memory": Memory(storm_until=NOW + 1)}, "Storm"),
+        ({"state": TaintState(storm_until=NOW + 1)}, "Storm"),
     ],
 )
 def test_a_rail_of_the_cluster_stops_everything(change: dict[str, Any], reason: str) -> None:
@@ -86,7 +88,7 @@ def test_a_rail_of_the_cluster_stops_everything(change: dict[str, Any], reason: 
 
 
 def test_without_any_answer_nothing_is_known() -> None:
-    decision = decide(QUICK, world(fleet(), None), Memory(), NOW)
+    decision = decide(QUICK, observed(fleet(), None), TaintState(), NOW)
 
     assert (decision.steps, decision.allowed.status) == ((), "Unknown")
 
@@ -112,32 +114,32 @@ def test_a_rail_of_the_node_stops_that_node(change: dict[str, Any], reason: str)
 
     decision = look(nodes=nodes)
 
-    assert (decision.steps, rail(decision)) == ((), reason)
+    assert (decision.steps, check(decision)) == ((), reason)
 
 
 @pytest.mark.parametrize(
     ("record", "reason"),
     [
-        (Record(uid="u3", hands_off_until=NOW + 1), "HandsOff"),
+        (Record(uid="u3", override_cooldown_until=NOW + 1), "HandsOff"),
         (Record(uid="u3", released=NOW - 60), "Quiet"),
         (Record(uid="u3", tainted=(NOW - 9000, NOW - 8000, NOW - 7000)), "Flapping"),
     ],
 )
 def test_what_is_remembered_of_a_node_stops_it(record: Record, reason: str) -> None:
-    decision = look(memory=Memory(records={"n03": record}))
+    decision = look(state=TaintState(records={"n03": record}))
 
-    assert (decision.steps, rail(decision)) == ((), reason)
+    assert (decision.steps, check(decision)) == ((), reason)
 
 
 def test_a_node_whose_mark_was_refused_rests_and_gives_way_to_another() -> None:
     decision = look(evidence=says("n03", "n04"), refused=frozenset({"n03"}))
 
-    assert rail(decision) == "Refused"
+    assert check(decision) == "Refused"
     assert [(step.verb, step.node) for step in decision.steps] == [("add", "n04")]
 
 
 def test_what_is_remembered_says_nothing_about_another_machine_of_that_name() -> None:
-    decision = look(memory=Memory(records={"n03": Record(uid="old", hands_off_until=NOW + DAY)}))
+    decision = look(state=TaintState(records={"n03": Record(uid="old", override_cooldown_until=NOW + DAY)}))
 
     assert [step.verb for step in decision.steps] == ["add"]
 
@@ -145,49 +147,49 @@ def test_what_is_remembered_says_nothing_about_another_machine_of_that_name() ->
 def test_a_verdict_older_than_the_machine_is_void() -> None:
     accused = {"n03": Accused(active=True, since=NOW - 2 * DAY, windows=100)}
 
-    assert rail(look(evidence=replace(says(), accused=accused))) == "Identity"
+    assert check(look(evidence=replace(says(), accused=accused))) == "Identity"
 
 
 def test_an_idle_node_is_not_judged() -> None:
     accused = {"n03": Accused(active=False, windows=100)}
 
-    assert rail(look(evidence=replace(says(), accused=accused))) == "NotActive"
+    assert check(look(evidence=replace(says(), accused=accused))) == "NotActive"
 
 
 def test_two_fleet_clusters_over_one_node_both_keep_off() -> None:
     decision = look(overlap={"n03": "FleetCluster a/b"})
 
-    assert (decision.steps, rail(decision), decision.allowed.reason) == ((), "Overlap", "Overlap")
+    assert (decision.steps, check(decision), decision.allowed.reason) == ((), "Overlap", "Overlap")
 
 
 def test_confirmation_takes_time_and_windows_and_a_break_starts_it_anew() -> None:
-    rails = replace(QUICK, confirm_for=60.0, confirm_windows=3)
-    memory, verbs = Memory(), []
+    policy = replace(QUICK, confirm_for=60.0, confirm_windows=3)
+    state, verbs = TaintState(), []
     for number in range(12):
         now = NOW + 10 * number
         evidence = says(*([] if number == 2 else ["n03"]), tick=str(number), now=now)
-        decision = look(rails, memory=memory, evidence=evidence, now=now)
-        memory = decision.memory
+        decision = look(policy, state=state, evidence=evidence, now=now)
+        state = decision.state
         verbs.append([step.verb for step in decision.steps])
 
     assert verbs == [[]] * 9 + [["add"]] * 3
 
 
 def test_the_same_statistics_count_once() -> None:
-    rails, memory = replace(QUICK, confirm_windows=2), Memory()
+    policy, state = replace(QUICK, confirm_windows=2), TaintState()
     for _ in range(5):
-        decision = look(rails, memory=memory)
-        memory = decision.memory
+        decision = look(policy, state=state)
+        state = decision.state
 
-    assert rail(decision) == "Confirming"
+    assert check(decision) == "Confirming"
 
 
 def test_after_a_restart_a_whole_confirmation_passes_first() -> None:
-    rails = replace(QUICK, confirm_for=60.0)
-    first = look(rails, evidence=says("n03"))
-    later = look(rails, memory=first.memory, evidence=says("n03", tick="2", now=NOW + 60), now=NOW + 60)
-    restarted = from_status(to_status(first.memory))
-    anew = look(rails, memory=restarted, evidence=says("n03", tick="2", now=NOW + 60), now=NOW + 60)
+    policy = replace(QUICK, confirm_for=60.0)
+    first = look(policy, evidence=says("n03"))
+    later = look(policy, state=first.state, evidence=says("n03", tick="2", now=NOW + 60), now=NOW + 60)
+    restarted = from_status(to_status(first.state))
+    anew = look(policy, state=restarted, evidence=says("n03", tick="2", now=NOW + 60), now=NOW + 60)
 
     assert [step.verb for step in later.steps] == ["add"] and anew.steps == ()
 
@@ -195,13 +197,13 @@ def test_after_a_restart_a_whole_confirmation_passes_first() -> None:
 def test_one_node_at_a_time() -> None:
     decision = look(evidence=says("n03", "n04"))
     assert [step.node for step in decision.steps] == ["n03"]
-    memory = done(decision.memory, decision.steps[0], NOW)
-    nodes = fleet() | {"n03": marked(fleet()["n03"], verdict=decision.steps[0].mark.verdict)}  # type: ignore[union-attr]
+    state = after_write(decision.state, decision.steps[0], NOW)
+    nodes = fleet() | {"n03": tainted(fleet()["n03"], verdict=decision.steps[0].taint.verdict)}  # type: ignore[union-attr]
 
-    soon = look(nodes=nodes, memory=memory, evidence=says("n03", "n04", tick="2", now=NOW + 299), now=NOW + 299)
-    later = look(nodes=nodes, memory=memory, evidence=says("n03", "n04", tick="2", now=NOW + 300), now=NOW + 300)
+    soon = look(nodes=nodes, state=state, evidence=says("n03", "n04", tick="2", now=NOW + 299), now=NOW + 299)
+    later = look(nodes=nodes, state=state, evidence=says("n03", "n04", tick="2", now=NOW + 300), now=NOW + 300)
 
-    assert (soon.steps, rail(soon, "n04")) == ((), "Rate")
+    assert (soon.steps, check(soon, "n04")) == ((), "Rate")
     assert [step.node for step in later.steps] == ["n04"]
 
 
@@ -216,11 +218,11 @@ def test_one_node_at_a_time() -> None:
 def test_room_is_limited(labels: dict[str, str], effects: int, reason: str) -> None:
     nodes = fleet(30, labels=labels)
     for number in range(effects):
-        nodes[f"n2{number}"] = marked(nodes[f"n2{number}"])
+        nodes[f"n2{number}"] = tainted(nodes[f"n2{number}"])
 
     decision = look(nodes=nodes)
 
-    assert (decision.steps, rail(decision)) == ((), reason)
+    assert (decision.steps, check(decision)) == ((), reason)
 
 
 def test_enough_nodes_must_stay_well() -> None:
@@ -230,14 +232,14 @@ def test_enough_nodes_must_stay_well() -> None:
 
     decision = look(nodes=nodes)
 
-    assert (decision.steps, rail(decision)) == ((), "MinHealthy")
+    assert (decision.steps, check(decision)) == ((), "MinHealthy")
 
 
-def held(effect: str = "NoSchedule", **change: Any) -> tuple[dict[str, NodeView], Memory]:
+def held(effect: str = "NoSchedule", **change: Any) -> tuple[dict[str, NodeView], TaintState]:
     nodes = fleet()
-    nodes["n03"] = marked(nodes["n03"], effect, **change)
+    nodes["n03"] = tainted(nodes["n03"], effect, **change)
     record = Record(uid="u3", verdict="0" * 8, effect=effect, tainted=(NOW,))
-    return nodes, Memory(records={"n03": record}, well={"n03": NOW - 700}, tick="0")
+    return nodes, TaintState(records={"n03": record}, healthy={"n03": NOW - 700}, tick="0")
 
 
 def removal(decision: Decision) -> list[tuple[str, str]]:
@@ -245,78 +247,78 @@ def removal(decision: Decision) -> list[tuple[str, str]]:
 
 
 def test_proof_of_recovery_releases_and_idleness_is_none() -> None:
-    nodes, memory = held()
-    well = replace(says(), well=frozenset({"n03"}))
+    nodes, state = held()
+    healthy = replace(says(), healthy=frozenset({"n03"}))
 
-    assert removal(look(nodes=nodes, memory=memory, evidence=well)) == [("remove", "Recovered")]
-    assert removal(look(nodes=nodes, memory=memory, evidence=says(tick="5"))) == []
+    assert removal(look(nodes=nodes, state=state, evidence=healthy)) == [("remove", "Recovered")]
+    assert removal(look(nodes=nodes, state=state, evidence=says(tick="5"))) == []
 
 
 @pytest.mark.parametrize("broken", [{"quorum": False}, {"panic": True}, {"coverage_low": True}, {"received": 0.0}])
 def test_without_good_evidence_only_time_releases(broken: dict[str, Any]) -> None:
-    nodes, memory = held("PreferNoSchedule")
-    evidence = replace(says(), well=frozenset({"n03"}), **broken)
+    nodes, state = held("PreferNoSchedule")
+    evidence = replace(says(), healthy=frozenset({"n03"}), **broken)
 
-    assert removal(look(nodes=nodes, memory=memory, evidence=evidence)) == []
-    assert removal(look(nodes=nodes, memory=memory, evidence=evidence, now=NOW + DAY)) == [("remove", "Expired")]
+    assert removal(look(nodes=nodes, state=state, evidence=evidence)) == []
+    assert removal(look(nodes=nodes, state=state, evidence=evidence, now=NOW + DAY)) == [("remove", "Expired")]
 
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"deleting": True}, "Deleted"), ({"rails": replace(QUICK, mode=Mode.OBSERVE)}, "ModeLowered"),
+    [({"deleting": True}, "Deleted"), ({"policy": replace(QUICK, mode=Mode.OBSERVE)}, "ModeLowered"),
      ({"watched": frozenset()}, "Excluded")],
 )  # fmt: skip
 def test_removal_needs_no_permission(change: dict[str, Any], reason: str) -> None:
-    nodes, memory = held()
+    nodes, state = held()
     evidence = says("n03", "n04", "n05", "n06", "n07", "n08")
 
-    assert removal(look(nodes=nodes, memory=memory, evidence=evidence, **change)) == [("remove", reason)]
+    assert removal(look(nodes=nodes, state=state, evidence=evidence, **change)) == [("remove", reason)]
 
 
 def test_pausing_removes_nothing() -> None:
-    nodes, memory = held()
+    nodes, state = held()
 
-    assert removal(look(nodes=nodes, memory=memory, paused="bob")) == []
+    assert removal(look(nodes=nodes, state=state, paused="bob")) == []
 
 
 def test_no_schedule_ends_in_probation() -> None:
-    nodes, memory = held()
-    (step,) = look(nodes=nodes, memory=memory, evidence=says(now=NOW + DAY), now=NOW + DAY).steps
+    nodes, state = held()
+    (step,) = look(nodes=nodes, state=state, evidence=says(now=NOW + DAY), now=NOW + DAY).steps
 
     assert (step.verb, step.reason) == ("lower", "Probation")
-    assert step.mark is not None and (step.mark.effect, step.mark.probation) == ("PreferNoSchedule", True)
-    nodes, memory = held("PreferNoSchedule", probation=True)
-    assert removal(look(nodes=nodes, memory=memory, evidence=says(now=NOW + DAY), now=NOW + DAY)) == [
+    assert step.taint is not None and (step.taint.effect, step.taint.probation) == ("PreferNoSchedule", True)
+    nodes, state = held("PreferNoSchedule", probation=True)
+    assert removal(look(nodes=nodes, state=state, evidence=says(now=NOW + DAY), now=NOW + DAY)) == [
         ("remove", "Expired")
     ]
 
 
 def test_fresh_evidence_renews() -> None:
-    nodes, memory = held()
+    nodes, state = held()
     now = NOW + 0.8 * DAY
 
-    assert removal(look(nodes=nodes, memory=memory, evidence=says("n03", now=now), now=now)) == [
+    assert removal(look(nodes=nodes, state=state, evidence=says("n03", now=now), now=now)) == [
         ("renew", "StillConfirmed")
     ]
 
 
 def test_a_lower_mode_lowers_and_a_higher_one_raises() -> None:
-    nodes, memory = held()
-    lower = look(replace(QUICK, mode=Mode.PREFER_NO_SCHEDULE), nodes, memory)
-    nodes, memory = held("PreferNoSchedule")
-    higher = look(QUICK, nodes, memory)
+    nodes, state = held()
+    lower = look(replace(QUICK, mode=Mode.PREFER_NO_SCHEDULE), nodes, state)
+    nodes, state = held("PreferNoSchedule")
+    higher = look(QUICK, nodes, state)
 
     assert removal(lower) == [("lower", "ModeLowered")]
     assert removal(higher) == [("raise", "Confirmed")]
 
 
 def test_a_mark_that_vanished_means_hands_off() -> None:
-    _, memory = held()
-    decision = look(memory=memory)
+    _, state = held()
+    decision = look(state=state)
 
     assert [item.node for item in decision.overrides] == ["n03"]
-    assert (decision.steps, rail(decision)) == ((), "HandsOff")
-    assert look(memory=decision.memory).overrides == ()
+    assert (decision.steps, check(decision)) == ((), "HandsOff")
+    assert look(state=decision.state).overrides == ()
 
 
 def node_with(taints: list[dict[str, str]], note: str | None) -> dict[str, Any]:
@@ -331,14 +333,14 @@ def node_with(taints: list[dict[str, str]], note: str | None) -> dict[str, Any]:
 KEY = "ingero.io/straggler"
 OURS = {"key": KEY, "value": "0" * 8, "effect": "NoSchedule"}
 THEIRS = {"key": KEY, "value": "hands-off", "effect": "NoExecute"}
-NOTE = edits.annotation(
-    Mark(owner="fc", verdict="0" * 8, effect="NoSchedule", since=NOW, expires=NOW + DAY, node_uid="u3")
+NOTE = patches.annotation(
+    StragglerTaint(owner="fc", verdict="0" * 8, effect="NoSchedule", since=NOW, expires=NOW + DAY, node_uid="u3")
 )
 OTHERS_NOTE = NOTE.replace('"fc"', '"another"')
 
 
 @pytest.mark.parametrize(
-    ("taints", "note", "gone", "noted"),
+    ("taints", "note", "gone", "note_removed"),
     [
         ([OURS], NOTE, [OURS], True),
         ([OURS], None, [OURS], False),  # somebody took the annotation
@@ -352,15 +354,15 @@ OTHERS_NOTE = NOTE.replace('"fc"', '"another"')
     ],
 )
 def test_everything_of_our_mark_goes_and_nothing_else(
-    taints: list[dict[str, str]], note: str | None, gone: list[dict[str, str]], noted: bool
+    taints: list[dict[str, str]], note: str | None, gone: list[dict[str, str]], note_removed: bool
 ) -> None:
     body = node_with(taints, note)
-    patch = edits.patch(body, "u3", "fc", None, "0" * 8)
+    patch = patches.patch(body, "u3", "fc", None, "0" * 8)
     assert patch is not None
     apply_patch(body, patch)
 
     assert body["spec"]["taints"] == [{"key": "team", "effect": "NoSchedule"}, *(t for t in taints if t not in gone)]
-    assert (KEY in body["metadata"]["annotations"]) is (note is not None and not noted)
+    assert (KEY in body["metadata"]["annotations"]) is (note is not None and not note_removed)
 
 
 @pytest.mark.parametrize(
@@ -370,34 +372,34 @@ def test_everything_of_our_mark_goes_and_nothing_else(
 def test_what_is_not_ours_is_never_touched(taints: list[dict[str, str]], note: str | None) -> None:
     body = node_with(taints, note)
 
-    assert view(body).foreign or view(body).mark is not None
-    assert edits.patch(body, "u3", "fc", None, "0" * 8) is None
-    assert edits.patch(body, "u3", "fc", marked(fleet()["n03"]).mark) is None
+    assert node_view(body).foreign or node_view(body).taint is not None
+    assert patches.patch(body, "u3", "fc", None, "0" * 8) is None
+    assert patches.patch(body, "u3", "fc", tainted(fleet()["n03"]).taint) is None
 
 
 def test_a_second_taint_of_our_key_hides_no_mark() -> None:
-    node = view(node_with([THEIRS, OURS], NOTE))
+    node = node_view(node_with([THEIRS, OURS], NOTE))
 
-    assert node.mark is not None and (node.mark.effect, node.mark.owner) == ("NoSchedule", "fc")
+    assert node.taint is not None and (node.taint.effect, node.taint.owner) == ("NoSchedule", "fc")
     assert (node.foreign, node.strays) == (True, frozenset({"hands-off"}))
-    _, memory = held()
-    well = replace(says(), well=frozenset({"n03"}))
-    decision = look(nodes=fleet() | {"n03": node}, memory=memory, evidence=well)
+    _, state = held()
+    healthy = replace(says(), healthy=frozenset({"n03"}))
+    decision = look(nodes=fleet() | {"n03": node}, state=state, evidence=healthy)
     assert (removal(decision), decision.overrides) == ([("remove", "Recovered")], ())
 
 
 def test_who_removes_only_the_annotation_has_said_no_and_the_taint_goes_too() -> None:
-    _, memory = held()
-    left = fleet() | {"n03": view(node_with([OURS], None))}
-    first = look(nodes=left, memory=memory)
-    again = look(nodes=left, memory=from_status(json.loads(json.dumps(to_status(first.memory)))))
+    _, state = held()
+    left = fleet() | {"n03": node_view(node_with([OURS], None))}
+    first = look(nodes=left, state=state)
+    again = look(nodes=left, state=from_status(json.loads(json.dumps(to_status(first.state)))))
 
     assert [item.node for item in first.overrides] == ["n03"] and again.overrides == ()
     assert removal(first) == removal(again) == [("remove", "Overridden")]
-    after = done(again.memory, again.steps[0], NOW + 1)
-    assert (after.records["n03"].verdict, after.records["n03"].hands_off_until) == ("", NOW + DAY)
-    lost = look(memory=again.memory)  # the release was written and its answer lost
-    assert lost.overrides == () and [step.reason for step in lost.settled] == ["Overridden"]
+    after = after_write(again.state, again.steps[0], NOW + 1)
+    assert (after.records["n03"].verdict, after.records["n03"].override_cooldown_until) == ("", NOW + DAY)
+    lost = look(state=again.state)  # the release was written and its answer lost
+    assert lost.overrides == () and [step.reason for step in lost.found_done] == ["Overridden"]
 
 
 @pytest.mark.parametrize(
@@ -407,9 +409,9 @@ def test_who_removes_only_the_annotation_has_said_no_and_the_taint_goes_too() ->
      NOTE.replace("0" * 8, "zzz")],
 )  # fmt: skip
 def test_an_annotation_that_is_none_of_ours_is_no_mark_and_no_accident(note: str) -> None:
-    node = view(node_with([], note))
+    node = node_view(node_with([], note))
 
-    assert node.mark is None and node.foreign
+    assert node.taint is None and node.foreign
 
 
 @pytest.mark.parametrize(
@@ -429,31 +431,31 @@ def test_only_who_wrote_the_taints_is_named_as_their_remover(managed: Any, who: 
 
 
 def test_a_mark_that_was_being_removed_is_no_override() -> None:
-    _, memory = held()
-    memory = replace(memory, records={"n03": replace(memory.records["n03"], releasing="Recovered")})
-    decision = look(memory=memory)
+    _, state = held()
+    state = replace(state, records={"n03": replace(state.records["n03"], releasing="Recovered")})
+    decision = look(state=state)
 
     assert decision.overrides == ()
-    assert [(step.verb, step.reason) for step in decision.settled] == [("remove", "Recovered")]
-    assert rail(decision) == "Quiet"
+    assert [(step.verb, step.reason) for step in decision.found_done] == [("remove", "Recovered")]
+    assert check(decision) == "Quiet"
 
 
 def test_a_mark_found_after_a_restart_is_taken_over() -> None:
     nodes, _ = held(since=NOW - 60)
     decision = look(nodes=nodes, evidence=says("n03", "n04"))
 
-    assert decision.memory.records["n03"].verdict == "0" * 8
-    assert decision.memory.last_taint == NOW - 60
-    assert [step.verb for step in decision.settled] == ["add"] and rail(decision, "n04") == "Rate"
+    assert decision.state.records["n03"].verdict == "0" * 8
+    assert decision.state.last_taint == NOW - 60
+    assert [step.verb for step in decision.found_done] == ["add"] and check(decision, "n04") == "Rate"
 
 
 def test_memory_survives_its_status() -> None:
-    _, memory = held()
-    memory = replace(memory, last_taint=NOW + 0.25, storm_until=NOW + 900)
+    _, state = held()
+    state = replace(state, last_taint=NOW + 0.25, storm_until=NOW + 900)
 
-    back = from_status(json.loads(json.dumps(to_status(memory))))
+    back = from_status(json.loads(json.dumps(to_status(state))))
 
-    assert (back.records, back.last_taint, back.storm_until) == (memory.records, memory.last_taint, NOW + 900)
+    assert (back.records, back.last_taint, back.storm_until) == (state.records, state.last_taint, NOW + 900)
 
 
 # Long random histories: a small cluster with everything that happens to one, and a ledger that knows only the rules.
@@ -467,10 +469,10 @@ class Truth:
     foreign: list[dict[str, str]] = field(default_factory=list)
 
 
-RAILS = Rails(
+RAILS = TaintPolicy(
     mode=Mode.NO_SCHEDULE, max_nodes=2, max_percent=25, confirm_for=40.0, confirm_windows=3, recover_for=40.0,
     min_healthy_percent=60, interval=30.0, storm_cooldown=60.0, ttl=400.0, probation=120.0, quiet=60.0, max_per_day=3,
-    hands_off=300.0, min_node_age=60.0,
+    override_cooldown=300.0, min_node_age=60.0,
 )  # fmt: skip
 
 
@@ -484,20 +486,20 @@ class Simulation:
         self.nodes: dict[str, Truth] = {}
         for number in range(12):
             self.join(f"n{number:02}", age=1000)
-        self.memory, self.stored = Memory(), Memory()
-        self.rails, self.paused, self.deleting, self.overlap = RAILS, "", False, {}
+        self.state, self.stored = TaintState(), TaintState()
+        self.policy, self.paused, self.deleting, self.overlap = RAILS, "", False, {}
         self.accused: set[str] = set()
         self.idle: set[str] = set()
         self.good = {"quorum": True, "panic": False, "coverage_low": False}
         self.reachable, self.tick, self.evidence = True, 0, None
         self.streak: dict[str, tuple[str, float, int]] = {}
-        self.well: dict[str, float] = {}
+        self.healthy: dict[str, float] = {}
         self.adds: list[tuple[float, str, str]] = []
         self.released: dict[str, float] = {}
         self.overridden: dict[str, float] = {}
         self.storm = -math.inf
         self.last_good = -math.inf
-        self.counts: defaultdict[str, int] = defaultdict(int)
+        self.tracking: defaultdict[str, int] = defaultdict(int)
         self.verdicts: set[str] = set()
 
     def join(self, name: str, age: float = 0.0) -> None:
@@ -506,7 +508,7 @@ class Simulation:
         labels = {"topology.kubernetes.io/zone": f"z{number % 3}", "nvidia.com/gpu.present": "true"}
         if number % 2:
             labels["nvidia.com/gpu.clique"] = f"c{number // 4}"
-        created = self.stamp(self.now - age)
+        created = self.timestamp(self.now - age)
         self.nodes[name] = Truth(
             {
                 "metadata": {"name": name, "uid": f"m{self.serial}", "resourceVersion": str(self.serial),
@@ -517,13 +519,13 @@ class Simulation:
         )  # fmt: skip
 
     @staticmethod
-    def stamp(time: float) -> str:
-        from ingero_operator.taints.memory import stamp
+    def timestamp(time: float) -> str:
+        from ingero_operator.taints.state import timestamp
 
-        return stamp(time)
+        return timestamp(time)
 
     def views(self) -> dict[str, NodeView]:
-        return {name: view(truth.body) for name, truth in self.nodes.items()}
+        return {name: node_view(truth.body) for name, truth in self.nodes.items()}
 
     def happen(self) -> None:
         """Something happens that nobody asked the operator about."""
@@ -573,7 +575,7 @@ class Simulation:
             elif dice.random() < 0.3:
                 spec["taints"].insert(dice.randrange(len(spec["taints"]) + 1), person)
         elif what < 0.62:
-            self.admin_removes(next((item for item in names if view(self.nodes[item].body).mark), name))
+            self.admin_removes(next((item for item in names if node_view(self.nodes[item].body).taint), name))
         elif what < 0.64:
             if dice.random() < 0.3:
                 metadata["labels"]["ingero.io/exclude"] = ""
@@ -583,25 +585,25 @@ class Simulation:
             self.paused = "x" if dice.random() < 0.3 else ""
         elif what < 0.70:
             modes = [*Mode, *[Mode.NO_SCHEDULE] * 12]
-            self.rails = replace(self.rails, mode=dice.choice(modes))
+            self.policy = replace(self.policy, mode=dice.choice(modes))
         elif what < 0.72:
             self.overlap = {name: "other"} if dice.random() < 0.2 else {}
         elif what < 0.735:
             self.deleting = dice.random() < 0.1
         elif what < 0.75:
-            self.memory = from_status(json.loads(json.dumps(to_status(self.stored))))
-            self.counts["restart"] += 1
+            self.state = from_status(json.loads(json.dumps(to_status(self.stored))))
+            self.tracking["restart"] += 1
 
     def admin_removes(self, name: str) -> None:
         """An administrator removes our taint, our annotation, or both."""
-        node = view(self.nodes[name].body)
-        if node.mark is None:
+        node = node_view(self.nodes[name].body)
+        if node.taint is None:
             return
         spec, metadata = self.nodes[name].body["spec"], self.nodes[name].body["metadata"]
         how = self.random.random()
-        if how < 0.3 and node.mark.effect and name in self.memory.records:
+        if how < 0.3 and node.taint.effect and name in self.state.records:
             metadata["annotations"].pop("ingero.io/straggler")
-            self.counts["annotation"] += 1
+            self.tracking["annotation"] += 1
         elif how < 0.8:
             before = len(spec["taints"])
             spec["taints"] = [taint for taint in spec["taints"] if taint.get("value") not in self.verdicts]
@@ -611,7 +613,7 @@ class Simulation:
             spec["taints"] = [taint for taint in spec["taints"] if taint.get("value") not in self.verdicts]
             metadata["annotations"].pop("ingero.io/straggler")
         self.overridden[node.uid] = self.now
-        self.counts["override"] += 1
+        self.tracking["override"] += 1
 
     def ask(self) -> None:
         """Fleet computes, and is asked if it can be reached."""
@@ -622,10 +624,12 @@ class Simulation:
             name: Accused(active=name not in self.idle, windows=100, score=0.4, threshold=0.7)
             for name in self.accused if name in self.nodes
         }  # fmt: skip
-        well = frozenset(set(self.nodes) - set(accused) - self.idle)
-        self.evidence = Evidence(tick=str(self.tick), received=self.now, accused=accused, well=well, **self.good)
+        healthy = frozenset(set(self.nodes) - set(accused) - self.idle)
+        self.evidence = Evidence(
+            tick=str(self.tick), received=self.now, accused=accused, healthy=healthy, **self.good
+        )
         self.ledger(accused)
-        self.well = {name: self.well.get(name, self.now) for name in well} if self.trusted() else {}
+        self.healthy = {name: self.healthy.get(name, self.now) for name in healthy} if self.trusted() else {}
 
     def ledger(self, accused: dict[str, Accused]) -> None:
         """What the rails say about confirmation, counted independently."""
@@ -640,29 +644,29 @@ class Simulation:
                 streak[name] = (uid, before[1], before[2] + 1) if before and before[0] == uid else (uid, self.now, 1)
         self.streak = streak
 
-    def world(self) -> World:
+    def observed(self) -> Observation:
         views = self.views()
-        return World(
+        return Observation(
             owner="fc", nodes=views, watched=frozenset(views), evidence=self.evidence, overlap=self.overlap,
             paused=self.paused, deleting=self.deleting,
         )  # fmt: skip
 
     def act(self) -> None:
         """One reconcile, which may die between any two of its writes."""
-        seen = self.world()
-        decision = decide(self.rails, seen, self.memory, self.now)
+        seen = self.observed()
+        decision = decide(self.policy, seen, self.state, self.now)
         assert len({step.node for step in decision.steps}) == len(decision.steps)
         for item in decision.overrides:
             assert item.uid in self.overridden, "what the operator removed itself is nobody's no"
         candidates = sum(
-            name in self.nodes and item.active and seen.nodes[name].mark is None
+            name in self.nodes and item.active and seen.nodes[name].taint is None
             for name, item in (self.evidence.accused if self.evidence else {}).items()
         )
         base = [node for node in seen.nodes.values() if not node.excluded]
-        budget = min(self.rails.max_nodes, self.rails.max_percent * len(base) // 100)
+        budget = min(self.policy.max_nodes, self.policy.max_percent * len(base) // 100)
         if self.trusted() and budget and candidates > 2 * budget:
             self.storm = self.now
-        memory = decision.memory
+        state = decision.state
         dies = self.random.random() < 0.1
         cut = self.random.randrange(2 * len(decision.steps) + 2) if dies else -1
         writes = 0
@@ -670,9 +674,9 @@ class Simulation:
         if leaving:
             if cut == writes:
                 return self.die()
-            self.stored = noted(self.memory, leaving)
+            self.stored = note_releases(self.state, leaving)
             writes += 1
-        self.memory = memory
+        self.state = state
         for step in decision.steps:
             if cut == writes:
                 return self.die()
@@ -680,17 +684,17 @@ class Simulation:
             self.write(step)
             writes += 1
             if self.random.random() < 0.1:
-                self.counts["lost"] += 1  # written, and the answer did not arrive
-                memory = attempted(memory, step, self.now)
+                self.tracking["lost"] += 1  # written, and the answer did not arrive
+                state = after_attempt(state, step, self.now)
                 continue
-            memory = done(memory, step, self.now)
+            state = after_write(state, step, self.now)
         if cut == writes:
             return self.die()
-        self.memory = self.stored = memory
-        for name, record in memory.records.items():
+        self.state = self.stored = state
+        for name, record in state.records.items():
             left = {taint["value"] for taint in self.ours(name)} & self.verdicts
-            mark = view(self.nodes[name].body).mark if name in self.nodes else None
-            assert not left or record.verdict in left or mark is not None, "what is left of a mark is known"
+            taint = node_view(self.nodes[name].body).taint if name in self.nodes else None
+            assert not left or record.verdict in left or taint is not None, "what is left of a mark is known"
         return None
 
     def ours(self, name: str) -> list[dict[str, str]]:
@@ -698,8 +702,8 @@ class Simulation:
         return [taint for taint in taints if taint["key"] == "ingero.io/straggler"]
 
     def die(self) -> None:
-        self.counts["death"] += 1
-        self.memory = from_status(json.loads(json.dumps(to_status(self.stored))))
+        self.tracking["death"] += 1
+        self.state = from_status(json.loads(json.dumps(to_status(self.stored))))
 
     def trusted(self) -> bool:
         evidence = self.evidence
@@ -710,37 +714,37 @@ class Simulation:
 
     def write(self, step: Any) -> None:
         body = self.nodes[step.node].body
-        if step.mark:
-            self.verdicts.add(step.mark.verdict)
+        if step.taint:
+            self.verdicts.add(step.taint.verdict)
         foreign = [taint for taint in body["spec"]["taints"] if taint.get("value") not in self.verdicts]
-        known = self.memory.records.get(step.node, Record(uid="")).verdict
-        patch = edits.patch(body, step.uid, "fc", step.mark, "" if step.mark else known)
+        known = self.state.records.get(step.node, Record(uid="")).verdict
+        patch = patches.patch(body, step.uid, "fc", step.taint, "" if step.taint else known)
         assert patch is not None
         apply_patch(body, patch)
         after = [taint for taint in body["spec"]["taints"] if taint.get("value") not in self.verdicts]
         assert after == foreign, "other taints stay as they are, in their order"
         self.serial += 1
         body["metadata"]["resourceVersion"] = str(self.serial)
-        self.counts[step.verb] += 1
+        self.tracking[step.verb] += 1
         if step.verb == "add":
             self.adds.append((self.now, step.node, step.uid))
         if step.verb == "remove":
             self.released[step.uid] = self.now
 
-    def check(self, step: Any, seen: World, budget: int, candidates: int, base: list[NodeView]) -> None:
+    def check(self, step: Any, seen: Observation, budget: int, candidates: int, base: list[NodeView]) -> None:
         node = seen.nodes[step.node]
         assert step.uid == node.uid
         if step.verb in ("remove", "lower", "renew"):
-            assert (node.mark is not None and node.mark.owner == "fc") or node.strays & self.verdicts
+            assert (node.taint is not None and node.taint.owner == "fc") or node.strays & self.verdicts
             if step.reason in ("Recovered", "StillConfirmed"):
                 assert self.trusted()
             if step.reason == "Recovered":
-                assert self.now - self.well[step.node] >= 40
+                assert self.now - self.healthy[step.node] >= 40
             if step.reason == "Expired":
-                assert self.now >= node.mark.expires
+                assert self.now >= node.taint.expires
             return
-        mode = self.rails.mode
-        assert STRENGTH[step.mark.effect] <= STRENGTH[EFFECTS[mode]] and mode is not Mode.OBSERVE  # R1
+        mode = self.policy.mode
+        assert STRENGTH[step.taint.effect] <= STRENGTH[EFFECTS[mode]] and mode is not Mode.OBSERVE  # R1
         assert self.trusted()  # R2
         uid, since, windows = self.streak[step.node]
         assert uid == node.uid and self.now - since >= 40 and windows >= 3  # R3, R10
@@ -750,7 +754,7 @@ class Simulation:
         assert node.ready and not node.cordoned and not node.excluded and not node.foreign  # R9
         assert self.now - node.created >= 60
         assert self.now - self.overridden.get(node.uid, -math.inf) >= 300  # R11
-        held = [item for item in seen.nodes.values() if item.mark is not None]
+        held = [item for item in seen.nodes.values() if item.taint is not None]
         if step.verb == "add":
             assert len(held) + 1 <= budget  # R4
             zone, domain = node.labels["topology.kubernetes.io/zone"], node.labels.get("nvidia.com/gpu.clique")
@@ -759,12 +763,12 @@ class Simulation:
             assert domain is None or all(item.labels.get("nvidia.com/gpu.clique") != domain for item in held)
             assert self.now - self.released.get(node.uid, -math.inf) >= 60  # R12
             assert sum(self.now - time < DAY and owner == node.uid for time, _, owner in self.adds) < 3
-        if step.mark.effect:
-            well = [
+        if step.taint.effect:
+            healthy = [
                 item for item in base
-                if item.ready and not item.cordoned and not (item.mark and item.mark.effect) and item is not node
+                if item.ready and not item.cordoned and not (item.taint and item.taint.effect) and item is not node
             ]  # fmt: skip
-            assert len(well) >= math.ceil(0.6 * len(base))  # R6
+            assert len(healthy) >= math.ceil(0.6 * len(base))  # R6
 
     def step(self) -> None:
         self.now += self.random.choice([1.0, 5.0, 10.0, 10.0, 10.0, 25.0, 70.0])
@@ -804,9 +808,9 @@ def test_the_rails_hold_over_long_random_histories(seed: int) -> None:
     for _ in range(25_000):
         simulation.step()
 
-    assert simulation.counts["add"] > 80 and simulation.counts["remove"] > 60, simulation.counts
-    assert simulation.counts["override"] > 10 and simulation.counts["death"] > 100, simulation.counts
-    assert simulation.counts["annotation"] > 3 and simulation.counts["lost"] > 5, simulation.counts
+    assert simulation.tracking["add"] > 80 and simulation.tracking["remove"] > 60, simulation.tracking
+    assert simulation.tracking["override"] > 10 and simulation.tracking["death"] > 100, simulation.tracking
+    assert simulation.tracking["annotation"] > 3 and simulation.tracking["lost"] > 5, simulation.tracking
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -818,6 +822,6 @@ def test_after_the_resource_is_deleted_no_mark_is_left(seed: int) -> None:
     for _ in range(5):
         simulation.act()
 
-    assert all(node.mark is None for node in simulation.views().values())
+    assert all(node.taint is None for node in simulation.views().values())
     left = {taint["value"] for name in simulation.nodes for taint in simulation.ours(name)}
     assert not left & simulation.verdicts

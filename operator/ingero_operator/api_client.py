@@ -44,7 +44,7 @@ class ApiError(Exception):
         return self.status in (0, 409, 429) or (self.status >= 500 and _TYPED not in self.message)
 
 
-class Api:
+class ApiClient:
     """A connection to the API server."""
 
     def __init__(self, connection: kopf.ConnectionInfo, namespaces: tuple[str, ...] = ()) -> None:
@@ -102,9 +102,9 @@ class Api:
         try:
             async with self._session.request(
                 method, path.lstrip("/"), params=query, data=data, headers=headers, timeout=timeout
-            ) as answer:
-                raw = await answer.read()
-                status = answer.status
+            ) as response:
+                raw = await response.read()
+                status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise ApiError(
                 0, "Unreachable", f"the API server did not answer: {error or type(error).__name__}"
@@ -195,8 +195,8 @@ class Api:
 
     async def minor_version(self) -> int:
         """Minor version of the API server."""
-        answer = await self.request("GET", "/version")
-        return int("".join(filter(str.isdigit, str(answer.get("minor", "0")))) or 0)
+        response = await self.request("GET", "/version")
+        return int("".join(filter(str.isdigit, str(response.get("minor", "0")))) or 0)
 
     async def serves(self, kind: Kind) -> bool:
         """Whether the API server knows a kind."""

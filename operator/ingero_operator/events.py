@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 
 from ingero_contract.kubernetes import GROUP, MANAGER, VERSION
 from ingero_kit.logs import get
-from ingero_operator.cluster import Api, ApiError
+from ingero_operator.api_client import ApiClient, ApiError
 from ingero_operator.kinds import EVENT
 
 log = get(__name__)
@@ -19,7 +19,7 @@ _REMEMBERED: Final = 10_000
 
 
 @dataclass(frozen=True)
-class Happening:
+class Event:
     """Something to tell about an object. `once`: an identity that makes a second telling impossible, also after a
     restart; without it the same words are counted."""
 
@@ -29,41 +29,41 @@ class Happening:
     once: str = ""
 
 
-class Recorder:
+class EventRecorder:
     """Writes Events; failing to is never an error of the work itself."""
 
-    def __init__(self, api: Api, instance: str) -> None:
+    def __init__(self, api: ApiClient, instance: str) -> None:
         self._api = api
         self._instance = instance
-        self._told: OrderedDict[str, float] = OrderedDict()
+        self._recorded: OrderedDict[str, float] = OrderedDict()
 
-    async def tell(self, about: dict[str, Any], *happenings: Happening) -> None:
+    async def record(self, about: dict[str, Any], *events: Event) -> None:
         """Tell about an object (its kind and metadata are read)."""
-        for happening in happenings:
+        for event in events:
             try:
-                await self._tell(about, happening)
+                await self._record(about, event)
             except ApiError as error:
-                log.info("event_not_written", reason=error.message, about=happening.message)
+                log.info("event_not_written", reason=error.message, about=event.message)
 
-    async def _tell(self, about: dict[str, Any], happening: Happening) -> None:
+    async def _record(self, about: dict[str, Any], event: Event) -> None:
         metadata = about["metadata"]
-        identity = happening.once or f"{happening.type}/{happening.reason}/{happening.message}"
+        identity = event.once or f"{event.type}/{event.reason}/{event.message}"
         digest = hashlib.sha256(f"{metadata['uid']}/{identity}".encode()).hexdigest()[:16]
         name = f"{metadata['name'][:200]}.{digest}"
-        last = self._told.get(name)
-        if last is not None and (happening.once or time.monotonic() - last < REPEAT_SECONDS):
+        last = self._recorded.get(name)
+        if last is not None and (event.once or time.monotonic() - last < REPEAT_SECONDS):
             return
-        self._told[name] = time.monotonic()
-        if len(self._told) > _REMEMBERED:
-            self._told.popitem(last=False)
+        self._recorded[name] = time.monotonic()
+        if len(self._recorded) > _REMEMBERED:
+            self._recorded.popitem(last=False)
         namespace, now = metadata.get("namespace") or "default", datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
         body = {
             "apiVersion": "v1",
             "kind": "Event",
             "metadata": {"name": name, "namespace": namespace},
-            "type": happening.type,
-            "reason": happening.reason,
-            "message": happening.message[:1024],
+            "type": event.type,
+            "reason": event.reason,
+            "message": event.message[:1024],
             "firstTimestamp": now,
             "lastTimestamp": now,
             "count": 1,
@@ -77,7 +77,7 @@ class Recorder:
         except ApiError as error:
             if error.status != 409:
                 raise
-            if not happening.once:
+            if not event.once:
                 found = await self._api.get(EVENT, namespace, name) or {}
                 count = int(found.get("count") or 1) + 1
                 await self._api.merge(EVENT, namespace, name, {"count": count, "lastTimestamp": now})

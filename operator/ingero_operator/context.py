@@ -13,31 +13,31 @@ from pydantic import ValidationError
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
 from ingero_operator import status as shown
+from ingero_operator.admission import NodePolicyProbe
 from ingero_operator.api.base import Part
 from ingero_operator.api.v1alpha1 import PAUSED
+from ingero_operator.api_client import ApiClient
+from ingero_operator.audit_exporter import AuditExporter
 from ingero_operator.cache import OwnerKey
-from ingero_operator.children import Hands
-from ingero_operator.cluster import Api
-from ingero_operator.conditions import Finding
+from ingero_operator.children import ChildApplier
+from ingero_operator.conditions import Condition
+from ingero_operator.errors import ReconcileError
+from ingero_operator.events import Event, EventRecorder
 from ingero_operator.failures import Failures
-from ingero_operator.fullness import Fullness
-from ingero_operator.guard import NodeGuard
-from ingero_operator.inquiry import Inquirer
+from ingero_operator.fleet_poller import FleetPoller
+from ingero_operator.informer import RESOURCES, Informer
 from ingero_operator.kinds import BY_NAME, CONFIG_MAP, NAMESPACE, SECRET, Kind
-from ingero_operator.recorder import Happening, Recorder
 from ingero_operator.render.common import Owner, Platform
 from ingero_operator.settings import OperatorConfig
-from ingero_operator.sight import RESOURCES, Sight
-from ingero_operator.taints.memory import stamp
-from ingero_operator.trouble import Trouble
-from ingero_operator.witness import Witness
+from ingero_operator.taints.state import timestamp
+from ingero_operator.volume_usage import VolumeUsagePoller
 
 log = get(__name__)
 
 Manifest = dict[str, Any]
 Spec = TypeVar("Spec", bound=Part)
 _Value = TypeVar("_Value")
-_Memory = OrderedDict[tuple[str, str], tuple[float, dict[str, _Value]]]
+_Remembered = OrderedDict[tuple[str, str], tuple[float, dict[str, _Value]]]
 """What was read of named objects, and when, by namespace and name."""
 
 REMEMBER_SECONDS: Final = 60.0
@@ -51,27 +51,27 @@ RETRY_SECONDS: Final = 30.0
 
 
 @dataclass
-class Desk:
+class ReconcileContext:
     """Everything that reconciling needs, wired once."""
 
-    api: Api
-    sight: Sight
-    hands: Hands
-    recorder: Recorder
-    inquirer: Inquirer
-    fullness: Fullness
-    witness: Witness
+    api: ApiClient
+    informer: Informer
+    applier: ChildApplier
+    recorder: EventRecorder
+    fleet_poller: FleetPoller
+    volume_usage: VolumeUsagePoller
+    audit_exporter: AuditExporter
     config: OperatorConfig
     clock: Clock
     leads: Callable[[], bool]
-    guard: NodeGuard
+    admission: NodePolicyProbe
     failures: Failures
     platform: Platform = field(default_factory=Platform)
     written: dict[OwnerKey, float] = field(default_factory=dict)
     status_writes: int = 0
     node_writes: dict[tuple[str, str], int] = field(default_factory=dict)
-    _secrets: _Memory[bytes] = field(default_factory=OrderedDict)
-    _config_maps: _Memory[str] = field(default_factory=OrderedDict)
+    _secrets: _Remembered[bytes] = field(default_factory=OrderedDict)
+    _config_maps: _Remembered[str] = field(default_factory=OrderedDict)
     _privileged: OrderedDict[str, tuple[float, bool | None]] = field(default_factory=OrderedDict)
 
     async def secret(self, namespace: str, name: str) -> dict[str, bytes] | None:
@@ -83,22 +83,22 @@ class Desk:
         return await self._data(CONFIG_MAP, namespace, name, self._config_maps, str)
 
     async def _data(
-        self, kind: Kind, namespace: str, name: str, memory: _Memory[_Value], read: Callable[[str], _Value]
+        self, kind: Kind, namespace: str, name: str, remembered: _Remembered[_Value], read: Callable[[str], _Value]
     ) -> dict[str, _Value] | None:
-        known = memory.get((namespace, name))
+        known = remembered.get((namespace, name))
         if known is not None and self.clock() - known[0] < 0.9 * self.config.secret_poll:
             return known[1]
         found = await self.api.get(kind, namespace, name)
         if found is None:
-            memory.pop((namespace, name), None)
+            remembered.pop((namespace, name), None)
             return None
         data = {str(key): read(value) for key, value in (found.get("data") or {}).items()}
-        _remember(memory, (namespace, name), (self.clock(), data))
+        _remember(remembered, (namespace, name), (self.clock(), data))
         return data
 
-    def secrets_again(self) -> float:
+    def secrets_refresh_after(self) -> float:
         """When to look at a resource's Secrets again: with many resources each of them less often."""
-        resources = self.sight.cache.count(*RESOURCES)
+        resources = self.informer.cache.count(*RESOURCES)
         return self.config.secret_poll * max(1.0, resources / SECRETS_AT_FULL_PACE) * random.uniform(1.0, 1.1)
 
     async def privileged(self, namespace: str) -> bool | None:
@@ -121,43 +121,43 @@ class Desk:
             rest = self.written.get(key, 0.0) + TELEMETRY_SECONDS - self.clock()
             if rest > 0:
                 return rest
-        answer = await self.api.merge(BY_NAME[key[0]], key[1], key[2], {"status": patch}, sub="status")
+        response = await self.api.merge(BY_NAME[key[0]], key[1], key[2], {"status": patch}, sub="status")
         self.written[key] = self.clock()
         self.status_writes += 1
         log.debug("status_written", key=str(key), patch=patch)
-        self.sight.cache.put(key[0], answer)
-        resource["status"] = answer.get("status") or {}
-        resource["metadata"]["resourceVersion"] = answer["metadata"]["resourceVersion"]
+        self.informer.cache.put(key[0], response)
+        resource["status"] = response.get("status") or {}
+        resource["metadata"]["resourceVersion"] = response["metadata"]["resourceVersion"]
         return None
 
-    async def tell(self, resource: Manifest, happenings: list[Happening]) -> None:
+    async def record_events(self, resource: Manifest, events: list[Event]) -> None:
         """Events about a resource."""
-        await self.recorder.tell(resource, *happenings)
+        await self.recorder.record(resource, *events)
 
     async def finish(
-        self, resource: Manifest, findings: list[Finding], rest: Manifest, happenings: list[Happening]
+        self, resource: Manifest, conditions: list[Condition], rest: Manifest, events: list[Event]
     ) -> float | None:
         """Status and Events at the end of a reconcile."""
         metadata = resource["metadata"]
         whole = shown.assemble(
-            findings, resource.get("status") or {}, int(metadata.get("generation", 1)), stamp_seconds(self.clock()),
-            is_paused(resource), rest,
+            conditions, resource.get("status") or {}, int(metadata.get("generation", 1)),
+            timestamp_seconds(self.clock()), is_paused(resource), rest,
         )  # fmt: skip
         again = await self.write_status(resource, whole)
-        await self.tell(resource, happenings)
+        await self.record_events(resource, events)
         return again
 
-    async def stumble(self, resource: Manifest, parts: Iterable[str], trouble: Trouble) -> float | None:
+    async def report_error(self, resource: Manifest, parts: Iterable[str], error: ReconcileError) -> float | None:
         """Say what stands before looking at a resource at all; everything else that its status tells stands."""
-        findings, rest = shown.disturbed(resource.get("status") or {}, parts, trouble)
-        return await self.finish(resource, findings, rest, [Happening("Warning", trouble.reason, trouble.message)])
+        conditions, rest = shown.with_error(resource.get("status") or {}, parts, error)
+        return await self.finish(resource, conditions, rest, [Event("Warning", error.reason, error.message)])
 
 
-def _remember(memory: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    memory[key] = value
-    memory.move_to_end(key)
-    if len(memory) > REMEMBERED:
-        memory.popitem(last=False)
+def _remember(remembered: OrderedDict[Any, Any], key: Any, value: Any) -> None:
+    remembered[key] = value
+    remembered.move_to_end(key)
+    if len(remembered) > REMEMBERED:
+        remembered.popitem(last=False)
 
 
 def owner_from(resource: Manifest) -> Owner:
@@ -176,14 +176,14 @@ def is_paused(resource: Manifest) -> bool:
     return (resource["metadata"].get("annotations") or {}).get(PAUSED) == "true"
 
 
-def parse(kind: type[Spec], resource: Manifest) -> Spec | Trouble:
+def parse(kind: type[Spec], resource: Manifest) -> Spec | ReconcileError:
     """The spec, or what is wrong with it in words (an object from before a rule was added)."""
     try:
         return kind.model_validate(resource.get("spec") or {})
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         path = ".".join(map(str, first["loc"]))
-        return Trouble("InvalidSpec", f"spec.{path}: {first['msg']}")
+        return ReconcileError("InvalidSpec", f"spec.{path}: {first['msg']}")
 
 
 def digest_of(data: dict[str, bytes] | None, key: str) -> str:
@@ -192,6 +192,6 @@ def digest_of(data: dict[str, bytes] | None, key: str) -> str:
     return hashlib.sha256(value).hexdigest()[:16] if value else ""
 
 
-def stamp_seconds(time: float) -> str:
+def timestamp_seconds(time: float) -> str:
     """RFC 3339 in whole seconds, as Kubernetes writes times."""
-    return stamp(float(int(time))).replace(".000Z", "Z")
+    return timestamp(float(int(time))).replace(".000Z", "Z")

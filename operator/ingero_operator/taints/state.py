@@ -26,14 +26,14 @@ class Record:
     releasing: str = ""
     tainted: tuple[float, ...] = ()
     released: float = 0.0
-    hands_off_until: float = 0.0
+    override_cooldown_until: float = 0.0
     overridden_by: str = ""
 
     def idle(self, now: float, keep: float) -> bool:
         """Whether there is nothing left to remember."""
         return (
             not self.verdict
-            and self.hands_off_until <= now
+            and self.override_cooldown_until <= now
             and now - self.released > keep
             and not any(now - time < DAY for time in self.tainted)
         )
@@ -50,7 +50,7 @@ class Streak:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory:
+class TaintState:
     """Everything between two decisions. Only `records`, `last_taint` and `storm_until` outlive the process: whoever
     starts anew watches for a whole confirmation first."""
 
@@ -58,26 +58,26 @@ class Memory:
     last_taint: float = 0.0
     storm_until: float = 0.0
     accused: Mapping[str, Streak] = field(default_factory=dict)
-    well: Mapping[str, float] = field(default_factory=dict)
+    healthy: Mapping[str, float] = field(default_factory=dict)
     tick: str = ""
 
 
-def stamp(time: float) -> str:
+def timestamp(time: float) -> str:
     """RFC 3339 in UTC, rounded up to milliseconds: what is read back is never earlier than what was written."""
     milliseconds = math.ceil(time * 1000 - 1e-3)
     whole = datetime.fromtimestamp(milliseconds // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{whole}.{milliseconds % 1000:03d}Z"
 
 
-def to_status(memory: Memory) -> Tree:
+def to_status(state: TaintState) -> Tree:
     """The part that goes into `status.taints`."""
     out: Tree = {}
-    if memory.last_taint:
-        out["lastTaintTime"] = stamp(memory.last_taint)
-    if memory.storm_until:
-        out["stormUntil"] = stamp(memory.storm_until)
+    if state.last_taint:
+        out["lastTaintTime"] = timestamp(state.last_taint)
+    if state.storm_until:
+        out["stormUntil"] = timestamp(state.storm_until)
     rows = []
-    for name, record in sorted(memory.records.items()):
+    for name, record in sorted(state.records.items()):
         row: Tree = {"node": name, "uid": record.uid}
         for key, text in (
             ("verdict", record.verdict),
@@ -88,17 +88,17 @@ def to_status(memory: Memory) -> Tree:
             if text:
                 row[key] = text
         if record.tainted:
-            row["tainted"] = [stamp(time) for time in record.tainted]
-        for key, time in (("released", record.released), ("handsOffUntil", record.hands_off_until)):
+            row["tainted"] = [timestamp(time) for time in record.tainted]
+        for key, time in (("released", record.released), ("handsOffUntil", record.override_cooldown_until)):
             if time:
-                row[key] = stamp(time)
+                row[key] = timestamp(time)
         rows.append(row)
     if rows:
         out["nodes"] = rows
     return out
 
 
-def from_status(tree: Mapping[str, Any]) -> Memory:
+def from_status(tree: Mapping[str, Any]) -> TaintState:
     """What an earlier process left."""
     records = {
         str(row["node"]): Record(
@@ -108,11 +108,11 @@ def from_status(tree: Mapping[str, Any]) -> Memory:
             releasing=row.get("releasing", ""),
             tainted=tuple(moment(time) for time in row.get("tainted") or ()),
             released=moment(row.get("released")),
-            hands_off_until=moment(row.get("handsOffUntil")),
+            override_cooldown_until=moment(row.get("handsOffUntil")),
             overridden_by=row.get("overriddenBy", ""),
         )
         for row in tree.get("nodes") or ()
     }
-    return Memory(
+    return TaintState(
         records=records, last_taint=moment(tree.get("lastTaintTime")), storm_until=moment(tree.get("stormUntil"))
     )

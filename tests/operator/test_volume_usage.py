@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_contract.echo import VOLUME_USED
-from ingero_operator import fullness
-from ingero_operator.fullness import ASK_SECONDS, PATIENCE, Fullness, band, read
+from ingero_operator import volume_usage
+from ingero_operator.volume_usage import ASK_SECONDS, PATIENCE, VolumeUsagePoller, band, used_share
 from ingero_testing.fleets import fleets
 from ingero_testing.processes import echo
 
@@ -45,16 +45,16 @@ def test_a_share_that_hovers_is_shown_once(share: float, noise: list[float]) -> 
     [None, [], {}, *({"volume_used": share} for share in (None, "1", 1.5, True, float("nan")))],
 )  # fmt: skip
 def test_an_answer_that_tells_no_share_shows_none(answer: object) -> None:
-    assert read(answer) is None
+    assert used_share(answer) is None
 
 
 def test_a_real_echo_is_asked_now_and_then_and_silence_is_borne(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fullness, "SECONDS", 20.0)  # its first answer takes long on a busy machine
+    monkeypatch.setattr(volume_usage, "SECONDS", 20.0)  # its first answer takes long on a busy machine
     now = [0.0]
     news: list[object] = []
-    gauge = Fullness(lambda: now[0], news.append)
+    gauge = VolumeUsagePoller(lambda: now[0], news.append)
 
     async def ask(url: str, before: str | None = None) -> str | None:
         """What is shown once the question that this look may lead to is over."""
@@ -91,8 +91,8 @@ def test_an_answer_that_would_fill_the_memory_is_given_up_and_a_redirect_is_not_
             url = double.template.format(namespace="ml", name="events")
             news: list[object] = []
             now = [0.0]
-            gauge = Fullness(lambda: now[0], news.append)
-            large = json.dumps({VOLUME_USED: 0.5, "x": "y" * fullness.MAX_ANSWER}).encode()
+            gauge = VolumeUsagePoller(lambda: now[0], news.append)
+            large = json.dumps({VOLUME_USED: 0.5, "x": "y" * volume_usage.MAX_ANSWER}).encode()
             for raw, status, headers in (
                 (gzip.compress(large), 200, {"content-encoding": "gzip"}),
                 (large, 200, {}),

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ingero_operator.api.v1alpha1 import Mode
-from ingero_operator.fleet_clusters import salvaged
+from ingero_operator.fleet_clusters import readable_spec
 
 GOOD = {
     "clusterId": "c",
@@ -28,7 +28,7 @@ GOOD = {
 def test_what_can_be_read_counts_and_nothing_new_is_marked(
     change: dict[str, Any], mode: Mode, selector: dict[str, str], cluster: str
 ) -> None:
-    spec = salvaged({"spec": {**GOOD, **change}}, "spec.x: wrong")
+    spec = readable_spec({"spec": {**GOOD, **change}}, "spec.x: wrong")
 
     assert (spec.taints.mode, spec.agents.node_selector, spec.cluster_id) == (mode, selector, cluster)
     assert spec.taints.pause_requests == ("spec.x: wrong",)
@@ -36,4 +36,4 @@ def test_what_can_be_read_counts_and_nothing_new_is_marked(
 
 @pytest.mark.parametrize("tree", [None, {}, {"clusterId": []}])
 def test_a_spec_without_anything_is_borne(tree: Any) -> None:
-    assert salvaged({"spec": tree}, "x").taints.mode is Mode.OBSERVE
+    assert readable_spec({"spec": tree}, "x").taints.mode is Mode.OBSERVE

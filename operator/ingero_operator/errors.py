@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Trouble:
+class ReconcileError:
     """One obstacle. A stalling one stays until somebody changes something; others are tried again."""
 
     reason: str
@@ -12,15 +12,15 @@ class Trouble:
     stalls: bool = True
 
 
-def image_not_allowed(field: str, image: str) -> Trouble:
+def image_not_allowed(field: str, image: str) -> ReconcileError:
     """A resource asks for an image that the operator may not run."""
-    return Trouble(
+    return ReconcileError(
         "ImageNotAllowed",
         f"{field}: {image} is in no repository that the operator allows; take another, or have the operator started "
         "with --allowed-images (workloads stay as they are)",
     )
 
 
-def first(troubles: list[Trouble]) -> Trouble | None:
+def most_important(errors: list[ReconcileError]) -> ReconcileError | None:
     """The one to show: stalling ones first, otherwise in the order in which they were met."""
-    return next((item for item in troubles if item.stalls), troubles[0] if troubles else None)
+    return next((item for item in errors if item.stalls), errors[0] if errors else None)

@@ -4,14 +4,14 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ingero_operator.cache import Cache, ObjectKey, OwnerKey
-from ingero_operator.taints.nodes import NodeView, view
+from ingero_operator.taints.nodes import NodeView, node_view
 
 Manifest = dict[str, Any]
 
 RESOURCES = ("FleetCluster", "EchoStore")
 
 
-class Sight:
+class Informer:
     """Takes events in and names the resources that they concern."""
 
     def __init__(self, dirty: Callable[[OwnerKey], None]) -> None:
@@ -21,7 +21,7 @@ class Sight:
         self.events = 0
         self._dirty = dirty
 
-    def take(self, kind: str, change: str | None, body: Manifest) -> None:
+    def on_event(self, kind: str, change: str | None, body: Manifest) -> None:
         """One watch event; `change` is ADDED, MODIFIED, DELETED, or nothing for a listing."""
         self.events += 1
         gone = change == "DELETED"
@@ -56,7 +56,7 @@ class Sight:
             self.nodes.pop(name, None)
             changed = before is not None
         else:
-            after = view(body)
+            after = node_view(body)
             if before is not None and before.uid == after.uid and _older(after.version, before.version):
                 return
             self.nodes[name] = after
@@ -72,11 +72,11 @@ class Sight:
 
     def watched(self, selector: Mapping[str, str]) -> dict[str, NodeView]:
         """Nodes that carry all of these labels."""
-        wanted = list(selector.items())
+        desired = list(selector.items())
         return {
             name: node
             for name, node in self.nodes.items()
-            if all(node.labels.get(key) == value for key, value in wanted)
+            if all(node.labels.get(key) == value for key, value in desired)
         }
 
     def gone(self, kind: str, key: ObjectKey) -> None:
@@ -88,7 +88,7 @@ class Sight:
         if self.cache.drop_key(key):
             self._dirty(owner or key)
 
-    def mark_dirty(self, keys: Iterable[OwnerKey]) -> None:
+    def requeue(self, keys: Iterable[OwnerKey]) -> None:
         """Reconcile these."""
         for key in keys:
             self._dirty(key)

@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 
 from ingero_operator import status
-from ingero_operator.cluster import ApiError
+from ingero_operator.api_client import ApiError
+from ingero_operator.errors import ReconcileError
 from ingero_operator.failures import explain
-from ingero_operator.trouble import Trouble
 
 WORDS = 'secrets "x" is forbidden: User "u" cannot get resource "secrets" in API group ""'
 
@@ -28,10 +28,10 @@ WORDS = 'secrets "x" is forbidden: User "u" cannot get resource "secrets" in API
     ],
 )  # fmt: skip
 def test_a_refusal_is_named_with_its_words(code: int, reason: str, message: str, named: str) -> None:
-    trouble = explain("Deployment a-fleet", ApiError(code, reason, message))
+    error = explain("Deployment a-fleet", ApiError(code, reason, message))
 
-    assert trouble.reason == named and trouble.message.startswith("Deployment a-fleet: ")
-    assert trouble.stalls is (named == "Rejected")
+    assert error.reason == named and error.message.startswith("Deployment a-fleet: ")
+    assert error.stalls is (named == "Rejected")
 
 
 @pytest.mark.parametrize(
@@ -51,16 +51,16 @@ def test_what_stands_before_looking_wipes_nothing_that_was_told() -> None:
         "conditions": [{"type": "QuorumMet", "status": "True", "reason": "QuorumMet", "message": "m",
                         "observedGeneration": 1, "lastTransitionTime": "2026-01-01T00:00:00Z"}],
     }  # fmt: skip
-    trouble = Trouble("InvalidSpec", "spec.fleet.pushInterval: no duration")
+    error = ReconcileError("InvalidSpec", "spec.fleet.pushInterval: no duration")
 
-    findings, rest = status.disturbed(before, ("FleetAvailable", "QuorumMet"), trouble)
-    after = status.assemble(findings, before, 2, "2026-01-02T00:00:00Z", False, rest)
+    conditions, rest = status.with_error(before, ("FleetAvailable", "QuorumMet"), error)
+    after = status.assemble(conditions, before, 2, "2026-01-02T00:00:00Z", False, rest)
 
     assert {key: after[key] for key in ("version", "effective", "taints")} == {
         key: before[key] for key in ("version", "effective", "taints")
     }
     conditions = {item["type"]: item for item in after["conditions"]}
-    assert (after["summary"], conditions["Stalled"]["message"]) == ("InvalidSpec", trouble.message)
+    assert (after["summary"], conditions["Stalled"]["message"]) == ("InvalidSpec", error.message)
     assert conditions["QuorumMet"] == {**before["conditions"][0], "observedGeneration": 2}
     assert conditions["FleetAvailable"]["status"] == "Unknown"
     assert None not in status.patch(before, after).values()

@@ -8,9 +8,9 @@ from typing import Any, Final
 
 from ingero_contract import echo
 from ingero_kit.clock import Clock
-from ingero_operator.asking import Unanswered, ask, open_session
 from ingero_operator.cache import OwnerKey
 from ingero_operator.tasks import Tasks
+from ingero_operator.untrusted_http import NoResponse, get_json, open_session
 
 ASK_SECONDS: Final = 60.0
 """Least time between two questions to one store."""
@@ -34,9 +34,9 @@ def band(share: float, before: str | None) -> str:
     return f"{math.floor(share * 10 + 1e-9) * 10}%"
 
 
-def read(answer: Any) -> float | None:
+def used_share(response: Any) -> float | None:
     """The share that Echo's health answer tells; nothing where it tells none."""
-    share = answer.get(echo.VOLUME_USED) if isinstance(answer, dict) else None
+    share = response.get(echo.VOLUME_USED) if isinstance(response, dict) else None
     if isinstance(share, bool) or not isinstance(share, int | float):
         return None
     return float(share) if 0 <= share <= 1 else None
@@ -50,11 +50,11 @@ class _Known:
 
 
 @dataclass
-class Fullness:
+class VolumeUsagePoller:
     """Asks every store in turn and says which bands are news. Bounded by the stores that there are."""
 
     clock: Clock
-    news: Callable[[OwnerKey], None]
+    on_change: Callable[[OwnerKey], None]
     tasks: Tasks = field(default_factory=Tasks)
     asked: int = 0
     failed: int = 0
@@ -80,8 +80,8 @@ class Fullness:
         before = known.band
         try:
             async with open_session(SECONDS, 1) as session:
-                share = read(await ask(session, url, limit=MAX_ANSWER, authority=authority))
-        except Unanswered:
+                share = used_share(await get_json(session, url, limit=MAX_ANSWER, authority=authority))
+        except NoResponse:
             self.failed += 1
             known.failures += 1
             if known.failures >= PATIENCE:
@@ -90,4 +90,4 @@ class Fullness:
             known.failures = 0
             known.band = None if share is None else band(share, known.band)
         if known.band != before and self._known.get(key) is known:
-            self.news(key)
+            self.on_change(key)

@@ -5,16 +5,16 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from ingero_operator.api.v1alpha1 import Mode
-from ingero_operator.conditions import Finding
-from ingero_operator.taints.memory import DAY, Memory
-from ingero_operator.taints.nodes import Mark, NodeView
+from ingero_operator.conditions import Condition
+from ingero_operator.taints.nodes import NodeView, StragglerTaint
+from ingero_operator.taints.state import DAY, TaintState
 
 STALE_INTERVALS: Final = 3.0
 """Age of statistics, in their intervals, from which on nothing is done because of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rails:
+class TaintPolicy:
     """The settings of the rails; times in seconds."""
 
     mode: Mode = Mode.OBSERVE
@@ -30,7 +30,7 @@ class Rails:
     probation: float = 21_600.0
     quiet: float = 1_800.0
     max_per_day: int = 3
-    hands_off: float = DAY
+    override_cooldown: float = DAY
     min_node_age: float = 1_800.0
     domain_label: str = "nvidia.com/gpu.clique"
     stale_intervals: float = STALE_INTERVALS
@@ -61,7 +61,7 @@ class Evidence:
     coverage_low: bool = False
     threshold: bool = True
     accused: Mapping[str, Accused] = field(default_factory=dict)
-    well: frozenset[str] = frozenset()
+    healthy: frozenset[str] = frozenset()
     """Nodes known to be active and not accused in these statistics."""
 
 
@@ -71,7 +71,7 @@ def is_stale(evidence: Evidence, now: float, intervals: float = STALE_INTERVALS)
 
 
 @dataclass(frozen=True, kw_only=True)
-class World:
+class Observation:
     """Everything that is seen at one moment."""
 
     owner: str
@@ -103,16 +103,16 @@ class Step:
     node: str
     uid: str
     reason: str
-    mark: Mark | None = None
+    taint: StragglerTaint | None = None
     """The mark as it shall be; nothing to remove it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class CheckResult:
     """One accused node, and the rail that stops it."""
 
     node: str
-    rail: str
+    check: str
     message: str
 
 
@@ -129,14 +129,14 @@ class Override:
 class Decision:
     """What to do, what to remember, and what to show."""
 
-    memory: Memory
+    state: TaintState
     steps: tuple[Step, ...]
-    allowed: Finding
-    lines: tuple[Line, ...]
+    allowed: Condition
+    checks: tuple[CheckResult, ...]
     used: int
     budget: int
     confirmed: int
     accused: int
     overrides: tuple[Override, ...] = ()
-    settled: tuple[Step, ...] = ()
+    found_done: tuple[Step, ...] = ()
     """Steps that an earlier process wrote without living to tell."""

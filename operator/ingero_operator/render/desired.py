@@ -32,7 +32,7 @@ def _ordered(children: list[Manifest | None]) -> list[Manifest]:
 
 
 def of_fleet_cluster(
-    owner: Owner, spec: FleetClusterSpec, platform: Platform, around: fleet.Surroundings
+    owner: Owner, spec: FleetClusterSpec, platform: Platform, around: fleet.FleetInputs
 ) -> list[Manifest]:
     """The children of a FleetCluster."""
     return _ordered(

@@ -11,7 +11,7 @@ from typing import Final
 from ingero_contract.kubernetes import GROUP
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
-from ingero_operator.cluster import Api, ApiError
+from ingero_operator.api_client import ApiClient, ApiError
 from ingero_operator.kinds import NODE
 
 log = get(__name__)
@@ -23,10 +23,10 @@ FORBIDDEN: Final = {"metadata": {"annotations": {f"{GROUP}/may-not-be-written": 
 
 
 @dataclass
-class NodeGuard:
+class NodePolicyProbe:
     """Remembers what the API server answered."""
 
-    api: Api
+    api: ApiClient
     clock: Clock
     needed: bool = True
     """Off: whoever started the operator wants no guard."""
@@ -34,7 +34,7 @@ class NodeGuard:
     """In words, when the last dry run was let through."""
     _asked: float = -math.inf
 
-    async def holds(self, node: str) -> bool:
+    async def in_force(self, node: str) -> bool:
         """Whether a mark may be set on a node: what was found holds for a while. No answer is no."""
         rest = MISSING_SECONDS if self.missing else HOLDS_SECONDS
         if not self.needed or self.clock() - self._asked < rest:

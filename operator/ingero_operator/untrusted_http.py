@@ -17,7 +17,7 @@ CONTEXTS: Final = 1024
 """Trusted authorities that are kept ready."""
 
 
-class Unanswered(Exception):
+class NoResponse(Exception):
     """Why a question has no answer that can be used, in words that stay the same from one try to the next."""
 
 
@@ -37,17 +37,17 @@ def _context(authority: str) -> ssl.SSLContext:
     return ssl.create_default_context(cadata=authority)
 
 
-def trust(authority: str | None) -> ssl.SSLContext | bool:
+def ssl_context_for(authority: str | None) -> ssl.SSLContext | bool:
     """What a server's certificate is checked against. Raises `Unanswered` for text that is no certificate."""
     if not authority:
         return True
     try:
         return _context(authority)
     except (OSError, ValueError, TypeError):  # TypeError: text beyond ASCII
-        raise Unanswered("ca.crt of spec.tlsSecret holds no certificate") from None
+        raise NoResponse("ca.crt of spec.tlsSecret holds no certificate") from None
 
 
-async def ask(
+async def get_json(
     session: aiohttp.ClientSession,
     url: str,
     *,
@@ -57,26 +57,28 @@ async def ask(
     authority: str | None = None,
 ) -> dict[str, Any]:
     """One JSON object of `limit` bytes at most. Raises `Unanswered`."""
-    context = trust(authority)
+    context = ssl_context_for(authority)
     try:
-        async with session.get(url, params=parameters, headers=headers, ssl=context, allow_redirects=False) as answer:
-            if answer.status != 200:
-                raise Unanswered(f"it answers {answer.status}")
-            if answer.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-                raise Unanswered("its answer is compressed, which was not asked for")
+        async with session.get(
+            url, params=parameters, headers=headers, ssl=context, allow_redirects=False
+        ) as response:
+            if response.status != 200:
+                raise NoResponse(f"it answers {response.status}")
+            if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
+                raise NoResponse("its answer is compressed, which was not asked for")
             raw = bytearray()
-            async for piece in answer.content.iter_any():
+            async for piece in response.content.iter_any():
                 raw += piece
                 if len(raw) > limit:
-                    raise Unanswered(f"its answer is larger than {limit} bytes")
+                    raise NoResponse(f"its answer is larger than {limit} bytes")
     except (aiohttp.ClientError, OSError, ValueError) as error:  # TimeoutError is an OSError
-        raise Unanswered(explain(error)) from None
+        raise NoResponse(explain(error)) from None
     try:
         tree = orjson.loads(raw)
     except ValueError:
-        raise Unanswered("its answer is no JSON") from None
+        raise NoResponse("its answer is no JSON") from None
     if not isinstance(tree, dict):
-        raise Unanswered("its answer is no JSON object")
+        raise NoResponse("its answer is no JSON object")
     return tree
 
 

@@ -18,37 +18,37 @@ from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import CohortConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.statistics import Frame
 from ingero_kit.health_report import HealthReport
-from ingero_operator.asking import Unanswered
-from ingero_operator.inquiry import MAX_ANSWER, Answer, Inquirer, Question
-from ingero_operator.inquiry import read as read_answer
-from ingero_operator.taints.facts import Evidence
+from ingero_operator.fleet_poller import MAX_ANSWER, FleetPoller, PollRequest, PollResult
+from ingero_operator.fleet_poller import parse_response as read_answer
+from ingero_operator.taints.model import Evidence
 from ingero_operator.tasks import Tasks
+from ingero_operator.untrusted_http import NoResponse
 from ingero_testing.fleets import Fleets, Says, fleets
 
 KEY = ("FleetCluster", "ml", "prod")
-QUESTION = Question(url="http://fleet", cluster="c", held=frozenset({"a", "b"}))
+QUESTION = PollRequest(url="http://fleet", cluster="c", held=frozenset({"a", "b"}))
 
 
-def read(stragglers: Any, nodes: list[Any], now: float, before: Evidence | None) -> Answer:
+def parse_response(stragglers: Any, nodes: list[Any], now: float, before: Evidence | None) -> PollResult:
     return read_answer(stragglers, {"nodes": nodes}, QUESTION, now, before)
 
 
-def answer(**change: Any) -> dict[str, Any]:
+def result(**change: Any) -> dict[str, Any]:
     return {**Says(stragglers={"a"}, nodes={"a", "b"}).answer(), "generated_at": "t1", **change}
 
 
 def test_an_answer_becomes_evidence() -> None:
-    found = read(answer(), [Says().node("b")], 100.0, None)
+    found = parse_response(result(), [Says().node("b")], 100.0, None)
 
     assert found.evidence is not None
-    assert (set(found.evidence.accused), found.evidence.well) == ({"a"}, frozenset({"b"}))
+    assert (set(found.evidence.accused), found.evidence.healthy) == ({"a"}, frozenset({"b"}))
     assert found.evidence.accused["a"].active and found.threshold == 0.71
 
 
 def test_where_the_detector_decides_the_evidence_is_its_severity() -> None:
     accused = {**Says(stragglers={"a"}).node("a"), "verdict": {"severity": 0.52}}
 
-    evidence = read(answer(decided_by="verdict", stragglers=[accused]), [], 1.0, None).evidence
+    evidence = parse_response(result(decided_by="verdict", stragglers=[accused]), [], 1.0, None).evidence
 
     assert evidence is not None
     item = evidence.accused["a"]
@@ -56,9 +56,9 @@ def test_where_the_detector_decides_the_evidence_is_its_severity() -> None:
 
 
 def test_statistics_that_repeat_themselves_grow_old() -> None:
-    first = read(answer(), [], 100.0, None).evidence
-    second = read(answer(), [], 200.0, first).evidence
-    third = read(answer(generated_at="t2"), [], 300.0, second).evidence
+    first = parse_response(result(), [], 100.0, None).evidence
+    second = parse_response(result(), [], 200.0, first).evidence
+    third = parse_response(result(generated_at="t2"), [], 300.0, second).evidence
 
     assert second is not None and third is not None
     assert (second.received, third.received) == (100.0, 300.0)
@@ -67,9 +67,9 @@ def test_statistics_that_repeat_themselves_grow_old() -> None:
 def test_an_accused_node_is_never_well() -> None:
     contradiction = {"node_id": "a", "state": "active", "straggler": False}
 
-    evidence = read(answer(), [contradiction], 1.0, None).evidence
+    evidence = parse_response(result(), [contradiction], 1.0, None).evidence
 
-    assert evidence is not None and evidence.well == frozenset()
+    assert evidence is not None and evidence.healthy == frozenset()
 
 
 def cost(per_hour: float, waiting: float, unpriced: int = 0) -> dict[str, Any]:
@@ -98,42 +98,44 @@ def cost(per_hour: float, waiting: float, unpriced: int = 0) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_what_is_shown_of_the_cost_moves_in_steps(told: Any, shown: Any) -> None:
-    found = read(answer(cost=told), [], 1.0, None)
+    found = parse_response(result(cost=told), [], 1.0, None)
 
     assert found.cost == shown and found.evidence
 
 
 def test_a_new_price_is_news() -> None:
-    before, same, after = (read(answer(cost=cost(98.3, waiting)), [], 1.0, None) for waiting in (0, 0.001, 4))
+    before, same, after = (
+        parse_response(result(cost=cost(98.3, waiting)), [], 1.0, None) for waiting in (0, 0.001, 4)
+    )
 
     assert before.shown() == same.shown() != after.shown()
 
 
 @pytest.mark.parametrize(
     "broken",
-    [{}, {"generated_at": "t"}, answer(stragglers=None), answer(stragglers=[{"node_id": "a"}]),
-     answer(interval_seconds=None), answer(stragglers=["a"]), answer(interval_seconds=math.nan),
-     answer(interval_seconds=math.inf), answer(interval_seconds=0), answer(interval_seconds=-1.0),
-     answer(nodes={"active": 10**30}), answer(threshold=1e300), answer(quorum_met="yes"), answer(generated_at=None),
-     answer(stragglers=[Says().node("a") | {"windows": 10**400}]), answer(stragglers=[Says().node("n" * 300)])],
+    [{}, {"generated_at": "t"}, result(stragglers=None), result(stragglers=[{"node_id": "a"}]),
+     result(interval_seconds=None), result(stragglers=["a"]), result(interval_seconds=math.nan),
+     result(interval_seconds=math.inf), result(interval_seconds=0), result(interval_seconds=-1.0),
+     result(nodes={"active": 10**30}), result(threshold=1e300), result(quorum_met="yes"), result(generated_at=None),
+     result(stragglers=[Says().node("a") | {"windows": 10**400}]), result(stragglers=[Says().node("n" * 300)])],
 )  # fmt: skip
 def test_what_is_no_answer_is_refused(broken: dict[str, Any]) -> None:
-    with pytest.raises(Unanswered, match="cannot be read"):
-        read(broken, [], 1.0, None)
+    with pytest.raises(NoResponse, match="cannot be read"):
+        parse_response(broken, [], 1.0, None)
 
 
 def test_an_answer_about_another_cluster_is_none() -> None:
-    with pytest.raises(Unanswered, match="speaks of cluster 'other' when asked for 'c'"):
-        read(answer(cluster_id="other"), [], 1.0, None)
-    with pytest.raises(Unanswered, match="speaks of cluster 'other'"):
-        read(answer(), [Says().node("a") | {"cluster_id": "other"}], 1.0, None)
+    with pytest.raises(NoResponse, match="speaks of cluster 'other' when asked for 'c'"):
+        parse_response(result(cluster_id="other"), [], 1.0, None)
+    with pytest.raises(NoResponse, match="speaks of cluster 'other'"):
+        parse_response(result(), [Says().node("a") | {"cluster_id": "other"}], 1.0, None)
 
 
 def test_an_interval_that_fleet_makes_up_keeps_no_evidence_fresh() -> None:
-    asked = Question(url="http://fleet", cluster="c", interval=10.0)
+    asked = PollRequest(url="http://fleet", cluster="c", interval=10.0)
 
-    first = read_answer(answer(interval_seconds=9e5), None, asked, 100.0, None)
-    later = read_answer(answer(interval_seconds=9e5), None, asked, 131.0, first.evidence)
+    first = read_answer(result(interval_seconds=9e5), None, asked, 100.0, None)
+    later = read_answer(result(interval_seconds=9e5), None, asked, 131.0, first.evidence)
 
     assert first.evidence is not None and first.evidence.interval == 10.0
     assert (first.stale, later.stale) == (False, True) and first.shown() != later.shown()
@@ -144,16 +146,16 @@ ANYTHING = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
     max_leaves=6,
 )
-FIELDS = sorted({*answer(), *Says().node("a"), "verdict"})
+FIELDS = sorted({*result(), *Says().node("a"), "verdict"})
 
 
 @settings(max_examples=50)
 @given(st.dictionaries(st.sampled_from(FIELDS), ANYTHING), st.dictionaries(st.sampled_from(FIELDS), ANYTHING))
 def test_whatever_fleet_says_is_an_answer_or_refused_in_words(top: dict[str, Any], node: dict[str, Any]) -> None:
-    stragglers = answer(**({"stragglers": [{**Says().node("a"), **node}]} | top))
+    stragglers = result(**({"stragglers": [{**Says().node("a"), **node}]} | top))
     try:
-        found = read(stragglers, [{**Says().node("b"), **node}], 1.0, None)
-    except Unanswered as error:
+        found = parse_response(stragglers, [{**Says().node("b"), **node}], 1.0, None)
+    except NoResponse as error:
         assert len(str(error)) < 400
     else:
         assert found.evidence is not None and 0 < found.evidence.interval < math.inf
@@ -169,23 +171,23 @@ def test_one_question_that_goes_astray_is_not_news_and_three_are() -> None:
             now = [0.0]
 
             def news(_: object) -> None:
-                found = inquirer.answer(KEY)
+                found = fleet_poller.result(KEY)
                 heard.append(found.failure if found else "")
 
             def clock() -> float:
                 now[0] += 0.001
                 return now[0] + asyncio.get_running_loop().time()
 
-            inquirer = Inquirer(clock, 0.01, 1000.0, news)
-            inquirer.watch(KEY, Question(url=double.template.format(namespace="ml", name="prod"), cluster="c"))
-            task = asyncio.create_task(inquirer.run())
+            fleet_poller = FleetPoller(clock, 0.01, 1000.0, news)
+            fleet_poller.watch(KEY, PollRequest(url=double.template.format(namespace="ml", name="prod"), cluster="c"))
+            task = asyncio.create_task(fleet_poller.run())
             async with asyncio.timeout(20):
                 while not heard:
                     await asyncio.sleep(0.005)
                 says.status = 500
                 while len(heard) < 2:
                     await asyncio.sleep(0.005)
-            failures = inquirer.failed
+            failures = fleet_poller.failed
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
         assert failures >= 3
@@ -201,21 +203,25 @@ async def until(done: Callable[[], bool]) -> None:
             await asyncio.sleep(0.005)
 
 
-def asked(double: Fleets, story: Callable[[Inquirer, Says], Any], tasks: Tasks | None = None, **how: Any) -> Inquirer:
+def asked(
+    double: Fleets, story: Callable[[FleetPoller, Says], Any], tasks: Tasks | None = None, **how: Any
+) -> FleetPoller:
     """Ask a double over and over while a story goes on."""
 
-    async def play() -> Inquirer:
+    async def play() -> FleetPoller:
         says = double.of("ml", "prod")
         loop = asyncio.get_running_loop()
-        inquirer = Inquirer(loop.time, 0.005, 1000.0, lambda _: None, tasks=tasks or Tasks())
-        inquirer.watch(KEY, Question(url=double.template.format(namespace="ml", name="prod"), cluster="c", **how))
-        task = asyncio.create_task(inquirer.run())
+        fleet_poller = FleetPoller(loop.time, 0.005, 1000.0, lambda _: None, tasks=tasks or Tasks())
+        fleet_poller.watch(
+            KEY, PollRequest(url=double.template.format(namespace="ml", name="prod"), cluster="c", **how)
+        )
+        task = asyncio.create_task(fleet_poller.run())
         try:
-            await story(inquirer, says)
+            await story(fleet_poller, says)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-        return inquirer
+        return fleet_poller
 
     return asyncio.run(play())
 
@@ -227,8 +233,8 @@ DEEP = b'{"stragglers": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
     ("raw", "headers", "words"),
     [
         (DEEP, {}, "no JSON"),
-        (json.dumps(answer(nodes=None)).encode(), {}, "cannot be read: nodes"),
-        (json.dumps(answer()).replace("0.2", "1e999").encode(), {}, "no JSON"),
+        (json.dumps(result(nodes=None)).encode(), {}, "cannot be read: nodes"),
+        (json.dumps(result()).replace("0.2", "1e999").encode(), {}, "no JSON"),
         (b"[]", {}, "no JSON object"),
         (b"\xff\xfe", {}, "no JSON"),
         (gzip.compress(b" " * (MAX_ANSWER * 8)), {"content-encoding": "gzip"}, "compressed"),
@@ -238,14 +244,14 @@ DEEP = b'{"stragglers": ' + b"[" * 10_000 + b"]" * 10_000 + b"}"
     ids=["deep", "null", "infinite", "list", "bytes", "gzip", "large", "broken"],
 )  # fmt: skip
 def test_an_odd_answer_is_said_and_fleet_is_asked_again(raw: bytes, headers: dict[str, str], words: str) -> None:
-    async def story(inquirer: Inquirer, says: Says) -> None:
+    async def story(fleet_poller: FleetPoller, says: Says) -> None:
         says.raw, says.headers = raw, headers
-        await until(lambda: bool((found := inquirer.answer(KEY)) and found.failure))
-        found = inquirer.answer(KEY)
+        await until(lambda: bool((found := fleet_poller.result(KEY)) and found.failure))
+        found = fleet_poller.result(KEY)
         assert found is not None and words in found.failure
         says.raw = None
         says.headers = {}
-        await until(lambda: bool((found := inquirer.answer(KEY)) and found.current))
+        await until(lambda: bool((found := fleet_poller.result(KEY)) and found.current))
 
     tasks = Tasks()
     with fleets() as double:
@@ -256,10 +262,10 @@ def test_an_odd_answer_is_said_and_fleet_is_asked_again(raw: bytes, headers: dic
 def test_a_redirect_is_not_followed() -> None:
     with fleets() as double, fleets() as other:
 
-        async def story(inquirer: Inquirer, says: Says) -> None:
+        async def story(fleet_poller: FleetPoller, says: Says) -> None:
             says.status, says.headers = 302, {"location": other.template.format(namespace="ml", name="prod")}
-            await until(lambda: inquirer.failed >= 3)
-            found = inquirer.answer(KEY)
+            await until(lambda: fleet_poller.failed >= 3)
+            found = fleet_poller.result(KEY)
             assert found is not None and "it answers 302" in found.failure
 
         asked(double, story)
@@ -267,9 +273,9 @@ def test_a_redirect_is_not_followed() -> None:
 
 
 def test_a_certificate_authority_that_is_none_is_said() -> None:
-    async def story(inquirer: Inquirer, _: Says) -> None:
-        await until(lambda: inquirer.failed >= 3)
-        found = inquirer.answer(KEY)
+    async def story(fleet_poller: FleetPoller, _: Says) -> None:
+        await until(lambda: fleet_poller.failed >= 3)
+        found = fleet_poller.result(KEY)
         assert found is not None and "ca.crt" in found.failure
 
     with fleets() as double:
@@ -283,13 +289,13 @@ def test_a_fault_while_asking_is_counted_and_the_next_question_comes(monkeypatch
 
     tasks = Tasks()
 
-    async def story(inquirer: Inquirer, _: Says) -> None:
+    async def story(fleet_poller: FleetPoller, _: Says) -> None:
         with monkeypatch.context() as patched:
-            patched.setattr("ingero_operator.inquiry.read", fault)
+            patched.setattr("ingero_operator.fleet_poller.parse_response", fault)
             await until(lambda: tasks.failures["asking a Fleet"] >= 3)
-            found = inquirer.answer(KEY)
+            found = fleet_poller.result(KEY)
             assert found is not None and "fault of the operator" in found.failure
-        await until(lambda: bool((found := inquirer.answer(KEY)) and found.current))
+        await until(lambda: bool((found := fleet_poller.result(KEY)) and found.current))
 
     with fleets() as double:
         asked(double, story, tasks)
@@ -310,13 +316,13 @@ def test_an_answer_without_an_end_is_cut_off_at_the_limit() -> None:
 
         server = await asyncio.start_server(endless, "127.0.0.1", 0)
         host, port = server.sockets[0].getsockname()
-        inquirer = Inquirer(asyncio.get_running_loop().time, 0.005, 1000.0, lambda _: None)
-        inquirer.watch(KEY, Question(url=f"http://{host}:{port}", cluster="c"))
-        task = asyncio.create_task(inquirer.run())
-        await until(lambda: inquirer.failed >= 1)
+        fleet_poller = FleetPoller(asyncio.get_running_loop().time, 0.005, 1000.0, lambda _: None)
+        fleet_poller.watch(KEY, PollRequest(url=f"http://{host}:{port}", cluster="c"))
+        task = asyncio.create_task(fleet_poller.run())
+        await until(lambda: fleet_poller.failed >= 1)
         task.cancel()
         server.close()
-        found = inquirer.answer(KEY)
+        found = fleet_poller.result(KEY)
         return sent, found.failure if found else ""
 
     sent, failure = asyncio.run(play())
@@ -324,10 +330,10 @@ def test_an_answer_without_an_end_is_cut_off_at_the_limit() -> None:
 
 
 def test_asking_that_is_begun_anew_forgets_no_fleet() -> None:
-    async def story(inquirer: Inquirer, _: Says) -> None:
-        second = asyncio.create_task(inquirer.run())
-        before = inquirer.asked
-        await until(lambda: inquirer.asked > before + 3)
+    async def story(fleet_poller: FleetPoller, _: Says) -> None:
+        second = asyncio.create_task(fleet_poller.run())
+        before = fleet_poller.asked
+        await until(lambda: fleet_poller.asked > before + 3)
         second.cancel()
 
     with fleets() as double:
@@ -343,8 +349,8 @@ def test_what_a_real_fleet_answers_is_read() -> None:
     picture = Picture(frame, statistics.compute(frame, statistics.Memory(), config))
     stragglers, nodes = stragglers_answer(picture, "c", 10.0), [node_answer(picture, row) for row in range(2)]
 
-    found = read(*json.loads(json.dumps([stragglers, nodes])), 1.0, None)
+    found = parse_response(*json.loads(json.dumps([stragglers, nodes])), 1.0, None)
 
     assert found.current and found.evidence is not None and found.evidence.quorum
-    assert (set(found.evidence.accused), found.evidence.well) == ({"e"}, frozenset({"a", "b"}))
+    assert (set(found.evidence.accused), found.evidence.healthy) == ({"e"}, frozenset({"a", "b"}))
     assert (found.active, found.expected) == (4, 4)

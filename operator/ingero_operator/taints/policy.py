@@ -1,0 +1,121 @@
+"""The rails: which node may be marked now, which must be released, and what stops the rest. Pure.
+
+A mark is added only when every rail holds; it is removed whenever a reason to remove it is there, outside of every
+budget. One call decides from what is seen now; nothing is replayed.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from ingero_operator.api.v1alpha1 import Mode
+from ingero_operator.conditions import Condition, no, unknown, yes
+from ingero_operator.taints.additions import CheckInputs, additions
+from ingero_operator.taints.model import Decision, Evidence, Observation, TaintPolicy, is_stale
+from ingero_operator.taints.nodes import NodeView
+from ingero_operator.taints.removals import note_releases, removals
+from ingero_operator.taints.state import TaintState
+from ingero_operator.taints.tracking import count_windows, is_confirmed, match_records
+
+ALLOWED: Final = "TaintingAllowed"
+
+
+def trustworthy(policy: TaintPolicy, evidence: Evidence | None, now: float) -> Condition:
+    """Whether the evidence may be acted on; if not, why."""
+    if evidence is None:
+        return unknown(ALLOWED, "NoEvidence", "Fleet has not answered yet; nothing is tainted")
+    if is_stale(evidence, now, policy.stale_intervals):
+        return no(ALLOWED, "StaleEvidence", "Fleet's statistics are old; nothing is tainted on old evidence")
+    if not evidence.quorum:
+        return no(ALLOWED, "NoQuorum", "too few active nodes to compare with each other")
+    if evidence.panic:
+        return no(
+            ALLOWED, "Panic", "too large a share of the cluster straggles: the picture is at fault, not the nodes"
+        )
+    if evidence.coverage_low:
+        return no(ALLOWED, "LowCoverage", "too few of the expected nodes report")
+    if not evidence.threshold:
+        return no(ALLOWED, "NoThreshold", "Fleet has published no threshold")
+    return yes(ALLOWED, "Allowed", "every rail of the cluster holds")
+
+
+def decide(policy: TaintPolicy, observed: Observation, state: TaintState, now: float) -> Decision:
+    """One decision."""
+    state, overrides, found_done = match_records(policy, observed, state, now)
+    trust = trustworthy(policy, observed.evidence, now)
+    state = count_windows(observed, state, trust.holds, now)
+    evidence = observed.evidence
+    accused = {
+        name: item for name, item in (evidence.accused if evidence else {}).items() if name in observed.watched
+    }
+    confirmed = [name for name in accused if is_confirmed(policy, accused[name], state.accused.get(name), now)]
+    leaving = removals(policy, observed, state, trust.holds, frozenset(confirmed), now)
+    state = note_releases(state, leaving)
+    base = [node for node in observed.nodes.values() if node.name in observed.watched and _countable(node)]
+    budget = min(policy.max_nodes, policy.max_percent * len(base) // 100)
+    tainted = {
+        node.name: node
+        for node in observed.nodes.values()
+        if node.taint is not None and node.taint.owner == observed.owner
+    }
+    candidates = [name for name, item in accused.items() if item.active and name not in tainted]
+    if trust.holds and budget and len(candidates) > 2 * budget:
+        state = replace(state, storm_until=now + policy.storm_cooldown)
+    allowed = _allowed(policy, observed, state, trust, budget, len(candidates), now)
+    step, checks = additions(
+        CheckInputs(
+            policy=policy, observed=observed, state=state, allowed=allowed, accused=accused,
+            confirmed=frozenset(confirmed), base=base, tainted=tainted, budget=budget,
+            leaving=frozenset(item.node for item in leaving), now=now,
+        )
+    )  # fmt: skip
+    return Decision(
+        state=state,
+        steps=(*leaving, *((step,) if step else ())),
+        allowed=allowed,
+        checks=checks,
+        used=len(tainted),
+        budget=budget,
+        confirmed=len(confirmed),
+        accused=len(accused),
+        overrides=overrides,
+        found_done=found_done,
+    )
+
+
+def _countable(node: NodeView) -> bool:
+    return node.gpu and not node.control_plane and not node.excluded
+
+
+def _allowed(
+    policy: TaintPolicy,
+    observed: Observation,
+    state: TaintState,
+    trust: Condition,
+    budget: int,
+    candidates: int,
+    now: float,
+) -> Condition:
+    """The rails of the whole cluster, in the order in which a person should read them."""
+    if policy.mode is Mode.OBSERVE:
+        return no(ALLOWED, "Observing", "spec.taints.mode is Observe: stragglers are shown and left alone")
+    if observed.deleting:
+        return no(ALLOWED, "Deleting", "the resource is being deleted: marks are only removed")
+    if observed.paused:
+        return no(ALLOWED, "Paused", f"paused: {observed.paused}")
+    if observed.unguarded:
+        return no(ALLOWED, "Unguarded", observed.unguarded)
+    if not trust.holds:
+        return trust
+    if budget == 0:
+        return no(
+            ALLOWED, "NoBudget",
+            f"the budget is 0: min({policy.max_nodes}, {policy.max_percent} % of the eligible nodes rounded down)",
+        )  # fmt: skip
+    if candidates > 2 * budget:
+        return no(ALLOWED, "Storm", f"{candidates} nodes at once point to one common cause; none is tainted")
+    if now < state.storm_until:
+        return no(ALLOWED, "Storm", "many nodes straggled at once a while ago; waiting for spec.taints.stormCooldown")
+    if observed.overlap:
+        name, other = min(observed.overlap.items())
+        return no(ALLOWED, "Overlap", f"{other} watches {name} and others too; neither of the two taints such nodes")
+    return trust

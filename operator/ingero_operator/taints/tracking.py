@@ -1,0 +1,116 @@
+"""What is remembered from one decision to the next: marks adopted, windows counted, releases finished. Pure."""
+
+from dataclasses import replace
+
+from ingero_operator.taints.model import Accused, Observation, Override, Step, TaintPolicy
+from ingero_operator.taints.state import DAY, OVERRIDDEN, Record, Streak, TaintState
+
+
+def match_records(
+    policy: TaintPolicy, observed: Observation, state: TaintState, now: float
+) -> tuple[TaintState, tuple[Override, ...], tuple[Step, ...]]:
+    """Bring records and nodes together: adopt marks, finish releases, respect what somebody else removed."""
+    records: dict[str, Record] = {}
+    overrides: list[Override] = []
+    found_done: list[Step] = []
+    last_taint = state.last_taint
+    for name, record in state.records.items():
+        node = observed.nodes.get(name)
+        if node is None or node.uid != record.uid:
+            # Another machine, or none: what was remembered of the old one says nothing about it.
+            if node is None and not record.verdict and not record.idle(now, policy.quiet):
+                records[name] = record
+            continue
+        taint = node.taint if node.taint is not None and node.taint.owner == observed.owner else None
+        left = record.verdict in node.strays
+        if record.verdict and (taint is None or (record.effect and not taint.effect)):
+            if record.releasing and not left:
+                found_done.append(Step(verb="remove", node=name, uid=node.uid, reason=record.releasing))
+                record = replace(record, verdict="", effect="", releasing="", released=now)
+            elif record.releasing != OVERRIDDEN and (left or not record.releasing):
+                # What is left of the mark is known by the verdict alone: it is remembered until that is gone.
+                overrides.append(Override(node=name, uid=node.uid, verdict=record.verdict))
+                kept = replace(record, releasing=OVERRIDDEN) if left else replace(record, verdict="", effect="")
+                record = replace(kept, released=now, override_cooldown_until=now + policy.override_cooldown)
+        if not record.idle(now, policy.quiet):
+            records[name] = record
+    for node in observed.nodes.values():
+        taint = node.taint
+        if taint is None or taint.owner != observed.owner:
+            continue
+        record = records.get(node.name, Record(uid=node.uid))
+        if record.verdict != taint.verdict and record.override_cooldown_until <= now:
+            tainted = (*(time for time in record.tainted if now - time < DAY and time != taint.since), taint.since)[
+                -8:
+            ]
+            records[node.name] = replace(record, verdict=taint.verdict, effect=taint.effect, tainted=tainted)
+            last_taint = max(last_taint, taint.since)
+            found_done.append(Step(verb="add", node=node.name, uid=node.uid, reason="Confirmed", taint=taint))
+        elif record.verdict:
+            records[node.name] = replace(record, effect=taint.effect if not record.releasing else record.effect)
+    return replace(state, records=records, last_taint=last_taint), tuple(overrides), tuple(found_done)
+
+
+def count_windows(observed: Observation, state: TaintState, trusted: bool, now: float) -> TaintState:
+    """Count windows of accusation and of health; evidence that cannot be trusted breaks every count."""
+    evidence = observed.evidence
+    if not trusted or evidence is None:
+        return replace(state, accused={}, healthy={}, tick=evidence.tick if evidence else "")
+    if evidence.tick == state.tick:
+        kept = {name: streak for name, streak in state.accused.items() if _same_machine(observed, name, streak)}
+        return replace(state, accused=kept)
+    streaks: dict[str, Streak] = {}
+    for name, item in evidence.accused.items():
+        node = observed.nodes.get(name)
+        if node is None or not item.active or (item.since is not None and item.since < node.created):
+            continue
+        before = state.accused.get(name)
+        if before is not None and _same_machine(observed, name, before):
+            streaks[name] = replace(before, windows=before.windows + 1)
+        else:
+            streaks[name] = Streak(uid=node.uid, provider_id=node.provider_id, since=now, windows=1)
+    healthy = {name: state.healthy.get(name, now) for name in evidence.healthy if name not in evidence.accused}
+    return replace(state, accused=streaks, healthy=healthy, tick=evidence.tick)
+
+
+def _same_machine(observed: Observation, name: str, streak: Streak) -> bool:
+    node = observed.nodes.get(name)
+    return node is not None and (node.uid, node.provider_id) == (streak.uid, streak.provider_id)
+
+
+def is_confirmed(policy: TaintPolicy, item: Accused, streak: Streak | None, now: float) -> bool:
+    """Whether an accusation has held long enough, in our own count and in Fleet's."""
+    return (
+        streak is not None
+        and item.active
+        and streak.windows >= policy.confirm_windows
+        and item.windows >= policy.confirm_windows
+        and now - streak.since >= policy.confirm_for
+    )
+
+
+def after_attempt(state: TaintState, step: Step, now: float) -> TaintState:
+    """What to remember after a write whose answer was lost: perhaps it was done, so that it counts for every limit.
+
+    A mark that is found later on the node is known by the time in it and does not count twice.
+    """
+    if step.taint is None or step.verb not in ("add", "raise"):
+        return state
+    records = dict(state.records)
+    if step.verb == "add":
+        record = records.get(step.node, Record(uid=step.uid))
+        times = (*(time for time in record.tainted if now - time < DAY), step.taint.since)[-8:]
+        records[step.node] = replace(record, uid=step.uid, tainted=times)
+    return replace(state, records=records, last_taint=now)
+
+
+def after_write(state: TaintState, step: Step, now: float) -> TaintState:
+    """What to remember after a step was written."""
+    state = after_attempt(state, step, now)
+    records = dict(state.records)
+    record = records.get(step.node, Record(uid=step.uid))
+    if step.taint is None:
+        records[step.node] = replace(record, verdict="", effect="", releasing="", released=now)
+    else:
+        records[step.node] = replace(record, uid=step.uid, verdict=step.taint.verdict, effect=step.taint.effect)
+    return replace(state, records=records)
