@@ -21,8 +21,8 @@ from ingero_fleet.collectives.desk import CollectivesDesk, shared_error  # noqa:
 from ingero_fleet.collectives.looks import looks_in  # noqa: E402
 from ingero_fleet.collectives.settings import NcclConfig  # noqa: E402
 from ingero_kit import logs  # noqa: E402
-from ingero_kit.otlp import Decoder  # noqa: E402
-from ingero_kit.otlp_server import Push, Signal  # noqa: E402
+from ingero_kit.otlp_decode import ReportDecoder  # noqa: E402
+from ingero_kit.otlp_receiver import Push, Signal  # noqa: E402
 from ingero_testing.collectives import BEGIN, Job  # noqa: E402
 from scripts.lab import LabFailed, Site, laboratory  # noqa: E402
 from scripts.synchronised import Jobs, Plan, can_trace  # noqa: E402
@@ -46,7 +46,7 @@ def points_per_second(ranks: int, pushes: int) -> float:
     for seed in range(3):
         job = Job(ranks, late_ms={5: 5.0}, clock_seconds=10, seed=seed)
         bodies = [body for _ in range(pushes) for body in job.pushes(100)]
-        desk, decoder = CollectivesDesk(NcclConfig()), Decoder()
+        desk, decoder = CollectivesDesk(NcclConfig()), ReportDecoder()
         started = time.process_time()
         for body in bodies:
             decoder.decode(body, "protobuf", BEGIN)

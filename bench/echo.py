@@ -27,7 +27,7 @@ from ingero_echo import rollups  # noqa: E402
 from ingero_echo.answers import ANSWERS  # noqa: E402
 from ingero_echo.settings import RetentionConfig, StoreConfig  # noqa: E402
 from ingero_echo.store import Store  # noqa: E402
-from ingero_kit.otlp_server import free_port  # noqa: E402
+from ingero_kit.otlp_receiver import free_port  # noqa: E402
 from ingero_testing.processes import BIN, Running, wait_until  # noqa: E402
 from ingero_testing.processes import echo as start_echo  # noqa: E402
 

@@ -17,9 +17,9 @@ from ingero_agent.sources.procfs import ProcfsSource, Target
 from ingero_agent.sources.scripted import ScriptedSource
 from ingero_kit.addresses import parse_listen
 from ingero_kit.clock import Clock, steady_clock
-from ingero_kit.files import announce_ports
+from ingero_kit.files import write_ports_file
 from ingero_kit.logs import get
-from ingero_kit.pages import PageServer, is_open
+from ingero_kit.metrics_server import MetricsServer, is_reachable_from_outside
 from ingero_kit.tls import ClientTls
 
 log = get(__name__)
@@ -61,17 +61,17 @@ def make_client(config: AgentConfig) -> FleetClient:
 
 def serve_pages(
     config: AgentConfig, health: Loop, client: FleetClient, socket: EventSocket | None, clock: Clock
-) -> PageServer:
+) -> MetricsServer:
     """Listen where `metrics_listen` says, and write down the port."""
     address = parse_listen(config.metrics_listen)
     try:
         server = make_server(address, config, health, client, socket, clock)
     except OSError as error:
         raise OSError(f"--metrics-listen {config.metrics_listen}: {error.strerror}") from None
-    if is_open(address[0]):
+    if is_reachable_from_outside(address[0]):
         log.warning("metrics_open_to_the_network", listen=config.metrics_listen)
     server.start()
-    announce_ports(config.ports_file, {"metrics": server.port})
+    write_ports_file(config.ports_file, {"metrics": server.port})
     return server
 
 

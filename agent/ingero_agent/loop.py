@@ -19,7 +19,7 @@ from ingero_agent.settings import AgentConfig
 from ingero_agent.sockets import EventSocket
 from ingero_agent.sources import ReadFailed, Source
 from ingero_agent.sources.pieces import Pieces
-from ingero_contract.events import StragglerResolved, StragglerState
+from ingero_contract.events import StragglerResolvedEvent, StragglerStateEvent
 from ingero_contract.values import DecisionSource, DetectionMode, NodeState
 from ingero_kit.clock import Clock, rfc3339
 from ingero_kit.health_report import HealthReport
@@ -315,7 +315,7 @@ class Loop:
     def _announce(self, now: float, event_id: str, current: score.Score, threshold: float) -> None:
         if self._socket:
             self._socket.publish(
-                StragglerState(
+                StragglerStateEvent(
                     node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
                     score=round(current.value, 6), threshold=threshold, detection_mode=str(self._rule.mode),
                     dominant_signal=str(current.dominant), timestamp=rfc3339(now), event_id=event_id, **self._ranks(),
@@ -325,7 +325,7 @@ class Loop:
     def _resolve(self, now: float, event_id: str) -> None:
         if self._socket:
             self._socket.publish(
-                StragglerResolved(
+                StragglerResolvedEvent(
                     node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
                     timestamp=rfc3339(now), event_id=event_id, **self._ranks(),
                 )

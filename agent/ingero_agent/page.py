@@ -20,7 +20,7 @@ from ingero_agent.settings import AgentConfig
 from ingero_agent.sockets import EventSocket
 from ingero_contract import metrics
 from ingero_kit.clock import Clock
-from ingero_kit.pages import PageServer
+from ingero_kit.metrics_server import MetricsServer
 
 STUCK_SECONDS: Final = 30.0
 """Shortest silence of the loop that counts as stuck."""
@@ -179,7 +179,7 @@ def _counter(name: str, text: str, rows: Rows, *labels: str) -> CounterMetricFam
 def make_server(
     address: tuple[str, int], config: AgentConfig, health: Loop, client: FleetClient, socket: EventSocket | None,
     clock: Clock,
-) -> PageServer:  # fmt: skip
+) -> MetricsServer:  # fmt: skip
     """The pages of a running agent. Raises `OSError` when the address cannot be taken."""
     registry = CollectorRegistry()
     registry.register(AgentPage(health, client, socket, clock))
@@ -192,4 +192,4 @@ def make_server(
         idle = clock() - health.snapshot.ticked_at
         return stuck(idle, config.fleet_push_interval, config.fleet_timeout, client.retry_after)
 
-    return PageServer(address, registry, ready, healthy)
+    return MetricsServer(address, registry, ready, healthy)

@@ -102,7 +102,7 @@ class GrpcTransport:
         return grpc.aio.secure_channel(self._target, channel_credentials(self._route.tls), options=_OPTIONS)
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
-        bearer, cluster = self._route.bearer(), self._route.cluster
+        bearer, cluster = self._route.authorization(), self._route.cluster
         pairs = ((headers.CLUSTER, cluster),) if cluster.isascii() else ()
         return (*pairs, ("authorization", bearer)) if bearer else pairs
 

@@ -141,5 +141,5 @@ def _client(route: Route) -> httpx.AsyncClient:
 
 
 def _authorized(route: Route, fields: dict[str, str]) -> dict[str, str]:
-    bearer = route.bearer()
+    bearer = route.authorization()
     return {**fields, "authorization": bearer} if bearer else fields

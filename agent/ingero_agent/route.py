@@ -10,7 +10,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
-from ingero_kit.tokens import bearer
+from ingero_kit.tokens import read_authorization
 
 
 class Failure(StrEnum):
@@ -71,12 +71,12 @@ class Route:
     encoding: Literal["protobuf", "json"] = "protobuf"
     compression: Literal["none", "gzip"] = "none"
 
-    def bearer(self) -> str | None:
+    def authorization(self) -> str | None:
         """The value of the Authorization header, read anew so that rotation needs no restart.
 
         Raises `SettingsError` when the file cannot be read or its token cannot travel in a header.
         """
-        return bearer(self.token_file)
+        return read_authorization(self.token_file)
 
 
 def base_url(endpoint: str, insecure: bool) -> str:

@@ -11,7 +11,7 @@ import click
 from ingero_kit import logs
 from ingero_kit.addresses import parse_listen
 from ingero_kit.clock import steady_clock
-from ingero_kit.files import announce_ports
+from ingero_kit.files import write_ports_file
 from ingero_kit.settings import SettingsError, parse_duration
 from ingero_sink.consumer import consume
 from ingero_sink.ledger import Ledger
@@ -79,7 +79,7 @@ def main(
         click.echo(f"ingero-sink: {place}{error}", err=True)
         sys.exit(1 if isinstance(error, OSError) else 2)
     server.start()
-    announce_ports(ports_file, {"metrics": server.port})
+    write_ports_file(ports_file, {"metrics": server.port})
 
     async def run() -> None:
         loop, task = asyncio.get_running_loop(), asyncio.current_task()

@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from ingero_contract.events import StragglerResolved, StragglerState, parse_line
+from ingero_contract.events import StragglerResolvedEvent, StragglerStateEvent, parse_line
 
 MAX_TYPES: Final = 64
 """Event types with a series of their own; further ones count as `other`."""
@@ -36,13 +36,13 @@ class Ledger:
             return
         self.events[kind if kind in self.events or len(self.events) < MAX_TYPES else "other"] += 1
         self.last_event = now
-        if isinstance(event, StragglerState):
+        if isinstance(event, StragglerStateEvent):
             key = (event.cluster_id, event.node_id)
             if key not in self.active and len(self.active) >= self.max_nodes:
                 del self.active[next(iter(self.active))]
                 self.dropped += 1
             self.active[key] = None
-        elif isinstance(event, StragglerResolved):
+        elif isinstance(event, StragglerResolvedEvent):
             self.active.pop((event.cluster_id, event.node_id), None)
 
     @property

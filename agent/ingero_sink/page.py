@@ -6,7 +6,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ingero_kit.pages import PageServer
+from ingero_kit.metrics_server import MetricsServer
 from ingero_sink.ledger import Ledger
 
 
@@ -41,8 +41,8 @@ class LedgerPage(Collector):
         yield active
 
 
-def make_server(host: str, port: int, ledger: Ledger, ready: Callable[[], bool]) -> PageServer:
+def make_server(host: str, port: int, ledger: Ledger, ready: Callable[[], bool]) -> MetricsServer:
     """The pages over the ledger."""
     registry = CollectorRegistry()
     registry.register(LedgerPage(ledger))
-    return PageServer((host, port), registry, lambda: None if ready() else "uds_disconnected", lambda: None)
+    return MetricsServer((host, port), registry, lambda: None if ready() else "uds_disconnected", lambda: None)

@@ -25,7 +25,7 @@ class Event:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StragglerState(Event):
+class StragglerStateEvent(Event):
     """The node is a straggler; sent on every tick while it is."""
 
     type: ClassVar[str] = "straggler_state"
@@ -42,7 +42,7 @@ class StragglerState(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StragglerResolved(Event):
+class StragglerResolvedEvent(Event):
     """The node is none any more; sent once."""
 
     type: ClassVar[str] = "straggler_resolved"
@@ -55,7 +55,7 @@ class StragglerResolved(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Memory(Event):
+class MemoryEvent(Event):
     """What a process holds of a GPU's memory, bytes; sent when that changed, at most once a look.
 
     `utilization_pct` is its share of the GPU's memory, 0 to 100. `last_alloc_size` is 0 while no allocation was seen.
@@ -73,7 +73,7 @@ class Memory(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Straggle(Event):
+class StraggleEvent(Event):
     """A process launches far less than it did while its threads were pushed off their processors.
 
     `throughput_drop_pct`, 0 to 100, is against its own average before; `sustained` on every line but the first of a
@@ -94,7 +94,7 @@ class Straggle(Event):
 
 
 KINDS: Final[dict[str, type[Event]]] = {
-    kind.type: kind for kind in (StragglerState, StragglerResolved, Memory, Straggle)
+    kind.type: kind for kind in (StragglerStateEvent, StragglerResolvedEvent, MemoryEvent, StraggleEvent)
 }
 """Types that this version reads into records; other types are legal lines that are only counted."""
 

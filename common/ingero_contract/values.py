@@ -6,7 +6,7 @@ from typing import Final
 LATE_RANK: Final = "late_rank"
 """Kind of a straggler that collectives name: the node of the rank that the others wait for."""
 
-GPU_HELD_BACK: Final = "gpu_held_back"
+GPU_THROTTLED: Final = "gpu_throttled"
 """Kind of a straggler whose GPU is held back, while its ranks block as long as their peers."""
 
 

@@ -9,11 +9,11 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect import budget
-from ingero_detect.evidence import Bounds, CollapseTest, OwnTest, Residuals
+from ingero_detect import false_alarm_budget
+from ingero_detect.column_store import RUNS, ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints, Singles
-from ingero_detect.memory import RUNS, Memory
 from ingero_detect.parameters import Parameters
+from ingero_detect.sequential_tests import Bounds, CollapseTest, OwnTest, Residuals
 
 OFFSET_TICKS: Final = 12
 """Ticks between two looks at how far the nodes of a cohort lie apart, and at least between two calibrations."""
@@ -30,9 +30,9 @@ _SHORT_RUN: Final = 12
 _HALF_LIFE_HOURS: Final = 48.0
 
 
-def alarm_levels(memory: Memory, parameters: Parameters, ticks: int, theory: float) -> Floats:
+def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, theory: float) -> Floats:
     """The alarm level of every group; some of them are calibrated anew in a tick. `theory`: without caution."""
-    first = budget.first_level(theory, parameters.largest_step)
+    first = false_alarm_budget.initial_level(theory, parameters.largest_step)
     alarm = memory.group("alarm")
     alarm[np.isnan(alarm)] = first
     period = max(OFFSET_TICKS, len(alarm) // _CALIBRATED)
@@ -40,9 +40,9 @@ def alarm_levels(memory: Memory, parameters: Parameters, ticks: int, theory: flo
     hours = memory.group("hours")[part]
     if len(hours):
         peaks, steps = ([table(side)[part] for side in ("slow", "fast")] for table in (memory.peaks, memory.steps))
-        tails = [budget.fit_tail(*pair, hours) for pair in zip(peaks, steps, strict=True)]
+        tails = [false_alarm_budget.fit_tail(*pair, hours) for pair in zip(peaks, steps, strict=True)]
         judged = hours / parameters.tick_hours
-        alarm[part] = budget.calibrated_levels(tails, judged, parameters.budget, first)
+        alarm[part] = false_alarm_budget.calibrated_levels(tails, judged, parameters.budget, first)
         runs = memory.runs()[part]
         tolerable = runs[:, ::-1].cumsum(axis=1)[:, ::-1] <= (1 + parameters.budget * hours)[:, None]
         tolerable[:, -1] = True
@@ -53,15 +53,15 @@ def alarm_levels(memory: Memory, parameters: Parameters, ticks: int, theory: flo
     return alarm.copy()
 
 
-def book(
-    memory: Memory, parameters: Parameters, ticks: int, nodes: Residuals, bounds: Bounds, own: OwnTest,
+def record_tick(
+    memory: ColumnStore, parameters: Parameters, ticks: int, nodes: Residuals, bounds: Bounds, own: OwnTest,
     collapse: CollapseTest,
 ) -> None:  # fmt: skip
     """Enter a tick into the histograms; call it before the tick's evidence is remembered."""
     free = ~nodes.accused & nodes.ready & nodes.eligible
     for side, evidence in (("slow", own.slow), ("fast", own.fast)):
-        _book_peaks(memory, side, nodes, free, evidence)
-    _book_steps(memory, ticks, nodes, free, bounds)
+        _record_peaks(memory, side, nodes, free, evidence)
+    _record_steps(memory, ticks, nodes, free, bounds)
     ended = (collapse.before > 0) & (collapse.run == 0) & (collapse.before <= _SHORT_RUN)
     if ended.any():
         _count(memory.runs(), nodes.group[ended], np.minimum(collapse.before[ended], RUNS - 1))
@@ -75,17 +75,17 @@ def _count(histograms: npt.NDArray[np.float32], group: Ints, bins: Ints) -> None
     np.add.at(cells, group * histograms.shape[1] + bins, np.float32(1))
 
 
-def _book_peaks(memory: Memory, side: str, nodes: Residuals, free: Bools, evidence: Singles) -> None:
+def _record_peaks(memory: ColumnStore, side: str, nodes: Residuals, free: Bools, evidence: Singles) -> None:
     """What the evidence had reached when it came back to zero."""
     column = memory.node(f"{side}_peak")
     peak = column[nodes.index]
     ended = (memory.node(side)[nodes.index] > 0) & (evidence <= 0) & free
     if ended.any():
-        _count(memory.peaks(side), nodes.group[ended], budget.bins_of(peak[ended].astype(np.float64)))
+        _count(memory.peaks(side), nodes.group[ended], false_alarm_budget.bins_of(peak[ended].astype(np.float64)))
     column[nodes.index] = np.maximum(peak, evidence) * (evidence > 0)
 
 
-def _book_steps(memory: Memory, ticks: int, nodes: Residuals, free: Bools, bounds: Bounds) -> None:
+def _record_steps(memory: ColumnStore, ticks: int, nodes: Residuals, free: Bools, bounds: Bounds) -> None:
     """Take a sample of what the tick added on both sides; a large fleet needs no more than some thousands."""
     rows = np.flatnonzero(free)
     stride = 1 + len(rows) // _SAMPLE
@@ -93,18 +93,18 @@ def _book_steps(memory: Memory, ticks: int, nodes: Residuals, free: Bools, bound
     group, z, allowance, cap = nodes.group[rows], bounds.z[rows], bounds.allowance[rows], bounds.cap[rows]
     for side, loss in (("slow", z), ("fast", -z)):
         steps = np.minimum(loss - allowance, cap)
-        _count(memory.steps(side), group, budget.step_bins_of(steps))
+        _count(memory.steps(side), group, false_alarm_budget.step_bins_of(steps))
 
 
-def book_short_alarms(memory: Memory, parameters: Parameters, rows: Ints) -> None:
+def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints) -> None:
     """An accusation that passed by itself within a minute was chance: its peak counts against the budget."""
     lasted = (memory.node("well_since")[rows] - memory.node("since")[rows]) / parameters.tick_seconds
     chance = rows[(lasted <= _SHORT_RUN) & (memory.node("reached")[rows] > 0)]
-    bins = budget.bins_of(memory.node("reached")[chance].astype(np.float64))
+    bins = false_alarm_budget.bins_of(memory.node("reached")[chance].astype(np.float64))
     _count(memory.peaks("slow"), memory.node("group")[chance], bins)
 
 
-def estimates(memory: Memory, theory: float) -> dict[str, float]:
+def estimates(memory: ColumnStore, theory: float) -> dict[str, float]:
     """False alarms a node-hour at the present levels, by own tail and by mirror."""
     hours, alarm = memory.group("hours"), np.nan_to_num(memory.group("alarm"), nan=theory)
     total = float(hours.sum())
@@ -112,6 +112,6 @@ def estimates(memory: Memory, theory: float) -> dict[str, float]:
     for name, side in (("own_tail", "slow"), ("mirror", "fast")):
         found[name] = 0.0
         if total > 0:
-            tail = budget.fit_tail(memory.peaks(side), memory.steps(side), hours)
+            tail = false_alarm_budget.fit_tail(memory.peaks(side), memory.steps(side), hours)
             found[name] = float((tail.rate(alarm) * hours).sum() / total)
     return found

@@ -1,8 +1,8 @@
 """The detector: one tick of observations in, states and edges out. No clock, no I/O; same inputs, same answer.
 
-A tick goes through these rooms: who is here (`placing`); residuals and tests (`evidence`), what chance does to them
-(`calibration`), what is normal (`learning`), the states (`states`), the common level (`levels`). The formulas are in
-docs/detection.md.
+The steps of a tick: assign nodes to cohorts (`cohort_assignment`), compute residuals and tests (`sequential_tests`),
+calibrate the alarm levels (`calibration`), update baselines (`learning`), states (`states`) and the common level of
+every cohort (`cohort_levels`). The formulas are in docs/detection.md.
 """
 
 import json
@@ -12,16 +12,24 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect import budget, calibration, evidence, learning, levels, placing, states
+from ingero_detect import (
+    calibration,
+    cohort_assignment,
+    cohort_levels,
+    false_alarm_budget,
+    learning,
+    sequential_tests,
+    states,
+)  # fmt: skip
 from ingero_detect.codes import RECOVERING, is_accused
+from ingero_detect.column_store import ColumnStore, SnapshotError
 from ingero_detect.digest import DigestChain
 from ingero_detect.grouped import Bools, Floats, Groups, Ints
-from ingero_detect.memory import Memory, SnapshotError
 from ingero_detect.observation import ACTIVE, HELD, IDLE, Codes, Edge, Observation, Outcome
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference
+from ingero_detect.verdict_view import VerdictView
 from ingero_detect.verdicts import Verdict
-from ingero_detect.view import View
 
 _LONGEST_WAIT: Final = 6.5
 """Ticks between two looks beyond which everybody counts as having been away."""
@@ -39,17 +47,17 @@ class Detector:
         self.memory = self._fresh()
         self.ticks = 0
         self.node_hours = 0.0
-        self.theory = budget.theoretical_level(
+        self.theory = false_alarm_budget.theoretical_level(
             1 / (self.parameters.budget * self.parameters.tick_hours), self.parameters.drift
         )
-        self._placing = placing.Placing(self.mergeable, self.parameters.min_peers)
+        self._assignment = cohort_assignment.CohortAssignment(self.mergeable, self.parameters.min_peers)
         self._groups = Groups(np.zeros(0, np.int32), 0)
         self._chain = DigestChain(json.dumps([asdict(self.parameters), self.mergeable], sort_keys=True))
         self._now = 0.0
 
-    def _fresh(self) -> Memory:
+    def _fresh(self) -> ColumnStore:
         parameters = self.parameters
-        return Memory(parameters.warmup, parameters.max_nodes, parameters.max_cohorts)
+        return ColumnStore(parameters.warmup, parameters.max_nodes, parameters.max_cohorts)
 
     def tick(self, now: float, seen: Observation) -> Outcome:
         """Judge one tick."""
@@ -59,12 +67,12 @@ class Detector:
         self._now = now
         slots = memory.slots(seen.names)
         before = memory.node("state").copy()
-        value, code = placing.enter(memory, now, seen, slots)
+        value, code = cohort_assignment.enter_observation(memory, now, seen, slots)
         held = code == HELD
         code[held] = ACTIVE
-        self._placing.place(memory, seen, slots)
+        self._assignment.assign(memory, seen, slots)
         working = (code == ACTIVE) & np.isfinite(value) & (memory.node("group") >= 0)
-        placing.note_presence(memory, parameters, code, working)
+        cohort_assignment.note_presence(memory, parameters, code, working)
         with np.errstate(divide="ignore"):
             logs = np.log(value)
         memory.node("value")[working] = value[working]
@@ -73,15 +81,15 @@ class Detector:
         judged = working & memory.node("learned")
         reference = self._judge(slice(None) if judged.all() else np.flatnonzero(judged), logs, ~held)
         starting = working & ~memory.node("learned") & (value > 0) & ~held
-        learning.learn(memory, parameters, np.flatnonzero(starting), logs, reference)
-        states.rest(memory, parameters, now, code)
+        learning.learn_warmup(memory, parameters, np.flatnonzero(starting), logs, reference)
+        states.update_idle(memory, parameters, now, code)
         if not held.any():
-            levels.follow_levels(memory, parameters, reference, now)
+            cohort_levels.follow_levels(memory, parameters, reference, now)
         self.ticks += 1
         if self.ticks % _FORGET_TICKS == 0:
             memory.forget(now - parameters.forget_hours * 3600)
         self._chain.fold(now, seen)
-        return Outcome(now, slots, self._edges(before), levels.slow_jobs(memory), self._chain.hex())
+        return Outcome(now, slots, self._edges(before), cohort_levels.slow_jobs(memory), self._chain.hex())
 
     def _judge(self, index: slice | Ints, logs: Floats, fresh: Bools) -> Reference:
         """Residuals, tests and states of the nodes in `index`; `logs` and who is not held (`fresh`) by slot."""
@@ -89,22 +97,22 @@ class Detector:
         group = memory.node("group")
         if not self._groups.still(group, len(memory.groups)):
             self._groups = Groups(group, len(memory.groups))
-        nodes = evidence.compare(memory, parameters, self._groups, index, logs[index], fresh[index])
+        nodes = sequential_tests.compute_residuals(memory, parameters, self._groups, index, logs[index], fresh[index])
         if not len(nodes.group):
             return nodes.reference
         alarm = calibration.alarm_levels(memory, parameters, self.ticks, self.theory)
-        bounds = evidence.bound(memory, parameters, nodes, alarm)
-        own = evidence.against_own_history(memory, now, nodes, bounds)
-        distance = evidence.distance_from_peers(nodes)
-        levels.follow_offsets(memory, self.ticks, distance, nodes)
-        peers = evidence.against_peers(memory, parameters, now, nodes, bounds, distance)
-        collapse = evidence.look_for_collapse(memory, nodes, bounds)
-        calibration.book(memory, parameters, self.ticks, nodes, bounds, own, collapse)
+        bounds = sequential_tests.compute_bounds(memory, parameters, nodes, alarm)
+        own = sequential_tests.against_own_history(memory, now, nodes, bounds)
+        distance = sequential_tests.distance_from_peers(nodes)
+        cohort_levels.follow_offsets(memory, self.ticks, distance, nodes)
+        peers = sequential_tests.against_peers(memory, parameters, now, nodes, bounds, distance)
+        collapse = sequential_tests.against_collapse(memory, nodes, bounds)
+        calibration.record_tick(memory, parameters, self.ticks, nodes, bounds, own, collapse)
         self.node_hours += int(np.count_nonzero(nodes.fresh)) * parameters.tick_hours
-        calm = evidence.nothing_speaks_against(nodes, bounds, own, collapse)
-        learning.go_on_learning(memory, parameters, nodes, calm)
-        evidence.remember(memory, nodes, own, peers, collapse)
-        alarms = evidence.decide(nodes, bounds, own, peers, collapse)
+        calm = sequential_tests.may_learn_from(nodes, bounds, own, collapse)
+        learning.update_baselines(memory, parameters, nodes, calm)
+        sequential_tests.store_results(memory, nodes, own, peers, collapse)
+        alarms = sequential_tests.decide(nodes, bounds, own, peers, collapse)
         states.advance(memory, parameters, now, nodes, peers, alarms)
         return nodes.reference
 
@@ -134,11 +142,11 @@ class Detector:
 
     def verdict(self, slot: int) -> Verdict:
         """Everything about the node in a slot, as of the last tick."""
-        return View.take(self.memory, self._now, self._chain.hex(), copy=False).verdict(slot)
+        return VerdictView.take(self.memory, self._now, self._chain.hex(), copy=False).verdict(slot)
 
-    def view(self) -> View:
+    def view(self) -> VerdictView:
         """A copy of what is known, to be read while the next tick runs."""
-        return View.take(self.memory, self._now, self._chain.hex(), copy=True)
+        return VerdictView.take(self.memory, self._now, self._chain.hex(), copy=True)
 
     def estimates(self) -> dict[str, float]:
         """The budget's bookkeeping: node-hours judged, and false alarms a node-hour by own tail and mirror."""
@@ -174,5 +182,5 @@ class Detector:
             raise SnapshotError(f"the snapshot is damaged: {type(error).__name__}") from error
         self.memory, self.ticks, self.node_hours, self._now = memory, ticks, node_hours, now
         self._chain.restore(digest)
-        self._placing.forget()
+        self._assignment.forget()
         return self._now

@@ -14,28 +14,35 @@ from typing import Any
 
 import numpy as np
 
-from ingero_detect.blame import Blame, blocked_of, lags_of
-from ingero_detect.causes import Cause, Diagnosis
-from ingero_detect.excess import SIGNIFICANCE, SMALLEST_EFFECT, culprits, quantile, trimmed
+from ingero_detect.diagnosis_result import Cause, Diagnosis
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.imbalance import sequences, stages
-from ingero_detect.lasts import cells
-from ingero_detect.timeline import FEWEST_STEPS, Timeline, by_rank, enough, period_of, sums
+from ingero_detect.imbalance import sequence_imbalance, stage_imbalance
+from ingero_detect.last_arrival import residuals_by_step
+from ingero_detect.rank_outliers import SIGNIFICANCE, SMALLEST_EFFECT, straggler_ranks, trimmed_mean, upper_quantile
+from ingero_detect.timeline import (
+    FEWEST_STEPS,
+    Timeline,
+    most_common_by_rank,
+    step_period,
+    sum_by_rank_and_step,
+    well_covered_steps,
+)
+from ingero_detect.wait_attribution import WaitAttribution, blocked_seconds, compute_lags
 
 
 def diagnose(line: Timeline) -> Diagnosis:
     """Judge a timeline."""
-    period = period_of(line)
+    period = step_period(line)
     if line.ranks < 2 or line.steps < FEWEST_STEPS or not period > 0:
         return Diagnosis(Cause.NONE, evidence={"reason": "too few ranks or steps", "steps": line.steps})
-    stage = by_rank(line, line.stage)
-    replica = by_rank(line, line.data_parallel)
-    compute = sums(line, ~line.collective, line.duration)
-    blocked = lags_of(line)
+    stage = most_common_by_rank(line, line.stage)
+    replica = most_common_by_rank(line, line.data_parallel)
+    compute = sum_by_rank_and_step(line, ~line.collective, line.duration)
+    blocked = compute_lags(line)
     lags, blame = blocked if blocked is not None else (None, None)
     facts: dict[str, Any] = {"ranks": line.ranks, "steps": line.steps, "step_seconds": float(period)}
     found: list[Diagnosis] = []
-    known = enough(compute)
+    known = well_covered_steps(compute)
     if known.any():
         found += _from_compute(line, compute[:, known], stage, replica, period, facts)
     if lags is not None and not any(item.cause is Cause.NODE for item in found):
@@ -77,7 +84,7 @@ def _from_compute(
     found: list[Diagnosis] = []
     alone = staged and bool(np.bincount(alike).max() == 1)
     if not alone:
-        flagged, excess = culprits(relative, alike)
+        flagged, excess = straggler_ranks(relative, alike)
         if flagged.any() and not _is_made_of(flagged, stage) and not _is_made_of(flagged, replica):
             found.append(_node(flagged, excess, compute, alike, "compute"))
     else:
@@ -85,10 +92,12 @@ def _from_compute(
         if late.any():
             found.append(_node(late, relative[:, -1], compute, np.zeros(line.ranks, np.int64), "compute_change"))
     if staged:
-        balance = stages(compute, alike, period, {rank for item in found for rank in item.ranks})
+        balance = stage_imbalance(compute, alike, period, {rank for item in found for rank in item.ranks})
         if balance is not None and not (alone and found):
             found.append(balance)
-    sequence = sequences(line, compute, alike, replica, period, {rank for item in found for rank in item.ranks})
+    sequence = sequence_imbalance(
+        line, compute, alike, replica, period, {rank for item in found for rank in item.ranks}
+    )
     if sequence is not None:
         found.append(sequence)
     return found
@@ -108,24 +117,24 @@ def _late_onset(relative: Floats) -> Bools:
     if steps < 2 * FEWEST_STEPS:
         return np.zeros(len(relative), np.bool_)
     quarter = max(steps // 4, FEWEST_STEPS)
-    before, error_before = trimmed(relative[:, :quarter])
-    after, error_after = trimmed(relative[:, -quarter:])
+    before, error_before = trimmed_mean(relative[:, :quarter])
+    after, error_after = trimmed_mean(relative[:, -quarter:])
     change = after / np.maximum(before, 1e-12) - 1
     change = change - np.median(change)
     error = np.hypot(error_before, error_after) / np.maximum(before, 1e-12)
-    needed = quantile(SIGNIFICANCE / len(relative), quarter)
+    needed = upper_quantile(SIGNIFICANCE / len(relative), quarter)
     late: Bools = (change > np.maximum(needed * error, 2 * SMALLEST_EFFECT)) & (change >= change.max())
     return late
 
 
 def _node(flagged: Bools, excess: Floats, compute: Floats, alike: Ints, by: str) -> Diagnosis:
     """Culprits and what they cost: the slowest rank of each step against the slowest if they were as their like."""
-    mended = compute.copy()
+    repaired = compute.copy()
     for rank in np.flatnonzero(flagged).tolist():
         peers = (alike == alike[rank]) & ~flagged
         if peers.any():
-            mended[rank] = np.minimum(compute[rank], np.nanmedian(compute[peers], axis=0))
-    saved = np.nanmax(compute, axis=0) - np.nanmax(mended, axis=0)
+            repaired[rank] = np.minimum(compute[rank], np.nanmedian(compute[peers], axis=0))
+    saved = np.nanmax(compute, axis=0) - np.nanmax(repaired, axis=0)
     ranks, shares = _worst_first(flagged, excess)
     evidence = {"by": by, "excess_share_of_step": shares}
     return Diagnosis(Cause.NODE, ranks, seconds_lost_per_step=float(np.nanmean(saved)), evidence=evidence)
@@ -141,11 +150,11 @@ def _worst_first(flagged: Bools, excess: Floats) -> tuple[tuple[int, ...], dict[
 
 
 def _from_lags(
-    lags: Floats, free: Floats | None, blame: Blame | None, stage: Ints, replica: Ints, period: float,
+    lags: Floats, free: Floats | None, blame: WaitAttribution | None, stage: Ints, replica: Ints, period: float,
     facts: dict[str, Any],
 ) -> Diagnosis | None:  # fmt: skip
     """The rank that blocks least, when compute times are missing or tell nothing."""
-    flagged, excess = culprits(lags / period, np.zeros(len(lags), np.int64), blame)
+    flagged, excess = straggler_ranks(lags / period, np.zeros(len(lags), np.int64), blame)
     if free is not None:
         flagged &= np.nanmean(free, axis=1) > 0.5 * excess
     facts["largest_lag_share"] = round(float(np.nanmax(np.nanmedian(lags, axis=1)) / period), 6)
@@ -175,7 +184,7 @@ def _from_lags(
 
 
 def _like(stage: Ints) -> Ints:
-    """Which ranks do the same work: those of a stage, or all where stages are not known."""
+    """Which ranks do the same work: those of a stage, or all where stage_imbalance are not known."""
     return stage if (stage >= 0).all() else np.zeros_like(stage)
 
 
@@ -189,15 +198,15 @@ def _free(line: Timeline, stage: Ints, period: float) -> Floats | None:
     alike = _like(stage)
     if np.isin(1, np.bincount(alike)):
         return None
-    blocked = blocked_of(line, alike)
+    blocked = blocked_seconds(line, alike)
     if blocked is None:
         return None
-    return np.asarray(-cells(blocked, alike) / period)
+    return np.asarray(-residuals_by_step(blocked, alike) / period)
 
 
 def _from_freedom(free: Floats, stage: Ints, replica: Ints, period: float) -> Diagnosis | None:
     """The rank that blocks least over all groups that it meets in."""
-    flagged, excess = culprits(free, _like(stage))
+    flagged, excess = straggler_ranks(free, _like(stage))
     if not flagged.any() or _is_made_of(flagged, stage) or _is_made_of(flagged, replica):
         return None
     ranks, shares = _worst_first(flagged, excess)
@@ -213,8 +222,8 @@ def _supported(item: Diagnosis, lags: Floats) -> Diagnosis:
     """A rank that computes long but blocks longer than others holds nobody up."""
     if item.cause is not Cause.NODE or item.evidence["by"].startswith("blocked_least"):
         return item
-    mean, error = trimmed(lags)
-    needed = quantile(SIGNIFICANCE / len(mean), lags.shape[1])
+    mean, error = trimmed_mean(lags)
+    needed = upper_quantile(SIGNIFICANCE / len(mean), lags.shape[1])
     guilty = tuple(rank for rank in item.ranks if mean[rank] > -needed * error[rank])
     lag = {str(rank): round(float(mean[rank]), 9) for rank in item.ranks}
     if not guilty:

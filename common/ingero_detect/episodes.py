@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ingero_contract.values import VerdictState
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_detect.observation import Edge
 from ingero_detect.verdicts import Verdict
 

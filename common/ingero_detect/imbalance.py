@@ -4,18 +4,18 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.causes import Cause, Diagnosis
-from ingero_detect.excess import SIGNIFICANCE, quantile
+from ingero_detect.diagnosis_result import Cause, Diagnosis
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.lasts import median_by_step
+from ingero_detect.last_arrival import median_by_step
+from ingero_detect.rank_outliers import SIGNIFICANCE, upper_quantile
 from ingero_detect.threshold import MAD_TO_SIGMA
-from ingero_detect.timeline import FEWEST_STEPS, Timeline, sums
+from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
 
 SMALLEST_IMBALANCE: Final = 0.05
-"""Share of a step that stages or sequences must cost to be named."""
+"""Share of a step that stage_imbalance or sequence_imbalance must cost to be named."""
 
 
-def stages(compute: Floats, stage: Ints, period: float, culprits: set[int]) -> Diagnosis | None:
+def stage_imbalance(compute: Floats, stage: Ints, period: float, culprits: set[int]) -> Diagnosis | None:
     """Stages whose work differs: what the heaviest one costs over an even partition."""
     healthy = np.array([rank not in culprits for rank in range(len(stage))])
     kinds = [kind for kind in np.unique(stage).tolist() if (healthy & (stage == kind)).any()]
@@ -38,7 +38,7 @@ def stages(compute: Floats, stage: Ints, period: float, culprits: set[int]) -> D
     return Diagnosis(Cause.STAGE, seconds_lost_per_step=lost, evidence=evidence)
 
 
-def sequences(
+def sequence_imbalance(
     line: Timeline, compute: Floats, alike: Ints, replica: Ints, period: float, culprits: set[int]
 ) -> Diagnosis | None:
     """Excess that follows the step, or the data of a step on whichever rank it falls, and no rank."""
@@ -59,7 +59,7 @@ def sequences(
     usual = float(np.nanmedian(np.nanmax(compute, axis=0)))
     calm = np.minimum(step, np.median(step) + 4 * step_sigma)
     lost_steps = usual * float(np.mean(np.exp(step - np.median(step)) - np.exp(calm - np.median(step))))
-    together = _together(line, healthy, alike, replica, cells)
+    together = _comovement(line, healthy, alike, replica, cells)
     lost_spread = 0.0
     if (sigma > 0.05 and together > 0.6) or sigma > 0.15:
         lost_spread = float(np.nanmean(np.nanmax(compute, axis=0) - np.nanmean(compute, axis=0)))
@@ -83,18 +83,18 @@ def _concentrated(odd: Bools) -> bool:
     counts = odd.sum(axis=1)
     total, ranks = int(counts.sum()), len(counts)
     expected = total / ranks
-    needed = expected + quantile(SIGNIFICANCE / ranks, 1000) * np.sqrt(max(expected, 1.0)) + 3
+    needed = expected + upper_quantile(SIGNIFICANCE / ranks, 1000) * np.sqrt(max(expected, 1.0)) + 3
     return bool(counts.max() > needed and counts.max() > 0.5 * total)
 
 
-def _together(line: Timeline, healthy: Bools, alike: Ints, replica: Ints, cells: Floats) -> float:
+def _comovement(line: Timeline, healthy: Bools, alike: Ints, replica: Ints, cells: Floats) -> float:
     """How far different operations, or different stages of one replica, are long in the same steps: a correlation."""
     found = [0.0]
     names = np.unique(line.op[~line.collective])
     if 2 <= len(names) <= 64:
         parts = []
         for name in names.tolist():
-            table = sums(line, ~line.collective & (line.op == name), line.duration)[healthy]
+            table = sum_by_rank_and_step(line, ~line.collective & (line.op == name), line.duration)[healthy]
             if table.shape[1] != cells.shape[1] or np.isfinite(table).mean() < 0.5:
                 continue
             with np.errstate(divide="ignore", invalid="ignore"):

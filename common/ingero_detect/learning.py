@@ -6,11 +6,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.codes import HEALTHY, LEARNING
-from ingero_detect.evidence import Residuals
+from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median, singles
-from ingero_detect.memory import Memory
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference
+from ingero_detect.sequential_tests import Residuals
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 _LEAKS: Final = 30
@@ -21,7 +21,7 @@ _AT_ONCE: Final = 8192
 """Nodes whose warm-up is worked on at once."""
 
 
-def learn(memory: Memory, parameters: Parameters, rows: Ints, logs: Floats, reference: Reference) -> None:
+def learn_warmup(memory: ColumnStore, parameters: Parameters, rows: Ints, logs: Floats, reference: Reference) -> None:
     """Collect what a node does relative to its cohort; after the warm-up its median is the baseline.
 
     While nobody of a cohort is known yet, what its nodes do together is told from what each of them did so far:
@@ -50,7 +50,7 @@ def learn(memory: Memory, parameters: Parameters, rows: Ints, logs: Floats, refe
         _finish_warmup(memory, parameters, done)
 
 
-def _finish_warmup(memory: Memory, parameters: Parameters, done: Ints) -> None:
+def _finish_warmup(memory: ColumnStore, parameters: Parameters, done: Ints) -> None:
     """Baseline and noise from a full window; a node that is still as ill as it says it was keeps its loss."""
     middle, spread, lagged, squares = _summarise(memory.window(), done)
     echo = memory.node("echo")[done].astype(np.float64)
@@ -88,7 +88,7 @@ def _summarise(window: npt.NDArray[np.float16], rows: Ints) -> tuple[Floats, Flo
     return middle, spread, lagged, squares
 
 
-def go_on_learning(memory: Memory, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
+def update_baselines(memory: ColumnStore, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
     """Baseline, noise and autocorrelation follow nodes that nothing speaks against (`calm`, by judged node)."""
     at = nodes.index
     _follow_node(memory, parameters, nodes, calm)
@@ -99,7 +99,7 @@ def go_on_learning(memory: Memory, parameters: Parameters, nodes: Residuals, cal
     _follow_lag(memory, nodes, calm)
 
 
-def _follow_node(memory: Memory, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
+def _follow_node(memory: ColumnStore, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
     """Baseline and mean deviation of every calm node."""
     at, gap, sigma = nodes.index, nodes.gap, nodes.sigma
     newest = 1.0 / singles(np.maximum(memory.node("count")[at], 1))
@@ -115,7 +115,7 @@ def _follow_node(memory: Memory, parameters: Parameters, nodes: Residuals, calm:
     memory.node("own")[at] = own + np.maximum(newest, 1 / 300) * change
 
 
-def _follow_lag(memory: Memory, nodes: Residuals, calm: Bools) -> None:
+def _follow_lag(memory: ColumnStore, nodes: Residuals, calm: Bools) -> None:
     """The sums of every group whose ratio is its lag-one autocorrelation."""
     previous = memory.node("previous")[nodes.index]
     current = np.where(calm, np.minimum(np.maximum(nodes.gap / nodes.sigma, -3), 3), np.float32(np.nan))

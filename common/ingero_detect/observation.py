@@ -7,8 +7,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.cohorts import CohortKey
+from ingero_detect.column_store import NodeKey
 from ingero_detect.grouped import Floats, Ints
-from ingero_detect.memory import NodeKey
 from ingero_detect.verdicts import Verdict
 
 ABSENT, ACTIVE, IDLE, CALIBRATING, HELD = range(5)

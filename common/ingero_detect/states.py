@@ -4,7 +4,7 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.calibration import book_short_alarms
+from ingero_detect.calibration import record_short_alarms
 from ingero_detect.codes import (
     AXES,
     HEALTHY,
@@ -17,11 +17,11 @@ from ingero_detect.codes import (
     SUSPECTED,
     is_accused,
 )
-from ingero_detect.evidence import FURTHEST, LONGEST_RUN, Alarms, PeerTest, Residuals
+from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.memory import Memory
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Codes
 from ingero_detect.parameters import Parameters
+from ingero_detect.sequential_tests import LONGEST_RUN, MAX_DEVIATION, Alarms, PeerTest, Residuals
 from ingero_detect.verdicts import Axis, Kind
 
 _NOTHING: Final = float(np.log(100.0))
@@ -29,7 +29,7 @@ _NOTHING: Final = float(np.log(100.0))
 
 
 def advance(
-    memory: Memory, parameters: Parameters, now: float, nodes: Residuals, peers: PeerTest, alarms: Alarms
+    memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals, peers: PeerTest, alarms: Alarms
 ) -> None:
     """Take every judged node to its next state."""
     state, at, accused = memory.node("state"), nodes.index, nodes.accused
@@ -48,11 +48,11 @@ def advance(
         gap, absolute, line = (
             values[followed].astype(np.float64) for values in (nodes.gap, peers.absolute, peers.line)
         )
-        _follow(memory, parameters, now, rows[followed], gap, absolute, line, speaks_against[followed])
+        _check_recovery(memory, parameters, now, rows[followed], gap, absolute, line, speaks_against[followed])
 
 
 def _accuse(
-    memory: Memory,
+    memory: ColumnStore,
     parameters: Parameters,
     now: float,
     rows: Ints,
@@ -82,8 +82,8 @@ def _accuse(
     memory.node("well")[rows] = 0.0
 
 
-def _follow(
-    memory: Memory, parameters: Parameters, now: float, rows: Ints, gap: Floats, absolute: Floats, line: Floats,
+def _check_recovery(
+    memory: ColumnStore, parameters: Parameters, now: float, rows: Ints, gap: Floats, absolute: Floats, line: Floats,
     again: Bools,
 ) -> None:  # fmt: skip
     """Look for proof that accused nodes are well again, and for relapses of those who seemed to be."""
@@ -113,10 +113,10 @@ def _follow(
     state[rows[relapsed]] = STRAGGLER
     state[rows[healthy]] = HEALTHY
     memory.node("previous")[rows[healthy]] = np.nan
-    book_short_alarms(memory, parameters, rows[healthy])
+    record_short_alarms(memory, parameters, rows[healthy])
 
 
-def _half_of_loss(memory: Memory, parameters: Parameters, rows: Ints, error: Floats, band: Floats) -> Floats:
+def _half_of_loss(memory: ColumnStore, parameters: Parameters, rows: Ints, error: Floats, band: Floats) -> Floats:
     """Half of what is lost, log units, which recovery is tested against; the loss follows while it lasts."""
     loss = memory.node("loss")[rows].astype(np.float64)
     still = -error > 0.5 * loss
@@ -125,7 +125,7 @@ def _half_of_loss(memory: Memory, parameters: Parameters, rows: Ints, error: Flo
     return np.maximum(0.5 * loss, 0.5 * band)
 
 
-def rest(memory: Memory, parameters: Parameters, now: float, code: Codes) -> None:
+def update_idle(memory: ColumnStore, parameters: Parameters, now: float, code: Codes) -> None:
     """Idle nodes: stopped while their cohort goes on, otherwise at rest with it."""
     group, state = memory.node("group"), memory.node("state")
     inside = group >= 0
@@ -148,7 +148,7 @@ def rest(memory: Memory, parameters: Parameters, now: float, code: Codes) -> Non
         begun = now - (run[ended] - 1) * parameters.tick_seconds
         memory.node("since")[ended] = np.where(known, memory.node("since")[ended], begun)
         memory.node("detected")[ended] = np.where(known, memory.node("detected")[ended], now)
-        memory.node("loss")[ended] = FURTHEST
+        memory.node("loss")[ended] = MAX_DEVIATION
         memory.node("well")[ended] = 0.0
         state[ended] = STOPPED
     at_rest = idle & ~left & ((state == STOPPED) | ~accused)

@@ -31,7 +31,7 @@ class Timeline:
     data_parallel: Ints
 
 
-def by_rank(line: Timeline, values: Ints) -> Ints:
+def most_common_by_rank(line: Timeline, values: Ints) -> Ints:
     """What each rank says most often; -1 when it says nothing."""
     found = np.full(line.ranks, -1, np.int64)
     known = values >= 0
@@ -43,7 +43,7 @@ def by_rank(line: Timeline, values: Ints) -> Ints:
     return found
 
 
-def sums(line: Timeline, chosen: Bools, values: Floats) -> Floats:
+def sum_by_rank_and_step(line: Timeline, chosen: Bools, values: Floats) -> Floats:
     """Sums by (rank, step), NaN where there is nothing."""
     place = line.rank[chosen] * line.steps + line.step[chosen]
     size = line.ranks * line.steps
@@ -52,14 +52,14 @@ def sums(line: Timeline, chosen: Bools, values: Floats) -> Floats:
     return np.where(there, total, np.nan).reshape(line.ranks, line.steps)
 
 
-def enough(matrix: Floats) -> Bools:
+def well_covered_steps(matrix: Floats) -> Bools:
     """Steps that most ranks have something to say about."""
     share = np.isfinite(matrix).mean(axis=0)
-    enough: Bools = share >= 0.8
-    return enough if enough.sum() >= FEWEST_STEPS else np.zeros(len(enough), np.bool_)
+    covered: Bools = share >= 0.8
+    return covered if covered.sum() >= FEWEST_STEPS else np.zeros(len(covered), np.bool_)
 
 
-def period_of(line: Timeline) -> float:
+def step_period(line: Timeline) -> float:
     """Seconds of a step: the median over ranks of the mean distance of their first starts, each on its own clock."""
     first = np.full(line.ranks * line.steps, np.inf)
     np.minimum.at(first, line.rank * line.steps + line.step, line.start)
@@ -71,5 +71,5 @@ def period_of(line: Timeline) -> float:
             periods.append((row[at[-1]] - row[at[0]]) / (at[-1] - at[0]))
     if periods and np.median(periods) > 0:
         return float(np.median(periods))
-    busy = sums(line, np.ones(len(line.rank), np.bool_), line.duration)
+    busy = sum_by_rank_and_step(line, np.ones(len(line.rank), np.bool_), line.duration)
     return float(np.nanmedian(busy)) if np.isfinite(busy).any() else 0.0

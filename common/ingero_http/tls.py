@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from ingero_http.watched import WatchedFiles
+from ingero_http.file_watcher import FileWatcher
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -66,7 +66,7 @@ class ReloadingContext:
         self, files: TlsFiles, prepare: Callable[[ssl.SSLContext], ssl.SSLContext] = lambda context: context
     ) -> None:
         self._files, self._prepare = files, prepare
-        self._watched = WatchedFiles((files.cert_file, files.key_file, files.client_ca_file))
+        self._watched = FileWatcher((files.cert_file, files.key_file, files.client_ca_file))
         self.context = prepare(server_context(files))
 
     def reload(self) -> None:

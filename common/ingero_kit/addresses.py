@@ -39,7 +39,7 @@ def is_loopback(endpoint: str) -> bool:
     return _is_local_name(parse_endpoint(endpoint)[0])
 
 
-def from_here(headers: Mapping[bytes, bytes]) -> bool:
+def is_local_request(headers: Mapping[bytes, bytes]) -> bool:
     """Whether a request names this machine and comes from no page of another, which a browser always says.
 
     What asks for no token must look at this: a page can have its own name point to this machine.

@@ -26,7 +26,7 @@ def replace_file(file: Path, data: bytes) -> None:
         os.close(folder)
 
 
-def announce_ports(file: Path | None, ports: Mapping[str, int]) -> None:
+def write_ports_file(file: Path | None, ports: Mapping[str, int]) -> None:
     """Tell whoever started us which ports were taken, as JSON; nothing without a file."""
     if file is not None:
         part = file.with_suffix(".part")

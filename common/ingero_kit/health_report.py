@@ -59,7 +59,7 @@ class HealthReport:
 
 
 @dataclass(slots=True)
-class Decoded:
+class DecodedReports:
     """What a payload held: reports, self-declared straggler edges (node, cluster, is straggler), what was wrong.
 
     `rejected` counts data points; `reasons` says why, by short text, and what else was left out.
@@ -71,7 +71,7 @@ class Decoded:
     collective_points: int = 0
     rejected: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
-    mended: bytes | None = None
+    repaired: bytes | None = None
     """The payload less what could not be read at all, where there was such."""
 
     def reject(self, reason: str, count: int = 1) -> None:
@@ -82,10 +82,10 @@ class Decoded:
     @property
     def message(self) -> str:
         """The reasons in one line for the sender; empty when nothing was wrong."""
-        return in_words(self.reasons)
+        return format_reasons(self.reasons)
 
 
-def in_words(reasons: dict[str, int]) -> str:
+def format_reasons(reasons: dict[str, int]) -> str:
     """Reasons with their counts in one line, for a sender."""
     return "; ".join(f"{reason} ({count})" for reason, count in reasons.items())
 

@@ -21,11 +21,11 @@ _NAME, _GAUGE, _DATA_POINTS = 1, 5, 1
 _TIME, _AS_DOUBLE, _AS_INT, _FLAGS = 3, 4, 6, 8
 
 
-class Unfit(Exception):
+class UnsupportedLayout(Exception):
     """The push has no shape that can be learnt."""
 
 
-class Part(NamedTuple):
+class WireField(NamedTuple):
     """One field of a message: number, wire type, and where its content stands."""
 
     number: int
@@ -34,7 +34,7 @@ class Part(NamedTuple):
     end: int
 
 
-class Number(NamedTuple):
+class NumberField(NamedTuple):
     """One eight-byte field of a data point: metric, which field, offset in the tail."""
 
     metric: str
@@ -53,7 +53,7 @@ def read_varint(body: bytes, at: int) -> tuple[int, int]:
             return value, at
         shift += 7
         if shift > 63:
-            raise Unfit
+            raise UnsupportedLayout
 
 
 def write_varint(number: int) -> bytes:
@@ -66,7 +66,7 @@ def write_varint(number: int) -> bytes:
     return bytes(out)
 
 
-def parts(body: bytes, at: int, end: int) -> Iterator[Part]:
+def iter_fields(body: bytes, at: int, end: int) -> Iterator[WireField]:
     """The fields between two offsets, in order."""
     while at < end:
         tag, at = read_varint(body, at)
@@ -80,17 +80,17 @@ def parts(body: bytes, at: int, end: int) -> Iterator[Part]:
         elif kind == _VARINT:
             start = at
             _, at = read_varint(body, at)
-            yield Part(number, kind, start, at)
+            yield WireField(number, kind, start, at)
             continue
         else:
-            raise Unfit
+            raise UnsupportedLayout
         if at + length > end:
-            raise Unfit
-        yield Part(number, kind, at, at + length)
+            raise UnsupportedLayout
+        yield WireField(number, kind, at, at + length)
         at += length
 
 
-def split(body: bytes) -> tuple[int, int]:
+def split_resource(body: bytes) -> tuple[int, int]:
     """Where the resource of a push begins and ends, if it is the first part of its only block; (0, 0) otherwise."""
     try:
         if body[0] != 0x0A:
@@ -99,47 +99,47 @@ def split(body: bytes) -> tuple[int, int]:
         if at + length != len(body) or body[at] != 0x0A:
             return 0, 0
         length, at = read_varint(body, at + 1)
-    except (IndexError, Unfit):
+    except (IndexError, UnsupportedLayout):
         return 0, 0
     return (at, at + length) if at + length <= len(body) else (0, 0)
 
 
-def find_numbers(body: bytes, tail: int) -> list[Number]:
+def find_numbers(body: bytes, tail: int) -> list[NumberField]:
     """Every time and value behind the resource, for a push of gauges with one point each.
 
-    Raises `Unfit` for any other shape.
+    Raises `UnsupportedLayout` for any other shape.
     """
-    found: list[Number] = []
+    found: list[NumberField] = []
     try:
-        for scope in parts(body, tail, len(body)):
+        for scope in iter_fields(body, tail, len(body)):
             if scope.number != _SCOPE_METRICS or scope.kind != _LENGTH:
-                raise Unfit
-            for metric in parts(body, scope.start, scope.end):
+                raise UnsupportedLayout
+            for metric in iter_fields(body, scope.start, scope.end):
                 if metric.number == _METRICS and metric.kind == _LENGTH:
                     found += _metric(body, metric, tail)
     except (IndexError, UnicodeDecodeError):
-        raise Unfit from None
+        raise UnsupportedLayout from None
     return found
 
 
-def _metric(body: bytes, metric: Part, tail: int) -> list[Number]:
+def _metric(body: bytes, metric: WireField, tail: int) -> list[NumberField]:
     name, points = "", []
-    for part in parts(body, metric.start, metric.end):
+    for part in iter_fields(body, metric.start, metric.end):
         if part.number == _NAME:
             name = body[part.start : part.end].decode()
         elif part.number == _GAUGE and part.kind == _LENGTH:
-            points += list(parts(body, part.start, part.end))
+            points += list(iter_fields(body, part.start, part.end))
         elif part.number > _GAUGE:
-            raise Unfit
+            raise UnsupportedLayout
     if len(points) != 1 or points[0].number != _DATA_POINTS or points[0].kind != _LENGTH:
-        raise Unfit
-    fields = list(parts(body, points[0].start, points[0].end))
+        raise UnsupportedLayout
+    fields = list(iter_fields(body, points[0].start, points[0].end))
     numbers = [part for part in fields if part.kind == _FIXED64 and part.number in (_TIME, _AS_DOUBLE, _AS_INT)]
     if len({part.number for part in numbers}) != len(numbers) or sum(part.number != _TIME for part in numbers) != 1:
-        raise Unfit
+        raise UnsupportedLayout
     if any(part.number == _FLAGS for part in fields):  # they may say that the value is none
-        raise Unfit
-    return [Number(name, part.number, part.start - tail) for part in numbers]
+        raise UnsupportedLayout
+    return [NumberField(name, part.number, part.start - tail) for part in numbers]
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,9 @@ class Layout:
 _LETTERS: Final = {_TIME: "Q", _AS_DOUBLE: "d", _AS_INT: "q"}
 
 
-def learn(tail: bytes, numbers: list[Number], wanted: dict[tuple[str, bool], str], fixed: dict[str, Any]) -> Layout:
+def learn_layout(
+    tail: bytes, numbers: list[NumberField], wanted: dict[tuple[str, bool], str], fixed: dict[str, Any]
+) -> Layout:
     """Build the layout of a tail.
 
     `wanted` maps (metric, is its time) to a report field. Times that nobody wants may differ; values that nobody
@@ -197,7 +199,7 @@ _SHORTEST_TIME: Final = 10
 _KINDS: Final = frozenset((int, float))
 
 
-def split_json(body: bytes) -> int:
+def split_json_resource(body: bytes) -> int:
     """Where `scopeMetrics` begins behind the resource, for a push written in the usual order; 0 otherwise."""
     if not body.startswith(_HEAD):
         return 0
@@ -290,14 +292,14 @@ def _numbers(texts: list[bytes], count: int) -> list[Any] | None:
     return numbers if len(numbers) == count and _KINDS.issuperset(map(type, numbers)) else None
 
 
-def find_json(tail: bytes) -> list[tuple[int, int]]:
+def find_json_numbers(tail: bytes) -> list[tuple[int, int]]:
     """Where the numbers of a tail stand, as (start, end).
 
-    Raises `Unfit` when there are none, or when a second resource stands behind the first.
+    Raises `UnsupportedLayout` when there are none, or when a second resource stands behind the first.
     """
     spans = [found.span(1) if found.group(1) else found.span(2) for found in _NUMBER.finditer(tail)]
     if not spans or b'"resource"' in tail or any(end - start >= _LONGEST for start, end in spans):
-        raise Unfit
+        raise UnsupportedLayout
     return spans
 
 
@@ -310,17 +312,17 @@ def with_numbers(tail: bytes, spans: list[tuple[int, int]], texts: list[bytes]) 
     return b"".join([*out, tail[at:]])
 
 
-def learn_json(
+def learn_json_layout(
     tail: bytes, spans: list[tuple[int, int]], names: tuple[str, ...], fixed: dict[str, Any]
 ) -> JsonLayout:
     """Build the layout of a tail."""
     edges = [0, *(position for span in spans for position in span), len(tail)]
     statics = tuple(tail[edges[index] : edges[index + 1]] for index in range(0, len(edges), 2))
     stops = tuple(static[:1] for static in statics[1:])
-    return JsonLayout(statics, stops, names, fixed, _alike(statics, stops, names))
+    return JsonLayout(statics, stops, names, fixed, _timed_pieces(statics, stops, names))
 
 
-def _alike(statics: tuple[bytes, ...], stops: tuple[bytes, ...], names: tuple[str, ...]) -> TimedPieces | None:
+def _timed_pieces(statics: tuple[bytes, ...], stops: tuple[bytes, ...], names: tuple[str, ...]) -> TimedPieces | None:
     """The pieces between times, which alone stand in quotes.
 
     `None` unless a time comes first, at most one of them is wanted, and two or more pieces are plain.

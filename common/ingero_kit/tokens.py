@@ -48,7 +48,7 @@ def read_tokens(file: Path) -> list[str]:
     return tokens
 
 
-def bearer(file: Path | None) -> str | None:
+def read_authorization(file: Path | None) -> str | None:
     """The Authorization header of a client, read anew for every request so that rotation needs no restart.
 
     Raises `SettingsError` when the file cannot be read or its token cannot travel in a header.

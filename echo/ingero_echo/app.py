@@ -25,15 +25,15 @@ from ingero_echo.settings import EchoConfig
 from ingero_echo.store import Store, StoreError
 from ingero_echo.writer import Writer
 from ingero_http.asgi import API_LIMITS, AsgiServer
+from ingero_http.file_watcher import FileWatcher
 from ingero_http.http1.messages import Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Counters
-from ingero_http.watched import WatchedFiles
 from ingero_kit.addresses import parse_endpoint
+from ingero_kit.file_reload import watch_files
 from ingero_kit.logs import get
-from ingero_kit.otlp_server import OtlpGrpcReceiver, OtlpHttpReceiver
+from ingero_kit.otlp_receiver import OtlpGrpcReceiver, OtlpHttpReceiver
 from ingero_kit.settings import SettingsError
-from ingero_kit.watched import follow
 
 log = get(__name__)
 
@@ -82,8 +82,8 @@ class Echo:
         self._store, self._writer = store, writer
         self._tasks.append(asyncio.create_task(self._retain(writer, store, dates)))
         self._tasks.append(asyncio.create_task(self._doors.run()))
-        files = WatchedFiles((self._keyring.file,))
-        self._tasks.append(asyncio.create_task(follow(files, self._keyring.reload, "tokens")))
+        files = FileWatcher((self._keyring.file,))
+        self._tasks.append(asyncio.create_task(watch_files(files, self._keyring.reload, "tokens")))
 
     async def _front_ends(self) -> None:
         config = self.config

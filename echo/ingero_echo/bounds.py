@@ -4,8 +4,8 @@ from typing import Any, Final
 
 from pydantic.alias_generators import to_camel
 
-from ingero_kit.otlp_bounds import TooMuch, check_density
-from ingero_kit.otlp_server import Encoding, Signal
+from ingero_kit.otlp_limits import RequestTooExpensive, check_density
+from ingero_kit.otlp_receiver import Encoding, Signal
 
 MOST_FIELDS: Final = 640 << 10
 """Most bytes of a protobuf body that may be the tag of a string or message, where records are parsed one by one.
@@ -34,7 +34,7 @@ _DATA: Final = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
 
 
 class Allowance:
-    """What one request may still ask for; every method raises `TooMuch` when it is more."""
+    """What one request may still ask for; every method raises `RequestTooExpensive` when it is more."""
 
     def __init__(self) -> None:
         self._steps, self._single = MOST_STEPS, MOST_SINGLE
@@ -43,28 +43,30 @@ class Allowance:
         """Walk over resources, scopes and metrics."""
         self._steps -= steps
         if self._steps < 0:
-            raise TooMuch("the request holds too many resources, scopes and metrics: send smaller ones")
+            raise RequestTooExpensive("the request holds too many resources, scopes and metrics: send smaller ones")
 
     def single(self, records: int) -> None:
         """Read records one by one."""
         self._single -= records
         if self._single < 0:
-            raise TooMuch(f"the request holds more than {MOST_SINGLE} records that are not alike: send smaller ones")
+            raise RequestTooExpensive(
+                f"the request holds more than {MOST_SINGLE} records that are not alike: send smaller ones"
+            )
 
 
 def check_records(records: int) -> None:
-    """Raise `TooMuch` when there are too many."""
+    """Raise `RequestTooExpensive` when there are too many."""
     if records > MOST_RECORDS:
-        raise TooMuch(f"the request holds more than {MOST_RECORDS} records: send smaller ones")
+        raise RequestTooExpensive(f"the request holds more than {MOST_RECORDS} records: send smaller ones")
 
 
 def check_body(body: bytes, encoding: Encoding) -> None:
-    """Raise `TooMuch` for a body that holds too many parts to be parsed."""
+    """Raise `RequestTooExpensive` for a body that holds too many parts to be parsed."""
     check_density(body, encoding, MOST_FIELDS if encoding == "protobuf" else MOST_VALUES)
 
 
 def check_message(signal: Signal, message: Any) -> None:
-    """Raise `TooMuch` for a parsed request that takes too long to read."""
+    """Raise `RequestTooExpensive` for a parsed request that takes too long to read."""
     allowance = Allowance()
     outer, middle, inner = _LISTS[signal]
     blocks = getattr(message, outer)
@@ -104,8 +106,8 @@ def check_tree(signal: Signal, tree: Any) -> None:
 
 
 def _items(outer: Any, name: str) -> list[Any]:
-    """A list inside an object; raises `TooMuch` for anything else in its place."""
+    """A list inside an object; raises `RequestTooExpensive` for anything else in its place."""
     found = outer.get(name) if isinstance(outer, dict) else None
     if not isinstance(found, list | None):
-        raise TooMuch(f"the body is not OTLP/JSON: {name} is a list")
+        raise RequestTooExpensive(f"the body is not OTLP/JSON: {name} is a list")
     return found or []

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import yaml
 
-from ingero_kit.files import announce_ports
+from ingero_kit.files import write_ports_file
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_ECHO_"
@@ -72,7 +72,7 @@ def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, p
     try:
         config = _read(file, settings, insecure)
         logs.configure(config.log_level)
-        app.run(config, partial(announce_ports, ports_file))
+        app.run(config, partial(write_ports_file, ports_file))
     except (SettingsError, OSError, StoreError, Locked) as error:
         _fail(error)
 

@@ -11,7 +11,7 @@ from typing import Any, Final
 from ingero_contract import echo
 from ingero_echo.auth import Keyring, RateLimit, asker, fingerprint
 from ingero_echo.errors import Refused, respond
-from ingero_kit.addresses import from_here
+from ingero_kit.addresses import is_local_request
 from ingero_kit.clock import rfc3339
 from ingero_kit.logs import get
 
@@ -160,7 +160,7 @@ class Guard:
             length = headers.get(b"content-length", b"0")
             if length.isdigit() and int(length[:20]) > MAX_BODY:
                 raise Refused("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
-            if self._keyring.open and not from_here(headers):
+            if self._keyring.open and not is_local_request(headers):
                 raise Refused("forbidden", "without tokens only loopback names are served", "use 127.0.0.1", 403)
             if path not in OPEN:
                 identity = self._keyring.find(headers.get(b"authorization"))

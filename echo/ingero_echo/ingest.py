@@ -18,7 +18,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes as keys
 from ingero_contract import echo, metrics
-from ingero_contract.values import GPU_HELD_BACK, LATE_RANK
+from ingero_contract.values import GPU_THROTTLED, LATE_RANK
 from ingero_echo import columns, wire
 from ingero_echo.bounds import Allowance, check_body
 from ingero_echo.records import (
@@ -32,14 +32,14 @@ from ingero_echo.records import (
     number_point,
     pairs,
     read,
-    read_mended,
+    read_repaired,
 )
 from ingero_echo.repeats import identities, identity, kind
 from ingero_kit.health_report import MAX_NAME, check_name
-from ingero_kit.otlp_bounds import TooMuch
-from ingero_kit.otlp_layout import Unfit
-from ingero_kit.otlp_mend import RECORD, RESOURCE, Mended, mend
-from ingero_kit.otlp_server import Encoding, Signal
+from ingero_kit.otlp_layout import UnsupportedLayout
+from ingero_kit.otlp_limits import RequestTooExpensive
+from ingero_kit.otlp_receiver import Encoding, Signal
+from ingero_kit.otlp_repair import RECORD, RESOURCE, Repaired, repair
 
 MAX_ATTRIBUTES: Final = 64 << 10
 """Longest serialised attributes and longest message of one record, characters; larger records are rejected."""
@@ -109,7 +109,7 @@ class Batch:
         self.rejected += count
         self._note(reason, count)
 
-    def mended(self, found: Mended) -> None:
+    def repaired(self, found: Repaired) -> None:
         """Say what of a request could not be read, records or less than that."""
         self.rejected += found.records
         for reason, count in found.reasons.items():
@@ -161,7 +161,7 @@ def decode(
         blocks = shaped(push, body) if encoding == "protobuf" and len(body) >= LARGE else None
         if blocks is None:
             blocks = _one_by_one(push, encoding, body)
-    except TooMuch as error:
+    except RequestTooExpensive as error:
         raise Malformed(str(error)) from None
     rows: dict[str, list[tuple[Any, ...]]] = {}
     for block, ordinals in blocks:
@@ -203,13 +203,13 @@ def _sieved(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, p
 def _one_by_one(push: "Delivery", encoding: Encoding, body: bytes) -> Iterator[tuple[Block, list[int]]]:
     """The records of a request. What is not text in protobuf is left out in the same way whatever its length."""
     try:
-        blocks, mended = read(push.signal, encoding, body)
+        blocks, repaired = read(push.signal, encoding, body)
     except DecodeError:
         found = shaped(push, body)
         if found is not None:
             return found
-        blocks, mended = read_mended(push.signal, body)
-    push.batch.mended(mended)
+        blocks, repaired = read_repaired(push.signal, body)
+    push.batch.repaired(repaired)
     return _numbered(blocks)
 
 
@@ -394,7 +394,7 @@ class Builder:
         communicator, pod = own.get(keys.NCCL_COMM_HASH), self._find(record, (keys.POD_NAME,))
         self._add(
             "verdicts", event_id, time, cluster, node, rank,
-            COLLECTIVES if kind in (LATE_RANK, GPU_HELD_BACK) else FLEET, state, kind,
+            COLLECTIVES if kind in (LATE_RANK, GPU_THROTTLED) else FLEET, state, kind,
             since, float(severity) if isinstance(severity, int | float) else None, cohort, proof, digest,
             None if communicator is None else str(communicator), None if pod is None else str(pod),
         )  # fmt: skip
@@ -452,11 +452,11 @@ _TYPED: Final = frozenset((*_HEALTH, *DERIVED))
 def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | None:
     """Put records of one shape into the batch; gives back those that have to be taken one by one.
 
-    `None` when the request cannot be read this way. Raises `TooMuch`.
+    `None` when the request cannot be read this way. Raises `RequestTooExpensive`.
     """
     try:
         resources = wire.split(push.signal, body)
-    except Unfit:
+    except UnsupportedLayout:
         return None
     found = [_resource(block.resource) for block in resources]
     if None in found:
@@ -465,8 +465,8 @@ def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | N
     ordinal = 0
     allowance = Allowance()
     for block, known in zip(resources, filter(None, found), strict=True):
-        resource, mended = known
-        push.batch.mended(mended)
+        resource, repaired = known
+        push.batch.repaired(repaired)
         groups, rest = wire.groups(push.signal, body, block, ordinal)
         ordinal += block.records
         builder = Builder(push, resource)
@@ -486,13 +486,13 @@ def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | N
     )
 
 
-def _resource(encoded: bytes) -> tuple[dict[str, Any], Mended] | None:
+def _resource(encoded: bytes) -> tuple[dict[str, Any], Repaired] | None:
     """The attributes of a resource less those that cannot be read; `None` when that is all of it."""
     try:
-        return pairs(Resource.FromString(encoded).attributes), Mended()
+        return pairs(Resource.FromString(encoded).attributes), Repaired()
     except DecodeError:
-        mended = mend(RESOURCE, encoded)
-        return (pairs(Resource.FromString(mended.body).attributes), mended) if mended else None
+        repaired = repair(RESOURCE, encoded)
+        return (pairs(Resource.FromString(repaired.body).attributes), repaired) if repaired else None
 
 
 def _parse(signal: Signal, record: bytes, origin: Origin) -> Record:
@@ -515,15 +515,15 @@ def _columns(builder: Builder, group: wire.Group) -> list[wire.Span]:
         record = _parse(push.signal, group.template, group.origin)
         moment = group.find("time")
         if moment is None or record.name in _TYPED:
-            raise Unfit
+            raise UnsupportedLayout
         times = group.integers(moment)
         good = (times > 0) & (times <= push.now + FUTURE_NANOSECONDS) & (times >= push.oldest)
         if not good.all():
-            raise Unfit
+            raise UnsupportedLayout
         contexts, which = _contexts(builder, group, record)
         ids = _ids(push, group, record)
         arrays = _arrays(push, builder.resource, group, record, ids, times, contexts, which)
-    except (Unfit, DecodeError):
+    except (UnsupportedLayout, DecodeError):
         fit, odd = group.readable()
         return odd + _columns(builder, fit) if fit and odd else group.spans()
     kinds = [kind(record.name, context.cluster) for context in contexts]
@@ -553,7 +553,7 @@ def _contexts(
             firsts.append(row)
         which[row] = index
     if len(firsts) > len(group.ordinals) // 4:
-        raise Unfit
+        raise UnsupportedLayout
     found = [
         _context(builder, _parse(builder.push.signal, group.matrix[row].tobytes(), group.origin)) for row in firsts
     ]
@@ -564,7 +564,7 @@ def _context(builder: Builder, record: Record) -> Context:
     attributes = {key: value for key, value in record.attributes.items() if key != keys.EVENT_ID}
     described = builder.describe(record._replace(attributes=attributes))
     if isinstance(described, str):
-        raise Unfit
+        raise UnsupportedLayout
     return described
 
 
@@ -572,7 +572,7 @@ def _ids(push: Delivery, group: wire.Group, record: Record) -> bytes:
     if keys.EVENT_ID in record.attributes:
         place = group.find("text", keys.EVENT_ID)
         if place is None:
-            raise Unfit
+            raise UnsupportedLayout
         return wire.uuid_bytes(group.column(place))
     ids = np.empty((len(group.ordinals), 16), dtype=np.uint8)
     ids[:, :8] = np.frombuffer(push.digest(), dtype=np.uint8)
@@ -608,9 +608,9 @@ def _arrays(
         values = pa.array(raw, pa.float64(), from_pandas=False)
     body, chain = group.find("body"), group.find("text", CHAIN_KEYS[0])
     if (record.message is not None and body is None) or (chain is not None and not chain.length):
-        raise Unfit
+        raise UnsupportedLayout
     if chain is None and (record.attributes.keys() | resource.keys()) & set(CHAIN_KEYS):
-        raise Unfit
+        raise UnsupportedLayout
     clusters, nodes, ranks, sizes, texts = (list(column) for column in zip(*contexts, strict=True))
     return [
         columns.uuids(ids), pa.array(times, pa.int64()).cast(columns.NANOS), same("received", push.now),

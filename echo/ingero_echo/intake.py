@@ -16,7 +16,7 @@ from ingero_echo.ingest import Batch, decode
 from ingero_echo.records import Malformed
 from ingero_echo.retention import Calendar
 from ingero_echo.writer import RETRY_SECONDS, Full, NotWritten, Writer
-from ingero_kit.otlp_server import ACCEPTED, Answer, Authenticator, Push, Status
+from ingero_kit.otlp_receiver import ACCEPTED, Answer, Authenticator, Push, Status
 
 AT_ONCE: Final = 8 << 10
 """Longest body, bytes, that is read on the event loop: a tenth of a second at most, where every record is empty."""

@@ -19,9 +19,9 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
 from ingero_echo.bounds import check_body, check_message, check_tree
-from ingero_kit.otlp_mend import LOGS, METRICS, TRACES, Mended, mend, read_json
-from ingero_kit.otlp_points import json_double, json_integer, json_list, json_number
-from ingero_kit.otlp_server import Encoding, Signal
+from ingero_kit.otlp_receiver import Encoding, Signal
+from ingero_kit.otlp_repair import LOGS, METRICS, TRACES, Repaired, read_json, repair
+from ingero_kit.report_builder import json_double, json_integer, json_list, json_number
 
 MAX_DEPTH: Final = 16
 """Levels of lists and maps inside one attribute; deeper ones are cut."""
@@ -64,31 +64,31 @@ class Block(NamedTuple):
     records: Sequence[Record | Odd]
 
 
-def read(signal: Signal, encoding: Encoding, body: bytes) -> tuple[list[Block], Mended]:
+def read(signal: Signal, encoding: Encoding, body: bytes) -> tuple[list[Block], Repaired]:
     """Read a whole request; returns also what had to be left out before that.
 
-    Raises `DecodeError` for protobuf that has to be mended, `Malformed`, or `TooMuch`.
+    Raises `DecodeError` for protobuf that has to be repaired, `Malformed`, or `TooMuch`.
     """
     check_body(body, encoding)
     if encoding == "protobuf":
         message = _MESSAGES[signal].FromString(body)
         check_message(signal, message)
-        return [Block(*block) for block in _PROTOBUF[signal](message)], Mended()
+        return [Block(*block) for block in _PROTOBUF[signal](message)], Repaired()
     try:
-        tree, mended = read_json(body)
+        tree, repaired = read_json(body)
     except orjson.JSONDecodeError as error:
         raise Malformed(f"the body is not JSON: {error}") from None
     check_tree(signal, tree)
     try:
-        return [Block(*block) for block in _json_blocks(signal, tree)], mended or Mended()
+        return [Block(*block) for block in _json_blocks(signal, tree)], repaired or Repaired()
     except _ODD as error:
         raise Malformed(f"the body is not OTLP/JSON {signal.name.lower()}: {type(error).__name__}: {error}") from None
 
 
-def read_mended(signal: Signal, body: bytes) -> tuple[list[Block], Mended]:
+def read_repaired(signal: Signal, body: bytes) -> tuple[list[Block], Repaired]:
     """Read what can be read of a request in protobuf that as a whole cannot. Raises `Malformed`, or `TooMuch`."""
     check_body(body, "protobuf")
-    found = mend(_KINDS[signal], body)
+    found = repair(_KINDS[signal], body)
     if found is None:
         raise Malformed(f"the body is not an OTLP export request for {signal.name.lower()} in protobuf")
     blocks, _ = read(signal, "protobuf", found.body)

@@ -15,8 +15,8 @@ from google.protobuf.message import DecodeError
 
 from ingero_echo.bounds import MOST_RECORDS, MOST_STEPS, Allowance, check_records
 from ingero_echo.records import Origin, encoded_scope
-from ingero_kit.otlp_layout import Unfit, parts, read_varint
-from ingero_kit.otlp_server import Signal
+from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, read_varint
+from ingero_kit.otlp_receiver import Signal
 
 LEAST: Final = 16
 """Fewest records of one shape that are worth the trouble."""
@@ -57,11 +57,11 @@ class Resource(NamedTuple):
 def split(signal: Signal, body: bytes) -> list[Resource]:
     """Find the records of a request.
 
-    Raises `Unfit` for anything but log records, and gauges and sums of numbers, and for every part that is not known
-    here: the parser shall say what becomes of it. Raises `TooMuch` for more than one request may hold.
+    Raises `UnsupportedLayout` for anything but log records, and gauges and sums of numbers, and for every unknown
+    part: the parser decides what becomes of it. Raises `RequestTooExpensive` for more than one request may hold.
     """
     if signal is Signal.TRACES:
-        raise Unfit
+        raise UnsupportedLayout
     allowance = Allowance()
     found: list[Resource] = []
     records = 0
@@ -73,14 +73,14 @@ def split(signal: Signal, body: bytes) -> list[Resource]:
             check_records(records)
         return found
     except (IndexError, UnicodeDecodeError, DecodeError):
-        raise Unfit from None
+        raise UnsupportedLayout from None
 
 
 def _messages(body: bytes, start: int, end: int, known: tuple[int, ...]) -> Iterator[tuple[int, int, int]]:
-    """Field number, begin and end of every part; raises `Unfit` for one that is not known or has no length."""
-    for part in parts(body, start, end):
+    """Field number, begin and end of every part; raises `UnsupportedLayout` for an unknown or a numeric one."""
+    for part in iter_fields(body, start, end):
         if part.kind != _LENGTH or part.number not in known:
-            raise Unfit
+            raise UnsupportedLayout
         yield part.number, part.start, part.end
 
 
@@ -92,7 +92,7 @@ def _block(signal: Signal, body: bytes, start: int, end: int, allowance: Allowan
         allowance.spend(1)
         if number == 1:
             if resource:
-                raise Unfit
+                raise UnsupportedLayout
             resource = body[begin:stop]
         elif number == 3:
             body[begin:stop].decode()
@@ -116,7 +116,7 @@ def _scope(number: int, content: bytes, before: bytes, first: bool) -> bytes:
         content.decode()
         return before
     if before or not first or len(content) > LONGEST_SCOPE:
-        raise Unfit
+        raise UnsupportedLayout
     encoded_scope(content)
     return content
 
@@ -134,7 +134,7 @@ def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int, allow
             tag, at = read_varint(body, at)
             length, at = read_varint(body, at)
             if tag not in (0x0A, 0x1A) or at + length > end:
-                raise Unfit
+                raise UnsupportedLayout
             origin = Origin(scope=_scope(tag >> 3, body[at : at + length], origin.scope, first == ordinal))
             at += length
             continue
@@ -159,7 +159,7 @@ def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int, allow
         if ordinal > MOST_RECORDS:
             check_records(ordinal)
     if at != end:
-        raise Unfit
+        raise UnsupportedLayout
     return ordinal
 
 
@@ -183,9 +183,9 @@ def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal
             texts[number] = body[begin:stop].decode()
             continue
         if kind not in (0, number):
-            raise Unfit
+            raise UnsupportedLayout
         kind = number
-        for point in parts(body, begin, stop):
+        for point in iter_fields(body, begin, stop):
             if point.number == 1 and point.kind == _LENGTH:
                 points.append((point.start, point.end))
                 if len(points) > MOST_RECORDS:
@@ -195,14 +195,14 @@ def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal
             if steps > MOST_STEPS:
                 break
             if number == 5 or point.kind != _VARINT:
-                raise Unfit
+                raise UnsupportedLayout
             if point.number == 2:
                 temporality, _ = read_varint(body, point.start)
             elif point.number == 3:
                 monotonic, _ = read_varint(body, point.start)
     allowance.spend(steps)
     if temporality > 2:
-        raise Unfit
+        raise UnsupportedLayout
     origin = Origin(texts[1], scope, texts[3], temporality, bool(monotonic))
     for begin, stop in points:
         runs.setdefault((origin, stop - begin), []).append((ordinal, begin, 0, 1))
@@ -231,12 +231,12 @@ _POINT_PLACES: Final = {
 
 
 def places(signal: Signal, record: bytes) -> list[Place]:
-    """Where records like this one may differ. Raises `Unfit`."""
+    """Where records like this one may differ. Raises `UnsupportedLayout`."""
     attributes = 6 if signal is Signal.LOGS else 7
     known = _LOG_PLACES if signal is Signal.LOGS else _POINT_PLACES
     found: list[Place] = []
     try:
-        for part in parts(record, 0, len(record)):
+        for part in iter_fields(record, 0, len(record)):
             kind = known.get((part.number, part.kind))
             if kind:
                 found.append(Place(kind, "", part.start, part.end - part.start))
@@ -245,20 +245,20 @@ def places(signal: Signal, record: bytes) -> list[Place]:
             elif part.number == 5 and part.kind == _LENGTH and signal is Signal.LOGS:
                 for place in _any(record, part.start, part.end):
                     if place.kind != "text":
-                        raise Unfit
+                        raise UnsupportedLayout
                     found.append(Place("body", "", place.offset, place.length))
     except (IndexError, UnicodeDecodeError):
-        raise Unfit from None
+        raise UnsupportedLayout from None
     kinds = [place.kind for place in found if place.kind not in ("text", "other")]
     keys = [place.key for place in found if place.key]
     if len(set(kinds)) != len(kinds) or len(set(keys)) != len(keys) or {"double", "integer"} <= set(kinds):
-        raise Unfit
+        raise UnsupportedLayout
     return found
 
 
 def _attribute(record: bytes, start: int, end: int) -> Iterator[Place]:
     key, value = "", None
-    for part in parts(record, start, end):
+    for part in iter_fields(record, start, end):
         if part.number == 1:
             key = record[part.start : part.end].decode()
         elif part.number == 2:
@@ -269,7 +269,7 @@ def _attribute(record: bytes, start: int, end: int) -> Iterator[Place]:
 
 
 def _any(record: bytes, start: int, end: int) -> Iterator[Place]:
-    for part in parts(record, start, end):
+    for part in iter_fields(record, start, end):
         if part.number == 1 and part.kind == _LENGTH:
             yield Place("text", "", part.start, part.end - part.start)
         elif part.number == 4 and part.kind == _FIXED64:
@@ -326,7 +326,7 @@ class Group:
         return self.column(place).view("<f8").ravel()
 
     def texts(self, place: Place) -> pa.Array:
-        """A place as text; raises `Unfit` when one is not UTF-8."""
+        """A place as text; raises `UnsupportedLayout` when one is not UTF-8."""
         count = len(self.ordinals)
         if place.length == 0:
             return pa.repeat(pa.scalar("", pa.string()), count)
@@ -335,7 +335,7 @@ class Group:
         try:
             return fixed.cast(pa.binary()).cast(pa.string())
         except pa.ArrowInvalid:
-            raise Unfit from None
+            raise UnsupportedLayout from None
 
 
 def _is_text(content: bytes) -> bool:
@@ -365,7 +365,7 @@ def groups(signal: Signal, body: bytes, resource: Resource, first: int) -> tuple
         ordinals += first
         try:
             group = _group(signal, body, origin, length, ordinals, starts)
-        except Unfit:
+        except UnsupportedLayout:
             rest += _spans(ordinals, starts, length, origin)
             continue
         shaped.append(group)
@@ -396,7 +396,7 @@ def _group(signal: Signal, body: bytes, origin: Origin, length: int, ordinals: P
     if fits.all():
         return Group(matrix, ordinals, starts, found, template, origin)
     if fits.sum() < LEAST:
-        raise Unfit
+        raise UnsupportedLayout
     rest = _spans(ordinals[~fits], starts[~fits], length, origin)
     return Group(matrix[fits], ordinals[fits], starts[fits], found, template, origin, rest)
 
@@ -426,10 +426,10 @@ _DIGITS: Final = [number for number in range(36) if number not in _DASHES]
 
 
 def uuid_bytes(column: Bytes) -> bytes:
-    """16 bytes for every UUID that is written out in lower case; raises `Unfit` for any other text."""
+    """16 bytes for every UUID that is written out in lower case; raises `UnsupportedLayout` for any other text."""
     if column.shape[1] != 36 or (column[:, _DASHES] != ord("-")).any():
-        raise Unfit
+        raise UnsupportedLayout
     digits = _HEX[column[:, _DIGITS]]
     if (digits == 255).any():
-        raise Unfit
+        raise UnsupportedLayout
     return (digits[:, 0::2] << 4 | digits[:, 1::2]).tobytes()

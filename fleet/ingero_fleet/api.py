@@ -21,7 +21,7 @@ from ingero_fleet.picture import (
 )
 from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.taints.board import TaintBoard
-from ingero_kit.otlp_server import Authenticator
+from ingero_kit.otlp_receiver import Authenticator
 
 
 class State(Protocol):

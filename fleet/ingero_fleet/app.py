@@ -28,9 +28,8 @@ from ingero_http.asgi import AsgiServer, head_as_get
 from ingero_kit.addresses import parse_endpoint
 from ingero_kit.clock import clock_offset, steady_clock
 from ingero_kit.logs import get
-from ingero_kit.memory import share_one_heap
-from ingero_kit.otlp_server import Push, Signal
-from ingero_kit.slices import ask_for_short_slices
+from ingero_kit.otlp_receiver import Push, Signal
+from ingero_kit.process_memory import use_single_malloc_arena
 from ingero_kit.tls import ServerTls
 
 log = get(__name__)
@@ -207,7 +206,6 @@ async def serve(
     gc.set_threshold(50_000, 50, 50)
     # A tick's thread gives way to pushes 25 times as soon as by default.
     sys.setswitchinterval(0.0002)
-    ask_for_short_slices()
     announce(fleet.ports)
     log.info("started", ports=fleet.ports)
     await ended.wait()
@@ -218,7 +216,7 @@ async def serve(
 
 def run(config: FleetConfig, read: Callable[[], FleetConfig], announce: Callable[[dict[str, int]], None]) -> None:
     """`serve` on the fastest event loop that is installed."""
-    share_one_heap()
+    use_single_malloc_arena()
     if sys.platform != "win32":
         import uvloop
 

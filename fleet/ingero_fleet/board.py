@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from ingero_contract import headers
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_detect.threshold import HIGHEST, LOWEST
 from ingero_kit.health_report import HealthReport
-from ingero_kit.otlp_server import ACCEPTED, Answer
+from ingero_kit.otlp_receiver import ACCEPTED, Answer
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 import yaml
 
-from ingero_kit.files import announce_ports
+from ingero_kit.files import write_ports_file
 from ingero_kit.settings import SettingsError
 
 CONFIG_VARIABLE = "INGERO_FLEET_CONFIG"
@@ -83,7 +83,7 @@ def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None)
     try:
         config = _read(file, settings)
         logs.configure(config.service.telemetry.logs.level)
-        app.run(config, lambda: _read(file, settings), partial(announce_ports, ports_file))
+        app.run(config, lambda: _read(file, settings), partial(write_ports_file, ports_file))
     except (SettingsError, OSError) as error:
         click.echo(f"ingero-fleet: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)

@@ -17,8 +17,7 @@ from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
-from ingero_kit.memory import Settled, give_back
-from ingero_kit.slices import ask_for_usual_slices
+from ingero_kit.process_memory import GcFreezer, trim_heap
 
 log = get(__name__)
 
@@ -64,9 +63,9 @@ class Engine:
         self.facts: list[Callable[[], dict[str, Any]]] = []
         """What other parts add to the facts about Fleet's health."""
         self._may_look = 0
-        self._settled = Settled()
+        self._settled = GcFreezer()
         self._started = clock()
-        self._worker = ThreadPoolExecutor(1, "tick", ask_for_usual_slices)
+        self._worker = ThreadPoolExecutor(1, "tick")
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Healthy while ticks are computed on time."""
@@ -168,7 +167,7 @@ class Engine:
                 self.failed_listeners += 1
                 log.exception("after_tick_failed")
         if self._settled.look(len(picture.frame.names)):
-            give_back()
+            trim_heap()
 
     def _tell(self, findings: Findings) -> None:
         """Log the edges of verdicts, and send them onward as log records."""

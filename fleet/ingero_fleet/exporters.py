@@ -19,7 +19,7 @@ from ingero_fleet.otlp_parts import as_protobuf, count_records, halves, rejected
 from ingero_fleet.settings import ExporterConfig
 from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
-from ingero_kit.otlp_server import Push, Signal
+from ingero_kit.otlp_receiver import Push, Signal
 
 log = get(__name__)
 

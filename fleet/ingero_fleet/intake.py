@@ -5,17 +5,17 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final, Protocol
 
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.board import Board
 from ingero_fleet.collectives import gpus
 from ingero_fleet.otlp_parts import as_protobuf, readable_json
 from ingero_fleet.taints import records as taints
 from ingero_kit.clock import Clock
-from ingero_kit.health_report import HealthReport, MalformedPayload, in_words
-from ingero_kit.otlp import Decoder
-from ingero_kit.otlp_bounds import TooMuch, check_density
-from ingero_kit.otlp_mend import LOGS, TRACES, mend, mend_json
-from ingero_kit.otlp_server import ACCEPTED, Answer, Push, Signal, Status
+from ingero_kit.health_report import HealthReport, MalformedPayload, format_reasons
+from ingero_kit.otlp_decode import ReportDecoder
+from ingero_kit.otlp_limits import RequestTooExpensive, check_density
+from ingero_kit.otlp_receiver import ACCEPTED, Answer, Push, Signal, Status
+from ingero_kit.otlp_repair import LOGS, TRACES, repair, repair_json
 
 Onward = Callable[[Push], None]
 """Passes an accepted push to the exporters of its pipeline; never blocks."""
@@ -69,7 +69,7 @@ class Intake:
         self._wall_clock = wall_clock or clock
         self._onward = onward
         self._keep = keep
-        self._decoder = Decoder()
+        self._decoder = ReportDecoder()
 
     def __call__(self, push: Push) -> Answer:
         """Decide about one push."""
@@ -82,7 +82,7 @@ class Intake:
             return self._metrics(push)
         except MalformedPayload as error:
             self.malformed += 1
-            if isinstance(error, TooMuch):
+            if isinstance(error, RequestTooExpensive):
                 self._count({TOO_MUCH: 1})
             return Answer(status=Status.INVALID, message=str(error))
 
@@ -93,7 +93,7 @@ class Intake:
             try:
                 body, answer = as_protobuf(push), ACCEPTED
             except ValueError:
-                body, answer = self._mended(push)
+                body, answer = self._repaired(push)
         except ValueError as error:
             raise MalformedPayload(str(error)) from None
         push.body, push.encoding = body, "protobuf"
@@ -103,9 +103,9 @@ class Intake:
             self._onward(push)
         return answer
 
-    def _mended(self, push: Push) -> tuple[bytes, Answer]:
+    def _repaired(self, push: Push) -> tuple[bytes, Answer]:
         """What can be kept of a push that cannot be read as it is, in protobuf; raises `ValueError`."""
-        found = mend(_KINDS[push.signal], push.body) if push.encoding == "protobuf" else mend_json(push.body)
+        found = repair(_KINDS[push.signal], push.body) if push.encoding == "protobuf" else repair_json(push.body)
         if found is not None:
             push = replace(push, body=found.body)
         reasons, records = (dict(found.reasons), found.records) if found is not None else ({}, 0)
@@ -118,14 +118,14 @@ class Intake:
             body, dropped = readable_json(push.signal, push.body)
             reasons[UNREADABLE], records = dropped, records + dropped
         self._count(reasons)
-        return body, Answer(rejected=records, message=in_words(reasons))
+        return body, Answer(rejected=records, message=format_reasons(reasons))
 
     def _metrics(self, push: Push) -> Answer:
         """Take the reports of a push; raises `MalformedPayload`."""
         now = self._clock()
         decoded = self._decoder.decode(push.body, push.encoding, self._wall_clock(), push.cluster)
-        if decoded.mended is not None:
-            push = replace(push, body=decoded.mended)
+        if decoded.repaired is not None:
+            push = replace(push, body=decoded.repaired)
         if self._keep and (decoded.collective_points or (decoded.other_points and gpus.NEEDLE in push.body)):
             self._keep(push, now)
         answer = ACCEPTED

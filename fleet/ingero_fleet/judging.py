@@ -16,8 +16,8 @@ from ingero_contract.verdicts import VerdictLine, parse_verdict
 from ingero_detect.codes import STATES as VERDICT_STATES
 from ingero_detect.codes import is_accused
 from ingero_detect.cohorts import CohortKey
+from ingero_detect.column_store import NodeKey, SnapshotError
 from ingero_detect.detector import Detector
-from ingero_detect.memory import NodeKey, SnapshotError
 from ingero_detect.observation import (
     ABSENT,
     ACTIVE,
@@ -30,8 +30,8 @@ from ingero_detect.observation import (
     Outcome,
 )
 from ingero_detect.parameters import Parameters
+from ingero_detect.verdict_view import VerdictView
 from ingero_detect.verdicts import Verdict
-from ingero_detect.view import View
 from ingero_fleet import scores
 from ingero_fleet.histories import MERGEABLE, PARTS, Recorder
 from ingero_fleet.scores import ScoreTable
@@ -96,7 +96,7 @@ class Findings:
     a node or a cohort found no room.
     """
 
-    view: View
+    view: VerdictView
     slots: npt.NDArray[np.int64]
     states: npt.NDArray[np.uint8]
     accused: npt.NDArray[np.bool_]
@@ -371,7 +371,7 @@ class Judging:
             keys += [(*full, ""), (*full, BY_SCORE)]
         return keys
 
-    def _told(self, view: View, names: list[NodeKey], slots: npt.NDArray[np.int64], now: float) -> Told:
+    def _told(self, view: VerdictView, names: list[NodeKey], slots: npt.NDArray[np.int64], now: float) -> Told:
         """The line that every node of a frame is told."""
         codes = np.where(slots >= 0, view.columns["state"][slots], _NOT_JUDGED)
         loud = is_accused(codes)
@@ -384,7 +384,7 @@ class Judging:
         return Told(_QUIET[usual], others, now)
 
 
-def _line(view: View, slot: int) -> str:
+def _line(view: VerdictView, slot: int) -> str:
     verdict = view.verdict(slot)
     return VerdictLine(
         state=verdict.state, kind=str(verdict.kind), since=verdict.since, severity=verdict.severity

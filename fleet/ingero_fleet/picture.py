@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ingero_contract.values import Signal, VerdictState
 from ingero_detect.codes import CODE
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_detect.threshold import HYSTERESIS
 from ingero_detect.verdicts import Verdict
 from ingero_fleet.judging import Findings

@@ -12,9 +12,9 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.cost.providers import ProviderMap
-from ingero_kit.otlp_layout import Unfit, read_varint, write_varint
+from ingero_kit.otlp_layout import UnsupportedLayout, read_varint, write_varint
 
 MAX_REMEMBERED: Final = 65_536
 """Blocks that are remembered; when there are more, remembering starts anew."""
@@ -96,7 +96,7 @@ def _field(data: bytes, place: int) -> tuple[bytes | None, int]:
         return None, place
     try:
         size, start = read_varint(data, place + 1)
-    except (IndexError, Unfit):
+    except (IndexError, UnsupportedLayout):
         return None, place
     end = start + size
     return (data[start:end], end) if end <= len(data) else (None, place)

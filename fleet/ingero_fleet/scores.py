@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import ACTIONABLE
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.board import cohort_of
 from ingero_kit.health_report import HealthReport
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.cohorts import CohortKey, drop_orders, widened
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
 from ingero_fleet.scores import ACTIVE, CALIBRATING, COLUMNS, IDLE, ScoreTable
 from ingero_fleet.settings import IngeroConfig

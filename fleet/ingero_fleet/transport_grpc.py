@@ -7,9 +7,9 @@ import grpc
 from ingero_fleet.exporters import BadContent, Permanent, Retryable
 from ingero_fleet.settings import ExporterConfig
 from ingero_kit.grpc_client import STATUS_DETAILS, channel_credentials, metadata_of, retry_delay
-from ingero_kit.otlp_server import Signal
+from ingero_kit.otlp_receiver import Signal
 from ingero_kit.settings import SettingsError
-from ingero_kit.tokens import bearer
+from ingero_kit.tokens import read_authorization
 
 RETRYABLE_GRPC: Final = frozenset(
     {
@@ -44,7 +44,7 @@ class GrpcTransport:
         self._config = config
         if not config.tls.insecure:
             config.tls.context()
-        bearer(config.bearer_token_file)
+        read_authorization(config.bearer_token_file)
         self._channel: grpc.aio.Channel | None = None
 
     def _open(self) -> grpc.aio.Channel:
@@ -56,7 +56,7 @@ class GrpcTransport:
     async def send(self, signal: Signal, body: bytes) -> bytes:
         """Call Export with one batch."""
         try:
-            token = bearer(self._config.bearer_token_file)
+            token = read_authorization(self._config.bearer_token_file)
             channel = self._channel = self._channel or self._open()
         except (SettingsError, OSError) as error:
             raise Retryable(str(error)) from None

@@ -8,9 +8,9 @@ import httpx
 from ingero_fleet.exporters import BadContent, Permanent, Retryable
 from ingero_fleet.settings import ExporterConfig
 from ingero_kit.backoff import parse_retry_after
-from ingero_kit.otlp_server import Signal
+from ingero_kit.otlp_receiver import Signal
 from ingero_kit.settings import SettingsError
-from ingero_kit.tokens import bearer
+from ingero_kit.tokens import read_authorization
 
 RETRYABLE_HTTP: Final = frozenset({408, 429, 502, 503, 504})
 """What the OTLP specification allows to send again."""
@@ -30,7 +30,7 @@ class HttpTransport:
         self._url = config.endpoint.rstrip("/")
         if "://" not in self._url:
             self._url = f"{'http' if config.tls.insecure else 'https'}://{self._url}"
-        bearer(config.bearer_token_file)
+        read_authorization(config.bearer_token_file)
         self._client: httpx.AsyncClient | None = self._open()
 
     def _open(self) -> httpx.AsyncClient:
@@ -42,7 +42,7 @@ class HttpTransport:
         try:
             client = self._client = self._client or self._open()
             fields = {"content-type": "application/x-protobuf"}
-            if token := bearer(self._config.bearer_token_file):
+            if token := read_authorization(self._config.bearer_token_file):
                 fields["authorization"] = token
             answer = await client.post(self._url + signal.path, content=body, headers=fields)
         except SettingsError as error:

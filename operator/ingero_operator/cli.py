@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from ingero_kit.files import announce_ports
+from ingero_kit.files import write_ports_file
 from ingero_kit.settings import SettingsError, load
 
 PREFIX = "INGERO_OPERATOR_"
@@ -62,7 +62,7 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     try:
         config = load(OperatorConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
         logs.configure(config.log_level)
-        uvloop.run(serve(config, partial(announce_ports, ports_file)))
+        uvloop.run(serve(config, partial(write_ports_file, ports_file)))
     except (SettingsError, OSError, RestartRequired, ApiError) as error:
         click.echo(f"ingero-operator: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)

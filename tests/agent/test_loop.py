@@ -19,7 +19,7 @@ from ingero_agent.sources import Source
 from ingero_agent.sources.scripted import ScriptedSource, Stage
 from ingero_contract import attributes, metrics
 from ingero_kit.clock import Clock
-from ingero_kit.otlp_server import Answer, Authenticator, OtlpHttpReceiver, Push
+from ingero_kit.otlp_receiver import Answer, Authenticator, OtlpHttpReceiver, Push
 from ingero_kit.tls import ClientTls
 
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ingero_agent.health.state import Phase
 from ingero_agent.page import not_ready, stuck
 from ingero_kit.addresses import parse_listen
-from ingero_kit.pages import MAX_REQUESTS, PageServer, is_open
+from ingero_kit.metrics_server import MAX_CONNECTIONS, MetricsServer, is_reachable_from_outside
 from ingero_testing.nvml import build_nvml
 from ingero_testing.processes import BIN, Running, fleet, process, wait_until
 from ingero_testing.web import web
@@ -183,7 +183,7 @@ def test_a_loop_that_stopped_is_not_healthy(idle: float, interval: float, asked:
 )
 def test_addresses_to_listen_on(text: str, address: tuple[str, int], exposed: bool) -> None:
     assert parse_listen(text) == address
-    assert is_open(address[0]) is exposed
+    assert is_reachable_from_outside(address[0]) is exposed
 
 
 @pytest.mark.parametrize("text", ["9465", "host", "host:x", "host:70000", ""])
@@ -194,16 +194,16 @@ def test_addresses_that_are_none(text: str) -> None:
 
 def test_clients_that_say_nothing_make_room_for_those_who_ask() -> None:
     before = threading.active_count()
-    server = PageServer(("127.0.0.1", 0), CollectorRegistry(), lambda: None, lambda: None)
+    server = MetricsServer(("127.0.0.1", 0), CollectorRegistry(), lambda: None, lambda: None)
     server.start()
-    hangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_REQUESTS + 20)]
+    hangers = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(MAX_CONNECTIONS + 20)]
     try:
         for _ in range(3):
             assert web.get(f"http://127.0.0.1:{server.port}/readyz").status_code == 200
         assert web.head(f"http://127.0.0.1:{server.port}/healthz").text == ""
         for hanger in hangers[:20]:
             assert hanger.recv(1) == b""
-        wait_until(lambda: threading.active_count() - before <= MAX_REQUESTS + 1, "threads to end")
+        wait_until(lambda: threading.active_count() - before <= MAX_CONNECTIONS + 1, "threads to end")
     finally:
         for hanger in hangers:
             hanger.close()

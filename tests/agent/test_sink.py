@@ -10,21 +10,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_agent.sockets import EventSocket
-from ingero_contract.events import Memory, StragglerResolved, StragglerState, parse_line
+from ingero_contract.events import MemoryEvent, StragglerResolvedEvent, StragglerStateEvent, parse_line
 from ingero_sink.cli import main
 from ingero_sink.consumer import consume
 from ingero_sink.ledger import MAX_TYPES, Ledger
 
 
-def state(node: str = "n", rank: int | None = None) -> StragglerState:
-    return StragglerState(
+def state(node: str = "n", rank: int | None = None) -> StragglerStateEvent:
+    return StragglerStateEvent(
         node_id=node, cluster_id="c", score=0.1, threshold=0.8, detection_mode="fleet", dominant_signal="cpu",
         timestamp="2026-01-01T00:00:00Z", rank=rank, world_size=None if rank is None else 8,
     )  # fmt: skip
 
 
-def resolved(node: str = "n") -> StragglerResolved:
-    return StragglerResolved(node_id=node, cluster_id="c", timestamp="2026-01-01T00:00:00Z")
+def resolved(node: str = "n") -> StragglerResolvedEvent:
+    return StragglerResolvedEvent(node_id=node, cluster_id="c", timestamp="2026-01-01T00:00:00Z")
 
 
 def book(ledger: Ledger, *lines: str | bytes) -> Ledger:
@@ -139,8 +139,8 @@ async def _read_both(folder: Path) -> Ledger:
                 await asyncio.sleep(0.001)
             push.publish(state())
             trace.publish(
-                Memory(pid=1, gpu_id=0, allocated_bytes=5, total_vram=10, utilization_pct=50.0, last_alloc_size=0,
-                       timestamp_ns=1)
+                MemoryEvent(pid=1, gpu_id=0, allocated_bytes=5, total_vram=10, utilization_pct=50.0,
+                            last_alloc_size=0, timestamp_ns=1)
             )  # fmt: skip
             while ledger.events.total() < 2:
                 await asyncio.sleep(0.001)

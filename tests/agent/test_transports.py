@@ -20,7 +20,15 @@ from ingero_http.http1.server import Http1Server
 from ingero_kit.grpc_client import retry_delay
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
-from ingero_kit.otlp_server import Answer, Authenticator, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Status, retry_info
+from ingero_kit.otlp_receiver import (
+    Answer,
+    Authenticator,
+    OtlpGrpcReceiver,
+    OtlpHttpReceiver,
+    Push,
+    Status,
+    retry_info,
+)
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
 from ingero_kit.tokens import Tokens

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ingero_contract import attributes, metrics
 from ingero_kit.health_report import HealthReport, MalformedPayload
-from ingero_kit.otlp import Decoder
+from ingero_kit.otlp_decode import ReportDecoder
 from ingero_kit.otlp_encode import encode_event, encode_report, to_json
 from ingero_kit.otlp_layout import write_varint
 from ingero_testing.reports import NOW, REPORTS
@@ -29,7 +29,7 @@ def test_a_report_survives_the_wire(
     if rank is not None:
         report.rank, report.world_size = rank, 8
 
-    decoded = Decoder().decode(encode(report, encoding), encoding, NOW)
+    decoded = ReportDecoder().decode(encode(report, encoding), encoding, NOW)
 
     assert decoded.rejected == 0
     assert decoded.reports == [report]
@@ -60,7 +60,7 @@ def published(score: Any = 0.9, **changes: Any) -> dict[str, Any]:
 def test_the_published_dialect_of_json_is_read() -> None:
     body = orjson.dumps({"resourceMetrics": [published()]})
 
-    (report,) = Decoder().decode(body, "json", NOW).reports
+    (report,) = ReportDecoder().decode(body, "json", NOW).reports
 
     assert (report.node_id, report.cluster_id, report.score, report.rank, report.world_size) == (
         "n1",
@@ -74,7 +74,7 @@ def test_the_published_dialect_of_json_is_read() -> None:
 def test_the_cluster_of_the_request_beats_that_of_the_payload() -> None:
     body = orjson.dumps({"resourceMetrics": [published()]})
 
-    assert Decoder().decode(body, "json", NOW, "other").reports[0].cluster_id == "other"
+    assert ReportDecoder().decode(body, "json", NOW, "other").reports[0].cluster_id == "other"
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_cluster_of_the_request_beats_that_of_the_payload() -> None:
 def test_one_bad_report_is_named_and_the_others_are_taken(bad: dict[str, Any], words: str) -> None:
     body = orjson.dumps({"resourceMetrics": [published(), bad, published(node="n2")]})
 
-    decoded = Decoder().decode(body, "json", NOW)
+    decoded = ReportDecoder().decode(body, "json", NOW)
 
     assert [report.node_id for report in decoded.reports] == ["n1", "n2"]
     assert decoded.rejected == 1
@@ -103,7 +103,7 @@ def test_one_bad_report_is_named_and_the_others_are_taken(bad: dict[str, Any], w
 def test_a_score_that_is_none_is_rejected_in_protobuf(score: float) -> None:
     body = encode_report(HealthReport(node_id="n", cluster_id="c", score=score)).SerializeToString()
 
-    decoded = Decoder().decode(body, "protobuf", NOW)
+    decoded = ReportDecoder().decode(body, "protobuf", NOW)
 
     assert (decoded.reports, decoded.rejected) == ([], 1)
 
@@ -111,7 +111,7 @@ def test_a_score_that_is_none_is_rejected_in_protobuf(score: float) -> None:
 @given(st.binary(max_size=400), st.sampled_from(["protobuf", "json"]))
 def test_any_bytes_are_read_or_refused_in_words(body: bytes, encoding: Literal["protobuf", "json"]) -> None:
     try:
-        Decoder().decode(body, encoding, NOW)
+        ReportDecoder().decode(body, encoding, NOW)
     except MalformedPayload as error:
         assert "the body" in str(error)
 
@@ -138,13 +138,13 @@ def test_any_json_is_read_or_refused_in_words(tree: Any) -> None:
     except TypeError:
         return
     try:
-        Decoder().decode(body, "json", NOW)
+        ReportDecoder().decode(body, "json", NOW)
     except MalformedPayload as error:
         assert "the body" in str(error)
 
 
 def test_the_memory_of_resource_blocks_is_bounded() -> None:
-    decoder = Decoder(remembered=10)
+    decoder = ReportDecoder(remembered=10)
 
     for number in range(100):
         decoder.decode(
@@ -160,7 +160,7 @@ def test_a_straggler_event_is_no_health_report() -> None:
         dominant_signal="throughput", event_id="e", time_unix_nano=1, world_size=8, rank=0,
     )  # fmt: skip
 
-    decoded = Decoder().decode(event.SerializeToString(), "protobuf", NOW)
+    decoded = ReportDecoder().decode(event.SerializeToString(), "protobuf", NOW)
 
     assert (decoded.reports, decoded.events) == ([], [("n", "c", True)])
 
@@ -184,7 +184,7 @@ def test_a_value_that_was_not_recorded_is_none_and_not_zero(
     else:
         point.ClearField("as_double")
     body = request.SerializeToString() if encoding == "protobuf" else to_json(request)
-    decoder = Decoder()
+    decoder = ReportDecoder()
 
     for _ in range(3):
         decoded = decoder.decode(body, encoding, NOW)
@@ -208,7 +208,7 @@ def test_a_rank_or_world_size_that_no_job_has_is_taken_for_none(key: str, size: 
         if metric.name == metrics.WORLD_SIZE_GAUGE:
             metric.gauge.data_points[0].as_int = size if key == attributes.WORLD_SIZE else 8
 
-    (report,) = Decoder().decode(request.SerializeToString(), "protobuf", NOW).reports
+    (report,) = ReportDecoder().decode(request.SerializeToString(), "protobuf", NOW).reports
 
     assert (report.rank, report.world_size) == ((3, 0) if key == attributes.WORLD_SIZE else (None, 8))
 
@@ -221,7 +221,7 @@ def test_a_second_resource_in_a_block_does_not_rename_the_nodes_of_others() -> N
     scope = block.scope_metrics[0].SerializeToString()
     inner = b"".join(b"\x0a" + write_varint(len(item)) + item for item in resources)
     inner += b"\x12" + write_varint(len(scope)) + scope
-    decoder = Decoder()
+    decoder = ReportDecoder()
 
     for _ in range(3):
         decoder.decode(b"\x0a" + write_varint(len(inner)) + inner, "protobuf", NOW)
@@ -236,7 +236,7 @@ def test_a_second_resource_in_json_does_not_rename_the_nodes_of_others(key: str)
     resource = orjson.dumps(orjson.loads(other)["resourceMetrics"][0]["resource"])
     assert victim.endswith(b"]}]}")
     forged = victim[:-3] + b',"%b":%b}]}' % (key.encode(), resource)
-    decoder = Decoder()
+    decoder = ReportDecoder()
 
     for _ in range(3):
         assert decoder.decode(forged, "json", NOW).reports[0].node_id == "other"
@@ -267,19 +267,19 @@ def broken(place: str) -> bytes:
     ],
 )
 def test_a_string_that_is_no_text_costs_only_what_it_belongs_to(place: str, nodes: list[str], rejected: int) -> None:
-    decoded = Decoder().decode(broken(place), "protobuf", NOW)
+    decoded = ReportDecoder().decode(broken(place), "protobuf", NOW)
 
     assert [report.node_id for report in decoded.reports] == nodes
     assert decoded.rejected == rejected
     assert "UTF-8" in decoded.message
-    assert decoded.mended is not None
-    assert Decoder().decode(decoded.mended, "protobuf", NOW).reports == decoded.reports
+    assert decoded.repaired is not None
+    assert ReportDecoder().decode(decoded.repaired, "protobuf", NOW).reports == decoded.reports
 
 
 def test_bytes_that_are_no_text_cost_nobody_else_anything_in_json() -> None:
     body = orjson.dumps({"resourceMetrics": [published(node="n1"), published(node="n2"), published(node="n3")]})
 
-    decoded = Decoder().decode(body.replace(b"n2", b"n\xff"), "json", NOW)
+    decoded = ReportDecoder().decode(body.replace(b"n2", b"n\xff"), "json", NOW)
 
     assert [report.node_id for report in decoded.reports] == ["n1", "n3"]
     assert decoded.rejected == 1
@@ -291,7 +291,7 @@ def test_a_metric_without_a_name_is_told_and_the_others_are_taken(encoding: Lite
     request.resource_metrics[0].scope_metrics[0].metrics[1].ClearField("name")
     body = request.SerializeToString() if encoding == "protobuf" else to_json(request)
 
-    decoded = Decoder().decode(body, encoding, NOW)
+    decoded = ReportDecoder().decode(body, encoding, NOW)
 
     assert len(decoded.reports) == 1
     assert (decoded.rejected, decoded.message) == (1, "a metric has no name (1)")
@@ -310,7 +310,7 @@ def test_a_metric_without_a_name_is_told_and_the_others_are_taken(encoding: Lite
 def test_what_only_python_takes_for_a_number_is_refused_and_the_others_are_taken(point: dict[str, Any]) -> None:
     body = orjson.dumps({"resourceMetrics": [published(node="n1"), published(point=point), published(node="n3")]})
 
-    decoded = Decoder().decode(body, "json", NOW)
+    decoded = ReportDecoder().decode(body, "json", NOW)
 
     assert [report.node_id for report in decoded.reports] == ["n1", "n3"]
     assert decoded.rejected == 1
@@ -320,7 +320,7 @@ def test_what_only_python_takes_for_a_number_is_refused_and_the_others_are_taken
 def test_a_double_in_json_is_a_number_or_its_text(value: Any) -> None:
     body = orjson.dumps({"resourceMetrics": [published(score=value)]})
 
-    assert Decoder().decode(body, "json", NOW).reports[0].score == 0.5
+    assert ReportDecoder().decode(body, "json", NOW).reports[0].score == 0.5
 
 
 def test_the_later_of_two_scores_in_a_push_counts_in_whatever_order_they_come() -> None:
@@ -332,6 +332,6 @@ def test_the_later_of_two_scores_in_a_push_counts_in_whatever_order_they_come() 
     older.CopyFrom(point)
     older.as_double, older.time_unix_nano = 0.1, point.time_unix_nano - 10**9
 
-    (report,) = Decoder().decode(request.SerializeToString(), "protobuf", NOW).reports
+    (report,) = ReportDecoder().decode(request.SerializeToString(), "protobuf", NOW).reports
 
     assert report.score == 0.9

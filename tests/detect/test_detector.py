@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from ingero_contract.values import VerdictState
+from ingero_detect.column_store import SnapshotError
 from ingero_detect.detector import Detector
-from ingero_detect.memory import SnapshotError
 from ingero_detect.observation import ACTIVE, HELD, Observation
 from ingero_detect.parameters import Parameters
 

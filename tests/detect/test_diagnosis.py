@@ -8,8 +8,8 @@ import numpy.typing as npt
 import pytest
 
 from ingero_detect.diagnosis import diagnose
-from ingero_detect.excess import culprits, lent, quantile, trimmed
-from ingero_detect.lasts import fewest_lasts
+from ingero_detect.last_arrival import min_last_count
+from ingero_detect.rank_outliers import moderated_errors, straggler_ranks, trimmed_mean, upper_quantile
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench"))
 
@@ -32,20 +32,20 @@ def test_errors_are_what_means_differ_by_however_slowly_ranks_wander(memory: flo
     for step in range(1, 100):
         values[:, step] = memory * values[:, step - 1] + np.sqrt(1 - memory**2) * values[:, step]
 
-    mean, error = trimmed(values)
+    mean, error = trimmed_mean(values)
 
     assert np.std(mean) / np.median(error) == pytest.approx(1.0, abs=0.15)
 
 
 def test_ranks_with_like_errors_know_them_better_together() -> None:
-    error, freedom = lent(np.array([1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.02, 0.98]), 50)
+    error, freedom = moderated_errors(np.array([1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.02, 0.98]), 50)
 
     assert error == pytest.approx(np.ones(8), abs=0.03)
     assert (freedom > 200).all()
 
 
 def test_a_rank_that_is_noisier_than_the_others_keeps_its_error() -> None:
-    error, freedom = lent(np.array([1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.02, 2.0]), 50)
+    error, freedom = moderated_errors(np.array([1.0, 1.1, 0.9, 1.05, 0.95, 1.0, 1.02, 2.0]), 50)
 
     assert (error[7], freedom[7]) == (2.0, 39.0)
     assert error[0] == pytest.approx(1.0, abs=0.03)
@@ -54,22 +54,22 @@ def test_a_rank_that_is_noisier_than_the_others_keeps_its_error() -> None:
 def test_ranks_of_all_kinds_of_noise_lend_little() -> None:
     own = np.exp(np.linspace(-1.5, 1.5, 16))
 
-    error, _ = lent(own, 50)
+    error, _ = moderated_errors(own, 50)
 
     assert error == pytest.approx(own, rel=0.1)
 
 
 @pytest.mark.parametrize(("ranks", "lasts"), [(8, 22), (64, 10)])
 def test_how_often_the_last_has_to_be_last(ranks: int, lasts: int) -> None:
-    assert fewest_lasts(50, ranks, 1e-6 / ranks) == lasts
-    assert fewest_lasts(4, 8, 1e-6) == 5, "so few steps prove nothing"
+    assert min_last_count(50, ranks, 1e-6 / ranks) == lasts
+    assert min_last_count(4, 8, 1e-6) == 5, "so few steps prove nothing"
 
 
 @pytest.mark.parametrize(
     ("chance", "steps", "exact"), [(1e-3, 7.5, 5.893), (1e-4, 7.5, 9.678), (1e-4, 126.25, 3.862)]
 )
 def test_few_steps_need_more_as_in_students_table(chance: float, steps: float, exact: float) -> None:
-    assert quantile(chance, steps) == pytest.approx(exact, rel=0.04)
+    assert upper_quantile(chance, steps) == pytest.approx(exact, rel=0.04)
 
 
 def stalling(rng: np.random.Generator, share: float, of: int) -> npt.NDArray[np.float64]:
@@ -81,8 +81,8 @@ def test_a_rank_that_stalls_in_some_steps_only_is_named_and_stalls_of_all_are_no
     alike = np.zeros(16, np.int64)
     for seed in range(20):
         rng = np.random.default_rng(seed)
-        one, _ = culprits(stalling(rng, 0.5, of=1), alike)
-        everybody, _ = culprits(stalling(rng, 0.02, of=16), alike)
+        one, _ = straggler_ranks(stalling(rng, 0.5, of=1), alike)
+        everybody, _ = straggler_ranks(stalling(rng, 0.02, of=16), alike)
 
         assert np.flatnonzero(one).tolist() == [0]
         assert not everybody.any()
@@ -93,7 +93,7 @@ def test_what_all_have_in_common_in_a_step_hides_nobody() -> None:
     values = 0.01 * rng.normal(size=(8, 40)) + 0.3 * rng.normal(size=40)
     values[3] += 0.04
 
-    found, excess = culprits(values, np.zeros(8, np.int64))
+    found, excess = straggler_ranks(values, np.zeros(8, np.int64))
 
     assert np.flatnonzero(found).tolist() == [3]
     assert excess[3] == pytest.approx(0.04, abs=0.01)

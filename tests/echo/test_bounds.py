@@ -20,7 +20,7 @@ from ingero_echo.records import Malformed
 from ingero_echo.retention import Calendar
 from ingero_echo.writer import Writer
 from ingero_kit.otlp_layout import write_varint
-from ingero_kit.otlp_server import Push, Signal, Status
+from ingero_kit.otlp_receiver import Push, Signal, Status
 
 NOW = 1_800_000_000 * 10**9
 Encoding = Literal["protobuf", "json"]

@@ -16,7 +16,7 @@ from ingero_echo.ingest import decode
 from ingero_echo.settings import EchoConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.writer import Writer
-from ingero_kit.otlp_server import Signal
+from ingero_kit.otlp_receiver import Signal
 from ingero_testing import telemetry
 
 HOUR = 3600 * 10**9
@@ -63,9 +63,9 @@ def books(tmp_path: Path) -> Iterator[Books]:
 
 def test_a_node_that_was_accused_two_hours_ago_and_never_cleared_is_accused(books: Books) -> None:
     books.verdict("slow", "straggler", 2)
-    books.verdict("mended", "straggler", 3)
-    books.verdict("mended", "healthy", 2)
-    for node in ("slow", "mended", "well"):
+    books.verdict("repaired", "straggler", 3)
+    books.verdict("repaired", "healthy", 2)
+    for node in ("slow", "repaired", "well"):
         books.alive(node)
 
     (row,) = books.ask("summary")["rows"]
@@ -79,7 +79,7 @@ def test_a_node_that_was_accused_two_hours_ago_and_never_cleared_is_accused(book
     assert "slow is a straggler" in why["summary"]
     assert [found["node_id"] for found in verdicts] == ["slow"]
     assert [found["node_id"] for found in anomalies] == ["slow"]
-    assert "mended is no straggler" in books.ask("why_not", node_id="mended")["summary"]
+    assert "repaired is no straggler" in books.ask("why_not", node_id="repaired")["summary"]
 
 
 def test_the_end_of_an_accusation_inside_the_window_counts(books: Books) -> None:

@@ -16,7 +16,7 @@ from ingero_echo.repeats import Repeats, identities, identity, kind
 from ingero_echo.settings import IngestConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.writer import NotWritten, Writer
-from ingero_kit.otlp_server import Signal
+from ingero_kit.otlp_receiver import Signal
 from ingero_testing import telemetry
 from ingero_testing.processes import wait_until
 

@@ -12,7 +12,7 @@ from ingero_contract import attributes, metrics
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.intake import Intake
-from ingero_kit.otlp_server import Push, Signal
+from ingero_kit.otlp_receiver import Push, Signal
 from ingero_testing.collectives import BEGIN, Job, as_json
 
 HOT = frozenset({Throttle.THERMAL, Throttle.SW})
@@ -76,7 +76,7 @@ def test_who_is_held_back_since_the_job_is_slower_is_named_with_the_evidence() -
 
     found = story.desk.culprits[("c", "node-5")]
     assert story.named == {"node-5"}
-    assert (found["kind"], found["rank"], found["pod"]) == ("gpu_held_back", 5, "pod-5")
+    assert (found["kind"], found["rank"], found["pod"]) == ("gpu_throttled", 5, "pod-5")
     assert found["nvml"]["held_back_by"] == ["heat"]
     assert found["nvml"]["gpu"] == "GPU-1"
     assert found["nvml"]["slower_since"] == pytest.approx(1 - 100 / 110, rel=0.1)
@@ -91,7 +91,7 @@ def test_who_is_held_back_since_the_job_is_slower_is_named_with_the_evidence() -
     story.ticks(1)
     assert story.named == set()
     assert [facts(push)[0] for push in sent] == ["straggler", "healthy"]
-    assert facts(sent[0])[1] == "gpu_held_back"
+    assert facts(sent[0])[1] == "gpu_throttled"
     assert "holds up the collectives" in facts(sent[1])[2]
 
 

@@ -16,7 +16,7 @@ from ingero_fleet.intake import Intake
 from ingero_fleet.otlp_parts import as_protobuf, halves
 from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import OtlpExporterConfig, OtlpHttpExporterConfig
-from ingero_kit.otlp_server import (
+from ingero_kit.otlp_receiver import (
     Answer,
     Authenticator,
     OtlpGrpcReceiver,

@@ -23,8 +23,8 @@ from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report, to_json
-from ingero_kit.otlp_mend import read_json
-from ingero_kit.otlp_server import Push, Signal, Status
+from ingero_kit.otlp_receiver import Push, Signal, Status
+from ingero_kit.otlp_repair import read_json
 from ingero_testing.reports import NOW
 
 Encoding = Literal["protobuf", "json"]
@@ -122,15 +122,15 @@ def test_a_half_of_a_surrogate_pair_costs_no_report() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "mended"),
+    ("text", "repaired"),
     [
         (rb'"\ud83d\ud83d\ude00"', "\ufffd\U0001f600"),
         (rb'"\\ud83d\ude00"', "\\ud83d\ufffd"),
         (rb'"\n\ud800\\\uDFFFx\u00e4"', "\n\ufffd\\\ufffdxä"),
     ],
 )
-def test_only_halves_of_pairs_are_replaced(text: bytes, mended: str) -> None:
-    assert read_json(text)[0] == mended
+def test_only_halves_of_pairs_are_replaced(text: bytes, repaired: str) -> None:
+    assert read_json(text)[0] == repaired
 
 
 def test_json_that_would_take_long_to_turn_into_protobuf_is_refused() -> None:

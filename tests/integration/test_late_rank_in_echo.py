@@ -9,7 +9,7 @@ from ingero_agent.reports import encode_throttling
 from ingero_contract import echo, routes
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.settings import NcclConfig
-from ingero_kit.otlp_server import Push, Signal
+from ingero_kit.otlp_receiver import Push, Signal
 from ingero_testing.collectives import Job
 from ingero_testing.processes import Running, fleet, wait_until
 from ingero_testing.processes import echo as start_echo
@@ -105,8 +105,8 @@ def test_echo_knows_a_node_whose_gpu_is_held_back_without_a_rank(tmp_path: Path)
         found = ask(store, "find_stragglers")
         row = found["rows"][0]
         assert (row["node_id"], row["rank"], row["communicator"], row["kind"], row["source"]) == (
-            "node-5", None, COMM, "gpu_held_back", "collectives",
+            "node-5", None, COMM, "gpu_throttled", "collectives",
         )  # fmt: skip
-        assert f"node-5 is the straggler (gpu_held_back), communicator {COMM}" in found["summary"]
-        assert ask(store, "anomaly_stream")["rows"][0]["detail"] == f"straggler gpu_held_back communicator {COMM}"
+        assert f"node-5 is the straggler (gpu_throttled), communicator {COMM}" in found["summary"]
+        assert ask(store, "anomaly_stream")["rows"][0]["detail"] == f"straggler gpu_throttled communicator {COMM}"
         assert ask(store, "nccl_slow_rank")["rows"] == []

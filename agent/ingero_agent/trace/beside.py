@@ -16,7 +16,7 @@ from ingero_agent.trace.outlets import Outlets
 from ingero_agent.trace.probes.table import SCHED_SWITCH, SIZE_1
 from ingero_agent.trace.store import Store
 from ingero_agent.trace.straggle import Drop, Holdings, Paces, straggle_line
-from ingero_contract.events import Straggle
+from ingero_contract.events import StraggleEvent
 
 LOOK_SECONDS = 1.0
 """How often; rates over less say little."""
@@ -83,7 +83,7 @@ class Beside:
             self._outlets.publish([*held, *(self._line(drop, since_ns, now_ns) for drop in drops)])
         self._take_annotations()
 
-    def _line(self, drop: Drop, since_ns: int, now_ns: int) -> Straggle:
+    def _line(self, drop: Drop, since_ns: int, now_ns: int) -> StraggleEvent:
         return straggle_line(
             drop, self._pushed_off(drop.pid, since_ns), now_ns, command_of(drop.pid), str(uuid.uuid4()),
             place_of(drop.pid),

@@ -10,7 +10,7 @@ from ingero_agent.health.throttle import Throttle
 from ingero_agent.trace.gpus import Gpu
 from ingero_agent.trace.ledger import Figures, Ledger, Totals, quantile
 from ingero_agent.trace.tracer import RING_FULL
-from ingero_kit.pages import PageServer
+from ingero_kit.metrics_server import MetricsServer
 
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 COPY_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
@@ -234,8 +234,8 @@ class TracePage(Collector):
             yield family
 
 
-def make_server(address: tuple[str, int], ledger: Ledger) -> PageServer:
+def make_server(address: tuple[str, int], ledger: Ledger) -> MetricsServer:
     """A server over the ledger. Raises `OSError`."""
     registry = CollectorRegistry()
     registry.register(TracePage(ledger))
-    return PageServer(address, registry, ready=lambda: ledger.figures.blind or None, healthy=lambda: None)
+    return MetricsServer(address, registry, ready=lambda: ledger.figures.blind or None, healthy=lambda: None)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero_agent.trace.gpus import Gpu
-from ingero_contract.events import Memory, Straggle
+from ingero_contract.events import MemoryEvent, StraggleEvent
 
 WEIGHT: Final = 0.2
 """Of the newest look in the average."""
@@ -79,9 +79,9 @@ class Paces:
 
 def straggle_line(
     drop: Drop, preempting: Iterable[int], now_ns: int, command: str, event_id: str, place: tuple[int, int] | None
-) -> Straggle:
+) -> StraggleEvent:
     """The line of a process that straggles. `place`: its rank and its job's size, where it has one."""
-    return Straggle(
+    return StraggleEvent(
         pid=drop.pid, throughput_drop_pct=round(100 * drop.share, 1), sched_switch_count=drop.switches,
         preempting_pids=list(preempting)[:MAX_PREEMPTING], timestamp_ns=now_ns, sustained=drop.sustained,
         comm=command or None, event_id=event_id,
@@ -101,7 +101,7 @@ class Holdings:
         if pid in self._last or len(self._last) < MAX_PROCESSES:
             self._last[pid] = size
 
-    def look(self, gpus: Iterable[Gpu], now_ns: int, command: Callable[[int], str]) -> list[Memory]:
+    def look(self, gpus: Iterable[Gpu], now_ns: int, command: Callable[[int], str]) -> list[MemoryEvent]:
         """Lines for what changed since the look before; a process that holds nothing any more says 0."""
         sizes = {gpu.index: gpu.total for gpu in gpus if gpu.total}
         held = {(pid, gpu.index): used for gpu in gpus for pid, used in gpu.processes.items()}
@@ -109,7 +109,7 @@ class Holdings:
         changed = {key: held.get(key, 0) for key in {**self._held, **held} if held.get(key) != self._held.get(key)}
         self._held = {**{key: used for key, used in self._held.items() if key[1] not in sizes}, **held}
         lines = [
-            Memory(
+            MemoryEvent(
                 pid=pid, gpu_id=gpu, allocated_bytes=used, total_vram=sizes[gpu],
                 utilization_pct=round(100 * used / sizes[gpu], 2), last_alloc_size=self._last.get(pid, 0),
                 timestamp_ns=now_ns, comm=command(pid) or None,

@@ -6,7 +6,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from ingero_contract.values import LATE_RANK
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.collectives import held_back
 from ingero_fleet.collectives.batch import Columns
 from ingero_fleet.collectives.held_back import Slow

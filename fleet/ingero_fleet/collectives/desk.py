@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.collectives import answers
 from ingero_fleet.collectives.attribution import AttributionConfig
 from ingero_fleet.collectives.batch import Batch, columns_of
@@ -23,7 +23,7 @@ from ingero_fleet.collectives.points import CommKey, Reader
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.window import Window
 from ingero_kit.logs import get
-from ingero_kit.otlp_server import Push, Signal
+from ingero_kit.otlp_receiver import Push, Signal
 
 log = get(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_contract.values import GPU_HELD_BACK
-from ingero_detect.memory import NodeKey
+from ingero_contract.values import GPU_THROTTLED
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.collectives.gpus import POWER, Gpus, Held
 from ingero_fleet.collectives.known import Known
 from ingero_fleet.collectives.points import CommKey
@@ -141,7 +141,7 @@ def describe(known: Known, number: int, node: NodeKey, case: Case) -> dict[str, 
         else f"its clock is {100 * (case.clock or 0.0):.0f} % of its peers', what that costs was not measured"
     )
     return {
-        "cluster_id": key.cluster, "kind": GPU_HELD_BACK, "comm": key.hash, "ranks": key.ranks,
+        "cluster_id": key.cluster, "kind": GPU_THROTTLED, "comm": key.hash, "ranks": key.ranks,
         "rank": ranks[0] if len(ranks) == 1 else None, "node_id": node[1],
         "pod": known.source(window, ranks[0]).pod or None, "share": round(case.slower or 0.0, 6),
         "lag_ms": round(lag, 6), "lasts": None, "collectives": None, "chance": None, "nvml": case.evidence(),

@@ -9,7 +9,6 @@ from typing import Final
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
-from ingero_kit.slices import ask_for_usual_slices
 
 log = get(__name__)
 
@@ -25,7 +24,7 @@ def looks_in(tick_seconds: float, look_seconds: float) -> int:
 async def look_on(desk: CollectivesDesk, clock: Clock, look_seconds: float) -> None:
     """Look until cancelled, in a thread of its own; a look that fails is logged, and the next one is tried."""
     loop, pause = asyncio.get_running_loop(), look_seconds
-    with ThreadPoolExecutor(1, "look", ask_for_usual_slices) as worker:
+    with ThreadPoolExecutor(1, "look") as worker:
         while True:
             await asyncio.sleep(pause)
             started = time.monotonic()

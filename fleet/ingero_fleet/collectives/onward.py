@@ -11,7 +11,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from ingero_contract import attributes, metrics
-from ingero_contract.values import GPU_HELD_BACK, VerdictState
+from ingero_contract.values import GPU_THROTTLED, VerdictState
 from ingero_fleet.collectives.culprits import Culprit, Edge
 from ingero_fleet.collectives.known import Known
 from ingero_fleet.collectives.points import Source
@@ -85,7 +85,7 @@ def sentence(edge: Edge) -> str:
     item: Culprit = edge.culprit
     if edge.what == "accused":
         return f"{item['node_id']} holds up its job. {item['why']}"
-    if edge.what == "cleared" and item["kind"] == GPU_HELD_BACK:
+    if edge.what == "cleared" and item["kind"] == GPU_THROTTLED:
         return f"{item['node_id']}: its GPU holds up the collectives of {item['comm']} no more"
     if edge.what == "cleared":
         return f"{item['node_id']}: the collectives of {item['comm']} wait for rank {item['rank']} alone no more"

@@ -18,15 +18,15 @@ from ingero_contract import attributes, metrics
 from ingero_fleet.collectives import gpus
 from ingero_fleet.collectives.batch import Batch
 from ingero_kit.health_report import check_name
-from ingero_kit.otlp_points import (
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.report_builder import (
     NO_RECORDED_VALUE,
     is_recorded,
-    json_given,
+    json_attributes,
+    json_int_field,
     json_list,
     json_number,
-    json_pairs,
 )
-from ingero_kit.otlp_server import Push
 
 BLOCKED, HOST = 0, 1
 KINDS: Final = {metrics.COLLECTIVE_BARRIER_WAIT: BLOCKED, metrics.COLLECTIVE_DURATION: HOST}
@@ -111,7 +111,7 @@ _Request: Final = _schema()
 
 def _json_value(point: dict[str, Any]) -> float | None:
     """The value of a point, `None` where it has none or says that it was not recorded."""
-    return None if json_given(point, "flags") & NO_RECORDED_VALUE else json_number(point)
+    return None if json_int_field(point, "flags") & NO_RECORDED_VALUE else json_number(point)
 
 
 class Reader:
@@ -213,7 +213,7 @@ class Reader:
             return
         for block in blocks:
             try:
-                pairs = dict(json_pairs((block.get("resource") or {}).get("attributes")))
+                pairs = dict(json_attributes((block.get("resource") or {}).get("attributes")))
                 source = _find_source(pairs, push.cluster)
                 for scope in json_list(block.get("scopeMetrics")):
                     for metric in json_list(scope.get("metrics")):
@@ -233,14 +233,14 @@ class Reader:
         for point in points:
             try:
                 value = _json_value(point)
-                pairs = json_pairs(point.get("attributes"))
+                pairs = json_attributes(point.get("attributes"))
                 if value is None:
                     self._refuse(_NO_VALUE)
                 elif kind is None:
                     uuid = dict(pairs).get(attributes.GPU_UUID)
                     self.gpus.note((source.cluster, source.node), str(name), uuid, value, now)
                 else:
-                    time = json_given(point, "timeUnixNano") * 1e-9
+                    time = json_int_field(point, "timeUnixNano") * 1e-9
                     self._json_point(pairs, batch, source, kind, (value, time, now))
             except _NOT_OTLP:
                 self._refuse("a point is not OTLP")

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.cost.counterfactual import savings, shares
 from ingero_fleet.cost.pricing import Priced, Prices, price
 from ingero_fleet.picture import Picture

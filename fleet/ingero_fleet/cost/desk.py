@@ -7,7 +7,7 @@ from typing import Any, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.cost.bill import Bill, make_bill
 from ingero_fleet.cost.files import read_prices
 from ingero_fleet.cost.ledger import Ledger
@@ -16,7 +16,7 @@ from ingero_fleet.cost.settings import CostConfig
 from ingero_fleet.picture import Picture
 from ingero_fleet.scores import Hardware
 from ingero_kit.clock import rfc3339
-from ingero_kit.otlp_server import Push, Signal
+from ingero_kit.otlp_receiver import Push, Signal
 
 LONGEST_GAP: Final = 3.0
 """Push intervals that one booking may span; Fleet claims nothing for time in which it saw nothing."""

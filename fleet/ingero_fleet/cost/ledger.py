@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.cost.bill import Bill, JobKey
 
 MAX_CULPRITS: Final = 10_000

@@ -14,7 +14,7 @@ from typing import Any, Final
 import orjson
 import yaml
 
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address

@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.picture import Picture
 from ingero_fleet.scores import CALIBRATING, IDLE
 

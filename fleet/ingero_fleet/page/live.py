@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.cost.desk import CostDesk
 from ingero_fleet.page.history import History

@@ -15,7 +15,7 @@ import orjson
 
 from ingero_fleet.board import Board
 from ingero_fleet.scores import BATCH_RECORD, Batch, Hardware
-from ingero_kit.otlp_server import Encoding, Push, Signal
+from ingero_kit.otlp_receiver import Encoding, Push, Signal
 
 HEAD: Final = struct.Struct("!IB")
 JSON_LENGTH: Final = struct.Struct("!I")

@@ -28,8 +28,8 @@ from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit import logs
 from ingero_kit.clock import steady_clock
-from ingero_kit.memory import Settled
-from ingero_kit.otlp_server import Push
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.process_memory import GcFreezer
 from ingero_kit.settings import SettingsError
 
 DRAIN_SECONDS: Final = 5.0
@@ -45,7 +45,7 @@ class ReceiverProcess:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._board = BoardReader()
-        self._settled = Settled()
+        self._settled = GcFreezer()
 
     async def run(self) -> int:
         """Serve until told to stop; the exit status is 0 unless the listeners could not be had."""

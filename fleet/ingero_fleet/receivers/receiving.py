@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.board import Board
 from ingero_fleet.cost.files import read_providers
 from ingero_fleet.cost.providers import ProviderMap
@@ -15,14 +15,14 @@ from ingero_fleet.provider_tag import ProviderTag
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.scores import ScoreTable
 from ingero_fleet.settings import AuthConfig, FleetConfig, ListenerConfig
-from ingero_http.watched import WatchedFiles
+from ingero_http.file_watcher import FileWatcher
 from ingero_kit.addresses import is_loopback, parse_endpoint
 from ingero_kit.clock import Clock
+from ingero_kit.file_reload import watch_files
 from ingero_kit.logs import get
-from ingero_kit.otlp_server import Authenticator, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Signal
+from ingero_kit.otlp_receiver import Authenticator, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Signal
 from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import Tokens
-from ingero_kit.watched import follow
 
 log = get(__name__)
 
@@ -56,8 +56,8 @@ class Authenticators:
 
     def follow(self) -> asyncio.Task[None]:
         """Go on reading the tokens again whenever their files change, until the task is cancelled."""
-        files = WatchedFiles(auth.bearer_token_file for _, auth in self._all)
-        return asyncio.create_task(follow(files, self.reload, "tokens"))
+        files = FileWatcher(auth.bearer_token_file for _, auth in self._all)
+        return asyncio.create_task(watch_files(files, self.reload, "tokens"))
 
 
 class Receiving:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_detect.observation import ACTIVE, Observation
 from ingero_fleet.histories import MERGEABLE, PARTS, RECORDED, STATES
 from ingero_fleet.replay.tables import Batch, TableError, batches

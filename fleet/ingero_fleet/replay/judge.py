@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ingero_detect.column_store import NodeKey
 from ingero_detect.detector import Detector
 from ingero_detect.episodes import Episode, Episodes
-from ingero_detect.memory import NodeKey
 from ingero_detect.observation import Edge, JobSlow
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdicts import Verdict

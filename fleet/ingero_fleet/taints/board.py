@@ -8,10 +8,10 @@ from typing import Any, Final
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ingero_detect.memory import NodeKey
+from ingero_detect.column_store import NodeKey
 from ingero_fleet.taints.records import Told, read
 from ingero_kit.clock import rfc3339
-from ingero_kit.otlp_server import Push
+from ingero_kit.otlp_receiver import Push
 
 MAX_MARKS: Final = 10_000
 """Nodes that are kept; records of further ones are left out and counted."""

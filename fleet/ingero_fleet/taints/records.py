@@ -11,7 +11,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from ingero_contract import attributes, metrics
 from ingero_kit.health_report import check_name
-from ingero_kit.otlp_server import Push
+from ingero_kit.otlp_receiver import Push
 
 NEEDLE: Final = metrics.TAINT_EVENT.encode()
 """What every push with such a record contains."""

@@ -27,7 +27,7 @@ from ingero_agent.trace.straggle import (
     advance,
     straggle_line,
 )
-from ingero_contract.events import Straggle, parse_line
+from ingero_contract.events import StraggleEvent, parse_line
 from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, tracing
 from ingero_testing.processes import wait_until
 
@@ -205,7 +205,7 @@ def test_a_process_that_others_push_off_is_told_with_who_they_are(tmp_path: Path
         found = next(
             event
             for line in channel.makefile("rb")
-            if isinstance(event := parse_line(line)[1], Straggle)
+            if isinstance(event := parse_line(line)[1], StraggleEvent)
             and event.pid == running.pid
             and event.preempting_pids
         )

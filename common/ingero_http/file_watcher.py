@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 
-class WatchedFiles:
+class FileWatcher:
     """Compares time, inode and size, through symbolic links, so that a mounted Secret that is swapped is noticed."""
 
     def __init__(self, files: Iterable[Path | None]) -> None:

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from ingero_http.watched import WatchedFiles
+from ingero_http.file_watcher import FileWatcher
 from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
 
@@ -14,7 +14,7 @@ INTERVAL_SECONDS: Final = 2.0
 """How often files are looked at."""
 
 
-def reload_if_changed(files: WatchedFiles, reload: Callable[[], None], what: str) -> None:
+def reload_if_changed(files: FileWatcher, reload: Callable[[], None], what: str) -> None:
     """Read files again when they have changed; what cannot be used is logged once a change, and the old stays."""
     if not files.changed():
         return
@@ -25,7 +25,7 @@ def reload_if_changed(files: WatchedFiles, reload: Callable[[], None], what: str
         log.error(f"{what}_not_reloaded", reason=str(error))
 
 
-async def follow(files: WatchedFiles, reload: Callable[[], None], what: str) -> None:
+async def watch_files(files: FileWatcher, reload: Callable[[], None], what: str) -> None:
     """`reload_if_changed` for ever."""
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)

@@ -18,19 +18,19 @@ from ingero_kit.logs import get
 
 log = get(__name__)
 
-MAX_REQUESTS: Final = 32
+MAX_CONNECTIONS: Final = 32
 """Connections at once; for a further one, the one that has asked nothing for longest is closed."""
 
 Reason = Callable[[], str | None]
 """Says why the component is not healthy or not ready, or `None`."""
 
 
-def is_open(host: str) -> bool:
+def is_reachable_from_outside(host: str) -> bool:
     """Whether others than this machine can reach a listener on that host."""
     return not (host == "localhost" or host == "::1" or host.startswith("127."))
 
 
-class PageServer(ThreadingHTTPServer):
+class MetricsServer(ThreadingHTTPServer):
     """Listens at once; `start` answers, `stop` ends it. An empty host is every address of both families."""
 
     daemon_threads = True
@@ -47,7 +47,7 @@ class PageServer(ThreadingHTTPServer):
         """Connections that have not asked yet, oldest first."""
         self._open: set[Any] = set()
         self._thread: threading.Thread | None = None
-        super().__init__((host, port), _Page)
+        super().__init__((host, port), _RequestHandler)
 
     def server_bind(self) -> None:
         """Bind, without asking a name server what this machine is called."""
@@ -76,12 +76,12 @@ class PageServer(ThreadingHTTPServer):
     def process_request(self, request: Any, client_address: Any) -> None:
         """Hand the connection to a thread; whoever has been silent longest makes room, so that probes get in."""
         with self._lock:
-            if len(self._open) >= MAX_REQUESTS and self._silent:
+            if len(self._open) >= MAX_CONNECTIONS and self._silent:
                 longest = next(iter(self._silent))
                 self._forget(longest)
                 with contextlib.suppress(OSError):
                     longest.shutdown(socket.SHUT_RDWR)
-            room = len(self._open) < MAX_REQUESTS
+            room = len(self._open) < MAX_CONNECTIONS
             if room:
                 self._open.add(request)
                 self._silent[request] = None
@@ -113,9 +113,9 @@ class PageServer(ThreadingHTTPServer):
             log.exception("page_failed")
 
 
-class _Page(BaseHTTPRequestHandler):
+class _RequestHandler(BaseHTTPRequestHandler):
     timeout = 10
-    server: PageServer
+    server: MetricsServer
 
     def do_GET(self) -> None:
         self.server.heard(self.request)

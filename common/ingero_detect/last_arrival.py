@@ -7,21 +7,21 @@ import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints
 
-MOST_ALIKE: Final = 0.97
+MAX_AUTOCORRELATION: Final = 0.97
 """Lag-1 autocorrelation of steps beyond which errors grow no more."""
 
 
-def stretched(product: float, power: float, steps: int) -> float:
+def variance_inflation(product: float, power: float, steps: int) -> float:
     """Variance of a sum of steps over that of independent ones, from a lag-1 autocorrelation less its bias.
 
     Kendall 1954; `product` of neighbours and `power` are about the middle.
     """
     ratio = product / power if power > 0 else 0.0
-    ratio = min(max((steps * ratio + 1) / max(steps - 4, 1), 0.0), MOST_ALIKE)
+    ratio = min(max((steps * ratio + 1) / max(steps - 4, 1), 0.0), MAX_AUTOCORRELATION)
     return (1 + ratio) / (1 - ratio)
 
 
-def cells(values: Floats, alike: Ints, fewest: int = 2) -> Floats:
+def residuals_by_step(values: Floats, alike: Ints, fewest: int = 2) -> Floats:
     """Every value less the median of its step over ranks that do the same, where there are at least `fewest`."""
     found = values.copy()
     for kind in np.unique(alike).tolist():
@@ -39,7 +39,7 @@ def median_by_step(values: Floats) -> Floats:
     return found
 
 
-def often_last(values: Floats, alike: Ints, chance: float, stretch: float) -> tuple[Bools, Floats]:
+def frequently_last(values: Floats, alike: Ints, chance: float, stretch: float) -> tuple[Bools, Floats]:
     """Ranks that are last among their like in more steps than `chance` allows, and what that costs a step, mean.
 
     Under no fault every rank is last equally often (binomial); `stretch` is the variance of a sum of steps over that
@@ -63,14 +63,14 @@ def often_last(values: Floats, alike: Ints, chance: float, stretch: float) -> tu
             if was.sum() * len(members) <= steps:
                 continue
             apart = was - was.mean()
-            runs = max(stretch, stretched(float(apart[1:] @ apart[:-1]), float(apart @ apart), steps))
-            often[rank] = was.sum() / runs >= fewest_lasts(max(1, int(steps / runs)), len(members), chance)
+            runs = max(stretch, variance_inflation(float(apart[1:] @ apart[:-1]), float(apart @ apart), steps))
+            often[rank] = was.sum() / runs >= min_last_count(max(1, int(steps / runs)), len(members), chance)
         cost[members] = np.bincount(last, gap, len(members)) / steps
     return often, cost
 
 
 @lru_cache(maxsize=1024)
-def fewest_lasts(steps: int, ranks: int, chance: float) -> int:
+def min_last_count(steps: int, ranks: int, chance: float) -> int:
     """How often one of so many ranks has to be last for the chance of that to be at most `chance`; binomial."""
     p = 1 / ranks
     number = np.arange(steps + 1)

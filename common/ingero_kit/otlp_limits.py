@@ -11,19 +11,19 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from ingero_kit.health_report import MalformedPayload
 
-SMALL: Final = 16 << 10
+ALWAYS_ALLOWED_BYTES: Final = 16 << 10
 """Bodies up to this length, bytes, hold too little to be worth a look."""
 
-MOST_FIELDS: Final = 640 << 10
+MAX_FIELDS: Final = 640 << 10
 """Most bytes of a protobuf body that may be the tag of a string or message: five megabytes of usual content."""
 
-MOST_VALUES: Final = 256 << 10
+MAX_JSON_VALUES: Final = 256 << 10
 """Most objects, lists and commas of a JSON body."""
 
-MOST_WORK: Final = 240_000
+MAX_COST: Final = 240_000
 """Most work of one request, in units of half a microsecond or so."""
 
-MOST_JSON_WORK: Final = 215_000
+MAX_JSON_COST: Final = 215_000
 """The same for JSON, of which the same parts take somewhat longer."""
 
 BLOCK, SCOPE, METRIC, POINT, ATTRIBUTE, PART = 20, 9, 11, 8, 3, 8
@@ -38,15 +38,15 @@ _MARKS: Final = b"{[,"
 _PIECE: Final = 1 << 18
 
 
-class TooMuch(MalformedPayload):
+class RequestTooExpensive(MalformedPayload):
     """The request asks for more work than one may."""
 
 
 def check_density(body: bytes, encoding: Literal["protobuf", "json"], most: int | None = None) -> None:
-    """Raise `TooMuch` for a body that holds too many parts to be parsed; looks at every byte once at most."""
-    if len(body) <= SMALL:
+    """Raise `RequestTooExpensive` for a body of too many parts; every byte is looked at once at most."""
+    if len(body) <= ALWAYS_ALLOWED_BYTES:
         return
-    marks, usual = (_TAGS, MOST_FIELDS) if encoding == "protobuf" else (_MARKS, MOST_VALUES)
+    marks, usual = (_TAGS, MAX_FIELDS) if encoding == "protobuf" else (_MARKS, MAX_JSON_VALUES)
     most = usual if most is None else most
     if len(body) <= most:
         return
@@ -55,25 +55,27 @@ def check_density(body: bytes, encoding: Literal["protobuf", "json"], most: int 
         piece = body[start : start + _PIECE]
         found += len(piece) - len(piece.translate(None, marks))
         if found > most:
-            raise TooMuch(f"the body holds more than {most} parts: send smaller requests")
+            raise RequestTooExpensive(f"the body holds more than {most} parts: send smaller requests")
 
 
-class Work:
+class CostBudget:
     """What one request may still ask for."""
 
-    def __init__(self, units: int = MOST_WORK) -> None:
+    def __init__(self, units: int = MAX_COST) -> None:
         self._left = units
 
     def spend(self, units: int) -> None:
-        """Take from what is left; raises `TooMuch` when that was not enough."""
+        """Take from what is left; raises `RequestTooExpensive` when that was not enough."""
         self._left -= units
         if self._left < 0:
-            raise TooMuch("the body holds more blocks, metrics, points and attributes than one request may")
+            raise RequestTooExpensive(
+                "the body holds more blocks, metrics, points and attributes than one request may"
+            )
 
 
-def weigh(request: ExportMetricsServiceRequest, mended: int = 0) -> None:
-    """Raise `TooMuch` for metrics that cost too much to read, of which so many parts had to be mended."""
-    spend = Work(MOST_WORK - PART * mended).spend
+def check_cost(request: ExportMetricsServiceRequest, repaired: int = 0) -> None:
+    """Raise `RequestTooExpensive` for metrics that cost too much to read; `repaired` parts of them were repaired."""
+    spend = CostBudget(MAX_COST - PART * repaired).spend
     spend(BLOCK * len(request.resource_metrics))
     for block in request.resource_metrics:
         spend(SCOPE * len(block.scope_metrics) + RESOURCE_ATTRIBUTE * len(block.resource.attributes))
@@ -86,9 +88,9 @@ def weigh(request: ExportMetricsServiceRequest, mended: int = 0) -> None:
                     spend(ATTRIBUTE * len(point.attributes))
 
 
-def weigh_json(blocks: list[Any]) -> None:
+def check_json_cost(blocks: list[Any]) -> None:
     """The same for the blocks of a JSON tree; what is no block, metric or point is left for the reader to name."""
-    spend = Work(MOST_JSON_WORK).spend
+    spend = CostBudget(MAX_JSON_COST).spend
     spend(BLOCK * len(blocks))
     for block in filter(_is_object, blocks):
         scopes = _items(block, "scopeMetrics")

@@ -9,7 +9,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
 
 from ingero_contract import attributes, metrics
 from ingero_contract.values import NodeState
-from ingero_kit.health_report import FUTURE_SECONDS, MAX_LABEL, MAX_TOTALS, Decoded, HealthReport, check_name
+from ingero_kit.health_report import FUTURE_SECONDS, MAX_LABEL, MAX_TOTALS, DecodedReports, HealthReport, check_name
 
 _TOTALS: Final = frozenset((metrics.LAUNCHES_TOTAL, metrics.CPU_STALL_TOTAL, metrics.MEMCPY_BYTES_TOTAL))
 RESOURCE_STRINGS: Final = {
@@ -45,11 +45,11 @@ NO_RECORDED_VALUE: Final = 1
 MAX_COUNT: Final = 2**31 - 1
 """Largest rank, world size and number of GPUs."""
 
-Template = Identity | str
+IdentityOrError = Identity | str
 """What a resource block fixes, or the reason why it names no node."""
 
 
-class LazyPairs:
+class ProtobufAttributes:
     """Attributes of a protobuf point, walked only when somebody asks."""
 
     __slots__ = ("_point",)
@@ -58,10 +58,10 @@ class LazyPairs:
         self._point = point
 
     def read(self) -> dict[str, Any]:
-        return {pair.key: pair.value.string_value or plain_value(pair.value) for pair in self._point.attributes}
+        return {pair.key: pair.value.string_value or attribute_value(pair.value) for pair in self._point.attributes}
 
 
-class JsonPairs:
+class JsonAttributes:
     """Attributes of a JSON point, walked only when somebody asks."""
 
     __slots__ = ("_point",)
@@ -70,15 +70,15 @@ class JsonPairs:
         self._point = point
 
     def read(self) -> dict[str, Any]:
-        return dict(json_pairs(self._point.get("attributes")))
+        return dict(json_attributes(self._point.get("attributes")))
 
 
-class Builder:
+class ReportBuilder:
     """Collects the points of one resource block into a report."""
 
     __slots__ = ("_decoded", "_now", "_problem", "_scored", "fields")
 
-    def __init__(self, template: Template, decoded: Decoded, now: float, cluster: str) -> None:
+    def __init__(self, template: IdentityOrError, decoded: DecodedReports, now: float, cluster: str) -> None:
         self._decoded = decoded
         self._now = now
         self._scored = False
@@ -91,7 +91,9 @@ class Builder:
             if cluster:
                 self.fields["cluster_id"] = cluster
 
-    def point(self, name: str, number: float, time_unix_nano: int, pairs: LazyPairs | JsonPairs) -> None:
+    def point(
+        self, name: str, number: float, time_unix_nano: int, pairs: ProtobufAttributes | JsonAttributes
+    ) -> None:
         """Take a number point that is none of the plain signals."""
         fields = self.fields
         if self._problem:
@@ -168,7 +170,7 @@ class Builder:
             self._decoded.reports.append(HealthReport(**self.fields))
 
 
-def template_of(found: dict[str, Any]) -> Template:
+def read_identity(found: dict[str, Any]) -> IdentityOrError:
     node, cluster = _raw_text(found.get(attributes.NODE_ID)), _raw_text(found.get(attributes.CLUSTER_ID))
     for key, name, optional in ((attributes.NODE_ID, node, False), (attributes.CLUSTER_ID, cluster, True)):
         problem = check_name(name)
@@ -180,7 +182,7 @@ def template_of(found: dict[str, Any]) -> Template:
     return Identity(node, _count(found.get(attributes.NODE_RANK)), shared)
 
 
-def plain_value(value: AnyValue) -> Any:
+def attribute_value(value: AnyValue) -> Any:
     kind = value.WhichOneof("value")
     return getattr(value, kind) if kind in ("string_value", "int_value", "double_value", "bool_value") else None
 
@@ -225,7 +227,7 @@ def json_number(point: dict[str, Any]) -> float | None:
     return None if number is None else float(json_integer(number))
 
 
-def json_given(point: dict[str, Any], name: str) -> int:
+def json_int_field(point: dict[str, Any], name: str) -> int:
     """An integer of a message in OTLP/JSON, 0 where it is not given; raises `ValueError` for anything else."""
     value = point.get(name)
     return 0 if value is None else json_integer(value)
@@ -238,13 +240,13 @@ def json_list(value: Any) -> list[Any]:
     return value or []
 
 
-def json_pairs(found: list[dict[str, Any]] | None) -> Iterator[tuple[str, Any]]:
+def json_attributes(found: list[dict[str, Any]] | None) -> Iterator[tuple[str, Any]]:
     """Attributes of OTLP/JSON."""
     for pair in found or ():
-        yield pair["key"], plain_json_value(pair.get("value") or {})
+        yield pair["key"], json_attribute_value(pair.get("value") or {})
 
 
-def plain_json_value(value: dict[str, Any]) -> Any:
+def json_attribute_value(value: dict[str, Any]) -> Any:
     text = value.get("stringValue")
     if text is not None:
         if not isinstance(text, str):

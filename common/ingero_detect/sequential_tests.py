@@ -1,7 +1,8 @@
-"""How far every node lies from where it should be, and what speaks against it so far. docs/detection.md: formulas.
+"""Residuals of all nodes and the sequential tests on them (one-sided CUSUMs; formulas: docs/detection.md).
 
-`compare` gives residuals and their scale, `bound` what one tick may add; then the tests: against own history with
-its mirror, against peers, and for a collapse. They read the columns of earlier ticks; only `remember` writes.
+`compute_residuals` gives residuals and their scale, `compute_bounds` how much one tick may add. The tests: against
+own history with its mirror, against peers, and for a collapse. They read the columns of earlier ticks; only
+`store_results` writes.
 """
 
 from collections.abc import Callable
@@ -11,12 +12,12 @@ from typing import Final
 import numpy as np
 
 from ingero_detect.codes import is_accused
+from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Groups, Ints, Singles, singles
-from ingero_detect.memory import Memory
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference, find_reference
 
-FURTHEST: Final = 7.0
+MAX_DEVIATION: Final = 7.0
 """Bound of residuals, log units; a rate of zero counts as this far below."""
 
 _HALF: Final = float(np.log(2.0))
@@ -116,15 +117,15 @@ class Alarms:
         return self.own | self.collapse | self.peers
 
 
-def compare(
-    memory: Memory, parameters: Parameters, groups: Groups, index: slice | Ints, logs: Floats, fresh: Bools
+def compute_residuals(
+    memory: ColumnStore, parameters: Parameters, groups: Groups, index: slice | Ints, logs: Floats, fresh: Bools
 ) -> Residuals:
     """Residuals of the nodes in `index` with these log rates; those that are not `fresh` are held."""
     group = memory.node("group")[index].astype(np.int64)
     spread = np.nan_to_num(memory.group("scale"), nan=0.0)
     level = np.nan_to_num(memory.group("level"), nan=0.0)
     baseline = memory.node("baseline")[index].copy()
-    residual = np.clip(singles(logs - baseline - level[group]), -FURTHEST, FURTHEST)
+    residual = np.clip(singles(logs - baseline - level[group]), -MAX_DEVIATION, MAX_DEVIATION)
     tolerance = np.maximum(parameters.own_band, 3 * spread)
     count = np.bincount(group, minlength=len(memory.groups))
 
@@ -151,7 +152,7 @@ def compare(
     )
 
 
-def _sigma(memory: Memory, index: slice | Ints, group: Ints, spread: Floats) -> Singles:
+def _sigma(memory: ColumnStore, index: slice | Ints, group: Ints, spread: Floats) -> Singles:
     """Own noise, leaning on the cohort's spread while little is known of the node."""
     own = memory.node("own")[index]
     trust = singles(np.minimum(memory.node("count")[index], 300))
@@ -161,7 +162,7 @@ def _sigma(memory: Memory, index: slice | Ints, group: Ints, spread: Floats) -> 
 
 
 def _long_run_scale(
-    memory: Memory, parameters: Parameters, sigma: Singles, group: Ints, reference: Reference
+    memory: ColumnStore, parameters: Parameters, sigma: Singles, group: Ints, reference: Reference
 ) -> Singles:
     """The standard deviation with the autocorrelation in it, never below half of the band."""
     ratio = np.clip(memory.group("lagged") / np.maximum(memory.group("squares"), 1e-12), 0.0, 0.95)
@@ -172,7 +173,7 @@ def _long_run_scale(
     return scale
 
 
-def bound(memory: Memory, parameters: Parameters, nodes: Residuals, alarm: Floats) -> Bounds:
+def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats) -> Bounds:
     """What this tick may add at most. `alarm`: the level of every group."""
     group, scale = nodes.group, nodes.scale
     relearn = memory.node("relearn")[nodes.index]
@@ -209,7 +210,7 @@ def _onset(now: float, evidence: Singles, onset: Floats, top: Singles) -> tuple[
     return begins, since
 
 
-def against_own_history(memory: Memory, now: float, nodes: Residuals, bounds: Bounds) -> OwnTest:
+def against_own_history(memory: ColumnStore, now: float, nodes: Residuals, bounds: Bounds) -> OwnTest:
     """The sequential test against own history, and the same for nodes that are too fast."""
     at, z, allowance = nodes.index, bounds.z, bounds.allowance
     slow = _cusum(memory.node("slow")[at], z - allowance, nodes, bounds)
@@ -225,11 +226,11 @@ def distance_from_peers(nodes: Residuals) -> Singles:
     """Log distance of every node from the median of its group."""
     logs = np.maximum(nodes.logs, -1e3)  # who does nothing is no further from others who do nothing
     absolute = singles(logs - np.nan_to_num(nodes.median(logs), nan=0.0)[nodes.group])
-    return np.clip(absolute, -FURTHEST, FURTHEST)
+    return np.clip(absolute, -MAX_DEVIATION, MAX_DEVIATION)
 
 
 def against_peers(
-    memory: Memory, parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, absolute: Singles
+    memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals, bounds: Bounds, absolute: Singles
 ) -> PeerTest:
     """The sequential test against peers, for nodes that were slow from the start."""
     at, group, scale = nodes.index, nodes.group, nodes.scale
@@ -243,7 +244,7 @@ def against_peers(
     return PeerTest(absolute, line, below, onset, few[group])
 
 
-def look_for_collapse(memory: Memory, nodes: Residuals, bounds: Bounds) -> CollapseTest:
+def against_collapse(memory: ColumnStore, nodes: Residuals, bounds: Bounds) -> CollapseTest:
     """Count ticks in a row in which more than half of the own rate is gone."""
     falling = (nodes.gap < -_HALF) & (-nodes.gap > 4 * nodes.scale) & nodes.ready
     before = memory.node("run")[nodes.index].copy()
@@ -266,13 +267,15 @@ def decide(nodes: Residuals, bounds: Bounds, own: OwnTest, peers: PeerTest, coll
     )
 
 
-def nothing_speaks_against(nodes: Residuals, bounds: Bounds, own: OwnTest, collapse: CollapseTest) -> Bools:
+def may_learn_from(nodes: Residuals, bounds: Bounds, own: OwnTest, collapse: CollapseTest) -> Bools:
     """By node: may be learnt from."""
     quiet = ~nodes.accused & (own.slow < 0.5 * bounds.top) & ~collapse.falling
     return quiet & ~nodes.reference.common[nodes.group] & nodes.ready & nodes.eligible
 
 
-def remember(memory: Memory, nodes: Residuals, own: OwnTest, peers: PeerTest, collapse: CollapseTest) -> None:
+def store_results(
+    memory: ColumnStore, nodes: Residuals, own: OwnTest, peers: PeerTest, collapse: CollapseTest
+) -> None:
     """Write what the tests found into the columns."""
     expected = nodes.baseline + nodes.level[nodes.group] + nodes.reference.level[nodes.group]
     for name, values in (

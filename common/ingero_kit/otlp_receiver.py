@@ -22,7 +22,7 @@ from ingero_http.http1.server import Http1Server
 from ingero_http.http2.messages import Reply
 from ingero_http.http2.server import Http2Server
 from ingero_http.limits import Counters, Limits
-from ingero_kit.addresses import from_here
+from ingero_kit.addresses import is_local_request
 from ingero_kit.logs import get
 from ingero_kit.otlp_layout import write_varint
 from ingero_kit.tls import ServerTls
@@ -190,7 +190,7 @@ class OtlpHttpReceiver:
             return Response(404, b"not found: OTLP is at /v1/metrics, /v1/logs and /v1/traces")
         if request.method != b"POST":
             return Response(405, b"use POST", extra=b"allow: POST\r\n")
-        if self._authenticator.local_only and not from_here(request.headers):
+        if self._authenticator.local_only and not is_local_request(request.headers):
             return Response(403, b"without tokens only loopback names are served")
         if not self._authenticator.admit(request.headers.get(b"authorization")):
             return Response(401, b"a bearer token is required", extra=b"www-authenticate: Bearer\r\n")

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ingero_detect.grouped import Bools, Floats, Ints, grouped_median
-from ingero_detect.timeline import Timeline, enough, sums
+from ingero_detect.timeline import Timeline, sum_by_rank_and_step, well_covered_steps
 
 
 @dataclass(frozen=True)
-class Blame:
+class WaitAttribution:
     """What was lost to the last rank alone, by the groups of ranks that meet in collectives.
 
     A pair is a rank in a group; `pair`, `step` and `gap` are by collective, seconds.
@@ -42,7 +42,7 @@ class Blame:
         return found
 
 
-def _who_was_last(line: Timeline, rows: Ints, instance: Ints, known: Bools) -> Blame | None:
+def _attribute_waits(line: Timeline, rows: Ints, instance: Ints, known: Bools) -> WaitAttribution | None:
     """Who came last in every collective and what that cost; `None` where all ranks meet in one group."""
     order = np.lexsort((line.duration[rows], instance))
     rows, instance = rows[order], instance[order]
@@ -57,13 +57,13 @@ def _who_was_last(line: Timeline, rows: Ints, instance: Ints, known: Bools) -> B
     counted = known[line.step[rows[starts]]]
     column = np.cumsum(known) - 1
     gap = line.duration[rows[np.minimum(starts + 1, len(rows) - 1)]] - line.duration[rows[starts]]
-    return Blame(
+    return WaitAttribution(
         line.ranks, keys % line.ranks, keys // line.ranks, pair[starts][counted].astype(np.int64),
         column[line.step[rows[starts]]][counted], gap[counted],
     )  # fmt: skip
 
 
-def lags_of(line: Timeline) -> tuple[Floats, Blame | None] | None:
+def compute_lags(line: Timeline) -> tuple[Floats, WaitAttribution | None] | None:
     """How much less than the median of its collective each rank blocked, summed by (rank, step).
 
     Beside it who made whom late, where ranks meet in several groups.
@@ -80,14 +80,14 @@ def lags_of(line: Timeline) -> tuple[Floats, Blame | None] | None:
     rows = np.flatnonzero(chosen)[several]
     lag, met = np.zeros(len(chosen)), np.zeros(len(chosen), np.bool_)
     lag[chosen], met[rows] = middle[instance] - line.duration[chosen], True
-    table = sums(line, met, lag)
-    known = enough(table)
+    table = sum_by_rank_and_step(line, met, lag)
+    known = well_covered_steps(table)
     if not known.any():
         return None
-    return table[:, known], _who_was_last(line, rows, instance[several].astype(np.int64), known)
+    return table[:, known], _attribute_waits(line, rows, instance[several].astype(np.int64), known)
 
 
-def blocked_of(line: Timeline, alike: Ints) -> Floats | None:
+def blocked_seconds(line: Timeline, alike: Ints) -> Floats | None:
     """Seconds that each rank was blocked in all its collectives, by (rank, step); `None` where too few are known.
 
     A step of a rank in which it took part in more or fewer collectives than ranks like it do is not known.
@@ -95,11 +95,11 @@ def blocked_of(line: Timeline, alike: Ints) -> Floats | None:
     chosen = line.collective & (line.instance >= 0)
     if not chosen.any():
         return None
-    count = sums(line, chosen, np.ones(len(line.rank)))
+    count = sum_by_rank_and_step(line, chosen, np.ones(len(line.rank)))
     usual = np.zeros(line.ranks)
     for kind in np.unique(alike).tolist():
         known = count[alike == kind]
         usual[alike == kind] = np.median(known[np.isfinite(known)]) if np.isfinite(known).any() else np.nan
-    total = np.where(count == usual[:, None], sums(line, chosen, line.duration), np.nan)
-    steps = enough(total)
+    total = np.where(count == usual[:, None], sum_by_rank_and_step(line, chosen, line.duration), np.nan)
+    steps = well_covered_steps(total)
     return total[:, steps] if steps.any() else None

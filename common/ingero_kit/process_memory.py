@@ -17,7 +17,7 @@ LARGE: Final = 64 << 10
 """Octets from which a piece of memory is taken from the system by itself, and given back when it is freed."""
 
 
-def share_one_heap() -> None:
+def use_single_malloc_arena() -> None:
     """Let all threads take memory from one heap: what one of them frees serves the others. Before they start.
 
     Large pieces stay outside, so that what a tick computes with is gone when it is done.
@@ -27,13 +27,13 @@ def share_one_heap() -> None:
         _mallopt(_M_MMAP_THRESHOLD, LARGE)
 
 
-def give_back() -> None:
+def trim_heap() -> None:
     """Return freed memory to the system."""
     if _trim is not None:
         _trim(0)
 
 
-class Settled:
+class GcFreezer:
     """Keeps the collector of cycles away from what stays: walking it takes milliseconds in which nothing else runs.
 
     Each time that something has grown by a quarter, all that is there is left out from then on; it is still freed

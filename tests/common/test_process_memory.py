@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 
-from ingero_kit.memory import Settled
+from ingero_kit.process_memory import GcFreezer
 
 
 def test_only_growth_by_a_quarter_leaves_more_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gc, "freeze", lambda: None)
-    settled = Settled()
+    settled = GcFreezer()
 
     told = [size for size in range(0, 100_000, 10) if settled.look(size)]
 

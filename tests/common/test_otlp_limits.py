@@ -12,12 +12,12 @@ import pytest
 
 from ingero_contract import attributes, metrics
 from ingero_kit.health_report import HealthReport, MalformedPayload
-from ingero_kit.otlp import Decoder
-from ingero_kit.otlp_bounds import MOST_WORK, SMALL, TooMuch
-from ingero_kit.otlp_bounds import POINT as POINT_WORK
+from ingero_kit.otlp_decode import ReportDecoder
 from ingero_kit.otlp_encode import encode_report, to_json
 from ingero_kit.otlp_layout import write_varint
-from ingero_kit.otlp_mend import MOST_PARTS
+from ingero_kit.otlp_limits import ALWAYS_ALLOWED_BYTES, MAX_COST, RequestTooExpensive
+from ingero_kit.otlp_limits import POINT as POINT_WORK
+from ingero_kit.otlp_repair import MAX_PARTS
 from ingero_testing.reports import NOW
 
 Encoding = Literal["protobuf", "json"]
@@ -100,7 +100,7 @@ def honest(encoding: Encoding, nodes: int) -> bytes:
 
 def cost(encoding: Encoding, body: bytes) -> float:
     """Processor seconds that reading a request takes."""
-    decoder, began = Decoder(), time.process_time()
+    decoder, began = ReportDecoder(), time.process_time()
     with contextlib.suppress(MalformedPayload):
         decoder.decode(body, encoding, NOW)
     return time.process_time() - began
@@ -127,9 +127,9 @@ def test_no_shape_costs_more_than_an_honest_request(
 @pytest.mark.parametrize("encoding", ["protobuf", "json"])
 def test_a_large_request_of_honest_nodes_is_taken_whole(encoding: Encoding) -> None:
     body = honest(encoding, 700)
-    assert len(body) > 10 * SMALL
+    assert len(body) > 10 * ALWAYS_ALLOWED_BYTES
 
-    assert len(Decoder().decode(body, encoding, NOW).reports) == 700
+    assert len(ReportDecoder().decode(body, encoding, NOW).reports) == 700
 
 
 @pytest.mark.parametrize(
@@ -144,21 +144,23 @@ def test_a_large_request_of_honest_nodes_is_taken_whole(encoding: Encoding) -> N
     ids=["empty blocks", "few empty blocks", "empty blocks in JSON", "nodes", "nodes in JSON"],
 )
 def test_a_request_for_too_much_is_refused_in_words(encoding: Encoding, body: bytes) -> None:
-    with pytest.raises(TooMuch, match="more"):
-        Decoder().decode(body, encoding, NOW)
+    with pytest.raises(RequestTooExpensive, match="more"):
+        ReportDecoder().decode(body, encoding, NOW)
 
 
 def test_what_was_mended_counts_as_work() -> None:
     """Each part of it was looked at before it is read."""
     bad, good = part(1, b"\x3a\x03\x0a\x01\xff"), b"\x0a\x00"
-    most = MOST_WORK // POINT_WORK - 1000
+    most = MAX_COST // POINT_WORK - 1000
 
-    assert Decoder().decode(metric("x", good * most), "protobuf", NOW).rejected == most
-    with pytest.raises(TooMuch):
-        Decoder().decode(metric("x", good * 11_000 + bad) + metric("y", good * (most - 11_000)), "protobuf", NOW)
+    assert ReportDecoder().decode(metric("x", good * most), "protobuf", NOW).rejected == most
+    with pytest.raises(RequestTooExpensive):
+        ReportDecoder().decode(
+            metric("x", good * 11_000 + bad) + metric("y", good * (most - 11_000)), "protobuf", NOW
+        )
 
 
-@pytest.mark.parametrize("count", [MOST_PARTS, 200_000])
+@pytest.mark.parametrize("count", [MAX_PARTS, 200_000])
 def test_a_request_is_not_mended_without_end(count: int) -> None:
     with pytest.raises(MalformedPayload):
-        Decoder().decode(PROTOBUF["unreadable points"](count), "protobuf", NOW)
+        ReportDecoder().decode(PROTOBUF["unreadable points"](count), "protobuf", NOW)

@@ -6,14 +6,14 @@ import numpy as np
 
 from ingero_detect.codes import AXES, HEALTHY, IDLING, KINDS, LEARNING, SILENT, STRAGGLER, is_accused
 from ingero_detect.cohorts import CohortKey, merge
+from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.memory import Memory
 from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, IDLE, Codes, Observation
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdicts import Axis, Kind
 
 
-def enter(memory: Memory, now: float, seen: Observation, slots: Ints) -> tuple[Floats, Codes]:
+def enter_observation(memory: ColumnStore, now: float, seen: Observation, slots: Ints) -> tuple[Floats, Codes]:
     """Values and codes by slot; a node that the detector does not know and that echoes a verdict is accused anew."""
     total = len(memory.names)
     value, code = np.full(total, np.nan), np.zeros(total, np.uint8)
@@ -37,7 +37,7 @@ def enter(memory: Memory, now: float, seen: Observation, slots: Ints) -> tuple[F
     return value, code
 
 
-class Placing:
+class CohortAssignment:
     """Keeps homes and groups current. Another job is another history; another group is only another level."""
 
     def __init__(self, mergeable: tuple[int, ...], min_peers: int) -> None:
@@ -50,7 +50,7 @@ class Placing:
         self._merged_for: dict[CohortKey, int] = {}
         self._merged: dict[CohortKey, CohortKey] = {}
 
-    def place(self, memory: Memory, seen: Observation, slots: Ints) -> None:
+    def assign(self, memory: ColumnStore, seen: Observation, slots: Ints) -> None:
         """Bring the columns `home`, `group` and `size` up to date."""
         if self._placed and self._is_placed(memory, seen, slots):
             return
@@ -58,7 +58,7 @@ class Placing:
         _move_to_groups(memory, self._groups(memory))
         self._placed = (seen.cohorts, seen.cohort, slots, memory.forgotten)
 
-    def _is_placed(self, memory: Memory, seen: Observation, slots: Ints) -> bool:
+    def _is_placed(self, memory: ColumnStore, seen: Observation, slots: Ints) -> bool:
         """Whether everybody still is where the last tick found them."""
         cohorts, cohort, at, forgotten = self._placed
         return (
@@ -68,7 +68,7 @@ class Placing:
             and (seen.cohort is cohort or np.array_equal(seen.cohort, cohort))
         )
 
-    def _groups(self, memory: Memory) -> Ints:
+    def _groups(self, memory: ColumnStore) -> Ints:
         """The group that every slot belongs to, -1 for none."""
         homes = memory.node("home")
         inside = memory.node("used") & (homes >= 0)
@@ -83,7 +83,7 @@ class Placing:
         return np.where(homes >= 0, group_of[homes], -1) if len(group_of) else np.full(len(homes), -1, np.int32)
 
 
-def _move_home(memory: Memory, seen: Observation, slots: Ints) -> None:
+def _move_home(memory: ColumnStore, seen: Observation, slots: Ints) -> None:
     """Enter the cohort of every node; who moved to another one is learnt anew."""
     known = slots >= 0
     home_of = np.array([memory.home(key) for key in seen.cohorts], np.int32)
@@ -100,7 +100,7 @@ def _move_home(memory: Memory, seen: Observation, slots: Ints) -> None:
         memory.node("home")[rows] = home
 
 
-def _move_to_groups(memory: Memory, wanted: Ints) -> None:
+def _move_to_groups(memory: ColumnStore, wanted: Ints) -> None:
     """Enter the group of every node; baselines are shifted by what its level is higher or lower."""
     group = memory.node("group")
     other = (wanted != group) & memory.node("used")
@@ -118,7 +118,7 @@ def _move_to_groups(memory: Memory, wanted: Ints) -> None:
     memory.group("size")[:] = np.bincount(group[members], minlength=len(memory.groups))
 
 
-def note_presence(memory: Memory, parameters: Parameters, code: Codes, working: Bools) -> None:
+def note_presence(memory: ColumnStore, parameters: Parameters, code: Codes, working: Bools) -> None:
     """Who is silent, who calibrates, and who came back: evidence starts anew and a few ticks of grace are given."""
     state, absent, last = memory.node("state"), memory.node("absent"), memory.node("code")
     absent += 1

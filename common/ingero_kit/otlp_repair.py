@@ -19,9 +19,9 @@ from opentelemetry.proto.metrics.v1 import metrics_pb2 as metrics
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1 import trace_pb2 as trace
 
-from ingero_kit.otlp_layout import Unfit, parts, write_varint
+from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, write_varint
 
-MOST_PARTS: Final = 12_000
+MAX_PARTS: Final = 12_000
 """Most parts of a request that are looked at one by one: the metrics of a batch of 8,192 and the points of one."""
 
 SPARE_BYTES: Final = 512 << 10
@@ -35,36 +35,36 @@ FIELD: Final = "a field cannot be read: strings must be UTF-8"
 BYTES: Final = "bytes that are not UTF-8 were replaced"
 SURROGATES: Final = "surrogates without the other half of their pair were replaced"
 
-MOST_JSON: Final = 256 << 10
-"""Longest JSON request, bytes, that is mended: to replace every byte of a longer one takes too long."""
+MAX_JSON_BYTES: Final = 256 << 10
+"""Longest JSON request, bytes, that is repaired: to replace every byte of a longer one takes too long."""
 
 _LENGTH: Final = 2
 
 
-class _Kind(NamedTuple):
-    """A message: its class, and by field number the messages inside that are mended in turn."""
+class _MessageType(NamedTuple):
+    """A message: its class, and by field number the messages inside that are repaired in turn."""
 
     message: Any
-    inner: dict[int, "_Kind"]
+    inner: dict[int, "_MessageType"]
     is_record: bool = False
 
 
-def _record(message: Any) -> _Kind:
-    return _Kind(message, {}, is_record=True)
+def _record(message: Any) -> _MessageType:
+    return _MessageType(message, {}, is_record=True)
 
 
-def _points(message: Any, point: Any) -> _Kind:
-    return _Kind(message, {1: _record(point)})
+def _points(message: Any, point: Any) -> _MessageType:
+    return _MessageType(message, {1: _record(point)})
 
 
-RESOURCE: Final = _Kind(Resource, {1: _Kind(common.KeyValue, {})})
+RESOURCE: Final = _MessageType(Resource, {1: _MessageType(common.KeyValue, {})})
 
 
-def _request(request: Any, block: Any, scope: Any, inner: _Kind) -> _Kind:
-    return _Kind(request, {1: _Kind(block, {1: RESOURCE, 2: _Kind(scope, {2: inner})})})
+def _request(request: Any, block: Any, scope: Any, inner: _MessageType) -> _MessageType:
+    return _MessageType(request, {1: _MessageType(block, {1: RESOURCE, 2: _MessageType(scope, {2: inner})})})
 
 
-_METRIC: Final = _Kind(
+_METRIC: Final = _MessageType(
     metrics.Metric,
     {
         5: _points(metrics.Gauge, metrics.NumberDataPoint),
@@ -80,7 +80,7 @@ TRACES: Final = _request(ExportTraceServiceRequest, trace.ResourceSpans, trace.S
 
 
 @dataclass
-class Mended:
+class Repaired:
     """What is left of a request, how many records were left out, and what else was, or was replaced.
 
     `parts` is how many were looked at for that.
@@ -92,15 +92,15 @@ class Mended:
     reasons: dict[str, int] = field(default_factory=dict)
 
 
-def mend(kind: _Kind, body: bytes) -> Mended | None:
+def repair(kind: _MessageType, body: bytes) -> Repaired | None:
     """Leave out of a request what cannot be read; `None` when that is all of it, or too much to look at."""
-    mending = _Mending(len(body))
+    mending = _Repair(len(body))
     try:
         left = mending.apart(kind, body)
     except _TooLong:
         return None
     mending.found.body = left or b""
-    mending.found.parts = MOST_PARTS - mending.parts
+    mending.found.parts = MAX_PARTS - mending.parts
     return mending.found if left else None
 
 
@@ -108,12 +108,12 @@ class _TooLong(Exception):
     """There are more parts than are looked at."""
 
 
-class _Mending:
+class _Repair:
     def __init__(self, length: int) -> None:
-        self.found = Mended()
-        self.parts, self._bytes = MOST_PARTS, length + SPARE_BYTES
+        self.found = Repaired()
+        self.parts, self._bytes = MAX_PARTS, length + SPARE_BYTES
 
-    def _reads(self, kind: _Kind, body: bytes) -> bool:
+    def _reads(self, kind: _MessageType, body: bytes) -> bool:
         self.parts -= 1
         if kind.inner and len(body) > PIECE:
             return False
@@ -131,12 +131,12 @@ class _Mending:
         reason = RECORD if record else FIELD
         self.found.reasons[reason] = self.found.reasons.get(reason, 0) + 1
 
-    def apart(self, kind: _Kind, body: bytes) -> bytes | None:
+    def apart(self, kind: _MessageType, body: bytes) -> bytes | None:
         """What can be read of a message that cannot; `None` when it has no parts."""
         kept: list[bytes] = []
         at = 0
         try:
-            for part in parts(body, 0, len(body)):
+            for part in iter_fields(body, 0, len(body)):
                 whole = body[at : part.end]
                 at = part.end
                 inner = kind.inner.get(part.number) if part.kind == _LENGTH else None
@@ -149,7 +149,7 @@ class _Mending:
                     self._lose(record=inner is not None and (inner.is_record or bool(inner.inner)))
                 else:
                     kept += [write_varint(part.number << 3 | _LENGTH), write_varint(len(left)), left]
-        except (Unfit, IndexError):
+        except (UnsupportedLayout, IndexError):
             return None
         return b"".join(kept)
 
@@ -164,20 +164,20 @@ _ESCAPES: Final = re.compile(rb"\\(?:(%b(?:\\%b)*+)|%b(?:\\%b)*+)" % (_HALF, _HA
 _ESCAPE: Final = len(rb"\ud800")
 
 
-def read_json(body: bytes) -> tuple[Any, Mended | None]:
-    """A JSON document, and the mended text where only that could be read; raises `orjson.JSONDecodeError`."""
+def read_json(body: bytes) -> tuple[Any, Repaired | None]:
+    """A JSON document, and the repaired text where only that could be read; raises `orjson.JSONDecodeError`."""
     try:
         return orjson.loads(body), None
     except orjson.JSONDecodeError:
-        found = mend_json(body)
+        found = repair_json(body)
         if found is None:
             raise
         return orjson.loads(found.body), found
 
 
-def mend_json(body: bytes) -> Mended | None:
+def repair_json(body: bytes) -> Repaired | None:
     """Replace what is no letter in the text of a JSON request; `None` when that is nothing, or it is long."""
-    if len(body) > MOST_JSON:
+    if len(body) > MAX_JSON_BYTES:
         return None
     reasons: dict[str, int] = {}
     text = body.decode("utf-8", "replace").encode()
@@ -193,4 +193,4 @@ def mend_json(body: bytes) -> Mended | None:
         return rb"\ufffd" * count
 
     text = _ESCAPES.sub(replaced, text)
-    return Mended(text, reasons=reasons) if reasons else None
+    return Repaired(text, reasons=reasons) if reasons else None

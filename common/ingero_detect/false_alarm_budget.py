@@ -23,7 +23,7 @@ Histogram = npt.NDArray[np.floating[Any]]
 
 EDGES: Final = np.arange(BINS) * BIN
 
-CAUTION: Final = 1.5
+SAFETY_FACTOR: Final = 1.5
 """Factor on the theoretical level while a cohort has too few ticks of its own to be known by."""
 
 TWO_STEPS: Final = 1.8
@@ -32,7 +32,7 @@ TWO_STEPS: Final = 1.8
 It leaves room for what is fitted to the first few hundred ticks, which is pessimistic too.
 """
 
-FEW: Final = 2000.0
+PRIOR_TICKS: Final = 2000.0
 """Node-ticks at which own data and theory weigh the same."""
 
 STEP_BIN: Final = 0.25
@@ -42,7 +42,7 @@ LOWEST_STEP: Final = -7.0
 
 STEPS: Final = LOWEST_STEP + STEP_BIN * (np.arange(STEP_BINS) + 0.5)
 
-DEPTHS: Final = (30.0, 100.0, 500.0)
+TAIL_DEPTHS: Final = (30.0, 100.0, 500.0)
 """Peaks above which an exponential tail is fitted; the most pessimistic fit counts."""
 
 LOWEST_LEVEL: Final = 1.5
@@ -52,7 +52,7 @@ _OVERSHOOT: Final = 1.166
 """Siegmund's correction for the overshoot over both barriers."""
 
 
-def run_length(level: float, drift: float) -> float:
+def average_run_length(level: float, drift: float) -> float:
     """Mean ticks between false alarms of a CUSUM on independent standard normal values (Siegmund 1985, eq. 2.57)."""
     exponent = 2 * drift * (level + _OVERSHOOT)
     return (math.exp(exponent) - exponent - 1) / (2 * drift * drift)
@@ -63,16 +63,16 @@ def theoretical_level(ticks: float, drift: float) -> float:
     low, high = 0.0, 60.0
     while high - low > 1e-9:
         middle = 0.5 * (low + high)
-        if run_length(middle, drift) < ticks:
+        if average_run_length(middle, drift) < ticks:
             low = middle
         else:
             high = middle
     return high
 
 
-def first_level(theory: float, largest_step: float) -> float:
+def initial_level(theory: float, largest_step: float) -> float:
     """The level of a cohort that nothing is known of: theory's, with caution."""
-    return min(max(theory, min(CAUTION * theory, TWO_STEPS * largest_step)), HIGHEST_LEVEL)
+    return min(max(theory, min(SAFETY_FACTOR * theory, TWO_STEPS * largest_step)), HIGHEST_LEVEL)
 
 
 def bins_of(peaks: Floats) -> Ints:
@@ -141,7 +141,7 @@ def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats) -> Tail:
     total = above[:, 0]
     with np.errstate(divide="ignore"):
         rates = np.log(above) - np.log(np.maximum(hours, 1e-9))[:, None]
-    solid = above >= np.minimum(DEPTHS[0], np.maximum(total, 1.0))[:, None]
+    solid = above >= np.minimum(TAIL_DEPTHS[0], np.maximum(total, 1.0))[:, None]
     envelope = np.where(solid, rates + exponent[:, None] * EDGES, -np.inf).max(axis=1)
     log_rate = np.where(total > 0, envelope, -np.inf)
 
@@ -149,7 +149,7 @@ def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats) -> Tail:
     rows = np.arange(len(peaks))
     seen_rate, seen_exponent = log_rate.copy(), exponent.copy()
     probe = EDGES[-1] / 4
-    for depth in DEPTHS:
+    for depth in TAIL_DEPTHS:
         chosen = (above >= depth).sum(axis=1) - 1
         usable = chosen >= 0
         chosen = np.maximum(chosen, 0)
@@ -165,7 +165,7 @@ def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats) -> Tail:
 def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, first: float) -> Floats:
     """The alarm level of every cohort: the larger of own tail and mirror, leaning on `first` while it is young."""
     fitted = np.max([tail.level_for(budget) for tail in tails], axis=0)
-    weight = ticks / (ticks + FEW)
+    weight = ticks / (ticks + PRIOR_TICKS)
     levels = weight * np.clip(fitted, 0.0, HIGHEST_LEVEL) + (1 - weight) * first
     clipped: Floats = np.clip(levels, LOWEST_LEVEL, HIGHEST_LEVEL)
     return clipped

@@ -8,9 +8,9 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.budget import BINS, STEP_BINS
 from ingero_detect.codes import LEARNING, STATES
 from ingero_detect.cohorts import CohortKey
+from ingero_detect.false_alarm_budget import BINS, STEP_BINS
 from ingero_detect.grouped import Ints
 
 NodeKey = tuple[str, str]
@@ -95,7 +95,7 @@ class SnapshotError(ValueError):
     """A snapshot that cannot be used; the text says why."""
 
 
-class Memory:
+class ColumnStore:
     """The columns. Nodes keep their slot while they are remembered; so do groups. Not thread-safe: one owner."""
 
     def __init__(self, warmup: int, max_nodes: int, max_cohorts: int) -> None:

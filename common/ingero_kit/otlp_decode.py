@@ -19,41 +19,41 @@ from ingero_contract import metrics
 from ingero_kit.health_report import (
     FUTURE_SECONDS,
     SIGNAL_METRICS,
-    Decoded,
+    DecodedReports,
     HealthReport,
     MalformedPayload,
     check_name,
 )
-from ingero_kit.otlp_bounds import SMALL, check_density, weigh, weigh_json
 from ingero_kit.otlp_layout import (
     JsonLayout,
     Layout,
-    Unfit,
-    find_json,
+    UnsupportedLayout,
+    find_json_numbers,
     find_numbers,
     is_whole_head,
-    learn,
-    learn_json,
-    split,
-    split_json,
+    learn_json_layout,
+    learn_layout,
+    split_json_resource,
+    split_resource,
     with_numbers,
 )  # fmt: skip
-from ingero_kit.otlp_mend import METRICS, mend, read_json
-from ingero_kit.otlp_points import (
+from ingero_kit.otlp_limits import ALWAYS_ALLOWED_BYTES, check_cost, check_density, check_json_cost
+from ingero_kit.otlp_repair import METRICS, read_json, repair
+from ingero_kit.report_builder import (
     NO_RECORDED_VALUE,
     RESOURCE_STRINGS,
-    Builder,
     Identity,
-    JsonPairs,
-    LazyPairs,
-    Template,
+    IdentityOrError,
+    JsonAttributes,
+    ProtobufAttributes,
+    ReportBuilder,
+    attribute_value,
     is_recorded,
-    json_given,
+    json_attributes,
+    json_int_field,
     json_list,
     json_number,
-    json_pairs,
-    plain_value,
-    template_of,
+    read_identity,
 )
 
 _DOUBLES: Final = {name: attribute for name, attribute in SIGNAL_METRICS if name != metrics.HEALTH_SCORE}
@@ -69,10 +69,10 @@ MAX_LAYOUTS: Final = 16
 MAX_LENGTHS: Final = 256
 """Lengths of pushes for which shapes are remembered."""
 
-LAYOUT_BYTES: Final = 8 << 20
+MAX_LAYOUT_BYTES: Final = 8 << 20
 """Length of the pushes whose shapes are remembered, bytes, all together."""
 
-LABEL_LETTERS: Final = 16 << 20
+MAX_LABEL_CHARACTERS: Final = 16 << 20
 """Length of the labels of the resources that are remembered, characters, all together; names of nodes not counted."""
 
 MAX_BASES: Final = 2048
@@ -98,7 +98,7 @@ _ENTRY: Final = 512
 """What remembering labels costs besides their letters."""
 
 _NUMERIC: Final = (*(attribute for _, attribute in SIGNAL_METRICS), "time_unix_nano")
-_NOBODY: Final = Identity(
+_BLANK_IDENTITY: Final = Identity(
     "-", None, {**dict.fromkeys(RESOURCE_STRINGS.values(), ""), "world_size": 0, "cluster_id": "-"}
 )
 
@@ -108,7 +108,7 @@ def _digest(block: bytes) -> bytes:
     return blake2b(block, digest_size=15).digest()
 
 
-class Decoder:
+class ReportDecoder:
     """Reads pushes. It remembers resource blocks that it has seen, by their digest: every node repeats its own.
 
     The memory is bounded by `remembered` blocks; when full it starts anew.
@@ -116,7 +116,7 @@ class Decoder:
 
     def __init__(self, remembered: int = 200_000) -> None:
         self._remembered = remembered
-        self._resources: dict[bytes, Template] = {}
+        self._resources: dict[bytes, IdentityOrError] = {}
         self._layouts: dict[int, list[Layout]] = {}
         self._layout_bytes = 0
         self._letters = 0
@@ -124,76 +124,78 @@ class Decoder:
         self._shared: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._bases: dict[tuple[int, int], _Base] = {}
 
-    def decode(self, body: bytes, encoding: Literal["protobuf", "json"], now: float, cluster: str = "") -> Decoded:
+    def decode(
+        self, body: bytes, encoding: Literal["protobuf", "json"], now: float, cluster: str = ""
+    ) -> DecodedReports:
         """Read one push; `now` is seconds since the epoch, `cluster` overrides the payload's cluster id.
 
         Raises `MalformedPayload` when the payload as a whole cannot be read.
         """
-        decoded = Decoded()
+        decoded = DecodedReports()
         if encoding == "protobuf":
-            start, tail = split(body)
+            start, tail = split_resource(body)
             known = self._resources.get(_digest(body[start:tail])) if tail else None
             if isinstance(known, Identity) and self._fast(body, tail, known, decoded, now, cluster):
                 return decoded
             check_density(body, encoding)
-            mended = 0
+            repaired = 0
             try:
                 request = ExportMetricsServiceRequest.FromString(body)
             except DecodeError:
-                (request, mended), tail = self._mended(body, decoded), 0
-            if len(body) > SMALL:
-                weigh(request, mended)
+                (request, repaired), tail = self._repaired(body, decoded), 0
+            if len(body) > ALWAYS_ALLOWED_BYTES:
+                check_cost(request, repaired)
                 tail = 0
             for resource in request.resource_metrics:
                 self._protobuf(resource, decoded, now, cluster)
-            if tail and _may_have_a_shape(decoded):
+            if tail and _is_learnable(decoded):
                 self._learn(body, start, tail, request.resource_metrics[0])
             return decoded
-        tail = split_json(body)
+        tail = split_json_resource(body)
         known = self._resources.get(_digest(body[:tail])) if tail else None
         if isinstance(known, Identity) and self._fast_json(body[tail:], known, decoded, now, cluster):
             return decoded
         check_density(body, encoding)
         blocks = self._tree(body, decoded)
-        if len(body) > SMALL:
-            weigh_json(blocks)
+        if len(body) > ALWAYS_ALLOWED_BYTES:
+            check_json_cost(blocks)
             tail = 0
         for block in blocks:
             try:
                 self._json(block, decoded, now, cluster)
             except _NOT_OTLP as error:
                 decoded.reject(_reason("a block", error))
-        if tail and _may_have_a_shape(decoded):
+        if tail and _is_learnable(decoded):
             self._learn_json(body, tail, blocks)
         return decoded
 
     @staticmethod
-    def _mended(body: bytes, decoded: Decoded) -> tuple[ExportMetricsServiceRequest, int]:
+    def _repaired(body: bytes, decoded: DecodedReports) -> tuple[ExportMetricsServiceRequest, int]:
         """What can be read of a request that as a whole cannot, and how many parts were looked at for that."""
-        found = mend(METRICS, body)
+        found = repair(METRICS, body)
         if found is None:
             raise MalformedPayload("the body is not an OTLP ExportMetricsServiceRequest in protobuf")
-        decoded.mended = found.body
+        decoded.repaired = found.body
         decoded.rejected += found.records
         decoded.reasons |= found.reasons
         return ExportMetricsServiceRequest.FromString(found.body), found.parts
 
     @staticmethod
-    def _tree(body: bytes, decoded: Decoded) -> list[Any]:
+    def _tree(body: bytes, decoded: DecodedReports) -> list[Any]:
         """The blocks of a JSON request."""
         try:
             tree, found = read_json(body)
         except orjson.JSONDecodeError as error:
             raise MalformedPayload(f"the body is not JSON: {error}") from None
         if found:
-            decoded.mended = found.body
+            decoded.repaired = found.body
             decoded.reasons |= found.reasons
         blocks = tree.get("resourceMetrics") if isinstance(tree, dict) else ()
         if not isinstance(blocks or [], list):
             raise MalformedPayload("the body is not OTLP/JSON metrics: resourceMetrics is a list")
         return blocks or []
 
-    def _fast_json(self, rest: bytes, known: Identity, decoded: Decoded, now: float, cluster: str) -> bool:
+    def _fast_json(self, rest: bytes, known: Identity, decoded: DecodedReports, now: float, cluster: str) -> bool:
         for layout in self._json_layouts:
             found = layout.read(rest)
             if found is not None:
@@ -215,13 +217,13 @@ class Decoder:
         if any(layout.read(rest) is not None for layout in self._json_layouts):
             return
         try:
-            spans = find_json(rest)
-        except Unfit:
+            spans = find_json_numbers(rest)
+        except UnsupportedLayout:
             return
         marks = [b"%d" % (place + 1) if rest[start - 1 : start] == b'"' else b"0.%03d" % (place + 1)
                  for place, (start, _) in enumerate(spans)]  # fmt: skip
-        trial = Decoded()
-        builder = Builder(_NOBODY, trial, math.inf, "")
+        trial = DecodedReports()
+        builder = ReportBuilder(_BLANK_IDENTITY, trial, math.inf, "")
         try:
             tree = orjson.loads(b'{"resourceMetrics":[{' + with_numbers(rest, spans, marks))
             if "resource" in tree["resourceMetrics"][0]:
@@ -242,9 +244,11 @@ class Decoder:
             return
         if len(self._json_layouts) >= MAX_LAYOUTS:
             self._json_layouts.clear()
-        self._json_layouts.append(learn_json(rest, spans, tuple(names), fixed))
+        self._json_layouts.append(learn_json_layout(rest, spans, tuple(names), fixed))
 
-    def _fast(self, body: bytes, tail: int, known: Identity, decoded: Decoded, now: float, cluster: str) -> bool:
+    def _fast(
+        self, body: bytes, tail: int, known: Identity, decoded: DecodedReports, now: float, cluster: str
+    ) -> bool:
         """Read a push of a known shape; says whether it was one and all its numbers are in range."""
         rest = body[tail:]
         for layout in self._layouts.get(len(rest), ()):
@@ -260,7 +264,7 @@ class Decoder:
         fixed: dict[str, Any],
         names: tuple[str, ...],
         numbers: Sequence[float],
-        decoded: Decoded,
+        decoded: DecodedReports,
         now: float,
         cluster: str,
     ) -> bool:
@@ -302,14 +306,14 @@ class Decoder:
         rest = body[tail:]
         if any(layout.read(rest) is not None for layout in self._layouts.get(len(rest), ())):
             return
-        if len(self._layouts) >= MAX_LENGTHS or self._layout_bytes + len(rest) > LAYOUT_BYTES:
+        if len(self._layouts) >= MAX_LENGTHS or self._layout_bytes + len(rest) > MAX_LAYOUT_BYTES:
             self._layouts.clear()
             self._layout_bytes = 0
         layouts = self._layouts.setdefault(len(rest), [])
         if len(layouts) >= MAX_LAYOUTS:
             layouts.clear()
-        trial = Decoded()
-        builder = Builder(_NOBODY, trial, math.inf, "")
+        trial = DecodedReports()
+        builder = ReportBuilder(_BLANK_IDENTITY, trial, math.inf, "")
         self._walk(resource, builder, trial)
         builder.finish()
         fixed = _fixed(builder, trial)
@@ -317,19 +321,19 @@ class Decoder:
             return
         try:
             numbers = find_numbers(body, tail)
-        except Unfit:
+        except UnsupportedLayout:
             return
         if len({(number.metric, number.field) for number in numbers}) != len(numbers):
             return
-        layouts.append(learn(rest, numbers, _WANTED, fixed))
+        layouts.append(learn_layout(rest, numbers, _WANTED, fixed))
         self._layout_bytes += len(rest)
 
-    def _identity(self, key: bytes, pairs: Iterable[tuple[str, Any]]) -> Template:
+    def _identity(self, key: bytes, pairs: Iterable[tuple[str, Any]]) -> IdentityOrError:
         """Return the fields that a resource block fixes, or the reason why it names no node."""
         known = self._resources.get(key)
         if known is None:
-            known = template_of(dict(pairs))
-            if len(self._resources) >= self._remembered or self._letters > LABEL_LETTERS:
+            known = read_identity(dict(pairs))
+            if len(self._resources) >= self._remembered or self._letters > MAX_LABEL_CHARACTERS:
                 self._resources.clear()
                 self._shared.clear()
                 self._letters = 0
@@ -342,18 +346,18 @@ class Decoder:
             self._resources[key] = known
         return known
 
-    def _protobuf(self, resource: ResourceMetrics, decoded: Decoded, now: float, cluster: str) -> None:
+    def _protobuf(self, resource: ResourceMetrics, decoded: DecodedReports, now: float, cluster: str) -> None:
         block = resource.resource
         key = _digest(block.SerializeToString())
         template = self._resources.get(key)
         if template is None:
-            template = self._identity(key, ((pair.key, plain_value(pair.value)) for pair in block.attributes))
-        builder = Builder(template, decoded, now, cluster)
+            template = self._identity(key, ((pair.key, attribute_value(pair.value)) for pair in block.attributes))
+        builder = ReportBuilder(template, decoded, now, cluster)
         self._walk(resource, builder, decoded)
         builder.finish()
 
     @staticmethod
-    def _walk(resource: ResourceMetrics, builder: "Builder", decoded: Decoded) -> None:
+    def _walk(resource: ResourceMetrics, builder: ReportBuilder, decoded: DecodedReports) -> None:
         fields = builder.fields
         for scope in resource.scope_metrics:
             for metric in scope.metrics:
@@ -371,7 +375,7 @@ class Decoder:
                     if (not number or point.flags) and not is_recorded(point):
                         _absent(point.flags, decoded)
                     elif attribute is None:
-                        builder.point(name, number, point.time_unix_nano, LazyPairs(point))
+                        builder.point(name, number, point.time_unix_nano, ProtobufAttributes(point))
                     elif 0.0 <= number < math.inf:
                         fields[attribute] = number
                     else:
@@ -379,15 +383,15 @@ class Decoder:
                 if not points and not metric.HasField("sum"):
                     decoded.other_points += 1
 
-    def _json(self, block: dict[str, Any], decoded: Decoded, now: float, cluster: str) -> None:
+    def _json(self, block: dict[str, Any], decoded: DecodedReports, now: float, cluster: str) -> None:
         pairs = (block.get("resource") or {}).get("attributes") or []
-        template = self._identity(_digest(orjson.dumps(pairs)), json_pairs(pairs))
-        builder = Builder(template, decoded, now, cluster)
+        template = self._identity(_digest(orjson.dumps(pairs)), json_attributes(pairs))
+        builder = ReportBuilder(template, decoded, now, cluster)
         self._walk_json(block, builder, decoded)
         builder.finish()
 
     @staticmethod
-    def _walk_json(block: dict[str, Any], builder: "Builder", decoded: Decoded) -> None:
+    def _walk_json(block: dict[str, Any], builder: ReportBuilder, decoded: DecodedReports) -> None:
         for scope in json_list(block.get("scopeMetrics")):
             for metric in json_list(scope.get("metrics")):
                 try:
@@ -409,11 +413,11 @@ class Decoder:
                 attribute = _DOUBLES.get(name)
                 for point in points:
                     try:
-                        number, flags = json_number(point), json_given(point, "flags")
+                        number, flags = json_number(point), json_int_field(point, "flags")
                         if number is None or flags & NO_RECORDED_VALUE:
                             _absent(flags, decoded)
                         elif attribute is None:
-                            builder.point(name, number, json_given(point, "timeUnixNano"), JsonPairs(point))
+                            builder.point(name, number, json_int_field(point, "timeUnixNano"), JsonAttributes(point))
                         elif 0.0 <= number < math.inf:
                             builder.fields[attribute] = number
                         else:
@@ -432,7 +436,7 @@ def _reason(what: str, error: Exception) -> str:
     return f"{what} is not OTLP/JSON: {error}" if type(error) is ValueError else f"{what} is not OTLP/JSON"
 
 
-def _absent(flags: int, decoded: Decoded) -> None:
+def _absent(flags: int, decoded: DecodedReports) -> None:
     """Count a point without a value: one that says so has nothing to tell, any other is a mistake."""
     if flags & NO_RECORDED_VALUE:
         decoded.other_points += 1
@@ -440,7 +444,7 @@ def _absent(flags: int, decoded: Decoded) -> None:
         decoded.reject("a point has no value")
 
 
-def _may_have_a_shape(decoded: Decoded) -> bool:
+def _is_learnable(decoded: DecodedReports) -> bool:
     """Whether a push held one good report and nothing that cannot be read by shape."""
     return (
         len(decoded.reports) == 1
@@ -449,12 +453,12 @@ def _may_have_a_shape(decoded: Decoded) -> bool:
     )
 
 
-def _fixed(builder: "Builder", trial: Decoded) -> dict[str, Any] | None:
+def _fixed(builder: ReportBuilder, trial: DecodedReports) -> dict[str, Any] | None:
     """What a push says beside its resource, read with an empty identity; `None` if it cannot be read by shape."""
-    if not _may_have_a_shape(trial):
+    if not _is_learnable(trial):
         return None
     fields = dict(builder.fields)
-    blank = _NOBODY.fields()
+    blank = _BLANK_IDENTITY.fields()
     fixed = {name: value for name, value in fields.items() if name not in blank or value != blank[name]}
     fixed.setdefault("degraded", False)
     fixed.setdefault("fleet_reachable", True)

@@ -6,12 +6,12 @@ from typing import Final
 
 import numpy as np
 
-from ingero_detect.blame import Blame
 from ingero_detect.grouped import Bools, Floats, Ints
-from ingero_detect.lasts import cells, often_last, stretched
+from ingero_detect.last_arrival import frequently_last, residuals_by_step, variance_inflation
 from ingero_detect.reference import small_sample_factor
 from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS
+from ingero_detect.wait_attribution import WaitAttribution
 
 SIGNIFICANCE: Final = 1e-6
 """Chance that any rank of a healthy job is named."""
@@ -19,20 +19,20 @@ SIGNIFICANCE: Final = 1e-6
 SMALLEST_EFFECT: Final = 0.02
 """Share of a step below which an excess is nobody's fault."""
 
-OUTSTANDING: Final = 4.0
+MIN_SPREADS: Final = 4.0
 """How far a rank's excess must stand out of how ranks differ anyway, standard deviations."""
 
 TRIM: Final = 0.1
 """Share of steps left out at either end of a mean."""
 
-ALIKE: Final = 3.5
+LOG_VARIANCE: Final = 3.5
 """Variance of the logarithm of an estimated variance, times steps, for normal noise that is the same on all ranks."""
 
 MAD_NOISE: Final = 2.33
 """Relative standard deviation of a squared MAD of normal values, times the root of their number."""
 
-LARGEST_SHARE: Final = 0.25
-"""Share of ranks beyond which slow ranks are not called culprits."""
+MAX_STRAGGLER_SHARE: Final = 0.25
+"""Share of ranks beyond which slow ranks are not called stragglers."""
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class _Excess:
         """Ranks whose excess is significant, outstanding and large enough to matter."""
         needed = _widened(SIGNIFICANCE / max(1, len(self.share)), self.freedom)
         z = self.share / np.maximum(self.error, 1e-9)
-        found: Bools = (z > needed) & (self.share > np.maximum(SMALLEST_EFFECT, OUTSTANDING * self.spread))
+        found: Bools = (z > needed) & (self.share > np.maximum(SMALLEST_EFFECT, MIN_SPREADS * self.spread))
         return found
 
 
-def quantile(chance: float, steps: float) -> float:
+def upper_quantile(chance: float, steps: float) -> float:
     """The normal quantile of an upper tail, widened for few steps."""
     return float(_widened(chance, np.array(_freedom(steps))))
 
@@ -78,14 +78,16 @@ def _centred(values: Floats) -> tuple[Floats, Floats]:
     return np.where(np.isfinite(apart), apart, 0.0), MAD_TO_SIGMA * np.nanmedian(np.abs(apart), axis=1)
 
 
-def stretch_of(values: Floats) -> float:
+def variance_inflation_of(values: Floats) -> float:
     """Variance of a sum of steps over that of independent ones, from the lag-1 autocorrelation of clipped rows."""
     centred, sigma = _centred(values)
     bounded = np.clip(centred, -3 * sigma[:, None], 3 * sigma[:, None])
-    return stretched(float((bounded[:, 1:] * bounded[:, :-1]).sum()), float((bounded**2).sum()), values.shape[1])
+    return variance_inflation(
+        float((bounded[:, 1:] * bounded[:, :-1]).sum()), float((bounded**2).sum()), values.shape[1]
+    )
 
 
-def trimmed(values: Floats) -> tuple[Floats, Floats]:
+def trimmed_mean(values: Floats) -> tuple[Floats, Floats]:
     """Trimmed mean by row and its standard error.
 
     The error comes from the plain deviation, so that rare large values cannot pass for a habit; a row that seems to
@@ -96,10 +98,10 @@ def trimmed(values: Floats) -> tuple[Floats, Floats]:
     count = np.isfinite(values).sum(axis=1)
     pooled = np.sqrt(np.nanmean(_centred(values)[1] ** 2))
     spread = np.maximum(np.nanstd(values, axis=1, ddof=1), 0.5 * pooled)
-    return mean, np.sqrt(stretch_of(values) / np.maximum(count, 1)) * spread
+    return mean, np.sqrt(variance_inflation_of(values) / np.maximum(count, 1)) * spread
 
 
-def lent(error: Floats, steps: int) -> tuple[Floats, Floats]:
+def moderated_errors(error: Floats, steps: int) -> tuple[Floats, Floats]:
     """Errors that ranks lend one another, and their degrees of freedom (moderated variances, Smyth 2004).
 
     How much is lent follows from how alike the errors are. A rank whose error is larger than chance makes it among
@@ -111,14 +113,14 @@ def lent(error: Floats, steps: int) -> tuple[Floats, Floats]:
     spread = MAD_TO_SIGMA * float(np.median(np.abs(logs - typical)))
     spread *= float(small_sample_factor(np.array([len(error)]))[0])
     most = (len(error) - 1) * freedom[0]
-    excess = spread**2 - ALIKE / steps
+    excess = spread**2 - LOG_VARIANCE / steps
     weight = most if excess <= 0 else min(most, 2 / excess)
-    ordinary = logs <= typical + 2.5 * np.sqrt(ALIKE / steps)
+    ordinary = logs <= typical + 2.5 * np.sqrt(LOG_VARIANCE / steps)
     joined = np.sqrt((weight * np.exp(typical) + freedom * error**2) / (weight + freedom))
     return np.where(ordinary, joined, error), np.where(ordinary, freedom + weight, freedom)
 
 
-def _against(values: Floats, error: Floats, alike: Ints, steps: int) -> _Excess:
+def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int) -> _Excess:
     """Excess of ranks over the middle of those that do the same; over the lower one where there are but two."""
     share, spreads = np.zeros(len(values)), []
     for kind in np.unique(alike).tolist():
@@ -128,7 +130,7 @@ def _against(values: Floats, error: Floats, alike: Ints, steps: int) -> _Excess:
         share[members] = own - middle
         if len(members) >= 5:
             spreads += (own - middle).tolist()
-    error, freedom = lent(error, steps)
+    error, freedom = moderated_errors(error, steps)
     spread = MAD_TO_SIGMA * float(np.median(np.abs(spreads))) if spreads else 0.0
     typical = float(np.median(error))
     chance = 1 + 2 * MAD_NOISE / np.sqrt(max(len(spreads), 1))
@@ -146,39 +148,41 @@ def _segments(steps: int) -> list[slice]:
     return found
 
 
-def _calmer(values: Floats, alike: Ints) -> Floats:
+def _without_common_mode(values: Floats, alike: Ints) -> Floats:
     """Without what ranks that do the same have in common in a step, where that makes them calmer."""
-    own = cells(values, alike, fewest=3)
+    own = residuals_by_step(values, alike, fewest=3)
     before, after = (np.nanmedian(np.nanstd(table, axis=1)) for table in (values, own))
     return own if after < 0.9 * before else values
 
 
-def culprits(relative: Floats, alike: Ints, blame: Blame | None = None) -> tuple[Bools, Floats]:
+def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None = None) -> tuple[Bools, Floats]:
     """Ranks that stand out, in the whole or in a part of the steps, and their largest excess; victims never do."""
     flagged = np.zeros(len(relative), np.bool_)
     excess = np.zeros(len(relative))
-    relative = _calmer(relative, alike)
+    relative = _without_common_mode(relative, alike)
     for number, part in enumerate(_segments(relative.shape[1])):
         values = relative[:, part]
         if not (np.isfinite(values).sum(axis=1) >= FEWEST_STEPS // 2).all():
             continue
-        mean, error = trimmed(values)
+        mean, error = trimmed_mean(values)
         victims = blame.victims(part) if blame is not None else np.zeros(len(mean), np.bool_)
-        found = _against(np.where(victims, np.minimum(mean, 0.0), mean), error, alike, values.shape[1])
+        found = _excess_over_peers(np.where(victims, np.minimum(mean, 0.0), mean), error, alike, values.shape[1])
         smallest = 2 * SMALLEST_EFFECT if number else SMALLEST_EFFECT
         standing = found.standing_out() & ~victims & (found.share > smallest)
         share = found.share
         if blame is None:
-            often, cost = often_last(values, alike, SIGNIFICANCE / len(values), stretch_of(values))
-            often &= (cost > smallest) & (np.nanmean(cells(values, alike), axis=1) > OUTSTANDING * found.spread)
+            often, cost = frequently_last(values, alike, SIGNIFICANCE / len(values), variance_inflation_of(values))
+            often &= (cost > smallest) & (
+                np.nanmean(residuals_by_step(values, alike), axis=1) > MIN_SPREADS * found.spread
+            )
             share = np.where(often, np.maximum(share, cost), share)
             standing |= often
-        if standing.sum() > max(1, LARGEST_SHARE * len(relative)):
+        if standing.sum() > max(1, MAX_STRAGGLER_SHARE * len(relative)):
             continue
         flagged |= standing
         excess = np.maximum(excess, np.where(standing, share, 0.0))
         if not number and standing.any():
             break
-    if flagged.sum() > max(1, LARGEST_SHARE * len(relative)):
+    if flagged.sum() > max(1, MAX_STRAGGLER_SHARE * len(relative)):
         flagged[:] = False
     return flagged, excess

@@ -6,19 +6,19 @@ import numpy as np
 
 from ingero_detect.calibration import OFFSET_TICKS
 from ingero_detect.codes import is_accused
-from ingero_detect.evidence import Residuals
+from ingero_detect.column_store import ColumnStore
 from ingero_detect.grouped import Singles
-from ingero_detect.memory import Memory
 from ingero_detect.observation import JobSlow
 from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference
+from ingero_detect.sequential_tests import Residuals
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 _LATE_PHASE_COUNT: Final = 10
 """Samples that a baseline is worth once the job has entered a new phase."""
 
 
-def follow_offsets(memory: Memory, ticks: int, absolute: Singles, nodes: Residuals) -> None:
+def follow_offsets(memory: ColumnStore, ticks: int, absolute: Singles, nodes: Residuals) -> None:
     """How far nodes of a cohort at work lie apart, as a standard deviation that leans on 4 % while they are few."""
     column = memory.group("offsets")
     count = nodes.reference.count
@@ -31,7 +31,7 @@ def follow_offsets(memory: Memory, ticks: int, absolute: Singles, nodes: Residua
     column[:] = np.where(rests, column, np.where(np.isnan(column), current, column + 0.1 * (current - column)))
 
 
-def follow_levels(memory: Memory, parameters: Parameters, reference: Reference, now: float) -> None:
+def follow_levels(memory: ColumnStore, parameters: Parameters, reference: Reference, now: float) -> None:
     """Let the scale and the common level follow; a level that lasts is a new phase of the job."""
     level, scale, ticks = memory.group("level"), memory.group("scale"), memory.group("ticks")
     if len(reference.count) < len(level):
@@ -61,7 +61,7 @@ def follow_levels(memory: Memory, parameters: Parameters, reference: Reference, 
     slow_since[:] = np.where(slow, np.where(slow_since > 0, slow_since, max(started, 1e-9)), 0.0)
 
 
-def slow_jobs(memory: Memory) -> list[JobSlow]:
+def slow_jobs(memory: ColumnStore) -> list[JobSlow]:
     """Groups whose level is lower than it was."""
     found = np.flatnonzero(memory.group("slow_since") > 0).tolist()
     return [

@@ -5,63 +5,69 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_detect import budget
+from ingero_detect import false_alarm_budget
 from ingero_detect.grouped import Floats, Groups, Singles, grouped_median
 from ingero_detect.reference import find_reference
 
 
 def test_run_length_is_siegmunds() -> None:
     """Published values for drift 0.5: one side: level 4 about 336, level 5 about 930."""
-    assert budget.run_length(4.0, 0.5) == pytest.approx(336, rel=0.03)
-    assert budget.run_length(5.0, 0.5) == pytest.approx(930, rel=0.03)
+    assert false_alarm_budget.average_run_length(4.0, 0.5) == pytest.approx(336, rel=0.03)
+    assert false_alarm_budget.average_run_length(5.0, 0.5) == pytest.approx(930, rel=0.03)
 
 
 @given(st.floats(10, 1e9), st.floats(0.2, 2))
 def test_the_theoretical_level_has_the_run_length_asked_for(ticks: float, drift: float) -> None:
-    level = budget.theoretical_level(ticks, drift)
+    level = false_alarm_budget.theoretical_level(ticks, drift)
 
-    assert level == 0 or budget.run_length(level, drift) == pytest.approx(ticks, rel=1e-4) or level < 1e-6
+    assert (
+        level == 0
+        or false_alarm_budget.average_run_length(level, drift) == pytest.approx(ticks, rel=1e-4)
+        or level < 1e-6
+    )
 
 
 def test_the_exponent_of_normal_steps_is_twice_the_drift() -> None:
     """For normal steps of mean -k and variance 1 the Lundberg exponent is 2k."""
     steps = np.random.default_rng(1).normal(size=2_000_000) - 1.0
-    counts = np.bincount(budget.step_bins_of(steps), minlength=budget.STEP_BINS)[None].astype(float)
+    counts = np.bincount(false_alarm_budget.step_bins_of(steps), minlength=false_alarm_budget.STEP_BINS)[None].astype(
+        float
+    )
 
-    assert budget.tail_exponent(counts)[0] == pytest.approx(2.0, abs=0.15)
+    assert false_alarm_budget.tail_exponent(counts)[0] == pytest.approx(2.0, abs=0.15)
 
 
 def test_levels_for_normal_noise_keep_the_budget_in_simulation() -> None:
     rng, nodes, ticks = np.random.default_rng(2), 200, 4000
     evidence, peak = np.zeros(nodes), np.zeros(nodes)
-    peaks, steps = np.zeros((1, budget.BINS)), np.zeros((1, budget.STEP_BINS))
+    peaks, steps = np.zeros((1, false_alarm_budget.BINS)), np.zeros((1, false_alarm_budget.STEP_BINS))
     for _ in range(ticks):
         step = rng.normal(size=nodes) - 1.0
-        steps[0] += np.bincount(budget.step_bins_of(step), minlength=budget.STEP_BINS)
+        steps[0] += np.bincount(false_alarm_budget.step_bins_of(step), minlength=false_alarm_budget.STEP_BINS)
         after = np.maximum(0, evidence + step)
         ended = (evidence > 0) & (after == 0)
-        peaks[0] += np.bincount(budget.bins_of(peak[ended]), minlength=budget.BINS)
+        peaks[0] += np.bincount(false_alarm_budget.bins_of(peak[ended]), minlength=false_alarm_budget.BINS)
         peak = np.where(after > 0, np.maximum(peak, after), 0)
         evidence = after
     hours = np.array([nodes * ticks * 5 / 3600])
-    tail = budget.fit_tail(peaks, steps, hours)
+    tail = false_alarm_budget.fit_tail(peaks, steps, hours)
 
     for allowed in (0.1, 0.01, 0.001):
         level = tail.level_for(allowed)[0]
-        theory = budget.theoretical_level(720 / allowed, 1.0)
+        theory = false_alarm_budget.theoretical_level(720 / allowed, 1.0)
         assert theory - 0.8 <= level <= theory + 1.0
 
 
 @pytest.mark.parametrize(("theory", "first"), [(5.0, 7.5), (7.0, 9.0), (8.5, 9.0), (11.0, 11.0), (40.0, 30.0)])
 def test_caution_never_asks_for_more_than_two_ticks_where_theory_does_not(theory: float, first: float) -> None:
-    assert budget.first_level(theory, 5.0) == pytest.approx(first)
+    assert false_alarm_budget.initial_level(theory, 5.0) == pytest.approx(first)
 
 
 def test_without_data_the_level_is_the_first() -> None:
-    none = np.zeros((1, budget.BINS))
-    tail = budget.fit_tail(none, np.zeros((1, budget.STEP_BINS)), np.zeros(1))
+    none = np.zeros((1, false_alarm_budget.BINS))
+    tail = false_alarm_budget.fit_tail(none, np.zeros((1, false_alarm_budget.STEP_BINS)), np.zeros(1))
 
-    (level,) = budget.calibrated_levels([tail], np.zeros(1), 1e-4, 8.5)
+    (level,) = false_alarm_budget.calibrated_levels([tail], np.zeros(1), 1e-4, 8.5)
 
     assert level == pytest.approx(8.5)
 

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ingero_contract.values import VerdictState
 from ingero_detect.codes import AXES, KINDS, STATES, is_accused
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.memory import Memory, NodeKey
+from ingero_detect.column_store import ColumnStore, NodeKey
 from ingero_detect.verdicts import Axis, Kind, Verdict
 
 COLUMNS: Final = (
@@ -22,7 +22,7 @@ _PAST: Final = (VerdictState.RECOVERING, VerdictState.HEALTHY, VerdictState.IDLE
 
 
 @dataclass(frozen=True)
-class View:
+class VerdictView:
     """Columns by slot and by group, and how to read a verdict from them."""
 
     now: float
@@ -35,7 +35,7 @@ class View:
     levels: npt.NDArray[np.float64]
 
     @classmethod
-    def take(cls, memory: Memory, now: float, digest: str, copy: bool) -> "View":
+    def take(cls, memory: ColumnStore, now: float, digest: str, copy: bool) -> "VerdictView":
         """Look at a memory, or copy what is seen of it."""
         names, homes, groups = memory.names, memory.homes, memory.groups
         columns = {name: memory.node(name) for name in COLUMNS}
