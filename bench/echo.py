@@ -24,7 +24,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from ingero_contract import attributes, echo, metrics  # noqa: E402
 from ingero_echo import rollups  # noqa: E402
-from ingero_echo.answers import ANSWERS  # noqa: E402
+from ingero_echo.questions import QUESTIONS  # noqa: E402
 from ingero_echo.settings import RetentionConfig, StoreConfig  # noqa: E402
 from ingero_echo.store import Store  # noqa: E402
 from ingero_kit.otlp_receiver import free_port  # noqa: E402
@@ -176,7 +176,7 @@ def questions(folder: Path, size: Size) -> None:
             ("find_outlier_nodes", {"cluster_id": "cluster-3", "since": "1h"}),
             ("summary", {"since": "1h"}),
         ]
-        for answer in ANSWERS.values():
+        for answer in QUESTIONS.values():
             needed = answer.input_schema()
             names = {*needed.get("required", ()), *({"length", "apart"} & needed["properties"].keys())}
             every.append((answer.name, {"since": "all", **{name: one[name] for name in sorted(names)}}))

@@ -10,9 +10,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ingero_agent.settings import AgentConfig
-from ingero_echo.desk import TOOLS
+from ingero_echo.query_service import TOOLS
 from ingero_echo.settings import EchoConfig
-from ingero_echo.store import published
+from ingero_echo.store import schema_text
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import format_duration
 from ingero_operator.render import argocd, examples
@@ -143,7 +143,7 @@ def questions() -> str:
         arguments = ", ".join(f"`{name}`" for name in own) or "–"
         columns = ", ".join(items) or "as selected"
         lines.append(f"| `{tool.name}` | {tool.description} | {arguments} | {columns} |")
-    tables = [f"- `{line}`" for line in published().splitlines()]
+    tables = [f"- `{line}`" for line in schema_text().splitlines()]
     return "\n".join([*lines, "", "## Tables", "", "SQL may read these; times are UTC.", "", *tables, ""])
 
 

@@ -15,12 +15,12 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from ingero_contract import echo
 from ingero_echo import retention
-from ingero_echo.auth import Keyring, RateLimit
-from ingero_echo.doors import Doors
-from ingero_echo.errors import Refused
-from ingero_echo.guard import MAX_BODY, Audit, Guard, Unread
-from ingero_echo.intake import Doorkeeper, Intake
-from ingero_echo.pages import EchoPage
+from ingero_echo.auth import RateLimit, TokenStore
+from ingero_echo.collector import EchoCollector
+from ingero_echo.errors import ApiError
+from ingero_echo.ingest_handler import IngestAuthenticator, IngestHandler
+from ingero_echo.lazy_apps import LazyApps
+from ingero_echo.middleware import MAX_BODY, AuditLog, AuthMiddleware, UnreadResponses
 from ingero_echo.settings import EchoConfig
 from ingero_echo.store import Store, StoreError
 from ingero_echo.writer import Writer
@@ -47,18 +47,18 @@ class Echo:
     def __init__(self, config: EchoConfig) -> None:
         self.config = config
         self.ports: dict[str, int] = {}
-        self._keyring = Keyring(config.auth.tokens_file, config.auth.grace)
-        self._audit = Audit(config.auth.audit_file)
+        self._tokens = TokenStore(config.auth.tokens_file, config.auth.grace)
+        self._audit = AuditLog(config.auth.audit_file)
         self._store: Store | None = None
         self._writer: Writer | None = None
-        self._intake: Intake | None = None
+        self._ingest_handler: IngestHandler | None = None
         self._api: AsgiServer | None = None
         self._health: Http1Server | None = None
         self._http: OtlpHttpReceiver | None = None
         self._grpc: OtlpGrpcReceiver | None = None
-        self._page = EchoPage(
-            lambda: self._writer, lambda: self._intake, lambda: self._doors.questions(), lambda: self._doors.ended(),
-            self._listeners,
+        self._collector = EchoCollector(
+            lambda: self._writer, lambda: self._ingest_handler, lambda: self._apps.questions(),
+            lambda: self._apps.ended(), self._listeners,
         )  # fmt: skip
         self._tasks: list[asyncio.Task[None]] = []
         self._stack = contextlib.AsyncExitStack()
@@ -66,7 +66,7 @@ class Echo:
     async def start(self) -> None:
         """Answer health at once, open the store, then take events.
 
-        Raises `SettingsError`, `OSError`, `StoreError` or `Locked` in words.
+        Raises `SettingsError`, `OSError`, `StoreError` or `DatabaseLocked` in words.
         """
         self._stack.callback(self._audit.close)
         await self._front_ends()
@@ -75,36 +75,36 @@ class Echo:
         writer = Writer(store, self.config.ingest)
         await asyncio.to_thread(writer.start)
         self._stack.callback(writer.stop)
-        dates = await asyncio.to_thread(retention.calendar, store)
-        self._intake = Intake(self._keyring, writer, self.config.retention.age, dates)
-        self._stack.callback(self._intake.close)
-        await self._receivers(self._intake)
+        clock = await asyncio.to_thread(retention.retention_clock, store)
+        self._ingest_handler = IngestHandler(self._tokens, writer, self.config.retention.age, clock)
+        self._stack.callback(self._ingest_handler.close)
+        await self._receivers(self._ingest_handler)
         self._store, self._writer = store, writer
-        self._tasks.append(asyncio.create_task(self._retain(writer, store, dates)))
-        self._tasks.append(asyncio.create_task(self._doors.run()))
-        files = FileWatcher((self._keyring.file,))
-        self._tasks.append(asyncio.create_task(watch_files(files, self._keyring.reload, "tokens")))
+        self._tasks.append(asyncio.create_task(self._retain(writer, store, clock)))
+        self._tasks.append(asyncio.create_task(self._apps.run()))
+        files = FileWatcher((self._tokens.file,))
+        self._tasks.append(asyncio.create_task(watch_files(files, self._tokens.reload, "tokens")))
 
     async def _front_ends(self) -> None:
         config = self.config
         registry = CollectorRegistry()
-        registry.register(self._page)
+        registry.register(self._collector)
         ProcessCollector(registry=registry)
         PlatformCollector(registry=registry)
-        unread = Unread()
-        self._doors = Doors(config, lambda: self._store, registry, self.backup, MAX_BODY, unread.check)
-        guard = Guard(
-            self._doors.api, self._doors.mcp, lambda: self._store is not None,
-            self._ailment, self._keyring,
+        unread = UnreadResponses()
+        self._apps = LazyApps(config, lambda: self._store, registry, self.backup, MAX_BODY, unread.check)
+        middleware = AuthMiddleware(
+            self._apps.api, self._apps.mcp, lambda: self._store is not None,
+            self._liveness_error, self._tokens,
             RateLimit(config.api.requests_per_second, config.api.burst), self._audit,
-            self._page.observe, unread,
+            self._collector.observe, unread,
         )  # fmt: skip
         if config.api.health_endpoint:
             self._health = Http1Server(self._probe, limits=API_LIMITS)
             host, port = parse_endpoint(config.api.health_endpoint)
             self.ports["health"] = await self._health.start(host, port, purpose="health")
             self._stack.push_async_callback(self._health.stop, DRAIN_SECONDS)
-        self._api = AsgiServer(guard)
+        self._api = AsgiServer(middleware)
         self.ports["api"] = await self._api.start(*parse_endpoint(config.api.endpoint), tls=config.tls)
         self._stack.push_async_callback(self._api.stop, DRAIN_SECONDS)
 
@@ -113,9 +113,9 @@ class Echo:
         path = request.path.decode("latin-1")
         if path not in (echo.LIVE, echo.READY):
             return Response(404, f"not found: {echo.LIVE}, {echo.READY}\n".encode())
-        ailment = self._ailment()
-        if ailment:
-            return Response(503, f"{ailment}\n".encode())
+        liveness_error = self._liveness_error()
+        if liveness_error:
+            return Response(503, f"{liveness_error}\n".encode())
         if path == echo.READY and self._store is None:
             return Response(503, b"the database is still being opened\n")
         return Response(200, b"ok\n")
@@ -124,33 +124,33 @@ class Echo:
         found = {"otlp_http": self._http, "otlp_grpc": self._grpc, "api": self._api, "health": self._health}
         return {name: one.counters for name, one in found.items() if one}
 
-    def _ailment(self) -> Refused | None:
-        """What only a new process can mend, if there is such a thing."""
+    def _liveness_error(self) -> ApiError | None:
+        """What only a new process can repair, if there is such a thing."""
         if self._writer is not None and not self._writer.alive:
-            return Refused("writer_ended", "nothing can be written any more", "restart Echo", 503)
-        if self._doors.deaf(time.monotonic()):
-            return Refused("query_goes_on", "a query goes on long after it was cancelled", "restart Echo", 503)
+            return ApiError("writer_ended", "nothing can be written any more", "restart Echo", 503)
+        if self._apps.stuck(time.monotonic()):
+            return ApiError("query_goes_on", "a query goes on long after it was cancelled", "restart Echo", 503)
         return None
 
-    async def _receivers(self, intake: Intake) -> None:
-        config, doorkeeper = self.config.ingest, Doorkeeper(self._keyring)
+    async def _receivers(self, handler: IngestHandler) -> None:
+        config, authenticator = self.config.ingest, IngestAuthenticator(self._tokens)
         if config.http_endpoint:
-            self._http = OtlpHttpReceiver(intake, doorkeeper, config.limits())
+            self._http = OtlpHttpReceiver(handler, authenticator, config.limits())
             host, port = parse_endpoint(config.http_endpoint)
             self.ports["otlp/http"] = await self._http.start(host, port, tls=self.config.tls)
             self._stack.push_async_callback(self._http.stop, DRAIN_SECONDS)
         if config.grpc_endpoint:
             limits = replace(config.limits(), body_bytes=config.max_decoded_body_size)
-            self._grpc = OtlpGrpcReceiver(intake, doorkeeper, limits)
+            self._grpc = OtlpGrpcReceiver(handler, authenticator, limits)
             host, port = parse_endpoint(config.grpc_endpoint)
             self.ports["otlp/grpc"] = await self._grpc.start(host, port, tls=self.config.tls)
             self._stack.push_async_callback(self._grpc.stop, DRAIN_SECONDS)
 
-    async def _retain(self, writer: Writer, store: Store, dates: retention.Calendar) -> None:
+    async def _retain(self, writer: Writer, store: Store, clock: retention.RetentionClock) -> None:
         while True:
             await asyncio.sleep(self.config.retention.every)
             try:
-                now = dates.now(time.time_ns(), time.monotonic_ns())
+                now = clock.now(time.time_ns(), time.monotonic_ns())
                 job = writer.call(partial(retention.sweep, store, self.config.retention, now))
                 deleted = await asyncio.wrap_future(job)
                 writer.counters.sweeps += 1
@@ -161,25 +161,25 @@ class Echo:
                 log.error("retention_failed", reason=str(error))
 
     def backup(self) -> dict[str, Any]:
-        """Write a copy into the backup folder; blocks. Raises `Refused`."""
+        """Write a copy into the backup folder; blocks. Raises `ApiError`."""
         folder = self.config.store.backup_folder
         if folder is None:
-            raise Refused("not_configured", "backups are off", "set store.backup_folder", status=403)
+            raise ApiError("not_configured", "backups are off", "set store.backup_folder", status=403)
         if self._store is None or self._writer is None:
-            raise Refused("not_ready", "the database is still being opened", "ask again", 503, 1)
+            raise ApiError("not_ready", "the database is still being opened", "ask again", 503, 1)
         target = folder / time.strftime("echo-%Y%m%dT%H%M%SZ.duckdb", time.gmtime())
         store = self._store
         try:
             self._writer.call(lambda: store.copy(target)).result()
         except (StoreError, OSError) as error:
-            raise Refused("backup_failed", str(error), "make room or another folder", status=500) from None
+            raise ApiError("backup_failed", str(error), "make room or another folder", status=500) from None
         return {"name": target.name, "bytes": target.stat().st_size}
 
     def reload(self) -> None:
         """Read tokens and certificates again, and open the audit file anew. What fails is said, and the old stays."""
         try:
             self._audit.reopen()
-            self._keyring.reload()
+            self._tokens.reload()
             for server in (self._http, self._grpc, self._api):
                 if server:
                     server.reload_certificates()

@@ -45,7 +45,7 @@ class Identity:
         return self.clusters is None or cluster in self.clusters
 
 
-ANYBODY: Final = Identity(name="anybody", scopes=frozenset(Scope))
+ANONYMOUS: Final = Identity(name="anybody", scopes=frozenset(Scope))
 """Who asks when no tokens are configured, which only works on loopback."""
 
 
@@ -96,7 +96,7 @@ def _identity(digest: bytes, words: list[str]) -> Identity:
     return Identity(name=name, digest=digest.hex(), scopes=scopes, clusters=clusters)
 
 
-class Keyring:
+class TokenStore:
     """The accepted tokens, and those that were accepted until a moment ago."""
 
     def __init__(self, file: Path | None, grace_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
@@ -132,7 +132,7 @@ class Keyring:
     def find(self, authorization: bytes | str | None) -> Identity | None:
         """Who an Authorization header belongs to; every token is compared, always."""
         if self._file is None:
-            return ANYBODY
+            return ANONYMOUS
         if authorization is None:
             return None
         text = authorization.decode("latin-1") if isinstance(authorization, bytes) else authorization
@@ -157,7 +157,7 @@ class _Bucket:
     at: float
 
 
-def asker(identity: Identity | None) -> str:
+def caller_key(identity: Identity | None) -> str:
     """One name for whoever asks, for what is counted by token."""
     return "" if identity is None else identity.digest or identity.name
 
@@ -180,11 +180,11 @@ class RateLimit:
     clock: Callable[[], float] = time.monotonic
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
 
-    def wait(self, asker: str) -> float:
+    def wait(self, caller: str) -> float:
         """Take one request; seconds to wait before the next try, 0 when it may go on."""
         now = self.clock()
-        bucket = self._buckets.setdefault(asker, _Bucket(float(self.burst), now))
-        self._buckets.move_to_end(asker)
+        bucket = self._buckets.setdefault(caller, _Bucket(float(self.burst), now))
+        self._buckets.move_to_end(caller)
         if len(self._buckets) > MAX_BUCKETS:
             self._buckets.popitem(last=False)
         bucket.level = min(float(self.burst), bucket.level + (now - bucket.at) * self.per_second)

@@ -65,7 +65,7 @@ def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, p
     ingero-echo serve --config echo.yaml --set retention.age=7d
     """
     from ingero_echo import app
-    from ingero_echo.lock import Locked
+    from ingero_echo.lock import DatabaseLocked
     from ingero_echo.store import StoreError
     from ingero_kit import logs
 
@@ -73,7 +73,7 @@ def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, p
         config = _read(file, settings, insecure)
         logs.configure(config.log_level)
         app.run(config, partial(write_ports_file, ports_file))
-    except (SettingsError, OSError, StoreError, Locked) as error:
+    except (SettingsError, OSError, StoreError, DatabaseLocked) as error:
         _fail(error)
 
 
@@ -131,7 +131,7 @@ def stress(
     """
     import signal
 
-    from ingero_echo.errors import Refused
+    from ingero_echo.errors import ApiError
     from ingero_echo.stress import Plan, run
     from ingero_kit.tls import ClientTls
 
@@ -144,7 +144,7 @@ def stress(
         )  # fmt: skip
         signal.signal(signal.SIGINT, lambda *_: plan.stop.set())
         outcome = run(plan)
-    except (SettingsError, OSError, Refused) as error:
+    except (SettingsError, OSError, ApiError) as error:
         _fail(error)
     facts = outcome.facts()
     if as_json:
@@ -185,7 +185,7 @@ def ask(
     ingero-echo ask run_analysis sql='SELECT count(*) FROM events'
     """
     from ingero_contract import echo
-    from ingero_echo.errors import Refused
+    from ingero_echo.errors import ApiError
 
     try:
         client = _connect(api, token_file, ca_file)
@@ -203,7 +203,7 @@ def ask(
                 raise SettingsError(f"{item}: KEY=VALUE was expected")
             given[key] = _value(value, known.get(key, {}))
         answer = client.tool(full, given)
-    except Refused as refused:
+    except ApiError as refused:
         click.echo(f"ingero-echo: {refused}" + (f" ({refused.hint})" if refused.hint else ""), err=True)
         sys.exit(1)
     except (SettingsError, OSError) as error:
@@ -236,16 +236,16 @@ def mcp(api: str, token_file: Path | None, ca_file: Path | None) -> None:
     import anyio
     from mcp.server.stdio import stdio_server
 
-    from ingero_echo.auth import ANYBODY
-    from ingero_echo.client import RemoteDesk
+    from ingero_echo.auth import ANONYMOUS
+    from ingero_echo.client import RemoteQueryService
     from ingero_echo.mcp_tools import make_server
-    from ingero_echo.store import published
+    from ingero_echo.store import schema_text
 
     try:
-        desk: Any = RemoteDesk(_connect(api, token_file, ca_file))
+        service: Any = RemoteQueryService(_connect(api, token_file, ca_file))
     except (SettingsError, OSError) as error:
         _fail(error)
-    server = make_server(desk, published, lambda _: ANYBODY)
+    server = make_server(service, schema_text, lambda _: ANONYMOUS)
 
     async def talk() -> None:
         async with stdio_server() as (incoming, outgoing):
@@ -264,8 +264,8 @@ def backup(
 ) -> None:
     """Have a running Echo write a copy into its backup folder, or copy what is alive in a database not in use."""
     from ingero_contract import echo
-    from ingero_echo.errors import Refused
-    from ingero_echo.lock import Locked
+    from ingero_echo.errors import ApiError
+    from ingero_echo.lock import DatabaseLocked
     from ingero_echo.store import StoreError, compact
 
     try:
@@ -276,7 +276,7 @@ def backup(
             raise SettingsError(f"{database}: --database needs a file that is there, and --to")
         compact(database, target)
         click.echo(f"wrote {target}")
-    except (Refused, SettingsError, OSError, StoreError, Locked) as error:
+    except (ApiError, SettingsError, OSError, StoreError, DatabaseLocked) as error:
         _fail(error)
 
 
@@ -286,14 +286,14 @@ def backup(
 @click.option("--force", is_flag=True, help="Go on when there is a database; it is kept beside the new one.")
 def restore(copy: Path, database: Path, force: bool) -> None:
     """Put a backup in the place of a database that is not in use."""
-    from ingero_echo.lock import Locked
+    from ingero_echo.lock import DatabaseLocked
     from ingero_echo.settings import StoreConfig
     from ingero_echo.store import StoreError
     from ingero_echo.store import restore as put_back
 
     try:
         put_back(copy, StoreConfig(path=database), force=force)
-    except (OSError, StoreError, Locked) as error:
+    except (OSError, StoreError, DatabaseLocked) as error:
         _fail(error)
     click.echo(f"restored {database}")
 
@@ -314,7 +314,7 @@ def export(database: Path, target: Path, tables: tuple[str, ...], what: str | No
     ingero-echo export --database echo-copy.duckdb --to timeline.parquet --timeline --cluster prod
     """
     from ingero_echo import export as parquet
-    from ingero_echo.lock import Locked
+    from ingero_echo.lock import DatabaseLocked
     from ingero_echo.settings import StoreConfig
     from ingero_echo.store import Store, StoreError
 
@@ -331,5 +331,5 @@ def export(database: Path, target: Path, tables: tuple[str, ...], what: str | No
                 click.echo(f"{target / table}: {parquet.export(store, target, table)} rows")
         finally:
             store.close()
-    except (SettingsError, OSError, StoreError, Locked) as error:
+    except (SettingsError, OSError, StoreError, DatabaseLocked) as error:
         _fail(error)

@@ -11,7 +11,7 @@ from typing import Any
 import anyio.to_thread
 
 from ingero_contract import echo
-from ingero_echo.errors import Refused
+from ingero_echo.errors import ApiError
 
 PATIENCE_SECONDS = 60.0
 """How long a client that is told to come back does so."""
@@ -28,7 +28,7 @@ class ApiClient:
     def request(self, method: str, path: str, content: Any = None) -> Any:
         """The JSON of an answer; waits when told to.
 
-        Raises `Refused` for what Echo refuses and `ConnectionError` in words when it cannot be reached.
+        Raises `ApiError` for what Echo refuses and `ConnectionError` in words when it cannot be reached.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:
@@ -41,7 +41,7 @@ class ApiClient:
         except ValueError:
             raise ConnectionError(f"{self.url}: HTTP {status}, not JSON: is this an Echo?") from None
         if status >= 400:
-            raise Refused(
+            raise ApiError(
                 str(answer.get("code", status)), str(answer.get("message", "")), str(answer.get("hint", "")), status
             )
         return answer
@@ -83,7 +83,7 @@ class RemoteReply:
 
 
 @dataclass(frozen=True)
-class RemoteDesk:
+class RemoteQueryService:
     """A desk that passes questions on to a running Echo."""
 
     client: ApiClient

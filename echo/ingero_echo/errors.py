@@ -6,7 +6,7 @@ from typing import Any
 import orjson
 
 
-class Refused(Exception):
+class ApiError(Exception):
     """A question that is not answered: `code` for machines, the text and `hint` for people, `status` for HTTP."""
 
     def __init__(self, code: str, message: str, hint: str = "", status: int = 400, retry_seconds: float = 0) -> None:

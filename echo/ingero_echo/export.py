@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 from ingero_echo.store import Store, StoreError
 from ingero_echo.tables import TABLES
 
-_CHUNK: Final = 100_000
+_CHUNK_ROWS: Final = 100_000
 
 
 def export(store: Store, folder: Path, table: str) -> int:
@@ -96,7 +96,7 @@ def _write(rows: Any, file: Path) -> int:
     written = 0
     part = file.with_name(file.name + ".part")
     try:
-        reader = rows.to_arrow_reader(_CHUNK)
+        reader = rows.to_arrow_reader(_CHUNK_ROWS)
         with pq.ParquetWriter(part, reader.schema, compression="zstd") as writer:
             for batch in reader:
                 writer.write_table(pa.Table.from_batches([batch]))

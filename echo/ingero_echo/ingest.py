@@ -19,22 +19,22 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from ingero_contract import attributes as keys
 from ingero_contract import echo, metrics
 from ingero_contract.values import GPU_THROTTLED, LATE_RANK
-from ingero_echo import columns, wire
-from ingero_echo.bounds import Allowance, check_body
+from ingero_echo import columnar, columns
+from ingero_echo.dedup import identities, identity, identity_suffix
 from ingero_echo.records import (
     Block,
-    Malformed,
-    Odd,
+    MalformedRequest,
     Origin,
     Record,
+    UnreadableRecord,
     common,
     log_record,
     number_point,
     pairs,
-    read,
     read_repaired,
+    read_request,
 )
-from ingero_echo.repeats import identities, identity, kind
+from ingero_echo.request_limits import RequestBudget, check_body
 from ingero_kit.health_report import MAX_NAME, check_name
 from ingero_kit.otlp_layout import UnsupportedLayout
 from ingero_kit.otlp_limits import RequestTooExpensive
@@ -47,7 +47,7 @@ MAX_ATTRIBUTES: Final = 64 << 10
 MAX_REASONS: Final = 10
 """Most reasons that an answer names."""
 
-LARGE: Final = 4096
+MIN_COLUMNAR_BYTES: Final = 4096
 """Smallest body, bytes, in which records of one shape are looked for."""
 
 LAST_NANOSECOND: Final = (1 << 63) - 2
@@ -126,7 +126,7 @@ class Batch:
         return "; ".join(told[:MAX_REASONS] + more)
 
 
-def given_id(text: str) -> bytes:
+def event_id_bytes(text: str) -> bytes:
     """The 16 bytes of an event id: those of a UUID, or a digest of any other text."""
     try:
         return UUID(text).bytes
@@ -139,7 +139,7 @@ def request_digest(signal: Signal, cluster: str, body: bytes) -> bytes:
     return blake2b(body, digest_size=8, person=signal.name.encode(), key=cluster.encode()[:64]).digest()
 
 
-def decode(
+def decode_request(
     signal: Signal,
     encoding: Encoding,
     body: bytes,
@@ -153,40 +153,42 @@ def decode(
     Records without an event id get one from the request's digest and their place in it, so that a repeated request
     is recognised; undated records get the time of their arrival, and are never taken for a repeat.
 
-    Raises `Malformed` when the request as a whole cannot be read.
+    Raises `MalformedRequest` when the request as a whole cannot be read.
     """
     digest = cache(partial(request_digest, signal, cluster, body))
-    push = Delivery(Batch(), signal, cluster, digest, now_nanos, oldest_nanos, allowed)
+    request = RequestContext(Batch(), signal, cluster, digest, now_nanos, oldest_nanos, allowed)
     try:
-        blocks = shaped(push, body) if encoding == "protobuf" and len(body) >= LARGE else None
+        blocks = (
+            decode_columnar(request, body) if encoding == "protobuf" and len(body) >= MIN_COLUMNAR_BYTES else None
+        )
         if blocks is None:
-            blocks = _one_by_one(push, encoding, body)
+            blocks = _one_by_one(request, encoding, body)
     except RequestTooExpensive as error:
-        raise Malformed(str(error)) from None
+        raise MalformedRequest(str(error)) from None
     rows: dict[str, list[tuple[Any, ...]]] = {}
     for block, ordinals in blocks:
-        Builder(push, block.resource, rows).take(block.records, ordinals)
+        RowBuilder(request, block.resource, rows).take(block.records, ordinals)
     try:
         made = {table: columns.batch(table, found) for table, found in rows.items()}
-    except _ODD:
-        made = _sieved(push.batch, rows)
+    except _COLUMN_ERRORS:
+        made = _without_misfits(request.batch, rows)
     for table, part in made.items():
-        push.batch.tables.setdefault(table, []).append(part)
-    return push.batch
+        request.batch.tables.setdefault(table, []).append(part)
+    return request.batch
 
 
-_ODD: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
+_COLUMN_ERRORS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """What columns raise for a value that is not theirs."""
 
 
-def _sieved(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, pa.RecordBatch]:
+def _without_misfits(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, pa.RecordBatch]:
     """The columns without the records that do not fit them, however those came about; slow, and for these only."""
     odd: set[bytes] = set()
     for table, found in rows.items():
         for row in found:
             try:
                 columns.batch(table, [row])
-            except _ODD as error:
+            except _COLUMN_ERRORS as error:
                 if row[0] not in odd:
                     batch.reject(f"it does not fit the table {table}: {str(error)[:200]}")
                 odd.add(row[0])
@@ -200,16 +202,16 @@ def _sieved(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, p
     return {table: columns.batch(table, found) for table, found in kept.items() if found}
 
 
-def _one_by_one(push: "Delivery", encoding: Encoding, body: bytes) -> Iterator[tuple[Block, list[int]]]:
+def _one_by_one(request: "RequestContext", encoding: Encoding, body: bytes) -> Iterator[tuple[Block, list[int]]]:
     """The records of a request. What is not text in protobuf is left out in the same way whatever its length."""
     try:
-        blocks, repaired = read(push.signal, encoding, body)
+        blocks, repaired = read_request(request.signal, encoding, body)
     except DecodeError:
-        found = shaped(push, body)
+        found = decode_columnar(request, body)
         if found is not None:
             return found
-        blocks, repaired = read_repaired(push.signal, body)
-    push.batch.repaired(repaired)
+        blocks, repaired = read_repaired(request.signal, body)
+    request.batch.repaired(repaired)
     return _numbered(blocks)
 
 
@@ -221,7 +223,7 @@ def _numbered(blocks: list[Block]) -> Iterator[tuple[Block, list[int]]]:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class RequestContext:
     """What is the same for all records of one request."""
 
     batch: Batch
@@ -234,7 +236,7 @@ class Delivery:
     allowed: Allowed
 
 
-class Context(NamedTuple):
+class RecordContext(NamedTuple):
     """The columns of a record that its attributes and its resource fix."""
 
     cluster: str
@@ -244,24 +246,24 @@ class Context(NamedTuple):
     text: str | None
 
 
-class Builder:
+class RowBuilder:
     """Rows of one resource."""
 
     def __init__(
-        self, push: Delivery, resource: dict[str, Any], rows: dict[str, list[tuple[Any, ...]]] | None = None
+        self, request: RequestContext, resource: dict[str, Any], rows: dict[str, list[tuple[Any, ...]]] | None = None
     ) -> None:
-        self.push = push
+        self.request = request
         self.rows = {} if rows is None else rows
         self.resource = resource
         self.shared = {key: value for key, value in resource.items() if key not in _OWN_COLUMN}
         self.checked: dict[str, str | None] = {}
 
-    def take(self, records: Sequence[Record | Odd], ordinals: Sequence[int]) -> None:
+    def take(self, records: Sequence[Record | UnreadableRecord], ordinals: Sequence[int]) -> None:
         """Add the rows of records; `ordinals` are their places in the request."""
         health: dict[str, tuple[Record, bytes, str, str, int]] = {}
         for record, ordinal in zip(records, ordinals, strict=True):
-            if isinstance(record, Odd):
-                self.push.batch.reject(record.reason)
+            if isinstance(record, UnreadableRecord):
+                self.request.batch.reject(record.reason)
                 continue
             taken = self._event(record, ordinal)
             if taken is None:
@@ -275,7 +277,7 @@ class Builder:
             elif name == metrics.VERDICT_EVENT or name == metrics.STRAGGLER_EVENT:
                 self._verdict(record, event_id, cluster, node, time)
             elif name == echo.CAUSAL_CHAIN_EVENT:
-                self._chain(record, event_id, cluster, node, time)
+                self._causal_chain(record, event_id, cluster, node, time)
         if metrics.HEALTH_SCORE in health:
             self._health(health)
 
@@ -293,13 +295,13 @@ class Builder:
             wrong = check_name(name) if name else None
             if wrong:
                 return f"the {what} id {wrong}"
-        if not self.push.allowed(cluster):
+        if not self.request.allowed(cluster):
             return "the token may not write to this cluster"
         return None
 
-    def describe(self, record: Record) -> Context | str:
+    def record_context(self, record: Record) -> RecordContext | str:
         """What attributes and resource say about a record, the event id aside; or why it cannot be taken."""
-        cluster = self.push.cluster or str(self._find(record, (keys.CLUSTER_ID,)) or "")
+        cluster = self.request.cluster or str(self._find(record, (keys.CLUSTER_ID,)) or "")
         node = str(self._find(record, NODE_KEYS) or "")
         key = f"{cluster}\n{node}"
         if key not in self.checked:
@@ -313,38 +315,40 @@ class Builder:
         text = _text(kept) if kept else None
         if max(len(text or ""), len(record.message or "")) > MAX_ATTRIBUTES:
             return f"the attributes are longer than {MAX_ATTRIBUTES} characters"
-        return Context(
-            cluster, node, _small(self._find(record, (keys.NCCL_RANK, keys.NODE_RANK))),
-            _small(self._find(record, (keys.NCCL_NRANKS, keys.WORLD_SIZE))), text,
+        return RecordContext(
+            cluster, node, _int32(self._find(record, (keys.NCCL_RANK, keys.NODE_RANK))),
+            _int32(self._find(record, (keys.NCCL_NRANKS, keys.WORLD_SIZE))), text,
         )  # fmt: skip
 
     def _event(self, record: Record, ordinal: int) -> tuple[bytes, str, str, int] | None:
-        push = self.push
+        request = self.request
         given = record.attributes.get(keys.EVENT_ID)
-        event_id = given_id(str(given)) if given else push.digest() + ordinal.to_bytes(8, "big")
+        event_id = event_id_bytes(str(given)) if given else request.digest() + ordinal.to_bytes(8, "big")
         if given and str(UUID(bytes=event_id)) == given:
             del record.attributes[keys.EVENT_ID]
-        described = _bad_time(record.time, push.now, push.oldest) or self.describe(record)
-        if isinstance(described, str):
-            push.batch.reject(described)
+        context = _bad_time(record.time, request.now, request.oldest) or self.record_context(record)
+        if isinstance(context, str):
+            request.batch.reject(context)
             return None
-        cluster, node, rank, nranks, text = described
+        cluster, node, rank, nranks, text = context
         chain = self._find(record, CHAIN_KEYS)
-        time = record.time or push.now
+        time = record.time or request.now
         dated = bool(given) or record.time > 0
         # An undated record cannot be told from the next one that says the same: it is never taken for a repeat.
-        push.batch.identities.append(
-            identity(event_id, record.name, cluster) if dated else event_id + kind(str(push.now), str(id(push.batch)))
+        request.batch.identities.append(
+            identity(event_id, record.name, cluster)
+            if dated
+            else event_id + identity_suffix(str(request.now), str(id(request.batch)))
         )
         self.rows.setdefault("events", []).append(
             (
-                event_id, time, push.now, push.signal.name.lower(), cluster, node, record.name, record.value, rank,
-                nranks, None if chain is None else str(chain), record.message, text,
+                event_id, time, request.now, request.signal.name.lower(), cluster, node, record.name, record.value,
+                rank, nranks, None if chain is None else str(chain), record.message, text,
             )
         )  # fmt: skip
         return event_id, cluster, node, time
 
-    def _add(self, table: str, *values: Any) -> None:
+    def _add_row(self, table: str, *values: Any) -> None:
         self.rows.setdefault(table, []).append(values)
 
     def _health(self, health: dict[str, tuple[Record, bytes, str, str, int]]) -> None:
@@ -353,9 +357,9 @@ class Builder:
             self._find(record, (name,))
             for name in (keys.NODE_STATE, keys.WORKLOAD_TYPE, keys.JOB_ID, keys.GPU_MODEL, keys.PROVIDER)
         ]
-        self._add(
-            "node_metrics", event_id, time, cluster, node, _small(self._find(record, (keys.NODE_RANK,))),
-            _small(self._find(record, (keys.WORLD_SIZE,))),
+        self._add_row(
+            "node_metrics", event_id, time, cluster, node, _int32(self._find(record, (keys.NODE_RANK,))),
+            _int32(self._find(record, (keys.WORLD_SIZE,))),
             *(None if text is None else str(text) for text in texts),
             *(health[name][0].value if name in health else None for name in _HEALTH),
         )  # fmt: skip
@@ -363,50 +367,50 @@ class Builder:
     def _collective(self, record: Record, event_id: bytes, cluster: str, node: str, time: int) -> None:
         communicator = record.attributes.get(keys.NCCL_COMM_HASH)
         sequence = record.attributes.get(keys.NCCL_SEQ)
-        self._add(
+        self._add_row(
             "collectives", event_id, time, cluster, node, _COLLECTIVE[record.name],
             operation_name(str(record.attributes.get(keys.NCCL_OP_TYPE) or "")),
             None if communicator is None else str(communicator),
-            _small(self._find(record, (keys.NCCL_RANK, keys.NODE_RANK))),
-            _small(self._find(record, (keys.NCCL_NRANKS,))),
+            _int32(self._find(record, (keys.NCCL_RANK, keys.NODE_RANK))),
+            _int32(self._find(record, (keys.NCCL_NRANKS,))),
             sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None,
             record.value,
         )  # fmt: skip
 
     def _verdict(self, record: Record, event_id: bytes, cluster: str, node: str, time: int) -> None:
         own = record.attributes
-        rank = _small(self._find(record, (keys.NODE_RANK, keys.NCCL_RANK)))
+        rank = _int32(self._find(record, (keys.NODE_RANK, keys.NCCL_RANK)))
         if record.name == metrics.STRAGGLER_EVENT:
             evidence = {
                 "score": own.get(keys.SCORE), "threshold": own.get(keys.THRESHOLD),
                 "detection_mode": own.get(keys.DETECTION_MODE_VALUE),
             }  # fmt: skip
             edge = "straggler" if record.value else "healthy"
-            self._add(
-                "verdicts", event_id, time, cluster, node, rank, AGENT, edge, _word(own.get(keys.DOMINANT_SIGNAL)),
-                None, None, None, _text(evidence), None, None, None,
+            self._add_row(
+                "verdicts", event_id, time, cluster, node, rank, AGENT, edge,
+                _optional_text(own.get(keys.DOMINANT_SIGNAL)), None, None, None, _text(evidence), None, None, None,
             )  # fmt: skip
             return
         severity = own.get(keys.VERDICT_SEVERITY)
         words = (keys.VERDICT_STATE, keys.VERDICT_KIND, keys.VERDICT_SINCE, keys.VERDICT_COHORT,
                  keys.VERDICT_EVIDENCE, keys.VERDICT_DIGEST)  # fmt: skip
-        state, kind, since, cohort, proof, digest = (_word(own.get(name)) for name in words)
+        state, verdict_kind, since, cohort, proof, digest = (_optional_text(own.get(name)) for name in words)
         communicator, pod = own.get(keys.NCCL_COMM_HASH), self._find(record, (keys.POD_NAME,))
-        self._add(
+        self._add_row(
             "verdicts", event_id, time, cluster, node, rank,
-            COLLECTIVES if kind in (LATE_RANK, GPU_THROTTLED) else FLEET, state, kind,
+            COLLECTIVES if verdict_kind in (LATE_RANK, GPU_THROTTLED) else FLEET, state, verdict_kind,
             since, float(severity) if isinstance(severity, int | float) else None, cohort, proof, digest,
             None if communicator is None else str(communicator), None if pod is None else str(pod),
         )  # fmt: skip
 
-    def _chain(self, record: Record, event_id: bytes, cluster: str, node: str, time: int) -> None:
+    def _causal_chain(self, record: Record, event_id: bytes, cluster: str, node: str, time: int) -> None:
         chain = self._find(record, CHAIN_KEYS)
         if chain is None:
             return
         cause, severity = record.attributes.get(echo.CHAIN_ROOT_CAUSE), record.attributes.get(echo.CHAIN_SEVERITY)
-        self._add(
-            "causal_chains", event_id, time, cluster, node, str(chain), _word(severity), _word(cause), record.message,
-            _text(record.attributes),
+        self._add_row(
+            "causal_chains", event_id, time, cluster, node, str(chain), _optional_text(severity),
+            _optional_text(cause), record.message, _text(record.attributes),
         )  # fmt: skip
 
 
@@ -426,13 +430,13 @@ def _bad_time(time: int, now: int, oldest: int) -> str | None:
     return None
 
 
-def _small(value: Any) -> int | None:
+def _int32(value: Any) -> int | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         return None
     return int(value) if -(1 << 31) <= value < 1 << 31 else None
 
 
-def _word(value: Any) -> str | None:
+def _optional_text(value: Any) -> str | None:
     """A value of any kind for a column of text."""
     return value if value is None or isinstance(value, str) else _text(value)
 
@@ -449,36 +453,36 @@ def _text(value: Any) -> str:
 _TYPED: Final = frozenset((*_HEALTH, *DERIVED))
 
 
-def shaped(push: Delivery, body: bytes) -> Iterator[tuple[Block, list[int]]] | None:
+def decode_columnar(request: RequestContext, body: bytes) -> Iterator[tuple[Block, list[int]]] | None:
     """Put records of one shape into the batch; gives back those that have to be taken one by one.
 
     `None` when the request cannot be read this way. Raises `RequestTooExpensive`.
     """
     try:
-        resources = wire.split(push.signal, body)
+        resources = columnar.split_records(request.signal, body)
     except UnsupportedLayout:
         return None
     found = [_resource(block.resource) for block in resources]
     if None in found:
         return None
-    left: list[tuple[dict[str, Any], list[wire.Span]]] = []
+    left: list[tuple[dict[str, Any], list[columnar.Span]]] = []
     ordinal = 0
-    allowance = Allowance()
+    budget = RequestBudget()
     for block, known in zip(resources, filter(None, found), strict=True):
         resource, repaired = known
-        push.batch.repaired(repaired)
-        groups, rest = wire.groups(push.signal, body, block, ordinal)
+        request.batch.repaired(repaired)
+        groups, rest = columnar.group_records(request.signal, body, block, ordinal)
         ordinal += block.records
-        builder = Builder(push, resource)
+        builder = RowBuilder(request, resource)
         for group in groups:
             rest += _columns(builder, group)
-        allowance.single(len(rest))
+        budget.ungrouped(len(rest))
         left.append((resource, sorted(rest)))
     check_body(b"".join(body[span.start : span.end] for _, rest in left for span in rest), "protobuf")
     return iter(
         [
             (
-                Block(resource, [_parsed(push.signal, body[span.start : span.end], span.origin) for span in rest]),
+                Block(resource, [_parsed(request.signal, body[span.start : span.end], span.origin) for span in rest]),
                 [span.ordinal for span in rest],
             )
             for resource, rest in left
@@ -501,44 +505,44 @@ def _parse(signal: Signal, record: bytes, origin: Origin) -> Record:
     return number_point(origin.name, NumberDataPoint.FromString(record), common(origin))
 
 
-def _parsed(signal: Signal, record: bytes, origin: Origin) -> Record | Odd:
+def _parsed(signal: Signal, record: bytes, origin: Origin) -> Record | UnreadableRecord:
     try:
         return _parse(signal, record, origin)
     except DecodeError:
-        return Odd(RECORD)
+        return UnreadableRecord(RECORD)
 
 
-def _columns(builder: Builder, group: wire.Group) -> list[wire.Span]:
+def _columns(builder: RowBuilder, group: columnar.RecordGroup) -> list[columnar.Span]:
     """Add the rows of a group; gives back the records that need a closer look, for instance at their time."""
-    push = builder.push
+    request = builder.request
     try:
-        record = _parse(push.signal, group.template, group.origin)
+        record = _parse(request.signal, group.template, group.origin)
         moment = group.find("time")
         if moment is None or record.name in _TYPED:
             raise UnsupportedLayout
         times = group.integers(moment)
-        good = (times > 0) & (times <= push.now + FUTURE_NANOSECONDS) & (times >= push.oldest)
+        good = (times > 0) & (times <= request.now + FUTURE_NANOSECONDS) & (times >= request.oldest)
         if not good.all():
             raise UnsupportedLayout
         contexts, which = _contexts(builder, group, record)
-        ids = _ids(push, group, record)
-        arrays = _arrays(push, builder.resource, group, record, ids, times, contexts, which)
+        ids = _ids(request, group, record)
+        arrays = _arrays(request, builder.resource, group, record, ids, times, contexts, which)
     except (UnsupportedLayout, DecodeError):
         fit, odd = group.readable()
         return odd + _columns(builder, fit) if fit and odd else group.spans()
-    kinds = [kind(record.name, context.cluster) for context in contexts]
-    push.batch.identities += identities(ids, map(kinds.__getitem__, which.tolist()))
+    kinds = [identity_suffix(record.name, context.cluster) for context in contexts]
+    request.batch.identities += identities(ids, map(kinds.__getitem__, which.tolist()))
     rows = pa.RecordBatch.from_arrays(arrays, schema=columns.SCHEMAS["events"])
-    push.batch.tables.setdefault("events", []).append(rows)
+    request.batch.tables.setdefault("events", []).append(rows)
     return []
 
 
 def _contexts(
-    builder: Builder, group: wire.Group, record: Record
-) -> tuple[list[Context], np.ndarray[Any, np.dtype[np.int32]]]:
+    builder: RowBuilder, group: columnar.RecordGroup, record: Record
+) -> tuple[list[RecordContext], np.ndarray[Any, np.dtype[np.int32]]]:
     """The distinct contexts of a group's records, and which one each record has."""
     own = (keys.EVENT_ID, CHAIN_KEYS[0])
-    deciding = [place for place in group.places if place.kind in ("text", "other") and place.key not in own]
+    deciding = [place for place in group.variable_fields if place.kind in ("text", "other") and place.key not in own]
     which = np.zeros(len(group.ordinals), dtype=np.int32)
     varying = [place for place in deciding if (column := group.column(place)).size and (column != column[0]).any()]
     if not varying:
@@ -555,39 +559,39 @@ def _contexts(
     if len(firsts) > len(group.ordinals) // 4:
         raise UnsupportedLayout
     found = [
-        _context(builder, _parse(builder.push.signal, group.matrix[row].tobytes(), group.origin)) for row in firsts
+        _context(builder, _parse(builder.request.signal, group.matrix[row].tobytes(), group.origin)) for row in firsts
     ]
     return found, which
 
 
-def _context(builder: Builder, record: Record) -> Context:
+def _context(builder: RowBuilder, record: Record) -> RecordContext:
     attributes = {key: value for key, value in record.attributes.items() if key != keys.EVENT_ID}
-    described = builder.describe(record._replace(attributes=attributes))
-    if isinstance(described, str):
+    context = builder.record_context(record._replace(attributes=attributes))
+    if isinstance(context, str):
         raise UnsupportedLayout
-    return described
+    return context
 
 
-def _ids(push: Delivery, group: wire.Group, record: Record) -> bytes:
+def _ids(request: RequestContext, group: columnar.RecordGroup, record: Record) -> bytes:
     if keys.EVENT_ID in record.attributes:
         place = group.find("text", keys.EVENT_ID)
         if place is None:
             raise UnsupportedLayout
-        return wire.uuid_bytes(group.column(place))
+        return columnar.uuid_bytes(group.column(place))
     ids = np.empty((len(group.ordinals), 16), dtype=np.uint8)
-    ids[:, :8] = np.frombuffer(push.digest(), dtype=np.uint8)
+    ids[:, :8] = np.frombuffer(request.digest(), dtype=np.uint8)
     ids[:, 8:] = group.ordinals.astype(">u8").view(np.uint8).reshape(-1, 8)
     return ids.tobytes()
 
 
 def _arrays(
-    push: Delivery,
+    request: RequestContext,
     resource: dict[str, Any],
-    group: wire.Group,
+    group: columnar.RecordGroup,
     record: Record,
     ids: bytes,
     times: np.ndarray[Any, np.dtype[np.int64]],
-    contexts: list[Context],
+    contexts: list[RecordContext],
     which: np.ndarray[Any, np.dtype[np.int32]],
 ) -> list[pa.Array]:
     count, schema = len(group.ordinals), columns.SCHEMAS["events"]
@@ -613,8 +617,8 @@ def _arrays(
         raise UnsupportedLayout
     clusters, nodes, ranks, sizes, texts = (list(column) for column in zip(*contexts, strict=True))
     return [
-        columns.uuids(ids), pa.array(times, pa.int64()).cast(columns.NANOS), same("received", push.now),
-        same("signal", push.signal.name.lower()), by_context("cluster_id", clusters), by_context("node_id", nodes),
+        columns.uuids(ids), pa.array(times, pa.int64()).cast(columns.NANOS), same("received", request.now),
+        same("signal", request.signal.name.lower()), by_context("cluster_id", clusters), by_context("node_id", nodes),
         same("metric_name", record.name), values, by_context("rank", ranks), by_context("nranks", sizes),
         group.texts(chain) if chain else same("causal_chain_id", None),
         group.texts(body) if body else same("message", None), by_context("attributes", texts),

@@ -19,10 +19,10 @@ from starlette.exceptions import HTTPException
 
 from ingero_contract import echo
 from ingero_echo.auth import Identity, Scope
-from ingero_echo.desk import ANALYSIS, TOOLS, AnalysisArguments, Desk, Reply, Tool
-from ingero_echo.errors import Refused
-from ingero_echo.guard import OPEN
-from ingero_echo.questions import Result, cancelled, shown
+from ingero_echo.errors import ApiError
+from ingero_echo.middleware import OPEN
+from ingero_echo.query_runner import QueryResult, cancelled, shown
+from ingero_echo.query_service import ANALYSIS, TOOLS, AnalysisArguments, QueryService, Reply, Tool
 
 CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -112,7 +112,7 @@ def json(content: Any, status: int = 200, headers: dict[str, str] | None = None)
     return Response(orjson.dumps(content, default=str), status, headers, "application/json")
 
 
-def error(refused: Refused, request_id: str) -> Response:
+def error(refused: ApiError, request_id: str) -> Response:
     """The one shape of errors."""
     return json(refused.fields(request_id), refused.status, refused.headers(request_id))
 
@@ -127,11 +127,11 @@ def require(request: Request, scope: Scope) -> Identity:
     """Who asks, if the token has a scope."""
     identity = identity_of(request)
     if not identity.may(scope):
-        raise Refused("forbidden", f"the token lacks the scope {scope}", "have it added to the token's line", 403)
+        raise ApiError("forbidden", f"the token lacks the scope {scope}", "have it added to the token's line", 403)
     return identity
 
 
-async def attended(request: Request, answer: Coroutine[Any, Any, Reply]) -> Reply:
+async def cancel_on_disconnect(request: Request, answer: Coroutine[Any, Any, Reply]) -> Reply:
     """The answer, as long as the client is there: one that goes away cancels its question."""
     asked = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(_gone(request))
@@ -180,7 +180,7 @@ def _facts(reply: Reply) -> dict[str, str]:
     return facts
 
 
-def _flat(result: Result) -> pa.Table:
+def _flat(result: QueryResult) -> pa.Table:
     """Columns that CSV can hold: numbers and truth values as such, everything else as the text that JSON has."""
     columns = []
     for name, column in zip(result.columns, result.table.columns, strict=True):
@@ -197,7 +197,7 @@ def _flat(result: Result) -> pa.Table:
 
 
 def make_api(
-    desk: Desk,
+    service: QueryService,
     ready: Callable[[], bool],
     registry: CollectorRegistry,
     backup: Callable[[], dict[str, Any]],
@@ -208,20 +208,20 @@ def make_api(
         description="Keeps every event and answers questions about them.",
     )  # fmt: skip
 
-    @app.exception_handler(Refused)
-    async def refused(request: Request, problem: Refused) -> Response:
+    @app.exception_handler(ApiError)
+    async def refused(request: Request, problem: ApiError) -> Response:
         return error(problem, request.scope["ingero.request_id"])
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, problem: RequestValidationError) -> Response:
         text = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in problem.errors()[:5])
-        return error(Refused("bad_arguments", text, status=422), request.scope["ingero.request_id"])
+        return error(ApiError("bad_arguments", text, status=422), request.scope["ingero.request_id"])
 
     @app.exception_handler(HTTPException)
     async def other(request: Request, problem: HTTPException) -> Response:
         code = {404: "not_found", 405: "method_not_allowed"}.get(problem.status_code, "error")
         answer = error(
-            Refused(code, str(problem.detail), f"see {echo.OPENAPI}", problem.status_code),
+            ApiError(code, str(problem.detail), f"see {echo.OPENAPI}", problem.status_code),
             request.scope["ingero.request_id"],
         )
         answer.headers.update(problem.headers or {})
@@ -235,7 +235,7 @@ def make_api(
     @app.get(echo.HEALTH, operation_id="health")
     def health() -> Health:
         """Whether the API serves, the database is open, and how full its volume is."""
-        return Health(status="ok", ready=ready(), volume_used=desk.volume_used())
+        return Health(status="ok", ready=ready(), volume_used=service.volume_used())
 
     @app.get(echo.WHOAMI, operation_id="whoami", responses=_ERRORS)
     def whoami(request: Request) -> Whoami:
@@ -262,7 +262,7 @@ def make_api(
     )
     async def sql(request: Request, query: AnalysisArguments, accept: Annotated[str, Header()] = "*/*") -> Response:
         """Run one read-only SELECT."""
-        reply = await attended(request, desk.call(identity_of(request), ANALYSIS, query.model_dump()))
+        reply = await cancel_on_disconnect(request, service.call(identity_of(request), ANALYSIS, query.model_dump()))
         return await run_in_threadpool(render, reply, accept)
 
     @app.post(echo.BACKUPS, operation_id="backup", responses=_ERRORS)
@@ -277,11 +277,11 @@ def make_api(
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     for name in TOOLS:
-        _route(app, desk, name)
+        _route(app, service, name)
 
     @app.post(echo.TOOLS + "{name:path}", include_in_schema=False)
     async def unknown(name: str) -> Response:
-        raise Refused("unknown_tool", f"there is no tool {name[:100]!r}", f"see {echo.TOOLS_LIST}", 404)
+        raise ApiError("unknown_tool", f"there is no tool {name[:100]!r}", f"see {echo.TOOLS_LIST}", 404)
 
     _complete(app.openapi())
     return app
@@ -311,7 +311,7 @@ def _answer(tool: Tool) -> dict[str, Any]:
     }
 
 
-def _route(app: FastAPI, desk: Desk, name: str) -> None:
+def _route(app: FastAPI, service: QueryService, name: str) -> None:
     tool = TOOLS[name]
 
     async def call(
@@ -319,7 +319,7 @@ def _route(app: FastAPI, desk: Desk, name: str) -> None:
         arguments: Annotated[dict[str, Any] | None, Body()] = None,
         accept: Annotated[str, Header()] = "*/*",
     ) -> Response:
-        reply = await attended(request, desk.call(identity_of(request), name, arguments or {}))
+        reply = await cancel_on_disconnect(request, service.call(identity_of(request), name, arguments or {}))
         return await run_in_threadpool(render, reply, accept)
 
     app.add_api_route(

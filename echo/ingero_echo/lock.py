@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import IO
 
 
-class Locked(Exception):
+class DatabaseLocked(Exception):
     """Another process has the database; the text says which and what to do."""
 
 
-class Lock:
+class DatabaseLock:
     """Holds `<database>.lock` with flock(2) until closed; a killed process gives it back by itself."""
 
     def __init__(self, database: Path) -> None:
@@ -21,7 +21,7 @@ class Lock:
         self._file: IO[str] | None = None
 
     def acquire(self) -> None:
-        """Take the lock; raises `Locked` when somebody has it."""
+        """Take the lock; raises `DatabaseLocked` when somebody has it."""
         file = self._path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -32,7 +32,7 @@ class Lock:
                 facts = json.loads(file.read())
                 owner = f"process {facts['pid']} on {facts['host']}"
             file.close()
-            raise Locked(
+            raise DatabaseLocked(
                 f"{self._path.with_suffix('')}: the database is in use by {owner}: stop it first, or take a copy "
                 "while it runs with POST /api/v2/backups"
             ) from None

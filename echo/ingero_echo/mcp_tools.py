@@ -17,11 +17,10 @@ from mcp.server.transport_security import TransportSecuritySettings
 from mcp.shared.exceptions import MCPError
 
 from ingero_contract import echo
-from ingero_echo.auth import Identity
-from ingero_echo.auth import asker as asker_name
-from ingero_echo.desk import TOOLS, Desk
-from ingero_echo.errors import Refused
-from ingero_echo.questions import cancelled
+from ingero_echo.auth import Identity, caller_key
+from ingero_echo.errors import ApiError
+from ingero_echo.query_runner import cancelled
+from ingero_echo.query_service import TOOLS, QueryService
 
 LOOPBACK: Final = ("127.0.0.1:*", "localhost:*", "[::1]:*")
 SESSION: Final = b"mcp-session-id"
@@ -48,22 +47,22 @@ STEPS: Final = """Find out which node holds the job up, and why.
 Answer with the node, since when, the cause, and the event ids that prove it. Say so when they do not."""
 
 
-def brief(schema: Any, *, words: bool = True) -> Any:
+def compact_schema(schema: Any, *, words: bool = True) -> Any:
     """A schema as short as it can be said: agents pay for every word of the catalogue, at every turn."""
     if isinstance(schema, list):
-        return [brief(item, words=words) for item in schema]
+        return [compact_schema(item, words=words) for item in schema]
     if not isinstance(schema, dict):
         return schema
     if set(schema) >= {"properties"}:
-        properties = {name: brief(item, words=words) for name, item in schema["properties"].items()}
+        properties = {name: compact_schema(item, words=words) for name, item in schema["properties"].items()}
         out = {"type": "object", "properties": properties}
         if words and schema.get("required"):
             out["required"] = schema["required"]
         if "$defs" in schema:
-            out["$defs"] = {name: brief(item, words=words) for name, item in schema["$defs"].items()}
+            out["$defs"] = {name: compact_schema(item, words=words) for name, item in schema["$defs"].items()}
         return out
     dropped = {"title", "additionalProperties", "maxLength", "minLength"} | (set() if words else {"description"})
-    out = {key: brief(value, words=words) for key, value in schema.items() if key not in dropped}
+    out = {key: compact_schema(value, words=words) for key, value in schema.items() if key not in dropped}
     kinds = [item for item in out.get("anyOf", ()) if item != {"type": "null"}]
     if len(kinds) == 1 and len(kinds) < len(out["anyOf"]):
         del out["anyOf"]
@@ -77,7 +76,7 @@ def brief(schema: Any, *, words: bool = True) -> Any:
 
 
 def make_server(
-    desk: Desk, schema: Callable[[], str], identify: Callable[[ServerRequestContext[Any, Any]], Identity]
+    service: QueryService, schema: Callable[[], str], identify: Callable[[ServerRequestContext[Any, Any]], Identity]
 ) -> Server[Any]:
     """Build the server. `identify` says who asks, from the request's context."""
 
@@ -85,8 +84,8 @@ def make_server(
         return types.ListToolsResult(
             tools=[
                 types.Tool(
-                    name=tool.name, description=tool.description, input_schema=brief(tool.input_schema),
-                    output_schema=brief(tool.output_schema, words=False), annotations=READ_ONLY,
+                    name=tool.name, description=tool.description, input_schema=compact_schema(tool.input_schema),
+                    output_schema=compact_schema(tool.output_schema, words=False), annotations=READ_ONLY,
                 )
                 for tool in TOOLS.values()
             ]
@@ -97,8 +96,10 @@ def make_server(
     ) -> types.CallToolResult:
         try:
             identity = identify(context)
-            reply = await attended(context, desk.call(identity, params.name, dict(params.arguments or {})))
-        except Refused as refused:
+            reply = await cancel_on_disconnect(
+                context, service.call(identity, params.name, dict(params.arguments or {}))
+            )
+        except ApiError as refused:
             if refused.code == "unknown_tool":
                 raise MCPError(types.INVALID_PARAMS, str(refused), refused.fields(_new_id())) from None
             fields = refused.fields(_new_id())
@@ -161,7 +162,7 @@ def make_server(
     )  # fmt: skip
 
 
-async def attended(context: Any, answer: Awaitable[Any]) -> Any:
+async def cancel_on_disconnect(context: Any, answer: Awaitable[Any]) -> Any:
     """The answer, as long as the client is there: one that goes away cancels its question."""
     request = getattr(context, "request", None)
     gone = request.scope.get("ingero.gone") if request is not None else None
@@ -177,12 +178,12 @@ async def attended(context: Any, answer: Awaitable[Any]) -> Any:
         group.start_soon(leave)
         try:
             reply.append(await answer)
-        except Refused as refused:
+        except ApiError as refused:
             reply.append(refused)
         group.cancel_scope.cancel()
     if not reply:
         raise cancelled()
-    if isinstance(reply[0], Refused):
+    if isinstance(reply[0], ApiError):
         raise reply[0]
     return reply[0]
 
@@ -200,7 +201,7 @@ def _text(sentence: str, body: dict[str, Any]) -> str:
     return "".join(letter for letter in "\n".join(lines) if letter == "\n" or letter.isprintable())
 
 
-def asker(context: Any) -> Identity:
+def caller_identity(context: Any) -> Identity:
     """Who asks over HTTP; the guard in front has put it there."""
     identity: Identity = context.request.scope["ingero.identity"]
     return identity
@@ -211,7 +212,7 @@ def user(identity: Identity) -> AuthenticatedUser:
     return AuthenticatedUser(AccessToken(token="", client_id=identity.digest, scopes=[]))
 
 
-class Sessions:
+class SessionQuota:
     """In front of the session manager: one token has an eighth of the sessions at most.
 
     A client that comes again and again without ending its sessions ends its own: the one that it used longest ago
@@ -227,7 +228,7 @@ class Sessions:
         """Serve one request."""
         identity: Identity = scope["ingero.identity"]
         scope["user"] = user(identity)
-        mine = self._opened.setdefault(asker_name(identity), OrderedDict())
+        mine = self._opened.setdefault(caller_key(identity), OrderedDict())
         given = dict(scope["headers"]).get(SESSION)
         if given is not None and given in mine:
             mine.move_to_end(given)

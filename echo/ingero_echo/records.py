@@ -18,7 +18,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import SeverityNumber
 from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 
-from ingero_echo.bounds import check_body, check_message, check_tree
+from ingero_echo.request_limits import check_body, check_message, check_tree
 from ingero_kit.otlp_receiver import Encoding, Signal
 from ingero_kit.otlp_repair import LOGS, METRICS, TRACES, Repaired, read_json, repair
 from ingero_kit.report_builder import json_double, json_integer, json_list, json_number
@@ -27,7 +27,7 @@ MAX_DEPTH: Final = 16
 """Levels of lists and maps inside one attribute; deeper ones are cut."""
 
 
-class Malformed(Exception):
+class MalformedRequest(Exception):
     """The request as a whole cannot be read; the text says why."""
 
 
@@ -41,7 +41,7 @@ class Record(NamedTuple):
     attributes: dict[str, Any]
 
 
-class Odd(NamedTuple):
+class UnreadableRecord(NamedTuple):
     """A record that cannot be read, and why; its neighbours are."""
 
     reason: str
@@ -61,13 +61,13 @@ class Block(NamedTuple):
     """One resource: its attributes and its records."""
 
     resource: dict[str, Any]
-    records: Sequence[Record | Odd]
+    records: Sequence[Record | UnreadableRecord]
 
 
-def read(signal: Signal, encoding: Encoding, body: bytes) -> tuple[list[Block], Repaired]:
+def read_request(signal: Signal, encoding: Encoding, body: bytes) -> tuple[list[Block], Repaired]:
     """Read a whole request; returns also what had to be left out before that.
 
-    Raises `DecodeError` for protobuf that has to be repaired, `Malformed`, or `TooMuch`.
+    Raises `DecodeError` for protobuf that has to be repaired, `MalformedRequest`, or `RequestTooExpensive`.
     """
     check_body(body, encoding)
     if encoding == "protobuf":
@@ -77,21 +77,26 @@ def read(signal: Signal, encoding: Encoding, body: bytes) -> tuple[list[Block], 
     try:
         tree, repaired = read_json(body)
     except orjson.JSONDecodeError as error:
-        raise Malformed(f"the body is not JSON: {error}") from None
+        raise MalformedRequest(f"the body is not JSON: {error}") from None
     check_tree(signal, tree)
     try:
         return [Block(*block) for block in _json_blocks(signal, tree)], repaired or Repaired()
-    except _ODD as error:
-        raise Malformed(f"the body is not OTLP/JSON {signal.name.lower()}: {type(error).__name__}: {error}") from None
+    except _JSON_ERRORS as error:
+        raise MalformedRequest(
+            f"the body is not OTLP/JSON {signal.name.lower()}: {type(error).__name__}: {error}"
+        ) from None
 
 
 def read_repaired(signal: Signal, body: bytes) -> tuple[list[Block], Repaired]:
-    """Read what can be read of a request in protobuf that as a whole cannot. Raises `Malformed`, or `TooMuch`."""
+    """Read the readable parts of a protobuf request that fails as a whole.
+
+    Raises `MalformedRequest` or `RequestTooExpensive`.
+    """
     check_body(body, "protobuf")
     found = repair(_KINDS[signal], body)
     if found is None:
-        raise Malformed(f"the body is not an OTLP export request for {signal.name.lower()} in protobuf")
-    blocks, _ = read(signal, "protobuf", found.body)
+        raise MalformedRequest(f"the body is not an OTLP export request for {signal.name.lower()} in protobuf")
+    blocks, _ = read_request(signal, "protobuf", found.body)
     return blocks, found
 
 
@@ -126,7 +131,7 @@ def common(origin: Origin) -> Common:
     """What the scope and the metric of records say about each of them. Raises `DecodeError`."""
     if not any(origin[1:]):
         return {}
-    return {**encoded_scope(origin.scope), **_metric_facts(origin.unit, origin.temporality, origin.monotonic)}
+    return {**encoded_scope(origin.scope), **_metric_attributes(origin.unit, origin.temporality, origin.monotonic)}
 
 
 @lru_cache(maxsize=64)
@@ -138,15 +143,15 @@ def encoded_scope(scope: bytes) -> Common:
 def _scope(scope: Any) -> dict[str, Any]:
     if not scope.ByteSize():
         return {}
-    return _named(scope.name, scope.version, pairs(scope.attributes))
+    return _scope_attributes(scope.name, scope.version, pairs(scope.attributes))
 
 
-def _named(name: str, version: str, attributes: dict[str, Any]) -> dict[str, Any]:
+def _scope_attributes(name: str, version: str, attributes: dict[str, Any]) -> dict[str, Any]:
     facts = {"otel.scope.name": name, "otel.scope.version": version, "otel.scope.attributes": attributes}
     return {key: value for key, value in facts.items() if value}
 
 
-def _metric_facts(unit: str, temporality: int, monotonic: bool) -> dict[str, Any]:
+def _metric_attributes(unit: str, temporality: int, monotonic: bool) -> dict[str, Any]:
     facts = {
         "metric.unit": unit, "metric.temporality": _TEMPORALITIES.get(temporality), "metric.monotonic": monotonic
     }  # fmt: skip
@@ -173,7 +178,7 @@ def _metric(metric: Any, scope: Common) -> Iterator[Record]:
     summed = kind not in ("gauge", "summary")
     if metric.unit or summed:
         temporality = data.aggregation_temporality if summed else 0
-        shared = {**scope, **_metric_facts(metric.unit, temporality, kind == "sum" and data.is_monotonic)}
+        shared = {**scope, **_metric_attributes(metric.unit, temporality, kind == "sum" and data.is_monotonic)}
     for point in data.data_points:
         if kind in ("gauge", "sum"):
             yield number_point(name, point, shared)
@@ -346,58 +351,60 @@ def _json_pairs(attributes: Any) -> dict[str, Any]:
 
 def _json_scope(scope: dict[str, Any]) -> Common:
     found = scope.get("scope") or {}
-    return _named(
+    return _scope_attributes(
         _json_text(found.get("name")), _json_text(found.get("version")), _json_pairs(found.get("attributes"))
     )
 
 
-_ODD: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError)
+_JSON_ERRORS: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError)
 """What records raise that are not what they should be."""
 
 
-def _odd(error: Exception) -> Odd:
-    return Odd(f"it is not OTLP/JSON: {type(error).__name__}: {error}"[:200])
+def _unreadable(error: Exception) -> UnreadableRecord:
+    return UnreadableRecord(f"it is not OTLP/JSON: {type(error).__name__}: {error}"[:200])
 
 
-def _each(items: Any, read: Callable[..., Record], *more: Any) -> Iterator[Record | Odd]:
+def _json_records(items: Any, read_record: Callable[..., Record], *more: Any) -> Iterator[Record | UnreadableRecord]:
     """Every record that can be read, and why another cannot."""
     for item in json_list(items):
         try:
-            yield read(item, *more)
-        except _ODD as error:
-            yield _odd(error)
+            yield read_record(item, *more)
+        except _JSON_ERRORS as error:
+            yield _unreadable(error)
 
 
-def _inside(items: Any, read: Callable[..., Iterator[Record | Odd]], *more: Any) -> Iterator[Record | Odd]:
+def _json_parts(
+    items: Any, read_record: Callable[..., Iterator[Record | UnreadableRecord]], *more: Any
+) -> Iterator[Record | UnreadableRecord]:
     """The records of every scope or metric; one that cannot be read counts as one record."""
     for item in json_list(items):
         try:
-            yield from list(read(item, *more))
-        except _ODD as error:
-            yield _odd(error)
+            yield from list(read_record(item, *more))
+        except _JSON_ERRORS as error:
+            yield _unreadable(error)
 
 
-def _json_blocks(signal: Signal, tree: Any) -> Iterator[tuple[dict[str, Any], list[Record | Odd]]]:
-    blocks, scopes, read = _JSON[signal]
+def _json_blocks(signal: Signal, tree: Any) -> Iterator[tuple[dict[str, Any], list[Record | UnreadableRecord]]]:
+    blocks, scopes, read_scope = _JSON[signal]
     for block in json_list(tree.get(blocks)):
         try:
             resource = _json_pairs((block.get("resource") or {}).get("attributes"))
-            yield resource, list(_inside(block.get(scopes), read))
-        except _ODD as error:
-            yield {}, [_odd(error)]
+            yield resource, list(_json_parts(block.get(scopes), read_scope))
+        except _JSON_ERRORS as error:
+            yield {}, [_unreadable(error)]
 
 
-def _json_metrics(scope: dict[str, Any]) -> Iterator[Record | Odd]:
-    return _inside(scope.get("metrics"), _json_metric, _json_scope(scope))
+def _json_metrics(scope: dict[str, Any]) -> Iterator[Record | UnreadableRecord]:
+    return _json_parts(scope.get("metrics"), _json_metric, _json_scope(scope))
 
 
 _METRIC_KINDS: Final = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
 
 
-def _json_metric(metric: dict[str, Any], scope: Common) -> Iterator[Record | Odd]:
+def _json_metric(metric: dict[str, Any], scope: Common) -> Iterator[Record | UnreadableRecord]:
     for kind in _METRIC_KINDS:
         data = metric.get(kind) or {}
-        yield from _each(data.get("dataPoints"), _json_point, metric, kind, data, scope)
+        yield from _json_records(data.get("dataPoints"), _json_point, metric, kind, data, scope)
 
 
 def _json_point(
@@ -405,7 +412,7 @@ def _json_point(
 ) -> Record:
     name = _json_text(metric["name"])
     temporality = _number(AggregationTemporality, data.get("aggregationTemporality"))
-    facts = _metric_facts(_json_text(metric.get("unit")), temporality, _flag(data.get("isMonotonic")))
+    facts = _metric_attributes(_json_text(metric.get("unit")), temporality, _flag(data.get("isMonotonic")))
     time = _count(point.get("timeUnixNano"))
     attributes = {**_json_pairs(point.get("attributes")), **scope, **facts}
     if kind in ("gauge", "sum"):
@@ -432,8 +439,8 @@ def _json_point(
     return Record(name, time, total / count if count else None, None, attributes)
 
 
-def _json_logs(scope: dict[str, Any]) -> Iterator[Record | Odd]:
-    return _each(scope.get("logRecords"), _json_log, _json_scope(scope))
+def _json_logs(scope: dict[str, Any]) -> Iterator[Record | UnreadableRecord]:
+    return _json_records(scope.get("logRecords"), _json_log, _json_scope(scope))
 
 
 def _json_log(log: dict[str, Any], shared: Common) -> Record:
@@ -451,8 +458,8 @@ def _json_log(log: dict[str, Any], shared: Common) -> Record:
     return Record(str(name), time, None, text, attributes)
 
 
-def _json_spans(scope: dict[str, Any]) -> Iterator[Record | Odd]:
-    return _each(scope.get("spans"), _json_span, _json_scope(scope))
+def _json_spans(scope: dict[str, Any]) -> Iterator[Record | UnreadableRecord]:
+    return _json_records(scope.get("spans"), _json_span, _json_scope(scope))
 
 
 def _json_span(span: dict[str, Any], shared: Common) -> Record:
@@ -484,7 +491,7 @@ def _json_span(span: dict[str, Any], shared: Common) -> Record:
     return Record(_json_text(span.get("name")), start, (end - start) / 1e6, message, attributes)
 
 
-_JSON: Final[dict[Signal, tuple[str, str, Callable[[dict[str, Any]], Iterator[Record | Odd]]]]] = {
+_JSON: Final[dict[Signal, tuple[str, str, Callable[[dict[str, Any]], Iterator[Record | UnreadableRecord]]]]] = {
     Signal.METRICS: ("resourceMetrics", "scopeMetrics", _json_metrics),
     Signal.LOGS: ("resourceLogs", "scopeLogs", _json_logs),
     Signal.TRACES: ("resourceSpans", "scopeSpans", _json_spans),

@@ -16,14 +16,14 @@ _STEP: Final = 0.1
 """Share of the rows that is deleted at once when the data is too large."""
 
 
-BELIEVED_AFTER: Final = 3600 * 10**9
+TRUSTED_AFTER: Final = 3600 * 10**9
 """How long the clock has to stand by a leap ahead before anything is deleted, or refused as too old, by it."""
 
 _SLACK: Final = 60 * 10**9
 """A leap ahead that is believed at once."""
 
 
-class Calendar:
+class RetentionClock:
     """The time that ages are counted by, nanoseconds: the wall clock's, save that a leap ahead has to prove itself.
 
     A clock that is wrong for a while must not delete what cannot be got back. `newest` is when the newest event came
@@ -45,15 +45,15 @@ class Calendar:
                 self._believed, self._claimed, self._since = offset, offset, steady
             elif offset + _SLACK < self._claimed or self._claimed <= self._believed + _SLACK:
                 self._claimed, self._since = offset, steady
-            elif steady - self._since >= BELIEVED_AFTER:
+            elif steady - self._since >= TRUSTED_AFTER:
                 self._believed = self._claimed
             return steady + self._believed
 
 
-def calendar(store: Store) -> Calendar:
+def retention_clock(store: Store) -> RetentionClock:
     """The calendar of a store that was just opened."""
     row = store.cursor().execute("SELECT epoch_ns(max(received)) FROM events").fetchall()[0]
-    return Calendar(row[0], time.time_ns(), time.monotonic_ns())
+    return RetentionClock(row[0], time.time_ns(), time.monotonic_ns())
 
 
 def sweep(store: Store, config: RetentionConfig, now_nanos: int) -> int:

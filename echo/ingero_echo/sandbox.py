@@ -17,7 +17,7 @@ from typing import Any, Final
 import duckdb
 import orjson
 
-from ingero_echo.errors import Refused
+from ingero_echo.errors import ApiError
 from ingero_echo.functions import FUNCTIONS, TABLE_FUNCTIONS, TYPES
 from ingero_echo.tables import TABLES
 from ingero_echo.window import Window, scoped
@@ -60,7 +60,7 @@ _SESSION_NAMES: Final = frozenset(
 def check(text: str, connection: Any) -> Any:
     """The syntax tree of a harmless query; `connection` only parses.
 
-    Raises `Refused` with the reason.
+    Raises `ApiError` with the reason.
     """
     if len(text) > MAX_TEXT:
         raise _refuse(f"the query is longer than {MAX_TEXT} characters")
@@ -79,10 +79,10 @@ def check(text: str, connection: Any) -> Any:
     return tree
 
 
-def confine(text: str, window: Window, connection: Any) -> str:
+def sandbox_query(text: str, window: Window, connection: Any) -> str:
     """The query over what the window shows.
 
-    Raises `Refused` with the reason.
+    Raises `ApiError` with the reason.
     """
     tree = check(text, connection)
     wrapped = scoped(connection.extract_statements(text)[0].query.strip().rstrip(";"), window)
@@ -136,8 +136,8 @@ def _bare(tree: Any) -> Any:
     return tree
 
 
-def _refuse(reason: str) -> Refused:
-    return Refused("sql_refused", f"the query is refused: {reason}", _HINT, status=422)
+def _refuse(reason: str) -> ApiError:
+    return ApiError("sql_refused", f"the query is refused: {reason}", _HINT, status=422)
 
 
 _MARKS: Final = re.compile(r'[\[\]{}]|"(?:[^"\\]|\\.)*"')

@@ -1,11 +1,11 @@
-"""When other processes may read the database file beside the one that writes it.
+"""When other processes may read the database file while Echo writes it.
 
-DuckDB lets one process in. But its file is made for crashes: what one checkpoint has written stays as it is until
-the next one has ended, and everything newer is in the write-ahead log. So a process that opens the file read-only
-between two checkpoints has a snapshot, log included, that the writer leaves alone until the second checkpoint after
-it begins. `Snapshots` holds that rule: nobody opens while the file changes, and who still reads an older file when it
-is about to change again is ended before. Checkpoints happen only where the store says so, never inside a commit.
-Blocks carry checksums: a reader that were late all the same would see an error, not wrong rows.
+DuckDB lets one process in. Its file format is made for crashes: what one checkpoint has written stays unchanged until
+the next checkpoint has ended, and everything newer is in the write-ahead log. A process that opens the file read-only
+between two checkpoints therefore has a snapshot, log included, that stays valid until the second checkpoint after it
+begins. `SnapshotRegistry` enforces this: nobody opens the file during a checkpoint, and a process that still reads an
+older file is ended before the next one. Checkpoints happen only where the store asks for them, never inside a commit.
+Blocks carry checksums: a reader that is late all the same sees an error, not wrong rows.
 """
 
 import contextlib
@@ -46,54 +46,54 @@ class Reader(Protocol):
         """End it at once, from any thread; returns when it is gone."""
 
 
-class Snapshots:
+class SnapshotRegistry:
     """The rule for one database file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._log = path.with_name(path.name + ".wal")
-        self._gate = threading.Lock()
+        self._lock = threading.Lock()
         self._checkpoints = 0
         self._readers: set[Reader] = set()
         self._shared: int | None = None
-        self.wanted = False
+        self.checkpoint_wanted = False
         """Whether readers would gain from a checkpoint: they replay the log whenever they open."""
 
     @contextlib.contextmanager
     def opening(self, reader: Reader) -> Iterator[Version]:
         """While a reader opens the file; it counts as a reader until `left`."""
-        with self._gate:
+        with self._lock:
             self._readers.add(reader)
             length = self._log.stat().st_size if self._log.exists() else 0
-            self.wanted = self.wanted or length > REPLAY_BYTES
+            self.checkpoint_wanted = self.checkpoint_wanted or length > REPLAY_BYTES
             yield Version(self._checkpoints, length)
 
-    def left(self, reader: Reader) -> None:
+    def remove(self, reader: Reader) -> None:
         """A reader that has ended."""
-        with self._gate:
+        with self._lock:
             self._readers.discard(reader)
 
-    def behind(self) -> bool:
+    def has_stale_readers(self) -> bool:
         """Whether the next checkpoint would end somebody's question."""
-        with self._gate:
-            return any(map(self._behind, self._readers))
+        with self._lock:
+            return any(map(self._is_stale, self._readers))
 
     @contextlib.contextmanager
-    def changing(self) -> Iterator[None]:
+    def checkpointing(self) -> Iterator[None]:
         """While a checkpoint runs. Who reads an older file than the present one is ended before."""
-        with self._gate:
-            for reader in [reader for reader in self._readers if self._behind(reader)]:
+        with self._lock:
+            for reader in [reader for reader in self._readers if self._is_stale(reader)]:
                 self._end(reader)
             try:
                 yield
             finally:
                 self._checkpoints += 1
-                self.wanted = False
+                self.checkpoint_wanted = False
 
     @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
+    def exclusive(self) -> Iterator[None]:
         """While the database is opened or closed: no reader is left, and the file carries no lock of ours."""
-        with self._gate:
+        with self._lock:
             for reader in list(self._readers):
                 self._end(reader)
             if self._shared is not None:
@@ -104,8 +104,8 @@ class Snapshots:
             finally:
                 self._checkpoints += 1
 
-    def share(self) -> None:
-        """Let readers in: the engine's lock on the file shuts them out. Who may write is decided by `Lock`.
+    def admit_readers(self) -> None:
+        """Let readers in: the engine's lock on the file shuts them out. Who may write is decided by `DatabaseLock`.
 
         Locks of this kind go when the process closes any descriptor of the file. A shared one that does not takes its
         place, so that a stranger can still not open the file to write.
@@ -113,12 +113,12 @@ class Snapshots:
         os.close(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
         self._shared = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            wanted = struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
-            fcntl.fcntl(self._shared, fcntl.F_OFD_SETLK, wanted)
+            checkpoint_wanted = struct.pack("hhqqi0q", fcntl.F_RDLCK, os.SEEK_SET, 0, 0, 0)
+            fcntl.fcntl(self._shared, fcntl.F_OFD_SETLK, checkpoint_wanted)
         except OSError as error:
             log.warning("database_not_locked", reason=str(error), hint="let no other program write to the file")
 
-    def _behind(self, reader: Reader) -> bool:
+    def _is_stale(self, reader: Reader) -> bool:
         """Whether it reads an older file; one that rests opens the present one before it reads again."""
         return reader.busy and reader.version is not None and reader.version.checkpoints < self._checkpoints
 

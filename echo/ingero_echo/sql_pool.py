@@ -15,16 +15,16 @@ from typing import Any, Final
 import orjson
 import pyarrow as pa
 
-from ingero_echo.errors import Refused
-from ingero_echo.questions import Result, Stop, cancelled, timed_out
+from ingero_echo.errors import ApiError
+from ingero_echo.query_runner import CancelToken, QueryResult, cancelled, timed_out
 from ingero_echo.settings import EchoConfig
-from ingero_echo.snapshots import Snapshots, Version
-from ingero_echo.sql_worker import MOVED, OPENED, READY, Setup
+from ingero_echo.snapshots import SnapshotRegistry, Version
+from ingero_echo.sql_worker import FILE_CHANGED, OPENED, READY, Setup
 from ingero_kit.logs import get
 
 log = get(__name__)
 
-GRACE_SECONDS: Final = 1.0
+CANCEL_SECONDS: Final = 1.0
 """How long a query that was cancelled may take to end before its process is ended."""
 
 OPEN_SECONDS: Final = 20.0
@@ -33,21 +33,21 @@ OPEN_SECONDS: Final = 20.0
 ENGINE_SHARE: Final = 0.6
 """Share of a worker's memory that the engine may take by its own count; the rest is for what it does not count."""
 
-MODEST: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
+ALLOCATOR_SETTINGS: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
 """Allocators that reserve no more than they need: reserved memory counts against a process's bound."""
 
 _HEAD: Final = 64 << 10
 """Longest line that a worker answers with."""
 
-_SLICE: Final = 0.05
+_POLL_SECONDS: Final = 0.05
 """Seconds between two looks at whether the asker is still there."""
 
 
-class _Gone(Exception):
+class _ProcessGone(Exception):
     """The process ended, or says what it must not say."""
 
 
-class _Late(Exception):
+class _DeadlineExceeded(Exception):
     """The time is over."""
 
 
@@ -60,7 +60,7 @@ class SqlProcess:
         self._buffer = bytearray()
         self._spill = Path(setup.spill)
         variables = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name == "PATH"}
-        variables |= MODEST
+        variables |= ALLOCATOR_SETTINGS
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "ingero_echo.sql_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             env=variables, cwd="/", bufsize=0,
@@ -82,7 +82,7 @@ class SqlProcess:
     def failed(self) -> bool:
         """Whether it ended by itself in the middle of its work, as one does that gets no more memory."""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(GRACE_SECONDS)
+            self._process.wait(CANCEL_SECONDS)
         return self._process.returncode not in (None, 0) and not self.taken_away
 
     def ask(self, question: dict[str, Any]) -> None:
@@ -95,12 +95,12 @@ class SqlProcess:
         while (end := self._buffer.find(b"\n")) < 0:
             self._more(deadline)
         if self._buffer[: end + 1] != word:
-            raise _Gone(bytes(self._buffer[:500]).decode(errors="replace"))
+            raise _ProcessGone(bytes(self._buffer[:500]).decode(errors="replace"))
         del self._buffer[: end + 1]
 
-    def answer(self, timeout: float, max_bytes: int, stop: Stop) -> tuple[dict[str, Any], bytes]:
-        """The answer's line and its rows. Raises `_Late` when the process does not listen any more."""
-        deadline, told = time.monotonic() + timeout + GRACE_SECONDS, False
+    def answer(self, timeout: float, max_bytes: int, cancel: CancelToken) -> tuple[dict[str, Any], bytes]:
+        """The answer's line and its rows. Raises `_DeadlineExceeded` when the process does not listen any more."""
+        deadline, sent_cancel = time.monotonic() + timeout + CANCEL_SECONDS, False
         needed, head = 0, None
         while head is None or len(self._buffer) < needed:
             if head is None and (end := self._buffer.find(b"\n")) >= 0:
@@ -108,14 +108,14 @@ class SqlProcess:
                 del self._buffer[: end + 1]
                 needed = int(head.get("bytes", 0))
                 if needed > max_bytes:
-                    raise _Gone("its answer is too long")
+                    raise _ProcessGone("its answer is too long")
                 continue
-            if stop.asked and not told:
-                told, deadline = True, time.monotonic() + GRACE_SECONDS
+            if cancel.requested and not sent_cancel:
+                sent_cancel, deadline = True, time.monotonic() + CANCEL_SECONDS
                 self._send(b"cancel\n")
             if head is None and len(self._buffer) > _HEAD:
-                raise _Gone("its answer has no end")
-            self._more(deadline, _SLICE)
+                raise _ProcessGone("its answer has no end")
+            self._more(deadline, _POLL_SECONDS)
         rows = bytes(self._buffer[:needed])
         self._buffer.clear()
         return head, rows
@@ -141,19 +141,19 @@ class SqlProcess:
             while view:
                 view = view[self._process.stdin.write(view) :]
         except OSError:
-            raise _Gone("its pipe is closed") from None
+            raise _ProcessGone("its pipe is closed") from None
 
     def _more(self, deadline: float, at_most: float = 60.0) -> None:
         assert self._process.stdout
         left = deadline - time.monotonic()
         if left <= 0:
-            raise _Late
+            raise _DeadlineExceeded
         readable = select.poll()
         readable.register(self._process.stdout, select.POLLIN)
         if readable.poll(1000 * min(left, at_most)):
             part = os.read(self._process.stdout.fileno(), 1 << 20)
             if not part:
-                raise _Gone("it ended")
+                raise _ProcessGone("it ended")
             self._buffer += part
 
 
@@ -172,20 +172,22 @@ class SqlPool:
         self.ended = 0
         """Processes that had to be ended, or ended in the middle of a question."""
 
-    def run(self, snapshots: Snapshots, text: str, clusters: frozenset[str] | None, limit: int, stop: Stop) -> Result:
+    def run(
+        self, snapshots: SnapshotRegistry, text: str, clusters: frozenset[str] | None, limit: int, cancel: CancelToken
+    ) -> QueryResult:
         """The rows of a user's query over the store as it is now; blocks.
 
-        Raises `Refused`.
+        Raises `ApiError`.
         """
         question = {"sql": text, "clusters": None if clusters is None else sorted(clusters), "limit": limit}
         for last in (False, True):
-            head, rows = self._once(snapshots, question, stop)
+            head, rows = self._once(snapshots, question, cancel)
             if "code" not in head:
                 table = pa.ipc.open_stream(rows).read_all()
-                return Result(table, bool(head["truncated"]), float(head["seconds"]))
-            if head["code"] != MOVED or last:
+                return QueryResult(table, bool(head["truncated"]), float(head["seconds"]))
+            if head["code"] != FILE_CHANGED or last:
                 break
-        raise Refused(head["code"], head["message"], head["hint"], head["status"], float(head["status"] == 503))
+        raise ApiError(head["code"], head["message"], head["hint"], head["status"], float(head["status"] == 503))
 
     def close(self) -> None:
         """End all that is idle."""
@@ -214,12 +216,16 @@ class SqlPool:
         process = SqlProcess(setup)
         try:
             process.expect(READY)
-        except (_Gone, _Late) as error:
+        except (_ProcessGone, _DeadlineExceeded) as error:
             process.close()
-            raise Refused("not_ready", f"no process for SQL could be started: {error}", "ask again", 503, 1) from None
+            raise ApiError(
+                "not_ready", f"no process for SQL could be started: {error}", "ask again", 503, 1
+            ) from None
         return process
 
-    def _once(self, snapshots: Snapshots, question: dict[str, Any], stop: Stop) -> tuple[dict[str, Any], bytes]:
+    def _once(
+        self, snapshots: SnapshotRegistry, question: dict[str, Any], cancel: CancelToken
+    ) -> tuple[dict[str, Any], bytes]:
         config = self._config.query
         process = self._take()
         keep = False
@@ -228,16 +234,16 @@ class SqlPool:
                 process.ask({**question, "reopen": process.version != version})
                 process.expect(OPENED)
                 process.version, process.busy = version, True
-            head, rows = process.answer(config.timeout, 2 * config.max_bytes + (1 << 20), stop)
-            keep = head.get("code") != MOVED and not head["worn"]  # worn: it has kept most of what it may take
+            head, rows = process.answer(config.timeout, 2 * config.max_bytes + (1 << 20), cancel)
+            keep = head.get("code") != FILE_CHANGED and not head["worn"]  # worn: it has kept most of what it may take
             return head, rows
-        except _Late:
-            raise (cancelled() if stop.asked else timed_out(config)) from None
-        except _Gone as gone:
+        except _DeadlineExceeded:
+            raise (cancelled() if cancel.requested else timed_out(config)) from None
+        except _ProcessGone as gone:
             if not (process.busy and process.failed()):
                 log.info("sql_process_replaced", reason=str(gone))
-                return {"code": MOVED, "message": str(gone), "hint": "ask again", "status": 503}, b""
-            raise Refused(
+                return {"code": FILE_CHANGED, "message": str(gone), "hint": "ask again", "status": 503}, b""
+            raise ApiError(
                 "too_large", "the query ended the process that it ran in: it needs more memory than it may have",
                 "narrow it: shorter texts, fewer rows, less nesting", status=422,
             ) from None  # fmt: skip
@@ -249,4 +255,4 @@ class SqlPool:
             else:
                 self.ended += 1
                 process.close()
-                snapshots.left(process)
+                snapshots.remove(process)

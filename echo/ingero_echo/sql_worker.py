@@ -21,10 +21,10 @@ import duckdb
 import orjson
 import pyarrow as pa
 
-from ingero_echo.errors import Refused
-from ingero_echo.questions import Stop, run
-from ingero_echo.sandbox import confine
-from ingero_echo.tables import SEALED
+from ingero_echo.errors import ApiError
+from ingero_echo.query_runner import CancelToken, run_query
+from ingero_echo.sandbox import sandbox_query
+from ingero_echo.tables import LOCKDOWN_SETTINGS
 from ingero_echo.window import Window
 
 IDLE_SECONDS: Final = 600.0
@@ -35,7 +35,7 @@ LAST_RESORT_SECONDS: Final = 5
 
 READY: Final = b'{"ready":true}\n'
 OPENED: Final = b'{"opened":true}\n'
-MOVED: Final = "moved"
+FILE_CHANGED: Final = "moved"
 """Code of what is not the asker's fault: the file changed under the snapshot."""
 
 
@@ -63,7 +63,7 @@ class Worker:
         self._setup = Setup(**orjson.loads(incoming.readline()))
         self._connection: Any = None
         self._bound = 0
-        self._stop = Stop()
+        self._cancel = CancelToken()
         self._questions: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
 
     def serve(self) -> None:
@@ -83,9 +83,9 @@ class Worker:
     def _listen(self) -> None:
         for line in self._incoming:
             if line == b"cancel\n":
-                self._stop.ask()
+                self._cancel.request()
             else:
-                self._stop = Stop()
+                self._cancel = CancelToken()
                 self._questions.put(orjson.loads(line))
         os._exit(0)
 
@@ -97,18 +97,18 @@ class Worker:
             self._outgoing.flush()
             clusters = question["clusters"]
             window = Window(clusters=None if clusters is None else frozenset(clusters))
-            sql = confine(question["sql"], window, self._connection.cursor())
-            result = run(self._connection.cursor(), sql, {}, self._setup, question["limit"], self._stop)
+            sql = sandbox_query(question["sql"], window, self._connection.cursor())
+            result = run_query(self._connection.cursor(), sql, {}, self._setup, question["limit"], self._cancel)
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, result.table.schema) as stream:
                 stream.write_table(result.table)
             rows = sink.getvalue()
-        except Refused as refused:
+        except ApiError as refused:
             if refused.code == "storage":
-                refused.code = MOVED
+                refused.code = FILE_CHANGED
             self._say({"code": refused.code, "message": str(refused), "hint": refused.hint, "status": refused.status})
         except (duckdb.IOException, duckdb.FatalException, duckdb.SerializationException) as error:
-            self._say({"code": MOVED, "message": str(error)[:500], "hint": "ask again", "status": 503})
+            self._say({"code": FILE_CHANGED, "message": str(error)[:500], "hint": "ask again", "status": 503})
         except (MemoryError, pa.ArrowException, duckdb.Error) as error:
             words = f"it needs more than it may have: {error!s:.300}"
             self._say({"code": "too_large", "message": words, "hint": "narrow it", "status": 422})
@@ -134,7 +134,7 @@ class Worker:
                 "max_temp_directory_size": f"{setup.spill_mb}MB",
             },
         )  # fmt: skip
-        for setting in SEALED:
+        for setting in LOCKDOWN_SETTINGS:
             self._connection.execute(f"SET {setting}")
         if first:
             self._bound = _data_bytes() + (setup.memory_mb << 20)

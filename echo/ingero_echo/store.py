@@ -17,16 +17,16 @@ from typing import Any, Final
 
 import duckdb
 
-from ingero_echo.lock import Lock
+from ingero_echo.lock import DatabaseLock
 from ingero_echo.settings import StoreConfig
-from ingero_echo.snapshots import REPLAY_BYTES, Snapshots
-from ingero_echo.tables import SEALED, TABLES
-from ingero_echo.wal import left_out
+from ingero_echo.snapshots import REPLAY_BYTES, SnapshotRegistry
+from ingero_echo.tables import LOCKDOWN_SETTINGS, TABLES
+from ingero_echo.wal import uncommitted_tail
 from ingero_kit.logs import get
 
 log = get(__name__)
 
-LONGEST_LOG: Final = 4
+MAX_LOG_FACTOR: Final = 4
 """Times its limit that the log may grow before a reader of an older file is ended."""
 
 
@@ -63,7 +63,7 @@ def migrations() -> list[Migration]:
 
 
 @functools.cache
-def columns() -> tuple[tuple[str, str, str], ...]:
+def published_columns() -> tuple[tuple[str, str, str], ...]:
     """Table, column and type of everything published, in order."""
     memory = duckdb.connect()
     try:
@@ -81,37 +81,37 @@ def columns() -> tuple[tuple[str, str, str], ...]:
         memory.close()
 
 
-def published() -> str:
+def schema_text() -> str:
     """Tables and columns of this version, for people and agents."""
-    tables = groupby(columns(), key=lambda column: column[0])
+    tables = groupby(published_columns(), key=lambda column: column[0])
     return "\n".join(f"{table}({', '.join(f'{name} {kind}' for _, name, kind in rows)})" for table, rows in tables)
 
 
 class Store:
     """An open database. `connection` belongs to the writer; `cursor` makes a reader's."""
 
-    def __init__(self, config: StoreConfig, connection: Any, lock: Lock) -> None:
+    def __init__(self, config: StoreConfig, connection: Any, lock: DatabaseLock) -> None:
         self.config = config
         self.connection = connection
-        self.snapshots = Snapshots(config.path)
+        self.snapshots = SnapshotRegistry(config.path)
         """The rule for other processes that read the file."""
         self._lock = lock
-        self.snapshots.share()
+        self.snapshots.admit_readers()
 
     @classmethod
     def open(cls, config: StoreConfig) -> "Store":
-        """Lock, open (replaying the write-ahead log), migrate and seal.
+        """DatabaseLock, open (replaying the write-ahead log), migrate and seal.
 
-        Raises `StoreError` or `Locked` in words.
+        Raises `StoreError` or `DatabaseLocked` in words.
         """
-        lock = Lock(config.path)
+        lock = DatabaseLock(config.path)
         try:
             config.path.parent.mkdir(parents=True, exist_ok=True)
             lock.acquire()
         except OSError as error:
-            raise StoreError(f"{config.path}: {trouble(error) or f'cannot be opened here: {error}'}") from None
+            raise StoreError(f"{config.path}: {disk_problem(error) or f'cannot be opened here: {error}'}") from None
         try:
-            _close_to_others(config.path)
+            _restrict_permissions(config.path)
             return cls(config, _connect(config), lock)
         except BaseException:
             lock.release()
@@ -123,22 +123,22 @@ class Store:
 
     def reopen(self) -> None:
         """Open anew after the engine gave up, for instance because the disk was full."""
-        with self.snapshots.alone():
+        with self.snapshots.exclusive():
             with contextlib.suppress(duckdb.Error):
                 self.connection.close()
             self.connection = _connect(self.config)
-            self.snapshots.share()
+            self.snapshots.admit_readers()
 
     def checkpoint(self) -> None:
         """Fold the log into the file; only the writer's thread may call this, and nothing else does it."""
-        with self.snapshots.changing():
+        with self.snapshots.checkpointing():
             self.connection.execute("CHECKPOINT")
 
-    def fold(self) -> None:
+    def checkpoint_if_due(self) -> None:
         """Fold the log in once it is long, or once it is worth it for readers; waits for those of the file before."""
         length, limit = self.log_bytes(), self.config.wal_limit_mb << 20
-        if length > (REPLAY_BYTES if self.snapshots.wanted else limit) and (
-            length > LONGEST_LOG * limit or not self.snapshots.behind()
+        if length > (REPLAY_BYTES if self.snapshots.checkpoint_wanted else limit) and (
+            length > MAX_LOG_FACTOR * limit or not self.snapshots.has_stale_readers()
         ):
             with contextlib.suppress(duckdb.Error):
                 self.checkpoint()
@@ -163,12 +163,12 @@ class Store:
 
     def close(self) -> None:
         """Fold the log in, close, unlock."""
-        with self.snapshots.alone(), contextlib.suppress(duckdb.Error):
+        with self.snapshots.exclusive(), contextlib.suppress(duckdb.Error):
             self.connection.close()
         self._lock.release()
 
 
-def _close_to_others(path: Path) -> None:
+def _restrict_permissions(path: Path) -> None:
     """Files of before that others may read: what is in them is behind tokens."""
     for suffix in ("", ".lock", *LOGS):
         file = path.with_name(path.name + suffix)
@@ -222,9 +222,9 @@ def _connect(config: StoreConfig) -> Any:
     spill = config.path.with_name(config.path.name + ".spill")
     log_file = _log_file(config.path)
     try:
-        left = left_out(log_file.read_bytes()) if log_file.exists() else None
+        left = uncommitted_tail(log_file.read_bytes()) if log_file.exists() else None
     except OSError as error:
-        raise StoreError(f"{log_file}: {trouble(error) or f'cannot be read: {error}'}") from None
+        raise StoreError(f"{log_file}: {disk_problem(error) or f'cannot be read: {error}'}") from None
     settings: dict[str, Any] = {
         "memory_limit": f"{config.memory_limit_mb}MB",
         "threads": config.threads,
@@ -235,18 +235,18 @@ def _connect(config: StoreConfig) -> Any:
         "auto_checkpoint_skip_wal_threshold": str(1 << 60),
         "enable_optimistic_write": "false",
     }
-    connection = _first_to_write(config.path, settings)
+    connection = _open_writable(config.path, settings)
     try:
         # Until the file is known to be whole and ours, closing it must leave it as it is.
         connection.execute("PRAGMA disable_checkpoint_on_shutdown")
         _check_length(connection, config.path)
         migrate(connection, config.path)
         connection.execute("PRAGMA enable_checkpoint_on_shutdown")
-        for setting in SEALED:
+        for setting in LOCKDOWN_SETTINGS:
             connection.execute(f"SET {setting}")
     except duckdb.Error as error:
         connection.close()
-        raise StoreError(_explain(config.path, error)) from None
+        raise StoreError(_open_error(config.path, error)) from None
     except StoreError:
         connection.close()
         raise
@@ -258,7 +258,7 @@ def _connect(config: StoreConfig) -> Any:
     return connection
 
 
-def _first_to_write(path: Path, settings: dict[str, Any]) -> Any:
+def _open_writable(path: Path, settings: dict[str, Any]) -> Any:
     """Open the file, once the readers are gone that a killed process may leave behind for a moment."""
     deadline = time.monotonic() + READERS_SECONDS
     while True:
@@ -266,7 +266,7 @@ def _first_to_write(path: Path, settings: dict[str, Any]) -> Any:
             return duckdb.connect(str(path), config=settings)
         except duckdb.Error as error:
             if LOCKED not in str(error) or time.monotonic() > deadline:
-                raise StoreError(_explain(path, error)) from None
+                raise StoreError(_open_error(path, error)) from None
             time.sleep(0.05)
 
 
@@ -298,7 +298,7 @@ def migrate(connection: Any, path: Path) -> int:
     return len(known) - int(have)
 
 
-def trouble(error: Exception) -> str | None:
+def disk_problem(error: Exception) -> str | None:
     """What a failed write means and what to do, for what can be cured from outside; `None` for anything else."""
     text = str(error).lower()
     if "no space" in text or "disk quota" in text or "file too large" in text:
@@ -308,11 +308,11 @@ def trouble(error: Exception) -> str | None:
     return None
 
 
-def _explain(path: Path, error: Exception) -> str:
+def _open_error(path: Path, error: Exception) -> str:
     text = str(error).splitlines()[0]
     if LOCKED in text:
         return f"{path}: another program has the database open: {text}"
-    known = trouble(error)
+    known = disk_problem(error)
     if known:
         return f"{path}: {known}"
     if "could not read enough bytes" in text.lower():
@@ -375,11 +375,11 @@ def _unused(path: Path) -> Path:
 def compact(source: Path, target: Path, memory_limit_mb: int = 256) -> None:
     """Write what is alive in a database that is not in use into a new one, which has no free blocks.
 
-    Raises `StoreError` or `Locked`.
+    Raises `StoreError` or `DatabaseLocked`.
     """
     if target.exists():
         raise StoreError(f"{target}: exists already")
-    part, lock = target.with_name(target.name + ".part"), Lock(source)
+    part, lock = target.with_name(target.name + ".part"), DatabaseLock(source)
     target.parent.mkdir(parents=True, exist_ok=True)
     lock.acquire()
     try:
@@ -387,8 +387,8 @@ def compact(source: Path, target: Path, memory_limit_mb: int = 256) -> None:
         with duckdb.connect(
             config={"memory_limit": f"{memory_limit_mb}MB", "preserve_insertion_order": "true"}
         ) as both:
-            both.execute(f"ATTACH {_text(source)} AS old (READ_ONLY)")
-            both.execute(f"ATTACH {_text(part)} AS fresh")
+            both.execute(f"ATTACH {_sql_literal(source)} AS old (READ_ONLY)")
+            both.execute(f"ATTACH {_sql_literal(part)} AS fresh")
             both.execute("COPY FROM DATABASE old TO fresh")
             both.execute("CHECKPOINT fresh")
         with part.open("rb") as copied:
@@ -401,7 +401,7 @@ def compact(source: Path, target: Path, memory_limit_mb: int = 256) -> None:
         lock.release()
 
 
-def _text(path: Path) -> str:
+def _sql_literal(path: Path) -> str:
     return "'" + str(path).replace("'", "''") + "'"
 
 
@@ -409,12 +409,12 @@ def restore(backup: Path, config: StoreConfig, *, force: bool = False) -> None:
     """Put a backup in the database's place, which must not be in use; an existing one is kept as `.before-restore`,
     with a number where that is taken.
 
-    Raises `StoreError` or `Locked`.
+    Raises `StoreError` or `DatabaseLocked`.
     """
     path = config.path
     if not backup.exists():
         raise StoreError(f"{backup}: no such backup")
-    lock = Lock(path)
+    lock = DatabaseLock(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     lock.acquire()
     try:

@@ -4,7 +4,7 @@ from typing import Final
 
 TABLES: Final = ("events", "node_metrics", "node_rollups", "collectives", "verdicts", "causal_chains")
 
-SEALED: Final = (
+LOCKDOWN_SETTINGS: Final = (
     "enable_external_access=false",
     "autoinstall_known_extensions=false",
     "autoload_known_extensions=false",

@@ -19,7 +19,7 @@ _COMMITTED: Final = b"\x64\x00\x64" + _END
 _SIZES: Final = struct.Struct("<QQ")
 
 
-def left_out(log: bytes) -> int | None:
+def uncommitted_tail(log: bytes) -> int | None:
     """Bytes behind the last whole transaction; `None` when this layout is not known here."""
     whole = _head(log)
     if whole is None:

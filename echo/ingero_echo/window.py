@@ -38,7 +38,7 @@ def literal(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def shadows(window: Window) -> str:
+def scope_ctes(window: Window) -> str:
     """The common table expressions, without WITH."""
     seen = []
     if window.clusters is not None:
@@ -88,7 +88,7 @@ def _activity(window: Window) -> str:
 
 def scoped(sql: str, window: Window) -> str:
     """The query, over what the window shows."""
-    return f"WITH {shadows(window)} SELECT * FROM (\n{sql}\n)"
+    return f"WITH {scope_ctes(window)} SELECT * FROM (\n{sql}\n)"
 
 
 def moment(nanos: int) -> str:

@@ -15,29 +15,29 @@ import duckdb
 import pyarrow as pa
 
 from ingero_echo import rollups
+from ingero_echo.columnar import text_matrix, uuid_bytes
 from ingero_echo.columns import SCHEMAS
+from ingero_echo.dedup import ID_BYTES, Deduplicator, identities, identity, identity_suffix
 from ingero_echo.ingest import DERIVED, Batch
-from ingero_echo.repeats import ID_BYTES, Repeats, identities, identity, kind
 from ingero_echo.settings import IngestConfig
-from ingero_echo.store import Store, StoreError, trouble
+from ingero_echo.store import Store, StoreError, disk_problem
 from ingero_echo.tables import TABLES
-from ingero_echo.wire import text_matrix, uuid_bytes
 from ingero_kit.logs import get
 
 log = get(__name__)
 
-PATIENCE: Final = 3
+IDLE_FRACTION: Final = 3
 """A group is closed early when nothing has come for this part of `group_wait`."""
 
 RETRY_SECONDS: Final = 1.0
 """What senders are told to wait when the queue is full or the disk refuses."""
 
 
-class Full(Exception):
+class QueueFull(Exception):
     """The queue has no room; the sender may come back."""
 
 
-class NotWritten(Exception):
+class WriteFailed(Exception):
     """The transaction failed; nothing of it is in the database, the sender may come back."""
 
 
@@ -58,14 +58,14 @@ class WriterCounters:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _QueuedBatch:
     batch: Batch
     size: int
     done: Future[int] = field(default_factory=Future)
 
 
 @dataclass(frozen=True, slots=True)
-class _News:
+class _NewRows:
     """What of a group is to be written: rows of each request, repeats in each, and the identities of all events."""
 
     batches: list[dict[str, list[pa.RecordBatch]]]
@@ -81,17 +81,17 @@ class Writer:
         self._store = store
         self._config = config
         self._bytes = 0
-        self._queue: deque[_Waiting] = deque()
+        self._queue: deque[_QueuedBatch] = deque()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._condition = threading.Condition()
         self._closing = False
-        self._repeats = Repeats(config.remembered_ids)
+        self._repeats = Deduplicator(config.remembered_ids)
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     def start(self) -> None:
         """Begin; until the newest identities are read back, every event is looked up in the database."""
         self._thread.start()
-        threading.Thread(target=self._recall, name="recall", daemon=True).start()
+        threading.Thread(target=self._load_known_ids, name="recall", daemon=True).start()
 
     def stop(self) -> None:
         """Write what waits, then end."""
@@ -118,15 +118,15 @@ class Writer:
         waiting = self._bytes + coming
         if waiting + size > self._config.queue_mb << 20 and waiting:
             self.counters.refused += 1
-            raise Full
+            raise QueueFull
 
     def put(self, batch: Batch, size: int) -> Future[int]:
-        """Queue a batch of a request of `size` bytes; the future gives the number of repeats, or `NotWritten`."""
-        waiting = _Waiting(batch, size)
-        _promise(waiting.done)
+        """Queue a batch of a request of `size` bytes; the future gives the number of repeats, or `WriteFailed`."""
+        waiting = _QueuedBatch(batch, size)
+        _make_uncancellable(waiting.done)
         with self._condition:
             if self._closing:
-                raise Full
+                raise QueueFull
             self._bytes += size
             self._queue.append(waiting)
             self._condition.notify()
@@ -135,7 +135,7 @@ class Writer:
     def call(self, job: Callable[[], Any]) -> Future[Any]:
         """Run something on the writer's thread between two groups: retention, a copy."""
         done: Future[Any] = Future()
-        _promise(done)
+        _make_uncancellable(done)
         with self._condition:
             self._jobs.append((job, done))
             self._condition.notify()
@@ -152,18 +152,18 @@ class Writer:
                     return
                 jobs, self._jobs = self._jobs, deque()
             for job, done in jobs:
-                self._do(job, done)
+                self._run_job(job, done)
             if self._queue:
                 self._write(self._take())
 
-    def _do(self, job: Callable[[], Any], done: Future[Any]) -> None:
+    def _run_job(self, job: Callable[[], Any], done: Future[Any]) -> None:
         try:
             done.set_result(job())
         except Exception as error:
             done.set_exception(error)
 
-    def _take(self) -> list[_Waiting]:
-        group: list[_Waiting] = []
+    def _take(self) -> list[_QueuedBatch]:
+        group: list[_QueuedBatch] = []
         rows, deadline = 0, time.monotonic() + self._config.group_wait
         with self._condition:
             while True:
@@ -171,29 +171,29 @@ class Writer:
                     waiting = self._queue.popleft()
                     group.append(waiting)
                     rows += len(waiting.batch.identities)
-                left = min(deadline - time.monotonic(), self._config.group_wait / PATIENCE)
+                left = min(deadline - time.monotonic(), self._config.group_wait / IDLE_FRACTION)
                 if rows >= self._config.group_rows or left <= 0 or self._closing:
                     return group
                 if not self._condition.wait(left):
                     return group
 
-    def _write(self, group: list[_Waiting]) -> None:
+    def _write(self, group: list[_QueuedBatch]) -> None:
         began = time.perf_counter()
-        news = _News([], [], [])
+        new_rows = _NewRows([], [], [])
         try:
-            news = self._news(group)
-            self._transaction(news)
+            new_rows = self._new_rows(group)
+            self._transaction(new_rows)
         except Exception as error:
             self.counters.failures += 1
             self._recover(error)
-            if not self._is_written(news):
+            if not self._is_written(new_rows):
                 # If the log cannot be read now and turns out to hold this group after all, its repeats are looked up.
-                self._repeats.doubt(news.identities)
-                self._answer(group, None, NotWritten(trouble(error) or str(error).partition("\n")[0]))
+                self._repeats.mark_uncertain(new_rows.identities)
+                self._answer(group, None, WriteFailed(disk_problem(error) or str(error).partition("\n")[0]))
                 return
             log.warning("written_all_the_same", hint="the commit is in the log; what failed came after it")
-        self._repeats.add(news.identities)
-        repeats, identities = news.repeats, news.identities
+        self._repeats.add(new_rows.identities)
+        repeats, identities = new_rows.repeats, new_rows.identities
         took = time.perf_counter() - began
         counters = self.counters
         counters.events += len(identities)
@@ -202,9 +202,9 @@ class Writer:
         counters.write_seconds += took
         counters.longest_write_seconds = max(counters.longest_write_seconds, took)
         self._answer(group, repeats, None)
-        self._store.fold()
+        self._store.checkpoint_if_due()
 
-    def _answer(self, group: list[_Waiting], repeats: list[int] | None, error: Exception | None) -> None:
+    def _answer(self, group: list[_QueuedBatch], repeats: list[int] | None, error: Exception | None) -> None:
         with self._condition:
             self._bytes -= sum(waiting.size for waiting in group)
         for number, waiting in enumerate(group):
@@ -213,25 +213,25 @@ class Writer:
             else:
                 waiting.done.set_result(repeats[number] if repeats else 0)
 
-    def _news(self, group: list[_Waiting]) -> _News:
+    def _new_rows(self, group: list[_QueuedBatch]) -> _NewRows:
         """What of a group is not in the database."""
         identities = [one for waiting in group for one in waiting.batch.identities]
-        if self._repeats.fresh(identities):
-            return _News([waiting.batch.tables for waiting in group], [0] * len(group), identities)
+        if self._repeats.all_new(identities):
+            return _NewRows([waiting.batch.tables for waiting in group], [0] * len(group), identities)
         return _without_repeats(group, self._written(set(identities)))
 
     def _written(self, identities: set[bytes]) -> set[bytes]:
         """Those that are in the database. Memory knows, save after a start or a failure; then one query tells."""
-        written, doubtful = self._repeats.written(identities), self._repeats.doubtful(identities)
-        if doubtful:
-            found = self._stored(doubtful)
+        written, uncertain = self._repeats.written(identities), self._repeats.uncertain(identities)
+        if uncertain:
+            found = self._stored(uncertain)
             self._repeats.add(found)
             written |= found
         return written
 
-    def _is_written(self, news: _News) -> bool:
+    def _is_written(self, new_rows: _NewRows) -> bool:
         """Whether a group whose commit raised is in the database: a commit can be in the log and fail behind it."""
-        rows = next((part for tables in news.batches for part in tables.get("events", ()) if part.num_rows), None)
+        rows = next((part for tables in new_rows.batches for part in tables.get("events", ()) if part.num_rows), None)
         if rows is None:
             return False
         first = [rows["received"][0].value, rows["event_id"][0].as_py()]
@@ -243,14 +243,14 @@ class Writer:
             return False
         return bool(found[0][0])
 
-    def _transaction(self, news: _News) -> None:
-        if not news.identities:
+    def _transaction(self, new_rows: _NewRows) -> None:
+        if not new_rows.identities:
             return
         connection = self._store.connection
         connection.execute("BEGIN")
         try:
             for table in TABLES:
-                found = [part for tables in news.batches for part in tables.get(table, ())]
+                found = [part for tables in new_rows.batches for part in tables.get(table, ())]
                 if found:
                     # In one piece: the engine takes many small batches at the price of full ones.
                     connection.register("rows", pa.Table.from_batches(found, SCHEMAS[table]).combine_chunks())
@@ -274,7 +274,7 @@ class Writer:
         ).fetchall()
         return {identity(event_id.bytes, name, cluster) for event_id, name, cluster in found} & wanted
 
-    def _recall(self) -> None:
+    def _load_known_ids(self) -> None:
         """Fill the memory from the newest rows, so that a repeat after a restart is one."""
         try:
             found = self._newest_identities()
@@ -295,13 +295,13 @@ class Writer:
         for part in rows.to_arrow_reader(50_000):
             ids = uuid_bytes(text_matrix(part["event_id"], 36))
             pairs = zip(part["metric_name"].to_pylist(), part["cluster_id"].to_pylist(), strict=True)
-            out += identities(ids, (kind(*pair) for pair in pairs))
+            out += identities(ids, (identity_suffix(*pair) for pair in pairs))
         cursor.close()
         return out
 
     def _recover(self, error: Exception) -> None:
         """After a failed transaction: keep the connection if it still works, otherwise open the database anew."""
-        log.error("write_failed", reason=trouble(error) or str(error), hint="senders were told to come back")
+        log.error("write_failed", reason=disk_problem(error) or str(error), hint="senders were told to come back")
         try:
             self._store.connection.execute("SELECT 1").fetchone()
         except duckdb.Error:
@@ -312,22 +312,22 @@ class Writer:
                 log.error("database_not_reopened", reason=str(again))
 
 
-def _without_repeats(group: list[_Waiting], written: set[bytes]) -> _News:
+def _without_repeats(group: list[_QueuedBatch], written: set[bytes]) -> _NewRows:
     """The group without what is written, and without what comes in it for the second time."""
-    news, seen = _News([], [], []), set(written)
+    new_rows, seen = _NewRows([], [], []), set(written)
     for waiting in group:
         batch, kept = waiting.batch, []
         for place, one in enumerate(batch.identities):
             if one not in seen:
                 seen.add(one)
                 kept.append(place)
-        news.repeats.append(len(batch.identities) - len(kept))
-        news.identities.extend(batch.identities[place] for place in kept)
+        new_rows.repeats.append(len(batch.identities) - len(kept))
+        new_rows.identities.extend(batch.identities[place] for place in kept)
         if len(kept) == len(batch.identities):
-            news.batches.append(batch.tables)
+            new_rows.batches.append(batch.tables)
         else:
-            news.batches.append(_only(batch, kept) if kept else {})
-    return news
+            new_rows.batches.append(_only(batch, kept) if kept else {})
+    return new_rows
 
 
 def _only(batch: Batch, kept: list[int]) -> dict[str, list[pa.RecordBatch]]:
@@ -351,7 +351,7 @@ def _only(batch: Batch, kept: list[int]) -> dict[str, list[pa.RecordBatch]]:
     return tables
 
 
-def _promise(done: Future[Any]) -> None:
+def _make_uncancellable(done: Future[Any]) -> None:
     """Make a future that nobody can cancel: whoever waits may give up, and the writer still sets its result."""
     done.set_running_or_notify_cancel()
 

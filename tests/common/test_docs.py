@@ -19,7 +19,7 @@ PAGES = (
     "fleet/ingero_fleet/pages.py",
     "agent/ingero_sink/page.py",
     "agent/ingero_agent/trace/page.py",
-    "echo/ingero_echo/pages.py",
+    "echo/ingero_echo/collector.py",
 )
 
 

@@ -25,10 +25,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from structlog.testing import capture_logs
 
 from ingero_contract import attributes, echo, metrics, routes
-from ingero_echo.answers import ANSWERS
-from ingero_echo.answers.table import Answer, Cited
-from ingero_echo.desk import TOOLS
-from ingero_echo.guard import Audit
+from ingero_echo.middleware import AuditLog
+from ingero_echo.query_service import TOOLS
+from ingero_echo.questions import QUESTIONS
+from ingero_echo.questions.base import EvidenceRow, Question
 from ingero_fleet.settings import ThresholdConfig
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
@@ -48,14 +48,14 @@ def _close() -> Iterator[None]:
 
 
 def push(service: Running, path: str, message: Any) -> None:
-    answer = CLIENT.post(service.url("otlp/http", path), content=message.SerializeToString(), headers=PROTOBUF)
-    assert (answer.status_code, answer.content) == (200, b""), answer.content
+    response = CLIENT.post(service.url("otlp/http", path), content=message.SerializeToString(), headers=PROTOBUF)
+    assert (response.status_code, response.content) == (200, b""), response.content
 
 
 def ask(service: Running, tool: str, **arguments: Any) -> dict[str, Any]:
-    answer = CLIENT.post(service.url("api", echo.TOOLS + PREFIX + tool), json=arguments)
-    assert answer.status_code == 200, answer.text
-    body: dict[str, Any] = answer.json()
+    response = CLIENT.post(service.url("api", echo.TOOLS + PREFIX + tool), json=arguments)
+    assert response.status_code == 200, response.text
+    body: dict[str, Any] = response.json()
     jsonschema.validate(body, TOOLS[PREFIX + tool].output_schema)
     return body
 
@@ -124,17 +124,17 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=lambda answer: str(answer.name))
+@pytest.mark.parametrize("question", QUESTIONS.values(), ids=lambda question: str(question.name))
 def test_every_answer_has_the_columns_it_promises_and_cites_events_that_are_there(
-    service: Running, answer: Answer
+    service: Running, question: Question
 ) -> None:
-    rows = ask(service, answer.name, cluster_id="lab", **ARGUMENTS.get(answer.name, {}))["rows"]
+    rows = ask(service, question.name, cluster_id="lab", **ARGUMENTS.get(question.name, {}))["rows"]
 
     assert rows
     for row in rows:
-        answer.row.model_validate(row, strict=True)
-        assert set(row) == set(answer.row.model_fields)
-    if issubclass(answer.row, Cited):
+        question.row.model_validate(row, strict=True)
+        assert set(row) == set(question.row.model_fields)
+    if issubclass(question.row, EvidenceRow):
         cited = {event for row in rows for event in row["evidence"]}
         found = ask(service, "event_history", event_ids=sorted(cited), since="all", limit=1000)["rows"]
         assert {row["event_id"] for row in found} == cited
@@ -300,22 +300,22 @@ def test_history_is_paged_without_gaps_or_repeats(service: Running) -> None:
 def test_errors_have_one_shape(
     service: Running, tool: str, arguments: dict[str, Any], status: int, code: str
 ) -> None:
-    answer = CLIENT.post(service.url("api", echo.TOOLS + PREFIX + tool), json=arguments)
+    response = CLIENT.post(service.url("api", echo.TOOLS + PREFIX + tool), json=arguments)
 
-    assert (answer.status_code, answer.json()["code"]) == (status, code)
-    assert set(answer.json()) == {"code", "message", "hint", "request_id"}
+    assert (response.status_code, response.json()["code"]) == (status, code)
+    assert set(response.json()) == {"code", "message", "hint", "request_id"}
 
 
 @pytest.mark.parametrize("content", [b"{", b"[1]", b'"x"', b"x" * (2 << 20)])
 def test_rubbish_is_refused(service: Running, content: bytes) -> None:
-    answer = CLIENT.post(
+    response = CLIENT.post(
         service.url("api", echo.TOOLS + PREFIX + "summary"),
         content=content,
         headers={"content-type": "application/json"},
     )
 
-    assert answer.status_code in (413, 422)
-    assert set(answer.json()) == {"code", "message", "hint", "request_id"}
+    assert response.status_code in (413, 422)
+    assert set(response.json()) == {"code", "message", "hint", "request_id"}
 
 
 def test_csv_and_arrow_by_accept(service: Running) -> None:
@@ -375,9 +375,9 @@ def test_a_backup_can_be_restored(service: Running, tmp_path: Path) -> None:
 
 
 def test_without_tokens_a_web_page_cannot_reach_through_the_browser(service: Running) -> None:
-    answer = CLIENT.post(service.url("api", echo.TOOLS + PREFIX + "summary"), headers={"host": "evil.example.com"})
+    response = CLIENT.post(service.url("api", echo.TOOLS + PREFIX + "summary"), headers={"host": "evil.example.com"})
 
-    assert answer.status_code == 403
+    assert response.status_code == 403
 
 
 # MCP, with the official client.
@@ -408,7 +408,7 @@ def call(url: str, *tools: tuple[str, dict[str, Any]], token: str = "") -> list[
 
 @pytest.mark.parametrize("path", [echo.MCP, "/"])
 def test_an_mcp_client_gets_the_same_answers(service: Running, path: str) -> None:
-    listed, answer, wrong, table, prompt, schema = call(
+    listed, response, wrong, table, prompt, schema = call(
         service.url("api", path),
         ("list", {}),
         (PREFIX + "find_stragglers", {"cluster_id": "lab"}),
@@ -419,8 +419,8 @@ def test_an_mcp_client_gets_the_same_answers(service: Running, path: str) -> Non
     )
 
     assert [tool.name for tool in listed.tools] == list(TOOLS)
-    assert answer.structured_content == ask(service, "find_stragglers", cluster_id="lab")
-    assert answer.content[0].text.startswith("gpu-node-3 is the straggler")
+    assert response.structured_content == ask(service, "find_stragglers", cluster_id="lab")
+    assert response.content[0].text.startswith("gpu-node-3 is the straggler")
     assert wrong.is_error
     assert json.loads(wrong.content[0].text)["code"] == "bad_arguments"
     assert table.structured_content["rows"] == [[1]]
@@ -443,11 +443,11 @@ def test_the_2025_handshake_with_a_session_header_works(service: Running) -> Non
     assert '"protocolVersion":"2025-03-26"' in first.text
     ready = CLIENT.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session)
     assert ready.status_code == 202
-    question = {
+    response = {
         "jsonrpc": "2.0", "id": 2, "method": "tools/call",
         "params": {"name": PREFIX + "run_analysis", "arguments": {"sql": "SELECT 1 AS one"}},
     }  # fmt: skip
-    text = CLIENT.post(url, json=question, headers=session).text
+    text = CLIENT.post(url, json=response, headers=session).text
     data = next(line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: ", "{")))
 
     assert json.loads(data)["result"]["structuredContent"]["rows"] == [[1]]
@@ -469,11 +469,11 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     }
     with start_echo(folder, change) as running:
         for cluster in ("a", "b"):
-            answer = CLIENT.post(
+            response = CLIENT.post(
                 running.url("otlp/http", routes.OTLP_LOGS), headers={**PROTOBUF, "authorization": "Bearer all-of-it"},
                 content=telemetry.logs([("e", "", {})], cluster).SerializeToString(),
             )  # fmt: skip
-            assert answer.status_code == 200
+            assert response.status_code == 200
         yield running
 
 
@@ -485,8 +485,8 @@ def test_every_surface_asks_for_a_token(guarded: Running) -> None:
     paths = [echo.WHOAMI, echo.TOOLS_LIST, echo.OPENAPI, echo.METRICS_PAGE, echo.MCP, "/", "/anything"]
     for path in paths:
         for headers in ({}, bearer("wrong"), {"authorization": "Basic abc"}):
-            answer = CLIENT.get(guarded.url("api", path), headers=headers)
-            assert (answer.status_code, answer.json()["code"]) == (401, "unauthenticated")
+            response = CLIENT.get(guarded.url("api", path), headers=headers)
+            assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")
     for path in (echo.SQL, echo.BACKUPS, echo.TOOLS + PREFIX + "summary"):
         assert CLIENT.post(guarded.url("api", path)).status_code == 401
     for path in (routes.OTLP_LOGS, routes.OTLP_METRICS, routes.OTLP_TRACES):
@@ -504,10 +504,10 @@ def test_scopes_are_kept_apart(guarded: Running) -> None:
     assert CLIENT.post(guarded.url("api", echo.BACKUPS), headers=bearer("all-of-it")).status_code == 403
     summary = guarded.url("api", echo.TOOLS + PREFIX + "summary")
     assert CLIENT.post(summary, headers=bearer("sender")).status_code == 403
-    answer = CLIENT.post(
+    response = CLIENT.post(
         guarded.url("otlp/http", routes.OTLP_LOGS), content=b"", headers={**PROTOBUF, **bearer("reader")}
     )
-    assert answer.status_code == 401
+    assert response.status_code == 401
 
 
 def test_a_tenant_sees_and_writes_its_own_clusters_only(guarded: Running) -> None:
@@ -515,18 +515,18 @@ def test_a_tenant_sees_and_writes_its_own_clusters_only(guarded: Running) -> Non
         if tool == PREFIX + "run_analysis":
             continue
         arguments = {"node_id": "n0"} if tool.endswith("why_not") else {}
-        answer = CLIENT.post(guarded.url("api", echo.TOOLS + tool), json=arguments, headers=bearer("tenant-a"))
-        assert answer.status_code == 200, answer.text
-        assert {row.get("cluster_id", "a") for row in answer.json()["rows"]} <= {"a"}
+        response = CLIENT.post(guarded.url("api", echo.TOOLS + tool), json=arguments, headers=bearer("tenant-a"))
+        assert response.status_code == 200, response.text
+        assert {row.get("cluster_id", "a") for row in response.json()["rows"]} <= {"a"}
     history = guarded.url("api", echo.TOOLS + PREFIX + "event_history")
     assert CLIENT.post(history, json={"cluster_id": "b"}, headers=bearer("tenant-a")).status_code == 403
     mixed = telemetry.logs([("e", "", {})], "a")
     mixed.resource_logs.extend(telemetry.logs([("e", "", {})], "b").resource_logs)
-    answer = CLIENT.post(
+    response = CLIENT.post(
         guarded.url("otlp/http", routes.OTLP_LOGS), content=mixed.SerializeToString(),
         headers={**PROTOBUF, **bearer("sender")},
     )  # fmt: skip
-    assert b"may not write to this cluster (1)" in answer.content
+    assert b"may not write to this cluster (1)" in response.content
     result = call(guarded.url("api", echo.MCP), (PREFIX + "summary", {}), token="tenant-a")[0]
     assert [row["cluster_id"] for row in result.structured_content["rows"]] == ["a"]
 
@@ -535,7 +535,7 @@ def test_who_asks_too_often_is_told_when_to_come_back(guarded: Running) -> None:
     url = guarded.url("api", echo.WHOAMI)
     answers = [CLIENT.get(url, headers=bearer("slow")) for _ in range(40)]
 
-    refused = [answer for answer in answers if answer.status_code == 429]
+    refused = [response for response in answers if response.status_code == 429]
     assert refused
     assert int(refused[0].headers["retry-after"]) >= 1
     assert CLIENT.get(url, headers=bearer("reader")).status_code == 200
@@ -560,12 +560,12 @@ def test_the_audit_log_names_the_hash_and_never_the_token(guarded: Running) -> N
 
 def test_a_full_disk_does_not_stop_the_audit_and_a_moved_file_is_begun_anew(tmp_path: Path) -> None:
     file, fields = tmp_path / "audit.jsonl", {"path": "/x"}
-    audit = Audit(file)
+    audit = AuditLog(file)
     audit.write(**fields)
     file.rename(tmp_path / "audit.1")
     audit.reopen()
     audit.write(**fields)
-    full = Audit(Path("/dev/full"))
+    full = AuditLog(Path("/dev/full"))
 
     with capture_logs() as said:
         full.write(**fields)

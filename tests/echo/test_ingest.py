@@ -16,7 +16,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 
 from ingero_contract import attributes, echo, metrics, routes
-from ingero_echo.ingest import decode
+from ingero_echo.ingest import decode_request
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report, to_json
 from ingero_kit.otlp_receiver import Signal
@@ -235,7 +235,9 @@ def test_one_record_that_cannot_be_read_is_named_and_its_neighbours_are_kept(
     kind = {LOGS: Signal.LOGS, METRICS: Signal.METRICS, SPANS: Signal.TRACES}[template]
     records = [*[good] * 5, odd, *[good] * 4]
 
-    batch = decode(kind, "json", (template % json.dumps(records)).encode(), "c", time.time_ns(), lambda _: True)
+    batch = decode_request(
+        kind, "json", (template % json.dumps(records)).encode(), "c", time.time_ns(), lambda _: True
+    )
 
     assert (len(batch.identities), batch.rejected) == (9, 1)
     assert sum(part.num_rows for part in batch.tables["events"]) == 9
@@ -247,7 +249,7 @@ def test_a_json_resource_that_cannot_be_read_costs_its_own_records_only() -> Non
     odd = {"resource": {"attributes": [{"key": "k", "value": {"doubleValue": "1_0"}}]}, **good}
     body = json.dumps({"resourceLogs": [good, odd, "a text", good]}).encode()
 
-    batch = decode(Signal.LOGS, "json", body, "c", time.time_ns(), lambda _: True)
+    batch = decode_request(Signal.LOGS, "json", body, "c", time.time_ns(), lambda _: True)
 
     assert (len(batch.identities), batch.rejected) == (6, 2)
 
@@ -270,7 +272,7 @@ def test_a_record_that_is_no_text_costs_those_beside_it_nothing(signal_name: str
         request.resource_spans[0].scope_spans[0].spans[count // 2].name = "XXXX"
     body = request.SerializeToString().replace(b"XXXX", b"\xff\xfe\xfd\xfc")
 
-    batch = decode(Signal[signal_name.upper()], "protobuf", body, "c", time.time_ns(), lambda _: True)
+    batch = decode_request(Signal[signal_name.upper()], "protobuf", body, "c", time.time_ns(), lambda _: True)
 
     assert (len(batch.identities), batch.rejected) == (count - 1, 1)
     assert "UTF-8" in batch.message
@@ -294,7 +296,7 @@ def test_an_attribute_of_a_resource_that_is_no_text_is_told_and_costs_no_record(
 def test_json_text_that_is_no_unicode_is_replaced_and_told(letters: bytes) -> None:
     body = (LOGS % json.dumps([GOOD, {"body": {"stringValue": "<XXXX>"}}, GOOD])).encode().replace(b"XXXX", letters)
 
-    batch = decode(Signal.LOGS, "json", body, "c", time.time_ns(), lambda _: True)
+    batch = decode_request(Signal.LOGS, "json", body, "c", time.time_ns(), lambda _: True)
 
     assert (len(batch.identities), batch.rejected) == (3, 0)
     assert "replaced" in batch.message
@@ -322,13 +324,13 @@ def test_values_of_another_kind_than_their_column_are_kept_in_words(service: Run
 
 
 def test_a_value_that_fits_no_column_costs_its_own_record_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingero_echo.ingest._word", lambda value: value)
+    monkeypatch.setattr("ingero_echo.ingest._optional_text", lambda value: value)
     chain = {echo.CAUSAL_CHAIN_ID: "k"}
     records = [*[("fine", "", {})] * 30, (echo.CAUSAL_CHAIN_EVENT, "", {**chain, echo.CHAIN_SEVERITY: 5})]
     records += [(echo.CAUSAL_CHAIN_EVENT, "", {**chain, echo.CHAIN_SEVERITY: "LOW"})]
     body = telemetry.logs(records).SerializeToString()
 
-    batch = decode(Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
+    batch = decode_request(Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
 
     kept = [one for part in batch.tables["events"] for one in part["metric_name"].to_pylist()]
     assert sorted(kept) == [*["fine"] * 30, echo.CAUSAL_CHAIN_EVENT]

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from ingero_contract import attributes, echo, metrics
-from ingero_echo.auth import ANYBODY
-from ingero_echo.desk import Desk
-from ingero_echo.ingest import decode
+from ingero_echo.auth import ANONYMOUS
+from ingero_echo.ingest import decode_request
+from ingero_echo.query_service import QueryService
 from ingero_echo.settings import EchoConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.writer import Writer
@@ -30,12 +30,12 @@ class Books:
         self.store = Store.open(config.store)
         self.writer = Writer(self.store, config.ingest)
         self.writer.start()
-        self.desk = Desk(config, lambda: self.store)
+        self.service = QueryService(config, lambda: self.store)
         self.now = time.time_ns()
 
     def put(self, signal: Signal, message: Any) -> None:
         body = message.SerializeToString()
-        batch = decode(signal, "protobuf", body, "", self.now, lambda _: True)
+        batch = decode_request(signal, "protobuf", body, "", self.now, lambda _: True)
         assert not batch.rejected
         self.writer.put(batch, len(body)).result(60)
 
@@ -49,14 +49,14 @@ class Books:
         self.put(Signal.METRICS, telemetry.gauges(points, cluster, node, at, **{attributes.PROVIDER: "aws"}))
 
     def ask(self, tool: str, **arguments: Any) -> dict[str, Any]:
-        return asyncio.run(self.desk.call(ANYBODY, echo.TOOL_PREFIX + tool, arguments)).body
+        return asyncio.run(self.service.call(ANONYMOUS, echo.TOOL_PREFIX + tool, arguments)).body
 
 
 @pytest.fixture
 def books(tmp_path: Path) -> Iterator[Books]:
     made = Books(tmp_path)
     yield made
-    made.desk.close()
+    made.service.close()
     made.writer.stop()
     made.store.close()
 

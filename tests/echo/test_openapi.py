@@ -13,7 +13,7 @@ import pytest
 import trustme
 
 from ingero_contract import echo, routes
-from ingero_echo.answers import ANSWERS
+from ingero_echo.questions import QUESTIONS
 from ingero_testing import telemetry
 from ingero_testing.processes import Running
 from ingero_testing.processes import echo as start_echo
@@ -93,7 +93,7 @@ def test_every_tool_answers_a_generated_client(
 ) -> None:
     models = generated["models"]
     with client(trust, generated) as speaker:
-        for answer in ANSWERS.values():
+        for answer in QUESTIONS.values():
             arguments_of, *_ = get_args(operation(answer.name).sync.__annotations__["body"])
             arguments = arguments_of(
                 cluster_id="c", since="all", **({"node_id": "n1"} if answer.name == "why_not" else {})
@@ -118,7 +118,7 @@ def test_sql_and_what_is_about_echo_itself(trust: tuple[Running, ssl.SSLContext]
         assert operation("versions").sync(client=speaker).current == "v2"
         assert operation("health").sync(client=speaker).ready is True
         assert operation("whoami").sync(client=speaker).clusters is None
-        assert len(operation("list_tools").sync(client=speaker).tools) == len(ANSWERS) + 2
+        assert len(operation("list_tools").sync(client=speaker).tools) == len(QUESTIONS) + 2
 
 
 @pytest.mark.parametrize(

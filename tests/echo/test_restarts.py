@@ -14,7 +14,7 @@ from structlog.testing import capture_logs
 from ingero_echo.cli import main
 from ingero_echo.settings import StoreConfig
 from ingero_echo.store import LOGS, Store, StoreError, _last_block
-from ingero_echo.wal import left_out
+from ingero_echo.wal import uncommitted_tail
 from ingero_testing.store_lives import Held, held, live_in_order, live_until_killed
 
 ORDERLY, KILLED = 104, 100
@@ -51,14 +51,14 @@ def killed_once(path: Path, seed: int) -> tuple[Held, Held, Held]:
         life.join()
 
 
-def _listen(told: Connection, life: multiprocessing.process.BaseProcess, patience: int) -> tuple[Held, Held, Held]:
+def _listen(told: Connection, life: multiprocessing.process.BaseProcess, max_wait: int) -> tuple[Held, Held, Held]:
     def hear() -> object:
         assert told.poll(90), "the store says nothing"
         return told.recv()
 
     found, written, begun = hear(), Held(), Held()
     assert isinstance(found, dict)
-    for _ in range(patience):
+    for _ in range(max_wait):
         match hear():
             case (str(name), int(size)):
                 begun[name] = size
@@ -170,7 +170,7 @@ def test_what_a_damaged_end_of_the_log_loses_is_told(tmp_path: Path, tail: bytes
     whole, log = logged(path), path.with_name("e.duckdb.wal")
     log.write_bytes(whole[:-7] if tail is None else whole + tail)
 
-    left = left_out(log.read_bytes())
+    left = uncommitted_tail(log.read_bytes())
     with capture_logs() as said:
         held_by(path)
 
@@ -199,7 +199,7 @@ def test_the_end_of_the_log_is_read_as_the_engine_reads_it(tmp_path: Path) -> No
     for size in range(len(log) // 2, len(log), 131):
         shutil.copyfile(path, look)
         look.with_name("look.duckdb.wal").write_bytes(log[:size])
-        left = left_out(log[:size])
+        left = uncommitted_tail(log[:size])
         assert left is not None
         with duckdb.connect(str(look)) as engine:
             engine.execute("PRAGMA disable_checkpoint_on_shutdown")
@@ -207,7 +207,7 @@ def test_the_end_of_the_log_is_read_as_the_engine_reads_it(tmp_path: Path) -> No
         look.with_name("look.duckdb.wal").write_bytes(log[: size - left])
         with duckdb.connect(str(look)) as engine:
             assert engine.execute("SELECT count(*) FROM rows_of_log").fetchall() == rows
-        assert left_out(log[: size - left]) == 0
+        assert uncommitted_tail(log[: size - left]) == 0
 
 
 def test_a_log_that_is_damaged_in_the_middle_is_refused_and_the_advice_gives_back_what_was_folded_in(

@@ -17,13 +17,13 @@ import httpx
 import pytest
 
 from ingero_contract import echo
-from ingero_echo.errors import Refused
-from ingero_echo.questions import Stop
+from ingero_echo.concurrency import MAX_WAITING, ConcurrencyLimiter
+from ingero_echo.errors import ApiError
+from ingero_echo.query_runner import CancelToken
 from ingero_echo.settings import EchoConfig
-from ingero_echo.snapshots import Snapshots, Version
+from ingero_echo.snapshots import SnapshotRegistry, Version
 from ingero_echo.sql_pool import SqlPool
 from ingero_echo.store import Store
-from ingero_echo.turns import MAX_WAITING, Turns
 from ingero_testing.processes import Running, wait_until
 from ingero_testing.processes import echo as start_echo
 
@@ -181,10 +181,10 @@ def test_a_question_sees_all_that_was_committed_before_it(store: Store) -> None:
             store.connection.execute("DELETE FROM events WHERE rank < 500")
         if number == 12:
             store.reopen()
-        store.fold()
+        store.checkpoint_if_due()
         kept = [list(row) for row in store.connection.execute(text).fetchall()]
 
-        assert pool.run(store.snapshots, text, None, 10, Stop()).lists() == kept, number
+        assert pool.run(store.snapshots, text, None, 10, CancelToken()).lists() == kept, number
     assert pool.ended == 0
     pool.close()
 
@@ -196,7 +196,7 @@ def test_questions_are_right_while_the_file_changes_under_them(store: Store) -> 
         rounds = 0
         while not done.is_set():
             store.connection.execute(INSERT, [2000])
-            store.fold()
+            store.checkpoint_if_due()
             if rounds % 3 == 2:
                 store.connection.execute('DELETE FROM events WHERE rank >= 1000 AND "timestamp" < now()::TIMESTAMP')
                 store.checkpoint()
@@ -209,8 +209,8 @@ def test_questions_are_right_while_the_file_changes_under_them(store: Store) -> 
         seen: list[list[object]] = []
         while len(seen) < 6:
             try:
-                seen += pool.run(store.snapshots, text, None, 10, Stop()).lists()
-            except Refused as refused:
+                seen += pool.run(store.snapshots, text, None, 10, CancelToken()).lists()
+            except ApiError as refused:
                 assert refused.status == 503, refused  # overtaken twice; the asker is told to come back
         return seen
 
@@ -234,22 +234,22 @@ def test_two_checkpoints_end_a_question_and_one_does_not(tmp_path: Path) -> None
         def end(self) -> None:
             self.ended += 1
 
-    snapshots, slow, quick, resting = Snapshots(tmp_path / "echo.duckdb"), Fake(), Fake(), Fake()
+    snapshots, slow, quick, resting = SnapshotRegistry(tmp_path / "echo.duckdb"), Fake(), Fake(), Fake()
     with snapshots.opening(slow) as slow.version:
         slow.busy = True
-    with snapshots.changing():
+    with snapshots.checkpointing():
         pass
-    assert (slow.ended, snapshots.behind()) == (0, True)
+    assert (slow.ended, snapshots.has_stale_readers()) == (0, True)
     for reader in (quick, resting):
         with snapshots.opening(reader) as reader.version:
             reader.busy = reader is quick
-    with snapshots.changing():
+    with snapshots.checkpointing():
         assert slow.ended == 1
 
-    assert (quick.ended, snapshots.behind()) == (0, True)
-    with snapshots.changing():
+    assert (quick.ended, snapshots.has_stale_readers()) == (0, True)
+    with snapshots.checkpointing():
         assert (quick.ended, resting.ended) == (1, 0)
-    with snapshots.alone():
+    with snapshots.exclusive():
         assert resting.ended == 1
 
 
@@ -267,19 +267,19 @@ def test_another_program_cannot_write_to_the_file_meanwhile(store: Store, tmp_pa
 def test_askers_take_turns() -> None:
     order: list[str] = []
 
-    async def one(turns: Turns, asker: str) -> None:
-        async with turns.turn(asker):
-            order.append(asker)
+    async def one(limiter: ConcurrencyLimiter, caller: str) -> None:
+        async with limiter.slot(caller):
+            order.append(caller)
             await asyncio.sleep(0)
 
     async def play() -> None:
-        turns = Turns(places=1, patience=60)
-        async with turns.turn("greedy"):
-            tasks = [asyncio.create_task(one(turns, asker)) for asker in ["greedy"] * 5 + ["a", "b"]]
+        limiter = ConcurrencyLimiter(places=1, max_wait=60)
+        async with limiter.slot("greedy"):
+            tasks = [asyncio.create_task(one(limiter, caller)) for caller in ["greedy"] * 5 + ["a", "b"]]
             await asyncio.sleep(0)
-            assert turns.waiting == 7
+            assert limiter.waiting == 7
         await asyncio.gather(*tasks)
-        assert (turns.running, turns.waiting) == (0, 0)
+        assert (limiter.running, limiter.waiting) == (0, 0)
 
     asyncio.run(play())
 
@@ -288,35 +288,35 @@ def test_askers_take_turns() -> None:
 
 def test_one_asker_never_holds_every_place() -> None:
     async def play() -> None:
-        turns = Turns(places=3, patience=60)
+        limiter = ConcurrencyLimiter(places=3, max_wait=60)
         async with AsyncExitStack() as held:
-            await held.enter_async_context(turns.turn("greedy"))
-            await held.enter_async_context(turns.turn("greedy"))
-            third = asyncio.create_task(held.enter_async_context(turns.turn("greedy")))
+            await held.enter_async_context(limiter.slot("greedy"))
+            await held.enter_async_context(limiter.slot("greedy"))
+            third = asyncio.create_task(held.enter_async_context(limiter.slot("greedy")))
             await asyncio.sleep(0)
-            async with turns.turn("other"):
+            async with limiter.slot("other"):
                 assert not third.done()
             third.cancel()
             await asyncio.gather(third, return_exceptions=True)
 
-        assert (turns.running, turns.waiting) == (0, 0)
+        assert (limiter.running, limiter.waiting) == (0, 0)
 
     asyncio.run(play())
 
 
 def test_who_waits_too_long_or_behind_too_many_is_told_to_come_back() -> None:
     async def play() -> None:
-        turns = Turns(places=1, patience=0.01)
-        async with turns.turn("a"):
-            with pytest.raises(Refused) as late:
-                async with turns.turn("b"):
+        limiter = ConcurrencyLimiter(places=1, max_wait=0.01)
+        async with limiter.slot("a"):
+            with pytest.raises(ApiError) as late:
+                async with limiter.slot("b"):
                     raise AssertionError
-            patient = Turns(places=1, patience=60)
-            async with patient.turn("a"):
-                waiting = [asyncio.create_task(patient.turn("b").__aenter__()) for _ in range(MAX_WAITING)]
+            patient = ConcurrencyLimiter(places=1, max_wait=60)
+            async with patient.slot("a"):
+                waiting = [asyncio.create_task(patient.slot("b").__aenter__()) for _ in range(MAX_WAITING)]
                 await asyncio.sleep(0)
-                with pytest.raises(Refused) as many:
-                    async with patient.turn("b"):
+                with pytest.raises(ApiError) as many:
+                    async with patient.slot("b"):
                         raise AssertionError
                 for task in waiting:
                     task.cancel()
@@ -330,11 +330,11 @@ def test_who_waits_too_long_or_behind_too_many_is_told_to_come_back() -> None:
 
 
 def test_a_question_that_is_cancelled_ends_in_its_process(store: Store) -> None:
-    pool, stop = pool_of(store, timeout=300), Stop()
-    threading.Timer(0.2, stop.ask).start()
+    pool, cancel = pool_of(store, timeout=300), CancelToken()
+    threading.Timer(0.2, cancel.request).start()
     began = time.monotonic()
-    with pytest.raises(Refused) as refused:
-        pool.run(store.snapshots, ENDLESS, None, 10, stop)
+    with pytest.raises(ApiError) as refused:
+        pool.run(store.snapshots, ENDLESS, None, 10, cancel)
     pool.close()
 
     assert refused.value.code == "cancelled"

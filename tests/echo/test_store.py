@@ -16,7 +16,7 @@ from ingero_contract import echo, metrics, routes
 from ingero_echo import retention, rollups
 from ingero_echo.cli import main
 from ingero_echo.settings import RetentionConfig, StoreConfig
-from ingero_echo.store import Store, StoreError, migrations, published
+from ingero_echo.store import Store, StoreError, migrations, schema_text
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, wait_until
 from ingero_testing.processes import echo as start_echo
@@ -61,7 +61,7 @@ def test_migrations_are_applied_once_and_described(tmp_path: Path) -> None:
         store.close()
 
     assert rows == [(item.number, item.name) for item in migrations()]
-    assert "events(event_id UUID" in published()
+    assert "events(event_id UUID" in schema_text()
 
 
 def test_an_older_database_is_brought_up_to_date_with_its_events(tmp_path: Path) -> None:

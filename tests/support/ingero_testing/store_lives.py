@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero_echo import retention
-from ingero_echo.ingest import decode
+from ingero_echo.ingest import decode_request
 from ingero_echo.settings import IngestConfig, RetentionConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.writer import Writer
@@ -72,7 +72,7 @@ def live_until_killed(path: Path, seed: int, told: Connection) -> None:
         told.send((name, size))
         message = telemetry.logs([(name, f"{size} {place}", {}) for place in range(size)])
         body = message.SerializeToString()
-        batch = decode(Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
+        batch = decode_request(Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
         writer.put(batch, len(body)).result()
         told.send(name)
         if not dice.randrange(4):

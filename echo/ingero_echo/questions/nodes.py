@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ingero_contract import metrics
 from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND
-from ingero_echo.answers.table import MAX_ID, Answer, Cited, Scoped, plural
+from ingero_echo.questions.base import MAX_ID, EvidenceRow, Question, Scoped, plural
 from ingero_echo.window import ACCUSED
 
 VERDICTS = f"""
@@ -42,7 +42,7 @@ back counts as nothing.
 """
 
 
-class SummaryRow(Cited):
+class SummaryRow(EvidenceRow):
     """One cluster."""
 
     cluster_id: str
@@ -87,7 +87,7 @@ def _names(nodes: list[str]) -> str:
     return ", ".join(nodes[:_NAMED]) + more
 
 
-SUMMARY = Answer(
+SUMMARY = Question(
     name="summary",
     title="Cluster summary",
     description="State of every cluster: nodes by state, scores, who is a straggler now. Ask this first.",
@@ -129,7 +129,7 @@ SUMMARY = Answer(
 )
 
 
-class StragglerRow(Cited):
+class StragglerRow(EvidenceRow):
     """One node, the worst first."""
 
     cluster_id: str
@@ -172,7 +172,7 @@ class StragglerArguments(Scoped):
     """Smallest distance below the peers' median score."""
 
 
-STRAGGLERS = Answer(
+STRAGGLERS = Question(
     name="find_stragglers",
     title="Straggler ranking",
     description="Nodes ranked by how likely they hold the job up: verdicts first, then the distance below the peers.",
@@ -223,7 +223,7 @@ class OutlierArguments(Scoped):
     """`low`, `high` or `both`."""
 
 
-class OutlierRow(Cited):
+class OutlierRow(EvidenceRow):
     """One node that lies apart."""
 
     cluster_id: str
@@ -238,7 +238,7 @@ class OutlierRow(Cited):
     samples: int
 
 
-OUTLIERS = Answer(
+OUTLIERS = Question(
     name="find_outlier_nodes",
     title="Outlier nodes",
     description="Nodes whose mean of a metric lies apart from their cluster's, by median and MAD.",
@@ -276,7 +276,7 @@ class NodeArguments(Scoped):
     """The node."""
 
 
-class WhyRow(Cited):
+class WhyRow(EvidenceRow):
     """What decides about one node."""
 
     cluster_id: str
@@ -329,7 +329,7 @@ def _why(rows: list[dict[str, Any]], arguments: Any) -> str:
     return f"{name} is no straggler: no verdict names it; {compared}."
 
 
-WHY_NOT = Answer(
+WHY_NOT = Question(
     name="why_not",
     title="Why, or why not, this node",
     description="Why a node is, or is not, called a straggler: its verdict, its score, its place among the peers.",
@@ -393,7 +393,7 @@ class CompareArguments(Scoped):
     """How much earlier the older window is, a duration."""
 
 
-class CompareRow(Cited):
+class CompareRow(EvidenceRow):
     """One node in both windows, the largest change first."""
 
     cluster_id: str
@@ -406,7 +406,7 @@ class CompareRow(Cited):
     samples_after: int
 
 
-COMPARE = Answer(
+COMPARE = Question(
     name="compare_windows",
     title="Compare two windows",
     description="How every node's mean of a metric changed between an older and a newer window of the same length.",
@@ -438,4 +438,4 @@ COMPARE = Answer(
     ),
 )
 
-ANSWERS = (SUMMARY, STRAGGLERS, OUTLIERS, WHY_NOT, COMPARE)
+QUESTIONS = (SUMMARY, STRAGGLERS, OUTLIERS, WHY_NOT, COMPARE)

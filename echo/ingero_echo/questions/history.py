@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ingero_contract import metrics
 from ingero_contract.values import VerdictState
-from ingero_echo.answers.table import MAX_ID, Answer, Cited, Row, Scoped, plural
+from ingero_echo.questions.base import MAX_ID, EvidenceRow, Question, Row, Scoped, plural
 from ingero_echo.window import ACCUSED
 
 
@@ -45,7 +45,7 @@ class EventRow(Row):
     """JSON text."""
 
 
-HISTORY = Answer(
+HISTORY = Question(
     name="event_history",
     title="Event history",
     description="Events, newest first, by node, name, signal, causal chain or id; page with `cursor`.",
@@ -77,7 +77,7 @@ class AnomalyArguments(Scoped):
     """One node."""
 
 
-class AnomalyRow(Cited):
+class AnomalyRow(EvidenceRow):
     """One anomaly, the newest first."""
 
     timestamp: str
@@ -89,7 +89,7 @@ class AnomalyRow(Cited):
     severity: str | None
 
 
-ANOMALIES = Answer(
+ANOMALIES = Question(
     name="anomaly_stream",
     title="Anomaly stream",
     description="What is out of the ordinary, newest first: verdicts, self-reports, degradations, causal chains.",
@@ -128,7 +128,7 @@ class VerdictArguments(Scoped):
     """Only nodes that are under an accusation now."""
 
 
-class VerdictRow(Cited):
+class VerdictRow(EvidenceRow):
     """The newest verdict of one node, with what it rests on; a second row where collectives have a say about it."""
 
     cluster_id: str
@@ -151,7 +151,7 @@ class VerdictRow(Cited):
     """Verdicts of the node in the window, from the same judge."""
 
 
-VERDICT = Answer(
+VERDICT = Question(
     name="verdict",
     title="Verdicts with evidence",
     description="The newest verdict of every node with the numbers that decided and the events that it rests on.",
@@ -185,7 +185,7 @@ VERDICT = Answer(
 )  # fmt: skip
 
 
-class ChainRow(Cited):
+class ChainRow(EvidenceRow):
     """One causal chain."""
 
     cluster_id: str
@@ -199,7 +199,7 @@ class ChainRow(Cited):
     summary: str | None
 
 
-CHAINS = Answer(
+CHAINS = Question(
     name="causal_chains",
     title="Causal chains",
     description="Causal chains with the nodes and events that carry them, and what the agents said about them.",
@@ -236,4 +236,4 @@ CHAINS = Answer(
     ),
 )  # fmt: skip
 
-ANSWERS = (HISTORY, ANOMALIES, VERDICT, CHAINS)
+QUESTIONS = (HISTORY, ANOMALIES, VERDICT, CHAINS)

@@ -11,11 +11,11 @@ import duckdb
 import pytest
 
 from ingero_contract import attributes, echo, metrics
-from ingero_echo.ingest import decode
-from ingero_echo.repeats import Repeats, identities, identity, kind
+from ingero_echo.dedup import Deduplicator, identities, identity, identity_suffix
+from ingero_echo.ingest import decode_request
 from ingero_echo.settings import IngestConfig, StoreConfig
 from ingero_echo.store import Store
-from ingero_echo.writer import NotWritten, Writer
+from ingero_echo.writer import WriteFailed, Writer
 from ingero_kit.otlp_receiver import Signal
 from ingero_testing import telemetry
 from ingero_testing.processes import wait_until
@@ -53,7 +53,7 @@ class Watched:
         return getattr(self._connection, name)
 
 
-class Desk:
+class Service:
     """A store and its writer, in this process."""
 
     def __init__(self, folder: Path) -> None:
@@ -75,7 +75,7 @@ class Desk:
     def put(self, message: Any) -> Future[int]:
         body = message.SerializeToString()
         signal = Signal.LOGS if hasattr(message, "resource_logs") else Signal.METRICS
-        batch = decode(signal, "protobuf", body, "", time.time_ns(), lambda _: True)
+        batch = decode_request(signal, "protobuf", body, "", time.time_ns(), lambda _: True)
         assert not batch.rejected
         return self.writer.put(batch, len(body))
 
@@ -92,8 +92,8 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path: Path) -> Iterator[Desk]:
-    made = Desk(tmp_path)
+def service(tmp_path: Path) -> Iterator[Service]:
+    made = Service(tmp_path)
     yield made
     made.writer.stop()
     made.store.close()
@@ -104,100 +104,100 @@ def verdict(event_id: str, node: str = "n0", state: str = "straggler") -> tuple[
     return metrics.VERDICT_EVENT, "", values
 
 
-def test_senders_that_repeat_add_no_statement_to_the_groups_of_others(desk: Desk) -> None:
-    desk.start()
+def test_senders_that_repeat_add_no_statement_to_the_groups_of_others(service: Service) -> None:
+    service.start()
     repeated = [telemetry.numbered(100)[1] for _ in range(2)]
-    desk.together(*repeated)
-    one_group = [*desk.watched.statements]
+    service.together(*repeated)
+    one_group = [*service.watched.statements]
     for _ in range(5):
         honest = [telemetry.numbered(100)[1] for _ in range(6)]
-        desk.watched.statements.clear()
+        service.watched.statements.clear()
 
-        found = desk.together(*honest[:3], *repeated, *honest[3:])
+        found = service.together(*honest[:3], *repeated, *honest[3:])
 
         assert found == [0, 0, 0, 100, 100, 0, 0, 0]
-        assert desk.watched.statements == one_group == ["BEGIN", "INSERT", "INSERT", "COMMIT"]
-    assert len(set(desk.rows("events"))) == len(desk.rows("events")) >= 200 + 5 * 600
+        assert service.watched.statements == one_group == ["BEGIN", "INSERT", "INSERT", "COMMIT"]
+    assert len(set(service.rows("events"))) == len(service.rows("events")) >= 200 + 5 * 600
 
 
-def test_a_group_of_repeats_touches_the_database_not_at_all(desk: Desk) -> None:
-    desk.start()
+def test_a_group_of_repeats_touches_the_database_not_at_all(service: Service) -> None:
+    service.start()
     request = telemetry.numbered(100)[1]
-    desk.together(request)
-    desk.watched.statements.clear()
+    service.together(request)
+    service.watched.statements.clear()
 
-    assert desk.together(request, request) == [100, 100]
-    assert desk.watched.statements == []
+    assert service.together(request, request) == [100, 100]
+    assert service.watched.statements == []
 
 
-def test_of_a_request_that_was_written_in_part_the_rest_is_written(desk: Desk) -> None:
-    desk.start()
+def test_of_a_request_that_was_written_in_part_the_rest_is_written(service: Service) -> None:
+    service.start()
     old, new = telemetry.numbered(100)[1], telemetry.numbered(50)[1]
-    desk.together(old)
+    service.together(old)
     both = telemetry.logs([])
     for message in (new, old):
         both.resource_logs.extend(message.resource_logs)
-    desk.watched.statements.clear()
+    service.watched.statements.clear()
 
-    assert desk.together(both, both, new) == [100, 150, 50]
-    assert "SELECT" not in desk.watched.statements
-    assert len(set(desk.rows("events"))) == len(desk.rows("events"))
+    assert service.together(both, both, new) == [100, 150, 50]
+    assert "SELECT" not in service.watched.statements
+    assert len(set(service.rows("events"))) == len(service.rows("events"))
 
 
-def test_an_event_that_comes_twice_in_one_request_keeps_what_is_derived_from_it(desk: Desk) -> None:
-    desk.start()
+def test_an_event_that_comes_twice_in_one_request_keeps_what_is_derived_from_it(service: Service) -> None:
+    service.start()
     twice = telemetry.logs([verdict(ID), verdict(OTHER, "n1"), verdict(ID)])
 
-    assert desk.together(twice) == [1]
-    assert desk.rows("verdicts", "event_id::VARCHAR, node_id") == [(ID, "n0"), (OTHER, "n1")]
+    assert service.together(twice) == [1]
+    assert service.rows("verdicts", "event_id::VARCHAR, node_id") == [(ID, "n0"), (OTHER, "n1")]
 
 
-def test_what_is_derived_goes_with_its_own_event_where_several_share_an_id(desk: Desk) -> None:
-    desk.start()
-    desk.together(telemetry.logs([("note", "", {attributes.EVENT_ID: ID}), verdict(OTHER)]))
+def test_what_is_derived_goes_with_its_own_event_where_several_share_an_id(service: Service) -> None:
+    service.start()
+    service.together(telemetry.logs([("note", "", {attributes.EVENT_ID: ID}), verdict(OTHER)]))
     chain = (echo.CAUSAL_CHAIN_EVENT, "", {attributes.EVENT_ID: OTHER, echo.CAUSAL_CHAIN_ID: "c1"})
     mixed = telemetry.logs([("note", "", {attributes.EVENT_ID: ID}), verdict(ID), verdict(OTHER), chain])
 
-    assert desk.together(mixed) == [2]
-    assert desk.rows("verdicts") == [(ID,), (OTHER,)]
-    assert desk.rows("causal_chains") == [(OTHER,)]
+    assert service.together(mixed) == [2]
+    assert service.rows("verdicts") == [(ID,), (OTHER,)]
+    assert service.rows("causal_chains") == [(OTHER,)]
 
 
-def test_a_write_that_nobody_could_tell_of_is_looked_up_once(desk: Desk) -> None:
-    desk.start()
+def test_a_write_that_nobody_could_tell_of_is_looked_up_once(service: Service) -> None:
+    service.start()
     request = telemetry.numbered(100)[1]
-    before = len(desk.rows("events"))
-    desk.watched.failing = ["COMMIT", "SELECT count(*)"]
-    with pytest.raises(NotWritten):
-        desk.together(request)
+    before = len(service.rows("events"))
+    service.watched.failing = ["COMMIT", "SELECT count(*)"]
+    with pytest.raises(WriteFailed):
+        service.together(request)
 
-    lookups = [desk.looks_up(request) for _ in range(3)]
+    lookups = [service.looks_up(request) for _ in range(3)]
 
     assert lookups == [True, False, False]
-    assert len(desk.rows("events")) == before + 100
+    assert len(service.rows("events")) == before + 100
 
 
 def test_while_nothing_is_remembered_a_group_is_looked_up_in_one_query_and_undated_events_are_no_repeats(
-    desk: Desk,
+    service: Service,
 ) -> None:
-    desk.watched.cursors = False
-    desk.writer.start()
+    service.watched.cursors = False
+    service.writer.start()
     dated = telemetry.numbered(10)[1]
     undated = telemetry.logs([("note", "", {})], at=0)
 
-    first = desk.together(dated, undated, telemetry.numbered(10)[1])
-    again = desk.together(dated, undated, telemetry.numbered(10)[1])
+    first = service.together(dated, undated, telemetry.numbered(10)[1])
+    again = service.together(dated, undated, telemetry.numbered(10)[1])
 
-    desk.watched.cursors = True
+    service.watched.cursors = True
     assert (first, again) == ([0, 0, 0], [10, 0, 0])
-    assert desk.watched.statements.count("SELECT") == desk.writer.counters.lookups == 2
-    assert len(desk.rows("events")) == 32
+    assert service.watched.statements.count("SELECT") == service.writer.counters.lookups == 2
+    assert len(service.rows("events")) == 32
 
 
 def test_an_identity_is_the_same_for_one_event_and_for_many_and_other_events_have_others() -> None:
     ids = [number.to_bytes(8, "big") * 2 for number in range(10_000)]
 
-    many = identities(b"".join(ids), (kind("m", f"c{number % 3}") for number in range(10_000)))
+    many = identities(b"".join(ids), (identity_suffix("m", f"c{number % 3}") for number in range(10_000)))
 
     assert many == [identity(one, "m", f"c{number % 3}") for number, one in enumerate(ids)]
     assert len(set(many)) == 10_000
@@ -209,39 +209,39 @@ def some(*numbers: int) -> list[bytes]:
 
 
 def test_the_memory_of_repeats_is_bounded() -> None:
-    repeats = Repeats(100)
+    repeats = Deduplicator(100)
     repeats.complete([])
     for start in range(0, 10_000, 50):
-        assert repeats.fresh(some(*range(start, start + 50)))
+        assert repeats.all_new(some(*range(start, start + 50)))
         repeats.add(some(*range(start, start + 50)))
 
     assert len(repeats) <= 250
-    assert not repeats.fresh(some(*range(9_990, 10_010)))
-    assert repeats.fresh(some(1, 2))
-    assert not repeats.fresh(some(20_000, 20_000))
+    assert not repeats.all_new(some(*range(9_990, 10_010)))
+    assert repeats.all_new(some(1, 2))
+    assert not repeats.all_new(some(20_000, 20_000))
 
 
 def test_before_the_past_is_known_nothing_counts_as_new() -> None:
-    repeats = Repeats(100)
+    repeats = Deduplicator(100)
     repeats.add(some(3))
 
-    assert not repeats.fresh(some(1))
-    assert repeats.doubtful({*some(1, 3)}) == {*some(1)}
+    assert not repeats.all_new(some(1))
+    assert repeats.uncertain({*some(1, 3)}) == {*some(1)}
     repeats.complete(some(7))
-    assert repeats.fresh(some(1))
-    assert repeats.doubtful({*some(1, 3, 7)}) == set()
+    assert repeats.all_new(some(1))
+    assert repeats.uncertain({*some(1, 3, 7)}) == set()
     assert repeats.written({*some(1, 3, 7)}) == {*some(3, 7)}
 
 
 def test_doubts_end_when_the_event_is_written_or_forgotten() -> None:
-    repeats = Repeats(100)
+    repeats = Deduplicator(100)
     repeats.complete([])
-    repeats.doubt(some(1, 2))
+    repeats.mark_uncertain(some(1, 2))
 
-    assert (repeats.doubtful({*some(1, 2, 3)}), repeats.written({*some(1, 2, 3)})) == ({*some(1, 2)}, set())
+    assert (repeats.uncertain({*some(1, 2, 3)}), repeats.written({*some(1, 2, 3)})) == ({*some(1, 2)}, set())
     repeats.add(some(1))
-    assert (repeats.doubtful({*some(1, 2)}), repeats.written({*some(1, 2)})) == ({*some(2)}, {*some(1)})
+    assert (repeats.uncertain({*some(1, 2)}), repeats.written({*some(1, 2)})) == ({*some(2)}, {*some(1)})
     for start in range(1000, 2000, 50):
-        repeats.doubt(some(*range(start, start + 50)))
-    assert repeats.fresh(some(1, 2))
-    assert len(repeats.doubtful({*some(*range(2000))})) <= len(repeats) <= 250
+        repeats.mark_uncertain(some(*range(start, start + 50)))
+    assert repeats.all_new(some(1, 2))
+    assert len(repeats.uncertain({*some(*range(2000))})) <= len(repeats) <= 250

@@ -17,17 +17,17 @@ import pyarrow as pa
 from pydantic import Field, ValidationError
 
 from ingero_contract import echo
-from ingero_echo.answers import ANSWERS
-from ingero_echo.answers.table import Answer, Arguments
-from ingero_echo.auth import Identity, Scope, asker
-from ingero_echo.errors import Refused
-from ingero_echo.questions import Result, Stop, run
+from ingero_echo.auth import Identity, Scope, caller_key
+from ingero_echo.concurrency import ConcurrencyLimiter
+from ingero_echo.errors import ApiError
+from ingero_echo.query_runner import CancelToken, QueryResult, run_query
+from ingero_echo.questions import QUESTIONS
+from ingero_echo.questions.base import Arguments, Question
 from ingero_echo.sandbox import MAX_TEXT
 from ingero_echo.settings import EchoConfig
 from ingero_echo.sql_pool import SqlPool
-from ingero_echo.store import Store, columns, volume_used
+from ingero_echo.store import Store, published_columns, volume_used
 from ingero_echo.tables import TABLES
-from ingero_echo.turns import Turns
 from ingero_echo.window import Window, parse_moment, scoped
 from ingero_kit.settings import parse_duration
 
@@ -95,8 +95,8 @@ class Tool:
 
 TOOLS: Final[dict[str, Tool]] = {
     **{
-        name: Tool(name, answer.title, answer.description, answer.input_schema(), answer.output_schema())
-        for name, answer in ANSWERS.items()
+        name: Tool(name, question.title, question.description, question.input_schema(), question.output_schema())
+        for name, question in QUESTIONS.items()
     },
     ANALYSIS: Tool(
         ANALYSIS, "SQL",
@@ -117,11 +117,11 @@ class Reply:
     """An answer: `body` for JSON, `result` for other formats, `text` for people and agents."""
 
     body: dict[str, Any]
-    result: Result
+    result: QueryResult
     text: str
 
 
-class Desk:
+class QueryService:
     """Answers. `store` gives the open store, or `None` while it is being opened."""
 
     def __init__(
@@ -131,16 +131,16 @@ class Desk:
         self._config = config
         self._store = store
         query = config.query
-        self.turns = Turns(query.at_once, query.queue_wait)
+        self.limiter = ConcurrencyLimiter(query.at_once, query.queue_wait)
         """Places for Echo's own questions."""
-        self.sql_turns = Turns(query.sql_at_once, query.queue_wait)
+        self.sql_limiter = ConcurrencyLimiter(query.sql_at_once, query.queue_wait)
         """Places for users' SQL."""
         self.sql_pool = SqlPool(config)
         self._threads = ThreadPoolExecutor(query.at_once + query.sql_at_once, "question")
 
-    def deaf(self, now: float) -> bool:
+    def stuck(self, now: float) -> bool:
         """Whether a query goes on that cannot be cancelled; `now` on the monotonic clock."""
-        return self.turns.deaf(now, self._config.query.timeout)
+        return self.limiter.stuck(now, self._config.query.timeout)
 
     def volume_used(self) -> float | None:
         """Used share of the volume that the database is on, 0 to 1."""
@@ -154,50 +154,50 @@ class Desk:
     async def call(self, identity: Identity, tool: str, arguments: dict[str, Any]) -> Reply:
         """Answer one call of a tool. Who is cancelled while it waits leaves the queue, or ends the query.
 
-        Raises `Refused`.
+        Raises `ApiError`.
         """
         if tool == ANALYSIS:
             given = _validate(AnalysisArguments, arguments)
             return await self._sql(identity, given.sql, given.limit)
         if tool == DESCRIBE:
             return _describe(_validate(DescribeArguments, arguments).table)
-        answer = ANSWERS.get(tool)
-        if answer is None:
-            raise Refused("unknown_tool", f"there is no tool {tool[:100]!r}", f"see {echo.TOOLS_LIST}", status=404)
+        question = QUESTIONS.get(tool)
+        if question is None:
+            raise ApiError("unknown_tool", f"there is no tool {tool[:100]!r}", f"see {echo.TOOLS_LIST}", status=404)
         if not identity.may(Scope.READ):
             raise _forbidden(Scope.READ)
-        given = _validate(answer.arguments, arguments)
-        store, question = self._open(), self._question(identity, answer, given)
-        async with self.turns.turn(asker(identity)):
-            self._unread(asker(identity))
-            return await self._on_thread(lambda stop: self._answer(store, answer, given, question, stop))
+        given = _validate(question.arguments, arguments)
+        store, prepared = self._open(), self._prepare(identity, question, given)
+        async with self.limiter.slot(caller_key(identity)):
+            self._unread(caller_key(identity))
+            return await self._on_thread(lambda cancel: self._answer(store, question, given, prepared, cancel))
 
     async def _sql(self, identity: Identity, text: str, limit: int) -> Reply:
         """Run a query of the asker's own."""
         if not identity.may(Scope.SQL):
             raise _forbidden(Scope.SQL)
         if identity.clusters is not None and not self._config.api.sql_for_tenants:
-            raise Refused(
+            raise ApiError(
                 "forbidden", "SQL is not for tokens that are bound to clusters",
                 "use the other tools, or have api.sql_for_tenants set", status=403,
             )  # fmt: skip
         store, most = self._open(), min(limit, self._config.query.max_rows)
 
-        def ask(stop: Stop) -> Reply:
-            return _table(self.sql_pool.run(store.snapshots, text, identity.clusters, most, stop))
+        def ask(cancel: CancelToken) -> Reply:
+            return _table(self.sql_pool.run(store.snapshots, text, identity.clusters, most, cancel))
 
-        async with self.sql_turns.turn(asker(identity)):
-            self._unread(asker(identity))
+        async with self.sql_limiter.slot(caller_key(identity)):
+            self._unread(caller_key(identity))
             return await self._on_thread(ask)
 
-    async def _on_thread(self, work: Callable[[Stop], Reply]) -> Reply:
+    async def _on_thread(self, work: Callable[[CancelToken], Reply]) -> Reply:
         """Run blocking work; who is cancelled meanwhile stops it, and goes on once it has ended."""
-        stop = Stop()
-        running = asyncio.get_running_loop().run_in_executor(self._threads, work, stop)
+        cancel = CancelToken()
+        running = asyncio.get_running_loop().run_in_executor(self._threads, work, cancel)
         try:
             return await asyncio.shield(running)
         except asyncio.CancelledError:
-            stop.ask()
+            cancel.request()
             await asyncio.wait([running])
             if not running.cancelled():
                 running.exception()  # it was asked for by nobody
@@ -206,44 +206,51 @@ class Desk:
     def _open(self) -> Store:
         store = self._store()
         if store is None:
-            raise Refused("not_ready", "the database is still being opened", "ask again", status=503, retry_seconds=1)
+            raise ApiError(
+                "not_ready", "the database is still being opened", "ask again", status=503, retry_seconds=1
+            )
         return store
 
-    def _question(self, identity: Identity, answer: Answer, given: Any) -> tuple[str, dict[str, Any], int]:
+    def _prepare(self, identity: Identity, question: Question, given: Any) -> tuple[str, dict[str, Any], int]:
         """SQL, parameters and most rows of one of Echo's own questions."""
         window, extra = _window(identity, given)
         limit = min(given.limit, self._config.query.max_rows)
         values = {**given.model_dump(), **extra}
-        if answer.paged:
+        if question.paged:
             values["cursor_time"], values["cursor_id"] = read_cursor(given.cursor)
-        if answer.parameters:
-            values |= answer.parameters(given, self._config.cost)
-        used = set(re.findall(r"\$(\w+)", answer.sql))
-        sql = f"{scoped(answer.sql, window)} LIMIT {limit + 1}"
+        if question.parameters:
+            values |= question.parameters(given, self._config.cost)
+        used = set(re.findall(r"\$(\w+)", question.sql))
+        sql = f"{scoped(question.sql, window)} LIMIT {limit + 1}"
         return sql, {name: value for name, value in values.items() if name in used}, limit
 
     def _answer(
-        self, store: Store, answer: Answer, given: Any, question: tuple[str, dict[str, Any], int], stop: Stop
+        self,
+        store: Store,
+        question: Question,
+        given: Any,
+        prepared: tuple[str, dict[str, Any], int],
+        cancel: CancelToken,
     ) -> Reply:
-        sql, parameters, limit = question
-        result = run(store.cursor(), sql, parameters, self._config.query, limit, stop)
+        sql, parameters, limit = prepared
+        result = run_query(store.cursor(), sql, parameters, self._config.query, limit, cancel)
         rows = result.objects()
         following = None
-        if answer.paged and result.truncated and rows:
+        if question.paged and result.truncated and rows:
             following = write_cursor(rows[-1]["timestamp"], rows[-1]["event_id"])
-        text = answer.sentence(rows, given)
+        text = question.sentence(rows, given)
         body = {"summary": text, "rows": rows, "truncated": result.truncated, "next_cursor": following}
         return Reply(body, result, text)
 
 
 def _describe(table: str | None) -> Reply:
-    found = [entry for entry in columns() if table in (None, entry[0])]
-    result = Result(pa.table(dict(zip(("table", "column", "type"), zip(*found, strict=True), strict=True))))
+    found = [entry for entry in published_columns() if table in (None, entry[0])]
+    result = QueryResult(pa.table(dict(zip(("table", "column", "type"), zip(*found, strict=True), strict=True))))
     text = f"{len(found)} columns. Times are UTC; attributes is JSON text, read with attributes->>'$.\"name\"'."
     return Reply({"summary": text, "rows": result.objects(), "truncated": False}, result, text)
 
 
-def _table(result: Result) -> Reply:
+def _table(result: QueryResult) -> Reply:
     """Rows of SQL in words."""
     rows = result.lists()
     body = {"columns": result.columns, "rows": rows, "row_count": len(rows), "truncated": result.truncated}
@@ -251,8 +258,10 @@ def _table(result: Result) -> Reply:
     return Reply(body, result, f"{len(rows)} rows of {len(result.columns)} columns{more}.")
 
 
-def _forbidden(scope: Scope) -> Refused:
-    return Refused("forbidden", f"the token lacks the scope {scope}", "have it added to the token's line", status=403)
+def _forbidden(scope: Scope) -> ApiError:
+    return ApiError(
+        "forbidden", f"the token lacks the scope {scope}", "have it added to the token's line", status=403
+    )
 
 
 def _validate(model: type[Arguments], arguments: dict[str, Any]) -> Any:
@@ -263,7 +272,7 @@ def _validate(model: type[Arguments], arguments: dict[str, Any]) -> Any:
         first = "; ".join(
             f"{'.'.join(map(str, problem['loc'])) or 'arguments'}: {problem['msg']}" for problem in problems[:5]
         )
-        raise Refused("bad_arguments", first, f"see the input schema in {echo.TOOLS_LIST}", status=422) from None
+        raise ApiError("bad_arguments", first, f"see the input schema in {echo.TOOLS_LIST}", status=422) from None
 
 
 def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
@@ -271,7 +280,7 @@ def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
     clusters = identity.clusters
     if given.cluster_id is not None:
         if not identity.sees(given.cluster_id):
-            raise Refused("forbidden", f"the token does not see cluster {given.cluster_id}", status=403)
+            raise ApiError("forbidden", f"the token does not see cluster {given.cluster_id}", status=403)
         clusters = frozenset({given.cluster_id})
     now = time.time_ns()
     try:
@@ -283,7 +292,7 @@ def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
             since = max(0, end - apart - length)
             extra = {"newer_start": max(0, end - length), "older_end": max(0, end - apart)}
     except (ValueError, OverflowError) as error:
-        raise Refused("bad_arguments", str(error), status=422) from None
+        raise ApiError("bad_arguments", str(error), status=422) from None
     if given.until == "0s":
         until = None
     if getattr(given, "event_ids", ()):
@@ -305,7 +314,7 @@ def write_cursor(timestamp: str, event_id: str) -> str:
 
 
 def read_cursor(cursor: str | None) -> tuple[int | None, str | None]:
-    """Time in nanoseconds and event id of a place; raises `Refused` for anything else."""
+    """Time in nanoseconds and event id of a place; raises `ApiError` for anything else."""
     if cursor is None:
         return None, None
     try:
@@ -317,4 +326,4 @@ def read_cursor(cursor: str | None) -> tuple[int | None, str | None]:
             raise ValueError
         return seconds + int(rest.ljust(9, "0") or 0), str(UUID(event_id))
     except (ValueError, OverflowError):
-        raise Refused("bad_arguments", "cursor: not one of ours", "leave it out to begin anew", status=422) from None
+        raise ApiError("bad_arguments", "cursor: not one of ours", "leave it out to begin anew", status=422) from None

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ingero_contract import attributes, echo, metrics
 from ingero_contract.values import LATE_RANK
-from ingero_echo.answers.table import Answer, Cited, Scoped, plural
+from ingero_echo.questions.base import EvidenceRow, Question, Scoped, plural
 from ingero_echo.settings import CostConfig
 from ingero_echo.window import ACCUSED
 
@@ -16,7 +16,7 @@ def key(name: str) -> str:
     return f'$."{name}"'
 
 
-class CollectiveRow(Cited):
+class CollectiveRow(EvidenceRow):
     """One operation of one communicator."""
 
     cluster_id: str
@@ -34,7 +34,7 @@ class CollectiveRow(Cited):
     """Bytes over summed host time."""
 
 
-COLLECTIVES = Answer(
+COLLECTIVES = Question(
     name="nccl_collective_summary",
     title="NCCL roll-up",
     description="Collectives by communicator and operation: calls, percentiles of the duration, bytes, bandwidth.",
@@ -67,7 +67,7 @@ class SkewArguments(Scoped):
     """Collectives without a sequence number are matched by time buckets of this length."""
 
 
-class SkewRow(Cited):
+class SkewRow(EvidenceRow):
     """One rank, the latest first."""
 
     cluster_id: str
@@ -89,7 +89,7 @@ class SkewRow(Cited):
     """Share of the time that was lost waiting for it alone, 0 to 1."""
 
 
-SKEW = Answer(
+SKEW = Question(
     name="nccl_slow_rank",
     title="Collective skew and slow rank",
     description="Which rank comes last to collectives, how often, how late: by Fleet's lag, or by who waits least.",
@@ -158,7 +158,7 @@ SKEW = Answer(
 )  # fmt: skip
 
 
-class CopyRow(Cited):
+class CopyRow(EvidenceRow):
     """One node and direction."""
 
     cluster_id: str
@@ -182,7 +182,7 @@ _STEPS = """
     )
 """
 
-COPIES = Answer(
+COPIES = Question(
     name="memcpy_bandwidth_summary",
     title="Copy bandwidth",
     description="Bytes copied and bandwidth by node and direction, from the cumulative counters.",
@@ -213,7 +213,7 @@ COPIES = Answer(
 )  # fmt: skip
 
 
-class LaunchRow(Cited):
+class LaunchRow(EvidenceRow):
     """One node."""
 
     cluster_id: str
@@ -222,7 +222,7 @@ class LaunchRow(Cited):
     launches_per_second: float | None
 
 
-LAUNCHES = Answer(
+LAUNCHES = Question(
     name="kernel_launch_summary",
     title="Kernel launches",
     description="Kernel and graph launches of every node in the window, from the cumulative counters.",
@@ -245,7 +245,7 @@ LAUNCHES = Answer(
 )  # fmt: skip
 
 
-class FragmentationRow(Cited):
+class FragmentationRow(EvidenceRow):
     """One GPU."""
 
     cluster_id: str
@@ -257,7 +257,7 @@ class FragmentationRow(Cited):
     """Share of the memory that is neither used nor free, 0 to 1."""
 
 
-FRAGMENTATION = Answer(
+FRAGMENTATION = Question(
     name="memfrag_hotspots",
     title="Memory fragmentation",
     description="GPUs whose memory is the most fragmented.",
@@ -276,7 +276,7 @@ FRAGMENTATION = Answer(
 )  # fmt: skip
 
 
-class ProcessRow(Cited):
+class ProcessRow(EvidenceRow):
     """One process that has loaded NCCL."""
 
     cluster_id: str
@@ -288,7 +288,7 @@ class ProcessRow(Cited):
     last_seen: str
 
 
-PROCESSES = Answer(
+PROCESSES = Question(
     name="find_nccl_processes",
     title="NCCL processes",
     description="Processes that have loaded libnccl, with its path and version.",
@@ -308,7 +308,7 @@ PROCESSES = Answer(
 )  # fmt: skip
 
 
-class CostRow(Cited):
+class CostRow(EvidenceRow):
     """One node that others waited for."""
 
     cluster_id: str
@@ -358,7 +358,7 @@ def _cost_sentence(rows: list[dict[str, Any]], _: Any) -> str:
     return f"{words}."
 
 
-COST = Answer(
+COST = Question(
     name="get_cost",
     title="Cost of lost time",
     description=(
@@ -429,4 +429,4 @@ COST = Answer(
     sentence=_cost_sentence,
 )  # fmt: skip
 
-ANSWERS = (COLLECTIVES, SKEW, COPIES, LAUNCHES, FRAGMENTATION, PROCESSES, COST)
+QUESTIONS = (COLLECTIVES, SKEW, COPIES, LAUNCHES, FRAGMENTATION, PROCESSES, COST)

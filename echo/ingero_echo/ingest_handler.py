@@ -11,45 +11,45 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from ingero_echo.auth import Identity, Keyring, Scope
-from ingero_echo.ingest import Batch, decode
-from ingero_echo.records import Malformed
-from ingero_echo.retention import Calendar
-from ingero_echo.writer import RETRY_SECONDS, Full, NotWritten, Writer
+from ingero_echo.auth import Identity, Scope, TokenStore
+from ingero_echo.ingest import Batch, decode_request
+from ingero_echo.records import MalformedRequest
+from ingero_echo.retention import RetentionClock
+from ingero_echo.writer import RETRY_SECONDS, QueueFull, WriteFailed, Writer
 from ingero_kit.otlp_receiver import ACCEPTED, Answer, Authenticator, Push, Status
 
-AT_ONCE: Final = 8 << 10
+MAX_INLINE_BYTES: Final = 8 << 10
 """Longest body, bytes, that is read on the event loop: a tenth of a second at most, where every record is empty."""
 
 
-class Doorkeeper(Authenticator):
+class IngestAuthenticator(Authenticator):
     """Lets pushes pass whose token may ingest."""
 
-    def __init__(self, keyring: Keyring) -> None:
+    def __init__(self, tokens: TokenStore) -> None:
         super().__init__()
-        self._keyring = keyring
-        self.local_only = keyring.open
+        self._tokens = tokens
+        self.local_only = tokens.open
 
     def admit(self, authorization: bytes | str | None) -> bool:
         """Whether a request with this Authorization header may go on."""
-        identity = self._keyring.find(authorization)
+        identity = self._tokens.find(authorization)
         if identity is not None and identity.may(Scope.INGEST):
             return True
         self.refused += 1
         return False
 
 
-class Intake:
+class IngestHandler:
     """The handler of the OTLP receivers."""
 
-    def __init__(self, keyring: Keyring, writer: Writer, oldest_seconds: float, dates: Calendar) -> None:
+    def __init__(self, tokens: TokenStore, writer: Writer, oldest_seconds: float, clock: RetentionClock) -> None:
         self.pushes: Counter[str] = Counter()
         self.malformed = 0
         self.rejected = 0
-        self._keyring = keyring
+        self._tokens = tokens
         self._writer = writer
         self._age = int(oldest_seconds * 1e9)
-        self._dates = dates
+        self._clock = clock
         self._reader = ThreadPoolExecutor(1, "reader")
         self._reading = 0
 
@@ -60,41 +60,43 @@ class Intake:
     def __call__(self, push: Push) -> Answer | Awaitable[Answer]:
         """Decide about one push."""
         self.pushes[push.signal.name] += 1
-        identity = self._keyring.find(push.authorization)
+        identity = self._tokens.find(push.authorization)
         if identity is None:
             return Answer(status=Status.UNAUTHENTICATED, message="a bearer token is required")
         size = len(push.body)
         now = time.time_ns()
-        oldest = self._dates.now(now, time.monotonic_ns()) - self._age
-        read = partial(decode, push.signal, push.encoding, push.body, push.cluster, now, _allowed(identity), oldest)
+        oldest = self._clock.now(now, time.monotonic_ns()) - self._age
+        read = partial(
+            decode_request, push.signal, push.encoding, push.body, push.cluster, now, _allowed(identity), oldest
+        )
         try:
             self._writer.check_room(size, self._reading)
-            if size > AT_ONCE:
-                return self._apart(read, size)
+            if size > MAX_INLINE_BYTES:
+                return self._decode_on_thread(read, size)
             return self._put(read(), size)
-        except (Malformed, Full) as error:
+        except (MalformedRequest, QueueFull) as error:
             return self._refused(error)
 
-    def _refused(self, error: Malformed | Full) -> Answer:
-        if isinstance(error, Full):
+    def _refused(self, error: MalformedRequest | QueueFull) -> Answer:
+        if isinstance(error, QueueFull):
             return Answer(
                 status=Status.BUSY, message="the queue is full: send again later", retry_seconds=RETRY_SECONDS
             )
         self.malformed += 1
         return Answer(status=Status.INVALID, message=str(error))
 
-    async def _apart(self, read: Callable[[], Batch], size: int) -> Answer:
+    async def _decode_on_thread(self, read: Callable[[], Batch], size: int) -> Answer:
         """Read a large push on the thread."""
         self._reading += size
         try:
             batch = await asyncio.get_running_loop().run_in_executor(self._reader, read)
-        except Malformed as error:
+        except MalformedRequest as error:
             return self._refused(error)
         finally:
             self._reading -= size
         try:
             answer = self._put(batch, size)
-        except Full as error:
+        except QueueFull as error:
             return self._refused(error)
         return answer if isinstance(answer, Answer) else await answer
 
@@ -103,12 +105,12 @@ class Intake:
         answer = Answer(rejected=batch.rejected, message=batch.message) if batch.reasons else ACCEPTED
         done = self._writer.put(batch, size) if batch.identities else None
         self.rejected += batch.rejected
-        return self._later(done, answer) if done else answer
+        return self._when_written(done, answer) if done else answer
 
-    async def _later(self, done: Future[int], answer: Answer) -> Answer:
+    async def _when_written(self, done: Future[int], answer: Answer) -> Answer:
         try:
             await asyncio.wrap_future(done)
-        except NotWritten as error:
+        except WriteFailed as error:
             return Answer(
                 status=Status.UNAVAILABLE, message=f"not written, send again: {error}", retry_seconds=RETRY_SECONDS
             )

@@ -38,7 +38,7 @@ class Row(BaseModel):
     model_config = ConfigDict(use_attribute_docstrings=True)
 
 
-class Cited(Row):
+class EvidenceRow(Row):
     """A row that rests on events."""
 
     evidence: list[str]
@@ -50,7 +50,7 @@ Parameters = Callable[[Any, CostConfig], dict[str, Any]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Answer:
+class Question:
     """One question that Echo can answer.
 
     `sql` reads the published tables by their bare names, already cut to the window. It may use `$name` for every

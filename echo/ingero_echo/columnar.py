@@ -13,21 +13,21 @@ import numpy as np
 import pyarrow as pa
 from google.protobuf.message import DecodeError
 
-from ingero_echo.bounds import MOST_RECORDS, MOST_STEPS, Allowance, check_records
 from ingero_echo.records import Origin, encoded_scope
+from ingero_echo.request_limits import MAX_RECORDS, MAX_STEPS, RequestBudget, check_records
 from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, read_varint
 from ingero_kit.otlp_receiver import Signal
 
-LEAST: Final = 16
+MIN_GROUP: Final = 16
 """Fewest records of one shape that are worth the trouble."""
 
-LONGEST_SCOPE: Final = 1024
+MAX_SCOPE_BYTES: Final = 1024
 """Most bytes of a scope; scopes that were read are remembered."""
 
 _LENGTH, _FIXED64, _VARINT = 2, 1, 0
 
-Bytes = np.ndarray[Any, np.dtype[np.uint8]]
-Places = np.ndarray[Any, np.dtype[np.int64]]
+ByteMatrix = np.ndarray[Any, np.dtype[np.uint8]]
+Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Span(NamedTuple):
@@ -54,7 +54,7 @@ class Resource(NamedTuple):
     records: int
 
 
-def split(signal: Signal, body: bytes) -> list[Resource]:
+def split_records(signal: Signal, body: bytes) -> list[Resource]:
     """Find the records of a request.
 
     Raises `UnsupportedLayout` for anything but log records, and gauges and sums of numbers, and for every unknown
@@ -62,13 +62,13 @@ def split(signal: Signal, body: bytes) -> list[Resource]:
     """
     if signal is Signal.TRACES:
         raise UnsupportedLayout
-    allowance = Allowance()
+    budget = RequestBudget()
     found: list[Resource] = []
     records = 0
     try:
         for _, start, end in _messages(body, 0, len(body), (1,)):
-            allowance.spend(8)
-            found.append(_block(signal, body, start, end, allowance))
+            budget.spend(8)
+            found.append(_block(signal, body, start, end, budget))
             records += found[-1].records
             check_records(records)
         return found
@@ -84,12 +84,12 @@ def _messages(body: bytes, start: int, end: int, known: tuple[int, ...]) -> Iter
         yield part.number, part.start, part.end
 
 
-def _block(signal: Signal, body: bytes, start: int, end: int, allowance: Allowance) -> Resource:
+def _block(signal: Signal, body: bytes, start: int, end: int, budget: RequestBudget) -> Resource:
     resource = b""
     runs: Runs = {}
     count = 0
     for number, begin, stop in _messages(body, start, end, (1, 2, 3)):
-        allowance.spend(1)
+        budget.spend(1)
         if number == 1:
             if resource:
                 raise UnsupportedLayout
@@ -97,15 +97,15 @@ def _block(signal: Signal, body: bytes, start: int, end: int, allowance: Allowan
         elif number == 3:
             body[begin:stop].decode()
         elif signal is Signal.LOGS:
-            count = _log_records(body, begin, stop, runs, count, allowance)
+            count = _log_records(body, begin, stop, runs, count, budget)
         else:
             scope = b""
             before = count
             for inner, at, to in _messages(body, begin, stop, (1, 2, 3)):
                 if inner == 2:
-                    count = _points(body, at, to, scope, runs, count, allowance)
+                    count = _points(body, at, to, scope, runs, count, budget)
                 else:
-                    allowance.spend(1)
+                    budget.spend(1)
                     scope = _scope(inner, body[at:to], scope, before == count)
     return Resource(resource, runs, count)
 
@@ -115,13 +115,13 @@ def _scope(number: int, content: bytes, before: bytes, first: bool) -> bytes:
     if number != 1:
         content.decode()
         return before
-    if before or not first or len(content) > LONGEST_SCOPE:
+    if before or not first or len(content) > MAX_SCOPE_BYTES:
         raise UnsupportedLayout
     encoded_scope(content)
     return content
 
 
-def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int, allowance: Allowance) -> int:
+def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int, budget: RequestBudget) -> int:
     """The hot loop: tag and length of every record, both short in practice; returns the place of the next record.
 
     Where the next record begins with the same tag and length, how many do so is looked up for all at once.
@@ -130,7 +130,7 @@ def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int, allow
     while at < end:
         begun = at
         if body[at] != 0x12:
-            allowance.spend(1)
+            budget.spend(1)
             tag, at = read_varint(body, at)
             length, at = read_varint(body, at)
             if tag not in (0x0A, 0x1A) or at + length > end:
@@ -151,19 +151,19 @@ def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int, allow
         if alone:
             alone -= 1
         elif body.startswith(body[begun:at], begun + step):
-            times = _alike(body, begun, end, step, at - begun)
-            alone = 0 if times >= LEAST else LEAST
+            times = _count_same_header(body, begun, end, step, at - begun)
+            alone = 0 if times >= MIN_GROUP else MIN_GROUP
         runs.setdefault((origin, length), []).append((ordinal, at, step, times))
         at = begun + step * times
         ordinal += times
-        if ordinal > MOST_RECORDS:
+        if ordinal > MAX_RECORDS:
             check_records(ordinal)
     if at != end:
         raise UnsupportedLayout
     return ordinal
 
 
-def _alike(body: bytes, start: int, end: int, step: int, width: int) -> int:
+def _count_same_header(body: bytes, start: int, end: int, step: int, width: int) -> int:
     """How many parts of `step` bytes, one after the other, begin with the same `width` bytes."""
     count = (end - start) // step
     heads = np.frombuffer(body, np.uint8, count * step, start).reshape(count, step)[:, :width]
@@ -171,13 +171,13 @@ def _alike(body: bytes, start: int, end: int, step: int, width: int) -> int:
     return int(differ[0]) if len(differ) else count
 
 
-def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal: int, allowance: Allowance) -> int:
+def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal: int, budget: RequestBudget) -> int:
     texts, kind, temporality, monotonic = {1: "", 2: "", 3: ""}, 0, 0, 0
     points: list[tuple[int, int]] = []
     steps = 1
     for number, begin, stop in _messages(body, start, end, (1, 2, 3, 5, 7)):
         steps += 1
-        if steps > MOST_STEPS:
+        if steps > MAX_STEPS:
             break
         if number not in (5, 7):
             texts[number] = body[begin:stop].decode()
@@ -188,11 +188,11 @@ def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal
         for point in iter_fields(body, begin, stop):
             if point.number == 1 and point.kind == _LENGTH:
                 points.append((point.start, point.end))
-                if len(points) > MOST_RECORDS:
+                if len(points) > MAX_RECORDS:
                     check_records(len(points))
                 continue
             steps += 1
-            if steps > MOST_STEPS:
+            if steps > MAX_STEPS:
                 break
             if number == 5 or point.kind != _VARINT:
                 raise UnsupportedLayout
@@ -200,7 +200,7 @@ def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal
                 temporality, _ = read_varint(body, point.start)
             elif point.number == 3:
                 monotonic, _ = read_varint(body, point.start)
-    allowance.spend(steps)
+    budget.spend(steps)
     if temporality > 2:
         raise UnsupportedLayout
     origin = Origin(texts[1], scope, texts[3], temporality, bool(monotonic))
@@ -210,7 +210,7 @@ def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal
     return ordinal
 
 
-class Place(NamedTuple):
+class VariableField(NamedTuple):
     """Content that may differ: what it is, the attribute's key if it is one, where it stands."""
 
     kind: str
@@ -230,33 +230,33 @@ _POINT_PLACES: Final = {
 }  # fmt: skip
 
 
-def places(signal: Signal, record: bytes) -> list[Place]:
+def variable_fields(signal: Signal, record: bytes) -> list[VariableField]:
     """Where records like this one may differ. Raises `UnsupportedLayout`."""
     attributes = 6 if signal is Signal.LOGS else 7
     known = _LOG_PLACES if signal is Signal.LOGS else _POINT_PLACES
-    found: list[Place] = []
+    found: list[VariableField] = []
     try:
         for part in iter_fields(record, 0, len(record)):
             kind = known.get((part.number, part.kind))
             if kind:
-                found.append(Place(kind, "", part.start, part.end - part.start))
+                found.append(VariableField(kind, "", part.start, part.end - part.start))
             elif part.number == attributes and part.kind == _LENGTH:
                 found += _attribute(record, part.start, part.end)
             elif part.number == 5 and part.kind == _LENGTH and signal is Signal.LOGS:
-                for place in _any(record, part.start, part.end):
-                    if place.kind != "text":
+                for variable in _any_value(record, part.start, part.end):
+                    if variable.kind != "text":
                         raise UnsupportedLayout
-                    found.append(Place("body", "", place.offset, place.length))
+                    found.append(VariableField("body", "", variable.offset, variable.length))
     except (IndexError, UnicodeDecodeError):
         raise UnsupportedLayout from None
-    kinds = [place.kind for place in found if place.kind not in ("text", "other")]
-    keys = [place.key for place in found if place.key]
+    kinds = [variable.kind for variable in found if variable.kind not in ("text", "other")]
+    keys = [variable.key for variable in found if variable.key]
     if len(set(kinds)) != len(kinds) or len(set(keys)) != len(keys) or {"double", "integer"} <= set(kinds):
         raise UnsupportedLayout
     return found
 
 
-def _attribute(record: bytes, start: int, end: int) -> Iterator[Place]:
+def _attribute(record: bytes, start: int, end: int) -> Iterator[VariableField]:
     key, value = "", None
     for part in iter_fields(record, start, end):
         if part.number == 1:
@@ -264,26 +264,26 @@ def _attribute(record: bytes, start: int, end: int) -> Iterator[Place]:
         elif part.number == 2:
             value = part
     if value is not None:
-        for place in _any(record, value.start, value.end):
-            yield Place(place.kind, key, place.offset, place.length)
+        for variable in _any_value(record, value.start, value.end):
+            yield VariableField(variable.kind, key, variable.offset, variable.length)
 
 
-def _any(record: bytes, start: int, end: int) -> Iterator[Place]:
+def _any_value(record: bytes, start: int, end: int) -> Iterator[VariableField]:
     for part in iter_fields(record, start, end):
         if part.number == 1 and part.kind == _LENGTH:
-            yield Place("text", "", part.start, part.end - part.start)
+            yield VariableField("text", "", part.start, part.end - part.start)
         elif part.number == 4 and part.kind == _FIXED64:
-            yield Place("other", "", part.start, 8)
+            yield VariableField("other", "", part.start, 8)
 
 
 @dataclass
-class Group:
+class RecordGroup:
     """Records of one shape. `matrix` has one row for each; `ordinals` are their places in the request."""
 
-    matrix: Bytes
-    ordinals: Places
-    starts: Places
-    places: list[Place]
+    matrix: ByteMatrix
+    ordinals: Int64Array
+    starts: Int64Array
+    variable_fields: list[VariableField]
     template: bytes
     origin: Origin
     rest: list[Span] = field(default_factory=list)
@@ -293,52 +293,56 @@ class Group:
         """Its records one by one, for the parser."""
         return _spans(self.ordinals, self.starts, len(self.template), self.origin)
 
-    def readable(self) -> tuple["Group | None", list[Span]]:
+    def readable(self) -> tuple["RecordGroup | None", list[Span]]:
         """This group less the records with a text that is not UTF-8, and those one by one."""
         odd = np.zeros(len(self.ordinals), dtype=bool)
-        for place in self.places:
-            if place.kind in ("text", "body"):
-                column = self.column(place)
+        for variable in self.variable_fields:
+            if variable.kind in ("text", "body"):
+                column = self.column(variable)
                 for row in np.flatnonzero((column > 0x7F).any(axis=1)):
-                    odd[row] |= not _is_text(column[row].tobytes())
+                    odd[row] |= not _is_utf8(column[row].tobytes())
         spans = _spans(self.ordinals[odd], self.starts[odd], len(self.template), self.origin)
         fit = ~odd
-        if fit.sum() < LEAST:
+        if fit.sum() < MIN_GROUP:
             return None, spans
         matrix = self.matrix[fit]
         template = matrix[0].tobytes()
-        return Group(matrix, self.ordinals[fit], self.starts[fit], self.places, template, self.origin), spans
+        return RecordGroup(
+            matrix, self.ordinals[fit], self.starts[fit], self.variable_fields, template, self.origin
+        ), spans
 
-    def find(self, kind: str, key: str = "") -> Place | None:
+    def find(self, kind: str, key: str = "") -> VariableField | None:
         """The place of a kind, or of an attribute."""
-        return next((place for place in self.places if place.kind == kind and place.key == key), None)
+        return next(
+            (variable for variable in self.variable_fields if variable.kind == kind and variable.key == key), None
+        )
 
-    def column(self, place: Place) -> Bytes:
+    def column(self, variable: VariableField) -> ByteMatrix:
         """The bytes of a place, a row for each record, contiguous."""
-        return np.ascontiguousarray(self.matrix[:, place.offset : place.offset + place.length])
+        return np.ascontiguousarray(self.matrix[:, variable.offset : variable.offset + variable.length])
 
-    def integers(self, place: Place) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def integers(self, variable: VariableField) -> np.ndarray[Any, np.dtype[np.int64]]:
         """A place of eight bytes as integers."""
-        return self.column(place).view("<i8").ravel()
+        return self.column(variable).view("<i8").ravel()
 
-    def numbers(self, place: Place) -> np.ndarray[Any, np.dtype[np.float64]]:
+    def numbers(self, variable: VariableField) -> np.ndarray[Any, np.dtype[np.float64]]:
         """A place of eight bytes as floating point."""
-        return self.column(place).view("<f8").ravel()
+        return self.column(variable).view("<f8").ravel()
 
-    def texts(self, place: Place) -> pa.Array:
+    def texts(self, variable: VariableField) -> pa.Array:
         """A place as text; raises `UnsupportedLayout` when one is not UTF-8."""
         count = len(self.ordinals)
-        if place.length == 0:
+        if variable.length == 0:
             return pa.repeat(pa.scalar("", pa.string()), count)
-        blob = self.column(place).tobytes()
-        fixed = pa.Array.from_buffers(pa.binary(place.length), count, [None, pa.py_buffer(blob)])
+        blob = self.column(variable).tobytes()
+        fixed = pa.Array.from_buffers(pa.binary(variable.length), count, [None, pa.py_buffer(blob)])
         try:
             return fixed.cast(pa.binary()).cast(pa.string())
         except pa.ArrowInvalid:
             raise UnsupportedLayout from None
 
 
-def _is_text(content: bytes) -> bool:
+def _is_utf8(content: bytes) -> bool:
     try:
         content.decode()
     except UnicodeDecodeError:
@@ -346,15 +350,17 @@ def _is_text(content: bytes) -> bool:
     return True
 
 
-def groups(signal: Signal, body: bytes, resource: Resource, first: int) -> tuple[list[Group], list[Span]]:
+def group_records(
+    signal: Signal, body: bytes, resource: Resource, first: int
+) -> tuple[list[RecordGroup], list[Span]]:
     """Sort the records of a block into shapes; returns those, and what has to be parsed one by one.
 
     `first` is the place of the block's first record in the request.
     """
-    shaped: list[Group] = []
+    shaped: list[RecordGroup] = []
     rest: list[Span] = []
     for (origin, length), runs in resource.runs.items():
-        if not length or sum(run[3] for run in runs) < LEAST:
+        if not length or sum(run[3] for run in runs) < MIN_GROUP:
             rest += [
                 Span(first + ordinal + one, start + one * step, start + one * step + length, origin)
                 for ordinal, start, step, times in runs
@@ -373,35 +379,37 @@ def groups(signal: Signal, body: bytes, resource: Resource, first: int) -> tuple
     return shaped, rest
 
 
-def _unrolled(runs: list[Run]) -> tuple[Places, Places]:
+def _unrolled(runs: list[Run]) -> tuple[Int64Array, Int64Array]:
     """Place in the block, and where it stands, of every record of runs."""
     ordinal, start, step, times = np.array(runs, dtype=np.int64).T
     within = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
     return np.repeat(ordinal, times) + within, np.repeat(start, times) + np.repeat(step, times) * within
 
 
-def _spans(ordinals: Places, starts: Places, length: int, origin: Origin) -> list[Span]:
+def _spans(ordinals: Int64Array, starts: Int64Array, length: int, origin: Origin) -> list[Span]:
     pairs = zip(ordinals.tolist(), starts.tolist(), strict=True)
     return [Span(ordinal, start, start + length, origin) for ordinal, start in pairs]
 
 
-def _group(signal: Signal, body: bytes, origin: Origin, length: int, ordinals: Places, starts: Places) -> Group:
+def _group(
+    signal: Signal, body: bytes, origin: Origin, length: int, ordinals: Int64Array, starts: Int64Array
+) -> RecordGroup:
     template = body[starts[0] : starts[0] + length]
-    found = places(signal, template)
+    found = variable_fields(signal, template)
     matrix = _matrix(body, starts, length)
     free = np.zeros(length, dtype=bool)
-    for place in found:
-        free[place.offset : place.offset + place.length] = True
+    for variable in found:
+        free[variable.offset : variable.offset + variable.length] = True
     fits = (matrix == matrix[0])[:, ~free].all(axis=1)
     if fits.all():
-        return Group(matrix, ordinals, starts, found, template, origin)
-    if fits.sum() < LEAST:
+        return RecordGroup(matrix, ordinals, starts, found, template, origin)
+    if fits.sum() < MIN_GROUP:
         raise UnsupportedLayout
     rest = _spans(ordinals[~fits], starts[~fits], length, origin)
-    return Group(matrix[fits], ordinals[fits], starts[fits], found, template, origin, rest)
+    return RecordGroup(matrix[fits], ordinals[fits], starts[fits], found, template, origin, rest)
 
 
-def _matrix(body: bytes, starts: Places, length: int) -> Bytes:
+def _matrix(body: bytes, starts: Int64Array, length: int) -> ByteMatrix:
     """The records one below the other, without copying when they stand at equal distances."""
     flat = np.frombuffer(body, dtype=np.uint8)
     steps = np.diff(starts)
@@ -409,11 +417,11 @@ def _matrix(body: bytes, starts: Places, length: int) -> Bytes:
         return np.lib.stride_tricks.as_strided(
             flat[starts[0] :], shape=(len(starts), length), strides=(int(steps[0]), 1), writeable=False
         )
-    gathered: Bytes = flat[starts[:, None] + np.arange(length)]
+    gathered: ByteMatrix = flat[starts[:, None] + np.arange(length)]
     return gathered
 
 
-def text_matrix(texts: pa.Array, width: int) -> Bytes:
+def text_matrix(texts: pa.Array, width: int) -> ByteMatrix:
     """Texts of one length as a matrix of their bytes, a row for each."""
     blob = b"".join(item.encode() for item in texts.to_pylist())
     return np.frombuffer(blob, dtype=np.uint8).reshape(-1, width)
@@ -425,7 +433,7 @@ _DASHES: Final = [8, 13, 18, 23]
 _DIGITS: Final = [number for number in range(36) if number not in _DASHES]
 
 
-def uuid_bytes(column: Bytes) -> bytes:
+def uuid_bytes(column: ByteMatrix) -> bytes:
     """16 bytes for every UUID that is written out in lower case; raises `UnsupportedLayout` for any other text."""
     if column.shape[1] != 36 or (column[:, _DASHES] != ord("-")).any():
         raise UnsupportedLayout

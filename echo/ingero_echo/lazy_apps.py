@@ -11,13 +11,13 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from ingero_echo.settings import EchoConfig
-from ingero_echo.store import Store, published
+from ingero_echo.store import Store, schema_text
 from ingero_kit.logs import get
 
 log = get(__name__)
 
 
-class Doors:
+class LazyApps:
     """Two ASGI applications that exist before their code is loaded. `run` is a task for the life of the process."""
 
     def __init__(
@@ -32,46 +32,48 @@ class Doors:
         self._unread = unread
         self._config, self._store, self._registry, self._backup = config, store, registry, backup
         self._max_body = max_body
-        self._desk: Any = None
+        self._service: Any = None
         self._api: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._mcp: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
         """Load one after the other, then serve until cancelled."""
-        desks = await asyncio.to_thread(importlib.import_module, "ingero_echo.desk")
-        pages = await asyncio.to_thread(importlib.import_module, "ingero_echo.json_api")
-        self._desk = desk = desks.Desk(self._config, self._store, self._unread)
-        self._api.set_result(pages.make_api(desk, lambda: self._store() is not None, self._registry, self._backup))
+        query_service = await asyncio.to_thread(importlib.import_module, "ingero_echo.query_service")
+        json_api = await asyncio.to_thread(importlib.import_module, "ingero_echo.json_api")
+        self._service = service = query_service.QueryService(self._config, self._store, self._unread)
+        self._api.set_result(
+            json_api.make_api(service, lambda: self._store() is not None, self._registry, self._backup)
+        )
         try:
-            async with self._sessions(desk) as serve:
+            async with self._sessions(service) as serve:
                 self._mcp.set_result(serve)
                 log.info("front_ends_ready")
                 await asyncio.Event().wait()
         finally:
-            desk.close()
+            service.close()
 
-    def deaf(self, now: float) -> bool:
+    def stuck(self, now: float) -> bool:
         """Whether a query goes on that cannot be cancelled; `now` on the monotonic clock."""
-        return self._desk is not None and bool(self._desk.deaf(now))
+        return self._service is not None and bool(self._service.stuck(now))
 
     def questions(self) -> dict[str, tuple[int, int]]:
         """Questions that run and that wait, by kind."""
-        if self._desk is None:
+        if self._service is None:
             return {}
-        kinds = {"tool": self._desk.turns, "sql": self._desk.sql_turns}
-        return {kind: (turns.running, turns.waiting) for kind, turns in kinds.items()}
+        kinds = {"tool": self._service.limiter, "sql": self._service.sql_limiter}
+        return {kind: (limiter.running, limiter.waiting) for kind, limiter in kinds.items()}
 
     def ended(self) -> int:
         """Processes of users' SQL that had to be replaced."""
-        return 0 if self._desk is None else int(self._desk.sql_pool.ended)
+        return 0 if self._service is None else int(self._service.sql_pool.ended)
 
     @contextlib.asynccontextmanager
-    async def _sessions(self, desk: Any) -> AsyncIterator[Any]:
+    async def _sessions(self, service: Any) -> AsyncIterator[Any]:
         tools = await asyncio.to_thread(importlib.import_module, "ingero_echo.mcp_tools")
-        server = tools.make_server(desk, published, tools.asker)
+        server = tools.make_server(service, schema_text, tools.caller_identity)
         api = self._config.api
         manager = tools.make_manager(server, api.mcp_sessions, api.allowed_hosts, self._max_body)
-        sessions = tools.Sessions(manager.handle_request, api.mcp_sessions)
+        sessions = tools.SessionQuota(manager.handle_request, api.mcp_sessions)
         async with manager.run():
             yield sessions
 

@@ -5,24 +5,24 @@ from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from ingero_echo.intake import Intake
+from ingero_echo.ingest_handler import IngestHandler
 from ingero_echo.writer import Writer
 from ingero_http.limits import COUNTER_KINDS, Counters
 
 
-class EchoPage:
+class EchoCollector:
     """Reads the parts when it is scraped; parts that are not there yet are left out."""
 
     def __init__(
         self,
         writer: Callable[[], Writer | None],
-        intake: Callable[[], Intake | None],
+        ingest: Callable[[], IngestHandler | None],
         questions: Callable[[], dict[str, tuple[int, int]]],
         ended: Callable[[], int],
         listeners: Callable[[], Mapping[str, Counters]],
     ) -> None:
         self.requests: Counter[tuple[str, str]] = Counter()
-        self._writer, self._intake, self._questions, self._ended = writer, intake, questions, ended
+        self._writer, self._ingest_handler, self._questions, self._ended = writer, ingest, questions, ended
         self._listeners = listeners
 
     def observe(self, handler: str, status_class: str) -> None:
@@ -56,14 +56,14 @@ class EchoPage:
                 events.add_metric([name, kind], getattr(counts, kind))
             connections.add_metric([name], counts.open)
         yield from (events, connections)
-        intake, writer = self._intake(), self._writer()
-        if intake:
+        ingest, writer = self._ingest_handler(), self._writer()
+        if ingest:
             pushes = CounterMetricFamily("ingero_echo_pushes", "OTLP requests.", labels=["signal"])
-            for signal, count in sorted(intake.pushes.items()):
+            for signal, count in sorted(ingest.pushes.items()):
                 pushes.add_metric([signal.lower()], count)
             yield pushes
-            yield CounterMetricFamily("ingero_echo_malformed", "OTLP requests not readable.", intake.malformed)
-            yield CounterMetricFamily("ingero_echo_rejected", "Records left out and reported back.", intake.rejected)
+            yield CounterMetricFamily("ingero_echo_malformed", "OTLP requests not readable.", ingest.malformed)
+            yield CounterMetricFamily("ingero_echo_rejected", "Records left out and reported back.", ingest.rejected)
         if writer:
             counters = writer.counters
             yield CounterMetricFamily("ingero_echo_events", "Events committed.", counters.events)

@@ -20,12 +20,12 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 
 from ingero_contract import attributes, echo, routes
 from ingero_echo.app import Echo
-from ingero_echo.ingest import decode
-from ingero_echo.retention import BELIEVED_AFTER, Calendar
+from ingero_echo.concurrency import STUCK_AFTER
+from ingero_echo.ingest import decode_request
+from ingero_echo.retention import TRUSTED_AFTER, RetentionClock
 from ingero_echo.settings import EchoConfig, IngestConfig, StoreConfig
 from ingero_echo.store import Store
-from ingero_echo.turns import DEAF_AFTER
-from ingero_echo.writer import NotWritten, Writer
+from ingero_echo.writer import WriteFailed, Writer
 from ingero_kit.otlp_receiver import Signal
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
@@ -193,9 +193,9 @@ def test_a_commit_that_raises_is_answered_by_what_is_in_the_database(
 
     def send() -> str:
         try:
-            batch = decode(Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
+            batch = decode_request(Signal.LOGS, "protobuf", body, "", time.time_ns(), lambda _: True)
             writer.put(batch, len(body)).result(60)
-        except NotWritten:
+        except WriteFailed:
             return "again"
         return "taken"
 
@@ -281,11 +281,11 @@ def sweeps(service: Running) -> float:
     return float(next(line.split()[1] for line in text.splitlines() if line.startswith("ingero_echo_sweeps_total")))
 
 
-HOUR, START = BELIEVED_AFTER, 1_700_000_000 * 10**9
+HOUR, START = TRUSTED_AFTER, 1_700_000_000 * 10**9
 
 
 def test_a_leap_ahead_is_believed_when_the_clock_has_stood_by_it_for_an_hour() -> None:
-    dates = Calendar(START, START, 0)
+    dates = RetentionClock(START, START, 0)
 
     assert dates.now(START + 40 * DAY, 10) == START + 10
     assert dates.now(START + 40 * DAY + HOUR - 1, HOUR) == START + HOUR
@@ -294,7 +294,7 @@ def test_a_leap_ahead_is_believed_when_the_clock_has_stood_by_it_for_an_hour() -
 
 @pytest.mark.parametrize("leap", [40 * DAY, 2 * HOUR])
 def test_leaps_that_are_taken_back_are_never_believed(leap: int) -> None:
-    dates, steady = Calendar(START, START, 0), 0
+    dates, steady = RetentionClock(START, START, 0), 0
     for _ in range(100):
         steady += HOUR // 2
         assert dates.now(START + steady + leap, steady) == START + steady
@@ -303,17 +303,17 @@ def test_leaps_that_are_taken_back_are_never_believed(leap: int) -> None:
 
 
 def test_a_clock_that_goes_back_or_on_as_clocks_do_is_believed_at_once() -> None:
-    dates, wall = Calendar(START, START, 0), START
+    dates, wall = RetentionClock(START, START, 0), START
     for steady in range(0, 48 * HOUR, HOUR):
         wall = START + steady + steady // 1000
         assert dates.now(wall, steady) == wall
     assert dates.now(wall - DAY, 48 * HOUR) == wall - DAY
-    assert Calendar(None, START, 5).now(START, 5) == START
-    assert Calendar(START + 40 * DAY, START, 5).now(START, 5) == START
+    assert RetentionClock(None, START, 5).now(START, 5) == START
+    assert RetentionClock(START + 40 * DAY, START, 5).now(START, 5) == START
 
 
 def test_after_a_long_time_off_nothing_goes_for_an_hour() -> None:
-    dates = Calendar(START, START + 40 * DAY, 7)
+    dates = RetentionClock(START, START + 40 * DAY, 7)
 
     assert dates.now(START + 40 * DAY, 7) == START
     assert dates.now(START + 40 * DAY + HOUR, HOUR + 7) == START + 40 * DAY + HOUR
@@ -385,11 +385,11 @@ def test_a_query_that_cannot_be_cancelled_has_the_process_started_anew(tmp_path:
         await service.start()
         async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{service.ports['api']}") as client:
             assert (await client.get("/api/v2/health")).status_code == 200
-            turns, timeout = service._doors._desk.turns, service.config.query.timeout
+            limiter, timeout = service._apps._service.limiter, service.config.query.timeout
             found = []
-            for seconds in (0.0, timeout, timeout + DEAF_AFTER + 1):
-                turns.clock = lambda ago=seconds: time.monotonic() - ago
-                async with turns.turn("somebody"):
+            for seconds in (0.0, timeout, timeout + STUCK_AFTER + 1):
+                limiter.clock = lambda ago=seconds: time.monotonic() - ago
+                async with limiter.slot("somebody"):
                     found.append((await client.get("/healthz")).status_code)
             found.append((await client.get("/healthz")).status_code)
         await service.stop()

@@ -7,25 +7,25 @@ from pydantic.alias_generators import to_camel
 from ingero_kit.otlp_limits import RequestTooExpensive, check_density
 from ingero_kit.otlp_receiver import Encoding, Signal
 
-MOST_FIELDS: Final = 640 << 10
+MAX_FIELDS: Final = 640 << 10
 """Most bytes of a protobuf body that may be the tag of a string or message, where records are parsed one by one.
 
 The parser builds them all in one piece, and nothing else runs meanwhile.
 """
 
-MOST_VALUES: Final = 1 << 19
+MAX_VALUES: Final = 1 << 19
 """Most objects, lists and commas of a JSON body."""
 
-MOST_STEPS: Final = 1 << 17
+MAX_STEPS: Final = 1 << 17
 """Most resources, scopes, metrics and their parts; a resource counts as eight."""
 
-MOST_RECORDS: Final = 200_000
+MAX_RECORDS: Final = 200_000
 """Most records of a request."""
 
-MOST_SINGLE: Final = 1 << 14
+MAX_UNGROUPED: Final = 1 << 14
 """Most records of a request that are read one by one, because there are too few of their shape."""
 
-_LISTS: Final = {
+_LEVELS: Final = {
     Signal.METRICS: ("resource_metrics", "scope_metrics", "metrics"),
     Signal.LOGS: ("resource_logs", "scope_logs", "log_records"),
     Signal.TRACES: ("resource_spans", "scope_spans", "spans"),
@@ -33,11 +33,11 @@ _LISTS: Final = {
 _DATA: Final = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
 
 
-class Allowance:
+class RequestBudget:
     """What one request may still ask for; every method raises `RequestTooExpensive` when it is more."""
 
     def __init__(self) -> None:
-        self._steps, self._single = MOST_STEPS, MOST_SINGLE
+        self._steps, self._ungrouped = MAX_STEPS, MAX_UNGROUPED
 
     def spend(self, steps: int) -> None:
         """Walk over resources, scopes and metrics."""
@@ -45,64 +45,64 @@ class Allowance:
         if self._steps < 0:
             raise RequestTooExpensive("the request holds too many resources, scopes and metrics: send smaller ones")
 
-    def single(self, records: int) -> None:
+    def ungrouped(self, records: int) -> None:
         """Read records one by one."""
-        self._single -= records
-        if self._single < 0:
+        self._ungrouped -= records
+        if self._ungrouped < 0:
             raise RequestTooExpensive(
-                f"the request holds more than {MOST_SINGLE} records that are not alike: send smaller ones"
+                f"the request holds more than {MAX_UNGROUPED} records that are not alike: send smaller ones"
             )
 
 
 def check_records(records: int) -> None:
     """Raise `RequestTooExpensive` when there are too many."""
-    if records > MOST_RECORDS:
-        raise RequestTooExpensive(f"the request holds more than {MOST_RECORDS} records: send smaller ones")
+    if records > MAX_RECORDS:
+        raise RequestTooExpensive(f"the request holds more than {MAX_RECORDS} records: send smaller ones")
 
 
 def check_body(body: bytes, encoding: Encoding) -> None:
     """Raise `RequestTooExpensive` for a body that holds too many parts to be parsed."""
-    check_density(body, encoding, MOST_FIELDS if encoding == "protobuf" else MOST_VALUES)
+    check_density(body, encoding, MAX_FIELDS if encoding == "protobuf" else MAX_VALUES)
 
 
 def check_message(signal: Signal, message: Any) -> None:
     """Raise `RequestTooExpensive` for a parsed request that takes too long to read."""
-    allowance = Allowance()
-    outer, middle, inner = _LISTS[signal]
+    budget = RequestBudget()
+    outer, middle, inner = _LEVELS[signal]
     blocks = getattr(message, outer)
-    allowance.spend(8 * len(blocks))
+    budget.spend(8 * len(blocks))
     for block in blocks:
         scopes = getattr(block, middle)
-        allowance.spend(len(scopes))
+        budget.spend(len(scopes))
         for scope in scopes:
             records = getattr(scope, inner)
             if signal is not Signal.METRICS:
-                allowance.single(len(records))
+                budget.ungrouped(len(records))
                 continue
-            allowance.spend(len(records))
+            budget.spend(len(records))
             for metric in records:
                 kind = metric.WhichOneof("data")
-                allowance.single(len(getattr(metric, kind).data_points) if kind else 0)
+                budget.ungrouped(len(getattr(metric, kind).data_points) if kind else 0)
 
 
 def check_tree(signal: Signal, tree: Any) -> None:
     """The same for JSON, where what should be a list may be anything."""
-    allowance = Allowance()
-    outer, middle, inner = (to_camel(name) for name in _LISTS[signal])
+    budget = RequestBudget()
+    outer, middle, inner = (to_camel(name) for name in _LEVELS[signal])
     blocks = _items(tree, outer)
-    allowance.spend(8 * len(blocks))
+    budget.spend(8 * len(blocks))
     for block in blocks:
         scopes = _items(block, middle)
-        allowance.spend(len(scopes))
+        budget.spend(len(scopes))
         for scope in scopes:
             records = _items(scope, inner)
             if signal is not Signal.METRICS:
-                allowance.single(len(records))
+                budget.ungrouped(len(records))
                 continue
-            allowance.spend(len(records))
+            budget.spend(len(records))
             for metric in records:
                 for kind in _DATA if isinstance(metric, dict) else ():
-                    allowance.single(len(_items(metric.get(kind), "dataPoints")))
+                    budget.ungrouped(len(_items(metric.get(kind), "dataPoints")))
 
 
 def _items(outer: Any, name: str) -> list[Any]:

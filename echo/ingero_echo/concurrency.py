@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final
 
-from ingero_echo.errors import Refused
+from ingero_echo.errors import ApiError
 
 MAX_WAITING: Final = 64
 """Most questions of one asker that wait."""
@@ -16,18 +16,18 @@ MAX_WAITING: Final = 64
 MAX_WAITING_ALL: Final = 512
 """Most questions that wait."""
 
-DEAF_AFTER: Final = 30.0
+STUCK_AFTER: Final = 30.0
 """Seconds that a query may go on beyond its time before it counts as one that cannot be cancelled. DuckDB has such
 states (https://github.com/duckdb/duckdb/issues/24961); they hold a thread until the process ends."""
 
 
 @dataclass
-class Turns:
+class ConcurrencyLimiter:
     """Places for questions that run at once. Askers take turns, so that one with many questions holds up nobody else;
     one place is kept free of any single asker where there are several."""
 
     places: int
-    patience: float
+    max_wait: float
     """Longest time that a question waits, seconds."""
     clock: Callable[[], float] = time.monotonic
     _running: dict[object, tuple[str, float]] = field(default_factory=dict)
@@ -46,74 +46,74 @@ class Turns:
         return len(self._running)
 
     @asynccontextmanager
-    async def turn(self, asker: str) -> AsyncIterator[None]:
-        """Hold a place, after waiting for one; raises `Refused` when that takes too long or too many wait."""
-        if self._queues or not self._room(asker):
-            await self._wait(asker)
+    async def slot(self, caller: str) -> AsyncIterator[None]:
+        """Hold a place, after waiting for one; raises `ApiError` when that takes too long or too many wait."""
+        if self._queues or not self._room(caller):
+            await self._wait(caller)
         else:
-            self._held[asker] += 1
+            self._held[caller] += 1
         key = object()
-        self._running[key] = (asker, self.clock())
+        self._running[key] = (caller, self.clock())
         try:
             yield
         finally:
             del self._running[key]
-            self._give_back(asker)
+            self._give_back(caller)
 
-    def deaf(self, now: float, timeout: float) -> bool:
+    def stuck(self, now: float, timeout: float) -> bool:
         """Whether a query goes on long after it was cancelled: its thread comes back only with a new process."""
-        return any(now - since > timeout + DEAF_AFTER for _, since in list(self._running.values()))
+        return any(now - since > timeout + STUCK_AFTER for _, since in list(self._running.values()))
 
-    def _room(self, asker: str) -> bool:
-        return self._held.total() < self.places and self._held[asker] < max(1, self.places - 1)
+    def _room(self, caller: str) -> bool:
+        return self._held.total() < self.places and self._held[caller] < max(1, self.places - 1)
 
-    async def _wait(self, asker: str) -> None:
-        queue = self._queues.get(asker)
+    async def _wait(self, caller: str) -> None:
+        queue = self._queues.get(caller)
         if (queue is not None and len(queue) >= MAX_WAITING) or self.waiting >= MAX_WAITING_ALL:
             raise _busy("too many questions wait")
         if queue is None:
-            queue = self._queues[asker] = deque()
+            queue = self._queues[caller] = deque()
         mine: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         queue.append(mine)
         self._serve()
         try:
-            async with asyncio.timeout(self.patience):
+            async with asyncio.timeout(self.max_wait):
                 await mine
         except BaseException as error:
             if mine.done() and not mine.cancelled():
-                self._give_back(asker)
+                self._give_back(caller)
             else:
-                self._leave(asker, mine)
+                self._leave(caller, mine)
             if isinstance(error, TimeoutError):
-                raise _busy(f"no place became free within {self.patience:g} s") from None
+                raise _busy(f"no place became free within {self.max_wait:g} s") from None
             raise
 
-    def _leave(self, asker: str, mine: asyncio.Future[None]) -> None:
-        queue = self._queues.get(asker)
+    def _leave(self, caller: str, mine: asyncio.Future[None]) -> None:
+        queue = self._queues.get(caller)
         if queue is not None and mine in queue:
             queue.remove(mine)
             if not queue:
-                del self._queues[asker]
+                del self._queues[caller]
 
-    def _give_back(self, asker: str) -> None:
-        self._held[asker] -= 1
-        if not self._held[asker]:
-            del self._held[asker]
+    def _give_back(self, caller: str) -> None:
+        self._held[caller] -= 1
+        if not self._held[caller]:
+            del self._held[caller]
         self._serve()
 
     def _serve(self) -> None:
         """Give free places to who waits, one asker after the other."""
-        for asker in list(self._queues):
-            queue = self._queues.get(asker)
-            if queue is None or not self._room(asker):
+        for caller in list(self._queues):
+            queue = self._queues.get(caller)
+            if queue is None or not self._room(caller):
                 continue
             mine = queue.popleft()
-            self._queues.move_to_end(asker)
+            self._queues.move_to_end(caller)
             if not queue:
-                del self._queues[asker]
-            self._held[asker] += 1
+                del self._queues[caller]
+            self._held[caller] += 1
             mine.set_result(None)
 
 
-def _busy(reason: str) -> Refused:
-    return Refused("busy", reason, "ask again in a moment", status=429, retry_seconds=1)
+def _busy(reason: str) -> ApiError:
+    return ApiError("busy", reason, "ask again in a moment", status=429, retry_seconds=1)

@@ -12,29 +12,29 @@ ID_BYTES: Final = 16
 """Length of an event id, which an identity begins with."""
 
 
-def kind(name: str, cluster: str) -> bytes:
+def identity_suffix(name: str, cluster: str) -> bytes:
     """What the identities of one name and cluster have in common."""
     return hash((name, cluster)).to_bytes(8, "big", signed=True)
 
 
 def identity(event_id: bytes, name: str, cluster: str) -> bytes:
     """What two deliveries of one event have in common."""
-    return event_id + kind(name, cluster)
+    return event_id + identity_suffix(name, cluster)
 
 
-def identities(ids: bytes, kinds: Iterable[bytes]) -> list[bytes]:
+def identities(ids: bytes, suffixes: Iterable[bytes]) -> list[bytes]:
     """The identities of many events: their ids joined, and what `kind` says of each event."""
-    return [ids[ID_BYTES * place : ID_BYTES * place + ID_BYTES] + one for place, one in enumerate(kinds)]
+    return [ids[ID_BYTES * place : ID_BYTES * place + ID_BYTES] + one for place, one in enumerate(suffixes)]
 
 
-class Repeats:
+class Deduplicator:
     """Remembers the newest `size` identities at least, in two generations: when the young is full, the old goes."""
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._young: set[bytes] = set()
+        self._recent: set[bytes] = set()
         self._old: set[bytes] = set()
-        self._doubtful: set[bytes] = set()
+        self._uncertain: set[bytes] = set()
         """Those of the two generations that may be written or not."""
         self._complete = False
 
@@ -44,40 +44,40 @@ class Repeats:
         self._complete = True
 
     def __len__(self) -> int:
-        return len(self._young) + len(self._old)
+        return len(self._recent) + len(self._old)
 
-    def fresh(self, identities: Sequence[bytes]) -> bool:
+    def all_new(self, identities: Sequence[bytes]) -> bool:
         """Whether none of them was seen, neither before nor twice among themselves."""
         unique = set(identities)
         return (
             self._complete
             and len(unique) == len(identities)
-            and self._young.isdisjoint(unique)
+            and self._recent.isdisjoint(unique)
             and self._old.isdisjoint(unique)
         )
 
     def written(self, identities: set[bytes]) -> set[bytes]:
         """Those of them that are known to be written."""
-        return (identities & self._young | identities & self._old) - self._doubtful
+        return (identities & self._recent | identities & self._old) - self._uncertain
 
-    def doubtful(self, identities: set[bytes]) -> set[bytes]:
+    def uncertain(self, identities: set[bytes]) -> set[bytes]:
         """Those of them that only the database can tell."""
-        return identities & self._doubtful if self._complete else identities - self.written(identities)
+        return identities & self._uncertain if self._complete else identities - self.written(identities)
 
     def add(self, identities: Iterable[bytes]) -> None:
         """Remember what was written."""
-        self._young.update(identities)
-        if self._doubtful:
-            self._doubtful.difference_update(identities)
-        self._age()
+        self._recent.update(identities)
+        if self._uncertain:
+            self._uncertain.difference_update(identities)
+        self._rotate()
 
-    def doubt(self, identities: Iterable[bytes]) -> None:
+    def mark_uncertain(self, identities: Iterable[bytes]) -> None:
         """Remember what may have been written."""
-        self._young.update(identities)
-        self._doubtful.update(identities)
-        self._age()
+        self._recent.update(identities)
+        self._uncertain.update(identities)
+        self._rotate()
 
-    def _age(self) -> None:
-        if len(self._young) >= self._size:
-            self._old, self._young = self._young, set()
-            self._doubtful &= self._old
+    def _rotate(self) -> None:
+        if len(self._recent) >= self._size:
+            self._old, self._recent = self._recent, set()
+            self._uncertain &= self._old

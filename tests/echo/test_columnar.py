@@ -13,7 +13,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric, NumberDataPoint, 
 
 from ingero_contract import attributes, echo
 from ingero_echo import ingest
-from ingero_echo.records import Malformed
+from ingero_echo.records import MalformedRequest
 from ingero_kit.otlp_layout import write_varint
 from ingero_kit.otlp_receiver import Signal
 from ingero_testing import telemetry
@@ -38,10 +38,12 @@ def _plain(column: pa.Array) -> list[Any]:
 
 def decoded(signal: Signal, body: bytes, large: int, monkeypatch: pytest.MonkeyPatch, cluster: str = "") -> Any:
     """Everything that a request becomes, in an order that both ways share; `None` for a malformed one."""
-    monkeypatch.setattr(ingest, "LARGE", large)
+    monkeypatch.setattr(ingest, "MIN_COLUMNAR_BYTES", large)
     try:
-        batch = ingest.decode(signal, "protobuf", body, cluster, NOW, lambda name: name != "forbidden", NOW - 10**12)
-    except Malformed:
+        batch = ingest.decode_request(
+            signal, "protobuf", body, cluster, NOW, lambda name: name != "forbidden", NOW - 10**12
+        )
+    except MalformedRequest:
         return None
     tables = {
         table: sorted(

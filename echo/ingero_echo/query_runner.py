@@ -10,16 +10,16 @@ from typing import Any, Final, Protocol
 import duckdb
 import pyarrow as pa
 
-from ingero_echo.errors import Refused
+from ingero_echo.errors import ApiError
 
-_CHUNK: Final = 2000
+_CHUNK_ROWS: Final = 2000
 
 _CANCEL_AGAIN: Final = 0.1
 """Seconds between two tries to cancel a query."""
 
 
 @dataclass
-class Result:
+class QueryResult:
     """What came back: an Arrow table, and whether rows were cut off and why."""
 
     table: pa.Table
@@ -42,12 +42,12 @@ class Result:
 
 
 def shown(name: str, column: pa.ChunkedArray) -> list[Any]:
-    """A column as JSON values; raises `Refused` for values that have none, such as days after the year 9999."""
+    """A column as JSON values; raises `ApiError` for values that have none, such as days after the year 9999."""
     try:
         return plain(column)
     except (pa.ArrowException, OverflowError, ValueError) as error:
         words = f"the column {name[:100]} holds a value that cannot be shown: {error!s:.200}"
-        raise Refused("bad_query", words, "cast it to VARCHAR", status=422) from None
+        raise ApiError("bad_query", words, "cast it to VARCHAR", status=422) from None
 
 
 def plain(column: pa.ChunkedArray) -> list[Any]:
@@ -78,7 +78,7 @@ def _plain(value: Any) -> Any:
     return value.hex() if isinstance(value, bytes) else str(value)
 
 
-class Bounds(Protocol):
+class QueryLimits(Protocol):
     """What a query may take."""
 
     @property
@@ -90,16 +90,16 @@ class Bounds(Protocol):
         """Most bytes of an answer before encoding."""
 
 
-class Stop:
+class CancelToken:
     """Asks a query to end early, from any thread; one for each query."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._wake = threading.Event()
 
-    def ask(self) -> None:
+    def request(self) -> None:
         """End it: nobody waits for the answer."""
-        self.asked = True
+        self.requested = True
         self._wake.set()
 
     def wait(self, seconds: float) -> None:
@@ -111,54 +111,59 @@ class Stop:
         self._wake.set()
 
 
-def run(
-    cursor: Any, sql: str, parameters: Mapping[str, Any], bounds: Bounds, max_rows: int, stop: Stop | None = None
-) -> Result:
+def run_query(
+    cursor: Any,
+    sql: str,
+    parameters: Mapping[str, Any],
+    limits: QueryLimits,
+    max_rows: int,
+    cancel: CancelToken | None = None,
+) -> QueryResult:
     """Run one query on a cursor of its own; it is cancelled when its time is over, or when `stop` is asked.
 
-    Raises `Refused` for what the asker did wrong or may not have.
+    Raises `ApiError` for what the asker did wrong or may not have.
     """
-    began, stop = time.monotonic(), stop or Stop()
+    began, cancel = time.monotonic(), cancel or CancelToken()
     try:
-        with _cancelled_after(bounds.timeout, cursor, stop):
-            return _fetch(cursor, sql, parameters, bounds, max_rows, began)
+        with _cancel_when_due(limits.timeout, cursor, cancel):
+            return _fetch(cursor, sql, parameters, limits, max_rows, began)
     except (duckdb.Error, OSError, pa.ArrowException) as error:  # rows that Arrow fetches bring errors of Arrow's
-        raise _refusal(error, bounds, stop) from None
+        raise _to_api_error(error, limits, cancel) from None
     finally:
         cursor.close()
 
 
-def timed_out(bounds: Bounds) -> Refused:
+def timed_out(limits: QueryLimits) -> ApiError:
     """What is said when the time is over."""
     hint = "narrow it: a shorter window, fewer joins"
-    return Refused("timeout", f"the query ran longer than {bounds.timeout:g} s", hint, status=408)
+    return ApiError("timeout", f"the query ran longer than {limits.timeout:g} s", hint, status=408)
 
 
-def cancelled() -> Refused:
+def cancelled() -> ApiError:
     """What would be said if somebody listened."""
-    return Refused("cancelled", "the asker went away", status=408)
+    return ApiError("cancelled", "the asker went away", status=408)
 
 
-def _refusal(error: Exception, bounds: Bounds, stop: Stop) -> Refused:
+def _to_api_error(error: Exception, limits: QueryLimits, cancel: CancelToken) -> ApiError:
     words = _first_lines(error)
     if isinstance(error, duckdb.InterruptException) or words.startswith("INTERRUPT Error"):
-        return cancelled() if stop.asked else timed_out(bounds)
+        return cancelled() if cancel.requested else timed_out(limits)
     if isinstance(error, duckdb.OutOfMemoryException) or words.startswith("Out of Memory Error"):
-        return Refused("too_large", "the query needs more memory than it may have", "narrow it", status=422)
+        return ApiError("too_large", "the query needs more memory than it may have", "narrow it", status=422)
     if isinstance(error, duckdb.ConnectionException):
-        return Refused("not_ready", "the database is being opened anew", "ask again", 503, 1)
+        return ApiError("not_ready", "the database is being opened anew", "ask again", 503, 1)
     if isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.SerializationException):
-        return Refused("storage", words, "ask again; what was acknowledged is not lost", 503, 1)
-    return Refused("bad_query", words, "fleet.cluster.describe names tables and columns", status=422)
+        return ApiError("storage", words, "ask again; what was acknowledged is not lost", 503, 1)
+    return ApiError("bad_query", words, "fleet.cluster.describe names tables and columns", status=422)
 
 
 @contextmanager
-def _cancelled_after(seconds: float, cursor: Any, stop: Stop) -> Iterator[None]:
+def _cancel_when_due(seconds: float, cursor: Any, cancel: CancelToken) -> Iterator[None]:
     """Cancel what a cursor runs once its time is over, until it has ended: DuckDB forgets a call that comes early."""
     ended = threading.Event()
 
     def watch() -> None:
-        stop.wait(seconds)
+        cancel.wait(seconds)
         while not ended.is_set():
             cursor.interrupt()
             ended.wait(_CANCEL_AGAIN)
@@ -169,15 +174,15 @@ def _cancelled_after(seconds: float, cursor: Any, stop: Stop) -> Iterator[None]:
         yield
     finally:
         ended.set()
-        stop.wake()
+        cancel.wake()
         watcher.join()
 
 
 def _fetch(
-    cursor: Any, sql: str, parameters: Mapping[str, Any], bounds: Bounds, max_rows: int, began: float
-) -> Result:
+    cursor: Any, sql: str, parameters: Mapping[str, Any], limits: QueryLimits, max_rows: int, began: float
+) -> QueryResult:
     relation = cursor.sql(sql, params=dict(parameters)) if parameters else cursor.sql(sql)
-    reader = relation.to_arrow_reader(_CHUNK)
+    reader = relation.to_arrow_reader(_CHUNK_ROWS)
     parts: list[pa.RecordBatch] = []
     rows = size = 0
     truncated = False
@@ -185,14 +190,14 @@ def _fetch(
         if rows + part.num_rows > max_rows:
             part, truncated = part.slice(0, max_rows - rows), True
         size += part.nbytes
-        if size > bounds.max_bytes:
+        if size > limits.max_bytes:
             truncated = True
             break
         parts.append(part)
         rows += part.num_rows
         if truncated:
             break
-    return Result(pa.Table.from_batches(parts, reader.schema), truncated, time.monotonic() - began)
+    return QueryResult(pa.Table.from_batches(parts, reader.schema), truncated, time.monotonic() - began)
 
 
 def _first_lines(error: Exception) -> str:

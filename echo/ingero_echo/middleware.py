@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingero_contract import echo
-from ingero_echo.auth import Keyring, RateLimit, asker, fingerprint
-from ingero_echo.errors import Refused, respond
+from ingero_echo.auth import RateLimit, TokenStore, caller_key, fingerprint
+from ingero_echo.errors import ApiError, respond
 from ingero_kit.addresses import is_local_request
 from ingero_kit.clock import rfc3339
 from ingero_kit.logs import get
@@ -28,10 +28,10 @@ OPEN: Final = frozenset({echo.VERSIONS, echo.HEALTH, echo.READY, echo.LIVE})
 MAX_BODY: Final = 1 << 20
 """Longest request body, bytes."""
 
-MAX_UNREAD: Final = 32 << 20
+MAX_UNREAD_BYTES: Final = 32 << 20
 """Bytes of answers that one token may leave unread before it gets no further ones."""
 
-PIECE: Final = 256 << 10
+CHUNK_BYTES: Final = 256 << 10
 """Bytes of an answer that are handed over at once."""
 
 WRONG_TOKENS_PER_SECOND: Final = 1.0
@@ -44,7 +44,7 @@ Observe = Callable[[str, str], None]
 """Counts a request: handler and status class."""
 
 
-class Audit:
+class AuditLog:
     """One line for every request that needs a token: hash of the token, address, method, path, status, time."""
 
     def __init__(self, path: Path | None) -> None:
@@ -75,38 +75,38 @@ class Audit:
         log.info("request", **fields)
 
 
-class Unread:
+class UnreadResponses:
     """Bytes of answers that were made and not yet taken by the client, by asker."""
 
     def __init__(self) -> None:
         self._bytes: Counter[str] = Counter()
 
-    def check(self, asker: str) -> None:
-        """Raise `Refused` when an asker has so many that no further answer should be made."""
-        if self._bytes[asker] > MAX_UNREAD:
-            raise Refused(
+    def check(self, caller: str) -> None:
+        """Raise `ApiError` when an asker has so many that no further answer should be made."""
+        if self._bytes[caller] > MAX_UNREAD_BYTES:
+            raise ApiError(
                 "unread", "answers to this token wait to be read", "read them, or end their connections", 429, 1
             )
 
-    async def send(self, asker: str, message: Any, send: Send) -> None:
+    async def send(self, caller: str, message: Any, send: Send) -> None:
         """Send a body piece by piece, so that a client that does not read holds the sender and not a buffer."""
         body = message.get("body", b"")
         more = message.get("more_body", False)
-        if len(body) <= PIECE:
+        if len(body) <= CHUNK_BYTES:
             await send(message)
             return
-        self._bytes[asker] += len(body)
+        self._bytes[caller] += len(body)
         try:
-            for start in range(0, len(body), PIECE):
-                await send({**message, "body": body[start : start + PIECE], "more_body": True})
+            for start in range(0, len(body), CHUNK_BYTES):
+                await send({**message, "body": body[start : start + CHUNK_BYTES], "more_body": True})
             await send({**message, "body": b"", "more_body": more})
         finally:
-            self._bytes[asker] -= len(body)
-            if not self._bytes[asker]:
-                del self._bytes[asker]
+            self._bytes[caller] -= len(body)
+            if not self._bytes[caller]:
+                del self._bytes[caller]
 
 
-class Guard:
+class AuthMiddleware:
     """ASGI: lets through who may ask, and sends MCP and the API their own ways."""
 
     def __init__(
@@ -114,19 +114,19 @@ class Guard:
         api: Application,
         mcp: Application,
         ready: Callable[[], bool],
-        ailment: Callable[[], Refused | None],
-        keyring: Keyring,
+        liveness_error: Callable[[], ApiError | None],
+        tokens: TokenStore,
         rate: RateLimit,
-        audit: Audit,
+        audit: AuditLog,
         observe: Observe,
-        unread: Unread,
+        unread: UnreadResponses,
     ) -> None:
         self._unread = unread
         self._failures = RateLimit(WRONG_TOKENS_PER_SECOND, WRONG_TOKENS_AT_ONCE)
         self.wrong_tokens = 0
-        self._ready, self._ailment = ready, ailment
+        self._ready, self._liveness_error = ready, liveness_error
         self._api, self._mcp = api, mcp
-        self._keyring, self._rate, self._audit, self._observe = keyring, rate, audit, observe
+        self._tokens, self._rate, self._audit, self._observe = tokens, rate, audit, observe
 
     async def __call__(self, scope: Scope_, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -141,7 +141,7 @@ class Guard:
             nonlocal status, started
             if message["type"] == "http.response.start":
                 status, started = message["status"], True
-            await self._unread.send(asker(identity), message, send)
+            await self._unread.send(caller_key(identity), message, send)
 
         taken = 0
 
@@ -150,7 +150,7 @@ class Guard:
             message = await receive()
             taken += len(message.get("body", b""))
             if taken > MAX_BODY:
-                raise Refused("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
+                raise ApiError("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
             return message
 
         scope["ingero.request_id"] = request_id
@@ -159,42 +159,42 @@ class Guard:
             headers = dict(scope["headers"])
             length = headers.get(b"content-length", b"0")
             if length.isdigit() and int(length[:20]) > MAX_BODY:
-                raise Refused("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
-            if self._keyring.open and not is_local_request(headers):
-                raise Refused("forbidden", "without tokens only loopback names are served", "use 127.0.0.1", 403)
+                raise ApiError("too_large", f"the body is larger than {MAX_BODY} bytes", status=413)
+            if self._tokens.open and not is_local_request(headers):
+                raise ApiError("forbidden", "without tokens only loopback names are served", "use 127.0.0.1", 403)
             if path not in OPEN:
-                identity = self._keyring.find(headers.get(b"authorization"))
+                identity = self._tokens.find(headers.get(b"authorization"))
                 if identity is None:
                     self.wrong_tokens += 1
                     wait = self._failures.wait(source)
                     if wait > 0:
                         hint = "wait as Retry-After says; a right token is let through"
-                        raise Refused("rate_limited", "too many wrong tokens from here", hint, 429, max(1.0, wait))
+                        raise ApiError("rate_limited", "too many wrong tokens from here", hint, 429, max(1.0, wait))
                     refused_token = headers.get(b"authorization", b"")
-                    raise Refused("unauthenticated", "a bearer token is required", "Authorization: Bearer …", 401)
+                    raise ApiError("unauthenticated", "a bearer token is required", "Authorization: Bearer …", 401)
                 wait = self._rate.wait(identity.digest)
                 if wait > 0:
-                    raise Refused(
+                    raise ApiError(
                         "rate_limited", "this token asks too often", "wait as Retry-After says", 429, max(1.0, wait)
                     )
             scope["ingero.identity"] = identity
             if path in (echo.LIVE, echo.READY):
-                ailment = self._ailment()
-                if ailment:
-                    raise ailment
+                liveness_error = self._liveness_error()
+                if liveness_error:
+                    raise liveness_error
                 if path == echo.READY and not self._ready():
-                    raise Refused("not_ready", "the database is still being opened", "ask again", 503, 1)
+                    raise ApiError("not_ready", "the database is still being opened", "ask again", 503, 1)
                 await respond(watch, 200, {"status": "ok"})
                 return
             await (self._mcp if path in MCP_PATHS else self._api)(scope, bounded, watch)
-        except Refused as refused:
+        except ApiError as refused:
             if not started:
                 await respond(watch, refused.status, refused.fields(request_id), refused.headers(request_id))
         except Exception:
             log.exception("request_failed", request_id=request_id, path=path[:200])
             if started:
                 raise
-            broken = Refused("internal", "the request could not be served", "the log has it by its request_id", 500)
+            broken = ApiError("internal", "the request could not be served", "the log has it by its request_id", 500)
             await respond(watch, 500, broken.fields(request_id), broken.headers(request_id))
         finally:
             self._observe(_handler(path), f"{status // 100}xx")

@@ -14,10 +14,10 @@ from click.testing import CliRunner
 from ingero_contract import echo, routes
 from ingero_echo.auth import MAX_BUCKETS, RateLimit
 from ingero_echo.cli import main
-from ingero_echo.desk import TOOLS
-from ingero_echo.errors import Refused
-from ingero_echo.guard import MAX_UNREAD, PIECE, WRONG_TOKENS_AT_ONCE, Unread
-from ingero_echo.mcp_tools import brief
+from ingero_echo.errors import ApiError
+from ingero_echo.mcp_tools import compact_schema
+from ingero_echo.middleware import CHUNK_BYTES, MAX_UNREAD_BYTES, WRONG_TOKENS_AT_ONCE, UnreadResponses
+from ingero_echo.query_service import TOOLS
 from ingero_echo.settings import StoreConfig
 from ingero_echo.store import Store, compact
 from ingero_testing import telemetry
@@ -139,19 +139,19 @@ def test_what_echo_writes_is_for_nobody_else(tmp_path: Path) -> None:
 
 def test_who_does_not_read_gets_no_further_answers() -> None:
     async def play() -> None:
-        unread, reading, sent = Unread(), asyncio.Event(), []
+        unread, reading, sent = UnreadResponses(), asyncio.Event(), []
 
         async def send(message: Any) -> None:
             sent.append(message)
             await reading.wait()
 
-        body = {"type": "http.response.body", "body": b"x" * (MAX_UNREAD // 2 + 1)}
+        body = {"type": "http.response.body", "body": b"x" * (MAX_UNREAD_BYTES // 2 + 1)}
         waiting = [asyncio.create_task(unread.send("greedy", body, send)) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(ApiError) as refused:
             unread.check("greedy")
         unread.check("other")
-        assert [len(message["body"]) for message in sent] == [PIECE, PIECE]
+        assert [len(message["body"]) for message in sent] == [CHUNK_BYTES, CHUNK_BYTES]
         reading.set()
         await asyncio.gather(*waiting)
         unread.check("greedy")
@@ -260,7 +260,12 @@ def test_the_catalogue_of_agents_is_short() -> None:
     said = sum(
         len(
             orjson.dumps(
-                [tool.name, tool.description, brief(tool.input_schema), brief(tool.output_schema, words=False)]
+                [
+                    tool.name,
+                    tool.description,
+                    compact_schema(tool.input_schema),
+                    compact_schema(tool.output_schema, words=False),
+                ]
             )
         )
         for tool in TOOLS.values()

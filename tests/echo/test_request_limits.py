@@ -13,11 +13,11 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from ingero_echo.auth import Keyring
-from ingero_echo.ingest import Batch, decode
-from ingero_echo.intake import Intake
-from ingero_echo.records import Malformed
-from ingero_echo.retention import Calendar
+from ingero_echo.auth import TokenStore
+from ingero_echo.ingest import Batch, decode_request
+from ingero_echo.ingest_handler import IngestHandler
+from ingero_echo.records import MalformedRequest
+from ingero_echo.retention import RetentionClock
 from ingero_echo.writer import Writer
 from ingero_kit.otlp_layout import write_varint
 from ingero_kit.otlp_receiver import Push, Signal, Status
@@ -31,13 +31,13 @@ def part(number: int, content: bytes) -> bytes:
 
 
 def take(signal: Signal, encoding: Encoding, body: bytes) -> int:
-    return len(decode(signal, encoding, body, "c", NOW, lambda cluster: True).identities)
+    return len(decode_request(signal, encoding, body, "c", NOW, lambda cluster: True).identities)
 
 
 def cost(signal: Signal, encoding: Encoding, body: bytes) -> float:
     """Processor seconds that a request takes."""
     began = time.process_time()
-    with contextlib.suppress(Malformed):
+    with contextlib.suppress(MalformedRequest):
         take(signal, encoding, body)
     return time.process_time() - began
 
@@ -124,7 +124,7 @@ def test_many_records_of_one_shape_are_taken_whole() -> None:
 def test_too_many_records_are_refused_in_words() -> None:
     body = orjson.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [{}] * 20_000}]}]})
 
-    with pytest.raises(Malformed, match="send smaller ones"):
+    with pytest.raises(MalformedRequest, match="send smaller ones"):
         take(Signal.LOGS, "json", body)
 
 
@@ -146,7 +146,7 @@ class Shelf(Writer):
 def test_a_large_request_is_read_beside_the_event_loop_and_in_order() -> None:
     shelf = Shelf()
     now = time.time_ns()
-    intake = Intake(Keyring(None, 0.0), shelf, now / 1e9, Calendar(None, now, time.monotonic_ns()))
+    intake = IngestHandler(TokenStore(None, 0.0), shelf, now / 1e9, RetentionClock(None, now, time.monotonic_ns()))
     counts = (8192, 8191, 500, 400)
     pushes = [Push(Signal.TRACES, "protobuf", spans(count, now)) for count in counts]
 
