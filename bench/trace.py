@@ -174,7 +174,7 @@ def query(database: Path, text: str, *values: object) -> int:
     return int(found or 0)
 
 
-Row = tuple[str, str, str, bool | None]
+TimelineRow = tuple[str, str, str, bool | None]
 
 
 def interval(values: list[float], samples: int = 2000) -> tuple[float, float, float]:
@@ -213,7 +213,7 @@ def figure(page: str, name: str) -> float:
     return float(next((line.split()[-1] for line in page.splitlines() if line.startswith(name + " ")), "nan"))
 
 
-def cost(folder: Path, budget_seconds: float) -> list[Row]:
+def cost(folder: Path, budget_seconds: float) -> list[TimelineRow]:
     """Slow-down by rounds, what the agent itself uses meanwhile, and how true the scaled counts are."""
     program = build(folder)
     cores = sorted(os.sched_getaffinity(0))
@@ -242,7 +242,7 @@ def cost(folder: Path, budget_seconds: float) -> list[Row]:
             ("watching the scheduler costs every processor", watching(page), "", None)]  # fmt: skip
 
 
-def slow_down(rounds: list[Round], duty: float) -> list[Row]:
+def slow_down(rounds: list[Round], duty: float) -> list[TimelineRow]:
     """What tracing adds to the work."""
     cpu, wall = interval([one.slower for one in rounds]), interval([one.slower_wall for one in rounds])
     extra = interval([1e9 * (one.probed_cpu - one.plain_cpu) / one.launches for one in rounds])
@@ -261,7 +261,7 @@ def slow_down(rounds: list[Round], duty: float) -> list[Row]:
     ]  # fmt: skip
 
 
-def agents_own(share: float, resident: float, peak: float, helper: float) -> list[Row]:
+def agents_own(share: float, resident: float, peak: float, helper: float) -> list[TimelineRow]:
     """What the agent uses itself."""
     return [
         ("agent's processor", f"{share:.2%} of a core", "< 1 %", share < 0.01),
@@ -270,7 +270,7 @@ def agents_own(share: float, resident: float, peak: float, helper: float) -> lis
     ]
 
 
-def scaled(counted: int, made: int, rounds: list[Round]) -> Row:
+def scaled(counted: int, made: int, rounds: list[Round]) -> TimelineRow:
     """How true counts are that were scaled up from windows; one at an edge may be on the other side of it."""
     edge, off = 1 / len(rounds), counted / made - 1
     return (f"launches counted over {made:,} made", f"{off:+.2%}", f"within {edge:.0%}: one round", abs(off) <= edge)
@@ -293,7 +293,7 @@ def launches(folder: Path, worker: Worker) -> int:
     return query(folder / "trace.db", text, worker.process.pid)
 
 
-def counting(folder: Path, seconds: float) -> list[Row]:
+def counting(folder: Path, seconds: float) -> list[TimelineRow]:
     """Exact counts under a storm of calls, with everything always on."""
     library = compile_c(folder, "libcudart.so.12", RUNTIME, "-shared", "-fPIC", "-pthread")
     program = compile_c(folder, "stormer", STORMER, str(library))
@@ -315,7 +315,7 @@ def counting(folder: Path, seconds: float) -> list[Row]:
     ]  # fmt: skip
 
 
-def coming_and_going(folder: Path, repeats: int) -> list[Row]:
+def coming_and_going(folder: Path, repeats: int) -> list[TimelineRow]:
     """How soon a new process is attached to, and how soon a killed agent's probes are gone."""
     attach, leave, unharmed = [], [], True
     for turn in range(repeats):
@@ -363,7 +363,7 @@ def main() -> None:
     if os.getuid() or not shutil.which("cc"):
         raise SystemExit("bench-trace: needs root and a C compiler; `ingero-agent check` says what else")
     paired, storm, repeats = (60.0, 10.0, 2) if options.quick else (300.0, 60.0, 3)
-    rows: list[Row] = []
+    rows: list[TimelineRow] = []
     with tempfile.TemporaryDirectory() as name:
         folders = [Path(name) / part for part in ("cost", "counting", "coming")]
         for folder in folders:

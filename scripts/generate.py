@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ingero_agent.settings import AgentConfig
+from ingero_agent.settings import AgentSettings
 from ingero_echo.query_service import TOOLS
 from ingero_echo.settings import EchoConfig
 from ingero_echo.store import schema_text
@@ -100,7 +100,7 @@ def configuration() -> str:
             "a flag is the name with dashes.",
             "",
             head,
-            *rows(AgentConfig),
+            *rows(AgentSettings),
             "",
             "## Echo",
             "",

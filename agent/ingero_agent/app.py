@@ -3,18 +3,18 @@
 import asyncio
 import signal
 
+from ingero_agent.collector import make_metrics_server
 from ingero_agent.devices import find_devices
+from ingero_agent.event_socket import EventSocket, default_socket_path
 from ingero_agent.identity import cgroup_hash, find_provider
-from ingero_agent.loop import Loop
-from ingero_agent.page import make_server
+from ingero_agent.loop import PushLoop
 from ingero_agent.push import FleetClient
-from ingero_agent.route import Route, check_key
-from ingero_agent.settings import AgentConfig
-from ingero_agent.sockets import EventSocket, default_path
-from ingero_agent.sources import Source
-from ingero_agent.sources.database import DatabaseSource
-from ingero_agent.sources.procfs import ProcfsSource, Target
+from ingero_agent.settings import AgentSettings
+from ingero_agent.sources import SignalSource
+from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
 from ingero_agent.sources.scripted import ScriptedSource
+from ingero_agent.sources.trace_db import DatabaseSource
+from ingero_agent.transport import PushTarget, check_key
 from ingero_kit.addresses import parse_listen
 from ingero_kit.clock import Clock, steady_clock
 from ingero_kit.files import write_ports_file
@@ -25,7 +25,7 @@ from ingero_kit.tls import ClientTls
 log = get(__name__)
 
 
-def make_source(config: AgentConfig, gpus: int) -> Source:
+def make_source(config: AgentSettings, gpus: int) -> SignalSource:
     """The one source that the settings name."""
     if config.stub:
         return ScriptedSource.constant()
@@ -33,10 +33,12 @@ def make_source(config: AgentConfig, gpus: int) -> Source:
         return ScriptedSource.from_file(config.stub_script)
     if config.signal_db_path:
         return DatabaseSource(config.signal_db_path, config.signal_window, gpus, config.signal_pid)
-    return ProcfsSource(Target(config.watch_pid, config.watch_command, config.watch_cgroup, config.progress_file))
+    return ProcfsSource(
+        WatchTarget(config.watch_pid, config.watch_command, config.watch_cgroup, config.progress_file)
+    )
 
 
-def make_client(config: AgentConfig) -> FleetClient:
+def make_client(config: AgentSettings) -> FleetClient:
     """The client behind the `fleet_*` settings."""
     check_key(config.fleet_tls_key, config.fleet_tls_allow_loose_key_perms)
     tls = ClientTls(
@@ -45,7 +47,7 @@ def make_client(config: AgentConfig) -> FleetClient:
         cert_file=config.fleet_tls_cert,
         key_file=config.fleet_tls_key,
     )
-    route = Route(
+    route = PushTarget(
         endpoint=config.fleet_endpoint,
         cluster=config.fleet_cluster_id,
         tls=tls,
@@ -60,12 +62,12 @@ def make_client(config: AgentConfig) -> FleetClient:
 
 
 def serve_pages(
-    config: AgentConfig, health: Loop, client: FleetClient, socket: EventSocket | None, clock: Clock
+    config: AgentSettings, health: PushLoop, client: FleetClient, socket: EventSocket | None, clock: Clock
 ) -> MetricsServer:
     """Listen where `metrics_listen` says, and write down the port."""
     address = parse_listen(config.metrics_listen)
     try:
-        server = make_server(address, config, health, client, socket, clock)
+        server = make_metrics_server(address, config, health, client, socket, clock)
     except OSError as error:
         raise OSError(f"--metrics-listen {config.metrics_listen}: {error.strerror}") from None
     if is_reachable_from_outside(address[0]):
@@ -75,7 +77,7 @@ def serve_pages(
     return server
 
 
-async def fleet_push(config: AgentConfig) -> None:
+async def fleet_push(config: AgentSettings) -> None:
     """Run until SIGTERM or SIGINT."""
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -86,11 +88,11 @@ async def fleet_push(config: AgentConfig) -> None:
     provider = await find_provider() if config.detect_provider else ""
     socket = None
     if config.remediate:
-        socket = EventSocket(config.remediate_socket or default_path(), config.remediate_gid)
+        socket = EventSocket(config.remediate_socket or default_socket_path(), config.remediate_gid)
         await socket.start()
         log.info("socket", path=str(socket.path))
     clock = steady_clock()
-    health = Loop(config, source, devices, client, socket, clock, provider=provider, cgroup_hash=cgroup_hash())
+    health = PushLoop(config, source, devices, client, socket, clock, provider=provider, cgroup_hash=cgroup_hash())
     pages = None
     log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=config.fleet_endpoint)
     try:

@@ -14,7 +14,7 @@ from ingero_kit.addresses import parse_listen
 from ingero_kit.settings import SettingsError, load, parse_duration
 
 if TYPE_CHECKING:
-    from ingero_agent.trace.service import TraceConfig
+    from ingero_agent.trace.service import TraceSettings
 
 PREFIX = "INGERO_AGENT_"
 CONFIG_VARIABLE = "INGERO_AGENT_CONFIG"
@@ -28,9 +28,9 @@ def main() -> None:
 
 def _flags(command: Callable[..., None]) -> Callable[..., None]:
     """One flag for every setting, with the setting's own documentation as its help."""
-    from ingero_agent.settings import AgentConfig
+    from ingero_agent.settings import AgentSettings
 
-    for name, field in reversed(AgentConfig.model_fields.items()):
+    for name, field in reversed(AgentSettings.model_fields.items()):
         flag = "--" + name.replace("_", "-")
         text = (field.description or "").replace("`", "")
         if field.annotation is bool:
@@ -58,13 +58,13 @@ def fleet_push(file: Path | None, **flags: Any) -> None:
     ingero-agent fleet-push --watch-command train.py --fleet-endpoint fleet:4318 --fleet-cluster-id lab --remediate
     """
     from ingero_agent.app import fleet_push as push
-    from ingero_agent.settings import AgentConfig
+    from ingero_agent.settings import AgentSettings
     from ingero_kit import logs
 
     for name in ("watch_pid", "signal_pid"):
         flags[name] = flags[name] or None
     try:
-        config = load(AgentConfig, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
+        config = load(AgentSettings, file=file, prefix=PREFIX, flags=flags, reserved=frozenset({CONFIG_VARIABLE}))
         logs.configure(config.log_level)
         asyncio.run(push(config))
     except (SettingsError, OSError) as error:
@@ -120,12 +120,12 @@ def _trace_config(
     exclude_command: "re.Pattern[str] | None", gpu_interval: float, remediate: bool, remediate_socket: Path | None,
     remediate_gid: int | None, annotate: bool, annotate_socket: Path | None, annotate_socket_gid: int | None,
     **others: Any,
-) -> "TraceConfig":  # fmt: skip
+) -> "TraceSettings":  # fmt: skip
     """The settings behind the flags; `others` are settings under their own names."""
-    from ingero_agent.sockets import default_path
+    from ingero_agent.event_socket import default_socket_path
     from ingero_agent.trace.export import ExportConfig
     from ingero_agent.trace.selection import Selection
-    from ingero_agent.trace.service import ANNOTATE_SOCKET, EVENT_SOCKET, TraceConfig
+    from ingero_agent.trace.service import ANNOTATE_SOCKET, EVENT_SOCKET, TraceSettings
     from ingero_agent.trace.store import Retention
 
     export = None
@@ -134,9 +134,9 @@ def _trace_config(
             endpoint=otlp, node=node, cluster=cluster, insecure=otlp_insecure, token_file=otlp_token_file,
             interval=otlp_interval,
         )  # fmt: skip
-    events = (remediate_socket or default_path(EVENT_SOCKET), remediate_gid)
-    annotations = (annotate_socket or default_path(ANNOTATE_SOCKET), annotate_socket_gid)
-    return TraceConfig(
+    events = (remediate_socket or default_socket_path(EVENT_SOCKET), remediate_gid)
+    annotations = (annotate_socket or default_socket_path(ANNOTATE_SOCKET), annotate_socket_gid)
+    return TraceSettings(
         database=db, retention=Retention(seconds=keep, max_bytes=max_db), listen=prometheus, export=export,
         selection=Selection(only_command, exclude_command), gpu_period=gpu_interval,
         events=events if remediate else None, annotations=annotations if annotate else None, **others,
@@ -233,7 +233,7 @@ def trace(duration: float | None, **flags: Any) -> None:
     import time
 
     from ingero_agent.trace.loader import CannotTrace
-    from ingero_agent.trace.service import run
+    from ingero_agent.trace.service import run_service
     from ingero_kit import logs
 
     logs.configure("info")
@@ -248,7 +248,7 @@ def trace(duration: float | None, **flags: Any) -> None:
         return over.wait(left) or (end is not None and time.monotonic() >= end)
 
     try:
-        run(config, ended)
+        run_service(config, ended)
     except (CannotTrace, SettingsError, ImportError, OSError) as error:
         click.echo(f"ingero-agent: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
@@ -268,19 +268,19 @@ def check(as_json: bool, db: Path) -> None:
     """
     import json
 
-    from ingero_agent.trace.capabilities import State, can_trace, evaluate
-    from ingero_agent.trace.check import collect
+    from ingero_agent.trace.capabilities import Support, can_trace, evaluate
+    from ingero_agent.trace.check import collect_facts
     from ingero_kit import logs
 
     logs.configure("error")
-    found = evaluate(collect(db))
+    found = evaluate(collect_facts(db))
     able = can_trace(found)
     if as_json:
         click.echo(json.dumps({"can_trace": able, "capabilities": [one.as_dict() for one in found]}, indent=2))
     else:
         for one in found:
             click.echo(f"{one.state:<9} {one.name:<11} {one.reason}")
-            if one.fix and one.state is not State.OK:
+            if one.fix and one.state is not Support.OK:
                 click.echo(f"{'':<21} fix: {one.fix}")
         click.echo("this machine can be traced" if able else "this machine cannot be traced")
     sys.exit(0 if able else 1)
@@ -317,21 +317,21 @@ def query(
     import sqlite3
     import time
 
-    from ingero_agent.trace import history
+    from ingero_agent.trace import queries
 
     now = time.time()
-    wanted = history.Filter(begin=now - since, end=now, pid=pid, operation=operation, limit=limit)
+    wanted = queries.Filter(begin=now - since, end=now, pid=pid, operation=operation, limit=limit)
     columns: tuple[str, ...]
     try:
         if collectives:
-            columns, rows = history.COLLECTIVES, history.collective_rows(history.collectives(db, wanted))
+            columns, rows = queries.COLLECTIVES, queries.collective_rows(queries.collectives(db, wanted))
         elif annotations:
-            columns, rows = history.ANNOTATIONS, history.annotations(db, wanted)
+            columns, rows = queries.ANNOTATIONS, queries.annotations(db, wanted)
         elif gpus:
-            columns, rows = history.GPUS, history.gpus(db, wanted)
+            columns, rows = queries.GPUS, queries.gpus(db, wanted)
         else:
-            columns, rows = history.OPERATIONS, history.operations(db, wanted)
-    except (history.CannotRead, sqlite3.Error) as error:
+            columns, rows = queries.OPERATIONS, queries.operations(db, wanted)
+    except (queries.CannotRead, sqlite3.Error) as error:
         click.echo(f"ingero-agent: {error}", err=True)
         sys.exit(1)
     if as_json:
@@ -356,26 +356,26 @@ def explain(db: Path, since: float, pid: int | None, as_json: bool) -> None:
     import sqlite3
     import time
 
-    from ingero_agent.trace import history
-    from ingero_agent.trace.chains import find_chains
-    from ingero_agent.trace.evidence import stretch
+    from ingero_agent.trace import queries
+    from ingero_agent.trace.evidence import read_time_window
+    from ingero_agent.trace.findings import find_causes
 
     now = time.time()
     try:
-        chains = find_chains(stretch(db, history.Filter(begin=now - since, end=now, pid=pid)))
-    except (history.CannotRead, sqlite3.Error) as error:
+        findings = find_causes(read_time_window(db, queries.Filter(begin=now - since, end=now, pid=pid)))
+    except (queries.CannotRead, sqlite3.Error) as error:
         click.echo(f"ingero-agent: {error}", err=True)
         sys.exit(1)
     if as_json:
-        click.echo(json.dumps([chain.as_dict() for chain in chains], indent=2))
+        click.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
         return
-    for chain in chains:
-        click.echo(f"{chain.severity} {chain.kind} [{chain.id}]: {chain.summary}")
-        for line in chain.evidence:
+    for finding in findings:
+        click.echo(f"{finding.severity} {finding.kind} [{finding.id}]: {finding.summary}")
+        for line in finding.evidence:
             click.echo(f"    seen: {line}")
-        for line in chain.advice:
+        for line in finding.advice:
             click.echo(f"    do:   {line}")
-    if not chains:
+    if not findings:
         click.echo("nothing in this time explains a slow-down")
 
 
@@ -391,15 +391,17 @@ def annotate(labels: tuple[str, ...], pid: int | None, path: Path | None) -> Non
     """
     import os
 
-    from ingero_agent.sockets import default_path
-    from ingero_agent.trace.annotations import send
+    from ingero_agent.event_socket import default_socket_path
+    from ingero_agent.trace.annotations import send_annotation
     from ingero_agent.trace.service import ANNOTATE_SOCKET
 
     if bad := [label for label in labels if "=" not in label]:
         raise click.BadParameter(f"{bad[0]}: KEY=VALUE was expected")
-    path = path or default_path(ANNOTATE_SOCKET)
+    path = path or default_socket_path(ANNOTATE_SOCKET)
     try:
-        refusal = send(path, dict(label.split("=", 1) for label in labels), os.getppid() if pid is None else pid)
+        refusal = send_annotation(
+            path, dict(label.split("=", 1) for label in labels), os.getppid() if pid is None else pid
+        )
     except OSError as error:
         refusal = f"{path}: {error.strerror or error}: run `ingero-agent trace --annotate` first"
     if refusal:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from ingero_agent.health.throttle import Throttle, kinds
+from ingero_agent.health.throttle import Throttle, throttle_kinds
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -73,7 +73,7 @@ class NvmlDevices:
             used, total = used + int(memory.used), total + int(memory.total)
             try:
                 bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-                throttle[str(nvml.nvmlDeviceGetUUID(handle))] = kinds(bits)
+                throttle[str(nvml.nvmlDeviceGetUUID(handle))] = throttle_kinds(bits)
             except nvml.NVMLError as error:
                 log.debug("nvml_no_throttle_reasons", gpu=index, reason=str(error))
         return GpuReading(self._model, self._count, (total - used) / total if total else None, unreadable, throttle)
@@ -86,9 +86,9 @@ class BackgroundDevices:
     than one call under way. The thread ends with the process.
     """
 
-    def __init__(self, devices: Devices, patience: float) -> None:
+    def __init__(self, devices: Devices, timeout: float) -> None:
         self.timeouts = 0
-        self._devices, self._patience = devices, patience
+        self._devices, self._timeout = devices, timeout
         self._last = GpuReading()
         self._under_way: asyncio.Future[GpuReading] | None = None
 
@@ -97,11 +97,11 @@ class BackgroundDevices:
         if self._under_way is None:
             self._under_way = asyncio.get_running_loop().create_future()
             threading.Thread(target=self._call, args=(self._under_way,), name="nvml", daemon=True).start()
-        done, _ = await asyncio.wait({self._under_way}, timeout=self._patience)
+        done, _ = await asyncio.wait({self._under_way}, timeout=self._timeout)
         if not done:
             self.timeouts += 1
             if self.timeouts == 1:
-                log.warning("nvml_does_not_answer", seconds=self._patience)
+                log.warning("nvml_does_not_answer", seconds=self._timeout)
             return GpuReading(self._last.model, self._last.count, unreadable=self._last.count)
         self._last, self._under_way = self._under_way.result(), None
         return self._last

@@ -7,18 +7,20 @@ import uuid
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ingero_agent import persist
+from ingero_agent.baseline_file import load_baseline, save_baseline
 from ingero_agent.devices import BackgroundDevices, Devices, GpuReading
-from ingero_agent.health import decision, haste, score, state
+from ingero_agent.event_socket import EventSocket
+from ingero_agent.health import classification, early_push, phase, score
 from ingero_agent.health.baseline import Baseline
+from ingero_agent.health.classification import Classification, DecisionRule
+from ingero_agent.health.phase import Phase, PhaseState
 from ingero_agent.health.signals import Observation, sanitise
 from ingero_agent.health.throttle import Throttling
 from ingero_agent.push import FleetClient
-from ingero_agent.reports import encode_throttling
-from ingero_agent.settings import AgentConfig
-from ingero_agent.sockets import EventSocket
-from ingero_agent.sources import ReadFailed, Source
-from ingero_agent.sources.pieces import Pieces
+from ingero_agent.settings import AgentSettings
+from ingero_agent.sources import ReadFailed, SignalSource
+from ingero_agent.sources.poll_buffer import PollBuffer
+from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract.events import StragglerResolvedEvent, StragglerStateEvent
 from ingero_contract.values import DecisionSource, DetectionMode, NodeState
 from ingero_kit.clock import Clock, rfc3339
@@ -28,19 +30,19 @@ from ingero_kit.otlp_encode import encode_event, encode_report
 
 log = get(__name__)
 
-LOOKS: Final = 10
+POLLS_PER_INTERVAL: Final = 10
 """Short looks in a push interval."""
 
-SHORTEST: Final = 1.0
+MIN_EARLY_POLL_INTERVAL: Final = 1.0
 """Push interval below which there are no short looks, seconds."""
 
 NVML_SECONDS: Final = 2.0
 """How long a tick waits for the GPUs' driver."""
 
 WIRE_STATES: Final = {
-    state.Phase.CALIBRATING: NodeState.CALIBRATING,
-    state.Phase.ACTIVE: NodeState.ACTIVE,
-    state.Phase.IDLE: NodeState.IDLE,
+    Phase.CALIBRATING: NodeState.CALIBRATING,
+    Phase.ACTIVE: NodeState.ACTIVE,
+    Phase.IDLE: NodeState.IDLE,
 }
 
 
@@ -49,14 +51,14 @@ class LoopCounters:
     """What the loop saw."""
 
     ticks: int = 0
-    failed_looks: int = 0
+    failed_polls: int = 0
     saved: int = 0
-    insane: int = 0
+    out_of_range: int = 0
     early: int = 0
 
 
 @dataclass(frozen=True)
-class Look:
+class PollResult:
     """The latest look that succeeded."""
 
     observation: Observation
@@ -65,12 +67,12 @@ class Look:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class NodeSnapshot:
     """Where the node stands. `look` is absent before the first and while the source cannot be read."""
 
-    phase: state.Phase
-    look: Look | None
-    rule: decision.Rule
+    phase: Phase
+    latest: PollResult | None
+    rule: DecisionRule
     straggler: bool
     degraded: bool
     samples: int
@@ -78,13 +80,13 @@ class Snapshot:
     ticked_at: float
 
 
-class Loop:
+class PushLoop:
     """Runs ticks until it is stopped."""
 
     def __init__(
         self,
-        config: AgentConfig,
-        source: Source,
+        config: AgentSettings,
+        source: SignalSource,
         devices: Devices,
         client: FleetClient,
         socket: EventSocket | None,
@@ -94,12 +96,12 @@ class Loop:
         cgroup_hash: str = "",
     ) -> None:
         self.counters = LoopCounters()
-        self.standing = decision.Standing()
+        self.classification = Classification()
         self.throttling = Throttling()
         self._config = config
         self._source = source
-        self._pieces = Pieces()
-        self._haste = haste.Haste()
+        self._polls = PollBuffer()
+        self._early_push = early_push.EarlyPush()
         self._devices = BackgroundDevices(devices, NVML_SECONDS)
         self._client = client
         self._socket = socket
@@ -107,39 +109,39 @@ class Loop:
         self._provider = provider
         self._cgroup_hash = cgroup_hash
         self._baseline = Baseline()
-        self._life = state.Life(warmup=config.warmup_samples)
-        self._rule = decision.Rule(DetectionMode.NONE, DecisionSource.NONE)
-        self._look: Look | None = None
+        self._phase = PhaseState(warmup=config.warmup_samples)
+        self._rule = DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
+        self._latest: PollResult | None = None
         self._saved_at = self._ticked_at = clock()
         self._restore()
 
     def _restore(self) -> None:
-        loaded = persist.load(self._config.fleet_persist_path, self._clock(), self._config.fleet_persist_stale_age)
+        loaded = load_baseline(self._config.fleet_persist_path, self._clock(), self._config.fleet_persist_stale_age)
         if loaded.baseline is not None:
             self._baseline = loaded.baseline
-            self._life = state.Life.restored(self._config.warmup_samples)
+            self._phase = PhaseState.restored(self._config.warmup_samples)
         log.info("baseline", outcome=loaded.outcome, samples=self._baseline.samples)
 
     @property
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> NodeSnapshot:
         """Where the node stands now; readable from any thread."""
-        return Snapshot(
-            phase=self._life.phase, look=self._look, rule=self._rule, straggler=self.standing.straggler,
+        return NodeSnapshot(
+            phase=self._phase.phase, latest=self._latest, rule=self._rule, straggler=self.classification.straggler,
             degraded=self._baseline.degraded(), samples=self._baseline.samples, throttling=self.throttling,
             ticked_at=self._ticked_at,
         )  # fmt: skip
 
     async def run(self, ended: asyncio.Event) -> None:
         """Tick until told to end; the last baseline is saved on the way out."""
-        poller = asyncio.create_task(self._poll(ended))
+        threshold_task = asyncio.create_task(self._follow_threshold_api(ended))
         try:
             while not ended.is_set():
                 await self.tick()
                 pause = self._config.fleet_push_interval * random.uniform(0.9, 1.1) + self._client.retry_after
                 await self._between(ended, pause)
         finally:
-            poller.cancel()
-            if self.standing.straggler:
+            threshold_task.cancel()
+            if self.classification.straggler:
                 self._resolve(self._clock(), str(uuid.uuid4()))
             self._save(self._clock())
             self._source.close()
@@ -147,40 +149,42 @@ class Loop:
     async def _between(self, ended: asyncio.Event, pause: float) -> None:
         """Wait for the next tick; meanwhile look shortly and often, unless Fleet is too busy to hear of it."""
         interval, due = self._config.fleet_push_interval, time.monotonic() + pause
-        if interval < SHORTEST or self._client.retry_after:
+        if interval < MIN_EARLY_POLL_INTERVAL or self._client.retry_after:
             await _wait(ended, pause)
         while not ended.is_set() and (left := due - time.monotonic()) > 0:
-            await _wait(ended, min(left, interval / LOOKS))
+            await _wait(ended, min(left, interval / POLLS_PER_INTERVAL))
             if time.monotonic() < due and not ended.is_set():
-                await self.glance()
+                await self.early_poll()
 
-    async def glance(self) -> None:
+    async def early_poll(self) -> None:
         """A short look. A node whose work fell far pushes now: what happened in the last interval, as always.
 
         Life and baseline know nothing of short looks: they count ticks.
         """
-        now, interval, before = self._clock(), self._config.fleet_push_interval, self._look
+        now, interval, before = self._clock(), self._config.fleet_push_interval, self._latest
         try:
-            self._pieces.read(self._source, now)
+            self._polls.read(self._source, now)
         except ReadFailed:
             return
-        seen, normal = self._pieces.recent(now, interval), self._baseline.normal()
-        known = self._life.phase is state.Phase.ACTIVE and self._baseline.samples >= self._life.warmup
+        seen, normal = self._polls.recent(now, interval), self._baseline.normal()
+        known = self._phase.phase is Phase.ACTIVE and self._baseline.samples >= self._phase.warmup
         if seen is None or normal is None or before is None or not known:
             return
-        named = self.standing.straggler
-        self._haste, push = haste.advance(self._haste, seen.rate, normal.throughput, now, interval, named=named)
+        named = self.classification.straggler
+        self._early_push, push = early_push.advance(
+            self._early_push, seen.rate, normal.throughput, now, interval, named=named
+        )
         if push:
             self.counters.early += 1
             await self._judge(now, self._with_gpus(seen, before.gpus), before.gpus, push=True)
 
-    async def _poll(self, ended: asyncio.Event) -> None:
+    async def _follow_threshold_api(self, ended: asyncio.Event) -> None:
         asked_away = 0.0
         while not ended.is_set():
             await _wait(ended, self._config.fleet_poll_interval * random.uniform(0.8, 1.2) + asked_away)
             asked_away = 0.0
-            word, now = self._client.word, self._clock()
-            if word.threshold is None or now - word.threshold_at > decision.fresh_seconds(
+            response, now = self._client.response, self._clock()
+            if response.threshold is None or now - response.threshold_at > classification.fresh_seconds(
                 self._config.fleet_push_interval
             ):
                 asked_away = await self._client.ask(now)
@@ -190,24 +194,24 @@ class Loop:
         self.counters.ticks += 1
         now = self._ticked_at = self._clock()
         try:
-            self._pieces.read(self._source, now)
+            self._polls.read(self._source, now)
         except ReadFailed as error:
-            self.counters.failed_looks += 1
-            if self._life.failures == 0:
+            self.counters.failed_polls += 1
+            if self._phase.failures == 0:
                 log.warning("look_failed", reason=str(error))
-            self._life = state.fail(self._life).life
-            if self._life.phase is state.Phase.STALE:
-                self._look = None
+            self._phase = phase.fail(self._phase).state
+            if self._phase.phase is Phase.STALE:
+                self._latest = None
                 await self._decide(now, None, score.compute(_NOTHING, None), active=False)
             return
-        seen = self._pieces.whole()
+        seen = self._polls.drain()
         if seen is None:
             return
         gpus = await self._devices.read()
         was_throttled, self.throttling = self.throttling.active, self.throttling.advance(gpus.throttle)
         observation = self._with_gpus(seen, gpus)
-        step = state.advance(self._life, observation.launches)
-        self._life = step.life
+        step = phase.advance(self._phase, observation.launches)
+        self._phase = step.state
         if step.reset:
             self._baseline = Baseline()
         await self._judge(now, observation, gpus, push=step.push)
@@ -218,8 +222,8 @@ class Loop:
                     provider=self._provider, time_unix_nano=int(now * 1e9),
                 )
             )  # fmt: skip
-        doubtful = self._haste.doubtful(now, self._config.fleet_push_interval)
-        if not self.standing.straggler and not doubtful and self._life.phase is not state.Phase.IDLE:
+        suspect = self._early_push.suspect(now, self._config.fleet_push_interval)
+        if not self.classification.straggler and not suspect and self._phase.phase is not Phase.IDLE:
             self._baseline = self._baseline.advance(observation)
         if now - self._saved_at >= self._config.fleet_persist_interval:
             self._save(now)
@@ -229,51 +233,51 @@ class Loop:
         if gpus.memory_headroom is not None:
             observation = replace(observation, memory=gpus.memory_headroom)
         observation, wrong = sanitise(observation)
-        self.counters.insane += len(wrong)
+        self.counters.out_of_range += len(wrong)
         return observation
 
     async def _judge(self, now: float, observation: Observation, gpus: GpuReading, *, push: bool) -> None:
         """Score a look, push it, and decide."""
         current = score.compute(observation, self._baseline.normal())
-        self._look = Look(observation, current, gpus)
+        self._latest = PollResult(observation, current, gpus)
         report = None
         if push:
             report = self._report(observation, current, now)
             report.gpu_model, report.gpu_count = gpus.model, gpus.count
-        await self._decide(now, report, current, self._life.phase is state.Phase.ACTIVE)
+        await self._decide(now, report, current, self._phase.phase is Phase.ACTIVE)
 
     async def _decide(self, now: float, report: HealthReport | None, current: score.Score, active: bool) -> None:
         """Push first, so that the answer to this very push decides this tick."""
         if report is not None:
             await self._client.push(encode_report(report), now)
-        rule = decision.choose(
-            self._client.word, now, self._config.fleet_push_interval, self._baseline.samples >= self._life.warmup
+        rule = classification.choose_rule(
+            self._client.response, now, self._config.fleet_push_interval, self._baseline.samples >= self._phase.warmup
         )
         if rule.mode is not self._rule.mode:
             log.info("detection mode transition", old=str(self._rule.mode), new=str(rule.mode))
         self._rule = rule
-        was = self.standing.straggler
-        self.standing = decision.judge(
-            self.standing, rule, current.value, active, self._config.fleet_classifier_hysteresis
+        was = self.classification.straggler
+        self.classification = classification.classify(
+            self.classification, rule, current.value, active, self._config.fleet_classifier_hysteresis
         )
-        if not was and not self.standing.straggler:
+        if not was and not self.classification.straggler:
             return
         event_id = str(uuid.uuid4())
-        if was != self.standing.straggler:
+        if was != self.classification.straggler:
             log.info(
-                "straggler_state transition", straggler=self.standing.straggler, score=round(current.value, 4),
+                "straggler_state transition", straggler=self.classification.straggler, score=round(current.value, 4),
                 threshold=rule.threshold, mode=str(rule.mode), source=str(rule.source), signal=str(current.dominant),
                 throttled=",".join(sorted(self.throttling.active)),
             )  # fmt: skip
-        threshold = rule.threshold if rule.threshold is not None else decision.LOCAL_THRESHOLD
-        if self.standing.straggler:
+        threshold = rule.threshold if rule.threshold is not None else classification.LOCAL_THRESHOLD
+        if self.classification.straggler:
             self._announce(now, event_id, current, threshold)
         else:
             self._resolve(now, event_id)
         await self._client.send_event(
             encode_event(
                 node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
-                straggler=self.standing.straggler, detection_mode=str(rule.mode), threshold=threshold,
+                straggler=self.classification.straggler, detection_mode=str(rule.mode), threshold=threshold,
                 score=current.value, dominant_signal=str(current.dominant), event_id=event_id,
                 time_unix_nano=int(now * 1e9), world_size=self._config.fleet_world_size,
                 rank=self._config.fleet_node_rank,
@@ -281,11 +285,11 @@ class Loop:
         )  # fmt: skip
 
     def _report(self, observation: Observation, current: score.Score, now: float) -> HealthReport:
-        config, word = self._config, self._client.word
+        config, response = self._config, self._client.response
         return HealthReport(
             node_id=config.fleet_node_id,
             cluster_id=config.fleet_cluster_id,
-            state=WIRE_STATES[self._life.phase],
+            state=WIRE_STATES[self._phase.phase],
             score=current.value,
             throughput=current.ratios.throughput,
             compute=observation.compute,
@@ -295,7 +299,7 @@ class Loop:
             degraded=self._baseline.degraded(),
             detection_mode=str(self._rule.mode),
             decision_source=str(self._rule.source),
-            fleet_reachable=word.reachable,
+            fleet_reachable=response.reachable,
             workload_type=config.fleet_workload_type,
             cgroup_path_hash=self._cgroup_hash,
             world_size=config.fleet_world_size,
@@ -303,7 +307,7 @@ class Loop:
             provider=self._provider,
             job_id=config.fleet_job_id,
             stage=config.fleet_stage,
-            last_verdict=word.verdict.format() if word.verdict else "",
+            last_verdict=response.verdict.format() if response.verdict else "",
             time_unix_nano=int(now * 1e9),
             totals={(name, cgroup, direction): count for name, cgroup, direction, count in observation.totals},
         )
@@ -333,10 +337,10 @@ class Loop:
 
     def _save(self, now: float) -> None:
         self._saved_at = now
-        if self._baseline.samples < self._life.warmup:
+        if self._baseline.samples < self._phase.warmup:
             return
         try:
-            persist.save(self._config.fleet_persist_path, self._baseline, now)
+            save_baseline(self._config.fleet_persist_path, self._baseline, now)
             self.counters.saved += 1
         except OSError as error:
             log.warning("baseline_not_saved", file=str(self._config.fleet_persist_path), reason=str(error))

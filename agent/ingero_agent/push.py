@@ -8,9 +8,9 @@ from typing import Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from ingero_agent.health.decision import FleetWord
+from ingero_agent.health.classification import FleetResponse
 from ingero_agent.push_http import HttpTransport, ThresholdApi
-from ingero_agent.route import RETRIED, Reply, Route, Transport
+from ingero_agent.transport import RETRIED, PushReply, PushTarget, PushTransport
 from ingero_contract.verdicts import parse_verdict
 from ingero_kit.logs import get
 
@@ -47,7 +47,7 @@ def read_threshold(threshold: str | None, quorum: str | None) -> tuple[float, bo
     return value, quorum.lower() == "true"
 
 
-def make_transport(route: Route) -> Transport:
+def make_transport(route: PushTarget) -> PushTransport:
     """The transport that the route names; gRPC is loaded only by those who speak it."""
     if route.protocol == "http":
         return HttpTransport(route)
@@ -59,8 +59,8 @@ def make_transport(route: Route) -> Transport:
 class FleetClient:
     """Speaks with Fleet. `word` is the latest that it said, `pushed_at` when the last push arrived (seconds)."""
 
-    def __init__(self, route: Route) -> None:
-        self.word = FleetWord()
+    def __init__(self, route: PushTarget) -> None:
+        self.response = FleetResponse()
         self.counters = PushCounters()
         self.retry_after = 0.0
         self.pushed_at: float | None = None
@@ -92,7 +92,7 @@ class FleetClient:
             self._failures += 1
             if self._failures == 1:
                 log.warning("push_failed", reason=str(reply.failure), detail=reply.detail)
-        self.word = replace(self.word, reachable=self._failures < UNREACHABLE_AFTER)
+        self.response = replace(self.response, reachable=self._failures < UNREACHABLE_AFTER)
         return reply.failure is None
 
     async def send_event(self, request: ExportMetricsServiceRequest) -> None:
@@ -110,10 +110,10 @@ class FleetClient:
             log.debug("threshold_rejected", reason=str(error))
             return 0.0
         if said.quorum is not None:
-            self.word = replace(self.word, threshold=said.threshold, quorum=said.quorum, threshold_at=now)
+            self.response = replace(self.response, threshold=said.threshold, quorum=said.quorum, threshold_at=now)
         return said.retry_after
 
-    def _listen(self, reply: Reply, now: float) -> None:
+    def _listen(self, reply: PushReply, now: float) -> None:
         """Fleet's words are read on every answer, also on refusals; only a push that was taken brings a verdict."""
         try:
             found = read_threshold(reply.threshold, reply.quorum)
@@ -125,7 +125,7 @@ class FleetClient:
                 self.counters.thresholds_missing += 1
             else:
                 self.counters.thresholds += 1
-                self.word = replace(self.word, threshold=found[0], quorum=found[1], threshold_at=now)
+                self.response = replace(self.response, threshold=found[0], quorum=found[1], threshold_at=now)
         if reply.failure is None:
             verdict = parse_verdict(reply.verdict) if reply.verdict else None
-            self.word = replace(self.word, verdict=verdict, verdict_at=now)
+            self.response = replace(self.response, verdict=verdict, verdict_at=now)

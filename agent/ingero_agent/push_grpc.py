@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 import grpc
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from ingero_agent.route import RETRIED, Failure, Reply, Route, base_url
+from ingero_agent.transport import RETRIED, PushFailure, PushReply, PushTarget, base_url
 from ingero_contract import headers, routes
 from ingero_kit.grpc_client import STATUS_DETAILS, channel_credentials, metadata_of, retry_delay
 from ingero_kit.settings import SettingsError
@@ -18,16 +18,16 @@ _OPTIONS: Final = (
     ("grpc.max_receive_message_length", 64 << 10),
 )
 _FAILURES: Final = {
-    grpc.StatusCode.UNAVAILABLE: Failure.UNREACHABLE,
-    grpc.StatusCode.DEADLINE_EXCEEDED: Failure.TIMEOUT,
-    grpc.StatusCode.UNAUTHENTICATED: Failure.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED: Failure.UNAUTHENTICATED,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: Failure.BUSY,
-    grpc.StatusCode.INTERNAL: Failure.SERVER_ERROR,
-    grpc.StatusCode.UNKNOWN: Failure.SERVER_ERROR,
-    grpc.StatusCode.DATA_LOSS: Failure.SERVER_ERROR,
-    grpc.StatusCode.ABORTED: Failure.SERVER_ERROR,
-    grpc.StatusCode.CANCELLED: Failure.SERVER_ERROR,
+    grpc.StatusCode.UNAVAILABLE: PushFailure.UNREACHABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: PushFailure.TIMEOUT,
+    grpc.StatusCode.UNAUTHENTICATED: PushFailure.UNAUTHENTICATED,
+    grpc.StatusCode.PERMISSION_DENIED: PushFailure.UNAUTHENTICATED,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: PushFailure.BUSY,
+    grpc.StatusCode.INTERNAL: PushFailure.SERVER_ERROR,
+    grpc.StatusCode.UNKNOWN: PushFailure.SERVER_ERROR,
+    grpc.StatusCode.DATA_LOSS: PushFailure.SERVER_ERROR,
+    grpc.StatusCode.ABORTED: PushFailure.SERVER_ERROR,
+    grpc.StatusCode.CANCELLED: PushFailure.SERVER_ERROR,
 }
 
 
@@ -47,11 +47,11 @@ def target(endpoint: str, insecure: bool) -> tuple[str, bool]:
     return url.netloc, url.scheme == "https"
 
 
-def failure_of(code: grpc.StatusCode, wait: float | None) -> Failure:
+def failure_of(code: grpc.StatusCode, wait: float | None) -> PushFailure:
     """What a gRPC status means for a push. UNAVAILABLE is Fleet's own word with RetryInfo, else the network's."""
     if code is grpc.StatusCode.UNAVAILABLE and wait is not None:
-        return Failure.BUSY
-    return _FAILURES.get(code, Failure.REFUSED)
+        return PushFailure.BUSY
+    return _FAILURES.get(code, PushFailure.REFUSED)
 
 
 class GrpcTransport:
@@ -61,7 +61,7 @@ class GrpcTransport:
     certificate files again instead of waiting for the old channel's own pause between attempts.
     """
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: PushTarget) -> None:
         self._route = route
         self._target, self._secure = target(route.endpoint, route.tls.insecure)
         if self._secure:
@@ -69,13 +69,13 @@ class GrpcTransport:
         self._channel: grpc.aio.Channel | None = None
         self._compression = grpc.Compression.Gzip if route.compression == "gzip" else grpc.Compression.NoCompression
 
-    async def send(self, request: ExportMetricsServiceRequest) -> Reply:
+    async def send(self, request: ExportMetricsServiceRequest) -> PushReply:
         """Send one push and wait for its reply."""
         try:
             metadata = self._metadata()
             channel = self._channel = self._channel or self._open()
         except (SettingsError, OSError) as error:
-            return Reply(failure=Failure.TOKEN, detail=str(error))
+            return PushReply(failure=PushFailure.TOKEN, detail=str(error))
         call = channel.unary_unary(routes.OTLP_METRICS_GRPC, None, None)(
             request.SerializeToString(), timeout=self._route.timeout, metadata=metadata, compression=self._compression
         )
@@ -108,13 +108,13 @@ class GrpcTransport:
 
 
 def _reply(
-    said: dict[str, str | bytes], failure: Failure | None = None, detail: str = "", retry_after: float = 0.0
-) -> Reply:
+    said: dict[str, str | bytes], failure: PushFailure | None = None, detail: str = "", retry_after: float = 0.0
+) -> PushReply:
     def text(key: str) -> str | None:
         value = said.get(key)
         return value if isinstance(value, str) else None
 
-    return Reply(
+    return PushReply(
         failure=failure,
         detail=detail,
         threshold=text(headers.GRPC_THRESHOLD),

@@ -8,7 +8,7 @@ from urllib.parse import quote
 import httpx
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-from ingero_agent.route import Failure, Reply, Route, base_url
+from ingero_agent.transport import PushFailure, PushReply, PushTarget, base_url
 from ingero_contract import headers, routes
 from ingero_kit.backoff import parse_retry_after
 from ingero_kit.otlp_encode import to_json
@@ -21,20 +21,20 @@ _BUSY: Final = frozenset({429, 503})
 _UNAUTHENTICATED: Final = frozenset({401, 403})
 
 
-def metrics_url(route: Route) -> str:
+def metrics_url(route: PushTarget) -> str:
     """The address to POST to; a path that is already there is not repeated."""
     return _url(route, route.endpoint, routes.OTLP_METRICS)
 
 
-def failure_of(status: int) -> Failure | None:
+def failure_of(status: int) -> PushFailure | None:
     """What an HTTP status means for a push; `None` for success."""
     if 200 <= status < 300:
         return None
     if status in _BUSY:
-        return Failure.BUSY
+        return PushFailure.BUSY
     if status in _UNAUTHENTICATED:
-        return Failure.UNAUTHENTICATED
-    return Failure.SERVER_ERROR if status >= 500 else Failure.REFUSED
+        return PushFailure.UNAUTHENTICATED
+    return PushFailure.SERVER_ERROR if status >= 500 else PushFailure.REFUSED
 
 
 class HttpTransport:
@@ -43,12 +43,12 @@ class HttpTransport:
     After a broken connection the client is made anew, with what the certificate files hold then.
     """
 
-    def __init__(self, route: Route) -> None:
+    def __init__(self, route: PushTarget) -> None:
         self._route = route
         self._url = metrics_url(route)
         self._client: httpx.AsyncClient | None = _client(route)
 
-    async def send(self, request: ExportMetricsServiceRequest) -> Reply:
+    async def send(self, request: ExportMetricsServiceRequest) -> PushReply:
         """Send one push and wait for its reply."""
         if self._route.encoding == "json":
             body, fields = to_json(request), {"content-type": "application/json"}
@@ -60,14 +60,16 @@ class HttpTransport:
             client = self._client = self._client or _client(self._route)
             answer = await client.post(self._url, content=body, headers=_authorized(self._route, fields))
         except SettingsError as error:
-            return Reply(failure=Failure.TOKEN, detail=str(error))
+            return PushReply(failure=PushFailure.TOKEN, detail=str(error))
         except httpx.HTTPError as error:
             await self.close()
-            kind = Failure.TIMEOUT if isinstance(error, httpx.TimeoutException) else Failure.UNREACHABLE
-            return Reply(failure=kind, detail=f"{type(error).__name__}: {error}")
+            kind = PushFailure.TIMEOUT if isinstance(error, httpx.TimeoutException) else PushFailure.UNREACHABLE
+            return PushReply(failure=kind, detail=f"{type(error).__name__}: {error}")
         failure = failure_of(answer.status_code)
-        wait = parse_retry_after(answer.headers.get("retry-after"), time.time()) if failure is Failure.BUSY else None
-        return Reply(
+        wait = (
+            parse_retry_after(answer.headers.get("retry-after"), time.time()) if failure is PushFailure.BUSY else None
+        )
+        return PushReply(
             failure=failure,
             detail=f"HTTP {answer.status_code}" if failure else "",
             threshold=answer.headers.get(headers.THRESHOLD),
@@ -83,7 +85,7 @@ class HttpTransport:
             await client.aclose()
 
 
-class Asked(NamedTuple):
+class ThresholdAnswer(NamedTuple):
     """What the threshold API said: no threshold before the first quorum, no quorum either where it was an error."""
 
     threshold: float | None = None
@@ -94,19 +96,19 @@ class Asked(NamedTuple):
 class ThresholdApi:
     """Fleet's answer to "what is the threshold now?", for when pushes bring none. HTTP whatever pushes speak."""
 
-    def __init__(self, route: Route, address: str) -> None:
+    def __init__(self, route: PushTarget, address: str) -> None:
         self._route = route
         self._url = _url(route, address, routes.FLEET_THRESHOLD)
         self._client = _client(route)
 
-    async def ask(self) -> Asked:
+    async def ask(self) -> ThresholdAnswer:
         """Threshold and quorum. Raises `ValueError` when the API cannot be reached or makes no sense."""
         try:
             fields = _authorized(self._route, {"accept": "application/json"})
             answer = await self._client.get(self._url, headers=fields)
             if answer.status_code != 200:
                 wait = parse_retry_after(answer.headers.get("retry-after"), time.time())
-                return Asked(retry_after=wait or 0.0)
+                return ThresholdAnswer(retry_after=wait or 0.0)
             if len(answer.content) > MAX_ANSWER:
                 raise ValueError(f"an answer of more than {MAX_ANSWER} bytes")
             tree = answer.json()
@@ -114,9 +116,9 @@ class ThresholdApi:
         except (httpx.HTTPError, SettingsError, KeyError, TypeError) as error:
             raise ValueError(f"{type(error).__name__}: {error}") from None
         if 0.1 <= threshold <= 0.99:
-            return Asked(threshold, quorum)
+            return ThresholdAnswer(threshold, quorum)
         if (threshold, quorum) == (0.0, False):
-            return Asked(None, False)
+            return ThresholdAnswer(None, False)
         raise ValueError(f"threshold {threshold}")
 
     async def close(self) -> None:
@@ -124,13 +126,13 @@ class ThresholdApi:
         await self._client.aclose()
 
 
-def _url(route: Route, address: str, path: str) -> str:
+def _url(route: PushTarget, address: str, path: str) -> str:
     base = base_url(address, route.tls.insecure)
     tail = "" if base.endswith(path) else path
     return f"{base}{tail}?{routes.CLUSTER_PARAMETER}={quote(route.cluster, safe='')}"
 
 
-def _client(route: Route) -> httpx.AsyncClient:
+def _client(route: PushTarget) -> httpx.AsyncClient:
     return httpx.AsyncClient(
         timeout=route.timeout,
         verify=False if route.tls.insecure else route.tls.context(),
@@ -140,6 +142,6 @@ def _client(route: Route) -> httpx.AsyncClient:
     )
 
 
-def _authorized(route: Route, fields: dict[str, str]) -> dict[str, str]:
+def _authorized(route: PushTarget, fields: dict[str, str]) -> dict[str, str]:
     bearer = route.authorization()
     return {**fields, "authorization": bearer} if bearer else fields

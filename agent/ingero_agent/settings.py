@@ -11,7 +11,7 @@ from ingero_kit.health_report import check_name
 from ingero_kit.settings import Duration, Settings
 
 
-class AgentConfig(Settings):
+class AgentSettings(Settings):
     """`ingero-agent fleet-push`."""
 
     fleet_endpoint: str

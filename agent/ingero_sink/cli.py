@@ -13,9 +13,9 @@ from ingero_kit.addresses import parse_listen
 from ingero_kit.clock import steady_clock
 from ingero_kit.files import write_ports_file
 from ingero_kit.settings import SettingsError, parse_duration
+from ingero_sink.collector import make_metrics_server
 from ingero_sink.consumer import consume
-from ingero_sink.ledger import Ledger
-from ingero_sink.page import make_server
+from ingero_sink.stats import SinkStats
 
 
 def _seconds(flag: str, text: str) -> float:
@@ -72,8 +72,8 @@ def main(
             raise SettingsError(f"--listen {error}") from None
         delay = _seconds("--reconnect-delay", reconnect_delay)
         window = _seconds("--readiness-window", readiness_window)
-        clock, ledger = steady_clock(), Ledger(max_tracked_nodes, sockets=len(socket_paths))
-        server = make_server(host, port, ledger, lambda: ledger.ready(clock(), window))
+        clock, stats = steady_clock(), SinkStats(max_tracked_nodes, sockets=len(socket_paths))
+        server = make_metrics_server(host, port, stats, lambda: stats.ready(clock(), window))
     except (SettingsError, OSError) as error:
         place = f"{listen}: " if isinstance(error, OSError) else ""
         click.echo(f"ingero-sink: {place}{error}", err=True)
@@ -87,7 +87,7 @@ def main(
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, task.cancel)
         with contextlib.suppress(asyncio.CancelledError):
-            await asyncio.gather(*(consume(path, ledger, clock, delay) for path in socket_paths))
+            await asyncio.gather(*(consume(path, stats, clock, delay) for path in socket_paths))
 
     asyncio.run(run())
     server.stop()

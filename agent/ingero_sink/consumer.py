@@ -8,14 +8,14 @@ from typing import Final
 from ingero_contract.events import MAX_LINE
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
-from ingero_sink.ledger import Ledger
+from ingero_sink.stats import SinkStats
 
 log = get(__name__)
 
 DIAL_SECONDS: Final = 2.0
 
 
-async def consume(path: Path, ledger: Ledger, clock: Clock, reconnect_delay: float) -> None:
+async def consume(path: Path, stats: SinkStats, clock: Clock, reconnect_delay: float) -> None:
     """Run until cancelled."""
     while True:
         try:
@@ -23,31 +23,31 @@ async def consume(path: Path, ledger: Ledger, clock: Clock, reconnect_delay: flo
         except (OSError, TimeoutError):
             await asyncio.sleep(reconnect_delay)
             continue
-        ledger.connections += 1
+        stats.connections += 1
         log.info("connected", path=str(path))
         try:
-            await read_lines(reader, ledger, clock)
+            await read_lines(reader, stats, clock)
         finally:
-            ledger.connections -= 1
+            stats.connections -= 1
             writer.close()
         log.info("disconnected", path=str(path))
         await asyncio.sleep(reconnect_delay)
 
 
-async def read_lines(reader: asyncio.StreamReader, ledger: Ledger, clock: Clock) -> None:
+async def read_lines(reader: asyncio.StreamReader, stats: SinkStats, clock: Clock) -> None:
     """Book lines until the stream ends; a line that is too long is skipped to its end and counted."""
     with contextlib.suppress(ConnectionError):
         while True:
             try:
                 line = await reader.readuntil(b"\n")
             except asyncio.IncompleteReadError as error:
-                ledger.take(error.partial, clock())
+                stats.record_line(error.partial, clock())
                 return
             except asyncio.LimitOverrunError as error:
                 await _skip_line(reader, error.consumed)
-                ledger.parse_errors += 1
+                stats.parse_errors += 1
                 continue
-            ledger.take(line, clock())
+            stats.record_line(line, clock())
 
 
 async def _skip_line(reader: asyncio.StreamReader, consumed: int) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ingero_agent.health.throttle import Throttle, Throttling, kinds
+from ingero_agent.health.throttle import Throttle, Throttling, throttle_kinds
 from ingero_testing.nvml import build_nvml
 
 LOOKS = """
@@ -108,7 +108,7 @@ def test_no_gpu_at_all(driver: Path) -> None:
     ],
 )
 def test_each_reason_is_of_its_kinds(bits: int, expected: set[str]) -> None:
-    assert kinds(bits) == expected
+    assert throttle_kinds(bits) == expected
 
 
 def test_what_begins_is_counted_once_until_it_ends() -> None:

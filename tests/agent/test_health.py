@@ -1,4 +1,4 @@
-"""The pure half of the agent: signals, baseline, score, life, decision."""
+"""The pure half of the agent: signals, baseline, score, state, decision."""
 
 import math
 from itertools import pairwise
@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.health import decision, haste, score, state
+from ingero_agent.health import classification, early_push, phase, score
 from ingero_agent.health.baseline import Baseline
-from ingero_agent.health.decision import FleetWord, Rule, Standing, choose, judge
-from ingero_agent.health.haste import Haste
+from ingero_agent.health.classification import Classification, DecisionRule, FleetResponse, choose_rule, classify
+from ingero_agent.health.early_push import EarlyPush
+from ingero_agent.health.phase import Phase, PhaseState
 from ingero_agent.health.signals import Observation, Signals, sanitise
-from ingero_agent.health.state import Life, Phase
 from ingero_contract.values import DecisionSource, DetectionMode, Signal, VerdictState
 from ingero_contract.verdicts import VerdictLine
 
@@ -111,10 +111,10 @@ def test_less_work_never_scores_better(first: float, second: float) -> None:
 
 
 def live(*launches: int, warmup: int = 3) -> list[Phase]:
-    life, phases = Life(warmup=warmup), []
+    state, phases = PhaseState(warmup=warmup), []
     for count in launches:
-        life = state.advance(life, count).life
-        phases.append(life.phase)
+        state = phase.advance(state, count).state
+        phases.append(state.phase)
     return phases
 
 
@@ -130,15 +130,15 @@ def test_a_node_without_work_never_warms_up() -> None:
 
 
 def test_a_failed_look_pushes_nothing_and_three_make_the_node_silent() -> None:
-    life = Life.restored(3)
+    state = PhaseState.restored(3)
     for expected in (Phase.ACTIVE, Phase.ACTIVE, Phase.STALE):
-        step = state.fail(life)
-        life = step.life
-        assert (step.push, life.phase) == (False, expected)
+        step = phase.fail(state)
+        state = step.state
+        assert (step.push, state.phase) == (False, expected)
 
-    step = state.advance(life, 5)
+    step = phase.advance(state, 5)
 
-    assert (step.reset, step.push, step.life.phase) == (True, False, Phase.CALIBRATING)
+    assert (step.reset, step.push, step.state.phase) == (True, False, Phase.CALIBRATING)
 
 
 # Decision.
@@ -150,97 +150,99 @@ STRAGGLER = VerdictLine(state=VerdictState.STRAGGLER, kind="slow")
 @pytest.mark.parametrize(
     ("word", "warm", "mode", "source"),
     [
-        pytest.param(FleetWord(), True, DetectionMode.NONE, DecisionSource.NONE, id="nothing yet"),
+        pytest.param(FleetResponse(), True, DetectionMode.NONE, DecisionSource.NONE, id="nothing yet"),
         pytest.param(
-            FleetWord(threshold=0.8, quorum=True, threshold_at=NOW), True,
+            FleetResponse(threshold=0.8, quorum=True, threshold_at=NOW), True,
             DetectionMode.FLEET, DecisionSource.THRESHOLD, id="fresh threshold",
         ),
         pytest.param(
-            FleetWord(threshold=0.8, quorum=True, threshold_at=NOW, verdict=STRAGGLER, verdict_at=NOW), True,
+            FleetResponse(threshold=0.8, quorum=True, threshold_at=NOW, verdict=STRAGGLER, verdict_at=NOW), True,
             DetectionMode.FLEET, DecisionSource.VERDICT, id="verdict before threshold",
         ),
         pytest.param(
-            FleetWord(threshold=0.8, quorum=True, threshold_at=NOW - 100), True,
+            FleetResponse(threshold=0.8, quorum=True, threshold_at=NOW - 100), True,
             DetectionMode.FLEET_CACHED, DecisionSource.THRESHOLD, id="reachable with an old threshold",
         ),
         pytest.param(
-            FleetWord(threshold=0.8, quorum=False, threshold_at=NOW), True,
+            FleetResponse(threshold=0.8, quorum=False, threshold_at=NOW), True,
             DetectionMode.FLEET_CACHED, DecisionSource.THRESHOLD, id="no quorum",
         ),
         pytest.param(
-            FleetWord(threshold=0.8, quorum=True, threshold_at=NOW - 100, reachable=False), True,
+            FleetResponse(threshold=0.8, quorum=True, threshold_at=NOW - 100, reachable=False), True,
             DetectionMode.LOCAL_CACHED, DecisionSource.THRESHOLD, id="Fleet away",
         ),
         pytest.param(
-            FleetWord(threshold=0.8, threshold_at=NOW - 400, reachable=False), True,
+            FleetResponse(threshold=0.8, threshold_at=NOW - 400, reachable=False), True,
             DetectionMode.LOCAL_BASELINE, DecisionSource.HISTORY, id="Fleet long away",
         ),
-        pytest.param(FleetWord(reachable=False), False, DetectionMode.NONE, DecisionSource.NONE, id="away and cold"),
+        pytest.param(FleetResponse(reachable=False), False, DetectionMode.NONE, DecisionSource.NONE, id="cold"),
         pytest.param(
-            FleetWord(threshold=0.8, quorum=True, threshold_at=NOW + 100), True,
+            FleetResponse(threshold=0.8, quorum=True, threshold_at=NOW + 100), True,
             DetectionMode.NONE, DecisionSource.NONE, id="clock stepped back",
         ),
     ],
 )  # fmt: skip
-def test_the_best_word_decides(word: FleetWord, warm: bool, mode: DetectionMode, source: DecisionSource) -> None:
-    rule = choose(word, NOW, 10.0, warm)
+def test_the_best_word_decides(word: FleetResponse, warm: bool, mode: DetectionMode, source: DecisionSource) -> None:
+    rule = choose_rule(word, NOW, 10.0, warm)
 
     assert (rule.mode, rule.source) == (mode, source)
 
 
 def test_long_push_intervals_still_find_their_threshold_fresh() -> None:
-    word = FleetWord(threshold=0.8, quorum=True, threshold_at=NOW - 65)
+    word = FleetResponse(threshold=0.8, quorum=True, threshold_at=NOW - 65)
 
-    assert choose(word, NOW, 30.0, True).mode is DetectionMode.FLEET
+    assert choose_rule(word, NOW, 30.0, True).mode is DetectionMode.FLEET
 
 
-RULE = Rule(DetectionMode.FLEET, DecisionSource.THRESHOLD, 0.8)
+RULE = DecisionRule(DetectionMode.FLEET, DecisionSource.THRESHOLD, 0.8)
 
 
 def test_recovery_needs_the_hysteresis() -> None:
-    accused = judge(Standing(), RULE, 0.79, True, 0.02)
+    accused = classify(Classification(), RULE, 0.79, True, 0.02)
 
     assert accused.straggler
-    assert judge(accused, RULE, 0.81, True, 0.02).straggler
-    assert not judge(accused, RULE, 0.82, True, 0.02).straggler
-    assert not judge(Standing(), RULE, 0.80, True, 0.02).straggler
+    assert classify(accused, RULE, 0.81, True, 0.02).straggler
+    assert not classify(accused, RULE, 0.82, True, 0.02).straggler
+    assert not classify(Classification(), RULE, 0.80, True, 0.02).straggler
 
 
 def test_leaving_the_active_phase_resolves() -> None:
-    assert not judge(Standing(True), RULE, 0.1, False, 0.02).straggler
+    assert not classify(Classification(True), RULE, 0.1, False, 0.02).straggler
 
 
 def test_a_node_that_fleet_calls_stopped_is_accused_although_it_is_idle() -> None:
     stopped = VerdictLine(state=VerdictState.STOPPED, kind="stopped")
-    rule = Rule(DetectionMode.FLEET, DecisionSource.VERDICT, 0.8, stopped)
+    rule = DecisionRule(DetectionMode.FLEET, DecisionSource.VERDICT, 0.8, stopped)
 
-    assert judge(Standing(), rule, 0.1, False, 0.02).straggler
+    assert classify(Classification(), rule, 0.1, False, 0.02).straggler
 
 
 def test_the_verdict_beats_the_score() -> None:
-    rule = Rule(DetectionMode.FLEET, DecisionSource.VERDICT, 0.8, STRAGGLER)
-    healthy = Rule(DetectionMode.FLEET, DecisionSource.VERDICT, 0.8, VerdictLine(state=VerdictState.HEALTHY))
+    rule = DecisionRule(DetectionMode.FLEET, DecisionSource.VERDICT, 0.8, STRAGGLER)
+    healthy = DecisionRule(DetectionMode.FLEET, DecisionSource.VERDICT, 0.8, VerdictLine(state=VerdictState.HEALTHY))
 
-    assert judge(Standing(), rule, 0.99, True, 0.02).straggler
-    assert not judge(Standing(), healthy, 0.1, True, 0.02).straggler
+    assert classify(Classification(), rule, 0.99, True, 0.02).straggler
+    assert not classify(Classification(), healthy, 0.1, True, 0.02).straggler
 
 
 def test_no_rule_accuses_nobody() -> None:
-    nobody = Rule(DetectionMode.NONE, DecisionSource.NONE)
+    nobody = DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
 
-    assert not judge(Standing(True), nobody, 0.0, True, 0.02).straggler
+    assert not classify(Classification(True), nobody, 0.0, True, 0.02).straggler
 
 
 def test_weights_sum_to_one() -> None:
     assert sum(value for _, value in score.WEIGHTS.items()) == pytest.approx(1.0)
     assert isinstance(score.WEIGHTS, Signals)
-    assert decision.LOCAL_THRESHOLD == 0.85
+    assert classification.LOCAL_THRESHOLD == 0.85
 
 
 def test_a_collapse_is_pushed_at_once_and_again_when_fleet_may_have_confirmed_it() -> None:
-    standing, pushed = Haste(), []
+    classification, pushed = EarlyPush(), []
     for moment in range(300):
-        standing, push = haste.advance(standing, 20.0 if moment >= 50 else 100.0, 100.0, moment / 10, 10.0)
+        classification, push = early_push.advance(
+            classification, 20.0 if moment >= 50 else 100.0, 100.0, moment / 10, 10.0
+        )
         if push:
             pushed.append(moment / 10)
 
@@ -248,24 +250,26 @@ def test_a_collapse_is_pushed_at_once_and_again_when_fleet_may_have_confirmed_it
 
 
 def test_who_is_well_again_makes_no_haste_for_a_while() -> None:
-    standing, pushed = Haste(), []
+    classification, pushed = EarlyPush(), []
     for moment in range(0, 2000, 10):
         restless = moment % 100 in (0, 10)
-        standing, push = haste.advance(standing, 20.0 if restless else 80.0, 100.0, moment / 10, 1.0)
+        classification, push = early_push.advance(classification, 20.0 if restless else 80.0, 100.0, moment / 10, 1.0)
         if push:
             pushed.append(moment / 10)
 
     begun = [now for now in pushed if now - 1 not in pushed]
     assert begun[0] == 0.0
-    assert all(later - sooner > haste.QUIET for sooner, later in pairwise(begun))
+    assert all(later - sooner > early_push.QUIET_INTERVALS for sooner, later in pairwise(begun))
     assert len(begun) == 10
 
 
 def test_who_was_named_and_is_well_again_makes_haste_as_before() -> None:
-    standing, pushed = Haste(), []
+    classification, pushed = EarlyPush(), []
     for moment in range(60):
         fallen, named = moment % 20 >= 10, moment % 20 >= 13
-        standing, push = haste.advance(standing, 20.0 if fallen else 100.0, 100.0, moment, 1.0, named=named)
+        classification, push = early_push.advance(
+            classification, 20.0 if fallen else 100.0, 100.0, moment, 1.0, named=named
+        )
         if push:
             pushed.append(moment)
 
@@ -273,8 +277,8 @@ def test_who_was_named_and_is_well_again_makes_haste_as_before() -> None:
 
 
 def test_what_may_be_a_fault_is_not_learnt_until_it_has_lasted() -> None:
-    fallen, _ = haste.advance(Haste(), 20.0, 100.0, 50.0, 10.0)
+    fallen, _ = early_push.advance(EarlyPush(), 20.0, 100.0, 50.0, 10.0)
 
-    assert not Haste().doubtful(50.0, 10.0)
-    assert fallen.doubtful(50.0, 10.0) and fallen.doubtful(79.0, 10.0)
-    assert not fallen.doubtful(80.0, 10.0)
+    assert not EarlyPush().suspect(50.0, 10.0)
+    assert fallen.suspect(50.0, 10.0) and fallen.suspect(79.0, 10.0)
+    assert not fallen.suspect(80.0, 10.0)

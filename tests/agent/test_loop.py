@@ -10,13 +10,13 @@ from typing import Any
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_agent.devices import BackgroundDevices, GpuReading
-from ingero_agent.health.throttle import kinds
-from ingero_agent.loop import Loop
+from ingero_agent.health.throttle import throttle_kinds
+from ingero_agent.loop import PushLoop
 from ingero_agent.push import FleetClient
-from ingero_agent.route import Route
-from ingero_agent.settings import AgentConfig
-from ingero_agent.sources import Source
+from ingero_agent.settings import AgentSettings
+from ingero_agent.sources import SignalSource
 from ingero_agent.sources.scripted import ScriptedSource, Stage
+from ingero_agent.transport import PushTarget
 from ingero_contract import attributes, metrics
 from ingero_kit.clock import Clock
 from ingero_kit.otlp_receiver import Answer, Authenticator, OtlpHttpReceiver, Push
@@ -35,12 +35,12 @@ class Played:
 
 def gpu(**bits: int) -> GpuReading:
     return GpuReading(
-        "NVIDIA Imaginary 80GB", len(bits), 0.5, 0, {name: kinds(value) for name, value in bits.items()}
+        "NVIDIA Imaginary 80GB", len(bits), 0.5, 0, {name: throttle_kinds(value) for name, value in bits.items()}
     )
 
 
 def pushes_of(
-    folder: Path, devices: Played, source: Source, clock: Clock, drive: Callable[[Loop], Awaitable[None]]
+    folder: Path, devices: Played, source: SignalSource, clock: Clock, drive: Callable[[PushLoop], Awaitable[None]]
 ) -> list[ExportMetricsServiceRequest]:
     """What arrives at Fleet while a loop is driven."""
     taken: list[ExportMetricsServiceRequest] = []
@@ -52,12 +52,12 @@ def pushes_of(
     async def work() -> None:
         server = OtlpHttpReceiver(handler, Authenticator())
         address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
-        client = FleetClient(Route(endpoint=address, cluster="c", tls=ClientTls(insecure=True)))
-        config = AgentConfig(
+        client = FleetClient(PushTarget(endpoint=address, cluster="c", tls=ClientTls(insecure=True)))
+        config = AgentSettings(
             fleet_endpoint=address, fleet_cluster_id="c", fleet_node_id="n", stub=True, warmup_samples=5,
             fleet_persist_path=folder / "baseline.json",
         )  # fmt: skip
-        await drive(Loop(config, source, devices, client, None, clock))
+        await drive(PushLoop(config, source, devices, client, None, clock))
         await client.close()
         await server.stop(0.1)
 
@@ -68,7 +68,7 @@ def pushes_of(
 def ticks(folder: Path, count: int, devices: Played) -> list[ExportMetricsServiceRequest]:
     """What arrives at Fleet in so many ticks."""
 
-    async def drive(loop: Loop) -> None:
+    async def drive(loop: PushLoop) -> None:
         for _ in range(count):
             await loop.tick()
 
@@ -142,12 +142,12 @@ def test_a_collapse_between_ticks_is_pushed_at_once_over_a_whole_interval(tmp_pa
     source = ScriptedSource([Stage(seconds=82.0), Stage(seconds=1e9, launches_per_second=0.0)])
     seen: list[tuple[int, int]] = []
 
-    async def drive(loop: Loop) -> None:
+    async def drive(loop: PushLoop) -> None:
         for second in range(100):
             if second % 10 == 0:
                 await loop.tick()
             else:
-                await loop.glance()
+                await loop.early_poll()
             seen.append((loop.counters.ticks, loop.counters.early))
             now[0] += 1
 
@@ -175,7 +175,7 @@ class Stuck:
 def test_a_driver_that_does_not_answer_holds_up_nobody() -> None:
     async def work() -> tuple[list[GpuReading], int, int]:
         stuck = Stuck()
-        devices = BackgroundDevices(stuck, patience=0.01)
+        devices = BackgroundDevices(stuck, timeout=0.01)
         readings = [await _read_within(devices, 1000)]
         readings += [await devices.read() for _ in range(3)]
         calls = stuck.calls

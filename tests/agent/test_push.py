@@ -6,7 +6,7 @@ import pytest
 
 from ingero_agent.identity import cgroup_path
 from ingero_agent.push import read_threshold
-from ingero_agent.route import base_url, check_key
+from ingero_agent.transport import base_url, check_key
 from ingero_kit.settings import SettingsError
 
 

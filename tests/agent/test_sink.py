@@ -9,11 +9,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.sockets import EventSocket
+from ingero_agent.event_socket import EventSocket
 from ingero_contract.events import MemoryEvent, StragglerResolvedEvent, StragglerStateEvent, parse_line
 from ingero_sink.cli import main
 from ingero_sink.consumer import consume
-from ingero_sink.ledger import MAX_TYPES, Ledger
+from ingero_sink.stats import MAX_TYPES, SinkStats
 
 
 def state(node: str = "n", rank: int | None = None) -> StragglerStateEvent:
@@ -27,9 +27,9 @@ def resolved(node: str = "n") -> StragglerResolvedEvent:
     return StragglerResolvedEvent(node_id=node, cluster_id="c", timestamp="2026-01-01T00:00:00Z")
 
 
-def book(ledger: Ledger, *lines: str | bytes) -> Ledger:
+def book(ledger: SinkStats, *lines: str | bytes) -> SinkStats:
     for line in lines:
-        ledger.take(line.encode() if isinstance(line, str) else line, 1.0)
+        ledger.record_line(line.encode() if isinstance(line, str) else line, 1.0)
     return ledger
 
 
@@ -41,7 +41,7 @@ def test_an_event_survives_its_line_and_rank_zero_is_a_rank() -> None:
 
 
 def test_a_straggler_appears_once_and_goes_when_resolved() -> None:
-    ledger = book(Ledger(), state().to_json(), state().to_json())
+    ledger = book(SinkStats(), state().to_json(), state().to_json())
     assert list(ledger.active) == [("c", "n")]
 
     book(ledger, resolved().to_json())
@@ -54,12 +54,12 @@ def test_a_straggler_appears_once_and_goes_when_resolved() -> None:
     "line", ["rubbish", "{}", '{"type": 5}', '{"type": "straggler_state"}', "[1]", "\xff", "[" * 5000]
 )
 def test_rubbish_is_counted(line: str) -> None:
-    assert book(Ledger(), line).parse_errors == 1
+    assert book(SinkStats(), line).parse_errors == 1
 
 
 def test_unknown_types_and_fields_are_legal() -> None:
     ledger = book(
-        Ledger(), '{"type": "inference_outlier", "pid": 1}', state().to_json().replace("{", '{"new": 1, ', 1)
+        SinkStats(), '{"type": "inference_outlier", "pid": 1}', state().to_json().replace("{", '{"new": 1, ', 1)
     )
 
     assert ledger.parse_errors == 0
@@ -67,14 +67,14 @@ def test_unknown_types_and_fields_are_legal() -> None:
 
 
 def test_the_oldest_node_goes_when_the_cap_is_reached() -> None:
-    ledger = book(Ledger(max_nodes=2), *(state(name).to_json() for name in "abac"))
+    ledger = book(SinkStats(max_nodes=2), *(state(name).to_json() for name in "abac"))
 
     assert list(ledger.active) == [("c", "b"), ("c", "c")]
     assert ledger.dropped == 1
 
 
 def test_types_are_bounded() -> None:
-    ledger = book(Ledger(), *(f'{{"type": "t{number}"}}' for number in range(200)))
+    ledger = book(SinkStats(), *(f'{{"type": "t{number}"}}' for number in range(200)))
 
     assert len(ledger.events) <= MAX_TYPES + 1
     assert sum(ledger.events.values()) == 200
@@ -82,18 +82,18 @@ def test_types_are_bounded() -> None:
 
 @given(st.binary(max_size=200))
 def test_any_line_is_booked_or_counted(line: bytes) -> None:
-    book(Ledger(), line)
+    book(SinkStats(), line)
 
 
 def test_ready_while_connected_or_shortly_after_an_event() -> None:
-    ledger = Ledger()
+    ledger = SinkStats()
     assert not ledger.ready(100.0, 60)
 
     ledger.connections = 1
     assert ledger.ready(100.0, 60)
 
     ledger.connections = 0
-    ledger.take(state().to_json().encode(), 100.0)
+    ledger.record_line(state().to_json().encode(), 100.0)
     assert ledger.ready(160.0, 60)
     assert not ledger.ready(161.0, 60)
 
@@ -124,9 +124,9 @@ def test_a_port_that_is_taken_is_an_error_in_words() -> None:
     assert f"ingero-sink: {place}: " in done.stderr
 
 
-async def _read_both(folder: Path) -> Ledger:
+async def _read_both(folder: Path) -> SinkStats:
     push, trace = EventSocket(folder / "remediate.sock"), EventSocket(folder / "trace.sock")
-    ledger = Ledger(sockets=2)
+    ledger = SinkStats(sockets=2)
     await push.start()
     readers = [asyncio.create_task(consume(one.path, ledger, lambda: 1.0, 0.01)) for one in (push, trace)]
     try:

@@ -17,10 +17,10 @@ from hypothesis import strategies as st
 
 from ingero_agent.health.signals import Observation
 from ingero_agent.sources import ReadFailed, procfs
-from ingero_agent.sources.database import DatabaseSource
-from ingero_agent.sources.pieces import Pieces
-from ingero_agent.sources.procfs import ProcfsSource, Target
+from ingero_agent.sources.poll_buffer import PollBuffer
+from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
 from ingero_agent.sources.scripted import ScriptedSource
+from ingero_agent.sources.trace_db import DatabaseSource
 from ingero_kit.settings import SettingsError
 from ingero_testing.processes import wait_until
 
@@ -46,7 +46,7 @@ def spinner() -> Iterator[int]:
 
 
 def test_a_busy_process_is_seen_at_work(spinner: int) -> None:
-    source = ProcfsSource(Target(pids=(spinner,)))
+    source = ProcfsSource(WatchTarget(pids=(spinner,)))
     assert source.read(0.0) is None
 
     def used() -> float:
@@ -61,7 +61,7 @@ def test_a_busy_process_is_seen_at_work(spinner: int) -> None:
 def test_steps_in_a_file_stand_for_work(tmp_path: Path) -> None:
     steps = tmp_path / "steps"
     steps.write_text("100")
-    source = ProcfsSource(Target(progress_file=steps))
+    source = ProcfsSource(WatchTarget(progress_file=steps))
     source.read(0.0)
     steps.write_text("150\n")
 
@@ -72,7 +72,7 @@ def test_steps_in_a_file_stand_for_work(tmp_path: Path) -> None:
 
 
 def test_a_process_that_is_gone_is_no_work_and_no_error() -> None:
-    source = ProcfsSource(Target(pids=(2**22 - 1,)))
+    source = ProcfsSource(WatchTarget(pids=(2**22 - 1,)))
     source.read(0.0)
 
     observation = source.read(1.0)
@@ -179,16 +179,16 @@ class Steps:
 @given(st.lists(st.floats(0.1, 3.0), min_size=2, max_size=20))
 def test_short_looks_add_up_to_the_long_one(gaps: list[float]) -> None:
     moments = np.cumsum([0.0, *gaps]).tolist()
-    short, long, pieces = Steps(10.0, 7.0), Steps(10.0, 7.0), Pieces()
+    short, long, pieces = Steps(10.0, 7.0), Steps(10.0, 7.0), PollBuffer()
     for moment in moments:
         pieces.read(short, moment)
     long.read(moments[0])
 
-    joined, whole = pieces.whole(), long.read(moments[-1])
+    joined, whole = pieces.drain(), long.read(moments[-1])
 
     assert joined is not None and whole is not None
     assert joined.rate == pytest.approx(whole.rate, abs=1e-9)
-    assert pieces.whole() is None
+    assert pieces.drain() is None
 
 
 def test_looks_count_for_as_long_as_they_counted() -> None:
@@ -198,11 +198,11 @@ def test_looks_count_for_as_long_as_they_counted() -> None:
         Observation(rate=30.0 + 10 * number, compute=0.5, memory=0.5, cpu=0.5, launches=1, seconds=later - sooner)
         for number, (sooner, later) in enumerate(pairwise(written))
     ]
-    source, pieces = iter([None, *looks]), Pieces()
+    source, pieces = iter([None, *looks]), PollBuffer()
     for moment in range(5):
         pieces.read(SimpleNamespace(read=lambda now: next(source), close=lambda: None), moment / 4)
 
-    joined = pieces.whole()
+    joined = pieces.drain()
 
     assert joined is not None
     assert joined.rate == pytest.approx(sum(look.rate * (look.seconds or 0) for look in looks) / 0.99)
@@ -210,7 +210,7 @@ def test_looks_count_for_as_long_as_they_counted() -> None:
 
 
 def test_what_happened_recently_is_not_known_before_looks_cover_it() -> None:
-    source, pieces = Steps(10.0, 100.0), Pieces()
+    source, pieces = Steps(10.0, 100.0), PollBuffer()
     known = []
     for moment in range(8):
         pieces.read(source, float(moment))

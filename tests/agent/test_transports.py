@@ -12,7 +12,7 @@ import trustme
 
 from ingero_agent.push import FleetClient, make_transport
 from ingero_agent.push_grpc import target
-from ingero_agent.route import Failure, Reply, Route
+from ingero_agent.transport import PushFailure, PushReply, PushTarget
 from ingero_contract.values import VerdictState
 from ingero_contract.verdicts import VerdictLine
 from ingero_http.http1.messages import Response
@@ -43,16 +43,16 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(asyncio.wait_for(work, 60))
 
 
-def route(port: int, protocol: Any, **changes: Any) -> Route:
+def route(port: int, protocol: Any, **changes: Any) -> PushTarget:
     usual: dict[str, Any] = {"cluster": "c", "tls": ClientTls(insecure=True)}
-    return Route(endpoint=f"127.0.0.1:{port}", protocol=protocol, **{**usual, **changes})
+    return PushTarget(endpoint=f"127.0.0.1:{port}", protocol=protocol, **{**usual, **changes})
 
 
 def report(node: str = "n", cluster: str = "c", score: float = 0.9) -> Any:
     return encode_report(HealthReport(node_id=node, cluster_id=cluster, score=score, workload_type="training"))
 
 
-async def once(way: Route, request: Any = None) -> Reply:
+async def once(way: PushTarget, request: Any = None) -> PushReply:
     transport = make_transport(way)
     try:
         return await transport.send(request or report())
@@ -96,7 +96,7 @@ def test_threshold_and_quorum_arrive(service: Running, protocol: str, compressio
     async def work() -> FleetClient:
         port = service.ports[f"otlp/{protocol}"]
         client = FleetClient(route(port, protocol, cluster=cluster, compression=compression))
-        while client.word.threshold is None:
+        while client.response.threshold is None:
             for node in ("a", "b", "d"):
                 assert await client.push(report(node, cluster), NOW)
         await client.close()
@@ -104,7 +104,7 @@ def test_threshold_and_quorum_arrive(service: Running, protocol: str, compressio
 
     client = run(work())
 
-    assert (client.word.threshold, client.word.quorum, client.word.threshold_at) == (0.85, True, NOW)
+    assert (client.response.threshold, client.word.quorum, client.word.threshold_at) == (0.85, True, NOW)
     assert client.pushed_at == NOW
     assert client.counters.thresholds >= 1
     assert not client.counters.failed
@@ -135,7 +135,7 @@ def test_mutual_tls_opens_only_to_the_right_certificate(tmp_path: Path) -> None:
             for protocol in PROTOCOLS
         }
 
-    assert seen == {protocol: [None, Failure.UNREACHABLE, Failure.UNREACHABLE] for protocol in PROTOCOLS}
+    assert seen == {protocol: [None, PushFailure.UNREACHABLE, PushFailure.UNREACHABLE] for protocol in PROTOCOLS}
 
 
 def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
@@ -143,7 +143,7 @@ def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
     token.write_text("right\n")
     auth = {"auth": {"bearer_token_file": str(token)}}
 
-    async def work(port: int, protocol: str) -> list[Failure | None]:
+    async def work(port: int, protocol: str) -> list[PushFailure | None]:
         transport = make_transport(route(port, protocol, token_file=mine))
         seen = []
         for text in ("wrong", "right", "\u00e4", "", "right"):
@@ -155,7 +155,7 @@ def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
     with fleet(tmp_path, {"receivers": {"otlp": {"protocols": dict.fromkeys(PROTOCOLS, auth)}}}) as guarded:
         seen = {protocol: run(work(guarded.ports[f"otlp/{protocol}"], protocol)) for protocol in PROTOCOLS}
 
-    expected = [Failure.UNAUTHENTICATED, None, Failure.TOKEN, Failure.TOKEN, None]
+    expected = [PushFailure.UNAUTHENTICATED, None, PushFailure.TOKEN, PushFailure.TOKEN, None]
     assert seen == dict.fromkeys(PROTOCOLS, expected)
 
 
@@ -166,24 +166,24 @@ def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
     ("status", "failure"),
     [
         (Status.OK, None),
-        (Status.INVALID, Failure.REFUSED),
-        (Status.UNAUTHENTICATED, Failure.UNAUTHENTICATED),
-        (Status.FORBIDDEN, Failure.UNAUTHENTICATED),
-        (Status.BUSY, Failure.BUSY),
-        (Status.UNAVAILABLE, Failure.BUSY),
-        (Status.INTERNAL, Failure.SERVER_ERROR),
+        (Status.INVALID, PushFailure.REFUSED),
+        (Status.UNAUTHENTICATED, PushFailure.UNAUTHENTICATED),
+        (Status.FORBIDDEN, PushFailure.UNAUTHENTICATED),
+        (Status.BUSY, PushFailure.BUSY),
+        (Status.UNAVAILABLE, PushFailure.BUSY),
+        (Status.INTERNAL, PushFailure.SERVER_ERROR),
     ],
 )
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_status_means_the_same_over_both(protocol: str, status: Status, failure: Failure | None) -> None:
-    async def work() -> tuple[Reply, int]:
+def test_every_status_means_the_same_over_both(protocol: str, status: Status, failure: PushFailure | None) -> None:
+    async def work() -> tuple[PushReply, int]:
         async with receiver(protocol, Answer(status=status, message="so", retry_seconds=7.0)) as (port, taken):
             return await once(route(port, protocol)), len(taken)
 
     reply, pushes = run(work())
 
     assert (reply.failure, pushes) == (failure, 1)
-    assert reply.retry_after == (7.0 if failure is Failure.BUSY else 0.0)
+    assert reply.retry_after == (7.0 if failure is PushFailure.BUSY else 0.0)
     assert reply.answered
 
 
@@ -205,7 +205,7 @@ def test_threshold_and_verdict_are_read_together(protocol: str) -> None:
             await client.close()
             return client
 
-    word = run(work()).word
+    word = run(work()).response
 
     assert (word.threshold, word.quorum, word.verdict) == (0.870348, True, line)
 
@@ -263,7 +263,7 @@ def test_a_network_failure_is_tried_once_more_and_three_make_fleet_unreachable(p
             reachable = []
             for _ in range(3):
                 assert not await client.push(report(), NOW)
-                reachable.append(client.word.reachable)
+                reachable.append(client.response.reachable)
             await client.close()
             return client, reachable
 
@@ -292,18 +292,18 @@ def test_a_refusal_is_not_tried_again(protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_listener_that_never_answers_costs_the_timeout_and_no_more(protocol: str) -> None:
-    async def work() -> Reply:
+    async def work() -> PushReply:
         with socket.socket() as mute:
             mute.bind(("127.0.0.1", 0))
             mute.listen()
             return await once(route(mute.getsockname()[1], protocol, timeout=0.3))
 
-    assert run(work()).failure in (Failure.TIMEOUT, Failure.UNREACHABLE)
+    assert run(work()).failure in (PushFailure.TIMEOUT, PushFailure.UNREACHABLE)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_first_push_after_fleet_is_back_arrives(protocol: str) -> None:
-    async def work() -> list[Failure | None]:
+    async def work() -> list[PushFailure | None]:
         seen = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
@@ -318,7 +318,7 @@ def test_the_first_push_after_fleet_is_back_arrives(protocol: str) -> None:
         await server.stop(1.0)
         return seen
 
-    assert run(work()) == [Failure.UNREACHABLE] * 4 + [None]
+    assert run(work()) == [PushFailure.UNREACHABLE] * 4 + [None]
 
 
 # Pure parts of gRPC.
@@ -377,7 +377,7 @@ def test_the_threshold_api_may_ask_to_be_left_alone(answer: Response, word: floa
         client = FleetClient(route(port, "http", threshold_url=f"127.0.0.1:{port}"))
         try:
             asked_away = await client.ask(NOW)
-            return client.word.threshold, asked_away
+            return client.response.threshold, asked_away
         finally:
             await client.close()
             await server.stop(1.0)

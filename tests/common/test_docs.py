@@ -17,8 +17,8 @@ PREFIXES = (
 )
 PAGES = (
     "fleet/ingero_fleet/pages.py",
-    "agent/ingero_sink/page.py",
-    "agent/ingero_agent/trace/page.py",
+    "agent/ingero_sink/collector.py",
+    "agent/ingero_agent/trace/collector.py",
     "echo/ingero_echo/collector.py",
 )
 

@@ -7,7 +7,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_agent.health.throttle import Throttle, Throttling
-from ingero_agent.reports import encode_throttling
+from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract import attributes, metrics
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.settings import NcclConfig

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ingero_agent.health.throttle import Throttle, Throttling
-from ingero_agent.reports import encode_throttling
+from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract import echo, routes
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.settings import NcclConfig

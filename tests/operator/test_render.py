@@ -10,7 +10,7 @@ import yaml
 from click.testing import CliRunner
 
 from ingero_agent.cli import main as agent_command
-from ingero_agent.settings import AgentConfig
+from ingero_agent.settings import AgentSettings
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import load
 from ingero_operator.api.v1alpha1 import OWN_FIELDS, EchoStoreSpec, FleetClusterSpec, Setting
@@ -130,7 +130,7 @@ MOST = {
 def test_what_the_schema_admits_fleet_and_agents_accept(
     change: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def remember(_: AgentConfig) -> None:
+    async def remember(_: AgentSettings) -> None:
         """Take the settings."""
 
     monkeypatch.setattr("ingero_agent.app.fleet_push", remember)
@@ -155,9 +155,9 @@ def test_push_is_ready_when_its_pushes_reach_fleet() -> None:
 
 @pytest.mark.parametrize("change", [{}, FULL, {"agents": {"source": "Stub"}}], ids=["smallest", "full", "stub"])
 def test_the_agent_accepts_its_arguments(change: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    taken: list[AgentConfig] = []
+    taken: list[AgentSettings] = []
 
-    async def remember(config: AgentConfig) -> None:
+    async def remember(config: AgentSettings) -> None:
         taken.append(config)
 
     monkeypatch.setattr("ingero_agent.app.fleet_push", remember)

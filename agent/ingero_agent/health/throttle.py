@@ -30,7 +30,7 @@ _KINDS: Final = {
 }
 
 
-def kinds(bits: int) -> frozenset[Throttle]:
+def throttle_kinds(bits: int) -> frozenset[Throttle]:
     """The kinds behind NVML's clock event reasons; a bit that is not known counts as hardware."""
     found = {kind for bit, names in _KINDS.items() if bits & bit for kind in names}
     if bits & ~(IDLE_BIT | sum(_KINDS)):

@@ -9,7 +9,7 @@ class ReadFailed(Exception):
     """This look failed; the tick is skipped, nothing is learnt from it."""
 
 
-class Source(Protocol):
+class SignalSource(Protocol):
     """Looks at the node."""
 
     def read(self, now: float) -> Observation | None:

@@ -22,7 +22,7 @@ _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True)
-class Target:
+class WatchTarget:
     """What to watch: process ids, a pattern over command lines, or a cgroup folder; and a file with a step count."""
 
     pids: tuple[int, ...] = ()
@@ -65,7 +65,7 @@ def parse_cpu_stat(text: str) -> float:
 class ProcfsSource:
     """Rates from differences between two looks."""
 
-    def __init__(self, target: Target, proc: Path = Path("/proc")) -> None:
+    def __init__(self, target: WatchTarget, proc: Path = Path("/proc")) -> None:
         self._target = target
         self._pattern = re.compile(target.pattern) if target.pattern else None
         self._proc = proc

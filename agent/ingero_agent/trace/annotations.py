@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ingero_agent.sockets import listen
+from ingero_agent.event_socket import listen
 from ingero_agent.trace.discovery import parse_size
 
 VERSION: Final = 1
@@ -40,7 +40,7 @@ _NUMBERS: Final = ("ts", "pid", "start_time", "span_start", "span_end")
 
 
 @dataclass(frozen=True)
-class Peer:
+class PeerCredentials:
     """Who is at the other end, by the kernel's word."""
 
     pid: int
@@ -49,7 +49,7 @@ class Peer:
 
 
 @dataclass(frozen=True)
-class Incarnation:
+class ProcessIdentity:
     """A process as it is now: when it started (clock ticks after the machine), and whose it is."""
 
     start_time: int
@@ -66,10 +66,10 @@ class Annotation:
     start_time: int
     span_start: int | None
     span_end: int | None
-    peer: Peer
+    peer: PeerCredentials
 
 
-class Refused(Exception):
+class AnnotationRefused(Exception):
     """`reason` is one word for the counter; the text names the place."""
 
     def __init__(self, reason: str, text: str) -> None:
@@ -77,30 +77,32 @@ class Refused(Exception):
         self.reason = reason
 
 
-def incarnation(pid: int, proc: Path = Path("/proc")) -> Incarnation | None:
+def process_identity(pid: int, proc: Path = Path("/proc")) -> ProcessIdentity | None:
     """The process with this number now; nothing when there is none."""
     try:
         start, _ = parse_size((proc / str(pid) / "stat").read_text(errors="replace"))
-        return Incarnation(start, (proc / str(pid)).stat().st_uid)
+        return ProcessIdentity(start, (proc / str(pid)).stat().st_uid)
     except (OSError, IndexError, ValueError):
         return None
 
 
-def parse(line: bytes, peer: Peer, now_ns: int, find: Callable[[int], Incarnation | None]) -> Annotation:
+def parse_annotation(
+    line: bytes, peer: PeerCredentials, now_ns: int, find: Callable[[int], ProcessIdentity | None]
+) -> Annotation:
     """Read one line of a sender. `find` looks a process up. Raises `Refused`."""
     tree = _tree(line)
     numbers = {name: _number(tree, name) for name in _NUMBERS}
     pid = peer.pid if numbers["pid"] is None else numbers["pid"]
     begin, end = numbers["span_start"], numbers["span_end"]
     if begin is not None and end is not None and end < begin:
-        raise Refused("span", "span_end is before span_start")
+        raise AnnotationRefused("span", "span_end is before span_start")
     process = find(pid)
     if process is None:
-        raise Refused("no_process", f"pid: there is no process {pid}")
+        raise AnnotationRefused("no_process", f"pid: there is no process {pid}")
     if numbers["start_time"] not in (None, process.start_time):
-        raise Refused("no_process", f"start_time: process {pid} started at {process.start_time}")
+        raise AnnotationRefused("no_process", f"start_time: process {pid} started at {process.start_time}")
     if peer.uid not in (0, process.uid):
-        raise Refused("not_yours", f"pid: process {pid} is another user's")
+        raise AnnotationRefused("not_yours", f"pid: process {pid} is another user's")
     return Annotation(
         timestamp=now_ns if numbers["ts"] is None else numbers["ts"], labels=_labels(tree), pid=pid,
         start_time=process.start_time, span_start=begin, span_end=end, peer=peer,
@@ -111,11 +113,11 @@ def _tree(line: bytes) -> dict[str, Any]:
     try:
         tree = json.loads(line)
     except (ValueError, RecursionError):
-        raise Refused("not_json", "the line is no JSON") from None
+        raise AnnotationRefused("not_json", "the line is no JSON") from None
     if not isinstance(tree, dict):
-        raise Refused("not_json", "the line is no object")
+        raise AnnotationRefused("not_json", "the line is no object")
     if tree.get("v", VERSION) != VERSION:
-        raise Refused("version", f"v: only {VERSION} is known")
+        raise AnnotationRefused("version", f"v: only {VERSION} is known")
     return tree
 
 
@@ -124,21 +126,21 @@ def _number(tree: Mapping[str, Any], name: str) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_NS:
-        raise Refused("number", f"{name}: a whole number from 0 was expected")
+        raise AnnotationRefused("number", f"{name}: a whole number from 0 was expected")
     return value
 
 
 def _labels(tree: Mapping[str, Any]) -> dict[str, str]:
     labels = tree.get("labels")
     if not isinstance(labels, dict) or not labels:
-        raise Refused("labels", "labels: an object with at least one label was expected")
+        raise AnnotationRefused("labels", "labels: an object with at least one label was expected")
     if len(labels) > MAX_LABELS:
-        raise Refused("labels", f"labels: {len(labels)} are more than {MAX_LABELS}")
+        raise AnnotationRefused("labels", f"labels: {len(labels)} are more than {MAX_LABELS}")
     for key, value in labels.items():
         if not _KEY.fullmatch(key):
-            raise Refused("labels", "labels: a key has 1 to 64 of A-Z, a-z, 0-9, '_', '.' and '-'")
+            raise AnnotationRefused("labels", "labels: a key has 1 to 64 of A-Z, a-z, 0-9, '_', '.' and '-'")
         if not isinstance(value, str) or len(value) > MAX_VALUE:
-            raise Refused("labels", f"labels.{key}: a text of at most {MAX_VALUE} characters was expected")
+            raise AnnotationRefused("labels", f"labels.{key}: a text of at most {MAX_VALUE} characters was expected")
     return labels
 
 
@@ -147,7 +149,7 @@ class AnnotationSocket:
 
     def __init__(
         self, path: Path, group: int | None = None, clock: Callable[[], float] = time.monotonic,
-        find: Callable[[int], Incarnation | None] = incarnation,
+        find: Callable[[int], ProcessIdentity | None] = process_identity,
     ) -> None:  # fmt: skip
         self.path = path
         self.refused: Counter[str] = Counter()
@@ -187,7 +189,7 @@ class AnnotationSocket:
         credentials = writer.get_extra_info("socket").getsockopt(
             socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size
         )
-        peer = Peer(*_CREDENTIALS.unpack(credentials))
+        peer = PeerCredentials(*_CREDENTIALS.unpack(credentials))
         try:
             await self._read(reader, writer, peer)
         except (ConnectionError, OSError):
@@ -196,7 +198,7 @@ class AnnotationSocket:
             self._senders.discard(writer)
             writer.close()
 
-    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: Peer) -> None:
+    async def _read(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, peer: PeerCredentials) -> None:
         second, lines = self._clock(), 0
         while True:
             try:
@@ -206,7 +208,7 @@ class AnnotationSocket:
                 if not line:
                     return
             except asyncio.LimitOverrunError:
-                self._answer(writer, Refused("too_long", f"the line is longer than {MAX_LINE} bytes"))
+                self._answer(writer, AnnotationRefused("too_long", f"the line is longer than {MAX_LINE} bytes"))
                 return
             now = self._clock()
             if now - second >= 1:
@@ -214,27 +216,27 @@ class AnnotationSocket:
             lines += 1
             try:
                 self._line(line, peer, lines)
-            except Refused as refused:
+            except AnnotationRefused as refused:
                 self._answer(writer, refused)
 
-    def _line(self, line: bytes, peer: Peer, lines: int) -> None:
+    def _line(self, line: bytes, peer: PeerCredentials, lines: int) -> None:
         if not line.strip():
             return
         if lines > LINES_A_SECOND:
-            raise Refused("too_many_lines", f"more than {LINES_A_SECOND} lines in a second")
+            raise AnnotationRefused("too_many_lines", f"more than {LINES_A_SECOND} lines in a second")
         if len(self._waiting) >= MAX_WAITING:
-            raise Refused("busy", "too many annotations wait to be written")
-        self._waiting.append(parse(line, peer, time.time_ns(), self._find))
+            raise AnnotationRefused("busy", "too many annotations wait to be written")
+        self._waiting.append(parse_annotation(line, peer, time.time_ns(), self._find))
         self.taken += 1
 
-    def _answer(self, writer: asyncio.StreamWriter, refused: Refused) -> None:
+    def _answer(self, writer: asyncio.StreamWriter, refused: AnnotationRefused) -> None:
         """Say why; a sender that does not read is told once its buffer allows, or never."""
         self.refused[refused.reason] += 1
         if writer.transport.get_write_buffer_size() < MAX_LINE:
             writer.write(json.dumps({"error": str(refused)}).encode() + b"\n")
 
 
-def send(path: Path, labels: Mapping[str, str], pid: int | None = None) -> str:
+def send_annotation(path: Path, labels: Mapping[str, str], pid: int | None = None) -> str:
     """Say one thing of a process, the caller's unless named; returns why it was refused, or nothing.
 
     Raises `OSError`.

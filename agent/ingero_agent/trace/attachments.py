@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from ingero_agent.trace import elf, kernel
-from ingero_agent.trace.discovery import NCCL, FileIdentity, Found, identify
-from ingero_agent.trace.first import PEEK_BYTES, entry_point
+from ingero_agent.trace.discovery import NCCL, FileIdentity, MappedLibrary, identify
 from ingero_agent.trace.governor import GROUPS
-from ingero_agent.trace.plan import Places, Target, places, plan
+from ingero_agent.trace.nccl_layout import ACCESSORS, accessor_codes, rank_offset
 from ingero_agent.trace.probes.table import PROGRAMS, library_functions
-from ingero_agent.trace.structure import ACCESSORS, accessor_codes, rank_offset
+from ingero_agent.trace.targets import AttachTarget, Places, plan_targets, probe_places
+from ingero_agent.trace.uprobe_offset import PEEK_BYTES, uprobe_offset
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -26,12 +26,12 @@ KEEP_SECONDS: Final = 60.0
 
 @dataclass
 class _Library:
-    target: Target
+    target: AttachTarget
     slot: int
     descriptor: int = -1
     places: Places = field(default_factory=dict)
     links: dict[str, list[int]] = field(default_factory=dict)
-    stepped: frozenset[int] = frozenset()
+    single_stepped: frozenset[int] = frozenset()
     absent_since: float | None = None
 
 
@@ -43,21 +43,21 @@ class Attachments:
     """
 
     def __init__(
-        self, programs: Mapping[str, int], tell: Callable[[int, int], None], *, multi: bool = True,
-        returns: bool = True, apart: bool = False,
+        self, programs: Mapping[str, int], set_rank_offset: Callable[[int, int], None], *, multi: bool = True,
+        returns: bool = True, per_process: bool = False,
     ) -> None:  # fmt: skip
         self.replaced, self.unattached = 0, 0
-        self._returns, self._apart = returns, apart
+        self._returns, self._per_process = returns, per_process
         self._programs = programs
-        self._tell = tell
+        self._set_rank_offset = set_rank_offset
         self._multi = multi
-        self._libraries: dict[Target, _Library] = {}
+        self._libraries: dict[AttachTarget, _Library] = {}
         self._closed: set[str] = set()
         self._executables: dict[FileIdentity, bool] = {}
 
-    def update(self, found: Mapping[int, Iterable[Found]], now: float) -> None:
+    def update(self, found: Mapping[int, Iterable[MappedLibrary]], now: float) -> None:
         """Attach to what is new; one that cannot be is named once and left alone. `now` in seconds."""
-        targets = plan(found, self._static_runtime, apart=self._apart)
+        targets = plan_targets(found, self._static_runtime, per_process=self._per_process)
         self._let_go_of_replaced()
         for target, library in list(self._libraries.items()):
             if target in targets:
@@ -91,9 +91,9 @@ class Attachments:
         return sum(bool(library.places) for library in self._libraries.values())
 
     @property
-    def stepped(self) -> frozenset[int]:
+    def single_stepped(self) -> frozenset[int]:
         """Numbers of functions that begin, in some library, with an instruction that makes a probe dear."""
-        return frozenset().union(*(library.stepped for library in self._libraries.values()))
+        return frozenset().union(*(library.single_stepped for library in self._libraries.values()))
 
     def close(self) -> None:
         """Detach everything."""
@@ -119,7 +119,7 @@ class Attachments:
             if identity not in self._executables:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
                 try:
-                    found = elf.read_functions(descriptor, {"cudaLaunchKernel", "cudaMalloc"}, static=True)
+                    found = elf.read_function_offsets(descriptor, {"cudaLaunchKernel", "cudaMalloc"}, static=True)
                 finally:
                     os.close(descriptor)
                 self._executables[identity] = bool(found)
@@ -127,7 +127,7 @@ class Attachments:
             return None
         return (identity, path) if self._executables[identity] else None
 
-    def _add(self, target: Target, path: Path) -> None:
+    def _add(self, target: AttachTarget, path: Path) -> None:
         used = {library.slot for library in self._libraries.values()}
         library = _Library(target, next(slot for slot in range(MAX_LIBRARIES + 1) if slot not in used))
         self._libraries[target] = library
@@ -136,12 +136,12 @@ class Attachments:
             if identify(Path(f"/proc/self/fd/{library.descriptor}")) != target.identity:
                 raise OSError("the file changed while it was looked at")
             functions = library_functions(target.kind)
-            offsets = elf.read_functions(library.descriptor, set(functions), static=target.static)
+            offsets = elf.read_function_offsets(library.descriptor, set(functions), static=target.static)
             if target.kind == NCCL:
                 self._learn_structure(library)
-            offsets, stepped = self._entries(library, offsets)
-            library.stepped = frozenset(functions[name].number for name in stepped)
-            library.places = places(functions, offsets, library.slot, few=not self._multi)
+            offsets, single_stepped = self._entries(library, offsets)
+            library.single_stepped = frozenset(functions[name].number for name in single_stepped)
+            library.places = probe_places(functions, offsets, library.slot, few=not self._multi)
             for group in GROUPS:
                 if group not in self._closed:
                     self._open(library, group)
@@ -156,22 +156,22 @@ class Attachments:
     def _entries(library: _Library, offsets: Mapping[str, list[int]]) -> tuple[dict[str, list[int]], set[str]]:
         """Where to probe each function, and the names of those that are dear to probe."""
         found: dict[str, list[int]] = {}
-        stepped = set()
+        single_stepped = set()
         for name, starts in offsets.items():
             for start in starts:
-                skip, dear = entry_point(os.pread(library.descriptor, PEEK_BYTES, start), platform.machine())
+                skip, expensive = uprobe_offset(os.pread(library.descriptor, PEEK_BYTES, start), platform.machine())
                 found.setdefault(name, []).append(start + skip)
-                if dear:
-                    stepped.add(name)
-        return found, stepped
+                if expensive:
+                    single_stepped.add(name)
+        return found, single_stepped
 
     def _learn_structure(self, library: _Library) -> None:
-        offsets = elf.read_functions(library.descriptor, set(ACCESSORS))
+        offsets = elf.read_function_offsets(library.descriptor, set(ACCESSORS))
         codes = accessor_codes(offsets, lambda size, at: os.pread(library.descriptor, size, at))
         offset = rank_offset(codes, platform.machine())
         if offset is None:
             log.info("structure_unknown", inode=library.target.identity.inode)
-        self._tell(library.slot, offset or 0)
+        self._set_rank_offset(library.slot, offset or 0)
 
     def _open(self, library: _Library, group: str) -> None:
         path, pid = f"/proc/self/fd/{library.descriptor}", library.target.pid

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from ingero_agent.trace import kernel
-from ingero_agent.trace.governor import COLLECTIVE, ENTRY, PAIR, STEP, WAIT, Cost
+from ingero_agent.trace.governor import COLLECTIVE, ENTRY, PAIR, STEP, WAIT, ProbeCost
 from ingero_agent.trace.probes.table import COMM_5
 
 _FUNCTION: Final = {
@@ -40,15 +40,15 @@ COMMUNICATOR: Final = 1
 COLLECTIVE_TYPE: Final = (7, 0)
 """Communicator, data type and reduction of calibration's collectives; nothing reads through the pointer."""
 
-ASSUMED: Final[Mapping[str, Cost]] = {
-    ENTRY: Cost(1000.0, 5000.0), PAIR: Cost(2000.0, 8000.0), COLLECTIVE: Cost(3000.0, 15_000.0),
-    WAIT: Cost(2500.0, 8000.0), STEP: Cost(8000.0, 10_000.0),
+ASSUMED: Final[Mapping[str, ProbeCost]] = {
+    ENTRY: ProbeCost(1000.0, 5000.0), PAIR: ProbeCost(2000.0, 8000.0), COLLECTIVE: ProbeCost(3000.0, 15_000.0),
+    WAIT: ProbeCost(2500.0, 8000.0), STEP: ProbeCost(8000.0, 10_000.0),
 }  # fmt: skip
 """What is taken where nothing could be measured."""
 
-FLOOR: Final[Mapping[str, Cost]] = {
-    ENTRY: Cost(500.0, 500.0), PAIR: Cost(1000.0, 1000.0), COLLECTIVE: Cost(1000.0, 1000.0),
-    WAIT: Cost(1000.0, 1000.0), STEP: Cost(0.0, 0.0),
+FLOOR: Final[Mapping[str, ProbeCost]] = {
+    ENTRY: ProbeCost(500.0, 500.0), PAIR: ProbeCost(1000.0, 1000.0), COLLECTIVE: ProbeCost(1000.0, 1000.0),
+    WAIT: ProbeCost(1000.0, 1000.0), STEP: ProbeCost(0.0, 0.0),
 }  # fmt: skip
 """No probe costs less, whatever was measured."""
 
@@ -67,8 +67,12 @@ class Twins:
         if code is None:
             raise OSError(f"no calibration code for {platform.machine()}")
         self.descriptor = os.memfd_create("ingero-calibration", os.MFD_CLOEXEC)
-        stepped = _STEPPED.get(platform.machine(), code)
-        os.pwrite(self.descriptor, b"".join(one.ljust(_EVERY, b"\0") for one in (*[code] * 4, stepped, stepped)), 0)
+        single_stepped = _STEPPED.get(platform.machine(), code)
+        os.pwrite(
+            self.descriptor,
+            b"".join(one.ljust(_EVERY, b"\0") for one in (*[code] * 4, single_stepped, single_stepped)),
+            0,
+        )
         os.ftruncate(self.descriptor, 4096)
         self.path = f"/proc/self/fd/{self.descriptor}"
         libc = kernel.libc
@@ -117,7 +121,7 @@ def extra_nanoseconds(pairs: Sequence[tuple[Call, Call]], disturb: Callable[[], 
     return [max(0.0, statistics.fmean(sorted(differences)[cut : calls - cut])) for differences in found]
 
 
-def calibrate(programs: Mapping[str, int], *, multi: bool = True) -> dict[str, Cost]:
+def calibrate(programs: Mapping[str, int], *, multi: bool = True) -> dict[str, ProbeCost]:
     """Measure each kind of probe with the real programs, attached as they are going to be. Takes a second.
 
     `programs`: descriptors by name. Raises `OSError` where the kernel refuses a link.
@@ -141,10 +145,10 @@ def calibrate(programs: Mapping[str, int], *, multi: bool = True) -> dict[str, C
             for link in links:
                 os.close(link)
 
-    def measured(*pairs: tuple[Call, Call]) -> list[Cost]:
+    def measured(*pairs: tuple[Call, Call]) -> list[ProbeCost]:
         warm = extra_nanoseconds(pairs, lambda: ctypes.memset(address, 1, _TOUCHED_BYTES), WARM_CALLS)
         cold = extra_nanoseconds(pairs, lambda: time.sleep(_PAUSE_SECONDS), COLD_CALLS)
-        return [Cost(*both) for both in zip(warm, cold, strict=True)]
+        return [ProbeCost(*both) for both in zip(warm, cold, strict=True)]
 
     first, second, third = twins.pairs
     collective = SCRATCH_NUMBER | COMM_5 << 8 | _SCRATCH_SLOT << 16
@@ -152,7 +156,7 @@ def calibrate(programs: Mapping[str, int], *, multi: bool = True) -> dict[str, C
         with attached(("launch_enter",)):
             (entry,) = measured(first)
         with attached(("launch_enter",), 4 * _EVERY):
-            (stepped,) = measured(third)
+            (single_stepped,) = measured(third)
         with attached(("call_enter", "call_return")):
             (pair,) = measured(first)
         waiting = attached(("call_enter", "call_return"), 2 * _EVERY, SCRATCH_NUMBER | _WAITS)
@@ -160,17 +164,17 @@ def calibrate(programs: Mapping[str, int], *, multi: bool = True) -> dict[str, C
             enqueued, waited = measured(first, second)
     finally:
         twins.close()
-    step = Cost(stepped.warm - entry.warm, stepped.cold - entry.cold)
+    step = ProbeCost(single_stepped.warm - entry.warm, single_stepped.cold - entry.cold)
     found = {ENTRY: entry, PAIR: pair, COLLECTIVE: enqueued, WAIT: waited, STEP: step}
     return {kind: cost.at_least(FLOOR[kind]) for kind, cost in found.items()}
 
 
-def without_returns(costs: Mapping[str, Cost]) -> dict[str, Cost]:
+def without_returns(costs: Mapping[str, ProbeCost]) -> dict[str, ProbeCost]:
     """The costs where nothing is attached at returns."""
     return {**costs, PAIR: costs[ENTRY], WAIT: costs[ENTRY]}
 
 
-def nanoseconds(costs: Mapping[str, Cost]) -> dict[str, float]:
+def nanoseconds(costs: Mapping[str, ProbeCost]) -> dict[str, float]:
     """The costs by one name each, for logs and metrics: `entry`, `entry_cold` and so on."""
     return {
         name: round(value)

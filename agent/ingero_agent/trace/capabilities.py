@@ -20,7 +20,7 @@ OLDEST_KERNEL: Final = (6, 6)
 OLDEST_BTF_KERNEL: Final = (5, 15)
 
 
-class State(StrEnum):
+class Support(StrEnum):
     """`degraded` works with less; `missing` does not work; `absent` is not there and is not needed."""
 
     OK = "ok"
@@ -34,7 +34,7 @@ class Capability:
     """One line of the answer. `needed`: without it nothing is traced."""
 
     name: str
-    state: State
+    state: Support
     reason: str
     fix: str = ""
     needed: bool = False
@@ -121,28 +121,28 @@ def evaluate(facts: Facts) -> list[Capability]:
 
 def can_trace(found: list[Capability]) -> bool:
     """Whether everything that is needed works."""
-    return not [one for one in found if one.needed and one.state is State.MISSING]
+    return not [one for one in found if one.needed and one.state is Support.MISSING]
 
 
 def _kernel(facts: Facts) -> Capability:
     version, text = kernel_version(facts.release), f"Linux {facts.release} on {facts.machine}"
     if facts.machine not in ("x86_64", "aarch64"):
-        return Capability("kernel", State.MISSING, text, "run on x86_64 or aarch64", True)
+        return Capability("kernel", Support.MISSING, text, "run on x86_64 or aarch64", True)
     if version >= OLDEST_KERNEL:
-        return Capability("kernel", State.OK, text, needed=True)
+        return Capability("kernel", Support.OK, text, needed=True)
     if version >= OLDEST_BTF_KERNEL:
         return Capability(
-            "kernel", State.DEGRADED, f"{text}: no links of many functions", "Linux 6.6 or newer",
+            "kernel", Support.DEGRADED, f"{text}: no links of many functions", "Linux 6.6 or newer",
             True,
         )  # fmt: skip
-    return Capability("kernel", State.MISSING, text, "Linux 5.15 or newer, better 6.6", True)
+    return Capability("kernel", Support.MISSING, text, "Linux 5.15 or newer, better 6.6", True)
 
 
 def _btf(facts: Facts) -> Capability:
     if facts.btf:
-        return Capability("btf", State.OK, "/sys/kernel/btf/vmlinux can be read")
+        return Capability("btf", Support.OK, "/sys/kernel/btf/vmlinux can be read")
     return Capability(
-        "btf", State.DEGRADED, "/sys/kernel/btf/vmlinux is not there or cannot be read",
+        "btf", Support.DEGRADED, "/sys/kernel/btf/vmlinux is not there or cannot be read",
         "use a distribution's kernel (CONFIG_DEBUG_INFO_BTF), and mount /sys into the container",
     )  # fmt: skip
 
@@ -150,35 +150,35 @@ def _btf(facts: Facts) -> Capability:
 def _lockdown(facts: Facts) -> Capability:
     if "[confidentiality]" in facts.lockdown:
         return Capability(
-            "lockdown", State.MISSING, "the kernel is locked down for confidentiality: eBPF may read nothing",
+            "lockdown", Support.MISSING, "the kernel is locked down for confidentiality: eBPF may read nothing",
             "boot without lockdown=confidentiality; integrity is fine", True,
         )  # fmt: skip
-    return Capability("lockdown", State.OK, facts.lockdown.strip() or "no lockdown", needed=True)
+    return Capability("lockdown", Support.OK, facts.lockdown.strip() or "no lockdown", needed=True)
 
 
 def _privileges(facts: Facts) -> Capability:
     missing = missing_privileges(facts.effective)
     if not missing:
-        return Capability("privileges", State.OK, ", ".join(PRIVILEGES), needed=True)
+        return Capability("privileges", Support.OK, ", ".join(PRIVILEGES), needed=True)
     needed = bool(set(missing) - {"CAP_SYS_PTRACE"})
     return Capability(
-        "privileges", State.MISSING if needed else State.DEGRADED, f"{', '.join(missing)} not held",
+        "privileges", Support.MISSING if needed else Support.DEGRADED, f"{', '.join(missing)} not held",
         _cure(missing), True,
     )  # fmt: skip
 
 
 def _mapped_files(facts: Facts) -> Capability:
     if not facts.mapped_files_error:
-        return Capability("files", State.OK, "the files that processes map can be opened", needed=True)
+        return Capability("files", Support.OK, "the files that processes map can be opened", needed=True)
     reason, cure = no_mapped_files(facts.mapped_files_error, facts.effective)
-    return Capability("files", State.MISSING, reason, cure, True)
+    return Capability("files", Support.MISSING, reason, cure, True)
 
 
 def _bcc(facts: Facts) -> Capability:
     if facts.bcc:
-        return Capability("compiler", State.OK, "python3-bpfcc is installed", needed=True)
+        return Capability("compiler", Support.OK, "python3-bpfcc is installed", needed=True)
     return Capability(
-        "compiler", State.MISSING, "the distribution's BCC bindings are not installed",
+        "compiler", Support.MISSING, "the distribution's BCC bindings are not installed",
         "apt-get install --no-install-recommends python3-bpfcc (the PyPI package named bcc is something else)", True,
     )  # fmt: skip
 
@@ -186,90 +186,99 @@ def _bcc(facts: Facts) -> Capability:
 def _programs(facts: Facts) -> Capability:
     if facts.load_error is None:
         text = f"compiled and loaded in {facts.load_seconds:.1f} s; helper's peak {facts.helper_peak_bytes >> 20} MB"
-        return Capability("programs", State.OK, text, needed=True)
-    return Capability("programs", State.MISSING, facts.load_error, "mend what is missing above", True)
+        return Capability("programs", Support.OK, text, needed=True)
+    return Capability("programs", Support.MISSING, facts.load_error, "mend what is missing above", True)
 
 
 def _links(facts: Facts) -> Capability:
     if facts.load_error is not None:
-        return Capability("links", State.MISSING, "not tried: no programs", needed=True)
+        return Capability("links", Support.MISSING, "not tried: no programs", needed=True)
     if facts.link_error is None:
         return Capability(
-            "links", State.OK, "a probe attached to many functions at once fires and counts", needed=True
+            "links", Support.OK, "a probe attached to many functions at once fires and counts", needed=True
         )
     if facts.perf_uprobes:
         return Capability(
-            "links", State.DEGRADED, f"{facts.link_error}: one link a function, and only the most important ones",
+            "links", Support.DEGRADED, f"{facts.link_error}: one link a function, and only the most important ones",
             "Linux 6.6 or newer", True,
         )  # fmt: skip
-    return Capability("links", State.MISSING, facts.link_error, "Linux 6.6 or newer with CONFIG_UPROBES", True)
+    return Capability("links", Support.MISSING, facts.link_error, "Linux 6.6 or newer with CONFIG_UPROBES", True)
 
 
 def _returns(facts: Facts) -> Capability:
     if facts.load_error is not None or facts.link_error is not None:
-        return Capability("returns", State.MISSING, "not tried: no programs, or no links of many functions")
+        return Capability("returns", Support.MISSING, "not tried: no programs, or no links of many functions")
     if facts.no_returns:
         return Capability(
-            "returns", State.DEGRADED, f"{facts.no_returns}: calls are counted, not timed, and no wait is seen",
+            "returns", Support.DEGRADED, f"{facts.no_returns}: calls are counted, not timed, and no wait is seen",
             "a kernel in which return probes need no system call, or one that filters know (Linux 6.14 or newer)",
         )  # fmt: skip
-    return Capability("returns", State.OK, "a process under a filter of system calls (seccomp) survives being timed")
+    return Capability(
+        "returns", Support.OK, "a process under a filter of system calls (seccomp) survives being timed"
+    )
 
 
 def _scheduler(facts: Facts) -> Capability:
     if facts.load_error is not None:
-        return Capability("scheduler", State.MISSING, "not tried: no programs")
+        return Capability("scheduler", Support.MISSING, "not tried: no programs")
     if facts.no_scheduler:
         return Capability(
-            "scheduler", State.DEGRADED, f"{facts.no_scheduler}: waiting for processors is not counted",
+            "scheduler", Support.DEGRADED, f"{facts.no_scheduler}: waiting for processors is not counted",
             "a kernel with BTF (CONFIG_DEBUG_INFO_BTF) that allows raw tracepoints",
         )  # fmt: skip
-    return Capability("scheduler", State.OK, "waiting for processors and disks is told from sleep")
+    return Capability("scheduler", Support.OK, "waiting for processors and disks is told from sleep")
 
 
 def _cost(facts: Facts) -> Capability:
     costs = facts.costs
     if costs is None:
-        return Capability("cost", State.DEGRADED, "not measured: costs are assumed")
+        return Capability("cost", Support.DEGRADED, "not measured: costs are assumed")
     text = (
         f"{costs[ENTRY]:.0f} ns a counted call, {costs[PAIR]:.0f} ns a timed one, "
         f"{costs[f'{COLLECTIVE}_cold'] + costs[f'{WAIT}_cold']:.0f} ns a collective and its wait after a pause"
     )
     if costs[PAIR] > 8000:
         return Capability(
-            "cost", State.DEGRADED, text, "probes are dear here: more is counted in windows of time only"
+            "cost", Support.DEGRADED, text, "probes are dear here: more is counted in windows of time only"
         )
-    return Capability("cost", State.OK, text)
+    return Capability("cost", Support.OK, text)
 
 
 def _libraries(facts: Facts) -> Capability:
     hidden = f"; {facts.unreadable_processes} processes cannot be looked into" if facts.unreadable_processes else ""
     if facts.libraries:
         text = ", ".join(f"{kind} of {name}" for kind, name in facts.libraries[:8])
-        return Capability("libraries", State.OK, text + hidden)
+        return Capability("libraries", Support.OK, text + hidden)
     return Capability(
-        "libraries", State.ABSENT, f"no process uses CUDA or NCCL now{hidden}",
+        "libraries", Support.ABSENT, f"no process uses CUDA or NCCL now{hidden}",
         "start a workload; in a container, set hostPID: true" if not hidden else "CAP_SYS_PTRACE and hostPID: true",
     )  # fmt: skip
 
 
 def _gpu(facts: Facts) -> Capability:
     if facts.gpu_error is None:
-        return Capability("gpu", State.OK, f"{facts.gpus} GPUs through NVML")
+        return Capability("gpu", Support.OK, f"{facts.gpus} GPUs through NVML")
     return Capability(
-        "gpu", State.ABSENT, facts.gpu_error, "on a GPU node, mount the driver's libnvidia-ml.so.1 into the container"
+        "gpu",
+        Support.ABSENT,
+        facts.gpu_error,
+        "on a GPU node, mount the driver's libnvidia-ml.so.1 into the container",
     )
 
 
 def _database(facts: Facts) -> Capability:
     if not facts.database_error:
-        return Capability("database", State.OK, f"{facts.database} can be written", needed=True)
+        return Capability("database", Support.OK, f"{facts.database} can be written", needed=True)
     return Capability(
-        "database", State.MISSING, facts.database_error, "choose a folder that can be written with --db", True
+        "database",
+        Support.MISSING,
+        facts.database_error,
+        "choose a folder that can be written with --db",
+        True,
     )
 
 
 def _recording(facts: Facts) -> Capability:
     if facts.pyarrow:
-        return Capability("parquet", State.OK, "--record writes CSV and Parquet")
-    return Capability("parquet", State.ABSENT, "--record writes CSV only", "pip install 'ingero[replay]'")
+        return Capability("parquet", Support.OK, "--record writes CSV and Parquet")
+    return Capability("parquet", Support.ABSENT, "--record writes CSV only", "pip install 'ingero[replay]'")

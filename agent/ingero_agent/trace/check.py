@@ -10,11 +10,11 @@ from ingero_agent.trace import kernel
 from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Twins, calibrate, nanoseconds
 from ingero_agent.trace.capabilities import Facts
 from ingero_agent.trace.counts import VALUE_BYTES
-from ingero_agent.trace.discovery import LOOK_INTO, Finder, mapped_files_error
+from ingero_agent.trace.discovery import LOOK_INTO, LibraryFinder, mapped_files_error
 from ingero_agent.trace.helper import DIST_PACKAGES, possible_cpus
 from ingero_agent.trace.host import command_of, own_capabilities
 from ingero_agent.trace.loader import CannotTrace, load_programs
-from ingero_agent.trace.scheduler import Scheduler
+from ingero_agent.trace.scheduler import EbpfSchedulerMonitor
 from ingero_agent.trace.seccomp import try_returns
 
 
@@ -26,7 +26,7 @@ def _text(path: str) -> str:
 
 
 def _libraries() -> tuple[tuple[tuple[str, str], ...], int]:
-    finder = Finder()
+    finder = LibraryFinder()
     found = {(one.kind, command_of(one.pid)): None for libraries in finder.find().values() for one in libraries}
     return tuple(found), finder.refused.get(LOOK_INTO, 0)
 
@@ -73,7 +73,7 @@ def _fires(descriptors: dict[str, int]) -> None:
         raise OSError(f"{calls} calls were counted as {counted}")
 
 
-def collect(database: Path) -> Facts:
+def collect_facts(database: Path) -> Facts:
     """Everything `evaluate` judges."""
     libraries, unreadable = _libraries()
     gpus, gpu_error = _gpus()
@@ -96,7 +96,7 @@ def collect(database: Path) -> Facts:
         return Facts(**known, load_error=str(error).split(": tracing needs")[0])  # type: ignore[arg-type]
     link_error, costs, no_returns = None, None, ""
     programs = loaded.descriptors
-    scheduler = Scheduler(programs, loaded.no_scheduler)
+    scheduler = EbpfSchedulerMonitor(programs, loaded.no_scheduler)
     scheduler.close()
     try:
         _fires(programs)

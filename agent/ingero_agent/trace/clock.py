@@ -7,7 +7,7 @@ from typing import Final
 TRIES: Final = 9
 
 
-def sample() -> tuple[int, int, int]:
+def sample_clocks() -> tuple[int, int, int]:
     """Monotonic time, time of day, monotonic time again; nanoseconds."""
     before = time.monotonic_ns()
     wall = time.time_ns()
@@ -20,6 +20,6 @@ def best_offset(samples: Iterable[tuple[int, int, int]]) -> int:
     return wall - (before + after) // 2
 
 
-def offset() -> int:
+def wall_clock_offset() -> int:
     """Nanoseconds to add to monotonic time now."""
-    return best_offset(sample() for _ in range(TRIES))
+    return best_offset(sample_clocks() for _ in range(TRIES))

@@ -32,7 +32,7 @@ class Container:
         return int.from_bytes(hashlib.sha256(self.path.encode()).digest()[:8]) >> 1
 
 
-def parse(cgroups: str, environment: bytes) -> Container | None:
+def parse_container(cgroups: str, environment: bytes) -> Container | None:
     """From /proc/PID/cgroup and /proc/PID/environ; nothing for a process without a cgroup.
 
     A pod's name is POD_NAME, or else the host name, which Kubernetes gives the container; its namespace is
@@ -44,10 +44,10 @@ def parse(cgroups: str, environment: bytes) -> Container | None:
     containers, pods = _CONTAINER.findall(path), _POD.findall(path)
     if not pods:
         return Container(path, containers[-1] if containers else "")
-    told = dict(pair.split(b"=", 1) for pair in environment.split(b"\0") if b"=" in pair)
+    environment_variables = dict(pair.split(b"=", 1) for pair in environment.split(b"\0") if b"=" in pair)
 
     def name(*variables: bytes) -> str:
-        found = (told.get(variable, b"").decode(errors="replace") for variable in variables)
+        found = (environment_variables.get(variable, b"").decode(errors="replace") for variable in variables)
         return next((text for text in found if text and len(text) <= LONGEST), "")
 
     return Container(

@@ -12,14 +12,14 @@ from ingero_agent.trace.probes.table import BY_NUMBER, Function, element_size
 CALL_KEY: Final = struct.Struct("=IHH")
 COLLECTIVE_KEY: Final = struct.Struct("=IHBBQ")
 _VALUE: Final = struct.Struct("=7Q32I")
-_COLD, _OCTAVES = 6, 7
+_COLD, _HISTOGRAM = 6, 7
 VALUE_BYTES: Final = _VALUE.size
 UNKNOWN: Final = 255
 _NONE: Final = MappingProxyType[int, int]({})
 
 
 @dataclass(frozen=True)
-class Counted:
+class CallCount:
     """Calls of one function by one process since the look before; nanoseconds and bytes.
 
     `kind` is the direction of a copy, `octaves` the calls by the binary magnitude of their nanoseconds. `size` of a
@@ -35,7 +35,7 @@ class Counted:
     size: int = 0
     errors: int = 0
     kind: int = 0
-    octaves: tuple[int, ...] = ()
+    histogram: tuple[int, ...] = ()
     cold: int = 0
     estimated: bool = False
 
@@ -48,26 +48,26 @@ def unpack(value: bytes, cpus: int) -> tuple[int, ...]:
     return tuple(summed)
 
 
-def longest(before: tuple[int, ...] | None, after: tuple[int, ...], octaves: tuple[int, ...]) -> int:
+def longest(before: tuple[int, ...] | None, after: tuple[int, ...], histogram: tuple[int, ...]) -> int:
     """The longest call between two looks: exact when it set a record, otherwise the top of its octave."""
     if not before or after[2] > before[2]:
         return after[2]
-    highest = next((index for index in range(len(octaves) - 1, -1, -1) if octaves[index]), -1)
+    highest = next((index for index in range(len(histogram) - 1, -1, -1) if histogram[index]), -1)
     return min(after[2], 2 ** (highest + 1) - 1) if highest >= 0 else 0
 
 
-class Differences:
+class CounterDeltas:
     """Remembers the look before."""
 
     def __init__(self) -> None:
         self._before: dict[bytes, tuple[int, ...]] = {}
 
-    def call(self, key: bytes, value: tuple[int, ...]) -> Counted | None:
+    def call(self, key: bytes, value: tuple[int, ...]) -> CallCount | None:
         """What a value of the map of calls says anew."""
         pid, number, kind = CALL_KEY.unpack(key)
         return self._difference(key, value, pid, number, kind, 1)
 
-    def collective(self, key: bytes, value: tuple[int, ...]) -> Counted | None:
+    def collective(self, key: bytes, value: tuple[int, ...]) -> CallCount | None:
         """What a value of the map of collectives says anew; elements become bytes."""
         pid, number, dtype = COLLECTIVE_KEY.unpack(key)[:3]
         return self._difference(key, value, pid, number, 0, element_size(dtype))
@@ -78,16 +78,16 @@ class Differences:
 
     def _difference(
         self, key: bytes, value: tuple[int, ...], pid: int, number: int, kind: int, scale: int
-    ) -> Counted | None:
+    ) -> CallCount | None:
         function, before = BY_NUMBER.get(number), self._before.get(key)
         old = before or (0,) * len(value)
         if function is None or value[0] <= old[0]:
             return None
         self._before[key] = value
-        octaves = tuple(map(sub, value[_OCTAVES:], old[_OCTAVES:]))
-        return Counted(
-            function, pid, value[0] - old[0], value[1] - old[1], longest(before, value, octaves),
-            (value[3] - old[3]) * scale, value[4] - old[4], kind, octaves, value[_COLD] - old[_COLD],
+        histogram = tuple(map(sub, value[_HISTOGRAM:], old[_HISTOGRAM:]))
+        return CallCount(
+            function, pid, value[0] - old[0], value[1] - old[1], longest(before, value, histogram),
+            (value[3] - old[3]) * scale, value[4] - old[4], kind, histogram, value[_COLD] - old[_COLD],
         )  # fmt: skip
 
 
@@ -105,15 +105,15 @@ class Scaler:
     """
 
     def __init__(self) -> None:
-        self._window: dict[tuple[int, int, int], Counted] = {}
+        self._window: dict[tuple[int, int, int], CallCount] = {}
         self._seconds = 0.0
-        self._beside: dict[int, float] = {}
+        self._aux: dict[int, float] = {}
         self._counting = False
         self._carried: dict[tuple[int, int, int], list[float]] = {}
 
     def step(
-        self, counted: Iterable[Counted], on: float, off: float, alive: set[int], always: Mapping[int, int] = _NONE
-    ) -> Iterator[Counted]:
+        self, counted: Iterable[CallCount], on: float, off: float, alive: set[int], always: Mapping[int, int] = _NONE
+    ) -> Iterator[CallCount]:
         """What to report for the time since the last step: of which `on` seconds were counted and `off` were not.
 
         `always`: calls since then, by process, of a group that was counted all the time.
@@ -123,7 +123,7 @@ class Scaler:
         self._counting = on > 0
         self._seconds += on
         for pid, calls in always.items() if on > 0 else ():
-            self._beside[pid] = self._beside.get(pid, 0.0) + calls * on / (on + off)
+            self._aux[pid] = self._aux.get(pid, 0.0) + calls * on / (on + off)
         for one in counted:
             key = (one.pid, one.function.number, one.kind)
             before = self._window.get(key)
@@ -144,19 +144,19 @@ class Scaler:
         """Begin a window of its own: rates from long before are not of this load."""
         self._carried = {key: self._carried[key] for key in self._window if key in self._carried}
         self._window.clear()
-        self._beside.clear()
+        self._aux.clear()
         self._seconds = 0.0
 
-    def _estimate(self, seconds: float, alive: set[int], uncounted: Mapping[int, float]) -> Iterator[Counted]:
+    def _estimate(self, seconds: float, alive: set[int], uncounted: Mapping[int, float]) -> Iterator[CallCount]:
         for key, one in self._window.items():
             if one.pid not in alive:
                 continue
-            beside = self._beside.get(one.pid, 0.0)
-            share = uncounted.get(one.pid, 0.0) / beside if beside >= ENOUGH else seconds / self._seconds
+            aux = self._aux.get(one.pid, 0.0)
+            share = uncounted.get(one.pid, 0.0) / aux if aux >= ENOUGH else seconds / self._seconds
             carried = self._carried.setdefault(key, [0.0, 0.0, 0.0])
             for index, number in enumerate((one.count, one.nanoseconds, one.size)):
                 carried[index] += number * share
             count, nanoseconds, size = (int(number) for number in carried)
             if count:
                 self._carried[key] = [number - int(number) for number in carried]
-                yield Counted(one.function, one.pid, count, nanoseconds, 0, size, 0, one.kind, estimated=True)
+                yield CallCount(one.function, one.pid, count, nanoseconds, 0, size, 0, one.kind, estimated=True)

@@ -42,7 +42,7 @@ class FileIdentity:
 
 
 @dataclass(frozen=True)
-class Found:
+class MappedLibrary:
     """A library in use. `path` opens it, whatever the process's root is."""
 
     kind: str
@@ -85,32 +85,32 @@ def parse_size(text: str) -> tuple[int, int]:
 
 
 @dataclass(frozen=True)
-class Looked:
+class ScanResult:
     """Libraries of one process. `refused`: the capability that was missing for some or all of them, if one was."""
 
-    found: tuple[Found, ...] = ()
+    found: tuple[MappedLibrary, ...] = ()
     refused: str = ""
 
 
-def look(folder: Path) -> Looked:
+def scan_process(folder: Path) -> ScanResult:
     """Look into one process; nothing is found in one that is gone."""
     try:
         text = (folder / "maps").read_text(errors="replace")
     except PermissionError:
-        return Looked(refused=LOOK_INTO)
+        return ScanResult(refused=LOOK_INTO)
     except OSError:
-        return Looked()
+        return ScanResult()
     mapped = parse_maps(text) if _MENTIONED.search(text) else ()
     found, refused = [], ""
     for kind, area, name in mapped:
         path = folder / "map_files" / area
         try:
-            found.append(Found(kind, int(folder.name), identify(path), path, name))
+            found.append(MappedLibrary(kind, int(folder.name), identify(path), path, name))
         except PermissionError:
             refused = OPEN_MAPPED
         except OSError:
             continue
-    return Looked(tuple(found), refused)
+    return ScanResult(tuple(found), refused)
 
 
 def mapped_files_error(process: Path = Path("/proc/self")) -> str:
@@ -135,11 +135,11 @@ class _Seen:
     start: int
     size: int
     first: float
-    looked: float
-    what: Looked
+    scanned_at: float
+    result: ScanResult
 
 
-class Finder:
+class LibraryFinder:
     """Looks into a process when it is new or its address space changed; mapping a library changes it.
 
     `refused`: processes that could not be looked into, by the capability that was missing.
@@ -152,7 +152,7 @@ class Finder:
         self._round = 0
         self.refused: Mapping[str, int] = {}
 
-    def find(self) -> dict[int, tuple[Found, ...]]:
+    def find(self) -> dict[int, tuple[MappedLibrary, ...]]:
         """Libraries by process, for processes that have any."""
         now, alive = self._clock(), {}
         self._round += 1
@@ -169,15 +169,15 @@ class Finder:
                 continue
             if before and before.start == start:
                 young = now - before.first < YOUNG_SECONDS
-                settled = bool(before.what.found) and not young and now - before.looked < SETTLED_SECONDS
+                settled = bool(before.result.found) and not young and now - before.scanned_at < SETTLED_SECONDS
                 if before.size == size or settled:
                     alive[pid] = before
                     continue
             first = before.first if before and before.start == start else now
-            alive[pid] = _Seen(start, size, first, now, look(self._proc / str(pid)) if size else Looked())
+            alive[pid] = _Seen(start, size, first, now, scan_process(self._proc / str(pid)) if size else ScanResult())
         self._seen = alive
-        self.refused = Counter(seen.what.refused for seen in alive.values() if seen.what.refused)
-        return {pid: seen.what.found for pid, seen in alive.items() if seen.what.found}
+        self.refused = Counter(seen.result.refused for seen in alive.values() if seen.result.refused)
+        return {pid: seen.result.found for pid, seen in alive.items() if seen.result.found}
 
 
 def _read(file: str) -> str:

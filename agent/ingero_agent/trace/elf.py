@@ -27,7 +27,7 @@ def function_offsets(data: bytes | memoryview, wanted: set[str], *, static: bool
         raise NotElf(f"not a readable ELF file: {error}") from None
 
 
-def read_functions(descriptor: int, wanted: set[str], *, static: bool = False) -> dict[str, list[int]]:
+def read_function_offsets(descriptor: int, wanted: set[str], *, static: bool = False) -> dict[str, list[int]]:
     """`function_offsets` of an open file, of which only what is looked at is read. Raises `NotElf`, `OSError`."""
     size = os.fstat(descriptor).st_size
     if not size:

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Final
 
 from ingero_agent.health.throttle import Throttle
-from ingero_agent.sources.database import LAUNCHES
-from ingero_agent.trace.chains import GpuUse, Slow, Stretch
-from ingero_agent.trace.history import Filter, collectives, connect, has
+from ingero_agent.sources.trace_db import LAUNCHES
+from ingero_agent.trace.findings import GpuUse, LongCall, TimeWindow
 from ingero_agent.trace.probes.table import HOST, OPERATION_NAMES, SCHED_SWITCH
-from ingero_agent.trace.store import OCTAVE_TABLE, WIDTHS, Snapshot
+from ingero_agent.trace.queries import Filter, collectives, has_table, open_database
+from ingero_agent.trace.store import HISTOGRAM_TABLE, WIDTHS, HostSnapshot
 
 _NS: Final = 10**9
 MAX_COLLECTIVES: Final = 200_000
@@ -19,13 +19,13 @@ SHORT_SECONDS: Final = 600.0
 """Stretch up to which the buckets of 5 s are still kept."""
 
 
-def stretch(file: Path, wanted: Filter) -> Stretch:
+def read_time_window(file: Path, wanted: Filter) -> TimeWindow:
     """Everything that `find_chains` looks at. Raises `CannotRead`, `sqlite3.Error`."""
     table = "event_aggregates_5s" if wanted.end - wanted.begin <= SHORT_SECONDS else "event_aggregates"
     everything = Filter(begin=wanted.begin, end=wanted.end, pid=wanted.pid, limit=MAX_COLLECTIVES)
-    with connect(file) as database:
-        return Stretch(
-            octaves=_octaves(database, wanted), launches=_launches(database, wanted, table),
+    with open_database(file) as database:
+        return TimeWindow(
+            histogram=_histograms(database, wanted), launches=_launches(database, wanted, table),
             snapshots=_snapshots(database, wanted), collectives=collectives(file, everything),
             slow=_slow(database, wanted), stalls=_stalls(database, wanted, table), gpus=_gpus(database, wanted),
             names=dict(database.execute("SELECT pid, name FROM process_names").fetchall()),
@@ -41,15 +41,15 @@ def _bounds(wanted: Filter) -> tuple[int, int]:
     return int(wanted.begin * _NS), int(wanted.end * _NS)
 
 
-def _octaves(database: sqlite3.Connection, wanted: Filter) -> dict[tuple[int, str], list[int]]:
-    octaves: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 32)
+def _histograms(database: sqlite3.Connection, wanted: Filter) -> dict[tuple[int, str], list[int]]:
+    histogram: dict[tuple[int, str], list[int]] = defaultdict(lambda: [0] * 32)
     for pid, source, op, octave, count in database.execute(
         "SELECT pid, source, op, octave, SUM(count) "
-        f"FROM {OCTAVE_TABLE} WHERE bucket > ? AND bucket <= ?{_only(wanted)} "
+        f"FROM {HISTOGRAM_TABLE} WHERE bucket > ? AND bucket <= ?{_only(wanted)} "
         f"AND source != {HOST} GROUP BY pid, source, op, octave", (wanted.begin - 60, wanted.end),
     ):  # fmt: skip
-        octaves[pid, OPERATION_NAMES.get((source, op), str(op))][octave] += count
-    return dict(octaves)
+        histogram[pid, OPERATION_NAMES.get((source, op), str(op))][octave] += count
+    return dict(histogram)
 
 
 def _launches(database: sqlite3.Connection, wanted: Filter, table: str) -> dict[int, list[float]]:
@@ -67,21 +67,21 @@ def _launches(database: sqlite3.Connection, wanted: Filter, table: str) -> dict[
     }
 
 
-def _snapshots(database: sqlite3.Connection, wanted: Filter) -> list[Snapshot]:
+def _snapshots(database: sqlite3.Connection, wanted: Filter) -> list[HostSnapshot]:
     query = (
         "SELECT cpu_pct, mem_pct, mem_avail, swap_mb, load_avg FROM system_snapshots "
         "WHERE timestamp >= ? AND timestamp < ? ORDER BY timestamp"
     )
-    return [Snapshot(*row) for row in database.execute(query, _bounds(wanted))]
+    return [HostSnapshot(*row) for row in database.execute(query, _bounds(wanted))]
 
 
-def _slow(database: sqlite3.Connection, wanted: Filter) -> list[Slow]:
+def _slow(database: sqlite3.Connection, wanted: Filter) -> list[LongCall]:
     query = (
         "SELECT pid, source, op, duration FROM events WHERE duration IS NOT NULL "
         f"AND timestamp >= ? AND timestamp < ?{_only(wanted)}"
     )
     return [
-        Slow(pid=pid, operation=OPERATION_NAMES.get((source, op), str(op)), seconds=duration / _NS)
+        LongCall(pid=pid, operation=OPERATION_NAMES.get((source, op), str(op)), seconds=duration / _NS)
         for pid, source, op, duration in database.execute(query, _bounds(wanted))
     ]
 
@@ -96,7 +96,7 @@ def _stalls(database: sqlite3.Connection, wanted: Filter, table: str) -> dict[in
 
 
 def _gpus(database: sqlite3.Connection, wanted: Filter) -> list[GpuUse]:
-    if not has(database, "gpu_samples"):
+    if not has_table(database, "gpu_samples"):
         return []
     query = (
         "SELECT gpu_id, uuid, MIN(sm_mhz), MAX(sm_max_mhz), MAX(1.0 * used / total), SUM(power_ns), SUM(thermal_ns), "
@@ -107,12 +107,12 @@ def _gpus(database: sqlite3.Connection, wanted: Filter) -> list[GpuUse]:
     for index, uuid, clock, most, memory, power_ns, thermal_ns, looks, *counts in database.execute(
         query, _bounds(wanted)
     ):
-        held = {Throttle.POWER: power_ns, Throttle.THERMAL: thermal_ns}
+        throttled = {Throttle.POWER: power_ns, Throttle.THERMAL: thermal_ns}
         found.append(
             GpuUse(
                 index=index, uuid=uuid, sm_mhz=clock, sm_max_mhz=most, memory=memory,
                 throttled={kind: count / looks for kind, count in zip(Throttle, counts, strict=True) if count},
-                held_seconds={kind: spent / _NS for kind, spent in held.items() if spent},
+                throttled_seconds={kind: spent / _NS for kind, spent in throttled.items() if spent},
             )
         )  # fmt: skip
     return found

@@ -22,13 +22,13 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     Sum,
 )
 
-from ingero_agent.reports import THROTTLE_METRICS
-from ingero_agent.route import base_url
+from ingero_agent.throttle_metrics import THROTTLE_METRICS
+from ingero_agent.trace.collector import COPY_BOUNDS_MS, PERCENTILES, histogram_buckets
 from ingero_agent.trace.events import Collective
-from ingero_agent.trace.gpus import GpuBook
-from ingero_agent.trace.ledger import Figures, Ledger, quantile
-from ingero_agent.trace.page import COPY_BOUNDS_MS, PERCENTILES, buckets
-from ingero_agent.trace.store import Snapshot
+from ingero_agent.trace.gpus import GpuStats
+from ingero_agent.trace.stats import TracerStatus, TraceStats, quantile
+from ingero_agent.trace.store import HostSnapshot
+from ingero_agent.transport import base_url
 from ingero_contract import attributes, metrics, routes
 from ingero_kit.logs import get
 from ingero_kit.otlp_encode import to_json
@@ -127,9 +127,9 @@ class _Batch:
             self._scope.metrics.append(Metric(name=name, unit=unit, histogram=data))
 
 
-def build(
-    ledger: Ledger, collectives: Iterable[Collective], host: Snapshot | None, config: ExportConfig, now_ns: int,
-    start_ns: int,
+def build_request(
+    stats: TraceStats, collectives: Iterable[Collective], host: HostSnapshot | None, config: ExportConfig,
+    now_ns: int, start_ns: int,
 ) -> ExportMetricsServiceRequest:  # fmt: skip
     """One export. Sums are cumulative since `start_ns`; a collective's points carry its own time of arrival."""
     resource = ResourceMetrics()
@@ -143,32 +143,32 @@ def build(
     batch = _Batch(scope, now_ns, start_ns)
     if host:
         _add_host(batch, host)
-    _add_operations(batch, ledger)
-    _add_copies(batch, ledger)
-    _add_processes(batch, ledger)
-    _add_gpus(batch, ledger.gpus)
+    _add_operations(batch, stats)
+    _add_copies(batch, stats)
+    _add_processes(batch, stats)
+    _add_gpus(batch, stats.gpus)
     _add_collectives(batch, collectives)
-    _add_own(batch, ledger.figures)
+    _add_own(batch, stats.status)
     return ExportMetricsServiceRequest(resource_metrics=[resource])
 
 
-def _add_host(batch: _Batch, host: Snapshot) -> None:
+def _add_host(batch: _Batch, host: HostSnapshot) -> None:
     batch.gauge(metrics.SYSTEM_CPU, "1", [batch.point(host.cpu_percent / 100)])
     batch.gauge(metrics.SYSTEM_MEMORY, "1", [batch.point(host.memory_percent / 100)])
     batch.gauge(metrics.SYSTEM_MEMORY_AVAILABLE, "By", [batch.point(host.memory_available_mb << 20)])
     batch.gauge(metrics.SYSTEM_LOAD, "1", [batch.point(host.load)])
 
 
-def _add_operations(batch: _Batch, ledger: Ledger) -> None:
-    rows = sorted(ledger.operations.items())
+def _add_operations(batch: _Batch, stats: TraceStats) -> None:
+    rows = sorted(stats.operations.items())
     labelled = {
-        key: dict(zip((attributes.SOURCE, attributes.OPERATION), ledger.labels(key), strict=True)) for key, _ in rows
+        key: dict(zip((attributes.SOURCE, attributes.OPERATION), stats.labels(key), strict=True)) for key, _ in rows
     }
     batch.gauge(
         metrics.OPERATION_DURATION, "us",
         (
-            batch.point(quantile(totals.octaves, share) / 1e3, {**labelled[key], attributes.PERCENTILE: name})
-            for key, totals in rows if any(totals.octaves)
+            batch.point(quantile(totals.histogram, share) / 1e3, {**labelled[key], attributes.PERCENTILE: name})
+            for key, totals in rows if any(totals.histogram)
             for name, share in PERCENTILES.items()
         ),
     )  # fmt: skip
@@ -176,8 +176,8 @@ def _add_operations(batch: _Batch, ledger: Ledger) -> None:
     batch.total(metrics.OPERATION_COUNT, "{event}", counts)
 
 
-def _add_copies(batch: _Batch, ledger: Ledger) -> None:
-    rows = sorted(ledger.copies.items())
+def _add_copies(batch: _Batch, stats: TraceStats) -> None:
+    rows = sorted(stats.copies.items())
     sizes = (batch.count(totals.size, {attributes.MEMCPY_DIRECTION: direction}) for direction, totals in rows)
     batch.total(metrics.GPU_MEMCPY_BYTES, "By", sizes)
     batch.histogram(
@@ -188,40 +188,40 @@ def _add_copies(batch: _Batch, ledger: Ledger) -> None:
                 sum=totals.nanoseconds / 1e6, bucket_counts=counts, explicit_bounds=COPY_BOUNDS_MS,
                 attributes=_pairs({attributes.MEMCPY_DIRECTION: direction}),
             )
-            for direction, totals in rows for counts in (buckets(totals),)
+            for direction, totals in rows for counts in (histogram_buckets(totals),)
         ),
     )  # fmt: skip
 
 
-def _add_processes(batch: _Batch, ledger: Ledger) -> None:
+def _add_processes(batch: _Batch, stats: TraceStats) -> None:
     loaded = (
         batch.point(1, {
             attributes.PROCESS_PID: one.pid, attributes.PROCESS_COMM: one.command,
             attributes.LIBNCCL_PATH: one.path, attributes.LIBNCCL_VERSION: one.version,
         })
-        for one in ledger.nccl_processes
+        for one in stats.nccl_processes
     )  # fmt: skip
     batch.gauge(metrics.NCCL_PROCESS_LOADED, "1", loaded)
-    batch.gauge(metrics.NCCL_PROCESSES, "1", [batch.point(len(ledger.nccl_processes))])
+    batch.gauge(metrics.NCCL_PROCESSES, "1", [batch.point(len(stats.nccl_processes))])
 
 
-def _add_gpus(batch: _Batch, book: GpuBook) -> None:
-    named = [({attributes.GPU_UUID: gpu.uuid}, gpu) for gpu in book.now]
+def _add_gpus(batch: _Batch, gpus: GpuStats) -> None:
+    named = [({attributes.GPU_UUID: gpu.uuid}, gpu) for gpu in gpus.now]
     batch.gauge(metrics.GPU_MEMORY_USED, "By", (batch.point(gpu.used, keys) for keys, gpu in named))
     batch.gauge(metrics.GPU_MEMORY_FREE, "By", (batch.point(gpu.free, keys) for keys, gpu in named))
     batch.gauge(metrics.GPU_MEMORY_TOTAL, "By", (batch.point(gpu.total, keys) for keys, gpu in named))
     batch.gauge(metrics.GPU_MEMORY_FRAGMENTATION, "1", (batch.point(gpu.fragmentation, keys) for keys, gpu in named))
     clocks = (batch.point(gpu.sm_mhz * 10**6, keys) for keys, gpu in named if gpu.sm_mhz is not None)
     batch.gauge(metrics.GPU_CLOCK_SM, "Hz", clocks)
-    held = (
+    allocated = (
         batch.point(size, {**keys, attributes.PROCESS_PID: pid})
         for keys, gpu in named for pid, size in sorted(gpu.processes.items())
     )  # fmt: skip
-    batch.gauge(metrics.GPU_MEMORY_PROCESS, "By", held)
+    batch.gauge(metrics.GPU_MEMORY_PROCESS, "By", allocated)
     for kind, name in THROTTLE_METRICS.items():
         active = (
             batch.point(int(kind in kinds), {attributes.GPU_UUID: uuid})
-            for uuid, kinds in sorted(book.throttling.now.items())
+            for uuid, kinds in sorted(gpus.throttling.now.items())
         )
         batch.gauge(name, "1", active)
 
@@ -243,14 +243,14 @@ def _add_collectives(batch: _Batch, collectives: Iterable[Collective]) -> None:
     )  # fmt: skip
 
 
-def _add_own(batch: _Batch, figures: Figures) -> None:
-    batch.gauge(metrics.TRACE_BUDGET, "1", [batch.point(figures.budget)])
-    batch.gauge(metrics.TRACE_OVERHEAD, "1", [batch.point(figures.overhead)])
-    duties = (batch.point(value, {attributes.PROBE_GROUP: group}) for group, value in sorted(figures.duty.items()))
+def _add_own(batch: _Batch, status: TracerStatus) -> None:
+    batch.gauge(metrics.TRACE_BUDGET, "1", [batch.point(status.budget)])
+    batch.gauge(metrics.TRACE_OVERHEAD, "1", [batch.point(status.overhead)])
+    duties = (batch.point(value, {attributes.PROBE_GROUP: group}) for group, value in sorted(status.duty.items()))
     batch.gauge(metrics.TRACE_DUTY, "1", duties)
 
 
-class Exporter:
+class TraceExporter:
     """Posts from a thread of its own, so that a slow receiver never holds up the counting.
 
     Single collectives wait here until they were taken; everything else is cumulative and simply sent anew.
@@ -277,7 +277,7 @@ class Exporter:
             del self._waiting[:excess]
             self.given_up += excess
 
-    def send(self, ledger: Ledger, host: Snapshot | None, now_ns: int, start_ns: int) -> None:
+    def send(self, stats: TraceStats, host: HostSnapshot | None, now_ns: int, start_ns: int) -> None:
         """Post in the background, unless the post before is still under way."""
         if self._thread and self._thread.is_alive():
             return
@@ -285,8 +285,8 @@ class Exporter:
             self._waiting[:0] = self._flying
             self.keep(())
         self._flying, self._waiting = self._waiting, []
-        with ledger.lock:
-            body = to_json(build(ledger, self._flying, host, self._config, now_ns, start_ns))
+        with stats.lock:
+            body = to_json(build_request(stats, self._flying, host, self._config, now_ns, start_ns))
         self._thread = threading.Thread(target=self._post, args=(body,), daemon=True)
         self._thread.start()
 

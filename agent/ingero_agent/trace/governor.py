@@ -73,31 +73,31 @@ class GovernorConfig:
 
 
 @dataclass(frozen=True)
-class Cost:
+class ProbeCost:
     """Nanoseconds that one probed call costs the workload, with caches that hold what the probe needs and without."""
 
     warm: float
     cold: float
 
-    def at_least(self, other: "Cost") -> "Cost":
+    def at_least(self, other: "ProbeCost") -> "ProbeCost":
         """The larger of both; cold never below warm."""
         warm = max(self.warm, other.warm)
-        return Cost(warm, max(self.cold, other.cold, warm))
+        return ProbeCost(warm, max(self.cold, other.cold, warm))
 
-    def share(self, rate: "Rate") -> float:
+    def share(self, rate: "CallRate") -> float:
         """Share of one processor that so many calls a second take."""
         return (rate.calls * self.warm + rate.cold * (self.cold - self.warm)) / 1e9
 
 
 @dataclass(frozen=True)
-class Rate:
+class CallRate:
     """Calls a second, and how many of them are cold."""
 
     calls: float = 0.0
     cold: float = 0.0
 
-    def __add__(self, other: "Rate") -> "Rate":
-        return Rate(self.calls + other.calls, self.cold + other.cold)
+    def __add__(self, other: "CallRate") -> "CallRate":
+        return CallRate(self.calls + other.calls, self.cold + other.cold)
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,11 @@ def cost_at(step: int, full: Mapping[str, float]) -> float:
     return sum(cost * duty(step, group) for group, cost in full.items())
 
 
-Rates = Mapping[str, Mapping[str, Rate]]
+Rates = Mapping[str, Mapping[str, CallRate]]
 """Calls by group and by what has a price."""
 
 
-def full_cost(rates: Rates, costs: Mapping[str, Cost]) -> dict[str, float]:
+def full_cost(rates: Rates, costs: Mapping[str, ProbeCost]) -> dict[str, float]:
     """Share of one processor for each group, always on."""
     return {group: sum(costs[kind].share(rate) for kind, rate in by_kind.items()) for group, by_kind in rates.items()}
 
@@ -159,7 +159,7 @@ def reader_level(level: int, share: float, budget: float) -> int:
 
 
 @dataclass(frozen=True)
-class Window:
+class DutyCycle:
     """Whether a group is being counted now: the first second of every `1 / duty` seconds, from the step's start."""
 
     step: int = 0

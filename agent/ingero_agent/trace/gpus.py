@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from ingero_agent.health.throttle import Throttle, Throttling, kinds
+from ingero_agent.health.throttle import Throttle, Throttling, throttle_kinds
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -27,7 +27,7 @@ _POLICIES: Final = {Throttle.POWER: 0, Throttle.THERMAL: 1}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gpu:
+class GpuSample:
     """One GPU now. Memory in bytes, clocks in MHz; what it does not tell is absent.
 
     `held_ns`: nanoseconds for which it was held back since the driver was loaded, by kind. `processes`: bytes by pid.
@@ -42,7 +42,7 @@ class Gpu:
     sm_mhz: int | None = None
     sm_max_mhz: int | None = None
     memory_mhz: int | None = None
-    held_ns: Mapping[Throttle, int] = field(default_factory=dict)
+    throttled_ns: Mapping[Throttle, int] = field(default_factory=dict)
     processes: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -51,10 +51,10 @@ class Gpu:
         return max(0.0, (self.total - self.used - self.free) / self.total) if self.total else 0.0
 
 
-class Reader(Protocol):
+class GpuReader(Protocol):
     """Asks the driver once."""
 
-    def read(self) -> list[Gpu]:
+    def read(self) -> list[GpuSample]:
         """All GPUs that answer. Never fails."""
 
 
@@ -64,7 +64,7 @@ class NvmlReader:
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
 
-    def read(self) -> list[Gpu]:
+    def read(self) -> list[GpuSample]:
         """All GPUs that answer."""
         try:
             count = min(int(self._nvml.nvmlDeviceGetCount()), MAX_GPUS)
@@ -73,7 +73,7 @@ class NvmlReader:
             return []
         return [gpu for index in range(count) if (gpu := self._one(index))]
 
-    def _one(self, index: int) -> Gpu | None:
+    def _one(self, index: int) -> GpuSample | None:
         nvml = self._nvml
         try:
             handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -81,24 +81,24 @@ class NvmlReader:
         except nvml.NVMLError as error:
             log.debug("nvml_read_failed", gpu=index, reason=str(error))
             return None
-        bits = self._told("nvmlDeviceGetCurrentClocksEventReasons", handle)
+        bits = self._query("nvmlDeviceGetCurrentClocksEventReasons", handle)
         if bits is None:
-            bits = self._told("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
-        held = {
-            kind: self._told("nvmlDeviceGetViolationStatus", handle, policy) for kind, policy in _POLICIES.items()
+            bits = self._query("nvmlDeviceGetCurrentClocksThrottleReasons", handle)
+        throttled = {
+            kind: self._query("nvmlDeviceGetViolationStatus", handle, policy) for kind, policy in _POLICIES.items()
         }
-        processes = self._told("nvmlDeviceGetComputeRunningProcesses", handle) or ()
-        return Gpu(
+        processes = self._query("nvmlDeviceGetComputeRunningProcesses", handle) or ()
+        return GpuSample(
             index=index, uuid=uuid, used=int(memory.used), free=int(memory.free), total=int(memory.total),
-            throttle=None if bits is None else kinds(int(bits)),
-            sm_mhz=self._told("nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
-            sm_max_mhz=self._told("nvmlDeviceGetMaxClockInfo", handle, _SM_CLOCK),
-            memory_mhz=self._told("nvmlDeviceGetClockInfo", handle, _MEMORY_CLOCK),
-            held_ns={kind: int(status.violationTime) for kind, status in held.items() if status is not None},
+            throttle=None if bits is None else throttle_kinds(int(bits)),
+            sm_mhz=self._query("nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
+            sm_max_mhz=self._query("nvmlDeviceGetMaxClockInfo", handle, _SM_CLOCK),
+            memory_mhz=self._query("nvmlDeviceGetClockInfo", handle, _MEMORY_CLOCK),
+            throttled_ns={kind: int(one.violationTime) for kind, one in throttled.items() if one is not None},
             processes={int(one.pid): int(one.usedGpuMemory) for one in processes if one.usedGpuMemory is not None},
         )  # fmt: skip
 
-    def _told(self, function: str, *arguments: Any) -> Any:
+    def _query(self, function: str, *arguments: Any) -> Any:
         """The answer, or nothing from a GPU, driver or binding that does not know this."""
         try:
             return getattr(self._nvml, function)(*arguments)
@@ -106,7 +106,7 @@ class NvmlReader:
             return None
 
 
-def find_reader() -> Reader | str:
+def find_reader() -> GpuReader | str:
     """The driver, or why there is none."""
     try:
         import pynvml
@@ -121,18 +121,18 @@ def find_reader() -> Reader | str:
     return NvmlReader(pynvml)
 
 
-class Poller:
+class GpuPoller:
     """Asks every `period` seconds in a thread of its own. `find` says how; nobody ever waits for it.
 
     `mode` is one of the words above, `reason` says why it is none.
     """
 
     def __init__(
-        self, period: float, find: Callable[[], Reader | str] = find_reader,
+        self, period: float, find: Callable[[], GpuReader | str] = find_reader,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
         self._period, self._find, self._clock = period, find, clock
-        self._latest: list[Gpu] | None = None
+        self._latest: list[GpuSample] | None = None
         self._at = clock()
         self._over = threading.Event()
         self.reason = ""
@@ -145,7 +145,7 @@ class Poller:
             return NONE
         return NVML if self._latest is not None and not self._is_late() else LATE
 
-    def latest(self) -> list[Gpu]:
+    def latest(self) -> list[GpuSample]:
         """The newest answer; none while it is late."""
         return [] if self._is_late() else list(self._latest or ())
 
@@ -170,7 +170,7 @@ class Poller:
 
 
 @dataclass(kw_only=True)
-class GpuStretch:
+class GpuWindow:
     """A GPU over some seconds: looks, looks at which each kind held it back, and the lowest clock seen.
 
     `held_ns`: nanoseconds that the driver says it was held back, which knows of what happened between two looks.
@@ -185,59 +185,59 @@ class GpuStretch:
     throttled: dict[Throttle, int] = field(default_factory=dict)
     sm_mhz: int | None = None
     sm_max_mhz: int | None = None
-    held_ns: dict[Throttle, int] = field(default_factory=dict)
+    throttled_ns: dict[Throttle, int] = field(default_factory=dict)
 
-    def add(self, gpu: Gpu, held: Mapping[Throttle, int]) -> None:
+    def add(self, gpu: GpuSample, throttled: Mapping[Throttle, int]) -> None:
         """Take one look in. `held`: what the driver added since the look before."""
         self.looks += 1
         self.used, self.free, self.total = gpu.used, gpu.free, gpu.total
         for kind in gpu.throttle or ():
             self.throttled[kind] = self.throttled.get(kind, 0) + 1
-        for kind, spent in held.items():
-            self.held_ns[kind] = self.held_ns.get(kind, 0) + spent
+        for kind, spent in throttled.items():
+            self.throttled_ns[kind] = self.throttled_ns.get(kind, 0) + spent
         if gpu.sm_mhz is not None:
             self.sm_mhz = gpu.sm_mhz if self.sm_mhz is None else min(self.sm_mhz, gpu.sm_mhz)
         self.sm_max_mhz = gpu.sm_max_mhz
 
 
-class GpuBook:
+class GpuStats:
     """What the looks add up to. Pure. `now`: the newest look; `throttling` counts what began, `held_ns` its time."""
 
     def __init__(self) -> None:
-        self.now: list[Gpu] = []
+        self.now: list[GpuSample] = []
         self.throttling = Throttling()
-        self.held_ns: dict[tuple[str, Throttle], int] = {}
+        self.throttled_ns: dict[tuple[str, Throttle], int] = {}
         self._before: dict[tuple[str, Throttle], int] = {}
-        self._stretch: dict[str, GpuStretch] = {}
+        self._window: dict[str, GpuWindow] = {}
 
-    def take(self, gpus: Iterable[Gpu]) -> None:
+    def add(self, gpus: Iterable[GpuSample]) -> None:
         """One look. A kind that the driver counted time for between two looks has been active, seen or not."""
         self.now = list(gpus)
         seen: dict[str, frozenset[Throttle]] = {}
         missed: dict[str, frozenset[Throttle]] = {}
         for gpu in self.now:
-            held = self._held(gpu)
+            throttled = self._throttled(gpu)
             if gpu.throttle is not None:
                 seen[gpu.uuid] = gpu.throttle
                 was = self.throttling.now.get(gpu.uuid, frozenset())
-                missed[gpu.uuid] = frozenset(held) - gpu.throttle - was
-            self._stretch.setdefault(gpu.uuid, GpuStretch(index=gpu.index, uuid=gpu.uuid)).add(gpu, held)
+                missed[gpu.uuid] = frozenset(throttled) - gpu.throttle - was
+            self._window.setdefault(gpu.uuid, GpuWindow(index=gpu.index, uuid=gpu.uuid)).add(gpu, throttled)
         if any(missed.values()):
             both = {uuid: active | missed[uuid] for uuid, active in seen.items()}
             self.throttling = self.throttling.advance(both)
         self.throttling = self.throttling.advance(seen)
 
-    def stretch(self) -> list[GpuStretch]:
+    def drain_window(self) -> list[GpuWindow]:
         """What happened since the call before, by GPU."""
-        found, self._stretch = list(self._stretch.values()), {}
+        found, self._window = list(self._window.values()), {}
         return found
 
-    def _held(self, gpu: Gpu) -> dict[Throttle, int]:
-        held = {}
-        for kind, total in gpu.held_ns.items():
+    def _throttled(self, gpu: GpuSample) -> dict[Throttle, int]:
+        throttled = {}
+        for kind, total in gpu.throttled_ns.items():
             before = self._before.get((gpu.uuid, kind), total)
             self._before[gpu.uuid, kind] = total
             if total > before:
-                held[kind] = total - before
-                self.held_ns[gpu.uuid, kind] = self.held_ns.get((gpu.uuid, kind), 0) + total - before
-        return held
+                throttled[kind] = total - before
+                self.throttled_ns[gpu.uuid, kind] = self.throttled_ns.get((gpu.uuid, kind), 0) + total - before
+        return throttled

@@ -89,7 +89,7 @@ def kernel_types() -> Types:
         raise NoTypes(str(error)) from None
 
 
-def load(mode: str, ring_bytes: int) -> tuple[dict[str, Any], list[int]]:
+def compile_and_load(mode: str, ring_bytes: int) -> tuple[dict[str, Any], list[int]]:
     """Compile and load; returns the message and the descriptors that it names, in order."""
     os.environ["BCC_KERNEL_SOURCE"] = str(PROBES)
     sys.path.append(DIST_PACKAGES)
@@ -140,7 +140,7 @@ def main() -> None:
     """Load, send, end at once: the library's own clean-up would look for what is not there."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     try:
-        message, descriptors = load(sys.argv[2], int(sys.argv[3]))
+        message, descriptors = compile_and_load(sys.argv[2], int(sys.argv[3]))
         message["files"] = large_files()
         socket.send_fds(channel, [json.dumps(message).encode()], descriptors)
     except Exception as error:

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ingero_agent.sources.procfs import parse_cpu
-from ingero_agent.trace.containers import Container, parse
-from ingero_agent.trace.discovery import NCCL, Found
-from ingero_agent.trace.ledger import NcclProcess
-from ingero_agent.trace.store import Snapshot
+from ingero_agent.trace.containers import Container, parse_container
+from ingero_agent.trace.discovery import NCCL, MappedLibrary
+from ingero_agent.trace.stats import NcclProcess
+from ingero_agent.trace.store import HostSnapshot
 from ingero_agent.trace.timeline import parse_number, parse_rank
 
 
@@ -23,23 +23,23 @@ def parse_meminfo(text: str) -> tuple[float, int, int]:
     return 100.0 * (total - available) / total, available >> 10, swap >> 10
 
 
-class Host:
+class HostReader:
     """Remembers processor time between snapshots."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._before = (0, 0)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> HostSnapshot:
         """The host since the snapshot before. Raises `OSError`."""
         busy, total = parse_cpu((self._proc / "stat").read_text())
         before, self._before = self._before, (busy, total)
         percent = 100.0 * (busy - before[0]) / max(1, total - before[1])
         load = float((self._proc / "loadavg").read_text().split()[0])
-        return Snapshot(percent, *parse_meminfo((self._proc / "meminfo").read_text()), load)
+        return HostSnapshot(percent, *parse_meminfo((self._proc / "meminfo").read_text()), load)
 
 
-class OwnLoad:
+class OwnCpu:
     """What this process uses of a processor, between two looks."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ def rank_of(pid: int) -> int | None:
         return None
 
 
-def place_of(pid: int) -> tuple[int, int] | None:
+def rank_and_world_size(pid: int) -> tuple[int, int] | None:
     """A process's RANK and WORLD_SIZE; nothing without a world of several."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
@@ -103,10 +103,10 @@ def container_of(pid: int) -> Container | None:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         environment = b""
-    return parse(cgroups, environment)
+    return parse_container(cgroups, environment)
 
 
-def nccl_processes(found: Mapping[int, Iterable[Found]]) -> list[NcclProcess]:
+def nccl_processes(found: Mapping[int, Iterable[MappedLibrary]]) -> list[NcclProcess]:
     """Processes with NCCL loaded. The version is what the file's name says."""
     processes = []
     for pid, libraries in found.items():

@@ -35,7 +35,7 @@ class CannotTrace(Exception):
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedPrograms:
     """Descriptors of programs and maps by name; what the helper cost, in seconds and bytes.
 
     `no_scheduler`: why the scheduler is not watched, empty if it can be.
@@ -47,7 +47,7 @@ class Loaded:
     no_scheduler: str = ""
 
 
-def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> Loaded:
+def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> LoadedPrograms:
     """Compile and load in a process of its own.
 
     `mode` is "multi" (links of many functions) or "perf" (one function each). Raises `CannotTrace`.
@@ -77,6 +77,6 @@ def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> Loaded:
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
     log.info("programs_loaded", seconds=message["seconds"], helper_peak_bytes=peak)
     names = [*message["programs"], *message["maps"]]
-    return Loaded(
+    return LoadedPrograms(
         dict(zip(names, descriptors, strict=True)), float(message["seconds"]), peak, message["no_scheduler"]
     )

@@ -26,7 +26,7 @@ MEASURE_SECONDS: Final = 3600.0
 _ENABLE_STATISTICS: Final = 32
 
 
-def watched(on: bool, share: float, budget: float) -> bool:
+def should_watch(on: bool, share: float, budget: float) -> bool:
     """Whether to watch from now on, by the share of every processor that it costs; again at half of the limit."""
     return share <= budget * SHARE_OF_BUDGET * (1.0 if on else 0.5)
 
@@ -56,7 +56,7 @@ def process_of(tid: int) -> int:
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("Tgid:")), 0)
 
 
-class Scheduler:
+class EbpfSchedulerMonitor:
     """`why_not`: why it cannot be watched, empty while it can. `on`: whether it is watched now.
 
     `share`: what it costs every processor, 0 to 1. `switch_ns`: what a switch costs, by the kernel's own count.
@@ -106,7 +106,7 @@ class Scheduler:
             self._tracked.delete(struct.pack("=I", pid))
         self._followed = wanted
 
-    def judge(self, now: float) -> None:
+    def adjust(self, now: float) -> None:
         """Look how much there is to watch, and leave off or begin again. `now`: monotonic seconds."""
         try:
             switches = parse_switches(Path("/proc/stat").read_text())
@@ -118,9 +118,11 @@ class Scheduler:
         rate = (switches - before[0]) / (now - before[1])
         self._measure(now)
         would = rate * self.switch_ns / 1e9 / self._processors
-        if watched(self.on, would, self.budget) != self.on:
+        if should_watch(self.on, would, self.budget) != self.on:
             self.close() if self.on else self.open()
-            log.info("scheduler", watched=self.on, switches_a_second=round(rate), nanoseconds=round(self.switch_ns))
+            log.info(
+                "scheduler", should_watch=self.on, switches_a_second=round(rate), nanoseconds=round(self.switch_ns)
+            )
         self.share = would if self.on else 0.0
 
     def pushed_off(self, pid: int, since_ns: int) -> list[int]:

@@ -16,7 +16,7 @@ SECONDS: Final = 20.0
 _NO_FILTER: Final = 3
 
 
-def verdict(status: int) -> str:
+def explain_exit(status: int) -> str:
     """Why return probes are not safe, from the exit status of the process that tried; empty if they are."""
     if status == 0:
         return ""
@@ -54,7 +54,7 @@ def try_returns(entry: int, at_return: int, *, multi: bool = True) -> str:
                 child.communicate(b"\n", SECONDS)
             finally:
                 child.kill()
-        return verdict(child.returncode)
+        return explain_exit(child.returncode)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     finally:

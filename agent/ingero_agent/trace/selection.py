@@ -37,7 +37,7 @@ def command_line(pid: int) -> str:
         return ""
 
 
-def split(
+def split_by_selection(
     found: Mapping[int, T], selection: Selection, command: Callable[[int], str] = command_line
 ) -> tuple[dict[int, T], set[int]]:
     """What to trace of what was found, and the processes that are left alone."""

@@ -9,22 +9,22 @@ from pathlib import Path
 from typing import Final
 
 from ingero_agent.health.throttle import Throttle
-from ingero_agent.sources.database import BUCKET_SECONDS, SCHEMA_VERSION
+from ingero_agent.sources.trace_db import BUCKET_SECONDS, SCHEMA_VERSION
 from ingero_agent.trace.annotations import Annotation
 from ingero_agent.trace.containers import Container
-from ingero_agent.trace.counts import Counted
+from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.events import Collective, Event, Lifecycle, SlowCall
-from ingero_agent.trace.gpus import GpuStretch
+from ingero_agent.trace.gpus import GpuWindow
 from ingero_agent.trace.probes.table import NCCL
 
 _AGGREGATE: Final = """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, count INTEGER NOT NULL,
 stored INTEGER NOT NULL DEFAULT 0, sum_dur INTEGER NOT NULL, min_dur INTEGER NOT NULL DEFAULT 0,
 max_dur INTEGER NOT NULL, sum_arg0 INTEGER NOT NULL, PRIMARY KEY (bucket, source, op, pid)) WITHOUT ROWID"""
 
-OCTAVE_TABLE: Final = "operation_octaves"
+HISTOGRAM_TABLE: Final = "operation_octaves"
 _TABLES: Final = {
-    OCTAVE_TABLE: """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, octave INTEGER, count INTEGER NOT NULL,
-PRIMARY KEY (bucket, source, op, pid, octave)) WITHOUT ROWID""",
+    HISTOGRAM_TABLE: """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, octave INTEGER,
+count INTEGER NOT NULL, PRIMARY KEY (bucket, source, op, pid, octave)) WITHOUT ROWID""",
     "event_aggregates": _AGGREGATE,
     "event_aggregates_5s": _AGGREGATE,
     "writer": "(id INTEGER PRIMARY KEY CHECK (id = 1), written_at INTEGER NOT NULL)",
@@ -79,7 +79,7 @@ class Retention:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class HostSnapshot:
     """The host at a moment: shares in percent, memory in MB."""
 
     cpu_percent: float
@@ -89,7 +89,7 @@ class Snapshot:
     load: float
 
 
-class Store:
+class TraceStore:
     """One writer. Raises `sqlite3.Error`, `OSError`."""
 
     def __init__(self, file: Path, retention: Retention | None = None) -> None:
@@ -119,7 +119,7 @@ class Store:
             )
 
     def add(
-        self, rows: Iterable[Counted], now: float, names: dict[int, str] | None = None, events: Iterable[Event] = ()
+        self, rows: Iterable[CallCount], now: float, names: dict[int, str] | None = None, events: Iterable[Event] = ()
     ) -> None:
         """Add to the buckets of `now` (seconds); what comes late adds to its bucket, it never replaces it."""
         rows, events = list(rows), list(events)
@@ -149,18 +149,18 @@ class Store:
             self.prune(now)
 
     @staticmethod
-    def _add_counts(database: sqlite3.Connection, rows: Iterable[Counted], now: float) -> None:
+    def _add_counts(database: sqlite3.Connection, rows: Iterable[CallCount], now: float) -> None:
         sums: dict[tuple[int, int, int], list[int]] = defaultdict(lambda: [0, 0, 0, 0])
-        octaves: dict[tuple[int, int, int, int], int] = defaultdict(int)
+        histogram: dict[tuple[int, int, int, int], int] = defaultdict(int)
         for row in rows:
             total = sums[row.function.source, row.function.operation, row.pid]
             total[0] += row.count
             total[1] += row.nanoseconds
             total[2] = max(total[2], row.longest)
             total[3] += row.size
-            for octave, count in enumerate(row.octaves):
+            for octave, count in enumerate(row.histogram):
                 if count:
-                    octaves[row.function.source, row.function.operation, row.pid, octave] += count
+                    histogram[row.function.source, row.function.operation, row.pid, octave] += count
         for table, width in WIDTHS.items():
             bucket = int(now) // width * width
             database.executemany(
@@ -172,9 +172,9 @@ class Store:
             )
         minute = int(now) // WIDTHS["event_aggregates"] * WIDTHS["event_aggregates"]
         database.executemany(
-            f"INSERT INTO {OCTAVE_TABLE} VALUES (?, ?, ?, ?, ?, ?) "
+            f"INSERT INTO {HISTOGRAM_TABLE} VALUES (?, ?, ?, ?, ?, ?) "
             "ON CONFLICT DO UPDATE SET count = count + excluded.count",
-            [(minute, *key, count) for key, count in octaves.items()],
+            [(minute, *key, count) for key, count in histogram.items()],
         )
 
     def annotations(self, found: Iterable[Annotation]) -> None:
@@ -192,7 +192,7 @@ class Store:
                 "peer_gid, peer_pid) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows,
             )  # fmt: skip
 
-    def gpus(self, found: Iterable[GpuStretch], now: float) -> None:
+    def gpus(self, found: Iterable[GpuWindow], now: float) -> None:
         """Keep how the GPUs were since the call before."""
         with self._database as database:
             database.executemany(
@@ -215,7 +215,7 @@ class Store:
                 ],
             )
 
-    def snapshot(self, host: Snapshot, now: float) -> None:
+    def snapshot(self, host: HostSnapshot, now: float) -> None:
         """Keep how the host was at `now`."""
         with self._database as database:
             database.execute(
@@ -233,7 +233,7 @@ class Store:
         limits = (
             ("event_aggregates", "bucket", now - kept.seconds),
             ("event_aggregates_5s", "bucket", now - kept.short_seconds),
-            (OCTAVE_TABLE, "bucket", now - kept.seconds),
+            (HISTOGRAM_TABLE, "bucket", now - kept.seconds),
             ("process_names", "seen_at", now - kept.seconds),
             ("process_cgroups", "seen_at", now - kept.seconds),
             ("cgroup_metadata", "seen_at", now - kept.seconds),
@@ -312,9 +312,9 @@ def _slow(one: SlowCall) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _gpu(one: GpuStretch, at_ns: int) -> tuple[object, ...]:
+def _gpu(one: GpuWindow, at_ns: int) -> tuple[object, ...]:
     return (
         at_ns, one.index, one.uuid, one.used, one.free, one.total, one.looks,
         *(one.throttled.get(kind, 0) for kind in Throttle), one.sm_mhz, one.sm_max_mhz,
-        one.held_ns.get(Throttle.POWER), one.held_ns.get(Throttle.THERMAL),
+        one.throttled_ns.get(Throttle.POWER), one.throttled_ns.get(Throttle.THERMAL),
     )  # fmt: skip

@@ -7,16 +7,16 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ingero_agent.trace.gpus import Gpu
+from ingero_agent.trace.gpus import GpuSample
 from ingero_contract.events import MemoryEvent, StraggleEvent
 
 WEIGHT: Final = 0.2
 """Of the newest look in the average."""
 
-MIN_LOOKS: Final = 3
+MIN_POLLS: Final = 3
 MIN_DROP: Final = 0.3
 MIN_SWITCHES: Final = 5
-IDLE_LOOKS: Final = 30
+IDLE_POLLS: Final = 30
 """Looks without a launch after which a process is forgotten."""
 
 MAX_PREEMPTING: Final = 16
@@ -24,17 +24,17 @@ MAX_PROCESSES: Final = 4096
 
 
 @dataclass(frozen=True)
-class Pace:
+class LaunchRate:
     """A process's launches a second: their average, over how many looks, and for how many there were none."""
 
     average: float = 0.0
-    looks: int = 0
+    polls: int = 0
     idle: int = 0
     straggling: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drop:
+class ThroughputDrop:
     """A process that straggles. `share` of its launches is missing, 0 to 1; `sustained`: it did before."""
 
     pid: int
@@ -43,57 +43,62 @@ class Drop:
     sustained: bool
 
 
-def advance(pace: Pace, rate: float, switches: int) -> Pace:
+def advance(state: LaunchRate, rate: float, switches: int) -> LaunchRate:
     """The pace after a look: `rate` in launches a second, `switches` at which a thread of it was kept waiting."""
-    idle = 0 if rate else pace.idle + 1
-    dropped = pace.looks >= MIN_LOOKS and rate < (1 - MIN_DROP) * pace.average
+    idle = 0 if rate else state.idle + 1
+    dropped = state.polls >= MIN_POLLS and rate < (1 - MIN_DROP) * state.average
     if dropped and switches >= MIN_SWITCHES:
-        return replace(pace, straggling=True, idle=idle)
-    average = WEIGHT * rate + (1 - WEIGHT) * pace.average if pace.looks else rate
-    return Pace(average, pace.looks + 1, idle)
+        return replace(state, straggling=True, idle=idle)
+    average = WEIGHT * rate + (1 - WEIGHT) * state.average if state.polls else rate
+    return LaunchRate(average, state.polls + 1, idle)
 
 
-class Paces:
+class LaunchRates:
     """All processes' paces."""
 
     def __init__(self) -> None:
-        self._paces: dict[int, Pace] = {}
+        self._rates: dict[int, LaunchRate] = {}
 
-    def look(self, rates: Mapping[int, float], switches: Mapping[int, int]) -> list[Drop]:
+    def update(self, rates: Mapping[int, float], switches: Mapping[int, int]) -> list[ThroughputDrop]:
         """Take one look, launches a second by process, and say who straggles."""
         drops = []
-        for pid in {**self._paces, **rates}:
-            before, rate = self._paces.get(pid), rates.get(pid, 0.0)
-            if before is None and (not rate or len(self._paces) >= MAX_PROCESSES):
+        for pid in {**self._rates, **rates}:
+            before, rate = self._rates.get(pid), rates.get(pid, 0.0)
+            if before is None and (not rate or len(self._rates) >= MAX_PROCESSES):
                 continue
-            after = advance(before or Pace(), rate, switches.get(pid, 0))
-            if after.idle >= IDLE_LOOKS:
-                self._paces.pop(pid, None)
+            after = advance(before or LaunchRate(), rate, switches.get(pid, 0))
+            if after.idle >= IDLE_POLLS:
+                self._rates.pop(pid, None)
                 continue
-            self._paces[pid] = after
+            self._rates[pid] = after
             if before and after.straggling:
                 share, count = 1 - rate / after.average, switches.get(pid, 0)
-                drops.append(Drop(pid=pid, share=share, switches=count, sustained=before.straggling))
+                drops.append(ThroughputDrop(pid=pid, share=share, switches=count, sustained=before.straggling))
         return drops
 
 
 def straggle_line(
-    drop: Drop, preempting: Iterable[int], now_ns: int, command: str, event_id: str, place: tuple[int, int] | None
+    drop: ThroughputDrop,
+    preempting: Iterable[int],
+    now_ns: int,
+    command: str,
+    event_id: str,
+    rank_and_world: tuple[int, int] | None,
 ) -> StraggleEvent:
     """The line of a process that straggles. `place`: its rank and its job's size, where it has one."""
     return StraggleEvent(
         pid=drop.pid, throughput_drop_pct=round(100 * drop.share, 1), sched_switch_count=drop.switches,
         preempting_pids=list(preempting)[:MAX_PREEMPTING], timestamp_ns=now_ns, sustained=drop.sustained,
         comm=command or None, event_id=event_id,
-        rank=place[0] if place else None, world_size=place[1] if place else None,
+        rank=rank_and_world[0] if rank_and_world else None, world_size=rank_and_world[1] if rank_and_world else None,
     )  # fmt: skip
 
 
-class Holdings:
+class GpuAllocations:
     """What each process holds of each GPU; tells what changed."""
 
     def __init__(self) -> None:
-        self._held: dict[tuple[int, int], int] = {}
+        self._allocated: dict[tuple[int, int], int] = {}
         self._last: dict[int, int] = {}
 
     def allocated(self, pid: int, size: int) -> None:
@@ -101,13 +106,17 @@ class Holdings:
         if pid in self._last or len(self._last) < MAX_PROCESSES:
             self._last[pid] = size
 
-    def look(self, gpus: Iterable[Gpu], now_ns: int, command: Callable[[int], str]) -> list[MemoryEvent]:
+    def update(self, gpus: Iterable[GpuSample], now_ns: int, command: Callable[[int], str]) -> list[MemoryEvent]:
         """Lines for what changed since the look before; a process that holds nothing any more says 0."""
         sizes = {gpu.index: gpu.total for gpu in gpus if gpu.total}
-        held = {(pid, gpu.index): used for gpu in gpus for pid, used in gpu.processes.items()}
-        held = dict(list(held.items())[:MAX_PROCESSES])
-        changed = {key: held.get(key, 0) for key in {**self._held, **held} if held.get(key) != self._held.get(key)}
-        self._held = {**{key: used for key, used in self._held.items() if key[1] not in sizes}, **held}
+        allocated = {(pid, gpu.index): used for gpu in gpus for pid, used in gpu.processes.items()}
+        allocated = dict(list(allocated.items())[:MAX_PROCESSES])
+        changed = {
+            key: allocated.get(key, 0)
+            for key in {**self._allocated, **allocated}
+            if allocated.get(key) != self._allocated.get(key)
+        }
+        self._allocated = {**{key: used for key, used in self._allocated.items() if key[1] not in sizes}, **allocated}
         lines = [
             MemoryEvent(
                 pid=pid, gpu_id=gpu, allocated_bytes=used, total_vram=sizes[gpu],
@@ -116,6 +125,6 @@ class Holdings:
             )
             for (pid, gpu), used in sorted(changed.items()) if gpu in sizes
         ]  # fmt: skip
-        for pid in {pid for pid, _ in changed} - {pid for pid, _ in self._held}:
+        for pid in {pid for pid, _ in changed} - {pid for pid, _ in self._allocated}:
             self._last.pop(pid, None)
         return lines

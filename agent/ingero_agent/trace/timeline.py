@@ -15,7 +15,7 @@ COLUMNS = ("rank", "op", "kind", "start", "duration", "step", "group", "seq")
 
 
 @dataclass(frozen=True)
-class Row:
+class TimelineRow:
     """One operation; `start` is a time of day, `duration` is in seconds. `seq` is empty where it is not exact."""
 
     rank: int
@@ -42,14 +42,14 @@ def parse_number(environment: bytes, name: bytes) -> int | None:
     return None
 
 
-class Timeline:
+class CollectiveTimeline:
     """Remembers of each process when its last wait ended. `ranks` holds what is known from outside, by process."""
 
     def __init__(self) -> None:
         self.ranks: dict[int, int] = {}
         self._ended: dict[int, int] = {}
 
-    def rows(self, collectives: Iterable[Collective]) -> Iterator[Row]:
+    def rows(self, collectives: Iterable[Collective]) -> Iterator[TimelineRow]:
         """Rows of new collectives, in the order of their ends; a process whose rank nobody knows has none."""
         ordered = sorted(collectives, key=lambda one: (one.end_ns, one.pid, one.arrival_ns))
         for (end, pid), group in groupby(ordered, key=lambda one: (one.end_ns, one.pid)):
@@ -62,9 +62,9 @@ class Timeline:
             step = min(one.seq for one in waited if one.communicator == main.communicator) if main.exact else None
             begun = min(one.arrival_ns for one in waited)
             if last is not None and begun > last:
-                yield Row(rank, "compute", "compute", last / 1e9, (begun - last) / 1e9, step, "", None)
+                yield TimelineRow(rank, "compute", "compute", last / 1e9, (begun - last) / 1e9, step, "", None)
             for one in waited:
-                yield Row(
+                yield TimelineRow(
                     rank, one.operation, "collective", one.arrival_ns / 1e9, (end - one.arrival_ns) / 1e9, step,
                     one.communicator or "", one.seq if one.exact else None,
                 )  # fmt: skip

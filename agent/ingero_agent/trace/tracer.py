@@ -20,16 +20,16 @@ from ingero_agent.trace.calibrate import (
     without_returns,
 )
 from ingero_agent.trace.capabilities import kernel_version, no_mapped_files
-from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, VALUE_BYTES, Counted, Differences, unpack
-from ingero_agent.trace.discovery import OPEN_MAPPED, Finder, Found, mapped_files_error
+from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, VALUE_BYTES, CallCount, CounterDeltas, unpack
+from ingero_agent.trace.discovery import OPEN_MAPPED, LibraryFinder, MappedLibrary, mapped_files_error
 from ingero_agent.trace.events import Event, decode
-from ingero_agent.trace.governor import Cost
+from ingero_agent.trace.governor import ProbeCost
 from ingero_agent.trace.helper import possible_cpus
 from ingero_agent.trace.host import own_capabilities
 from ingero_agent.trace.loader import RING_BYTES, CannotTrace, load_programs
-from ingero_agent.trace.scheduler import Scheduler
+from ingero_agent.trace.scheduler import EbpfSchedulerMonitor
 from ingero_agent.trace.seccomp import try_returns
-from ingero_agent.trace.selection import APART_KERNEL, Selection, split
+from ingero_agent.trace.selection import APART_KERNEL, Selection, split_by_selection
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -53,7 +53,7 @@ AUTO, MULTI, PERF, NEVER = "auto", "multi", "perf", "never"
 """How probes are attached: links of many functions, one link each, or the first that this kernel has."""
 
 
-class Tracer:
+class EbpfTracer:
     """Attached for as long as it lives; closing it, or dying, detaches everything. Raises `CannotTrace`.
 
     `returns` is "auto" or "never"; `no_returns` says why calls are counted and not timed, empty while they are.
@@ -61,7 +61,7 @@ class Tracer:
 
     def __init__(self, attach: str = AUTO, returns: str = AUTO, selection: Selection | None = None) -> None:
         self.mode, self.helper_peak_bytes = MULTI if attach == AUTO else attach, 0
-        self.costs: Mapping[str, Cost] = ASSUMED
+        self.costs: Mapping[str, ProbeCost] = ASSUMED
         if error := mapped_files_error():
             raise CannotTrace(": ".join(no_mapped_files(error, own_capabilities())))
         self._load(self.mode)
@@ -79,12 +79,12 @@ class Tracer:
             log.warning("calls_are_not_timed", reason=self.no_returns)
             self.costs = without_returns(self.costs)
         self._selection, self._left_alone = selection or Selection(), set[int]()
-        apart = bool(self._selection) and kernel_version(os.uname().release) >= APART_KERNEL
+        per_process = bool(self._selection) and kernel_version(os.uname().release) >= APART_KERNEL
         offsets = kernel.Map(self._descriptors["rank_offset"], 4, 8)
         self._attachments = Attachments(
             self._descriptors,
             lambda slot, offset: offsets.put(struct.pack("=I", slot), struct.pack("=Q", offset)),
-            multi=self.mode == MULTI, returns=not self.no_returns, apart=apart,
+            multi=self.mode == MULTI, returns=not self.no_returns, per_process=per_process,
         )  # fmt: skip
         self._cpus = possible_cpus()
         self._calls = kernel.Map(self._descriptors["agg"], CALL_KEY.size, VALUE_BYTES, self._cpus)
@@ -95,22 +95,22 @@ class Tracer:
         self._swept_at = time.monotonic()
         self._forget_calibration()
         self._ring = kernel.Ring(self._descriptors["events"], RING_BYTES)
-        self.scheduler = Scheduler(self._descriptors, self._no_scheduler)
+        self.scheduler = EbpfSchedulerMonitor(self._descriptors, self._no_scheduler)
         self._set(_SLOW_COLLECTIVE, SLOW_COLLECTIVE_NS)
         self._set(_SLOW_CALL, SLOW_CALL_NS)
         self._set(_ENTRY_ONLY, int(bool(self.no_returns)))
-        self._differences = Differences()
-        self._finder = Finder()
-        self._offset, self._offset_at = clock.offset(), time.monotonic()
-        self.found: Mapping[int, tuple[Found, ...]] = {}
-        self.refused: Mapping[str, int] = {}
-        self.blind, self._said_refused = "", set[str]()
+        self._differences = CounterDeltas()
+        self._finder = LibraryFinder()
+        self._offset, self._offset_at = clock.wall_clock_offset(), time.monotonic()
+        self.found: Mapping[int, tuple[MappedLibrary, ...]] = {}
+        self.hidden_processes: Mapping[str, int] = {}
+        self.blocked_reason, self._reported = "", set[str]()
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Attach to what is new, let go of what is gone."""
         found = self._finder.find()
-        self.found, self._left_alone = split(found, self._selection)
-        self._say_refused(bool(found))
+        self.found, self._left_alone = split_by_selection(found, self._selection)
+        self._report_hidden(bool(found))
         now = time.monotonic()
         self._attachments.update(self.found, now)
         self.scheduler.follow(self.found)
@@ -118,18 +118,18 @@ class Tracer:
             self.sweep()
             self._swept_at = now
 
-    def _say_refused(self, sees_any: bool) -> None:
+    def _report_hidden(self, sees_any: bool) -> None:
         """Say once what may not be looked into. An agent that can open none of the libraries it knows of is blind."""
-        self.refused = self._finder.refused
-        unopened, self.blind = self.refused.get(OPEN_MAPPED, 0), ""
+        self.hidden_processes = self._finder.refused
+        unopened, self.blocked_reason = self.hidden_processes.get(OPEN_MAPPED, 0), ""
         if unopened and not sees_any:
-            self.blind = (
+            self.blocked_reason = (
                 f"no GPU library of {unopened} processes may be opened: {OPEN_MAPPED}, or leave by a security module "
                 "(SELinux, AppArmor), is missing"
             )
-        for missing in self.refused.keys() - self._said_refused:
-            log.warning("processes_hidden", missing=missing, processes=self.refused[missing])
-        self._said_refused |= self.refused.keys()
+        for missing in self.hidden_processes.keys() - self._reported:
+            log.warning("processes_hidden", missing=missing, processes=self.hidden_processes[missing])
+        self._reported |= self.hidden_processes.keys()
 
     def sweep(self) -> None:
         """Forget what processes and threads that are gone have left: the maps have an end, and numbers return."""
@@ -146,7 +146,7 @@ class Tracer:
         """Send only every so many-th collective to the ring."""
         self._set(_MASK, mask)
 
-    def read(self) -> list[Counted]:
+    def read_counts(self) -> list[CallCount]:
         """What was called since the look before; what a process that is gone left is read, then forgotten."""
         counted = []
         for table, pid_of, difference in (
@@ -163,11 +163,11 @@ class Tracer:
                     self._differences.forget(key)
         return counted
 
-    def events(self) -> list[Event]:
+    def read_events(self) -> list[Event]:
         """Single collectives, communicators and slow calls since the last time, oldest first."""
         now = time.monotonic()
         if now - self._offset_at > _CLOCK_SECONDS:
-            self._offset, self._offset_at = clock.offset(), now
+            self._offset, self._offset_at = clock.wall_clock_offset(), now
         decoded = (decode(record, self._offset) for record in self._ring.read())
         return [event for event in decoded if event]
 
@@ -187,9 +187,9 @@ class Tracer:
         return {reason: count for reason, count in found.items() if count}
 
     @property
-    def stepped(self) -> frozenset[int]:
+    def single_stepped(self) -> frozenset[int]:
         """Numbers of attached functions whose first instruction makes a probe dear."""
-        return self._attachments.stepped
+        return self._attachments.single_stepped
 
     @property
     def libraries(self) -> int:
@@ -227,7 +227,7 @@ class Tracer:
         self.mode, self._descriptors, self._no_scheduler = mode, loaded.descriptors, loaded.no_scheduler
         self.helper_peak_bytes = max(self.helper_peak_bytes, loaded.peak_bytes)
 
-    def _calibrate(self) -> dict[str, Cost]:
+    def _calibrate(self) -> dict[str, ProbeCost]:
         return calibrate(self._descriptors, multi=self.mode == MULTI)
 
     def _try_returns(self) -> str:
@@ -249,4 +249,4 @@ class Tracer:
             os.close(descriptor)
 
 
-__all__ = ["LOST_REASONS", "CannotTrace", "Tracer"]
+__all__ = ["LOST_REASONS", "CannotTrace", "EbpfTracer"]

@@ -19,49 +19,55 @@ from ingero_agent.trace.annotations import (
     MAX_LINE,
     MAX_SENDERS,
     Annotation,
+    AnnotationRefused,
     AnnotationSocket,
-    Incarnation,
-    Peer,
-    Refused,
-    incarnation,
-    parse,
-    send,
+    PeerCredentials,
+    ProcessIdentity,
+    parse_annotation,
+    process_identity,
+    send_annotation,
 )
 from ingero_agent.trace.events import Collective
-from ingero_agent.trace.history import ANNOTATIONS, Filter, annotations
-from ingero_agent.trace.outlets import Outlets
-from ingero_agent.trace.store import Store
+from ingero_agent.trace.queries import ANNOTATIONS, Filter, annotations
+from ingero_agent.trace.sockets import Sockets
+from ingero_agent.trace.store import TraceStore
 from ingero_testing.processes import wait_until
 
-ME = Peer(os.getpid(), os.getuid(), os.getgid())
-SOMEONE = Incarnation(start_time=50, uid=1000)
+ME = PeerCredentials(os.getpid(), os.getuid(), os.getgid())
+SOMEONE = ProcessIdentity(start_time=50, uid=1000)
 
 
 def line(**fields: object) -> bytes:
     return json.dumps({"v": 1, "labels": {"step": "12"}, **fields}).encode()
 
 
-def read(data: bytes, peer: Peer = ME, process: Incarnation | None = SOMEONE) -> Annotation:
-    return parse(data, peer, 777, lambda _: process)
+def read(data: bytes, peer: PeerCredentials = ME, process: ProcessIdentity | None = SOMEONE) -> Annotation:
+    return parse_annotation(data, peer, 777, lambda _: process)
 
 
 @contextmanager
 def listening(folder: Path) -> Iterator[AnnotationSocket]:
     """A socket whose clock stands still, so that everything comes within one second."""
     server = AnnotationSocket(folder / "annotate.sock", clock=lambda: 0.0)
-    outlets = Outlets(None, server)
+    sockets = Sockets(None, server)
     try:
         yield server
     finally:
-        outlets.close()
+        sockets.close()
 
 
 def test_what_is_left_out_is_filled_in_from_the_kernel() -> None:
-    found = read(b'{"labels": {"step": "12"}}', Peer(9, 1000, 1000))
+    found = read(b'{"labels": {"step": "12"}}', PeerCredentials(9, 1000, 1000))
 
     assert (found.pid, found.start_time, found.timestamp, found.span_start) == (9, 50, 777, None)
-    assert read(line(ts=5, pid=8, start_time=50, span_start=1, span_end=2), Peer(9, 0, 0)) == Annotation(
-        timestamp=5, labels={"step": "12"}, pid=8, start_time=50, span_start=1, span_end=2, peer=Peer(9, 0, 0)
+    assert read(line(ts=5, pid=8, start_time=50, span_start=1, span_end=2), PeerCredentials(9, 0, 0)) == Annotation(
+        timestamp=5,
+        labels={"step": "12"},
+        pid=8,
+        start_time=50,
+        span_start=1,
+        span_end=2,
+        peer=PeerCredentials(9, 0, 0),
     )
 
 
@@ -87,35 +93,35 @@ def test_what_is_left_out_is_filled_in_from_the_kernel() -> None:
     ],
 )
 def test_a_bad_line_is_refused_and_the_place_named(data: bytes, reason: str, place: str) -> None:
-    with pytest.raises(Refused, match=place) as refused:
-        read(data, Peer(9, 1000, 1000))
+    with pytest.raises(AnnotationRefused, match=place) as refused:
+        read(data, PeerCredentials(9, 1000, 1000))
 
     assert refused.value.reason == reason
 
 
 def test_only_root_may_speak_for_another_users_process_and_nobody_for_one_that_is_gone() -> None:
-    assert read(line(pid=5), Peer(9, 0, 0)).pid == 5
-    with pytest.raises(Refused, match="another user's"):
-        read(line(pid=5), Peer(9, 1001, 1001))
-    with pytest.raises(Refused, match="no process 5"):
-        read(line(pid=5), Peer(9, 0, 0), None)
+    assert read(line(pid=5), PeerCredentials(9, 0, 0)).pid == 5
+    with pytest.raises(AnnotationRefused, match="another user's"):
+        read(line(pid=5), PeerCredentials(9, 1001, 1001))
+    with pytest.raises(AnnotationRefused, match="no process 5"):
+        read(line(pid=5), PeerCredentials(9, 0, 0), None)
 
 
 @given(st.binary(max_size=300))
 def test_any_line_is_taken_or_refused(data: bytes) -> None:
     try:
-        read(data, Peer(9, 0, 0))
-    except Refused as refused:
+        read(data, PeerCredentials(9, 0, 0))
+    except AnnotationRefused as refused:
         assert str(refused)
 
 
 def test_a_process_is_known_by_its_start(tmp_path: Path) -> None:
-    mine = incarnation(os.getpid())
+    mine = process_identity(os.getpid())
 
     assert mine
     assert (mine.uid, mine.start_time > 0) == (os.getuid(), True)
-    assert incarnation(2**22 + 1) is None
-    assert incarnation(5, tmp_path) is None
+    assert process_identity(2**22 + 1) is None
+    assert process_identity(5, tmp_path) is None
 
 
 def test_a_sender_is_answered_only_when_refused_and_the_rest_of_its_lines_are_taken(tmp_path: Path) -> None:
@@ -155,7 +161,7 @@ def test_a_line_that_is_too_long_ends_its_sender_and_no_other(tmp_path: Path) ->
             channel.settimeout(60)
             channel.sendall(b"x" * (MAX_LINE + 10))
             assert b"longer than" in channel.makefile("rb").readline()
-        assert send(server.path, {"step": "1"}) == ""
+        assert send_annotation(server.path, {"step": "1"}) == ""
 
     assert (server.taken, server.refused["too_long"]) == (1, 1)
 
@@ -198,7 +204,7 @@ def collective(arrival_ns: int, pid: int = 7) -> Collective:
 
 
 def test_a_span_is_joined_to_the_collectives_of_its_process_within_it(tmp_path: Path) -> None:
-    store = Store(tmp_path / "a.db")
+    store = TraceStore(tmp_path / "a.db")
     store.add([], 10.0, {7: "train"}, [collective(at) for at in (4, 5, 8, 9)] + [collective(6, pid=8)])
     said = Annotation(
         timestamp=9_000_000_000, labels={"step": "12"}, pid=7, start_time=1, span_start=5, span_end=9, peer=ME

@@ -6,7 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from ingero_agent.trace.capabilities import Capability, Facts, State, can_trace, evaluate, missing_privileges
+from ingero_agent.trace.capabilities import (
+    Capability,
+    Facts,
+    Support,
+    can_trace,
+    evaluate,
+    missing_privileges,
+)
 from ingero_testing.processes import BIN
 
 COSTS = {"entry": 600.0, "pair": 1200.0, "collective_cold": 4000.0, "wait_cold": 2000.0}
@@ -25,28 +32,36 @@ def test_a_good_machine_is_good_throughout() -> None:
     found = evaluate(GOOD)
 
     assert can_trace(found)
-    assert {one.state for one in found} == {State.OK}
+    assert {one.state for one in found} == {Support.OK}
 
 
 @pytest.mark.parametrize(
     ("change", "name", "state", "fix"),
     [
-        pytest.param({"release": "4.18.0"}, "kernel", State.MISSING, "5.15", id="old kernel"),
-        pytest.param({"machine": "riscv64"}, "kernel", State.MISSING, "x86_64", id="foreign machine"),
-        pytest.param({"effective": 0}, "privileges", State.MISSING, "BPF, PERFMON, SYS_PTRACE", id="no root"),
-        pytest.param({"bcc": False}, "compiler", State.MISSING, "apt-get install", id="no bcc"),
-        pytest.param({"load_error": "refused"}, "programs", State.MISSING, "above", id="no programs"),
+        pytest.param({"release": "4.18.0"}, "kernel", Support.MISSING, "5.15", id="old kernel"),
+        pytest.param({"machine": "riscv64"}, "kernel", Support.MISSING, "x86_64", id="foreign machine"),
+        pytest.param({"effective": 0}, "privileges", Support.MISSING, "BPF, PERFMON, SYS_PTRACE", id="no root"),
+        pytest.param({"bcc": False}, "compiler", Support.MISSING, "apt-get install", id="no bcc"),
+        pytest.param({"load_error": "refused"}, "programs", Support.MISSING, "above", id="no programs"),
         pytest.param(
-            {"lockdown": "none integrity [confidentiality]"}, "lockdown", State.MISSING, "lockdown", id="lockdown"
+            {"lockdown": "none integrity [confidentiality]"},
+            "lockdown",
+            Support.MISSING,
+            "lockdown",
+            id="lockdown",
         ),
-        pytest.param({"database_error": "/x cannot be written"}, "database", State.MISSING, "--db", id="no folder"),
+        pytest.param({"database_error": "/x cannot be written"}, "database", Support.MISSING, "--db", id="no folder"),
         pytest.param(
-            {"link_error": "Invalid argument", "perf_uprobes": False}, "links", State.MISSING, "6.6", id="no uprobes"
+            {"link_error": "Invalid argument", "perf_uprobes": False},
+            "links",
+            Support.MISSING,
+            "6.6",
+            id="no uprobes",
         ),
     ],
 )
 def test_what_is_missing_stops_tracing_and_has_a_cure(
-    change: dict[str, object], name: str, state: State, fix: str
+    change: dict[str, object], name: str, state: Support, fix: str
 ) -> None:
     found = lines(replace(GOOD, **change))  # type: ignore[arg-type]
 
@@ -57,20 +72,20 @@ def test_what_is_missing_stops_tracing_and_has_a_cure(
 @pytest.mark.parametrize(
     ("change", "name", "state"),
     [
-        ({"release": "5.15.0"}, "kernel", State.DEGRADED),
-        ({"btf": False}, "btf", State.DEGRADED),
-        ({"link_error": "Invalid argument"}, "links", State.DEGRADED),
-        ({"effective": 1 << 21}, "privileges", State.DEGRADED),
-        ({"no_returns": "it dies"}, "returns", State.DEGRADED),
-        ({"no_scheduler": "no types"}, "scheduler", State.DEGRADED),
-        ({"costs": None}, "cost", State.DEGRADED),
-        ({"costs": {**COSTS, "pair": 9000.0}}, "cost", State.DEGRADED),
-        ({"libraries": ()}, "libraries", State.ABSENT),
-        ({"gpu_error": "no driver"}, "gpu", State.ABSENT),
-        ({"pyarrow": False}, "parquet", State.ABSENT),
+        ({"release": "5.15.0"}, "kernel", Support.DEGRADED),
+        ({"btf": False}, "btf", Support.DEGRADED),
+        ({"link_error": "Invalid argument"}, "links", Support.DEGRADED),
+        ({"effective": 1 << 21}, "privileges", Support.DEGRADED),
+        ({"no_returns": "it dies"}, "returns", Support.DEGRADED),
+        ({"no_scheduler": "no types"}, "scheduler", Support.DEGRADED),
+        ({"costs": None}, "cost", Support.DEGRADED),
+        ({"costs": {**COSTS, "pair": 9000.0}}, "cost", Support.DEGRADED),
+        ({"libraries": ()}, "libraries", Support.ABSENT),
+        ({"gpu_error": "no driver"}, "gpu", Support.ABSENT),
+        ({"pyarrow": False}, "parquet", Support.ABSENT),
     ],
 )
-def test_what_works_with_less_does_not_stop_tracing(change: dict[str, object], name: str, state: State) -> None:
+def test_what_works_with_less_does_not_stop_tracing(change: dict[str, object], name: str, state: Support) -> None:
     found = lines(replace(GOOD, **change))  # type: ignore[arg-type]
 
     assert (found[name].state, can_trace(list(found.values()))) == (state, True)

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ingero_agent.trace.events import Collective, decode, lags, sample_mask
-from ingero_agent.trace.timeline import COLUMNS, Timeline, parse_rank
+from ingero_agent.trace.timeline import COLUMNS, CollectiveTimeline, parse_rank
 from ingero_testing.gpu_job import (
     attached,
     build_job,
@@ -155,7 +155,7 @@ def test_sampling_grows_coarser_under_load_and_fine_again_and_masks_nest() -> No
 def test_a_timeline_splits_a_ranks_time_into_computing_and_communicating() -> None:
     second = 10**9
     found = list(
-        Timeline().rows(
+        CollectiveTimeline().rows(
             [
                 collective(seq=1, arrival_ns=10 * second, end_ns=12 * second),
                 collective(seq=2, arrival_ns=15 * second, end_ns=16 * second),
@@ -171,7 +171,7 @@ def test_a_timeline_splits_a_ranks_time_into_computing_and_communicating() -> No
 
 
 def test_two_communicators_of_one_wait_share_a_step_and_the_jobs_rank_is_the_environments() -> None:
-    timeline = Timeline()
+    timeline = CollectiveTimeline()
     timeline.ranks[1] = 9
     found = list(
         timeline.rows(

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.trace.containers import Container, parse
-from ingero_agent.trace.counts import Counted
-from ingero_agent.trace.history import OPERATIONS, Filter, operations
+from ingero_agent.trace.containers import Container, parse_container
+from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.probes.table import FUNCTIONS
-from ingero_agent.trace.store import Store
+from ingero_agent.trace.queries import OPERATIONS, Filter, operations
+from ingero_agent.trace.store import TraceStore
 
 IDENTITY = "ab" * 32
 POD = "0f3c0000-1111-2222-3333-444455556666"
@@ -30,7 +30,7 @@ SYSTEMD = (
     ],
 )
 def test_container_and_pod_are_read_from_the_cgroup(path: str, container: str, pod_uid: str) -> None:
-    found = parse(f"0::{path}\n", b"")
+    found = parse_container(f"0::{path}\n", b"")
 
     assert found == Container(path, container, pod_uid)
 
@@ -38,21 +38,23 @@ def test_container_and_pod_are_read_from_the_cgroup(path: str, container: str, p
 def test_a_pods_name_comes_from_its_environment_and_nobody_elses_does() -> None:
     told = b"HOSTNAME=train-0\0POD_NAMESPACE=ml\0"
 
-    assert parse(f"0::{SYSTEMD}\n", told) == Container(SYSTEMD, IDENTITY, POD, "train-0", "ml")
-    assert parse(f"0::{SYSTEMD}\n", b"POD_NAME=other\0" + told) == Container(SYSTEMD, IDENTITY, POD, "other", "ml")
-    assert parse("0::/user.slice\n", told) == Container("/user.slice")
+    assert parse_container(f"0::{SYSTEMD}\n", told) == Container(SYSTEMD, IDENTITY, POD, "train-0", "ml")
+    assert parse_container(f"0::{SYSTEMD}\n", b"POD_NAME=other\0" + told) == Container(
+        SYSTEMD, IDENTITY, POD, "other", "ml"
+    )
+    assert parse_container("0::/user.slice\n", told) == Container("/user.slice")
 
 
 @given(st.text(max_size=300), st.binary(max_size=300))
 def test_anything_is_read(cgroups: str, environment: bytes) -> None:
-    found = parse(cgroups, environment)
+    found = parse_container(cgroups, environment)
 
     assert found is None or 0 <= found.cgroup < 2**63
 
 
 def test_a_query_shows_container_and_pod(tmp_path: Path) -> None:
-    store = Store(tmp_path / "a.db")
-    store.add([Counted(FUNCTIONS[0], pid, 3) for pid in (7, 8)], 1000.0, {7: "train"})
+    store = TraceStore(tmp_path / "a.db")
+    store.add([CallCount(FUNCTIONS[0], pid, 3) for pid in (7, 8)], 1000.0, {7: "train"})
     store.containers({7: Container(SYSTEMD, IDENTITY, POD, "train-0", "ml")}, 1000.0)
     store.close()
     rows = [

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, Counted, Differences, Scaler, longest, unpack
-from ingero_agent.trace.ledger import Ledger, quantile
-from ingero_agent.trace.page import buckets
+from ingero_agent.trace.collector import histogram_buckets
+from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, CallCount, CounterDeltas, Scaler, longest, unpack
 from ingero_agent.trace.probes.table import FUNCTIONS
+from ingero_agent.trace.stats import TraceStats, quantile
 from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, listening_port, said, tracing
 from ingero_testing.processes import wait_until
 
@@ -22,8 +22,8 @@ LAUNCH, COPY, REDUCE = BY_NAME["cudaLaunchKernel"], BY_NAME["cudaMemcpyAsync"], 
 
 
 def value(count: int, nanoseconds: int = 0, most: int = 0, size: int = 0, octave: int | None = None) -> bytes:
-    octaves = [count if index == octave else 0 for index in range(32)]
-    return struct.pack("=7Q32I", count, nanoseconds, most, size, 0, 0, count, *octaves)
+    histogram = [count if index == octave else 0 for index in range(32)]
+    return struct.pack("=7Q32I", count, nanoseconds, most, size, 0, 0, count, *histogram)
 
 
 def test_processors_are_added_up_and_the_longest_of_them_stands() -> None:
@@ -32,7 +32,7 @@ def test_processors_are_added_up_and_the_longest_of_them_stands() -> None:
 
 @given(st.lists(st.integers(0, 1000), max_size=20))
 def test_differences_add_up_to_the_last_value(steps: list[int]) -> None:
-    differences, key, total, found = Differences(), CALL_KEY.pack(7, LAUNCH.number, 0), 0, 0
+    differences, key, total, found = CounterDeltas(), CALL_KEY.pack(7, LAUNCH.number, 0), 0, 0
     for step in steps:
         total += step
         new = differences.call(key, unpack(value(total), 1))
@@ -44,23 +44,23 @@ def test_differences_add_up_to_the_last_value(steps: list[int]) -> None:
 @pytest.mark.parametrize(("dtype", "size"), [(7, 4000), (6, 2000), (10, 1000), (99, 0)])
 def test_elements_become_bytes_and_never_by_a_guess(dtype: int, size: int) -> None:
     key = COLLECTIVE_KEY.pack(7, REDUCE.number, dtype, 0, 1)
-    new = Differences().collective(key, unpack(value(1, size=1000), 1))
+    new = CounterDeltas().collective(key, unpack(value(1, size=1000), 1))
 
     assert new is not None
     assert new.size == size
 
 
 def test_a_function_that_is_not_in_the_table_is_passed_over() -> None:
-    assert Differences().call(CALL_KEY.pack(7, 250, 0), unpack(value(1), 1)) is None
+    assert CounterDeltas().call(CALL_KEY.pack(7, 250, 0), unpack(value(1), 1)) is None
 
 
 def test_the_longest_call_is_of_this_look_and_not_of_an_older_one() -> None:
     record, after = (5, 0, 9000, 0, 0), (6, 0, 9000, 0, 0)
-    octaves = tuple(int(index == 10) for index in range(32))
+    histogram = tuple(int(index == 10) for index in range(32))
 
-    assert longest(None, after, octaves) == 9000
-    assert longest(record, (6, 0, 9500, 0, 0), octaves) == 9500
-    assert longest(record, after, octaves) == 2047
+    assert longest(None, after, histogram) == 9000
+    assert longest(record, (6, 0, 9500, 0, 0), histogram) == 9500
+    assert longest(record, after, histogram) == 2047
 
 
 @given(st.integers(1, 100_000), st.sampled_from([4, 10, 30]), st.integers(2, 12))
@@ -70,7 +70,7 @@ def test_windows_and_estimates_together_report_the_true_number_of_a_steady_load(
     scaler, reported = Scaler(), 0
     for _ in range(windows):
         for second in range(every):
-            counted = [Counted(LAUNCH, 7, rate)] if second == 0 else []
+            counted = [CallCount(LAUNCH, 7, rate)] if second == 0 else []
             reported += sum(one.count for one in scaler.step(counted, float(second == 0), float(second > 0), {7}))
 
     assert abs(reported - rate * every * windows) <= windows
@@ -78,7 +78,7 @@ def test_windows_and_estimates_together_report_the_true_number_of_a_steady_load(
 
 def test_a_process_that_is_gone_is_estimated_no_more() -> None:
     scaler = Scaler()
-    list(scaler.step([Counted(LAUNCH, 7, 100)], 1.0, 0.0, {7}))
+    list(scaler.step([CallCount(LAUNCH, 7, 100)], 1.0, 0.0, {7}))
 
     assert [one.count for one in scaler.step([], 0.0, 0.5, {7})] == [50]
     assert list(scaler.step([], 0.0, 0.5, set())) == []
@@ -87,14 +87,14 @@ def test_a_process_that_is_gone_is_estimated_no_more() -> None:
 @pytest.mark.parametrize(("waits", "launches"), [(100, 2000), (50, 1000), (0, 0), (200, 4000)])
 def test_between_windows_estimates_follow_calls_that_are_always_counted(waits: int, launches: int) -> None:
     scaler = Scaler()
-    list(scaler.step([Counted(LAUNCH, 7, 2000)], 1.0, 0.0, {7}, {7: 100}))
+    list(scaler.step([CallCount(LAUNCH, 7, 2000)], 1.0, 0.0, {7}, {7: 100}))
 
     assert sum(one.count for one in scaler.step([], 0.0, 1.0, {7}, {7: waits})) == launches
 
 
 def test_a_window_with_hardly_any_such_call_says_no_ratio() -> None:
     scaler = Scaler()
-    list(scaler.step([Counted(LAUNCH, 7, 2000)], 1.0, 0.0, {7}, {7: 2}))
+    list(scaler.step([CallCount(LAUNCH, 7, 2000)], 1.0, 0.0, {7}, {7: 2}))
 
     assert [one.count for one in scaler.step([], 0.0, 1.0, {7}, {7: 0})] == [2000]
 
@@ -106,7 +106,7 @@ def test_windows_that_begin_inside_of_a_look_leave_the_sum_as_it_is(
     scaler, reported, on = Scaler(), 0, 1.0 - tenths / 10
     for _ in range(3):
         for second in range(every):
-            counted = [Counted(LAUNCH, 7, round(each * waits * on))] if second == 0 else []
+            counted = [CallCount(LAUNCH, 7, round(each * waits * on))] if second == 0 else []
             time_on = on if second == 0 else 0.0
             reported += sum(one.count for one in scaler.step(counted, time_on, 1.0 - time_on, {7}, {7: waits}))
 
@@ -116,7 +116,7 @@ def test_windows_that_begin_inside_of_a_look_leave_the_sum_as_it_is(
 
 def test_estimates_scale_time_and_bytes_and_say_that_they_are_estimates() -> None:
     scaler = Scaler()
-    list(scaler.step([Counted(COPY, 7, 10, 1000, size=500, kind=1)], 1.0, 0.0, {7}))
+    list(scaler.step([CallCount(COPY, 7, 10, 1000, size=500, kind=1)], 1.0, 0.0, {7}))
     (one,) = scaler.step([], 0.0, 3.0, {7})
 
     assert (one.count, one.nanoseconds, one.size, one.kind, one.estimated) == (30, 3000, 1500, 1, True)
@@ -124,21 +124,21 @@ def test_estimates_scale_time_and_bytes_and_say_that_they_are_estimates() -> Non
 
 @pytest.mark.parametrize(("share", "low", "high"), [(0.5, 1024, 2048), (0.99, 2**20, 2**21), (0.0, 0, 1024)])
 def test_quantiles_lie_in_the_octave_that_holds_them(share: float, low: float, high: float) -> None:
-    octaves = [0] * 32
-    octaves[10], octaves[20] = 90, 10
+    histogram = [0] * 32
+    histogram[10], histogram[20] = 90, 10
 
-    assert low <= quantile(octaves, share) <= high
+    assert low <= quantile(histogram, share) <= high
     assert quantile([0] * 32, share) == 0
 
 
 def test_copies_are_kept_by_direction_and_fall_into_their_buckets() -> None:
-    ledger = Ledger()
-    octaves = tuple(3 * int(index == 20) for index in range(32))
-    ledger.add([Counted(COPY, 7, 3, 3 * 10**6, size=300, kind=1, octaves=octaves), Counted(LAUNCH, 7, 5)])
+    ledger = TraceStats()
+    histogram = tuple(3 * int(index == 20) for index in range(32))
+    ledger.add([CallCount(COPY, 7, 3, 3 * 10**6, size=300, kind=1, histogram=histogram), CallCount(LAUNCH, 7, 5)])
 
     assert {name: totals.size for name, totals in ledger.copies.items()} == {"h2d": 300}
-    assert sum(buckets(ledger.copies["h2d"])) == 3
-    assert buckets(ledger.copies["h2d"])[4] == 3
+    assert sum(histogram_buckets(ledger.copies["h2d"])) == 3
+    assert histogram_buckets(ledger.copies["h2d"])[4] == 3
 
 
 STORM = r"""

@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from ingero_agent.sources import ReadFailed
-from ingero_agent.sources.database import DatabaseSource
+from ingero_agent.sources.trace_db import DatabaseSource
 from ingero_agent.trace import seccomp
-from ingero_agent.trace.annotations import send
+from ingero_agent.trace.annotations import send_annotation
 from ingero_agent.trace.calibrate import Twins
 from ingero_agent.trace.discovery import identify
-from ingero_agent.trace.seccomp import CHILD, verdict
+from ingero_agent.trace.seccomp import CHILD, explain_exit
 from ingero_testing.gpu_job import (
     COLLECTIVES,
     RUNTIME,
@@ -110,8 +110,8 @@ def ended(started: subprocess.Popen[bytes]) -> set[int]:
     [(0, ""), (-31, "dies of a return probe (signal 31)"), (3, "it is not known"), (1, "ended with 1")],
 )
 def test_how_the_process_that_tried_ended_says_whether_calls_can_be_timed(status: int, words: str) -> None:
-    assert words in verdict(status)
-    assert bool(verdict(status)) == bool(status)
+    assert words in explain_exit(status)
+    assert bool(explain_exit(status)) == bool(status)
 
 
 def test_a_process_that_dies_under_its_filter_is_told_from_one_that_lives(
@@ -154,7 +154,7 @@ def test_where_no_program_can_be_loaded_gpus_and_annotations_go_on_and_nobody_is
                "--annotate", "--annotate-socket", str(socket))  # fmt: skip
     with process(tmp_path / "trace.log", *(UNPRIVILEGED if os.getuid() == 0 else ()), *command) as agent:
         wait_until(lambda: "listening" in agent.words(), "the page")
-        assert send(socket, {"step": "1"}) == ""
+        assert send_annotation(socket, {"step": "1"}) == ""
         wait_until(lambda: "ingero_trace_annotations_total 1.0" in page(agent), "the annotation")
         text = page(agent)
 

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from ingero_agent.trace import calibrate
 from ingero_agent.trace.calibrate import FLOOR, extra_nanoseconds
-from ingero_agent.trace.counts import Counted
+from ingero_agent.trace.call_rates import CallRates
+from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.governor import (
     COLLECTIVE,
     CORE,
@@ -21,11 +22,11 @@ from ingero_agent.trace.governor import (
     STEP,
     STEPS,
     WAIT,
-    Cost,
+    CallRate,
+    DutyCycle,
     GovernorConfig,
     GovernorState,
-    Rate,
-    Window,
+    ProbeCost,
     advance,
     cost_at,
     duty,
@@ -33,12 +34,16 @@ from ingero_agent.trace.governor import (
     reader_level,
 )
 from ingero_agent.trace.probes.table import FUNCTIONS
-from ingero_agent.trace.rates import CallRates
-from ingero_agent.trace.tracer import Tracer
+from ingero_agent.trace.tracer import EbpfTracer
 
 CONFIG = GovernorConfig()
 COSTS = st.fixed_dictionaries({CORE: st.floats(0, 0.004), LAUNCH: st.floats(0, 0.5), MEMORY: st.floats(0, 0.5)})
-PRICES = {ENTRY: Cost(1000, 1000), PAIR: Cost(2000, 2000), COLLECTIVE: Cost(4000, 4000), WAIT: Cost(2000, 2000)}
+PRICES = {
+    ENTRY: ProbeCost(1000, 1000),
+    PAIR: ProbeCost(2000, 2000),
+    COLLECTIVE: ProbeCost(4000, 4000),
+    WAIT: ProbeCost(2000, 2000),
+}
 
 
 def run(state: GovernorState, full: dict[str, float], seconds: int, start: float = 0.0) -> list[GovernorState]:
@@ -105,7 +110,11 @@ def test_a_short_burst_sheds_nothing() -> None:
     [(1_000, 0), (3_000, 0), (10_000, 1), (13_000, 1), (30_000, 2), (100_000, 5), (250_000, 6), (1_000_000, 6)],
 )
 def test_launches_a_second_and_the_step_they_lead_to_at_one_microsecond_each(launches: int, step: int) -> None:
-    rates = {LAUNCH: {ENTRY: Rate(launches)}, MEMORY: {}, CORE: {COLLECTIVE: Rate(100), WAIT: Rate(100, 100)}}
+    rates = {
+        LAUNCH: {ENTRY: CallRate(launches)},
+        MEMORY: {},
+        CORE: {COLLECTIVE: CallRate(100), WAIT: CallRate(100, 100)},
+    }
     full = full_cost(rates, PRICES)
 
     assert run(GovernorState(), full, 5)[-1].step == step
@@ -115,10 +124,10 @@ def test_launches_a_second_and_the_step_they_lead_to_at_one_microsecond_each(lau
 def test_calls_cost_the_more_the_more_there_are_and_cold_ones_their_own_price(
     cold: float, more: float, warm: float, extra: float
 ) -> None:
-    cost = Cost(warm, warm + extra)
+    cost = ProbeCost(warm, warm + extra)
 
-    assert cost.share(Rate(cold, cold)) == pytest.approx(cold * cost.cold / 1e9)
-    assert cost.share(Rate(cold + more, cold)) - cost.share(Rate(cold, cold)) == pytest.approx(
+    assert cost.share(CallRate(cold, cold)) == pytest.approx(cold * cost.cold / 1e9)
+    assert cost.share(CallRate(cold + more, cold)) - cost.share(CallRate(cold, cold)) == pytest.approx(
         more * warm / 1e9, abs=1e-9
     )
 
@@ -126,20 +135,26 @@ def test_calls_cost_the_more_the_more_there_are_and_cold_ones_their_own_price(
 def test_a_process_pays_by_what_it_calls_and_a_closed_group_keeps_its_rates() -> None:
     names = {function.name: function for function in FUNCTIONS}
     launch, reduce, wait = (names[name] for name in ("cudaLaunchKernel", "ncclAllReduce", "cudaStreamSynchronize"))
-    prices, on = {**PRICES, ENTRY: Cost(1000, 3000), STEP: Cost(9000, 9000)}, {CORE: 1.0, LAUNCH: 0.5, MEMORY: 1.0}
+    prices, on = (
+        {**PRICES, ENTRY: ProbeCost(1000, 3000), STEP: ProbeCost(9000, 9000)},
+        {CORE: 1.0, LAUNCH: 0.5, MEMORY: 1.0},
+    )
     rates = CallRates()
 
     rates.update(
-        [Counted(launch, 1, 500, cold=100), Counted(reduce, 1, 10), Counted(wait, 1, 10)], on, {1}, {wait.number}
+        [CallCount(launch, 1, 500, cold=100), CallCount(reduce, 1, 10), CallCount(wait, 1, 10)],
+        on,
+        {1},
+        {wait.number},
     )
-    first = rates.dearest(prices)
-    rates.update([Counted(reduce, 1, 20)], {CORE: 1.0, LAUNCH: 0.0, MEMORY: 1.0}, {1}, ())
-    second = rates.dearest(prices)
+    first = rates.most_expensive(prices)
+    rates.update([CallCount(reduce, 1, 20)], {CORE: 1.0, LAUNCH: 0.0, MEMORY: 1.0}, {1}, ())
+    second = rates.most_expensive(prices)
     rates.update([], on, set(), ())
 
     assert first == pytest.approx({CORE: 10 * (4 + 2 + 9) / 1e6, LAUNCH: (800 + 200 * 3) / 1e6, MEMORY: 0.0})
     assert second == pytest.approx({CORE: 20 * 4 / 1e6, LAUNCH: (800 + 200 * 3) / 1e6, MEMORY: 0.0})
-    assert rates.dearest(prices) == {CORE: 0.0, LAUNCH: 0.0, MEMORY: 0.0}
+    assert rates.most_expensive(prices) == {CORE: 0.0, LAUNCH: 0.0, MEMORY: 0.0}
 
 
 def test_what_a_call_costs_is_told_from_what_its_twin_costs_whatever_interrupts() -> None:
@@ -168,11 +183,11 @@ def test_each_step_costs_no_more_than_the_one_before() -> None:
 
 @given(st.integers(0, len(STEPS) - 1), st.floats(0, 1e6))
 def test_windows_are_open_for_their_share_of_the_time(step: int, begun: float) -> None:
-    window = Window(step, begun)
+    window = DutyCycle(step, begun)
 
-    opened = sum(window.is_open(LAUNCH, begun + tick / 10) for tick in range(5, 6000, 10))
+    open_read_only = sum(window.is_open(LAUNCH, begun + tick / 10) for tick in range(5, 6000, 10))
 
-    assert opened == 600 * duty(step, LAUNCH)
+    assert open_read_only == 600 * duty(step, LAUNCH)
 
 
 def test_an_agent_that_works_too_much_looks_less_often_and_comes_back() -> None:
@@ -191,13 +206,13 @@ def test_a_budget_that_makes_no_sense_is_refused(change: dict[str, float]) -> No
 
 @pytest.mark.ebpf
 def test_the_cost_of_a_probe_is_measured_anew_and_the_measurement_is_no_call_of_anybody() -> None:
-    tracer = Tracer()
+    tracer = EbpfTracer()
     try:
         tracer.costs = {}
         tracer.recalibrate()
 
         assert set(tracer.costs) == set(FLOOR)
         assert all(FLOOR[kind].warm <= cost.warm <= cost.cold < 1e8 for kind, cost in tracer.costs.items())
-        assert (tracer.read(), tracer.events(), tracer.lost()) == ([], [], {})
+        assert (tracer.read_counts(), tracer.read_events(), tracer.lost()) == ([], [], {})
     finally:
         tracer.close()

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 from ingero_agent.health.throttle import Throttle
-from ingero_agent.trace.chains import GpuUse, Severity, Stretch, find_chains
-from ingero_agent.trace.evidence import stretch
-from ingero_agent.trace.export import ExportConfig, build
-from ingero_agent.trace.gpus import LATE, LATE_SECONDS, NONE, NVML, Gpu, GpuBook, Poller
-from ingero_agent.trace.history import GPUS, Filter, gpus
-from ingero_agent.trace.ledger import Ledger
-from ingero_agent.trace.store import Store
+from ingero_agent.trace.evidence import read_time_window
+from ingero_agent.trace.export import ExportConfig, build_request
+from ingero_agent.trace.findings import GpuUse, Severity, TimeWindow, find_causes
+from ingero_agent.trace.gpus import LATE, LATE_SECONDS, NONE, NVML, GpuPoller, GpuSample, GpuStats
+from ingero_agent.trace.queries import GPUS, Filter, gpus
+from ingero_agent.trace.stats import TraceStats
+from ingero_agent.trace.store import TraceStore
 from ingero_contract import metrics
 from ingero_testing.gpu_job import listening_port
 from ingero_testing.nvml import build_nvml
@@ -57,9 +57,9 @@ def look(driver: Path, **state: str) -> list[dict[str, object]]:
     return found
 
 
-def gpu(index: int = 0, **changes: object) -> Gpu:
+def gpu(index: int = 0, **changes: object) -> GpuSample:
     known = {"index": index, "uuid": f"GPU-{index}", "used": 20, "free": 70, "total": 100, "throttle": frozenset()}
-    return Gpu(**{**known, **changes})  # type: ignore[arg-type]
+    return GpuSample(**{**known, **changes})  # type: ignore[arg-type]
 
 
 def test_each_gpu_tells_memory_clocks_throttling_and_who_holds_what(driver: Path) -> None:
@@ -71,7 +71,7 @@ def test_each_gpu_tells_memory_clocks_throttling_and_who_holds_what(driver: Path
     assert first == {
         "index": 0, "uuid": "GPU-0", "used": 20 << 30, "free": 60 << 30, "total": 80 << 30,
         "throttle": ["hw", "thermal"], "sm_mhz": 1200, "sm_max_mhz": 1980, "memory_mhz": 1980,
-        "held_ns": {"power": 7, "thermal": 5}, "processes": {"77": 12 << 30},
+        "throttled_ns": {"power": 7, "thermal": 5}, "processes": {"77": 12 << 30},
     }  # fmt: skip
     assert (second["throttle"], second["processes"]) == ([], {})
 
@@ -79,7 +79,7 @@ def test_each_gpu_tells_memory_clocks_throttling_and_who_holds_what(driver: Path
 def test_what_a_gpu_does_not_tell_is_absent_and_a_lost_one_is_left_out(driver: Path) -> None:
     (only,) = look(driver, NVML_COUNT="2", NVML_LOST="1,0", NVML_UNSUPPORTED="0,1", NVML_NO_VIOLATIONS="0,1")
 
-    assert (only["index"], only["throttle"], only["held_ns"]) == (1, None, {})
+    assert (only["index"], only["throttle"], only["throttled_ns"]) == (1, None, {})
 
 
 @pytest.mark.parametrize(("state", "words"), [({"NVML_INIT": "9"}, "NVML: "), ({"NVML_COUNT": "0"}, "no GPU")])
@@ -92,7 +92,7 @@ def test_an_answer_that_is_late_is_missing_and_a_driver_that_comes_back_is_heard
         def __init__(self) -> None:
             self.free, self.looks = threading.Event(), 0
 
-        def read(self) -> list[Gpu]:
+        def read(self) -> list[GpuSample]:
             self.looks += 1
             if self.looks == 2:
                 self.free.wait(30)
@@ -100,7 +100,7 @@ def test_an_answer_that_is_late_is_missing_and_a_driver_that_comes_back_is_heard
 
     now = [0.0]
     reader = Hangs()
-    poller = Poller(0.001, lambda: reader, lambda: now[0])
+    poller = GpuPoller(0.001, lambda: reader, lambda: now[0])
     wait_until(lambda: reader.looks == 2, "the driver to hang")
     assert (poller.mode, len(poller.latest())) == (NVML, 1)
 
@@ -113,36 +113,36 @@ def test_an_answer_that_is_late_is_missing_and_a_driver_that_comes_back_is_heard
 
 
 def test_no_driver_is_a_mode_with_a_reason() -> None:
-    poller = Poller(1.0, lambda: "no driver here")
+    poller = GpuPoller(1.0, lambda: "no driver here")
     wait_until(lambda: poller.mode == NONE, "the answer")
 
     assert (poller.reason, poller.latest()) == ("no driver here", [])
 
 
 def test_throttling_between_two_looks_counts_although_no_look_saw_it() -> None:
-    book = GpuBook()
+    book = GpuStats()
     for held in (100, 100, 250, 250):
-        book.take([gpu(held_ns={THERMAL: held})])
+        book.add([gpu(throttled_ns={THERMAL: held})])
 
     assert book.throttling.began == {("GPU-0", THERMAL): 1}
     assert book.throttling.now["GPU-0"] == frozenset()
-    assert book.held_ns == {("GPU-0", THERMAL): 150}
+    assert book.throttled_ns == {("GPU-0", THERMAL): 150}
 
 
 def test_throttling_that_looks_see_begins_once() -> None:
-    book = GpuBook()
+    book = GpuStats()
     for held, seen in ((0, ()), (50, (POWER,)), (150, (POWER,)), (160, ()), (160, (POWER,))):
-        book.take([gpu(held_ns={POWER: held}, throttle=frozenset(seen))])
+        book.add([gpu(throttled_ns={POWER: held}, throttle=frozenset(seen))])
 
     assert book.throttling.began == {("GPU-0", POWER): 2}
 
 
 def test_a_stretch_keeps_the_worst_and_is_told_once(tmp_path: Path) -> None:
-    book, store = GpuBook(), Store(tmp_path / "a.db")
-    book.take([gpu(sm_mhz=1900, sm_max_mhz=1980, held_ns={THERMAL: 0}), gpu(1)])
-    book.take([gpu(sm_mhz=900, sm_max_mhz=1980, held_ns={THERMAL: 3_000_000}, throttle=frozenset({THERMAL, HW}))])
-    store.gpus(book.stretch(), 100.0)
-    store.gpus(book.stretch(), 101.0)
+    book, store = GpuStats(), TraceStore(tmp_path / "a.db")
+    book.add([gpu(sm_mhz=1900, sm_max_mhz=1980, throttled_ns={THERMAL: 0}), gpu(1)])
+    book.add([gpu(sm_mhz=900, sm_max_mhz=1980, throttled_ns={THERMAL: 3_000_000}, throttle=frozenset({THERMAL, HW}))])
+    store.gpus(book.drain_window(), 100.0)
+    store.gpus(book.drain_window(), 101.0)
     store.close()
 
     rows = [dict(zip(GPUS, row, strict=True)) for row in gpus(tmp_path / "a.db", Filter(begin=0, end=200))]
@@ -154,22 +154,24 @@ def test_a_stretch_keeps_the_worst_and_is_told_once(tmp_path: Path) -> None:
 
 
 def test_a_database_of_an_older_agent_has_no_gpus_and_can_be_read(tmp_path: Path) -> None:
-    Store(tmp_path / "a.db").close()
+    TraceStore(tmp_path / "a.db").close()
     with closing(sqlite3.connect(tmp_path / "a.db")) as database:
         database.execute("DROP TABLE gpu_samples")
 
     assert gpus(tmp_path / "a.db", Filter(begin=0, end=1)) == []
-    assert list(stretch(tmp_path / "a.db", Filter(begin=0, end=1)).gpus) == []
+    assert list(read_time_window(tmp_path / "a.db", Filter(begin=0, end=1)).gpus) == []
 
 
 def test_a_throttled_gpu_is_a_cause_with_evidence_and_stands_behind_slow_calls() -> None:
     hot = GpuUse(
-        index=3, uuid="GPU-3", throttled={"thermal": 0.4, "sw": 0.05}, held_seconds={"thermal": 12.0}, sm_mhz=900,
-        sm_max_mhz=1980,
+        index=3, uuid="GPU-3", throttled={"thermal": 0.4, "sw": 0.05}, throttled_seconds={"thermal": 12.0},
+        sm_mhz=900, sm_max_mhz=1980,
     )  # fmt: skip
-    octaves = [0] * 10 + [90] + [0] * 9 + [10] + [0] * 11
+    histogram = [0] * 10 + [90] + [0] * 9 + [10] + [0] * 11
     tail, throttled = sorted(
-        find_chains(Stretch(gpus=[hot], octaves={(7, "cudaMemcpy"): octaves})), key=lambda one: one.kind, reverse=True
+        find_causes(TimeWindow(gpus=[hot], histogram={(7, "cudaMemcpy"): histogram})),
+        key=lambda one: one.kind,
+        reverse=True,
     )
 
     assert (throttled.kind, throttled.severity) == ("gpu-throttled", Severity.HIGH)
@@ -180,15 +182,19 @@ def test_a_throttled_gpu_is_a_cause_with_evidence_and_stands_behind_slow_calls()
 
 
 def test_a_gpu_that_is_free_and_not_full_is_no_cause() -> None:
-    assert find_chains(Stretch(gpus=[GpuUse(index=0, uuid="a", throttled={"sw": 0.09}, memory=0.9)])) == []
-    (full,) = find_chains(Stretch(gpus=[GpuUse(index=0, uuid="a", memory=0.97)]))
+    assert find_causes(TimeWindow(gpus=[GpuUse(index=0, uuid="a", throttled={"sw": 0.09}, memory=0.9)])) == []
+    (full,) = find_causes(TimeWindow(gpus=[GpuUse(index=0, uuid="a", memory=0.97)]))
     assert full.kind == "gpu-memory"
 
 
 def test_gpus_are_exported_under_the_published_names() -> None:
-    ledger = Ledger()
-    ledger.gpus.take([gpu(sm_mhz=1500, processes={7: 5}, throttle=frozenset({SW}))])
-    sent = build(ledger, (), None, ExportConfig(endpoint="e", node="n"), 1, 1).resource_metrics[0].scope_metrics[0]
+    ledger = TraceStats()
+    ledger.gpus.add([gpu(sm_mhz=1500, processes={7: 5}, throttle=frozenset({SW}))])
+    sent = (
+        build_request(ledger, (), None, ExportConfig(endpoint="e", node="n"), 1, 1)
+        .resource_metrics[0]
+        .scope_metrics[0]
+    )
     points = {one.name: one.gauge.data_points for one in sent.metrics}
 
     assert points[metrics.GPU_MEMORY_USED][0].as_int == 20

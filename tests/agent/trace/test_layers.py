@@ -9,42 +9,42 @@ from pathlib import Path
 
 import pytest
 
-from ingero_agent.trace.discovery import FileIdentity, Finder, Found, parse_size
-from ingero_agent.trace.plan import Target, places, plan
+from ingero_agent.trace.discovery import FileIdentity, LibraryFinder, MappedLibrary, parse_size
 from ingero_agent.trace.probes.table import IMPORTANT, library_functions
+from ingero_agent.trace.targets import AttachTarget, plan_targets, probe_places
 from ingero_testing.gpu_job import attached, compile_c, go, job, link_lives, links_of, said, tracing
 from ingero_testing.processes import wait_until
 
 A, B, C = (FileIdentity(inode, 1, 1) for inode in (1, 2, 3))
 
 
-def found(kind: str, pid: int, identity: FileIdentity) -> Found:
-    return Found(kind, pid, identity, Path(f"/proc/{pid}/map_files/{kind}"))
+def found(kind: str, pid: int, identity: FileIdentity) -> MappedLibrary:
+    return MappedLibrary(kind, pid, identity, Path(f"/proc/{pid}/map_files/{kind}"))
 
 
-def targets(libraries: dict[int, list[Found]], static: tuple[int, ...] = ()) -> set[Target]:
-    return set(plan(libraries, lambda pid: (C, Path(f"/proc/{pid}/exe")) if pid in static else None))
+def targets(libraries: dict[int, list[MappedLibrary]], static: tuple[int, ...] = ()) -> set[AttachTarget]:
+    return set(plan_targets(libraries, lambda pid: (C, Path(f"/proc/{pid}/exe")) if pid in static else None))
 
 
 def test_a_library_of_many_processes_is_one_target() -> None:
     libraries = {pid: [found("cudart", pid, A), found("nccl", pid, B)] for pid in (1, 2, 3)}
 
-    assert targets(libraries) == {Target("cudart", A), Target("nccl", B)}
+    assert targets(libraries) == {AttachTarget("cudart", A), AttachTarget("nccl", B)}
 
 
 def test_the_driver_is_counted_only_for_a_process_without_a_runtime() -> None:
     libraries = {1: [found("cudart", 1, A), found("cuda", 1, B)], 2: [found("cuda", 2, B)], 3: [found("cuda", 3, B)]}
 
     assert targets(libraries, static=(3,)) == {
-        Target("cudart", A),
-        Target("cuda", B, 2),
-        Target("cudart", C, 0, True),
+        AttachTarget("cudart", A),
+        AttachTarget("cuda", B, 2),
+        AttachTarget("cudart", C, 0, True),
     }
 
 
 def test_a_process_that_loads_its_runtime_later_leaves_the_driver() -> None:
-    assert targets({1: [found("cuda", 1, B)]}) == {Target("cuda", B, 1)}
-    assert targets({1: [found("cuda", 1, B), found("cudart", 1, A)]}) == {Target("cudart", A)}
+    assert targets({1: [found("cuda", 1, B)]}) == {AttachTarget("cuda", B, 1)}
+    assert targets({1: [found("cuda", 1, B), found("cudart", 1, A)]}) == {AttachTarget("cudart", A)}
 
 
 def test_two_names_of_one_function_are_probed_once() -> None:
@@ -55,7 +55,7 @@ def test_two_names_of_one_function_are_probed_once() -> None:
         "cudaMalloc": [256],
         "cudaSetDevice": [512],
     }
-    chosen = places(functions, offsets, 3)
+    chosen = probe_places(functions, offsets, 3)
 
     assert list(chosen["launch"]["launch"]) == [64, 128]
     assert list(chosen["memory"]["call"]) == [256]
@@ -65,7 +65,7 @@ def test_two_names_of_one_function_are_probed_once() -> None:
 
 def test_the_way_of_older_kernels_takes_few_functions() -> None:
     functions = library_functions("cudart")
-    chosen = places(functions, {name: [64 * place] for place, name in enumerate(functions, 1)}, 0, few=True)
+    chosen = probe_places(functions, {name: [64 * place] for place, name in enumerate(functions, 1)}, 0, few=True)
     probed = [offset for kinds in chosen.values() for cookies in kinds.values() for offset in cookies]
 
     assert 0 < len(probed) <= 20
@@ -86,7 +86,7 @@ def test_start_and_size_of_a_process_with_an_odd_name() -> None:
 def test_a_process_is_looked_into_again_only_when_it_grew(tmp_path: Path) -> None:
     line = "7f00-7f01 r-xp 00000000 08:01 12 /opt/libnccl.so.2\n"
     fake_process(tmp_path, 10, 4096)
-    finder = Finder(tmp_path, lambda: 0.0)
+    finder = LibraryFinder(tmp_path, lambda: 0.0)
     before = finder.find()
     fake_process(tmp_path, 10, 4096, line)
     (tmp_path / "10/map_files").mkdir()

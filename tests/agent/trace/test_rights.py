@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ingero_agent.sources import ReadFailed
-from ingero_agent.sources.database import DatabaseSource
+from ingero_agent.sources.trace_db import DatabaseSource
 from ingero_agent.trace.capabilities import PRIVILEGES, no_mapped_files
 from ingero_agent.trace.discovery import mapped_files_error
 from ingero_operator.render.agents import CAPABILITIES
@@ -22,8 +22,8 @@ from tests.agent.trace.test_layers import CALLER, launches
 
 ANOTHER_USER = ("setpriv", "--reuid=1000", "--clear-groups", "--inh-caps=-all", "--bounding-set=-all")
 FIND = """
-from ingero_agent.trace.discovery import Finder
-finder = Finder()
+from ingero_agent.trace.discovery import LibraryFinder
+finder = LibraryFinder()
 print(finder.find(), dict(finder.refused))
 """
 

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_agent.trace.btf import NoTypes, Types, switch_layout
-from ingero_agent.trace.chains import Severity, Stretch, find_chains
-from ingero_agent.trace.scheduler import FLOOR_NS, SHARE_OF_BUDGET, cost_ns, parse_switches, watched
-from ingero_agent.trace.tracer import Tracer
+from ingero_agent.trace.findings import Severity, TimeWindow, find_causes
+from ingero_agent.trace.scheduler import FLOOR_NS, SHARE_OF_BUDGET, cost_ns, parse_switches, should_watch
+from ingero_agent.trace.tracer import EbpfTracer
 from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, said, tracing
 from ingero_testing.processes import wait_until
 
@@ -88,8 +88,8 @@ def test_watching_never_takes_more_than_its_share_of_the_budget_and_begins_again
 ) -> None:
     limit = SHARE_OF_BUDGET * budget
 
-    assert watched(True, share, budget) == (share <= limit)
-    assert watched(False, share, budget) == (share <= limit / 2)
+    assert should_watch(True, share, budget) == (share <= limit)
+    assert should_watch(False, share, budget) == (share <= limit / 2)
 
 
 @pytest.mark.parametrize(
@@ -104,21 +104,21 @@ def test_what_a_switch_costs_is_what_both_programs_take(
 
 @pytest.mark.ebpf
 def test_what_watching_costs_is_measured_by_the_kernel_and_above_the_limit_it_is_left_off() -> None:
-    tracer = Tracer()
+    tracer = EbpfTracer()
     try:
         scheduler = tracer.scheduler
         scheduler.switch_ns, scheduler.budget = 0.0, 1.0
-        scheduler.judge(1e6)
-        scheduler.judge(1e6 + 1)
+        scheduler.adjust(1e6)
+        scheduler.adjust(1e6 + 1)
         wait_until(lambda: scheduler._runs("on_switch")[1] > 0, "a switch")
-        scheduler.judge(1e6 + 2)
+        scheduler.adjust(1e6 + 2)
         assert scheduler.on
         assert scheduler.switch_ns >= FLOOR_NS
         assert scheduler.share > 0
 
         scheduler.budget, before = 1e-12, parse_switches(Path("/proc/stat").read_text())
         wait_until(lambda: parse_switches(Path("/proc/stat").read_text()) > before, "a switch")
-        scheduler.judge(1e6 + 3)
+        scheduler.adjust(1e6 + 3)
         assert (scheduler.on, scheduler.share) == (False, 0.0)
     finally:
         tracer.close()
@@ -189,7 +189,7 @@ def test_a_nameless_part_of_a_structure_is_part_of_it() -> None:
 
 
 def test_a_process_that_wants_processors_is_told_so() -> None:
-    (chain,) = find_chains(Stretch(stalls={7: 0.8, 8: 0.05}, names={7: "train"}))
+    (finding,) = find_causes(TimeWindow(stalls={7: 0.8, 8: 0.05}, names={7: "train"}))
 
-    assert (chain.kind, chain.severity) == ("cpu-starved", Severity.HIGH)
-    assert chain.summary == "threads of train (7) wanted a processor and had none for 0.80 s a second"
+    assert (finding.kind, finding.severity) == ("cpu-starved", Severity.HIGH)
+    assert finding.summary == "threads of train (7) wanted a processor and had none for 0.80 s a second"

@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from ingero_agent.cli import main
-from ingero_agent.trace.discovery import CUDA, CUDART, FileIdentity, Found
-from ingero_agent.trace.plan import Target, plan
-from ingero_agent.trace.selection import Selection, split
+from ingero_agent.trace.discovery import CUDA, CUDART, FileIdentity, MappedLibrary
+from ingero_agent.trace.selection import Selection, split_by_selection
+from ingero_agent.trace.targets import AttachTarget, plan_targets
 from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, links_of, tracing
 from ingero_testing.processes import wait_until
 
@@ -43,20 +43,20 @@ COMMANDS = {1: "python train.py --fast", 2: "python serve.py", 3: "nvtop"}
 def test_patterns_choose_and_excluding_wins(only: str | None, exclude: str | None, wanted: set[int]) -> None:
     selection = Selection(only and re.compile(only), exclude and re.compile(exclude))  # type: ignore[arg-type]
 
-    taken, left = split(dict.fromkeys(COMMANDS, "x"), selection, COMMANDS.__getitem__)
+    taken, left = split_by_selection(dict.fromkeys(COMMANDS, "x"), selection, COMMANDS.__getitem__)
 
     assert (set(taken), left) == (wanted, set(COMMANDS) - wanted)
 
 
 def test_with_a_choice_every_process_has_probes_of_its_own() -> None:
     file = FileIdentity(1, 2, 3)
-    found = {pid: [Found(CUDART, pid, file, Path(f"/{pid}"))] for pid in (5, 6)}
-    found[7] = [Found(CUDA, 7, file, Path("/7"))]
+    found = {pid: [MappedLibrary(CUDART, pid, file, Path(f"/{pid}"))] for pid in (5, 6)}
+    found[7] = [MappedLibrary(CUDA, 7, file, Path("/7"))]
 
-    assert set(plan(found, lambda _: None, apart=True)) == {
-        Target(CUDART, file, 5), Target(CUDART, file, 6), Target(CUDA, file, 7)
+    assert set(plan_targets(found, lambda _: None, per_process=True)) == {
+        AttachTarget(CUDART, file, 5), AttachTarget(CUDART, file, 6), AttachTarget(CUDA, file, 7)
     }  # fmt: skip
-    assert set(plan(found, lambda _: None)) == {Target(CUDART, file), Target(CUDA, file, 7)}
+    assert set(plan_targets(found, lambda _: None)) == {AttachTarget(CUDART, file), AttachTarget(CUDA, file, 7)}
 
 
 def test_a_pattern_that_is_none_is_named() -> None:

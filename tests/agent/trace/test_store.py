@@ -14,19 +14,19 @@ from typing import Any
 
 import pytest
 
-from ingero_agent.trace.chains import Severity, Slow, Stretch, find_chains
-from ingero_agent.trace.counts import Counted
+from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.events import Collective, SlowCall
-from ingero_agent.trace.evidence import stretch
-from ingero_agent.trace.history import CannotRead, Filter, collectives, operations
+from ingero_agent.trace.evidence import read_time_window
+from ingero_agent.trace.findings import LongCall, Severity, TimeWindow, find_causes
 from ingero_agent.trace.probes.table import FUNCTIONS
-from ingero_agent.trace.store import Retention, Snapshot, Store
+from ingero_agent.trace.queries import CannotRead, Filter, collectives, operations
+from ingero_agent.trace.store import HostSnapshot, Retention, TraceStore
 from ingero_testing.processes import BIN, next_line
 
 BY_NAME = {function.name: function for function in FUNCTIONS}
 LAUNCH, WAIT = BY_NAME["cudaLaunchKernel"], BY_NAME["cudaStreamSynchronize"]
-CALM = Snapshot(20.0, 40.0, 8000, 0, 1.0)
-BUSY = Snapshot(99.0, 40.0, 8000, 0, 40.0)
+CALM = HostSnapshot(20.0, 40.0, 8000, 0, 1.0)
+BUSY = HostSnapshot(99.0, 40.0, 8000, 0, 40.0)
 NOW = 1_000_000.0
 
 
@@ -50,16 +50,18 @@ def test_collectives_slow_calls_and_the_host_survive_the_way_through_the_databas
         pid=100, tid=5, source=1, operation=5, name="cudaStreamSynchronize", size=0, begun_ns=int((NOW - 5) * 1e9),
         duration_ns=3 * 10**9, result=0,
     )  # fmt: skip
-    store = Store(file)
-    store.add([Counted(WAIT, 100, 4, 8000, octaves=(0,) * 11 + (4,))], NOW - 60, {100: "train"}, [*seen, slow, slow])
+    store = TraceStore(file)
+    store.add(
+        [CallCount(WAIT, 100, 4, 8000, histogram=(0,) * 11 + (4,))], NOW - 60, {100: "train"}, [*seen, slow, slow]
+    )
     store.snapshot(BUSY, NOW - 20)
     store.close()
-    found = stretch(file, Filter(begin=NOW - 300, end=NOW))
+    found = read_time_window(file, Filter(begin=NOW - 300, end=NOW))
 
     assert [one.rank for one in collectives(file, Filter(begin=NOW - 300, end=NOW, limit=2))] == [2, 3]
     assert found.collectives == [replace(one, tid=0) for one in seen]
-    assert found.slow == [Slow(pid=100, operation="cudaStreamSynchronize", seconds=3.0)]
-    assert (found.snapshots, found.names, found.octaves[100, "cudaStreamSynchronize"][11]) == (
+    assert found.slow == [LongCall(pid=100, operation="cudaStreamSynchronize", seconds=3.0)]
+    assert (found.snapshots, found.names, found.histogram[100, "cudaStreamSynchronize"][11]) == (
         [BUSY],
         {100: "train"},
         4,
@@ -68,11 +70,11 @@ def test_collectives_slow_calls_and_the_host_survive_the_way_through_the_databas
 
 def test_what_is_too_old_goes(tmp_path: Path) -> None:
     file = tmp_path / "a.db"
-    store = Store(file, Retention(seconds=3600, collective_seconds=600))
-    store.add([Counted(LAUNCH, 1, 10)], NOW, {1: "old"}, [collective(0, 1, 1.0, NOW)])
-    store.add([Counted(LAUNCH, 2, 10)], NOW + 700, {2: "new"}, [collective(0, 2, 1.0, NOW + 700)])
+    store = TraceStore(file, Retention(seconds=3600, collective_seconds=600))
+    store.add([CallCount(LAUNCH, 1, 10)], NOW, {1: "old"}, [collective(0, 1, 1.0, NOW)])
+    store.add([CallCount(LAUNCH, 2, 10)], NOW + 700, {2: "new"}, [collective(0, 2, 1.0, NOW + 700)])
     middle = [count(file, table) for table in ("event_aggregates", "event_aggregates_5s", "collectives")]
-    store.add([Counted(LAUNCH, 2, 10)], NOW + 3800, {2: "new"})
+    store.add([CallCount(LAUNCH, 2, 10)], NOW + 3800, {2: "new"})
     store.close()
 
     assert middle == [2, 1, 1]
@@ -82,7 +84,7 @@ def test_what_is_too_old_goes(tmp_path: Path) -> None:
 
 def test_a_database_over_its_limit_loses_its_oldest_rows_and_shrinks(tmp_path: Path) -> None:
     file, limit = tmp_path / "a.db", 2**20
-    store = Store(file, Retention(max_bytes=limit))
+    store = TraceStore(file, Retention(max_bytes=limit))
     for step in range(20):
         seen = [collective(0, step * 1000 + seq, 1.0, NOW + step * 20 + seq / 1000) for seq in range(1000)]
         store.add([], NOW + step * 20, events=seen)
@@ -101,13 +103,13 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from ingero_agent.trace.counts import Counted
+from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.probes.table import FUNCTIONS
-from ingero_agent.trace.store import Store
-store = Store(Path(sys.argv[1]))
+from ingero_agent.trace.store import TraceStore
+store = TraceStore(Path(sys.argv[1]))
 launch = next(function for function in FUNCTIONS if function.name == "cudaLaunchKernel")
 for step in range(10**6):
-    store.add([Counted(launch, 7, 10)], 1000.0)
+    store.add([CallCount(launch, 7, 10)], 1000.0)
     print(step + 1, flush=True)
 """
 
@@ -124,7 +126,7 @@ def test_what_was_said_to_be_written_is_there_after_a_kill(tmp_path: Path) -> No
     with closing(sqlite3.connect(file)) as database:
         (kept,) = database.execute("SELECT SUM(count) FROM event_aggregates_5s").fetchone()
     assert kept in (said * 10, said * 10 + 10)
-    Store(file).close()
+    TraceStore(file).close()
 
 
 def ingero(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -134,14 +136,14 @@ def ingero(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_query_and_explain_answer_people_and_machines(tmp_path: Path) -> None:
     file = tmp_path / "a.db"
     now = time.time()
-    store = Store(file)
+    store = TraceStore(file)
     waits = {0: 80.0, 1: 81.0, 2: 1.0, 3: 79.0}
     seen = [collective(rank, seq, wait, now - 30 + seq) for rank, wait in waits.items() for seq in range(1, 11)]
-    store.add([Counted(LAUNCH, 7, 500), Counted(WAIT, 7, 4, 8_000_000, 3_000_000)], now, {7: "train"}, seen)
+    store.add([CallCount(LAUNCH, 7, 500), CallCount(WAIT, 7, 4, 8_000_000, 3_000_000)], now, {7: "train"}, seen)
     store.close()
     table, rows = ingero("query", "--db", str(file)), json.loads(ingero("query", "--db", str(file), "--json").stdout)
     singles = json.loads(ingero("query", "--db", str(file), "--collectives", "--op", "reduce", "--json").stdout)
-    chains = json.loads(ingero("explain", "--db", str(file), "--json").stdout)
+    findings = json.loads(ingero("explain", "--db", str(file), "--json").stdout)
 
     assert "cudaLaunchKernel" in table.stdout
     assert "train" in table.stdout
@@ -150,8 +152,8 @@ def test_query_and_explain_answer_people_and_machines(tmp_path: Path) -> None:
         ("cudaLaunchKernel", 500),
     ]
     assert len(singles) == 40
-    assert [(chain["kind"], chain["severity"]) for chain in chains] == [("late-rank", "HIGH")]
-    assert "rank 2" in chains[0]["summary"]
+    assert [(finding["kind"], finding["severity"]) for finding in findings] == [("late-rank", "HIGH")]
+    assert "rank 2" in findings[0]["summary"]
 
 
 @pytest.mark.parametrize("command", ["query", "explain"])
@@ -170,19 +172,19 @@ def test_a_database_of_another_version_is_refused(tmp_path: Path) -> None:
 
 
 def kinds(**change: Any) -> list[tuple[str, Severity]]:
-    return [(chain.kind, chain.severity) for chain in find_chains(Stretch(**change))]
+    return [(finding.kind, finding.severity) for finding in find_causes(TimeWindow(**change))]
 
 
 SPREAD = [0] * 10 + [900] + [0] * 9 + [100] + [0] * 11
 
 
 def test_a_tail_is_explained_by_what_pressed_on_the_host_and_by_nothing_else() -> None:
-    octaves = {(1, "cudaStreamSynchronize"): SPREAD}
+    histogram = {(1, "cudaStreamSynchronize"): SPREAD}
 
-    assert kinds(octaves=octaves, snapshots=[CALM]) == []
-    assert kinds(octaves=octaves, snapshots=[CALM, BUSY]) == [("tail", Severity.HIGH)]
-    assert kinds(octaves={(1, "x"): [0] * 10 + [1000] + [0] * 21}, snapshots=[BUSY]) == []
-    assert kinds(octaves={(1, "x"): [0] * 10 + [5] + [0] * 9 + [4] + [0] * 11}, snapshots=[BUSY]) == []
+    assert kinds(histogram=histogram, snapshots=[CALM]) == []
+    assert kinds(histogram=histogram, snapshots=[CALM, BUSY]) == [("tail", Severity.HIGH)]
+    assert kinds(histogram={(1, "x"): [0] * 10 + [1000] + [0] * 21}, snapshots=[BUSY]) == []
+    assert kinds(histogram={(1, "x"): [0] * 10 + [5] + [0] * 9 + [4] + [0] * 11}, snapshots=[BUSY]) == []
 
 
 @pytest.mark.parametrize(
@@ -199,7 +201,7 @@ def test_a_tail_is_explained_by_what_pressed_on_the_host_and_by_nothing_else() -
     ],
 )
 def test_a_drop_of_launches_needs_a_peak_a_rest_and_evidence(
-    rates: list[float], snapshots: list[Snapshot], found: list[tuple[str, Severity]]
+    rates: list[float], snapshots: list[HostSnapshot], found: list[tuple[str, Severity]]
 ) -> None:
     assert kinds(launches={1: rates}, snapshots=snapshots) == found
 
@@ -211,9 +213,9 @@ def test_equal_waits_are_said_to_show_no_culprit() -> None:
 
 
 def test_a_chain_keeps_its_identity() -> None:
-    slow = [Slow(pid=1, operation="cudaMalloc", seconds=2.0)]
-    (first,) = find_chains(Stretch(slow=slow))
-    (second,) = find_chains(Stretch(slow=[*slow, *slow]))
+    slow = [LongCall(pid=1, operation="cudaMalloc", seconds=2.0)]
+    (first,) = find_causes(TimeWindow(slow=slow))
+    (second,) = find_causes(TimeWindow(slow=[*slow, *slow]))
 
     assert first.id == second.id
     assert (first.kind, bool(first.evidence), bool(first.advice)) == ("slow-call", True, True)

@@ -12,18 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.trace.gpus import Gpu
-from ingero_agent.trace.host import place_of
+from ingero_agent.trace.gpus import GpuSample
+from ingero_agent.trace.host import rank_and_world_size
 from ingero_agent.trace.straggle import (
-    IDLE_LOOKS,
+    IDLE_POLLS,
     MAX_PREEMPTING,
     MAX_PROCESSES,
-    MIN_LOOKS,
+    MIN_POLLS,
     MIN_SWITCHES,
-    Drop,
-    Holdings,
-    Pace,
-    Paces,
+    GpuAllocations,
+    LaunchRate,
+    LaunchRates,
+    ThroughputDrop,
     advance,
     straggle_line,
 )
@@ -34,56 +34,56 @@ from ingero_testing.processes import wait_until
 MANY = {7: MIN_SWITCHES}
 
 
-def steady(paces: Paces, looks: int = MIN_LOOKS) -> Paces:
+def steady(paces: LaunchRates, looks: int = MIN_POLLS) -> LaunchRates:
     for _ in range(looks):
-        assert paces.look({7: 100.0}, MANY) == []
+        assert paces.update({7: 100.0}, MANY) == []
     return paces
 
 
 def test_a_drop_with_switches_is_told_and_goes_on_being_told_against_the_old_average() -> None:
-    paces = steady(Paces())
+    paces = steady(LaunchRates())
 
-    first, second = (paces.look({7: 60.0}, MANY) for _ in range(2))
+    first, second = (paces.update({7: 60.0}, MANY) for _ in range(2))
 
-    assert first == [Drop(pid=7, share=pytest.approx(0.4), switches=MIN_SWITCHES, sustained=False)]
-    assert second == [Drop(pid=7, share=pytest.approx(0.4), switches=MIN_SWITCHES, sustained=True)]
-    assert paces.look({7: 100.0}, MANY) == []
-    assert not paces.look({7: 60.0}, MANY)[0].sustained
+    assert first == [ThroughputDrop(pid=7, share=pytest.approx(0.4), switches=MIN_SWITCHES, sustained=False)]
+    assert second == [ThroughputDrop(pid=7, share=pytest.approx(0.4), switches=MIN_SWITCHES, sustained=True)]
+    assert paces.update({7: 100.0}, MANY) == []
+    assert not paces.update({7: 60.0}, MANY)[0].sustained
 
 
 @pytest.mark.parametrize(
     ("looks", "rate", "switches"),
     [
-        pytest.param(MIN_LOOKS - 1, 10.0, MIN_SWITCHES, id="too young"),
-        pytest.param(MIN_LOOKS, 71.0, MIN_SWITCHES, id="too little"),
-        pytest.param(MIN_LOOKS, 10.0, MIN_SWITCHES - 1, id="nobody ran instead"),
+        pytest.param(MIN_POLLS - 1, 10.0, MIN_SWITCHES, id="too young"),
+        pytest.param(MIN_POLLS, 71.0, MIN_SWITCHES, id="too little"),
+        pytest.param(MIN_POLLS, 10.0, MIN_SWITCHES - 1, id="nobody ran instead"),
     ],
 )
 def test_what_is_no_straggle(looks: int, rate: float, switches: int) -> None:
-    assert steady(Paces(), looks).look({7: rate}, {7: switches}) == []
+    assert steady(LaunchRates(), looks).update({7: rate}, {7: switches}) == []
 
 
 def test_a_process_that_launches_nothing_is_forgotten() -> None:
-    paces = steady(Paces())
-    told = [bool(paces.look({}, MANY)) for _ in range(IDLE_LOOKS + 1)]
+    paces = steady(LaunchRates())
+    told = [bool(paces.update({}, MANY)) for _ in range(IDLE_POLLS + 1)]
 
-    assert told == [True] * (IDLE_LOOKS - 1) + [False] * 2
-    assert paces.look({7: 1.0}, MANY) == []
+    assert told == [True] * (IDLE_POLLS - 1) + [False] * 2
+    assert paces.update({7: 1.0}, MANY) == []
 
 
 def test_processes_are_bounded() -> None:
-    paces = Paces()
-    paces.look(dict.fromkeys(range(MAX_PROCESSES), 1.0), {})
+    paces = LaunchRates()
+    paces.update(dict.fromkeys(range(MAX_PROCESSES), 1.0), {})
 
-    assert paces.look({MAX_PROCESSES: 1.0}, {}) == []
-    assert len(paces._paces) == MAX_PROCESSES
+    assert paces.update({MAX_PROCESSES: 1.0}, {}) == []
+    assert len(paces._rates) == MAX_PROCESSES
 
 
 @given(st.lists(st.tuples(st.floats(0, 1e6), st.integers(0, 100)), max_size=50))
 def test_an_average_lies_within_what_was_seen_and_never_moves_while_it_straggles(
     looks: list[tuple[float, int]],
 ) -> None:
-    pace = Pace()
+    pace = LaunchRate()
     for rate, switches in looks:
         before, pace = pace, advance(pace, rate, switches)
         if pace.straggling:
@@ -93,7 +93,7 @@ def test_an_average_lies_within_what_was_seen_and_never_moves_while_it_straggles
 
 
 def test_a_line_names_the_rank_zero_and_at_most_so_many_others() -> None:
-    drop = Drop(pid=7, share=0.456, switches=9, sustained=True)
+    drop = ThroughputDrop(pid=7, share=0.456, switches=9, sustained=True)
     line = straggle_line(drop, range(100, 200), 5, "train", "id", (0, 4))
 
     assert parse_line(line.to_json()) == ("straggle", line)
@@ -109,23 +109,23 @@ def test_a_line_that_lacks_a_field_is_refused(text: str) -> None:
 
 
 def test_a_process_number_that_is_none_is_refused() -> None:
-    line = straggle_line(Drop(pid=7, share=0.4, switches=9, sustained=False), (), 5, "", "id", None)
+    line = straggle_line(ThroughputDrop(pid=7, share=0.4, switches=9, sustained=False), (), 5, "", "id", None)
 
     with pytest.raises(ValueError, match="pid is not a number"):
         parse_line(line.to_json().replace('"pid":7', '"pid":"7"'))
 
 
-def gpu(index: int = 0, **processes: int) -> Gpu:
+def gpu(index: int = 0, **processes: int) -> GpuSample:
     held = {int(name[1:]): size for name, size in processes.items()}
-    return Gpu(index=index, uuid=f"GPU-{index}", used=0, free=0, total=1000, processes=held)
+    return GpuSample(index=index, uuid=f"GPU-{index}", used=0, free=0, total=1000, processes=held)
 
 
 def test_what_a_process_holds_is_told_when_it_changes_and_once_when_it_is_gone() -> None:
-    holdings = Holdings()
+    holdings = GpuAllocations()
     holdings.allocated(7, 64)
 
-    def look(*gpus: Gpu) -> list[tuple[int, int, int, int]]:
-        found = holdings.look(gpus, 1, lambda pid: "train")
+    def look(*gpus: GpuSample) -> list[tuple[int, int, int, int]]:
+        found = holdings.update(gpus, 1, lambda pid: "train")
         return [(line.pid, line.gpu_id, line.allocated_bytes, line.last_alloc_size) for line in found]
 
     assert look(gpu(p7=250)) == [(7, 0, 250, 64)]
@@ -136,12 +136,12 @@ def test_what_a_process_holds_is_told_when_it_changes_and_once_when_it_is_gone()
 
 
 def test_a_gpu_that_does_not_answer_frees_nothing() -> None:
-    holdings = Holdings()
-    holdings.look([gpu(p7=250)], 1, lambda pid: "")
+    holdings = GpuAllocations()
+    holdings.update([gpu(p7=250)], 1, lambda pid: "")
 
-    assert holdings.look([], 1, lambda pid: "") == []
-    assert holdings.look([gpu(p7=250)], 1, lambda pid: "") == []
-    (line,) = holdings.look([gpu(p7=500)], 1, lambda pid: "")
+    assert holdings.update([], 1, lambda pid: "") == []
+    assert holdings.update([gpu(p7=250)], 1, lambda pid: "") == []
+    (line,) = holdings.update([gpu(p7=500)], 1, lambda pid: "")
     assert parse_line(line.to_json()) == ("memory", line)
     assert (line.utilization_pct, line.comm) == (50.0, None)
 
@@ -149,8 +149,8 @@ def test_a_gpu_that_does_not_answer_frees_nothing() -> None:
 def test_a_rank_needs_a_world() -> None:
     with subprocess.Popen(["sleep", "60"], env={"RANK": "0", "WORLD_SIZE": "4"}) as ranked:
         with subprocess.Popen(["sleep", "60"], env={"RANK": "0"}) as alone:
-            wait_until(lambda: place_of(ranked.pid) == (0, 4), "the environment")
-            assert place_of(alone.pid) is None
+            wait_until(lambda: rank_and_world_size(ranked.pid) == (0, 4), "the environment")
+            assert rank_and_world_size(alone.pid) is None
             alone.kill()
         ranked.kill()
 

@@ -13,13 +13,13 @@ from typing import TypeVar
 import pytest
 
 from ingero_agent.sources import ReadFailed
-from ingero_agent.sources.database import DatabaseSource
+from ingero_agent.sources.trace_db import DatabaseSource
 from ingero_agent.trace import elf
-from ingero_agent.trace.counts import Counted
+from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.discovery import parse_maps
-from ingero_agent.trace.history import Filter, operations
 from ingero_agent.trace.probes.table import FUNCTIONS, element_size, library_functions
-from ingero_agent.trace.store import Store
+from ingero_agent.trace.queries import Filter, operations
+from ingero_agent.trace.store import TraceStore
 from ingero_testing.gpu_job import attached, tracing
 from ingero_testing.processes import wait_until
 
@@ -87,10 +87,10 @@ def test_a_file_that_is_no_library_is_refused_in_words(data: bytes) -> None:
 
 
 def test_what_was_called_between_two_looks_is_counted_once(tmp_path: Path) -> None:
-    store, source = Store(tmp_path / "a.db"), DatabaseSource(tmp_path / "a.db", 60, gpus=1)
+    store, source = TraceStore(tmp_path / "a.db"), DatabaseSource(tmp_path / "a.db", 60, gpus=1)
     found = []
     for now, count in ((991.0, 10), (993.0, 5), (993.5, 7), (1004.0, 21), (1006.0, 0), (990.0, 4), (992.0, 6)):
-        store.add([Counted(LAUNCH, 7, count, nanoseconds=count * 10**6)], now)
+        store.add([CallCount(LAUNCH, 7, count, nanoseconds=count * 10**6)], now)
         found.append(source.read(now))
     unchanged = source.read(993.0)
     store.close()
@@ -103,8 +103,8 @@ def test_what_was_called_between_two_looks_is_counted_once(tmp_path: Path) -> No
 
 
 def test_a_trace_agent_that_fell_silent_is_no_workload_that_stopped(tmp_path: Path) -> None:
-    store, source = Store(tmp_path / "a.db"), DatabaseSource(tmp_path / "a.db", 60, gpus=1)
-    store.add([Counted(LAUNCH, 7, 10)], 1000.0)
+    store, source = TraceStore(tmp_path / "a.db"), DatabaseSource(tmp_path / "a.db", 60, gpus=1)
+    store.add([CallCount(LAUNCH, 7, 10)], 1000.0)
     store.close()
 
     assert source.read(1001.0) is None
@@ -116,10 +116,10 @@ def test_the_time_in_which_no_tracer_was_there_is_not_taken_for_a_drop_of_the_ra
     source = DatabaseSource(tmp_path / "a.db", 60, gpus=1)
     found = []
     for begun, looks in ((990.0, ((991.0, 10), (993.0, 20), (994.0, 10))), (1004.0, ((1005.0, 10), (1006.0, 10)))):
-        store = Store(tmp_path / "a.db")
+        store = TraceStore(tmp_path / "a.db")
         store.begin(begun)
         for now, count in looks:
-            store.add([Counted(LAUNCH, 7, count)], now)
+            store.add([CallCount(LAUNCH, 7, count)], now)
             if now != 994.0:
                 found.append(source.read(now))
         store.close()
@@ -165,8 +165,8 @@ def locked(open_folder: Path) -> Iterator[Path]:
 def test_between_two_tracers_the_database_says_nothing_new_to_who_may_not_write_beside_it(
     locked: Path, killed: bool
 ) -> None:
-    store, file = Store(locked / "a.db"), locked / "a.db"
-    store.add([Counted(LAUNCH, 7, 10)], 1000.0)
+    store, file = TraceStore(locked / "a.db"), locked / "a.db"
+    store.add([CallCount(LAUNCH, 7, 10)], 1000.0)
     if killed:
         for one in ("a.db", "a.db-wal", "a.db-shm"):
             shutil.copyfile(locked / one, locked / one.replace("a", "b", 1))
@@ -186,8 +186,8 @@ def test_between_two_tracers_the_database_says_nothing_new_to_who_may_not_write_
 
 
 def test_a_database_that_is_gone_for_a_moment_is_no_failed_look(tmp_path: Path) -> None:
-    store, source = Store(tmp_path / "a.db"), DatabaseSource(tmp_path / "a.db", 60, gpus=1)
-    store.add([Counted(LAUNCH, 7, 10)], 1000.0)
+    store, source = TraceStore(tmp_path / "a.db"), DatabaseSource(tmp_path / "a.db", 60, gpus=1)
+    store.add([CallCount(LAUNCH, 7, 10)], 1000.0)
     store.close()
     first = source.read(1001.0)
     (tmp_path / "a.db").unlink()

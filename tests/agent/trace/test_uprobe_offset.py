@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 
 from ingero_agent.trace import kernel
 from ingero_agent.trace.events import Collective
-from ingero_agent.trace.first import PEEK_BYTES, entry_point
 from ingero_agent.trace.governor import COLLECTIVE, ENTRY, PAIR, WAIT
 from ingero_agent.trace.probes.table import FUNCTIONS, HOST
-from ingero_agent.trace.tracer import Tracer
+from ingero_agent.trace.tracer import EbpfTracer
+from ingero_agent.trace.uprobe_offset import PEEK_BYTES, uprobe_offset
 from ingero_testing.gpu_job import COLLECTIVES, RUNTIME, compile_c, go, job, said
 from ingero_testing.processes import wait_until
 
@@ -21,7 +21,7 @@ NUMBERS = {function.name: function.number for function in FUNCTIONS}
 
 
 @pytest.mark.parametrize(
-    ("code", "skip", "dear"),
+    ("code", "skip", "expensive"),
     [
         pytest.param("554889e5", 0, False, id="push"),
         pytest.param("4157415641554989", 0, False, id="push of a high register"),
@@ -35,16 +35,16 @@ NUMBERS = {function.name: function.number for function in FUNCTIONS}
         pytest.param("f30f1efa", 4, True, id="nothing behind"),
     ],
 )
-def test_a_probe_lies_behind_a_landing_mark_and_some_first_instructions_are_dear(
-    code: str, skip: int, dear: bool
+def test_a_probe_lies_behind_a_landing_mark_and_some_first_instructions_are_expensive(
+    code: str, skip: int, expensive: bool
 ) -> None:
-    assert entry_point(bytes.fromhex(code), "x86_64") == (skip, dear)
-    assert entry_point(bytes.fromhex(code), "aarch64") == (0, False)
+    assert uprobe_offset(bytes.fromhex(code), "x86_64") == (skip, expensive)
+    assert uprobe_offset(bytes.fromhex(code), "aarch64") == (0, False)
 
 
 @given(st.binary(max_size=PEEK_BYTES), st.sampled_from(["x86_64", "aarch64", "riscv64"]))
 def test_any_code_has_an_entry_point_within_it(code: bytes, machine: str) -> None:
-    skip, _ = entry_point(code, machine)
+    skip, _ = uprobe_offset(code, machine)
 
     assert skip in (0, 4)
     assert skip <= len(code)
@@ -110,7 +110,7 @@ int main(void) {
 """
 
 
-def left_behind(tracer: Tracer, pid: int) -> set[str]:
+def left_behind(tracer: EbpfTracer, pid: int) -> set[str]:
     """Maps of the kernel side that hold something of a process."""
     sizes = {"comms": 16, "last_coll": 4, "start": 8, "group": 4, "device": 4}
     tables = {name: kernel.Map(tracer._descriptors[name], size, 8) for name, size in sizes.items()}
@@ -130,12 +130,12 @@ def test_calls_behind_landing_marks_are_counted_with_their_arguments_and_a_group
     runtime = compile_c(tmp_path, "libcudart.so.12", RUNTIME, *marked)
     nccl = compile_c(tmp_path, "libnccl.so.2", COLLECTIVES, *marked, "-DHASH_AT=64")
     program = compile_c(tmp_path, "caller", CALLER, str(runtime), str(nccl))
-    tracer = Tracer()
+    tracer = EbpfTracer()
     try:
         with job(program) as running:
 
             def mapped() -> bool:
-                tracer.look()
+                tracer.scan()
                 return len(tracer.found.get(running.pid, [])) == 2
 
             wait_until(mapped, "both libraries")
@@ -143,9 +143,9 @@ def test_calls_behind_landing_marks_are_counted_with_their_arguments_and_a_group
             ended = int(said(running))
             go(running)
             begun = int(said(running))
-            mine = [one for one in tracer.read() if one.pid == running.pid and one.function.source != HOST]
-            single = [one for one in tracer.events() if isinstance(one, Collective) and one.pid == running.pid]
-            dear = tracer.stepped
+            mine = [one for one in tracer.read_counts() if one.pid == running.pid and one.function.source != HOST]
+            single = [one for one in tracer.read_events() if isinstance(one, Collective) and one.pid == running.pid]
+            expensive = tracer.single_stepped
             remembered = left_behind(tracer, running.pid)
         tracer.sweep()
         forgotten = left_behind(tracer, running.pid)
@@ -165,5 +165,5 @@ def test_calls_behind_landing_marks_are_counted_with_their_arguments_and_a_group
     assert (remembered, forgotten) == ({"comms", "last_coll"}, set())
     assert single[0].arrival_ns > ended - CLOCK_NS
     assert single[1].arrival_ns > begun - CLOCK_NS
-    assert NUMBERS["cudaStreamSynchronize"] in dear
-    assert NUMBERS["cudaLaunchKernel"] not in dear
+    assert NUMBERS["cudaStreamSynchronize"] in expensive
+    assert NUMBERS["cudaLaunchKernel"] not in expensive

@@ -3,14 +3,14 @@
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
-from ingero_agent.trace.counts import Counted
-from ingero_agent.trace.governor import GROUPS, STEP, Cost, Rate, full_cost
+from ingero_agent.trace.counts import CallCount
+from ingero_agent.trace.governor import GROUPS, STEP, CallRate, ProbeCost, full_cost
 from ingero_agent.trace.probes.table import HOST
 
 SHORTEST_WINDOW: Final = 0.05
 """Seconds of counting below which a rate is not worth having."""
 
-_ByGroup = dict[str, dict[str, Rate]]
+_ByGroup = dict[str, dict[str, CallRate]]
 
 
 class CallRates:
@@ -20,7 +20,11 @@ class CallRates:
         self._rates: dict[int, _ByGroup] = {}
 
     def update(
-        self, counted: Iterable[Counted], on: Mapping[str, float], alive: Collection[int], stepped: Collection[int]
+        self,
+        counted: Iterable[CallCount],
+        on: Mapping[str, float],
+        alive: Collection[int],
+        single_stepped: Collection[int],
     ) -> None:
         """Take a look in. `on`: seconds for which each group was counted. `stepped`: numbers of dear functions."""
         fresh: dict[int, _ByGroup] = {}
@@ -29,16 +33,16 @@ class CallRates:
             if function.source == HOST:
                 continue
             seconds = max(on[function.group], SHORTEST_WINDOW)
-            rate = Rate(one.count / seconds, min(one.cold, one.count) / seconds)
+            rate = CallRate(one.count / seconds, min(one.cold, one.count) / seconds)
             kinds = fresh.setdefault(one.pid, _nothing())[function.group]
-            for kind in (function.price, STEP) if function.number in stepped else (function.price,):
-                kinds[kind] = kinds.get(kind, Rate()) + rate
+            for kind in (function.price, STEP) if function.number in single_stepped else (function.price,):
+                kinds[kind] = kinds.get(kind, CallRate()) + rate
         before, self._rates = self._rates, {}
         for pid in {*fresh, *(pid for pid in before if pid in alive)}:
             new, old = fresh.get(pid) or _nothing(), before.get(pid) or _nothing()
             self._rates[pid] = {group: (new if on[group] > SHORTEST_WINDOW else old)[group] for group in GROUPS}
 
-    def dearest(self, costs: Mapping[str, Cost]) -> dict[str, float]:
+    def most_expensive(self, costs: Mapping[str, ProbeCost]) -> dict[str, float]:
         """Share of a processor that each group would take, always on, in the process that pays the most."""
         return max(
             (full_cost(rates, costs) for rates in self._rates.values()), key=lambda cost: sum(cost.values()),

@@ -34,7 +34,7 @@ SILENT_SECONDS: Final = 30.0
 
 
 @contextmanager
-def opened(file: Path, timeout: float) -> Iterator[sqlite3.Connection]:
+def open_read_only(file: Path, timeout: float) -> Iterator[sqlite3.Connection]:
     """A database to read, whether its writer is there or not. Raises `sqlite3.Error`.
 
     SQLite keeps two more files beside a database in use, takes them away when its writer ends, and cannot open it
@@ -60,7 +60,7 @@ def opened(file: Path, timeout: float) -> Iterator[sqlite3.Connection]:
 
 
 @dataclass(frozen=True)
-class _Look:
+class _Snapshot:
     """Buckets (launches, busy nanoseconds) as they stood when the trace agent had last written, seconds."""
 
     written: float
@@ -83,16 +83,16 @@ class DatabaseSource:
         self._where = f"source IN {SOURCES}" + (f" AND pid IN ({', '.join(map(str, pids))})" if pids else "")
         self._proc = proc
         self._cpu: tuple[int, int] | None = None
-        self._before: _Look | None = None
+        self._before: _Snapshot | None = None
 
     def read(self, now: float) -> Observation | None:
         """Compare with the look before, `None` on the first and while there is nothing new.
 
         A database that cannot be read is nothing new as long as its writer may only be starting anew.
         """
-        looked = self._before
+        last = self._before
         try:
-            with opened(self._file, timeout=1.0) as database:
+            with open_read_only(self._file, timeout=1.0) as database:
                 (version,) = database.execute("PRAGMA user_version").fetchone()
                 if version != SCHEMA_VERSION:
                     raise ReadFailed(
@@ -103,8 +103,8 @@ class DatabaseSource:
             busy, total = parse_cpu((self._proc / "stat").read_text())
             memory = parse_memory((self._proc / "meminfo").read_text())
         except sqlite3.OperationalError as error:
-            self._before = looked
-            if looked and 0 <= now - looked.written <= SILENT_SECONDS:
+            self._before = last
+            if last and 0 <= now - last.written <= SILENT_SECONDS:
                 return None
             raise ReadFailed(f"{self._file}: {error}") from None
         except (sqlite3.Error, OSError, ValueError, KeyError) as error:
@@ -142,7 +142,7 @@ class DatabaseSource:
             (since - BUCKET_SECONDS,),
         ).fetchall()
         buckets = {bucket: (launches, busy) for bucket, launches, busy in rows}
-        self._before = _Look(written, buckets)
+        self._before = _Snapshot(written, buckets)
         if before is None or written == before.written:
             return None
         grown = [

@@ -20,7 +20,7 @@ MAX_CONSUMERS: Final = 16
 QUEUED_LINES: Final = 256
 
 
-def default_path(name: str = DEFAULT_PATH.name) -> Path:
+def default_socket_path(name: str = DEFAULT_PATH.name) -> Path:
     """A socket in the system's folder when we may write there, otherwise in a private folder of this user."""
     if os.access("/run", os.W_OK) or os.access(DEFAULT_PATH.parent, os.W_OK):
         return DEFAULT_PATH.with_name(name)

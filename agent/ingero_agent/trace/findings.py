@@ -13,8 +13,8 @@ from statistics import median
 from typing import Any, Final
 
 from ingero_agent.trace.events import Collective, lags
-from ingero_agent.trace.ledger import quantile
-from ingero_agent.trace.store import Snapshot
+from ingero_agent.trace.stats import quantile
+from ingero_agent.trace.store import HostSnapshot
 
 MIN_COUNT: Final = 10
 TAIL_RATIO: Final = 3.0
@@ -44,7 +44,7 @@ _ORDER: Final = {Severity.HIGH: 0, Severity.MEDIUM: 1, Severity.LOW: 2}
 
 
 @dataclass(frozen=True)
-class Chain:
+class Finding:
     """A cause with its evidence and what to do about it."""
 
     kind: str
@@ -65,7 +65,7 @@ class Chain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Slow:
+class LongCall:
     """A call that took very long, seconds."""
 
     pid: int
@@ -83,14 +83,14 @@ class GpuUse:
     index: int
     uuid: str
     throttled: Mapping[str, float] = field(default_factory=dict)
-    held_seconds: Mapping[str, float] = field(default_factory=dict)
+    throttled_seconds: Mapping[str, float] = field(default_factory=dict)
     sm_mhz: int | None = None
     sm_max_mhz: int | None = None
     memory: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stretch:
+class TimeWindow:
     """What is known of a stretch of time.
 
     `octaves`: calls by binary magnitude of nanoseconds, by (process, operation). `launches`: launches a second in
@@ -98,11 +98,11 @@ class Stretch:
     wanted a processor and had none. `names`: processes.
     """
 
-    octaves: Mapping[tuple[int, str], Sequence[int]] = field(default_factory=dict)
+    histogram: Mapping[tuple[int, str], Sequence[int]] = field(default_factory=dict)
     launches: Mapping[int, Sequence[float]] = field(default_factory=dict)
-    snapshots: Sequence[Snapshot] = ()
+    snapshots: Sequence[HostSnapshot] = ()
     collectives: Sequence[Collective] = ()
-    slow: Sequence[Slow] = ()
+    slow: Sequence[LongCall] = ()
     stalls: Mapping[int, float] = field(default_factory=dict)
     gpus: Sequence[GpuUse] = ()
     names: Mapping[int, str] = field(default_factory=dict)
@@ -113,31 +113,31 @@ class Stretch:
         return f"{self.names.get(pid, 'process')} ({pid})"
 
 
-def find_chains(stretch: Stretch) -> list[Chain]:
+def find_causes(window: TimeWindow) -> list[Finding]:
     """All causes, the most severe first."""
-    pressure = list(_pressure(stretch))
+    pressure = list(_pressure(window))
     found = [
-        *_ranks(stretch),
-        *_tails(stretch, pressure),
-        *_drops(stretch, pressure),
-        *_slow(stretch),
-        *_starved(stretch),
-        *_throttled(stretch),
-        *_full(stretch),
+        *_ranks(window),
+        *_tails(window, pressure),
+        *_drops(window, pressure),
+        *_slow(window),
+        *_starved(window),
+        *_throttled(window),
+        *_full(window),
     ]
-    return sorted(found, key=lambda chain: (_ORDER[chain.severity], chain.kind, chain.subject))
+    return sorted(found, key=lambda finding: (_ORDER[finding.severity], finding.kind, finding.subject))
 
 
-def _pressure(stretch: Stretch) -> Iterator[tuple[str, str, bool]]:
+def _pressure(window: TimeWindow) -> Iterator[tuple[str, str, bool]]:
     """What pressed on the host and its GPUs: evidence, advice, and whether it is grave."""
-    for chain in _throttled(stretch):
-        yield chain.summary, chain.advice[0], chain.severity is Severity.HIGH
-    if not stretch.snapshots:
+    for finding in _throttled(window):
+        yield finding.summary, finding.advice[0], finding.severity is Severity.HIGH
+    if not window.snapshots:
         return
-    cpu = max(one.cpu_percent for one in stretch.snapshots)
-    memory = max(one.memory_percent for one in stretch.snapshots)
-    swap = max(one.swap_mb for one in stretch.snapshots)
-    load = max(one.load for one in stretch.snapshots)
+    cpu = max(one.cpu_percent for one in window.snapshots)
+    memory = max(one.memory_percent for one in window.snapshots)
+    swap = max(one.swap_mb for one in window.snapshots)
+    load = max(one.load for one in window.snapshots)
     if cpu > 90:
         yield (
             f"processors busy to {cpu:.0f} %",
@@ -148,29 +148,29 @@ def _pressure(stretch: Stretch) -> Iterator[tuple[str, str, bool]]:
         yield f"memory used to {memory:.0f} %", "lower the memory of data loaders, or move neighbours away", True
     if swap > 0:
         yield f"{swap} MB swapped out", "turn swap off on GPU nodes, or give the job more memory", True
-    if load > max(10.0, 2.0 * stretch.processors):
-        yield f"load average {load:.1f} on {stretch.processors} processors", "fewer data loader workers", False
+    if load > max(10.0, 2.0 * window.processors):
+        yield f"load average {load:.1f} on {window.processors} processors", "fewer data loader workers", False
 
 
-def _ranks(stretch: Stretch) -> Iterator[Chain]:
+def _ranks(window: TimeWindow) -> Iterator[Finding]:
     waits: dict[str, list[float]] = defaultdict(list)
-    for one in stretch.collectives:
+    for one in window.collectives:
         if one.communicator is not None:
             waits[one.communicator].append(one.blocked_ns / 1e9)
     by_communicator: dict[str, dict[int, float]] = defaultdict(dict)
     instances: dict[str, int] = {}
-    for (communicator, rank), values in lags(stretch.collectives).items():
+    for (communicator, rank), values in lags(window.collectives).items():
         if len(values) >= MIN_INSTANCES:
             by_communicator[communicator][rank] = median(values)
             instances[communicator] = len(values)
     for communicator, late in by_communicator.items():
         typical = median(waits[communicator])
-        culprits = [rank for rank, lag in late.items() if lag > max(LAG_SECONDS, LAG_SHARE * typical)]
+        late_ranks = [rank for rank, lag in late.items() if lag > max(LAG_SECONDS, LAG_SHARE * typical)]
         subject = f"communicator {communicator}"
-        if 0 < len(culprits) <= len(late) // 2:
-            for rank in culprits:
-                others = max(abs(lag) for other, lag in late.items() if other not in culprits)
-                yield Chain(
+        if 0 < len(late_ranks) <= len(late) // 2:
+            for rank in late_ranks:
+                others = max(abs(lag) for other, lag in late.items() if other not in late_ranks)
+                yield Finding(
                     "late-rank", f"{subject} rank {rank}", Severity.HIGH,
                     f"rank {rank} comes {late[rank] * 1e3:.1f} ms late to every collective; all others wait for it",
                     (
@@ -184,7 +184,7 @@ def _ranks(stretch: Stretch) -> Iterator[Chain]:
                     ),
                 )  # fmt: skip
         elif typical > LAG_SECONDS and len(late) >= 3:
-            yield Chain(
+            yield Finding(
                 "equal-waits", subject, Severity.LOW,
                 f"all {len(late)} ranks here wait alike ({typical * 1e3:.1f} ms): no culprit visible from this host",
                 (f"median over {instances[communicator]} collectives",),
@@ -195,55 +195,55 @@ def _ranks(stretch: Stretch) -> Iterator[Chain]:
             )  # fmt: skip
 
 
-def _tails(stretch: Stretch, pressure: Sequence[tuple[str, str, bool]]) -> Iterator[Chain]:
+def _tails(window: TimeWindow, pressure: Sequence[tuple[str, str, bool]]) -> Iterator[Finding]:
     if not pressure:
         return
-    for (pid, operation), octaves in stretch.octaves.items():
-        if sum(octaves) < MIN_COUNT:
+    for (pid, operation), histogram in window.histogram.items():
+        if sum(histogram) < MIN_COUNT:
             continue
-        middle, tail = quantile(octaves, 0.5) / 1e3, quantile(octaves, 0.99) / 1e3
+        middle, tail = quantile(histogram, 0.5) / 1e3, quantile(histogram, 0.99) / 1e3
         if middle <= 0 or tail / middle < TAIL_RATIO:
             continue
-        grave = any(one[2] for one in pressure)
-        yield Chain(
-            "tail", f"{operation} of {pid}", Severity.HIGH if grave else Severity.MEDIUM,
-            f"{operation} of {stretch.name(pid)}: the slowest 1 % take {tail / middle:.0f} times the median",
-            (f"p50 {middle:.1f} µs, p99 {tail:.1f} µs of {sum(octaves)} calls", *(one[0] for one in pressure)),
+        severe = any(one[2] for one in pressure)
+        yield Finding(
+            "tail", f"{operation} of {pid}", Severity.HIGH if severe else Severity.MEDIUM,
+            f"{operation} of {window.name(pid)}: the slowest 1 % take {tail / middle:.0f} times the median",
+            (f"p50 {middle:.1f} µs, p99 {tail:.1f} µs of {sum(histogram)} calls", *(one[0] for one in pressure)),
             tuple(one[1] for one in pressure),
         )  # fmt: skip
 
 
-def _drops(stretch: Stretch, pressure: Sequence[tuple[str, str, bool]]) -> Iterator[Chain]:
-    for pid, rates in stretch.launches.items():
+def _drops(window: TimeWindow, pressure: Sequence[tuple[str, str, bool]]) -> Iterator[Finding]:
+    for pid, rates in window.launches.items():
         if len(rates) < MIN_BUCKETS:
             continue
         peak, current = max(rates), rates[-1]
         if peak < MIN_PEAK or current < 1 or current >= DROP_SHARE * peak:
             continue
-        slow = [one for one in stretch.slow if one.pid == pid]
+        slow = [one for one in window.slow if one.pid == pid]
         evidence = [one[0] for one in pressure]
-        if stretch.stalls.get(pid, 0.0) > STALL_SHARE:
-            evidence.append(f"its threads waited {stretch.stalls[pid]:.2f} s a second for a processor")
+        if window.stalls.get(pid, 0.0) > STALL_SHARE:
+            evidence.append(f"its threads waited {window.stalls[pid]:.2f} s a second for a processor")
         if slow:
             evidence.append(f"{len(slow)} calls of more than a second, {slow[0].operation} among them")
         if not evidence:
             continue
-        grave = any(one[2] for one in pressure)
-        yield Chain(
-            "throughput-drop", str(pid), Severity.HIGH if grave else Severity.MEDIUM,
-            f"{stretch.name(pid)} launches {current:.0f} a second, {peak:.0f} at its best",
+        severe = any(one[2] for one in pressure)
+        yield Finding(
+            "throughput-drop", str(pid), Severity.HIGH if severe else Severity.MEDIUM,
+            f"{window.name(pid)} launches {current:.0f} a second, {peak:.0f} at its best",
             tuple(evidence), tuple(one[1] for one in pressure) or ("look at what the slow calls wait for",),
         )  # fmt: skip
 
 
-def _slow(stretch: Stretch) -> Iterator[Chain]:
+def _slow(window: TimeWindow) -> Iterator[Finding]:
     groups: dict[tuple[int, str], list[float]] = defaultdict(list)
-    for one in stretch.slow:
+    for one in window.slow:
         groups[one.pid, one.operation].append(one.seconds)
     for (pid, operation), seconds in groups.items():
-        yield Chain(
+        yield Finding(
             "slow-call", f"{operation} of {pid}", Severity.MEDIUM,
-            f"{operation} of {stretch.name(pid)} took up to {max(seconds):.1f} s",
+            f"{operation} of {window.name(pid)} took up to {max(seconds):.1f} s",
             (f"{len(seconds)} calls of more than a second, {sum(seconds):.1f} s together",),
             (
                 "a wait this long is usually a peer that is late or gone: `ingero-agent explain` on the other nodes",
@@ -252,12 +252,12 @@ def _slow(stretch: Stretch) -> Iterator[Chain]:
         )  # fmt: skip
 
 
-def _starved(stretch: Stretch) -> Iterator[Chain]:
-    for pid, share in stretch.stalls.items():
+def _starved(window: TimeWindow) -> Iterator[Finding]:
+    for pid, share in window.stalls.items():
         if share > STALL_SHARE:
-            yield Chain(
+            yield Finding(
                 "cpu-starved", str(pid), Severity.HIGH if share > 5 * STALL_SHARE else Severity.MEDIUM,
-                f"threads of {stretch.name(pid)} wanted a processor and had none for {share:.2f} s a second",
+                f"threads of {window.name(pid)} wanted a processor and had none for {share:.2f} s a second",
                 ("time between being ready to run and running, all threads added up; sleep is not in it",),
                 (
                     "give the job processors of its own (cpuset, CPU manager static), or fewer threads",
@@ -275,30 +275,30 @@ _RELIEF: Final = {
 """What to do by kind, the gravest first."""
 
 
-def _throttled(stretch: Stretch) -> Iterator[Chain]:
-    for gpu in stretch.gpus:
+def _throttled(window: TimeWindow) -> Iterator[Finding]:
+    for gpu in window.gpus:
         kinds = [kind for kind in _RELIEF if gpu.throttled.get(kind, 0.0) >= THROTTLED_SHARE]
         if not kinds:
             continue
-        grave = bool({"thermal", "power", "hw"} & set(kinds))
+        severe = bool({"thermal", "power", "hw"} & set(kinds))
         evidence = [f"{kind}: {gpu.throttled[kind]:.0%} of the looks" for kind in kinds]
         evidence += [
             f"{kind}: {seconds:.1f} s by the driver's own count"
-            for kind, seconds in gpu.held_seconds.items() if kind in kinds
+            for kind, seconds in gpu.throttled_seconds.items() if kind in kinds
         ]  # fmt: skip
         if gpu.sm_mhz is not None and gpu.sm_max_mhz:
             evidence.append(f"clock down to {gpu.sm_mhz} of {gpu.sm_max_mhz} MHz")
-        yield Chain(
-            "gpu-throttled", gpu.uuid, Severity.HIGH if grave else Severity.MEDIUM,
+        yield Finding(
+            "gpu-throttled", gpu.uuid, Severity.HIGH if severe else Severity.MEDIUM,
             f"GPU {gpu.index} ({gpu.uuid}) is held back by {', '.join(kinds)}", tuple(evidence),
             tuple(_RELIEF[kind] for kind in kinds),
         )  # fmt: skip
 
 
-def _full(stretch: Stretch) -> Iterator[Chain]:
-    for gpu in stretch.gpus:
+def _full(window: TimeWindow) -> Iterator[Finding]:
+    for gpu in window.gpus:
         if gpu.memory > MEMORY_SHARE:
-            yield Chain(
+            yield Finding(
                 "gpu-memory", gpu.uuid, Severity.MEDIUM,
                 f"memory of GPU {gpu.index} ({gpu.uuid}) was used to {gpu.memory:.0%}",
                 ("used over total memory, by the driver",),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from ingero_agent.sources.database import SCHEMA_VERSION, opened
+from ingero_agent.sources.trace_db import SCHEMA_VERSION, open_read_only
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.probes.table import OPERATION_NAMES, SOURCE_NAMES
 from ingero_agent.trace.store import WIDTHS
@@ -49,18 +49,18 @@ GPUS: Final = (
 )  # fmt: skip
 
 
-def has(database: sqlite3.Connection, table: str) -> bool:
+def has_table(database: sqlite3.Connection, table: str) -> bool:
     """Whether a database has a table; one of an older agent may lack it."""
     query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
     return database.execute(query, (table,)).fetchone() is not None
 
 
 @contextmanager
-def connect(file: Path) -> Iterator[sqlite3.Connection]:
+def open_database(file: Path) -> Iterator[sqlite3.Connection]:
     """Open it for reading. Raises `CannotRead`, `sqlite3.Error`."""
     if not file.exists():
         raise CannotRead(f"{file} is not there: run `ingero-agent trace --db {file}` first")
-    with opened(file, timeout=5.0) as database:
+    with open_read_only(file, timeout=5.0) as database:
         (version,) = database.execute("PRAGMA user_version").fetchone()
         if version != SCHEMA_VERSION:
             raise CannotRead(f"{file} has schema version {version}, but this agent reads {SCHEMA_VERSION}")
@@ -79,7 +79,7 @@ def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
         "GROUP BY a.pid, a.source, a.op ORDER BY 6 DESC, 5 DESC"
     )
     bounds = (wanted.begin - WIDTHS[table], wanted.end, wanted.pid, wanted.pid)
-    with connect(file) as database:
+    with open_database(file) as database:
         found = database.execute(query, bounds).fetchall()
     rows = []
     for name, pid, source, op, count, spent, most, size, container, namespace, pod in found:
@@ -104,7 +104,7 @@ def collectives(file: Path, wanted: Filter) -> list[Collective]:
     bounds = (
         int(wanted.begin * _NS), int(wanted.end * _NS), wanted.pid, wanted.pid, f"%{wanted.operation}%", wanted.limit
     )  # fmt: skip
-    with connect(file) as database:
+    with open_database(file) as database:
         found = database.execute(query, bounds).fetchall()
     return [_collective(row) for row in reversed(found)]
 
@@ -133,8 +133,8 @@ def annotations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
         "GROUP BY a.id ORDER BY a.timestamp DESC LIMIT ?"
     )
     bounds = (int(wanted.begin * _NS), int(wanted.end * _NS), wanted.pid, wanted.pid, wanted.limit)
-    with connect(file) as database:
-        found = database.execute(query, bounds).fetchall() if has(database, "annotations") else []
+    with open_database(file) as database:
+        found = database.execute(query, bounds).fetchall() if has_table(database, "annotations") else []
     rows = []
     for at, name, pid, labels, span, count, blocked in reversed(found):
         text = " ".join(f"{key}={value}" for key, value in json.loads(labels).items())
@@ -149,8 +149,8 @@ def gpus(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
         "SELECT timestamp, gpu_id, uuid, used, total, sm_mhz, sm_max_mhz, power, thermal, sw, hw, power_ns, "
         "thermal_ns, looks FROM gpu_samples WHERE timestamp >= ? AND timestamp < ? ORDER BY timestamp DESC LIMIT ?"
     )
-    with connect(file) as database:
-        if not has(database, "gpu_samples"):
+    with open_database(file) as database:
+        if not has_table(database, "gpu_samples"):
             return []
         found = database.execute(query, (int(wanted.begin * _NS), int(wanted.end * _NS), wanted.limit)).fetchall()
     rows = []

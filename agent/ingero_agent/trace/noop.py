@@ -4,16 +4,16 @@ from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
 from ingero_agent.trace.calibrate import ASSUMED
-from ingero_agent.trace.counts import Counted
-from ingero_agent.trace.discovery import Found
+from ingero_agent.trace.counts import CallCount
+from ingero_agent.trace.discovery import MappedLibrary
 from ingero_agent.trace.events import Event
-from ingero_agent.trace.governor import Cost
+from ingero_agent.trace.governor import ProbeCost
 
-BLIND: Final = "none"
+NOOP_MODE: Final = "none"
 """Mode of a tracer that counts nothing. Its database is not said to be written: silence is no idle workload."""
 
 
-class Watcher(Protocol):
+class SchedulerMonitor(Protocol):
     """What is asked of whatever watches the scheduler."""
 
     budget: float
@@ -25,30 +25,30 @@ class Watcher(Protocol):
     def on(self) -> bool:
         """Whether it is watched now."""
 
-    def judge(self, now: float) -> None:
+    def adjust(self, now: float) -> None:
         """Look how much there is to watch, monotonic seconds."""
 
 
-class Counter(Protocol):
+class Tracer(Protocol):
     """What the service asks of a tracer."""
 
     mode: str
-    costs: Mapping[str, Cost]
+    costs: Mapping[str, ProbeCost]
     helper_peak_bytes: int
     no_returns: str
-    found: Mapping[int, tuple[Found, ...]]
-    refused: Mapping[str, int]
+    found: Mapping[int, tuple[MappedLibrary, ...]]
+    hidden_processes: Mapping[str, int]
     """Processes that may not be looked into, by what is missing."""
 
-    blind: str
+    blocked_reason: str
     """Why nothing is counted although something may well be called; empty while that is not so."""
 
     @property
-    def stepped(self) -> Collection[int]:
+    def single_stepped(self) -> Collection[int]:
         """Numbers of functions whose first instruction makes a probe dear."""
 
     @property
-    def scheduler(self) -> Watcher:
+    def scheduler(self) -> SchedulerMonitor:
         """Who watches the scheduler."""
 
     @property
@@ -67,7 +67,7 @@ class Counter(Protocol):
     def left_alone(self) -> int:
         """Processes that the selection leaves out."""
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """Attach to what is new."""
 
     def switch(self, group: str, on: bool) -> None:
@@ -76,10 +76,10 @@ class Counter(Protocol):
     def sample(self, mask: int) -> None:
         """Keep one of so many collectives."""
 
-    def read(self) -> list[Counted]:
+    def read_counts(self) -> list[CallCount]:
         """What was called since the look before."""
 
-    def events(self) -> list[Event]:
+    def read_events(self) -> list[Event]:
         """Single collectives, communicators, slow calls."""
 
     def recalibrate(self) -> None:
@@ -95,30 +95,30 @@ class Counter(Protocol):
         """Detach."""
 
 
-class _Nobody:
+class _NoopScheduler:
     budget = share = switch_ns = 0.0
     on = False
 
     def __init__(self, why_not: str) -> None:
         self.why_not = why_not
 
-    def judge(self, now: float) -> None:
+    def adjust(self, now: float) -> None:
         pass
 
 
-class Blind:
+class NoopTracer:
     """Counts nothing; everything else of the agent goes on. `reason`: why no program could be loaded."""
 
     def __init__(self, reason: str) -> None:
-        self.mode, self.helper_peak_bytes, self.no_returns, self.blind = BLIND, 0, reason, reason
-        self.costs: Mapping[str, Cost] = ASSUMED
-        self.stepped: Collection[int] = ()
-        self.found: Mapping[int, tuple[Found, ...]] = {}
-        self.refused: Mapping[str, int] = {}
-        self.scheduler = _Nobody(reason)
+        self.mode, self.helper_peak_bytes, self.no_returns, self.blocked_reason = NOOP_MODE, 0, reason, reason
+        self.costs: Mapping[str, ProbeCost] = ASSUMED
+        self.single_stepped: Collection[int] = ()
+        self.found: Mapping[int, tuple[MappedLibrary, ...]] = {}
+        self.hidden_processes: Mapping[str, int] = {}
+        self.scheduler = _NoopScheduler(reason)
         self.libraries = self.replaced = self.unattached = self.left_alone = 0
 
-    def look(self) -> None:
+    def scan(self) -> None:
         """There is nothing to attach."""
 
     def switch(self, group: str, on: bool) -> None:
@@ -127,11 +127,11 @@ class Blind:
     def sample(self, mask: int) -> None:
         """There are no collectives."""
 
-    def read(self) -> list[Counted]:
+    def read_counts(self) -> list[CallCount]:
         """Nothing."""
         return []
 
-    def events(self) -> list[Event]:
+    def read_events(self) -> list[Event]:
         """Nothing."""
         return []
 

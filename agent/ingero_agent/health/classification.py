@@ -21,7 +21,7 @@ def fresh_seconds(interval: float) -> float:
 
 
 @dataclass(frozen=True)
-class FleetWord:
+class FleetResponse:
     """The latest that Fleet said, and when (seconds); `None` where it said nothing yet."""
 
     threshold: float | None = None
@@ -33,7 +33,7 @@ class FleetWord:
 
 
 @dataclass(frozen=True)
-class Rule:
+class DecisionRule:
     """How this tick is decided."""
 
     mode: DetectionMode
@@ -42,39 +42,41 @@ class Rule:
     verdict: VerdictLine | None = None
 
 
-def choose(word: FleetWord, now: float, interval: float, warm: bool) -> Rule:
+def choose_rule(response: FleetResponse, now: float, interval: float, warm: bool) -> DecisionRule:
     """Pick the best word there is. A clock that stepped back makes what was said count as old."""
     fresh = fresh_seconds(interval)
-    verdict_age = now - word.verdict_at
-    if word.verdict is not None and word.reachable and 0 <= verdict_age <= fresh:
-        return Rule(DetectionMode.FLEET, DecisionSource.VERDICT, word.threshold, word.verdict)
-    if word.threshold is not None:
-        age = now - word.threshold_at
-        if 0 <= age <= fresh and word.quorum:
-            return Rule(DetectionMode.FLEET, DecisionSource.THRESHOLD, word.threshold)
+    verdict_age = now - response.verdict_at
+    if response.verdict is not None and response.reachable and 0 <= verdict_age <= fresh:
+        return DecisionRule(DetectionMode.FLEET, DecisionSource.VERDICT, response.threshold, response.verdict)
+    if response.threshold is not None:
+        age = now - response.threshold_at
+        if 0 <= age <= fresh and response.quorum:
+            return DecisionRule(DetectionMode.FLEET, DecisionSource.THRESHOLD, response.threshold)
         if 0 <= age <= CACHE_SECONDS:
-            if not word.reachable:
-                return Rule(DetectionMode.LOCAL_CACHED, DecisionSource.THRESHOLD, word.threshold)
-            return Rule(DetectionMode.FLEET_CACHED, DecisionSource.THRESHOLD, word.threshold)
-    if warm and not word.reachable:
-        return Rule(DetectionMode.LOCAL_BASELINE, DecisionSource.HISTORY, LOCAL_THRESHOLD)
-    return Rule(DetectionMode.NONE, DecisionSource.NONE)
+            if not response.reachable:
+                return DecisionRule(DetectionMode.LOCAL_CACHED, DecisionSource.THRESHOLD, response.threshold)
+            return DecisionRule(DetectionMode.FLEET_CACHED, DecisionSource.THRESHOLD, response.threshold)
+    if warm and not response.reachable:
+        return DecisionRule(DetectionMode.LOCAL_BASELINE, DecisionSource.HISTORY, LOCAL_THRESHOLD)
+    return DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
 
 
 @dataclass(frozen=True)
-class Standing:
+class Classification:
     """Whether the node is accused at present."""
 
     straggler: bool = False
 
 
-def judge(standing: Standing, rule: Rule, score: float, active: bool, hysteresis: float) -> Standing:
+def classify(
+    current: Classification, rule: DecisionRule, score: float, active: bool, hysteresis: float
+) -> Classification:
     """Decide this tick. Leaving the active phase resolves, unless Fleet says that the work stopped."""
     if not active and (rule.verdict is None or rule.verdict.state is not VerdictState.STOPPED):
-        return replace(standing, straggler=False)
+        return replace(current, straggler=False)
     if rule.verdict is not None:
-        return replace(standing, straggler=rule.verdict.is_straggler)
+        return replace(current, straggler=rule.verdict.is_straggler)
     if rule.threshold is None:
-        return replace(standing, straggler=False)
-    line = rule.threshold + (hysteresis if standing.straggler else 0.0)
-    return replace(standing, straggler=score + _EPSILON < line)
+        return replace(current, straggler=False)
+    line = rule.threshold + (hysteresis if current.straggler else 0.0)
+    return replace(current, straggler=score + _EPSILON < line)

@@ -10,7 +10,7 @@ PEEK_BYTES: Final = 16
 _LANDING_MARK: Final = bytes.fromhex("f30f1efa")  # endbr64: does nothing, so that the place behind it is as good
 
 
-def entry_point(code: bytes, machine: str) -> tuple[int, bool]:
+def uprobe_offset(code: bytes, machine: str) -> tuple[int, bool]:
     """(Bytes to skip, whether it is dear) for a function that begins with this code.
 
     Only x86-64 is told apart; elsewhere the usual first instruction is dear, and measured as such.

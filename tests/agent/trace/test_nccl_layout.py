@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ingero_agent.trace.elf import function_offsets
-from ingero_agent.trace.structure import ACCESSORS, accessor_codes, rank_offset
+from ingero_agent.trace.nccl_layout import ACCESSORS, accessor_codes, rank_offset
 from ingero_testing.gpu_job import COLLECTIVES, compile_c, nvidia_libraries
 
 

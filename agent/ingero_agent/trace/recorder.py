@@ -6,16 +6,16 @@ from dataclasses import astuple
 from pathlib import Path
 from typing import Any, Protocol
 
-from ingero_agent.trace.timeline import COLUMNS, Row
+from ingero_agent.trace.timeline import COLUMNS, TimelineRow
 
 GROUP_ROWS = 65536
 PARQUET = (".parquet", ".pq")
 
 
-class Recorder(Protocol):
+class TimelineRecorder(Protocol):
     """Takes rows until it is closed."""
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Iterable[TimelineRow]) -> None:
         """Append."""
 
     def close(self) -> None:
@@ -31,7 +31,7 @@ class CsvRecorder:
         self._writer.writerow(COLUMNS)
         self._stream.flush()
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Iterable[TimelineRow]) -> None:
         """Append; microseconds of starts, nanoseconds of durations."""
         for row in rows:
             values = list(astuple(row))
@@ -63,9 +63,9 @@ class ParquetRecorder:
         )
         self._schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)))
         self._writer: Any = parquet.ParquetWriter(file, self._schema)
-        self._rows: list[Row] = []
+        self._rows: list[TimelineRow] = []
 
-    def write(self, rows: Iterable[Row]) -> None:
+    def write(self, rows: Iterable[TimelineRow]) -> None:
         """Append."""
         self._rows.extend(rows)
         if len(self._rows) >= GROUP_ROWS:
@@ -85,6 +85,6 @@ class ParquetRecorder:
             self._rows = []
 
 
-def open_recorder(file: Path) -> Recorder:
+def open_recorder(file: Path) -> TimelineRecorder:
     """By the file's suffix. Raises `OSError`, and `ImportError` where Parquet is wanted and pyarrow is not there."""
     return ParquetRecorder(file) if file.suffix.lower() in PARQUET else CsvRecorder(file)

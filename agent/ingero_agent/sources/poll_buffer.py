@@ -5,61 +5,61 @@ from dataclasses import replace
 from typing import Final
 
 from ingero_agent.health.signals import Observation
-from ingero_agent.sources import Source
+from ingero_agent.sources import SignalSource
 
-MOST: Final = 64
+MAX_POLLS: Final = 64
 """Short looks remembered."""
 
-COVERED: Final = 0.85
+MIN_COVERAGE: Final = 0.85
 """Share of the stretch asked for that looks have to cover."""
 
 _INSTANT: Final = 1e-6
 """Least weight of a look, seconds."""
 
-Piece = tuple[float, float, Observation]
+TimedPoll = tuple[float, float, Observation]
 
 
-class Pieces:
+class PollBuffer:
     """The looks of the last while, each from where the one before it ended, seconds."""
 
     def __init__(self) -> None:
-        self._looks: deque[Piece] = deque(maxlen=MOST)
+        self._polls: deque[TimedPoll] = deque(maxlen=MAX_POLLS)
         self._new = 0
         self._from: float | None = None
 
-    def read(self, source: Source, now: float) -> None:
+    def read(self, source: SignalSource, now: float) -> None:
         """Add a look; raises `ReadFailed` when it failed, and the next one covers its time as well."""
         seen = source.read(now)
         if seen is not None:
-            self._looks.append((now if self._from is None else self._from, now, seen))
-            self._new = min(self._new + 1, MOST)
+            self._polls.append((now if self._from is None else self._from, now, seen))
+            self._new = min(self._new + 1, MAX_POLLS)
         if seen is not None or self._from is None:
             self._from = now
 
-    def whole(self) -> Observation | None:
+    def drain(self) -> Observation | None:
         """What happened since this was asked last; `None` if there was no look."""
-        looks = list(self._looks)[len(self._looks) - self._new :]
+        polls = list(self._polls)[len(self._polls) - self._new :]
         self._new = 0
-        return _joined(looks)
+        return _joined(polls)
 
     def recent(self, now: float, seconds: float) -> Observation | None:
         """What happened in the last so many seconds; `None` if looks do not cover them."""
-        looks = [look for look in self._looks if look[1] > now - seconds]
-        return _joined(looks) if looks and now - looks[0][0] >= COVERED * seconds else None
+        polls = [poll for poll in self._polls if poll[1] > now - seconds]
+        return _joined(polls) if polls and now - polls[0][0] >= MIN_COVERAGE * seconds else None
 
 
-def _joined(looks: list[Piece]) -> Observation | None:
+def _joined(polls: list[TimedPoll]) -> Observation | None:
     """One look in the place of several: rates and ratios over time, launches in all, the rest as it is now.
 
     Every look counts for as long as it counted: what one of them found too early, the one before it found too little.
     """
-    if len(looks) <= 1:
-        return looks[0][2] if looks else None
-    weights = [max(_INSTANT, stop - start if seen.seconds is None else seen.seconds) for start, stop, seen in looks]
-    whole = sum(weights)
+    if len(polls) <= 1:
+        return polls[0][2] if polls else None
+    weights = [max(_INSTANT, stop - start if seen.seconds is None else seen.seconds) for start, stop, seen in polls]
+    drain = sum(weights)
     means = {
-        name: sum(weight * getattr(look, name) for weight, (_, _, look) in zip(weights, looks, strict=True)) / whole
+        name: sum(weight * getattr(poll, name) for weight, (_, _, poll) in zip(weights, polls, strict=True)) / drain
         for name in ("rate", "compute", "cpu")
     }
-    seconds = None if looks[-1][2].seconds is None else whole
-    return replace(looks[-1][2], launches=sum(look.launches for _, _, look in looks), seconds=seconds, **means)
+    seconds = None if polls[-1][2].seconds is None else drain
+    return replace(polls[-1][2], launches=sum(poll.launches for _, _, poll in polls), seconds=seconds, **means)

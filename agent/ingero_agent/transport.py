@@ -13,7 +13,7 @@ from ingero_kit.tls import ClientTls
 from ingero_kit.tokens import read_authorization
 
 
-class Failure(StrEnum):
+class PushFailure(StrEnum):
     """Why a push did not arrive."""
 
     UNREACHABLE = "unreachable"
@@ -25,15 +25,15 @@ class Failure(StrEnum):
     TOKEN = "token"
 
 
-RETRIED: Final = frozenset({Failure.UNREACHABLE, Failure.TIMEOUT})
+RETRIED: Final = frozenset({PushFailure.UNREACHABLE, PushFailure.TIMEOUT})
 """Failures of the network, which are tried once more; what Fleet itself answered is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reply:
+class PushReply:
     """What became of one push. `threshold`, `quorum` and `verdict` are Fleet's words as they came, unread."""
 
-    failure: Failure | None = None
+    failure: PushFailure | None = None
     detail: str = ""
     threshold: str | None = None
     quorum: str | None = None
@@ -44,13 +44,13 @@ class Reply:
     @property
     def answered(self) -> bool:
         """Whether Fleet itself spoke, be it to refuse."""
-        return self.failure not in (Failure.UNREACHABLE, Failure.TIMEOUT, Failure.TOKEN)
+        return self.failure not in (PushFailure.UNREACHABLE, PushFailure.TIMEOUT, PushFailure.TOKEN)
 
 
-class Transport(Protocol):
+class PushTransport(Protocol):
     """Sends one push and waits for its reply."""
 
-    async def send(self, request: ExportMetricsServiceRequest) -> Reply:
+    async def send(self, request: ExportMetricsServiceRequest) -> PushReply:
         """Never fails; what went wrong stands in the reply."""
 
     async def close(self) -> None:
@@ -58,7 +58,7 @@ class Transport(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Route:
+class PushTarget:
     """Where and how to push. `timeout` is seconds for one answer."""
 
     endpoint: str

@@ -10,14 +10,14 @@ from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ingero_agent.health.state import Phase
+from ingero_agent.event_socket import EventSocket
+from ingero_agent.health.phase import Phase
 from ingero_agent.health.throttle import Throttle, Throttling
-from ingero_agent.loop import Look, Loop, Snapshot
+from ingero_agent.loop import NodeSnapshot, PollResult, PushLoop
 from ingero_agent.push import FleetClient
-from ingero_agent.reports import THROTTLE_METRICS
-from ingero_agent.route import Failure
-from ingero_agent.settings import AgentConfig
-from ingero_agent.sockets import EventSocket
+from ingero_agent.settings import AgentSettings
+from ingero_agent.throttle_metrics import THROTTLE_METRICS
+from ingero_agent.transport import PushFailure
 from ingero_contract import metrics
 from ingero_kit.clock import Clock
 from ingero_kit.metrics_server import MetricsServer
@@ -43,10 +43,10 @@ def stuck(idle_seconds: float, interval: float, timeout: float, asked: float) ->
     return f"no look for {idle_seconds:.0f} s" if idle_seconds > limit else None
 
 
-class AgentPage(Collector):
+class AgentCollector(Collector):
     """The loop, the client and the socket as metric families."""
 
-    def __init__(self, health: Loop, client: FleetClient, socket: EventSocket | None, clock: Clock) -> None:
+    def __init__(self, health: PushLoop, client: FleetClient, socket: EventSocket | None, clock: Clock) -> None:
         self._health = health
         self._client = client
         self._socket = socket
@@ -55,16 +55,16 @@ class AgentPage(Collector):
     def collect(self) -> Iterator[Metric]:
         """Build the families anew for every scrape."""
         snapshot = self._health.snapshot
-        if snapshot.look:
-            yield from _node(snapshot, snapshot.look)
+        if snapshot.latest:
+            yield from _node(snapshot, snapshot.latest)
         yield from _throttling(snapshot.throttling)
         yield from self._decision(snapshot)
-        yield from self._looks(snapshot)
+        yield from self._polls(snapshot)
         yield from self._pushes()
         yield from self._events()
 
-    def _decision(self, snapshot: Snapshot) -> Iterator[Metric]:
-        rule, word = snapshot.rule, self._client.word
+    def _decision(self, snapshot: NodeSnapshot) -> Iterator[Metric]:
+        rule, response = snapshot.rule, self._client.response
         phases = [((str(phase),), float(phase is snapshot.phase)) for phase in Phase]
         yield _gauge("ingero_agent_state", "1 for the state that the node is in.", phases, "state")
         mode = [((str(rule.mode), str(rule.source)), 1.0)]
@@ -72,23 +72,23 @@ class AgentPage(Collector):
         threshold = [((), rule.threshold)] if rule.threshold is not None else []
         yield _gauge("ingero_agent_threshold", "Threshold that the node is judged with.", threshold)
         yield _gauge("ingero_agent_straggler", "1 while the node calls itself a straggler.", _one(snapshot.straggler))
-        yield _gauge(_name(metrics.FLEET_REACHABLE), "1 unless the last pushes failed.", _one(word.reachable))
+        yield _gauge(_name(metrics.FLEET_REACHABLE), "1 unless the last pushes failed.", _one(response.reachable))
 
-    def _looks(self, snapshot: Snapshot) -> Iterator[Metric]:
+    def _polls(self, snapshot: NodeSnapshot) -> Iterator[Metric]:
         counters = self._health.counters
         yield _counter("ingero_agent_looks", "Looks at the node.", _one(counters.ticks))
         yield _counter(
             "ingero_agent_early_pushes", "Pushes of work that fell far, before they were due.", _one(counters.early)
         )
-        yield _counter("ingero_agent_failed_looks", "Looks that failed.", _one(counters.failed_looks))
-        yield _counter("ingero_agent_impossible_signals", "Signals out of their range.", _one(counters.insane))
+        yield _counter("ingero_agent_failed_looks", "Looks that failed.", _one(counters.failed_polls))
+        yield _counter("ingero_agent_impossible_signals", "Signals out of their range.", _one(counters.out_of_range))
         yield _counter("ingero_agent_baseline_saves", "Times that the baseline was saved.", _one(counters.saved))
         yield _gauge("ingero_agent_baseline_samples", "Looks that the baseline rests on.", _one(snapshot.samples))
 
     def _pushes(self) -> Iterator[Metric]:
         counters, failed = self._client.counters, self._client.counters.failed.copy()
         yield _counter("ingero_agent_pushes", "Pushes that arrived.", _one(counters.sent))
-        rows = [((str(reason),), float(failed[reason])) for reason in Failure]
+        rows = [((str(reason),), float(failed[reason])) for reason in PushFailure]
         yield _counter("ingero_agent_push_failures", "Pushes that did not, by reason.", rows, "reason")
         yield _counter("ingero_agent_push_retries", "Second tries.", _one(counters.retried))
         outcomes = {
@@ -111,11 +111,11 @@ class AgentPage(Collector):
         yield _gauge("ingero_agent_event_consumers", "Consumers of the socket.", _one(self._socket.consumers))
 
 
-def _node(snapshot: Snapshot, look: Look) -> Iterator[Metric]:
-    observation, gpus = look.observation, look.gpus
+def _node(snapshot: NodeSnapshot, latest: PollResult) -> Iterator[Metric]:
+    observation, gpus = latest.observation, latest.gpus
     for name, text, value in (
-        (metrics.HEALTH_SCORE, "Health of the node, 0 to 1.", look.score.value),
-        (metrics.THROUGHPUT_RATIO, "Work rate over the node's own normal, 0 to 1.", look.score.ratios.throughput),
+        (metrics.HEALTH_SCORE, "Health of the node, 0 to 1.", latest.score.value),
+        (metrics.THROUGHPUT_RATIO, "Work rate over the node's own normal, 0 to 1.", latest.score.ratios.throughput),
         (metrics.THROUGHPUT_RATE, "Work a second.", observation.rate),
         (metrics.COMPUTE_EFFICIENCY, "Share of the time spent in work, 0 to 1.", observation.compute),
         (metrics.MEMORY_HEADROOM, "Free over total memory, 0 to 1.", observation.memory),
@@ -123,7 +123,7 @@ def _node(snapshot: Snapshot, look: Look) -> Iterator[Metric]:
         (metrics.DEGRADATION_WARNING, "1 while a signal is below half of its long average.", snapshot.degraded),
     ):
         yield _gauge(_name(name), text, _one(value))
-    dominant = [((str(look.score.dominant),), 1.0)]
+    dominant = [((str(latest.score.dominant),), 1.0)]
     yield _gauge("ingero_agent_dominant_signal", "1 for the signal furthest below its normal.", dominant, "signal")
     if gpus.count:
         info = [((gpus.model, str(gpus.count)), 1.0)]
@@ -176,17 +176,17 @@ def _counter(name: str, text: str, rows: Rows, *labels: str) -> CounterMetricFam
     return family
 
 
-def make_server(
-    address: tuple[str, int], config: AgentConfig, health: Loop, client: FleetClient, socket: EventSocket | None,
-    clock: Clock,
+def make_metrics_server(
+    address: tuple[str, int], config: AgentSettings, health: PushLoop, client: FleetClient,
+    socket: EventSocket | None, clock: Clock,
 ) -> MetricsServer:  # fmt: skip
     """The pages of a running agent. Raises `OSError` when the address cannot be taken."""
     registry = CollectorRegistry()
-    registry.register(AgentPage(health, client, socket, clock))
+    registry.register(AgentCollector(health, client, socket, clock))
     ProcessCollector(registry=registry)
 
     def ready() -> str | None:
-        return not_ready(health.snapshot.phase, client.pushed_at is not None, client.word.reachable)
+        return not_ready(health.snapshot.phase, client.pushed_at is not None, client.response.reachable)
 
     def healthy() -> str | None:
         idle = clock() - health.snapshot.ticked_at

@@ -13,8 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
-from ingero_agent.health.state import Phase
-from ingero_agent.page import not_ready, stuck
+from ingero_agent.collector import not_ready, stuck
+from ingero_agent.health.phase import Phase
 from ingero_kit.addresses import parse_listen
 from ingero_kit.metrics_server import MAX_CONNECTIONS, MetricsServer, is_reachable_from_outside
 from ingero_testing.nvml import build_nvml

@@ -4,13 +4,13 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingero_agent.trace.discovery import CUDA, CUDART, NCCL, FileIdentity, Found
+from ingero_agent.trace.discovery import CUDA, CUDART, NCCL, FileIdentity, MappedLibrary
 from ingero_agent.trace.governor import GROUPS
 from ingero_agent.trace.probes.table import IMPORTANT, PROGRAMS, Function
 
 
 @dataclass(frozen=True)
-class Target:
+class AttachTarget:
     """A library to attach to: for all processes, or (`pid`) for one that has nothing better. `static`: linked in."""
 
     kind: str
@@ -19,28 +19,28 @@ class Target:
     static: bool = False
 
 
-def plan(
-    found: Mapping[int, Iterable[Found]], static_runtime: Callable[[int], tuple[FileIdentity, Path] | None],
-    *, apart: bool = False,
-) -> dict[Target, Path]:  # fmt: skip
+def plan_targets(
+    found: Mapping[int, Iterable[MappedLibrary]], static_runtime: Callable[[int], tuple[FileIdentity, Path] | None],
+    *, per_process: bool = False,
+) -> dict[AttachTarget, Path]:  # fmt: skip
     """Targets and how to open them; `apart`: one for each process.
 
     The runtime uses the driver library, so the latter is attached only for a process without a runtime that can be
     seen; `static_runtime` finds one linked into a process's own program.
     """
-    targets: dict[Target, Path] = {}
+    targets: dict[AttachTarget, Path] = {}
     for pid, libraries in found.items():
         libraries = list(libraries)
         kinds = {one.kind for one in libraries}
-        only = pid if apart else 0
+        only = pid if per_process else 0
         inside = static_runtime(pid) if CUDA in kinds and CUDART not in kinds else None
         if inside:
-            targets.setdefault(Target(CUDART, inside[0], only, static=True), inside[1])
+            targets.setdefault(AttachTarget(CUDART, inside[0], only, static=True), inside[1])
         for one in libraries:
             if one.kind in (CUDART, NCCL):
-                targets.setdefault(Target(one.kind, one.identity, only), one.path)
+                targets.setdefault(AttachTarget(one.kind, one.identity, only), one.path)
             elif one.kind == CUDA and CUDART not in kinds and not inside:
-                targets.setdefault(Target(CUDA, one.identity, pid), one.path)
+                targets.setdefault(AttachTarget(CUDA, one.identity, pid), one.path)
     return targets
 
 
@@ -48,7 +48,7 @@ Places = dict[str, dict[str, dict[int, int]]]
 """By governor group and kind of program: file offset → cookie. An offset stands once, however many names it has."""
 
 
-def places(
+def probe_places(
     functions: Mapping[str, Function], offsets: Mapping[str, Iterable[int]], slot: int, *, few: bool = False
 ) -> Places:
     """Where to attach which program. `few`: only the most important functions."""

@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 from operator import add
 from threading import Lock
 
-from ingero_agent.trace.counts import Counted
+from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.events import Collective, Event
-from ingero_agent.trace.gpus import GpuBook
+from ingero_agent.trace.gpus import GpuStats
 from ingero_agent.trace.probes.table import COLLECTIVES, DIRECTIONS, SOURCE_NAMES
 from ingero_agent.trace.probes.table import OPERATION_NAMES as NAMES
 
-OCTAVES = 32
+HISTOGRAM_BUCKETS = 32
 
 
-def quantile(octaves: Iterable[int], share: float) -> float:
+def quantile(histogram: Iterable[int], share: float) -> float:
     """The nanoseconds below which `share` of the calls lie, straight lines inside an octave; 0 without calls."""
-    counts = list(octaves)
+    counts = list(histogram)
     wanted, passed = sum(counts) * share, 0
     for index, count in enumerate(counts):
         if count and passed + count >= wanted:
@@ -27,27 +27,27 @@ def quantile(octaves: Iterable[int], share: float) -> float:
 
 
 @dataclass
-class Totals:
+class CallTotals:
     """Calls, nanoseconds, bytes and failures; calls by the binary magnitude of their nanoseconds where timed."""
 
     count: int = 0
     nanoseconds: int = 0
     size: int = 0
     errors: int = 0
-    octaves: list[int] = field(default_factory=lambda: [0] * OCTAVES)
+    histogram: list[int] = field(default_factory=lambda: [0] * HISTOGRAM_BUCKETS)
 
-    def add(self, one: Counted) -> None:
+    def add(self, one: CallCount) -> None:
         """Take more calls in."""
         self.count += one.count
         self.nanoseconds += one.nanoseconds
         self.size += one.size
         self.errors += one.errors
-        if one.octaves:
-            self.octaves = list(map(add, self.octaves, one.octaves))
+        if one.histogram:
+            self.histogram = list(map(add, self.histogram, one.histogram))
 
 
 @dataclass
-class Figures:
+class TracerStatus:
     """What tracing costs and what it could not do. Shares are of one processor; sizes in bytes, costs in ns."""
 
     budget: float = 0.0
@@ -63,8 +63,8 @@ class Figures:
     mode: str = ""
     scheduler: bool = False
     libraries: int = 0
-    blind: str = ""
-    refused: Mapping[str, int] = field(default_factory=dict)
+    blocked_reason: str = ""
+    hidden_processes: Mapping[str, int] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     database_bytes: int = 0
     pruned_rows: int = 0
@@ -93,32 +93,32 @@ class NcclProcess:
     version: str
 
 
-class Ledger:
+class TraceStats:
     """`lock` is held by whoever reads or writes; everything else is plain data."""
 
     def __init__(self) -> None:
         self.lock = Lock()
-        self.operations: dict[tuple[int, int], Totals] = {}
-        self.copies: dict[str, Totals] = {}
-        self.collectives: dict[str, Totals] = {}
-        self.waits: dict[str, Totals] = {}
+        self.operations: dict[tuple[int, int], CallTotals] = {}
+        self.copies: dict[str, CallTotals] = {}
+        self.collectives: dict[str, CallTotals] = {}
+        self.waits: dict[str, CallTotals] = {}
         self.nccl_processes: list[NcclProcess] = []
-        self.figures = Figures()
-        self.gpus = GpuBook()
+        self.status = TracerStatus()
+        self.gpus = GpuStats()
 
-    def add(self, counted: Iterable[Counted], events: Iterable[Event] = ()) -> None:
+    def add(self, counted: Iterable[CallCount], events: Iterable[Event] = ()) -> None:
         """Take what one look brought."""
         for one in counted:
             function = one.function
-            self.operations.setdefault((function.source, function.operation), Totals()).add(one)
+            self.operations.setdefault((function.source, function.operation), CallTotals()).add(one)
             if function.is_copy:
                 direction = DIRECTIONS[min(one.kind, len(DIRECTIONS) - 1)]
-                self.copies.setdefault(direction, Totals()).add(one)
+                self.copies.setdefault(direction, CallTotals()).add(one)
             if function.number in COLLECTIVES:
-                self.collectives.setdefault(function.name, Totals()).add(one)
+                self.collectives.setdefault(function.name, CallTotals()).add(one)
         for event in events:
             if isinstance(event, Collective):
-                waits = self.waits.setdefault(event.operation, Totals())
+                waits = self.waits.setdefault(event.operation, CallTotals())
                 waits.count += 1
                 waits.nanoseconds += event.blocked_ns
 

@@ -17,14 +17,14 @@ _KEYS: Final = ("Throughput", "Compute", "Memory", "CPU")
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedBaseline:
     """What was found: the baseline, or why there is none (missing, stale, corrupt, unreadable, newer)."""
 
     baseline: Baseline | None
     outcome: str
 
 
-def save(file: Path, baseline: Baseline, now: float) -> None:
+def save_baseline(file: Path, baseline: Baseline, now: float) -> None:
     """Write atomically: a temporary file, flushed to disk, then renamed, then the folder flushed."""
     tree = {
         "schema_version": SCHEMA_VERSION,
@@ -39,22 +39,22 @@ def save(file: Path, baseline: Baseline, now: float) -> None:
     replace_file(file, json.dumps(tree).encode())
 
 
-def load(file: Path, now: float, stale_seconds: float) -> Loaded:
+def load_baseline(file: Path, now: float, stale_seconds: float) -> LoadedBaseline:
     """Read it back. A stale file is deleted, a corrupt one renamed, one from a newer version left alone."""
     try:
         if file.stat().st_size > MAX_BYTES:
             return _corrupt(file, now)
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
-        return Loaded(None, "missing")
+        return LoadedBaseline(None, "missing")
     except UnicodeDecodeError:
         return _corrupt(file, now)
     except OSError:
-        return Loaded(None, "unreadable")
+        return LoadedBaseline(None, "unreadable")
     try:
         tree = json.loads(text)
         if tree["schema_version"] > SCHEMA_VERSION:
-            return Loaded(None, "newer")
+            return LoadedBaseline(None, "newer")
         age = now - datetime.fromisoformat(tree["saved_at"]).timestamp()
         baseline = Baseline(int(tree["sample_count"]), _read(tree["fast_ema"]), _read(tree["hard_floor"]))
         if (tree["fast_alpha"], tree["floor_alpha"]) != (FAST, SLOW) or baseline.samples < 1:
@@ -63,14 +63,14 @@ def load(file: Path, now: float, stale_seconds: float) -> Loaded:
         return _corrupt(file, now)
     if not 0 <= age <= stale_seconds:
         file.unlink(missing_ok=True)
-        return Loaded(None, "stale")
-    return Loaded(baseline, "fresh")
+        return LoadedBaseline(None, "stale")
+    return LoadedBaseline(baseline, "fresh")
 
 
-def _corrupt(file: Path, now: float) -> Loaded:
+def _corrupt(file: Path, now: float) -> LoadedBaseline:
     stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
     file.replace(file.with_name(f"{file.name}.corrupt-{stamp}"))
-    return Loaded(None, "corrupt")
+    return LoadedBaseline(None, "corrupt")
 
 
 def _write(signals: Signals) -> dict[str, float]:

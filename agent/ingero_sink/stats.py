@@ -13,7 +13,7 @@ NodeKey = tuple[str, str]
 
 
 @dataclass
-class Ledger:
+class SinkStats:
     """Counters and the nodes that straggle at present, oldest first."""
 
     max_nodes: int = 10_000
@@ -25,7 +25,7 @@ class Ledger:
     last_event: float = 0.0
     active: dict[NodeKey, None] = field(default_factory=dict)
 
-    def take(self, line: bytes, now: float) -> None:
+    def record_line(self, line: bytes, now: float) -> None:
         """Book one line; rubbish is counted, empty lines are nothing."""
         if not line.strip():
             return

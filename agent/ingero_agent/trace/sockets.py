@@ -5,12 +5,12 @@ import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from ingero_agent.sockets import EventSocket
+from ingero_agent.event_socket import EventSocket
 from ingero_agent.trace.annotations import Annotation, AnnotationSocket
 from ingero_contract.events import Event
 
 
-class Outlets:
+class Sockets:
     """Either socket may be missing. Raises `OSError` when a path cannot be listened on."""
 
     def __init__(self, events: EventSocket | None, annotations: AnnotationSocket | None) -> None:
