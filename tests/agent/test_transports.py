@@ -104,7 +104,7 @@ def test_threshold_and_quorum_arrive(service: Running, protocol: str, compressio
 
     client = run(work())
 
-    assert (client.response.threshold, client.word.quorum, client.word.threshold_at) == (0.85, True, NOW)
+    assert (client.response.threshold, client.response.quorum, client.response.threshold_at) == (0.85, True, NOW)
     assert client.pushed_at == NOW
     assert client.counters.thresholds >= 1
     assert not client.counters.failed
