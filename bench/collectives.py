@@ -22,7 +22,8 @@ from ingero_fleet.collectives.looks import looks_in  # noqa: E402
 from ingero_fleet.collectives.settings import NcclConfig  # noqa: E402
 from ingero_kit import logs  # noqa: E402
 from ingero_kit.otlp_decode import ReportDecoder  # noqa: E402
-from ingero_kit.otlp_receiver import Push, Signal  # noqa: E402
+from ingero_kit.otlp_receiver import Push  # noqa: E402
+from ingero_kit.otlp_signal import Signal  # noqa: E402
 from ingero_testing.collectives import BEGIN, Job  # noqa: E402
 from scripts.lab import LabFailed, Site, laboratory  # noqa: E402
 from scripts.synchronised import Jobs, Plan, can_trace  # noqa: E402

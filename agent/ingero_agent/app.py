@@ -2,6 +2,8 @@
 
 import asyncio
 import signal
+import stat
+from pathlib import Path
 
 from ingero_agent.collector import make_metrics_server
 from ingero_agent.devices import find_devices
@@ -14,12 +16,13 @@ from ingero_agent.sources import SignalSource
 from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
 from ingero_agent.sources.scripted import ScriptedSource
 from ingero_agent.sources.trace_db import DatabaseSource
-from ingero_agent.transport import PushTarget, check_key
 from ingero_kit.addresses import parse_listen
 from ingero_kit.clock import Clock, steady_clock
 from ingero_kit.files import write_ports_file
 from ingero_kit.logs import get
 from ingero_kit.metrics_server import MetricsServer, is_reachable_from_outside
+from ingero_kit.otlp_client import ClientConfig
+from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
 
 log = get(__name__)
@@ -38,6 +41,12 @@ def make_source(config: AgentSettings, gpus: int) -> SignalSource:
     )
 
 
+def check_key(file: Path | None, loose: bool) -> None:
+    """Refuse a private key that others may read."""
+    if file is not None and not loose and file.stat().st_mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise SettingsError(f"{file}: the private key is readable by others: chmod 600 it")
+
+
 def make_client(config: AgentSettings) -> FleetClient:
     """The client behind the `fleet_*` settings."""
     check_key(config.fleet_tls_key, config.fleet_tls_allow_loose_key_perms)
@@ -47,18 +56,17 @@ def make_client(config: AgentSettings) -> FleetClient:
         cert_file=config.fleet_tls_cert,
         key_file=config.fleet_tls_key,
     )
-    route = PushTarget(
+    target = ClientConfig(
         endpoint=config.fleet_endpoint,
         cluster=config.fleet_cluster_id,
         tls=tls,
         token_file=config.fleet_token_file,
-        threshold_url=config.fleet_threshold_url,
         timeout=config.fleet_timeout,
         protocol=config.fleet_protocol,
         encoding=config.fleet_encoding,
         compression=config.fleet_compression,
     )
-    return FleetClient(route)
+    return FleetClient(target, config.fleet_threshold_url)
 
 
 def serve_pages(

@@ -17,10 +17,10 @@ from ingero_agent.loop import NodeSnapshot, PollResult, PushLoop
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.throttle_metrics import THROTTLE_METRICS
-from ingero_agent.transport import PushFailure
 from ingero_contract import metrics
 from ingero_kit.clock import Clock
 from ingero_kit.metrics_server import MetricsServer
+from ingero_kit.otlp_client import Failure
 
 STUCK_SECONDS: Final = 30.0
 """Shortest silence of the loop that counts as stuck."""
@@ -88,7 +88,7 @@ class AgentCollector(Collector):
     def _pushes(self) -> Iterator[Metric]:
         counters, failed = self._client.counters, self._client.counters.failed.copy()
         yield _counter("ingero_agent_pushes", "Pushes that arrived.", _one(counters.sent))
-        rows = [((str(reason),), float(failed[reason])) for reason in PushFailure]
+        rows = [((str(reason),), float(failed[reason])) for reason in Failure]
         yield _counter("ingero_agent_push_failures", "Pushes that did not, by reason.", rows, "reason")
         yield _counter("ingero_agent_push_retries", "Second tries.", _one(counters.retried))
         outcomes = {

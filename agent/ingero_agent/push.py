@@ -1,7 +1,6 @@
 """Pushes to Fleet, and what its answers say: threshold, verdict, and when to come again."""
 
 import asyncio
-import random
 from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -9,18 +8,22 @@ from typing import Final
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_agent.health.classification import FleetResponse
-from ingero_agent.push_http import HttpTransport, ThresholdApi
-from ingero_agent.transport import RETRIED, PushReply, PushTarget, PushTransport
+from ingero_agent.threshold_api import ThresholdApi
+from ingero_contract import headers
 from ingero_contract.verdicts import parse_verdict
+from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
+from ingero_kit.otlp_client import NETWORK_FAILURES, ClientConfig, ExportResult, make_client
+from ingero_kit.otlp_encode import to_json
+from ingero_kit.otlp_signal import Signal
 
 log = get(__name__)
 
 UNREACHABLE_AFTER: Final = 3
 """Failed pushes in a row after which Fleet counts as away."""
 
-RETRY_SECONDS: Final = 0.2
-"""Pause before the one repetition after a failure of the network; spread by 20 %."""
+RETRY: Final = Backoff(first=0.24, jitter=1 / 3)
+"""The pause before the one repetition after a failure of the network: 0.16 to 0.24 s."""
 
 
 @dataclass
@@ -47,41 +50,34 @@ def read_threshold(threshold: str | None, quorum: str | None) -> tuple[float, bo
     return value, quorum.lower() == "true"
 
 
-def make_transport(route: PushTarget) -> PushTransport:
-    """The transport that the route names; gRPC is loaded only by those who speak it."""
-    if route.protocol == "http":
-        return HttpTransport(route)
-    from ingero_agent.push_grpc import GrpcTransport
-
-    return GrpcTransport(route)
-
-
 class FleetClient:
     """Speaks with Fleet. `word` is the latest that it said, `pushed_at` when the last push arrived (seconds)."""
 
-    def __init__(self, route: PushTarget) -> None:
+    def __init__(self, config: ClientConfig, threshold_url: str | None = None) -> None:
         self.response = FleetResponse()
         self.counters = PushCounters()
         self.retry_after = 0.0
         self.pushed_at: float | None = None
         self._failures = 0
-        self._transport = make_transport(route)
-        self._api = ThresholdApi(route, route.threshold_url) if route.threshold_url else None
+        self._json = config.protocol == "http" and config.encoding == "json"
+        self._client = make_client(config)
+        self._api = ThresholdApi(config, threshold_url) if threshold_url else None
 
     async def close(self) -> None:
         """Give connections back."""
-        await self._transport.close()
+        await self._client.close()
         if self._api:
             await self._api.close()
 
     async def push(self, request: ExportMetricsServiceRequest, now: float) -> bool:
         """Send a health report; a network error is tried once more, a refusal is not. Says whether it arrived."""
-        reply = await self._transport.send(request)
-        if reply.failure in RETRIED:
+        body = self._encode(request)
+        reply = await self._client.send(Signal.METRICS, body)
+        if reply.failure in NETWORK_FAILURES:
             self.counters.retried += 1
-            await asyncio.sleep(RETRY_SECONDS * random.uniform(0.8, 1.2))
-            reply = await self._transport.send(request)
-        self.retry_after = reply.retry_after
+            await asyncio.sleep(RETRY.delay(0))
+            reply = await self._client.send(Signal.METRICS, body)
+        self.retry_after = reply.retry_after or 0.0
         if reply.answered:
             self._listen(reply, now)
         if reply.failure is None:
@@ -97,7 +93,7 @@ class FleetClient:
 
     async def send_event(self, request: ExportMetricsServiceRequest) -> None:
         """Send what is no health report, once; what becomes of it changes nothing."""
-        await self._transport.send(request)
+        await self._client.send(Signal.METRICS, self._encode(request))
 
     async def ask(self, now: float) -> float:
         """Ask the threshold API, for when pushes bring no threshold; returns the seconds it wants us to stay away."""
@@ -113,10 +109,16 @@ class FleetClient:
             self.response = replace(self.response, threshold=said.threshold, quorum=said.quorum, threshold_at=now)
         return said.retry_after
 
-    def _listen(self, reply: PushReply, now: float) -> None:
+    def _encode(self, request: ExportMetricsServiceRequest) -> bytes:
+        return to_json(request) if self._json else request.SerializeToString()
+
+    def _listen(self, reply: ExportResult, now: float) -> None:
         """Fleet's words are read on every answer, also on refusals; only a push that was taken brings a verdict."""
         try:
-            found = read_threshold(reply.threshold, reply.quorum)
+            found = read_threshold(
+                _header(reply, headers.THRESHOLD, headers.GRPC_THRESHOLD),
+                _header(reply, headers.QUORUM_MET, headers.GRPC_QUORUM_MET),
+            )
         except ValueError as error:
             self.counters.thresholds_rejected += 1
             log.debug("threshold_rejected", reason=str(error))
@@ -127,5 +129,10 @@ class FleetClient:
                 self.counters.thresholds += 1
                 self.response = replace(self.response, threshold=found[0], quorum=found[1], threshold_at=now)
         if reply.failure is None:
-            verdict = parse_verdict(reply.verdict) if reply.verdict else None
+            line = _header(reply, headers.VERDICT, headers.GRPC_VERDICT)
+            verdict = parse_verdict(line) if line else None
             self.response = replace(self.response, verdict=verdict, verdict_at=now)
+
+
+def _header(reply: ExportResult, http: str, grpc: str) -> str | None:
+    return reply.headers.get(http.lower()) or reply.headers.get(grpc)

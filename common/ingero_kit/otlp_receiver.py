@@ -9,7 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final, Literal
+from typing import Final
 from urllib.parse import parse_qs, unquote
 
 import orjson
@@ -25,37 +25,11 @@ from ingero_http.limits import Counters, Limits
 from ingero_kit.addresses import is_local_request
 from ingero_kit.logs import get
 from ingero_kit.otlp_layout import write_varint
+from ingero_kit.otlp_signal import Encoding, Signal
 from ingero_kit.tls import ServerTls
 from ingero_kit.tokens import Tokens
 
 log = get(__name__)
-
-Encoding = Literal["protobuf", "json"]
-
-
-class Signal(Enum):
-    """The three OTLP signals, with their HTTP path, gRPC method and the partial success field's counter."""
-
-    METRICS = (routes.OTLP_METRICS, "metrics.v1.MetricsService", "rejectedDataPoints")
-    LOGS = (routes.OTLP_LOGS, "logs.v1.LogsService", "rejectedLogRecords")
-    TRACES = (routes.OTLP_TRACES, "trace.v1.TraceService", "rejectedSpans")
-
-    __hash__ = object.__hash__  # members are single; the inherited one hashes their name anew every time
-
-    @property
-    def path(self) -> str:
-        """HTTP path."""
-        return self.value[0]
-
-    @property
-    def grpc_method(self) -> str:
-        """Full gRPC method name."""
-        return f"/opentelemetry.proto.collector.{self.value[1]}/Export"
-
-    @property
-    def rejected_field(self) -> str:
-        """JSON name of the count in `partialSuccess`."""
-        return self.value[2]
 
 
 class Status(Enum):

@@ -16,7 +16,7 @@ from google.protobuf.message import DecodeError
 from ingero_echo.records import Origin, encoded_scope
 from ingero_echo.request_limits import MAX_RECORDS, MAX_STEPS, RequestBudget, check_records
 from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, read_varint
-from ingero_kit.otlp_receiver import Signal
+from ingero_kit.otlp_signal import Signal
 
 MIN_GROUP: Final = 16
 """Fewest records of one shape that are worth the trouble."""

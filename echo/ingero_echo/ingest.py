@@ -38,8 +38,8 @@ from ingero_echo.request_limits import RequestBudget, check_body
 from ingero_kit.health_report import MAX_NAME, check_name
 from ingero_kit.otlp_layout import UnsupportedLayout
 from ingero_kit.otlp_limits import RequestTooExpensive
-from ingero_kit.otlp_receiver import Encoding, Signal
 from ingero_kit.otlp_repair import RECORD, RESOURCE, Repaired, repair
+from ingero_kit.otlp_signal import Encoding, Signal
 
 MAX_ATTRIBUTES: Final = 64 << 10
 """Longest serialised attributes and longest message of one record, characters; larger records are rejected."""

@@ -5,7 +5,7 @@ from typing import Any, Final
 from pydantic.alias_generators import to_camel
 
 from ingero_kit.otlp_limits import RequestTooExpensive, check_density
-from ingero_kit.otlp_receiver import Encoding, Signal
+from ingero_kit.otlp_signal import Encoding, Signal
 
 MAX_FIELDS: Final = 640 << 10
 """Most bytes of a protobuf body that may be the tag of a string or message, where records are parsed one by one.

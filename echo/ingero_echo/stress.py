@@ -18,7 +18,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, echo
 from ingero_echo.client import ApiClient
-from ingero_kit.otlp_receiver import Signal
+from ingero_kit.otlp_signal import Signal
 
 EVENT_NAME: Final = "echo.stress"
 _PLACE: Final = "0" * 36

@@ -28,7 +28,8 @@ from ingero_http.asgi import AsgiServer, head_as_get
 from ingero_kit.addresses import parse_endpoint
 from ingero_kit.clock import clock_offset, steady_clock
 from ingero_kit.logs import get
-from ingero_kit.otlp_receiver import Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
 from ingero_kit.process_memory import use_single_malloc_arena
 from ingero_kit.tls import ServerTls
 

@@ -13,44 +13,22 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Final, Protocol
+from typing import Final
 
 from ingero_fleet.otlp_parts import as_protobuf, count_records, halves, rejected
 from ingero_fleet.settings import ExporterConfig
+from ingero_kit import otlp_client
 from ingero_kit.backoff import Backoff
 from ingero_kit.logs import get
-from ingero_kit.otlp_receiver import Push, Signal
+from ingero_kit.otlp_client import Disposition, OtlpClient
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
+from ingero_kit.tokens import read_authorization
 
 log = get(__name__)
 
 MAX_SPLITS: Final = 128
 """Cuts of a refused batch: enough for some bad records in a million, few for a receiver that refuses everything."""
-
-
-class Retryable(Exception):
-    """The receiver asks to try again, after `seconds` if it said so."""
-
-    def __init__(self, reason: str, seconds: float | None = None) -> None:
-        super().__init__(reason)
-        self.seconds = seconds
-
-
-class Permanent(Exception):
-    """The receiver will never take this batch, whatever it holds."""
-
-
-class BadContent(Exception):
-    """The receiver will never take this batch, for what it holds or for its size; a part of it perhaps."""
-
-
-class Transport(Protocol):
-    """Sends one encoded request; raises `Retryable`, `Permanent` or `BadContent`."""
-
-    async def send(self, signal: Signal, body: bytes) -> bytes:
-        """Send and return the answer, an encoded export response."""
-
-    async def close(self) -> None:
-        """Give connections back."""
 
 
 @dataclass
@@ -78,12 +56,12 @@ class Exporter:
     """Takes pushes without ever blocking and sends them on in the background."""
 
     def __init__(
-        self, name: str, config: ExporterConfig, transport: Transport, loop: asyncio.AbstractEventLoop
+        self, name: str, config: ExporterConfig, client: OtlpClient, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.name = name
         self.counters = ExporterCounters()
         self._config = config
-        self._transport = transport
+        self._client = client
         self._loop = loop
         self._queue: deque[Push] = deque()
         self._bytes = 0
@@ -126,7 +104,7 @@ class Exporter:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._task, grace_seconds)
         self.counters.dropped_elapsed += len(self._queue) + self._under_way
-        await self._transport.close()
+        await self._client.close()
 
     async def _run(self) -> None:
         while True:
@@ -219,24 +197,25 @@ class Exporter:
         backoff = Backoff(first=0.5, longest=30.0)
         while True:
             try:
-                self._answered(signal, await self._transport.send(signal, body))
-                return _Outcome.SENT
-            except BadContent as error:
-                self._refusal = str(error)
-                return _Outcome.REFUSED
-            except Permanent as error:
-                log.warning("export_refused", exporter=self.name, reason=str(error), bytes=len(body))
-                return _Outcome.LOST
-            except Retryable as error:
-                delay = max(backoff.delay(attempt), error.seconds or 0.0)
-                if self._draining or time.monotonic() + delay - started > self._config.max_elapsed_time:
-                    log.warning("export_given_up", exporter=self.name, reason=str(error), bytes=len(body))
-                    return _Outcome.GIVEN_UP
-                if attempt == 0:
-                    log.warning("export_retrying", exporter=self.name, reason=str(error))
+                result = await self._client.send(signal, body)
             except Exception:
                 log.exception("export_failed", exporter=self.name, bytes=len(body))
                 return _Outcome.LOST
+            if result.failure is None:
+                self._answered(signal, result.response)
+                return _Outcome.SENT
+            if result.disposition is Disposition.SPLIT:
+                self._refusal = result.detail
+                return _Outcome.REFUSED
+            if result.disposition is Disposition.DROP:
+                log.warning("export_refused", exporter=self.name, reason=result.detail, bytes=len(body))
+                return _Outcome.LOST
+            delay = max(backoff.delay(attempt), result.retry_after or 0.0)
+            if self._draining or time.monotonic() + delay - started > self._config.max_elapsed_time:
+                log.warning("export_given_up", exporter=self.name, reason=result.detail, bytes=len(body))
+                return _Outcome.GIVEN_UP
+            if attempt == 0:
+                log.warning("export_retrying", exporter=self.name, reason=result.detail)
             attempt += 1
             self.counters.retries += 1
             await asyncio.sleep(delay)
@@ -249,12 +228,15 @@ class Exporter:
             log.warning("export_partly_rejected", exporter=self.name, records=refused)
 
 
-def make_transport(name: str, config: ExporterConfig) -> Transport:
-    """The transport behind an exporter's name; its library is loaded only now, since most Fleets send nothing on."""
-    if name == "otlphttp":
-        from ingero_fleet.transport_http import HttpTransport
-
-        return HttpTransport(config)
-    from ingero_fleet.transport_grpc import GrpcTransport
-
-    return GrpcTransport(config)
+def make_client(name: str, config: ExporterConfig) -> OtlpClient:
+    """The client behind an exporter's name. Raises `SettingsError` for an unusable token or certificate."""
+    read_authorization(config.bearer_token_file)
+    return otlp_client.make_client(
+        otlp_client.ClientConfig(
+            endpoint=config.endpoint,
+            tls=config.tls,
+            token_file=config.bearer_token_file,
+            timeout=config.timeout,
+            protocol="http" if name == "otlphttp" else "grpc",
+        )
+    )

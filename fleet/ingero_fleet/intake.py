@@ -14,8 +14,9 @@ from ingero_kit.clock import Clock
 from ingero_kit.health_report import HealthReport, MalformedPayload, format_reasons
 from ingero_kit.otlp_decode import ReportDecoder
 from ingero_kit.otlp_limits import RequestTooExpensive, check_density
-from ingero_kit.otlp_receiver import ACCEPTED, Answer, Push, Signal, Status
+from ingero_kit.otlp_receiver import ACCEPTED, Answer, Push, Status
 from ingero_kit.otlp_repair import LOGS, TRACES, repair, repair_json
+from ingero_kit.otlp_signal import Signal
 
 Onward = Callable[[Push], None]
 """Passes an accepted push to the exporters of its pipeline; never blocks."""

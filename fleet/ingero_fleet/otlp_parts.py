@@ -22,7 +22,8 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 )
 from pydantic.alias_generators import to_camel
 
-from ingero_kit.otlp_receiver import Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
 
 _REQUESTS: Final[dict[Signal, Any]] = {
     Signal.METRICS: ExportMetricsServiceRequest,

@@ -13,6 +13,7 @@ from ingero_contract import routes
 from ingero_kit.backoff import Backoff
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
+from ingero_kit.otlp_client import Disposition, Failure, http_failure
 from ingero_operator.tasks import Tasks
 from ingero_operator.untrusted_http import NoResponse, explain, open_session, ssl_context_for
 
@@ -118,12 +119,13 @@ class AuditExporter:
         except (aiohttp.ClientError, OSError, ValueError, NoResponse) as error:
             self._again(item, str(error) if isinstance(error, NoResponse) else explain(error))
             return
-        if status == 400:
-            self._lose("Fleet refuses the record")
-        elif status != 200:
-            self._again(item, f"Fleet answers {status}")
-        else:
+        failed = http_failure(status)
+        if failed is None:
             self.sent += 1
+        elif failed[0] is Failure.REFUSED and failed[1] is not Disposition.RETRY:
+            self._lose(f"Fleet refuses the record: HTTP {status}")
+        else:
+            self._again(item, f"Fleet answers {status}")
 
     def _again(self, item: _Waiting, why: str) -> None:
         """Try a record later, unless it is too old by then."""

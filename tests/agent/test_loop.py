@@ -16,9 +16,9 @@ from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.sources import SignalSource
 from ingero_agent.sources.scripted import ScriptedSource, Stage
-from ingero_agent.transport import PushTarget
 from ingero_contract import attributes, metrics
 from ingero_kit.clock import Clock
+from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.otlp_receiver import Answer, Authenticator, OtlpHttpReceiver, Push
 from ingero_kit.tls import ClientTls
 
@@ -52,7 +52,7 @@ def pushes_of(
     async def work() -> None:
         server = OtlpHttpReceiver(handler, Authenticator())
         address = f"127.0.0.1:{await server.start('127.0.0.1', 0)}"
-        client = FleetClient(PushTarget(endpoint=address, cluster="c", tls=ClientTls(insecure=True)))
+        client = FleetClient(ClientConfig(endpoint=address, cluster="c", tls=ClientTls(insecure=True)))
         config = AgentSettings(
             fleet_endpoint=address, fleet_cluster_id="c", fleet_node_id="n", stub=True, warmup_samples=5,
             fleet_persist_path=folder / "baseline.json",

@@ -21,7 +21,8 @@ from ingero_http.grpc_unary import escape, frame_message
 from ingero_http.http2 import frames as h2
 from ingero_http.limits import Counters, Limits
 from ingero_http.tls import ServerTls
-from ingero_kit.otlp_receiver import ACCEPTED, Answer, Authenticator, OtlpGrpcReceiver, Push, Signal, Status
+from ingero_kit.otlp_receiver import ACCEPTED, Answer, Authenticator, OtlpGrpcReceiver, Push, Status
+from ingero_kit.otlp_signal import Signal
 from ingero_kit.tokens import Tokens
 from ingero_testing.http2 import Client
 from ingero_testing.processes import wait_until

@@ -16,7 +16,7 @@ from ingero_echo.ingest import decode_request
 from ingero_echo.settings import IngestConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.writer import WriteFailed, Writer
-from ingero_kit.otlp_receiver import Signal
+from ingero_kit.otlp_signal import Signal
 from ingero_testing import telemetry
 from ingero_testing.processes import wait_until
 

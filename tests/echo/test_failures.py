@@ -26,7 +26,7 @@ from ingero_echo.retention import TRUSTED_AFTER, RetentionClock
 from ingero_echo.settings import EchoConfig, IngestConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.writer import WriteFailed, Writer
-from ingero_kit.otlp_receiver import Signal
+from ingero_kit.otlp_signal import Signal
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo

@@ -19,7 +19,7 @@ from ingero_contract import attributes, echo, metrics, routes
 from ingero_echo.ingest import decode_request
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report, to_json
-from ingero_kit.otlp_receiver import Signal
+from ingero_kit.otlp_signal import Signal
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo

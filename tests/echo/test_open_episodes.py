@@ -16,7 +16,7 @@ from ingero_echo.query_service import QueryService
 from ingero_echo.settings import EchoConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.writer import Writer
-from ingero_kit.otlp_receiver import Signal
+from ingero_kit.otlp_signal import Signal
 from ingero_testing import telemetry
 
 HOUR = 3600 * 10**9

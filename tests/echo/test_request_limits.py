@@ -20,7 +20,8 @@ from ingero_echo.records import MalformedRequest
 from ingero_echo.retention import RetentionClock
 from ingero_echo.writer import Writer
 from ingero_kit.otlp_layout import write_varint
-from ingero_kit.otlp_receiver import Push, Signal, Status
+from ingero_kit.otlp_receiver import Push, Status
+from ingero_kit.otlp_signal import Signal
 
 NOW = 1_800_000_000 * 10**9
 Encoding = Literal["protobuf", "json"]

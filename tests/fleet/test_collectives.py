@@ -25,7 +25,8 @@ from ingero_fleet.collectives.victims import Claim, Story, without_victims
 from ingero_kit.clock import rfc3339
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
-from ingero_kit.otlp_receiver import Encoding, Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Encoding, Signal
 from ingero_testing.collectives import BEGIN, Job, as_json
 from ingero_testing.processes import fleet, wait_until
 from ingero_testing.web import web

@@ -12,7 +12,8 @@ from ingero_contract import attributes, metrics
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.intake import Intake
-from ingero_kit.otlp_receiver import Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import BEGIN, Job, as_json
 
 HOT = frozenset({Throttle.THERMAL, Throttle.SW})

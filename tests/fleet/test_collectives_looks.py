@@ -12,7 +12,8 @@ from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.looks import look_on, looks_in
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_kit.clock import rfc3339
-from ingero_kit.otlp_receiver import Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import BEGIN, Chain, Job
 
 TICK = 5.0

@@ -6,7 +6,8 @@ import pytest
 
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.settings import NcclConfig
-from ingero_kit.otlp_receiver import Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import BEGIN, Job
 
 

@@ -11,57 +11,64 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
-from ingero_fleet.exporters import MAX_SPLITS, BadContent, Exporter, Permanent, make_transport
+from ingero_fleet.exporters import MAX_SPLITS, Exporter, make_client
 from ingero_fleet.intake import Intake
 from ingero_fleet.otlp_parts import as_protobuf, halves
 from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import OtlpExporterConfig, OtlpHttpExporterConfig
+from ingero_kit.otlp_client import Disposition, ExportResult, Failure
 from ingero_kit.otlp_receiver import (
     Answer,
     Authenticator,
     OtlpGrpcReceiver,
     OtlpHttpReceiver,
     Push,
-    Signal,
     Status,
     partial_success,
 )
+from ingero_kit.otlp_signal import Signal
 from ingero_kit.tls import ClientTls
 from ingero_kit.tokens import Tokens
 
 PUSH = Push(Signal.METRICS, "protobuf", b"\n\0")
 
 
-class Transport:
-    def __init__(self, send: Callable[[], Awaitable[None]]) -> None:
+DELIVERED = ExportResult()
+DROPPED = ExportResult(failure=Failure.REFUSED, disposition=Disposition.DROP, detail="no")
+SPLIT = ExportResult(failure=Failure.REFUSED, disposition=Disposition.SPLIT, detail="no")
+
+
+class Client:
+    def __init__(self, send: Callable[[], Awaitable[ExportResult]]) -> None:
         self.sent = asyncio.Event()
         self._send = send
 
-    async def send(self, signal: Signal, body: bytes) -> bytes:
+    async def send(self, signal: Signal, body: bytes) -> ExportResult:
         self.sent.set()
-        await self._send()
-        return b""
+        return await self._send()
 
     async def close(self) -> None:
         """Nothing is open."""
 
 
-def exporter(transport: "Transport | Judge") -> Exporter:
-    made = Exporter("otlp", OtlpExporterConfig(endpoint="127.0.0.1:1"), transport, asyncio.get_running_loop())
+def exporter(client: "Client | Judge") -> Exporter:
+    made = Exporter("otlp", OtlpExporterConfig(endpoint="127.0.0.1:1"), client, asyncio.get_running_loop())
     made.start()
     return made
 
 
-@pytest.mark.parametrize("error", [Permanent("no"), RuntimeError("a library's surprise")])
-def test_a_batch_that_fails_is_counted_and_the_next_one_is_sent(error: Exception) -> None:
-    errors = [error]
+@pytest.mark.parametrize("failure", [DROPPED, RuntimeError("a library's surprise")])
+def test_a_batch_that_fails_is_counted_and_the_next_one_is_sent(failure: ExportResult | Exception) -> None:
+    answers = [DELIVERED, failure]
 
-    async def send() -> None:
-        if errors:
-            raise errors.pop()
+    async def send() -> ExportResult:
+        answer = answers.pop()
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def work() -> tuple[int, int]:
-        made = exporter(Transport(send))
+        made = exporter(Client(send))
         made.put(PUSH)
         while not made.counters.dropped_permanent:
             await asyncio.sleep(0)
@@ -74,10 +81,10 @@ def test_a_batch_that_fails_is_counted_and_the_next_one_is_sent(error: Exception
 
 def test_what_is_under_way_when_the_time_to_stop_is_over_is_counted() -> None:
     async def work() -> int:
-        transport = Transport(asyncio.Event().wait)  # type: ignore[arg-type]
-        made = exporter(transport)
+        client = Client(asyncio.Event().wait)  # type: ignore[arg-type]
+        made = exporter(client)
         made.put(PUSH)
-        await transport.sent.wait()
+        await client.sent.wait()
         made.put(PUSH)
         await made.stop(0.01)
         return made.counters.dropped_elapsed
@@ -93,13 +100,13 @@ class Judge:
         self.taken: list[str] = []
         self._refuses = refuses
 
-    async def send(self, signal: Signal, body: bytes) -> bytes:
+    async def send(self, signal: Signal, body: bytes) -> ExportResult:
         self.requests += 1
         request = ExportLogsServiceRequest.FromString(body)
         if self._refuses(request, body):
-            raise BadContent("no")
+            return SPLIT
         self.taken += texts(request)
-        return b""
+        return DELIVERED
 
     async def close(self) -> None:
         """Nothing is open."""
@@ -215,8 +222,8 @@ def test_a_token_that_is_rotated_on_either_side_loses_nothing(tmp_path: Path, pr
         port = await receiver.start("127.0.0.1", 0)
         kind = OtlpHttpExporterConfig if protocol == "http" else OtlpExporterConfig
         config = kind(endpoint=f"127.0.0.1:{port}", tls=ClientTls(insecure=True), bearer_token_file=file)
-        transport = make_transport("otlphttp" if protocol == "http" else "otlp", config)
-        made = Exporter("otlp", config, transport, asyncio.get_running_loop())
+        client = make_client("otlphttp" if protocol == "http" else "otlp", config)
+        made = Exporter("otlp", config, client, asyncio.get_running_loop())
         made.start()
         made.put(logs("before"))
         while not taken:
@@ -244,8 +251,8 @@ def test_what_a_receiver_takes_in_part_is_counted(protocol: str) -> None:
         port = await receiver.start("127.0.0.1", 0)
         settings = OtlpHttpExporterConfig if protocol == "http" else OtlpExporterConfig
         config = settings(endpoint=f"127.0.0.1:{port}", tls=ClientTls(insecure=True))
-        transport = make_transport("otlphttp" if protocol == "http" else "otlp", config)
-        made = Exporter("otlp", config, transport, asyncio.get_running_loop())
+        client = make_client("otlphttp" if protocol == "http" else "otlp", config)
+        made = Exporter("otlp", config, client, asyncio.get_running_loop())
         made.start()
         made.put(logs("a", "b", "c", "d"))
         await made.stop(30)

@@ -23,8 +23,9 @@ from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report, to_json
-from ingero_kit.otlp_receiver import Push, Signal, Status
+from ingero_kit.otlp_receiver import Push, Status
 from ingero_kit.otlp_repair import read_json
+from ingero_kit.otlp_signal import Signal
 from ingero_testing.reports import NOW
 
 Encoding = Literal["protobuf", "json"]

@@ -14,7 +14,8 @@ from ingero_fleet.otlp_parts import as_protobuf
 from ingero_fleet.provider_tag import ProviderTag
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
-from ingero_kit.otlp_receiver import Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import Job, as_json
 
 RULES = ProviderMap((Rule("lambda", nodes=("l-*",)),), "coreweave", {"k": Place({}, (), "gce")})

@@ -33,7 +33,8 @@ from ingero_fleet.settings import FleetConfig
 from ingero_http.limits import Counters
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
-from ingero_kit.otlp_receiver import Encoding, Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Encoding, Signal
 from ingero_testing.processes import BIN, FREE, Running, fleet, process, wait_until
 from ingero_testing.web import web
 

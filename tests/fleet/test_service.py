@@ -22,7 +22,7 @@ from ingero_contract import headers, routes
 from ingero_contract.values import NodeState, VerdictState
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report, to_json
-from ingero_kit.otlp_receiver import Signal
+from ingero_kit.otlp_signal import Signal
 from ingero_testing.processes import SHARED, Running, fleet, process, wait_until
 from ingero_testing.web import web
 

@@ -17,7 +17,8 @@ from ingero_fleet.taints.board import LONGEST, REMEMBERED, UNDATED, TaintBoard
 from ingero_fleet.taints.records import MAX_BYTES, NEEDLE
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
-from ingero_kit.otlp_receiver import Encoding, Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Encoding, Signal
 from ingero_operator.taints.audit_events import log_request
 from ingero_operator.taints.model import Step, Verb
 from ingero_operator.taints.nodes import StragglerTaint

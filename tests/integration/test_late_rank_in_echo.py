@@ -9,7 +9,8 @@ from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract import echo, routes
 from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.settings import NcclConfig
-from ingero_kit.otlp_receiver import Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import Job
 from ingero_testing.processes import Running, fleet, wait_until
 from ingero_testing.processes import echo as start_echo

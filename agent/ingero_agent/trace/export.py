@@ -1,13 +1,12 @@
 """Sends what was seen onward as OTLP/HTTP JSON, as the published trace agent does, with our `nccl.seq` beside."""
 
-import threading
+import asyncio
 from collections.abc import Iterable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-from urllib.parse import quote
 
-import httpx
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import (
@@ -28,11 +27,12 @@ from ingero_agent.trace.events import Collective
 from ingero_agent.trace.gpus import GpuStats
 from ingero_agent.trace.stats import TracerStatus, TraceStats, quantile
 from ingero_agent.trace.store import HostSnapshot
-from ingero_agent.transport import base_url
-from ingero_contract import attributes, metrics, routes
+from ingero_contract import attributes, metrics
 from ingero_kit.logs import get
+from ingero_kit.otlp_client import ClientConfig, make_client
 from ingero_kit.otlp_encode import to_json
-from ingero_kit.tokens import read_tokens
+from ingero_kit.otlp_signal import Signal
+from ingero_kit.tls import ClientTls
 
 log = get(__name__)
 
@@ -258,14 +258,17 @@ class TraceExporter:
 
     def __init__(self, config: ExportConfig) -> None:
         self._config = config
-        base = base_url(config.endpoint, config.insecure)
-        path = "" if base.endswith(routes.OTLP_METRICS) else routes.OTLP_METRICS
-        query = f"?{routes.CLUSTER_PARAMETER}={quote(config.cluster, safe='')}" if config.cluster else ""
-        self._url = base + path + query
-        self._client = httpx.Client(timeout=config.timeout, trust_env=False, follow_redirects=False)
+        self._client = make_client(
+            ClientConfig(
+                endpoint=config.endpoint, tls=ClientTls(insecure=config.insecure), token_file=config.token_file,
+                cluster=config.cluster, timeout=config.timeout, encoding="json",
+            )
+        )  # fmt: skip
+        self._worker = ThreadPoolExecutor(1, "export")
+        self._loop = asyncio.new_event_loop()
+        self._post_under_way: Future[None] | None = None
         self._waiting: list[Collective] = []
         self._flying: list[Collective] = []
-        self._thread: threading.Thread | None = None
         self._failed = False
         self.given_up = 0
 
@@ -279,7 +282,7 @@ class TraceExporter:
 
     def send(self, stats: TraceStats, host: HostSnapshot | None, now_ns: int, start_ns: int) -> None:
         """Post in the background, unless the post before is still under way."""
-        if self._thread and self._thread.is_alive():
+        if self._post_under_way and not self._post_under_way.done():
             return
         if self._failed:
             self._waiting[:0] = self._flying
@@ -287,24 +290,17 @@ class TraceExporter:
         self._flying, self._waiting = self._waiting, []
         with stats.lock:
             body = to_json(build_request(stats, self._flying, host, self._config, now_ns, start_ns))
-        self._thread = threading.Thread(target=self._post, args=(body,), daemon=True)
-        self._thread.start()
+        self._post_under_way = self._worker.submit(self._post, body)
 
     def close(self) -> None:
         """Wait for the last post."""
-        if self._thread:
-            self._thread.join(self._config.timeout)
-        self._client.close()
+        self._worker.submit(self._loop.run_until_complete, self._client.close())
+        self._worker.shutdown()
+        self._loop.close()
 
     def _post(self, body: bytes) -> None:
-        try:
-            headers = {"content-type": "application/json"}
-            if self._config.token_file:
-                headers["authorization"] = f"Bearer {read_tokens(self._config.token_file)[0]}"
-            failed = not self._client.post(self._url, content=body, headers=headers).is_success
-        except Exception as error:
-            failed = True
-            log.debug("export_error", reason=str(error))
+        result = self._loop.run_until_complete(self._client.send(Signal.METRICS, body))
+        failed = result.failure is not None
         if failed and not self._failed:
-            log.warning("export_failed", url=self._url)
+            log.warning("export_failed", endpoint=self._config.endpoint, reason=result.detail)
         self._failed = failed

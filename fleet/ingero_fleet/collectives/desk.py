@@ -23,7 +23,8 @@ from ingero_fleet.collectives.points import CommKey, Reader
 from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.window import Window
 from ingero_kit.logs import get
-from ingero_kit.otlp_receiver import Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
 
 log = get(__name__)
 

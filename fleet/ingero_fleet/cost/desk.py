@@ -16,7 +16,8 @@ from ingero_fleet.cost.settings import CostConfig
 from ingero_fleet.picture import Picture
 from ingero_fleet.scores import Hardware
 from ingero_kit.clock import rfc3339
-from ingero_kit.otlp_receiver import Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Signal
 
 LONGEST_GAP: Final = 3.0
 """Push intervals that one booking may span; Fleet claims nothing for time in which it saw nothing."""

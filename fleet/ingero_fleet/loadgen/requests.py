@@ -11,7 +11,7 @@ from ingero_http.grpc_unary import frame_message
 from ingero_http.http2.hpack import encode_block
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
-from ingero_kit.otlp_receiver import Signal
+from ingero_kit.otlp_signal import Signal
 
 Protocol = Literal["http/protobuf", "http/json", "grpc"]
 

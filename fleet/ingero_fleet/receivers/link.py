@@ -15,7 +15,8 @@ import orjson
 
 from ingero_fleet.board import Board
 from ingero_fleet.scores import BATCH_RECORD, Batch, Hardware
-from ingero_kit.otlp_receiver import Encoding, Push, Signal
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Encoding, Signal
 
 HEAD: Final = struct.Struct("!IB")
 JSON_LENGTH: Final = struct.Struct("!I")

@@ -9,7 +9,7 @@ from ingero_detect.column_store import NodeKey
 from ingero_fleet.board import Board
 from ingero_fleet.cost.files import read_providers
 from ingero_fleet.cost.providers import ProviderMap
-from ingero_fleet.exporters import Exporter, make_transport
+from ingero_fleet.exporters import Exporter, make_client
 from ingero_fleet.intake import Intake, Keep
 from ingero_fleet.provider_tag import ProviderTag
 from ingero_fleet.receivers.traffic import Traffic
@@ -20,7 +20,8 @@ from ingero_kit.addresses import is_loopback, parse_endpoint
 from ingero_kit.clock import Clock
 from ingero_kit.file_reload import watch_files
 from ingero_kit.logs import get
-from ingero_kit.otlp_receiver import Authenticator, OtlpGrpcReceiver, OtlpHttpReceiver, Push, Signal
+from ingero_kit.otlp_receiver import Authenticator, OtlpGrpcReceiver, OtlpHttpReceiver, Push
+from ingero_kit.otlp_signal import Signal
 from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import Tokens
 
@@ -81,7 +82,7 @@ class Receiving:
                     continue
                 if name not in self._exporters:
                     settings = getattr(config.exporters, name)
-                    self._exporters[name] = Exporter(name, settings, make_transport(name, settings), loop)
+                    self._exporters[name] = Exporter(name, settings, make_client(name, settings), loop)
                 self._routes.setdefault(kind, []).append(self._exporters[name])
         self.table = table
         if self.sends(Signal.METRICS):

@@ -12,7 +12,7 @@ from ingero_echo.ingest import decode_request
 from ingero_echo.settings import IngestConfig, RetentionConfig, StoreConfig
 from ingero_echo.store import Store
 from ingero_echo.writer import Writer
-from ingero_kit.otlp_receiver import Signal
+from ingero_kit.otlp_signal import Signal
 from ingero_testing import telemetry
 
 DAY: Final = 86_400 * 10**9

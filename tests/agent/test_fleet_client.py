@@ -10,16 +10,15 @@ from typing import Any, TypeVar
 import pytest
 import trustme
 
-from ingero_agent.push import FleetClient, make_transport
-from ingero_agent.push_grpc import target
-from ingero_agent.transport import PushFailure, PushReply, PushTarget
+from ingero_agent.push import FleetClient
 from ingero_contract.values import VerdictState
 from ingero_contract.verdicts import VerdictLine
 from ingero_http.http1.messages import Response
 from ingero_http.http1.server import Http1Server
-from ingero_kit.grpc_client import retry_delay
 from ingero_kit.health_report import HealthReport
+from ingero_kit.otlp_client import ClientConfig, ExportResult, Failure, OtlpClient, grpc_target, make_client
 from ingero_kit.otlp_encode import encode_report
+from ingero_kit.otlp_grpc_client import retry_delay
 from ingero_kit.otlp_receiver import (
     Answer,
     Authenticator,
@@ -29,6 +28,7 @@ from ingero_kit.otlp_receiver import (
     Status,
     retry_info,
 )
+from ingero_kit.otlp_signal import Signal
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
 from ingero_kit.tokens import Tokens
@@ -43,21 +43,25 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     return asyncio.run(asyncio.wait_for(work, 60))
 
 
-def route(port: int, protocol: Any, **changes: Any) -> PushTarget:
+def route(port: int, protocol: Any, **changes: Any) -> ClientConfig:
     usual: dict[str, Any] = {"cluster": "c", "tls": ClientTls(insecure=True)}
-    return PushTarget(endpoint=f"127.0.0.1:{port}", protocol=protocol, **{**usual, **changes})
+    return ClientConfig(endpoint=f"127.0.0.1:{port}", protocol=protocol, **{**usual, **changes})
 
 
 def report(node: str = "n", cluster: str = "c", score: float = 0.9) -> Any:
     return encode_report(HealthReport(node_id=node, cluster_id=cluster, score=score, workload_type="training"))
 
 
-async def once(way: PushTarget, request: Any = None) -> PushReply:
-    transport = make_transport(way)
+async def push(client: OtlpClient, request: Any = None) -> ExportResult:
+    return await client.send(Signal.METRICS, (request or report()).SerializeToString())
+
+
+async def once(way: ClientConfig, request: Any = None) -> ExportResult:
+    client = make_client(way)
     try:
-        return await transport.send(request or report())
+        return await push(client, request)
     finally:
-        await transport.close()
+        await client.close()
 
 
 @asynccontextmanager
@@ -135,7 +139,7 @@ def test_mutual_tls_opens_only_to_the_right_certificate(tmp_path: Path) -> None:
             for protocol in PROTOCOLS
         }
 
-    assert seen == {protocol: [None, PushFailure.UNREACHABLE, PushFailure.UNREACHABLE] for protocol in PROTOCOLS}
+    assert seen == {protocol: [None, Failure.UNREACHABLE, Failure.UNREACHABLE] for protocol in PROTOCOLS}
 
 
 def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
@@ -143,19 +147,19 @@ def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
     token.write_text("right\n")
     auth = {"auth": {"bearer_token_file": str(token)}}
 
-    async def work(port: int, protocol: str) -> list[PushFailure | None]:
-        transport = make_transport(route(port, protocol, token_file=mine))
+    async def work(port: int, protocol: str) -> list[Failure | None]:
+        client = make_client(route(port, protocol, token_file=mine))
         seen = []
         for text in ("wrong", "right", "\u00e4", "", "right"):
             mine.write_text(text)
-            seen.append((await transport.send(report())).failure)
-        await transport.close()
+            seen.append((await push(client)).failure)
+        await client.close()
         return seen
 
     with fleet(tmp_path, {"receivers": {"otlp": {"protocols": dict.fromkeys(PROTOCOLS, auth)}}}) as guarded:
         seen = {protocol: run(work(guarded.ports[f"otlp/{protocol}"], protocol)) for protocol in PROTOCOLS}
 
-    expected = [PushFailure.UNAUTHENTICATED, None, PushFailure.TOKEN, PushFailure.TOKEN, None]
+    expected = [Failure.UNAUTHENTICATED, None, Failure.TOKEN, Failure.TOKEN, None]
     assert seen == dict.fromkeys(PROTOCOLS, expected)
 
 
@@ -166,24 +170,24 @@ def test_the_bearer_token_is_read_at_every_push(tmp_path: Path) -> None:
     ("status", "failure"),
     [
         (Status.OK, None),
-        (Status.INVALID, PushFailure.REFUSED),
-        (Status.UNAUTHENTICATED, PushFailure.UNAUTHENTICATED),
-        (Status.FORBIDDEN, PushFailure.UNAUTHENTICATED),
-        (Status.BUSY, PushFailure.BUSY),
-        (Status.UNAVAILABLE, PushFailure.BUSY),
-        (Status.INTERNAL, PushFailure.SERVER_ERROR),
+        (Status.INVALID, Failure.REFUSED),
+        (Status.UNAUTHENTICATED, Failure.UNAUTHENTICATED),
+        (Status.FORBIDDEN, Failure.UNAUTHENTICATED),
+        (Status.BUSY, Failure.BUSY),
+        (Status.UNAVAILABLE, Failure.BUSY),
+        (Status.INTERNAL, Failure.SERVER_ERROR),
     ],
 )
 @pytest.mark.parametrize("protocol", PROTOCOLS)
-def test_every_status_means_the_same_over_both(protocol: str, status: Status, failure: PushFailure | None) -> None:
-    async def work() -> tuple[PushReply, int]:
+def test_every_status_means_the_same_over_both(protocol: str, status: Status, failure: Failure | None) -> None:
+    async def work() -> tuple[ExportResult, int]:
         async with receiver(protocol, Answer(status=status, message="so", retry_seconds=7.0)) as (port, taken):
             return await once(route(port, protocol)), len(taken)
 
     reply, pushes = run(work())
 
     assert (reply.failure, pushes) == (failure, 1)
-    assert reply.retry_after == (7.0 if failure is PushFailure.BUSY else 0.0)
+    assert reply.retry_after == (7.0 if failure is Failure.BUSY else None)
     assert reply.answered
 
 
@@ -292,33 +296,33 @@ def test_a_refusal_is_not_tried_again(protocol: str) -> None:
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_listener_that_never_answers_costs_the_timeout_and_no_more(protocol: str) -> None:
-    async def work() -> PushReply:
+    async def work() -> ExportResult:
         with socket.socket() as mute:
             mute.bind(("127.0.0.1", 0))
             mute.listen()
             return await once(route(mute.getsockname()[1], protocol, timeout=0.3))
 
-    assert run(work()).failure in (PushFailure.TIMEOUT, PushFailure.UNREACHABLE)
+    assert run(work()).failure in (Failure.TIMEOUT, Failure.UNREACHABLE)
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_the_first_push_after_fleet_is_back_arrives(protocol: str) -> None:
-    async def work() -> list[PushFailure | None]:
+    async def work() -> list[Failure | None]:
         seen = []
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        transport = make_transport(route(port, protocol))
+        client = make_client(route(port, protocol))
         for _ in range(4):
-            seen.append((await transport.send(report())).failure)
+            seen.append((await push(client)).failure)
         server = (OtlpHttpReceiver if protocol == "http" else OtlpGrpcReceiver)(lambda _: Answer(), Authenticator())
         await server.start("127.0.0.1", port)
-        seen.append((await transport.send(report())).failure)
-        await transport.close()
+        seen.append((await push(client)).failure)
+        await client.close()
         await server.stop(1.0)
         return seen
 
-    assert run(work()) == [PushFailure.UNREACHABLE] * 4 + [None]
+    assert run(work()) == [Failure.UNREACHABLE] * 4 + [None]
 
 
 # Pure parts of gRPC.
@@ -334,7 +338,7 @@ def test_the_first_push_after_fleet_is_back_arrives(protocol: str) -> None:
     ],
 )
 def test_grpc_targets(endpoint: str, insecure: bool, expected: tuple[str, bool]) -> None:
-    assert target(endpoint, insecure) == expected
+    assert grpc_target(endpoint, insecure) == expected
 
 
 @pytest.mark.parametrize(
@@ -342,7 +346,7 @@ def test_grpc_targets(endpoint: str, insecure: bool, expected: tuple[str, bool])
 )
 def test_what_grpc_would_misread_is_refused(endpoint: str) -> None:
     with pytest.raises(SettingsError):
-        target(endpoint, True)
+        grpc_target(endpoint, True)
 
 
 @pytest.mark.parametrize(
@@ -374,7 +378,7 @@ def test_the_threshold_api_may_ask_to_be_left_alone(answer: Response, word: floa
     async def work() -> tuple[float | None, float]:
         server = Http1Server(lambda request: answer)
         port = await server.start("127.0.0.1", 0)
-        client = FleetClient(route(port, "http", threshold_url=f"127.0.0.1:{port}"))
+        client = FleetClient(route(port, "http"), f"127.0.0.1:{port}")
         try:
             asked_away = await client.ask(NOW)
             return client.response.threshold, asked_away

@@ -1,0 +1,187 @@
+"""The OTLP client: sends one encoded request over HTTP or gRPC, and says what became of it.
+
+This is the one place that decides whether a failure is worth a retry (OpenTelemetry protocol specification, sections
+"Failures" and "Throttling"). When to retry, and how often, is up to the caller; `Backoff` has the delays.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from pathlib import Path
+from typing import Final, Literal, Protocol
+from urllib.parse import urlsplit
+
+from ingero_kit.otlp_signal import Encoding, Signal
+from ingero_kit.settings import SettingsError
+from ingero_kit.tls import ClientTls
+
+
+class Failure(StrEnum):
+    """Why a request was not delivered; the values are label values of metrics."""
+
+    UNREACHABLE = "unreachable"
+    TIMEOUT = "timeout"
+    UNAUTHENTICATED = "unauthenticated"
+    REFUSED = "refused"
+    BUSY = "busy"
+    SERVER_ERROR = "server_error"
+    TOKEN = "token"
+    """The credentials of this side cannot be read."""
+
+
+NETWORK_FAILURES: Final = frozenset({Failure.UNREACHABLE, Failure.TIMEOUT})
+"""Nobody answered."""
+
+
+class Disposition(Enum):
+    """What the sender may do with a request that was not delivered."""
+
+    RETRY = "retry"
+    SPLIT = "split"
+    """Refused for its content or its size: a part of it may be accepted."""
+    DROP = "drop"
+
+
+Failed = tuple[Failure, Disposition]
+
+_HTTP_FAILURES: Final[dict[int, Failed]] = {
+    400: (Failure.REFUSED, Disposition.SPLIT),
+    # Retried beyond the specification: a token that was just rotated is accepted minutes later.
+    401: (Failure.UNAUTHENTICATED, Disposition.RETRY),
+    403: (Failure.UNAUTHENTICATED, Disposition.RETRY),
+    408: (Failure.REFUSED, Disposition.RETRY),
+    413: (Failure.REFUSED, Disposition.SPLIT),
+    422: (Failure.REFUSED, Disposition.SPLIT),
+    429: (Failure.BUSY, Disposition.RETRY),
+    # Receivers that fail on one record answer 500.
+    500: (Failure.SERVER_ERROR, Disposition.SPLIT),
+    502: (Failure.SERVER_ERROR, Disposition.RETRY),
+    503: (Failure.BUSY, Disposition.RETRY),
+    504: (Failure.SERVER_ERROR, Disposition.RETRY),
+}
+
+_GRPC_FAILURES: Final[dict[str, Failed]] = {
+    "CANCELLED": (Failure.SERVER_ERROR, Disposition.RETRY),
+    "UNKNOWN": (Failure.SERVER_ERROR, Disposition.SPLIT),
+    "INVALID_ARGUMENT": (Failure.REFUSED, Disposition.SPLIT),
+    "DEADLINE_EXCEEDED": (Failure.TIMEOUT, Disposition.RETRY),
+    "PERMISSION_DENIED": (Failure.UNAUTHENTICATED, Disposition.RETRY),
+    # Without RetryInfo it is the size of the message.
+    "RESOURCE_EXHAUSTED": (Failure.BUSY, Disposition.SPLIT),
+    "ABORTED": (Failure.SERVER_ERROR, Disposition.RETRY),
+    "OUT_OF_RANGE": (Failure.REFUSED, Disposition.RETRY),
+    "INTERNAL": (Failure.SERVER_ERROR, Disposition.SPLIT),
+    "UNAVAILABLE": (Failure.UNREACHABLE, Disposition.RETRY),
+    "DATA_LOSS": (Failure.SERVER_ERROR, Disposition.RETRY),
+    "UNAUTHENTICATED": (Failure.UNAUTHENTICATED, Disposition.RETRY),
+}
+
+
+def http_failure(status: int) -> Failed | None:
+    """What an HTTP status means; `None` for success."""
+    if 200 <= status < 300:
+        return None
+    other = Failure.SERVER_ERROR if status >= 500 else Failure.REFUSED
+    return _HTTP_FAILURES.get(status, (other, Disposition.DROP))
+
+
+def grpc_failure(code: str, retry_after: float | None) -> Failed:
+    """What a gRPC status other than OK means. With RetryInfo the server itself answered and asks to try again."""
+    failure, disposition = _GRPC_FAILURES.get(code, (Failure.REFUSED, Disposition.DROP))
+    if retry_after is None:
+        return failure, disposition
+    return (Failure.BUSY if failure is Failure.UNREACHABLE else failure), Disposition.RETRY
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportResult:
+    """What became of one request. `response` is the encoded export response, `headers` those of the answer, or its
+    gRPC metadata, with lower-case names; `retry_after` is in seconds, `None` where the server asked for no delay."""
+
+    failure: Failure | None = None
+    disposition: Disposition | None = None
+    detail: str = ""
+    response: bytes = b""
+    headers: Mapping[str, str] = field(default_factory=dict)
+    retry_after: float | None = None
+
+    @property
+    def answered(self) -> bool:
+        """Whether the server itself answered, be it with a refusal."""
+        return self.failure not in (*NETWORK_FAILURES, Failure.TOKEN)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientConfig:
+    """Where and how to send. `endpoint`: `host:port` or a URL; `timeout`: seconds for one answer.
+
+    `cluster` travels beside the payload, where it is given. Encoding and compression are those of the body that is
+    sent; gRPC knows protobuf only.
+    """
+
+    endpoint: str
+    tls: ClientTls = field(default_factory=ClientTls)
+    token_file: Path | None = None
+    cluster: str = ""
+    timeout: float = 10.0
+    protocol: Literal["http", "grpc"] = "http"
+    encoding: Encoding = "protobuf"
+    compression: Literal["none", "gzip"] = "none"
+
+
+class OtlpClient(Protocol):
+    """Sends encoded requests. The token file is read for every request, so that rotation needs no restart, and the
+    certificate files again after a broken connection."""
+
+    async def send(self, signal: Signal, body: bytes) -> ExportResult:
+        """Send one request; never raises for what the network or the server does."""
+
+    async def close(self) -> None:
+        """Close the connections."""
+
+
+def make_client(config: ClientConfig) -> OtlpClient:
+    """The client of the configured protocol; only its library is imported.
+
+    Raises `SettingsError` for an endpoint, certificate or token that cannot be used.
+    """
+    if config.protocol == "http":
+        from ingero_kit.otlp_http_client import OtlpHttpClient
+
+        return OtlpHttpClient(config)
+    from ingero_kit.otlp_grpc_client import OtlpGrpcClient
+
+    return OtlpGrpcClient(config)
+
+
+def base_url(endpoint: str, insecure: bool) -> str:
+    """`host:port` or a URL into a URL without a trailing slash.
+
+    Raises `SettingsError` for anything that is neither http nor https.
+    """
+    text = endpoint.strip().rstrip("/")
+    if any(ord(letter) < 33 for letter in text):
+        raise SettingsError(f"{endpoint!r}: an address cannot hold spaces or control characters")
+    if "://" not in text:
+        return f"{'http' if insecure else 'https'}://{text}"
+    if not text.startswith(("http://", "https://")):
+        raise SettingsError(f"{endpoint}: only http and https are supported")
+    return text
+
+
+def grpc_target(endpoint: str, insecure: bool) -> tuple[str, bool]:
+    """`host:port`, `dns:///host:port` or a URL into the channel's target and whether it uses TLS.
+
+    Raises `SettingsError` for a path or a missing port, which gRPC would take for something else.
+    """
+    if endpoint.startswith("dns:///"):
+        return endpoint, not insecure
+    try:
+        url = urlsplit(base_url(endpoint, insecure))
+        if url.port is None or not url.hostname:
+            raise SettingsError(f"{endpoint}: a gRPC address is host:port, such as fleet:4317")
+    except ValueError as error:
+        raise SettingsError(f"{endpoint}: {error}") from None
+    if url.path or url.query or url.fragment or "@" in url.netloc:
+        raise SettingsError(f"{endpoint}: a gRPC address is host:port and nothing else")
+    return url.netloc, url.scheme == "https"

@@ -1,0 +1,94 @@
+"""OTLP over HTTP: one POST for a request, over kept connections."""
+
+import gzip
+import time
+from urllib.parse import quote
+
+import httpx
+
+from ingero_contract import routes
+from ingero_kit.backoff import parse_retry_after
+from ingero_kit.otlp_client import ClientConfig, Disposition, ExportResult, Failure, base_url, http_failure
+from ingero_kit.otlp_signal import Signal
+from ingero_kit.settings import SettingsError
+from ingero_kit.tls import ClientTls
+from ingero_kit.tokens import read_authorization
+
+
+def otlp_url(config: ClientConfig, path: str) -> str:
+    """The address of a path under the endpoint, unless it has that path, with the cluster as a parameter.
+
+    Raises `SettingsError` for what is no address.
+    """
+    base = base_url(config.endpoint, config.tls.insecure)
+    query = f"?{routes.CLUSTER_PARAMETER}={quote(config.cluster, safe='')}" if config.cluster else ""
+    url = f"{base}{'' if base.endswith(path) else path}{query}"
+    try:
+        httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise SettingsError(f"{config.endpoint}: {error}") from None
+    return url
+
+
+def open_http_client(url: str, tls: ClientTls, timeout: float) -> httpx.AsyncClient:
+    """A client for one address that follows no redirects and no proxy settings.
+
+    Raises `SettingsError` for unusable TLS files.
+    """
+    return httpx.AsyncClient(
+        timeout=timeout,
+        verify=tls.context() if url.startswith("https:") else False,
+        trust_env=False,
+        follow_redirects=False,
+        limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=30),
+    )
+
+
+class OtlpHttpClient:
+    """See `ingero_kit.otlp_client.OtlpClient`. The headers of every answer are returned, also of refusals."""
+
+    def __init__(self, config: ClientConfig) -> None:
+        self._config = config
+        self._urls = {signal: otlp_url(config, signal.path) for signal in Signal}
+        media = "application/json" if config.encoding == "json" else "application/x-protobuf"
+        self._headers = {"content-type": media}
+        if config.compression == "gzip":
+            self._headers["content-encoding"] = "gzip"
+        self._client: httpx.AsyncClient | None = self._open()
+
+    def _open(self) -> httpx.AsyncClient:
+        return open_http_client(self._urls[Signal.METRICS], self._config.tls, self._config.timeout)
+
+    async def send(self, signal: Signal, body: bytes) -> ExportResult:
+        """Send one request and wait for the answer."""
+        if self._config.compression == "gzip":
+            body = gzip.compress(body, mtime=0)
+        try:
+            client = self._client = self._client or self._open()
+            token = read_authorization(self._config.token_file)
+            headers = {**self._headers, "authorization": token} if token else self._headers
+            answer = await client.post(self._urls[signal], content=body, headers=headers)
+        except SettingsError as error:
+            return ExportResult(failure=Failure.TOKEN, disposition=Disposition.RETRY, detail=str(error))
+        except httpx.HTTPError as error:
+            await self.close()
+            kind = Failure.TIMEOUT if isinstance(error, httpx.TimeoutException) else Failure.UNREACHABLE
+            detail = f"{type(error).__name__}: {error}"
+            return ExportResult(failure=kind, disposition=Disposition.RETRY, detail=detail)
+        failed = http_failure(answer.status_code)
+        if failed is None:
+            return ExportResult(response=answer.content, headers=answer.headers)
+        wait = answer.headers.get("retry-after") if failed[1] is Disposition.RETRY else None
+        return ExportResult(
+            failure=failed[0],
+            disposition=failed[1],
+            detail=f"HTTP {answer.status_code}: {answer.text[:200]}".removesuffix(": "),
+            headers=answer.headers,
+            retry_after=parse_retry_after(wait, time.time()),
+        )
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client:
+            await client.aclose()

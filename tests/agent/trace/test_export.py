@@ -1,0 +1,44 @@
+"""What was seen is posted in the background; what did not arrive is sent again."""
+
+import asyncio
+from pathlib import Path
+
+import orjson
+
+from ingero_agent.trace.export import ExportConfig, TraceExporter
+from ingero_agent.trace.stats import TraceStats
+from ingero_kit.otlp_receiver import Answer, Authenticator, OtlpHttpReceiver, Push
+from ingero_kit.tokens import Tokens
+
+
+def test_an_export_carries_token_and_cluster_and_one_that_is_refused_is_made_up_for(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("wrong")
+    taken: list[Push] = []
+
+    def handle(push: Push) -> Answer:
+        taken.append(push)
+        return Answer()
+
+    async def work() -> int:
+        authenticator = Authenticator(Tokens("right"))
+        receiver = OtlpHttpReceiver(handle, authenticator)
+        endpoint = f"127.0.0.1:{await receiver.start('127.0.0.1', 0)}"
+        exporter = TraceExporter(
+            ExportConfig(endpoint=endpoint, node="n", cluster="a b", insecure=True, token_file=token)
+        )
+        stats = TraceStats()
+        exporter.send(stats, None, 1, 0)
+        while not authenticator.refused:
+            await asyncio.sleep(0.001)
+        token.write_text("right")
+        while not taken:
+            exporter.send(stats, None, 2, 0)
+            await asyncio.sleep(0.001)
+        await asyncio.get_running_loop().run_in_executor(None, exporter.close)
+        await receiver.stop(1)
+        return authenticator.refused
+
+    assert asyncio.run(asyncio.wait_for(work(), 60)) == 1
+    assert (taken[0].cluster, taken[0].encoding) == ("a b", "json")
+    assert b"ingero.node.id" in orjson.dumps(orjson.loads(taken[0].body))

@@ -1,0 +1,57 @@
+"""Which failures the OTLP client calls worth a retry, by the protocol's specification."""
+
+import pytest
+
+from ingero_kit.otlp_client import ClientConfig, Disposition, Failure, grpc_failure, http_failure
+from ingero_kit.otlp_http_client import otlp_url
+from ingero_kit.settings import SettingsError
+
+RETRY, SPLIT, DROP = Disposition.RETRY, Disposition.SPLIT, Disposition.DROP
+
+
+@pytest.mark.parametrize(
+    ("status", "expected"),
+    [
+        (200, None),
+        (204, None),
+        (302, (Failure.REFUSED, DROP)),
+        (400, (Failure.REFUSED, SPLIT)),
+        (401, (Failure.UNAUTHENTICATED, RETRY)),
+        (404, (Failure.REFUSED, DROP)),
+        (413, (Failure.REFUSED, SPLIT)),
+        (429, (Failure.BUSY, RETRY)),
+        (500, (Failure.SERVER_ERROR, SPLIT)),
+        (501, (Failure.SERVER_ERROR, DROP)),
+        (502, (Failure.SERVER_ERROR, RETRY)),
+        (503, (Failure.BUSY, RETRY)),
+        (504, (Failure.SERVER_ERROR, RETRY)),
+    ],
+)
+def test_http_statuses(status: int, expected: tuple[Failure, Disposition] | None) -> None:
+    assert http_failure(status) == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "retry_after", "expected"),
+    [
+        ("UNAVAILABLE", None, (Failure.UNREACHABLE, RETRY)),
+        ("UNAVAILABLE", 1.0, (Failure.BUSY, RETRY)),
+        ("RESOURCE_EXHAUSTED", None, (Failure.BUSY, SPLIT)),
+        ("RESOURCE_EXHAUSTED", 0.0, (Failure.BUSY, RETRY)),
+        ("DEADLINE_EXCEEDED", None, (Failure.TIMEOUT, RETRY)),
+        ("INVALID_ARGUMENT", None, (Failure.REFUSED, SPLIT)),
+        ("UNAUTHENTICATED", None, (Failure.UNAUTHENTICATED, RETRY)),
+        ("UNIMPLEMENTED", None, (Failure.REFUSED, DROP)),
+    ],
+)
+def test_grpc_statuses(code: str, retry_after: float | None, expected: tuple[Failure, Disposition]) -> None:
+    assert grpc_failure(code, retry_after) == expected
+
+
+def test_a_path_in_the_endpoint_is_kept_and_not_repeated() -> None:
+    assert otlp_url(ClientConfig(endpoint="https://c/otlp"), "/v1/logs") == "https://c/otlp/v1/logs"
+    assert otlp_url(ClientConfig(endpoint="c:1/v1/logs", cluster="a b"), "/v1/logs").endswith(
+        ":1/v1/logs?cluster_id=a%20b"
+    )
+    with pytest.raises(SettingsError):
+        otlp_url(ClientConfig(endpoint="http://c:port"), "/v1/logs")
