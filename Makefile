@@ -38,9 +38,7 @@ test: setup ## lint, types, layers and tests: exactly what CI runs
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
-	@$(BIN)/python -m pytest -n auto --dist loadgroup -q $(ARGS) || { [ $$? -eq 1 ] && \
-	  echo "what failed beside other tests, again and alone (a real control plane and eBPF share these processors):" && \
-	  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none -q $(ARGS); }
+	@$(BIN)/python -m pytest -n auto --dist loadgroup -q $(ARGS)
 
 bench-detection: setup ## false alarms, delays and cost of the detector beside three rules of the field; ARGS=--quick: a minute
 	@OMP_NUM_THREADS=1 $(BIN)/python bench/detection.py $(ARGS)

@@ -1,7 +1,8 @@
 """A real Kubernetes control plane on this machine for tests, demo and bench, with kwok playing the kubelets.
 
-The programs come from the folder that KUBEBUILDER_ASSETS names (docs/operator.md says how to fill it). Only etcd and
-kube-apiserver must be there; kube-controller-manager, kube-scheduler and kwok are used where they are.
+The programs come from the folder that KUBEBUILDER_ASSETS names (docs/operator.md says how to fill it), or from where
+`make cluster-assets` puts them. Only etcd and kube-apiserver must be there; kube-controller-manager, kube-scheduler
+and kwok are used where they are.
 """
 
 import contextlib
@@ -49,6 +50,9 @@ def find_assets(*needed: str) -> Path | None:
     if named:
         folder = Path(named)
         return folder if all((folder / program).exists() for program in needed or REQUIRED) else None
+    downloaded = Path(__file__).parents[1] / ".tools/cluster"
+    if all((downloaded / program).exists() for program in needed or REQUIRED):
+        return downloaded
     for parent in Path(__file__).resolve().parents:
         unpack = parent / "shared/kubelab/unpack"
         if unpack.exists():
@@ -348,7 +352,9 @@ def control_plane(
     """
     assets = find_assets("kwok") if context else find_assets()
     if assets is None:
-        raise FileNotFoundError("no control plane: set KUBEBUILDER_ASSETS (docs/operator.md says how to fill it)")
+        raise FileNotFoundError(
+            "no control plane: `make cluster-assets` downloads one; or set KUBEBUILDER_ASSETS (docs/operator.md)"
+        )
     plane = ControlPlane(folder, assets, full, definitions or [])
     try:
         if context:

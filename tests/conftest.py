@@ -1,15 +1,39 @@
 """What holds for every test: no property is timed on the wall clock, and a process that dies fails one test."""
 
+from collections import Counter
+from collections.abc import Generator
+
 import pytest
 from hypothesis import settings
 from xdist.remote import Producer
 
-from ingero_testing.scheduling import Surviving
+from ingero_testing.scheduling import SERIAL, SuiteScheduling
 
 settings.register_profile("ingero", deadline=None)
 settings.load_profile("ingero")
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Surviving | None:
-    return Surviving(config, log) if config.getvalue("dist") == "loadgroup" else None
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SuiteScheduling | None:
+    return SuiteScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Serial tests are a group of their own, and the last ones where there is one process only."""
+    for item in items:
+        if item.get_closest_marker(SERIAL):
+            item.add_marker(pytest.mark.xdist_group(SERIAL))
+    items.sort(key=lambda item: item.get_closest_marker(SERIAL) is not None)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
+    """The last line says how many tests were skipped, and why: what they need, and the command that brings it."""
+    yield
+    terminal = session.config.pluginmanager.get_plugin("terminalreporter")
+    if terminal is None or hasattr(session.config, "workerinput"):
+        return
+    skipped = Counter(report.longrepr[2].removeprefix("Skipped: ") for report in terminal.stats.get("skipped", []))
+    reasons = " | ".join(f"{count} × {reason}" for reason, count in skipped.most_common())
+    terminal.write_line(f"{skipped.total()} tests skipped{': ' if reasons else ''}{reasons}")

@@ -6,9 +6,9 @@ from pathlib import Path
 
 SUPPORT = Path(__file__).parents[1] / "support"
 CONFTEST = """
-from ingero_testing.scheduling import Surviving
+from ingero_testing.scheduling import SuiteScheduling
 def pytest_xdist_make_scheduler(config, log):
-    return Surviving(config, log)
+    return SuiteScheduling(config, log)
 """
 TESTS = """
 import os, pytest
@@ -35,13 +35,37 @@ def test_after(): pass
 """
 
 
+SERIAL = """
+import os, pathlib, time, pytest
+RUNNING = pathlib.Path(__file__).parent / "running"
+RUNNING.mkdir(exist_ok=True)
+def pytest_generate_tests(metafunc):
+    if "number" in metafunc.fixturenames:
+        metafunc.parametrize("number", range(6))
+@pytest.fixture(autouse=True)
+def mark_of_running(request):
+    own = RUNNING / f"{os.getpid()}-{request.node.name}"
+    own.touch()
+    yield
+    own.unlink()
+@pytest.mark.xdist_group("serial")
+def test_alone(number):
+    assert len(list(RUNNING.iterdir())) == 1
+def test_side_by_side(number):
+    if number == 3:
+        time.sleep(1)
+"""
+
+
 def run(folder: Path, tests: str, *options: str) -> subprocess.CompletedProcess[str]:
     (folder / "conftest.py").write_text(CONFTEST)
     (folder / "test_some.py").write_text(tests)
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-n", "2", "--dist", "loadgroup", "-p", "no:cacheprovider",
+         "-p", "xdist", "-p", "pytest_timeout",
          *options, folder],
-        env={"PYTHONPATH": str(SUPPORT), "PATH": ""}, cwd=folder, capture_output=True, text=True, timeout=240,
+        env={"PYTHONPATH": str(SUPPORT), "PATH": "", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}, cwd=folder,
+        capture_output=True, text=True, timeout=240,
     )  # fmt: skip
 
 
@@ -58,4 +82,19 @@ def test_a_test_that_no_exception_ends_takes_its_process_down_and_the_run_goes_o
 
     assert "1 failed, 2 passed" in ended.stdout, ended.stdout + ended.stderr
     assert "test_that_swallows_its_alarm" in ended.stderr, "the stacks say where it hung"
+    assert ended.returncode == 1
+
+
+def test_serial_tests_begin_when_every_other_test_has_ended_even_if_one_kills_its_process(tmp_path: Path) -> None:
+    (tmp_path / "test_other.py").write_text(TESTS)
+    ended = run(tmp_path, SERIAL)
+
+    assert "2 failed, 53 passed" in ended.stdout, ended.stdout + ended.stderr
+
+
+def test_of_serial_tests_alone_one_that_dies_fails_and_the_others_are_run(tmp_path: Path) -> None:
+    dying = "    if number == 2:\n        [file.unlink() for file in RUNNING.iterdir()]\n        os._exit(3)\n"
+    ended = run(tmp_path, SERIAL.replace("    assert", f"{dying}    assert"), "-k", "alone")
+
+    assert "1 failed, 5 passed" in ended.stdout, ended.stdout + ended.stderr
     assert ended.returncode == 1

@@ -28,6 +28,7 @@ from ingero_echo.store import Store
 from ingero_echo.writer import WriteFailed, Writer
 from ingero_kit.otlp_signal import Signal
 from ingero_testing import telemetry
+from ingero_testing.needs import MOUNT
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo
 
@@ -49,7 +50,7 @@ def volume(folder: Path, megabytes: int) -> Iterator[Path]:
     folder.mkdir()
     options = ["-t", "tmpfs", "-o", f"size={megabytes}m", "tmpfs", str(folder)]
     if os.geteuid() or subprocess.run(["mount", *options], capture_output=True).returncode:
-        pytest.skip("mounting a small file system needs root")
+        pytest.skip(MOUNT)
     try:
         yield folder
     finally:
@@ -150,7 +151,7 @@ def test_a_volume_that_cannot_be_written_is_named_at_the_start(tmp_path: Path, b
                 assert sorted(stored(service)) == sorted(ids)
 
 
-@pytest.mark.skipif(not os.geteuid(), reason="root may write every file")
+@pytest.mark.skipif(not os.geteuid(), reason="root may write every file: run as another user")
 def test_a_file_that_cannot_be_written_is_named_at_the_start(tmp_path: Path) -> None:
     with start_echo(tmp_path) as service:
         assert push(service, telemetry.numbered(10)[1]).status_code == 200

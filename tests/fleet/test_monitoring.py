@@ -2,12 +2,12 @@
 
 import json
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
-import pytest
 import yaml
+
+from ingero_testing.needs import needs_promtool
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "manifests/monitoring"
@@ -88,7 +88,7 @@ def test_panels_cover_the_grid_without_overlap() -> None:
     assert len({panel["id"] for panel in panels()}) == len(panels())
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@needs_promtool
 def test_prometheus_accepts_the_rules() -> None:
     done = subprocess.run(
         ["promtool", "check", "rules", str(FOLDER / "ingero.rules.yaml")], capture_output=True, text=True
@@ -97,7 +97,7 @@ def test_prometheus_accepts_the_rules() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+@needs_promtool
 def test_the_rules_compute_what_they_say(tmp_path: Path) -> None:
     """Series in, alerts and records out, by Prometheus' own engine."""
     series = {

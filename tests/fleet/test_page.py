@@ -24,8 +24,9 @@ from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_kit.clock import rfc3339
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
-from ingero_testing.browser import browser, find_browser
+from ingero_testing.browser import browser
 from ingero_testing.collectives import Job
+from ingero_testing.needs import needs_browser
 from ingero_testing.processes import Running, fleet, wait_until
 from ingero_testing.web import web
 
@@ -240,9 +241,6 @@ def mark(service: Running, node: str) -> None:
 
 def listed(pairs: dict[str, str]) -> list[dict[str, Any]]:
     return [{"key": key, "value": {"stringValue": value}} for key, value in pairs.items()]
-
-
-needs_browser = pytest.mark.skipif(find_browser() is None, reason="no Chromium or Chrome is installed")
 
 
 @needs_browser

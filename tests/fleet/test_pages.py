@@ -13,6 +13,7 @@ from ingero_fleet.scores import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.statistics import Frame
 from ingero_kit.health_report import HealthReport
+from ingero_testing.needs import PROMTOOL
 
 CONFIG = IngeroConfig()
 
@@ -47,7 +48,7 @@ def test_the_page_is_bounded_where_every_node_makes_up_long_labels() -> None:
 def test_promtool_has_nothing_to_say_about_the_findings() -> None:
     promtool = shutil.which("promtool")
     if promtool is None:
-        pytest.skip("promtool is not installed (Debian: apt-get install prometheus)")
+        pytest.skip(PROMTOOL)
 
     done = subprocess.run(
         [promtool, "check", "metrics"], input=generate_latest(page(2)), capture_output=True, timeout=60

@@ -362,7 +362,7 @@ def test_the_field_s_own_exporters_are_understood(service: Running) -> None:
 
 def test_the_stock_agent_pushes_and_gets_its_threshold(service: Running, tmp_path: Path) -> None:
     if SHARED is None:
-        pytest.skip("the published agent is not on this machine")
+        pytest.skip("needs the published agent in ../shared/peers")
     folder = subprocess.run([SHARED / "peers/unpack"], capture_output=True, text=True, check=True).stdout.strip()
     endpoint = f"127.0.0.1:{service.ports['otlp/http']}"
     agents = [

@@ -36,7 +36,7 @@ def tls(folder: Path) -> tuple[ServerTls, ssl.SSLContext]:
     return ServerTls(cert_file=folder / "both.pem", key_file=folder / "both.pem"), context
 
 
-@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="no IPv6 here")
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="needs IPv6: sysctl net.ipv6.conf.all.disable_ipv6=0")
 @pytest.mark.parametrize("host", ["::", ""])
 def test_every_address_means_both_families(host: str) -> None:
     async def main() -> None:

@@ -1,19 +1,16 @@
 """Prometheus' own checker reads every page of real processes and complains of nothing."""
 
 import json
-import shutil
 import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
-import pytest
-
+from ingero_testing.needs import needs_promtool
 from ingero_testing.nvml import build_nvml
 from ingero_testing.processes import BIN, Running, fleet, process, wait_until
 from ingero_testing.web import web
 
-PROMTOOL = shutil.which("promtool")
-MISSING = "promtool is not installed (Debian: apt-get install prometheus)"
+pytestmark = needs_promtool
 
 
 def port_in(file: Path) -> int:
@@ -23,23 +20,17 @@ def port_in(file: Path) -> int:
 
 def complaints(page: str) -> set[str]:
     """What promtool says about a page."""
-    assert PROMTOOL
-    done = subprocess.run([PROMTOOL, "check", "metrics"], input=page, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True, timeout=60)
     said = {line for line in (done.stdout + done.stderr).splitlines() if line}
     return said | {f"exit status {done.returncode}"} if done.returncode else said
 
 
 def test_a_page_that_cannot_be_read_is_complained_of() -> None:
-    if PROMTOOL is None:
-        pytest.skip(MISSING)
-
     assert complaints("no metric at all {\n")
     assert complaints("# TYPE requests counter\nrequests 1\n")
 
 
 def test_every_page_is_clean(tmp_path: Path) -> None:
-    if PROMTOOL is None:
-        pytest.skip(MISSING)
     script = tmp_path / "slow.yaml"
     script.write_text("stages: [{seconds: 3}, {seconds: 600, launches_per_second: 10}]\n")
     onward = {"endpoint": "http://127.0.0.1:9", "tls": {"insecure": True}}

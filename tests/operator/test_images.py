@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import urllib.request
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from ingero_contract import echo, routes
+from ingero_testing.needs import needs_images, needs_root
 from ingero_testing.processes import ECHO, FLEET, FREE, Running, process, wait_until
 
 TAG = os.environ.get("TAG", metadata.version("ingero"))
@@ -31,10 +31,7 @@ FOREIGN = {
     "agent": {"kopf", "duckdb", "fastapi"},
 }
 
-pytestmark = pytest.mark.skipif(
-    not (os.environ.get("INGERO_IMAGES") and shutil.which("buildah")),
-    reason="needs buildah and INGERO_IMAGES=1 after `make images`",
-)
+pytestmark = needs_images
 
 
 PORTS = ["--ports-file", "/tmp/ports.json"]
@@ -95,7 +92,7 @@ def locked_down(name: str, writable: Path) -> Iterator[Running]:
         subprocess.run(["buildah", "rm", box], capture_output=True)
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to mount an image")
+@needs_root
 @pytest.mark.parametrize("name", SERVICES)
 def test_an_image_serves_its_health_read_only_and_without_privilege(name: str, tmp_path: Path) -> None:
     writable = tmp_path / "writable"

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from ingero_operator.render.install import everything
+from ingero_testing.needs import CONTROL_PLANE
 from scripts.controlplane import find_assets
 
 ROOT = Path(__file__).parents[2]
@@ -23,7 +24,7 @@ def built(tmp_path: Path) -> Built:
     assets = find_assets("kubectl")
     kubectl = str(assets / "kubectl") if assets else shutil.which("kubectl")
     if kubectl is None:
-        pytest.skip("needs kubectl: `make cluster-assets`")
+        pytest.skip(CONTROL_PLANE)
     shutil.copytree(ROOT / "crds", tmp_path / "crds")
     shutil.copytree(ROOT / "manifests", tmp_path / "manifests")
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ingero_testing.needs import needs_util_linux
 from ingero_testing.processes import wait_until
 
 LAB = """
@@ -30,7 +31,7 @@ def alive(pid: int) -> bool:
         return False
 
 
-@pytest.mark.skipif(not shutil.which("setpriv"), reason="needs setpriv of util-linux")
+@needs_util_linux
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_lab_leaves_no_process_behind(number: signal.Signals) -> None:
     with subprocess.Popen([sys.executable, "-c", LAB], stdout=subprocess.PIPE, text=True, cwd=ROOT) as lab:

@@ -1,23 +1,12 @@
-"""Tests that load programs into the kernel: as root with BTF, BCC and a C compiler; required with `--ebpf`."""
+"""Tests that load programs into the kernel: as root with BTF, BCC and a C compiler."""
 
-import os
-import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-REASON = "needs root, BTF, python3-bpfcc and a C compiler"
-
-
-def _can() -> bool:
-    return bool(
-        os.getuid() == 0
-        and shutil.which("cc")
-        and Path("/sys/kernel/btf/vmlinux").exists()
-        and Path("/usr/lib/python3/dist-packages/bcc").exists()
-    )
+from ingero_testing.needs import EBPF, can_load_programs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,10 +17,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("ebpf") and not _can():
-        if os.environ.get("INGERO_TEST_EBPF"):
-            pytest.fail(f"INGERO_TEST_EBPF is set, and this machine cannot: {REASON}")
-        pytest.skip(REASON)
+    if item.get_closest_marker("ebpf") and not can_load_programs():
+        pytest.skip(EBPF)
 
 
 @pytest.fixture

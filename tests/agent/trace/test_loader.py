@@ -32,7 +32,7 @@ def test_the_page_cache_of_files_that_nobody_maps_is_given_back(tmp_path: Path) 
         ).stdout.strip()
         == "tmpfs"
     ):
-        pytest.skip("files of this folder are nowhere but in memory")
+        pytest.skip("needs a temporary folder on a disk: TMPDIR=/var/tmp make test")
 
     assert (before, cached(file)) == (LARGE_BYTES, 0)
 

@@ -1,7 +1,6 @@
 """Where NCCL keeps a communicator's rank, read from machine code."""
 
 import platform
-import shutil
 import struct
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import pytest
 from ingero_agent.trace.elf import function_offsets
 from ingero_agent.trace.nccl_layout import ACCESSORS, accessor_codes, rank_offset
 from ingero_testing.gpu_job import COLLECTIVES, compile_c, nvidia_libraries
+from ingero_testing.needs import needs_compiler, needs_nvidia_libraries
 
 
 def x86(offset: int) -> bytes:
@@ -65,7 +65,7 @@ def test_what_does_not_fit_exactly_is_refused(found: dict[str, bytes], machine: 
     assert rank_offset(found, machine) is None
 
 
-@pytest.mark.skipif(not shutil.which("cc"), reason="needs a C compiler")
+@needs_compiler
 @pytest.mark.parametrize("optimised", ["-O1", "-O2", "-O3"])
 def test_compiled_accessors_are_read(optimised: str, tmp_path: Path) -> None:
     library = compile_c(tmp_path, "libnccl.so.2", COLLECTIVES, "-shared", "-fPIC", optimised, "-DHASH_AT=13528")
@@ -80,7 +80,7 @@ def test_compiled_accessors_are_read(optimised: str, tmp_path: Path) -> None:
 REAL = nvidia_libraries()
 
 
-@pytest.mark.skipif(not REAL, reason="NVIDIA's wheels are not here; `make gpu-libraries`")
+@needs_nvidia_libraries
 def test_the_real_library_is_read() -> None:
     assert REAL
     data = REAL[1].read_bytes()

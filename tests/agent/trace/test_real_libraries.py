@@ -13,13 +13,14 @@ from typing import Any
 import pytest
 
 from ingero_testing.gpu_job import attached, communicator_hash, nvidia_libraries, tracing
+from ingero_testing.needs import needs_nvidia_libraries
 from ingero_testing.processes import next_line, wait_until
 
 REAL = nvidia_libraries()
 IDENTITY = bytes((i * 37 + 200) % 256 for i in range(128))
 pytestmark = [
     pytest.mark.ebpf,
-    pytest.mark.skipif(not REAL, reason="NVIDIA's wheels are not here; `make gpu-libraries`"),
+    needs_nvidia_libraries,
 ]
 
 CALLER = """

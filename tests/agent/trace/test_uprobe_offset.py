@@ -122,7 +122,7 @@ def left_behind(tracer: EbpfTracer, pid: int) -> set[str]:
 
 
 @pytest.mark.ebpf
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other first instructions")
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="needs an x86_64 processor")
 def test_calls_behind_landing_marks_are_counted_with_their_arguments_and_a_group_arrives_at_its_end(
     tmp_path: Path,
 ) -> None:

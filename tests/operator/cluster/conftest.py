@@ -12,6 +12,7 @@ import pytest
 from ingero_operator.render.crds import all_definitions
 from ingero_operator.render.install import NAMESPACE, OPERATOR, everything
 from ingero_testing.fleets import Fleets, fleets
+from ingero_testing.needs import CONTROL_PLANE
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.taint_lab import Lab
 from scripts.controlplane import ControlPlane, control_plane
@@ -26,8 +27,8 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
             token = found.kubectl("-n", NAMESPACE, "create", "token", OPERATOR, "--duration=2h").strip()
             found.write_kubeconfig(found.folder / "operator.kubeconfig", token)
             yield found
-    except FileNotFoundError as error:
-        pytest.skip(str(error))
+    except FileNotFoundError:
+        pytest.skip(CONTROL_PLANE)
 
 
 @pytest.fixture(scope="session")

@@ -1,12 +1,12 @@
 """Starting: in a container without a user name, and before there is an API server to talk to."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ingero_testing.needs import needs_util_linux
 from ingero_testing.processes import BIN, answer, process, wait_until
 from ingero_testing.taint_lab import Lab
 
@@ -16,7 +16,7 @@ UNNAMED = ("unshare", "--user", "--map-user=65532", "--map-group=65532")
 NOBODY = {"LOGNAME": "", "USER": "", "LNAME": "", "USERNAME": ""}
 
 
-@pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare (Debian: util-linux)")
+@needs_util_linux
 def test_a_user_that_has_no_name_may_lead(lab: Lab, start: Any) -> None:
     with start(election=True, prefix=UNNAMED, **NOBODY) as instance:
         lab.begin()

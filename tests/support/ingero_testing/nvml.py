@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from ingero_testing.needs import C_COMPILER
+
 SOURCE = Path(__file__).with_name("nvml.c")
 
 
@@ -13,7 +15,7 @@ def build_nvml(folder: Path) -> Path:
     """Compile it; returns the folder for LD_LIBRARY_PATH. Skips the test where there is no C compiler."""
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        pytest.skip("no C compiler to build the imaginary driver with")
+        pytest.skip(C_COMPILER)
     library = folder / "libnvidia-ml.so.1"
     command = [compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", str(library), str(SOURCE)]
     subprocess.run(command, check=True, timeout=60)

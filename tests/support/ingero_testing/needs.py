@@ -1,0 +1,48 @@
+"""What some tests need of the machine; without it they are skipped with the reason and the command that brings it."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ingero_testing.browser import find_browser
+from ingero_testing.gpu_job import nvidia_libraries
+
+BCC = Path("/usr/lib/python3/dist-packages/bcc")
+BTF = Path("/sys/kernel/btf/vmlinux")
+
+ROOT = os.geteuid() == 0
+COMPILER = shutil.which("cc")
+
+CONTROL_PLANE = "needs a control plane: make cluster-assets"
+EBPF = "needs root, BTF, BCC and a C compiler: apt-get install python3-bpfcc gcc libc6-dev"
+PROMTOOL = "needs promtool: apt-get install prometheus"
+C_COMPILER = "needs a C compiler: apt-get install gcc libc6-dev"
+
+
+def can_load_programs() -> bool:
+    """Whether eBPF programs can be compiled and loaded here."""
+    return bool(ROOT and COMPILER and BTF.exists() and BCC.exists())
+
+
+MOUNT = "needs root, to mount a small file system: sudo make test"
+
+
+needs_promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason=PROMTOOL)
+needs_compiler = pytest.mark.skipif(COMPILER is None, reason=C_COMPILER)
+needs_browser = pytest.mark.skipif(
+    find_browser() is None, reason="needs Chromium or Chrome: apt-get install chromium"
+)
+needs_util_linux = pytest.mark.skipif(
+    not (shutil.which("setpriv") and shutil.which("unshare")),
+    reason="needs setpriv and unshare: apt-get install util-linux",
+)
+needs_images = pytest.mark.skipif(
+    not (os.environ.get("INGERO_IMAGES") and shutil.which("buildah")),
+    reason="needs buildah and the images: apt-get install buildah; make images; INGERO_IMAGES=1 make test",
+)
+needs_nvidia_libraries = pytest.mark.skipif(
+    not nvidia_libraries(), reason="needs NVIDIA's CUDA runtime and NCCL: make gpu-libraries"
+)
+needs_root = pytest.mark.skipif(not ROOT, reason="needs root: sudo make test")
