@@ -17,9 +17,9 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT / "tests/support"), str(ROOT)]
 
 from ingero_fleet.collectives.attribution import find_late_rank  # noqa: E402
-from ingero_fleet.collectives.desk import CollectivesDesk, shared_error  # noqa: E402
-from ingero_fleet.collectives.looks import looks_in  # noqa: E402
+from ingero_fleet.collectives.polling import polls_per_tick  # noqa: E402
 from ingero_fleet.collectives.settings import NcclConfig  # noqa: E402
+from ingero_fleet.collectives.tracker import CollectivesTracker, shared_error  # noqa: E402
 from ingero_kit import logs  # noqa: E402
 from ingero_kit.otlp_decode import ReportDecoder  # noqa: E402
 from ingero_kit.otlp_receiver import Push  # noqa: E402
@@ -47,14 +47,14 @@ def points_per_second(ranks: int, pushes: int) -> float:
     for seed in range(3):
         job = Job(ranks, late_ms={5: 5.0}, clock_seconds=10, seed=seed)
         bodies = [body for _ in range(pushes) for body in job.pushes(100)]
-        desk, decoder = CollectivesDesk(NcclConfig()), ReportDecoder()
+        tracker, decoder = CollectivesTracker(NcclConfig()), ReportDecoder()
         started = time.process_time()
         for body in bodies:
             decoder.decode(body, "protobuf", BEGIN)
-            desk.take(Push(Signal.METRICS, "protobuf", body), BEGIN)
-        desk.judge(BEGIN + 1)
-        rates.append(desk.points / (time.process_time() - started))
-        if [node for _, node in desk.culprits] != ["node-5"]:
+            tracker.take(Push(Signal.METRICS, "protobuf", body), BEGIN)
+        tracker.judge(BEGIN + 1)
+        rates.append(tracker.points / (time.process_time() - started))
+        if [node for _, node in tracker.stragglers] != ["node-5"]:
             raise SystemExit("bench: the culprit was not named")
     return statistics.median(rates)
 
@@ -63,10 +63,10 @@ def named(ranks: int, jitter_ms: float, late_ms: float) -> tuple[int, int]:
     """Runs in which the culprit, and in which anybody else, was named after 50 collectives."""
     right = wrong = 0
     config = NcclConfig()
-    live, _ = shared_error(config, looks_in(PUSH, config.look_interval))
+    live, _ = shared_error(config, polls_per_tick(PUSH, config.look_interval))
     for seed in range(RUNS):
-        culprit = seed % ranks
-        job = Job(ranks, jitter_ms=jitter_ms, late_ms={culprit: late_ms} if late_ms else {}, seed=seed)
+        straggler = seed % ranks
+        job = Job(ranks, jitter_ms=jitter_ms, late_ms={straggler: late_ms} if late_ms else {}, seed=seed)
         _, blocked = job.run(STEPS)
         ordered = np.sort(blocked, axis=1)
         finding = find_late_rank(
@@ -74,8 +74,8 @@ def named(ranks: int, jitter_ms: float, late_ms: float) -> tuple[int, int]:
             live,
         )  # fmt: skip
         if finding and finding.accused:
-            right += finding.rank == culprit and late_ms > 0
-            wrong += finding.rank != culprit or late_ms == 0
+            right += finding.rank == straggler and late_ms > 0
+            wrong += finding.rank != straggler or late_ms == 0
     return right, wrong
 
 
@@ -85,13 +85,13 @@ def memory_of(communicators: int, ranks: int) -> float:
     def resident() -> float:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
 
-    before, desk = resident(), CollectivesDesk(NcclConfig())
+    before, tracker = resident(), CollectivesTracker(NcclConfig())
     for number in range(communicators):
         for body in Job(ranks, comm=f"{number:016x}").pushes(2):
-            desk.take(Push(Signal.METRICS, "protobuf", body), BEGIN)
+            tracker.take(Push(Signal.METRICS, "protobuf", body), BEGIN)
         if number % 500 == 499:
-            desk.judge(BEGIN)
-    desk.judge(BEGIN)
+            tracker.judge(BEGIN)
+    tracker.judge(BEGIN)
     return resident() - before
 
 

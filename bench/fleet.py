@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from ingero_contract import headers, routes  # noqa: E402
-from ingero_fleet import statistics as rule  # noqa: E402
-from ingero_fleet.scores import Limits, ScoreTable  # noqa: E402
+from ingero_fleet import threshold_rule as rule  # noqa: E402
+from ingero_fleet.score_table import Limits, ScoreTable  # noqa: E402
 from ingero_fleet.settings import IngeroConfig  # noqa: E402
 from ingero_kit.health_report import HealthReport  # noqa: E402
 from ingero_kit.otlp_encode import encode_report  # noqa: E402
@@ -101,9 +101,9 @@ def threshold_of(nodes: int) -> float:
         table.observe(HealthReport(node_id=f"n{number}", cluster_id="c", score=score, job_id=f"j{number % 100}"), 0)
     times = []
     for _ in range(5):
-        frame = rule.Frame.take(table, 1.0)
+        scores = rule.ScoreSnapshot.take(table, 1.0)
         started = time.perf_counter()
-        rule.compute(frame, rule.Memory(), config)
+        rule.compute(scores, rule.RuleState(), config)
         times.append(1000 * (time.perf_counter() - started))
     return statistics.median(times)
 

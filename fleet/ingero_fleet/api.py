@@ -9,26 +9,26 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from ingero_contract import routes
-from ingero_fleet.collectives.desk import CollectivesDesk
-from ingero_fleet.cost.desk import CostDesk
-from ingero_fleet.picture import (
-    Picture,
+from ingero_fleet.collectives.tracker import CollectivesTracker
+from ingero_fleet.cost.tracker import CostTracker
+from ingero_fleet.settings import IngeroConfig
+from ingero_fleet.taints.tracker import TaintTracker
+from ingero_fleet.tick_snapshot import (
+    TickSnapshot,
     node_answer,
     stragglers_answer,
     summary_answer,
     threshold_answer,
     why_answer,
 )
-from ingero_fleet.settings import IngeroConfig
-from ingero_fleet.taints.board import TaintBoard
 from ingero_kit.otlp_receiver import Authenticator
 
 
-class State(Protocol):
+class EngineView(Protocol):
     """What the APIs read of a running Fleet."""
 
     @property
-    def picture(self) -> Picture | None:
+    def snapshot(self) -> TickSnapshot | None:
         """The latest tick, `None` before the first."""
 
     @property
@@ -61,10 +61,10 @@ def _app(title: str) -> FastAPI:
 
 
 def agent_api(
-    state: State,
+    state: EngineView,
     authenticator: Authenticator,
-    desk: CostDesk | None = None,
-    collectives: CollectivesDesk | None = None,
+    tracker: CostTracker | None = None,
+    collectives: CollectivesTracker | None = None,
 ) -> FastAPI:
     """Port 8080: what agents and the operator ask."""
     app = _app("ingero Fleet")
@@ -73,18 +73,18 @@ def agent_api(
     @app.get(routes.FLEET_THRESHOLD, dependencies=secured)
     def threshold(cluster_id: Cluster, node_id: OptionalNode = None) -> dict[str, Any]:
         """The threshold of a cluster; 0 and false before the first quorum."""
-        return threshold_answer(state.picture, cluster_id, node_id)
+        return threshold_answer(state.snapshot, cluster_id, node_id)
 
     @app.get(routes.FLEET_STRAGGLERS, dependencies=secured)
     def stragglers(cluster_id: OptionalCluster = None) -> dict[str, Any]:
         """Who is a straggler now, since when, why, and at what cost."""
-        late = collectives.culprits if collectives else {}
+        late = collectives.stragglers if collectives else {}
         actionable = bool(collectives and collectives.config.actionable)
         config = state.config
         answer = stragglers_answer(
             _ready(state), cluster_id, config.push_interval, late, actionable, config.panic.straggler_fraction
         )
-        return {**answer, "cost": desk.summary(cluster_id)} if desk else answer
+        return {**answer, "cost": tracker.summary(cluster_id)} if tracker else answer
 
     @app.get(routes.FLEET_VERDICTS, dependencies=secured)
     def verdicts(
@@ -94,42 +94,44 @@ def agent_api(
         node_id: OptionalNodes = None,
     ) -> dict[str, Any]:
         """The detector's verdict on every node, or on the named ones, a page at a time."""
-        picture = _ready(state)
-        rows = picture.rows(cluster_id)
+        snapshot = _ready(state)
+        rows = snapshot.rows(cluster_id)
         if node_id:
             wanted = frozenset(node_id)
-            rows = [row for row in rows if picture.frame.names[row][1] in wanted]
-        page = [node_answer(picture, row) for row in rows[offset : offset + limit]]
+            rows = [row for row in rows if snapshot.scores.names[row][1] in wanted]
+        page = [node_answer(snapshot, row) for row in rows[offset : offset + limit]]
         return {"total": len(rows), "offset": offset, "nodes": page}
 
-    if desk:
+    if tracker:
 
         @app.get(routes.FLEET_COST, dependencies=secured)
         def cost(cluster_id: OptionalCluster = None) -> dict[str, Any]:
             """What stragglers cost, now by the hour and since Fleet started."""
             _ready(state)
-            return desk.answer(cluster_id)
+            return tracker.answer(cluster_id)
 
     return app
 
 
-def admin_api(state: State, collectives: CollectivesDesk | None = None, taints: TaintBoard | None = None) -> FastAPI:
+def admin_api(
+    state: EngineView, collectives: CollectivesTracker | None = None, taints: TaintTracker | None = None
+) -> FastAPI:
     """Port 8081, loopback only: diagnostics for people."""
     app = _app("ingero Fleet diagnostics")
 
     @app.get(routes.FLEET_WHY)
     def why(node_id: Node, cluster_id: OptionalCluster = None) -> dict[str, Any]:
         """Why a node is, or is not, a straggler."""
-        picture = _ready(state)
-        rows = [row for row in picture.rows(cluster_id) if picture.frame.names[row][1] == node_id]
+        snapshot = _ready(state)
+        rows = [row for row in snapshot.rows(cluster_id) if snapshot.scores.names[row][1] == node_id]
         if not rows:
             raise HTTPException(404, f"no node {node_id!r} is known; {routes.FLEET_NODES} lists those that are")
         if len(rows) > 1:
             raise HTTPException(400, f"several clusters have a node {node_id!r}; add {routes.CLUSTER_PARAMETER}")
-        node = picture.frame.names[rows[0]]
-        late = collectives.culprits.get(node) if collectives else None
-        taint = taints.mark(node, picture.tick.now) if taints else None
-        return {**why_answer(picture, rows[0], state.config), "collectives": late, "taint": taint}
+        node = snapshot.scores.names[rows[0]]
+        late = collectives.stragglers.get(node) if collectives else None
+        taint = taints.taint(node, snapshot.tick.now) if taints else None
+        return {**why_answer(snapshot, rows[0], state.config), "collectives": late, "taint": taint}
 
     @app.get(routes.FLEET_NODES)
     def nodes(
@@ -138,13 +140,13 @@ def admin_api(state: State, collectives: CollectivesDesk | None = None, taints: 
         offset: Annotated[int, Query(ge=0)] = 0,
     ) -> dict[str, Any]:
         """The state of every node, a page at a time, and of every cluster."""
-        picture = _ready(state)
-        rows = picture.rows(cluster_id)
+        snapshot = _ready(state)
+        rows = snapshot.rows(cluster_id)
         return {
             "total": len(rows),
             "offset": offset,
-            "clusters": [summary_answer(summary) for summary in picture.tick.clusters.values()],
-            "nodes": [node_answer(picture, row) for row in rows[offset : offset + limit]],
+            "clusters": [summary_answer(summary) for summary in snapshot.tick.clusters.values()],
+            "nodes": [node_answer(snapshot, row) for row in rows[offset : offset + limit]],
         }
 
     if collectives:
@@ -159,38 +161,38 @@ def admin_api(state: State, collectives: CollectivesDesk | None = None, taints: 
     return app
 
 
-def health_api(state: State, authenticator: Authenticator) -> FastAPI:
+def health_api(state: EngineView, authenticator: Authenticator) -> FastAPI:
     """Port 8088: health of Fleet itself. The detailed state is served only when a token is configured."""
     app = _app("ingero Fleet health")
 
     @app.get(routes.FLEET_HEALTH)
     def health() -> Response:
         """Open and short."""
-        well, _ = state.health()
-        return PlainTextResponse("ok\n" if well else "unhealthy\n", 200 if well else 503)
+        healthy, _ = state.health()
+        return PlainTextResponse("ok\n" if healthy else "unhealthy\n", 200 if healthy else 503)
 
     if authenticator.tokens is not None:
 
         @app.get(routes.FLEET_STATE, dependencies=[Depends(bearer(authenticator))])
         def details() -> Response:
             """Everything about Fleet's own health."""
-            well, facts = state.health()
-            return JSONResponse({"healthy": well, **facts}, 200 if well else 503)
+            healthy, facts = state.health()
+            return JSONResponse({"healthy": healthy, **facts}, 200 if healthy else 503)
 
     return app
 
 
-def zpages(state: State) -> FastAPI:
+def zpages(state: EngineView) -> FastAPI:
     """Port 55679: pages for probes and people."""
     app = _app("ingero Fleet zPages")
 
     @app.get("/debug/servicez")
     def servicez() -> Response:
         """Is the service up, and what runs in it."""
-        well, facts = state.health()
+        healthy, facts = state.health()
         rows = "".join(f"<tr><td>{key}</td><td>{value}</td></tr>" for key, value in facts.items())
         page = f"<!doctype html><html lang=en><title>ingero Fleet</title><h1>ingero Fleet</h1><table>{rows}</table>"
-        return HTMLResponse(page, 200 if well else 503)
+        return HTMLResponse(page, 200 if healthy else 503)
 
     return app
 
@@ -207,7 +209,7 @@ def metrics_app(registry: CollectorRegistry) -> FastAPI:
     return app
 
 
-def _ready(state: State) -> Picture:
-    if state.picture is None:
+def _ready(state: EngineView) -> TickSnapshot:
+    if state.snapshot is None:
         raise HTTPException(503, "the first statistics are not computed yet", {"retry-after": "1"})
-    return state.picture
+    return state.snapshot

@@ -11,19 +11,19 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_fleet import api
-from ingero_fleet.collectives.desk import CollectivesDesk
-from ingero_fleet.collectives.looks import look_on, looks_in
-from ingero_fleet.collectives.page import CollectivesPage
-from ingero_fleet.cost.desk import CostDesk, CostPage
+from ingero_fleet.collectives.collector import CollectivesCollector
+from ingero_fleet.collectives.polling import poll_between_ticks, polls_per_tick
+from ingero_fleet.collectives.tracker import CollectivesTracker
+from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
+from ingero_fleet.cost.tracker import CostCollector, CostTracker
 from ingero_fleet.engine import Engine
 from ingero_fleet.page.live import LivePage
 from ingero_fleet.page.serve import add_page
-from ingero_fleet.pages import FindingsPage, VitalsPage
-from ingero_fleet.receivers.pool import Pool
-from ingero_fleet.receivers.receiving import Authenticators, Receiving, try_reload
+from ingero_fleet.receivers.ingest import Authenticators, IngestService, try_reload
+from ingero_fleet.receivers.pool import ReceiverPool
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.settings import FleetConfig
-from ingero_fleet.taints.board import TaintBoard, TaintPage
+from ingero_fleet.taints.tracker import TaintCollector, TaintTracker
 from ingero_http.asgi import AsgiServer, head_as_get
 from ingero_kit.addresses import parse_endpoint
 from ingero_kit.clock import clock_offset, steady_clock
@@ -47,57 +47,57 @@ class Fleet:
         self.ports: dict[str, int] = {}
         self._servers: list[AsgiServer] = []
         self._authenticators = Authenticators()
-        self._pool: Pool | None = None
+        self._receiver_pool: ReceiverPool | None = None
         self._reload: Callable[[], FleetConfig] | None = None
 
     async def start(self) -> None:
         """Open every configured listener; raises `SettingsError` or `OSError` in words when one cannot be had."""
         config = self.config
         offset = clock_offset()
-        self._taints = TaintBoard()
+        self._taints = TaintTracker()
         engine = self.engine = Engine(config.processors.ingero, steady_clock(offset))
-        receiving = self._receiving = Receiving(config, engine.table, engine.clock, self._keep)
+        ingest = self._ingest = IngestService(config, engine.table, engine.clock, self._observe)
         engine.facts.append(lambda: _receiving_facts(self._traffic()))
-        onward = receiving.forward if receiving.sends(Signal.METRICS) else None
-        tell = receiving.forward if receiving.sends(Signal.LOGS) else None
+        export = ingest.export if ingest.exports(Signal.METRICS) else None
+        export_logs = ingest.export if ingest.exports(Signal.LOGS) else None
         interval, often = config.processors.ingero.push_interval, config.processors.nccl.look_interval
-        looks = looks_in(interval, often)
-        self._collectives = CollectivesDesk(config.processors.nccl, onward, tell, looks=looks)
-        engine.after_tick.append(lambda picture: self._collectives.judge(picture.tick.now))
-        self._cost = CostDesk(
-            config.processors.cost, engine.table.hardware, config.processors.ingero.cohort.by, engine.clock(), onward
+        polls = polls_per_tick(interval, often)
+        self._collectives = CollectivesTracker(config.processors.nccl, export, export_logs, polls=polls)
+        engine.after_tick.append(lambda snapshot: self._collectives.judge(snapshot.tick.now))
+        self._cost = CostTracker(
+            config.processors.cost, engine.table.hardware, config.processors.ingero.cohort.by, engine.clock(), export
         )
         engine.after_tick.append(
-            lambda picture: self._cost.book(picture, engine.config.push_interval, self._collectives.shares())
+            lambda snapshot: self._cost.book(snapshot, engine.config.push_interval, self._collectives.shares())
         )
         self._live = LivePage(
-            lambda: engine.picture, lambda: engine.config, self._cost, self._collectives, self._taints
+            lambda: engine.snapshot, lambda: engine.config, self._cost, self._collectives, self._taints
         )
         engine.after_tick.append(self._live.record)
-        if receiving.sends(Signal.LOGS):
-            engine.tell.append(lambda body: receiving.forward(Push(Signal.LOGS, "protobuf", body)))
+        if ingest.exports(Signal.LOGS):
+            engine.export_logs.append(lambda body: ingest.export(Push(Signal.LOGS, "protobuf", body)))
         if config.receivers.otlp.processes == 1:
-            engine.publish.append(receiving.adopt)
-            self.ports |= await receiving.listen()
+            engine.publish.append(ingest.adopt)
+            self.ports |= await ingest.listen()
         else:
-            pool = self._pool = Pool(config, engine.table, offset, self._keep)
-            engine.bring_in = pool.gather
+            pool = self._receiver_pool = ReceiverPool(config, engine.table, offset, self._observe)
+            engine.collect_reports = pool.gather
             engine.publish.append(pool.publish)
             engine.facts.append(pool.facts)
             self.ports |= await pool.start()
         await self._pages()
         self._ticking = [asyncio.create_task(engine.run()), self._authenticators.follow()]
-        if looks:
-            self._ticking.append(asyncio.create_task(look_on(self._collectives, engine.clock, often)))
+        if polls:
+            self._ticking.append(asyncio.create_task(poll_between_ticks(self._collectives, engine.clock, often)))
 
-    def _keep(self, push: Push, now: float) -> None:
+    def _observe(self, push: Push, now: float) -> None:
         """Take what Fleet reads for more than health: marks on nodes, and collectives."""
         keeper = self._taints if push.signal is Signal.LOGS else self._collectives
         keeper.take(push, now)
 
     def _traffic(self) -> Traffic:
-        parts = [self._receiving.traffic()]
-        return total([*parts, self._pool.traffic()] if self._pool else parts)
+        parts = [self._ingest.traffic()]
+        return total([*parts, self._receiver_pool.traffic()] if self._receiver_pool else parts)
 
     async def _pages(self) -> None:
         extensions, engine = self.config.extensions, self.engine
@@ -122,16 +122,16 @@ class Fleet:
             "prometheus" in getattr(self.config.service.pipelines, kind.name.lower()).exporters for kind in Signal
         ):
             findings = CollectorRegistry()
-            findings.register(FindingsPage(lambda: engine.picture, by))
-            findings.register(CostPage(lambda: self._cost))
-            findings.register(CollectivesPage(self._collectives))
-            findings.register(TaintPage(self._taints))
+            findings.register(FindingsCollector(lambda: engine.snapshot, by))
+            findings.register(CostCollector(lambda: self._cost))
+            findings.register(CollectivesCollector(self._collectives))
+            findings.register(TaintCollector(self._taints))
             await self._serve("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
-        vitals = CollectorRegistry()
-        vitals.register(VitalsPage(engine, self._traffic))
-        ProcessCollector(registry=vitals)
-        PlatformCollector(registry=vitals)
-        await self._serve("telemetry", api.metrics_app(vitals), self.config.service.telemetry.metrics.address)
+        stats = CollectorRegistry()
+        stats.register(RuntimeStatsCollector(engine, self._traffic))
+        ProcessCollector(registry=stats)
+        PlatformCollector(registry=stats)
+        await self._serve("telemetry", api.metrics_app(stats), self.config.service.telemetry.metrics.address)
 
     async def _serve(self, name: str, app: FastAPI, endpoint: str, tls: ServerTls | None = None) -> None:
         server = AsgiServer(head_as_get(app))
@@ -146,9 +146,9 @@ class Fleet:
         self._authenticators.reload()
         for server in self._servers:
             server.reload_certificates()
-        self._receiving.reload()
-        if self._pool:
-            self._pool.reload()
+        self._ingest.reload()
+        if self._receiver_pool:
+            self._receiver_pool.reload()
         if self._reload:
             self.adopt(self._reload())
         log.info("reloaded")
@@ -163,7 +163,7 @@ class Fleet:
         if config.model_copy(update={"processors": self.config.processors}) != self.config:
             log.warning("restart_needed", settings=["receivers, extensions, exporters, service"])
         self._cost.adopt(config.processors.cost)
-        self._receiving.provide(self._cost.prices.providers)
+        self._ingest.provide(self._cost.prices.providers)
         self.engine.config = new
 
     def on_reload(self, read: Callable[[], FleetConfig]) -> None:
@@ -173,15 +173,15 @@ class Fleet:
     async def stop(self) -> None:
         """Stop taking pushes, answer what is under way, send what is queued, then close."""
         self._live.close()
-        await self._receiving.stop_listening(DRAIN_SECONDS)
-        if self._pool:
-            await self._pool.stop()
+        await self._ingest.stop_listening(DRAIN_SECONDS)
+        if self._receiver_pool:
+            await self._receiver_pool.stop()
         for task in self._ticking:
             task.cancel()
         await asyncio.gather(*self._ticking, return_exceptions=True)
         self.engine.close()
         self._collectives.close(self.engine.clock())
-        await self._receiving.stop_sending(DRAIN_SECONDS)
+        await self._ingest.stop_sending(DRAIN_SECONDS)
         await asyncio.gather(*(server.stop(DRAIN_SECONDS) for server in self._servers))
 
 

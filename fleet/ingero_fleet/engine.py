@@ -9,22 +9,22 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_fleet import edges, statistics
-from ingero_fleet.board import Board
-from ingero_fleet.judging import Findings, Judging
-from ingero_fleet.picture import Picture
-from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet import threshold_rule, verdict_records
+from ingero_fleet.live_detector import Findings, LiveDetector
+from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig
+from ingero_fleet.tick_snapshot import TickSnapshot
+from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
 from ingero_kit.process_memory import GcFreezer, trim_heap
 
 log = get(__name__)
 
-LOOKS: Final = 10
+POLLS_PER_TICK: Final = 10
 """How often, between two ticks, reports are searched for nodes that have fallen far."""
 
-SELDOM: Final = 3
+TICKS_PER_EARLY_POLL: Final = 3
 """An early look comes before one tick of so many at most."""
 
 
@@ -43,34 +43,34 @@ class Engine:
             ),
             config.cohort.by,
         )
-        self.picture: Picture | None = None
-        self.memory = statistics.Memory()
-        self.judging = Judging(config)
+        self.snapshot: TickSnapshot | None = None
+        self.memory = threshold_rule.RuleState()
+        self.detector = LiveDetector(config)
         self.ticks = 0
         self.late_ticks = 0
         self.failed_ticks = 0
         self.failed_listeners = 0
-        self.early_looks = 0
+        self.early_polls = 0
         self.tick_seconds = 0.0
-        self.bring_in: Callable[[], Awaitable[None]] | None = None
+        self.collect_reports: Callable[[], Awaitable[None]] | None = None
         """Awaited before the score map is read: brings in what other processes heard."""
-        self.publish: list[Callable[[Board], None]] = []
+        self.publish: list[Callable[[VerdictCache], None]] = []
         """Called on the event loop with every new board."""
-        self.tell: list[Callable[[bytes], None]] = []
+        self.export_logs: list[Callable[[bytes], None]] = []
         """Called on the event loop with verdicts that changed, as an OTLP request for logs."""
-        self.after_tick: list[Callable[[Picture], None]] = []
+        self.after_tick: list[Callable[[TickSnapshot], None]] = []
         """Called in a thread with every new picture; a failure is logged and counted, and the tick stands."""
         self.facts: list[Callable[[], dict[str, Any]]] = []
         """What other parts add to the facts about Fleet's health."""
-        self._may_look = 0
+        self._next_early_poll = 0
         self._settled = GcFreezer()
         self._started = clock()
         self._worker = ThreadPoolExecutor(1, "tick")
 
     def health(self) -> tuple[bool, dict[str, Any]]:
         """Healthy while ticks are computed on time."""
-        picture = self.picture
-        age = self.clock() - (picture.tick.now if picture else self._started)
+        snapshot = self.snapshot
+        age = self.clock() - (snapshot.tick.now if snapshot else self._started)
         facts: dict[str, Any] = {
             "uptime_seconds": round(self.clock() - self._started, 1),
             "last_tick_age_seconds": round(age, 3),
@@ -102,74 +102,83 @@ class Engine:
     async def _until(self, due: float) -> float:
         """Wait for a tick. A node that falls far meanwhile is looked at at once, and the tick is an interval later.
 
-        That happens before one tick of `SELDOM` at most, so that in a fleet where somebody always falls the ticks of
-        all others keep coming.
+        At most one tick of `TICKS_PER_EARLY_POLL` is preceded by an early poll, so that the regular ticks go on in a
+        fleet where some node always falls.
         """
-        interval, may = self.config.push_interval, self.ticks >= self._may_look
+        interval, may = self.config.push_interval, self.ticks >= self._next_early_poll
         while (left := due - time.monotonic()) > 0:
-            await asyncio.sleep(min(left, interval / LOOKS) if may else left)
-            if may and time.monotonic() < due and await self.look():
-                may, due, self._may_look = False, time.monotonic() + interval, self.ticks + SELDOM
+            await asyncio.sleep(min(left, interval / POLLS_PER_TICK) if may else left)
+            if may and time.monotonic() < due and await self.early_poll():
+                may, due = False, time.monotonic() + interval
+                self._next_early_poll = self.ticks + TICKS_PER_EARLY_POLL
         return due
 
-    async def look(self) -> bool:
+    async def early_poll(self) -> bool:
         """Look at nodes that have fallen far since the last tick; says whether there were any."""
         loop = asyncio.get_running_loop()
-        if self.bring_in:
-            await self.bring_in()
-        rows = await loop.run_in_executor(self._worker, self.judging.fallen, self.table)
+        if self.collect_reports:
+            await self.collect_reports()
+        rows = await loop.run_in_executor(self._worker, self.detector.fallen, self.table)
         if not len(rows):
             return False
-        frame = await self._frame(self.clock(), rows)
-        await loop.run_in_executor(self._worker, self.judging.look_early, frame, rows)
-        self.early_looks += 1
+        scores = await self._frame(self.clock(), rows)
+        await loop.run_in_executor(self._worker, self.detector.judge_early, scores, rows)
+        self.early_polls += 1
         return True
 
-    async def tick(self) -> Picture:
+    async def tick(self) -> TickSnapshot:
         """Run one tick now."""
         started = time.perf_counter()
         loop = asyncio.get_running_loop()
         now = self.clock()
-        if self.bring_in:
-            await self.bring_in()
+        if self.collect_reports:
+            await self.collect_reports()
         self.table.expire(now)
-        said, self.table.last_verdict = self.table.last_verdict, {}
-        frame = await self._frame(now)
-        tick, findings = await loop.run_in_executor(self._worker, self._compute, frame, said)
+        last_verdicts, self.table.last_verdict = self.table.last_verdict, {}
+        scores = await self._frame(now)
+        tick, findings = await loop.run_in_executor(self._worker, self._compute, scores, last_verdicts)
         self.memory = tick.memory
-        statistics.apply(tick, frame, self.table)
-        self.picture = Picture(frame, tick, findings, self.config.push_interval)
-        told = findings.told
-        board = Board(self.config.cohort.by, tick.thresholds, told.usual, told.others, told.as_of)
+        threshold_rule.apply(tick, scores, self.table)
+        self.snapshot = TickSnapshot(scores, tick, findings, self.config.push_interval)
+        node_verdicts = findings.node_verdicts
+        verdict_cache = VerdictCache(
+            self.config.cohort.by,
+            tick.thresholds,
+            node_verdicts.default,
+            node_verdicts.overrides,
+            node_verdicts.as_of,
+        )
         for publish in self.publish:
-            publish(board)
+            publish(verdict_cache)
         self.ticks += 1
         self.tick_seconds = time.perf_counter() - started
-        self._tell(findings)
-        await loop.run_in_executor(self._worker, self._after, self.picture)
-        return self.picture
+        self._export_edges(findings)
+        await loop.run_in_executor(self._worker, self._after, self.snapshot)
+        return self.snapshot
 
-    async def _frame(self, now: float, rows: npt.NDArray[np.int64] | None = None) -> statistics.Frame:
+    async def _frame(self, now: float, rows: npt.NDArray[np.int64] | None = None) -> threshold_rule.ScoreSnapshot:
         """A copy of the score map; pushes are answered between its pieces."""
-        for piece in statistics.Frame.in_pieces(self.table, now, rows):
-            frame = piece
+        for piece in threshold_rule.ScoreSnapshot.in_pieces(self.table, now, rows):
+            scores = piece
             await asyncio.sleep(0)
-        return frame
+        return scores
 
-    def _compute(self, frame: statistics.Frame, said: dict[int, str]) -> tuple[statistics.Tick, Findings]:
-        return statistics.compute(frame, self.memory, self.config), self.judging.judge(frame, said)
+    def _compute(
+        self, scores: threshold_rule.ScoreSnapshot, last_verdicts: dict[int, str]
+    ) -> tuple[threshold_rule.Tick, Findings]:
+        return threshold_rule.compute(scores, self.memory, self.config), self.detector.judge(scores, last_verdicts)
 
-    def _after(self, picture: Picture) -> None:
+    def _after(self, snapshot: TickSnapshot) -> None:
         for listener in self.after_tick:
             try:
-                listener(picture)
+                listener(snapshot)
             except Exception:
                 self.failed_listeners += 1
                 log.exception("after_tick_failed")
-        if self._settled.look(len(picture.frame.names)):
+        if self._settled.look(len(snapshot.scores.names)):
             trim_heap()
 
-    def _tell(self, findings: Findings) -> None:
+    def _export_edges(self, findings: Findings) -> None:
         """Log the edges of verdicts, and send them onward as log records."""
         for edge in findings.edges:
             verdict = edge.verdict
@@ -177,12 +186,12 @@ class Engine:
                 "verdict", edge=edge.what, cluster=verdict.cluster, node=verdict.node, state=str(verdict.state),
                 kind=str(verdict.kind), severity=round(verdict.severity, 4),
             )  # fmt: skip
-        body = edges.encode(findings.edges) if self.tell else None
+        body = verdict_records.encode(findings.edges) if self.export_logs else None
         if body:
-            for tell in self.tell:
-                tell(body)
+            for export_logs in self.export_logs:
+                export_logs(body)
 
     def close(self) -> None:
         """Keep what a restart needs."""
         self._worker.shutdown()
-        self.judging.close()
+        self.detector.close()

@@ -83,7 +83,7 @@ class Exporter:
         """Pushes in the queue."""
         return len(self._queue)
 
-    def put(self, push: Push) -> None:
+    def export(self, push: Push) -> None:
         """Queue a push, or drop it and count it when the queue is full; callable from any thread."""
         queue = self._config.sending_queue
         with self._lock:

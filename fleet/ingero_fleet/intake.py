@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Final, Protocol
 
 from ingero_detect.column_store import NodeKey
-from ingero_fleet.board import Board
-from ingero_fleet.collectives import gpus
+from ingero_fleet.collectives import gpu_states
 from ingero_fleet.otlp_parts import as_protobuf, readable_json
 from ingero_fleet.taints import records as taints
+from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.clock import Clock
 from ingero_kit.health_report import HealthReport, MalformedPayload, format_reasons
 from ingero_kit.otlp_decode import ReportDecoder
@@ -18,10 +18,10 @@ from ingero_kit.otlp_receiver import ACCEPTED, Answer, Push, Status
 from ingero_kit.otlp_repair import LOGS, TRACES, repair, repair_json
 from ingero_kit.otlp_signal import Signal
 
-Onward = Callable[[Push], None]
+Export = Callable[[Push], None]
 """Passes an accepted push to the exporters of its pipeline; never blocks."""
 
-Keep = Callable[[Push, float], None]
+Observe = Callable[[Push, float], None]
 """Takes pushes that Fleet reads for more than health, as they came: collectives, and marks on nodes."""
 
 UNREADABLE: Final = "a record is not OTLP in JSON"
@@ -30,7 +30,7 @@ UNREADABLE: Final = "a record is not OTLP in JSON"
 TOO_MUCH: Final = "a request asks for more work than one may"
 """Why whole requests were refused, among the reasons for points."""
 
-MOST_CONVERTED: Final = 20_000
+MAX_CONVERTED_VALUES: Final = 20_000
 """Most values of a request in JSON that goes onward: each costs as much as forty in protobuf."""
 
 _METRICS: Final = Signal.METRICS
@@ -43,7 +43,7 @@ class Collector(Protocol):
     def observe(self, report: HealthReport, now: float) -> str | None:
         """Take a report; returns why it was not taken, or `None`."""
 
-    def entered(self, node: NodeKey) -> float:
+    def first_seen(self, node: NodeKey) -> float:
         """When a node of whom a report was taken was first heard of."""
 
 
@@ -54,12 +54,12 @@ class Intake:
         self,
         collector: Collector,
         clock: Clock,
-        onward: Onward | None = None,
-        keep: Keep | None = None,
+        export: Export | None = None,
+        observe: Observe | None = None,
         wall_clock: Clock | None = None,
     ) -> None:
         """`wall_clock` tells the time of day as the system has it now, against which senders' times are held."""
-        self.board = Board()
+        self.verdict_cache = VerdictCache()
         self.accepted_reports = 0
         self.pushes: Counter[Signal] = Counter()
         self.rejected: Counter[str] = Counter()
@@ -68,16 +68,16 @@ class Intake:
         self._collector = collector
         self._clock = clock
         self._wall_clock = wall_clock or clock
-        self._onward = onward
-        self._keep = keep
+        self._export = export
+        self._observe = observe
         self._decoder = ReportDecoder()
 
     def __call__(self, push: Push) -> Answer:
         """Decide about one push."""
         self.pushes[push.signal] += 1
         try:
-            if push.encoding == "json" and (self._onward or push.signal is not _METRICS):
-                check_density(push.body, "json", MOST_CONVERTED)
+            if push.encoding == "json" and (self._export or push.signal is not _METRICS):
+                check_density(push.body, "json", MAX_CONVERTED_VALUES)
             if push.signal is not _METRICS:
                 return self._unread(push)
             return self._metrics(push)
@@ -98,10 +98,10 @@ class Intake:
         except ValueError as error:
             raise MalformedPayload(str(error)) from None
         push.body, push.encoding = body, "protobuf"
-        if self._keep and push.signal is Signal.LOGS and taints.NEEDLE in push.body:
-            self._keep(push, self._clock())
-        if self._onward:
-            self._onward(push)
+        if self._observe and push.signal is Signal.LOGS and taints.NEEDLE in push.body:
+            self._observe(push, self._clock())
+        if self._export:
+            self._export(push)
         return answer
 
     def _repaired(self, push: Push) -> tuple[bytes, Answer]:
@@ -115,7 +115,7 @@ class Intake:
         except ValueError:
             if push.encoding == "protobuf":
                 raise
-            check_density(push.body, "json", MOST_CONVERTED // 4)  # what follows costs four times as much
+            check_density(push.body, "json", MAX_CONVERTED_VALUES // 4)  # what follows costs four times as much
             body, dropped = readable_json(push.signal, push.body)
             reasons[UNREADABLE], records = dropped, records + dropped
         self._count(reasons)
@@ -127,22 +127,22 @@ class Intake:
         decoded = self._decoder.decode(push.body, push.encoding, self._wall_clock(), push.cluster)
         if decoded.repaired is not None:
             push = replace(push, body=decoded.repaired)
-        if self._keep and (decoded.collective_points or (decoded.other_points and gpus.NEEDLE in push.body)):
-            self._keep(push, now)
+        if self._observe and (decoded.collective_points or (decoded.other_points and gpu_states.NEEDLE in push.body)):
+            self._observe(push, now)
         answer = ACCEPTED
         collector = self._collector
         for report in decoded.reports:
             refusal = collector.observe(report, now)
             if refusal is None:
                 self.accepted_reports += 1
-                answer = self.board.answer(report, collector.entered((report.cluster_id, report.node_id)))
+                answer = self.verdict_cache.answer(report, collector.first_seen((report.cluster_id, report.node_id)))
             else:
                 decoded.reject(refusal)
         for _, _, straggler in decoded.events:
             self.self_reported[straggler] += 1
         passable = decoded.reports or decoded.other_points or decoded.collective_points
-        if self._onward and (passable or not decoded.rejected):
-            self._onward(push)
+        if self._export and (passable or not decoded.rejected):
+            self._export(push)
         if decoded.reasons:
             self._count(decoded.reasons)
             return Answer(

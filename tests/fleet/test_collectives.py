@@ -17,11 +17,11 @@ from ingero_fleet.collectives.attribution import (
     binomial_tail,
     find_late_rank,
 )
-from ingero_fleet.collectives.desk import CollectivesDesk
+from ingero_fleet.collectives.excuses import Claim, WaitProfile, without_victims
 from ingero_fleet.collectives.lags import group_by, in_buckets, measure
 from ingero_fleet.collectives.points import normal_op
 from ingero_fleet.collectives.settings import NcclConfig
-from ingero_fleet.collectives.victims import Claim, Story, without_victims
+from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_kit.clock import rfc3339
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
@@ -92,14 +92,14 @@ def test_the_tail_is_the_binomial_s(ranks: int, trials: int, successes: int) -> 
 
 
 def test_who_waited_elsewhere_for_another_is_a_victim() -> None:
-    culprit, victim = Claim(1, "a", 0.10), Claim(2, "b", 0.09)
-    first, second = Story(1, {"a": 0.10}, {"b": 0.10, "c": 0.09}), Story(2, {"b": 0.09}, {"d": 0.09})
+    straggler, victim = Claim(1, "a", 0.10), Claim(2, "b", 0.09)
+    first, second = WaitProfile(1, {"a": 0.10}, {"b": 0.10, "c": 0.09}), WaitProfile(2, {"b": 0.09}, {"d": 0.09})
 
-    assert without_victims([culprit, victim], [first, second]) == [culprit]
+    assert without_victims([straggler, victim], [first, second]) == [straggler]
     assert without_victims([victim], [first, second]) == []
     assert without_victims([victim], [second]) == [victim]
-    assert without_victims([victim], [Story(1, {"a": 0.01}, {"b": 0.10})]) == [victim]
-    assert without_victims([victim], [Story(1, {"a": 0.10}, {"b": 0.01})]) == [victim]
+    assert without_victims([victim], [WaitProfile(1, {"a": 0.01}, {"b": 0.10})]) == [victim]
+    assert without_victims([victim], [WaitProfile(1, {"a": 0.10}, {"b": 0.01})]) == [victim]
 
 
 @settings(deadline=None)
@@ -164,41 +164,41 @@ def test_both_spellings_of_an_operation_are_one(written: Any, name: str) -> None
     assert normal_op(written) == name
 
 
-def feed(desk: CollectivesDesk, bodies: list[bytes], now: float, encoding: Encoding = "protobuf") -> None:
+def feed(tracker: CollectivesTracker, bodies: list[bytes], now: float, encoding: Encoding = "protobuf") -> None:
     for body in bodies:
-        desk.take(Push(Signal.METRICS, encoding, body), now)
+        tracker.take(Push(Signal.METRICS, encoding, body), now)
 
 
-def named(desk: CollectivesDesk) -> set[str]:
-    return {node for _, node in desk.culprits}
+def named(tracker: CollectivesTracker) -> set[str]:
+    return {node for _, node in tracker.stragglers}
 
 
 @pytest.mark.parametrize("encoding", ["protobuf", "json"])
 @pytest.mark.parametrize("seq", [True, False])
 def test_the_culprit_is_named_with_its_node_and_pod(encoding: Encoding, seq: bool) -> None:
-    desk = CollectivesDesk(NcclConfig())
+    tracker = CollectivesTracker(NcclConfig())
     bodies = Job(8, late_ms={5: 5.0}, clock_seconds=10.0 if seq else 0.02).pushes(100, seq=seq)
 
-    feed(desk, [as_json(body) for body in bodies] if encoding == "json" else bodies, BEGIN, encoding)
-    desk.judge(BEGIN + 1)
+    feed(tracker, [as_json(body) for body in bodies] if encoding == "json" else bodies, BEGIN, encoding)
+    tracker.judge(BEGIN + 1)
 
-    finding = desk.culprits[("c", "node-5")]
+    finding = tracker.stragglers[("c", "node-5")]
     assert (finding["rank"], finding["pod"]) == (5, "pod-5")
     assert finding["lag_ms"] == pytest.approx(5, rel=0.2)
     assert 0.02 < finding["share"] < 0.05
-    assert len(desk.culprits) == 1
+    assert len(tracker.stragglers) == 1
 
 
 def test_a_culprit_is_told_since_when_and_for_how_many_ticks() -> None:
-    desk, job = CollectivesDesk(NcclConfig()), Job(8, late_ms={5: 5.0})
+    tracker, job = CollectivesTracker(NcclConfig()), Job(8, late_ms={5: 5.0})
     for tick in range(3):
-        feed(desk, job.pushes(100), BEGIN + 10 * tick)
-        desk.judge(BEGIN + 10 * tick)
+        feed(tracker, job.pushes(100), BEGIN + 10 * tick)
+        tracker.judge(BEGIN + 10 * tick)
 
-    found = desk.culprits[("c", "node-5")]
+    found = tracker.stragglers[("c", "node-5")]
 
     assert (found["kind"], found["windows"], found["since"]) == ("late_rank", 3, rfc3339(BEGIN))
-    assert desk.shares() == {("c", "node-5"): found["share"]}
+    assert tracker.shares() == {("c", "node-5"): found["share"]}
 
 
 @pytest.mark.parametrize("late", [{}, {5: 5.0}])
@@ -207,16 +207,16 @@ def test_after_a_long_time_in_which_all_were_well_the_culprit_is_named_as_soon_a
 ) -> None:
     named_at = []
     for seed in range(40):
-        desk, job = CollectivesDesk(NcclConfig()), Job(8, jitter_ms=2.0, seed=seed)
-        feed(desk, job.pushes(450), BEGIN)
-        desk.judge(BEGIN)
-        assert not desk.culprits
+        tracker, job = CollectivesTracker(NcclConfig()), Job(8, jitter_ms=2.0, seed=seed)
+        feed(tracker, job.pushes(450), BEGIN)
+        tracker.judge(BEGIN)
+        assert not tracker.stragglers
         job.late_ms = late
         for tick in range(1, 7):
-            feed(desk, job.pushes(10), BEGIN + tick)
-            desk.judge(BEGIN + tick)
-            assert named(desk) <= {"node-5"}
-            if desk.culprits:
+            feed(tracker, job.pushes(10), BEGIN + tick)
+            tracker.judge(BEGIN + tick)
+            assert named(tracker) <= {"node-5"}
+            if tracker.stragglers:
                 named_at.append(10 * tick)
                 break
 
@@ -225,78 +225,79 @@ def test_after_a_long_time_in_which_all_were_well_the_culprit_is_named_as_soon_a
 
 
 def test_points_that_are_lost_or_late_only_cost_power() -> None:
-    desk = CollectivesDesk(NcclConfig())
+    tracker = CollectivesTracker(NcclConfig())
     job = Job(8, late_ms={2: 5.0})
     for tick in range(6):
-        feed(desk, job.pushes(40, drop=0.05), BEGIN + 10 * tick)
-        desk.judge(BEGIN + 10 * tick)
+        feed(tracker, job.pushes(40, drop=0.05), BEGIN + 10 * tick)
+        tracker.judge(BEGIN + 10 * tick)
 
-    assert named(desk) == {"node-2"}
-    assert desk.outcomes["partial"] > 0
+    assert named(tracker) == {"node-2"}
+    assert tracker.outcomes["partial"] > 0
 
 
 def test_a_victim_in_a_second_communicator_is_not_named() -> None:
-    desk = CollectivesDesk(NcclConfig())
-    feed(desk, Job(4, late_ms={0: 10.0}, seed=1, comm="a" * 16).pushes(100), BEGIN)
+    tracker = CollectivesTracker(NcclConfig())
+    feed(tracker, Job(4, late_ms={0: 10.0}, seed=1, comm="a" * 16).pushes(100), BEGIN)
     held_up = Job(4, late_ms={0: 9.0}, seed=2, comm="b" * 16).pushes(100, node="peer-{}")
-    feed(desk, [body.replace(b"peer-0", b"node-1") for body in held_up], BEGIN)
-    desk.judge(BEGIN + 1)
+    feed(tracker, [body.replace(b"peer-0", b"node-1") for body in held_up], BEGIN)
+    tracker.judge(BEGIN + 1)
 
-    assert named(desk) == {"node-0"}
+    assert named(tracker) == {"node-0"}
 
 
 def test_two_nodes_that_claim_one_rank_make_the_answer_unknown() -> None:
-    desk = CollectivesDesk(NcclConfig())
-    feed(desk, Job(8, late_ms={5: 5.0}, seed=1).pushes(60), BEGIN)
-    feed(desk, Job(8, seed=2).pushes(60, node="other-{}"), BEGIN)
-    desk.judge(BEGIN + 1)
+    tracker = CollectivesTracker(NcclConfig())
+    feed(tracker, Job(8, late_ms={5: 5.0}, seed=1).pushes(60), BEGIN)
+    feed(tracker, Job(8, seed=2).pushes(60, node="other-{}"), BEGIN)
+    tracker.judge(BEGIN + 1)
 
-    assert named(desk) == set()
-    assert "share this hash" in desk.answer(None, BEGIN + 1)["communicators"][0]["verdict"]
+    assert named(tracker) == set()
+    assert "share this hash" in tracker.answer(None, BEGIN + 1)["communicators"][0]["verdict"]
 
 
 def test_without_waits_the_answer_is_unknown() -> None:
-    desk = CollectivesDesk(NcclConfig())
+    tracker = CollectivesTracker(NcclConfig())
     bodies = Job(8, late_ms={5: 5.0}).pushes(60)
-    feed(desk, [as_json(body).replace(metrics.COLLECTIVE_BARRIER_WAIT.encode(), metrics.COLLECTIVE_DURATION.encode())
-                for body in bodies], BEGIN, "json")  # fmt: skip
-    desk.judge(BEGIN + 1)
+    wait, duration = metrics.COLLECTIVE_BARRIER_WAIT.encode(), metrics.COLLECTIVE_DURATION.encode()
+    feed(tracker, [as_json(body).replace(wait, duration) for body in bodies], BEGIN, "json")
+    tracker.judge(BEGIN + 1)
 
-    assert named(desk) == set()
-    assert "unknown" in desk.answer(None, BEGIN + 1)["communicators"][0]["verdict"]
+    assert named(tracker) == set()
+    assert "unknown" in tracker.answer(None, BEGIN + 1)["communicators"][0]["verdict"]
 
 
 def test_a_cured_rank_is_let_go_and_silence_is_forgotten() -> None:
-    desk = CollectivesDesk(NcclConfig(window_age=20.0, ttl=60.0))
+    tracker = CollectivesTracker(NcclConfig(window_age=20.0, ttl=60.0))
     job = Job(8, late_ms={5: 5.0})
-    feed(desk, job.pushes(100), BEGIN)
-    desk.judge(BEGIN)
-    assert named(desk) == {"node-5"}
+    feed(tracker, job.pushes(100), BEGIN)
+    tracker.judge(BEGIN)
+    assert named(tracker) == {"node-5"}
     job.late_ms = {}
     for tick in (10, 20, 30):
-        feed(desk, job.pushes(100), BEGIN + tick)
-        desk.judge(BEGIN + tick)
+        feed(tracker, job.pushes(100), BEGIN + tick)
+        tracker.judge(BEGIN + tick)
 
-    assert named(desk) == set()
-    desk.judge(BEGIN + 200)
-    assert (desk.windows, desk.reader.comms, desk.reader.sources) == ({}, [], [])
-    feed(desk, job.pushes(100), BEGIN + 300)
-    desk.judge(BEGIN + 300)
-    assert len(desk.windows) == 1
+    assert named(tracker) == set()
+    tracker.judge(BEGIN + 200)
+    assert (tracker.windows, tracker.reader.comms, tracker.reader.sources) == ({}, [], [])
+    feed(tracker, job.pushes(100), BEGIN + 300)
+    tracker.judge(BEGIN + 300)
+    assert len(tracker.windows) == 1
 
 
 def test_limits_hold_and_what_is_left_out_is_counted() -> None:
-    desk = CollectivesDesk(NcclConfig(max_communicators=20, max_ranks=1000, max_points=1000))
+    tracker = CollectivesTracker(NcclConfig(max_communicators=20, max_ranks=1000, max_points=1000))
     for number in range(100):
-        feed(desk, Job(4, comm=f"{number:016x}").pushes(5), BEGIN)
-    desk.judge(BEGIN)
+        feed(tracker, Job(4, comm=f"{number:016x}").pushes(5), BEGIN)
+    tracker.judge(BEGIN)
 
-    assert len(desk.windows) == 20
+    assert len(tracker.windows) == 20
     assert (
-        desk.reader.refused["more communicators than Fleet keeps (processors.nccl.max_communicators)"] == 80 * 4 * 5
+        tracker.reader.refused["more communicators than Fleet keeps (processors.nccl.max_communicators)"]
+        == 80 * 4 * 5
     )
-    feed(desk, Job(4, comm=f"{1:016x}").pushes(1000), BEGIN)
-    assert desk.dropped > 0
+    feed(tracker, Job(4, comm=f"{1:016x}").pushes(1000), BEGIN)
+    assert tracker.dropped > 0
 
 
 @pytest.mark.parametrize(
@@ -321,29 +322,29 @@ def test_numbers_out_of_range_are_counted_and_left_out(change: dict[str, Any], r
                 pair.value.string_value = value
             else:
                 pair.value.int_value = value
-    desk = CollectivesDesk(NcclConfig())
+    tracker = CollectivesTracker(NcclConfig())
     for encoding, body in (("protobuf", request.SerializeToString()), ("json", as_json(request.SerializeToString()))):
-        desk.take(Push(Signal.METRICS, encoding, body), BEGIN)  # type: ignore[arg-type]
+        tracker.take(Push(Signal.METRICS, encoding, body), BEGIN)  # type: ignore[arg-type]
 
-    assert [(text.startswith(reason), count) for text, count in desk.reader.refused.items()] == [(True, 2)]
+    assert [(text.startswith(reason), count) for text, count in tracker.reader.refused.items()] == [(True, 2)]
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200), st.sampled_from(["protobuf", "json"]))
 def test_rubbish_never_fails(body: bytes, encoding: Encoding) -> None:
-    desk = CollectivesDesk(NcclConfig())
+    tracker = CollectivesTracker(NcclConfig())
 
-    desk.take(Push(Signal.METRICS, encoding, body), BEGIN)
-    desk.judge(BEGIN)
+    tracker.take(Push(Signal.METRICS, encoding, body), BEGIN)
+    tracker.judge(BEGIN)
 
 
 def test_peer_lags_go_onward_as_otlp() -> None:
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
     sent: list[Push] = []
-    desk = CollectivesDesk(NcclConfig(onward_points=5), sent.append)
-    feed(desk, Job(8, late_ms={5: 5.0}).pushes(100), BEGIN)
-    desk.judge(BEGIN)
+    tracker = CollectivesTracker(NcclConfig(onward_points=5), sent.append)
+    feed(tracker, Job(8, late_ms={5: 5.0}).pushes(100), BEGIN)
+    tracker.judge(BEGIN)
 
     request = ExportMetricsServiceRequest.FromString(sent[0].body)
     found = {
@@ -356,7 +357,7 @@ def test_peer_lags_go_onward_as_otlp() -> None:
     }
     assert len(found) == 5
     assert found[5] == pytest.approx(5, rel=0.1)
-    assert desk.outcomes["lags_not_sent"] == 3
+    assert tracker.outcomes["lags_not_sent"] == 3
 
 
 def told_edges(sent: list[Push]) -> list[tuple[str, str, int]]:
@@ -378,49 +379,52 @@ def told_edges(sent: list[Push]) -> list[tuple[str, str, int]]:
 
 def test_every_edge_of_an_accusation_is_told_once() -> None:
     sent: list[Push] = []
-    desk, job = CollectivesDesk(NcclConfig(window=64, ttl=60.0), tell=sent.append), Job(8, late_ms={5: 5.0})
+    tracker, job = (
+        CollectivesTracker(NcclConfig(window=64, ttl=60.0), export_logs=sent.append),
+        Job(8, late_ms={5: 5.0}),
+    )
     for tick in range(3):
-        feed(desk, job.pushes(100), BEGIN + 10 * tick)
-        desk.judge(BEGIN + 10 * tick)
+        feed(tracker, job.pushes(100), BEGIN + 10 * tick)
+        tracker.judge(BEGIN + 10 * tick)
     assert told_edges(sent) == [("straggler", "node-5", 5)]
     job.late_ms = {2: 5.0}
-    feed(desk, job.pushes(100), BEGIN + 40)
-    desk.judge(BEGIN + 40)
+    feed(tracker, job.pushes(100), BEGIN + 40)
+    tracker.judge(BEGIN + 40)
     assert told_edges(sent)[1:] == [("healthy", "node-5", 5), ("straggler", "node-2", 2)]
-    desk.judge(BEGIN + 50)
-    desk.judge(BEGIN + 200)
+    tracker.judge(BEGIN + 50)
+    tracker.judge(BEGIN + 200)
     assert told_edges(sent)[3:] == [("learning", "node-2", 2)]
     assert len({push.body for push in sent}) == len(sent)
-    desk.close(BEGIN + 210)
+    tracker.close(BEGIN + 210)
     assert len(sent) == 3
 
 
 def test_a_node_whose_other_rank_is_late_now_is_told_anew() -> None:
     sent: list[Push] = []
-    desk, job = CollectivesDesk(NcclConfig(window=64), tell=sent.append), Job(8, late_ms={5: 5.0})
+    tracker, job = CollectivesTracker(NcclConfig(window=64), export_logs=sent.append), Job(8, late_ms={5: 5.0})
     for late in (5, 6, 5):
         job.late_ms = {late: 5.0}
         bodies = job.pushes(100, node="host-{}")
-        feed(desk, [body.replace(b"host-6", b"host-5") for body in bodies], BEGIN)
-        desk.judge(BEGIN)
+        feed(tracker, [body.replace(b"host-6", b"host-5") for body in bodies], BEGIN)
+        tracker.judge(BEGIN)
 
     assert told_edges(sent) == [("straggler", "host-5", late) for late in (5, 6, 5)]
 
 
 def test_more_edges_than_a_tick_may_tell_are_told_by_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingero_fleet.collectives.culprits.MAX_EDGES", 2)
+    monkeypatch.setattr("ingero_fleet.collectives.straggler_ranks.MAX_EDGES", 2)
     sent: list[Push] = []
-    desk = CollectivesDesk(NcclConfig(), tell=sent.append)
+    tracker = CollectivesTracker(NcclConfig(), export_logs=sent.append)
     for number in range(5):
         job = Job(4, late_ms={1: 5.0}, seed=number, comm=f"{number:016x}")
-        feed(desk, job.pushes(60, node=f"n{number}-{{}}"), BEGIN)
+        feed(tracker, job.pushes(60, node=f"n{number}-{{}}"), BEGIN)
     counts = []
     for tick in range(4):
-        desk.judge(BEGIN + tick)
+        tracker.judge(BEGIN + tick)
         counts.append(len(told_edges(sent)))
 
     assert counts == [2, 4, 5, 5]
-    desk.close(BEGIN + 10)
+    tracker.close(BEGIN + 10)
     assert told_edges(sent)[5:] == [("learning", f"n{number}-1", 1) for number in range(5)]
 
 
@@ -461,13 +465,13 @@ def test_a_running_fleet_names_the_rank(tmp_path: Path, actionable: bool) -> Non
 
         wait_until(complete, "all nodes, and the bill of all nodes")
         told = stragglers()
-        culprit = told["culprits"][0]
-        assert (culprit["node_id"], culprit["rank"], culprit["pod"], culprit["kind"], culprit["straggler"]) == (
+        straggler = told["culprits"][0]
+        assert [straggler[key] for key in ("node_id", "rank", "pod", "kind", "straggler")] == [
             "node-5", 5, "pod-5", "late_rank", actionable,
-        )  # fmt: skip
+        ]  # fmt: skip
         assert [item["node_id"] for item in told["stragglers"]] == (["node-5"] if actionable else [])
         assert told["cost"]["cost_per_hour"] == pytest.approx(8 * 8 * 12.29)
-        share = culprit["share"]
+        share = straggler["share"]
         billed = web.get(service.url("threshold", f"{routes.FLEET_COST}?cluster_id=c")).json()["culprits"]
         assert [(item["node_id"], item["named_by"]) for item in billed] == [("node-5", "collectives")]
         assert billed[0]["share_per_hour"] == pytest.approx(share * 8 * 8 * 12.29, rel=0.2)

@@ -4,24 +4,24 @@ from typing import Any
 
 import pytest
 
-from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.settings import NcclConfig
+from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import BEGIN, Job
 
 
-def feed(desk: CollectivesDesk, bodies: list[bytes], now: float) -> None:
+def feed(tracker: CollectivesTracker, bodies: list[bytes], now: float) -> None:
     for body in bodies:
-        desk.take(Push(Signal.METRICS, "protobuf", body), now)
+        tracker.take(Push(Signal.METRICS, "protobuf", body), now)
 
 
-def named(desk: CollectivesDesk) -> set[tuple[str, str, int]]:
-    return {(cluster, node, item["rank"]) for (cluster, node), item in desk.culprits.items()}
+def named(tracker: CollectivesTracker) -> set[tuple[str, str, int]]:
+    return {(cluster, node, item["rank"]) for (cluster, node), item in tracker.stragglers.items()}
 
 
-def verdicts(desk: CollectivesDesk, now: float = BEGIN) -> list[str]:
-    return [item["verdict"] for item in desk.answer(None, now)["communicators"]]
+def verdicts(tracker: CollectivesTracker, now: float = BEGIN) -> list[str]:
+    return [item["verdict"] for item in tracker.answer(None, now)["communicators"]]
 
 
 @pytest.mark.parametrize("late", [{}, {5: 5.0}])
@@ -29,11 +29,11 @@ def verdicts(desk: CollectivesDesk, now: float = BEGIN) -> list[str]:
 def test_clocks_ten_seconds_apart_make_no_victim(seq: bool, late: dict[int, float]) -> None:
     found = []
     for seed in range(20):
-        desk, job = CollectivesDesk(NcclConfig()), Job(8, late_ms=late, clock_seconds=10.0, seed=seed)
+        tracker, job = CollectivesTracker(NcclConfig()), Job(8, late_ms=late, clock_seconds=10.0, seed=seed)
         for tick in range(6):
-            feed(desk, job.pushes(50, seq=seq), BEGIN + 5 * tick)
-            desk.judge(BEGIN + 5 * tick)
-            found.append(named(desk))
+            feed(tracker, job.pushes(50, seq=seq), BEGIN + 5 * tick)
+            tracker.judge(BEGIN + 5 * tick)
+            found.append(named(tracker))
 
     right = {("c", "node-5", 5)} if late else set()
     assert all(item <= right for item in found)
@@ -42,30 +42,30 @@ def test_clocks_ten_seconds_apart_make_no_victim(seq: bool, late: dict[int, floa
 
 
 def test_a_clock_that_goes_back_makes_no_victim() -> None:
-    desk, job = CollectivesDesk(NcclConfig()), Job(8, late_ms={5: 5.0})
+    tracker, job = CollectivesTracker(NcclConfig()), Job(8, late_ms={5: 5.0})
     for tick in range(4):
         job.moment -= 12.0
-        feed(desk, job.pushes(50), BEGIN + 5 * tick)
-        desk.judge(BEGIN + 5 * tick)
-        assert named(desk) <= {("c", "node-5", 5)}
+        feed(tracker, job.pushes(50), BEGIN + 5 * tick)
+        tracker.judge(BEGIN + 5 * tick)
+        assert named(tracker) <= {("c", "node-5", 5)}
 
 
 def test_a_restarted_job_that_numbers_anew_is_judged_on() -> None:
-    desk, job = CollectivesDesk(NcclConfig(window=128)), Job(8, late_ms={5: 5.0})
+    tracker, job = CollectivesTracker(NcclConfig(window=128)), Job(8, late_ms={5: 5.0})
     for tick in range(3):
-        feed(desk, job.pushes(60), BEGIN + 5 * tick)
-        desk.judge(BEGIN + 5 * tick)
-    assert named(desk) == {("c", "node-5", 5)}
+        feed(tracker, job.pushes(60), BEGIN + 5 * tick)
+        tracker.judge(BEGIN + 5 * tick)
+    assert named(tracker) == {("c", "node-5", 5)}
     job.done, job.late_ms = 0, {2: 5.0}
     for tick in range(3, 7):
-        feed(desk, job.pushes(60, node="new-{}"), BEGIN + 5 * tick)
-        desk.judge(BEGIN + 5 * tick)
+        feed(tracker, job.pushes(60, node="new-{}"), BEGIN + 5 * tick)
+        tracker.judge(BEGIN + 5 * tick)
 
-    assert named(desk) == {("c", "new-2", 2)}
+    assert named(tracker) == {("c", "new-2", 2)}
 
 
 def test_a_rank_that_restarts_alone_makes_no_victim_and_the_culprit_is_still_named() -> None:
-    desk, job = CollectivesDesk(NcclConfig(window=128)), Job(8, late_ms={5: 5.0})
+    tracker, job = CollectivesTracker(NcclConfig(window=128)), Job(8, late_ms={5: 5.0})
     for tick in range(12):
         bodies = job.pushes(50)
         if tick >= 2:
@@ -73,63 +73,63 @@ def test_a_rank_that_restarts_alone_makes_no_victim_and_the_culprit_is_still_nam
             job.done -= 100
             bodies[3] = Job(8, seed=tick).pushes(50)[3] if tick == 2 else b""
             job.done += 100
-        feed(desk, bodies, BEGIN + 10 * tick)
-        desk.judge(BEGIN + 10 * tick)
-        assert named(desk) <= {("c", "node-5", 5)}
+        feed(tracker, bodies, BEGIN + 10 * tick)
+        tracker.judge(BEGIN + 10 * tick)
+        assert named(tracker) <= {("c", "node-5", 5)}
 
-    assert named(desk) == {("c", "node-5", 5)}
-    assert desk.outcomes["partial"] > 0
-    assert desk.outcomes["incomplete"] > 0
+    assert named(tracker) == {("c", "node-5", 5)}
+    assert tracker.outcomes["partial"] > 0
+    assert tracker.outcomes["incomplete"] > 0
 
 
 @pytest.mark.parametrize("other", [{"cluster": "d"}, {"ranks": 4}, {"comm": "f" * 16}])
 def test_communicators_that_differ_in_cluster_size_or_hash_are_kept_apart(other: dict[str, Any]) -> None:
-    desk = CollectivesDesk(NcclConfig())
-    feed(desk, Job(8, late_ms={5: 5.0}, seed=1).pushes(60), BEGIN)
-    feed(desk, Job(**{"ranks": 8, **other}, late_ms={}, seed=2).pushes(60), BEGIN)
-    desk.judge(BEGIN)
+    tracker = CollectivesTracker(NcclConfig())
+    feed(tracker, Job(8, late_ms={5: 5.0}, seed=1).pushes(60), BEGIN)
+    feed(tracker, Job(**{"ranks": 8, **other}, late_ms={}, seed=2).pushes(60), BEGIN)
+    tracker.judge(BEGIN)
 
-    assert len(desk.windows) == 2
-    assert named(desk) == {("c", "node-5", 5)}
+    assert len(tracker.windows) == 2
+    assert named(tracker) == {("c", "node-5", 5)}
 
 
 @pytest.mark.parametrize("mixed", [False, True])
 def test_two_communicators_of_one_hash_on_the_same_nodes_are_unknown(mixed: bool) -> None:
-    desk = CollectivesDesk(NcclConfig())
+    tracker = CollectivesTracker(NcclConfig())
     one = Job(8, late_ms={5: 5.0}, seed=1).pushes(60)
     # The other one waits far less: whoever is mistaken for a member of it would look late.
     two = Job(8, jitter_ms=0.01, step_ms=50, seed=2).pushes(60)
     for rank in range(8):
         pair = [one[rank], two[rank]]
-        feed(desk, pair[::-1] if mixed and rank == 3 else pair, BEGIN)
-    desk.judge(BEGIN)
+        feed(tracker, pair[::-1] if mixed and rank == 3 else pair, BEGIN)
+    tracker.judge(BEGIN)
 
-    assert named(desk) == set()
-    assert all("share this hash" in text for text in verdicts(desk))
-    assert desk.outcomes["repeated"] == 8 * 60
+    assert named(tracker) == set()
+    assert all("share this hash" in text for text in verdicts(tracker))
+    assert tracker.outcomes["repeated"] == 8 * 60
 
 
 def test_what_is_sent_again_is_no_dispute() -> None:
-    desk = CollectivesDesk(NcclConfig())
+    tracker = CollectivesTracker(NcclConfig())
     bodies = Job(8, late_ms={5: 5.0}).pushes(60)
-    feed(desk, [*bodies, *bodies[2:4]], BEGIN)
-    desk.judge(BEGIN)
+    feed(tracker, [*bodies, *bodies[2:4]], BEGIN)
+    tracker.judge(BEGIN)
 
-    assert named(desk) == {("c", "node-5", 5)}
-    assert desk.outcomes["repeated"] == 2 * 60
+    assert named(tracker) == {("c", "node-5", 5)}
+    assert tracker.outcomes["repeated"] == 2 * 60
 
 
 def test_among_ten_thousand_communicators_the_culprit_is_named_and_one_more_is_counted() -> None:
-    desk = CollectivesDesk(NcclConfig())
+    tracker = CollectivesTracker(NcclConfig())
     healthy = Job(2, seed=1, comm="0" * 16).pushes(3)
     for number in range(9_999):
         name = f"{number:016x}".encode()
-        feed(desk, [body.replace(b"0" * 16, name) for body in healthy], BEGIN)
-    feed(desk, Job(2, late_ms={1: 9.0}, comm="c" * 16).pushes(60, node="host-{}"), BEGIN)
-    feed(desk, Job(2, late_ms={1: 9.0}, comm="d" * 16).pushes(1), BEGIN)
-    desk.judge(BEGIN)
+        feed(tracker, [body.replace(b"0" * 16, name) for body in healthy], BEGIN)
+    feed(tracker, Job(2, late_ms={1: 9.0}, comm="c" * 16).pushes(60, node="host-{}"), BEGIN)
+    feed(tracker, Job(2, late_ms={1: 9.0}, comm="d" * 16).pushes(1), BEGIN)
+    tracker.judge(BEGIN)
 
-    assert len(desk.windows) == 10_000
-    assert named(desk) == {("c", "host-1", 1)}
-    assert sum(desk.reader.refused.values()) == 2
-    assert len(desk.answer(None, BEGIN, 5)["communicators"]) == 5
+    assert len(tracker.windows) == 10_000
+    assert named(tracker) == {("c", "host-1", 1)}
+    assert sum(tracker.reader.refused.values()) == 2
+    assert len(tracker.answer(None, BEGIN, 5)["communicators"]) == 5

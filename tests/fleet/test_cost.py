@@ -12,18 +12,18 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 
 from ingero_contract import metrics, routes
 from ingero_contract.values import NodeState
-from ingero_fleet import statistics
+from ingero_fleet import threshold_rule
 from ingero_fleet.cost.bill import Bill, make_bill
 from ingero_fleet.cost.counterfactual import savings, shares
-from ingero_fleet.cost.ledger import Ledger
-from ingero_fleet.cost.onward import Teller
+from ingero_fleet.cost.export import CostExporter
+from ingero_fleet.cost.ledger import CostLedger
 from ingero_fleet.cost.pricing import Prices
 from ingero_fleet.cost.providers import parse_providers
 from ingero_fleet.cost.rates import builtin, parse
-from ingero_fleet.judging import Judging
-from ingero_fleet.picture import Picture
-from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.live_detector import LiveDetector
+from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
+from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_testing.processes import Running, fleet, wait_until
@@ -68,23 +68,23 @@ def test_what_curing_one_saves_is_what_the_job_costs_less_without_it(severities:
         assert saved == max(severities) - max(without, default=0.0)
 
 
-def picture(reports: list[HealthReport]) -> tuple[Picture, ScoreTable]:
+def snapshot(reports: list[HealthReport]) -> tuple[TickSnapshot, ScoreTable]:
     table = ScoreTable(Limits(1000, 10, 100), CONFIG.cohort.by)
     for report in reports:
         table.observe(report, 0.0)
-    frame = statistics.Frame.take(table, 1.0)
-    return Picture(frame, statistics.compute(frame, statistics.Memory(), CONFIG)), table
+    scores = threshold_rule.ScoreSnapshot.take(table, 1.0)
+    return TickSnapshot(scores, threshold_rule.compute(scores, threshold_rule.RuleState(), CONFIG)), table
 
 
-def job(scores: list[float], **fields: Any) -> list[HealthReport]:
+def job(score_table: list[float], **fields: Any) -> list[HealthReport]:
     return [
         HealthReport(node_id=f"n{number}", cluster_id="c", score=score, job_id="j", **{**H100, **fields})
-        for number, score in enumerate(scores)
+        for number, score in enumerate(score_table)
     ]
 
 
 def bill_of(reports: list[HealthReport], prices: Prices | None = None) -> Bill:
-    seen, table = picture(reports)
+    seen, table = snapshot(reports)
     return make_bill(seen, table.hardware, prices or Prices(builtin()), CONFIG.cohort.by)
 
 
@@ -92,17 +92,17 @@ def test_in_a_synchronised_job_everybody_waits_for_the_slowest() -> None:
     bill = bill_of(job([1.0, 1.0, 1.0, 0.5], world_size=32))
 
     assert bill.jobs[("c", "j")].cost == pytest.approx(4 * 8 * 12.29)
-    assert [culprit.node for culprit in bill.culprits] == [("c", "n3")]
-    assert bill.culprits[0].share == pytest.approx(0.5 * 4 * 8 * 12.29)
-    assert bill.culprits[0].saving == bill.culprits[0].share
+    assert [straggler.node for straggler in bill.stragglers] == [("c", "n3")]
+    assert bill.stragglers[0].share == pytest.approx(0.5 * 4 * 8 * 12.29)
+    assert bill.stragglers[0].saving == bill.stragglers[0].share
 
 
 def test_two_equally_slow_ones_share_and_curing_one_alone_saves_nothing() -> None:
     bill = bill_of(job([1.0, 1.0, 1.0, 1.0, 0.5, 0.5], world_size=48))
     waiting = bill.jobs[("c", "j")].waiting
 
-    assert [culprit.share for culprit in bill.culprits] == pytest.approx([waiting / 2, waiting / 2])
-    assert [culprit.saving for culprit in bill.culprits] == [0.0, 0.0]
+    assert [straggler.share for straggler in bill.stragglers] == pytest.approx([waiting / 2, waiting / 2])
+    assert [straggler.saving for straggler in bill.stragglers] == [0.0, 0.0]
 
 
 def test_without_a_world_size_only_the_straggler_s_own_time_is_lost() -> None:
@@ -111,17 +111,17 @@ def test_without_a_world_size_only_the_straggler_s_own_time_is_lost() -> None:
     assert bill.jobs[("c", "j")].waiting == pytest.approx(0.5 * 8 * 12.29)
 
 
-def judged(last: HealthReport, ticks: int) -> tuple[Picture, ScoreTable]:
+def judged(last: HealthReport, ticks: int) -> tuple[TickSnapshot, ScoreTable]:
     """Four nodes that the detector has learnt; then the last one reports something else for so many ticks."""
     config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=8)})
-    table, judging = ScoreTable(Limits(1000, 10, 1e9), CONFIG.cohort.by), Judging(config)
-    well = job([0.9, 0.9, 0.9, 0.9], world_size=32)
+    table, detector = ScoreTable(Limits(1000, 10, 1e9), CONFIG.cohort.by), LiveDetector(config)
+    healthy = job([0.9, 0.9, 0.9, 0.9], world_size=32)
     for tick in range(12 + ticks):
-        for report in [*well[:3], last if tick >= 12 else well[3]]:
+        for report in [*healthy[:3], last if tick >= 12 else healthy[3]]:
             table.observe(report, 10.0 * tick)
-        frame = statistics.Frame.take(table, 10.0 * tick)
-        findings = judging.judge(frame, {})
-    return Picture(frame, statistics.compute(frame, statistics.Memory(), CONFIG), findings), table
+        scores = threshold_rule.ScoreSnapshot.take(table, 10.0 * tick)
+        findings = detector.judge(scores, {})
+    return TickSnapshot(scores, threshold_rule.compute(scores, threshold_rule.RuleState(), CONFIG), findings), table
 
 
 def test_nobody_waits_for_a_stopped_node_whose_peers_go_on() -> None:
@@ -137,37 +137,37 @@ def test_the_verdict_s_severity_counts_when_there_is_one() -> None:
     seen, table = judged(last, 8)
     bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by)
 
-    assert bill.culprits[0].node == ("c", "n3")
-    assert bill.culprits[0].severity == pytest.approx(1 / 3, abs=0.01)
+    assert bill.stragglers[0].node == ("c", "n3")
+    assert bill.stragglers[0].severity == pytest.approx(1 / 3, abs=0.01)
 
 
 def test_a_late_rank_s_node_costs_its_job_the_share_of_time_that_is_lost_to_it() -> None:
     """The job told no world size; that collectives wait for a node of it says enough."""
-    seen, table = picture(job([1.0, 1.0, 1.0, 1.0]))
+    seen, table = snapshot(job([1.0, 1.0, 1.0, 1.0]))
     bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by, {("c", "n2"): 0.05, ("c", "gone"): 1})
 
-    assert [(item.node, item.by, item.share) for item in bill.culprits] == [
+    assert [(item.node, item.by, item.share) for item in bill.stragglers] == [
         (("c", "n2"), "collectives", pytest.approx(0.05 * 4 * 8 * 12.29))
     ]
-    assert bill.jobs[("c", "j")].waiting == bill.culprits[0].share
+    assert bill.jobs[("c", "j")].waiting == bill.stragglers[0].share
 
 
 def test_a_node_that_both_accuse_is_billed_once_by_the_larger() -> None:
-    seen, table = picture(job([1.0, 1.0, 1.0, 0.5], world_size=32))
+    seen, table = snapshot(job([1.0, 1.0, 1.0, 0.5], world_size=32))
     bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by, {("c", "n3"): 0.1, ("c", "n0"): 0.2})
 
-    found = {item.node[1]: (item.by, item.severity) for item in bill.culprits}
+    found = {item.node[1]: (item.by, item.severity) for item in bill.stragglers}
     assert found == {"n3": ("both", 0.5), "n0": ("collectives", 0.2)}
-    assert math.fsum(item.share for item in bill.culprits) == pytest.approx(bill.jobs[("c", "j")].waiting, abs=1e-9)
+    assert math.fsum(item.share for item in bill.stragglers) == pytest.approx(bill.jobs[("c", "j")].waiting, abs=1e-9)
 
 
 def test_what_culprits_cost_goes_onward_once_a_minute_and_adds_up() -> None:
-    ledger, teller = Ledger(0.0, 0.0), Teller(0.0)
+    ledger, teller = CostLedger(0.0, 0.0), CostExporter(0.0)
     sent = []
     for tick in range(1, 16):
         slow = 0.5 if tick > 2 else 1.0
         ledger.book(bill_of(job([1.0, 1.0, 1.0, slow], world_size=32)), 10.0 * tick, 30.0)
-        body = teller.tell(ledger, "USD")
+        body = teller.encode(ledger, "USD")
         if body:
             sent.append(ExportMetricsServiceRequest.FromString(body))
 
@@ -176,7 +176,7 @@ def test_what_culprits_cost_goes_onward_once_a_minute_and_adds_up() -> None:
     assert {metric.name for block in blocks for metric in block.scope_metrics[0].metrics} == {metrics.STRAGGLER_COST}
     assert [point.time_unix_nano for point in points] == sorted({point.time_unix_nano for point in points})
     assert points[0].as_double == 0.0
-    assert points[-1].as_double == pytest.approx(ledger.culprits[("c", "n3")].share)
+    assert points[-1].as_double == pytest.approx(ledger.stragglers[("c", "n3")].share)
     assert len(sent) == 3
 
 
@@ -193,10 +193,10 @@ def test_a_missing_rate_is_said(fields: dict[str, Any], missing: tuple[str, str,
 
     assert dict(bill.missing) == {missing[:2]: missing[2]}
     assert bill.jobs[("c", "j")].unpriced_gpus == missing[2]
-    assert [(item.share, item.unpriced_gpus) for item in bill.culprits] == [(0.0, missing[2])]
-    ledger = Ledger(0.0, 0.0)
+    assert [(item.share, item.unpriced_gpus) for item in bill.stragglers] == [(0.0, missing[2])]
+    ledger = CostLedger(0.0, 0.0)
     ledger.book(bill, 10.0, 30.0)
-    assert ledger.culprits[("c", "n3")].unpriced_gpus == missing[2]
+    assert ledger.stragglers[("c", "n3")].unpriced_gpus == missing[2]
 
 
 def test_rules_decide_about_the_provider() -> None:
@@ -215,26 +215,28 @@ def test_rules_decide_about_the_provider() -> None:
     )
 )  # fmt: skip
 def test_over_time_shares_add_up_to_the_waiting(ticks: list[tuple[list[float], bool, float]]) -> None:
-    ledger = Ledger(0.0, 0.0)
+    ledger = CostLedger(0.0, 0.0)
     now = 0.0
-    for scores, synchronised, seconds in ticks:
+    for score_table, synchronised, seconds in ticks:
         now += seconds
-        ledger.book(bill_of(job(scores, world_size=8 * synchronised)), now, 30.0)
+        ledger.book(bill_of(job(score_table, world_size=8 * synchronised)), now, 30.0)
 
     total = ledger.cluster("c")
-    assert math.fsum(account.share for account in ledger.culprits.values()) == pytest.approx(total.waiting, abs=1e-9)
+    assert math.fsum(account.share for account in ledger.stragglers.values()) == pytest.approx(
+        total.waiting, abs=1e-9
+    )
     assert total.waiting <= total.cost + 1e-9
 
 
 def test_a_gap_is_not_charged_and_forgotten_accounts_stay_in_the_sum(monkeypatch: pytest.MonkeyPatch) -> None:
-    ledger = Ledger(0.0, 0.0)
+    ledger = CostLedger(0.0, 0.0)
     ledger.book(bill_of(job([1.0, 1.0, 1.0, 0.5], world_size=32)), 1e6, 3600.0)
 
     assert ledger.cluster("c").cost == pytest.approx(4 * 8 * 12.29)
-    monkeypatch.setattr("ingero_fleet.cost.ledger.MAX_CULPRITS", 0)
+    monkeypatch.setattr("ingero_fleet.cost.ledger.MAX_STRAGGLERS", 0)
     monkeypatch.setattr("ingero_fleet.cost.ledger.MAX_JOBS", 0)
     ledger.book(Bill(), 1e6, 3600.0)
-    assert not ledger.culprits
+    assert not ledger.stragglers
     assert not ledger.jobs
     assert ledger.closed_shares["c"] == pytest.approx(ledger.cluster("c").waiting)
 
@@ -271,7 +273,7 @@ def test_a_running_fleet_says_what_its_straggler_costs(tmp_path: Path) -> None:
         found = answer()
 
         assert found["currency"] == "EUR"
-        assert [culprit["node_id"] for culprit in found["culprits"]] == ["n3"]
+        assert [straggler["node_id"] for straggler in found["culprits"]] == ["n3"]
         assert found["culprits"][0]["share"] == pytest.approx(found["waiting"])
         severity = found["culprits"][0]["severity"]
         assert severity == pytest.approx(2 / 3, abs=0.05)

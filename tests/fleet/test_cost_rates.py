@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from ingero_fleet.cli import main
 from ingero_fleet.cost.command import obtain
-from ingero_fleet.cost.desk import read_prices
+from ingero_fleet.cost.files import read_prices
 from ingero_fleet.cost.providers import ProviderMap, ProvidersError, parse_nodes, parse_providers
 from ingero_fleet.cost.rates import MAX_BYTES, RatesError, builtin, doubts, parse
 from ingero_fleet.cost.settings import CostConfig

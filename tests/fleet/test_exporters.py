@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from ingero_fleet.exporters import MAX_SPLITS, Exporter, make_client
 from ingero_fleet.intake import Intake
 from ingero_fleet.otlp_parts import as_protobuf, halves
-from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import OtlpExporterConfig, OtlpHttpExporterConfig
 from ingero_kit.otlp_client import Disposition, ExportResult, Failure
 from ingero_kit.otlp_receiver import (
@@ -69,10 +69,10 @@ def test_a_batch_that_fails_is_counted_and_the_next_one_is_sent(failure: ExportR
 
     async def work() -> tuple[int, int]:
         made = exporter(Client(send))
-        made.put(PUSH)
+        made.export(PUSH)
         while not made.counters.dropped_permanent:
             await asyncio.sleep(0)
-        made.put(PUSH)
+        made.export(PUSH)
         await made.stop(10)
         return made.counters.dropped_permanent, made.counters.sent
 
@@ -83,9 +83,9 @@ def test_what_is_under_way_when_the_time_to_stop_is_over_is_counted() -> None:
     async def work() -> int:
         client = Client(asyncio.Event().wait)  # type: ignore[arg-type]
         made = exporter(client)
-        made.put(PUSH)
+        made.export(PUSH)
         await client.sent.wait()
-        made.put(PUSH)
+        made.export(PUSH)
         await made.stop(0.01)
         return made.counters.dropped_elapsed
 
@@ -133,7 +133,7 @@ def sent_to(judge: Judge, *pushes: Push) -> Exporter:
     async def work() -> Exporter:
         made = exporter(judge)
         for push in pushes:
-            made.put(push)
+            made.export(push)
         await made.stop(60)
         return made
 
@@ -192,7 +192,7 @@ def test_any_thread_may_queue_and_the_bytes_are_counted_right() -> None:
     async def work() -> Exporter:
         settings = OtlpExporterConfig(endpoint="127.0.0.1:1", sending_queue={"queue_size": 1_000_000})
         made = Exporter("otlp", settings, Judge(lambda _request, _body: False), asyncio.get_running_loop())
-        threads = [threading.Thread(target=lambda: [made.put(logs("x")) for _ in range(2000)]) for _ in range(8)]
+        threads = [threading.Thread(target=lambda: [made.export(logs("x")) for _ in range(2000)]) for _ in range(8)]
         for thread in threads:
             thread.start()
         made.start()
@@ -225,11 +225,11 @@ def test_a_token_that_is_rotated_on_either_side_loses_nothing(tmp_path: Path, pr
         client = make_client("otlphttp" if protocol == "http" else "otlp", config)
         made = Exporter("otlp", config, client, asyncio.get_running_loop())
         made.start()
-        made.put(logs("before"))
+        made.export(logs("before"))
         while not taken:
             await asyncio.sleep(0.001)
         authenticator.tokens = Tokens("new")
-        made.put(logs("meanwhile"))
+        made.export(logs("meanwhile"))
         while not made.counters.retries:
             await asyncio.sleep(0.001)
         file.write_text("new")
@@ -254,7 +254,7 @@ def test_what_a_receiver_takes_in_part_is_counted(protocol: str) -> None:
         client = make_client("otlphttp" if protocol == "http" else "otlp", config)
         made = Exporter("otlp", config, client, asyncio.get_running_loop())
         made.start()
-        made.put(logs("a", "b", "c", "d"))
+        made.export(logs("a", "b", "c", "d"))
         await made.stop(30)
         await receiver.stop(1)
         return made.counters.rejected_records

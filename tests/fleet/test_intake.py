@@ -14,12 +14,12 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 from ingero_contract import metrics
-from ingero_fleet.collectives.batch import Batch
-from ingero_fleet.collectives.gpus import Gpus
-from ingero_fleet.collectives.points import Reader
+from ingero_fleet.collectives.batch import PointBatch
+from ingero_fleet.collectives.gpu_states import GpuStates
+from ingero_fleet.collectives.points import PointReader
 from ingero_fleet.intake import TOO_MUCH, Intake
-from ingero_fleet.receivers.receiving import Receiving
-from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.receivers.ingest import IngestService
+from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report, to_json
@@ -145,7 +145,7 @@ def test_json_that_would_take_long_to_turn_into_protobuf_is_refused() -> None:
 
 def test_a_clock_that_was_behind_when_fleet_started_refuses_nobody_once_it_is_right() -> None:
     async def scenario() -> None:
-        behind = Receiving(FleetConfig(), table(), lambda: time.time() - 7200)
+        behind = IngestService(FleetConfig(), table(), lambda: time.time() - 7200)
         report = HealthReport(node_id="n", cluster_id="c", score=0.9, time_unix_nano=time.time_ns())
 
         answer = behind.intake(Push(Signal.METRICS, "protobuf", encode_report(report).SerializeToString()))
@@ -156,7 +156,7 @@ def test_a_clock_that_was_behind_when_fleet_started_refuses_nobody_once_it_is_ri
 
 
 def collective(seq: int, value: float | None = 1.0, **changes: object) -> dict[str, object]:
-    said = {
+    last_verdicts = {
         "nccl.op_type": {"stringValue": "ncclAllReduce"},
         "nccl.comm_id_hash": {"stringValue": "abc"},
         "nccl.rank": {"intValue": 1},
@@ -165,20 +165,20 @@ def collective(seq: int, value: float | None = 1.0, **changes: object) -> dict[s
     }
     point = {
         "timeUnixNano": str(int(NOW * 1e9)),
-        "attributes": [{"key": key, "value": item} for key, item in said.items()],
+        "attributes": [{"key": key, "value": item} for key, item in last_verdicts.items()],
         **changes,
     }
     return point if value is None else point | {"asDouble": value}
 
 
-def read(points: list[dict[str, object]], encoding: Encoding) -> tuple[Batch, dict[str, int]]:
+def read(points: list[dict[str, object]], encoding: Encoding) -> tuple[PointBatch, dict[str, int]]:
     tree = orjson.loads(to_json(encode_report(HealthReport(node_id="n", cluster_id="c"))))
     scope = tree["resourceMetrics"][0]["scopeMetrics"][0]
     scope["metrics"] = [{"name": metrics.COLLECTIVE_BARRIER_WAIT, "gauge": {"dataPoints": points}}]
     body = orjson.dumps(tree)
     if encoding == "protobuf":
         body = ParseDict(tree, ExportMetricsServiceRequest()).SerializeToString()
-    reader, batch = Reader(10, 100, Gpus(10, 60.0)), Batch()
+    reader, batch = PointReader(10, 100, GpuStates(10, 60.0)), PointBatch()
     reader.read(Push(Signal.METRICS, encoding, body), batch, NOW)
     return batch, reader.refused
 
@@ -203,7 +203,7 @@ def test_a_collective_that_cannot_be_read_costs_those_beside_it_nothing(wrong: d
 
 
 def test_a_sequence_number_of_a_megabyte_is_not_counted_out() -> None:
-    reader = Reader(10, 100, Gpus(10, 60.0))
+    reader = PointReader(10, 100, GpuStates(10, 60.0))
 
     head = KeyValue(key="nccl.seq").SerializeToString()
     began = time.process_time()

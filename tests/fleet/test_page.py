@@ -14,13 +14,20 @@ import pytest
 
 from ingero_contract import attributes, metrics, routes
 from ingero_contract.values import NodeState
-from ingero_fleet import statistics
-from ingero_fleet.judging import Judging
-from ingero_fleet.page import history as page_history
-from ingero_fleet.page.history import CALIBRATING_LEVEL, HEALTHY_LEVEL, IDLE_LEVEL, STOPPED_LEVEL, TICKS, History
-from ingero_fleet.picture import Picture, cohort_name
-from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet import threshold_rule
+from ingero_fleet.live_detector import LiveDetector
+from ingero_fleet.page import health_history as page_history
+from ingero_fleet.page.health_history import (
+    CALIBRATING_LEVEL,
+    HEALTHY_LEVEL,
+    IDLE_LEVEL,
+    STOPPED_LEVEL,
+    TICKS,
+    HealthHistory,
+)
+from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
+from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name
 from ingero_kit.clock import rfc3339
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
@@ -41,22 +48,22 @@ class World:
 
     def __init__(self, ttl_seconds: float = 5.0) -> None:
         self.table = ScoreTable(Limits(100_000, 100, ttl_seconds), CONFIG.cohort.by)
-        self.history = History()
+        self.history = HealthHistory()
         self.now = 0.0
-        self.memory = statistics.Memory()
-        self.judging = Judging(CONFIG)
+        self.memory = threshold_rule.RuleState()
+        self.detector = LiveDetector(CONFIG)
 
-    def tick(self, *reports: HealthReport) -> History:
+    def tick(self, *reports: HealthReport) -> HealthHistory:
         self.now += 1.0
         for report in reports:
             self.table.observe(report, self.now)
         self.table.expire(self.now)
-        frame = statistics.Frame.take(self.table, self.now)
-        tick = statistics.compute(frame, self.memory, CONFIG)
-        findings = self.judging.judge(frame, {})
+        scores = threshold_rule.ScoreSnapshot.take(self.table, self.now)
+        tick = threshold_rule.compute(scores, self.memory, CONFIG)
+        findings = self.detector.judge(scores, {})
         self.memory = tick.memory
-        statistics.apply(tick, frame, self.table)
-        self.history.add(Picture(frame, tick, findings), [cohort_name(key) for key in frame.cohorts])
+        threshold_rule.apply(tick, scores, self.table)
+        self.history.add(TickSnapshot(scores, tick, findings), [cohort_name(key) for key in scores.cohorts])
         return self.history
 
 
@@ -129,7 +136,7 @@ def test_only_the_latest_ticks_are_kept() -> None:
 
 
 def test_beyond_the_limit_stragglers_are_shown_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ingero_fleet.page.history.MAX_NODES", 3)
+    monkeypatch.setattr("ingero_fleet.page.health_history.MAX_NODES", 3)
     world = World()
     for _ in range(12):
         world.tick(*(report(f"n{number}") for number in range(10)))
@@ -226,7 +233,7 @@ def test_no_more_pages_than_fleet_keeps_up_to_date(tmp_path: Path) -> None:
                 stream.close()
 
 
-def mark(service: Running, node: str) -> None:
+def taint(service: Running, node: str) -> None:
     """What the operator tells when it has marked a node."""
     now = time.time()
     pairs = {
@@ -253,7 +260,7 @@ def test_people_see_the_straggler_its_reason_its_mark_and_the_late_rank(tmp_path
         assert "Nobody straggles" in page.run("byId('stragglers').textContent")
         for body in Job(8, late_ms={5: 5.0}).pushes(60, node="node-0000{}"):
             web.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
-        mark(service, "node-00017")
+        taint(service, "node-00017")
         slow = functools.partial(fill, service, 40, 17)
         page.wait("byId('stragglers').textContent.includes('node-00017')", "the straggler", feed=slow)
         page.wait("byId('collectives').textContent.includes('Rank 5 is late')", "the late rank")
@@ -267,8 +274,8 @@ def test_people_see_the_straggler_its_reason_its_mark_and_the_late_rank(tmp_path
         page.wait("byId('taints').textContent.includes('node-00017')", "the mark", feed=slow)
         assert "Marked by the operator (NoSchedule" in page.run("byId('stragglers').textContent")
         assert page.run("byId('map').width") > 300
-        well = functools.partial(fill, service, 40)
-        page.wait("!byId('stragglers').textContent.includes('node-00017')", "its recovery", feed=well)
+        healthy = functools.partial(fill, service, 40)
+        page.wait("!byId('stragglers').textContent.includes('node-00017')", "its recovery", feed=healthy)
         assert page.complaints == []
 
 

@@ -14,22 +14,22 @@ from hypothesis import strategies as st
 
 from ingero_contract import headers, routes
 from ingero_contract.values import NodeState, VerdictState
-from ingero_fleet.board import Board
 from ingero_fleet.exporters import ExporterCounters
-from ingero_fleet.receivers.link import (
-    BoardReader,
-    Kind,
+from ingero_fleet.receivers.messages import (
+    MessageKind,
+    VerdictCacheDecoder,
     decode_batch,
     decode_push,
     encode_batch,
-    encode_board,
     encode_push,
-    read,
+    encode_verdict_cache,
+    read_message,
 )
-from ingero_fleet.receivers.pool import Pool
+from ingero_fleet.receivers.pool import ReceiverPool
 from ingero_fleet.receivers.traffic import Traffic, total
-from ingero_fleet.scores import BATCH_COLUMNS, Limits, ScoreTable
+from ingero_fleet.score_table import BATCH_COLUMNS, Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
+from ingero_fleet.verdict_cache import VerdictCache
 from ingero_http.limits import Counters
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
@@ -66,7 +66,7 @@ def test_what_several_maps_heard_is_what_one_map_would_have_heard(
     def hand_over() -> None:
         for table in heard:
             while (batch := table.take_fresh(part)).names:
-                judge.absorb(decode_batch(encode_batch(batch)))
+                judge.merge(decode_batch(encode_batch(batch)))
 
     for now, (report, place, then) in enumerate(pushes):
         alone.observe(report, float(now))
@@ -98,8 +98,8 @@ def test_a_later_report_of_a_node_is_not_replaced_by_an_earlier_one() -> None:
     first.observe(HealthReport(node_id="a", cluster_id="c", score=0.1), 1.0)
     second.observe(HealthReport(node_id="a", cluster_id="c", score=0.9), 2.0)
 
-    judge.absorb(second.take_fresh(10))
-    judge.absorb(first.take_fresh(10))
+    judge.merge(second.take_fresh(10))
+    judge.merge(first.take_fresh(10))
 
     assert judge.view("score").tolist() == [0.9]
 
@@ -110,7 +110,7 @@ def test_nodes_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -> 
     for name in "abc":
         heard.observe(HealthReport(node_id=name, cluster_id="c", score=0.5), 1.0)
 
-    judge.absorb(heard.take_fresh(10))
+    judge.merge(heard.take_fresh(10))
 
     assert (len(judge), judge.losses.nodes_over_limit) == (2, 1)
 
@@ -118,11 +118,11 @@ def test_nodes_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -> 
 def test_an_older_report_that_another_receiver_took_later_does_not_replace_a_newer_one() -> None:
     limits = Limits(nodes=100, clusters=10, ttl_seconds=50)
     judge, first, second = (ScoreTable(limits, BY) for _ in range(3))
-    for table, score, told, heard in ((first, 0.9, 20, 1.0), (second, 0.1, 19, 2.0)):
-        table.observe(HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=told * 10**9), heard)
+    for table, score, sent, heard in ((first, 0.9, 20, 1.0), (second, 0.1, 19, 2.0)):
+        table.observe(HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=sent * 10**9), heard)
 
-    judge.absorb(first.take_fresh(10))
-    judge.absorb(second.take_fresh(10))
+    judge.merge(first.take_fresh(10))
+    judge.merge(second.take_fresh(10))
 
     assert (judge.view("score").tolist(), judge.view("pushes").tolist()) == ([0.9], [2])
 
@@ -133,45 +133,49 @@ def test_cohorts_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -
     for name in "abc":
         heard.observe(HealthReport(node_id=name, cluster_id="c", score=0.5, job_id=f"job-{name}"), 1.0)
 
-    judge.absorb(heard.take_fresh(10))
+    judge.merge(heard.take_fresh(10))
 
     assert (len(judge), len(judge.cohorts), judge.losses.cohorts_over_limit) == (2, 2, 1)
 
 
-def messages(data: list[bytes]) -> list[tuple[Kind, bytes]]:
-    async def all_of() -> list[tuple[Kind, bytes]]:
+def messages(data: list[bytes]) -> list[tuple[MessageKind, bytes]]:
+    async def all_of() -> list[tuple[MessageKind, bytes]]:
         reader = asyncio.StreamReader()
         reader.feed_data(b"".join(data))
-        return [await read(reader) for _ in data]
+        return [await read_message(reader) for _ in data]
 
     return asyncio.run(all_of())
 
 
 @given(st.integers(0, 2500), st.floats(0, 1e9))
-def test_a_board_says_the_same_on_the_other_side(others: int, as_of: float) -> None:
-    told = {("c", f"n{number}"): "straggler; kind=slow" if number % 2 else "" for number in range(others)}
-    board = Board(BY, {("c", "j", "H100"): 0.75, ("c", "", ""): 0.5}, str(VerdictState.HEALTHY), told, as_of)
-    reader, found = BoardReader(), None
+def test_a_board_says_the_same_on_the_other_side(overrides: int, as_of: float) -> None:
+    node_verdicts = {("c", f"n{number}"): "straggler; kind=slow" if number % 2 else "" for number in range(overrides)}
+    verdict_cache = VerdictCache(
+        BY, {("c", "j", "H100"): 0.75, ("c", "", ""): 0.5}, str(VerdictState.HEALTHY), node_verdicts, as_of
+    )
+    reader, found = VerdictCacheDecoder(), None
 
-    for kind, body in messages(list(encode_board(board))):
-        if kind is Kind.TOLD:
-            reader.told(body)
+    for kind, body in messages(list(encode_verdict_cache(verdict_cache))):
+        if kind is MessageKind.NODE_VERDICTS:
+            reader.add_overrides(body)
         else:
-            found = reader.board(body)
+            found = reader.verdict_cache(body)
 
-    assert found == board
+    assert found == verdict_cache
 
 
 def test_a_node_that_came_after_the_judgement_is_told_nothing() -> None:
-    board = Board((), {}, "healthy", {("c", "bad"): "straggler; kind=slow", ("c", "unjudged"): ""}, as_of=10.0)
+    verdict_cache = VerdictCache(
+        (), {}, "healthy", {("c", "bad"): "straggler; kind=slow", ("c", "unjudged"): ""}, as_of=10.0
+    )
 
-    def told(node: str, entered: float) -> bytes:
-        return board.answer(HealthReport(node_id=node, cluster_id="c"), entered).http_headers
+    def line(node: str, first_seen: float) -> bytes:
+        return verdict_cache.answer(HealthReport(node_id=node, cluster_id="c"), first_seen).http_headers
 
-    assert told("any", 9.0) == f"{headers.VERDICT}: healthy\r\n".encode()
-    assert told("any", 11.0) == b""
-    assert told("unjudged", 9.0) == b""
-    assert b"straggler" in told("bad", 9.0)
+    assert line("any", 9.0) == f"{headers.VERDICT}: healthy\r\n".encode()
+    assert line("any", 11.0) == b""
+    assert line("unjudged", 9.0) == b""
+    assert b"straggler" in line("bad", 9.0)
 
 
 @pytest.mark.parametrize("signal", list(Signal))
@@ -273,10 +277,10 @@ def test_a_port_that_is_taken_is_an_error_in_words(tmp_path: Path) -> None:
             assert f"cannot listen on 127.0.0.1:{port}" in running.words()
 
 
-def pool() -> Pool:
+def pool() -> ReceiverPool:
     protocols = {"http": {"endpoint": FREE}, "grpc": {"endpoint": FREE}}
     config = FleetConfig.model_validate({"receivers": {"otlp": {"processes": 2, "protocols": protocols}}})
-    return Pool(config, ScoreTable(LIMITS, BY), 0.0, lambda push, now: None)
+    return ReceiverPool(config, ScoreTable(LIMITS, BY), 0.0, lambda push, now: None)
 
 
 def children() -> set[int]:

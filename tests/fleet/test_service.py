@@ -99,8 +99,8 @@ def test_the_slow_node_is_named_with_its_reason(service: Running) -> None:
     wait_until(lambda: round_of(0.9) == VerdictState.HEALTHY, "everybody to be known")
 
     def named() -> list[dict[str, Any]]:
-        told = round_of(0.3)
-        assert "straggler" not in told or "kind=collapse" in told or "kind=slow" in told
+        node_verdicts = round_of(0.3)
+        assert "straggler" not in node_verdicts or "kind=collapse" in node_verdicts or "kind=slow" in node_verdicts
         found = web.get(service.url("threshold", f"{routes.FLEET_STRAGGLERS}?cluster_id=slow")).json()
         return list(found["stragglers"])
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from ingero_contract import attributes, routes
-from ingero_fleet.taints import board as boards
-from ingero_fleet.taints.board import LONGEST, REMEMBERED, UNDATED, TaintBoard
+from ingero_fleet.taints import tracker as trackers
 from ingero_fleet.taints.records import MAX_BYTES, NEEDLE
+from ingero_fleet.taints.tracker import DEFAULT_TAINT_SECONDS, MAX_TAINT_SECONDS, REMOVAL_MEMORY_SECONDS, TaintTracker
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_receiver import Push
@@ -29,7 +29,7 @@ NOW = 1_700_000_000.0
 JSON = {"content-type": "application/json"}
 
 
-def told(
+def record(
     verb: Verb, node: str = "gpu-7", *, now: float = NOW, expires: float | None = None, effect: str = "NoSchedule"
 ) -> dict[str, Any]:
     """The operator's own record."""
@@ -42,77 +42,89 @@ def told(
     return log_request(step, cluster="prod", owner="u", verdict="0badcafe", message=words, identity="i", now=now)
 
 
-def take(board: TaintBoard, *requests: dict[str, Any], now: float = NOW, encoding: Encoding = "json") -> TaintBoard:
+def take(
+    tracker: TaintTracker, *requests: dict[str, Any], now: float = NOW, encoding: Encoding = "json"
+) -> TaintTracker:
     for request in requests:
         message = ParseDict(request, ExportLogsServiceRequest()).SerializeToString()
-        board.take(Push(Signal.LOGS, encoding, json.dumps(request).encode() if encoding == "json" else message), now)
-    return board
+        tracker.take(
+            Push(Signal.LOGS, encoding, json.dumps(request).encode() if encoding == "json" else message), now
+        )
+    return tracker
 
 
 @pytest.mark.parametrize("encoding", ["json", "protobuf"])
 def test_a_mark_stands_from_its_record_to_its_removal(encoding: Encoding) -> None:
-    board = take(TaintBoard(), told("add"), encoding=encoding)
+    tracker = take(TaintTracker(), record("add"), encoding=encoding)
 
-    assert board.marks(NOW) == [
+    assert tracker.taints(NOW) == [
         {
             "cluster_id": "prod", "node_id": "gpu-7", "effect": "NoSchedule", "verdict": "0badcafe",
             "reason": "Confirmed", "words": "Node gpu-7 was marked", "since": "2023-11-14T22:12:20.000Z",
             "expires": "2023-11-14T23:13:20.000Z",
         }
     ]  # fmt: skip
-    assert board.mark(("prod", "gpu-7"), NOW) == board.marks(NOW, "prod")[0]
-    assert board.marks(NOW, "other") == []
-    take(board, told("lower", now=NOW + 1, effect=""), encoding=encoding)
-    assert board.marks(NOW)[0]["effect"] is None
-    take(board, told("remove", now=NOW + 2), encoding=encoding)
-    assert (board.marks(NOW), board.mark(("prod", "gpu-7"), NOW)) == ([], None)
-    assert board.outcomes == {"add": 1, "lower": 1, "remove": 1}
+    assert tracker.taint(("prod", "gpu-7"), NOW) == tracker.taints(NOW, "prod")[0]
+    assert tracker.taints(NOW, "other") == []
+    take(tracker, record("lower", now=NOW + 1, effect=""), encoding=encoding)
+    assert tracker.taints(NOW)[0]["effect"] is None
+    take(tracker, record("remove", now=NOW + 2), encoding=encoding)
+    assert (tracker.taints(NOW), tracker.taint(("prod", "gpu-7"), NOW)) == ([], None)
+    assert tracker.outcomes == {"add": 1, "lower": 1, "remove": 1}
 
 
 def test_a_mark_ends_by_itself_unless_it_is_renewed() -> None:
-    board = take(TaintBoard(), told("add", expires=NOW + 100), told("add", "gpu-8", expires=NOW + 100))
-    take(board, told("renew", now=NOW + 50, expires=NOW + 200), now=NOW + 50)
+    tracker = take(TaintTracker(), record("add", expires=NOW + 100), record("add", "gpu-8", expires=NOW + 100))
+    take(tracker, record("renew", now=NOW + 50, expires=NOW + 200), now=NOW + 50)
 
-    assert [item["node_id"] for item in board.marks(NOW + 150)] == ["gpu-7"]
-    assert board.marks(NOW + 250) == []
-    assert board.outcomes["expired"] == 2
+    assert [item["node_id"] for item in tracker.taints(NOW + 150)] == ["gpu-7"]
+    assert tracker.taints(NOW + 250) == []
+    assert tracker.outcomes["expired"] == 2
 
 
 def test_no_mark_is_believed_for_ever() -> None:
-    without_end = told("add", "gpu-8")
+    without_end = record("add", "gpu-8")
     pairs = without_end["resourceLogs"][0]["scopeLogs"][0]["logRecords"][0]["attributes"]
     pairs[:] = [pair for pair in pairs if pair["key"] != attributes.TAINT_EVIDENCE]
-    board = take(TaintBoard(), told("add", expires=NOW + 1e8), without_end)
+    tracker = take(TaintTracker(), record("add", expires=NOW + 1e8), without_end)
 
-    assert len(board.marks(NOW + UNDATED - 1)) == 2
-    assert [item["node_id"] for item in board.marks(NOW + UNDATED + 1)] == ["gpu-7"]
-    assert board.marks(NOW + LONGEST + 1) == []
+    assert len(tracker.taints(NOW + DEFAULT_TAINT_SECONDS - 1)) == 2
+    assert [item["node_id"] for item in tracker.taints(NOW + DEFAULT_TAINT_SECONDS + 1)] == ["gpu-7"]
+    assert tracker.taints(NOW + MAX_TAINT_SECONDS + 1) == []
 
 
 def test_a_record_that_comes_late_brings_no_mark_back() -> None:
-    board = take(TaintBoard(), told("add"), told("remove", now=NOW + 60), told("raise", now=NOW + 30), now=NOW + 61)
+    tracker = take(
+        TaintTracker(), record("add"), record("remove", now=NOW + 60), record("raise", now=NOW + 30), now=NOW + 61
+    )
 
-    assert board.marks(NOW + 62) == []
-    assert board.outcomes["late"] == 1
-    take(board, told("add", now=NOW + 70), now=NOW + 70)
-    assert len(board.marks(NOW + 70)) == 1
+    assert tracker.taints(NOW + 62) == []
+    assert tracker.outcomes["late"] == 1
+    take(tracker, record("add", now=NOW + 70), now=NOW + 70)
+    assert len(tracker.taints(NOW + 70)) == 1
 
 
 def test_a_record_from_the_future_shuts_out_no_other() -> None:
-    board = take(TaintBoard(), told("add", now=NOW + 1e6), told("add", "gpu-8", expires=NOW - 5), told("add"))
+    tracker = take(
+        TaintTracker(), record("add", now=NOW + 1e6), record("add", "gpu-8", expires=NOW - 5), record("add")
+    )
 
-    assert [item["node_id"] for item in board.marks(NOW)] == ["gpu-7"]
-    assert (board.outcomes["ahead"], board.outcomes["expired"]) == (1, 1)
+    assert [item["node_id"] for item in tracker.taints(NOW)] == ["gpu-7"]
+    assert (tracker.outcomes["ahead"], tracker.outcomes["expired"]) == (1, 1)
 
 
 def test_marks_beyond_the_limit_are_counted_and_removals_make_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(boards, "MAX_MARKS", 3)
-    board = take(TaintBoard(), *(told("add", f"gpu-{number}") for number in range(5)))
-    assert (len(board.marks(NOW)), board.outcomes["over_limit"]) == (3, 2)
-    take(board, told("remove", "gpu-0", now=NOW + 1))
-    take(board, told("add", "gpu-4"), now=NOW + REMEMBERED + 1)
+    monkeypatch.setattr(trackers, "MAX_TAINTS", 3)
+    tracker = take(TaintTracker(), *(record("add", f"gpu-{number}") for number in range(5)))
+    assert (len(tracker.taints(NOW)), tracker.outcomes["over_limit"]) == (3, 2)
+    take(tracker, record("remove", "gpu-0", now=NOW + 1))
+    take(tracker, record("add", "gpu-4"), now=NOW + REMOVAL_MEMORY_SECONDS + 1)
 
-    assert {item["node_id"] for item in board.marks(NOW + REMEMBERED + 1)} == {"gpu-1", "gpu-2", "gpu-4"}
+    assert {item["node_id"] for item in tracker.taints(NOW + REMOVAL_MEMORY_SECONDS + 1)} == {
+        "gpu-1",
+        "gpu-2",
+        "gpu-4",
+    }
 
 
 @pytest.mark.parametrize(
@@ -132,32 +144,32 @@ def test_marks_beyond_the_limit_are_counted_and_removals_make_room(monkeypatch: 
 def test_what_is_no_mark_is_counted_with_its_reason_and_nothing_else_is_lost(
     change: dict[str, str], reason: str
 ) -> None:
-    request = told("add")
+    request = record("add")
     block = request["resourceLogs"][0]
     for pair in [*block["resource"]["attributes"], *block["scopeLogs"][0]["logRecords"][0]["attributes"]]:
         if pair["key"] in change:
             pair["value"]["stringValue"] = change[pair["key"]]
-    request["resourceLogs"].append(told("add", "gpu-8")["resourceLogs"][0])
-    board = take(TaintBoard(), request)
+    request["resourceLogs"].append(record("add", "gpu-8")["resourceLogs"][0])
+    tracker = take(TaintTracker(), request)
 
-    assert [item["node_id"] for item in board.marks(NOW)] == ["gpu-8"]
-    assert [(reason in text, count) for text, count in board.refused.items()] == [(True, 1)]
+    assert [item["node_id"] for item in tracker.taints(NOW)] == ["gpu-8"]
+    assert [(reason in text, count) for text, count in tracker.refused.items()] == [(True, 1)]
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=300), st.sampled_from(["protobuf", "json"]))
 def test_rubbish_never_fails(body: bytes, encoding: Encoding) -> None:
-    board = TaintBoard()
-    board.take(Push(Signal.LOGS, encoding, body + NEEDLE), NOW)
+    tracker = TaintTracker()
+    tracker.take(Push(Signal.LOGS, encoding, body + NEEDLE), NOW)
 
-    assert board.marks(NOW) == []
+    assert tracker.taints(NOW) == []
 
 
 def test_a_push_that_is_too_large_is_not_read() -> None:
-    board = TaintBoard()
-    board.take(Push(Signal.LOGS, "json", NEEDLE * MAX_BYTES), NOW)
+    tracker = TaintTracker()
+    tracker.take(Push(Signal.LOGS, "json", NEEDLE * MAX_BYTES), NOW)
 
-    assert board.refused == {"the push is too large for marks": 1}
+    assert tracker.refused == {"the push is too large for marks": 1}
 
 
 def send(service: Running, request: dict[str, Any]) -> None:
@@ -175,7 +187,7 @@ def test_a_running_fleet_says_of_a_node_that_it_is_marked(tmp_path: Path, proces
                 service.url("otlp/http", routes.OTLP_METRICS), content=content,
                 headers={"content-type": "application/x-protobuf"},
             )  # fmt: skip
-        send(service, told("add", "gpu-1", now=time.time(), expires=time.time() + 600))
+        send(service, record("add", "gpu-1", now=time.time(), expires=time.time() + 600))
 
         def why(node: str) -> Any:
             got = web.get(service.url("diagnostics", f"{routes.FLEET_WHY}?node_id={node}"))

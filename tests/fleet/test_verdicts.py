@@ -16,17 +16,17 @@ from prometheus_client import CollectorRegistry
 from ingero_contract import attributes, headers, metrics, routes
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import parse_verdict
-from ingero_fleet import edges, statistics
+from ingero_fleet import threshold_rule, verdict_records
+from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
 from ingero_fleet.engine import Engine
-from ingero_fleet.judging import Judging, parameters_of
-from ingero_fleet.pages import FindingsPage, VitalsPage
-from ingero_fleet.picture import Picture
+from ingero_fleet.live_detector import LiveDetector, parameters_of
 from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.replay.history import History
 from ingero_fleet.replay.judge import Rule, replay
-from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import CohortConfig, DetectorConfig, IngeroConfig, QuorumConfig
-from ingero_fleet.statistics import Frame
+from ingero_fleet.threshold_rule import ScoreSnapshot
+from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_testing.processes import BIN, Running, fleet, wait_until
@@ -49,16 +49,18 @@ def push(service: Running, node: str, score: float, last: str = "", rate: float 
     return answer.headers.get(headers.VERDICT, "")
 
 
-def rounds(service: Running, told: dict[str, str], **scores: float) -> dict[str, str]:
+def rounds(service: Running, node_verdicts: dict[str, str], **score_table: float) -> dict[str, str]:
     """One push of every node, which echoes what it was told last."""
     for node in NODES:
-        told[node] = push(service, node, scores.get(node, 0.9), told.get(node, "")) or told.get(node, "")
-    return told
+        node_verdicts[node] = push(
+            service, node, score_table.get(node, 0.9), node_verdicts.get(node, "")
+        ) or node_verdicts.get(node, "")
+    return node_verdicts
 
 
-def drive(service: Running, told: dict[str, str], until: Any, what: str, **scores: float) -> None:
+def drive(service: Running, node_verdicts: dict[str, str], until: Any, what: str, **score_table: float) -> None:
     """Push rounds until something is so."""
-    wait_until(lambda: bool(until(rounds(service, told, **scores))), what)
+    wait_until(lambda: bool(until(rounds(service, node_verdicts, **score_table))), what)
 
 
 def stragglers(service: Running) -> list[str]:
@@ -68,14 +70,14 @@ def stragglers(service: Running) -> list[str]:
 
 def test_nodes_are_told_their_verdict_and_its_evidence_can_be_asked_for(tmp_path: Path) -> None:
     with fleet(tmp_path) as service:
-        told: dict[str, str] = {}
-        drive(service, told, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
-        drive(service, told, lambda now: now["b"].startswith("straggler"), "a verdict", b=0.5)
+        node_verdicts: dict[str, str] = {}
+        drive(service, node_verdicts, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
+        drive(service, node_verdicts, lambda now: now["b"].startswith("straggler"), "a verdict", b=0.5)
 
-        line = parse_verdict(told["b"])
+        line = parse_verdict(node_verdicts["b"])
         assert line is not None
         assert line.severity == pytest.approx(0.44, abs=0.02)
-        assert {told[node] for node in "ade"} == {"healthy"}
+        assert {node_verdicts[node] for node in "ade"} == {"healthy"}
         nodes = web.get(service.url("threshold", routes.FLEET_VERDICTS)).json()["nodes"]
         verdict = next(node["verdict"] for node in nodes if node["node_id"] == "b")
         assert verdict["axis"] == "own_history"
@@ -85,31 +87,34 @@ def test_nodes_are_told_their_verdict_and_its_evidence_can_be_asked_for(tmp_path
         assert 'ingero_fleet_accused_nodes{cluster_id="c",kind="slow"} 1.0' in page
         assert "ingero_fleet_accusations_total 1.0" in page
 
-        drive(service, told, lambda now: now["b"] == "healthy", "its recovery")
+        drive(service, node_verdicts, lambda now: now["b"] == "healthy", "its recovery")
         assert stragglers(service) == []
 
 
 def test_slowing_all_nodes_accuses_nobody(tmp_path: Path) -> None:
     with fleet(tmp_path) as service:
-        told: dict[str, str] = {}
-        drive(service, told, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
+        node_verdicts: dict[str, str] = {}
+        drive(service, node_verdicts, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
 
         def settled(now: dict[str, str]) -> bool:
             assert not any("straggler" in line for line in now.values())
             return "ingero_fleet_job_slow{" in web.get(service.url("prometheus", "/metrics")).text
 
-        drive(service, told, settled, "the job to be called slow", a=0.5, b=0.5, d=0.5, e=0.5)
+        drive(service, node_verdicts, settled, "the job to be called slow", a=0.5, b=0.5, d=0.5, e=0.5)
         assert stragglers(service) == []
 
 
 def test_scores_that_fall_everywhere_do_not_stop_what_rates_prove(tmp_path: Path) -> None:
     with fleet(tmp_path) as service:
-        told: dict[str, str] = {}
-        drive(service, told, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
+        node_verdicts: dict[str, str] = {}
+        drive(service, node_verdicts, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
 
         def seen() -> bool:
             for node in NODES:
-                told[node] = push(service, node, 0.3, told[node], 45.0 if node == "b" else 90.0) or told[node]
+                node_verdicts[node] = (
+                    push(service, node, 0.3, node_verdicts[node], 45.0 if node == "b" else 90.0)
+                    or node_verdicts[node]
+                )
             page = web.get(service.url("prometheus", "/metrics")).text
             return stragglers(service) == ["b"] and 'ingero_fleet_panic_mode{cluster_id="c"} 1.0' in page
 
@@ -123,35 +128,37 @@ def test_a_kill_in_the_middle_of_an_episode_forgets_no_straggler_and_clears_none
 ) -> None:
     detector = {"snapshot": str(tmp_path / "state.npz"), "snapshot_interval": "1s"} if snapshot else {}
     change = {"processors": {"ingero": {"detector": detector}}}
-    told: dict[str, str] = {}
+    node_verdicts: dict[str, str] = {}
     with fleet(tmp_path, change) as service:
-        drive(service, told, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
-        drive(service, told, lambda now: now["b"].startswith("straggler"), "a verdict", b=0.5)
+        drive(service, node_verdicts, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
+        drive(service, node_verdicts, lambda now: now["b"].startswith("straggler"), "a verdict", b=0.5)
         if snapshot:
             (tmp_path / "state.npz").unlink(missing_ok=True)
-            drive(service, told, lambda _: (tmp_path / "state.npz").exists(), "a snapshot", b=0.5)
+            drive(service, node_verdicts, lambda _: (tmp_path / "state.npz").exists(), "a snapshot", b=0.5)
         os.kill(service.process.pid, signal.SIGKILL)
         service.process.wait(10)
     with fleet(tmp_path, change) as service:
-        drive(service, told, lambda _: stragglers(service) == ["b"], "the straggler to be known again", b=0.5)
+        drive(
+            service, node_verdicts, lambda _: stragglers(service) == ["b"], "the straggler to be known again", b=0.5
+        )
         states: set[str] = set()
 
         def learnt(now: dict[str, str]) -> bool:
             states.add(now["b"].split(";")[0])
             return now["a"] == "healthy"
 
-        drive(service, told, learnt, "the others to be known", b=0.5)
+        drive(service, node_verdicts, learnt, "the others to be known", b=0.5)
         assert states == {"straggler"}
-        drive(service, told, lambda now: now["b"] == "healthy", "its recovery", b=0.9)
+        drive(service, node_verdicts, lambda now: now["b"] == "healthy", "its recovery", b=0.9)
         assert stragglers(service) == []
 
 
 def test_edges_of_verdicts_go_onward_as_log_records(tmp_path: Path) -> None:
     with fleet(tmp_path / "next", {"service": {"pipelines": {"logs": {"exporters": ["otlphttp"]}}},
                                    "exporters": {"otlphttp": {"endpoint": "127.0.0.1:9"}}}) as service:  # fmt: skip
-        told: dict[str, str] = {}
-        drive(service, told, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
-        drive(service, told, lambda now: now["b"].startswith("straggler"), "a verdict", b=0.5)
+        node_verdicts: dict[str, str] = {}
+        drive(service, node_verdicts, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
+        drive(service, node_verdicts, lambda now: now["b"].startswith("straggler"), "a verdict", b=0.5)
 
         wait_until(
             lambda: (
@@ -167,11 +174,11 @@ CONFIG = IngeroConfig(
 )
 
 
-def judged(folder: Path, ticks: int = 120) -> tuple[Judging, list[Any]]:
+def judged(folder: Path, ticks: int = 120) -> tuple[LiveDetector, list[Any]]:
     """Fleet's own path from reports to edges, with a recording; some nodes come late, fall silent, rest, or move."""
     config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10, record=folder / "record.csv")})
     table = ScoreTable(Limits(nodes=100, clusters=10, ttl_seconds=50), config.cohort.by)
-    judging, rng, found = Judging(config), np.random.default_rng(5), []
+    detector, rng, found = LiveDetector(config), np.random.default_rng(5), []
     for tick in range(ticks):
         now = 1_700_000_000.0 + 10 * tick + rng.uniform(-2, 2)
         for number in range(9):
@@ -186,62 +193,62 @@ def judged(folder: Path, ticks: int = 120) -> tuple[Judging, list[Any]]:
             )  # fmt: skip
             assert table.observe(report, now) is None
         table.expire(now)
-        findings = judging.judge(Frame.take(table, now), {})
+        findings = detector.judge(ScoreSnapshot.take(table, now), {})
         found += findings.edges
-    judging.close()
-    return judging, found
+    detector.close()
+    return detector, found
 
 
 def test_pushes_that_come_slower_than_ticks_are_judged_by_the_round(tmp_path: Path) -> None:
     """Every node pushes once in five ticks, each at its own time."""
     config = CONFIG.model_copy(update={"push_interval": 1.0, "detector": DetectorConfig(warmup_ticks=8)})
-    table, judging, found = ScoreTable(Limits(100, 10, 1e9), config.cohort.by), Judging(config), []
+    table, detector, found = ScoreTable(Limits(100, 10, 1e9), config.cohort.by), LiveDetector(config), []
     for tick in range(200):
         for number in range(10):
             if tick % 5 == number % 5:
                 slow = number == 7 and tick >= 120
                 assert table.observe(HealthReport(node_id=f"n{number}", cluster_id="c", score=0.3 if slow else 0.9),
                                      float(tick)) is None  # fmt: skip
-        found += [(tick, edge) for edge in judging.judge(Frame.take(table, float(tick)), {}).edges]
+        found += [(tick, edge) for edge in detector.judge(ScoreSnapshot.take(table, float(tick)), {}).edges]
 
     ((tick, edge),) = found
     assert (edge.what, edge.verdict.node) == ("accused", "n7")
     assert tick <= 120 + 3 * 5
 
 
-def early(folder: Path) -> tuple[Judging, list[Any], list[float]]:
+def early(folder: Path) -> tuple[LiveDetector, list[Any], list[float]]:
     """Nine nodes that push once a tick; between two ticks the work of one collapses, and it says so at once."""
     config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10, record=folder / "record.csv")})
-    table, judging, rng = (
+    table, detector, rng = (
         ScoreTable(Limits(100, 10, 1e9), config.cohort.by),
-        Judging(config),
+        LiveDetector(config),
         np.random.default_rng(5),
     )
-    found, looks, now = [], [], 1_700_000_000.0
+    found, polls, now = [], [], 1_700_000_000.0
 
     def report(number: int, rate: float) -> None:
-        said = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate, gpu_model="H100")
-        assert table.observe(said, now) is None
+        last_verdicts = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate, gpu_model="H100")
+        assert table.observe(last_verdicts, now) is None
 
     for tick in range(60):
         for number in range(9):
             report(number, 100 * float(np.exp(0.03 * rng.normal())) * (0.0 if number == 4 and tick >= 40 else 1))
-        found += judging.judge(Frame.take(table, now), {}).edges
+        found += detector.judge(ScoreSnapshot.take(table, now), {}).edges
         if tick == 39:
             now += 4.0
-            assert len(judging.fallen(table)) == 0
+            assert len(detector.fallen(table)) == 0
             report(4, 40.0)
             report(5, 99.0)
-            rows = judging.fallen(table)
+            rows = detector.fallen(table)
             assert [table.names[row][1] for row in rows.tolist()] == ["n4"]
-            judging.look_early(Frame.take(table, now, rows), rows)
+            detector.judge_early(ScoreSnapshot.take(table, now, rows), rows)
             assert [table.names[row][1] for row in np.flatnonzero(table.view("fresh")).tolist()] == ["n5"]
             report(4, 30.0)
-            assert len(judging.fallen(table)) == 0, "once between two ticks"
-            looks.append(now)
+            assert len(detector.fallen(table)) == 0, "once between two ticks"
+            polls.append(now)
         now += 10.0
-    judging.close()
-    return judging, found, looks
+    detector.close()
+    return detector, found, polls
 
 
 def test_a_collapse_between_ticks_is_confirmed_by_the_next_one(tmp_path: Path) -> None:
@@ -258,8 +265,8 @@ def test_an_early_look_sees_what_other_processes_heard() -> None:
     engine = Engine(config, lambda: now[0])
 
     def report(number: int, rate: float) -> None:
-        said = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate)
-        assert engine.table.observe(said, now[0]) is None
+        last_verdicts = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate)
+        assert engine.table.observe(last_verdicts, now[0]) is None
 
     async def heard() -> None:
         report(4, 60.0)
@@ -270,68 +277,70 @@ def test_an_early_look_sees_what_other_processes_heard() -> None:
                 report(number, 100.0 + (number + tick) % 3)
             await engine.tick()
             now[0] += config.push_interval
-        before = await engine.look()
-        engine.bring_in = heard
-        return [before, await engine.look()]
+        before = await engine.early_poll()
+        engine.collect_reports = heard
+        return [before, await engine.early_poll()]
 
     assert asyncio.run(run()) == [False, True]
-    assert engine.early_looks == 1
+    assert engine.early_polls == 1
     engine.close()
 
 
 def test_a_recording_with_early_looks_replays_to_the_same_bytes(tmp_path: Path) -> None:
-    judging, live, _ = early(tmp_path)
+    detector, live, _ = early(tmp_path)
 
-    done = replay(History([str(tmp_path / "record.csv")], 10.0), Rule.INGERO, judging.detector.parameters)
+    done = replay(History([str(tmp_path / "record.csv")], 10.0), Rule.INGERO, detector.detector.parameters)
 
-    assert done.summary()["digest"] == judging.detector.view().digest
+    assert done.summary()["digest"] == detector.detector.view().digest
     assert [edge.verdict.encode() for edge in live] == [episode.first.encode() for episode in done.episodes]
 
 
 def test_nodes_without_room_in_the_detector_are_counted_on_the_page() -> None:
     config = CONFIG.model_copy(update={"max_nodes": 3})
-    table, judging = ScoreTable(Limits(100, 10, 1e9), config.cohort.by), Judging(config)
+    table, detector = ScoreTable(Limits(100, 10, 1e9), config.cohort.by), LiveDetector(config)
     for name in "abcde":
         assert table.observe(HealthReport(node_id=name, cluster_id="c", score=0.9), 0.0) is None
-    frame = Frame.take(table, 0.0)
+    scores = ScoreSnapshot.take(table, 0.0)
 
-    findings = judging.judge(frame, {})
+    findings = detector.judge(scores, {})
 
-    picture = Picture(frame, statistics.compute(frame, statistics.Memory(), config), findings, config.push_interval)
+    snapshot = TickSnapshot(
+        scores, threshold_rule.compute(scores, threshold_rule.RuleState(), config), findings, config.push_interval
+    )
     registry = CollectorRegistry()
-    registry.register(FindingsPage(lambda: picture, config.cohort.by))
+    registry.register(FindingsCollector(lambda: snapshot, config.cohort.by))
     assert registry.get_sample_value("ingero_fleet_not_judged_total", {"what": "node"}) == 2
     assert registry.get_sample_value("ingero_fleet_not_judged_total", {"what": "cohort"}) == 0
 
 
 def test_what_fails_after_a_tick_is_counted_on_the_page_and_the_tick_stands() -> None:
     engine = Engine(CONFIG, lambda: 1_700_000_000.0)
-    engine.after_tick.append(lambda picture: 1 / 0)
+    engine.after_tick.append(lambda snapshot: 1 / 0)
 
     asyncio.run(engine.tick())
 
     registry = CollectorRegistry()
-    registry.register(VitalsPage(engine, Traffic))
+    registry.register(RuntimeStatsCollector(engine, Traffic))
     assert registry.get_sample_value("ingero_fleet_failed_followers_total") == 1
     assert registry.get_sample_value("ingero_fleet_ticks_total") == 1
 
 
 def test_a_recording_replays_to_the_same_verdicts_byte_for_byte(tmp_path: Path) -> None:
-    judging, live = judged(tmp_path)
+    detector, live = judged(tmp_path)
     assert {edge.verdict.node for edge in live} >= {"n2", "n6"}
 
-    done = replay(History([str(tmp_path / "record.csv")], 10.0), Rule.INGERO, judging.detector.parameters)
+    done = replay(History([str(tmp_path / "record.csv")], 10.0), Rule.INGERO, detector.detector.parameters)
 
-    assert done.summary()["digest"] == judging.detector.view().digest
+    assert done.summary()["digest"] == detector.detector.view().digest
     accusations = [edge.verdict.encode() for edge in live if edge.what == "accused"]
     assert sorted(accusations) == sorted(episode.first.encode() for episode in done.episodes)
 
 
 def test_the_command_judges_with_fleets_own_settings(tmp_path: Path) -> None:
-    judging, _ = judged(tmp_path)
+    detector, _ = judged(tmp_path)
     config = tmp_path / "fleet.yaml"
     processor = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10)})
-    assert parameters_of(processor) == judging.detector.parameters
+    assert parameters_of(processor) == detector.detector.parameters
     config.write_text(json.dumps({"processors": {"ingero": processor.model_dump(mode="json")}}))
 
     done = subprocess.run(
@@ -339,14 +348,14 @@ def test_the_command_judges_with_fleets_own_settings(tmp_path: Path) -> None:
         capture_output=True, text=True, check=True,
     )  # fmt: skip
 
-    assert json.loads(done.stdout)["summary"]["digest"] == judging.detector.view().digest
+    assert json.loads(done.stdout)["summary"]["digest"] == detector.detector.view().digest
 
 
 def test_an_edge_is_a_log_record_with_everything_that_decided(tmp_path: Path) -> None:
     _, live = judged(tmp_path)
     edge = next(edge for edge in live if edge.verdict.node == "n2")
 
-    body = edges.encode([edge])
+    body = verdict_records.encode([edge])
 
     assert body is not None
     (block,) = ExportLogsServiceRequest.FromString(body).resource_logs
@@ -360,4 +369,4 @@ def test_an_edge_is_a_log_record_with_everything_that_decided(tmp_path: Path) ->
     assert values[attributes.VERDICT_SEVERITY].double_value == pytest.approx(edge.verdict.severity, abs=1e-6)
     assert json.loads(values[attributes.VERDICT_EVIDENCE].string_value)["level"] > 0
     assert values[attributes.VERDICT_DIGEST].string_value == edge.verdict.digest
-    assert edges.encode([]) is None
+    assert verdict_records.encode([]) is None

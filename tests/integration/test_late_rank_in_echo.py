@@ -7,8 +7,8 @@ from typing import Any
 from ingero_agent.health.throttle import Throttle, Throttling
 from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract import echo, routes
-from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.settings import NcclConfig
+from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import Job
@@ -88,7 +88,7 @@ def test_a_fleet_that_stops_takes_back_what_it_can_no_longer_know(tmp_path: Path
 
 def test_echo_knows_a_node_whose_gpu_is_held_back_without_a_rank(tmp_path: Path) -> None:
     told: list[Push] = []
-    desk, job, begun = CollectivesDesk(NcclConfig(), tell=told.append), Job(8), time.time() - 60
+    tracker, job, begun = CollectivesTracker(NcclConfig(), export_logs=told.append), Job(8), time.time() - 60
     hot = Throttling({"GPU-1": frozenset({Throttle.THERMAL})})
     heat = encode_throttling(hot, node_id="node-5", cluster_id="c", provider="", time_unix_nano=1).SerializeToString()
     for tick in range(12):
@@ -96,8 +96,8 @@ def test_echo_knows_a_node_whose_gpu_is_held_back_without_a_rank(tmp_path: Path)
         # Two ranks on one node, so that nobody knows which one uses the GPU.
         bodies = [body.replace(b"node-6", b"node-5") for body in job.pushes(45)]
         for body in bodies if tick < 5 else [*bodies, heat]:
-            desk.take(Push(Signal.METRICS, "protobuf", body), begun + 5 * tick)
-        desk.judge(begun + 5 * tick)
+            tracker.take(Push(Signal.METRICS, "protobuf", body), begun + 5 * tick)
+        tracker.judge(begun + 5 * tick)
     with start_echo(tmp_path / "echo") as store:
         for push in told:
             web.post(store.url("otlp/http", routes.OTLP_LOGS), content=push.body, headers=PROTOBUF)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingero_fleet import statistics
-from ingero_fleet.picture import Picture, node_answer, stragglers_answer
-from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet import threshold_rule
+from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import CohortConfig, IngeroConfig, QuorumConfig
-from ingero_fleet.statistics import Frame
+from ingero_fleet.threshold_rule import ScoreSnapshot
+from ingero_fleet.tick_snapshot import TickSnapshot, node_answer, stragglers_answer
 from ingero_kit.health_report import HealthReport
 from ingero_operator.fleet_poller import MAX_ANSWER, FleetPoller, PollRequest, PollResult
 from ingero_operator.fleet_poller import parse_response as read_answer
@@ -344,9 +344,9 @@ def test_what_a_real_fleet_answers_is_read() -> None:
     scores = ScoreTable(Limits(nodes=10, clusters=1, ttl_seconds=50), CohortConfig().by)
     for name, score in {"a": 0.9, "b": 0.9, "d": 0.9, "e": 0.1}.items():
         assert scores.observe(HealthReport(node_id=name, cluster_id="c", score=score), 0.0) is None
-    frame = Frame.take(scores, 1.0)
+    frame = ScoreSnapshot.take(scores, 1.0)
     config = IngeroConfig(quorum=QuorumConfig(statistical_min=3))
-    picture = Picture(frame, statistics.compute(frame, statistics.Memory(), config))
+    picture = TickSnapshot(frame, threshold_rule.compute(frame, threshold_rule.RuleState(), config))
     stragglers, nodes = stragglers_answer(picture, "c", 10.0), [node_answer(picture, row) for row in range(2)]
 
     found = parse_response(*json.loads(json.dumps([stragglers, nodes])), 1.0, None)

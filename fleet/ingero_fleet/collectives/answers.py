@@ -4,7 +4,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_fleet.collectives.known import Known, verdict_in_words
+from ingero_fleet.collectives.communicators import Communicators, verdict_text
 from ingero_fleet.collectives.points import CommKey
 
 MAX_SERIES: Final = 1_000
@@ -14,31 +14,38 @@ ANSWERED_RANKS: Final = 1_024
 """Ranks of one communicator in an answer, the latest first."""
 
 
-def numbers_by_loss(known: Known, cluster: str | None) -> list[int]:
+def numbers_by_loss(communicators: Communicators, cluster: str | None) -> list[int]:
     """Communicators of one cluster or of all, the most lost first."""
-    numbers = [number for number in known.windows if cluster in (None, known.reader.comms[number].cluster)]
-    numbers.sort(key=lambda number: -(finding.share if (finding := known.windows[number].finding) else -1.0))
+    numbers = [
+        number for number in communicators.windows if cluster in (None, communicators.reader.comms[number].cluster)
+    ]
+    numbers.sort(key=lambda number: -(finding.share if (finding := communicators.windows[number].finding) else -1.0))
     return numbers
 
 
-def largest_lags(known: Known) -> list[tuple[CommKey, int, str, float]]:
+def largest_lags(communicators: Communicators) -> list[tuple[CommKey, int, str, float]]:
     """Communicator, rank, node and lag in milliseconds of those who came latest lately; the largest lags only."""
     found: list[tuple[float, int, int]] = []
-    for number, window in known.windows.items():
+    for number, window in communicators.windows.items():
         if len(window.lag):
             values = np.nan_to_num(window.lag, nan=-np.inf)
             found += [(float(values[rank]), number, rank) for rank in np.argsort(-values)[:8].tolist()]
     found.sort(key=lambda item: -item[0])
     return [
-        (known.reader.comms[number], rank, known.source(known.windows[number], rank).node, value)
+        (
+            communicators.reader.comms[number],
+            rank,
+            communicators.source(communicators.windows[number], rank).node,
+            value,
+        )
         for value, number, rank in found[:MAX_SERIES]
         if np.isfinite(value)
     ]
 
 
-def communicator(known: Known, number: int, now: float) -> dict[str, Any]:
+def communicator(communicators: Communicators, number: int, now: float) -> dict[str, Any]:
     """One communicator with the lag of every rank, milliseconds, `null` where a rank said nothing."""
-    window, key = known.windows[number], known.reader.comms[number]
+    window, key = communicators.windows[number], communicators.reader.comms[number]
     finding = window.finding
     lag = window.lag if len(window.lag) else np.full(window.ranks, np.nan, np.float32)
     order = np.argsort(np.nan_to_num(-lag, nan=np.inf), kind="stable")[:ANSWERED_RANKS]
@@ -48,15 +55,15 @@ def communicator(known: Known, number: int, now: float) -> dict[str, Any]:
         "ranks": key.ranks,
         "judged": window.judged,
         "in_window": len(window.last),
-        "verdict": verdict_in_words(window, now),
+        "verdict": verdict_text(window, now),
         "finding": None if finding is None else {
-            "rank": finding.rank, "node_id": known.source(window, finding.rank).node or None,
-            "share": round(finding.share, 6), "lasts": finding.lasts, "collectives": finding.collectives,
+            "rank": finding.rank, "node_id": communicators.source(window, finding.rank).node or None,
+            "share": round(finding.share, 6), "lasts": finding.last_arrivals, "collectives": finding.collectives,
             "chance": finding.chance,
         },
         "lags": [
             {
-                "rank": rank, "node_id": (source := known.source(window, rank)).node or None,
+                "rank": rank, "node_id": (source := communicators.source(window, rank)).node or None,
                 "pod": source.pod or None,
                 "lag_ms": round(float(lag[rank]), 6) if lag[rank] == lag[rank] else None,
             }

@@ -17,7 +17,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-MATERIAL: Final = (0.4, 0.7, 1.0)
+LOSS_SHARES: Final = (0.4, 0.7, 1.0)
 """Shares of all loss that the collectives which count may hold; all are tried, and chance is corrected for that."""
 
 
@@ -38,15 +38,15 @@ class AttributionConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class LateRankFinding:
     """The rank that was last the most. `share` is the part of the window's time that was lost to it alone.
 
-    `lasts` of `collectives` that counted; `chance` is how likely as many are for any rank if all are alike. `why_not`
-    is empty when the rank is accused.
+    It arrived last in `last_arrivals` of the `collectives` that counted. `chance` is the probability of so many for
+    any rank if all are alike. `why_not` is empty when the rank is accused.
     """
 
     rank: int
-    lasts: int
+    last_arrivals: int
     collectives: int
     chance: float
     share: float
@@ -65,15 +65,15 @@ def find_late_rank(
     elapsed_ms: float,
     ranks: int,
     config: AttributionConfig,
-) -> Finding | None:
+) -> LateRankFinding | None:
     """Judge a window: who came last in each collective and what was lost to it, milliseconds; `None` when empty."""
     if not len(last) or ranks < 2:
         return None
     order = np.argsort(-lost, kind="stable")
-    held = np.cumsum(lost[order])
+    waiting = np.cumsum(lost[order])
     sizes = {
-        min(len(order), max(config.fewest, int(np.searchsorted(held, level * float(held[-1]))) + 1))
-        for level in MATERIAL
+        min(len(order), max(config.fewest, int(np.searchsorted(waiting, level * float(waiting[-1]))) + 1))
+        for level in LOSS_SHARES
     }
     found = [_judge(order[:size], last, lost, elapsed_ms, ranks) for size in sorted(sizes)]
     best = min(found, key=lambda item: (item.chance, -item.lost_ms))
@@ -81,7 +81,7 @@ def find_late_rank(
     if best.collectives < config.fewest:
         why_not = f"only {best.collectives} collectives were seen, {config.fewest} are needed"
     elif best.chance > config.error:
-        why_not = f"last in {best.lasts} of {best.collectives}, which chance explains"
+        why_not = f"last in {best.last_arrivals} of {best.collectives}, which chance explains"
     elif best.share < config.share:
         why_not = f"only {100 * best.share:.2f} % of the time was lost to it"
     return replace(best, why_not=why_not)
@@ -93,18 +93,18 @@ def _judge(
     lost: npt.NDArray[np.float64],
     elapsed_ms: float,
     ranks: int,
-) -> Finding:
+) -> LateRankFinding:
     """The rank to which the most was lost in the collectives that count."""
-    lasts = np.bincount(last[counted], minlength=ranks)
+    last_arrivals = np.bincount(last[counted], minlength=ranks)
     losses = np.bincount(last[counted], weights=lost[counted], minlength=ranks)
     rank = int(np.argmax(losses))
-    tail = binomial_tail(len(counted), 1.0 / ranks, int(lasts[rank]))
+    tail = binomial_tail(len(counted), 1.0 / ranks, int(last_arrivals[rank]))
     share = float(losses[rank]) / elapsed_ms if elapsed_ms > 0 else 0.0
-    return Finding(
+    return LateRankFinding(
         rank=rank,
-        lasts=int(lasts[rank]),
+        last_arrivals=int(last_arrivals[rank]),
         collectives=len(counted),
-        chance=min(1.0, len(MATERIAL) * ranks * tail),
+        chance=min(1.0, len(LOSS_SHARES) * ranks * tail),
         share=min(share, 1.0),
         lost_ms=float(losses[rank]),
     )

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 
 @dataclass
-class Batch:
+class PointBatch:
     """Points by column: places of communicator, operation and source in their lists, then what was measured.
 
     `value` is milliseconds, `time` seconds since the epoch on the sender's clock.
@@ -30,7 +30,7 @@ class Batch:
 
 
 Columns = dict[str, npt.NDArray[Any]]
-"""Points by column, as in `Batch`."""
+"""Points by column, as in `PointBatch`."""
 
 COLUMN_TYPES: Final = {
     "comm": np.int32, "op": np.int32, "rank": np.int32, "seq": np.int64, "source": np.int32, "kind": np.int8,
@@ -38,6 +38,6 @@ COLUMN_TYPES: Final = {
 }  # fmt: skip
 
 
-def columns_of(batch: Batch) -> Columns:
+def columns_of(batch: PointBatch) -> Columns:
     """A copy of a batch."""
     return {name: np.array(getattr(batch, name), kind) for name, kind in COLUMN_TYPES.items()}

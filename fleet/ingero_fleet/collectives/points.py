@@ -15,8 +15,8 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, metrics
-from ingero_fleet.collectives import gpus
-from ingero_fleet.collectives.batch import Batch
+from ingero_fleet.collectives import gpu_states
+from ingero_fleet.collectives.batch import PointBatch
 from ingero_kit.health_report import check_name
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.report_builder import (
@@ -61,7 +61,7 @@ _MAX_KEPT: Final = 1024
 _MAX_VARINT: Final = 10
 
 
-class Source(NamedTuple):
+class PointSource(NamedTuple):
     """Who sent points; the pod is empty when nobody said it."""
 
     cluster: str
@@ -114,17 +114,17 @@ def _json_value(point: dict[str, Any]) -> float | None:
     return None if json_int_field(point, "flags") & NO_RECORDED_VALUE else json_number(point)
 
 
-class Reader:
+class PointReader:
     """Turns pushes into batches. Knows what it has read before; bounded, and full it starts to learn anew.
 
     Numbers of communicators, operations and sources stay valid until `forget`.
     """
 
-    def __init__(self, max_communicators: int, max_ranks_in_all: int, known_gpus: gpus.Gpus) -> None:
+    def __init__(self, max_communicators: int, max_ranks_in_all: int, known_gpus: gpu_states.GpuStates) -> None:
         self.gpus = known_gpus
         self.comms: list[CommKey] = []
         self.ops: list[str] = []
-        self.sources: list[Source] = []
+        self.sources: list[PointSource] = []
         self.refused: dict[str, int] = {}
         self._max_communicators = max_communicators
         self._max_ranks = max_ranks_in_all
@@ -132,12 +132,12 @@ class Reader:
         self._by_cluster: dict[str, int] = {}
         self._comm_numbers: dict[CommKey, int] = {}
         self._op_numbers: dict[str, int] = {}
-        self._source_numbers: dict[Source, int] = {}
-        self._resources: dict[bytes, Source | str] = {}
+        self._source_numbers: dict[PointSource, int] = {}
+        self._resources: dict[bytes, PointSource | str] = {}
         self._pairs: dict[bytes, tuple[int, Any]] = {}
         self._known: dict[tuple[str, Any, Any, Any], tuple[int, int]] = {}
 
-    def read(self, push: Push, batch: Batch, now: float) -> None:
+    def read(self, push: Push, batch: PointBatch, now: float) -> None:
         """Add the collective points of a push to a batch; what cannot be taken is counted in `refused`."""
         if push.encoding == "json":
             self._json(push, batch, now)
@@ -152,7 +152,7 @@ class Reader:
             for scope in block.scopes:
                 for metric in scope.metrics:
                     kind = KINDS.get(metric.name)
-                    if kind is None and metric.name not in gpus.METRICS:
+                    if kind is None and metric.name not in gpu_states.METRICS:
                         continue
                     points = metric.gauge.points
                     if isinstance(source, str):
@@ -163,9 +163,9 @@ class Reader:
                     else:
                         self._points(points, batch, source, kind, now)
 
-    def _points(self, points: Any, batch: Batch, source: Source, kind: int, now: float) -> None:
+    def _points(self, points: Any, batch: PointBatch, source: PointSource, kind: int, now: float) -> None:
         """Add the points of one metric. This loop is what a collective costs; everything in it is there for speed."""
-        pairs_known, learn, known = self._pairs, self._learn, self._known
+        pairs_known, learn, communicators = self._pairs, self._learn, self._known
         place = self._source_numbers[source]
         for point in points:
             # Operation, communicator, rank, size, number, and whatever else was said.
@@ -174,14 +174,14 @@ class Reader:
                 slot, value = pairs_known.get(raw) or learn(raw)
                 slots[slot] = value
             op, comm, rank, ranks, seq, _ = slots
-            numbers = known.get((source.cluster, comm, op, ranks))
+            numbers = communicators.get((source.cluster, comm, op, ranks))
             if numbers is None:
                 numbers = self._numbers(source, comm, op, ranks)
                 if numbers is None:
                     continue
-                if len(known) >= _REMEMBERED:
-                    known.clear()
-                known[(source.cluster, comm, op, ranks)] = numbers
+                if len(communicators) >= _REMEMBERED:
+                    communicators.clear()
+                communicators[(source.cluster, comm, op, ranks)] = numbers
             value = point.double or point.whole
             if (not value or point.flags) and not is_recorded(point):
                 self._refuse(_NO_VALUE)
@@ -197,7 +197,7 @@ class Reader:
                 batch.time.append(point.time * 1e-9)
                 batch.received.append(now)
 
-    def _gpus(self, points: Any, source: Source, name: str, now: float) -> None:
+    def _gpus(self, points: Any, source: PointSource, name: str, now: float) -> None:
         for point in points:
             if not is_recorded(point):
                 self._refuse(_NO_VALUE)
@@ -205,7 +205,7 @@ class Reader:
             uuid = next((value for raw in point.pairs if (value := _uuid_of(raw))), None)
             self.gpus.note((source.cluster, source.node), name, uuid, point.double or point.whole, now)
 
-    def _json(self, push: Push, batch: Batch, now: float) -> None:
+    def _json(self, push: Push, batch: PointBatch, now: float) -> None:
         try:
             blocks = json_list(orjson.loads(push.body).get("resourceMetrics"))
         except _NOT_OTLP:
@@ -221,10 +221,10 @@ class Reader:
             except _NOT_OTLP:
                 self._refuse("a block is not OTLP")
 
-    def _json_metric(self, metric: dict[str, Any], batch: Batch, source: Source | str, now: float) -> None:
+    def _json_metric(self, metric: dict[str, Any], batch: PointBatch, source: PointSource | str, now: float) -> None:
         name = metric.get("name")
         kind = KINDS.get(name) if isinstance(name, str) else None
-        if kind is None and name not in gpus.METRICS:
+        if kind is None and name not in gpu_states.METRICS:
             return
         points = json_list((metric.get("gauge") or {}).get("dataPoints"))
         if isinstance(source, str):
@@ -248,16 +248,16 @@ class Reader:
     def _json_point(
         self,
         pairs: Iterable[tuple[str, Any]],
-        batch: Batch,
-        source: Source,
+        batch: PointBatch,
+        source: PointSource,
         kind: int,
-        said: tuple[float, float, float],
+        last_verdicts: tuple[float, float, float],
     ) -> None:
         slots: list[Any] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, None]
         for key, plain in pairs:
             slots[_SLOTS.get(key, _OTHER)] = plain
         op, comm, rank, ranks, seq, _ = slots
-        value, time, now = said
+        value, time, now = last_verdicts
         place = self._source_number(source)
         numbers = self._numbers(source, comm, op, ranks)
         if numbers is not None and self._fits(rank, seq, value, ranks):
@@ -283,7 +283,7 @@ class Reader:
             self._refuse("the value is not a duration")
         return False
 
-    def _numbers(self, source: Source, comm: Any, op: Any, ranks: Any) -> tuple[int, int] | None:
+    def _numbers(self, source: PointSource, comm: Any, op: Any, ranks: Any) -> tuple[int, int] | None:
         """Places of communicator and operation; `None`, counted, when there is no such thing or no room for it."""
         if not isinstance(comm, str) or not 0 < len(comm) <= MAX_TEXT or not comm.isprintable():
             self._refuse("nccl.comm_id_hash is missing")
@@ -342,24 +342,24 @@ class Reader:
             self._pairs[raw] = found
         return found
 
-    def _source(self, raw: bytes, cluster: str) -> Source | str:
+    def _source(self, raw: bytes, cluster: str) -> PointSource | str:
         key = raw + b"\0" + cluster.encode()
-        known = self._resources.get(key)
-        if known is None:
+        communicators = self._resources.get(key)
+        if communicators is None:
             try:
                 pairs = {pair.key: pair.value.string_value for pair in Resource.FromString(raw).attributes}
             except DecodeError:
                 pairs = {}
-            known = _find_source(pairs, cluster)
+            communicators = _find_source(pairs, cluster)
             if len(raw) <= _MAX_KEPT * 4:
                 if len(self._resources) >= _REMEMBERED:
                     self._resources.clear()
-                self._resources[key] = known
-        if isinstance(known, Source):
-            self._source_number(known)
-        return known
+                self._resources[key] = communicators
+        if isinstance(communicators, PointSource):
+            self._source_number(communicators)
+        return communicators
 
-    def _source_number(self, source: Source) -> int:
+    def _source_number(self, source: PointSource) -> int:
         number = self._source_numbers.get(source)
         if number is None:
             number = self._source_numbers[source] = len(self.sources)
@@ -394,11 +394,11 @@ def normal_op(op: Any) -> str:
     return "".join(letter for letter in text.removeprefix("nccl") if letter.isalnum())[:24] or "unknown"
 
 
-def _find_source(pairs: dict[str, Any], cluster: str) -> Source | str:
+def _find_source(pairs: dict[str, Any], cluster: str) -> PointSource | str:
     node, own = str(pairs.get(attributes.NODE_ID) or ""), cluster or str(pairs.get(attributes.CLUSTER_ID) or "")
     pod = pairs.get(attributes.POD_NAME)
     for key, name in ((attributes.NODE_ID, node), (attributes.CLUSTER_ID, own)):
         problem = check_name(name)
         if problem:
             return f"the resource attribute {key} {problem}"
-    return Source(own, node, pod if isinstance(pod, str) and check_name(pod) is None else "")
+    return PointSource(own, node, pod if isinstance(pod, str) and check_name(pod) is None else "")

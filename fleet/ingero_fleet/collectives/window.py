@@ -6,24 +6,24 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_fleet.collectives.attribution import AttributionConfig, Finding, find_late_rank
-from ingero_fleet.collectives.victims import HELD_UP
+from ingero_fleet.collectives.attribution import AttributionConfig, LateRankFinding, find_late_rank
+from ingero_fleet.collectives.excuses import MIN_EXCUSED_SHARE
 
-FORGET: Final = 0.7
+BLEND_DECAY: Final = 0.7
 """How much of the mean lag of earlier ticks is kept, so that about three ticks count."""
 
-RECENT: Final = (256, 128, 64, 32)
+WINDOW_SIZES: Final = (256, 128, 64, 32)
 """Latest collectives that are judged apart from the window, the most first."""
 
-PACES: Final = 24
+MAX_PACES: Final = 24
 """Ticks of which the pace is remembered."""
 
-SUSPECT: Final = 0.05
+SUSPECT_SHARE: Final = 0.05
 """Chance below which a rank is likely to be late: not enough to accuse it, enough to excuse who waited for it."""
 
 
 @dataclass
-class Window:
+class CommunicatorWindow:
     """One communicator. `members` is the source of each rank, -1 where nothing is known."""
 
     ranks: int
@@ -39,7 +39,7 @@ class Window:
     blocked_seen: bool = False
     disputed_until: float = 0.0
     judged: int = 0
-    finding: Finding | None = None
+    finding: LateRankFinding | None = None
     suspects: dict[int, float] = field(default_factory=dict)
     """Ranks that are likely to be late, and the share of time lost to each in the part that shows it best."""
     excused: bool = False
@@ -66,7 +66,7 @@ class Window:
         first, last = int(np.argmin(numbers)), int(np.argmax(numbers))
         count, seconds = int(numbers[last] - numbers[first]), float(time[last] - time[first])
         if abs(seconds) > 0 and count > 0:
-            self.paces = np.vstack([self.paces, (now, 1000.0 * abs(seconds) / count)])[-PACES:]
+            self.paces = np.vstack([self.paces, (now, 1000.0 * abs(seconds) / count)])[-MAX_PACES:]
 
     def blend(
         self, lag: npt.NDArray[np.float64], waited: npt.NDArray[np.float64], now: float, age_seconds: float
@@ -77,7 +77,9 @@ class Window:
         excused by waits of the same time, not only by the latest.
         """
         old = self.lag if len(self.lag) else np.full(self.ranks, np.nan, np.float32)
-        mixed = np.where(np.isnan(old), lag, np.where(np.isnan(lag), old, FORGET * old + (1 - FORGET) * lag))
+        mixed = np.where(
+            np.isnan(old), lag, np.where(np.isnan(lag), old, BLEND_DECAY * old + (1 - BLEND_DECAY) * lag)
+        )
         self.lag = mixed.astype(np.float32)
         before = self.waited * 0.5 ** ((now - self.blended) / age_seconds) if len(self.waited) else np.nan
         self.waited = np.fmax(before, waited).astype(np.float32)
@@ -98,21 +100,21 @@ class Window:
         if not len(self.last):
             self.finding = None
             return
-        parts = [len(self.last), *(size for size in RECENT if size < len(self.last))]
+        parts = [len(self.last), *(size for size in WINDOW_SIZES if size < len(self.last))]
         total = sum(parts)
         whole, *recent = (self._judge_latest(size, config, size / total) for size in parts)
         for finding in (whole, *recent):
-            if finding and finding.collectives >= config.fewest and finding.chance <= SUSPECT:
+            if finding and finding.collectives >= config.fewest and finding.chance <= SUSPECT_SHARE:
                 self.suspects[finding.rank] = max(finding.share, self.suspects.get(finding.rank, 0.0))
         accused = [finding for finding in (whole, *recent) if finding and finding.accused]
         agreed = len({finding.rank for finding in accused}) == 1
         self.finding = whole if not accused else accused[0] if agreed else accused[-1]
 
-    def _judge_latest(self, size: int, config: AttributionConfig, part: float) -> Finding | None:
+    def _judge_latest(self, size: int, config: AttributionConfig, part: float) -> LateRankFinding | None:
         """Judge so many collectives, at a part of the error; their `chance` counts that others are looked at too."""
         last, lost = self.last[-size:].astype(np.int64), self.lost[-size:].astype(np.float64)
         elapsed = _elapsed_ms(self.time[-size:])
-        if size < len(self.last) and np.bincount(last, lost).max() < HELD_UP * config.share * elapsed:
+        if size < len(self.last) and np.bincount(last, lost).max() < MIN_EXCUSED_SHARE * config.share * elapsed:
             # Too little was lost to anybody for an accusation or an excuse; most communicators end here.
             return None
         found = find_late_rank(last, lost, elapsed, self.ranks, replace(config, error=config.error * part))

@@ -14,8 +14,8 @@ from ingero_detect.cohorts import CohortKey
 from ingero_detect.column_store import NodeKey
 from ingero_fleet.cost.counterfactual import savings, shares
 from ingero_fleet.cost.pricing import Priced, Prices, price
-from ingero_fleet.picture import Picture
-from ingero_fleet.scores import IDLE, Hardware
+from ingero_fleet.score_table import IDLE, Hardware
+from ingero_fleet.tick_snapshot import TickSnapshot
 
 JOB_PARTS = ("workload_type", "job_id")
 """What of a cohort names the job; stage and GPU model are parts of one."""
@@ -28,7 +28,7 @@ JobKey = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Culprit:
+class StragglerCost:
     """One straggler: what its job spends because of it, in the table's currency an hour.
 
     `share` adds up over culprits to the waiting of their job; `saving` is what curing this one alone would save.
@@ -62,12 +62,12 @@ class Bill:
     """One tick. `missing` counts GPUs by the (provider, model) that has no rate."""
 
     jobs: dict[JobKey, JobBill] = field(default_factory=dict)
-    culprits: list[Culprit] = field(default_factory=list)
+    stragglers: list[StragglerCost] = field(default_factory=list)
     missing: Counter[tuple[str, str]] = field(default_factory=Counter)
 
 
 def make_bill(
-    picture: Picture, hardware: Sequence[Hardware], prices: Prices, by: tuple[str, ...],
+    snapshot: TickSnapshot, hardware: Sequence[Hardware], prices: Prices, by: tuple[str, ...],
     late: Mapping[NodeKey, float] = MappingProxyType({}),
 ) -> Bill:  # fmt: skip
     """Price a picture. Nodes of a job that told a world size above 1 wait for each other; others do not.
@@ -76,17 +76,17 @@ def make_bill(
     each other whatever it told. A node that is accused on both counts is billed once, by the larger.
     A stopped node wastes only itself, because its peers are seen to go on.
     """
-    priced = price(picture, hardware, prices)
+    priced = price(snapshot, hardware, prices)
     places = [by.index(part) + 1 for part in JOB_PARTS if part in by]
-    keys = [job_of(cohort, places) for cohort in picture.frame.cohorts]
+    keys = [job_of(cohort, places) for cohort in snapshot.scores.cohorts]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     if not numbers:
         return Bill()
     job_of_cohort = np.array([numbers[key] for key in keys], np.int64)
-    job_of_row = job_of_cohort[picture.frame.columns["cohort"]]
-    sums = _sum_by_job(picture, priced, job_of_row, len(numbers))
+    job_of_row = job_of_cohort[snapshot.scores.columns["cohort"]]
+    sums = _sum_by_job(snapshot, priced, job_of_row, len(numbers))
     accused: dict[int, list[_Accused]] = {}
-    for item in _accused(picture, late):
+    for item in _accused(snapshot, late):
         number = int(job_of_row[item.row])
         accused.setdefault(number, []).append(item)
         sums.synchronised[number] |= item.by != VERDICT
@@ -94,8 +94,8 @@ def make_bill(
     for key, number in numbers.items():
         if not sums.nodes[number]:
             continue
-        culprits, waiting = _charge(picture, priced, sums, key, number, accused.get(number, []))
-        bill.culprits.extend(culprits)
+        stragglers, waiting = _charge(snapshot, priced, sums, key, number, accused.get(number, []))
+        bill.stragglers.extend(stragglers)
         bill.jobs[key] = JobBill(
             key, int(sums.nodes[number]), int(sums.gpus[number]), bool(sums.synchronised[number]),
             float(sums.cost[number]), waiting, int(sums.unpriced[number]),
@@ -116,11 +116,11 @@ class _Sums:
     synchronised: npt.NDArray[np.bool_]
 
 
-def _sum_by_job(picture: Picture, priced: Priced, job: npt.NDArray[np.int64], jobs: int) -> _Sums:
-    columns = picture.frame.columns
+def _sum_by_job(snapshot: TickSnapshot, priced: Priced, job: npt.NDArray[np.int64], jobs: int) -> _Sums:
+    columns = snapshot.scores.columns
     alive = columns["alive"]
     # Whoever rests or has stopped does not wait for anybody.
-    waits = alive & (columns["state"] != IDLE) & ~picture.stopped
+    waits = alive & (columns["state"] != IDLE) & ~snapshot.stopped
 
     def total(rows: npt.NDArray[np.bool_], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         return np.bincount(job[rows], weights=values[rows], minlength=jobs)
@@ -139,52 +139,52 @@ class _Accused:
     by: str
 
 
-def _accused(picture: Picture, late: Mapping[NodeKey, float]) -> Iterator[_Accused]:
-    medians = {summary.key: summary.median for summary in picture.tick.cohorts}
-    names, straggling = picture.frame.names, picture.straggling
+def _accused(snapshot: TickSnapshot, late: Mapping[NodeKey, float]) -> Iterator[_Accused]:
+    medians = {summary.key: summary.median for summary in snapshot.tick.cohorts}
+    names, straggling = snapshot.scores.names, snapshot.straggling
     rows = (
-        [row for row in picture.rows() if names[row] in late or straggling[row]] if late else straggling.nonzero()[0]
+        [row for row in snapshot.rows() if names[row] in late or straggling[row]] if late else straggling.nonzero()[0]
     )
     for row in map(int, rows):
         share, straggles = late.get(names[row]), bool(straggling[row])
-        severity = max(severity_of(picture, row, medians) if straggles else 0.0, share or 0.0)
+        severity = max(severity_of(snapshot, row, medians) if straggles else 0.0, share or 0.0)
         by = COLLECTIVES if not straggles else VERDICT if share is None else BOTH
         yield _Accused(row, min(severity, 1.0), by)
 
 
 def _charge(
-    picture: Picture, priced: Priced, sums: _Sums, key: JobKey, number: int, accused: list[_Accused]
-) -> tuple[list[Culprit], float]:
+    snapshot: TickSnapshot, priced: Priced, sums: _Sums, key: JobKey, number: int, accused: list[_Accused]
+) -> tuple[list[StragglerCost], float]:
     """Who of a job's accused pays what, and the sum: together for the waiting of all, or each for its own time."""
     synchronised = bool(sums.synchronised[number])
-    joint = [item for item in accused if synchronised and not picture.stopped[item.row]]
+    joint = [item for item in accused if synchronised and not snapshot.stopped[item.row]]
     levels = [item.severity for item in joint]
     total, unpriced = float(sums.waiting[number]), int(sums.waiting_unpriced[number])
-    names = picture.frame.names
+    names = snapshot.scores.names
     found = [
-        Culprit(names[item.row], key, item.severity, share * total, saving * total, item.by, unpriced)
+        StragglerCost(names[item.row], key, item.severity, share * total, saving * total, item.by, unpriced)
         for item, share, saving in zip(joint, shares(levels), savings(levels), strict=True)
     ]
     waiting = total * max(levels, default=0.0)
     for item in accused:
-        if not synchronised or picture.stopped[item.row]:
+        if not synchronised or snapshot.stopped[item.row]:
             wasted = float(priced.hourly[item.row]) * item.severity
             waiting += wasted
             unpriced = int(priced.unpriced[item.row])
-            found.append(Culprit(names[item.row], key, item.severity, wasted, wasted, item.by, unpriced))
+            found.append(StragglerCost(names[item.row], key, item.severity, wasted, wasted, item.by, unpriced))
     return found, waiting
 
 
-def severity_of(picture: Picture, row: int, medians: dict[CohortKey, float]) -> float:
+def severity_of(snapshot: TickSnapshot, row: int, medians: dict[CohortKey, float]) -> float:
     """Share of its own rate that a straggler lost, 0 to 1: the verdict's, else how far it scores below its peers."""
-    if picture.stopped[row]:
+    if snapshot.stopped[row]:
         return 1.0
-    verdict = picture.findings.verdict(row) if picture.findings else None
+    verdict = snapshot.findings.verdict(row) if snapshot.findings else None
     if verdict is not None:
         value = verdict.severity
     else:
-        columns = picture.frame.columns
-        median = medians.get(picture.frame.cohorts[int(columns["cohort"][row])], math.nan)
+        columns = snapshot.scores.columns
+        median = medians.get(snapshot.scores.cohorts[int(columns["cohort"][row])], math.nan)
         value = 1.0 - float(columns["score"][row]) / median if median > 0 else 0.0
     return min(max(value, 0.0), 1.0) if math.isfinite(value) else 0.0
 

@@ -6,13 +6,13 @@ from typing import Final
 from ingero_detect.column_store import NodeKey
 from ingero_fleet.cost.bill import Bill, JobKey
 
-MAX_CULPRITS: Final = 10_000
+MAX_STRAGGLERS: Final = 10_000
 MAX_JOBS: Final = 10_000
 """Accounts that are kept; beyond, the one booked longest ago is closed into the cluster's sum."""
 
 
 @dataclass(frozen=True)
-class CulpritAccount:
+class StragglerAccount:
     """One node: seconds as a straggler, and its money so far."""
 
     job: JobKey
@@ -35,12 +35,12 @@ class JobAccount:
 
 
 @dataclass
-class Ledger:
+class CostLedger:
     """All accounts. `closed_*` hold, by cluster, the sums of accounts that were closed."""
 
     since: float
     last: float
-    culprits: dict[NodeKey, CulpritAccount] = field(default_factory=dict)
+    stragglers: dict[NodeKey, StragglerAccount] = field(default_factory=dict)
     jobs: dict[JobKey, JobAccount] = field(default_factory=dict)
     closed_shares: dict[str, float] = field(default_factory=dict)
     closed_jobs: dict[str, JobAccount] = field(default_factory=dict)
@@ -52,20 +52,20 @@ class Ledger:
         for key, job in bill.jobs.items():
             account = self.jobs.pop(key, JobAccount())
             self.jobs[key] = JobAccount(account.cost + job.cost * hours, account.waiting + job.waiting * hours, now)
-        for culprit in bill.culprits:
-            known = self.culprits.pop(culprit.node, None) or CulpritAccount(culprit.job, now, now)
-            self.culprits[culprit.node] = replace(
+        for straggler in bill.stragglers:
+            known = self.stragglers.pop(straggler.node, None) or StragglerAccount(straggler.job, now, now)
+            self.stragglers[straggler.node] = replace(
                 known,
-                job=culprit.job,
+                job=straggler.job,
                 last=now,
                 seconds=known.seconds + seconds,
-                share=known.share + culprit.share * hours,
-                saving=known.saving + culprit.saving * hours,
-                unpriced_gpus=max(known.unpriced_gpus, culprit.unpriced_gpus),
+                share=known.share + straggler.share * hours,
+                saving=known.saving + straggler.saving * hours,
+                unpriced_gpus=max(known.unpriced_gpus, straggler.unpriced_gpus),
             )
-        while len(self.culprits) > MAX_CULPRITS:
-            node = next(iter(self.culprits))
-            self.closed_shares[node[0]] = self.closed_shares.get(node[0], 0.0) + self.culprits.pop(node).share
+        while len(self.stragglers) > MAX_STRAGGLERS:
+            node = next(iter(self.stragglers))
+            self.closed_shares[node[0]] = self.closed_shares.get(node[0], 0.0) + self.stragglers.pop(node).share
         while len(self.jobs) > MAX_JOBS:
             key = next(iter(self.jobs))
             gone, kept = self.jobs.pop(key), self.closed_jobs.get(key[0], JobAccount())

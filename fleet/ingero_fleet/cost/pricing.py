@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from ingero_fleet.cost.providers import ProviderMap
 from ingero_fleet.cost.rates import RateTable
-from ingero_fleet.picture import Picture
-from ingero_fleet.scores import Hardware
+from ingero_fleet.score_table import Hardware
+from ingero_fleet.tick_snapshot import TickSnapshot
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class Priced:
     missing: Counter[tuple[str, str]]
 
 
-def price(picture: Picture, hardware: Sequence[Hardware], prices: Prices) -> Priced:
+def price(snapshot: TickSnapshot, hardware: Sequence[Hardware], prices: Prices) -> Priced:
     """Look up the rate of every row, living or not."""
-    rates, gpus, missing = _rates(picture, hardware, prices)
+    rates, gpus, missing = _rates(snapshot, hardware, prices)
     known = np.isfinite(rates)
     return Priced(np.where(known, rates * gpus, 0.0), gpus, np.where(known, 0, gpus), missing)
 
@@ -43,11 +43,11 @@ _Rates = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], Counter[tuple[str
 """Rate of a GPU by row, not a number where there is none; GPUs by row; GPUs of living nodes without a rate."""
 
 
-def _rates(picture: Picture, hardware: Sequence[Hardware], prices: Prices) -> _Rates:
-    columns = picture.frame.columns
+def _rates(snapshot: TickSnapshot, hardware: Sequence[Hardware], prices: Prices) -> _Rates:
+    columns = snapshot.scores.columns
     codes, alive = columns["hardware"], columns["alive"]
     if prices.providers.rules or prices.providers.places:
-        return _rates_by_rule(picture, hardware, prices)
+        return _rates_by_rule(snapshot, hardware, prices)
     providers = [item.provider or prices.providers.default for item in hardware]
     known = [prices.table.find(provider, item.model) for provider, item in zip(providers, hardware, strict=True)]
     counts = np.array([gpus_of(item) for item in hardware], np.int64)
@@ -60,15 +60,15 @@ def _rates(picture: Picture, hardware: Sequence[Hardware], prices: Prices) -> _R
     return rates[codes], counts[codes], missing
 
 
-def _rates_by_rule(picture: Picture, hardware: Sequence[Hardware], prices: Prices) -> _Rates:
-    columns = picture.frame.columns
+def _rates_by_rule(snapshot: TickSnapshot, hardware: Sequence[Hardware], prices: Prices) -> _Rates:
+    columns = snapshot.scores.columns
     rates = np.full(len(columns["hardware"]), np.nan)
     gpus = np.zeros(len(columns["hardware"]), np.int64)
     missing: Counter[tuple[str, str]] = Counter()
     found: dict[tuple[str, str], float | None] = {}
     for row in np.flatnonzero(columns["alive"]).tolist():
         item = hardware[int(columns["hardware"][row])]
-        provider = prices.providers.find(picture.frame.names[row], item.provider)
+        provider = prices.providers.find(snapshot.scores.names[row], item.provider)
         key = (provider, item.model)
         if key not in found:
             found[key] = prices.table.find(provider, item.model)

@@ -11,12 +11,12 @@ import numpy as np
 import orjson
 
 from ingero_detect.column_store import NodeKey
-from ingero_fleet.collectives.desk import CollectivesDesk
-from ingero_fleet.cost.desk import CostDesk
-from ingero_fleet.page.history import History
-from ingero_fleet.picture import Picture, cohort_name, summary_answer, why_answer
+from ingero_fleet.collectives.tracker import CollectivesTracker
+from ingero_fleet.cost.tracker import CostTracker
+from ingero_fleet.page.health_history import HealthHistory
 from ingero_fleet.settings import IngeroConfig
-from ingero_fleet.taints.board import TaintBoard
+from ingero_fleet.taints.tracker import TaintTracker
+from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name, summary_answer, why_answer
 
 MAX_WATCHERS: Final = 32
 """Pages that are kept up to date at once; further ones ask by themselves."""
@@ -36,13 +36,13 @@ class LivePage:
 
     def __init__(
         self,
-        latest: Callable[[], Picture | None],
+        latest: Callable[[], TickSnapshot | None],
         config: Callable[[], IngeroConfig],
-        cost: CostDesk,
-        collectives: CollectivesDesk,
-        taints: TaintBoard,
+        cost: CostTracker,
+        collectives: CollectivesTracker,
+        taints: TaintTracker,
     ) -> None:
-        self.history = History()
+        self.history = HealthHistory()
         self.version = 0
         self.watchers = 0
         self.closed = False
@@ -56,12 +56,12 @@ class LivePage:
         self._woken = asyncio.Event()
         self._lock = threading.Lock()
 
-    def record(self, picture: Picture) -> None:
+    def record(self, snapshot: TickSnapshot) -> None:
         """Take in a tick."""
         with self._lock:
-            self.history.add(picture, [cohort_name(key) for key in picture.frame.cohorts])
+            self.history.add(snapshot, [cohort_name(key) for key in snapshot.scores.cohorts])
         if self.watchers:
-            event = self._build(picture)
+            event = self._build(snapshot)
             self._event = (self.version + 1, event)
         self.version += 1
         if self._loop:
@@ -78,11 +78,11 @@ class LivePage:
 
     def update(self) -> bytes:
         """The latest tick as JSON; empty before the first."""
-        version, picture = self.version, self._latest()
-        if not version or picture is None:
+        version, snapshot = self.version, self._latest()
+        if not version or snapshot is None:
             return b""
         if self._event[0] != version:
-            self._event = (version, self._build(picture))
+            self._event = (version, self._build(snapshot))
         return self._event[1]
 
     async def watch(self) -> AsyncIterator[bytes]:
@@ -126,42 +126,46 @@ class LivePage:
             "levels": base64.b64encode(levels).decode(),
         }
 
-    def _build(self, picture: Picture) -> bytes:
+    def _build(self, snapshot: TickSnapshot) -> bytes:
         config = self._config()
         with self._lock:
             layout, column, hidden = self.history.layout, self.history.latest(), self.history.hidden
-        marks, cost = self._taints.marks(picture.tick.now), self._cost.answer()
+        taints, cost = self._taints.taints(snapshot.tick.now), self._cost.answer()
         return orjson.dumps(
             {
                 "layout": layout,
                 "version": self.version,
-                "time": picture.tick.now,
+                "time": snapshot.tick.now,
                 "interval_seconds": config.push_interval,
                 "column": base64.b64encode(column).decode(),
                 "hidden_nodes": hidden,
-                **self._accused(picture, config, cost["culprits"], {_node(item): item for item in marks}),
-                "taint_counts": dict(Counter(item["cluster_id"] for item in marks)),
-                "taints": marks[:SHOWN],
-                **_cohorts(picture),
-                "collectives": self._lags(picture),
+                **self._accused(snapshot, config, cost["culprits"], {_node(item): item for item in taints}),
+                "taint_counts": dict(Counter(item["cluster_id"] for item in taints)),
+                "taints": taints[:SHOWN],
+                **_cohorts(snapshot),
+                "collectives": self._lags(snapshot),
                 "cost": _cost(cost),
             },
             option=orjson.OPT_SERIALIZE_NUMPY,
         )
 
     def _accused(
-        self, picture: Picture, config: IngeroConfig, culprits: list[dict[str, Any]], marks: dict[NodeKey, Any]
+        self,
+        snapshot: TickSnapshot,
+        config: IngeroConfig,
+        stragglers: list[dict[str, Any]],
+        taints: dict[NodeKey, Any],
     ) -> dict[str, Any]:
         """Clusters, stragglers and late ranks."""
-        rows = np.flatnonzero(picture.straggling).tolist()
-        accused = Counter(picture.frame.names[row][0] for row in rows)
-        money = {_node(item): item for item in culprits}
-        late = self._collectives.culprits
-        stragglers = [why_answer(picture, row, config) for row in rows[:SHOWN]]
+        rows = np.flatnonzero(snapshot.straggling).tolist()
+        accused = Counter(snapshot.scores.names[row][0] for row in rows)
+        money = {_node(item): item for item in stragglers}
+        late = self._collectives.stragglers
+        stragglers = [why_answer(snapshot, row, config) for row in rows[:SHOWN]]
         names = {_node(item) for item in stragglers}
         return {
             "clusters": [
-                {**summary_answer(item), "accused": accused[item.cluster]} for item in picture.tick.clusters.values()
+                {**summary_answer(item), "accused": accused[item.cluster]} for item in snapshot.tick.clusters.values()
             ],
             "straggler_count": len(rows),
             "stragglers": [
@@ -170,17 +174,17 @@ class LivePage:
                     "severity": (item["verdict"] or {}).get("severity"),
                     "cost": money.get(_node(item)),
                     "collective": late.get(_node(item)),
-                    "taint": marks.get(_node(item)),
+                    "taint": taints.get(_node(item)),
                 }
                 for item in stragglers
             ],
-            "late_ranks": [{**item, "taint": marks.get(node)} for node, item in late.items() if node not in names][
+            "late_ranks": [{**item, "taint": taints.get(node)} for node, item in late.items() if node not in names][
                 :SHOWN
             ],
         }
 
-    def _lags(self, picture: Picture) -> dict[str, Any]:
-        found = self._collectives.answer(None, picture.tick.now, SHOWN_COMMUNICATORS)
+    def _lags(self, snapshot: TickSnapshot) -> dict[str, Any]:
+        found = self._collectives.answer(None, snapshot.tick.now, SHOWN_COMMUNICATORS)
         for communicator in found["communicators"]:
             communicator["lags"] = communicator["lags"][:SHOWN_RANKS]
         return {"total": found["total"], "communicators": found["communicators"]}
@@ -195,9 +199,9 @@ def _node(item: dict[str, Any]) -> NodeKey:
     return item["cluster_id"], item["node_id"]
 
 
-def _cohorts(picture: Picture) -> dict[str, Any]:
+def _cohorts(snapshot: TickSnapshot) -> dict[str, Any]:
     """The largest cohorts, and how many there are."""
-    cohorts = sorted(picture.tick.cohorts, key=lambda item: -item.active)
+    cohorts = sorted(snapshot.tick.cohorts, key=lambda item: -item.active)
     return {
         "cohort_count": len(cohorts),
         "cohorts": [
@@ -216,7 +220,7 @@ def _cohorts(picture: Picture) -> dict[str, Any]:
 
 
 def _cost(cost: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of `CostDesk.answer`."""
+    """What the page shows of `CostTracker.answer`."""
 
     def total(name: str) -> Any:
         return sum(item[name] for item in cost["jobs"])

@@ -14,14 +14,21 @@ from typing import Final
 
 import orjson
 
-from ingero_fleet.board import Board
-from ingero_fleet.intake import Keep
-from ingero_fleet.receivers.link import Kind, decode_batch, decode_push, encode_board, message, read
-from ingero_fleet.receivers.link import encode_hello as hello
-from ingero_fleet.receivers.receiving import listeners
+from ingero_fleet.intake import Observe
+from ingero_fleet.receivers.ingest import listeners
+from ingero_fleet.receivers.messages import (
+    MessageKind,
+    decode_batch,
+    decode_push,
+    encode_message,
+    encode_verdict_cache,
+    read_message,
+)
+from ingero_fleet.receivers.messages import encode_hello as hello
 from ingero_fleet.receivers.traffic import Traffic, total
-from ingero_fleet.scores import ScoreTable
+from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import FleetConfig
+from ingero_fleet.verdict_cache import VerdictCache
 from ingero_http.sockets import open_sockets
 from ingero_kit.addresses import parse_endpoint
 from ingero_kit.backoff import Backoff
@@ -42,7 +49,7 @@ STOP_SECONDS: Final = 15.0
 """How long a process may take to finish, before it is ended."""
 
 
-class Receiver:
+class ReceiverHandle:
     """One process and its link."""
 
     def __init__(self, number: int, process: asyncio.subprocess.Process, link: socket.socket) -> None:
@@ -66,22 +73,22 @@ class Receiver:
     async def ready(self) -> None:
         """Wait until it listens; raises `OSError` with its reason when it cannot."""
         try:
-            kind, body = await asyncio.wait_for(read(self._reader), START_SECONDS)
+            kind, body = await asyncio.wait_for(read_message(self._reader), START_SECONDS)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
             raise OSError(f"receiver process {self.number} did not start") from None
-        if kind is Kind.FAILED:
+        if kind is MessageKind.FAILED:
             raise OSError(body.decode())
 
-    async def listen(self, table: ScoreTable, keep: Keep) -> None:
+    async def listen(self, table: ScoreTable, observe: Observe) -> None:
         """Take what it sends until it ends."""
         try:
             while True:
-                kind, body = await read(self._reader)
-                if kind is Kind.BATCH:
-                    table.absorb(decode_batch(body))
-                elif kind is Kind.PUSH:
-                    keep(*decode_push(body))
-                elif kind is Kind.DONE:
+                kind, body = await read_message(self._reader)
+                if kind is MessageKind.BATCH:
+                    table.merge(decode_batch(body))
+                elif kind is MessageKind.PUSH:
+                    observe(*decode_push(body))
+                elif kind is MessageKind.DONE:
                     self.traffic = Traffic.from_json(orjson.loads(body))
                     self.done.set()
         except (asyncio.IncompleteReadError, ConnectionError):
@@ -93,7 +100,7 @@ class Receiver:
             self.done.set()
             self._writer.close()
 
-    def late(self, now: float) -> None:
+    def check_hung(self, now: float) -> None:
         """A tick went by without its reports; a process that hangs is killed, and whoever listens sees it end."""
         if self.late_since is None:
             self.late_since = now
@@ -116,19 +123,19 @@ class Receiver:
         self._writer.close()
 
 
-class Pool:
+class ReceiverPool:
     """The receiver processes of one Fleet."""
 
-    def __init__(self, config: FleetConfig, table: ScoreTable, offset: float, keep: Keep) -> None:
+    def __init__(self, config: FleetConfig, table: ScoreTable, offset: float, observe: Observe) -> None:
         self.restarts = 0
         self._config, self._table, self._offset = config, table, offset
-        self._keep_push = keep
+        self._keep_push = observe
         self._ports: dict[str, int] = {}
         self._reserved: list[socket.socket] = []
-        self._running: dict[int, Receiver] = {}
+        self._running: dict[int, ReceiverHandle] = {}
         self._keeping: list[asyncio.Task[None]] = []
         self._ended = Traffic()
-        self._board = Board()
+        self._verdict_cache = VerdictCache()
         self._stopping = False
 
     async def start(self) -> dict[str, int]:
@@ -143,7 +150,7 @@ class Pool:
         except OSError:
             await self.stop()
             raise
-        self._keeping = [asyncio.create_task(self._keep(receiver)) for receiver in started]
+        self._keeping = [asyncio.create_task(self._observe(receiver)) for receiver in started]
         return dict(self._ports)
 
     async def gather(self) -> None:
@@ -151,27 +158,27 @@ class Pool:
         receivers = list(self._running.values())
         for receiver in receivers:
             receiver.done.clear()
-            receiver.send(message(Kind.COLLECT))
+            receiver.send(encode_message(MessageKind.COLLECT))
         waiting = {asyncio.create_task(receiver.done.wait()): receiver for receiver in receivers}
         if waiting:
-            in_time, late = await asyncio.wait(waiting, timeout=COLLECT_SECONDS)
+            in_time, check_hung = await asyncio.wait(waiting, timeout=COLLECT_SECONDS)
             for task in in_time:
                 waiting[task].late_since = None
-            for task in late:
+            for task in check_hung:
                 task.cancel()
-                waiting[task].late(asyncio.get_running_loop().time())
+                waiting[task].check_hung(asyncio.get_running_loop().time())
 
-    def publish(self, board: Board) -> None:
+    def publish(self, verdict_cache: VerdictCache) -> None:
         """Give every process the new board."""
-        self._board = board
-        messages = list(encode_board(board))
+        self._verdict_cache = verdict_cache
+        messages = list(encode_verdict_cache(verdict_cache))
         for receiver in self._running.values():
             receiver.send(*messages)
 
     def reload(self) -> None:
         """Have every process read tokens and certificates again."""
         for receiver in self._running.values():
-            receiver.send(message(Kind.RELOAD))
+            receiver.send(encode_message(MessageKind.RELOAD))
 
     def traffic(self) -> Traffic:
         """Counts over all processes, ended ones included."""
@@ -189,7 +196,7 @@ class Pool:
         self._stopping = True
         receivers = list(self._running.values())
         for receiver in receivers:
-            receiver.send(message(Kind.STOP))
+            receiver.send(encode_message(MessageKind.STOP))
         await asyncio.gather(*(receiver.end() for receiver in receivers))
         for task in self._keeping:
             task.cancel()
@@ -197,7 +204,7 @@ class Pool:
         for reserved in self._reserved:
             reserved.close()
 
-    async def _start(self, number: int) -> Receiver:
+    async def _start(self, number: int) -> ReceiverHandle:
         ours, theirs = socket.socketpair()
         with theirs:
             process = await asyncio.create_subprocess_exec(
@@ -207,20 +214,22 @@ class Pool:
                 str(theirs.fileno()),
                 pass_fds=(theirs.fileno(),),
             )
-        receiver = Receiver(number, process, ours)
+        receiver = ReceiverHandle(number, process, ours)
         await receiver.connect()
         self._running[number] = receiver
-        receiver.send(message(Kind.HELLO, hello(self._config.model_dump(mode="json"), self._ports, self._offset)))
+        receiver.send(
+            encode_message(MessageKind.HELLO, hello(self._config.model_dump(mode="json"), self._ports, self._offset))
+        )
         try:
             await receiver.ready()
         except OSError:
             await receiver.kill()
             del self._running[number]
             raise
-        receiver.send(*encode_board(self._board))
+        receiver.send(*encode_verdict_cache(self._verdict_cache))
         return receiver
 
-    async def _keep(self, receiver: Receiver) -> None:
+    async def _observe(self, receiver: ReceiverHandle) -> None:
         """Listen to a process, and put another in its place when it ends."""
         number = receiver.number
         backoff = Backoff(first=0.2, longest=30.0)

@@ -14,17 +14,17 @@ from typing import Final
 import orjson
 import uvloop
 
-from ingero_fleet.receivers.link import (
+from ingero_fleet.receivers.ingest import IngestService, try_reload
+from ingero_fleet.receivers.messages import (
     PART,
-    BoardReader,
-    Kind,
+    MessageKind,
+    VerdictCacheDecoder,
     encode_batch,
+    encode_message,
     encode_push,
-    message,
-    read,
+    read_message,
 )
-from ingero_fleet.receivers.receiving import Receiving, try_reload
-from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit import logs
 from ingero_kit.clock import steady_clock
@@ -44,12 +44,12 @@ class ReceiverProcess:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
-        self._board = BoardReader()
+        self._decoder = VerdictCacheDecoder()
         self._settled = GcFreezer()
 
     async def run(self) -> int:
         """Serve until told to stop; the exit status is 0 unless the listeners could not be had."""
-        _, body = await read(self._reader)
+        _, body = await read_message(self._reader)
         hello = orjson.loads(body)
         config = FleetConfig.model_validate(hello["config"])
         logs.configure(config.service.telemetry.logs.level)
@@ -62,38 +62,38 @@ class ReceiverProcess:
             settings.max_cohorts,
         )
         self._table = ScoreTable(limits, settings.cohort.by)
-        self._receiving = Receiving(config, self._table, self._clock, self._keep)
+        self._ingest = IngestService(config, self._table, self._clock, self._observe)
         try:
-            await self._receiving.listen(hello["ports"])
+            await self._ingest.listen(hello["ports"])
         except (SettingsError, OSError) as error:
-            self._writer.write(message(Kind.FAILED, str(error).encode()))
+            self._writer.write(encode_message(MessageKind.FAILED, str(error).encode()))
             await self._writer.drain()
             return 1
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 50, 50)
-        self._writer.write(message(Kind.READY))
+        self._writer.write(encode_message(MessageKind.READY))
         with contextlib.suppress(asyncio.IncompleteReadError, ConnectionError):
             await self._follow()
-        await self._receiving.stop_listening(DRAIN_SECONDS)
+        await self._ingest.stop_listening(DRAIN_SECONDS)
         await self._hand_over()
-        await self._receiving.stop_sending(DRAIN_SECONDS)
+        await self._ingest.stop_sending(DRAIN_SECONDS)
         self._writer.close()
         return 0
 
     async def _follow(self) -> None:
         while True:
-            kind, body = await read(self._reader)
-            if kind is Kind.STOP:
+            kind, body = await read_message(self._reader)
+            if kind is MessageKind.STOP:
                 return
-            if kind is Kind.COLLECT:
+            if kind is MessageKind.COLLECT:
                 await self._hand_over()
-            elif kind is Kind.TOLD:
-                self._board.told(body)
-            elif kind is Kind.BOARD:
-                self._receiving.intake.board = self._board.board(body)
-            elif kind is Kind.RELOAD:
-                try_reload(self._receiving.reload)
+            elif kind is MessageKind.NODE_VERDICTS:
+                self._decoder.add_overrides(body)
+            elif kind is MessageKind.VERDICT_CACHE:
+                self._ingest.intake.verdict_cache = self._decoder.verdict_cache(body)
+            elif kind is MessageKind.RELOAD:
+                try_reload(self._ingest.reload)
 
     async def _hand_over(self) -> None:
         """Give away every report since the last time, in parts between which pushes are answered."""
@@ -102,18 +102,18 @@ class ReceiverProcess:
             batch = self._table.take_fresh(PART)
             if not batch.names:
                 break
-            self._writer.write(message(Kind.BATCH, encode_batch(batch)))
+            self._writer.write(encode_message(MessageKind.BATCH, encode_batch(batch)))
             await self._writer.drain()
             await asyncio.sleep(0)
         self._settled.look(len(self._table))
         if not self._writer.is_closing():
-            self._writer.write(message(Kind.DONE, orjson.dumps(self._receiving.traffic().as_json())))
+            self._writer.write(encode_message(MessageKind.DONE, orjson.dumps(self._ingest.traffic().as_json())))
 
-    def _keep(self, push: Push, now: float) -> None:
+    def _observe(self, push: Push, now: float) -> None:
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
-            self._receiving.intake.rejected["collectives and marks that Fleet cannot keep up with"] += 1
+            self._ingest.intake.rejected["collectives and marks that Fleet cannot keep up with"] += 1
             return
-        self._writer.write(message(Kind.PUSH, encode_push(push, now)))
+        self._writer.write(encode_message(MessageKind.PUSH, encode_push(push, now)))
 
 
 async def main(end: socket.socket) -> int:

@@ -16,7 +16,7 @@ def _parameters(file: Path | None, flags: dict[str, Any]) -> Parameters:
     given = {name: value for name, value in flags.items() if value is not None}
     if file is None:
         return Parameters(**given)
-    from ingero_fleet.judging import parameters_of
+    from ingero_fleet.live_detector import parameters_of
     from ingero_fleet.settings import read_config
 
     config = read_config(file)

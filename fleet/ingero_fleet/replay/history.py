@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.column_store import NodeKey
 from ingero_detect.observation import ACTIVE, Observation
-from ingero_fleet.histories import MERGEABLE, PARTS, RECORDED, STATES
+from ingero_fleet.recording import MERGEABLE, PARTS, RECORDED, STATES
 from ingero_fleet.replay.tables import Batch, TableError, batches
 
 VALUES: Final = ("score", "rate", "step_seconds")

@@ -31,7 +31,7 @@ _EFFECTS: Final = frozenset({"NoSchedule", "PreferNoSchedule", ""})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
+class TaintRecord:
     """One record. `effect` is empty for an annotation alone; times in seconds since the epoch, 0 for none."""
 
     cluster: str
@@ -46,7 +46,7 @@ class Told:
     expires: float
 
 
-def read(push: Push) -> Iterator[Told | str]:
+def read_taint_records(push: Push) -> Iterator[TaintRecord | str]:
     """Every mark that a push tells of, or in words why a record, or the push, is none."""
     if len(push.body) > MAX_BYTES:
         yield "the push is too large for marks"
@@ -57,10 +57,10 @@ def read(push: Push) -> Iterator[Told | str]:
         yield "the body is not OTLP"
         return
     for time, words, pairs in records:
-        yield _told(time, words, pairs, push.cluster)
+        yield _record(time, words, pairs, push.cluster)
 
 
-def _told(time: float, words: str, pairs: dict[str, str], cluster: str) -> Told | str:
+def _record(time: float, words: str, pairs: dict[str, str], cluster: str) -> TaintRecord | str:
     node, cluster = pairs.get(attributes.NODE_ID, ""), cluster or pairs.get(attributes.CLUSTER_ID, "")
     for key, name in ((attributes.NODE_ID, node), (attributes.CLUSTER_ID, cluster)):
         problem = check_name(name)
@@ -76,7 +76,7 @@ def _told(time: float, words: str, pairs: dict[str, str], cluster: str) -> Told 
         since, expires = (_moment(evidence.get(name)) for name in ("since", "expires"))
     except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, OverflowError):
         return f"{attributes.TAINT_EVIDENCE} is not the operator's annotation"
-    return Told(
+    return TaintRecord(
         cluster=cluster, node=node, action=action, effect=effect, time=time, since=since, expires=expires,
         reason=pairs.get(attributes.TAINT_REASON, "")[:MAX_TEXT],
         verdict=pairs.get(attributes.TAINT_VERDICT, "")[:MAX_TEXT],

@@ -34,7 +34,7 @@ HEADER: Final = ("time", "cluster", "node", *PARTS, "state", "rate", RECORDED)
 log = get(__name__)
 
 
-class Recorder:
+class TickRecorder:
     """Appends ticks to a file; when it is full it becomes `FILE.1` and a new one begins.
 
     Never raises: a tick that the disk does not take is left out as a whole, counted, and the next one is tried.

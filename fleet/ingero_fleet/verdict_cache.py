@@ -22,18 +22,18 @@ def cohort_of(by: tuple[str, ...]) -> Callable[[HealthReport], CohortKey]:
 
 
 @dataclass(frozen=True)
-class Board:
+class VerdictCache:
     """Thresholds of the cohorts that have a quorum, and the verdict line of every judged node.
 
-    A cohort without a quorum is absent, so that its nodes get no headers at all and ask the threshold API instead.
-    Most nodes are told the same, `usual`; `others` holds what the rest is told, nothing where that is empty. A node
-    that was first heard of after `as_of` is not judged yet.
+    A cohort without a quorum is absent: its nodes get no headers at all and ask the threshold API instead. Most nodes
+    get the same line, `default`; `overrides` holds the lines of the rest, where an empty line means no header. A node
+    that was first seen after `as_of` is not judged yet.
     """
 
     by: tuple[str, ...] = ()
     thresholds: Mapping[CohortKey, float] = field(default_factory=dict)
-    usual: str = ""
-    others: Mapping[NodeKey, str] = field(default_factory=dict)
+    default: str = ""
+    overrides: Mapping[NodeKey, str] = field(default_factory=dict)
     as_of: float = 0.0
     _answers: dict[tuple[float | None, str], Answer] = field(default_factory=dict, repr=False, compare=False)
     _cohort: Callable[[HealthReport], CohortKey] = field(init=False, repr=False, compare=False)
@@ -41,12 +41,12 @@ class Board:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_cohort", cohort_of(self.by))
 
-    def answer(self, report: HealthReport, entered: float) -> Answer:
-        """The answer for a node first heard of at `entered`; shared between nodes that are told the same."""
+    def answer(self, report: HealthReport, first_seen: float) -> Answer:
+        """The answer for a node first heard of at `first_seen`; shared between nodes that are told the same."""
         threshold = self.thresholds.get(self._cohort(report))
         verdict = ""
-        if entered <= self.as_of:
-            verdict = self.others.get((report.cluster_id, report.node_id), self.usual)
+        if first_seen <= self.as_of:
+            verdict = self.overrides.get((report.cluster_id, report.node_id), self.default)
         known = self._answers.get((threshold, verdict))
         if known is None:
             known = self._answers[(threshold, verdict)] = build_answer(threshold, verdict)

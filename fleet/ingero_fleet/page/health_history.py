@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.column_store import NodeKey
-from ingero_fleet.picture import Picture
-from ingero_fleet.scores import CALIBRATING, IDLE
+from ingero_fleet.score_table import CALIBRATING, IDLE
+from ingero_fleet.tick_snapshot import TickSnapshot
 
 TICKS: Final = 120
 """Ticks that are kept, of up to 34,000 nodes."""
@@ -28,7 +28,7 @@ MAX_NODES: Final = 20_000
 CALIBRATING_LEVEL, IDLE_LEVEL, STOPPED_LEVEL, STRAGGLER_LEVEL, HEALTHY_LEVEL = 1, 2, 3, 16, 128
 
 
-class History:
+class HealthHistory:
     """Nodes by row of the score map. `layout` changes with the nodes that are shown or their order."""
 
     def __init__(self) -> None:
@@ -43,9 +43,9 @@ class History:
         self._names: list[NodeKey] = []
         self._arranged: list[npt.NDArray[Any]] = []
 
-    def add(self, picture: Picture, cohort_names: list[str]) -> None:
+    def add(self, snapshot: TickSnapshot, cohort_names: list[str]) -> None:
         """Take in a tick; `cohort_names` are those of the frame's cohorts, in words."""
-        names = picture.frame.names
+        names = snapshot.scores.names
         length = len(names)
         if length > self._levels.shape[1]:
             self._widen(max(1024, length + length // 8))
@@ -54,32 +54,32 @@ class History:
             self._levels[:, changed] = 0
         self._at = (self._at + 1) % len(self._levels)
         self._levels[self._at] = 0
-        self._levels[self._at, :length] = levels(picture)
-        self.times = [*self.times, picture.tick.now][-len(self._levels) :]
-        if self._differs(picture):
-            self._arrange(picture, cohort_names)
+        self._levels[self._at, :length] = levels(snapshot)
+        self.times = [*self.times, snapshot.tick.now][-len(self._levels) :]
+        if self._differs(snapshot):
+            self._arrange(snapshot, cohort_names)
         self._names = names
 
-    def _differs(self, picture: Picture) -> bool:
+    def _differs(self, snapshot: TickSnapshot) -> bool:
         """Whether nodes came or went, changed their cohort or, where not all are shown, what they are accused of."""
-        columns = picture.frame.columns
+        columns = snapshot.scores.columns
         rows = columns["alive"].nonzero()[0]
-        what = [rows, columns["cohort"][rows], picture.straggling[rows] if len(rows) > MAX_NODES else rows[:0]]
-        same = picture.frame.names is self._names and all(map(np.array_equal, what, self._arranged))
+        what = [rows, columns["cohort"][rows], snapshot.straggling[rows] if len(rows) > MAX_NODES else rows[:0]]
+        same = snapshot.scores.names is self._names and all(map(np.array_equal, what, self._arranged))
         self._arranged = what
         return not same
 
-    def _arrange(self, picture: Picture, cohort_names: list[str]) -> None:
-        columns, names = picture.frame.columns, picture.frame.names
+    def _arrange(self, snapshot: TickSnapshot, cohort_names: list[str]) -> None:
+        columns, names = snapshot.scores.columns, snapshot.scores.names
         rows = np.flatnonzero(columns["alive"])
         self.hidden = max(0, len(rows) - MAX_NODES)
         if self.hidden:
-            rows = np.sort(rows[np.argsort(~picture.straggling[rows], kind="stable")][:MAX_NODES])
+            rows = np.sort(rows[np.argsort(~snapshot.straggling[rows], kind="stable")][:MAX_NODES])
         cohort = columns["cohort"]
         shown = rows.tolist()
         nodes = [names[row] for row in shown]
         known = [cohort_names[int(cohort[row])] for row in shown]
-        keys = [(key[0], name) for key, name in zip(picture.frame.cohorts, cohort_names, strict=True)]
+        keys = [(key[0], name) for key, name in zip(snapshot.scores.cohorts, cohort_names, strict=True)]
         ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}
         rank = np.array([ranks[key] for key in keys], np.int64)[cohort[rows]] if keys else rows
         # numpy sorts beside other threads, Python's own sort would hold them up
@@ -113,16 +113,16 @@ class History:
         self._at = len(old) - 1
 
 
-def levels(picture: Picture) -> npt.NDArray[np.uint8]:
+def levels(snapshot: TickSnapshot) -> npt.NDArray[np.uint8]:
     """The byte of every row at one tick."""
-    columns = picture.frame.columns
-    straggling = picture.straggling
+    columns = snapshot.scores.columns
+    straggling = snapshot.straggling
     score = np.clip(np.nan_to_num(columns["score"]), 0.0, 1.0)
     level: npt.NDArray[np.uint8] = np.where(
         straggling, STRAGGLER_LEVEL + 111 * score, HEALTHY_LEVEL + 127 * score
     ).astype(np.uint8)
     level[columns["state"] == CALIBRATING] = CALIBRATING_LEVEL
     level[columns["state"] == IDLE] = IDLE_LEVEL
-    level[picture.stopped] = STOPPED_LEVEL
+    level[snapshot.stopped] = STOPPED_LEVEL
     level[~columns["alive"]] = 0
     return level

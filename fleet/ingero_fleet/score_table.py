@@ -10,7 +10,7 @@ from ingero_contract.values import NodeState
 from ingero_contract.verdicts import ACTIONABLE
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.column_store import NodeKey
-from ingero_fleet.board import cohort_of
+from ingero_fleet.verdict_cache import cohort_of
 from ingero_kit.health_report import HealthReport
 
 STATES: Final = (NodeState.CALIBRATING, NodeState.ACTIVE, NodeState.IDLE)
@@ -30,7 +30,7 @@ COLUMNS: Final = {
     "rate": np.float64,
     "seen": np.float64,
     "since": np.float64,
-    "entered": np.float64,
+    "first_seen": np.float64,
     "throughput": np.float32,
     "compute": np.float32,
     "memory": np.float32,
@@ -41,7 +41,7 @@ COLUMNS: Final = {
     "rank": np.int32,
     "windows": np.int32,
     "pushes": np.int64,
-    "told": np.int64,
+    "sent_ns": np.int64,
     "tenancy": np.int64,
     "state": np.uint8,
     "alive": np.bool_,
@@ -64,8 +64,8 @@ class Hardware(NamedTuple):
 
 
 BATCH_COLUMNS: Final = (
-    "score", "rate", "seen", "entered", "throughput", "compute", "memory", "cpu", "cohort", "hardware", "world_size",
-    "rank", "pushes", "told", "state",
+    "score", "rate", "seen", "first_seen", "throughput", "compute", "memory", "cpu", "cohort", "hardware",
+    "world_size", "rank", "pushes", "sent_ns", "state",
 )  # fmt: skip
 """What of a report goes from one score map to another."""
 
@@ -74,17 +74,17 @@ BATCH_RECORD: Final = np.dtype([(name, COLUMNS[name]) for name in BATCH_COLUMNS]
 
 
 @dataclass(frozen=True)
-class Batch:
+class ReportBatch:
     """The latest reports of some nodes. `records["cohort"]` and `["hardware"]` lead into the lists of the batch.
 
-    `pushes` counts those since the last batch; `said` holds the verdict that a node was last told, by place.
+    `pushes` counts those since the last batch; `last_verdicts` holds the verdict that a node was last told, by place.
     """
 
     names: list[NodeKey]
     cohorts: list[CohortKey]
     hardware: list[Hardware]
     records: npt.NDArray[np.void]
-    said: dict[int, str]
+    last_verdicts: dict[int, str]
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,8 @@ class ScoreTable:
     """Columns by row; a node keeps its row while it lives. Not thread-safe: one owner.
 
     `since` and `windows` belong to the threshold rule: when the node fell below and for how many ticks since.
-    `entered` is when the node was first heard of, `told` the time that its latest report gives, nanoseconds, 0 for
-    none; `tenancy` tells apart the nodes that have had a row.
+    `first_seen` is the time of the node's first report, `sent_ns` the sender's time in its latest report, in
+    nanoseconds, 0 for none. `tenancy` distinguishes the nodes that have used a row.
     """
 
     def __init__(self, limits: Limits, by: tuple[str, ...]) -> None:
@@ -157,9 +157,9 @@ class ScoreTable:
         """The row of a node, if it is known."""
         return self._rows.get(node)
 
-    def entered(self, node: NodeKey) -> float:
+    def first_seen(self, node: NodeKey) -> float:
         """When a node of the score map was first heard of."""
-        return float(self._cells["entered"][self._rows[node]])
+        return float(self._cells["first_seen"][self._rows[node]])
 
     def nodes_named(self, name: str) -> list[NodeKey]:
         """Every (cluster, node) with this node name."""
@@ -173,16 +173,16 @@ class ScoreTable:
         if cohort is None:
             return "Fleet keeps no more cohorts (processors.ingero.max_cohorts)"
         if row is None:
-            taken = self._enter(node, now)
+            taken = self._add_node(node, now)
             if isinstance(taken, str):
                 return taken
             row = taken
-        cells, state, told = self._cells, _CODES[report.state], report.time_unix_nano
-        if told and 0 < cells["told"][row] - told < self._ttl_nanos:
+        cells, state, sent_ns = self._cells, _CODES[report.state], report.time_unix_nano
+        if sent_ns and 0 < cells["sent_ns"][row] - sent_ns < self._ttl_nanos:
             # A retry, or another way that took longer. A clock that was set back by more is believed at once.
             self.losses.late_reports += 1
             return None
-        cells["told"][row] = told
+        cells["sent_ns"][row] = sent_ns
         cells["cohort"][row] = cohort
         cells["hardware"][row] = self._hardware_number((report.provider, report.gpu_model, report.gpu_count))
         cells["score"][row] = report.score
@@ -201,7 +201,7 @@ class ScoreTable:
             self.last_verdict[row] = report.last_verdict
         return None
 
-    def take_fresh(self, most: int) -> "Batch":
+    def take_fresh(self, most: int) -> "ReportBatch":
         """Reports of at most so many nodes that reported since they were last taken; they are not fresh any more."""
         rows = np.flatnonzero(self.view("fresh") & self.view("alive"))[:most]
         records = np.empty(len(rows), BATCH_RECORD)
@@ -211,17 +211,19 @@ class ScoreTable:
         hardware, records["hardware"] = np.unique(records["hardware"], return_inverse=True)
         self._columns["fresh"][rows] = False
         self._columns["pushes"][rows] = 0
-        said = self.last_verdict
+        last_verdicts = self.last_verdict
         places = rows.tolist()
-        return Batch(
+        return ReportBatch(
             [self.names[row] for row in places],
             [self.cohorts[number] for number in cohorts.tolist()],
             [self.hardware[number] for number in hardware.tolist()],
             records,
-            {place: said.pop(row) for place, row in enumerate(places) if row in said} if said else {},
+            {place: last_verdicts.pop(row) for place, row in enumerate(places) if row in last_verdicts}
+            if last_verdicts
+            else {},
         )
 
-    def absorb(self, batch: "Batch") -> None:
+    def merge(self, batch: "ReportBatch") -> None:
         """Take reports that another score map took, unless this one has a later report of the node."""
         rows = np.empty(len(batch.names), np.int64)
         records = batch.records
@@ -232,27 +234,27 @@ class ScoreTable:
             if homeless[place]:
                 row = -1
             elif row is None:
-                taken = self._enter(node, float(records["entered"][place]))
+                taken = self._add_node(node, float(records["first_seen"][place]))
                 row = -1 if isinstance(taken, str) else taken
             rows[place] = row
         hardware = np.array([self._hardware_number(item) for item in batch.hardware], np.int32)
         places = np.flatnonzero(rows >= 0)
         rows, records = rows[places], records[places]
-        pushes, entered = self._columns["pushes"], self._columns["entered"]
+        pushes, first_seen = self._columns["pushes"], self._columns["first_seen"]
         pushes[rows] += records["pushes"]
-        entered[rows] = np.minimum(entered[rows], records["entered"])
+        first_seen[rows] = np.minimum(first_seen[rows], records["first_seen"])
         self._columns["fresh"][rows] = True
-        behind = self._columns["told"][rows] - records["told"]
-        late = (records["told"] > 0) & (behind > 0) & (behind < self._ttl_nanos)
+        behind = self._columns["sent_ns"][rows] - records["sent_ns"]
+        late = (records["sent_ns"] > 0) & (behind > 0) & (behind < self._ttl_nanos)
         latest = np.flatnonzero((records["seen"] >= self._columns["seen"][rows]) & ~late)
         places, rows, records = places[latest], rows[latest], records[latest]
         for name in BATCH_COLUMNS:
-            if name not in ("pushes", "entered"):
+            if name not in ("pushes", "first_seen"):
                 self._columns[name][rows] = records[name]
         self._columns["cohort"][rows] = cohorts[records["cohort"]]
         self._columns["hardware"][rows] = hardware[records["hardware"]]
         kept = dict(zip(places.tolist(), rows.tolist(), strict=True))
-        self.last_verdict.update({kept[place]: text for place, text in batch.said.items() if place in kept})
+        self.last_verdict.update({kept[place]: text for place, text in batch.last_verdicts.items() if place in kept})
 
     def _cohort_number(self, key: CohortKey) -> int | None:
         """The number of a cohort, `None`, counted, when there is no room for another."""
@@ -274,7 +276,7 @@ class ScoreTable:
             self.hardware.append(Hardware(*item))
         return code
 
-    def _enter(self, node: NodeKey, now: float) -> int | str:
+    def _add_node(self, node: NodeKey, now: float) -> int | str:
         if len(self._rows) >= self.limits.nodes:
             self.losses.nodes_over_limit += 1
             return "Fleet keeps no more nodes (processors.ingero.max_nodes)"
@@ -297,7 +299,7 @@ class ScoreTable:
         for name, column in self._columns.items():
             column[row] = name == "alive"
         self._tenancies += 1
-        self._columns["entered"][row], self._columns["tenancy"][row] = now, self._tenancies
+        self._columns["first_seen"][row], self._columns["tenancy"][row] = now, self._tenancies
         return row
 
     def _grow(self) -> None:

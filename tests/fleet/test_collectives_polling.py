@@ -8,52 +8,52 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from ingero_contract import attributes
-from ingero_fleet.collectives.desk import CollectivesDesk
-from ingero_fleet.collectives.looks import look_on, looks_in
+from ingero_fleet.collectives.polling import poll_between_ticks, polls_per_tick
 from ingero_fleet.collectives.settings import NcclConfig
+from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_kit.clock import rfc3339
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import BEGIN, Chain, Job
 
 TICK = 5.0
-LOOKS = 4
+POLLS_PER_TICK = 4
 CULPRIT = "node-7"
 
 
-def feed(desk: CollectivesDesk, bodies: list[bytes], now: float) -> None:
+def feed(tracker: CollectivesTracker, bodies: list[bytes], now: float) -> None:
     for body in bodies:
-        desk.take(Push(Signal.METRICS, "protobuf", body), now)
+        tracker.take(Push(Signal.METRICS, "protobuf", body), now)
 
 
-def named(desk: CollectivesDesk) -> set[str]:
-    return {node for _, node in desk.culprits}
+def named(tracker: CollectivesTracker) -> set[str]:
+    return {node for _, node in tracker.stragglers}
 
 
-def verdicts(desk: CollectivesDesk, now: float) -> list[str]:
-    return [item["verdict"] for item in desk.answer(None, now)["communicators"]]
+def verdicts(tracker: CollectivesTracker, now: float) -> list[str]:
+    return [item["verdict"] for item in tracker.answer(None, now)["communicators"]]
 
 
-@pytest.mark.parametrize(("tick", "look", "looks"), [(5.0, 1.0, 4), (5.0, 2.0, 2), (1.0, 1.0, 0), (1.0, 5.0, 0)])
-def test_looks_fill_the_time_between_two_ticks(tick: float, look: float, looks: int) -> None:
-    assert looks_in(tick, look) == looks
+@pytest.mark.parametrize(("tick", "poll", "polls"), [(5.0, 1.0, 4), (5.0, 2.0, 2), (1.0, 1.0, 0), (1.0, 5.0, 0)])
+def test_looks_fill_the_time_between_two_ticks(tick: float, poll: float, polls: int) -> None:
+    assert polls_per_tick(tick, poll) == polls
 
 
 def test_a_look_names_the_culprit_before_the_tick_and_the_tick_counts_from_then() -> None:
     sent: list[Push] = []
-    desk, job = CollectivesDesk(NcclConfig(), tell=sent.append, looks=LOOKS), Job(8)
-    feed(desk, job.pushes(40), BEGIN)
-    desk.judge(BEGIN)
+    tracker, job = CollectivesTracker(NcclConfig(), export_logs=sent.append, polls=POLLS_PER_TICK), Job(8)
+    feed(tracker, job.pushes(40), BEGIN)
+    tracker.judge(BEGIN)
     job.late_ms = {5: 5.0}
-    feed(desk, job.pushes(25), BEGIN + 3)
-    desk.look(BEGIN + 3)
+    feed(tracker, job.pushes(25), BEGIN + 3)
+    tracker.early_poll(BEGIN + 3)
 
-    assert verdicts(desk, BEGIN + 3) == ["culprit"]
-    early = desk.culprits[("c", "node-5")]
+    assert verdicts(tracker, BEGIN + 3) == ["culprit"]
+    early = tracker.stragglers[("c", "node-5")]
     assert (early["windows"], early["since"]) == (1, rfc3339(BEGIN + 3))
-    desk.judge(BEGIN + 5)
-    desk.judge(BEGIN + 10)
-    later = desk.culprits[("c", "node-5")]
+    tracker.judge(BEGIN + 5)
+    tracker.judge(BEGIN + 10)
+    later = tracker.stragglers[("c", "node-5")]
     assert (later["windows"], later["since"]) == (2, rfc3339(BEGIN + 3))
     assert states(sent) == ["straggler"]
 
@@ -70,20 +70,20 @@ def states(sent: list[Push]) -> list[str]:
 
 def test_looks_leave_to_the_tick_what_it_would_have_found_without_them() -> None:
     sent: list[list[Push]] = [[], []]
-    desks = [CollectivesDesk(NcclConfig(), onward.append, looks=LOOKS) for onward in sent]
+    desks = [CollectivesTracker(NcclConfig(), export.append, polls=POLLS_PER_TICK) for export in sent]
     job = Job(8, late_ms={5: 3.0})
     for tick in range(3):
         for second in range(5):
             now = BEGIN + TICK * tick + second
             bodies = job.pushes(10, drop=0.1, seq=tick > 0)
-            for desk in desks:
-                feed(desk, bodies, now)
-            desks[0].look(now)
-        for desk in desks:
-            desk.judge(BEGIN + TICK * (tick + 1))
+            for tracker in desks:
+                feed(tracker, bodies, now)
+            desks[0].early_poll(now)
+        for tracker in desks:
+            tracker.judge(BEGIN + TICK * (tick + 1))
 
-    looked, plain = (desk.answer(None, BEGIN + 15) for desk in desks)
-    assert desks[0].looks["done"] == 15
+    looked, plain = (tracker.answer(None, BEGIN + 15) for tracker in desks)
+    assert desks[0].polls["done"] == 15
     assert [{**item, "since": ""} for item in looked.pop("culprits")] == [
         {**item, "since": ""} for item in plain.pop("culprits")
     ]
@@ -92,28 +92,28 @@ def test_looks_leave_to_the_tick_what_it_would_have_found_without_them() -> None
 
 
 def test_a_look_without_news_or_with_too_much_of_it_is_left_to_the_tick(monkeypatch: pytest.MonkeyPatch) -> None:
-    desk, job = CollectivesDesk(NcclConfig(), looks=LOOKS), Job(8, late_ms={5: 5.0})
-    desk.look(BEGIN)
-    feed(desk, job.pushes(20), BEGIN)
-    desk.look(BEGIN + 1)
-    desk.look(BEGIN + 2)
-    assert desk.looks["done"] == 1
-    monkeypatch.setattr("ingero_fleet.collectives.desk.LOOK_POINTS", 200)
-    feed(desk, job.pushes(10), BEGIN + 3)
-    desk.look(BEGIN + 3)
-    assert desk.looks["done"] == 1
-    desk.judge(BEGIN + 5)
-    assert named(desk) == {"node-5"}
+    tracker, job = CollectivesTracker(NcclConfig(), polls=POLLS_PER_TICK), Job(8, late_ms={5: 5.0})
+    tracker.early_poll(BEGIN)
+    feed(tracker, job.pushes(20), BEGIN)
+    tracker.early_poll(BEGIN + 1)
+    tracker.early_poll(BEGIN + 2)
+    assert tracker.polls["done"] == 1
+    monkeypatch.setattr("ingero_fleet.collectives.tracker.MAX_POLL_POINTS", 200)
+    feed(tracker, job.pushes(10), BEGIN + 3)
+    tracker.early_poll(BEGIN + 3)
+    assert tracker.polls["done"] == 1
+    tracker.judge(BEGIN + 5)
+    assert named(tracker) == {"node-5"}
 
 
 def test_the_chance_of_error_is_shared_by_all_looks_of_a_tick() -> None:
     """Ten collectives are enough for a tick alone, not for one look of a hundred."""
     found = []
-    for looks in (0, 99):
-        desk = CollectivesDesk(NcclConfig(error=5e-8), looks=looks)
-        feed(desk, Job(8, jitter_ms=0.1, late_ms={5: 5.0}).pushes(10), BEGIN)
-        desk.look(BEGIN)
-        found.append(named(desk))
+    for polls in (0, 99):
+        tracker = CollectivesTracker(NcclConfig(error=5e-8), polls=polls)
+        feed(tracker, Job(8, jitter_ms=0.1, late_ms={5: 5.0}).pushes(10), BEGIN)
+        tracker.early_poll(BEGIN)
+        found.append(named(tracker))
 
     assert found == [{"node-5"}, set()]
 
@@ -133,21 +133,21 @@ def test_a_node_that_is_held_up_elsewhere_is_never_named_however_its_peers_tell(
     """The bridge comes late to the second communicator; the first one's agents may tell of the reason later."""
     after = []
     for seed in range(12):
-        chain, desk = Chain(seed), CollectivesDesk(NcclConfig(), looks=LOOKS)
+        chain, tracker = Chain(seed), CollectivesTracker(NcclConfig(), polls=POLLS_PER_TICK)
         chain.run(int(chain.random.integers(20, 120)), {})
         hurt = chain.moment
         chain.run(90, {7: 5.0})
         first = None
         for moment, who in moments(chain, slow):
             if who >= 0:
-                feed(desk, [chain.push(who, moment)], moment)
+                feed(tracker, [chain.push(who, moment)], moment)
             elif who == -1:
-                desk.look(moment)
+                tracker.early_poll(moment)
             else:
-                desk.judge(moment)
-            assert named(desk) <= {CULPRIT}
-            assert not desk.culprits or moment > hurt
-            first = first or (moment if desk.culprits else None)
+                tracker.judge(moment)
+            assert named(tracker) <= {CULPRIT}
+            assert not tracker.stragglers or moment > hurt
+            first = first or (moment if tracker.stragglers else None)
         after.append(first - hurt if first else np.inf)
 
     assert max(after) < (10 if slow else 5)
@@ -157,55 +157,55 @@ def test_a_victim_is_excused_by_who_is_not_proven_to_be_late_yet() -> None:
     """A fault begins just before a tick, so that both communicators have about as much to show as is needed."""
     right = 0
     for seed in range(40):
-        chain, desk = Chain(seed), CollectivesDesk(NcclConfig())
+        chain, tracker = Chain(seed), CollectivesTracker(NcclConfig())
         chain.run(100, {})
         for more in (int(chain.random.integers(8, 16)), 30):
             chain.run(more, {7: 5.0})
-            feed(desk, [chain.push(node, np.inf) for node in range(chain.NODES)], chain.moment)
-            desk.judge(chain.moment)
-            assert named(desk) <= {CULPRIT}
-        right += named(desk) == {CULPRIT}
-        assert all(text != "culprit" or len(desk.culprits) for text in verdicts(desk, chain.moment))
+            feed(tracker, [chain.push(node, np.inf) for node in range(chain.NODES)], chain.moment)
+            tracker.judge(chain.moment)
+            assert named(tracker) <= {CULPRIT}
+        right += named(tracker) == {CULPRIT}
+        assert all(text != "culprit" or len(tracker.stragglers) for text in verdicts(tracker, chain.moment))
 
     assert right == 40
 
 
 @pytest.mark.parametrize("jitter", [0.05, 1.0])
 def test_a_victim_is_not_named_either_once_its_culprit_is_cured(jitter: float) -> None:
-    chain, desk = Chain(jitter_ms=jitter), CollectivesDesk(NcclConfig(), looks=LOOKS)
+    chain, tracker = Chain(jitter_ms=jitter), CollectivesTracker(NcclConfig(), polls=POLLS_PER_TICK)
     found = []
     for tick in range(18):
         chain.run(50, {7: 5.0} if 2 <= tick < 6 else {})
-        feed(desk, [chain.push(node, np.inf) for node in range(chain.NODES)], chain.moment)
-        desk.judge(chain.moment)
-        assert named(desk) <= {CULPRIT}
-        found.append(bool(desk.culprits))
+        feed(tracker, [chain.push(node, np.inf) for node in range(chain.NODES)], chain.moment)
+        tracker.judge(chain.moment)
+        assert named(tracker) <= {CULPRIT}
+        found.append(bool(tracker.stragglers))
 
     assert found[2:6] == [True] * 4
     assert not found[-1]
 
 
-class Stumbling(CollectivesDesk):
+class Stumbling(CollectivesTracker):
     """Fails at its first look."""
 
-    def look(self, now: float) -> None:
-        if not self.looks["failed"]:
+    def early_poll(self, now: float) -> None:
+        if not self.polls["failed"]:
             raise RuntimeError("stumbled")
-        super().look(now)
+        super().early_poll(now)
 
 
 def test_looks_go_on_after_one_that_failed() -> None:
-    desk = Stumbling(NcclConfig(), looks=LOOKS)
-    feed(desk, Job(8, late_ms={5: 5.0}).pushes(30), BEGIN)
+    tracker = Stumbling(NcclConfig(), polls=POLLS_PER_TICK)
+    feed(tracker, Job(8, late_ms={5: 5.0}).pushes(30), BEGIN)
 
     async def run() -> None:
-        looking = asyncio.create_task(look_on(desk, lambda: BEGIN, 0.01))
-        while not desk.culprits:
+        looking = asyncio.create_task(poll_between_ticks(tracker, lambda: BEGIN, 0.01))
+        while not tracker.stragglers:
             await asyncio.sleep(0.01)
         looking.cancel()
         await asyncio.gather(looking, return_exceptions=True)
 
     asyncio.run(asyncio.wait_for(run(), 30))
 
-    assert named(desk) == {"node-5"}
-    assert desk.looks["failed"] == 1
+    assert named(tracker) == {"node-5"}
+    assert tracker.polls["failed"] == 1

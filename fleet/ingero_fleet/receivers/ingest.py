@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 
 from ingero_detect.column_store import NodeKey
-from ingero_fleet.board import Board
 from ingero_fleet.cost.files import read_providers
 from ingero_fleet.cost.providers import ProviderMap
 from ingero_fleet.exporters import Exporter, make_client
-from ingero_fleet.intake import Intake, Keep
+from ingero_fleet.intake import Intake, Observe
 from ingero_fleet.provider_tag import ProviderTag
 from ingero_fleet.receivers.traffic import Traffic
-from ingero_fleet.scores import ScoreTable
+from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import AuthConfig, FleetConfig, ListenerConfig
+from ingero_fleet.verdict_cache import VerdictCache
 from ingero_http.file_watcher import FileWatcher
 from ingero_kit.addresses import is_loopback, parse_endpoint
 from ingero_kit.clock import Clock
@@ -61,7 +61,7 @@ class Authenticators:
         return asyncio.create_task(watch_files(files, self.reload, "tokens"))
 
 
-class Receiving:
+class IngestService:
     """Takes pushes into a score map and sends them onward. Made and used on one event loop."""
 
     def __init__(
@@ -69,7 +69,7 @@ class Receiving:
         config: FleetConfig,
         table: ScoreTable,
         clock: Clock,
-        keep: Keep | None = None,
+        observe: Observe | None = None,
     ) -> None:
         self._config = config
         self._authenticators = Authenticators()
@@ -85,9 +85,9 @@ class Receiving:
                     self._exporters[name] = Exporter(name, settings, make_client(name, settings), loop)
                 self._routes.setdefault(kind, []).append(self._exporters[name])
         self.table = table
-        if self.sends(Signal.METRICS):
+        if self.exports(Signal.METRICS):
             self.provide(read_providers(config.processors.cost))
-        self.intake = Intake(table, clock, self.forward if self._exporters else None, keep, time.time)
+        self.intake = Intake(table, clock, self.export if self._exporters else None, observe, time.time)
         self._receivers: dict[str, OtlpHttpReceiver | OtlpGrpcReceiver] = {}
         self._following: asyncio.Task[None] | None = None
         for exporter in self._exporters.values():
@@ -103,18 +103,18 @@ class Receiving:
         row = self.table.row_of(node)
         return "" if row is None else self.table.hardware[int(self.table.view("hardware")[row])].provider
 
-    def sends(self, signal: Signal) -> bool:
+    def exports(self, signal: Signal) -> bool:
         """Whether anything of this signal goes onward."""
         return signal in self._routes
 
-    def forward(self, push: Push) -> None:
+    def export(self, push: Push) -> None:
         """Hand a push to the exporters of its pipeline."""
         for exporter in self._routes.get(push.signal, ()):
-            exporter.put(push)
+            exporter.export(push)
 
-    def adopt(self, board: Board) -> None:
+    def adopt(self, verdict_cache: VerdictCache) -> None:
         """Answer from this board from now on."""
-        self.intake.board = board
+        self.intake.verdict_cache = verdict_cache
 
     async def listen(self, ports: Mapping[str, int] | None = None) -> dict[str, int]:
         """Open the configured listeners and say where they listen.
@@ -158,7 +158,7 @@ class Receiving:
     def reload(self) -> None:
         """Read tokens, certificates and rules again; raises `SettingsError` or `OSError`, and the old ones stay."""
         self._authenticators.reload()
-        if self.sends(Signal.METRICS):
+        if self.exports(Signal.METRICS):
             self.provide(read_providers(self._config.processors.cost))
         for receiver in self._receivers.values():
             receiver.reload_certificates()

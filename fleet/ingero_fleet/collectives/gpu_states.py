@@ -24,16 +24,16 @@ MAX_UUID: Final = 64
 
 
 @dataclass
-class Gpu:
+class GpuState:
     """One GPU: when it was heard of last, since when each kind holds it back, and its clock in Hz, 0 when untold."""
 
     heard: float
-    held: dict[str, float] = field(default_factory=dict)
+    waiting: dict[str, float] = field(default_factory=dict)
     clock: float = 0.0
 
 
 @dataclass(frozen=True)
-class Held:
+class Throttle:
     """A GPU that is held back, and since when, seconds on Fleet's clock."""
 
     uuid: str
@@ -42,13 +42,13 @@ class Held:
     clock: float
 
 
-class Gpus:
+class GpuStates:
     """GPUs by node. What changes them is to be called by one thread at a time."""
 
     def __init__(self, max_gpus: int, age_seconds: float) -> None:
         self.refused: Counter[str] = Counter()
         self._max, self._age = max_gpus, age_seconds
-        self._nodes: dict[NodeKey, dict[str, Gpu]] = {}
+        self._nodes: dict[NodeKey, dict[str, GpuState]] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -64,30 +64,32 @@ class Gpus:
             if self._count >= self._max:
                 self.refused["more GPUs than Fleet keeps (processors.nccl.max_gpus)"] += 1
                 return
-            gpu = self._nodes.setdefault(node, {})[uuid] = Gpu(now)
+            gpu = self._nodes.setdefault(node, {})[uuid] = GpuState(now)
             self._count += 1
         gpu.heard = now
         kind = KINDS.get(metric)
         if kind is None:
             gpu.clock = value if 0.0 < value < 1e12 else 0.0
         elif value > 0:
-            gpu.held.setdefault(kind, now)
+            gpu.waiting.setdefault(kind, now)
         else:
-            gpu.held.pop(kind, None)
+            gpu.waiting.pop(kind, None)
 
-    def held(self) -> dict[NodeKey, Held]:
+    def waiting(self) -> dict[NodeKey, Throttle]:
         """Nodes with a GPU that is held back; of several the one with the lowest clock, then the longest.
 
         May run beside `note`.
         """
-        found: dict[NodeKey, Held] = {}
+        found: dict[NodeKey, Throttle] = {}
         for node, gpus in list(self._nodes.items()):
-            told = [(uuid, dict(gpu.held), gpu.clock) for uuid, gpu in list(gpus.items()) if gpu.held]
-            held = [
-                Held(uuid, tuple(sorted(kinds)), min(kinds.values()), clock) for uuid, kinds, clock in told if kinds
+            told = [(uuid, dict(gpu.waiting), gpu.clock) for uuid, gpu in list(gpus.items()) if gpu.waiting]
+            waiting = [
+                Throttle(uuid, tuple(sorted(kinds)), min(kinds.values()), clock)
+                for uuid, kinds, clock in told
+                if kinds
             ]
-            if held:
-                found[node] = min(held, key=lambda item: (item.clock, item.since, item.uuid))
+            if waiting:
+                found[node] = min(waiting, key=lambda item: (item.clock, item.since, item.uuid))
         return found
 
     def clock(self, node: NodeKey) -> float:
@@ -109,9 +111,9 @@ class Gpus:
     def forget(self, gpus: list[tuple[NodeKey, str]], now: float) -> None:
         """Let go of these, unless something was heard of them meanwhile."""
         for node, uuid in gpus:
-            known = self._nodes.get(node, {})
-            if uuid in known and now - known[uuid].heard > self._age:
-                del known[uuid]
+            communicators = self._nodes.get(node, {})
+            if uuid in communicators and now - communicators[uuid].heard > self._age:
+                del communicators[uuid]
                 self._count -= 1
-                if not known:
+                if not communicators:
                     del self._nodes[node]

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_kit.health_report import HealthReport
 
 
@@ -89,8 +89,8 @@ def test_an_older_score_that_comes_later_does_not_replace_a_newer_one() -> None:
     table = ScoreTable(Limits(nodes=9, clusters=1, ttl_seconds=50), ())
 
     for second, score in ((100, 0.9), (97, 0.1), (99, 0.2)):
-        told = HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=second * 10**9)
-        assert table.observe(told, 1000) is None
+        sent_ns = HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=second * 10**9)
+        assert table.observe(sent_ns, 1000) is None
 
     assert (table.view("score")[0], table.view("pushes")[0], table.losses.late_reports) == (0.9, 1, 2)
 

@@ -15,24 +15,24 @@ import numpy as np
 
 from ingero_contract.values import GPU_THROTTLED
 from ingero_detect.column_store import NodeKey
-from ingero_fleet.collectives.gpus import POWER, Gpus, Held
-from ingero_fleet.collectives.known import Known
+from ingero_fleet.collectives.communicators import Communicators
+from ingero_fleet.collectives.gpu_states import POWER, GpuStates, Throttle
 from ingero_fleet.collectives.points import CommKey
-from ingero_fleet.collectives.window import Window
+from ingero_fleet.collectives.window import CommunicatorWindow
 
-STEADY: Final = 10.0
+MIN_THROTTLED_SECONDS: Final = 10.0
 """Seconds for which a GPU must have been held back; agents may tell so much later than it began."""
 
 SLOW_CLOCK: Final = 0.85
 """Share of its peers' clock below which a GPU is slow."""
 
-SLOWER: Final = 0.02
+MIN_SLOWDOWN: Final = 0.02
 """Share of time that must be lost since a GPU is held back."""
 
 FEWEST: Final = 4
 """Ticks before and after that are compared, and nodes whose clocks make a median."""
 
-MOST_HELD: Final = 32
+MAX_THROTTLED_NODES: Final = 32
 """Nodes with a GPU that is held back, in one communicator, of which it is asked whether the job waits for them."""
 
 SHOWN: Final = 5
@@ -40,10 +40,10 @@ SHOWN: Final = 5
 
 
 @dataclass(frozen=True)
-class Case:
+class ThrottleCase:
     """A GPU and a communicator: the share of time lost since it is held back, and its clock over its peers'."""
 
-    held: Held
+    waiting: Throttle
     slower: float | None
     clock: float | None
 
@@ -55,48 +55,52 @@ class Case:
     def evidence(self) -> dict[str, Any]:
         """As the APIs answer it; `since` in seconds since the epoch."""
         return {
-            "gpu": self.held.uuid, "held_back_by": list(self.held.kinds), "since": round(self.held.since, 3),
-            "clock_hz": self.held.clock or None,
+            "gpu": self.waiting.uuid, "held_back_by": list(self.waiting.kinds), "since": round(self.waiting.since, 3),
+            "clock_hz": self.waiting.clock or None,
             "clock_over_peers": None if self.clock is None else round(self.clock, 4),
             "slower_since": None if self.slower is None else round(self.slower, 6),
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
-class Slow:
+class ThrottleFindings:
     """Nodes named, each with the communicator that its GPU holds up, and what is told of all that are held back."""
 
-    named: Mapping[NodeKey, tuple[int, Case]] = field(default_factory=dict)
-    cases: Mapping[NodeKey, Case] = field(default_factory=dict)
+    named: Mapping[NodeKey, tuple[int, ThrottleCase]] = field(default_factory=dict)
+    cases: Mapping[NodeKey, ThrottleCase] = field(default_factory=dict)
 
 
-class HeldBack:
+class ThrottleDetector:
     """Remembers what was measured when a GPU began to be held back, for as long as it is."""
 
     def __init__(self) -> None:
         self._slower: dict[tuple[CommKey, NodeKey, float], float] = {}
 
-    def find(self, known: Known, gpus: Gpus, now: float) -> Slow:
+    def find(self, communicators: Communicators, gpus: GpuStates, now: float) -> ThrottleFindings:
         """Whose GPU holds up which communicator; every window with such a node learns it in words."""
-        for window in known.windows.values():
+        for window in communicators.windows.values():
             window.gpu = ""
-        held = {node: one for node, one in gpus.held().items() if now - one.since >= STEADY}
-        members = _members(known, held)
-        late = {number for number in members if (finding := known.windows[number].finding) and finding.accused}
+        waiting = {node: one for node, one in gpus.waiting().items() if now - one.since >= MIN_THROTTLED_SECONDS}
+        members = _members(communicators, waiting)
+        late = {
+            number for number in members if (finding := communicators.windows[number].finding) and finding.accused
+        }
         # Who takes part where somebody comes late may be held up there.
         doubtful = {node for number in late for node in members[number]}
         before, self._slower = self._slower, {}
-        found, told = dict[NodeKey, tuple[int, Case]](), dict[NodeKey, Case]()
+        found, told = dict[NodeKey, tuple[int, ThrottleCase]](), dict[NodeKey, ThrottleCase]()
         for number, nodes in members.items():
-            window, key = known.windows[number], known.reader.comms[number]
-            theirs = sorted(nodes & held.keys())
+            window, key = communicators.windows[number], communicators.reader.comms[number]
+            theirs = sorted(nodes & waiting.keys())
             cases = {}
-            for node in theirs[:MOST_HELD]:
-                mark = (key, node, held[node].since)
-                slower = before.get(mark) or (slowdown(window, held[node].since) if is_fault(held[node]) else None)
+            for node in theirs[:MAX_THROTTLED_NODES]:
+                mark = (key, node, waiting[node].since)
+                slower = before.get(mark) or (
+                    slowdown(window, waiting[node].since) if is_fault(waiting[node]) else None
+                )
                 if slower is not None:
                     self._slower[mark] = slower
-                cases[node] = Case(held[node], slower, _clock_share(gpus, node, held[node], nodes))
+                cases[node] = ThrottleCase(waiting[node], slower, _clock_share(gpus, node, waiting[node], nodes))
             told |= cases
             if number in late or window.finding is None or not window.blocked_seen or now < window.disputed_until:
                 continue
@@ -107,33 +111,33 @@ class HeldBack:
                 worse = found.get(named)
                 if worse is None or (cases[named].slower or 0.0) > (worse[1].slower or 0.0):
                     found[named] = number, cases[named]
-        return Slow(found, told)
+        return ThrottleFindings(found, told)
 
 
-def is_fault(held: Held) -> bool:
+def is_fault(waiting: Throttle) -> bool:
     """Whether it can be the reason why a job became slower.
 
     A power cap need not be: a heavier phase of the job makes it slower, and the first GPU reach its cap, by itself.
     """
-    return held.kinds != (POWER,)
+    return waiting.kinds != (POWER,)
 
 
-def slowdown(window: Window, since: float) -> float | None:
+def slowdown(window: CommunicatorWindow, since: float) -> float | None:
     """Share of time that is lost since a moment, by the time between collectives; `None` when nothing shows it."""
     paces = window.paces.tolist()
-    before = [period for time, period in paces if time <= since - STEADY][-2 * FEWEST :]
-    after = [period for time, period in paces if time > since + STEADY][: 2 * FEWEST]
+    before = [period for time, period in paces if time <= since - MIN_THROTTLED_SECONDS][-2 * FEWEST :]
+    after = [period for time, period in paces if time > since + MIN_THROTTLED_SECONDS][: 2 * FEWEST]
     if min(len(before), len(after)) < FEWEST:
         return None
-    (_, usual, slowest), (fastest, now, _) = quantiles(before), quantiles(after)
-    lost = 1.0 - usual / now
-    return lost if lost >= SLOWER and fastest > slowest else None
+    (_, default, slowest), (fastest, now, _) = quantiles(before), quantiles(after)
+    lost = 1.0 - default / now
+    return lost if lost >= MIN_SLOWDOWN and fastest > slowest else None
 
 
-def describe(known: Known, number: int, node: NodeKey, case: Case) -> dict[str, Any]:
-    """The accusation as `culprits.describe` makes them; `rank` is `None` where the node has several."""
-    window, key = known.windows[number], known.reader.comms[number]
-    ranks = [rank for rank in range(window.ranks) if known.source(window, rank).node == node[1]]
+def describe(communicators: Communicators, number: int, node: NodeKey, case: ThrottleCase) -> dict[str, Any]:
+    """The accusation as `stragglers.describe` makes them; `rank` is `None` where the node has several."""
+    window, key = communicators.windows[number], communicators.reader.comms[number]
+    ranks = [rank for rank in range(window.ranks) if communicators.source(window, rank).node == node[1]]
     lag = float(window.lag[ranks].max()) if len(window.lag) else 0.0
     measured = (
         f"since then {100 * case.slower:.1f} % of the time is lost"
@@ -143,48 +147,48 @@ def describe(known: Known, number: int, node: NodeKey, case: Case) -> dict[str, 
     return {
         "cluster_id": key.cluster, "kind": GPU_THROTTLED, "comm": key.hash, "ranks": key.ranks,
         "rank": ranks[0] if len(ranks) == 1 else None, "node_id": node[1],
-        "pod": known.source(window, ranks[0]).pod or None, "share": round(case.slower or 0.0, 6),
+        "pod": communicators.source(window, ranks[0]).pod or None, "share": round(case.slower or 0.0, 6),
         "lag_ms": round(lag, 6), "lasts": None, "collectives": None, "chance": None, "nvml": case.evidence(),
-        "why": f"No rank comes late, but GPU {case.held.uuid} is held back by {_kinds(case)}; {measured}.",
+        "why": f"No rank comes late, but GPU {case.waiting.uuid} is held back by {_kinds(case)}; {measured}.",
     }  # fmt: skip
 
 
-def _members(known: Known, held: Mapping[NodeKey, Held]) -> dict[int, set[NodeKey]]:
+def _members(communicators: Communicators, waiting: Mapping[NodeKey, Throttle]) -> dict[int, set[NodeKey]]:
     """The nodes of the communicators in which a node with such a GPU takes part."""
-    sources = known.reader.sources
+    sources = communicators.reader.sources
     # The last place stands for ranks that nobody has spoken for.
-    theirs = np.array([*((sender.cluster, sender.node) in held for sender in sources), False])
+    theirs = np.array([*((sender.cluster, sender.node) in waiting for sender in sources), False])
     if not theirs.any():
         return {}
     return {
         number: {(sources[place].cluster, sources[place].node) for place in window.members.tolist() if place >= 0}
-        for number, window in known.windows.items()
+        for number, window in communicators.windows.items()
         if theirs[window.members].any()
     }
 
 
-def _clock_share(gpus: Gpus, node: NodeKey, held: Held, nodes: set[NodeKey]) -> float | None:
+def _clock_share(gpus: GpuStates, node: NodeKey, waiting: Throttle, nodes: set[NodeKey]) -> float | None:
     clocks = [clock for peer in nodes - {node} if (clock := gpus.clock(peer))]
-    if not held.clock or len(clocks) < FEWEST - 1:
+    if not waiting.clock or len(clocks) < FEWEST - 1:
         return None
-    return held.clock / float(np.median(clocks))
+    return waiting.clock / float(np.median(clocks))
 
 
-def _choose(cases: Mapping[NodeKey, Case], held: int, nodes: int) -> NodeKey | None:
+def _choose(cases: Mapping[NodeKey, ThrottleCase], waiting: int, nodes: int) -> NodeKey | None:
     """The one node that is meant, if there is one, and most nodes' GPUs are free."""
     proven = [node for node, case in cases.items() if case.proven]
-    return proven[0] if len(proven) == 1 and held <= MOST_HELD and 2 * held < nodes else None
+    return proven[0] if len(proven) == 1 and waiting <= MAX_THROTTLED_NODES and 2 * waiting < nodes else None
 
 
-def _kinds(case: Case) -> str:
-    return " and ".join(case.held.kinds)
+def _kinds(case: ThrottleCase) -> str:
+    return " and ".join(case.waiting.kinds)
 
 
-def _sentence(cases: Mapping[NodeKey, Case], held: int, named: NodeKey | None) -> str:
+def _sentence(cases: Mapping[NodeKey, ThrottleCase], waiting: int, named: NodeKey | None) -> str:
     if named is not None:
         return f"GPU: nobody is late, and {named[1]} is held back by {_kinds(cases[named])}"
     told = ", ".join(f"{node[1]} ({_kinds(case)})" for node, case in list(cases.items())[:SHOWN])
-    more = f" and {held - SHOWN} more" if held > SHOWN else ""
+    more = f" and {waiting - SHOWN} more" if waiting > SHOWN else ""
     return (
         f"unknown: nobody is late; GPUs are held back on {told}{more}, and nothing shows that the job waits for one"
     )

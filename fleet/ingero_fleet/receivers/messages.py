@@ -13,8 +13,8 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from ingero_fleet.board import Board
-from ingero_fleet.scores import BATCH_RECORD, Batch, Hardware
+from ingero_fleet.score_table import BATCH_RECORD, Hardware, ReportBatch
+from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Encoding, Signal
 
@@ -30,7 +30,7 @@ PART: Final = 1000
 _SIGNALS: Final = tuple(Signal)
 
 
-class Kind(IntEnum):
+class MessageKind(IntEnum):
     """What a message is."""
 
     HELLO = 1
@@ -45,9 +45,9 @@ class Kind(IntEnum):
     """From the receiver: reports."""
     DONE = 6
     """From the receiver: that was all; its counts."""
-    TOLD = 7
+    NODE_VERDICTS = 7
     """To the receiver: nodes that are told something else than most."""
-    BOARD = 8
+    VERDICT_CACHE = 8
     """To the receiver: the rest of the board, which replaces the one before."""
     PUSH = 9
     """From the receiver: a push with collectives or marks, as it came."""
@@ -57,63 +57,70 @@ class Kind(IntEnum):
     """To the receiver: finish what is under way and end."""
 
 
-async def read(reader: asyncio.StreamReader) -> tuple[Kind, bytes]:
+async def read_message(reader: asyncio.StreamReader) -> tuple[MessageKind, bytes]:
     """The next message; raises `asyncio.IncompleteReadError` when the other side is gone."""
     length, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
-    return Kind(kind), await reader.readexactly(length)
+    return MessageKind(kind), await reader.readexactly(length)
 
 
-def message(kind: Kind, body: bytes = b"") -> bytes:
+def encode_message(kind: MessageKind, body: bytes = b"") -> bytes:
     """One message on the wire."""
     return HEAD.pack(len(body), kind) + body
 
 
-def encode_batch(batch: Batch) -> bytes:
+def encode_batch(batch: ReportBatch) -> bytes:
     """The body of BATCH."""
-    words = orjson.dumps([batch.names, batch.cohorts, list(map(tuple, batch.hardware)), list(batch.said.items())])
-    return JSON_LENGTH.pack(len(words)) + words + batch.records.tobytes()
+    header = orjson.dumps(
+        [batch.names, batch.cohorts, list(map(tuple, batch.hardware)), list(batch.last_verdicts.items())]
+    )
+    return JSON_LENGTH.pack(len(header)) + header + batch.records.tobytes()
 
 
-def decode_batch(body: bytes) -> Batch:
+def decode_batch(body: bytes) -> ReportBatch:
     """Read what `encode_batch` gave; raises `ValueError` for anything else."""
     (length,) = JSON_LENGTH.unpack_from(body)
     end = JSON_LENGTH.size + length
-    names, cohorts, hardware, said = orjson.loads(memoryview(body)[JSON_LENGTH.size : end])
+    names, cohorts, hardware, last_verdicts = orjson.loads(memoryview(body)[JSON_LENGTH.size : end])
     records = np.frombuffer(body, BATCH_RECORD, offset=end)
     if len(records) != len(names):
         raise ValueError("names and records differ in number")
-    return Batch(
+    return ReportBatch(
         [(cluster, node) for cluster, node in names],
         [tuple(key) for key in cohorts],
         [Hardware(*item) for item in hardware],
         records,
-        dict(said),
+        dict(last_verdicts),
     )
 
 
-def encode_board(board: Board) -> Iterator[bytes]:
+def encode_verdict_cache(verdict_cache: VerdictCache) -> Iterator[bytes]:
     """The messages that carry a board: TOLD as often as it takes, then BOARD."""
-    others = [(line, *node) for node, line in board.others.items()]
-    for start in range(0, len(others), PART):
-        yield message(Kind.TOLD, orjson.dumps(others[start : start + PART]))
-    yield message(Kind.BOARD, orjson.dumps([board.by, list(board.thresholds.items()), board.usual, board.as_of]))
+    overrides = [(line, *node) for node, line in verdict_cache.overrides.items()]
+    for start in range(0, len(overrides), PART):
+        yield encode_message(MessageKind.NODE_VERDICTS, orjson.dumps(overrides[start : start + PART]))
+    yield encode_message(
+        MessageKind.VERDICT_CACHE,
+        orjson.dumps(
+            [verdict_cache.by, list(verdict_cache.thresholds.items()), verdict_cache.default, verdict_cache.as_of]
+        ),
+    )
 
 
-class BoardReader:
+class VerdictCacheDecoder:
     """Puts a board together from its messages."""
 
     def __init__(self) -> None:
         self._others: dict[tuple[str, str], str] = {}
 
-    def told(self, body: bytes) -> None:
+    def add_overrides(self, body: bytes) -> None:
         """Take a TOLD."""
         self._others.update({(cluster, node): line for line, cluster, node in orjson.loads(body)})
 
-    def board(self, body: bytes) -> Board:
+    def verdict_cache(self, body: bytes) -> VerdictCache:
         """Take a BOARD, which ends it."""
-        by, thresholds, usual, as_of = orjson.loads(body)
-        others, self._others = self._others, {}
-        return Board(tuple(by), {tuple(key): value for key, value in thresholds}, usual, others, as_of)
+        by, thresholds, default, as_of = orjson.loads(body)
+        overrides, self._others = self._others, {}
+        return VerdictCache(tuple(by), {tuple(key): value for key, value in thresholds}, default, overrides, as_of)
 
 
 def encode_push(push: Push, now: float) -> bytes:

@@ -8,40 +8,42 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_fleet.collectives.attribution import AttributionConfig
-from ingero_fleet.collectives.batch import COLUMN_TYPES, Batch, Columns, columns_of
-from ingero_fleet.collectives.known import Known
+from ingero_fleet.collectives.batch import COLUMN_TYPES, Columns, PointBatch, columns_of
+from ingero_fleet.collectives.communicators import Communicators
+from ingero_fleet.collectives.export import Lag
 from ingero_fleet.collectives.lags import Group, group_by, in_buckets, measure
-from ingero_fleet.collectives.onward import Lag
 from ingero_fleet.collectives.points import BLOCKED, NO_SEQ
 from ingero_fleet.collectives.settings import NcclConfig
-from ingero_fleet.collectives.window import Window
+from ingero_fleet.collectives.window import CommunicatorWindow
 
 SAME_SECONDS: Final = 1e-6
 """Times closer than this are of one point, sent twice."""
 
 
-class Ledger:
+class CollectiveMatcher:
     """Communicators, the points that wait for others of their collective, and what became of the rest."""
 
     def __init__(
-        self, known: Known, config: NcclConfig, attribution: AttributionConfig, *, lags: bool = False
+        self, communicators: Communicators, config: NcclConfig, attribution: AttributionConfig, *, lags: bool = False
     ) -> None:
         """`lags`: whether anybody wants to know how late ranks came."""
-        self.known = known
-        self.held: Columns = columns_of(Batch())
+        self.communicators = communicators
+        self.waiting: Columns = columns_of(PointBatch())
         self.outcomes: Counter[str] = Counter()
         self._config = config
         self._attribution = attribution
         self._lags = lags
 
-    def trial(self, fresh: Columns, attribution: AttributionConfig) -> "Ledger":
+    def trial(self, fresh: Columns, attribution: AttributionConfig) -> "CollectiveMatcher":
         """A copy that may take in these points, judges so, and leaves this one as it is."""
-        copied = Ledger(Known(self.known.reader, dict(self.known.windows)), self._config, attribution)
-        copied.held = dict(self.held)
-        for number in np.unique(np.concatenate([self.held["comm"], fresh["comm"]])).tolist():
-            window = self.known.windows.get(number)
+        copied = CollectiveMatcher(
+            Communicators(self.communicators.reader, dict(self.communicators.windows)), self._config, attribution
+        )
+        copied.waiting = dict(self.waiting)
+        for number in np.unique(np.concatenate([self.waiting["comm"], fresh["comm"]])).tolist():
+            window = self.communicators.windows.get(number)
             if window is not None:
-                copied.known.windows[number] = replace(window, members=window.members.copy())
+                copied.communicators.windows[number] = replace(window, members=window.members.copy())
         return copied
 
     def take(self, fresh: Columns, ranks: list[int], now: float) -> list[Lag]:
@@ -49,7 +51,7 @@ class Ledger:
 
         `ranks` are the communicators' sizes by number, as of when the points were read.
         """
-        columns = {name: np.concatenate([self.held[name], column]) for name, column in fresh.items()}
+        columns = {name: np.concatenate([self.waiting[name], column]) for name, column in fresh.items()}
         lags: list[Lag] = []
         if len(columns["rank"]):
             self._note_members(columns, ranks, now)
@@ -60,14 +62,14 @@ class Ledger:
             )
             self.outcomes["repeated"] += len(again)
             self._dispute(columns, again, now)
-            held = self._settle(columns, group, now, lags)
-            self.held = {name: columns[name][held] for name in COLUMN_TYPES}
+            waiting = self._settle(columns, group, now, lags)
+            self.waiting = {name: columns[name][waiting] for name in COLUMN_TYPES}
         return lags
 
     def age(self, now: float) -> None:
         """Judge anew the communicators of which collectives have become too old to count."""
         size, age = self._config.window, self._config.window_age
-        for window in self.known.windows.values():
+        for window in self.communicators.windows.values():
             if len(window.arrived) and window.arrived[0] <= now - age:
                 empty = np.zeros(0)
                 window.add(empty.astype(np.int64), empty, empty, now, size, age)
@@ -82,16 +84,18 @@ class Ledger:
         starts = np.flatnonzero(np.diff(comm, prepend=-1))
         for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(comm)], strict=True):
             number = int(comm[first])
-            window = self.known.windows.get(number)
+            window = self.communicators.windows.get(number)
             if window is None:
-                window = self.known.windows[number] = Window(ranks[number], np.full(ranks[number], -1, np.int32), now)
+                window = self.communicators.windows[number] = CommunicatorWindow(
+                    ranks[number], np.full(ranks[number], -1, np.int32), now
+                )
             window.members[rank[first:end]] = source[first:end]
             window.seen = now
             if number in disputed:
                 window.disputed_until = now + self._config.window_age
         blocked = columns["comm"][columns["kind"] == BLOCKED]
         for number in np.unique(blocked).tolist():
-            self.known.windows[number].blocked_seen = True
+            self.communicators.windows[number].blocked_seen = True
 
     def _comparable(self, columns: Columns) -> Columns:
         """Only waits can be compared over hosts; points that carry none are counted."""
@@ -119,15 +123,15 @@ class Ledger:
         """
         apart = np.abs(columns["time"][again[:, 0]] - columns["time"][again[:, 1]]) > SAME_SECONDS
         for number in np.unique(columns["comm"][again[apart, 0]]).tolist():
-            self.known.windows[number].disputed_until = now + self._config.window_age
+            self.communicators.windows[number].disputed_until = now + self._config.window_age
 
     def _settle(self, columns: Columns, group: Group, now: float, lags: list[Lag]) -> npt.NDArray[np.int64]:
         """Judge collectives that are whole or have waited long enough; returns the places of points that wait on."""
         sizes, firsts = group.sizes, group.order[group.starts[:-1]]
         comm = columns["comm"][firsts]
-        known = sorted(self.known.windows)
-        ranks = np.zeros(known[-1] + 1 if known else 1, np.int64)
-        ranks[known] = [self.known.windows[number].ranks for number in known]
+        communicators = sorted(self.communicators.windows)
+        ranks = np.zeros(communicators[-1] + 1 if communicators else 1, np.int64)
+        ranks[communicators] = [self.communicators.windows[number].ranks for number in communicators]
         whole = sizes >= ranks[comm]
         newest = np.maximum.reduceat(columns["received"][group.order], group.starts[:-1])
         over = ~whole & (newest <= now - self._config.hold)
@@ -157,7 +161,7 @@ class Ledger:
         extra = waited - np.repeat(np.minimum.reduceat(waited, chosen.starts[:-1]), chosen.sizes)
         starts = np.flatnonzero(np.diff(comm, prepend=-1))
         for first, end in zip(starts.tolist(), [*starts[1:].tolist(), len(comm)], strict=True):
-            window = self.known.windows[int(comm[first])]
+            window = self.communicators.windows[int(comm[first])]
             points = slice(int(chosen.starts[first]), int(chosen.starts[end]))
             count = np.bincount(rank[points], minlength=window.ranks)
             with np.errstate(invalid="ignore"):

@@ -32,12 +32,12 @@ from ingero_detect.observation import (
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdict_view import VerdictView
 from ingero_detect.verdicts import Verdict
-from ingero_fleet import scores
-from ingero_fleet.histories import MERGEABLE, PARTS, Recorder
-from ingero_fleet.scores import ScoreTable
+from ingero_fleet import score_table
+from ingero_fleet.recording import MERGEABLE, PARTS, TickRecorder
+from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import IngeroConfig
-from ingero_fleet.snapshots import Snapshots
-from ingero_fleet.statistics import Frame
+from ingero_fleet.snapshot_file import SnapshotFile
+from ingero_fleet.threshold_rule import ScoreSnapshot
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -45,46 +45,46 @@ log = get(__name__)
 BY_SCORE: Final = "score"
 """Last part of the cohort of nodes that report no rate."""
 
-MOST: Final = 0.75
+REPORTED_SHARE: Final = 0.75
 """Share of the nodes that must have reported before the detector judges."""
 
-PATIENCE: Final = 6
+MAX_WAIT_TICKS: Final = 6
 """Ticks after which it judges whoever has."""
 
-FALLEN: Final = 0.77
+FALLEN_SHARE: Final = 0.77
 """Share of what is expected of a node below which its report is looked at before the tick is due."""
 
-BEYOND_NOISE: Final = 5.0
+NOISE_DEVIATIONS: Final = 5.0
 """Standard deviations of its noise that it must have fallen as well."""
 
-LATEST: Final = 0.9
+LATEST_EARLY_POLL: Final = 0.9
 """Ticks after a tick up to which a look is early."""
 
-LONGEST_HELD: Final = 1.5
+MAX_HELD_TICKS: Final = 1.5
 """Ticks after which a report no longer stands for its node in an early look."""
 
-_CODES: Final = {scores.ACTIVE: ACTIVE, scores.IDLE: IDLE, scores.CALIBRATING: CALIBRATING}
+_CODES: Final = {score_table.ACTIVE: ACTIVE, score_table.IDLE: IDLE, score_table.CALIBRATING: CALIBRATING}
 
-_NOBODY: Final = np.zeros(0, np.int64)
+_NO_ROWS: Final = np.zeros(0, np.int64)
 
-_QUIET: Final = [*(str(state) for state in VERDICT_STATES), ""]
+_UNACCUSED_LINES: Final = [*(str(state) for state in VERDICT_STATES), ""]
 """Lines of nodes that nobody accuses, by code; the last one, of nodes that are not judged, is nothing."""
 
 _NOT_JUDGED: Final = len(VERDICT_STATES)
 
-_ECHOED_SEVERITY: Final = 0.99
+_MAX_ECHOED_SEVERITY: Final = 0.99
 """Most severe loss that an echoed verdict is believed to have had."""
 
 
 @dataclass(frozen=True)
-class Told:
-    """The line that nodes are told: most of them `usual`, the others their own, nothing where it is empty.
+class NodeVerdicts:
+    """The line that nodes are told: most of them `default`, the others their own, nothing where it is empty.
 
     `as_of` is the time of the frame; nodes that came later are told nothing.
     """
 
-    usual: str = ""
-    others: Mapping[NodeKey, str] = field(default_factory=dict)
+    default: str = ""
+    overrides: Mapping[NodeKey, str] = field(default_factory=dict)
     as_of: float = 0.0
 
 
@@ -100,7 +100,7 @@ class Findings:
     slots: npt.NDArray[np.int64]
     states: npt.NDArray[np.uint8]
     accused: npt.NDArray[np.bool_]
-    told: Told
+    node_verdicts: NodeVerdicts
     edges: list[Edge] = field(default_factory=list)
     jobs: list[JobSlow] = field(default_factory=list)
     estimates: Mapping[str, float] = field(default_factory=dict)
@@ -128,7 +128,7 @@ def parameters_of(config: IngeroConfig) -> Parameters:
     )
 
 
-class Judging:
+class LiveDetector:
     """Owns the detector between ticks."""
 
     def __init__(self, config: IngeroConfig) -> None:
@@ -140,23 +140,23 @@ class Judging:
         self._interval = config.push_interval
         self._now = 0.0
         self._ticked_at = 0.0
-        self._known = (_NOBODY, _NOBODY)
-        self._looked = False
+        self._known = (_NO_ROWS, _NO_ROWS)
+        self._polled = False
         self._early_edges: list[Edge] = []
         self._fresh = np.zeros(0, np.bool_)
         self._waited = 0
-        self._said: dict[int, str] = {}
+        self._last_verdicts: dict[int, str] = {}
         self._jobs: list[JobSlow] = []
         self._order: tuple[list[NodeKey], npt.NDArray[np.bool_], npt.NDArray[np.int64], list[NodeKey]]
         self._order = ([], np.zeros(0, np.bool_), np.zeros(0, np.int64), [])
         self._estimates: Mapping[str, float] = {}
         settings = config.detector
-        self._recorder = Recorder(settings.record, settings.record_bytes) if settings.record else None
-        self._snapshots = Snapshots(settings.snapshot, settings.snapshot_interval) if settings.snapshot else None
+        self._recorder = TickRecorder(settings.record, settings.record_bytes) if settings.record else None
+        self._snapshots = SnapshotFile(settings.snapshot, settings.snapshot_interval) if settings.snapshot else None
         if self._snapshots:
             self._restore(self._snapshots)
 
-    def _restore(self, snapshots: Snapshots) -> None:
+    def _restore(self, snapshots: SnapshotFile) -> None:
         data = snapshots.read()
         if data is None:
             return
@@ -166,27 +166,27 @@ class Judging:
         except SnapshotError as error:
             log.warning("snapshot_refused", reason=str(error))
 
-    def judge(self, frame: Frame, said: Mapping[int, str]) -> Findings:
-        """Judge one frame. `said` holds, by row, the verdict that a node was last told before Fleet forgot."""
+    def judge(self, scores: ScoreSnapshot, last_verdicts: Mapping[int, str]) -> Findings:
+        """Judge one snapshot. `last_verdicts`: by row, the verdict that a node received before Fleet restarted."""
         with self._lock:
-            return self._judge(frame, said)
+            return self._judge(scores, last_verdicts)
 
-    def _judge(self, frame: Frame, said: Mapping[int, str]) -> Findings:
-        self._said.update(said)
-        fresh = self._gathered(frame)
+    def _judge(self, scores: ScoreSnapshot, last_verdicts: Mapping[int, str]) -> Findings:
+        self._last_verdicts.update(last_verdicts)
+        fresh = self._gathered(scores)
         if fresh is None:
-            return self._unchanged(frame)
-        said, self._said = self._said, {}
-        now = max(self._grid(frame.now), self._now + self._interval if self._now else 0.0)
-        self._now, self._ticked_at = now, frame.now
-        rows, names = self._sorted(frame)
-        outcome = self._tick(now, self._observe(frame, fresh, rows, names, said))
+            return self._unchanged(scores)
+        last_verdicts, self._last_verdicts = self._last_verdicts, {}
+        now = max(self._grid(scores.now), self._now + self._interval if self._now else 0.0)
+        self._now, self._ticked_at = now, scores.now
+        rows, names = self._sorted(scores)
+        outcome = self._tick(now, self._observe(scores, fresh, rows, names, last_verdicts))
         edges, self._early_edges = [*self._early_edges, *outcome.edges], []
         if self._snapshots and self._snapshots.due(time.monotonic()):
             self._snapshots.write(self.detector.snapshot())
         self._jobs = outcome.jobs
-        findings = self._findings(frame, rows, names, outcome.slots, edges, outcome.jobs)
-        self._known, self._looked = (findings.slots, frame.columns["tenancy"]), False
+        findings = self._findings(scores, rows, names, outcome.slots, edges, outcome.jobs)
+        self._known, self._polled = (findings.slots, scores.columns["tenancy"]), False
         return findings
 
     def _tick(self, now: float, seen: Observation) -> Outcome:
@@ -206,67 +206,73 @@ class Judging:
         May run beside the score map's owner: what changes meanwhile is looked at once more in a frame.
         """
         with self._lock:
-            if self._looked:
-                return _NOBODY
+            if self._polled:
+                return _NO_ROWS
             slots, tenancy = self._known
             known = min(len(slots), len(table.names))
             new = table.view("fresh")[:known] & table.view("alive")[:known] & (slots[:known] >= 0)
             rows = np.flatnonzero(new & (table.view("tenancy")[:known] == tenancy[:known]))
-            rows = rows[self._well(slots[rows])]
+            rows = rows[self._healthy(slots[rows])]
             rate, reported = table.view("rate")[rows], table.view("state")[rows]
             value = np.where(np.isfinite(rate), rate, table.view("score")[rows])
-            noise = BEYOND_NOISE * self.detector.memory.node("scale")[slots[rows]].astype(np.float64)
+            noise = NOISE_DEVIATIONS * self.detector.memory.node("scale")[slots[rows]].astype(np.float64)
             with np.errstate(over="ignore", invalid="ignore"):
-                line = np.exp(self.detector.memory.node("expected")[slots[rows]] - np.maximum(-np.log(FALLEN), noise))
+                line = np.exp(
+                    self.detector.memory.node("expected")[slots[rows]] - np.maximum(-np.log(FALLEN_SHARE), noise)
+                )
                 low = value < line
-            found: npt.NDArray[np.int64] = rows[((reported == scores.ACTIVE) & low) | (reported == scores.IDLE)]
+            found: npt.NDArray[np.int64] = rows[
+                ((reported == score_table.ACTIVE) & low) | (reported == score_table.IDLE)
+            ]
             return found
 
-    def _well(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _healthy(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         """Of nodes that worked at the last tick: who is known, and suspected of nothing."""
         memory = self.detector.memory
         healthy = memory.node("learned")[slots] & (memory.node("code")[slots] == ACTIVE)
         found: npt.NDArray[np.bool_] = healthy & (memory.node("run")[slots] == 0)
         return found & ~is_accused(memory.node("state"))[slots]
 
-    def look_early(self, frame: Frame, rows: npt.NDArray[np.int64]) -> None:
+    def judge_early(self, scores: ScoreSnapshot, rows: npt.NDArray[np.int64]) -> None:
         """Judge the nodes of these rows before the tick is due; the reports of all others stand for their cohorts.
 
         So a fall is first seen when it is reported, and the tick an interval later may confirm it.
         """
         with self._lock:
-            self._looked = True
-            fallen = np.zeros(len(frame.names), np.bool_)
+            self._polled = True
+            fallen = np.zeros(len(scores.names), np.bool_)
             fallen[rows] = True
             self._fresh = self._fresh & ~fallen[: len(self._fresh)]
-            since = (frame.now - self._ticked_at) / self._interval
-            now = self._now + self._interval * min(max(since, 1 - LATEST), LATEST)
-            current = frame.now - frame.columns["seen"] <= LONGEST_HELD * self._interval
-            places, names = self._sorted(frame)
-            seen = self._observe(frame, fallen, places, names, {}, held=current & ~fallen)
+            since = (scores.now - self._ticked_at) / self._interval
+            now = self._now + self._interval * min(max(since, 1 - LATEST_EARLY_POLL), LATEST_EARLY_POLL)
+            current = scores.now - scores.columns["seen"] <= MAX_HELD_TICKS * self._interval
+            places, names = self._sorted(scores)
+            seen = self._observe(scores, fallen, places, names, {}, held=current & ~fallen)
             self._early_edges += self._tick(now, seen).edges
 
     def _findings(
         self,
-        frame: Frame,
+        scores: ScoreSnapshot,
         rows: npt.NDArray[np.int64],
         names: list[NodeKey],
         of_names: npt.NDArray[np.int64],
         edges: list[Edge],
         jobs: list[JobSlow],
     ) -> Findings:
-        slots = np.full(len(frame.names), -1, np.int64)
+        slots = np.full(len(scores.names), -1, np.int64)
         slots[rows] = of_names
         view = self.detector.view()
         if not len(view.names):
-            return Findings(view, slots, np.zeros(len(slots), np.uint8), np.zeros(len(slots), np.bool_), Told())
+            return Findings(
+                view, slots, np.zeros(len(slots), np.uint8), np.zeros(len(slots), np.bool_), NodeVerdicts()
+            )
         states = np.where(slots >= 0, view.columns["state"][slots], 0).astype(np.uint8)
         return Findings(
             view,
             slots,
             states,
             is_accused(states) & (slots >= 0),
-            self._told(view, names, of_names, frame.now),
+            self._node_verdicts(view, names, of_names, scores.now),
             edges,
             jobs,
             self._estimate(),
@@ -275,35 +281,35 @@ class Judging:
             {"node": self.detector.memory.dropped_nodes, "cohort": self.detector.memory.dropped_cohorts},
         )
 
-    def _gathered(self, frame: Frame) -> npt.NDArray[np.bool_] | None:
+    def _gathered(self, scores: ScoreSnapshot) -> npt.NDArray[np.bool_] | None:
         """Who has reported since the detector last judged; `None` to wait for more of them.
 
         Where pushes come slower than ticks, a tick sees a few nodes only, who are no cohort. So the detector waits
         until most nodes have reported, but not for ever: those that fell silent do not hold up the others.
         """
-        alive = frame.columns["alive"]
-        fresh: npt.NDArray[np.bool_] = frame.columns["fresh"] & alive
+        alive = scores.columns["alive"]
+        fresh: npt.NDArray[np.bool_] = scores.columns["fresh"] & alive
         before = self._fresh[: len(fresh)]
         fresh[: len(before)] |= before & alive[: len(before)]
         self._waited += 1
-        if fresh.sum() < MOST * alive.sum() and self._waited < PATIENCE:
+        if fresh.sum() < REPORTED_SHARE * alive.sum() and self._waited < MAX_WAIT_TICKS:
             self._fresh = fresh
             return None
         self._fresh, self._waited = np.zeros(0, np.bool_), 0
         return fresh
 
-    def _unchanged(self, frame: Frame) -> Findings:
+    def _unchanged(self, scores: ScoreSnapshot) -> Findings:
         """What was found last, for the rows of this frame; who came since then is looked up by name."""
-        rows, names = self._sorted(frame)
+        rows, names = self._sorted(scores)
         slots, tenancy = self._known
         before = rows[rows < len(slots)]
-        by_row = np.full(len(frame.names), -1, np.int64)
-        by_row[before] = np.where(tenancy[before] == frame.columns["tenancy"][before], slots[before], -1)
+        by_row = np.full(len(scores.names), -1, np.int64)
+        by_row[before] = np.where(tenancy[before] == scores.columns["tenancy"][before], slots[before], -1)
         of_names = by_row[rows]
         for place in np.flatnonzero(of_names < 0).tolist():
             slot = self.detector.memory.slot(names[place])
             of_names[place] = -1 if slot is None else slot
-        return self._findings(frame, rows, names, of_names, [], self._jobs)
+        return self._findings(scores, rows, names, of_names, [], self._jobs)
 
     def _estimate(self) -> Mapping[str, float]:
         """The budget's bookkeeping, looked at once a dozen ticks."""
@@ -322,32 +328,32 @@ class Judging:
     def _grid(self, now: float) -> float:
         return round(now / self._interval) * self._interval
 
-    def _sorted(self, frame: Frame) -> tuple[npt.NDArray[np.int64], list[NodeKey]]:
+    def _sorted(self, scores: ScoreSnapshot) -> tuple[npt.NDArray[np.int64], list[NodeKey]]:
         """Rows of living nodes by (cluster, node); sorted anew only when somebody came or went.
 
         What was in order stays so: a sort that finds it takes a moment, and holds up everybody else no longer.
         """
-        alive = frame.columns["alive"]
+        alive = scores.columns["alive"]
         known, were, rows, names = self._order
-        if known is not frame.names or not np.array_equal(were, alive):
+        if known is not scores.names or not np.array_equal(were, alive):
             came = alive.copy()
             came[rows] = False
             found = [*rows[alive[rows]].tolist(), *np.flatnonzero(came).tolist()]
-            found.sort(key=frame.names.__getitem__)
-            rows, names = np.array(found, np.int64), [frame.names[row] for row in found]
-            self._order = (frame.names, alive, rows, names)
+            found.sort(key=scores.names.__getitem__)
+            rows, names = np.array(found, np.int64), [scores.names[row] for row in found]
+            self._order = (scores.names, alive, rows, names)
         return rows, names
 
     def _observe(
         self,
-        frame: Frame,
+        scores: ScoreSnapshot,
         fresh: npt.NDArray[np.bool_],
         rows: npt.NDArray[np.int64],
         names: list[NodeKey],
-        said: Mapping[int, str],
+        last_verdicts: Mapping[int, str],
         held: npt.NDArray[np.bool_] | None = None,
     ) -> Observation:
-        columns = frame.columns
+        columns = scores.columns
         rate = columns["rate"][rows]
         by_rate = np.isfinite(rate)
         value = np.where(by_rate, rate, columns["score"][rows])
@@ -357,10 +363,10 @@ class Judging:
         for theirs, ours in _CODES.items():
             state[fresh & (reported == theirs)] = ours
         if held is not None:
-            state[held[rows] & (reported == scores.ACTIVE)] = HELD
+            state[held[rows] & (reported == score_table.ACTIVE)] = HELD
         value = np.where(state == ABSENT, np.nan, value)
         cohort = 2 * columns["cohort"][rows].astype(np.int64) + ~by_rate
-        return Observation(names, cohort, self._keys(frame.cohorts), value, state, _echoes(rows, said))
+        return Observation(names, cohort, self._keys(scores.cohorts), value, state, _echoes(rows, last_verdicts))
 
     def _keys(self, cohorts: list[CohortKey]) -> list[CohortKey]:
         """Cohorts as histories name them, twice each: judged by rate, and by score."""
@@ -371,17 +377,19 @@ class Judging:
             keys += [(*full, ""), (*full, BY_SCORE)]
         return keys
 
-    def _told(self, view: VerdictView, names: list[NodeKey], slots: npt.NDArray[np.int64], now: float) -> Told:
+    def _node_verdicts(
+        self, view: VerdictView, names: list[NodeKey], slots: npt.NDArray[np.int64], now: float
+    ) -> NodeVerdicts:
         """The line that every node of a frame is told."""
         codes = np.where(slots >= 0, view.columns["state"][slots], _NOT_JUDGED)
         loud = is_accused(codes)
         quiet = codes[~loud & (slots >= 0)]
-        usual = int(np.bincount(quiet).argmax()) if len(quiet) else _NOT_JUDGED
-        others = {
-            names[place]: _line(view, int(slots[place])) if loud[place] else _QUIET[codes[place]]
-            for place in np.flatnonzero(codes != usual).tolist()
+        default = int(np.bincount(quiet).argmax()) if len(quiet) else _NOT_JUDGED
+        overrides = {
+            names[place]: _line(view, int(slots[place])) if loud[place] else _UNACCUSED_LINES[codes[place]]
+            for place in np.flatnonzero(codes != default).tolist()
         }
-        return Told(_QUIET[usual], others, now)
+        return NodeVerdicts(_UNACCUSED_LINES[default], overrides, now)
 
 
 def _line(view: VerdictView, slot: int) -> str:
@@ -391,11 +399,11 @@ def _line(view: VerdictView, slot: int) -> str:
     ).format()
 
 
-def _echoes(rows: npt.NDArray[np.int64], said: Mapping[int, str]) -> dict[int, float]:
-    if not said:
+def _echoes(rows: npt.NDArray[np.int64], last_verdicts: Mapping[int, str]) -> dict[int, float]:
+    if not last_verdicts:
         return {}
     places = {row: place for place, row in enumerate(rows.tolist())}
-    losses = {places[row]: _echoed(text) for row, text in said.items() if row in places}
+    losses = {places[row]: _echoed(text) for row, text in last_verdicts.items() if row in places}
     return {place: loss for place, loss in losses.items() if loss is not None}
 
 
@@ -404,4 +412,4 @@ def _echoed(text: str) -> float | None:
     line = parse_verdict(text)
     if line is None or not line.is_straggler:
         return None
-    return float(-np.log1p(-min(line.severity or 0.0, _ECHOED_SEVERITY)))
+    return float(-np.log1p(-min(line.severity or 0.0, _MAX_ECHOED_SEVERITY)))

@@ -6,22 +6,22 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
-from ingero_fleet.collectives.desk import CollectivesDesk
+from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_kit.clock import Clock
 from ingero_kit.logs import get
 
 log = get(__name__)
 
-LOAD: Final = 0.1
+MAX_POLL_LOAD: Final = 0.1
 """Part of the time that looks may take: when one takes longer, the next one comes later."""
 
 
-def looks_in(tick_seconds: float, look_seconds: float) -> int:
+def polls_per_tick(tick_seconds: float, look_seconds: float) -> int:
     """How many looks there are between two ticks at most; 0 when ticks come as often."""
     return max(0, math.ceil(tick_seconds / look_seconds) - 1)
 
 
-async def look_on(desk: CollectivesDesk, clock: Clock, look_seconds: float) -> None:
+async def poll_between_ticks(tracker: CollectivesTracker, clock: Clock, look_seconds: float) -> None:
     """Look until cancelled, in a thread of its own; a look that fails is logged, and the next one is tried."""
     loop, pause = asyncio.get_running_loop(), look_seconds
     with ThreadPoolExecutor(1, "look") as worker:
@@ -29,8 +29,8 @@ async def look_on(desk: CollectivesDesk, clock: Clock, look_seconds: float) -> N
             await asyncio.sleep(pause)
             started = time.monotonic()
             try:
-                await loop.run_in_executor(worker, desk.look, clock())
+                await loop.run_in_executor(worker, tracker.early_poll, clock())
             except Exception:
-                desk.looks["failed"] += 1
+                tracker.polls["failed"] += 1
                 log.exception("look_failed")
-            pause = max(look_seconds, (time.monotonic() - started) / LOAD)
+            pause = max(look_seconds, (time.monotonic() - started) / MAX_POLL_LOAD)

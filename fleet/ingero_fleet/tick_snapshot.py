@@ -14,10 +14,10 @@ from ingero_detect.codes import CODE
 from ingero_detect.column_store import NodeKey
 from ingero_detect.threshold import HYSTERESIS
 from ingero_detect.verdicts import Verdict
-from ingero_fleet.judging import Findings
-from ingero_fleet.scores import ACTIVE, STATES
+from ingero_fleet.live_detector import Findings
+from ingero_fleet.score_table import ACTIVE, STATES
 from ingero_fleet.settings import IngeroConfig
-from ingero_fleet.statistics import ClusterSummary, Frame, Tick
+from ingero_fleet.threshold_rule import ClusterSummary, ScoreSnapshot, Tick
 from ingero_kit.clock import rfc3339
 
 SIGNALS: Final = (Signal.THROUGHPUT, Signal.COMPUTE, Signal.MEMORY, Signal.CPU)
@@ -29,10 +29,10 @@ VERDICT_TIMES: Final = ("since", "detected", "recovered", "time")
 
 
 @dataclass(frozen=True)
-class Picture:
+class TickSnapshot:
     """One tick with the frame that it judged and what the detector found in it, which decides where it is there."""
 
-    frame: Frame
+    scores: ScoreSnapshot
     tick: Tick
     findings: Findings | None = None
     interval_seconds: float = 10.0
@@ -41,7 +41,7 @@ class Picture:
     def stopped(self) -> npt.NDArray[np.bool_]:
         """By row: nodes whose own work vanished while their cohort goes on."""
         if self.findings is None:
-            return np.zeros(len(self.frame.names), np.bool_)
+            return np.zeros(len(self.scores.names), np.bool_)
         found: npt.NDArray[np.bool_] = self.findings.accused & (self.findings.states == CODE[VerdictState.STOPPED])
         return found
 
@@ -53,56 +53,58 @@ class Picture:
     @property
     def straggling(self) -> npt.NDArray[np.bool_]:
         """By row: living nodes that are accused at present."""
-        found: npt.NDArray[np.bool_] = self.accused & self.frame.columns["alive"]
+        found: npt.NDArray[np.bool_] = self.accused & self.scores.columns["alive"]
         return found
 
     def rows(self, cluster: str | None = None) -> list[int]:
         """Rows of living nodes, of one cluster or of all."""
-        alive = np.flatnonzero(self.frame.columns["alive"]).tolist()
-        return [row for row in alive if cluster is None or self.frame.names[row][0] == cluster]
+        alive = np.flatnonzero(self.scores.columns["alive"]).tolist()
+        return [row for row in alive if cluster is None or self.scores.names[row][0] == cluster]
 
 
-def threshold_answer(picture: Picture | None, cluster: str, node: str | None = None) -> dict[str, Any]:
+def threshold_answer(snapshot: TickSnapshot | None, cluster: str, node: str | None = None) -> dict[str, Any]:
     """The published GET answer: (0, false) until there is a quorum. With a node, that node's own cohort counts."""
     none = {"threshold": 0, "quorum_met": False}
-    if picture is None:
+    if snapshot is None:
         return none
     if node is not None:
-        for row in picture.rows(cluster):
-            if picture.frame.names[row][1] == node:
-                value = float(picture.tick.threshold_by_row[row])
+        for row in snapshot.rows(cluster):
+            if snapshot.scores.names[row][1] == node:
+                value = float(snapshot.tick.threshold_by_row[row])
                 return {"threshold": round(value, 6), "quorum_met": True} if np.isfinite(value) else none
-    summary = picture.tick.clusters.get(cluster)
+    summary = snapshot.tick.clusters.get(cluster)
     if summary is None or summary.threshold is None:
         return none
     return {"threshold": round(summary.threshold, 6), "quorum_met": True}
 
 
 def stragglers_answer(
-    picture: Picture, cluster: str | None, interval_seconds: float,
+    snapshot: TickSnapshot, cluster: str | None, interval_seconds: float,
     late: Mapping[NodeKey, dict[str, Any]] = MappingProxyType({}), actionable: bool = False,
     panic_fraction: float = 0.5,
 ) -> dict[str, Any]:  # fmt: skip
     """Who is a straggler now.
 
-    `late` are the nodes whose rank the collectives wait for: told as `culprits`, and as stragglers too when they are
-    `actionable`. A node that the detector accuses as well is told once, with both reasons. `panic` comes from the
-    judge of the stragglers: scores that fall everywhere at once do not stop what the detector has proven by rates.
+    `late` are the nodes whose rank the collectives wait for. They are listed under `culprits`, and under `stragglers`
+    too when they are `actionable`. A node that the detector accuses as well is listed once, with both reasons.
+    `panic` comes from the judge of the stragglers: scores that fall everywhere do not stop what rates have proven.
     """
-    alive = picture.rows(cluster)
-    rows = [row for row in alive if picture.accused[row]]
+    alive = snapshot.rows(cluster)
+    rows = [row for row in alive if snapshot.accused[row]]
     late = {node: item for node, item in late.items() if cluster in (None, node[0])}
-    accused = {picture.frame.names[row] for row in rows}
-    added = [row for row in alive if picture.frame.names[row] in late.keys() - accused] if late and actionable else []
-    told = accused | {picture.frame.names[row] for row in added}
-    summaries = [summary for name, summary in picture.tick.clusters.items() if cluster in (None, name)]
+    accused = {snapshot.scores.names[row] for row in rows}
+    added = (
+        [row for row in alive if snapshot.scores.names[row] in late.keys() - accused] if late and actionable else []
+    )
+    reported = accused | {snapshot.scores.names[row] for row in added}
+    summaries = [summary for name, summary in snapshot.tick.clusters.items() if cluster in (None, name)]
     return {
         "cluster_id": cluster,
-        "generated_at": rfc3339(picture.tick.now),
+        "generated_at": rfc3339(snapshot.tick.now),
         "interval_seconds": interval_seconds,
-        "decided_by": "verdict" if picture.findings else "threshold",
+        "decided_by": "verdict" if snapshot.findings else "threshold",
         "quorum_met": bool(summaries) and all(summary.quorum_met for summary in summaries),
-        "panic": _panics(picture, rows, summaries, panic_fraction),
+        "panic": _panics(snapshot, rows, summaries, panic_fraction),
         "coverage_low": any(summary.coverage_low for summary in summaries),
         "threshold": summaries[0].threshold if len(summaries) == 1 else None,
         "active_nodes": sum(summary.active for summary in summaries),
@@ -113,25 +115,25 @@ def stragglers_answer(
             "expected": sum(summary.expected for summary in summaries),
         },
         "stragglers": [
-            *({**node_answer(picture, row), "collective": late.get(picture.frame.names[row])} for row in rows),
-            *(_late_answer(picture, row, late[picture.frame.names[row]]) for row in added),
+            *({**node_answer(snapshot, row), "collective": late.get(snapshot.scores.names[row])} for row in rows),
+            *(_late_answer(snapshot, row, late[snapshot.scores.names[row]]) for row in added),
         ],
-        "culprits": [{**item, "straggler": node in told} for node, item in late.items()],
+        "culprits": [{**item, "straggler": node in reported} for node, item in late.items()],
     }
 
 
-def _panics(picture: Picture, rows: list[int], summaries: list[ClusterSummary], fraction: float) -> bool:
+def _panics(snapshot: TickSnapshot, rows: list[int], summaries: list[ClusterSummary], fraction: float) -> bool:
     """Whether too large a share of a cluster is accused for any of it to be acted on."""
-    if picture.findings is None:
+    if snapshot.findings is None:
         return any(summary.panic for summary in summaries)
-    accused = Counter(picture.frame.names[row][0] for row in rows)
+    accused = Counter(snapshot.scores.names[row][0] for row in rows)
     return any(accused[summary.cluster] > fraction * max(1, summary.active) for summary in summaries)
 
 
-def _late_answer(picture: Picture, row: int, item: dict[str, Any]) -> dict[str, Any]:
+def _late_answer(snapshot: TickSnapshot, row: int, item: dict[str, Any]) -> dict[str, Any]:
     """A node that collectives accuse and the detector does not: in a synchronised job all rates fall alike."""
     return {
-        **node_answer(picture, row),
+        **node_answer(snapshot, row),
         "straggler": True,
         **{name: item[name] for name in ("kind", "since", "windows")},
         "verdict": {
@@ -142,17 +144,17 @@ def _late_answer(picture: Picture, row: int, item: dict[str, Any]) -> dict[str, 
     }  # fmt: skip
 
 
-def node_answer(picture: Picture, row: int) -> dict[str, Any]:
+def node_answer(snapshot: TickSnapshot, row: int) -> dict[str, Any]:
     """Everything about one node."""
-    columns, tick = picture.frame.columns, picture.tick
-    cluster, node = picture.frame.names[row]
+    columns, tick = snapshot.scores.columns, snapshot.tick
+    cluster, node = snapshot.scores.names[row]
     threshold = float(tick.threshold_by_row[row])
-    verdict = picture.findings.verdict(row) if picture.findings else None
-    accused = bool(picture.accused[row])
+    verdict = snapshot.findings.verdict(row) if snapshot.findings else None
+    accused = bool(snapshot.accused[row])
     since, windows, kind = float(tick.since[row]), int(tick.windows[row]), "slow"
     if verdict is not None:
         since, kind = verdict.since or 0.0, str(verdict.kind)
-        windows = 1 + round((verdict.time - (verdict.detected or verdict.time)) / picture.interval_seconds)
+        windows = 1 + round((verdict.time - (verdict.detected or verdict.time)) / snapshot.interval_seconds)
     return {
         "cluster_id": cluster,
         "node_id": node,
@@ -164,8 +166,8 @@ def node_answer(picture: Picture, row: int) -> dict[str, Any]:
         "threshold": round(threshold, 6) if np.isfinite(threshold) else None,
         "below_threshold": bool(tick.straggling[row]),
         "windows": windows if accused else 0,
-        "cohort": cohort_name(picture.frame.cohorts[int(columns["cohort"][row])]),
-        "dominant_signal": str(dominant_signal(picture, row)),
+        "cohort": cohort_name(snapshot.scores.cohorts[int(columns["cohort"][row])]),
+        "dominant_signal": str(dominant_signal(snapshot, row)),
         "verdict": _verdict(verdict) if verdict else None,
     }
 
@@ -176,9 +178,9 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     return facts | {name: rfc3339(facts[name]) if facts[name] else None for name in VERDICT_TIMES}
 
 
-def dominant_signal(picture: Picture, row: int) -> Signal:
+def dominant_signal(snapshot: TickSnapshot, row: int) -> Signal:
     """The signal furthest below the median of the node's cohort, relative to that median: like against like."""
-    columns = picture.frame.columns
+    columns = snapshot.scores.columns
     peers = columns["alive"] & (columns["state"] == ACTIVE) & (columns["cohort"] == columns["cohort"][row])
     worst, gap = Signal.UNKNOWN, 0.0
     for signal in SIGNALS:
@@ -199,12 +201,12 @@ def cohort_name(key: tuple[str, ...]) -> str:
     return "/".join(parts) if parts else "all"
 
 
-def why_answer(picture: Picture, row: int, config: IngeroConfig) -> dict[str, Any]:
+def why_answer(snapshot: TickSnapshot, row: int, config: IngeroConfig) -> dict[str, Any]:
     """Why a node is, or is not, a straggler: the facts, and one sentence a person can act on."""
-    facts = node_answer(picture, row)
-    columns = picture.frame.columns
-    key = picture.frame.cohorts[int(columns["cohort"][row])]
-    summary = next(item for item in picture.tick.cohorts if item.key == key)
+    facts = node_answer(snapshot, row)
+    columns = snapshot.scores.columns
+    key = snapshot.scores.cohorts[int(columns["cohort"][row])]
+    summary = next(item for item in snapshot.tick.cohorts if item.key == key)
     state, score, threshold = facts["state"], facts["score"], facts["threshold"]
     verdict = facts["verdict"]
     if verdict:
@@ -235,7 +237,7 @@ def why_answer(picture: Picture, row: int, config: IngeroConfig) -> dict[str, An
         },
         "signals": {str(signal): _number(float(columns[str(signal)][row])) for signal in SIGNALS},
         "rate": _number(float(columns["rate"][row])),
-        "last_push_age_seconds": round(picture.tick.now - float(columns["seen"][row]), 3),
+        "last_push_age_seconds": round(snapshot.tick.now - float(columns["seen"][row]), 3),
         "pushes": int(columns["pushes"][row]),
     }
 

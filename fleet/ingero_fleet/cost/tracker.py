@@ -9,38 +9,38 @@ from prometheus_client.registry import Collector
 
 from ingero_detect.column_store import NodeKey
 from ingero_fleet.cost.bill import Bill, make_bill
+from ingero_fleet.cost.export import CostExporter
 from ingero_fleet.cost.files import read_prices
-from ingero_fleet.cost.ledger import Ledger
-from ingero_fleet.cost.onward import Teller
+from ingero_fleet.cost.ledger import CostLedger
 from ingero_fleet.cost.settings import CostConfig
-from ingero_fleet.picture import Picture
-from ingero_fleet.scores import Hardware
+from ingero_fleet.score_table import Hardware
+from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.clock import rfc3339
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 
-LONGEST_GAP: Final = 3.0
+MAX_GAP_INTERVALS: Final = 3.0
 """Push intervals that one booking may span; Fleet claims nothing for time in which it saw nothing."""
 
 MAX_SERIES: Final = 1_000
 """Culprits with series of their own on the Prometheus page, the dearest first."""
 
 
-class CostDesk:
+class CostTracker:
     """One for each engine; `book` is called once a tick, everything else reads."""
 
     def __init__(
         self, config: CostConfig, hardware: list[Hardware], by: tuple[str, ...], now: float,
-        onward: Callable[[Push], None] | None = None,
+        export: Callable[[Push], None] | None = None,
     ) -> None:  # fmt: skip
         self.config = config
         self.prices = read_prices(config)
         self.bill = Bill()
-        self.ledger = Ledger(now, now)
+        self.ledger = CostLedger(now, now)
         self._hardware = hardware
         self._by = by
-        self._onward = onward
-        self._teller = Teller(now)
+        self._export = export
+        self._exporter = CostExporter(now)
 
     def adopt(self, config: CostConfig) -> None:
         """Read the files again; raises `SettingsError`, and then the old prices stay."""
@@ -48,14 +48,14 @@ class CostDesk:
         self.config = config
 
     def book(
-        self, picture: Picture, interval_seconds: float, late: Mapping[NodeKey, float] = MappingProxyType({})
+        self, snapshot: TickSnapshot, interval_seconds: float, late: Mapping[NodeKey, float] = MappingProxyType({})
     ) -> None:
         """Price a tick and add it up. `late` is what `make_bill` takes."""
-        self.bill = make_bill(picture, list(self._hardware), self.prices, self._by, late)
-        self.ledger.book(self.bill, picture.tick.now, LONGEST_GAP * interval_seconds)
-        body = self._teller.tell(self.ledger, self.prices.table.currency) if self._onward else None
-        if body and self._onward:
-            self._onward(Push(Signal.METRICS, "protobuf", body))
+        self.bill = make_bill(snapshot, list(self._hardware), self.prices, self._by, late)
+        self.ledger.book(self.bill, snapshot.tick.now, MAX_GAP_INTERVALS * interval_seconds)
+        body = self._exporter.encode(self.ledger, self.prices.table.currency) if self._export else None
+        if body and self._export:
+            self._export(Push(Signal.METRICS, "protobuf", body))
 
     def summary(self, cluster: str | None = None) -> dict[str, Any]:
         """What jobs cost in all, and what of it is waiting: by the hour now, and since Fleet started."""
@@ -76,7 +76,7 @@ class CostDesk:
     def answer(self, cluster: str | None = None) -> dict[str, Any]:
         """What jobs cost, what of it was waiting, and for whom: now by the hour, and since Fleet started."""
         bill, ledger = self.bill, self.ledger
-        now = {culprit.node: culprit for culprit in bill.culprits}
+        now = {straggler.node: straggler for straggler in bill.stragglers}
         jobs = [
             {
                 "cluster_id": key[0],
@@ -94,7 +94,7 @@ class CostDesk:
             if cluster in (None, key[0])
             for job in [bill.jobs.get(key)]
         ]
-        culprits = [
+        stragglers = [
             {
                 "cluster_id": node[0],
                 "node_id": node[1],
@@ -110,10 +110,10 @@ class CostDesk:
                 "first_seen": rfc3339(account.first),
                 "last_seen": rfc3339(account.last),
             }
-            for node, account in ledger.culprits.items()
+            for node, account in ledger.stragglers.items()
             if cluster in (None, node[0])
         ]
-        culprits.sort(key=lambda item: (-float(item["share"] or 0), str(item["node_id"])))
+        stragglers.sort(key=lambda item: (-float(item["share"] or 0), str(item["node_id"])))
         clusters = [name for name in ledger.clusters() if cluster in (None, name)]
         sums = [ledger.cluster(name) for name in clusters]
         return {
@@ -126,7 +126,7 @@ class CostDesk:
             "waiting": _money(sum(item.waiting for item in sums)),
             "forgotten_shares": _money(sum(ledger.closed_shares.get(name, 0.0) for name in clusters)),
             "jobs": jobs,
-            "culprits": culprits,
+            "culprits": stragglers,
             "missing_rates": [
                 {"provider": provider, "gpu_model": model, "gpus": count, "why": _why(provider, model)}
                 for (provider, model), count in sorted(bill.missing.items())
@@ -146,16 +146,16 @@ def _money(value: float) -> float:
     return round(value, 12)
 
 
-class CostPage(Collector):
+class CostCollector(Collector):
     """The cost families of the findings page."""
 
-    def __init__(self, desk: Callable[[], CostDesk]) -> None:
-        self._desk = desk
+    def __init__(self, tracker: Callable[[], CostTracker]) -> None:
+        self._tracker = tracker
 
     def collect(self) -> Iterator[Metric]:
         """Build the families anew for every scrape."""
-        desk = self._desk()
-        bill, ledger, currency = desk.bill, desk.ledger, desk.prices.table.currency
+        tracker = self._tracker()
+        bill, ledger, currency = tracker.bill, tracker.ledger, tracker.prices.table.currency
         cluster_labels = ["cluster_id", "currency"]
         spent = CounterMetricFamily("ingero_fleet_job_cost", "What all jobs cost.", labels=cluster_labels)
         waited = CounterMetricFamily(
@@ -179,9 +179,9 @@ class CostPage(Collector):
             "A culprit's share of the waiting.",
             labels=["cluster_id", "node_id", "currency"],
         )
-        dearest = sorted(ledger.culprits.items(), key=lambda item: -item[1].share)[:MAX_SERIES]
-        for node, culprit in dearest:
-            share.add_metric([*node, currency], culprit.share)
+        costliest = sorted(ledger.stragglers.items(), key=lambda item: -item[1].share)[:MAX_SERIES]
+        for node, straggler in costliest:
+            share.add_metric([*node, currency], straggler.share)
         missing = GaugeMetricFamily(
             "ingero_fleet_gpus_without_rate", "GPUs that no rate is known for.", labels=["provider", "gpu_model"]
         )

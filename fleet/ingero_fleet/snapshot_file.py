@@ -12,7 +12,7 @@ MOST_BYTES: Final = 1 << 30
 log = get(__name__)
 
 
-class Snapshots:
+class SnapshotFile:
     """Writes state at an interval, atomically; a disk that fails is logged and counted, and judged nodes go on."""
 
     def __init__(self, file: Path, interval_seconds: float) -> None:

@@ -10,7 +10,7 @@ import resource, signal, sys
 from pathlib import Path
 import numpy as np
 from ingero_detect.observation import ACTIVE, Observation
-from ingero_fleet.histories import Recorder
+from ingero_fleet.recording import TickRecorder
 
 def seen(value):
     count = 40
@@ -20,7 +20,7 @@ def seen(value):
     )
 
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-recorder, full = Recorder(Path(sys.argv[1]), 1 << 20), resource.getrlimit(resource.RLIMIT_FSIZE)
+recorder, full = TickRecorder(Path(sys.argv[1]), 1 << 20), resource.getrlimit(resource.RLIMIT_FSIZE)
 recorder.write(1.0, seen(1.0))
 resource.setrlimit(resource.RLIMIT_FSIZE, (Path(sys.argv[1]).stat().st_size + 100, full[1]))
 recorder.write(2.0, seen(2.0))

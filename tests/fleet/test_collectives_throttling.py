@@ -9,8 +9,8 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from ingero_agent.health.throttle import Throttle, Throttling
 from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract import attributes, metrics
-from ingero_fleet.collectives.desk import CollectivesDesk
 from ingero_fleet.collectives.settings import NcclConfig
+from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.intake import Intake
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
@@ -37,60 +37,60 @@ def clock(node: str, hz: float, gpu: str = "GPU-1") -> bytes:
     return request.SerializeToString()
 
 
-def feed(desk: CollectivesDesk, bodies: list[bytes], now: float) -> None:
+def feed(tracker: CollectivesTracker, bodies: list[bytes], now: float) -> None:
     for body in bodies:
-        desk.take(Push(Signal.METRICS, "protobuf", body), now)
+        tracker.take(Push(Signal.METRICS, "protobuf", body), now)
 
 
-class Story:
+class WaitProfile:
     """A job of 8 nodes in ticks; `told` is pushed with every tick."""
 
-    def __init__(self, desk: CollectivesDesk | None = None, **job: Any) -> None:
-        self.desk, self.job = desk or CollectivesDesk(NcclConfig()), Job(8, **job)
+    def __init__(self, tracker: CollectivesTracker | None = None, **job: Any) -> None:
+        self.tracker, self.job = tracker or CollectivesTracker(NcclConfig()), Job(8, **job)
         self.told: list[bytes] = []
         self.now = BEGIN
 
     def ticks(self, count: int) -> None:
         for _ in range(count):
             self.now += TICK
-            feed(self.desk, [*self.told, *self.job.pushes(45)], self.now)
-            self.desk.judge(self.now)
+            feed(self.tracker, [*self.told, *self.job.pushes(45)], self.now)
+            self.tracker.judge(self.now)
 
     def hurt(self, step_ms: float, *told: bytes) -> None:
         self.job.step_ms, self.told = step_ms, list(told)
 
     @property
     def named(self) -> set[str]:
-        return {node for _, node in self.desk.culprits}
+        return {node for _, node in self.tracker.stragglers}
 
     @property
     def verdict(self) -> str:
-        return str(self.desk.answer(None, self.now)["communicators"][0]["verdict"])
+        return str(self.tracker.answer(None, self.now)["communicators"][0]["verdict"])
 
 
 def test_who_is_held_back_since_the_job_is_slower_is_named_with_the_evidence() -> None:
     sent: list[Push] = []
-    story = Story(CollectivesDesk(NcclConfig(), tell=sent.append))
-    story.ticks(5)
-    story.hurt(110.0, throttled("node-5", *HOT))
-    story.ticks(7)
+    wait_profile = WaitProfile(CollectivesTracker(NcclConfig(), export_logs=sent.append))
+    wait_profile.ticks(5)
+    wait_profile.hurt(110.0, throttled("node-5", *HOT))
+    wait_profile.ticks(7)
 
-    found = story.desk.culprits[("c", "node-5")]
-    assert story.named == {"node-5"}
+    found = wait_profile.tracker.stragglers[("c", "node-5")]
+    assert wait_profile.named == {"node-5"}
     assert (found["kind"], found["rank"], found["pod"]) == ("gpu_throttled", 5, "pod-5")
     assert found["nvml"]["held_back_by"] == ["heat"]
     assert found["nvml"]["gpu"] == "GPU-1"
     assert found["nvml"]["slower_since"] == pytest.approx(1 - 100 / 110, rel=0.1)
-    assert story.desk.shares() == {("c", "node-5"): found["share"]}
+    assert wait_profile.tracker.shares() == {("c", "node-5"): found["share"]}
     assert found["share"] == pytest.approx(1 - 100 / 110, rel=0.1)
     assert "held back by heat; since then 9." in found["why"]
-    assert story.verdict == "GPU: nobody is late, and node-5 is held back by heat"
+    assert wait_profile.verdict == "GPU: nobody is late, and node-5 is held back by heat"
 
-    story.ticks(40)
-    assert story.named == {"node-5"}
-    story.hurt(100.0, throttled("node-5"))
-    story.ticks(1)
-    assert story.named == set()
+    wait_profile.ticks(40)
+    assert wait_profile.named == {"node-5"}
+    wait_profile.hurt(100.0, throttled("node-5"))
+    wait_profile.ticks(1)
+    assert wait_profile.named == set()
     assert [facts(push)[0] for push in sent] == ["straggler", "healthy"]
     assert facts(sent[0])[1] == "gpu_throttled"
     assert "holds up the collectives" in facts(sent[1])[2]
@@ -121,98 +121,98 @@ def facts(push: Push) -> tuple[str, str, str]:
 def test_without_proof_nobody_is_named_and_the_verdict_says_so(
     step_ms: float, told: list[bytes], verdict: str
 ) -> None:
-    story = Story()
-    story.ticks(5)
-    story.hurt(step_ms, *told)
-    story.ticks(8)
+    wait_profile = WaitProfile()
+    wait_profile.ticks(5)
+    wait_profile.hurt(step_ms, *told)
+    wait_profile.ticks(8)
 
-    assert story.named == set()
-    assert story.verdict.startswith(verdict)
+    assert wait_profile.named == set()
+    assert wait_profile.verdict.startswith(verdict)
 
 
 def test_a_gpu_that_is_held_back_now_and_then_is_not_named() -> None:
-    story = Story()
-    story.ticks(5)
+    wait_profile = WaitProfile()
+    wait_profile.ticks(5)
     for _ in range(8):
-        story.hurt(110.0, throttled("node-5", *HOT))
-        story.ticks(1)
-        story.hurt(110.0, throttled("node-5"))
-        story.ticks(1)
-        assert story.named == set()
+        wait_profile.hurt(110.0, throttled("node-5", *HOT))
+        wait_profile.ticks(1)
+        wait_profile.hurt(110.0, throttled("node-5"))
+        wait_profile.ticks(1)
+        assert wait_profile.named == set()
 
 
 def test_a_clock_far_below_its_peers_proves_it_too_but_not_what_it_costs() -> None:
-    story = Story()
+    wait_profile = WaitProfile()
     clocks = [clock(f"node-{rank}", 1.2e9 if rank == 5 else 1.98e9) for rank in range(8)]
-    story.hurt(100.0, throttled("node-5", Throttle.HW), *clocks)
-    story.ticks(4)
+    wait_profile.hurt(100.0, throttled("node-5", Throttle.HW), *clocks)
+    wait_profile.ticks(4)
 
-    found = story.desk.culprits[("c", "node-5")]
+    found = wait_profile.tracker.stragglers[("c", "node-5")]
     assert found["nvml"]["clock_over_peers"] == pytest.approx(1.2 / 1.98, abs=1e-4)
     assert "its clock is 61 % of its peers', what that costs was not measured" in found["why"]
-    assert story.desk.shares() == {}
+    assert wait_profile.tracker.shares() == {}
 
 
 def test_a_low_clock_that_nothing_holds_back_is_no_reason() -> None:
-    story = Story()
+    wait_profile = WaitProfile()
     clocks = [clock(f"node-{rank}", 0.3e9 if rank == 5 else 1.98e9) for rank in range(8)]
-    story.hurt(100.0, *clocks)
-    story.ticks(4)
+    wait_profile.hurt(100.0, *clocks)
+    wait_profile.ticks(4)
 
-    assert story.named == set()
-    assert story.verdict.startswith("none: ")
+    assert wait_profile.named == set()
+    assert wait_profile.verdict.startswith("none: ")
 
 
 def test_a_late_rank_s_gpu_is_its_reason_and_whoever_is_held_back_beside_it_is_not_named() -> None:
-    story = Story(late_ms={5: 5.0})
-    story.ticks(5)
-    story.hurt(110.0, throttled("node-5", *HOT), throttled("node-3", *HOT))
-    story.ticks(8)
+    wait_profile = WaitProfile(late_ms={5: 5.0})
+    wait_profile.ticks(5)
+    wait_profile.hurt(110.0, throttled("node-5", *HOT), throttled("node-3", *HOT))
+    wait_profile.ticks(8)
 
-    found = story.desk.culprits[("c", "node-5")]
-    assert story.named == {"node-5"}
+    found = wait_profile.tracker.stragglers[("c", "node-5")]
+    assert wait_profile.named == {"node-5"}
     assert (found["kind"], found["nvml"]["held_back_by"]) == ("late_rank", ["heat"])
-    assert story.verdict == "culprit"
+    assert wait_profile.verdict == "culprit"
 
 
 def test_a_node_with_several_ranks_is_named_without_one() -> None:
-    story = Story()
-    push = story.job.pushes
+    wait_profile = WaitProfile()
+    push = wait_profile.job.pushes
 
     def two_nodes(steps: int, **how: Any) -> list[bytes]:
         return [body.replace(b"node-6", b"node-5") for body in push(steps, **how)]
 
-    story.job.pushes = two_nodes  # type: ignore[method-assign]
-    story.ticks(5)
-    story.hurt(110.0, throttled("node-5", *HOT))
-    story.ticks(8)
+    wait_profile.job.pushes = two_nodes  # type: ignore[method-assign]
+    wait_profile.ticks(5)
+    wait_profile.hurt(110.0, throttled("node-5", *HOT))
+    wait_profile.ticks(8)
 
-    assert story.desk.culprits[("c", "node-5")]["rank"] is None
+    assert wait_profile.tracker.stragglers[("c", "node-5")]["rank"] is None
 
 
 def test_silence_is_forgotten_and_no_more_gpus_are_kept_than_allowed() -> None:
-    story = Story(CollectivesDesk(NcclConfig(max_gpus=2, gpu_age=12.0)))
-    story.told = [throttled("node-5", *HOT, gpu=f"GPU-{number}") for number in range(3)]
-    story.ticks(1)
+    wait_profile = WaitProfile(CollectivesTracker(NcclConfig(max_gpus=2, gpu_age=12.0)))
+    wait_profile.told = [throttled("node-5", *HOT, gpu=f"GPU-{number}") for number in range(3)]
+    wait_profile.ticks(1)
 
-    assert len(story.desk.gpus) == 2
-    refused = story.desk.refused
+    assert len(wait_profile.tracker.gpus) == 2
+    refused = wait_profile.tracker.refused
     assert refused == {"more GPUs than Fleet keeps (processors.nccl.max_gpus)": 3}
-    story.told = []
-    story.ticks(3)
-    assert len(story.desk.gpus) == 0
+    wait_profile.told = []
+    wait_profile.ticks(3)
+    assert len(wait_profile.tracker.gpus) == 0
 
 
 @pytest.mark.parametrize("uuid", ["", "x" * 65, "a\nb"])
 def test_points_without_a_gpu_are_counted(uuid: str) -> None:
-    desk = CollectivesDesk(NcclConfig())
-    feed(desk, [clock("node-1", 1e9, gpu=uuid)], BEGIN)
+    tracker = CollectivesTracker(NcclConfig())
+    feed(tracker, [clock("node-1", 1e9, gpu=uuid)], BEGIN)
 
-    assert desk.refused == {"gpu.uuid is missing": 1}
+    assert tracker.refused == {"gpu.uuid is missing": 1}
 
 
 def test_json_says_the_same() -> None:
-    desks = [CollectivesDesk(NcclConfig()) for _ in range(2)]
+    desks = [CollectivesTracker(NcclConfig()) for _ in range(2)]
     feed(desks[0], [throttled("node-5", *HOT), clock("node-5", 1e9)], BEGIN)
     for body in (throttled("node-5", *HOT), clock("node-5", 1e9)):
         request = ExportMetricsServiceRequest.FromString(body)
@@ -226,7 +226,7 @@ def test_json_says_the_same() -> None:
                 point.as_double = float(point.as_int) or point.as_double
             desks[1].take(Push(Signal.METRICS, "json", as_json(single.SerializeToString())), BEGIN)
 
-    assert desks[0].gpus.held() == desks[1].gpus.held() != {}
+    assert desks[0].gpus.waiting() == desks[1].gpus.waiting() != {}
     assert desks[0].gpus.clock(("c", "node-5")) == desks[1].gpus.clock(("c", "node-5")) == 1e9
 
 
@@ -236,14 +236,14 @@ class Nobody:
     def observe(self, report: object, now: float) -> str | None:
         return None
 
-    def entered(self, node: object) -> float:
+    def first_seen(self, node: object) -> float:
         return 0.0
 
 
 def test_what_agents_push_of_their_gpus_reaches_the_desk() -> None:
-    desk = CollectivesDesk(NcclConfig())
-    intake = Intake(Nobody(), lambda: BEGIN, keep=desk.take)
+    tracker = CollectivesTracker(NcclConfig())
+    intake = Intake(Nobody(), lambda: BEGIN, observe=tracker.take)
     intake(Push(Signal.METRICS, "protobuf", throttled("node-5", *HOT)))
     intake(Push(Signal.METRICS, "protobuf", clock("node-6", 1e9)))
 
-    assert set(desk.gpus.held()) == {("c", "node-5")}
+    assert set(tracker.gpus.waiting()) == {("c", "node-5")}

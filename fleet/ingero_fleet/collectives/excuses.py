@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-HELD_UP: Final = 0.5
+MIN_EXCUSED_SHARE: Final = 0.5
 """Part of its lateness that a node must have been held up elsewhere to be excused."""
 
 
@@ -23,7 +23,7 @@ class Claim:
 
 
 @dataclass(frozen=True)
-class Story:
+class WaitProfile:
     """What a communicator tells of others' lateness, shares of time by node.
 
     `suspects`: lost to those who are likely to be late in it; `waiting`: how long the node's ranks waited, at least.
@@ -35,7 +35,7 @@ class Story:
 
     def excuses(self, claim: Claim) -> bool:
         """Whether the claim's node waited here for somebody else, about as long as it came late there."""
-        enough = HELD_UP * claim.share
+        enough = MIN_EXCUSED_SHARE * claim.share
         return (
             self.communicator != claim.communicator
             and self.waiting.get(claim.node, 0.0) >= enough
@@ -43,10 +43,10 @@ class Story:
         )
 
 
-def without_victims(claims: Iterable[Claim], stories: Iterable[Story]) -> list[Claim]:
+def without_victims(claims: Iterable[Claim], profiles: Iterable[WaitProfile]) -> list[Claim]:
     """Claims left when everybody is acquitted whom another communicator of its cluster held up.
 
     Two that could each be the other's victim are both acquitted.
     """
-    told = list(stories)
-    return [claim for claim in claims if not any(story.excuses(claim) for story in told)]
+    told = list(profiles)
+    return [claim for claim in claims if not any(wait_profile.excuses(claim) for wait_profile in told)]

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ingero_detect.cohorts import CohortKey, drop_orders, widened
 from ingero_detect.column_store import NodeKey
 from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
-from ingero_fleet.scores import ACTIVE, CALIBRATING, COLUMNS, IDLE, ScoreTable
+from ingero_fleet.score_table import ACTIVE, CALIBRATING, COLUMNS, IDLE, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 
 MERGEABLE: Final = frozenset({"stage", "gpu_model", "cgroup_path_hash"})
@@ -29,12 +29,12 @@ FREEZE_SECONDS: Final = 300.0
 """How long a panic holds thresholds where they were; afterwards they follow the scores again."""
 
 
-PIECE: Final = 8192
+ROWS_PER_PIECE: Final = 8192
 """Rows of the score map that are copied at once."""
 
 
 @dataclass(frozen=True)
-class Frame:
+class ScoreSnapshot:
     """A copy of the score map. `names` stays the same list for as long as nobody comes or goes."""
 
     now: float
@@ -43,13 +43,15 @@ class Frame:
     columns: dict[str, npt.NDArray[Any]]
 
     @classmethod
-    def take(cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None) -> "Frame":
+    def take(cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None) -> "ScoreSnapshot":
         """Copy what the statistics need; what comes later, or is not in `rows`, stays fresh for the next tick."""
-        *_, frame = cls.in_pieces(table, now, rows)
-        return frame
+        *_, scores = cls.in_pieces(table, now, rows)
+        return scores
 
     @classmethod
-    def in_pieces(cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None) -> Iterator["Frame"]:
+    def in_pieces(
+        cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None
+    ) -> Iterator["ScoreSnapshot"]:
         """The same a few rows at a time, so that reports can come between them; each of them is in it whole or not.
 
         Every piece gives the frame as far as it is; the last is complete. Nodes that come under way are in the next.
@@ -61,17 +63,17 @@ class Frame:
         if rows is not None:
             stale[rows] = True
         columns: dict[str, npt.NDArray[Any]] = {name: np.empty(length, dtype) for name, dtype in COLUMNS.items()}
-        frame = cls(now, names, [], columns)
-        for start in range(0, length, PIECE):
-            piece = slice(start, min(start + PIECE, length))
+        scores = cls(now, names, [], columns)
+        for start in range(0, length, ROWS_PER_PIECE):
+            piece = slice(start, min(start + ROWS_PER_PIECE, length))
             for name, column in columns.items():
                 column[piece] = table.view(name)[piece]
             same = table.view("tenancy")[piece] == tenancy[piece]
             columns["alive"][piece] &= same
             table.view("fresh")[piece] &= ~(same & stale[piece])
-            yield frame
-        frame.cohorts.extend(table.cohorts)
-        yield frame
+            yield scores
+        scores.cohorts.extend(table.cohorts)
+        yield scores
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,7 @@ class ClusterSummary:
 
 
 @dataclass(frozen=True)
-class Memory:
+class RuleState:
     """What one tick leaves to the next.
 
     Smoothed thresholds by cohort, the size of clusters as (nodes, when), and since when clusters panic.
@@ -130,27 +132,27 @@ class Tick:
     straggling: npt.NDArray[np.bool_]
     since: npt.NDArray[np.float64]
     windows: npt.NDArray[np.int32]
-    memory: Memory
+    memory: RuleState
 
 
-def compute(frame: Frame, memory: Memory, config: IngeroConfig) -> Tick:
+def compute(scores: ScoreSnapshot, memory: RuleState, config: IngeroConfig) -> Tick:
     """Run one tick over a frame."""
-    columns = frame.columns
+    columns = scores.columns
     alive, cohort = columns["alive"], columns["cohort"]
     active = alive & (columns["state"] == ACTIVE)
-    count = len(frame.cohorts)
-    cluster_names = sorted({key[0] for key in frame.cohorts})
+    count = len(scores.cohorts)
+    cluster_names = sorted({key[0] for key in scores.cohorts})
     cluster_numbers = {name: number for number, name in enumerate(cluster_names)}
-    cluster_of_cohort = np.array([cluster_numbers[key[0]] for key in frame.cohorts], np.int64)
+    cluster_of_cohort = np.array([cluster_numbers[key[0]] for key in scores.cohorts], np.int64)
     cluster = cluster_of_cohort[cohort] if count else np.zeros(len(cohort), np.int64)
 
-    levels = _levels(frame.cohorts, config.cohort.by)
+    levels = _levels(scores.cohorts, config.cohort.by)
     chosen: list[CohortKey | None] = [None] * count
     summary: list[tuple[int, float, float]] = [(0, np.nan, np.nan)] * count
     smoothed: dict[CohortKey, float] = {}
     panicking = _panicking(active, columns["straggling"], cluster, cluster_names, config)
-    panics = {name: memory.panics.get(name, frame.now) for name in panicking}
-    held = {name for name, since in panics.items() if 0 <= frame.now - since < FREEZE_SECONDS}
+    panics = {name: memory.panics.get(name, scores.now) for name in panicking}
+    held = {name for name, since in panics.items() if 0 <= scores.now - since < FREEZE_SECONDS}
     for depth, keys in enumerate(levels):
         if depth and all(key is not None for key in chosen):
             break
@@ -175,19 +177,21 @@ def compute(frame: Frame, memory: Memory, config: IngeroConfig) -> Tick:
             if key in memory.smoothed:
                 smoothed.setdefault(key, memory.smoothed[key])
 
-    thresholds = {key: smoothed[group] for key, group in zip(frame.cohorts, chosen, strict=True) if group is not None}
-    by_cohort = np.array([thresholds.get(key, np.nan) for key in frame.cohorts], np.float64)
+    thresholds = {
+        key: smoothed[group] for key, group in zip(scores.cohorts, chosen, strict=True) if group is not None
+    }
+    by_cohort = np.array([thresholds.get(key, np.nan) for key in scores.cohorts], np.float64)
     threshold_by_row = by_cohort[cohort] if count else np.full(len(cohort), np.nan)
-    straggling, since, windows = _stragglers(frame, active, threshold_by_row)
+    straggling, since, windows = _stragglers(scores, active, threshold_by_row)
     cohorts = [
         CohortSummary(
             key, active_count, median, mad, thresholds.get(key), group if group is not None and group != key else None
         )
-        for key, group, (active_count, median, mad) in zip(frame.cohorts, chosen, summary, strict=True)
+        for key, group, (active_count, median, mad) in zip(scores.cohorts, chosen, summary, strict=True)
     ]
-    clusters, peaks = _clusters(frame, cluster, cluster_names, straggling, cohorts, memory, config)
+    clusters, peaks = _clusters(scores, cluster, cluster_names, straggling, cohorts, memory, config)
     return Tick(
-        frame.now,
+        scores.now,
         thresholds,
         cohorts,
         clusters,
@@ -195,7 +199,7 @@ def compute(frame: Frame, memory: Memory, config: IngeroConfig) -> Tick:
         straggling,
         since,
         windows,
-        Memory(smoothed, peaks, panics),
+        RuleState(smoothed, peaks, panics),
     )
 
 
@@ -222,31 +226,31 @@ def _panicking(
 
 
 def _stragglers(
-    frame: Frame,
+    scores: ScoreSnapshot,
     active: npt.NDArray[np.bool_],
     threshold: npt.NDArray[np.float64],
 ) -> tuple[npt.NDArray[np.bool_], npt.NDArray[np.float64], npt.NDArray[np.int32]]:
-    columns = frame.columns
+    columns = scores.columns
     score, was = columns["score"], columns["straggling"]
     known = np.isfinite(threshold)
     line = np.where(was, threshold + HYSTERESIS, threshold)
     below = active & known & (score + 1e-9 < line)
     straggling = np.where(known, below, was & active)
-    since = np.where(straggling, np.where(was, columns["since"], frame.now), 0.0)
+    since = np.where(straggling, np.where(was, columns["since"], scores.now), 0.0)
     windows = np.where(straggling, columns["windows"] + columns["fresh"], 0).astype(np.int32)
     return straggling, since, windows
 
 
 def _clusters(
-    frame: Frame,
+    scores: ScoreSnapshot,
     cluster: npt.NDArray[np.int64],
     names: list[str],
     straggling: npt.NDArray[np.bool_],
     cohorts: Iterable[CohortSummary],
-    memory: Memory,
+    memory: RuleState,
     config: IngeroConfig,
 ) -> tuple[dict[str, ClusterSummary], dict[str, tuple[int, float]]]:
-    columns = frame.columns
+    columns = scores.columns
     alive, state = columns["alive"], columns["state"]
     counts = {
         code: np.bincount(cluster[alive & (state == code)], minlength=len(names))
@@ -265,9 +269,9 @@ def _clusters(
         reporting = int(sum(count[number] for count in counts.values()))
         if not reporting:
             continue
-        peak, when = memory.peaks.get(name, (0, frame.now))
-        if reporting >= peak or frame.now - when > PEAK_SECONDS:
-            peak, when = reporting, frame.now
+        peak, when = memory.peaks.get(name, (0, scores.now))
+        if reporting >= peak or scores.now - when > PEAK_SECONDS:
+            peak, when = reporting, scores.now
         peaks[name] = (peak, when)
         expected = config.quorum.expected_nodes or max(int(world[number]), peak)
         clusters[name] = ClusterSummary(
@@ -284,9 +288,9 @@ def _clusters(
     return clusters, peaks
 
 
-def apply(tick: Tick, frame: Frame, table: ScoreTable) -> None:
+def apply(tick: Tick, scores: ScoreSnapshot, table: ScoreTable) -> None:
     """Write the threshold rule's state back to rows that still belong to the same node."""
-    same = table.view("tenancy")[: len(frame.names)] == frame.columns["tenancy"]
+    same = table.view("tenancy")[: len(scores.names)] == scores.columns["tenancy"]
     for name, column in (("straggling", tick.straggling), ("since", tick.since), ("windows", tick.windows)):
         place = table.view(name)[: len(column)]
         np.copyto(place, column, where=same)

@@ -9,10 +9,10 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from ingero_detect.codes import STATES
-from ingero_fleet.judging import Findings
-from ingero_fleet.picture import Picture, cohort_name
+from ingero_fleet.live_detector import Findings
 from ingero_fleet.receivers.traffic import Traffic
-from ingero_fleet.scores import ScoreTable
+from ingero_fleet.score_table import ScoreTable
+from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name
 from ingero_http.limits import COUNTER_KINDS
 
 MAX_COHORT_SERIES: Final = 1_000
@@ -24,23 +24,23 @@ MAX_NODE_SERIES: Final = 10_000
 _LABELS: Final = ["cluster_id", "cohort", "cgroup_path_hash"]
 
 
-class FindingsPage(Collector):
+class FindingsCollector(Collector):
     """Thresholds, counts and scores after the latest tick."""
 
-    def __init__(self, picture: Callable[[], Picture | None], by: tuple[str, ...]) -> None:
-        self._picture = picture
+    def __init__(self, snapshot: Callable[[], TickSnapshot | None], by: tuple[str, ...]) -> None:
+        self._picture = snapshot
         self._hash_at = by.index("cgroup_path_hash") + 1 if "cgroup_path_hash" in by else None
 
     def collect(self) -> Iterator[Metric]:
         """Build the families anew for every scrape."""
-        picture = self._picture()
-        if picture is None:
+        snapshot = self._picture()
+        if snapshot is None:
             return
         threshold = GaugeMetricFamily("ingero_fleet_threshold", "Score below which a node straggles.", labels=_LABELS)
         median = GaugeMetricFamily("ingero_fleet_median", "Median score of the active nodes.", labels=_LABELS)
         mad = GaugeMetricFamily("ingero_fleet_mad", "Median absolute deviation of the scores.", labels=_LABELS)
         active = GaugeMetricFamily("ingero_fleet_active_nodes", "Nodes in the statistics.", labels=_LABELS)
-        cohorts = sorted(picture.tick.cohorts, key=lambda item: -item.active)
+        cohorts = sorted(snapshot.tick.cohorts, key=lambda item: -item.active)
         for summary in cohorts[:MAX_COHORT_SERIES]:
             labels = [
                 summary.key[0],
@@ -56,12 +56,12 @@ class FindingsPage(Collector):
         hidden = GaugeMetricFamily("ingero_fleet_cohorts_without_series", "Cohorts left out of this page.")
         hidden.add_metric([], max(0, len(cohorts) - MAX_COHORT_SERIES))
         yield from (threshold, median, mad, active, hidden)
-        yield from self._clusters(picture)
-        yield from self._nodes(picture)
-        if picture.findings is not None:
-            yield from _verdicts(picture, picture.findings)
+        yield from self._clusters(snapshot)
+        yield from self._nodes(snapshot)
+        if snapshot.findings is not None:
+            yield from _verdicts(snapshot, snapshot.findings)
 
-    def _clusters(self, picture: Picture) -> Iterator[Metric]:
+    def _clusters(self, snapshot: TickSnapshot) -> Iterator[Metric]:
         families: dict[str, GaugeMetricFamily | UnknownMetricFamily] = {
             "idle": GaugeMetricFamily("ingero_fleet_idle_nodes", "Nodes without work.", labels=["cluster_id"]),
             "calibrating": GaugeMetricFamily(
@@ -81,29 +81,29 @@ class FindingsPage(Collector):
                 "ingero_fleet_straggler_count", "Nodes below their threshold.", labels=["cluster_id"]
             ),
         }
-        for summary in picture.tick.clusters.values():
+        for summary in snapshot.tick.clusters.values():
             for name, family in families.items():
                 family.add_metric([summary.cluster], float(getattr(summary, name)))
         yield from families.values()
 
-    def _nodes(self, picture: Picture) -> Iterator[Metric]:
+    def _nodes(self, snapshot: TickSnapshot) -> Iterator[Metric]:
         score = GaugeMetricFamily(
             "ingero_node_health_score", "Latest score of a node.", labels=["cluster_id", "node_id"]
         )
         straggler = GaugeMetricFamily(
             "ingero_fleet_straggler", "1 for every node that is accused at present.", labels=["cluster_id", "node_id"]
         )
-        rows = picture.rows()
+        rows = snapshot.rows()
         for row in rows[:MAX_NODE_SERIES]:
-            score.add_metric(picture.frame.names[row], float(picture.frame.columns["score"][row]))
-        for row in [row for row in rows if picture.accused[row]][:MAX_NODE_SERIES]:
-            straggler.add_metric(picture.frame.names[row], 1)
+            score.add_metric(snapshot.scores.names[row], float(snapshot.scores.columns["score"][row]))
+        for row in [row for row in rows if snapshot.accused[row]][:MAX_NODE_SERIES]:
+            straggler.add_metric(snapshot.scores.names[row], 1)
         hidden = GaugeMetricFamily("ingero_fleet_nodes_without_series", "Nodes left out of this page.")
         hidden.add_metric([], max(0, len(rows) - MAX_NODE_SERIES))
         yield from (score, straggler, hidden)
 
 
-def _verdicts(picture: Picture, findings: Findings) -> Iterator[Metric]:
+def _verdicts(snapshot: TickSnapshot, findings: Findings) -> Iterator[Metric]:
     """What the detector says, and how well it keeps its budget."""
     states = GaugeMetricFamily(
         "ingero_fleet_verdicts", "Nodes by the state of their verdict.", labels=["cluster_id", "state"]
@@ -113,8 +113,8 @@ def _verdicts(picture: Picture, findings: Findings) -> Iterator[Metric]:
     )
     by_state: Counter[tuple[str, str]] = Counter()
     by_kind: Counter[tuple[str, str]] = Counter()
-    names = picture.frame.names
-    for row in picture.rows():
+    names = snapshot.scores.names
+    for row in snapshot.rows():
         by_state[names[row][0], str(STATES[int(findings.states[row])])] += 1
         if findings.accused[row]:
             verdict = findings.verdict(row)
@@ -153,7 +153,7 @@ def _verdicts(picture: Picture, findings: Findings) -> Iterator[Metric]:
     )  # fmt: skip
 
 
-class Vitals(Protocol):
+class RuntimeStats(Protocol):
     """What the page about Fleet itself reads of the engine."""
 
     table: ScoreTable
@@ -162,19 +162,19 @@ class Vitals(Protocol):
     late_ticks: int
     failed_ticks: int
     failed_listeners: int
-    early_looks: int
+    early_polls: int
 
 
-class VitalsPage(Collector):
+class RuntimeStatsCollector(Collector):
     """Pushes, losses, queues and the cost of a tick."""
 
-    def __init__(self, vitals: Vitals, traffic: Callable[[], Traffic]) -> None:
-        self._vitals = vitals
+    def __init__(self, stats: RuntimeStats, traffic: Callable[[], Traffic]) -> None:
+        self._stats = stats
         self._traffic = traffic
 
     def collect(self) -> Iterator[Metric]:
         """Build the families anew for every scrape."""
-        vitals, traffic = self._vitals, self._traffic()
+        stats, traffic = self._stats, self._traffic()
         pushes = CounterMetricFamily("ingero_fleet_pushes", "Pushes by signal.", labels=["signal"])
         for signal, count in traffic.pushes.items():
             pushes.add_metric([signal], count)
@@ -186,7 +186,7 @@ class VitalsPage(Collector):
         yield from (pushes, rejected)
         yield _counter("ingero_fleet_reports", "Health reports taken.", traffic.reports)
         yield _counter("ingero_fleet_malformed_pushes", "Pushes that could not be read.", traffic.malformed)
-        yield _counter("ingero_fleet_expired_nodes", "Nodes forgotten after silence.", vitals.table.losses.expired)
+        yield _counter("ingero_fleet_expired_nodes", "Nodes forgotten after silence.", stats.table.losses.expired)
         yield _counter("ingero_fleet_nodes_over_limit", "Reports refused at max_nodes.", traffic.nodes_over_limit)
         yield _counter(
             "ingero_fleet_clusters_over_limit", "Reports refused at max_clusters.", traffic.clusters_over_limit
@@ -202,17 +202,17 @@ class VitalsPage(Collector):
             "Receiver processes put in the place of others.",
             traffic.receiver_restarts,
         )
-        yield _counter("ingero_fleet_ticks", "Ticks computed.", vitals.ticks)
-        yield _counter("ingero_fleet_late_ticks", "Ticks that took longer than the interval.", vitals.late_ticks)
-        yield _counter("ingero_fleet_failed_ticks", "Ticks that failed.", vitals.failed_ticks)
-        yield _counter("ingero_fleet_early_looks", "Looks between ticks at nodes that fell far.", vitals.early_looks)
+        yield _counter("ingero_fleet_ticks", "Ticks computed.", stats.ticks)
+        yield _counter("ingero_fleet_late_ticks", "Ticks that took longer than the interval.", stats.late_ticks)
+        yield _counter("ingero_fleet_failed_ticks", "Ticks that failed.", stats.failed_ticks)
+        yield _counter("ingero_fleet_early_looks", "Looks between ticks at nodes that fell far.", stats.early_polls)
         yield _counter(
             "ingero_fleet_failed_followers",
             "Failures of what follows a tick: collectives, costs, live page.",
-            vitals.failed_listeners,
+            stats.failed_listeners,
         )
-        yield _gauge("ingero_fleet_tick_seconds", "Time of the latest tick.", vitals.tick_seconds)
-        yield _gauge("ingero_fleet_nodes", "Nodes in the score map.", len(vitals.table))
+        yield _gauge("ingero_fleet_tick_seconds", "Time of the latest tick.", stats.tick_seconds)
+        yield _gauge("ingero_fleet_nodes", "Nodes in the score map.", len(stats.table))
         yield from _listeners(traffic)
         yield from _exporters(traffic)
 

@@ -12,10 +12,10 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from ingero_contract import attributes, metrics
 from ingero_contract.values import GPU_THROTTLED, VerdictState
-from ingero_fleet.collectives.culprits import Culprit, Edge
-from ingero_fleet.collectives.known import Known
-from ingero_fleet.collectives.points import Source
-from ingero_fleet.edges import verdict_record
+from ingero_fleet.collectives.communicators import Communicators
+from ingero_fleet.collectives.points import PointSource
+from ingero_fleet.collectives.straggler_ranks import RankEdge, StragglerRank
+from ingero_fleet.verdict_records import verdict_record
 from ingero_kit.otlp_encode import pairs
 
 Lag = tuple[float, int, int]
@@ -28,38 +28,40 @@ _STATES: Final = {
 }  # fmt: skip
 
 
-def encode_lags(known: Known, lags: list[Lag], now: float) -> bytes:
+def encode_lags(communicators: Communicators, lags: list[Lag], now: float) -> bytes:
     """One request with a point for every lag, by sender; `now` in seconds since the epoch."""
     blocks: dict[int, list[Lag]] = {}
     for item in lags:
-        blocks.setdefault(int(known.windows[item[1]].members[item[2]]), []).append(item)
+        blocks.setdefault(int(communicators.windows[item[1]].members[item[2]]), []).append(item)
     request = ExportMetricsServiceRequest()
     for place, items in blocks.items():
         block = request.resource_metrics.add()
-        block.resource.attributes.extend(_resource(known.reader.sources[place]))
+        block.resource.attributes.extend(_resource(communicators.reader.sources[place]))
         metric = block.scope_metrics.add().metrics.add(name=metrics.COLLECTIVE_PEER_LAG, unit="ms")
         for value, number, rank in items:
-            comm = known.reader.comms[number]
+            comm = communicators.reader.comms[number]
             point = metric.gauge.data_points.add(time_unix_nano=int(now * 1e9), as_double=value)
             point.attributes.extend(pairs(_member(comm.hash, rank, comm.ranks)))
     return request.SerializeToString()
 
 
-def encode_edges(edges: Iterable[Edge]) -> bytes:
+def encode_rank_edges(edges: Iterable[RankEdge]) -> bytes:
     """One request with a record for every edge, named and shaped as the detector's are."""
     request = ExportLogsServiceRequest()
     for edge in edges:
-        item = edge.culprit
+        item = edge.straggler
         block = request.resource_logs.add()
-        block.resource.attributes.extend(_resource(Source(item["cluster_id"], item["node_id"], item["pod"] or "")))
+        block.resource.attributes.extend(
+            _resource(PointSource(item["cluster_id"], item["node_id"], item["pod"] or ""))
+        )
         scope = block.scope_logs.add()
         scope.scope.name = "ingero-fleet"
         scope.log_records.append(_record(edge))
     return request.SerializeToString()
 
 
-def _record(edge: Edge) -> LogRecord:
-    item = edge.culprit
+def _record(edge: RankEdge) -> LogRecord:
+    item = edge.straggler
     evidence = {"edge": edge.what, "axis": "collectives", **{name: item[name] for name in _EVIDENCE}}
     identity = (
         item["cluster_id"], item["node_id"], item["comm"], str(item["rank"]), edge.what, str(int(edge.time * 1e9)),
@@ -80,9 +82,9 @@ def _record(edge: Edge) -> LogRecord:
     )
 
 
-def sentence(edge: Edge) -> str:
+def sentence(edge: RankEdge) -> str:
     """An edge for people."""
-    item: Culprit = edge.culprit
+    item: StragglerRank = edge.straggler
     if edge.what == "accused":
         return f"{item['node_id']} holds up its job. {item['why']}"
     if edge.what == "cleared" and item["kind"] == GPU_THROTTLED:
@@ -92,7 +94,7 @@ def sentence(edge: Edge) -> str:
     return f"{item['node_id']}: the collectives of {item['comm']} are seen no more, rank {item['rank']} is not judged"
 
 
-def _resource(source: Source) -> list[KeyValue]:
+def _resource(source: PointSource) -> list[KeyValue]:
     named = {
         attributes.NODE_ID: source.node, attributes.CLUSTER_ID: source.cluster, attributes.POD_NAME: source.pod,
     }  # fmt: skip

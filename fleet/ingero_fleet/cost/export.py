@@ -7,38 +7,40 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 
 from ingero_contract import attributes, metrics
 from ingero_detect.column_store import NodeKey
-from ingero_fleet.cost.ledger import Ledger
+from ingero_fleet.cost.ledger import CostLedger
 
-EVERY_SECONDS: Final = 60.0
-MOST: Final = 10_000
+EXPORT_SECONDS: Final = 60.0
+MAX_EXPORTED: Final = 10_000
 """Nodes told at once, the dearest first."""
 
 
-class Teller:
+class CostExporter:
     """Says once a minute at most what has become of every account that changed. Knows what it said last, by node."""
 
     def __init__(self, now: float) -> None:
-        self._last = now - EVERY_SECONDS
-        self._told: dict[NodeKey, float] = {}
+        self._last = now - EXPORT_SECONDS
+        self._exported: dict[NodeKey, float] = {}
 
-    def tell(self, ledger: Ledger, currency: str) -> bytes | None:
+    def encode(self, ledger: CostLedger, currency: str) -> bytes | None:
         """One request with a sum for every account that grew; `None` when it is too early or nothing has changed.
 
         An account that is told for the first time is told as 0 before that too, so that its whole growth is seen.
         """
-        if ledger.last < self._last + EVERY_SECONDS:
+        if ledger.last < self._last + EXPORT_SECONDS:
             return None
-        self._told = {node: share for node, share in self._told.items() if node in ledger.culprits}
+        self._exported = {node: share for node, share in self._exported.items() if node in ledger.stragglers}
         grown = [
-            (node, account) for node, account in ledger.culprits.items() if account.share > self._told.get(node, 0.0)
+            (node, account)
+            for node, account in ledger.stragglers.items()
+            if account.share > self._exported.get(node, 0.0)
         ]
         if not grown:
             return None
         self._last = ledger.last
-        grown.sort(key=lambda item: self._told.get(item[0], 0.0) - item[1].share)
+        grown.sort(key=lambda item: self._exported.get(item[0], 0.0) - item[1].share)
         request = ExportMetricsServiceRequest()
         start = int(ledger.since * 1e9)
-        for node, account in grown[:MOST]:
+        for node, account in grown[:MAX_EXPORTED]:
             block = request.resource_metrics.add()
             for key, text in ((attributes.CLUSTER_ID, node[0]), (attributes.NODE_ID, node[1])):
                 block.resource.attributes.add(key=key).value.string_value = text
@@ -46,7 +48,7 @@ class Teller:
             metric.sum.is_monotonic = True
             metric.sum.aggregation_temporality = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
             points = [(ledger.last, account.share)]
-            if node not in self._told:
+            if node not in self._exported:
                 points.insert(0, (ledger.last - account.seconds, 0.0))
             for moment, value in points:
                 point = metric.sum.data_points.add(
@@ -55,5 +57,5 @@ class Teller:
                 point.attributes.add(key=attributes.CURRENCY).value.string_value = currency
                 if account.job[1]:
                     point.attributes.add(key=attributes.JOB_ID).value.string_value = account.job[1]
-            self._told[node] = account.share
+            self._exported[node] = account.share
         return request.SerializeToString()

@@ -6,12 +6,12 @@ import subprocess
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
-from ingero_fleet import statistics
-from ingero_fleet.pages import MAX_COHORT_SERIES, FindingsPage
-from ingero_fleet.picture import Picture
-from ingero_fleet.scores import Limits, ScoreTable
+from ingero_fleet import threshold_rule
+from ingero_fleet.collectors import MAX_COHORT_SERIES, FindingsCollector
+from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig
-from ingero_fleet.statistics import Frame
+from ingero_fleet.threshold_rule import ScoreSnapshot
+from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.health_report import HealthReport
 from ingero_testing.needs import PROMTOOL
 
@@ -24,10 +24,10 @@ def page(jobs: int, label: int = 0) -> CollectorRegistry:
     for number in [*range(jobs), jobs - 1]:
         job = f"job-{number}" + "x" * label
         table.observe(HealthReport(node_id=f"n{number}-{len(table)}", cluster_id="c", score=0.9, job_id=job), 0.0)
-    frame = Frame.take(table, 1.0)
-    picture = Picture(frame, statistics.compute(frame, statistics.Memory(), CONFIG))
+    scores = ScoreSnapshot.take(table, 1.0)
+    snapshot = TickSnapshot(scores, threshold_rule.compute(scores, threshold_rule.RuleState(), CONFIG))
     registry = CollectorRegistry()
-    registry.register(FindingsPage(lambda: picture, CONFIG.cohort.by))
+    registry.register(FindingsCollector(lambda: snapshot, CONFIG.cohort.by))
     return registry
 
 

@@ -2,35 +2,35 @@
 
 from dataclasses import dataclass, field
 
-from ingero_fleet.collectives.points import Reader, Source
-from ingero_fleet.collectives.victims import Story
-from ingero_fleet.collectives.window import Window
+from ingero_fleet.collectives.excuses import WaitProfile
+from ingero_fleet.collectives.points import PointReader, PointSource
+from ingero_fleet.collectives.window import CommunicatorWindow
 
-NOBODY = Source("", "", "")
+UNKNOWN_SOURCE = PointSource("", "", "")
 
 
 @dataclass
-class Known:
-    """Communicators by the reader's number, which stays valid until `Reader.forget`."""
+class Communicators:
+    """Communicators by the reader's number, which stays valid until `PointReader.forget`."""
 
-    reader: Reader
-    windows: dict[int, Window] = field(default_factory=dict)
+    reader: PointReader
+    windows: dict[int, CommunicatorWindow] = field(default_factory=dict)
 
-    def source(self, window: Window, rank: int) -> Source:
+    def source(self, window: CommunicatorWindow, rank: int) -> PointSource:
         """Who sent a rank's points last; empty names when nobody has."""
         place = int(window.members[rank])
-        return self.reader.sources[place] if place >= 0 else NOBODY
+        return self.reader.sources[place] if place >= 0 else UNKNOWN_SOURCE
 
-    def story(self, number: int) -> Story:
+    def wait_profile(self, number: int) -> WaitProfile:
         """What a communicator tells of whom it waited for, and of who waited in it."""
         window = self.windows[number]
         suspects: dict[str, float] = {}
         for rank, share in window.suspects.items():
             node = self.source(window, rank).node
             suspects[node] = max(share, suspects.get(node, 0.0))
-        return Story(number, suspects, self._waiting(window))
+        return WaitProfile(number, suspects, self._waiting(window))
 
-    def _waiting(self, window: Window) -> dict[str, float]:
+    def _waiting(self, window: CommunicatorWindow) -> dict[str, float]:
         """Share of time that each node's ranks waited at least, in the tick in which they waited longest."""
         period = window.elapsed_ms / max(1, len(window.time))
         waiting: dict[str, float] = {}
@@ -41,8 +41,8 @@ class Known:
         return waiting
 
 
-def verdict_in_words(window: Window, now: float) -> str:
-    """`culprit`, `none: ...` or `unknown: ...`: a person is told why nobody is named."""
+def verdict_text(window: CommunicatorWindow, now: float) -> str:
+    """`straggler`, `none: ...` or `unknown: ...`: a person is told why nobody is named."""
     if now < window.disputed_until:
         return "unknown: a rank is claimed, or a number is used, twice, so that two communicators may share this hash"
     if not window.blocked_seen:

@@ -1,0 +1,133 @@
+"""Which nodes are marked now, as far as the operator told since Fleet started. Bounded in number and in time."""
+
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, Final
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ingero_detect.column_store import NodeKey
+from ingero_fleet.taints.records import TaintRecord, read_taint_records
+from ingero_kit.clock import rfc3339
+from ingero_kit.otlp_receiver import Push
+
+MAX_TAINTS: Final = 10_000
+"""Nodes that are kept; records of further ones are left out and counted."""
+
+MAX_TAINT_SECONDS: Final = 7 * 86_400.0
+"""Longest that a mark is believed, seconds; the operator renews its marks well before."""
+
+DEFAULT_TAINT_SECONDS: Final = 86_400.0
+"""How long a mark is believed whose record names no end, seconds."""
+
+REMOVAL_MEMORY_SECONDS: Final = 900.0
+"""How long a removal is remembered, seconds, so that a record which comes late brings no mark back."""
+
+MAX_CLOCK_LEAD_SECONDS: Final = 600.0
+"""How far ahead of Fleet's clock a record may lie, seconds; one further ahead would shut out its successors."""
+
+MAX_REASONS: Final = 32
+
+
+class TaintTracker:
+    """One for each Fleet. `take` and the answers may be called from any thread."""
+
+    def __init__(self) -> None:
+        self.outcomes: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self._taints: dict[NodeKey, tuple[TaintRecord, float]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        return len(self._taints)
+
+    def take(self, push: Push, now: float) -> None:
+        """Read a push of logs; `now` in seconds since the epoch."""
+        with self._lock:
+            self._expire(now)
+            for record in read_taint_records(push):
+                if isinstance(record, TaintRecord):
+                    self.outcomes[self._note(record, now)] += 1
+                else:
+                    self.outcomes["refused"] += 1
+                    self.refused[
+                        record if len(self.refused) < MAX_REASONS or record in self.refused else "other"
+                    ] += 1
+
+    def _note(self, record: TaintRecord, now: float) -> str:
+        if record.time > now + MAX_CLOCK_LEAD_SECONDS:
+            return "ahead"
+        node = (record.cluster, record.node)
+        known = self._taints.get(node)
+        if known and record.time < known[0].time:
+            return "late"
+        if known is None and len(self._taints) >= MAX_TAINTS:
+            return "over_limit"
+        if record.action == "remove":
+            until = now + REMOVAL_MEMORY_SECONDS
+        else:
+            until = min(record.expires or now + DEFAULT_TAINT_SECONDS, now + MAX_TAINT_SECONDS)
+            if until <= now:
+                self._taints.pop(node, None)
+                return "expired"
+        self._taints[node] = record, until
+        return record.action
+
+    def _expire(self, now: float) -> None:
+        gone = [node for node, (_, until) in self._taints.items() if until <= now]
+        for node in gone:
+            record, _ = self._taints.pop(node)
+            self.outcomes["expired"] += record.action != "remove"
+
+    def taints(self, now: float, cluster: str | None = None) -> list[dict[str, Any]]:
+        """Marks that stand now, the newest first; times in RFC 3339."""
+        with self._lock:
+            self._expire(now)
+            found = [
+                (record, until)
+                for record, until in self._taints.values()
+                if record.action != "remove" and cluster in (None, record.cluster)
+            ]
+        found.sort(key=lambda item: (-item[0].since, item[0].cluster, item[0].node))
+        return [_answer(record, until) for record, until in found]
+
+    def taint(self, node: NodeKey, now: float) -> dict[str, Any] | None:
+        """The mark on one node."""
+        with self._lock:
+            record, until = self._taints.get(node, (None, 0.0))
+        return _answer(record, until) if record and record.action != "remove" and until > now else None
+
+
+def _answer(record: TaintRecord, until: float) -> dict[str, Any]:
+    return {
+        "cluster_id": record.cluster,
+        "node_id": record.node,
+        "effect": record.effect or None,
+        "verdict": record.verdict,
+        "reason": record.reason,
+        "words": record.words,
+        "since": rfc3339(record.since) if record.since else None,
+        "expires": rfc3339(until),
+    }
+
+
+class TaintCollector(Collector):
+    """Marks for the findings page."""
+
+    def __init__(self, tracker: TaintTracker) -> None:
+        self._tracker = tracker
+
+    def collect(self) -> Iterator[Metric]:
+        """Build the families anew for every scrape."""
+        kept = GaugeMetricFamily(
+            "ingero_fleet_taint_records_kept", "Nodes of which the operator told lately, those released among them."
+        )
+        kept.add_metric([], len(self._tracker))
+        records = CounterMetricFamily(
+            "ingero_fleet_taint_records", "Records of marks by what became of them.", labels=["outcome"]
+        )
+        for name, count in list(self._tracker.outcomes.items()):
+            records.add_metric([name], count)
+        yield from (kept, records)
