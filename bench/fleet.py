@@ -1,6 +1,7 @@
-"""The receiving side in figures: ours and a plain Go collector interleaved, each pinned to one core, load on another.
+"""The receiving side in figures: Fleet, a plain Go collector and Python servers interleaved, each pinned to one core.
 
-`make bench` prints the table; `make bench ARGS=--quick` takes a minute. The peer does none of Fleet's work.
+`make bench` prints the table; `make bench ARGS=--quick` takes a minute, `ARGS=--receivers` compares receivers only.
+The load comes from another core. The peers do none of Fleet's work.
 """
 
 import argparse
@@ -31,7 +32,7 @@ from ingero_fleet.settings import IngeroConfig  # noqa: E402
 from ingero_kit.health_report import HealthReport  # noqa: E402
 from ingero_kit.otlp_encode import encode_report  # noqa: E402
 from ingero_kit.otlp_receiver import free_port  # noqa: E402
-from ingero_testing.processes import BIN, SHARED, Running, fleet, process, wait_until  # noqa: E402
+from ingero_testing.processes import BIN, SHARED, Running, fleet, next_line, process, wait_until  # noqa: E402
 
 PROTOCOLS = {"http/protobuf": ("otlp/http", 1.0), "http/json": ("otlp/http", 1.2), "grpc": ("otlp/grpc", 0.33)}
 
@@ -90,6 +91,19 @@ def pin(pid: int) -> None:
     """Pin all threads of a process to the server core."""
     for task in Path(f"/proc/{pid}/task").iterdir():
         os.sched_setaffinity(int(task.name), {SERVER_CORE})
+
+
+@contextlib.contextmanager
+def python_peer(kind: str) -> Iterator[dict[str, int]]:
+    """A server of `bench/peers.py`, pinned; its ports by protocol."""
+    started = subprocess.Popen([sys.executable, ROOT / "bench/peers.py", kind], stdout=subprocess.PIPE)
+    try:
+        ports: dict[str, int] = json.loads(next_line(started))
+        pin(started.pid)
+        yield ports
+    finally:
+        started.terminate()
+        started.wait()
 
 
 def threshold_of(nodes: int) -> float:
@@ -156,6 +170,26 @@ def throughput(service: Running, other: dict[str, int] | None, rounds: int, seco
         else:
             row(f"{protocol}, pushes/s", f"{medians[protocol]:,.0f}", "no collector here", "–", f"≥ {target}", None)
     return medians
+
+
+def beside_python_servers(service: Running, rounds: int, seconds: float) -> None:
+    """Pushes a second beside Python servers of others, with Fleet's work and, as the others, without any."""
+    for protocol, name, kind, listener in (
+        ("grpc", "grpc", "grpc.aio", "otlp/grpc"), ("http/protobuf", "http", "uvicorn", "otlp/http"),
+    ):  # fmt: skip
+        with python_peer(kind) as theirs, python_peer("receivers") as idle:
+            ports = {"fleet": service.ports[listener], "receivers": idle[name], kind: theirs[name]}
+            found: dict[str, list[float]] = {server: [] for server in ports}
+            for _ in range(rounds):
+                for server, port in ports.items():
+                    found[server].append(load(port, protocol, seconds)["pushes_per_second"])
+        peers = statistics.median(found[kind])
+        for server, what in (("fleet", "with Fleet's work"), ("receivers", "without work")):
+            ratio = statistics.median(one / other for one, other in zip(found[server], found[kind], strict=True))
+            row(
+                f"{protocol}, pushes/s, ours {what}", f"{statistics.median(found[server]):,.0f}",
+                f"{peers:,.0f} ({kind} without work)", f"{ratio:.2f}", "≥ 1.5", ratio >= 1.5,
+            )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -265,13 +299,20 @@ def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round of each")
-    quick = parser.parse_args().quick
+    parser.add_argument(
+        "--receivers", action="store_true", help="pushes per second beside other servers, nothing else"
+    )
+    arguments = parser.parse_args()
+    quick = arguments.quick
     rounds, seconds = (1, 2.0) if quick else (9, 3.0)
     print("| what | ours | Go collector | ratio | target | |\n| --- | --- | --- | --- | --- | --- |", flush=True)
     with tempfile.TemporaryDirectory() as name, peer(Path(name)) as other:
         with fleet(Path(name), CHANGE) as service:
             pin(service.process.pid)
             medians = throughput(service, other, rounds, seconds)
+            beside_python_servers(service, rounds, seconds)
+            if arguments.receivers:
+                return
             rate = 0.6 * medians["http/protobuf"]
             late = statistics.median(
                 load(service.ports["otlp/http"], "http/protobuf", seconds, "--rate", f"{rate:.0f}")["p99_ms"]
