@@ -4,17 +4,17 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from ingero_agent.settings import AgentSettings
+from ingero_agent.trace.settings import TraceSettings
 from ingero_echo.query_service import TOOLS
 from ingero_echo.settings import EchoConfig
 from ingero_echo.store import schema_text
 from ingero_fleet.settings import FleetConfig
-from ingero_kit.settings import format_duration
+from ingero_kit.flags import default_text
 from ingero_operator.render import argocd, examples
 from ingero_operator.render.crds import echo_stores, fleet_clusters
 from ingero_operator.render.install import (
@@ -32,6 +32,7 @@ from ingero_operator.render.install import (
 from ingero_operator.render.install import monitoring as monitoring_kustomization
 from ingero_operator.render.text import dump
 from ingero_operator.settings import OperatorConfig
+from ingero_sink.settings import SinkSettings
 from scripts import monitoring
 
 ROOT = Path(__file__).parents[1]
@@ -47,18 +48,12 @@ def _inner(field: FieldInfo) -> type[BaseModel] | None:
 def _default(field: FieldInfo) -> str:
     if field.is_required():
         return "required"
-    if field.default_factory is not None:
-        return str((field.json_schema_extra or {}).get("default_in_words", "the host name"))  # type: ignore[union-attr]
-    value: Any = field.default
-    if value is None or value in ("", ()):
-        return "–"
-    if isinstance(value, float) and any("_duration" in repr(item) for item in field.metadata):
-        return f"`{format_duration(value)}`"
-    if isinstance(value, bool):
-        return f"`{str(value).lower()}`"
-    if isinstance(value, dict):
+    if isinstance(field.default, dict):
         return "list prices"
-    return f"`{', '.join(value)}`" if isinstance(value, tuple) else f"`{value}`"
+    text = default_text(field)
+    if field.default_factory is not None or not text:
+        return text or "–"
+    return f"`{text}`"
 
 
 def rows(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
@@ -97,10 +92,27 @@ def configuration() -> str:
             "## Agent",
             "",
             "`ingero-agent fleet-push --config agent.yaml`; a variable is `INGERO_AGENT_` and the name in capitals,",
-            "a flag is the name with dashes.",
+            "a flag is the name with dashes. INGERO_AGENT_CONFIG names the file, too.",
             "",
             head,
             *rows(AgentSettings),
+            "",
+            "## Agent: tracing",
+            "",
+            "`ingero-agent trace --config agent.yaml`; the settings stand under `trace:` in the file of the agent. A",
+            "variable is `INGERO_AGENT_TRACE_` and the name in capitals, a flag is the name with dashes. Sizes are",
+            "written `500m`, `10g`. `check`, `query`, `explain` and `annotate` find database and socket here.",
+            "",
+            head,
+            *rows(TraceSettings),
+            "",
+            "## Sink",
+            "",
+            "`ingero-sink --config sink.yaml`; a variable is `INGERO_SINK_` and the name in capitals, a flag is the",
+            "name with dashes; that of `socket_paths` is `--socket-path`, once for each socket.",
+            "",
+            head,
+            *rows(SinkSettings),
             "",
             "## Echo",
             "",

@@ -1,14 +1,20 @@
 """What a user of the agent sets. Flags carry the published agent's names."""
 
+import os
 import socket
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
+from ingero_agent.trace.settings import CONFIG_VARIABLE, SECTION
+from ingero_agent.trace.settings import PREFIX as TRACE_PREFIX
 from ingero_kit.addresses import parse_listen
 from ingero_kit.health_report import check_name
-from ingero_kit.settings import Duration, Settings
+from ingero_kit.settings import Duration, Settings, load
+
+PREFIX: Final = "INGERO_AGENT_"
 
 
 class AgentSettings(Settings):
@@ -18,7 +24,9 @@ class AgentSettings(Settings):
     """Fleet's OTLP address: `host:port` or a URL; port 4318 is HTTP, 4317 gRPC."""
     fleet_cluster_id: str
     """The cluster that this node belongs to."""
-    fleet_node_id: str = Field(default_factory=socket.gethostname)
+    fleet_node_id: str = Field(
+        default_factory=socket.gethostname, json_schema_extra={"default_in_words": "the host name"}
+    )
     """This node's name; in Kubernetes the node name."""
     fleet_workload_type: str = "unknown"
     """What runs here, such as training or inference; nodes are compared only within it."""
@@ -122,3 +130,15 @@ class AgentSettings(Settings):
         if self.fleet_world_size and self.fleet_node_rank >= self.fleet_world_size:
             raise ValueError("fleet_node_rank must be below fleet_world_size")
         return self
+
+
+def read_settings(flags: Mapping[str, Any], file: Path | None = None) -> AgentSettings:
+    """Flags, then INGERO_AGENT_*, then the file, then defaults. Raises `SettingsError`.
+
+    What is for `trace` (INGERO_AGENT_TRACE_*, and `trace:` in the file) is not read.
+    """
+    not_ours = {CONFIG_VARIABLE, *(name for name in os.environ if name.startswith(TRACE_PREFIX))}
+    return load(
+        AgentSettings, file=file, prefix=PREFIX, flags=flags, reserved=frozenset(not_ours),
+        other_sections=frozenset({SECTION}),
+    )  # fmt: skip

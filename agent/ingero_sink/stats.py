@@ -6,6 +6,9 @@ from typing import Final
 
 from ingero_contract.events import StragglerResolvedEvent, StragglerStateEvent, parse_line
 
+MAX_NODES: Final = 10_000
+"""Stragglers with a series of their own, unless the settings say otherwise."""
+
 MAX_TYPES: Final = 64
 """Event types with a series of their own; further ones count as `other`."""
 
@@ -16,7 +19,7 @@ NodeKey = tuple[str, str]
 class SinkStats:
     """Counters and the nodes that straggle at present, oldest first."""
 
-    max_nodes: int = 10_000
+    max_nodes: int = MAX_NODES
     events: Counter[str] = field(default_factory=Counter)
     parse_errors: int = 0
     dropped: int = 0

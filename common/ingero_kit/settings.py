@@ -74,16 +74,19 @@ def load(
     flags: Mapping[str, Any] | None = None,
     assignments: Sequence[str] = (),
     reserved: frozenset[str] = frozenset(),
+    section: str = "",
+    other_sections: frozenset[str] = frozenset(),
 ) -> Model:
     """Merge file, environment and flags into a checked model.
 
     `flags` maps dotted paths to values; `None` means not given. `assignments` are `PATH=VALUE`, the value a YAML
     scalar, as `--set` takes them. `reserved` names variables with the prefix that are not settings, such as the one
-    that names the file itself.
+    that names the file itself. A file that several commands share has a `section` for this one, or `other_sections`
+    that are not this one's.
 
     Raises `SettingsError` for an unreadable file, an unknown key or a value that does not fit.
     """
-    merged: dict[str, Any] = read_yaml(file) if file else {}
+    merged = _own_part(file, section, other_sections) if file else {}
     origin: dict[str, str] = {}
     if prefix:
         for name, path, value in _from_environment(
@@ -103,6 +106,16 @@ def load(
         return model.model_validate(merged)
     except ValidationError as error:
         raise SettingsError(_explain(error, file, origin)) from None
+
+
+def _own_part(file: Path, section: str, other_sections: frozenset[str]) -> dict[str, Any]:
+    tree = read_yaml(file)
+    if not section:
+        return {key: value for key, value in tree.items() if key not in other_sections}
+    part = tree.get(section)
+    if not isinstance(part, dict | None):
+        raise SettingsError(f"{file}: {section}: a mapping was expected")
+    return dict(part or {})
 
 
 def read_yaml(file: Path) -> dict[str, Any]:

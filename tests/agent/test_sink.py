@@ -101,18 +101,22 @@ def test_ready_while_connected_or_shortly_after_an_event() -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--listen", "nowhere"], "ingero-sink: --listen 'nowhere' is not host:port"),
-        (["--reconnect-delay", "soon"], "ingero-sink: --reconnect-delay soon: a duration such as 2s was expected"),
+        (["--listen", "nowhere"], "flag --listen: listen: 'nowhere' is not host:port (got 'nowhere')"),
+        (
+            ["--reconnect-delay", "soon"],
+            "flag --reconnect-delay: reconnect_delay: "
+            "a duration such as 5s, 1m30s or 250ms was expected (got 'soon')",
+        ),
         (
             ["--readiness-window", "2d"],
-            "ingero-sink: --readiness-window 2d: a duration between 0 and a day was expected",
+            "flag --readiness-window: readiness_window: Input should be less than 86400 (got 172800.0)",
         ),
     ],
 )
 def test_a_wrong_flag_is_named(flags: list[str], words: str) -> None:
     done = CliRunner().invoke(main, flags)
 
-    assert (done.exit_code, done.stderr.strip()) == (2, words)
+    assert (done.exit_code, done.stderr.strip()) == (2, f"ingero-sink: {words}")
 
 
 def test_a_port_that_is_taken_is_an_error_in_words() -> None:

@@ -11,11 +11,14 @@ from click.testing import CliRunner
 
 from ingero_agent.cli import main as agent_command
 from ingero_agent.settings import AgentSettings
+from ingero_agent.trace.settings import TraceSettings
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.settings import load
 from ingero_operator.api.v1alpha1 import OWN_FIELDS, EchoStoreSpec, FleetClusterSpec, Setting
 from ingero_operator.render import agents, desired, echo, fleet
 from ingero_operator.render.common import Owner, Platform
+from ingero_sink.cli import main as sink_command
+from ingero_sink.settings import SinkSettings
 from scripts.generate import rows
 from scripts.monitoring import ALERTS
 
@@ -168,6 +171,27 @@ def test_the_agent_accepts_its_arguments(change: dict[str, Any], monkeypatch: py
     assert done.exit_code == 0, done.output
     assert (taken[0].fleet_cluster_id, taken[0].fleet_node_id) == ("prod-1", "gpu-1")
     assert taken[0].fleet_endpoint == "prod-fleet.ml.svc:4318"
+
+
+def test_the_tracer_and_the_sink_accept_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[TraceSettings | SinkSettings] = []
+    monkeypatch.setattr("ingero_agent.trace.app.run", taken.append)
+    monkeypatch.setattr("ingero_sink.cli.run", taken.append)
+    found = children()
+    push = pod(found["DaemonSet", "prod-push"])
+    (sink,) = (one for one in [*push.get("initContainers", []), *push["containers"]] if one["name"] == "sink")
+
+    for command, container in (
+        (agent_command, pod(found["DaemonSet", "prod-trace"])["containers"][0]),
+        (sink_command, sink),
+    ):
+        done = CliRunner().invoke(command, container["args"])
+        assert done.exit_code == 0, done.output
+
+    trace, listener = taken
+    assert isinstance(trace, TraceSettings) and isinstance(listener, SinkSettings)
+    assert trace.prometheus.startswith(":") and trace.db.name == "ingero.db"
+    assert [path.name for path in listener.socket_paths] == ["remediate.sock"]
 
 
 def test_only_tracing_has_privileges_and_no_more_than_it_needs() -> None:

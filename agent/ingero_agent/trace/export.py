@@ -45,7 +45,7 @@ Value = str | int | float
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """Where to, as whom and how often. `insecure`: plain HTTP. `interval` in seconds."""
+    """Where to and as whom. `insecure`: plain HTTP. `timeout` in seconds."""
 
     endpoint: str
     node: str
@@ -53,7 +53,6 @@ class ExportConfig:
     insecure: bool = False
     token_file: Path | None = None
     timeout: float = 10.0
-    interval: float = 10.0
     version: str = "0.1.0"
 
 

@@ -29,6 +29,9 @@ ENTRY, PAIR, COLLECTIVE, WAIT, STEP = "entry", "pair", "collective", "wait", "st
 """What has a price: a call that is counted, one that is timed too, a collective, a wait for the GPU, and what a first
 instruction costs on top that the kernel must let the processor run alone."""
 
+DEFAULT_BUDGET: Final = 0.005
+"""Share of one processor that tracing may cost the most heavily traced process."""
+
 WINDOW_SECONDS: Final = 1.0
 
 STEPS: Final[tuple[Mapping[str, int], ...]] = (
@@ -53,7 +56,7 @@ class GovernorConfig:
     `room`: a step back must fit into this share of that.
     """
 
-    budget: float = 0.005
+    budget: float = DEFAULT_BUDGET
     fill: float = 0.8
     over_seconds: float = 3.0
     calm_seconds: float = 60.0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero_agent.trace import kernel
+from ingero_agent.trace.governor import DEFAULT_BUDGET
 from ingero_agent.trace.probes.table import SCHED_PROGRAMS
 from ingero_kit.logs import get
 
@@ -62,7 +63,7 @@ class EbpfSchedulerMonitor:
     `share`: what it costs every processor, 0 to 1. `switch_ns`: what a switch costs, by the kernel's own count.
     """
 
-    def __init__(self, descriptors: Mapping[str, int], why_not: str, budget: float = 0.005) -> None:
+    def __init__(self, descriptors: Mapping[str, int], why_not: str, budget: float = DEFAULT_BUDGET) -> None:
         self.budget, self.share, self.switch_ns = budget, 0.0, FLOOR_NS
         self._processors = os.cpu_count() or 1
         self._statistics: int | None = None

@@ -1,42 +1,32 @@
-"""The wiring of `ingero-agent trace`: tracer, governor, database, page, export and recording in one loop."""
+"""One tick of the tracer: read the counts, hand them to every consumer, and keep the cost inside the budget."""
 
 import sqlite3
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Final
 
-from ingero_agent.event_socket import EventSocket
 from ingero_agent.trace import governor
-from ingero_agent.trace.annotations import AnnotationSocket
 from ingero_agent.trace.aux_collectors import AuxCollectors
 from ingero_agent.trace.calibrate import nanoseconds
 from ingero_agent.trace.call_rates import CallRates
-from ingero_agent.trace.collector import make_metrics_server
 from ingero_agent.trace.counts import CallCount, Scaler
 from ingero_agent.trace.events import Collective, Event, sample_mask
-from ingero_agent.trace.export import ExportConfig, TraceExporter
+from ingero_agent.trace.export import TraceExporter
 from ingero_agent.trace.governor import CORE, GROUPS, SCHEDULER, DutyCycle, GovernorConfig, GovernorState
 from ingero_agent.trace.gpus import GpuPoller
 from ingero_agent.trace.host import HostReader, OwnCpu, command_of, container_of, nccl_processes, own_rss, rank_of
-from ingero_agent.trace.loader import CannotTrace
-from ingero_agent.trace.noop import NOOP_MODE, NoopTracer, Tracer
-from ingero_agent.trace.recorder import TimelineRecorder, open_recorder
-from ingero_agent.trace.selection import Selection
+from ingero_agent.trace.noop import NOOP_MODE, Tracer
+from ingero_agent.trace.recorder import TimelineRecorder
+from ingero_agent.trace.settings import TraceSettings
 from ingero_agent.trace.sockets import Sockets
 from ingero_agent.trace.stats import TraceStats
-from ingero_agent.trace.store import HostSnapshot, Retention, TraceStore
+from ingero_agent.trace.store import HostSnapshot, TraceStore
 from ingero_agent.trace.timeline import CollectiveTimeline
-from ingero_agent.trace.tracer import AUTO, EbpfTracer
 from ingero_kit.logs import get
 
 log = get(__name__)
-
-EVENT_SOCKET, ANNOTATE_SOCKET = "trace.sock", "annotate.sock"
-"""Names of the sockets where no path is set: not that of `fleet-push`, so that both may listen."""
 
 SLOW_ROUND_SECONDS: Final = 10.0
 """How often the host is looked at and the agent's own load is judged."""
@@ -44,59 +34,31 @@ SLOW_ROUND_SECONDS: Final = 10.0
 CALIBRATION_SECONDS: Final = 600.0
 """How often the cost of a probe is measured anew: neighbours double it, and leave again."""
 
-RETRY_SECONDS: Final = 60.0
-"""How long to go on without programs in the kernel before they are tried again."""
-
 SCAN_SECONDS: Final = 0.5
 """How soon processes are looked for again; counts may be read more often."""
 
 MIN_WAIT_SECONDS: Final = 0.02
 
 
-@dataclass(frozen=True, kw_only=True)
-class TraceSettings:
-    """What `ingero-agent trace` was told. `period` in seconds; `budget` (of a traced process) and `own_budget` (of
-    the agent itself) are shares of one processor.
-
-    `gpu_period`: seconds between looks at the GPUs, 0 for none. `events`, `annotations`: paths of the sockets and the
-    groups that may use them.
-    """
-
-    database: Path
-    period: float = 1.0
-    budget: float = 0.005
-    own_budget: float = 0.01
-    retention: Retention = field(default_factory=Retention)
-    listen: tuple[str, int] | None = None
-    export: ExportConfig | None = None
-    record: Path | None = None
-    attach: str = AUTO
-    returns: str = AUTO
-    selection: Selection = field(default_factory=Selection)
-    gpu_period: float = 1.0
-    events: tuple[Path, int | None] | None = None
-    annotations: tuple[Path, int | None] | None = None
-
-
 class TraceService:
     """One tracer and everything that it feeds. `tick` is one look."""
 
     def __init__(
-        self, config: TraceSettings, tracer: Tracer, store: TraceStore, recorder: TimelineRecorder | None = None,
-        sockets: Sockets | None = None,
+        self, settings: TraceSettings, tracer: Tracer, store: TraceStore, recorder: TimelineRecorder | None = None,
+        sockets: Sockets | None = None, exporter: TraceExporter | None = None,
     ) -> None:  # fmt: skip
         self.stats = TraceStats()
-        poller = GpuPoller(config.gpu_period) if config.gpu_period else None
+        poller = GpuPoller(settings.gpu_interval) if settings.gpu_interval else None
         self._aux = AuxCollectors(self.stats, store, poller, sockets, tracer.pushed_off)
-        self._config, self._tracer, self._store, self._recorder = config, tracer, store, recorder
-        self._governor = GovernorConfig(budget=config.budget)
+        self._settings, self._tracer, self._store, self._recorder = settings, tracer, store, recorder
+        self._governor = GovernorConfig(budget=settings.budget)
         self._state, self._window = GovernorState(), DutyCycle()
         self._scalers = {group: Scaler() for group in GROUPS}
         self._open, self._opened_at = dict.fromkeys(GROUPS, True), dict.fromkeys(GROUPS, 0.0)
         self._meanwhile: list[CallCount] = []
         self._scanned_at = -SCAN_SECONDS
         self._rates = CallRates()
-        self._exporter = TraceExporter(config.export) if config.export else None
+        self._exporter = exporter
         self._host, self._own, self._timeline = HostReader(), OwnCpu(), CollectiveTimeline()
         self._latest: HostSnapshot | None = None
         self._started_ns = time.time_ns()
@@ -105,8 +67,8 @@ class TraceService:
         self._named: set[int] = set()
         self._counting = False
         status = self.stats.status
-        status.budget, status.mode, status.helper_peak = config.budget, tracer.mode, tracer.helper_peak_bytes
-        status.scheduler, tracer.scheduler.budget = tracer.scheduler.on, config.budget
+        status.budget, status.mode, status.helper_peak = settings.budget, tracer.mode, tracer.helper_peak_bytes
+        status.scheduler, tracer.scheduler.budget = tracer.scheduler.on, settings.budget
         status.blocked_reason = tracer.blocked_reason
         self._take_costs()
         self._calibrated_at = self._read_at
@@ -114,7 +76,7 @@ class TraceService:
     @property
     def period(self) -> float:
         """Seconds between looks, longer when the agent itself works too much."""
-        return self._config.period * governor.PERIODS[self._level]
+        return self._settings.period * governor.PERIODS[self._level]
 
     def wait_seconds(self, now: float) -> float:
         """Seconds until the next look: a period, or sooner when a window opens or closes."""
@@ -139,7 +101,7 @@ class TraceService:
                 self._take_costs()
                 self._calibrated_at = now
             self._round_at = now
-        if self._config.export and now - self._exported_at >= self._config.export.interval:
+        if self._exporter and now - self._exported_at >= self._settings.otlp_interval:
             self._export()
             self._exported_at = now
 
@@ -267,7 +229,7 @@ class TraceService:
             if self.stats.status.lost
             else "complete",
             "libraries": NOOP_MODE if tracer.blocked_reason else "some" if tracer.hidden_processes else "all",
-            "processes": "selected" if self._config.selection else "all",
+            "processes": "selected" if self._settings.only_command or self._settings.exclude_command else "all",
         }
 
     def _take_costs(self) -> None:
@@ -285,7 +247,7 @@ class TraceService:
     def _slow_round(self, seconds: float) -> None:
         status = self.stats.status
         status.own_cpu, status.own_rss = self._own.share(), own_rss()
-        self._level = governor.reader_level(self._level, status.own_cpu, self._config.own_budget)
+        self._level = governor.reader_level(self._level, status.own_cpu, self._settings.own_budget)
         if not self._recorder:
             mask = sample_mask(self._mask, self._seen_events / seconds)
             if mask != self._mask:
@@ -311,67 +273,3 @@ class TraceService:
         if self._exporter:
             self.stats.status.unexported = self._exporter.given_up
             self._exporter.send(self.stats, self._latest, time.time_ns(), self._started_ns)
-
-
-def open_sockets(config: TraceSettings) -> Sockets | None:
-    """The sockets that are wanted. Raises `OSError`."""
-    events = EventSocket(*config.events) if config.events else None
-    annotations = AnnotationSocket(*config.annotations) if config.annotations else None
-    if not events and not annotations:
-        return None
-    sockets = Sockets(events, annotations)
-    for one in (events, annotations):
-        if one:
-            log.info("socket", path=str(one.path))
-    return sockets
-
-
-def find_tracer(config: TraceSettings) -> Tracer:
-    """The tracer; where no program can be loaded but something else is wanted of the agent, one that is blind.
-
-    Raises `CannotTrace` where nothing else is.
-    """
-    try:
-        return EbpfTracer(config.attach, config.returns, config.selection)
-    except CannotTrace as error:
-        if not (config.listen or config.export or config.events or config.annotations):
-            raise
-        log.error("cannot_trace", reason=str(error), again_in_seconds=RETRY_SECONDS)
-        return NoopTracer(str(error))
-
-
-def run_service(config: TraceSettings, ended: Callable[[float], bool]) -> None:
-    """Trace until `ended` (which waits the seconds that it is given) says so; while blind, try again now and then.
-
-    Raises `CannotTrace`, and `OSError` for what cannot be opened.
-    """
-    while not _run_once(config, find_tracer(config), ended):
-        pass
-
-
-def _run_once(config: TraceSettings, tracer: Tracer, ended: Callable[[float], bool]) -> bool:
-    """Run with this tracer; whether it is over, and not only time to look for another."""
-    with ExitStack() as stack:
-        stack.callback(tracer.close)
-        store = TraceStore(config.database, config.retention)
-        stack.callback(store.close)
-        sockets = open_sockets(config)
-        if sockets:
-            stack.callback(sockets.close)
-        recorder = open_recorder(config.record) if config.record else None
-        service = TraceService(config, tracer, store, recorder, sockets)
-        if config.listen:
-            server = make_metrics_server(config.listen, service.stats)
-            stack.callback(server.stop)
-            server.start()
-            log.info("listening", address=f"{server.server_address[0]!s}:{server.port}")
-        log.info("started", database=str(config.database), mode=tracer.mode, **nanoseconds(tracer.costs))
-        tracer.scan()
-        begun, over = time.monotonic(), False
-        while not over and (tracer.mode != NOOP_MODE or time.monotonic() - begun < RETRY_SECONDS):
-            over = ended(service.wait_seconds(time.monotonic()))
-            service.tick(time.monotonic())
-        service.close()
-        if tracer.lost():
-            log.warning("lost", reasons=tracer.lost())
-    return over

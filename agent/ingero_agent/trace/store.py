@@ -16,6 +16,7 @@ from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.events import Collective, Event, Lifecycle, SlowCall
 from ingero_agent.trace.gpus import GpuWindow
 from ingero_agent.trace.probes.table import NCCL
+from ingero_agent.trace.settings import KEEP_SECONDS, MAX_DB_BYTES
 
 _AGGREGATE: Final = """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, count INTEGER NOT NULL,
 stored INTEGER NOT NULL DEFAULT 0, sum_dur INTEGER NOT NULL, min_dur INTEGER NOT NULL DEFAULT 0,
@@ -72,10 +73,10 @@ FULL_SHARE: Final = 0.9
 class Retention:
     """How long and how much. Aggregates of 5 s are for `fleet-push` and are kept for ten minutes."""
 
-    seconds: float = 7 * 86400.0
+    seconds: float = KEEP_SECONDS
     collective_seconds: float = 86400.0
     short_seconds: float = 600.0
-    max_bytes: int = 10 * 2**30
+    max_bytes: int = MAX_DB_BYTES
 
 
 @dataclass(frozen=True)

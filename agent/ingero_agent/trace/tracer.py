@@ -30,6 +30,7 @@ from ingero_agent.trace.loader import RING_BYTES, CannotTrace, load_programs
 from ingero_agent.trace.scheduler import EbpfSchedulerMonitor
 from ingero_agent.trace.seccomp import try_returns
 from ingero_agent.trace.selection import APART_KERNEL, Selection, split_by_selection
+from ingero_agent.trace.settings import AUTO, MULTI, NEVER, PERF
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -48,9 +49,6 @@ _CLOCK_SECONDS: Final = 10.0
 _SWEEP_SECONDS: Final = 30.0
 _STATE_KEYS: Final = {"comms": 16, "last_coll": 4, "start": 8, "group": 4, "device": 4}
 """Maps in which a call finds what calls before it left, by size of key; each begins with a process or thread."""
-
-AUTO, MULTI, PERF, NEVER = "auto", "multi", "perf", "never"
-"""How probes are attached: links of many functions, one link each, or the first that this kernel has."""
 
 
 class EbpfTracer:

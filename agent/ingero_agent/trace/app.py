@@ -1,0 +1,133 @@
+"""The wiring of `ingero-agent trace`: settings in; tracer, database, sockets, export, page and service out."""
+
+import re
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from ingero_agent.event_socket import EventSocket, default_socket_path
+from ingero_agent.trace.annotations import AnnotationSocket
+from ingero_agent.trace.calibrate import nanoseconds
+from ingero_agent.trace.collector import make_metrics_server
+from ingero_agent.trace.export import ExportConfig, TraceExporter
+from ingero_agent.trace.loader import CannotTrace
+from ingero_agent.trace.noop import NOOP_MODE, NoopTracer, Tracer
+from ingero_agent.trace.recorder import open_recorder
+from ingero_agent.trace.selection import Selection
+from ingero_agent.trace.service import TraceService
+from ingero_agent.trace.settings import TraceSettings
+from ingero_agent.trace.sockets import Sockets
+from ingero_agent.trace.store import Retention, TraceStore
+from ingero_agent.trace.tracer import EbpfTracer
+from ingero_kit.addresses import parse_listen
+from ingero_kit.logs import get
+
+log = get(__name__)
+
+EVENT_SOCKET, ANNOTATE_SOCKET = "trace.sock", "annotate.sock"
+"""Names of the sockets where no path is set. They differ from that of `fleet-push`, so that both can listen."""
+
+RETRY_SECONDS: Final = 60.0
+"""Time without programs in the kernel after which loading them is tried again."""
+
+Wait = Callable[[float], bool]
+"""Waits so many seconds; says whether tracing is to end."""
+
+
+def run(settings: TraceSettings) -> None:
+    """Trace until SIGTERM, SIGINT or the end of `duration`. Raises `CannotTrace`, `OSError`, `ImportError`."""
+    stopped = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stopped.set())
+    end = None if settings.duration is None else time.monotonic() + settings.duration
+
+    def wait(seconds: float) -> bool:
+        left = seconds if end is None else min(seconds, max(0.0, end - time.monotonic()))
+        return stopped.wait(left) or (end is not None and time.monotonic() >= end)
+
+    while not _run_tracer(settings, find_tracer(settings), wait):
+        pass
+
+
+def find_tracer(settings: TraceSettings) -> Tracer:
+    """The eBPF tracer. Where it cannot be loaded: `NoopTracer`, if anything but the database is asked of the agent.
+
+    Raises `CannotTrace` if nothing else is.
+    """
+    try:
+        return EbpfTracer(settings.attach, settings.returns, _selection(settings))
+    except CannotTrace as error:
+        if not (settings.prometheus or settings.otlp or settings.remediate or settings.annotate):
+            raise
+        log.error("cannot_trace", reason=str(error), again_in_seconds=RETRY_SECONDS)
+        return NoopTracer(str(error))
+
+
+def open_sockets(settings: TraceSettings) -> Sockets | None:
+    """The sockets that the settings ask for. Raises `OSError`."""
+    events = annotations = None
+    if settings.remediate:
+        path = settings.remediate_socket or default_socket_path(EVENT_SOCKET)
+        events = EventSocket(path, settings.remediate_gid)
+    if settings.annotate:
+        annotations = AnnotationSocket(annotate_path(settings), settings.annotate_socket_gid)
+    if not events and not annotations:
+        return None
+    sockets = Sockets(events, annotations)
+    for one in (events, annotations):
+        if one:
+            log.info("socket", path=str(one.path))
+    return sockets
+
+
+def annotate_path(settings: TraceSettings) -> Path:
+    """Where programs send annotations."""
+    return settings.annotate_socket or default_socket_path(ANNOTATE_SOCKET)
+
+
+def _selection(settings: TraceSettings) -> Selection:
+    only, exclude = settings.only_command, settings.exclude_command
+    return Selection(re.compile(only) if only else None, re.compile(exclude) if exclude else None)
+
+
+def _exporter(settings: TraceSettings) -> TraceExporter | None:
+    if not settings.otlp:
+        return None
+    return TraceExporter(
+        ExportConfig(
+            endpoint=settings.otlp, node=settings.node, cluster=settings.cluster, insecure=settings.otlp_insecure,
+            token_file=settings.otlp_token_file,
+        )
+    )  # fmt: skip
+
+
+def _run_tracer(settings: TraceSettings, tracer: Tracer, wait: Wait) -> bool:
+    """Run with this tracer. Returns whether tracing is over; otherwise it is time to look for another tracer."""
+    with ExitStack() as stack:
+        stack.callback(tracer.close)
+        store = TraceStore(settings.db, Retention(seconds=settings.keep, max_bytes=settings.max_db))
+        stack.callback(store.close)
+        sockets = open_sockets(settings)
+        if sockets:
+            stack.callback(sockets.close)
+        recorder = open_recorder(settings.record) if settings.record else None
+        service = TraceService(settings, tracer, store, recorder, sockets, _exporter(settings))
+        if settings.prometheus:
+            server = make_metrics_server(parse_listen(settings.prometheus), service.stats)
+            stack.callback(server.stop)
+            server.start()
+            log.info("listening", address=f"{server.server_address[0]!s}:{server.port}")
+        log.info("started", database=str(settings.db), mode=tracer.mode, **nanoseconds(tracer.costs))
+        tracer.scan()
+        begun, over = time.monotonic(), False
+        while not over and (tracer.mode != NOOP_MODE or time.monotonic() - begun < RETRY_SECONDS):
+            over = wait(service.wait_seconds(time.monotonic()))
+            service.tick(time.monotonic())
+        service.close()
+        if tracer.lost():
+            log.warning("lost", reasons=tracer.lost())
+    return over

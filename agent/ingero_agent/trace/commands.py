@@ -1,0 +1,185 @@
+"""The commands over what was traced: `check`, `query`, `explain` and `annotate`.
+
+They find the database and the socket where the settings of `trace` have them.
+"""
+
+import json
+import os
+import sqlite3
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ingero_agent.trace.settings import TraceSettings, read_settings
+from ingero_kit.settings import SettingsError, parse_duration
+
+database_option = click.option(
+    "--db", help=f"Database of the trace.  [default: {TraceSettings.model_fields['db'].default}]"
+)
+
+
+def _duration(_: click.Context, __: click.Parameter, text: str) -> float:
+    try:
+        return float(str(parse_duration(text)))
+    except ValueError:
+        raise click.BadParameter(f"{text}: a duration such as 90s, 10m or 7d was expected") from None
+
+
+def _settings(**flags: Any) -> TraceSettings:
+    try:
+        return read_settings(flags)
+    except SettingsError as error:
+        click.echo(f"ingero-agent: {error}", err=True)
+        sys.exit(2)
+
+
+def _database(db: str | None) -> Path:
+    return _settings(db=db).db
+
+
+@click.command("check")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+@database_option
+def check(as_json: bool, db: str | None) -> None:
+    """Say what of tracing works on this machine, what does not, and what to do about it.
+
+    Tries everything for real and leaves nothing behind. Exit status 0: this machine can be traced; 1: it cannot.
+
+    \b
+    ingero-agent check
+    ingero-agent check --json
+    """
+    from ingero_agent.trace.capabilities import Support, can_trace, evaluate
+    from ingero_agent.trace.check import collect_facts
+    from ingero_kit import logs
+
+    logs.configure("error")
+    found = evaluate(collect_facts(_database(db)))
+    able = can_trace(found)
+    if as_json:
+        click.echo(json.dumps({"can_trace": able, "capabilities": [one.as_dict() for one in found]}, indent=2))
+    else:
+        for one in found:
+            click.echo(f"{one.state:<9} {one.name:<11} {one.reason}")
+            if one.fix and one.state is not Support.OK:
+                click.echo(f"{'':<21} fix: {one.fix}")
+        click.echo("this machine can be traced" if able else "this machine cannot be traced")
+    sys.exit(0 if able else 1)
+
+
+def _print_table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
+    cells = [columns, *(tuple("" if cell is None else str(cell) for cell in row) for row in rows)]
+    widths = [max(len(row[place]) for row in cells) for place in range(len(columns))]
+    for row in cells:
+        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+@click.command("query")
+@database_option
+@click.option("--since", callback=_duration, default="1h", show_default=True, help="How far back.")
+@click.option("--pid", type=int, help="Only this process.")
+@click.option("--op", "operation", default="", help="Only operations with this in their name.")
+@click.option("--collectives", is_flag=True, help="Single collectives instead of sums.")
+@click.option("--annotations", is_flag=True, help="What programs said of themselves instead.")
+@click.option("--gpus", is_flag=True, help="Memory, clocks and throttling of GPUs instead.")
+@click.option("--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Most rows.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def query(
+    db: str | None, since: float, pid: int | None, operation: str, collectives: bool, annotations: bool, gpus: bool,
+    limit: int, as_json: bool,
+) -> None:  # fmt: skip
+    """Show what was traced: calls by process and operation, single collectives, annotations, or GPUs.
+
+    \b
+    ingero-agent query --since 10m
+    ingero-agent query --collectives --op AllReduce --json
+    """
+    from ingero_agent.trace import queries
+
+    now = time.time()
+    wanted = queries.Filter(begin=now - since, end=now, pid=pid, operation=operation, limit=limit)
+    file, columns = _database(db), tuple[str, ...]()
+    try:
+        if collectives:
+            columns, rows = queries.COLLECTIVES, queries.collective_rows(queries.collectives(file, wanted))
+        elif annotations:
+            columns, rows = queries.ANNOTATIONS, queries.annotations(file, wanted)
+        elif gpus:
+            columns, rows = queries.GPUS, queries.gpus(file, wanted)
+        else:
+            columns, rows = queries.OPERATIONS, queries.operations(file, wanted)
+    except (queries.CannotRead, sqlite3.Error) as error:
+        click.echo(f"ingero-agent: {error}", err=True)
+        sys.exit(1)
+    if as_json:
+        click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
+    else:
+        _print_table(columns, rows)
+
+
+@click.command("explain")
+@database_option
+@click.option("--since", callback=_duration, default="5m", show_default=True, help="How far back.")
+@click.option("--pid", type=int, help="Only this process.")
+@click.option("--json", "as_json", is_flag=True, help="For machines.")
+def explain(db: str | None, since: float, pid: int | None, as_json: bool) -> None:
+    """Say why things were slow on this node: causes with their evidence, and what to do.
+
+    \b
+    ingero-agent explain
+    ingero-agent explain --since 30m --json
+    """
+    from ingero_agent.trace import queries
+    from ingero_agent.trace.evidence import read_time_window
+    from ingero_agent.trace.findings import find_causes
+
+    now = time.time()
+    try:
+        findings = find_causes(read_time_window(_database(db), queries.Filter(begin=now - since, end=now, pid=pid)))
+    except (queries.CannotRead, sqlite3.Error) as error:
+        click.echo(f"ingero-agent: {error}", err=True)
+        sys.exit(1)
+    if as_json:
+        click.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
+        return
+    for finding in findings:
+        click.echo(f"{finding.severity} {finding.kind} [{finding.id}]: {finding.summary}")
+        for line in finding.evidence:
+            click.echo(f"    seen: {line}")
+        for line in finding.advice:
+            click.echo(f"    do:   {line}")
+    if not findings:
+        click.echo("nothing in this time explains a slow-down")
+
+
+@click.command("annotate")
+@click.argument("labels", nargs=-1, required=True, metavar="KEY=VALUE...")
+@click.option("--pid", type=int, help="The process that this is about; without it the one that runs this command.")
+@click.option("--socket", "path", type=click.Path(path_type=Path), help="Path that the tracer listens on.")
+def annotate(labels: tuple[str, ...], pid: int | None, path: Path | None) -> None:
+    """Tell the tracer what a process is doing, such as the step that it is in.
+
+    \b
+    ingero-agent annotate step=12 phase=backward
+    """
+    from ingero_agent.trace.annotations import send_annotation
+    from ingero_agent.trace.app import annotate_path
+
+    if bad := [label for label in labels if "=" not in label]:
+        raise click.BadParameter(f"{bad[0]}: KEY=VALUE was expected")
+    path = path or annotate_path(_settings())
+    try:
+        refusal = send_annotation(
+            path, dict(label.split("=", 1) for label in labels), os.getppid() if pid is None else pid
+        )
+    except OSError as error:
+        refusal = f"{path}: {error.strerror or error}: run `ingero-agent trace --annotate` first"
+    if refusal:
+        click.echo(f"ingero-agent: {refusal}", err=True)
+        sys.exit(1)
+
+
+COMMANDS = (check, query, explain, annotate)

@@ -1,0 +1,96 @@
+"""Every command of the agent and the sink reads its settings in one order: flag, variable, file, default."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ingero_agent.cli import main
+from ingero_agent.settings import read_settings as read_push_settings
+from ingero_agent.trace.settings import TraceSettings, parse_byte_size, read_settings
+from ingero_kit.settings import SettingsError
+from ingero_sink.settings import read_settings as read_sink_settings
+
+FILE = """
+fleet_endpoint: fleet:4318
+fleet_cluster_id: lab
+stub: true
+trace:
+  db: /data/trace.db
+  budget: 0.01
+  keep: 2d
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    path = tmp_path / "agent.yaml"
+    path.write_text(FILE)
+    return path
+
+
+def test_a_flag_wins_over_a_variable_and_a_variable_over_the_file(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("INGERO_AGENT_TRACE_BUDGET", "0.02")
+    monkeypatch.setenv("INGERO_AGENT_TRACE_KEEP", "3d")
+
+    found = read_settings({"keep": "4d", "period": None}, file)
+
+    assert (found.keep, found.budget, found.db, found.period) == (4 * 86400, 0.02, Path("/data/trace.db"), 1.0)
+
+
+def test_one_file_serves_both_commands(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("INGERO_AGENT_TRACE_DB", "/elsewhere.db")
+
+    assert read_push_settings({}, file).fleet_cluster_id == "lab"
+    assert read_settings({}, file).db == Path("/elsewhere.db")
+
+
+def test_the_commands_over_the_trace_find_its_database(file: Path) -> None:
+    done = CliRunner().invoke(main, ["query"], env={"INGERO_AGENT_CONFIG": str(file)})
+
+    assert done.exit_code == 1
+    assert "/data/trace.db" in done.stderr
+
+
+def test_a_wrong_section_and_an_unknown_setting_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "agent.yaml"
+    path.write_text("trace: much")
+    with pytest.raises(SettingsError, match="trace: a mapping was expected"):
+        read_settings({}, path)
+
+    monkeypatch.setenv("INGERO_AGENT_TRACE_BUGDET", "1")
+    with pytest.raises(SettingsError, match="INGERO_AGENT_TRACE_BUGDET: bugdet: no such setting"):
+        read_settings({})
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("100", 100), ("1k", 1024), ("500m", 500 * 2**20), ("10g", 10 * 2**30), ("1.5GiB", 3 * 2**29), ("2TB", 2**41)],
+)
+def test_a_size_is_written_as_people_write_it(text: str, size: int) -> None:
+    assert parse_byte_size(text) == size
+    assert TraceSettings(max_db=text).max_db == size  # type: ignore[arg-type]
+
+
+def test_a_size_that_is_none_is_named() -> None:
+    done = CliRunner().invoke(main, ["trace", "--max-db", "much"])
+
+    assert done.exit_code == 2
+    assert "--max-db: max_db: a size such as 500m or 10g was expected" in done.stderr
+
+
+def test_the_sink_reads_flags_variables_and_a_file_in_the_same_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "sink.yaml"
+    path.write_text("listen: :1\nreadiness_window: 5s\nmax_tracked_nodes: 7")
+    monkeypatch.setenv("INGERO_SINK_SOCKET_PATHS", "/a.sock:/b.sock")
+    monkeypatch.setenv("INGERO_SINK_LISTEN", ":2")
+
+    found = read_sink_settings({"readiness_window": "6s"}, path)
+
+    assert (found.listen, found.readiness_window, found.max_tracked_nodes) == (":2", 6.0, 7)
+    assert found.socket_paths == (Path("/a.sock"), Path("/b.sock"))
+    assert read_sink_settings({"socket_paths": ("/c.sock",)}).socket_paths == (Path("/c.sock"),)
