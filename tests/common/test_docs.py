@@ -16,7 +16,7 @@ PREFIXES = (
     "gpu_",
 )
 PAGES = (
-    "fleet/ingero_fleet/pages.py",
+    "fleet/ingero_fleet/collectors.py",
     "agent/ingero_sink/collector.py",
     "agent/ingero_agent/trace/collector.py",
     "echo/ingero_echo/collector.py",
