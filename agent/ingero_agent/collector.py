@@ -3,29 +3,34 @@
 Names of the wire keep their names here, with underscores for dots.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
+from ingero_agent.devices import GpuReading
 from ingero_agent.event_socket import EventSocket
 from ingero_agent.health.phase import Phase
 from ingero_agent.health.throttle import Throttle, Throttling
-from ingero_agent.loop import NodeSnapshot, PollResult, PushLoop
+from ingero_agent.loop import LoopCounters, NodeSnapshot, PollResult, PushLoop
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.throttle_metrics import THROTTLE_METRICS
 from ingero_contract import metrics
 from ingero_kit.clock import Clock
 from ingero_kit.metrics_server import MetricsServer
+from ingero_kit.metrics_table import MetricRow, collect_rows, counter, counter_now, gauge, gauge_now
 from ingero_kit.otlp_client import Failure
 
 STUCK_SECONDS: Final = 30.0
 """Shortest silence of the loop that counts as stuck."""
 
-Rows = Iterable[tuple[tuple[str, ...], float]]
+
+def wire_name(metric: str) -> str:
+    """The Prometheus name of a metric of the wire."""
+    return metric.replace(".", "_")
 
 
 def not_ready(phase: Phase, pushed: bool, reachable: bool) -> str | None:
@@ -43,137 +48,147 @@ def stuck(idle_seconds: float, interval: float, timeout: float, asked: float) ->
     return f"no look for {idle_seconds:.0f} s" if idle_seconds > limit else None
 
 
+NODE: Final[tuple[MetricRow[PollResult], ...]] = (
+    gauge(wire_name(metrics.HEALTH_SCORE), "Health of the node, 0 to 1.", lambda s: s.score.value),
+    gauge(
+        wire_name(metrics.THROUGHPUT_RATIO),
+        "Work rate over the node's own normal, 0 to 1.",
+        lambda s: s.score.ratios.throughput,
+    ),
+    gauge(wire_name(metrics.THROUGHPUT_RATE), "Work a second.", lambda s: s.observation.rate),
+    gauge(
+        wire_name(metrics.COMPUTE_EFFICIENCY),
+        "Share of the time spent in work, 0 to 1.",
+        lambda s: s.observation.compute,
+    ),
+    gauge(wire_name(metrics.MEMORY_HEADROOM), "Free over total memory, 0 to 1.", lambda s: s.observation.memory),
+    gauge(wire_name(metrics.CPU_AVAILABILITY), "Idle share of the processors, 0 to 1.", lambda s: s.observation.cpu),
+    gauge(
+        "ingero_agent_dominant_signal",
+        "1 for the signal furthest below its normal.",
+        lambda s: {str(s.score.dominant): 1},
+        "signal",
+    ),
+)
+
+GPUS: Final[tuple[MetricRow[GpuReading], ...]] = (
+    gauge(
+        wire_name(metrics.NODE_INFO),
+        "1; what the node is.",
+        lambda s: {(s.model, str(s.count)): 1},
+        "gpu_model",
+        "gpu_count",
+    ),
+    gauge("ingero_agent_unreadable_gpus", "GPUs that cannot be read.", lambda s: s.unreadable),
+)
+
+STATE: Final[tuple[MetricRow[NodeSnapshot], ...]] = (
+    gauge(
+        "ingero_agent_state",
+        "1 for the state that the node is in.",
+        lambda s: {str(phase): phase is s.phase for phase in Phase},
+        "state",
+    ),
+    gauge(
+        wire_name(metrics.DETECTION_MODE),
+        "1; what the node is judged with.",
+        lambda s: {(str(s.rule.mode), str(s.rule.source)): 1},
+        "mode",
+        "source",
+    ),
+    gauge("ingero_agent_threshold", "Threshold that the node is judged with.", lambda s: s.rule.threshold),
+    gauge("ingero_agent_straggler", "1 while the node calls itself a straggler.", lambda s: s.straggler),
+    gauge("ingero_agent_baseline_samples", "Looks that the baseline rests on.", lambda s: s.samples),
+)
+
+LOOP: Final[tuple[MetricRow[LoopCounters], ...]] = (
+    counter("ingero_agent_looks", "Looks at the node.", lambda s: s.ticks),
+    counter("ingero_agent_early_pushes", "Pushes of work that fell far, before they were due.", lambda s: s.early),
+    counter("ingero_agent_failed_looks", "Looks that failed.", lambda s: s.failed_polls),
+    counter("ingero_agent_impossible_signals", "Signals out of their range.", lambda s: s.out_of_range),
+    counter("ingero_agent_baseline_saves", "Times that the baseline was saved.", lambda s: s.saved),
+)
+
+PUSHES: Final[tuple[MetricRow[FleetClient], ...]] = (
+    gauge(wire_name(metrics.FLEET_REACHABLE), "1 unless the last pushes failed.", lambda s: s.response.reachable),
+    counter("ingero_agent_pushes", "Pushes that arrived.", lambda s: s.counters.sent),
+    counter(
+        "ingero_agent_push_failures",
+        "Pushes that did not, by reason.",
+        lambda s: {str(reason): s.counters.failed[reason] for reason in Failure},
+        "reason",
+    ),
+    counter("ingero_agent_push_retries", "Second tries.", lambda s: s.counters.retried),
+    counter(
+        "ingero_agent_thresholds",
+        "Answers by what became of their threshold.",
+        lambda s: {
+            "taken": s.counters.thresholds,
+            "missing": s.counters.thresholds_missing,
+            "rejected": s.counters.thresholds_rejected,
+        },
+        "outcome",
+    ),
+)
+
+EVENTS: Final[tuple[MetricRow[EventSocket], ...]] = (
+    counter("ingero_agent_sent_events", "Lines that consumers were sent.", lambda s: s.sent),
+    counter("ingero_agent_dropped_events", "Lines that were lost, by reason.", lambda s: s.dropped, "reason"),
+    gauge("ingero_agent_event_consumers", "Consumers of the socket.", lambda s: s.consumers),
+)
+
+_THROTTLE_TEXTS: Final = {
+    Throttle.POWER: "1 while the GPU is throttled by power.",
+    Throttle.THERMAL: "1 while the GPU is throttled by heat.",
+    Throttle.SW: "1 while software throttles the GPU.",
+    Throttle.HW: "1 while hardware throttles the GPU.",
+}
+
+
 class AgentCollector(Collector):
     """The loop, the client and the socket as metric families."""
 
     def __init__(self, health: PushLoop, client: FleetClient, socket: EventSocket | None, clock: Clock) -> None:
-        self._health = health
-        self._client = client
-        self._socket = socket
-        self._clock = clock
+        self._health, self._client, self._socket, self._clock = health, client, socket, clock
 
     def collect(self) -> Iterator[Metric]:
         """Build the families anew for every scrape."""
-        snapshot = self._health.snapshot
-        if snapshot.latest:
-            yield from _node(snapshot, snapshot.latest)
-        yield from _throttling(snapshot.throttling)
-        yield from self._decision(snapshot)
-        yield from self._polls(snapshot)
-        yield from self._pushes()
-        yield from self._events()
-
-    def _decision(self, snapshot: NodeSnapshot) -> Iterator[Metric]:
-        rule, response = snapshot.rule, self._client.response
-        phases = [((str(phase),), float(phase is snapshot.phase)) for phase in Phase]
-        yield _gauge("ingero_agent_state", "1 for the state that the node is in.", phases, "state")
-        mode = [((str(rule.mode), str(rule.source)), 1.0)]
-        yield _gauge(_name(metrics.DETECTION_MODE), "1; what the node is judged with.", mode, "mode", "source")
-        threshold = [((), rule.threshold)] if rule.threshold is not None else []
-        yield _gauge("ingero_agent_threshold", "Threshold that the node is judged with.", threshold)
-        yield _gauge("ingero_agent_straggler", "1 while the node calls itself a straggler.", _one(snapshot.straggler))
-        yield _gauge(_name(metrics.FLEET_REACHABLE), "1 unless the last pushes failed.", _one(response.reachable))
-
-    def _polls(self, snapshot: NodeSnapshot) -> Iterator[Metric]:
-        counters = self._health.counters
-        yield _counter("ingero_agent_looks", "Looks at the node.", _one(counters.ticks))
-        yield _counter(
-            "ingero_agent_early_pushes", "Pushes of work that fell far, before they were due.", _one(counters.early)
-        )
-        yield _counter("ingero_agent_failed_looks", "Looks that failed.", _one(counters.failed_polls))
-        yield _counter("ingero_agent_impossible_signals", "Signals out of their range.", _one(counters.out_of_range))
-        yield _counter("ingero_agent_baseline_saves", "Times that the baseline was saved.", _one(counters.saved))
-        yield _gauge("ingero_agent_baseline_samples", "Looks that the baseline rests on.", _one(snapshot.samples))
-
-    def _pushes(self) -> Iterator[Metric]:
-        counters, failed = self._client.counters, self._client.counters.failed.copy()
-        yield _counter("ingero_agent_pushes", "Pushes that arrived.", _one(counters.sent))
-        rows = [((str(reason),), float(failed[reason])) for reason in Failure]
-        yield _counter("ingero_agent_push_failures", "Pushes that did not, by reason.", rows, "reason")
-        yield _counter("ingero_agent_push_retries", "Second tries.", _one(counters.retried))
-        outcomes = {
-            "taken": counters.thresholds,
-            "missing": counters.thresholds_missing,
-            "rejected": counters.thresholds_rejected,
-        }
-        thresholds = [((outcome,), float(count)) for outcome, count in outcomes.items()]
-        yield _counter("ingero_agent_thresholds", "Answers by what became of their threshold.", thresholds, "outcome")
+        snapshot, latest = self._health.snapshot, self._health.snapshot.latest
+        if latest:
+            yield from collect_rows(NODE, latest)
+            text = "1 while a signal is below half of its long average."
+            yield gauge_now(wire_name(metrics.DEGRADATION_WARNING), text, snapshot.degraded)
+            if latest.gpus.count:
+                yield from collect_rows(GPUS, latest.gpus)
+            yield from _totals(latest)
+        if snapshot.throttling.now:
+            yield from _throttling(snapshot.throttling)
+        yield from collect_rows(STATE, snapshot)
+        yield from collect_rows(LOOP, self._health.counters)
+        yield from collect_rows(PUSHES, self._client)
         at = self._client.pushed_at
-        age = [((), max(0.0, self._clock() - at))] if at is not None else []
-        yield _gauge("ingero_agent_last_push_age_seconds", "Time since a push arrived.", age)
-
-    def _events(self) -> Iterator[Metric]:
-        if self._socket is None:
-            return
-        dropped = [((reason,), float(count)) for reason, count in sorted(self._socket.dropped.copy().items())]
-        yield _counter("ingero_agent_sent_events", "Lines that consumers were sent.", _one(self._socket.sent))
-        yield _counter("ingero_agent_dropped_events", "Lines that were lost, by reason.", dropped, "reason")
-        yield _gauge("ingero_agent_event_consumers", "Consumers of the socket.", _one(self._socket.consumers))
+        age = None if at is None else max(0.0, self._clock() - at)
+        yield gauge_now("ingero_agent_last_push_age_seconds", "Time since a push arrived.", age)
+        if self._socket is not None:
+            yield from collect_rows(EVENTS, self._socket)
 
 
-def _node(snapshot: NodeSnapshot, latest: PollResult) -> Iterator[Metric]:
-    observation, gpus = latest.observation, latest.gpus
-    for name, text, value in (
-        (metrics.HEALTH_SCORE, "Health of the node, 0 to 1.", latest.score.value),
-        (metrics.THROUGHPUT_RATIO, "Work rate over the node's own normal, 0 to 1.", latest.score.ratios.throughput),
-        (metrics.THROUGHPUT_RATE, "Work a second.", observation.rate),
-        (metrics.COMPUTE_EFFICIENCY, "Share of the time spent in work, 0 to 1.", observation.compute),
-        (metrics.MEMORY_HEADROOM, "Free over total memory, 0 to 1.", observation.memory),
-        (metrics.CPU_AVAILABILITY, "Idle share of the processors, 0 to 1.", observation.cpu),
-        (metrics.DEGRADATION_WARNING, "1 while a signal is below half of its long average.", snapshot.degraded),
-    ):
-        yield _gauge(_name(name), text, _one(value))
-    dominant = [((str(latest.score.dominant),), 1.0)]
-    yield _gauge("ingero_agent_dominant_signal", "1 for the signal furthest below its normal.", dominant, "signal")
-    if gpus.count:
-        info = [((gpus.model, str(gpus.count)), 1.0)]
-        yield _gauge(_name(metrics.NODE_INFO), "1; what the node is.", info, "gpu_model", "gpu_count")
-        yield _gauge("ingero_agent_unreadable_gpus", "GPUs that cannot be read.", _one(gpus.unreadable))
-    totals: dict[str, list[tuple[tuple[str, ...], float]]] = {}
-    for name, cgroup, direction, count in observation.totals:
-        totals.setdefault(name, []).append(((cgroup, direction), float(count)))
+def _totals(latest: PollResult) -> Iterator[Metric]:
+    totals: dict[str, dict[tuple[str, ...], float]] = {}
+    for name, cgroup, direction, count in latest.observation.totals:
+        totals.setdefault(name, {})[cgroup, direction] = count
     for name, rows in totals.items():
         text = "Cumulative count by cgroup, and direction for copies."
-        yield _counter(_name(name).removesuffix("_total"), text, rows, "cgroup_path_hash", "direction")
+        short = wire_name(name).removesuffix("_total")
+        yield counter_now(short, text, rows, "cgroup_path_hash", "direction")
 
 
 def _throttling(throttling: Throttling) -> Iterator[Metric]:
     for kind, name in THROTTLE_METRICS.items():
-        if throttling.now:
-            now = [((gpu,), float(kind in active)) for gpu, active in sorted(throttling.now.items())]
-            yield _gauge(_name(name), _THROTTLE_TEXTS[kind], now, "gpu_uuid")
-            began = [((gpu,), float(throttling.began.get((gpu, kind), 0))) for gpu in sorted(throttling.now)]
-            yield _counter(f"gpu_throttle_{kind}_event", "Times that this began.", began, "gpu_uuid")
-
-
-_THROTTLE_TEXTS: Final = {
-    Throttle.POWER: "1 while the GPU is held back by power.",
-    Throttle.THERMAL: "1 while the GPU is held back by heat.",
-    Throttle.SW: "1 while software holds the GPU back.",
-    Throttle.HW: "1 while hardware holds the GPU back.",
-}
-
-
-def _name(metric: str) -> str:
-    return metric.replace(".", "_")
-
-
-def _one(value: float) -> Rows:
-    return [((), float(value))]
-
-
-def _gauge(name: str, text: str, rows: Rows, *labels: str) -> GaugeMetricFamily:
-    family = GaugeMetricFamily(name, text, labels=labels)
-    for values, number in rows:
-        family.add_metric(values, number)
-    return family
-
-
-def _counter(name: str, text: str, rows: Rows, *labels: str) -> CounterMetricFamily:
-    family = CounterMetricFamily(name, text, labels=labels)
-    for values, number in rows:
-        family.add_metric(values, number)
-    return family
+        now = {gpu: kind in active for gpu, active in throttling.now.items()}
+        began = {gpu: throttling.began.get((gpu, kind), 0) for gpu in throttling.now}
+        yield gauge_now(wire_name(name), _THROTTLE_TEXTS[kind], now, "gpu_uuid")
+        yield counter_now(f"gpu_throttle_{kind}_event", "Times that this began.", began, "gpu_uuid")
 
 
 def make_metrics_server(

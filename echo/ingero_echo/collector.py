@@ -2,12 +2,41 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
+from typing import Final
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import Metric
 
 from ingero_echo.ingest_handler import IngestHandler
 from ingero_echo.writer import Writer
-from ingero_http.limits import COUNTER_KINDS, Counters
+from ingero_http.limits import Counters
+from ingero_kit.metrics_table import MetricRow, collect_rows, counter, counter_now, gauge, gauge_now, listener_rows
+
+LISTENERS: Final = listener_rows("ingero_echo_listener_events", "ingero_echo_connections")
+
+INGEST: Final[tuple[MetricRow[IngestHandler], ...]] = (
+    counter(
+        "ingero_echo_pushes",
+        "OTLP requests.",
+        lambda s: {signal.lower(): count for signal, count in s.pushes.copy().items()},
+        "signal",
+    ),
+    counter("ingero_echo_malformed", "OTLP requests not readable.", lambda s: s.malformed),
+    counter("ingero_echo_rejected", "Records left out and reported back.", lambda s: s.rejected),
+)
+
+WRITER: Final[tuple[MetricRow[Writer], ...]] = (
+    counter("ingero_echo_events", "Events committed.", lambda s: s.counters.events),
+    counter("ingero_echo_repeats", "Events recognised as repeats.", lambda s: s.counters.repeats),
+    counter("ingero_echo_repeat_lookups", "Groups whose repeats had to be looked up.", lambda s: s.counters.lookups),
+    counter("ingero_echo_groups", "Transactions.", lambda s: s.counters.groups),
+    counter("ingero_echo_write_failures", "Failed transactions.", lambda s: s.counters.failures),
+    counter("ingero_echo_refused", "Pushes told to come back.", lambda s: s.counters.refused),
+    counter("ingero_echo_deleted", "Rows deleted by retention.", lambda s: s.counters.deleted),
+    counter("ingero_echo_sweeps", "Times that retention looked.", lambda s: s.counters.sweeps),
+    counter("ingero_echo_write_seconds", "Time in transactions.", lambda s: s.counters.write_seconds),
+    gauge("ingero_echo_longest_write_seconds", "Longest transaction.", lambda s: s.counters.longest_write_seconds),
+    gauge("ingero_echo_waiting_bytes", "Encoded pushes that wait.", lambda s: s.waiting_bytes),
+)
 
 
 class EchoCollector:
@@ -31,53 +60,17 @@ class EchoCollector:
 
     def collect(self) -> Iterator[Metric]:
         """All families."""
-        requests = CounterMetricFamily(
-            "ingero_echo_requests", "Requests.", labels=["handler", "status_class", "api_version"]
-        )
-        for (handler, status_class), count in sorted(self.requests.items()):
-            requests.add_metric([handler, status_class, "v2"], count)
-        yield requests
-        running = GaugeMetricFamily("ingero_echo_questions_running", "Questions that run.", labels=["kind"])
-        waiting = GaugeMetricFamily("ingero_echo_questions_waiting", "Questions in the queue.", labels=["kind"])
-        for kind, (runs, waits) in self._questions().items():
-            running.add_metric([kind], runs)
-            waiting.add_metric([kind], waits)
-        yield running
-        yield waiting
-        yield CounterMetricFamily(
-            "ingero_echo_sql_processes_ended", "Processes of users' SQL that had to be replaced.", self._ended()
-        )
-        events = CounterMetricFamily(
-            "ingero_echo_listener_events", "What happened at a listener, by kind.", labels=["listener", "kind"]
-        )
-        connections = GaugeMetricFamily("ingero_echo_connections", "Open connections.", labels=["listener"])
-        for name, counts in self._listeners().items():
-            for kind in COUNTER_KINDS:
-                events.add_metric([name, kind], getattr(counts, kind))
-            connections.add_metric([name], counts.open)
-        yield from (events, connections)
-        ingest, writer = self._ingest_handler(), self._writer()
-        if ingest:
-            pushes = CounterMetricFamily("ingero_echo_pushes", "OTLP requests.", labels=["signal"])
-            for signal, count in sorted(ingest.pushes.items()):
-                pushes.add_metric([signal.lower()], count)
-            yield pushes
-            yield CounterMetricFamily("ingero_echo_malformed", "OTLP requests not readable.", ingest.malformed)
-            yield CounterMetricFamily("ingero_echo_rejected", "Records left out and reported back.", ingest.rejected)
-        if writer:
-            counters = writer.counters
-            yield CounterMetricFamily("ingero_echo_events", "Events committed.", counters.events)
-            yield CounterMetricFamily("ingero_echo_repeats", "Events recognised as repeats.", counters.repeats)
-            yield CounterMetricFamily(
-                "ingero_echo_repeat_lookups", "Groups whose repeats had to be looked up.", counters.lookups
-            )
-            yield CounterMetricFamily("ingero_echo_groups", "Transactions.", counters.groups)
-            yield CounterMetricFamily("ingero_echo_write_failures", "Failed transactions.", counters.failures)
-            yield CounterMetricFamily("ingero_echo_refused", "Pushes told to come back.", counters.refused)
-            yield CounterMetricFamily("ingero_echo_deleted", "Rows deleted by retention.", counters.deleted)
-            yield CounterMetricFamily("ingero_echo_sweeps", "Times that retention looked.", counters.sweeps)
-            yield CounterMetricFamily("ingero_echo_write_seconds", "Time in transactions.", counters.write_seconds)
-            yield GaugeMetricFamily(
-                "ingero_echo_longest_write_seconds", "Longest transaction.", counters.longest_write_seconds
-            )
-            yield GaugeMetricFamily("ingero_echo_waiting_bytes", "Encoded pushes that wait.", writer.waiting_bytes)
+        requests = {(*labels, "v2"): count for labels, count in self.requests.copy().items()}
+        yield counter_now("ingero_echo_requests", "Requests.", requests, "handler", "status_class", "api_version")
+        questions = self._questions()
+        running = {kind: runs for kind, (runs, _) in questions.items()}
+        yield gauge_now("ingero_echo_questions_running", "Questions that run.", running, "kind")
+        waiting = {kind: waits for kind, (_, waits) in questions.items()}
+        yield gauge_now("ingero_echo_questions_waiting", "Questions in the queue.", waiting, "kind")
+        text = "Processes of users' SQL that had to be replaced."
+        yield counter_now("ingero_echo_sql_processes_ended", text, self._ended())
+        yield from collect_rows(LISTENERS, self._listeners())
+        if ingest := self._ingest_handler():
+            yield from collect_rows(INGEST, ingest)
+        if writer := self._writer():
+            yield from collect_rows(WRITER, writer)

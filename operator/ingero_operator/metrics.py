@@ -1,13 +1,13 @@
 """The operator's own HTTP side: `/healthz`, `/readyz`, `/metrics`."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
+from ingero_kit.metrics_table import MetricRow, TableCollector, counter, gauge
 from ingero_operator.context import ReconcileContext
 from ingero_operator.taints.controller import TaintController
 from ingero_operator.tasks import Tasks
@@ -32,91 +32,90 @@ class RuntimeStats:
     tasks: Tasks
 
 
-class OperatorCollector(Collector):
-    """Counters and gauges of the operator."""
+OPERATOR: Final[tuple[MetricRow[RuntimeStats], ...]] = (
+    counter(
+        "ingero_operator_api_requests", "Requests to the API server.", lambda s: s.context.api.requests, "method"
+    ),
+    counter(
+        "ingero_operator_taint_actions",
+        "Marks written to nodes.",
+        lambda s: s.context.node_writes,
+        "action",
+        "reason",
+    ),
+    counter(
+        "ingero_operator_task_failures",
+        "Failures of background tasks, by faults of the operator.",
+        lambda s: s.tasks.failures,
+        "task",
+    ),
+    counter("ingero_operator_reconciles", "Reconciles finished.", lambda s: s.queue.done),
+    counter("ingero_operator_child_writes", "Children written.", lambda s: s.context.applier.applied),
+    counter("ingero_operator_status_writes", "Statuses written.", lambda s: s.context.status_writes),
+    counter("ingero_operator_watch_events", "Watch events taken in.", lambda s: s.context.informer.events),
+    counter("ingero_operator_fleet_questions", "Questions asked of Fleets.", lambda s: s.context.fleet_poller.asked),
+    counter(
+        "ingero_operator_fleet_failures", "Questions without an answer.", lambda s: s.context.fleet_poller.failed
+    ),
+    counter("ingero_operator_echo_questions", "Questions asked of Echos.", lambda s: s.context.volume_usage.asked),
+    counter("ingero_operator_echo_failures", "Questions without an answer.", lambda s: s.context.volume_usage.failed),
+    counter(
+        "ingero_operator_evidence_sent", "Records of marks that Fleets took.", lambda s: s.context.audit_exporter.sent
+    ),
+    counter(
+        "ingero_operator_evidence_lost",
+        "Records of marks that no Fleet took in time.",
+        lambda s: s.context.audit_exporter.lost,
+    ),
+    counter("ingero_operator_sweeps", "Comparisons of the cache with the API server.", lambda s: s.sweeps()),
+    gauge("ingero_operator_queue_length", "Resources waiting or being reconciled.", lambda s: len(s.queue)),
+    gauge(
+        "ingero_operator_failing",
+        "Resources whose last reconcile failed, or a child or a mark of which could not be written.",
+        lambda s: len(s.context.failures.owners() | s.queue.failures.keys()),
+    ),
+    gauge("ingero_operator_cached_objects", "Objects in the cache.", lambda s: len(s.context.informer.cache)),
+    gauge("ingero_operator_nodes", "Nodes seen.", lambda s: len(s.context.informer.nodes)),
+    gauge("ingero_operator_leading", "1 while this replica leads.", lambda s: s.leading()),
+    gauge(
+        "ingero_operator_unguarded",
+        "1 while no admission policy bounds writes to nodes.",
+        lambda s: bool(s.context.admission.missing),
+    ),
+    gauge("ingero_operator_loop_lag_seconds", "Longest recent stall of the event loop.", lambda s: s.lag()),
+    gauge(
+        "ingero_operator_marked_nodes",
+        "Nodes that carry our mark.",
+        lambda s: {key[1:]: marked for key, (marked, _) in s.taint_controller.budgets.items()},
+        "namespace",
+        "name",
+    ),
+    gauge(
+        "ingero_operator_mark_budget",
+        "Nodes that may.",
+        lambda s: {key[1:]: allowed for key, (_, allowed) in s.taint_controller.budgets.items()},
+        "namespace",
+        "name",
+    ),
+    gauge(
+        "ingero_operator_encryption_level",
+        "0 none, 1 declared, 2 provider default, 3 proven.",
+        lambda s: {key[1:]: _encryption_level(s, key) for key in s.context.informer.cache.keys("EchoStore")},
+        "namespace",
+        "name",
+    ),
+)
 
-    def __init__(self, stats: RuntimeStats) -> None:
-        self._stats = stats
 
-    def collect(self) -> Iterator[Metric]:
-        """Build the families anew for every scrape."""
-        stats, context = self._stats, self._stats.context
-        requests = CounterMetricFamily(
-            "ingero_operator_api_requests", "Requests to the API server.", labels=["method"]
-        )
-        for method, count in sorted(context.api.requests.items()):
-            requests.add_metric([method], count)
-        yield requests
-        actions = CounterMetricFamily(
-            "ingero_operator_taint_actions", "Marks written to nodes.", labels=["action", "reason"]
-        )
-        for (verb, reason), count in sorted(context.node_writes.items()):
-            actions.add_metric([verb, reason], count)
-        yield actions
-        failures = CounterMetricFamily(
-            "ingero_operator_task_failures",
-            "Failures of background tasks, by faults of the operator.",
-            labels=["task"],
-        )
-        for name, count in sorted(stats.tasks.failures.items()):
-            failures.add_metric([name], count)
-        yield failures
-        for name, text, value in (
-            ("reconciles", "Reconciles finished.", stats.queue.done),
-            ("child_writes", "Children written.", context.applier.applied),
-            ("status_writes", "Statuses written.", context.status_writes),
-            ("watch_events", "Watch events taken in.", context.informer.events),
-            ("fleet_questions", "Questions asked of Fleets.", context.fleet_poller.asked),
-            ("fleet_failures", "Questions without an answer.", context.fleet_poller.failed),
-            ("echo_questions", "Questions asked of Echos.", context.volume_usage.asked),
-            ("echo_failures", "Questions without an answer.", context.volume_usage.failed),
-            ("evidence_sent", "Records of marks that Fleets took.", context.audit_exporter.sent),
-            ("evidence_lost", "Records of marks that no Fleet took in time.", context.audit_exporter.lost),
-            ("sweeps", "Comparisons of the cache with the API server.", stats.sweeps()),
-        ):
-            yield CounterMetricFamily(f"ingero_operator_{name}", text, value=value)
-        for name, text, number in (
-            ("queue_length", "Resources waiting or being reconciled.", len(stats.queue)),
-            (
-                "failing",
-                "Resources whose last reconcile failed, or a child or a mark of which could not be written.",
-                len(context.failures.owners() | stats.queue.failures.keys()),
-            ),
-            ("cached_objects", "Objects in the cache.", len(context.informer.cache)),
-            ("nodes", "Nodes seen.", len(context.informer.nodes)),
-            ("leading", "1 while this replica leads.", float(stats.leading())),
-            (
-                "unguarded",
-                "1 while no admission policy bounds writes to nodes.",
-                float(bool(context.admission.missing)),
-            ),
-            ("loop_lag_seconds", "Longest recent stall of the event loop.", stats.lag()),
-        ):
-            yield GaugeMetricFamily(f"ingero_operator_{name}", text, value=number)
-        yield from self._resources()
-
-    def _resources(self) -> Iterator[Metric]:
-        labels = ["namespace", "name"]
-        used = GaugeMetricFamily("ingero_operator_marked_nodes", "Nodes that carry our mark.", labels=labels)
-        budget = GaugeMetricFamily("ingero_operator_mark_budget", "Nodes that may.", labels=labels)
-        for (_, namespace, name), (marked, allowed) in sorted(self._stats.taint_controller.budgets.items()):
-            used.add_metric([namespace, name], marked)
-            budget.add_metric([namespace, name], allowed)
-        level = GaugeMetricFamily(
-            "ingero_operator_encryption_level", "0 none, 1 declared, 2 provider default, 3 proven.", labels=labels
-        )
-        cache = self._stats.context.informer.cache
-        for key in sorted(cache.keys("EchoStore")):
-            status = (cache.get(key) or {}).get("status") or {}
-            verdict = (status.get("encryption") or {}).get("verdict", "Pending")
-            level.add_metric([key[1], key[2]], _LEVELS.get(verdict, 0))
-        yield from (used, budget, level)
+def _encryption_level(stats: RuntimeStats, key: tuple[str, str, str]) -> int:
+    status = (stats.context.informer.cache.get(key) or {}).get("status") or {}
+    return _LEVELS.get((status.get("encryption") or {}).get("verdict", "Pending"), 0)
 
 
 def make_app(stats: RuntimeStats) -> web.Application:
     """The HTTP application."""
     registry = CollectorRegistry()
-    registry.register(OperatorCollector(stats))
+    registry.register(TableCollector(OPERATOR, lambda: stats))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
 

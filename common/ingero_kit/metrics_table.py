@@ -1,0 +1,105 @@
+"""Prometheus metrics as a table: one row names a metric, its type, its help, its labels and where its value is read.
+
+A collector reads the source anew for every scrape, so that nothing has to be counted twice.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, UnknownMetricFamily
+from prometheus_client.registry import Collector
+
+from ingero_http.limits import COUNTER_KINDS, Counters
+
+Source = TypeVar("Source")
+
+Family = type[CounterMetricFamily] | type[GaugeMetricFamily] | type[UnknownMetricFamily]
+
+Labels = str | tuple[str, ...]
+
+Samples = float | None | Mapping[Any, float] | Iterable[tuple[Labels, float]]
+"""One value without labels (`None`: no sample), or values by label values, a dictionary or pairs. A dictionary may be
+written to by another thread; its samples are sorted."""
+
+
+@dataclass(frozen=True)
+class MetricRow(Generic[Source]):
+    """One metric: `value` reads its samples from the source."""
+
+    family: Family
+    name: str
+    help: str
+    value: Callable[[Source], Samples]
+    labels: tuple[str, ...] = ()
+
+    def collect(self, source: Source) -> Metric:
+        """The metric family with the samples of now."""
+        return _fill(self.family(self.name, self.help, labels=self.labels), self.value(source))
+
+
+def _fill(family: CounterMetricFamily | GaugeMetricFamily | UnknownMetricFamily, samples: Samples) -> Metric:
+    if isinstance(samples, Mapping):
+        samples = sorted(dict(samples).items())
+    elif samples is None or isinstance(samples, float | int):
+        samples = [] if samples is None else [((), samples)]
+    for labels, value in samples:
+        family.add_metric((labels,) if isinstance(labels, str) else labels, float(value))
+    return family
+
+
+def gauge(name: str, help: str, value: Callable[[Source], Samples], *labels: str) -> MetricRow[Source]:  # noqa: A002
+    """A row of type gauge."""
+    return MetricRow(GaugeMetricFamily, name, help, value, labels)
+
+
+def counter(name: str, help: str, value: Callable[[Source], Samples], *labels: str) -> MetricRow[Source]:  # noqa: A002
+    """A row of type counter; the page adds `_total` to its name."""
+    return MetricRow(CounterMetricFamily, name, help, value, labels)
+
+
+def untyped(name: str, help: str, value: Callable[[Source], Samples], *labels: str) -> MetricRow[Source]:  # noqa: A002
+    """A row without a type, for a published name that checkers refuse for a gauge."""
+    return MetricRow(UnknownMetricFamily, name, help, value, labels)
+
+
+def gauge_now(name: str, help: str, samples: Samples, *labels: str) -> Metric:  # noqa: A002
+    """A gauge from samples that are at hand, where a table does not fit."""
+    return _fill(GaugeMetricFamily(name, help, labels=labels), samples)
+
+
+def counter_now(name: str, help: str, samples: Samples, *labels: str) -> Metric:  # noqa: A002
+    """A counter from samples that are at hand, where a table does not fit."""
+    return _fill(CounterMetricFamily(name, help, labels=labels), samples)
+
+
+def collect_rows(rows: Sequence[MetricRow[Source]], source: Source) -> Iterator[Metric]:
+    """The families of a table."""
+    return (row.collect(source) for row in rows)
+
+
+def listener_rows(events: str, connections: str) -> tuple[MetricRow[Mapping[str, Counters]], ...]:
+    """What happened at listeners, from their counters by name."""
+    return (
+        counter(
+            events,
+            "What happened at a listener, by kind.",
+            lambda s: {(name, kind): getattr(counts, kind) for name, counts in s.items() for kind in COUNTER_KINDS},
+            "listener",
+            "kind",
+        ),
+        gauge(connections, "Open connections.", lambda s: {name: c.open for name, c in s.items()}, "listener"),
+    )
+
+
+class TableCollector(Collector, Generic[Source]):
+    """Collects a table; nothing while `source` gives `None`."""
+
+    def __init__(self, rows: Sequence[MetricRow[Source]], source: Callable[[], Source | None]) -> None:
+        self._rows, self._source = rows, source
+
+    def collect(self) -> Iterator[Metric]:
+        """Build the families anew for every scrape."""
+        source = self._source()
+        if source is not None:
+            yield from collect_rows(self._rows, source)
