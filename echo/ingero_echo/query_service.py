@@ -220,8 +220,9 @@ class QueryService:
             values["cursor_time"], values["cursor_id"] = read_cursor(given.cursor)
         if question.parameters:
             values |= question.parameters(given, self._config.cost)
-        used = set(re.findall(r"\$(\w+)", question.sql))
-        sql = f"{scoped(question.sql, window)} LIMIT {limit + 1}"
+        statement = question.statement(given)
+        used = set(re.findall(r"\$(\w+)", statement))
+        sql = f"{scoped(statement, window)} LIMIT {limit + 1}"
         return sql, {name: value for name, value in values.items() if name in used}, limit
 
     def _answer(

@@ -1,7 +1,7 @@
 """What an answer is: a name, arguments, SQL, the shape of a row, and one sentence. Front ends are made from it."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -53,8 +53,8 @@ Parameters = Callable[[Any, CostConfig], dict[str, Any]]
 class Question:
     """One question that Echo can answer.
 
-    `sql` reads the published tables by their bare names, already cut to the window. It may use `$name` for every
-    argument, and for what `parameters` adds. `sentence` puts the rows into words.
+    `sql` reads the published tables by their bare names, already restricted to the window. It may use `$name` for
+    every argument, and for what `parameters` adds. `sentence` summarises the rows.
     """
 
     name: str
@@ -65,6 +65,9 @@ class Question:
     sentence: Sentence
     arguments: type[Arguments] = Scoped
     parameters: Parameters | None = None
+    filters: Mapping[str, str] = field(default_factory=dict)
+    """Conditions by argument. Those whose argument is given stand for `$filters` in `sql`: a condition that tests at
+    run time whether it applies keeps the engine from using it for the scan."""
     paged: bool = False
     """Whether `cursor` of the arguments continues after the last row."""
 
@@ -72,6 +75,11 @@ class Question:
     def tool(self) -> str:
         """Full name on the wire."""
         return echo.TOOL_PREFIX + self.name
+
+    def statement(self, given: Any) -> str:
+        """The SQL for these arguments."""
+        conditions = [condition for name, condition in self.filters.items() if getattr(given, name)]
+        return self.sql.replace("$filters", " AND ".join(conditions) or "true")
 
     def input_schema(self) -> dict[str, Any]:
         """JSON schema of the arguments."""

@@ -53,17 +53,25 @@ HISTORY = Question(
     arguments=HistoryArguments,
     paged=True,
     sql="""
+    WITH newest AS (
+        SELECT DISTINCT "timestamp", event_id FROM (
+            SELECT "timestamp", event_id FROM events WHERE $filters
+            ORDER BY "timestamp" DESC, event_id DESC LIMIT $limit + 1
+        )
+    )
     SELECT event_id::VARCHAR AS event_id, "timestamp", signal, cluster_id, node_id, metric_name, value_double, rank,
            nranks, causal_chain_id, message, attributes
-    FROM events
-    WHERE ($node_id IS NULL OR node_id = $node_id)
-      AND ($metric_name IS NULL OR metric_name = $metric_name)
-      AND ($signal IS NULL OR signal = $signal)
-      AND ($causal_chain_id IS NULL OR causal_chain_id = $causal_chain_id)
-      AND (len($event_ids::UUID[]) = 0 OR events.event_id IN (SELECT unnest($event_ids::UUID[])))
-      AND ($cursor_time IS NULL OR ("timestamp", event_id) < (make_timestamp_ns($cursor_time), $cursor_id::UUID))
+    FROM events JOIN newest USING ("timestamp", event_id) WHERE $filters
     ORDER BY "timestamp" DESC, events.event_id DESC
     """,
+    filters={
+        "node_id": "node_id = $node_id",
+        "metric_name": "metric_name = $metric_name",
+        "signal": "signal = $signal",
+        "causal_chain_id": "causal_chain_id = $causal_chain_id",
+        "event_ids": "events.event_id IN (SELECT unnest($event_ids::UUID[]))",
+        "cursor": '("timestamp", events.event_id) < (make_timestamp_ns($cursor_time), $cursor_id::UUID)',
+    },
     sentence=lambda rows, _: (
         f"{plural(len(rows), 'event')}, newest {rows[0]['timestamp']}." if rows else "No such events in this window."
     ),
@@ -205,29 +213,39 @@ CHAINS = Question(
     description="Causal chains with the nodes and events that carry them, and what the agents said about them.",
     row=ChainRow,
     sql="""
-    WITH carried AS (
-        SELECT cluster_id, causal_chain_id, min("timestamp") AS first_seen, max("timestamp") AS last_seen,
-               count(*) AS events
-        FROM events WHERE causal_chain_id IS NOT NULL GROUP BY cluster_id, causal_chain_id
+    WITH newest AS MATERIALIZED (
+        SELECT cluster_id, causal_chain_id, "timestamp" FROM events WHERE causal_chain_id IS NOT NULL
+        ORDER BY "timestamp" DESC LIMIT 10 * ($limit + 1)
     ),
-    told AS (
+    full_scan AS (
+        SELECT 1 AS needed FROM newest HAVING count(*) = 10 * ($limit + 1) AND
+          (SELECT count(DISTINCT (cluster_id, causal_chain_id)) FROM newest
+           WHERE "timestamp" > (SELECT min("timestamp") FROM newest)) <= $limit
+    ),
+    described AS (
         SELECT cluster_id, causal_chain_id, arg_max(severity, "timestamp") AS severity,
                arg_max(root_cause, "timestamp") AS root_cause, arg_max(summary, "timestamp") AS summary
         FROM causal_chains GROUP BY cluster_id, causal_chain_id
     ),
-    shown AS (
-        SELECT * FROM carried LEFT JOIN told USING (cluster_id, causal_chain_id)
-        ORDER BY (severity = 'HIGH') DESC NULLS LAST, last_seen DESC, causal_chain_id LIMIT $limit + 1
+    recent AS (
+        SELECT cluster_id, causal_chain_id, max("timestamp") AS last_seen FROM (
+            SELECT * FROM newest UNION ALL
+            SELECT cluster_id, causal_chain_id, "timestamp" FROM events, full_scan WHERE causal_chain_id IS NOT NULL
+        ) GROUP BY cluster_id, causal_chain_id
+        ORDER BY last_seen DESC, causal_chain_id LIMIT $limit + 1
     ),
-    parts AS (
-        SELECT cluster_id, causal_chain_id, list(DISTINCT node_id ORDER BY node_id) AS nodes,
+    candidates AS (
+        SELECT cluster_id, causal_chain_id FROM recent UNION SELECT cluster_id, causal_chain_id FROM described
+    ),
+    carried AS (
+        SELECT cluster_id, causal_chain_id, min("timestamp") AS first_seen, max("timestamp") AS last_seen,
+               count(*) AS events, list(DISTINCT node_id ORDER BY node_id) AS nodes,
                list(event_id::VARCHAR ORDER BY "timestamp")[1:10] AS evidence
-        FROM events JOIN (SELECT cluster_id, causal_chain_id FROM shown) USING (cluster_id, causal_chain_id)
-        GROUP BY cluster_id, causal_chain_id
+        FROM events SEMI JOIN candidates USING (cluster_id, causal_chain_id) GROUP BY cluster_id, causal_chain_id
     )
-    SELECT cluster_id, causal_chain_id, first_seen, last_seen, shown.events, nodes, severity, root_cause, summary,
+    SELECT cluster_id, causal_chain_id, first_seen, last_seen, carried.events, nodes, severity, root_cause, summary,
            evidence
-    FROM shown JOIN parts USING (cluster_id, causal_chain_id)
+    FROM carried LEFT JOIN described USING (cluster_id, causal_chain_id)
     ORDER BY (severity = 'HIGH') DESC NULLS LAST, last_seen DESC, causal_chain_id
     """,
     sentence=lambda rows, _: (
