@@ -297,10 +297,17 @@ def _json_value(value: dict[str, Any], depth: int = 0) -> Any:
             return [_json_value(item, depth + 1) for item in json_list(content.get("values"))]
         if kind == "kvlistValue":
             return {
-                _json_text(item["key"]): _json_value(item.get("value") or {}, depth + 1)
+                _json_text(item["key"]): _json_value(_json_object(item.get("value")), depth + 1)
                 for item in json_list(content.get("values"))
             }
     return None
+
+
+def _json_object(content: Any) -> dict[str, Any]:
+    """An object, empty where none is given."""
+    if not isinstance(content, dict | None):
+        raise ValueError("a value is not an object")
+    return content or {}
 
 
 def _json_text(content: Any) -> str:
@@ -346,11 +353,11 @@ def _number(kind: Any, content: Any) -> int:
 
 
 def _json_pairs(attributes: Any) -> dict[str, Any]:
-    return {_json_text(item["key"]): _json_value(item.get("value") or {}) for item in json_list(attributes)}
+    return {_json_text(item["key"]): _json_value(_json_object(item.get("value"))) for item in json_list(attributes)}
 
 
 def _json_scope(scope: dict[str, Any]) -> Common:
-    found = scope.get("scope") or {}
+    found = _json_object(scope.get("scope"))
     return _scope_attributes(
         _json_text(found.get("name")), _json_text(found.get("version")), _json_pairs(found.get("attributes"))
     )
@@ -388,7 +395,7 @@ def _json_blocks(signal: Signal, tree: Any) -> Iterator[tuple[dict[str, Any], li
     blocks, scopes, read_scope = _JSON[signal]
     for block in json_list(tree.get(blocks)):
         try:
-            resource = _json_pairs((block.get("resource") or {}).get("attributes"))
+            resource = _json_pairs(_json_object(block.get("resource")).get("attributes"))
             yield resource, list(_json_parts(block.get(scopes), read_scope))
         except _JSON_ERRORS as error:
             yield {}, [_unreadable(error)]
@@ -403,7 +410,7 @@ _METRIC_KINDS: Final = ("gauge", "sum", "histogram", "exponentialHistogram", "su
 
 def _json_metric(metric: dict[str, Any], scope: Common) -> Iterator[Record | UnreadableRecord]:
     for kind in _METRIC_KINDS:
-        data = metric.get(kind) or {}
+        data = _json_object(metric.get(kind))
         yield from _json_records(data.get("dataPoints"), _json_point, metric, kind, data, scope)
 
 
@@ -432,7 +439,7 @@ def _json_point(
     elif kind == "exponentialHistogram":
         attributes |= {"scale": _integer(point.get("scale")), "zero_count": _count(point.get("zeroCount"))}
         for side in ("positive", "negative"):
-            buckets = point.get(side) or {}
+            buckets = _json_object(point.get(side))
             counts = [_count(number) for number in json_list(buckets.get("bucketCounts"))]
             if counts:
                 attributes[side] = {"offset": _integer(buckets.get("offset")), "buckets": counts}
@@ -451,7 +458,7 @@ def _json_log(log: dict[str, Any], shared: Common) -> Record:
         attributes["severity_text"] = _json_text(log["severityText"])
     if log.get("traceId") or log.get("spanId"):
         attributes["trace_id"], attributes["span_id"] = _json_text(log.get("traceId")), _json_text(log.get("spanId"))
-    body = _json_value(log.get("body") or {})
+    body = _json_value(_json_object(log.get("body")))
     text = body if body is None or isinstance(body, str) else orjson.dumps(body).decode()
     name = log.get("eventName") or attributes.get("event.name") or "log"
     time = _count(log.get("timeUnixNano")) or _count(log.get("observedTimeUnixNano"))
@@ -465,7 +472,7 @@ def _json_spans(scope: dict[str, Any]) -> Iterator[Record | UnreadableRecord]:
 def _json_span(span: dict[str, Any], shared: Common) -> Record:
     attributes = {**_json_pairs(span.get("attributes")), **shared}
     attributes["trace_id"], attributes["span_id"] = _json_text(span.get("traceId")), _json_text(span.get("spanId"))
-    status = span.get("status") or {}
+    status = _json_object(span.get("status"))
     facts = {
         "parent_span_id": _json_text(span.get("parentSpanId")), "trace_state": _json_text(span.get("traceState")),
         "span_kind": _number(Span.SpanKind, span.get("kind")),

@@ -1,13 +1,13 @@
-"""Text → one harmless SELECT, or a refusal with the reason. Decided by DuckDB's parser, never by looking for words.
+"""Checks users' SQL: one harmless SELECT, or a refusal with the reason. DuckDB's parser decides, not a word list.
 
 Three of the four locks are here; the fourth, time and memory, is the process that all of this runs in (`sql_worker`):
 
 1. exactly one statement, and it is a SELECT;
 2. its syntax tree names only published tables (unqualified) or names that its own WITH binds, only functions of
-   short lists, and only node types that this room knows; what is unknown is refused, so that a newer engine cannot
+   short lists, and only node types that this module knows; what is unknown is refused, so that a newer engine cannot
    open a door;
-3. the query is wrapped so that the tables' names stand for the asker's rows, and the wrapped text is parsed again: it
-   must contain exactly the tree that was checked.
+3. where the caller sees some clusters only, the query is wrapped so that the tables' names stand for the caller's
+   rows, and the wrapped text is parsed again: it must contain exactly the tree that was checked.
 """
 
 import re
@@ -62,6 +62,25 @@ def check(text: str, connection: Any) -> Any:
 
     Raises `ApiError` with the reason.
     """
+    return _checked(text, connection)[1]
+
+
+def sandbox_query(text: str, window: Window, connection: Any) -> str:
+    """The query over what the window shows; the text itself where the window shows everything.
+
+    Raises `ApiError` with the reason.
+    """
+    statement, tree = _checked(text, connection)
+    if window == Window():
+        return text
+    wrapped = scoped(statement.strip().rstrip(";"), window)
+    if _inner(_tree(wrapped, connection)) != _without_positions(tree):
+        raise _refuse("its text does not keep its meaning inside another query: leave comments and semicolons out")
+    return wrapped
+
+
+def _checked(text: str, connection: Any) -> tuple[str, Any]:
+    """The one statement of a text, and its syntax tree."""
     if len(text) > MAX_TEXT:
         raise _refuse(f"the query is longer than {MAX_TEXT} characters")
     if "\0" in text:
@@ -76,23 +95,7 @@ def check(text: str, connection: Any) -> Any:
         raise _refuse(f"{statements[0].type.name} statements are not allowed, only SELECT")
     tree = _tree(text, connection)
     _Walk().statement(tree)
-    return tree
-
-
-def sandbox_query(text: str, window: Window, connection: Any) -> str:
-    """The query over what the window shows.
-
-    Raises `ApiError` with the reason.
-    """
-    tree = check(text, connection)
-    wrapped = scoped(connection.extract_statements(text)[0].query.strip().rstrip(";"), window)
-    try:
-        again = connection.extract_statements(wrapped)
-    except duckdb.Error:
-        again = []
-    if len(again) != 1 or _inner(_tree(wrapped, connection)) != _bare(tree):
-        raise _refuse("its text does not keep its meaning inside another query: leave comments and semicolons out")
-    return wrapped
+    return statements[0].query, tree
 
 
 def _tree(text: str, connection: Any) -> Any:
@@ -123,16 +126,16 @@ def _inner(tree: Any) -> Any:
         node = tree["node"]
         while node["type"] == "CTE_NODE":
             node = node["child"]
-        return _bare(node["from_table"]["subquery"])
+        return _without_positions(node["from_table"]["subquery"])
     except (KeyError, TypeError):
         return None
 
 
-def _bare(tree: Any) -> Any:
+def _without_positions(tree: Any) -> Any:
     if isinstance(tree, dict):
-        return {key: _bare(value) for key, value in tree.items() if not key.startswith("query_location")}
+        return {key: _without_positions(value) for key, value in tree.items() if not key.startswith("query_location")}
     if isinstance(tree, list):
-        return [_bare(value) for value in tree]
+        return [_without_positions(value) for value in tree]
     return tree
 
 
