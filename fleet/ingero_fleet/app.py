@@ -11,11 +11,11 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 
 from ingero_fleet import api
-from ingero_fleet.collectives.collector import CollectivesCollector
+from ingero_fleet.collectives.collector import COLLECTIVES
 from ingero_fleet.collectives.polling import poll_between_ticks, polls_per_tick
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
-from ingero_fleet.cost.tracker import CostCollector, CostTracker
+from ingero_fleet.cost.tracker import COST, CostTracker
 from ingero_fleet.engine import Engine
 from ingero_fleet.page.live import LivePage
 from ingero_fleet.page.serve import add_page
@@ -23,11 +23,12 @@ from ingero_fleet.receivers.ingest import Authenticators, IngestService, try_rel
 from ingero_fleet.receivers.pool import ReceiverPool
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.settings import FleetConfig
-from ingero_fleet.taints.tracker import TaintCollector, TaintTracker
+from ingero_fleet.taints.tracker import TAINTS, TaintTracker
 from ingero_http.asgi import AsgiServer, head_as_get
 from ingero_kit.addresses import parse_endpoint
 from ingero_kit.clock import clock_offset, steady_clock
 from ingero_kit.logs import get
+from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.process_memory import use_single_malloc_arena
@@ -123,9 +124,9 @@ class Fleet:
         ):
             findings = CollectorRegistry()
             findings.register(FindingsCollector(lambda: engine.snapshot, by))
-            findings.register(CostCollector(lambda: self._cost))
-            findings.register(CollectivesCollector(self._collectives))
-            findings.register(TaintCollector(self._taints))
+            findings.register(TableCollector(COST, lambda: self._cost))
+            findings.register(TableCollector(COLLECTIVES, lambda: self._collectives))
+            findings.register(TableCollector(TAINTS, lambda: self._taints))
             await self._serve("prometheus", api.metrics_app(findings), self.config.exporters.prometheus.endpoint)
         stats = CollectorRegistry()
         stats.register(RuntimeStatsCollector(engine, self._traffic))

@@ -1,21 +1,19 @@
 """Keeps prices and the ledger beside the engine, and answers what things cost. Files are read again when asked to."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from ingero_detect.column_store import NodeKey
 from ingero_fleet.cost.bill import Bill, make_bill
 from ingero_fleet.cost.export import CostExporter
 from ingero_fleet.cost.files import read_prices
-from ingero_fleet.cost.ledger import CostLedger
+from ingero_fleet.cost.ledger import CostLedger, StragglerAccount
 from ingero_fleet.cost.settings import CostConfig
 from ingero_fleet.score_table import Hardware
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.clock import rfc3339
+from ingero_kit.metrics_table import MetricRow, counter, gauge
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 
@@ -23,7 +21,7 @@ MAX_GAP_INTERVALS: Final = 3.0
 """Push intervals that one booking may span; Fleet claims nothing for time in which it saw nothing."""
 
 MAX_SERIES: Final = 1_000
-"""Culprits with series of their own on the Prometheus page, the dearest first."""
+"""Stragglers with series of their own on the Prometheus page, the most expensive first."""
 
 
 class CostTracker:
@@ -42,6 +40,11 @@ class CostTracker:
         self._export = export
         self._exporter = CostExporter(now)
 
+    @property
+    def currency(self) -> str:
+        """Currency of the price table."""
+        return self.prices.table.currency
+
     def adopt(self, config: CostConfig) -> None:
         """Read the files again; raises `SettingsError`, and then the old prices stay."""
         self.prices = read_prices(config)
@@ -53,7 +56,7 @@ class CostTracker:
         """Price a tick and add it up. `late` is what `make_bill` takes."""
         self.bill = make_bill(snapshot, list(self._hardware), self.prices, self._by, late)
         self.ledger.book(self.bill, snapshot.tick.now, MAX_GAP_INTERVALS * interval_seconds)
-        body = self._exporter.encode(self.ledger, self.prices.table.currency) if self._export else None
+        body = self._exporter.encode(self.ledger, self.currency) if self._export else None
         if body and self._export:
             self._export(Push(Signal.METRICS, "protobuf", body))
 
@@ -146,45 +149,54 @@ def _money(value: float) -> float:
     return round(value, 12)
 
 
-class CostCollector(Collector):
-    """The cost families of the findings page."""
+COST: Final[tuple[MetricRow[CostTracker], ...]] = (
+    counter(
+        "ingero_fleet_job_cost",
+        "What all jobs cost.",
+        lambda s: {(name, s.currency): s.ledger.cluster(name).cost for name in s.ledger.clusters()},
+        "cluster_id",
+        "currency",
+    ),
+    counter(
+        "ingero_fleet_waiting_cost",
+        "What of that was spent waiting for stragglers.",
+        lambda s: {(name, s.currency): s.ledger.cluster(name).waiting for name in s.ledger.clusters()},
+        "cluster_id",
+        "currency",
+    ),
+    gauge(
+        "ingero_fleet_job_cost_per_hour",
+        "What a job costs an hour.",
+        lambda s: [((*key, s.currency), job.cost) for key, job in list(s.bill.jobs.items())[:MAX_SERIES]],
+        "cluster_id",
+        "job",
+        "currency",
+    ),
+    gauge(
+        "ingero_fleet_waiting_cost_per_hour",
+        "What of that is waiting.",
+        lambda s: [((*key, s.currency), job.waiting) for key, job in list(s.bill.jobs.items())[:MAX_SERIES]],
+        "cluster_id",
+        "job",
+        "currency",
+    ),
+    counter(
+        "ingero_fleet_straggler_cost",
+        "A straggler's share of the waiting.",
+        lambda s: [((*node, s.currency), one.share) for node, one in _costliest(s.ledger)],
+        "cluster_id",
+        "node_id",
+        "currency",
+    ),
+    gauge(
+        "ingero_fleet_gpus_without_rate",
+        "GPUs that no rate is known for.",
+        lambda s: s.bill.missing,
+        "provider",
+        "gpu_model",
+    ),
+)
 
-    def __init__(self, tracker: Callable[[], CostTracker]) -> None:
-        self._tracker = tracker
 
-    def collect(self) -> Iterator[Metric]:
-        """Build the families anew for every scrape."""
-        tracker = self._tracker()
-        bill, ledger, currency = tracker.bill, tracker.ledger, tracker.prices.table.currency
-        cluster_labels = ["cluster_id", "currency"]
-        spent = CounterMetricFamily("ingero_fleet_job_cost", "What all jobs cost.", labels=cluster_labels)
-        waited = CounterMetricFamily(
-            "ingero_fleet_waiting_cost", "What of that was spent waiting for stragglers.", labels=cluster_labels
-        )
-        for name in ledger.clusters():
-            account = ledger.cluster(name)
-            spent.add_metric([name, currency], account.cost)
-            waited.add_metric([name, currency], account.waiting)
-        hourly = GaugeMetricFamily(
-            "ingero_fleet_job_cost_per_hour", "What a job costs an hour.", labels=["cluster_id", "job", "currency"]
-        )
-        waiting = GaugeMetricFamily(
-            "ingero_fleet_waiting_cost_per_hour", "What of that is waiting.", labels=["cluster_id", "job", "currency"]
-        )
-        for key, job in list(bill.jobs.items())[:MAX_SERIES]:
-            hourly.add_metric([*key, currency], job.cost)
-            waiting.add_metric([*key, currency], job.waiting)
-        share = CounterMetricFamily(
-            "ingero_fleet_straggler_cost",
-            "A culprit's share of the waiting.",
-            labels=["cluster_id", "node_id", "currency"],
-        )
-        costliest = sorted(ledger.stragglers.items(), key=lambda item: -item[1].share)[:MAX_SERIES]
-        for node, straggler in costliest:
-            share.add_metric([*node, currency], straggler.share)
-        missing = GaugeMetricFamily(
-            "ingero_fleet_gpus_without_rate", "GPUs that no rate is known for.", labels=["provider", "gpu_model"]
-        )
-        for (provider, model), count in bill.missing.items():
-            missing.add_metric([provider, model], count)
-        yield from (spent, waited, hourly, waiting, share, missing)
+def _costliest(ledger: CostLedger) -> list[tuple[NodeKey, StragglerAccount]]:
+    return sorted(ledger.stragglers.items(), key=lambda item: -item[1].share)[:MAX_SERIES]

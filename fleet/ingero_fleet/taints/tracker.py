@@ -2,15 +2,12 @@
 
 import threading
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any, Final
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
-from prometheus_client.registry import Collector
 
 from ingero_detect.column_store import NodeKey
 from ingero_fleet.taints.records import TaintRecord, read_taint_records
 from ingero_kit.clock import rfc3339
+from ingero_kit.metrics_table import MetricRow, counter, gauge
 from ingero_kit.otlp_receiver import Push
 
 MAX_TAINTS: Final = 10_000
@@ -113,21 +110,13 @@ def _answer(record: TaintRecord, until: float) -> dict[str, Any]:
     }
 
 
-class TaintCollector(Collector):
-    """Marks for the findings page."""
-
-    def __init__(self, tracker: TaintTracker) -> None:
-        self._tracker = tracker
-
-    def collect(self) -> Iterator[Metric]:
-        """Build the families anew for every scrape."""
-        kept = GaugeMetricFamily(
-            "ingero_fleet_taint_records_kept", "Nodes of which the operator told lately, those released among them."
-        )
-        kept.add_metric([], len(self._tracker))
-        records = CounterMetricFamily(
-            "ingero_fleet_taint_records", "Records of marks by what became of them.", labels=["outcome"]
-        )
-        for name, count in list(self._tracker.outcomes.items()):
-            records.add_metric([name], count)
-        yield from (kept, records)
+TAINTS: Final[tuple[MetricRow[TaintTracker], ...]] = (
+    gauge(
+        "ingero_fleet_taint_records_kept",
+        "Nodes of which the operator told lately, those released among them.",
+        lambda s: len(s),
+    ),
+    counter(
+        "ingero_fleet_taint_records", "Records of marks by what became of them.", lambda s: s.outcomes, "outcome"
+    ),
+)
