@@ -5,10 +5,11 @@ import signal
 import stat
 from pathlib import Path
 
+from ingero_agent.cgroups import cgroup_hash
+from ingero_agent.cloud_provider import find_provider
 from ingero_agent.collector import make_metrics_server
 from ingero_agent.devices import find_devices
 from ingero_agent.event_socket import EventSocket, default_socket_path
-from ingero_agent.identity import cgroup_hash, find_provider
 from ingero_agent.loop import PushLoop
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from ingero_agent.app import check_key
-from ingero_agent.identity import cgroup_path
+from ingero_agent.cgroups import cgroup_path
 from ingero_agent.push import read_threshold
 from ingero_kit.otlp_client import base_url
 from ingero_kit.settings import SettingsError

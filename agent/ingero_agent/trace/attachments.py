@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Final
 
 from ingero_agent.trace import elf, kernel
-from ingero_agent.trace.discovery import NCCL, FileIdentity, MappedLibrary, identify
+from ingero_agent.trace.discovery import identify
 from ingero_agent.trace.governor import GROUPS
+from ingero_agent.trace.libraries import NCCL, FileIdentity, MappedLibrary
 from ingero_agent.trace.nccl_layout import ACCESSORS, accessor_codes, rank_offset
 from ingero_agent.trace.probes.table import PROGRAMS, library_functions
 from ingero_agent.trace.targets import AttachTarget, Places, plan_targets, probe_places

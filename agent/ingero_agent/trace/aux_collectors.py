@@ -9,7 +9,8 @@ from contextlib import suppress
 
 from ingero_agent.sources.trace_db import LAUNCHES
 from ingero_agent.trace.counts import CallCount
-from ingero_agent.trace.gpus import OFF, GpuPoller, GpuStats
+from ingero_agent.trace.gpu_stats import GpuStats
+from ingero_agent.trace.gpus import OFF, GpuPoller
 from ingero_agent.trace.host import command_of, rank_and_world_size
 from ingero_agent.trace.probes.table import SCHED_SWITCH, SIZE_1
 from ingero_agent.trace.sockets import Sockets

@@ -40,12 +40,6 @@ COMMUNICATOR: Final = 1
 COLLECTIVE_TYPE: Final = (7, 0)
 """Communicator, data type and reduction of calibration's collectives; nothing reads through the pointer."""
 
-ASSUMED: Final[Mapping[str, ProbeCost]] = {
-    ENTRY: ProbeCost(1000.0, 5000.0), PAIR: ProbeCost(2000.0, 8000.0), COLLECTIVE: ProbeCost(3000.0, 15_000.0),
-    WAIT: ProbeCost(2500.0, 8000.0), STEP: ProbeCost(8000.0, 10_000.0),
-}  # fmt: skip
-"""What is taken where nothing could be measured."""
-
 FLOOR: Final[Mapping[str, ProbeCost]] = {
     ENTRY: ProbeCost(500.0, 500.0), PAIR: ProbeCost(1000.0, 1000.0), COLLECTIVE: ProbeCost(1000.0, 1000.0),
     WAIT: ProbeCost(1000.0, 1000.0), STEP: ProbeCost(0.0, 0.0),

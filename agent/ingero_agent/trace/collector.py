@@ -9,24 +9,18 @@ from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ingero_agent.health.throttle import Throttle, Throttling
-from ingero_agent.trace.gpus import GpuSample, GpuStats
-from ingero_agent.trace.stats import CallTotals, TracerStatus, TraceStats, quantile
-from ingero_agent.trace.tracer import RING_FULL
+from ingero_agent.trace.gpu_stats import GpuSample, GpuStats
+from ingero_agent.trace.stats import (
+    COPY_BOUNDS_MS,
+    PERCENTILES,
+    RING_FULL,
+    TracerStatus,
+    TraceStats,
+    histogram_buckets,
+    quantile,
+)
 from ingero_kit.metrics_server import MetricsServer
 from ingero_kit.metrics_table import MetricRow, Samples, collect_rows, counter, counter_now, gauge, gauge_now
-
-PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
-COPY_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
-
-
-def histogram_buckets(totals: CallTotals, bounds_ms: tuple[float, ...] = COPY_BOUNDS_MS) -> list[int]:
-    """Calls in each bucket, not added up, the last one unbounded; an octave counts where its middle lies."""
-    found = [0] * (len(bounds_ms) + 1)
-    for index, count in enumerate(totals.histogram):
-        middle = 1.5 * 2.0**index / 1e6
-        found[next((place for place, bound in enumerate(bounds_ms) if middle <= bound), len(bounds_ms))] += count
-    return found
-
 
 CALLS: Final[tuple[MetricRow[TraceStats], ...]] = (
     gauge(

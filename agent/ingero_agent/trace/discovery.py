@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-CUDART, CUDA, NCCL = "cudart", "cuda", "nccl"
+from ingero_agent.trace.libraries import NCCL, FileIdentity, MappedLibrary
+
 _LIBRARY: Final = re.compile(r"lib(cudart|cuda|nccl|torch_cuda)\.so[.\d]*$")
 _LINE: Final = re.compile(r"([0-9a-f]+-[0-9a-f]+) ..x. \S+ \S+ \d+ +(/.*)")
 _MENTIONED: Final = re.compile(r"/lib(?:cuda|nccl|torch_cuda)")
@@ -27,29 +28,6 @@ LOOK_INTO, OPEN_MAPPED = "CAP_SYS_PTRACE", "CAP_CHECKPOINT_RESTORE"
 
 OLD_ROUNDS: Final = 4
 """An older process is looked at in every so many-th round, in turns: a node has thousands that never change."""
-
-
-@dataclass(frozen=True)
-class FileIdentity:
-    """Same bytes, same inode, also when two overlay mounts give it different device numbers.
-
-    The time of the inode's last change is no part of it: a new name, link or mode changes it, and not the code.
-    """
-
-    inode: int
-    size: int
-    modified_ns: int
-
-
-@dataclass(frozen=True)
-class MappedLibrary:
-    """A library in use. `path` opens it, whatever the process's root is."""
-
-    kind: str
-    pid: int
-    identity: FileIdentity
-    path: Path
-    name: str = ""
 
 
 def identify(path: Path) -> FileIdentity:

@@ -11,7 +11,8 @@ from ingero_agent.sources.trace_db import LAUNCHES
 from ingero_agent.trace.findings import GpuUse, LongCall, TimeWindow
 from ingero_agent.trace.probes.table import HOST, OPERATION_NAMES, SCHED_SWITCH
 from ingero_agent.trace.queries import Filter, collectives, has_table, open_database
-from ingero_agent.trace.store import HISTOGRAM_TABLE, WIDTHS, HostSnapshot
+from ingero_agent.trace.stats import HostSnapshot
+from ingero_agent.trace.store import HISTOGRAM_TABLE, WIDTHS
 
 _NS: Final = 10**9
 MAX_COLLECTIVES: Final = 200_000

@@ -22,11 +22,17 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import (
 )
 
 from ingero_agent.throttle_metrics import THROTTLE_METRICS
-from ingero_agent.trace.collector import COPY_BOUNDS_MS, PERCENTILES, histogram_buckets
 from ingero_agent.trace.events import Collective
-from ingero_agent.trace.gpus import GpuStats
-from ingero_agent.trace.stats import TracerStatus, TraceStats, quantile
-from ingero_agent.trace.store import HostSnapshot
+from ingero_agent.trace.gpu_stats import GpuStats
+from ingero_agent.trace.stats import (
+    COPY_BOUNDS_MS,
+    PERCENTILES,
+    HostSnapshot,
+    TracerStatus,
+    TraceStats,
+    histogram_buckets,
+    quantile,
+)
 from ingero_contract import attributes, metrics
 from ingero_kit.logs import get
 from ingero_kit.otlp_client import ClientConfig, make_client

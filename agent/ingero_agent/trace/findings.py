@@ -13,8 +13,7 @@ from statistics import median
 from typing import Any, Final
 
 from ingero_agent.trace.events import Collective, lags
-from ingero_agent.trace.stats import quantile
-from ingero_agent.trace.store import HostSnapshot
+from ingero_agent.trace.stats import HostSnapshot, quantile
 
 MIN_COUNT: Final = 10
 TAIL_RATIO: Final = 3.0

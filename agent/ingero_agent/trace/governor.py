@@ -92,6 +92,13 @@ class ProbeCost:
         return (rate.calls * self.warm + rate.cold * (self.cold - self.warm)) / 1e9
 
 
+ASSUMED_COSTS: Final[Mapping[str, ProbeCost]] = {
+    ENTRY: ProbeCost(1000.0, 5000.0), PAIR: ProbeCost(2000.0, 8000.0), COLLECTIVE: ProbeCost(3000.0, 15_000.0),
+    WAIT: ProbeCost(2500.0, 8000.0), STEP: ProbeCost(8000.0, 10_000.0),
+}  # fmt: skip
+"""Taken where nothing could be measured."""
+
+
 @dataclass(frozen=True)
 class CallRate:
     """Calls a second, and how many of them are cold."""

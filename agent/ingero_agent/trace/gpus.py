@@ -5,11 +5,11 @@ The driver may hang, so that it is asked in a thread of its own; an answer that 
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
 from typing import Any, Final, Protocol
 
-from ingero_agent.health.throttle import Throttle, Throttling, throttle_kinds
+from ingero_agent.health.throttle import Throttle, throttle_kinds
+from ingero_agent.trace.gpu_stats import GpuSample
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -24,31 +24,6 @@ NVML, NONE, LATE, OFF = "nvml", "none", "late", "off"
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
 _POLICIES: Final = {Throttle.POWER: 0, Throttle.THERMAL: 1}
 """Kinds whose time the driver adds up by itself, by its number for them."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuSample:
-    """One GPU now. Memory in bytes, clocks in MHz; what it does not tell is absent.
-
-    `held_ns`: nanoseconds for which it was held back since the driver was loaded, by kind. `processes`: bytes by pid.
-    """
-
-    index: int
-    uuid: str
-    used: int
-    free: int
-    total: int
-    throttle: frozenset[Throttle] | None = None
-    sm_mhz: int | None = None
-    sm_max_mhz: int | None = None
-    memory_mhz: int | None = None
-    throttled_ns: Mapping[Throttle, int] = field(default_factory=dict)
-    processes: Mapping[int, int] = field(default_factory=dict)
-
-    @property
-    def fragmentation(self) -> float:
-        """Share of the memory that is neither used nor free, 0 to 1."""
-        return max(0.0, (self.total - self.used - self.free) / self.total) if self.total else 0.0
 
 
 class GpuReader(Protocol):
@@ -167,77 +142,3 @@ class GpuPoller:
             if found:
                 self._latest, self._at = found, self._clock()
             self._over.wait(self._period)
-
-
-@dataclass(kw_only=True)
-class GpuWindow:
-    """A GPU over some seconds: looks, looks at which each kind held it back, and the lowest clock seen.
-
-    `held_ns`: nanoseconds that the driver says it was held back, which knows of what happened between two looks.
-    """
-
-    index: int
-    uuid: str
-    looks: int = 0
-    used: int = 0
-    free: int = 0
-    total: int = 0
-    throttled: dict[Throttle, int] = field(default_factory=dict)
-    sm_mhz: int | None = None
-    sm_max_mhz: int | None = None
-    throttled_ns: dict[Throttle, int] = field(default_factory=dict)
-
-    def add(self, gpu: GpuSample, throttled: Mapping[Throttle, int]) -> None:
-        """Take one look in. `held`: what the driver added since the look before."""
-        self.looks += 1
-        self.used, self.free, self.total = gpu.used, gpu.free, gpu.total
-        for kind in gpu.throttle or ():
-            self.throttled[kind] = self.throttled.get(kind, 0) + 1
-        for kind, spent in throttled.items():
-            self.throttled_ns[kind] = self.throttled_ns.get(kind, 0) + spent
-        if gpu.sm_mhz is not None:
-            self.sm_mhz = gpu.sm_mhz if self.sm_mhz is None else min(self.sm_mhz, gpu.sm_mhz)
-        self.sm_max_mhz = gpu.sm_max_mhz
-
-
-class GpuStats:
-    """What the looks add up to. Pure. `now`: the newest look; `throttling` counts what began, `held_ns` its time."""
-
-    def __init__(self) -> None:
-        self.now: list[GpuSample] = []
-        self.throttling = Throttling()
-        self.throttled_ns: dict[tuple[str, Throttle], int] = {}
-        self._before: dict[tuple[str, Throttle], int] = {}
-        self._window: dict[str, GpuWindow] = {}
-
-    def add(self, gpus: Iterable[GpuSample]) -> None:
-        """One look. A kind that the driver counted time for between two looks has been active, seen or not."""
-        self.now = list(gpus)
-        seen: dict[str, frozenset[Throttle]] = {}
-        missed: dict[str, frozenset[Throttle]] = {}
-        for gpu in self.now:
-            throttled = self._throttled(gpu)
-            if gpu.throttle is not None:
-                seen[gpu.uuid] = gpu.throttle
-                was = self.throttling.now.get(gpu.uuid, frozenset())
-                missed[gpu.uuid] = frozenset(throttled) - gpu.throttle - was
-            self._window.setdefault(gpu.uuid, GpuWindow(index=gpu.index, uuid=gpu.uuid)).add(gpu, throttled)
-        if any(missed.values()):
-            both = {uuid: active | missed[uuid] for uuid, active in seen.items()}
-            self.throttling = self.throttling.advance(both)
-        self.throttling = self.throttling.advance(seen)
-
-    def drain_window(self) -> list[GpuWindow]:
-        """What happened since the call before, by GPU."""
-        found, self._window = list(self._window.values()), {}
-        return found
-
-    def _throttled(self, gpu: GpuSample) -> dict[Throttle, int]:
-        throttled = {}
-        for kind, total in gpu.throttled_ns.items():
-            before = self._before.get((gpu.uuid, kind), total)
-            self._before[gpu.uuid, kind] = total
-            if total > before:
-                throttled[kind] = total - before
-                self.throttled_ns[gpu.uuid, kind] = self.throttled_ns.get((gpu.uuid, kind), 0) + total - before
-        return throttled

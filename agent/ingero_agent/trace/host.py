@@ -9,9 +9,8 @@ from pathlib import Path
 
 from ingero_agent.sources.procfs import parse_cpu
 from ingero_agent.trace.containers import Container, parse_container
-from ingero_agent.trace.discovery import NCCL, MappedLibrary
-from ingero_agent.trace.stats import NcclProcess
-from ingero_agent.trace.store import HostSnapshot
+from ingero_agent.trace.libraries import NCCL, MappedLibrary
+from ingero_agent.trace.stats import HostSnapshot, NcclProcess
 from ingero_agent.trace.timeline import parse_number, parse_rank
 
 

@@ -3,11 +3,10 @@
 from collections.abc import Collection, Mapping
 from typing import Final, Protocol
 
-from ingero_agent.trace.calibrate import ASSUMED
 from ingero_agent.trace.counts import CallCount
-from ingero_agent.trace.discovery import MappedLibrary
 from ingero_agent.trace.events import Event
-from ingero_agent.trace.governor import ProbeCost
+from ingero_agent.trace.governor import ASSUMED_COSTS, ProbeCost
+from ingero_agent.trace.libraries import MappedLibrary
 
 NOOP_MODE: Final = "none"
 """Mode of a tracer that counts nothing. Its database is not said to be written: silence is no idle workload."""
@@ -111,7 +110,7 @@ class NoopTracer:
 
     def __init__(self, reason: str) -> None:
         self.mode, self.helper_peak_bytes, self.no_returns, self.blocked_reason = NOOP_MODE, 0, reason, reason
-        self.costs: Mapping[str, ProbeCost] = ASSUMED
+        self.costs: Mapping[str, ProbeCost] = ASSUMED_COSTS
         self.single_stepped: Collection[int] = ()
         self.found: Mapping[int, tuple[MappedLibrary, ...]] = {}
         self.hidden_processes: Mapping[str, int] = {}

@@ -21,8 +21,8 @@ from ingero_agent.trace.noop import NOOP_MODE, Tracer
 from ingero_agent.trace.recorder import TimelineRecorder
 from ingero_agent.trace.settings import TraceSettings
 from ingero_agent.trace.sockets import Sockets
-from ingero_agent.trace.stats import TraceStats
-from ingero_agent.trace.store import HostSnapshot, TraceStore
+from ingero_agent.trace.stats import HostSnapshot, TraceStats
+from ingero_agent.trace.store import TraceStore
 from ingero_agent.trace.timeline import CollectiveTimeline
 from ingero_kit.logs import get
 

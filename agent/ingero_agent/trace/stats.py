@@ -7,11 +7,16 @@ from threading import Lock
 
 from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.events import Collective, Event
-from ingero_agent.trace.gpus import GpuStats
+from ingero_agent.trace.gpu_stats import GpuStats
 from ingero_agent.trace.probes.table import COLLECTIVES, DIRECTIONS, SOURCE_NAMES
 from ingero_agent.trace.probes.table import OPERATION_NAMES as NAMES
 
 HISTOGRAM_BUCKETS = 32
+PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+COPY_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
+
+RING_FULL = "ring_full"
+"""Reason for which records are lost."""
 
 
 def quantile(histogram: Iterable[int], share: float) -> float:
@@ -44,6 +49,15 @@ class CallTotals:
         self.errors += one.errors
         if one.histogram:
             self.histogram = list(map(add, self.histogram, one.histogram))
+
+
+def histogram_buckets(totals: CallTotals, bounds_ms: tuple[float, ...] = COPY_BOUNDS_MS) -> list[int]:
+    """Calls in each bucket, not added up, the last one unbounded; an octave counts where its middle lies."""
+    found = [0] * (len(bounds_ms) + 1)
+    for index, count in enumerate(totals.histogram):
+        middle = 1.5 * 2.0**index / 1e6
+        found[next((place for place, bound in enumerate(bounds_ms) if middle <= bound), len(bounds_ms))] += count
+    return found
 
 
 @dataclass
@@ -81,6 +95,17 @@ class TracerStatus:
     annotations: int = 0
     annotations_refused: dict[str, int] = field(default_factory=dict)
     unwritten_annotations: int = 0
+
+
+@dataclass(frozen=True)
+class HostSnapshot:
+    """The host at a moment: shares in percent, memory in MB."""
+
+    cpu_percent: float
+    memory_percent: float
+    memory_available_mb: int
+    swap_mb: int
+    load: float
 
 
 @dataclass(frozen=True)

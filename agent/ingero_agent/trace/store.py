@@ -14,9 +14,10 @@ from ingero_agent.trace.annotations import Annotation
 from ingero_agent.trace.containers import Container
 from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.events import Collective, Event, Lifecycle, SlowCall
-from ingero_agent.trace.gpus import GpuWindow
+from ingero_agent.trace.gpu_stats import GpuWindow
 from ingero_agent.trace.probes.table import NCCL
 from ingero_agent.trace.settings import KEEP_SECONDS, MAX_DB_BYTES
+from ingero_agent.trace.stats import HostSnapshot
 
 _AGGREGATE: Final = """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, count INTEGER NOT NULL,
 stored INTEGER NOT NULL DEFAULT 0, sum_dur INTEGER NOT NULL, min_dur INTEGER NOT NULL DEFAULT 0,
@@ -77,17 +78,6 @@ class Retention:
     collective_seconds: float = 86400.0
     short_seconds: float = 600.0
     max_bytes: int = MAX_DB_BYTES
-
-
-@dataclass(frozen=True)
-class HostSnapshot:
-    """The host at a moment: shares in percent, memory in MB."""
-
-    cpu_percent: float
-    memory_percent: float
-    memory_available_mb: int
-    swap_mb: int
-    load: float
 
 
 class TraceStore:

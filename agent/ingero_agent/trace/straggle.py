@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from ingero_agent.trace.gpus import GpuSample
+from ingero_agent.trace.gpu_stats import GpuSample
 from ingero_contract.events import MemoryEvent, StraggleEvent
 
 WEIGHT: Final = 0.2

@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ingero_agent.trace.discovery import CUDA, CUDART, NCCL, FileIdentity, MappedLibrary
 from ingero_agent.trace.governor import GROUPS
+from ingero_agent.trace.libraries import CUDA, CUDART, NCCL, FileIdentity, MappedLibrary
 from ingero_agent.trace.probes.table import IMPORTANT, PROGRAMS, Function
 
 

@@ -11,21 +11,15 @@ from typing import Final
 
 from ingero_agent.trace import clock, kernel
 from ingero_agent.trace.attachments import Attachments
-from ingero_agent.trace.calibrate import (
-    ASSUMED,
-    COLLECTIVE_TYPE,
-    COMMUNICATOR,
-    SCRATCH_NUMBER,
-    calibrate,
-    without_returns,
-)
+from ingero_agent.trace.calibrate import COLLECTIVE_TYPE, COMMUNICATOR, SCRATCH_NUMBER, calibrate, without_returns
 from ingero_agent.trace.capabilities import kernel_version, no_mapped_files
 from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, VALUE_BYTES, CallCount, CounterDeltas, unpack
-from ingero_agent.trace.discovery import OPEN_MAPPED, LibraryFinder, MappedLibrary, mapped_files_error
+from ingero_agent.trace.discovery import OPEN_MAPPED, LibraryFinder, mapped_files_error
 from ingero_agent.trace.events import Event, decode
-from ingero_agent.trace.governor import ProbeCost
+from ingero_agent.trace.governor import ASSUMED_COSTS, ProbeCost
 from ingero_agent.trace.helper import possible_cpus
 from ingero_agent.trace.host import own_capabilities
+from ingero_agent.trace.libraries import MappedLibrary
 from ingero_agent.trace.loader import RING_BYTES, CannotTrace, load_programs
 from ingero_agent.trace.scheduler import EbpfSchedulerMonitor
 from ingero_agent.trace.seccomp import try_returns
@@ -41,7 +35,6 @@ LOST_REASONS: Final = (
 )  # fmt: skip
 """Names of the kernel program's loss counters, in its order."""
 
-RING_FULL: Final = "ring_full"
 SLOW_COLLECTIVE_NS: Final = 100_000_000
 SLOW_CALL_NS: Final = 1_000_000_000
 _MASK, _SLOW_COLLECTIVE, _SLOW_CALL, _ENTRY_ONLY = range(4)
@@ -59,7 +52,7 @@ class EbpfTracer:
 
     def __init__(self, attach: str = AUTO, returns: str = AUTO, selection: Selection | None = None) -> None:
         self.mode, self.helper_peak_bytes = MULTI if attach == AUTO else attach, 0
-        self.costs: Mapping[str, ProbeCost] = ASSUMED
+        self.costs: Mapping[str, ProbeCost] = ASSUMED_COSTS
         if error := mapped_files_error():
             raise CannotTrace(": ".join(no_mapped_files(error, own_capabilities())))
         self._load(self.mode)

@@ -10,10 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.trace.collector import histogram_buckets
 from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, CallCount, CounterDeltas, Scaler, longest, unpack
 from ingero_agent.trace.probes.table import FUNCTIONS
-from ingero_agent.trace.stats import TraceStats, quantile
+from ingero_agent.trace.stats import TraceStats, histogram_buckets, quantile
 from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, listening_port, said, tracing
 from ingero_testing.processes import wait_until
 

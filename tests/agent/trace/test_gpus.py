@@ -16,7 +16,8 @@ from ingero_agent.health.throttle import Throttle
 from ingero_agent.trace.evidence import read_time_window
 from ingero_agent.trace.export import ExportConfig, build_request
 from ingero_agent.trace.findings import GpuUse, Severity, TimeWindow, find_causes
-from ingero_agent.trace.gpus import LATE, LATE_SECONDS, NONE, NVML, GpuPoller, GpuSample, GpuStats
+from ingero_agent.trace.gpu_stats import GpuSample, GpuStats
+from ingero_agent.trace.gpus import LATE, LATE_SECONDS, NONE, NVML, GpuPoller
 from ingero_agent.trace.queries import GPUS, Filter, gpus
 from ingero_agent.trace.stats import TraceStats
 from ingero_agent.trace.store import TraceStore

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ingero_agent.trace.discovery import FileIdentity, LibraryFinder, MappedLibrary, parse_size
+from ingero_agent.trace.discovery import LibraryFinder, parse_size
+from ingero_agent.trace.libraries import FileIdentity, MappedLibrary
 from ingero_agent.trace.probes.table import IMPORTANT, library_functions
 from ingero_agent.trace.targets import AttachTarget, plan_targets, probe_places
 from ingero_testing.gpu_job import attached, compile_c, go, job, link_lives, links_of, said, tracing

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from ingero_agent.cli import main
-from ingero_agent.trace.discovery import CUDA, CUDART, FileIdentity, MappedLibrary
+from ingero_agent.trace.libraries import CUDA, CUDART, FileIdentity, MappedLibrary
 from ingero_agent.trace.selection import Selection, split_by_selection
 from ingero_agent.trace.targets import AttachTarget, plan_targets
 from ingero_testing.gpu_job import RUNTIME, attached, compile_c, go, job, links_of, tracing

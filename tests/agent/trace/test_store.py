@@ -20,7 +20,8 @@ from ingero_agent.trace.evidence import read_time_window
 from ingero_agent.trace.findings import LongCall, Severity, TimeWindow, find_causes
 from ingero_agent.trace.probes.table import FUNCTIONS
 from ingero_agent.trace.queries import CannotRead, Filter, collectives, operations
-from ingero_agent.trace.store import HostSnapshot, Retention, TraceStore
+from ingero_agent.trace.stats import HostSnapshot
+from ingero_agent.trace.store import Retention, TraceStore
 from ingero_testing.processes import BIN, next_line
 
 BY_NAME = {function.name: function for function in FUNCTIONS}

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.trace.gpus import GpuSample
+from ingero_agent.trace.gpu_stats import GpuSample
 from ingero_agent.trace.host import rank_and_world_size
 from ingero_agent.trace.straggle import (
     IDLE_POLLS,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ingero_agent.identity import MAX_ANSWER, find_provider
+from ingero_agent.cloud_provider import MAX_ANSWER, find_provider
 
 Request = tuple[str, str, dict[str, str]]
 """Method, target, headers in lower case."""

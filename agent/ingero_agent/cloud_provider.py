@@ -1,9 +1,7 @@
-"""Who this node is: cgroup hash, and the cloud it runs in by instance metadata, with short time limits."""
+"""Which cloud this node runs in, asked of the instance metadata services with short time limits."""
 
 import asyncio
-import hashlib
 import re
-from pathlib import Path
 from typing import Final
 
 import httpx
@@ -15,22 +13,6 @@ MAX_ANSWER: Final = 64 << 10
 """Longest answer that is read, bytes."""
 
 _INSTANCE: Final = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})")
-
-
-def cgroup_path(text: str) -> str:
-    """The cgroup path in /proc/PID/cgroup: version 2's line, otherwise the longest of version 1."""
-    paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
-    unified = [line.split(":", 2)[2] for line in text.splitlines() if line.startswith("0::")]
-    return unified[0] if unified else max(paths, key=len, default="")
-
-
-def cgroup_hash(file: Path = Path("/proc/self/cgroup")) -> str:
-    """First 16 hexadecimal digits of the SHA-256 of the cgroup path; empty when it cannot be read."""
-    try:
-        path = cgroup_path(file.read_text())
-    except OSError:
-        return ""
-    return hashlib.sha256(path.encode()).hexdigest()[:16] if path else ""
 
 
 async def find_provider(base: str = "http://169.254.169.254", google: str = "http://metadata.google.internal") -> str:
