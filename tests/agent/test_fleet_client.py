@@ -126,7 +126,7 @@ def test_mutual_tls_opens_only_to_the_right_certificate(tmp_path: Path) -> None:
     theirs = {
         "tls": {"cert_file": str(files["cert"]), "key_file": str(files["key"]), "client_ca_file": str(files["ca"])}
     }
-    mine = {"cert_file": files["mine"], "key_file": files["mykey"]}
+    mine: dict[str, Any] = {"cert_file": files["mine"], "key_file": files["mykey"]}
     clients = (
         ClientTls(ca_file=files["ca"], **mine), ClientTls(ca_file=files["ca"]),
         ClientTls(ca_file=files["other"], **mine),

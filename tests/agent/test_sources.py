@@ -113,6 +113,12 @@ def database(file: Path, rows: list[tuple[int, int, int, int, int]], version: in
     return file
 
 
+def observed(source: DatabaseSource) -> Observation:
+    found = source.read(1003.0)
+    assert found is not None
+    return found
+
+
 def test_every_way_to_launch_counts_and_host_events_do_not(tmp_path: Path) -> None:
     file = database(
         tmp_path / "a.db",
@@ -125,7 +131,7 @@ def test_every_way_to_launch_counts_and_host_events_do_not(tmp_path: Path) -> No
         ],
     )
 
-    observation = DatabaseSource(file, 10, gpus=1).read(1003.0)
+    observation = observed(DatabaseSource(file, 10, gpus=1))
 
     assert observation.launches == 100
     assert observation.rate == 10.0
@@ -138,14 +144,14 @@ def test_one_process_of_a_database_can_be_watched(tmp_path: Path) -> None:
         connection.execute("INSERT INTO event_aggregates_5s VALUES (990, 1, 3, 2, 7, 0)")
         connection.commit()
 
-    assert DatabaseSource(file, 10, 1).read(1003.0).launches == 67
-    assert DatabaseSource(file, 10, 1, pids=(2, 5)).read(1003.0).launches == 7
+    assert observed(DatabaseSource(file, 10, 1)).launches == 67
+    assert observed(DatabaseSource(file, 10, 1, pids=(2, 5))).launches == 7
 
 
 def test_only_whole_buckets_inside_the_window_count(tmp_path: Path) -> None:
     rows = [(bucket, 1, 3, 1, 0) for bucket in range(900, 1010, 5)]
 
-    assert DatabaseSource(database(tmp_path / "a.db", rows), 60, 1).read(1003.0).launches == 12
+    assert observed(DatabaseSource(database(tmp_path / "a.db", rows), 60, 1)).launches == 12
 
 
 def test_another_schema_version_and_a_missing_file_fail_the_look_in_words(tmp_path: Path) -> None:

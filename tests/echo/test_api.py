@@ -250,15 +250,15 @@ def test_cost_is_what_fleet_counted_and_an_unknown_rate_is_said(tmp_path: Path) 
             body = telemetry.gauges([point], "lab", "late-node", at=now + number * minute)
             push(service, routes.OTLP_METRICS, body)
         push(service, routes.OTLP_LOGS, telemetry.verdict("unpriced", "straggler", "lab"))
-        body = ask(service, "get_cost", cluster_id="lab")
+        answer = ask(service, "get_cost", cluster_id="lab")
 
-    told, unknown = body["rows"]
+    told, unknown = answer["rows"]
     assert (told["node_id"], told["cost"], told["currency"], told["source"]) == ("late-node", 6.5, "EUR", "fleet")
     assert (unknown["node_id"], unknown["cost"], unknown["rate"], unknown["source"]) == (
         "unpriced", None, None, "estimate",
     )  # fmt: skip
-    assert body["summary"].startswith("6.50 EUR lost to 2 stragglers")
-    assert "no rate is known for unpriced" in body["summary"]
+    assert answer["summary"].startswith("6.50 EUR lost to 2 stragglers")
+    assert "no rate is known for unpriced" in answer["summary"]
 
 
 def test_two_windows_are_compared(service: Running) -> None:

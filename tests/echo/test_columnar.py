@@ -131,8 +131,13 @@ def test_damaged_bytes_are_read_alike_or_refused_by_both(
 
 
 def test_a_usual_request_is_read_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed = []
-    monkeypatch.setattr(ingest, "_parse", lambda *given, real=ingest._parse: parsed.append(1) or real(*given))
+    parsed, parse = [], ingest._parse
+
+    def noted(*given: Any) -> Any:
+        parsed.append(1)
+        return parse(*given)
+
+    monkeypatch.setattr(ingest, "_parse", noted)
     ids, request = telemetry.numbered(1000, cluster="c", at=NOW)
     tables, events, _ = same(Signal.LOGS, request.SerializeToString(), monkeypatch)
 

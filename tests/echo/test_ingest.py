@@ -14,6 +14,8 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceResponse
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceResponse
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
+from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 from ingero_contract import attributes, echo, metrics, routes
 from ingero_echo.ingest import decode_request
@@ -23,6 +25,7 @@ from ingero_kit.otlp_signal import Signal
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo
+from ingero_testing.rpc import unary
 from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -103,7 +106,7 @@ def test_a_health_push_of_the_published_agent_fills_the_typed_table(service: Run
 def test_grpc_takes_what_http_takes(service: Running) -> None:
     ids, request = telemetry.numbered(10, cluster="grpc")
     with grpc.insecure_channel(f"127.0.0.1:{service.ports['otlp/grpc']}") as channel:
-        call = channel.unary_unary(Signal.LOGS.grpc_method)
+        call = unary(channel, Signal.LOGS.grpc_method)
         raw = call(request.SerializeToString(), timeout=30)
 
         assert ExportLogsServiceResponse.FromString(raw) == ExportLogsServiceResponse()
@@ -309,7 +312,7 @@ def test_json_text_that_is_no_unicode_is_replaced_and_told(letters: bytes) -> No
 
 
 def test_values_of_another_kind_than_their_column_are_kept_in_words(service: Running) -> None:
-    odd = [
+    odd: list[tuple[str, str, dict[str, Any]]] = [
         (echo.CAUSAL_CHAIN_EVENT, "", {echo.CAUSAL_CHAIN_ID: "k", echo.CHAIN_SEVERITY: 0, echo.CHAIN_ROOT_CAUSE: 7}),
         (metrics.STRAGGLER_EVENT, "", {attributes.DOMINANT_SIGNAL: 3}),
         (metrics.VERDICT_EVENT, "", {attributes.VERDICT_STATE: 1, attributes.VERDICT_SEVERITY: "high"}),
@@ -349,7 +352,7 @@ def test_what_otlp_says_beside_the_attributes_is_kept(service: Running) -> None:
     trace = telemetry.spans(["served"], "beside")
     trace.resource_spans[0].scope_spans[0].scope.CopyFrom(scope)
     span = trace.resource_spans[0].scope_spans[0].spans[0]
-    span.kind, span.trace_state = 2, "a=b"
+    span.kind, span.trace_state = Span.SPAN_KIND_SERVER, "a=b"
     link = span.links.add(trace_id=bytes(16), span_id=bytes(8))
     link.attributes.extend(telemetry.pairs({"why": "retry"}))
     log = telemetry.logs([("said", "", {})], "beside")
@@ -360,13 +363,15 @@ def test_what_otlp_says_beside_the_attributes_is_kept(service: Running) -> None:
     total.unit, spread.unit = "By", "ms"
     at = total.gauge.data_points[0].time_unix_nano
     total.sum.data_points.add(time_unix_nano=at, as_double=3)
-    total.sum.aggregation_temporality, total.sum.is_monotonic = 2, True
+    total.sum.aggregation_temporality = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+    total.sum.is_monotonic = True
     point = spread.exponential_histogram.data_points.add(time_unix_nano=at, count=7, sum=9, scale=3, zero_count=1)
     point.positive.offset, point.max = 4, 2.5
     point.positive.bucket_counts.extend([1, 2, 3])
-    spread.exponential_histogram.aggregation_temporality = 1
+    spread.exponential_histogram.aggregation_temporality = AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
 
-    for kind, message in (("traces", trace), ("logs", log), ("metrics", points)):
+    messages: dict[str, Any] = {"traces": trace, "logs": log, "metrics": points}
+    for kind, message in messages.items():
         assert push(service, message, kind).content == b""
         as_json = web.post(
             service.url("otlp/http", PATHS[kind] + "?cluster_id=beside-json"), content=to_json(message),

@@ -44,7 +44,7 @@ class Books:
         self.put(Signal.LOGS, telemetry.verdict(node, state, cluster, at, **own))
 
     def alive(self, node: str, cluster: str = "c") -> None:
-        points = [(metrics.HEALTH_SCORE, 0.9, {})]
+        points: list[telemetry.Point] = [(metrics.HEALTH_SCORE, 0.9, {})]
         at = self.now - 10**9
         self.put(Signal.METRICS, telemetry.gauges(points, cluster, node, at, **{attributes.PROVIDER: "aws"}))
 

@@ -184,7 +184,7 @@ def test_partial_sums_are_merged_without_changing_what_they_say(tmp_path: Path) 
 def test_long_and_short_windows_agree(tmp_path: Path) -> None:
     with start_echo(tmp_path) as service:
         for number in range(4):
-            points = [(metrics.HEALTH_SCORE, 0.2 if number == 2 else 0.9, {})]
+            points: list[telemetry.Point] = [(metrics.HEALTH_SCORE, 0.2 if number == 2 else 0.9, {})]
             assert push(service, telemetry.gauges(points, "c", f"n{number}"), routes.OTLP_METRICS).status_code == 200
         assert push(service, telemetry.logs([("note", "", {})], "c", "n9")).status_code == 200
         for tool in ("find_stragglers", "find_outlier_nodes", "summary"):
@@ -252,7 +252,7 @@ def test_export_writes_parquet_by_day_and_cluster(tmp_path: Path) -> None:
     with start_echo(tmp_path) as service:
         for cluster in ("a", "b/c"):
             push(service, telemetry.numbered(10, cluster=cluster)[1])
-        scores = [(metrics.HEALTH_SCORE, 0.5, {})]
+        scores: list[telemetry.Point] = [(metrics.HEALTH_SCORE, 0.5, {})]
         push(service, telemetry.gauges(scores, "a"), routes.OTLP_METRICS)
     database = str(tmp_path / "echo.duckdb")
     done = CliRunner().invoke(main, ["export", "--database", database, "--to", str(tmp_path / "out")])

@@ -171,7 +171,7 @@ UNSAID = [(), ("step",), ("stage", "data_parallel"), ("step", "stage", "data_par
     ],
 )
 def test_a_real_pipeline_is_judged_whatever_is_left_unsaid(
-    tmp_path: Path, how: dict[str, float], kind: str, ranks: list[int], leave_out: tuple[str, ...]
+    tmp_path: Path, how: dict[str, Any], kind: str, ranks: list[int], leave_out: tuple[str, ...]
 ) -> None:
     found = diagnose(tmp_path, interleaved(rng(), culprit=5, **how), leave_out)
 

@@ -15,7 +15,7 @@ from ingero_fleet.exporters import MAX_SPLITS, Exporter, make_client
 from ingero_fleet.intake import Intake
 from ingero_fleet.otlp_parts import as_protobuf, halves
 from ingero_fleet.score_table import Limits, ScoreTable
-from ingero_fleet.settings import OtlpExporterConfig, OtlpHttpExporterConfig
+from ingero_fleet.settings import OtlpExporterConfig, OtlpHttpExporterConfig, QueueConfig
 from ingero_kit.otlp_client import Disposition, ExportResult, Failure
 from ingero_kit.otlp_receiver import (
     Answer,
@@ -190,9 +190,14 @@ def test_points_of_one_metric_are_told_apart_as_well() -> None:
 
 def test_any_thread_may_queue_and_the_bytes_are_counted_right() -> None:
     async def work() -> Exporter:
-        settings = OtlpExporterConfig(endpoint="127.0.0.1:1", sending_queue={"queue_size": 1_000_000})
+        settings = OtlpExporterConfig(endpoint="127.0.0.1:1", sending_queue=QueueConfig(queue_size=1_000_000))
         made = Exporter("otlp", settings, Judge(lambda _request, _body: False), asyncio.get_running_loop())
-        threads = [threading.Thread(target=lambda: [made.export(logs("x")) for _ in range(2000)]) for _ in range(8)]
+
+        def put_many() -> None:
+            for _ in range(2000):
+                made.export(logs("x"))
+
+        threads = [threading.Thread(target=put_many) for _ in range(8)]
         for thread in threads:
             thread.start()
         made.start()

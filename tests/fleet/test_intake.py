@@ -194,7 +194,7 @@ def test_a_wait_that_was_not_recorded_is_none_and_not_zero(encoding: Encoding) -
 
 
 @pytest.mark.parametrize("wrong", [{"timeUnixNano": "soon"}, {"timeUnixNano": "9" * 400}, {"attributes": 5}])
-def test_a_collective_that_cannot_be_read_costs_those_beside_it_nothing(wrong: dict[str, object]) -> None:
+def test_a_collective_that_cannot_be_read_costs_those_beside_it_nothing(wrong: dict[str, Any]) -> None:
     batch, refused = read([collective(1), collective(2, **wrong), collective(3)], "json")
 
     assert list(batch.seq) == [1, 3]

@@ -76,7 +76,7 @@ def test_what_several_maps_heard_is_what_one_map_would_have_heard(
     hand_over()
 
     def content(table: ScoreTable) -> dict[tuple[str, str], tuple[object, ...]]:
-        found = {}
+        found: dict[tuple[str, str], tuple[object, ...]] = {}
         for name in table.names:
             row = table.row_of(name)
             assert row is not None

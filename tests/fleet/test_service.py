@@ -24,6 +24,7 @@ from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report, to_json
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.processes import SHARED, Running, fleet, process, wait_until
+from ingero_testing.rpc import unary
 from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
@@ -77,7 +78,7 @@ def test_before_a_quorum_there_are_no_headers_and_the_api_says_zero(service: Run
 def test_grpc_brings_the_same_answer_as_metadata(service: Running) -> None:
     fill(service, "grpc")
     with grpc.insecure_channel(f"127.0.0.1:{service.ports['otlp/grpc']}") as channel:
-        call = channel.unary_unary(Signal.METRICS.grpc_method)
+        call = unary(channel, Signal.METRICS.grpc_method)
         raw, done = call.with_call(body("a", cluster="grpc"), timeout=10)
 
         assert ExportMetricsServiceResponse.FromString(raw) == ExportMetricsServiceResponse()
@@ -238,7 +239,7 @@ def test_bearer_tokens_guard_every_listener_and_rotate_on_hangup_and_by_themselv
 
         assert (status("first"), status("second")) == (200, 401)
         with grpc.insecure_channel(f"127.0.0.1:{service.ports['otlp/grpc']}") as channel:
-            call = channel.unary_unary(Signal.METRICS.grpc_method)
+            call = unary(channel, Signal.METRICS.grpc_method)
             with pytest.raises(grpc.RpcError) as refused:
                 call(body("n"), timeout=10)
             assert refused.value.code() is grpc.StatusCode.UNAUTHENTICATED
@@ -296,7 +297,7 @@ def test_mutual_tls_admits_only_known_clients(tmp_path: Path) -> None:
             authority.cert_pem.bytes(), client.private_key_pem.bytes(), client.cert_chain_pems[0].bytes()
         )
         with grpc.secure_channel(f"127.0.0.1:{service.ports['otlp/grpc']}", credentials) as channel:
-            channel.unary_unary(Signal.METRICS.grpc_method)(body("n"), timeout=10)
+            unary(channel, Signal.METRICS.grpc_method)(body("n"), timeout=10)
 
 
 @pytest.mark.parametrize("exporter", ["otlp", "otlphttp"])

@@ -22,7 +22,7 @@ def table() -> ScoreTable:
     return ScoreTable(Limits(nodes=100, clusters=10, ttl_seconds=50), CONFIG.cohort.by)
 
 
-def observe(score_table: ScoreTable, now: float = 0.0, **nodes: float | HealthReport) -> None:
+def observe(score_table: ScoreTable, now: float = 0.0, /, **nodes: float | HealthReport) -> None:
     for name, value in nodes.items():
         report = value if isinstance(value, HealthReport) else HealthReport(node_id=name, cluster_id="c", score=value)
         assert score_table.observe(report, now) is None

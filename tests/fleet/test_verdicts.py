@@ -315,7 +315,11 @@ def test_nodes_without_room_in_the_detector_are_counted_on_the_page() -> None:
 
 def test_what_fails_after_a_tick_is_counted_on_the_page_and_the_tick_stands() -> None:
     engine = Engine(CONFIG, lambda: 1_700_000_000.0)
-    engine.after_tick.append(lambda snapshot: 1 / 0)
+
+    def fails(_: TickSnapshot) -> None:
+        raise ZeroDivisionError
+
+    engine.after_tick.append(fails)
 
     asyncio.run(engine.tick())
 

@@ -10,6 +10,7 @@ import uvloop
 
 from ingero_http.asgi import AsgiServer, head_as_get
 from ingero_http.limits import Limits
+from ingero_testing.web import stop_reading
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
@@ -62,7 +63,7 @@ async def talk(port: int, data: bytes) -> bytes:
 
 
 def test_silent_clients_make_room_for_those_who_ask() -> None:
-    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+    async def scenario(_server: AsgiServer, _app: App, port: int) -> None:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         for _ in range(3):
             assert (await talk(port, GET)).endswith(b"GET ")
@@ -74,25 +75,25 @@ def test_silent_clients_make_room_for_those_who_ask() -> None:
 
 @pytest.mark.parametrize("said", [b"", b"GET / HT", b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 9\r\n\r\nhalf"])
 def test_clients_that_never_finish_a_request_are_closed(said: bytes) -> None:
-    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+    async def scenario(_server: AsgiServer, _app: App, port: int) -> None:
         assert b" 200 " not in await talk(port, said)
 
     run(scenario, Limits(read_seconds=0.1))
 
 
 def test_idle_clients_are_closed() -> None:
-    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+    async def scenario(_server: AsgiServer, _app: App, port: int) -> None:
         assert (await talk(port, GET.replace(b"connection: close\r\n", b""))).endswith(b"GET ")
 
     run(scenario, Limits(read_seconds=0.2, idle_seconds=0.2))
 
 
 def test_answers_that_nobody_reads_are_given_up() -> None:
-    async def scenario(server: AsgiServer, _: App, port: int) -> None:
+    async def scenario(server: AsgiServer, _app: App, port: int) -> None:
         writers = []
         for _ in range(4):
             _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
-            writer.transport.pause_reading()
+            stop_reading(writer)
             writer.write(GET.replace(b"/", b"/large", 1) * 3)
             writers.append(writer)
         while server.counters.unread < 4:
@@ -106,7 +107,7 @@ def test_answers_that_nobody_reads_are_given_up() -> None:
 
 
 def test_a_wish_for_another_protocol_costs_the_request_nothing() -> None:
-    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+    async def scenario(_server: AsgiServer, _app: App, port: int) -> None:
         wish = b"connection: Upgrade, close\r\nupgrade: h2c\r\n"
         asked = b"POST / HTTP/1.1\r\nhost: x\r\n" + wish + b"content-length: 4\r\n\r\nbody"
         assert (await talk(port, asked)).endswith(b"POST body")
@@ -115,7 +116,7 @@ def test_a_wish_for_another_protocol_costs_the_request_nothing() -> None:
 
 
 def test_head_is_answered_as_get_is_without_a_body() -> None:
-    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+    async def scenario(_server: AsgiServer, _app: App, port: int) -> None:
         head, _, body = (await talk(port, GET.replace(b"GET", b"HEAD"))).partition(b"\r\n\r\n")
         assert (head[:12], b"content-length: 4" in head, body) == (b"HTTP/1.1 200", True, b"")
 
@@ -138,7 +139,7 @@ def test_a_stop_waits_for_answers_under_way_and_for_nobody_else() -> None:
 
 
 def test_whoever_reads_the_port_may_connect_before_it_is_served() -> None:
-    async def scenario(_: AsgiServer, __: App, port: int) -> None:
+    async def scenario(_server: AsgiServer, _app: App, port: int) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
 
     run(scenario)

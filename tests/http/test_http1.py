@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from ingero_http.http1.messages import Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Limits
+from ingero_testing.web import stop_reading
 
 
 def echo(request: Request) -> Response:
@@ -367,7 +368,7 @@ def test_pipelined_requests_wait_while_their_answers_are_not_read() -> None:
 
     async def scenario(port: int) -> None:
         _reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
-        writer.transport.pause_reading()
+        stop_reading(writer)
         writer.write(post(b"x") * 20_000)
         while not server.counters.unread:
             await asyncio.sleep(0.01)
@@ -386,7 +387,7 @@ def test_unread_answers_are_bounded_over_all_connections() -> None:
         writers = []
         for _ in range(12):
             _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 10)
-            writer.transport.pause_reading()
+            stop_reading(writer)
             writer.write(post(b"x") * 3_000)
             writers.append(writer)
         while not server.counters.unread:

@@ -19,6 +19,7 @@ from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Limits
 from ingero_http.sockets import open_sockets
 from ingero_http.tls import ServerTls
+from ingero_testing.web import stop_reading
 
 ASK = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 
@@ -103,7 +104,7 @@ def test_a_stop_leaves_no_connection_behind_whatever_its_client_does(tmp_path: P
         reader, writer = await asyncio.open_connection("127.0.0.1", port, ssl=context)
         writer.write(ASK.replace(b"/", b"/large", 1))
         await reader.readexactly(1)
-        writer.transport.pause_reading()
+        stop_reading(writer)
         await server.stop(0.2)
         assert server.counters.open == 0
         writer.transport.abort()

@@ -349,7 +349,8 @@ def test_what_a_real_fleet_answers_is_read() -> None:
     picture = TickSnapshot(frame, threshold_rule.compute(frame, threshold_rule.RuleState(), config))
     stragglers, nodes = stragglers_answer(picture, "c", 10.0), [node_answer(picture, row) for row in range(2)]
 
-    found = parse_response(*json.loads(json.dumps([stragglers, nodes])), 1.0, None)
+    one, other = json.loads(json.dumps([stragglers, nodes]))
+    found = parse_response(one, other, 1.0, None)
 
     assert found.current and found.evidence is not None and found.evidence.quorum
     assert (set(found.evidence.accused), found.evidence.healthy) == ({"e"}, frozenset({"a", "b"}))

@@ -59,8 +59,8 @@ def test_what_stands_before_looking_wipes_nothing_that_was_told() -> None:
     assert {key: after[key] for key in ("version", "effective", "taints")} == {
         key: before[key] for key in ("version", "effective", "taints")
     }
-    conditions = {item["type"]: item for item in after["conditions"]}
-    assert (after["summary"], conditions["Stalled"]["message"]) == ("InvalidSpec", error.message)
-    assert conditions["QuorumMet"] == {**before["conditions"][0], "observedGeneration": 2}
-    assert conditions["FleetAvailable"]["status"] == "Unknown"
+    by_type = {item["type"]: item for item in after["conditions"]}
+    assert (after["summary"], by_type["Stalled"]["message"]) == ("InvalidSpec", error.message)
+    assert by_type["QuorumMet"] == {**before["conditions"][0], "observedGeneration": 2}
+    assert by_type["FleetAvailable"]["status"] == "Unknown"
     assert None not in status.patch(before, after).values()

@@ -487,11 +487,13 @@ class Simulation:
         for number in range(12):
             self.join(f"n{number:02}", age=1000)
         self.state, self.stored = TaintState(), TaintState()
-        self.policy, self.paused, self.deleting, self.overlap = RAILS, "", False, {}
+        self.policy, self.paused, self.deleting = RAILS, "", False
+        self.overlap: dict[str, str] = {}
         self.accused: set[str] = set()
         self.idle: set[str] = set()
         self.good = {"quorum": True, "panic": False, "coverage_low": False}
-        self.reachable, self.tick, self.evidence = True, 0, None
+        self.reachable, self.tick = True, 0
+        self.evidence: Evidence | None = None
         self.streak: dict[str, tuple[str, float, int]] = {}
         self.healthy: dict[str, float] = {}
         self.adds: list[tuple[float, str, str]] = []
@@ -741,7 +743,7 @@ class Simulation:
             if step.reason == "Recovered":
                 assert self.now - self.healthy[step.node] >= 40
             if step.reason == "Expired":
-                assert self.now >= node.taint.expires
+                assert node.taint is not None and self.now >= node.taint.expires
             return
         mode = self.policy.mode
         assert STRENGTH[step.taint.effect] <= STRENGTH[EFFECTS[mode]] and mode is not Mode.OBSERVE  # R1

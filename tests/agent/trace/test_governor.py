@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.trace import calibrate
 from ingero_agent.trace.calibrate import FLOOR, extra_nanoseconds
 from ingero_agent.trace.call_rates import CallRates
 from ingero_agent.trace.counts import CallCount
@@ -166,7 +165,7 @@ def test_what_a_call_costs_is_told_from_what_its_twin_costs_whatever_interrupts(
 
     spent: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(calibrate.time, "perf_counter_ns", lambda: next(now) * 10 + sum(spent))
+        patch.setattr("ingero_agent.trace.calibrate.time.perf_counter_ns", lambda: next(now) * 10 + sum(spent))
         (found,) = extra_nanoseconds([(probed, lambda: None)], lambda: None, 10)
 
     assert found == 0.0

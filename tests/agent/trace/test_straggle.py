@@ -45,8 +45,10 @@ def test_a_drop_with_switches_is_told_and_goes_on_being_told_against_the_old_ave
 
     first, second = (paces.update({7: 60.0}, MANY) for _ in range(2))
 
-    assert first == [ThroughputDrop(pid=7, share=pytest.approx(0.4), switches=MIN_SWITCHES, sustained=False)]
-    assert second == [ThroughputDrop(pid=7, share=pytest.approx(0.4), switches=MIN_SWITCHES, sustained=True)]
+    (drop,), (later,) = first, second
+    assert (drop.share, later.share) == (pytest.approx(0.4), pytest.approx(0.4))
+    assert drop == ThroughputDrop(pid=7, share=drop.share, switches=MIN_SWITCHES, sustained=False)
+    assert later == ThroughputDrop(pid=7, share=later.share, switches=MIN_SWITCHES, sustained=True)
     assert paces.update({7: 100.0}, MANY) == []
     assert not paces.update({7: 60.0}, MANY)[0].sustained
 

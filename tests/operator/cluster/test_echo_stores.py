@@ -68,7 +68,7 @@ class Store:
             self.secret("tls")
         volume = {**({"className": class_name} if class_name else {}), "size": "10Gi", **storage}
         metadata = {"name": "store", "namespace": self.namespace}
-        spec = {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": volume}
+        spec: dict[str, Any] = {"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "storage": volume}
         if node_selector:
             spec["nodeSelector"] = node_selector
             spec["tolerations"] = [{"key": key, "operator": "Exists"} for key in node_selector]

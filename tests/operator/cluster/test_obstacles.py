@@ -113,7 +113,7 @@ def test_what_spec_names_and_is_not_there_is_named(
     plane: ControlPlane, operator: Any, namespace: str, fleet_double: Fleets
 ) -> None:
     fleet_double.of(namespace, "prod")
-    words = {
+    words: dict[str, dict[str, Any]] = {
         "spec.fleet.forward.tokenSecret: there is no Secret out": {
             "fleet": {"forward": {"endpoint": "a.b:4317", "tokenSecret": {"name": "out"}}}
         },

@@ -111,7 +111,7 @@ def test_a_new_machine_of_the_same_name_starts_clean(lab: Lab, operator: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("trouble", "reason"),
+    ("error", "reason"),
     [({"panic": True}, "Panic"), ({"quorum": False}, "NoQuorum"), ({"coverage_low": True}, "LowCoverage")],
 )
 def test_bad_evidence_stops_and_says_why(lab: Lab, operator: Any, error: dict[str, Any], reason: str) -> None:

@@ -38,8 +38,12 @@ def resource(cluster: str = "c", node: str = "n0", **more: Any) -> Resource:
     return Resource(attributes=pairs({attributes.CLUSTER_ID: cluster, attributes.NODE_ID: node, **more}))
 
 
+Point = tuple[str, float, Mapping[str, Any]]
+"""Name, value, attributes."""
+
+
 def gauges(
-    points: Iterable[tuple[str, float, Mapping[str, Any]]],
+    points: Iterable[Point],
     cluster: str = "c",
     node: str = "n0",
     at: int | None = None,
