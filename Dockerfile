@@ -12,6 +12,7 @@ COPY operator operator
 COPY fleet fleet
 COPY agent agent
 COPY echo echo
+COPY analyze analyze
 # Modules are compiled here, for nothing can write beside them later and compiling is half of a start; by hash, so that
 # the same sources give the same files.
 # The versions of the lock without the hashes of other platforms' files; the wheel brings every package of ours, each

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from families import TICK, WARMUP, History
+from ingero_analyze.replay.judge import DetectorJudge, Judge
+from ingero_analyze.replay.published_rule import PublishedRuleJudge
+from ingero_analyze.replay.recorded_history import RecordedTick
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Observation
 from ingero_detect.parameters import Parameters
-from ingero_fleet.replay.history import Moment
-from ingero_fleet.replay.judge import Judge, Ours
-from ingero_fleet.replay.published import Published
 
 
 @dataclass
@@ -46,7 +46,7 @@ def _judged(judge: Judge, histories: Sequence[History]) -> list[Result]:
         state = np.where(np.isnan(value), ABSENT, ACTIVE).astype(np.uint8)
         if idle is not None:
             state[idle[tick]] = IDLE
-        for edge in judge.tick(Moment(tick * TICK, Observation(names, cohort, cohorts, value, state))):
+        for edge in judge.tick(RecordedTick(tick * TICK, Observation(names, cohort, cohorts, value, state))):
             result, node = results[int(edge.verdict.cluster)], int(edge.verdict.node)
             if edge.what in ("accused", "cleared"):
                 (result.alarms if edge.what == "accused" else result.cleared).append((tick, node))
@@ -57,12 +57,12 @@ def _judged(judge: Judge, histories: Sequence[History]) -> list[Result]:
 
 def ours(histories: Sequence[History], budget: float) -> list[Result]:
     """The detector, defaults but for the budget."""
-    return _judged(Ours(Parameters(tick_seconds=TICK, budget=budget, warmup=WARMUP), ()), histories)
+    return _judged(DetectorJudge(Parameters(tick_seconds=TICK, budget=budget, warmup=WARMUP), ()), histories)
 
 
 def published(histories: Sequence[History], _: float) -> list[Result]:
     """The published rule as `replay --rule mad` has it."""
-    return _judged(Published("rate", TICK, WARMUP), histories)
+    return _judged(PublishedRuleJudge("rate", TICK, WARMUP), histories)
 
 
 def _relative(history: History, share: float, best: bool) -> Result:

@@ -2,7 +2,6 @@
 
 import sys
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,35 +9,26 @@ import click
 import yaml
 
 from ingero_kit.files import write_ports_file
+from ingero_kit.lazy_commands import LazyGroup
 from ingero_kit.settings import SettingsError
 
 CONFIG_VARIABLE = "INGERO_FLEET_CONFIG"
 
-
-ELSEWHERE: Final = {
-    "bench": "ingero_fleet.loadgen.command:bench",
-    "diagnose": "ingero_fleet.diagnose.command:command",
+LAZY_COMMANDS: Final = {
+    "bench": "ingero_analyze.loadgen.command:bench",
+    "diagnose": "ingero_analyze.diagnose.command:command",
     "rates": "ingero_fleet.cost.command:rates",
-    "replay": "ingero_fleet.replay.command:command",
+    "replay": "ingero_analyze.replay.command:command",
 }
-"""Commands that bring libraries which a running Fleet does not need, and where they are."""
+"""Commands that need libraries which a running Fleet does not need. The tools stand above Fleet, so that Fleet names
+them here and never imports them."""
 
 
-class Commands(click.Group):
-    """Loads a command's module when the command is asked for."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return sorted([*super().list_commands(ctx), *ELSEWHERE])
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in ELSEWHERE:
-            return super().get_command(ctx, cmd_name)
-        module, _, name = ELSEWHERE[cmd_name].partition(":")
-        command: click.Command = getattr(import_module(module), name)
-        return command
-
-
-@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.group(
+    cls=LazyGroup,
+    lazy=LAZY_COMMANDS,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+)
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Receives health over OTLP and answers with what the cluster knows about itself."""

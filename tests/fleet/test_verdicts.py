@@ -13,6 +13,8 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from prometheus_client import CollectorRegistry
 
+from ingero_analyze.replay.judge import RuleName, replay
+from ingero_analyze.replay.recorded_history import RecordedHistory
 from ingero_contract import attributes, headers, metrics, routes
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import parse_verdict
@@ -21,8 +23,6 @@ from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
 from ingero_fleet.engine import Engine
 from ingero_fleet.live_detector import LiveDetector, parameters_of
 from ingero_fleet.receivers.traffic import Traffic
-from ingero_fleet.replay.history import History
-from ingero_fleet.replay.judge import Rule, replay
 from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import CohortConfig, DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.threshold_rule import ScoreSnapshot
@@ -289,7 +289,9 @@ def test_an_early_look_sees_what_other_processes_heard() -> None:
 def test_a_recording_with_early_looks_replays_to_the_same_bytes(tmp_path: Path) -> None:
     detector, live, _ = early(tmp_path)
 
-    done = replay(History([str(tmp_path / "record.csv")], 10.0), Rule.INGERO, detector.detector.parameters)
+    done = replay(
+        RecordedHistory([str(tmp_path / "record.csv")], 10.0), RuleName.INGERO, detector.detector.parameters
+    )
 
     assert done.summary()["digest"] == detector.detector.view().digest
     assert [edge.verdict.encode() for edge in live] == [episode.first.encode() for episode in done.episodes]
@@ -333,7 +335,9 @@ def test_a_recording_replays_to_the_same_verdicts_byte_for_byte(tmp_path: Path) 
     detector, live = judged(tmp_path)
     assert {edge.verdict.node for edge in live} >= {"n2", "n6"}
 
-    done = replay(History([str(tmp_path / "record.csv")], 10.0), Rule.INGERO, detector.detector.parameters)
+    done = replay(
+        RecordedHistory([str(tmp_path / "record.csv")], 10.0), RuleName.INGERO, detector.detector.parameters
+    )
 
     assert done.summary()["digest"] == detector.detector.view().digest
     accusations = [edge.verdict.encode() for edge in live if edge.what == "accused"]

@@ -281,4 +281,4 @@ def _database(facts: Facts) -> Capability:
 def _recording(facts: Facts) -> Capability:
     if facts.pyarrow:
         return Capability("parquet", Support.OK, "--record writes CSV and Parquet")
-    return Capability("parquet", Support.ABSENT, "--record writes CSV only", "pip install 'ingero[replay]'")
+    return Capability("parquet", Support.ABSENT, "--record writes CSV only", "pip install 'ingero[analyze]'")

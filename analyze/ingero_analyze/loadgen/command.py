@@ -10,12 +10,12 @@ from typing import cast
 
 import click
 
-from ingero_fleet.loadgen.driver import Plan, Result, drive
-from ingero_fleet.loadgen.requests import Protocol
+from ingero_analyze.loadgen.driver import LoadPlan, LoadResult, drive_load
+from ingero_analyze.loadgen.requests import Protocol
 from ingero_kit.addresses import parse_endpoint
 
 
-def summary(plan: Plan, result: Result) -> dict[str, object]:
+def summary(plan: LoadPlan, result: LoadResult) -> dict[str, object]:
     """The figures of a run."""
     return {
         "protocol": plan.protocol,
@@ -77,13 +77,13 @@ def bench(
         )
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})
-    plan = Plan(
+    plan = LoadPlan(
         host=str(address), port=port, protocol=cast(Protocol, protocol), connections=connections, nodes=nodes,
         cluster=cluster, seconds=seconds, pushes=pushes, rate=rate,
     )  # fmt: skip
     plan = replace(plan, connections=min(plan.connections, plan.nodes))
     try:
-        result = uvloop.run(drive(plan))
+        result = uvloop.run(drive_load(plan))
     except OSError as error:
         click.echo(f"ingero-fleet: {endpoint}: {error}", err=True)
         sys.exit(1)

@@ -7,11 +7,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.diagnose.step_structure import counted_steps, occurrence, stages_of
+from ingero_analyze.tables import TableBatch, TableError, read_batches
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.grouped import Ints
 from ingero_detect.timeline import Timeline
-from ingero_fleet.diagnose.structure import counted_steps, occurrence, stages_of
-from ingero_fleet.replay.tables import Batch, TableError, batches
 
 REQUIRED: Final = ("rank", "op", "kind", "start", "duration")
 OPTIONAL: Final = ("step", "group", "seq", "stage", "data_parallel")
@@ -19,7 +19,7 @@ KINDS: Final = {"compute": False, "collective": True}
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedTimeline:
     """A timeline and the names of its ranks and stages as the file has them."""
 
     line: Timeline
@@ -28,16 +28,16 @@ class Recorded:
     rows: int
 
 
-def read(files: Sequence[str], progress: Callable[[int], None] = lambda _: None) -> Recorded:
+def read_timeline(files: Sequence[str], progress: Callable[[int], None] = lambda _: None) -> RecordedTimeline:
     """Read files as one timeline. `TableError` names the place of what cannot be used."""
-    words: dict[str, dict[str, int]] = {name: {} for name in (*REQUIRED, *OPTIONAL)}
+    vocabulary: dict[str, dict[str, int]] = {name: {} for name in (*REQUIRED, *OPTIONAL)}
     parts: dict[str, list[Any]] = {name: [] for name in (*REQUIRED, *OPTIONAL)}
     rows = 0
     for file in files:
         consumed = 0
-        for batch in batches(file, REQUIRED, OPTIONAL):
+        for batch in read_batches(file, REQUIRED, OPTIONAL):
             if batch.rows:
-                for name, column in _columns(batch, words).items():
+                for name, column in _columns(batch, vocabulary).items():
                     parts[name].append(column)
                 rows += batch.rows
             progress(batch.consumed - consumed)
@@ -45,20 +45,22 @@ def read(files: Sequence[str], progress: Callable[[int], None] = lambda _: None)
     if not rows:
         raise TableError(", ".join(files), "there are no rows")
     columns = {name: np.concatenate(values) for name, values in parts.items()}
-    return assemble(words, columns, rows)
+    return assemble(vocabulary, columns, rows)
 
 
-def assemble(words: dict[str, dict[str, int]], columns: dict[str, npt.NDArray[Any]], rows: int) -> Recorded:
-    """A timeline from columns of codes into `words` (-1: not known); `start` and `duration` are seconds."""
-    ranks, rank = _ordered(words["rank"], columns["rank"])
+def assemble(
+    vocabulary: dict[str, dict[str, int]], columns: dict[str, npt.NDArray[Any]], rows: int
+) -> RecordedTimeline:
+    """A timeline from columns of codes into `vocabulary` (-1: not known); `start` and `duration` are seconds."""
+    ranks, rank = _ordered(vocabulary["rank"], columns["rank"])
     collective = columns["kind"] == 1
-    stages, stage = _ordered(words["stage"], columns["stage"])
+    stages, stage = _ordered(vocabulary["stage"], columns["stage"])
     if not stages:
-        stage = stages_of(rank, columns["op"], list(words["op"]), columns["group"], collective)
+        stage = stages_of(rank, columns["op"], list(vocabulary["op"]), columns["group"], collective)
         stages = [f"that of rank {name}" for name in ranks]
-    _, replica = _ordered(words["data_parallel"], columns["data_parallel"])
+    _, replica = _ordered(vocabulary["data_parallel"], columns["data_parallel"])
     if (columns["step"] >= 0).all():
-        names, step = _ordered(words["step"], columns["step"])
+        names, step = _ordered(vocabulary["step"], columns["step"])
         steps = len(names)
     else:
         step = counted_steps(rank, columns["op"], columns["group"], columns["start"], collective)
@@ -68,10 +70,10 @@ def assemble(words: dict[str, dict[str, int]], columns: dict[str, npt.NDArray[An
         start=columns["start"], duration=columns["duration"],
         instance=_instances(rank, step, columns, collective), stage=stage, data_parallel=replica,
     )  # fmt: skip
-    return Recorded(line, ranks, stages, rows)
+    return RecordedTimeline(line, ranks, stages, rows)
 
 
-def verdict(recorded: Recorded) -> dict[str, Any]:
+def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
     """The verdict on a timeline as the command prints it, in the names that the file has."""
     found = diagnose(recorded.line)
     evidence: dict[str, Any] = dict(found.evidence)
@@ -89,11 +91,11 @@ def verdict(recorded: Recorded) -> dict[str, Any]:
     }
 
 
-def _columns(batch: Batch, words: dict[str, dict[str, int]]) -> dict[str, npt.NDArray[Any]]:
+def _columns(batch: TableBatch, vocabulary: dict[str, dict[str, int]]) -> dict[str, npt.NDArray[Any]]:
     found: dict[str, npt.NDArray[Any]] = {}
     for name in ("rank", "op"):
-        found[name] = _codes(batch, name, words[name])
-        empty = words[name].get("")
+        found[name] = _codes(batch, name, vocabulary[name])
+        empty = vocabulary[name].get("")
         if empty is not None and (found[name] == empty).any():
             raise batch.error(int(np.flatnonzero(found[name] == empty)[0]), name, "nothing is given")
     kinds: dict[str, int] = {}
@@ -114,11 +116,11 @@ def _columns(batch: Batch, words: dict[str, dict[str, int]]) -> dict[str, npt.ND
         found[name] = values
     for name in OPTIONAL:
         given = name in batch.columns
-        found[name] = _codes(batch, name, words[name]) if given else np.full(batch.rows, -1, np.int64)
+        found[name] = _codes(batch, name, vocabulary[name]) if given else np.full(batch.rows, -1, np.int64)
     return found
 
 
-def _codes(batch: Batch, name: str, known: dict[str, int]) -> Ints:
+def _codes(batch: TableBatch, name: str, known: dict[str, int]) -> Ints:
     """Numbers of texts; the empty text is -1 in optional columns."""
     codes = batch.codes(name, known)
     if name in OPTIONAL and "" in known:
@@ -126,13 +128,13 @@ def _codes(batch: Batch, name: str, known: dict[str, int]) -> Ints:
     return codes
 
 
-def _ordered(words: dict[str, int], codes: Ints) -> tuple[list[int | str], Ints]:
+def _ordered(vocabulary: dict[str, int], codes: Ints) -> tuple[list[int | str], Ints]:
     """Names in their natural order, and the codes renumbered by it; -1 stays."""
-    names = [name for name in words if name != ""]
+    names = [name for name in vocabulary if name != ""]
     order = sorted(names, key=_natural)
-    number_of = np.full(len(words) + 1, -1, np.int64)
+    number_of = np.full(len(vocabulary) + 1, -1, np.int64)
     for place, name in enumerate(order):
-        number_of[words[name]] = place
+        number_of[vocabulary[name]] = place
     return [_plain(name) for name in order], number_of[codes]
 
 

@@ -66,19 +66,19 @@ def command(
     ingero-fleet replay --tick 60 --plot week.png week.parquet
     zcat history.csv.gz | ingero-fleet replay - --format json | jq '.episodes[].node'
     """
-    from ingero_fleet.replay import judge, report
-    from ingero_fleet.replay import plot as picture
-    from ingero_fleet.replay.history import History
-    from ingero_fleet.replay.reading import reading
+    from ingero_analyze.file_progress import progress_over_files
+    from ingero_analyze.replay import judge, report
+    from ingero_analyze.replay import plot as plots
+    from ingero_analyze.replay.recorded_history import RecordedHistory
 
     try:
-        with reading("replay", files, "judging", quiet) as advance:
+        with progress_over_files("replay", files, "judging", quiet) as advance:
             parameters = _parameters(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
-            history = History(files, parameters.tick_seconds, advance)
-            done = judge.replay(history, judge.Rule(rule), parameters, judge.Watch() if plot else None)
+            history = RecordedHistory(files, parameters.tick_seconds, advance)
+            done = judge.replay(history, judge.RuleName(rule), parameters, judge.Watch() if plot else None)
             if plot:
-                picture.draw(done, plot)
-    except picture.PlotError as error:
+                plots.draw(done, plot)
+    except plots.PlotError as error:
         click.echo(f"ingero-fleet replay: {error}", err=True)
         sys.exit(1)
     if history.tick_seconds != parameters.tick_seconds:

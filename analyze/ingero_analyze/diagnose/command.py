@@ -79,11 +79,11 @@ def command(
 
 
 def _timeline(files: tuple[str, ...], quiet: bool) -> dict[str, Any]:
-    from ingero_fleet.diagnose.timelines import read, verdict
-    from ingero_fleet.replay.reading import reading
+    from ingero_analyze.diagnose.timeline_files import read_timeline, verdict
+    from ingero_analyze.file_progress import progress_over_files
 
-    with reading("diagnose", files, "reading", quiet) as advance:
-        recorded = read(files, advance)
+    with progress_over_files("diagnose", files, "reading", quiet) as advance:
+        recorded = read_timeline(files, advance)
     return verdict(recorded)
 
 
@@ -91,9 +91,9 @@ def _others(
     used: str, given: dict[str, tuple[str, ...]], pages: tuple[str, ...], known: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """What other tools' files say; with `known`, what the pages add to that verdict."""
-    from ingero_fleet.diagnose import dcgm, flight_recorder, inspector, kineto
-    from ingero_fleet.diagnose.sources import Problems, SourceError
-    from ingero_fleet.diagnose.timelines import verdict
+    from ingero_analyze.diagnose import dcgm, flight_recorder, flight_recorder_dumps, inspector, kineto
+    from ingero_analyze.diagnose.sources import Problems, SourceError
+    from ingero_analyze.diagnose.timeline_files import verdict
 
     problems, hosts = Problems(), dict[str, str]()
     claims: dict[str, Any] = {}
@@ -101,7 +101,7 @@ def _others(
     try:
         if used == "--flight-recorder":
             claims["flight_recorder"] = flight_recorder.CLAIMS.answer()
-            dumps, rows = flight_recorder.read(given[used], problems)
+            dumps, rows = flight_recorder_dumps.read_dumps(given[used], problems)
             if not dumps:
                 _end(problems)
             hang = flight_recorder.find_hang(dumps)
@@ -114,7 +114,7 @@ def _others(
         elif used:
             module = inspector if used == "--nccl-inspector" else kineto
             claims[used.removeprefix("--").replace("-", "_")] = module.CLAIMS.answer()
-            found = module.read(given[used], problems)
+            found = module.read_events(given[used], problems)
             recorded = found.rows.recorded()
             if recorded is None:
                 _end(problems)
@@ -128,7 +128,7 @@ def _others(
         _end(problems)
     if pages:
         claims["dcgm"] = dcgm.CLAIMS.answer()
-        gpus = dcgm.read(pages, problems)
+        gpus = dcgm.read_metrics(pages, problems)
         if not gpus and not used and known is None:
             _end(problems)
         answer["gpu"] = dcgm.answer(gpus, hosts, answer["kind"], answer["ranks"])
@@ -144,7 +144,7 @@ def _end(problems: Any) -> NoReturn:
 
 
 def _table(answer: dict[str, Any], console: Console) -> None:
-    from ingero_fleet.diagnose.flight_recorder import HANGS
+    from ingero_analyze.diagnose.flight_recorder import HANGS
 
     ranks = ", ".join(map(str, answer["ranks"]))
     if "gpu" in answer and not answer["evidence"] and not ranks:

@@ -1,4 +1,4 @@
-"""PyTorch profiler traces (Kineto, Chrome format) of several ranks. All but `read` is pure.
+"""PyTorch profiler traces (Kineto, Chrome format) of several ranks. All but `read_events` is pure.
 
 A NCCL kernel waits on the GPU for the last rank, so the late rank's is the shortest; what other kernels take in a
 step is the rank's own work. In a job on processors the same is told by gloo's operations and by the rest of the step.
@@ -14,15 +14,15 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from ingero_fleet.diagnose.sources import (
+from ingero_analyze.diagnose.sources import (
     Claims,
     Problems,
     Rows,
     SourceError,
-    content,
     files_of,
     number,
     rank_of,
+    read_content,
     text,
     whole,
 )
@@ -46,7 +46,7 @@ _PAIRS: Final = ("send", "recv", "sendrecv")
 
 
 @dataclass
-class Trace:
+class KinetoTrace:
     """One rank's trace in seconds: steps by number and start, collectives, and work of its own."""
 
     rank: int
@@ -59,7 +59,7 @@ class Trace:
 
 
 @dataclass
-class Found:
+class KinetoFindings:
     """What the traces say, and what of them was left out for a good reason."""
 
     rows: Rows = field(default_factory=Rows)
@@ -68,13 +68,13 @@ class Found:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-def read(paths: Iterable[str], problems: Problems) -> Found:
+def read_events(paths: Iterable[str], problems: Problems) -> KinetoFindings:
     """Every trace in files and folders; what cannot be used is told in `problems`, and nothing else is lost."""
-    found = Found()
+    found = KinetoFindings()
     files: dict[int, str] = {}
     for file in files_of(paths, SUFFIXES, problems):
         try:
-            trace = trace_of(_parsed(content(file)), file, problems)
+            trace = trace_of(_parsed(read_content(file)), file, problems)
             if trace.rank in files:
                 raise SourceError(f"rank {trace.rank} was read from {files[trace.rank]} already")
             if not trace.collectives and not trace.work:
@@ -96,7 +96,7 @@ def _parsed(data: bytes) -> Any:
         raise SourceError(f"not JSON: {error}") from None
 
 
-def trace_of(tree: Any, file: Path, problems: Problems) -> Trace:
+def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:
     """One rank's trace. Raises `SourceError` for what is no trace; events that cannot be read are counted."""
     events = tree.get("traceEvents") if isinstance(tree, dict) else tree
     if not isinstance(events, list):
@@ -107,7 +107,7 @@ def trace_of(tree: Any, file: Path, problems: Problems) -> Trace:
         rank = rank_of(file)
     if rank is None:
         raise SourceError("neither distributedInfo.rank nor the file's name tells a rank")
-    trace = Trace(rank, text(tree.get("host_name"), 253) if isinstance(tree, dict) else "")
+    trace = KinetoTrace(rank, text(tree.get("host_name"), 253) if isinstance(tree, dict) else "")
     on_gpu: list[tuple[int, float, float]] = []
     on_host: list[tuple[str, str, int, float, float]] = []
     for place, event in enumerate(events):
@@ -143,7 +143,7 @@ def trace_of(tree: Any, file: Path, problems: Problems) -> Trace:
     return trace
 
 
-def _kernel(trace: Trace, name: str, args: Any, start: float, duration: float) -> None:
+def _kernel(trace: KinetoTrace, name: str, args: Any, start: float, duration: float) -> None:
     args = args if isinstance(args, dict) else {}
     shape = _NCCL.search(name)
     told = text(args.get("Collective name"), 60)
@@ -177,7 +177,7 @@ def _rest_of_steps(
     return found
 
 
-def fill(rows: Rows, trace: Trace) -> None:
+def fill(rows: Rows, trace: KinetoTrace) -> None:
     """One rank's rows: every collective, and its own work by step, or between collectives without steps."""
     rank = str(trace.rank)
     begun: dict[int, float] = {}

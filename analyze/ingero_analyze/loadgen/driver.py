@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final, cast
 
+from ingero_analyze.loadgen.requests import Protocol, build, header_block
 from ingero_contract import headers
-from ingero_fleet.loadgen.requests import Protocol, build, header_block
 from ingero_http.http2 import frames as h2
 
 WINDOW: Final = 1 << 20
@@ -20,7 +20,7 @@ _TAKEN: Final = (b"\0\0\0\0\0", b"\0\0\0\0\x02\x0a\0")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class LoadPlan:
     """What to drive. `rate` 0 means as fast as answers come."""
 
     host: str
@@ -36,7 +36,7 @@ class Plan:
 
 
 @dataclass
-class Result:
+class LoadResult:
     """What came of it; latencies in seconds."""
 
     pushes: int = 0
@@ -54,7 +54,7 @@ class Result:
 class _Link(asyncio.Protocol):
     """One connection with one push under way."""
 
-    def __init__(self, plan: Plan, host: str, number: int, done: "Callable[[_Link, bool, str], None]") -> None:
+    def __init__(self, plan: LoadPlan, host: str, number: int, done: "Callable[[_Link, bool, str], None]") -> None:
         self.intended = 0.0
         self.busy = False
         self.transport: asyncio.Transport | None = None
@@ -115,7 +115,7 @@ class _HttpLink(_Link):
 
 
 class _GrpcLink(_Link):
-    def __init__(self, plan: Plan, host: str, number: int, done: "Callable[[_Link, bool, str], None]") -> None:
+    def __init__(self, plan: LoadPlan, host: str, number: int, done: "Callable[[_Link, bool, str], None]") -> None:
         super().__init__(plan, host, number, done)
         self._block = header_block(host)
         self._stream = 1
@@ -178,10 +178,10 @@ def _same(link: _Link) -> _Link:
     return link
 
 
-async def drive(plan: Plan) -> Result:
+async def drive_load(plan: LoadPlan) -> LoadResult:
     """Run the plan; ends by itself after its seconds or pushes, whichever comes first."""
     loop = asyncio.get_running_loop()
-    result, host = Result(), f"{plan.host}:{plan.port}"
+    result, host = LoadResult(), f"{plan.host}:{plan.port}"
     over = loop.create_future()
     started = time.perf_counter()
     stop_at = started + plan.seconds

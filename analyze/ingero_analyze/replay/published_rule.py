@@ -6,19 +6,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.replay.recorded_history import RecordedTick
 from ingero_contract.values import VerdictState
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.column_store import NodeKey
 from ingero_detect.observation import ACTIVE, Edge
 from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
 from ingero_detect.verdicts import Axis, Kind, Verdict
-from ingero_fleet.replay.history import Moment
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
 
-class Published:
+class PublishedRuleJudge:
     """A straggler is back 0.02 above the threshold. Rates count against the median of a warm-up."""
 
     def __init__(self, measure: str, tick_seconds: float, warmup: int, k: float = 2.0, alpha: float = 0.2) -> None:
@@ -35,7 +35,7 @@ class Published:
         self._names: list[NodeKey] = []
         self._speeds = np.zeros(0, np.float32)
 
-    def tick(self, moment: Moment) -> list[Edge]:
+    def tick(self, moment: RecordedTick) -> list[Edge]:
         """Judge one tick."""
         seen = moment.seen
         numbers = self._numbers(seen.names)

@@ -12,10 +12,10 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingero_analyze.diagnose.flight_recorder_dumps import dump_of, read_dumps
+from ingero_analyze.diagnose.hangs import HangKind, find_hang
+from ingero_analyze.diagnose.sources import Problems, Rows, SourceError
 from ingero_fleet.cli import main
-from ingero_fleet.diagnose.dumps import dump_of, read
-from ingero_fleet.diagnose.hangs import HangKind, find_hang
-from ingero_fleet.diagnose.sources import Problems, Rows, SourceError
 
 WORLD = 4
 
@@ -142,7 +142,7 @@ def test_real_dumps_of_a_job_that_hangs_in_gloo_name_the_rank_that_did_not_come(
     """Written by PyTorch 2.15: four ranks, five all_reduce that ended, and a sixth to which rank 2 never came."""
     problems = Problems()
 
-    dumps, _ = read([str(Path(__file__).parent / "hang_in_gloo")], problems)
+    dumps, _ = read_dumps([str(Path(__file__).parent / "hang_in_gloo")], problems)
     hang = find_hang(dumps)
 
     assert (hang.kind, hang.ranks, hang.dumps) == (HangKind.HANG, (2,), 4)

@@ -9,12 +9,14 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
 
-from ingero_fleet.replay.tables import TableError
+from ingero_analyze.tables import TableError
 from ingero_kit.settings import SettingsError
 
 
 @contextlib.contextmanager
-def reading(command: str, files: Sequence[str], doing: str, quiet: bool) -> Iterator[Callable[[int], None]]:
+def progress_over_files(
+    command: str, files: Sequence[str], doing: str, quiet: bool
+) -> Iterator[Callable[[int], None]]:
     """Yields what is to be called with every number of bytes read. Ends the process when a file cannot be used."""
     console = Console(stderr=True, highlight=False)
     sizes = [Path(file).stat().st_size for file in files if file != "-" and Path(file).is_file()]

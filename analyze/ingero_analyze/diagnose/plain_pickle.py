@@ -28,7 +28,7 @@ _NAMES: Final = {ord(op.code): op.name for op in pickletools.opcodes}
 _KEYS: Final = (str, int, bytes, type(None))
 
 
-class PlainError(ValueError):
+class UnsafePickleError(ValueError):
     """Not a pickle of plain data; the text names the byte."""
 
     def __init__(self, place: int, text: str) -> None:
@@ -42,17 +42,17 @@ class _Mark:
 _MARK: Final = _Mark()
 
 
-def load_plain(data: bytes, max_steps: int = MAX_STEPS) -> Any:
-    """The value of a pickle. Raises `PlainError` for anything that is not plain data, or is too much of it."""
+def load_plain_pickle(data: bytes, max_steps: int = MAX_STEPS) -> Any:
+    """The value of a pickle. Raises `UnsafePickleError` for anything that is not plain data, or is too much of it."""
     machine = _Machine(data)
     for _ in range(max_steps):
         if machine.step():
             break
     else:
-        raise PlainError(machine.place, f"more than {max_steps} operations")
+        raise UnsafePickleError(machine.place, f"more than {max_steps} operations")
     value = machine.pop()
     if machine.stack:
-        raise PlainError(machine.place, "values are left over at the end")
+        raise UnsafePickleError(machine.place, "values are left over at the end")
     _check_depth(value)
     return value
 
@@ -69,14 +69,14 @@ class _Machine:
     def step(self) -> bool:
         """Carry out one operation; true at the end."""
         if self.place >= len(self.data):
-            raise PlainError(self.place, "the pickle ends too early")
+            raise UnsafePickleError(self.place, "the pickle ends too early")
         code = self.data[self.place]
         if code == 0x2E:
             return True
         action = _ACTIONS.get(code)
         if action is None:
             name = _NAMES.get(code, f"0x{code:02x}")
-            raise PlainError(self.place, f"{name} is no operation of plain data; nothing was carried out")
+            raise UnsafePickleError(self.place, f"{name} is no operation of plain data; nothing was carried out")
         self.place += 1
         action(self)
         return False
@@ -89,7 +89,9 @@ class _Machine:
     def take(self, size: int) -> bytes:
         """So many bytes, which must be there."""
         if size > len(self.data) - self.place:
-            raise PlainError(self.place, f"{size} bytes are announced, {len(self.data) - self.place} are there")
+            raise UnsafePickleError(
+                self.place, f"{size} bytes are announced, {len(self.data) - self.place} are there"
+            )
         piece = self.data[self.place : self.place + size]
         self.place += size
         return piece
@@ -99,18 +101,18 @@ class _Machine:
         try:
             return self.take(size).decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
-            raise PlainError(self.place, "a text is not UTF-8") from None
+            raise UnsafePickleError(self.place, "a text is not UTF-8") from None
 
     def pop(self) -> Any:
         """The topmost value."""
         if not self.stack or self.stack[-1] is _MARK:
-            raise PlainError(self.place, "a value is missing")
+            raise UnsafePickleError(self.place, "a value is missing")
         return self.stack.pop()
 
     def top(self, kind: type) -> Any:
         """The topmost value, which must be of this kind."""
         if not self.stack or type(self.stack[-1]) is not kind:
-            raise PlainError(self.place, f"a {kind.__name__} was expected")
+            raise UnsafePickleError(self.place, f"a {kind.__name__} was expected")
         return self.stack[-1]
 
     def items(self) -> list[Any]:
@@ -121,7 +123,7 @@ class _Machine:
                 found = stack[place + 1 :]
                 del stack[place:]
                 return found
-        raise PlainError(self.place, "a mark is missing")
+        raise UnsafePickleError(self.place, "a mark is missing")
 
     def push(self, value: Any) -> None:
         """Put a value on top."""
@@ -134,10 +136,10 @@ class _Machine:
     def set_items(self, into: dict[Any, Any], items: list[Any]) -> None:
         """Fill a dictionary from keys and values in turn."""
         if len(items) % 2:
-            raise PlainError(self.place, "a key has no value")
+            raise UnsafePickleError(self.place, "a key has no value")
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, _KEYS):
-                raise PlainError(self.place, f"a {type(key).__name__} is no key")
+                raise UnsafePickleError(self.place, f"a {type(key).__name__} is no key")
             into[key] = value
 
     def append_all(self) -> None:
@@ -175,20 +177,20 @@ class _Machine:
     def get(self, index: int) -> None:
         """Bring a remembered value back."""
         if index not in self.memo:
-            raise PlainError(self.place, f"nothing is remembered as {index}")
+            raise UnsafePickleError(self.place, f"nothing is remembered as {index}")
         self.push(self.memo[index])
 
     def integer(self, size: int) -> None:
         """An integer of so many bytes."""
         if size > MAX_INTEGER_BYTES:
-            raise PlainError(self.place, f"an integer of {size} bytes")
+            raise UnsafePickleError(self.place, f"an integer of {size} bytes")
         self.push(int.from_bytes(self.take(size), "little", signed=True))
 
     def protocol(self) -> None:
         """The protocol's number, which must be one that is known."""
         number = self.take(1)[0]
         if number > 5:
-            raise PlainError(self.place - 1, f"protocol {number} is not known")
+            raise UnsafePickleError(self.place - 1, f"protocol {number} is not known")
 
 
 def _check_depth(value: Any) -> None:
@@ -197,7 +199,7 @@ def _check_depth(value: Any) -> None:
     level, depth = [value], 0
     while level:
         if depth > MAX_DEPTH:
-            raise PlainError(0, f"more than {MAX_DEPTH} containers inside of each other")
+            raise UnsafePickleError(0, f"more than {MAX_DEPTH} containers inside of each other")
         following: list[Any] = []
         for item in level:
             inner = item.values() if type(item) is dict else item if type(item) in (list, tuple) else ()

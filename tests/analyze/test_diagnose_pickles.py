@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from ingero_fleet.diagnose.plain import MAX_DEPTH, PlainError, load_plain
+from ingero_analyze.diagnose.plain_pickle import MAX_DEPTH, UnsafePickleError, load_plain_pickle
 
 SCALARS = st.none() | st.booleans() | st.integers(-(2**63), 2**63 - 1) | st.floats() | st.text()
 KEYS = st.text() | st.integers(-(2**40), 2**40) | st.none()
@@ -38,17 +38,17 @@ def same(one: Any, other: Any) -> bool:
 
 @given(nested(SCALARS | st.binary(max_size=300)), st.integers(3, 5))
 def test_plain_data_comes_back_as_pickle_wrote_it(value: Any, protocol: int) -> None:
-    assert same(load_plain(pickle.dumps(value, protocol)), value)
+    assert same(load_plain_pickle(pickle.dumps(value, protocol)), value)
 
 
 @given(nested(SCALARS))
 def test_plain_data_of_protocol_2_comes_back_too(value: Any) -> None:
-    assert same(load_plain(pickle.dumps(value, 2)), value)
+    assert same(load_plain_pickle(pickle.dumps(value, 2)), value)
 
 
 def test_bytes_of_protocol_2_are_refused_because_they_need_a_call() -> None:
-    with pytest.raises(PlainError, match="GLOBAL"):
-        load_plain(pickle.dumps(b"x", 2))
+    with pytest.raises(UnsafePickleError, match="GLOBAL"):
+        load_plain_pickle(pickle.dumps(b"x", 2))
 
 
 class Runs:
@@ -66,8 +66,8 @@ def test_a_pickle_that_would_run_a_command_is_refused_and_runs_nothing(tmp_path:
     witness = tmp_path / "ran"
     data = pickle.dumps({"entries": [Runs(f"touch {witness}")], "version": "2.5"}, protocol)
 
-    with pytest.raises(PlainError, match="byte"):
-        load_plain(data)
+    with pytest.raises(UnsafePickleError, match="byte"):
+        load_plain_pickle(data)
 
     assert not witness.exists()
 
@@ -106,8 +106,8 @@ def test_a_pickle_that_would_run_a_command_is_refused_and_runs_nothing(tmp_path:
     ],
 )
 def test_hostile_pickles_are_refused_by_name_and_place(data: bytes, words: str) -> None:
-    with pytest.raises(PlainError, match=words) as refused:
-        load_plain(data)
+    with pytest.raises(UnsafePickleError, match=words) as refused:
+        load_plain_pickle(data)
 
     assert str(refused.value).startswith("byte ")
 
@@ -121,8 +121,8 @@ def test_hostile_pickles_are_refused_by_name_and_place(data: bytes, words: str) 
     ],
 )
 def test_deep_nesting_is_refused(data: bytes) -> None:
-    with pytest.raises(PlainError, match=f"more than {MAX_DEPTH} containers"):
-        load_plain(data)
+    with pytest.raises(UnsafePickleError, match=f"more than {MAX_DEPTH} containers"):
+        load_plain_pickle(data)
 
 
 def test_a_tower_of_references_costs_no_more_than_its_bytes() -> None:
@@ -130,7 +130,7 @@ def test_a_tower_of_references_costs_no_more_than_its_bytes() -> None:
     for _ in range(40):
         tower = [tower] * 10
 
-    found = load_plain(pickle.dumps(tower, 2))
+    found = load_plain_pickle(pickle.dumps(tower, 2))
 
     assert len(found) == 10
     assert found[0] is found[9]
@@ -140,14 +140,14 @@ def test_a_list_that_holds_itself_is_read_and_ends() -> None:
     ring: list[Any] = []
     ring.append(ring)
 
-    found = load_plain(pickle.dumps(ring, 2))
+    found = load_plain_pickle(pickle.dumps(ring, 2))
 
     assert found[0] is found
 
 
 def test_the_number_of_operations_is_bounded() -> None:
-    with pytest.raises(PlainError, match="more than 1000 operations"):
-        load_plain(b"\x80\x02" + b"N0" * 1000 + b".", max_steps=1000)
+    with pytest.raises(UnsafePickleError, match="more than 1000 operations"):
+        load_plain_pickle(b"\x80\x02" + b"N0" * 1000 + b".", max_steps=1000)
 
 
 @given(st.binary(max_size=200), st.integers(0, 10**6), st.binary(min_size=1, max_size=4))
@@ -158,6 +158,6 @@ def test_whatever_the_bytes_either_a_value_or_a_refusal_comes_back(data: bytes, 
 
     for case in (data, b"\x80\x02" + data, good[:at] + patch + good[at + len(patch) :], good[:at]):
         try:
-            load_plain(case)
-        except PlainError as error:
+            load_plain_pickle(case)
+        except UnsafePickleError as error:
             assert str(error).startswith("byte ")

@@ -1,4 +1,4 @@
-"""NCCL Inspector's JSON lines: how long every collective took on every rank. All but `read` is pure.
+"""NCCL Inspector's JSON lines: how long every collective took on every rank. All but `read_events` is pure.
 
 A collective's kernel waits on the GPU for the last rank, so the late rank's is the shortest.
 """
@@ -10,7 +10,17 @@ from typing import Any, Final
 
 import orjson
 
-from ingero_fleet.diagnose.sources import Claims, Problems, Rows, SourceError, content, files_of, number, text, whole
+from ingero_analyze.diagnose.sources import (
+    Claims,
+    Problems,
+    Rows,
+    SourceError,
+    files_of,
+    number,
+    read_content,
+    text,
+    whole,
+)
 
 CLAIMS: Final = Claims(
     can=(
@@ -49,7 +59,7 @@ class Spent:
 
 
 @dataclass
-class Found:
+class InspectorFindings:
     """What the lines say, and what of them was left out for a good reason."""
 
     rows: Rows = field(default_factory=Rows)
@@ -59,24 +69,24 @@ class Found:
 
 
 @dataclass
-class Context:
+class LineContext:
     """The header that lines without one belong to."""
 
     header: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def read(paths: Iterable[str], problems: Problems) -> Found:
+def read_events(paths: Iterable[str], problems: Problems) -> InspectorFindings:
     """Every line of files and folders; what cannot be used is told in `problems`, and nothing else is lost."""
-    found = Found()
+    found = InspectorFindings()
     spent: list[Spent] = []
     for file in files_of(paths, SUFFIXES, problems):
         try:
-            data = content(file)
+            data = read_content(file)
         except SourceError as error:
             problems.add(str(file), str(error))
             continue
-        context = Context()
+        context = LineContext()
         for place, line in enumerate(data.splitlines(), 1):
             if not line.strip():
                 continue
@@ -91,7 +101,7 @@ def read(paths: Iterable[str], problems: Problems) -> Found:
     return found
 
 
-def take(line: bytes, context: Context, left_out: Counter[str]) -> Spent | None:
+def take(line: bytes, context: LineContext, left_out: Counter[str]) -> Spent | None:
     """One line; `None` for what is no collective. Raises `SourceError` for what cannot be used."""
     if len(line) > MAX_LINE:
         raise SourceError(f"longer than {MAX_LINE} bytes")
@@ -119,7 +129,7 @@ def take(line: bytes, context: Context, left_out: Counter[str]) -> Spent | None:
     return _spent(perf, context)
 
 
-def _spent(perf: dict[str, Any], context: Context) -> Spent:
+def _spent(perf: dict[str, Any], context: LineContext) -> Spent:
     header, metadata = context.header, context.metadata
     comm, rank, ranks = text(header.get("id"), 64), whole(header.get("rank")), whole(header.get("n_ranks"))
     if not comm or rank is None or ranks is None or not 0 <= rank < ranks <= MAX_RANKS:
@@ -140,7 +150,7 @@ def _spent(perf: dict[str, Any], context: Context) -> Spent:
     )  # fmt: skip
 
 
-def _fill(found: Found, spent: list[Spent]) -> None:
+def _fill(found: InspectorFindings, spent: list[Spent]) -> None:
     """Rows by the rank of each process in the largest communicator that it belongs to."""
     largest: dict[Process, tuple[int, int]] = {}
     for item in spent:

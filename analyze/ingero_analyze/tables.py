@@ -26,7 +26,7 @@ class TableError(ValueError):
 
 
 @dataclass(frozen=True)
-class Batch:
+class TableBatch:
     """Some rows of one file. `first_row` is the number of the first one, as an editor counts lines."""
 
     file: str
@@ -111,7 +111,7 @@ class Batch:
         return values
 
 
-def batches(file: str, required: Sequence[str], optional: Sequence[str]) -> Iterator[Batch]:
+def read_batches(file: str, required: Sequence[str], optional: Sequence[str]) -> Iterator[TableBatch]:
     """Stream a file; `-` is CSV on standard input. Columns that nobody asks for are not read.
 
     `TableError` for a missing required column or a malformed row, `OSError` as usual.
@@ -119,7 +119,7 @@ def batches(file: str, required: Sequence[str], optional: Sequence[str]) -> Iter
     try:
         import pyarrow  # noqa: F401
     except ImportError:
-        raise TableError(file, "reading histories needs pyarrow: pip install 'ingero[replay]'") from None
+        raise TableError(file, "reading histories needs pyarrow: pip install 'ingero[analyze]'") from None
     if Path(file).suffix.lower() in (".parquet", ".pq"):
         yield from _parquet(file, required, optional)
     elif file == "-":
@@ -153,7 +153,7 @@ class _Counted:
         return data
 
 
-def _csv(file: str, stream: BinaryIO, required: Sequence[str], optional: Sequence[str]) -> Iterator[Batch]:
+def _csv(file: str, stream: BinaryIO, required: Sequence[str], optional: Sequence[str]) -> Iterator[TableBatch]:
     import pyarrow as pa
     from pyarrow import csv
 
@@ -188,7 +188,7 @@ def _csv(file: str, stream: BinaryIO, required: Sequence[str], optional: Sequenc
         )
         for found in reader:
             columns = {name: found.column(place) for place, name in enumerate(wanted)}
-            yield Batch(file, row, columns, found.num_rows, counted.consumed)
+            yield TableBatch(file, row, columns, found.num_rows, counted.consumed)
             row += found.num_rows
     except pa.ArrowInvalid as error:
         if "Empty CSV" in str(error):
@@ -197,7 +197,7 @@ def _csv(file: str, stream: BinaryIO, required: Sequence[str], optional: Sequenc
         raise TableError(file, f"after row {row - 1}: {text}") from None
 
 
-def _parquet(file: str, required: Sequence[str], optional: Sequence[str]) -> Iterator[Batch]:
+def _parquet(file: str, required: Sequence[str], optional: Sequence[str]) -> Iterator[TableBatch]:
     import pyarrow as pa
     import pyarrow.compute as pc
     from pyarrow import parquet
@@ -215,5 +215,5 @@ def _parquet(file: str, required: Sequence[str], optional: Sequence[str]) -> Ite
             column = found.column(found.schema.get_field_index(name))
             columns[name] = pc.cast(column, column.type.value_type) if pa.types.is_dictionary(column.type) else column
         done = row - 1 + found.num_rows
-        yield Batch(file, row, columns, found.num_rows, size * done // total)
+        yield TableBatch(file, row, columns, found.num_rows, size * done // total)
         row += found.num_rows

@@ -9,11 +9,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.tables import TableBatch, TableError, read_batches
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.column_store import NodeKey
 from ingero_detect.observation import ACTIVE, Observation
 from ingero_fleet.recording import MERGEABLE, PARTS, RECORDED, STATES
-from ingero_fleet.replay.tables import Batch, TableError, batches
 
 VALUES: Final = ("score", "rate", "step_seconds")
 """Columns of which exactly one must be there."""
@@ -28,7 +28,7 @@ Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Moment:
+class RecordedTick:
     """One tick: the time of its last row, seconds, and what was seen."""
 
     now: float
@@ -77,7 +77,7 @@ class _Order:
     names: list[NodeKey]
 
 
-class History:
+class RecordedHistory:
     """Files as ticks. After the first tick `tick_seconds`, `measure`, `mergeable` and `calendar` are known.
 
     A tick is never shorter than the rows are apart: asked for 5 s over rows of every minute, it becomes a minute.
@@ -101,7 +101,7 @@ class History:
         self._order = _Order(b"", np.zeros(0, np.int64), [])
         self._cohorts_now: list[CohortKey] = []
 
-    def ticks(self) -> Iterator[Moment]:
+    def ticks(self) -> Iterator[RecordedTick]:
         """Stream the ticks in order. `TableError` names the place of what cannot be used."""
         held: list[Rows] = []
         waiting = 0
@@ -117,7 +117,7 @@ class History:
         if not self.rows:
             raise TableError(", ".join(self.files), "there are no rows")
 
-    def _release(self, held: list[Rows], final: bool) -> Iterator[Moment]:
+    def _release(self, held: list[Rows], final: bool) -> Iterator[RecordedTick]:
         """Emit whole ticks; the last two stay behind, since rows may come one tick late."""
         rows = Rows.join(held)
         if not self._started:
@@ -151,7 +151,7 @@ class History:
             if usual > 1.5 * self.tick_seconds:
                 self.tick_seconds *= max(1, round(usual / self.tick_seconds))
 
-    def _moment(self, rows: Rows) -> Moment:
+    def _moment(self, rows: Rows) -> RecordedTick:
         """One tick from its rows, sorted by node: the median of a node's values, the last of what it said else."""
         last = np.flatnonzero(np.append(np.diff(rows.node) != 0, True))
         value = rows.value[last]
@@ -171,7 +171,7 @@ class History:
             self._cohorts_now = list(self.words.cohorts)
         sorting = self._order.sorting
         seen = Observation(self._order.names, cohort[sorting], self._cohorts_now, value[sorting], state[sorting])
-        return Moment(float(rows.time.max()), seen)
+        return RecordedTick(float(rows.time.max()), seen)
 
     def _merged(self) -> Iterator[Rows]:
         if len(self.files) == 1:
@@ -197,7 +197,7 @@ class History:
 
     def _read(self, file: str) -> Iterator[Rows]:
         newest, consumed = -np.inf, 0
-        for batch in batches(file, ("time", "node"), (*VALUES, *OPTIONAL)):
+        for batch in read_batches(file, ("time", "node"), (*VALUES, *OPTIONAL)):
             if batch.rows:
                 rows = self._rows(batch)
                 high = np.maximum.accumulate(np.concatenate(([newest], rows.time)))
@@ -213,7 +213,7 @@ class History:
             self._progress(batch.consumed - consumed)
             consumed = batch.consumed
 
-    def _rows(self, batch: Batch) -> Rows:
+    def _rows(self, batch: TableBatch) -> Rows:
         present = [name for name in VALUES if name in batch.columns]
         if len(present) != 1:
             found = f"there are {' and '.join(present)}" if present else "there is none"
@@ -247,7 +247,7 @@ class History:
             value = 1.0 / value
         return Rows(time, self._nodes(batch), self._cohorts(batch), value, state)
 
-    def _states(self, batch: Batch) -> npt.NDArray[np.uint8]:
+    def _states(self, batch: TableBatch) -> npt.NDArray[np.uint8]:
         if "state" not in batch.columns:
             return np.full(batch.rows, ACTIVE, np.uint8)
         words: dict[str, int] = {}
@@ -259,7 +259,7 @@ class History:
                 raise batch.error(index, "state", f"{word[:40]!r} is none of active, idle, calibrating")
         return np.array(codes, np.uint8)[numbers]
 
-    def _nodes(self, batch: Batch) -> Ints:
+    def _nodes(self, batch: TableBatch) -> Ints:
         names = self._texts.setdefault("node", {})
         node = batch.codes("node", names)
         empty = names.get("")
@@ -270,7 +270,7 @@ class History:
             lambda parts: self.words.nodes.setdefault((parts[0], parts[1]), len(self.words.nodes)),
         )
 
-    def _cohorts(self, batch: Batch) -> Ints:
+    def _cohorts(self, batch: TableBatch) -> Ints:
         named = "cohort" in batch.columns
         parts = [self._column(batch, "cluster")]
         if named:
@@ -282,7 +282,7 @@ class History:
             parts.append((np.zeros(batch.rows, np.int64), [""]))
         return self._numbered(parts, lambda key: self.words.cohorts.setdefault(tuple(key), len(self.words.cohorts)))
 
-    def _column(self, batch: Batch, name: str) -> tuple[Ints, list[str]]:
+    def _column(self, batch: TableBatch, name: str) -> tuple[Ints, list[str]]:
         if name not in batch.columns:
             return np.zeros(batch.rows, np.int64), [""]
         words = self._texts.setdefault(name, {})

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import httpx
 
-from ingero_fleet.diagnose.sources import Claims, Problems, SourceError, content
+from ingero_analyze.diagnose.sources import Claims, Problems, SourceError, read_content
 
 CLAIMS: Final = Claims(
     can=(
@@ -58,7 +58,7 @@ _VIOLATIONS: Final = re.compile(r"DCGM_FI_DEV_([A-Z_]+)_VIOLATION$")
 
 
 @dataclass
-class Gpu:
+class GpuSample:
     """One GPU's page. `host` and `model` are empty where they are not told; violations are seconds since boot."""
 
     host: str
@@ -70,10 +70,10 @@ class Gpu:
 
 
 @dataclass(frozen=True)
-class Held:
+class ThrottledGpu:
     """A GPU that something is the matter with."""
 
-    gpu: Gpu
+    gpu: GpuSample
     why: tuple[str, ...]
     clock_share: float | None
 
@@ -105,7 +105,7 @@ def fetch(source: str) -> str:
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise SourceError(str(error) or type(error).__name__) from None
     else:
-        body = content(Path(source))
+        body = read_content(Path(source))
         if len(body) > MAX_PAGE:
             raise SourceError(f"larger than {MAX_PAGE} bytes")
     try:
@@ -114,9 +114,9 @@ def fetch(source: str) -> str:
         raise SourceError(f"byte {error.start}: not UTF-8") from None
 
 
-def read(sources: Iterable[str], problems: Problems) -> list[Gpu]:
+def read_metrics(sources: Iterable[str], problems: Problems) -> list[GpuSample]:
     """GPUs of all pages; what cannot be used is told in `problems`, and nothing else is lost."""
-    found: dict[tuple[str, str], Gpu] = {}
+    found: dict[tuple[str, str], GpuSample] = {}
     for source in sources:
         try:
             page = fetch(source)
@@ -130,7 +130,7 @@ def read(sources: Iterable[str], problems: Problems) -> list[Gpu]:
     return list(found.values())
 
 
-def parse(page: str, source: str, into: dict[tuple[str, str], Gpu], problems: Problems) -> None:
+def parse(page: str, source: str, into: dict[tuple[str, str], GpuSample], problems: Problems) -> None:
     """Take in a page of Prometheus text, line by line."""
     for place, line in enumerate(page.split("\n"), 1):
         named = _NAME.match(line)
@@ -156,7 +156,7 @@ def parse(page: str, source: str, into: dict[tuple[str, str], Gpu], problems: Pr
             if len(into) >= MAX_GPUS:
                 problems.add(source, f"line {place}: more than {MAX_GPUS} GPUs")
                 continue
-            gpu = into[key] = Gpu(host, number, labels.get("modelName", ""), labels.get("pod", ""))
+            gpu = into[key] = GpuSample(host, number, labels.get("modelName", ""), labels.get("pod", ""))
         if not 0 <= value < NOT_MEASURED:
             continue
         if violation:
@@ -186,7 +186,7 @@ def _sample(line: str) -> tuple[dict[str, str], float]:
     return labels, value
 
 
-def held_back(gpus: list[Gpu]) -> list[Held]:
+def throttled_gpus(gpus: list[GpuSample]) -> list[ThrottledGpu]:
     """GPUs that are held back, run slower than their like, or reported an error."""
     clocks: defaultdict[str, list[float]] = defaultdict(list)
     for gpu in gpus:
@@ -207,37 +207,37 @@ def held_back(gpus: list[Gpu]) -> list[Held]:
         if xid:
             why.append(f"xid {xid}")
         if why:
-            found.append(Held(gpu, tuple(why), share))
+            found.append(ThrottledGpu(gpu, tuple(why), share))
     return found
 
 
-def _busy(gpu: Gpu) -> bool:
+def _busy(gpu: GpuSample) -> bool:
     """Whether it works; an idle GPU may run slowly. Unknown counts as busy."""
     return gpu.values.get("DCGM_FI_DEV_GPU_UTIL", 100.0) >= BUSY
 
 
-def answer(gpus: list[Gpu], hosts: Mapping[str, str], kind: str, ranks: Iterable[Any]) -> dict[str, Any]:
+def answer(gpus: list[GpuSample], hosts: Mapping[str, str], kind: str, ranks: Iterable[Any]) -> dict[str, Any]:
     """What the pages say beside a verdict, with the ranks that run on each node where that is known."""
     on_host: defaultdict[str, list[str]] = defaultdict(list)
     for rank, host in hosts.items():
         on_host[host].append(rank)
-    held = held_back(gpus)
+    throttled = throttled_gpus(gpus)
     named = {hosts[str(rank)] for rank in ranks if str(rank) in hosts}
     return {
         "gpus": len(gpus),
         "nodes": len({gpu.host for gpu in gpus}),
-        "held_back_count": len(held),
-        "held_back": [item.answer(on_host.get(item.gpu.host, [])[:SHOWN]) for item in held[:SHOWN]],
-        "reading": _reading(kind, named, {item.gpu.host for item in held}),
+        "held_back_count": len(throttled),
+        "held_back": [item.answer(on_host.get(item.gpu.host, [])[:SHOWN]) for item in throttled[:SHOWN]],
+        "reading": _reading(kind, named, {item.gpu.host for item in throttled}),
     }
 
 
-def _reading(kind: str, named: set[str], held: set[str]) -> str:
+def _reading(kind: str, named: set[str], throttled: set[str]) -> str:
     """What the GPUs add to the verdict, in a sentence."""
-    if not held:
+    if not throttled:
         return "No GPU says that it is held back."
     if kind == "node":
-        both = sorted(named & held)
+        both = sorted(named & throttled)
         if both:
             return f"A GPU of {', '.join(both)} is held back: a reason for what the verdict says."
         if named:

@@ -8,17 +8,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from ingero_analyze.replay.published_rule import PublishedRuleJudge
+from ingero_analyze.replay.recorded_history import RecordedHistory, RecordedTick
 from ingero_detect.column_store import NodeKey
 from ingero_detect.detector import Detector
 from ingero_detect.episodes import Episode, Episodes
 from ingero_detect.observation import Edge, JobSlow
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdicts import Verdict
-from ingero_fleet.replay.history import History, Moment
-from ingero_fleet.replay.published import Published
 
 
-class Rule(StrEnum):
+class RuleName(StrEnum):
     """Who judges."""
 
     INGERO = "ingero"
@@ -52,7 +52,7 @@ class Judge(Protocol):
     def node_hours(self) -> float:
         """Node-hours judged."""
 
-    def tick(self, moment: Moment) -> list[Edge]:
+    def tick(self, moment: RecordedTick) -> list[Edge]:
         """Judge one tick."""
 
     def open_verdicts(self, nodes: list[NodeKey]) -> Iterator[Verdict]:
@@ -68,7 +68,7 @@ class Judge(Protocol):
         """Parameters, estimates and digest."""
 
 
-class Ours:
+class DetectorJudge:
     """The detector."""
 
     def __init__(self, parameters: Parameters, mergeable: tuple[int, ...]) -> None:
@@ -81,7 +81,7 @@ class Ours:
         """Node-hours judged."""
         return self.detector.node_hours
 
-    def tick(self, moment: Moment) -> list[Edge]:
+    def tick(self, moment: RecordedTick) -> list[Edge]:
         """Judge one tick."""
         outcome = self.detector.tick(moment.now, moment.seen)
         self.digest = outcome.digest
@@ -128,7 +128,7 @@ class Ours:
 class Replay:
     """The result of a replay."""
 
-    history: History
+    history: RecordedHistory
     judge: Judge
     episodes: list[Episode]
     ticks: int
@@ -151,7 +151,7 @@ class Replay:
         return about
 
 
-def replay(history: History, rule: Rule, parameters: Parameters, watch: Watch | None = None) -> Replay:
+def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, watch: Watch | None = None) -> Replay:
     """Judge a whole history; the tick is the history's. `TableError` when a file cannot be used."""
     judge: Judge | None = None
     episodes = Episodes()
@@ -159,10 +159,10 @@ def replay(history: History, rule: Rule, parameters: Parameters, watch: Watch | 
     for moment in history.ticks():
         if judge is None:
             first = moment.now
-            if rule is Rule.INGERO:
-                judge = Ours(replace(parameters, tick_seconds=history.tick_seconds), history.mergeable)
+            if rule is RuleName.INGERO:
+                judge = DetectorJudge(replace(parameters, tick_seconds=history.tick_seconds), history.mergeable)
             else:
-                judge = Published(history.measure, history.tick_seconds, parameters.warmup)
+                judge = PublishedRuleJudge(history.measure, history.tick_seconds, parameters.warmup)
         episodes.add(judge.tick(moment))
         if watch is not None:
             watch.note(ticks, moment.now, judge.speeds())

@@ -1,4 +1,4 @@
-"""What PyTorch's Flight Recorder left, read into one `Dump` for each rank. All but `read` is pure."""
+"""What PyTorch's Flight Recorder left, read into one `Dump` for each rank. All but `read_dumps` is pure."""
 
 import re
 from collections.abc import Iterable
@@ -7,8 +7,18 @@ from typing import Any, Final
 
 import orjson
 
-from ingero_fleet.diagnose.plain import PlainError, load_plain
-from ingero_fleet.diagnose.sources import Problems, Rows, SourceError, content, files_of, number, rank_of, text, whole
+from ingero_analyze.diagnose.plain_pickle import UnsafePickleError, load_plain_pickle
+from ingero_analyze.diagnose.sources import (
+    Problems,
+    Rows,
+    SourceError,
+    files_of,
+    number,
+    rank_of,
+    read_content,
+    text,
+    whole,
+)
 
 MAX_ENTRIES: Final = 1_000_000
 """Entries of one dump that are looked at."""
@@ -29,7 +39,7 @@ class Call:
 
 
 @dataclass
-class Part:
+class DumpPart:
     """One rank's view of one process group: last number called, last number ended, and what is under way."""
 
     desc: str = ""
@@ -49,14 +59,14 @@ class Dump:
     """
 
     rank: int
-    parts: dict[str, Part] = field(default_factory=dict)
+    parts: dict[str, DumpPart] = field(default_factory=dict)
     members: dict[str, tuple[int, ...]] = field(default_factory=dict)
     status: dict[str, tuple[int, int]] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
     full: bool = False
 
 
-def read(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Rows]:
+def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Rows]:
     """Every dump in files and folders, and the collectives that were timed.
 
     What cannot be used is told in `problems`, and nothing else is lost.
@@ -73,9 +83,9 @@ def read(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Rows]:
             problems.add(place, f"rank {rank} was read from {dumps[rank][1]} already")
             continue
         try:
-            value = parse(content(file))
+            value = parse(read_content(file))
             dump = dump_of(value, rank, place, problems, rows)
-        except (SourceError, PlainError) as error:
+        except (SourceError, UnsafePickleError) as error:
             problems.add(place, str(error))
             continue
         dumps[rank] = (dump, place)
@@ -83,9 +93,9 @@ def read(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Rows]:
 
 
 def parse(data: bytes) -> Any:
-    """The value of a dump, pickle or JSON. Raises `PlainError` or `SourceError` naming the byte."""
+    """The value of a dump, pickle or JSON. Raises `UnsafePickleError` or `SourceError` naming the byte."""
     if data[:1] == b"\x80":
-        return load_plain(data)
+        return load_plain_pickle(data)
     if data.lstrip()[:1] == b"{":
         try:
             return orjson.loads(data)
@@ -138,7 +148,7 @@ def _take(dump: Dump, entry: Any, rows: Rows) -> None:
     seq = whole(entry.get("collective_seq_id", entry.get("seq_id")))
     if seq is None or seq < 0:
         raise SourceError("collective_seq_id: a count was expected")
-    part = dump.parts.setdefault(name, Part(desc))
+    part = dump.parts.setdefault(name, DumpPart(desc))
     dump.names.setdefault(handle, name)
     ended = entry.get("state") == "completed" or entry.get("retired") is True
     if two or entry.get("is_p2p") is True:

@@ -1,12 +1,11 @@
-"""PyTorch Flight Recorder dumps: who is missing from which collective. `dumps` reads them, `hangs` judges them."""
+"""PyTorch Flight Recorder dumps: who is missing from which collective, as an answer."""
 
 from typing import Any, Final
 
-from ingero_fleet.diagnose.dumps import read
-from ingero_fleet.diagnose.hangs import SHOWN, SHOWN_RANKS, Hang, HangKind, find_hang
-from ingero_fleet.diagnose.sources import Claims
+from ingero_analyze.diagnose.hangs import SHOWN, SHOWN_RANKS, Hang, HangKind, find_hang
+from ingero_analyze.diagnose.sources import Claims
 
-__all__ = ["CLAIMS", "HANGS", "HangKind", "answer", "find_hang", "read"]
+__all__ = ["CLAIMS", "HANGS", "HangKind", "answer", "find_hang"]
 
 CLAIMS: Final = Claims(
     can=(

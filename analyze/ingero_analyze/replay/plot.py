@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ingero_analyze.replay.judge import Replay
 from ingero_detect.episodes import Episode
-from ingero_fleet.replay.judge import Replay
 
 MOST_NODES: Final = 60
 """Rows of the heat map: accused nodes first, then others evenly."""
@@ -25,7 +25,7 @@ def draw(done: Replay, file: Path) -> None:
     try:
         import matplotlib as mpl
     except ImportError:
-        raise PlotError("--plot needs matplotlib: pip install 'ingero[replay]'") from None
+        raise PlotError("--plot needs matplotlib: pip install 'ingero[analyze]'") from None
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-from ingero_fleet.diagnose.dumps import Call, Dump, Part
+from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump, DumpPart
 from ingero_kit.clock import rfc3339
 
 SHOWN: Final = 20
@@ -122,7 +122,7 @@ def _apply_status(dumps: list[Dump]) -> None:
             group = dump.names.get(handle) or (next(iter(agreed)) if len(agreed) == 1 else "")
             if not group:
                 continue
-            part = dump.parts.setdefault(group, Part())
+            part = dump.parts.setdefault(group, DumpPart())
             part.enqueued, part.completed = max(part.enqueued, enqueued), max(part.completed, completed)
 
 
@@ -159,7 +159,7 @@ def _front(group: str, members: tuple[int, ...], by_rank: Mapping[int, Dump]) ->
         rank for rank in members if rank in by_rank and by_rank[rank].full and group not in by_rank[rank].parts
     )
     known = [rank for rank in members if rank in by_rank and rank not in unknown]
-    parts = {rank: by_rank[rank].parts.get(group, Part()) for rank in known}
+    parts = {rank: by_rank[rank].parts.get(group, DumpPart()) for rank in known}
     seqs = [min(part.open) for part in parts.values() if part.open]
     if not seqs:
         return None
@@ -205,7 +205,7 @@ def _waiting_pairs(by_rank: Mapping[int, Dump], members: Mapping[str, tuple[int,
             ranks = members[group]
             for what, place in sorted(part.pairs):
                 peer = ranks[place] if place < len(ranks) else place
-                other = by_rank[peer].parts.get(group, Part()) if peer in by_rank else Part()
+                other = by_rank[peer].parts.get(group, DumpPart()) if peer in by_rank else DumpPart()
                 answers = {
                     ranks[place] if place < len(ranks) else place for kind, place in other.pairs if kind != what
                 }

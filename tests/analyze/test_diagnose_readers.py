@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingero_analyze.diagnose import dcgm, inspector, kineto
+from ingero_analyze.diagnose.sources import Problems, Rows, SourceError, rank_of
 from ingero_fleet.cli import main
-from ingero_fleet.diagnose import dcgm, inspector, kineto
-from ingero_fleet.diagnose.sources import Problems, Rows, SourceError, rank_of
 
 RANKS, STEPS, LATE = 4, 40, 2
 STEP_US, LAG_US = 10_000.0, 600.0
@@ -78,7 +78,7 @@ def test_inspector_names_nobody_where_nobody_is_late(tmp_path: Path) -> None:
 
 
 def test_inspector_lines_belong_to_the_marker_before_them() -> None:
-    context, left = inspector.Context(), Counter[str]()
+    context, left = inspector.LineContext(), Counter[str]()
     marker = json.loads(line(1, 0, 5)) | {"dump_stats": {"coll_records": 1, "coll_dropped_since_last_dump": 9}}
     del marker["coll_perf"]
 
@@ -119,7 +119,7 @@ def test_a_bad_inspector_line_is_named_and_the_rest_is_kept(tmp_path: Path, bad:
     (tmp_path / "a.log").write_text("\n".join([line(0, 1, 5.0), bad, line(0, 2, 5.0)]))
     problems = Problems()
 
-    found = inspector.read([str(tmp_path)], problems)
+    found = inspector.read_events([str(tmp_path)], problems)
 
     assert len(found.rows) == 2
     assert problems.count == 1
@@ -251,7 +251,7 @@ def test_a_bad_event_is_named_with_its_place() -> None:
 def test_a_trace_that_unpacks_to_more_than_the_limit_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ingero_fleet.diagnose.sources.MAX_FILE_BYTES", 1 << 20)
+    monkeypatch.setattr("ingero_analyze.diagnose.sources.MAX_FILE_BYTES", 1 << 20)
     (tmp_path / "rank0.json.gz").write_bytes(gzip.compress(b" " * (4 << 20)))
 
     _, errors, status = ask("--kineto", str(tmp_path))
@@ -291,7 +291,7 @@ def test_traces_with_any_values_give_rows_or_a_refusal(events: Any, told: Any) -
 @given(st.dictionaries(st.sampled_from(["header", "metadata", "coll_perf", "dump_stats", "p2p_perf"]), ANYTHING))
 def test_inspector_lines_with_any_values_give_a_row_or_a_refusal(tree: Any) -> None:
     try:
-        inspector.take(json.dumps(tree).encode(), inspector.Context(), Counter())
+        inspector.take(json.dumps(tree).encode(), inspector.LineContext(), Counter())
     except SourceError as error:
         assert str(error)
 
@@ -324,8 +324,8 @@ def page(host: str, *, clock: float = 1980, reasons: int = 0, xid: int = 0, util
     )
 
 
-def gpus(*pages: str) -> tuple[list[dcgm.Gpu], Problems]:
-    problems, found = Problems(), dict[tuple[str, str], dcgm.Gpu]()
+def gpus(*pages: str) -> tuple[list[dcgm.GpuSample], Problems]:
+    problems, found = Problems(), dict[tuple[str, str], dcgm.GpuSample]()
     for number, text in enumerate(pages):
         dcgm.parse(text, f"page{number}", found, problems)
     return list(found.values()), problems
@@ -337,7 +337,7 @@ def test_gpus_that_are_held_back_say_by_what() -> None:
         page("e", clock=300, util=0),
     )  # fmt: skip
 
-    held = {item.gpu.host: item.why for item in dcgm.held_back(found)}
+    held = {item.gpu.host: item.why for item in dcgm.throttled_gpus(found)}
 
     assert held == {
         "b": ("hw_slowdown", "hw_thermal"),
@@ -399,14 +399,14 @@ def test_a_bad_line_of_a_page_is_named_and_the_rest_is_kept(bad: str) -> None:
 
     assert problems.count == 1
     assert problems.shown[0].startswith("page0: line 1: ")
-    assert [item.why for item in dcgm.held_back(found)] == [("sw_power_cap",)]
+    assert [item.why for item in dcgm.throttled_gpus(found)] == [("sw_power_cap",)]
 
 
 @given(st.text(st.sampled_from('DCGM_FI_DEV_SM_CLOCK{}="0,\\ .19\n'), max_size=80))
 def test_pages_of_any_text_are_read_to_their_end(text: str) -> None:
     found, _ = gpus(text, "DCGM_FI_DEV_SM_CLOCK{" + text)
 
-    dcgm.held_back(found)
+    dcgm.throttled_gpus(found)
 
 
 def test_an_address_that_does_not_answer_is_named() -> None:

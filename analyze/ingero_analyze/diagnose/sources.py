@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_fleet.diagnose.timelines import OPTIONAL, REQUIRED, Recorded, assemble
+from ingero_analyze.diagnose.timeline_files import OPTIONAL, REQUIRED, RecordedTimeline, assemble
 
 MAX_FILE_BYTES: Final = 512 << 20
 """Most that one file may hold, unpacked."""
@@ -89,7 +89,7 @@ class Rows:
         columns["step"].append(step)
         columns["seq"].append(seq)
 
-    def recorded(self) -> Recorded | None:
+    def recorded(self) -> RecordedTimeline | None:
         """A timeline as the CSV reader would have made it; `None` without rows."""
         if not len(self):
             return None
@@ -135,7 +135,7 @@ def _natural(path: Path) -> list[tuple[int, int, str]]:
     return [(0, int(part[:18]), "") if part.isdigit() else (1, 0, part) for part in re.split(r"(\d+)", str(path))]
 
 
-def content(file: Path) -> bytes:
+def read_content(file: Path) -> bytes:
     """All of a file, unpacked when it is gzip. Raises `SourceError` when it is too large, damaged or unreadable."""
     try:
         with file.open("rb") as stream:

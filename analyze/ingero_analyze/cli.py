@@ -1,0 +1,21 @@
+"""The `ingero-analyze` command. `ingero-fleet` offers the same commands."""
+
+from typing import Final
+
+import click
+
+from ingero_kit.lazy_commands import LazyGroup
+
+COMMANDS: Final = {
+    "bench": "ingero_analyze.loadgen.command:bench",
+    "diagnose": "ingero_analyze.diagnose.command:command",
+    "replay": "ingero_analyze.replay.command:command",
+}
+
+
+@click.group(
+    cls=LazyGroup, lazy=COMMANDS, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110}
+)
+@click.version_option(package_name="ingero")
+def main() -> None:
+    """Judges recorded histories and timelines, and loads OTLP receivers."""
