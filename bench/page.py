@@ -48,7 +48,7 @@ def rounds(count: int) -> tuple[list[bytes], list[bytes]]:
         reports = [
             HealthReport(
                 node_id=f"node-{number:05d}", cluster_id="bench", gpu_model="NVIDIA H100 80GB HBM3", gpu_count=8,
-                score=0.3 if slow and number % 50 == 7 else 0.95, world_size=count, provider="ec2",
+                score=0.3 if slow and number % 50 == 7 else 0.95, world_size=count, provider="aws",
             )
             for number in range(count)
         ]  # fmt: skip

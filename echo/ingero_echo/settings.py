@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from ingero_http.limits import Limits
 from ingero_kit.addresses import Endpoint, is_loopback
+from ingero_kit.gpu_rates import builtin
 from ingero_kit.settings import Duration, Settings
 from ingero_kit.tls import ServerTls
 
@@ -126,13 +127,10 @@ class CostConfig(Settings):
     currency: str = "USD"
     """Currency of the rates."""
     rates: dict[str, dict[str, float]] = Field(
-        default={
-            "aws": {"NVIDIA H100 80GB HBM3": 12.29, "NVIDIA A100-SXM4-80GB": 4.10, "NVIDIA A100-SXM4-40GB": 3.27},
-            "gcp": {"NVIDIA H100 80GB HBM3": 11.06, "NVIDIA A100-SXM4-80GB": 4.12},
-            "azure": {"NVIDIA H100 80GB HBM3": 12.29, "NVIDIA A100-SXM4-80GB": 3.40},
-        }
+        default_factory=lambda: {provider: dict(models) for provider, models in builtin().providers.items()}
     )
-    """List prices of one GPU hour by provider and by the name that nvidia-smi prints; set your own."""
+    """Prices of one GPU hour by provider and by the name that nvidia-smi prints; set your own. Without them, the list
+    prices of `ingero-fleet rates show`."""
     fallback_rate: float = Field(default=0.0, ge=0)
     """Price of one GPU hour where no other fits."""
 

@@ -14,13 +14,11 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from ingero_contract import attributes
 from ingero_detect.column_store import NodeKey
 from ingero_fleet.cost.providers import ProviderMap
+from ingero_kit.gpu_rates import ALIASES
 from ingero_kit.otlp_layout import UnsupportedLayout, read_varint, write_varint
 
 MAX_REMEMBERED: Final = 65_536
 """Blocks that are remembered; when there are more, remembering starts anew."""
-
-SPELLINGS: Final = {"gce": "gcp"}
-"""Schemes of `providerID` that agents spell otherwise."""
 
 _FIRST_FIELD: Final = 0x0A
 """Key of field 1 with a length: the resource blocks of a request, and the resource of a block."""
@@ -68,7 +66,7 @@ class ProviderTag:
         node = cluster or texts.get(attributes.CLUSTER_ID, ""), texts.get(attributes.NODE_ID, "")
         told = texts.get(attributes.PROVIDER, "")
         provider = self._providers.find(node, told or self._reported(node)) if node[1] else told
-        provider = SPELLINGS.get(provider, provider)
+        provider = ALIASES.get(provider, provider)
         if not provider:
             # Its health report may still come.
             if len(self._unknown) >= MAX_REMEMBERED:

@@ -20,8 +20,8 @@ from ingero_fleet.cli import main
 from ingero_fleet.cost.command import obtain
 from ingero_fleet.cost.files import read_prices
 from ingero_fleet.cost.providers import ProviderMap, ProvidersError, parse_nodes, parse_providers
-from ingero_fleet.cost.rates import MAX_BYTES, RatesError, builtin, doubts, parse
 from ingero_fleet.cost.settings import CostConfig
+from ingero_kit.gpu_rates import MAX_BYTES, RatesError, builtin, doubts, parse
 from ingero_kit.settings import SettingsError
 
 GOOD = "currency_name: EUR\nfallback_rate: 0\nproviders: {home: {NVIDIA L4: 0.5}}\n"
@@ -183,7 +183,7 @@ def test_show_and_check_agree_about_fleet_s_own_table(tmp_path: Path) -> None:
 
     assert status == 0
     assert run("check", "--strict", str(file))[0] == 0
-    assert "12.29" in run("show", "--provider", "ec2")[1]
+    assert "12.29" in run("show", "--provider", "aws")[1]
     assert run("show", "--provider", "nowhere")[0] == 2
     assert run("check", str(tmp_path / "none.yaml"))[0] == 2
 

@@ -151,4 +151,4 @@ def test_networks_decide_by_the_node_s_name() -> None:
     network: Any = ipaddress.ip_network("10.0.0.0/8")
     tag = ProviderTag(ProviderMap((Rule("ec2", networks=(network,)),)), nobody)
 
-    assert providers(tag(request("10.1.2.3", "11.1.2.3"), "")) == ["ec2", None]
+    assert providers(tag(request("10.1.2.3", "11.1.2.3"), "")) == ["aws", None]

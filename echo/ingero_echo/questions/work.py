@@ -9,6 +9,7 @@ from ingero_contract.values import LATE_RANK
 from ingero_echo.questions.base import EvidenceRow, Question, Scoped, plural
 from ingero_echo.settings import CostConfig
 from ingero_echo.window import ACCUSED
+from ingero_kit.gpu_rates import canonical_provider
 
 
 def key(name: str) -> str:
@@ -331,7 +332,7 @@ class CostRow(EvidenceRow):
 
 
 def _rates(_: Any, cost: CostConfig) -> dict[str, Any]:
-    table = [(provider, model, rate) for provider, models in cost.rates.items() for model, rate in models.items()]
+    table = [(canonical_provider(name), *rate) for name, models in cost.rates.items() for rate in models.items()]
     return {
         "providers": [row[0] for row in table],
         "models": [row[1] for row in table],

@@ -10,8 +10,8 @@ from urllib.parse import unquote, urlsplit
 import click
 import httpx
 
-from ingero_fleet.cost.rates import MAX_BYTES, RatesError, RateTable, builtin_text, doubts, parse
 from ingero_kit.files import replace_file
+from ingero_kit.gpu_rates import MAX_BYTES, RatesError, RateTable, builtin_text, canonical_provider, doubts, parse
 
 MAX_REDIRECTS: Final = 10
 FETCH_SECONDS: Final = 30.0
@@ -36,7 +36,7 @@ def show(source: Path | None, provider: str | None, as_json: bool, as_yaml: bool
     """Print the rates in force.
 
     \b
-    ingero-fleet rates show --provider ec2
+    ingero-fleet rates show --provider aws
     ingero-fleet rates show --yaml > gpu_rates.yaml
     """
     text = _text(source)
@@ -47,7 +47,7 @@ def show(source: Path | None, provider: str | None, as_json: bool, as_yaml: bool
     rows = [
         (name, model, rate)
         for name, models in table.providers.items()
-        if provider in (None, name)
+        if provider is None or canonical_provider(provider) == name
         for model, rate in models.items()
     ]
     if provider and not rows:

@@ -6,8 +6,8 @@ from typing import Final
 
 from ingero_fleet.cost.pricing import Prices
 from ingero_fleet.cost.providers import ProviderMap, ProvidersError, parse_nodes, parse_providers
-from ingero_fleet.cost.rates import MAX_BYTES, RatesError, builtin, parse
 from ingero_fleet.cost.settings import CostConfig
+from ingero_kit.gpu_rates import MAX_BYTES, RatesError, builtin, parse
 from ingero_kit.settings import SettingsError
 
 MAX_NODES_BYTES: Final = 256 << 20

@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_fleet.cost.providers import ProviderMap
-from ingero_fleet.cost.rates import RateTable
 from ingero_fleet.score_table import Hardware
 from ingero_fleet.tick_snapshot import TickSnapshot
+from ingero_kit.gpu_rates import RateTable
 
 
 @dataclass(frozen=True)

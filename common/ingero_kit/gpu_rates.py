@@ -17,15 +17,15 @@ HIGHEST_RATE: Final = 10_000.0
 """A rate above this, in the table's currency for one GPU and hour, is taken for a mistake."""
 
 ALIASES: Final = {
-    "aws": "ec2",
-    "amazon": "ec2",
+    "ec2": "aws",
+    "amazon": "aws",
     "google": "gcp",
     "gce": "gcp",
     "onprem": "on-premise",
     "on-prem": "on-premise",
     "on_premise": "on-premise",
 }
-"""What agents and people call providers, and what the table calls them."""
+"""Other names of providers, and the one that agents report and the table uses."""
 
 KNOWN_MODELS: Final = (
     "NVIDIA B200", "NVIDIA B300", "NVIDIA GB200", "NVIDIA GB300", "NVIDIA H200", "NVIDIA H200 NVL",
@@ -40,6 +40,12 @@ KNOWN_MODELS: Final = (
 """Names as nvidia-smi prints them, to tell a misspelt one; a table may name others."""
 
 _KEYS: Final = frozenset({"currency_name", "currency_symbol", "providers", "fallback_rate"})
+
+
+def canonical_provider(name: str) -> str:
+    """The one spelling of a provider's name."""
+    name = name.strip().lower()
+    return ALIASES.get(name, name)
 
 
 class RatesError(Exception):
@@ -57,14 +63,13 @@ class RateTable:
 
     def find(self, provider: str, model: str) -> float | None:
         """The rate of one GPU for an hour; `None` when the table has none."""
-        name = provider.strip().lower()
-        rates = self.providers.get(name) or self.providers.get(ALIASES.get(name, name)) or {}
+        rates = self.providers.get(canonical_provider(provider), {})
         return rates.get(" ".join(model.split()), self.fallback)
 
 
 def builtin_text() -> str:
-    """The table that comes with Fleet, comments included."""
-    return (files("ingero_fleet.cost") / "gpu_rates.yaml").read_text()
+    """The built-in table, comments included."""
+    return (files("ingero_kit") / "gpu_rates.yaml").read_text()
 
 
 def parse(text: str) -> RateTable:
@@ -99,14 +104,15 @@ def parse(text: str) -> RateTable:
                 wrong.append(f"{place}.{model}: a model name was expected")
                 continue
             rates[" ".join(model.split())] = _rate(f"{place}.{model}", value, wrong)
-        table[provider.strip().lower()] = MappingProxyType(rates)
+        name = canonical_provider(provider)
+        table[name] = MappingProxyType({**table.get(name, {}), **rates})
     if wrong:
         raise RatesError("; ".join(wrong[:20]) + (f"; and {len(wrong) - 20} more" if len(wrong) > 20 else ""))
     return RateTable(currency, symbol, MappingProxyType(table), fallback or None)
 
 
 def builtin() -> RateTable:
-    """The table that comes with Fleet."""
+    """The built-in table."""
     return parse(builtin_text())
 
 
