@@ -173,22 +173,24 @@ def throughput(service: Running, other: dict[str, int] | None, rounds: int, seco
 
 
 def beside_python_servers(service: Running, rounds: int, seconds: float) -> None:
-    """Pushes a second beside Python servers of others, with Fleet's work and, as the others, without any."""
-    for protocol, name, kind, listener in (
-        ("grpc", "grpc", "grpc.aio", "otlp/grpc"), ("http/protobuf", "http", "uvicorn", "otlp/http"),
+    """Pushes a second beside other Python servers: with Fleet's work and, like those, without any."""
+    for protocol, name, kind, listener, target in (
+        ("grpc", "grpc", "grpc.aio", "otlp/grpc", 2.0), ("http/protobuf", "http", "uvicorn", "otlp/http", 1.5),
     ):  # fmt: skip
         with python_peer(kind) as theirs, python_peer("receivers") as idle:
-            ports = {"fleet": service.ports[listener], "receivers": idle[name], kind: theirs[name]}
+            ports = {"with Fleet's work": service.ports[listener], "without work": idle[name], kind: theirs[name]}
             found: dict[str, list[float]] = {server: [] for server in ports}
             for _ in range(rounds):
                 for server, port in ports.items():
                     found[server].append(load(port, protocol, seconds)["pushes_per_second"])
-        peers = statistics.median(found[kind])
-        for server, what in (("fleet", "with Fleet's work"), ("receivers", "without work")):
-            ratio = statistics.median(one / other for one, other in zip(found[server], found[kind], strict=True))
+        peers = found.pop(kind)
+        for server, ours in found.items():
+            ratio = statistics.median(one / other for one, other in zip(ours, peers, strict=True))
+            bound = target if server == "without work" else None
             row(
-                f"{protocol}, pushes/s, ours {what}", f"{statistics.median(found[server]):,.0f}",
-                f"{peers:,.0f} ({kind} without work)", f"{ratio:.2f}", "≥ 1.5", ratio >= 1.5,
+                f"{protocol}, pushes/s, ours {server}", f"{statistics.median(ours):,.0f}",
+                f"{statistics.median(peers):,.0f} ({kind} without work)", f"{ratio:.2f}",
+                f"≥ {bound}" if bound else "–", ratio >= bound if bound else None,
             )  # fmt: skip
 
 
@@ -302,9 +304,10 @@ def main() -> None:
     parser.add_argument(
         "--receivers", action="store_true", help="pushes per second beside other servers, nothing else"
     )
+    parser.add_argument("--rounds", type=int, default=9, help="rounds of each, the figures are medians")
     arguments = parser.parse_args()
     quick = arguments.quick
-    rounds, seconds = (1, 2.0) if quick else (9, 3.0)
+    rounds, seconds = (1, 2.0) if quick else (arguments.rounds, 3.0)
     print("| what | ours | Go collector | ratio | target | |\n| --- | --- | --- | --- | --- | --- |", flush=True)
     with tempfile.TemporaryDirectory() as name, peer(Path(name)) as other:
         with fleet(Path(name), CHANGE) as service:
@@ -319,7 +322,7 @@ def main() -> None:
                 for _ in range(rounds)
             )
             row(f"p99 at 60 % of saturation ({rate:,.0f}/s)", f"{late:.1f} ms", "–", "–", "< 20 ms", late < 20)
-        waits_for_ticks(Path(name) / "ticks", *((1, 11.0) if quick else (9, 11.0)))
+        waits_for_ticks(Path(name) / "ticks", rounds, 11.0)
         restart(Path(name) / "restart")
         scaling(Path(name) / "scaling", 2 * seconds)
     milliseconds = threshold_of(100_000)

@@ -1,7 +1,8 @@
-"""ASGI applications on our own listener: uvicorn's protocol speaks HTTP, the listener says who may and for how long.
+"""ASGI applications behind the listener of this package: uvicorn's protocol speaks HTTP, the listener sets limits.
 
-uvicorn's own server knows no limit for clients that say nothing or read nothing, lets them fill its port, and reads
-certificates once. h11 is what ignores a wish for another protocol; httptools loses the body of such a request.
+uvicorn's own server has no limits for clients that send or read nothing, lets them occupy its port, and reads
+certificates only once. h11 is used because it ignores a request to change the protocol; uvicorn's httptools protocol
+loses the body of such a request.
 """
 
 import asyncio
@@ -18,18 +19,18 @@ from ingero_http.listener import Listener
 from ingero_http.tls import TlsFiles
 
 API_LIMITS: Final = Limits(connections=512, idle_seconds=30.0)
-"""Bounds of pages and APIs, which few ask and not often."""
+"""Limits for APIs and pages, which have few clients."""
 
 
 def head_as_get(app: Any) -> Any:
-    """An application that answers HEAD as it answers GET; the server leaves the body out."""
+    """An application that answers HEAD as GET; the server leaves out the body."""
 
-    async def asked(scope: Any, receive: Any, send: Any) -> None:
+    async def wrapped(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}
         await app(scope, receive, send)
 
-    return asked
+    return wrapped
 
 
 class _Client(H11Protocol):
@@ -39,9 +40,9 @@ class _Client(H11Protocol):
         super().__init__(server.config, server.state, {})
         self._server = server
         self._since = time.monotonic()
-        self._asked = False
+        self._served = False
 
-    # The transport's side.
+    # asyncio.Protocol.
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -53,12 +54,12 @@ class _Client(H11Protocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if not self.busy and not self._reading:
+        if not self.busy and not self._in_request:
             self._since = time.monotonic()
         super().data_received(data)
 
     def on_response_complete(self) -> None:
-        self._asked, self._since = True, time.monotonic()
+        self._served, self._since = True, time.monotonic()
         self._server.counters.requests += 1
         super().on_response_complete()
 
@@ -74,37 +75,37 @@ class _Client(H11Protocol):
         self._server.writing_resumed(self)
         super().resume_writing()
 
-    # The server's side.
+    # listener.Connection.
 
     @property
-    def _reading(self) -> bool:
-        """Whether a request has begun and not ended; what is buffered behind one that is answered does not count."""
+    def _in_request(self) -> bool:
+        """Whether a request is incomplete; input buffered after a request that is being answered does not count."""
         if self.cycle is not None and self.cycle.more_body:
             return True
         return not self.busy and bool(self.conn.trailing_data[0])
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is under way."""
+        """Whether a response is under way."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
     def idle_since(self) -> float | None:
-        """When a request began or an answer ended; `None` while an answer to a whole request is under way."""
+        """When a request started or a response ended; `None` while a complete request is being answered."""
         return None if self.busy and not self.cycle.more_body else self._since
 
     @property
     def unsent(self) -> int:
-        """Octets of answers that the client has not read."""
+        """Bytes of responses that the client has not read."""
         return self.transport.get_write_buffer_size()
 
     def drain(self) -> None:
-        """Close when nothing is under way, otherwise behind the answer."""
+        """Close now, or after the response that is under way."""
         if not self.transport.is_closing():
             self.shutdown()
 
     def close(self) -> None:
-        """Close behind what is written."""
+        """Close once everything is written."""
         self.transport.close()
 
     def abort(self) -> None:
@@ -112,11 +113,11 @@ class _Client(H11Protocol):
         self.transport.abort()
 
     def expire(self, now: float, limits: Limits) -> bool:
-        """Close the connection when a request takes too long or none comes; says whether a request was cut short."""
-        reading = self._reading
+        """Close the connection if a request takes too long or none comes; returns whether a request was cut short."""
+        reading = self._in_request
         if self.busy and not reading:
             return False
-        if now - self._since <= (limits.read_seconds if reading or not self._asked else limits.idle_seconds):
+        if now - self._since <= (limits.read_seconds if reading or not self._served else limits.idle_seconds):
             return False
         self.transport.abort()
         return reading
@@ -145,15 +146,15 @@ class AsgiServer(Listener[_Client]):
         self._date()
         return await super().start(host, port, tls=tls, reuse_port=reuse_port, purpose=purpose)
 
-    def _look_after(self) -> None:
+    def _check_connections(self) -> None:
         self._date()
-        super()._look_after()
+        super()._check_connections()
 
     def _date(self) -> None:
         self.state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Stop listening, let answers under way finish, then end them."""
+        """Stop listening, let requests under way be answered, then cancel what is left."""
         await super().stop(grace_seconds)
         for task in list(self.state.tasks):
             task.cancel()

@@ -1,7 +1,7 @@
-"""Undoing Content-Encoding, within bounds and to the last octet. Pure.
+"""Content-Encoding and Content-Type of a body: decompression within limits and to the last byte. Pure.
 
-A body may hold several gzip members or zstd frames, as RFC 1952 and RFC 8878 allow. Whatever is not a whole one is an
-error: half a body that passes for a whole one would be counted as everything that its sender had to say.
+A body may hold several gzip members or zstd frames, as RFC 1952 and RFC 8878 allow. An incomplete one is an error, so
+that a truncated body is never taken for a complete one.
 """
 
 import zlib
@@ -11,13 +11,13 @@ from typing import Final, Protocol
 import zstandard
 
 _PIECE: Final = 64 << 10
-"""Octets that are decompressed at a time."""
+"""Bytes that are decompressed at a time."""
 _ZSTD_PIECE: Final = 1024
-"""The same for zstd, where four octets may become 128 kB and the output of a piece cannot be bounded."""
+"""The same for zstd, where four bytes may become 128 kB and the output of a piece cannot be bounded."""
 _PARTS: Final = 256
 """Members or frames of one body."""
 _ZSTD_WINDOW: Final = 8 << 20
-"""Largest window of a frame, octets (RFC 9659, 3)."""
+"""Largest window of a frame, bytes (RFC 9659, 3)."""
 
 
 class DecodeError(Exception):
@@ -50,21 +50,21 @@ def decompress(encoding: bytes, body: bytes, limit: int) -> bytes:
     name = encoding.decode("latin-1")
     try:
         if encoding in (b"gzip", b"x-gzip", b"deflate"):
-            return _decompress(name, body, limit, _PIECE, _inflate)
+            return _decompress(name, body, limit, _PIECE, _open_member)
         if encoding == b"zstd":
             frames = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
-            return _decompress(name, body, limit, _ZSTD_PIECE, lambda: _unfold(frames))
+            return _decompress(name, body, limit, _ZSTD_PIECE, lambda: _open_frame(frames))
     except (zlib.error, zstandard.ZstdError) as error:
         raise DecodeError(400, f"the body is not valid {name}: {error}") from None
     raise DecodeError(415, f"content-encoding {name!r} is not supported: use gzip or zstd")
 
 
-def _inflate() -> tuple[_Part, Callable[[bytes, int], bytes]]:
+def _open_member() -> tuple[_Part, Callable[[bytes, int], bytes]]:
     part = zlib.decompressobj(zlib.MAX_WBITS | 32)
     return part, part.decompress
 
 
-def _unfold(frames: zstandard.ZstdDecompressor) -> tuple[_Part, Callable[[bytes, int], bytes]]:
+def _open_frame(frames: zstandard.ZstdDecompressor) -> tuple[_Part, Callable[[bytes, int], bytes]]:
     part = frames.decompressobj()
     return part, lambda data, _: part.decompress(data)
 
@@ -93,5 +93,5 @@ def _decompress(
 
 
 def media_type(content_type: bytes) -> bytes:
-    """What a Content-Type names, without parameters and in lower case (RFC 9110, 8.3.1)."""
+    """The media type of a Content-Type, without parameters and in lower case (RFC 9110, 8.3.1)."""
     return content_type.partition(b";")[0].strip().lower()

@@ -1,7 +1,7 @@
 """Unary gRPC calls over HTTP/2, from the server's side (the protocol description "gRPC over HTTP2").
 
-A method is a function from a call's fields and its one message, still encoded, to a `Reply` made by `respond` or
-`refuse`. Deadlines are the client's to keep: it resets the stream, which cancels a method that is awaited.
+A method gets the metadata of a call and its one message, still encoded, and returns a `Reply` made by `respond` or
+`refuse`. Deadlines are left to the client: it resets the stream, which cancels a method that is awaited.
 """
 
 import base64
@@ -41,10 +41,10 @@ Fields = Mapping[bytes, bytes]
 
 Method = Callable[[Fields, bytes], Reply | Awaitable[Reply]]
 CallCheck = Callable[[Fields], Reply | None]
-"""Looks at a call before its message is read; a reply ends it."""
+"""Checks a call before its message is read; a reply ends it."""
 
 PREFIX: Final = 5
-"""Octets before a message: whether it is compressed, and its length."""
+"""Bytes before a message: whether it is compressed, and its length."""
 
 ENCODINGS: Final = b"identity,deflate,gzip,zstd"
 
@@ -76,7 +76,7 @@ def refuse(code: StatusCode, message: str, details: bytes = b"", extra: Iterable
 def escape(message: str) -> bytes:
     """A status message as it travels: printable ASCII without the percent sign, the rest of UTF-8 as %XX."""
     text = message.encode()[:_LONGEST_MESSAGE]
-    return b"".join(b"%c" % octet if 0x20 <= octet <= 0x7E and octet != 0x25 else b"%%%02X" % octet for octet in text)
+    return b"".join(b"%c" % byte if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in text)
 
 
 class GrpcService:
@@ -107,7 +107,7 @@ class GrpcService:
         }
 
     def route(self, head: RequestHead) -> "_Call":
-        """Find the method; what is no gRPC call is answered in HTTP's own terms."""
+        """Find the method; a request that is not a gRPC call gets an HTTP status."""
         media = media_type(head.fields.get(b"content-type", b""))
         method = self._methods.get(head.path)
         encoding = head.fields.get(b"grpc-encoding", b"identity")
@@ -124,7 +124,7 @@ class GrpcService:
         return _Call(self, method, head.fields, encoding, refusal)
 
     def fail(self, failure: Failure) -> Reply:
-        """The status of a call that the server could not bring to its method."""
+        """The status of a call that did not reach its method."""
         return self._failures[failure]
 
 

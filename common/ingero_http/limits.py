@@ -1,4 +1,4 @@
-"""What a server allows its clients, and what it counts."""
+"""Limits of a server, and its counters."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -6,7 +6,7 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one client may ask of a server."""
+    """What clients may make a server hold and do."""
 
     body_bytes: int = 4 << 20
     """Largest body as sent; larger ones are refused."""
@@ -15,24 +15,24 @@ class Limits:
     header_bytes: int = 16 << 10
     """Largest sum of all header names and values and the path."""
     read_seconds: float = 10.0
-    """Longest time from a request's first byte to its last, and from a connection's first to its first request."""
+    """Longest time from a request's first byte to its last, and from a connection's start to its first request."""
     idle_seconds: float = 120.0
     """Longest time between two requests of a connection."""
     send_seconds: float = 30.0
-    """Longest time for which a client may read nothing of its answers."""
+    """Longest time for which a client may read nothing of its responses."""
     connections: int = 20_000
-    """Connections at once; for a further one, the one that has been silent longest is closed."""
+    """Connections at once; for a further one, the one that has been idle longest is closed."""
     streams: int = 256
     """Requests at once on one HTTP/2 connection."""
     unfinished_bytes: int = 128 << 20
-    """Requests that have begun and not ended, of all connections together; more is told to try again."""
+    """Bytes of incomplete requests of all connections together; more are refused and may be retried."""
     unread_bytes: int = 64 << 20
-    """Answers that wait to be read, of all connections together; beyond it the longest waiting ones are given up."""
+    """Bytes of unread responses of all connections together; beyond it the longest waiting connection is closed."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """What happened at the edge, by kind; read by the metrics page."""
+    """What a server has seen of its clients, by kind."""
 
     requests: int = 0
     open: int = 0
@@ -52,4 +52,4 @@ COUNTER_KINDS: Final = (
     "requests", "refused_connections", "timeouts", "malformed", "too_large", "handler_errors", "gave_way",
     "failed_handshakes", "unread", "overloaded", "turns_ended",
 )  # fmt: skip
-"""The counters that only grow, as the metrics pages name them."""
+"""The counters that only grow, for metrics."""

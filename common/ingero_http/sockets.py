@@ -7,12 +7,12 @@ import socket
 from typing import Final
 
 _MOST_FILES: Final = 1 << 20
-"""Open files asked for where the system would allow more: some programs walk all they may have."""
+"""Open files asked for where the system would allow more: some programs iterate over all possible ones."""
 
 BACKLOG: Final = 4096
-"""Connections that the system holds for us before they are accepted."""
+"""Connections that the system queues before they are accepted."""
 
-_NOT_HERE: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
+_NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 
 
 def open_sockets(
@@ -20,7 +20,7 @@ def open_sockets(
 ) -> list[socket.socket]:
     """A socket for each address of a host, all on one port; port 0 takes a free one.
 
-    No host means every address; `::` takes IPv4 as well. Raises `OSError` in words.
+    No host means every address; `::` takes IPv4 as well. Raises `OSError` whose text names address and purpose.
     """
     failure: OSError | None = None
     sockets: list[socket.socket] = []
@@ -33,7 +33,7 @@ def open_sockets(
             try:
                 sockets.append(_open(family, (address[0], taken, *address[2:]), reuse_port, listen))
             except OSError as error:
-                if error.errno not in _NOT_HERE and not (sockets and not port):
+                if error.errno not in _NO_SUCH_ADDRESS and not (sockets and not port):
                     raise
                 failure = error
             if sockets and not host:
@@ -43,7 +43,7 @@ def open_sockets(
     except OSError as error:
         for one in sockets:
             one.close()
-        where = f"{place(host, port)} for {purpose}" if purpose else place(host, port)
+        where = f"{format_address(host, port)} for {purpose}" if purpose else format_address(host, port)
         raise OSError(f"cannot listen on {where}: {error.strerror or error}") from None
     return sockets
 
@@ -66,13 +66,13 @@ def _open(family: int, address: tuple[str | int, ...], reuse_port: bool, listen:
     return one
 
 
-def place(host: str, port: int) -> str:
-    """An address as people write it."""
+def format_address(host: str, port: int) -> str:
+    """host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def allow_open_files() -> int:
-    """Let this process open as many files as the system allows it; returns how many that are."""
+    """Raise this process's limit of open files as far as the system allows; returns the limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
     if soft == resource.RLIM_INFINITY:

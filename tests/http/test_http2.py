@@ -131,7 +131,7 @@ def test_continued_padded_and_prioritised_blocks_are_read() -> None:
         async with Client(server.port) as client:
             block = client.head(("tag", "long"))
             padded = b"\x03" + b"\0\0\0\0\x10" + block[:4] + b"\0\0\0"
-            client.send(h2.frame(h2.HEADERS, h2.PADDED | h2.PRIORITISED, 1, padded))
+            client.send(h2.frame(h2.HEADERS, h2.PADDED | h2.PRIORITY_FLAG, 1, padded))
             client.send(h2.frame(h2.CONTINUATION, 0, 1, block[4:9]))
             client.send(h2.frame(h2.CONTINUATION, h2.END_HEADERS, 1, block[9:]))
             client.send(h2.frame(h2.DATA, h2.PADDED, 1, b"\x02ab\0\0"))
@@ -179,7 +179,7 @@ def test_a_large_body_gets_its_windows() -> None:
             allowed = {0: CONNECTION_WINDOW, 1: STREAM_WINDOW}
             rest = 6 << 20
             while rest:
-                size = min(rest, h2.LARGEST_FRAME)
+                size = min(rest, h2.MAX_FRAME)
                 while min(allowed.values()) < size:
                     frame = await client.next()
                     assert frame
@@ -329,12 +329,12 @@ REFUSED = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\x83\x86\x04\x06/never")
         pytest.param(open_stream(5) + h2.frame(h2.DATA, 0, 1), ErrorCode.STREAM_CLOSED, id="data behind the end"),
         pytest.param(open_stream(5) + open_stream(5), ErrorCode.STREAM_CLOSED, id="a stream twice"),
         pytest.param(
-            REFUSED + h2.reset(1, ErrorCode.CANCEL) + h2.frame(h2.DATA, 0, 1),
+            REFUSED + h2.rst_stream(1, ErrorCode.CANCEL) + h2.frame(h2.DATA, 0, 1),
             ErrorCode.STREAM_CLOSED,
             id="data behind a reset",
         ),
         pytest.param(
-            REFUSED + h2.reset(1, ErrorCode.CANCEL) + open_stream(5),
+            REFUSED + h2.rst_stream(1, ErrorCode.CANCEL) + open_stream(5),
             ErrorCode.STREAM_CLOSED,
             id="a head behind a reset",
         ),
@@ -392,7 +392,7 @@ def test_rapid_resets_end_the_connection_and_nobody_else_s() -> None:
         async with Client(server.port) as client:
             block = b"\x83\x86\x04\x05/slow"
             for number in range(1, 3000, 2):
-                client.send(h2.frame(h2.HEADERS, ONE_FRAME, number, block) + h2.reset(number, ErrorCode.CANCEL))
+                client.send(h2.frame(h2.HEADERS, ONE_FRAME, number, block) + h2.rst_stream(number, ErrorCode.CANCEL))
             goodbye = await client.ended()
             assert goodbye is None or goodbye.code == ErrorCode.ENHANCE_YOUR_CALM
         assert server.counters.requests < 600
@@ -407,7 +407,7 @@ def test_a_reset_cancels_what_is_under_way() -> None:
             client.send(h2.frame(h2.HEADERS, ONE_FRAME, 1, client.head(path="/slow")))
             client.request(3, b"x")
             await client.answer(3)
-            client.send(h2.reset(1, ErrorCode.CANCEL))
+            client.send(h2.rst_stream(1, ErrorCode.CANCEL))
             client.request(5, b"y")
             await client.answer(5)
         assert server.service.cancelled == 1
@@ -454,7 +454,7 @@ def test_idle_connections_are_closed_with_a_goodbye() -> None:
             await client.answer(1)
             goodbye = await client.ended()
             assert goodbye
-            assert (goodbye.code, goodbye.payload[:4]) == (ErrorCode.NO_ERROR, h2.word(1))
+            assert (goodbye.code, goodbye.payload[:4]) == (ErrorCode.NO_ERROR, h2.uint32(1))
 
     run(scenario, Limits(read_seconds=0.2, idle_seconds=0.2))
 
@@ -553,12 +553,12 @@ def test_answers_that_nobody_reads_stop_the_work_for_them() -> None:
         ping = h2.frame(h2.PING, 0, 0, bytes(8))
         async with Client(server.port) as asks:
             head = asks.head()
-        writer.write(h2.PREFACE + h2.settings({h2.INITIAL_WINDOW_SIZE: h2.LARGEST_WINDOW}))
-        writer.write(h2.window_update(0, h2.LARGEST_WINDOW - h2.INITIAL_WINDOW))
+        writer.write(h2.PREFACE + h2.settings({h2.INITIAL_WINDOW_SIZE: h2.MAX_WINDOW}))
+        writer.write(h2.window_update(0, h2.MAX_WINDOW - h2.INITIAL_WINDOW))
         body = b"".join(h2.frame(h2.DATA, 0, 1, bytes(16_000)) for _ in range(60))
         writer.write(b"".join(
             h2.frame(h2.HEADERS, h2.END_HEADERS, number, head)
-            + body.replace(b"\0\0\0\1", h2.word(number)) + h2.frame(h2.DATA, h2.END_STREAM, number) + ping
+            + body.replace(b"\0\0\0\1", h2.uint32(number)) + h2.frame(h2.DATA, h2.END_STREAM, number) + ping
             for number in range(1, 101, 2)
         ))  # fmt: skip
         while not server.counters.unread:
@@ -577,12 +577,12 @@ def test_a_stop_serves_what_is_under_way_and_says_what_was_not_looked_at() -> No
             await client.until(h2.SETTINGS)
             stopping = asyncio.create_task(server.stop(5))
             goodbye = await client.until(h2.GOAWAY)
-            assert goodbye.payload[:4] == h2.word(h2.LARGEST_STREAM)
+            assert goodbye.payload[:4] == h2.uint32(h2.MAX_STREAM)
             ping = await client.until(h2.PING)
             client.request(3, b"was on its way")
             assert (await client.answer(3))[1] == b"was on its way"
             client.send(h2.frame(h2.PING, h2.ACK, 0, ping.payload))
-            assert (await client.until(h2.GOAWAY)).payload[:4] == h2.word(3)
+            assert (await client.until(h2.GOAWAY)).payload[:4] == h2.uint32(3)
             client.request(5, b"too late")
             server.service.gate.set()
             assert (await client.answer(1))[0][b":status"] == b"200"

@@ -121,7 +121,7 @@ def test_open_files_are_raised_and_what_the_system_allows_bounds_connections() -
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 300))\n"
         "server = Http1Server(lambda request: Response())\n"
         "asyncio.run(server.start('127.0.0.1', 0))\n"
-        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], server._most)\n"
+        "print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], server._max_connections)\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
 

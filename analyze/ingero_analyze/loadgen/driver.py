@@ -141,12 +141,12 @@ class _GrpcLink(_Link):
     def data_received(self, data: bytes) -> None:
         buffer = self._buffer + data if self._buffer else data
         at = 0
-        while len(buffer) - at >= h2.HEAD_OCTETS:
+        while len(buffer) - at >= h2.FRAME_HEAD_BYTES:
             high, low, kind, flags, _ = h2.FRAME_HEAD.unpack_from(buffer, at)
-            end = at + h2.HEAD_OCTETS + (high << 8 | low)
+            end = at + h2.FRAME_HEAD_BYTES + (high << 8 | low)
             if len(buffer) < end:
                 break
-            payload = buffer[at + h2.HEAD_OCTETS : end]
+            payload = buffer[at + h2.FRAME_HEAD_BYTES : end]
             at = end
             self._frame(kind, flags, payload)
         self._buffer = buffer[at:]

@@ -26,7 +26,7 @@ class Request:
 
 @dataclass(slots=True)
 class Response:
-    """An answer. `extra` is raw header lines, each ended by CRLF; `ready` the whole answer, once encoded."""
+    """A response. `extra`: raw header lines, each ended by CRLF. `ready`: the encoded response, kept for reuse."""
 
     status: int = 200
     body: bytes = b""
@@ -35,7 +35,7 @@ class Response:
     ready: bytes = b""
 
     def encode(self, keep_alive: bool) -> bytes:
-        """Render the whole answer; that of a kept connection is remembered for those who answer the same again."""
+        """The encoded response; the one for a connection that stays open is kept, because responses are reused."""
         if not keep_alive:
             return self._encode(b"connection: close\r\n")
         if not self.ready:
@@ -56,4 +56,4 @@ class Response:
 
 Handler = Callable[[Request], Response | Awaitable[Response]]
 HeadCheck = Callable[[Request], Response | None]
-"""Looks at a request before its body is read; an answer ends the connection."""
+"""Checks a request before its body is read; a response ends the connection."""

@@ -13,10 +13,10 @@ from ingero_http.listener import Listener
 
 
 class Http1Server(Listener[Connection]):
-    """Listens, bounds and hands every request to one handler.
+    """Hands every request to one handler, within limits.
 
-    A handler that returns a `Response` is answered at once; one that returns an awaitable holds its connection (not
-    the server) until it is done. Answers of one connection keep the order of its requests.
+    A `Response` is sent at once. An awaitable holds up its connection, not the server. Responses of one connection
+    keep the order of its requests.
     """
 
     def __init__(

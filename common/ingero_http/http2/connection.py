@@ -1,8 +1,8 @@
-"""One HTTP/2 connection of a server (RFC 9113): frames in, those of requests to `http2_requests`, answers out.
+"""One HTTP/2 connection of a server (RFC 9113): frames in, those of requests to `Requests`, replies out.
 
-A connection works through a share of what it received, writes the answers at once and leaves the rest for its next
-turn; it reads no more before that, nor while its answers are not read. Priorities are ignored, nothing is pushed.
-What breaks the rules of one stream resets it; what breaks those of the connection ends it with a GOAWAY in words.
+A connection processes up to `TURN_BYTES` of its input, writes the replies and leaves the rest for its next turn. It
+reads no more until then, nor while its replies are not being read. Priorities are ignored, nothing is pushed. A
+stream error resets its stream; a connection error ends the connection with a GOAWAY that says why.
 """
 
 import asyncio
@@ -20,15 +20,16 @@ from ingero_http.listener import LINGER_SECONDS, TURN_BYTES, Listener
 
 _DRAIN_PING: Final = b"\0drained"
 _DRAIN_SECONDS: Final = 1.0
-_PREFACE_AND_HEAD: Final = len(h2.PREFACE) + h2.HEAD_OCTETS
+"""How long a client may take to learn that the connection drains."""
+_PREFACE_AND_HEAD: Final = len(h2.PREFACE) + h2.FRAME_HEAD_BYTES
 
 
 class Connection(asyncio.Protocol):
     """One client."""
 
     __slots__ = (
-        "_blocks", "_draining", "_greeted", "_greeting", "_held", "_outbox", "_over", "_progress", "_requests",
-        "_rest", "_server", "_service", "_stalled", "_transport", "_turn",
+        "_blocks", "_closing", "_counted", "_drain_started", "_greeting", "_last_frame_at", "_outbox", "_pending",
+        "_preface_received", "_requests", "_server", "_service", "_transport", "_turn_scheduled", "_write_paused",
     )  # fmt: skip
 
     def __init__(self, server: Listener["Connection"], service: Service, greeting: bytes) -> None:
@@ -37,117 +38,118 @@ class Connection(asyncio.Protocol):
         self._blocks = HeaderBlockReader(server.limits.header_bytes)
         self._outbox = Outbox()
         self._requests = Requests(server, service, self._outbox, self._flush, self.close)
-        self._rest = b""
-        """The beginning of a frame, or what waits for its turn."""
-        self._held = 0
-        """Octets that count as unfinished, besides bodies."""
-        self._greeted = self._over = self._stalled = self._turn = False
-        self._progress = time.monotonic()
-        self._draining = 0.0
+        self._pending = b""
+        """The start of a frame, or frames that wait for the next turn."""
+        self._counted = 0
+        """Bytes of this connection in `Listener.unfinished`, bodies excluded."""
+        self._preface_received = self._closing = self._write_paused = self._turn_scheduled = False
+        self._last_frame_at = time.monotonic()
+        self._drain_started = 0.0
 
-    # The transport's side.
+    # asyncio.Protocol.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         if not self._server.register(self):
-            self._over = True
+            self._closing = True
             self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._over, self._transport = True, None
+        self._closing, self._transport = True, None
         self._server.unregister(self)
-        self._requests.forget()
-        self._rest = b""
-        self._hold()
+        self._requests.connection_lost()
+        self._pending = b""
+        self._count_unfinished()
 
     def pause_writing(self) -> None:
-        self._stalled = True
+        self._write_paused = True
         if self._transport:
             self._transport.pause_reading()
             self._server.writing_paused(self)
 
     def resume_writing(self) -> None:
-        self._stalled = False
+        self._write_paused = False
         self._server.writing_resumed(self)
-        # Not at once: this may be called while answers are written.
-        asyncio.get_running_loop().call_soon(self._go_on)
+        # Not at once: this may be called while replies are written.
+        asyncio.get_running_loop().call_soon(self._resume)
 
     def eof_received(self) -> bool:
         return False
 
     def data_received(self, data: bytes) -> None:
-        if self._over:
+        if self._closing:
             return
-        if self._rest:
-            data = self._rest + data
-        if self._turn or self._stalled:
-            self._rest = data
-            self._hold()
+        if self._pending:
+            data = self._pending + data
+        if self._turn_scheduled or self._write_paused:
+            self._pending = data
+            self._count_unfinished()
         else:
-            self._work(data)
+            self._process(data)
 
-    def _work(self, data: bytes) -> None:
-        """Work through a share; what is left of whole frames waits until others had their turn."""
+    def _process(self, data: bytes) -> None:
+        """Process up to `TURN_BYTES`; further frames wait until other connections had their turn."""
         try:
-            at = self._frames(data) if self._greeted else self._greet(data)
-            if at:
-                self._progress = time.monotonic()
-            self._rest = data[at:]
-        except Http2ConnectionError as fault:
+            processed = self._read_frames(data) if self._preface_received else self._read_preface(data)
+            if processed:
+                self._last_frame_at = time.monotonic()
+            self._pending = data[processed:]
+        except Http2ConnectionError as error:
             self._server.counters.malformed += 1
-            self._end(fault.code, str(fault))
+            self._go_away(error.code, str(error))
         self._flush()
-        if self._over:
-            self._rest = b""
-        elif self._greeted and h2.is_whole(self._rest):
+        if self._closing:
+            self._pending = b""
+        elif self._preface_received and h2.has_whole_frame(self._pending):
             self._server.counters.turns_ended += 1
-            self._turn = True
+            self._turn_scheduled = True
             if self._transport:
                 self._transport.pause_reading()
             asyncio.get_running_loop().call_soon(self._next_turn)
-        if self._rest or self._held or self._blocks.open:
-            self._hold()
+        if self._pending or self._counted or self._blocks.in_block:
+            self._count_unfinished()
 
     def _next_turn(self) -> None:
-        self._turn = False
-        self._go_on()
+        self._turn_scheduled = False
+        self._resume()
 
-    def _go_on(self) -> None:
-        """Work through what waits, unless there still is a reason to wait."""
-        if self._over or self._turn or self._stalled:
+    def _resume(self) -> None:
+        """Process what is pending, unless there is still a reason to wait."""
+        if self._closing or self._turn_scheduled or self._write_paused:
             return
-        if self._greeted and h2.is_whole(self._rest):
-            self._work(self._rest)
-        if not (self._turn or self._stalled or self._over) and self._transport:
+        if self._preface_received and h2.has_whole_frame(self._pending):
+            self._process(self._pending)
+        if not (self._turn_scheduled or self._write_paused or self._closing) and self._transport:
             self._transport.resume_reading()
 
-    def _hold(self) -> None:
-        """Count what is held besides bodies, with that of all connections; where it is too much, this one ends."""
-        held = 0 if self._over else len(self._rest) + self._blocks.held
-        self._server.unfinished += held - self._held
-        self._held = held
+    def _count_unfinished(self) -> None:
+        """Count what is held besides bodies; the connection that exceeds the limit of all connections ends."""
+        held = 0 if self._closing else len(self._pending) + self._blocks.buffered
+        self._server.unfinished += held - self._counted
+        self._counted = held
         if held and self._server.unfinished > self._server.limits.unfinished_bytes:
             self._server.counters.overloaded += 1
-            self._end(ErrorCode.ENHANCE_YOUR_CALM, "too much is being received at once")
-            self._hold()
+            self._go_away(ErrorCode.ENHANCE_YOUR_CALM, "too much is being received at once")
+            self._count_unfinished()
 
     def _flush(self) -> None:
         frames = self._outbox.frames
-        if frames and self._transport and not self._over:
+        if frames and self._transport and not self._closing:
             self._transport.write(frames[0] if len(frames) == 1 else b"".join(frames))
             frames.clear()
 
-    def _end(self, code: ErrorCode, words: str = "") -> None:
-        """Say goodbye and close behind it."""
-        if self._over or self._transport is None:
+    def _go_away(self, code: ErrorCode, message: str = "") -> None:
+        """Send GOAWAY and close."""
+        if self._closing or self._transport is None:
             return
-        if self._greeted:
-            self._outbox.frames.append(h2.go_away(min(self._requests.last, self._requests.final), code, words))
+        if self._preface_received:
+            last = min(self._requests.last_opened, self._requests.last_accepted)
+            self._outbox.frames.append(h2.go_away(last, code, message))
         self._flush()
-        self._over = True
-        self._progress = time.monotonic()
+        self._closing = True
+        self._last_frame_at = time.monotonic()
         if code != ErrorCode.NO_ERROR and self._transport.can_write_eof():
-            # What is still to come is read and dropped for a moment: a reset would take the goodbye with it.
+            # Further input is read and dropped for a while: a reset of TCP would take the GOAWAY with it.
             self._transport.write_eof()
             self._transport.resume_reading()
         else:
@@ -155,8 +157,8 @@ class Connection(asyncio.Protocol):
 
     # Frames.
 
-    def _greet(self, data: bytes) -> int:
-        """Expect the preface and SETTINGS behind it (RFC 9113, 3.4)."""
+    def _read_preface(self, data: bytes) -> int:
+        """Expect the preface and SETTINGS (RFC 9113, 3.4); returns how many bytes were processed."""
         if not data.startswith(h2.PREFACE[: len(data)]):
             if data[:5] in (b"POST ", b"GET /", b"PUT /") and self._transport:
                 self._outbox.frames.append(b"HTTP/1.1 505 HTTP Version Not Supported\r\nconnection: close\r\n\r\n")
@@ -165,143 +167,146 @@ class Connection(asyncio.Protocol):
             return 0
         if data[len(h2.PREFACE) + 3] != h2.SETTINGS:
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "SETTINGS must come first")
-        self._greeted = True
+        self._preface_received = True
         self._outbox.frames.append(self._greeting)
-        return len(h2.PREFACE) + self._frames(data[len(h2.PREFACE) :])
+        return len(h2.PREFACE) + self._read_frames(data[len(h2.PREFACE) :])
 
-    def _frames(self, data: bytes) -> int:
-        """Work through whole frames, a share of them at most; returns the offset behind them."""
+    def _read_frames(self, data: bytes) -> int:
+        """Process whole frames, up to `TURN_BYTES` of them; returns how many bytes were processed."""
         at, end = 0, len(data)
         unpack, blocks, requests = h2.FRAME_HEAD.unpack_from, self._blocks, self._requests
-        while end - at >= 9 and at < TURN_BYTES and not self._over:
+        while end - at >= 9 and at < TURN_BYTES and not self._closing:
             high, low, kind, flags, number = unpack(data, at)
             length = high << 8 | low
-            if length > h2.LARGEST_FRAME:
-                raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} octets")
+            if length > h2.MAX_FRAME:
+                raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, f"a frame of {length} bytes")
             if at + 9 + length > end:
                 break
             payload = data[at + 9 : at + 9 + length]
             at += 9 + length
-            number &= h2.LARGEST_STREAM
-            if blocks.open and kind != h2.CONTINUATION:
+            number &= h2.MAX_STREAM
+            if blocks.in_block and kind != h2.CONTINUATION:
                 raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a header block is interrupted")
             try:
                 if kind == h2.DATA:
-                    requests.data(flags, number, payload)
+                    requests.data_received(flags, number, payload)
                 elif kind == h2.HEADERS:
-                    block = blocks.begin(flags, number, payload)
+                    block = blocks.start_block(flags, number, payload)
                     if block:
-                        self._block(block)
+                        self._header_block(block)
                 else:
-                    self._control(kind, flags, number, payload)
-            except Http2StreamError as fault:
-                self._server.counters.malformed += fault.code != ErrorCode.REFUSED_STREAM
-                requests.reset(number, fault.code)
+                    self._control_frame(kind, flags, number, payload)
+            except Http2StreamError as error:
+                self._server.counters.malformed += error.code != ErrorCode.REFUSED_STREAM
+                requests.reset(number, error.code)
         return at
 
-    def _block(self, block: HeaderBlock) -> None:
-        """A whole header block: a new request or the trailers of one."""
-        number, ended, octets = block
+    def _header_block(self, block: HeaderBlock) -> None:
+        """A complete header block starts a request or holds the trailers of one."""
+        number, ended, data = block
         requests = self._requests
-        if number <= requests.last:
-            requests.trailers(number, ended, self._blocks.fields(octets))
+        if number <= requests.last_opened:
+            requests.trailers_received(number, ended, self._blocks.decode(data))
             return
-        requests.last = number
-        requests.begin(number, ended, self._blocks.route(octets, self._service))
+        requests.last_opened = number
+        requests.head_received(number, ended, self._blocks.route(data, self._service))
 
-    def _control(self, kind: int, flags: int, number: int, payload: bytes) -> None:
+    def _control_frame(self, kind: int, flags: int, number: int, payload: bytes) -> None:
         self._requests.flood.count_empty_frame()
         if kind == h2.CONTINUATION:
-            block = self._blocks.go_on(flags, number, payload)
+            block = self._blocks.continue_block(flags, number, payload)
             if block:
-                self._block(block)
+                self._header_block(block)
         elif kind == h2.WINDOW_UPDATE:
-            self._allowed(number, payload)
+            self._window_update(number, payload)
         elif kind == h2.RST_STREAM:
-            self._abandoned(number, payload)
+            self._rst_stream(number, payload)
         elif kind == h2.PRIORITY:
             if not number:
-                raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "PRIORITY of the connection")
+                raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "PRIORITY on stream 0")
             if len(payload) != 5:
-                raise Http2StreamError(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is five octets")
+                raise Http2StreamError(ErrorCode.FRAME_SIZE_ERROR, "PRIORITY is not five bytes long")
         elif kind == h2.PUSH_PROMISE:
-            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "clients push nothing")
+            raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "PUSH_PROMISE from a client")
         elif kind in (h2.SETTINGS, h2.PING, h2.GOAWAY):
             if number:
-                raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame of the connection on a stream")
+                raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame for the connection on a stream")
             if kind == h2.SETTINGS:
-                self._settle(flags, payload)
+                self._settings(flags, payload)
             elif kind == h2.PING:
                 self._ping(flags, payload)
             elif len(payload) < 8:
-                raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is at least eight octets")
+                raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "GOAWAY is shorter than eight bytes")
 
-    def _settle(self, flags: int, payload: bytes) -> None:
+    def _settings(self, flags: int, payload: bytes) -> None:
         if flags & h2.ACK:
             if payload:
                 raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "an acknowledgement with settings")
             return
         values = h2.read_settings(payload)
         self._outbox.frames.append(h2.frame(h2.SETTINGS, h2.ACK, 0))
-        self._requests.settle(values)
+        self._requests.apply_settings(values)
 
     def _ping(self, flags: int, payload: bytes) -> None:
         if len(payload) != 8:
-            raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "PING is eight octets")
+            raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "PING is not eight bytes long")
         if not flags & h2.ACK:
             self._outbox.frames.append(h2.frame(h2.PING, h2.ACK, 0, payload))
-        elif payload == _DRAIN_PING and self._draining:
-            self._finalise()
+        elif payload == _DRAIN_PING and self._drain_started:
+            self._finish_drain()
 
-    def _allowed(self, number: int, payload: bytes) -> None:
+    def _window_update(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is four octets")
-        self._requests.allow(number, int.from_bytes(payload, "big") & h2.LARGEST_WINDOW)
+            raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "WINDOW_UPDATE is not four bytes long")
+        self._requests.grow_window(number, int.from_bytes(payload, "big") & h2.MAX_WINDOW)
 
-    def _abandoned(self, number: int, payload: bytes) -> None:
+    def _rst_stream(self, number: int, payload: bytes) -> None:
         if len(payload) != 4:
-            raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is four octets")
-        self._requests.abandoned(number)
+            raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "RST_STREAM is not four bytes long")
+        self._requests.reset_by_client(number)
 
-    # The server's side.
+    # listener.Connection.
 
     @property
     def busy(self) -> bool:
-        """Whether an answer is owed, or the client may not have heard yet that none will be given any more."""
-        if self._over or not self._greeted:
+        """Whether a reply is owed, or the client may not know yet that the connection drains."""
+        if self._closing or not self._preface_received:
             return False
-        unheard = self._requests.final == h2.LARGEST_STREAM and time.monotonic() < self._draining + _DRAIN_SECONDS
-        return bool(self._requests.streams) or unheard or self._turn
+        if self._requests.streams or self._turn_scheduled:
+            return True
+        drain_ends = self._drain_started + _DRAIN_SECONDS
+        return self._requests.last_accepted == h2.MAX_STREAM and time.monotonic() < drain_ends
 
     @property
     def unsent(self) -> int:
-        """Octets of answers that the client has not read."""
+        """Bytes of replies that the client has not read."""
         return self._transport.get_write_buffer_size() if self._transport else 0
 
     def drain(self) -> None:
-        """Announce the end; what the client sent before it heard of that is still served (RFC 9113, 6.8)."""
-        if self._over or not self._greeted:
+        """Announce the end; requests sent before the client learns of it are still served (RFC 9113, 6.8)."""
+        if self._closing or not self._preface_received:
             return
-        self._draining = time.monotonic()
+        self._drain_started = time.monotonic()
         self._outbox.frames += [
-            h2.go_away(h2.LARGEST_STREAM, ErrorCode.NO_ERROR),
+            h2.go_away(h2.MAX_STREAM, ErrorCode.NO_ERROR),
             h2.frame(h2.PING, 0, 0, _DRAIN_PING),
         ]
         self._flush()
 
-    def _finalise(self) -> None:
+    def _finish_drain(self) -> None:
+        """The client has answered the PING, so it knows of the end: accept no more streams."""
         requests = self._requests
-        requests.final = requests.last
+        requests.last_accepted = requests.last_opened
         if requests.streams:
-            self._outbox.frames.append(h2.go_away(requests.last, ErrorCode.NO_ERROR))
+            self._outbox.frames.append(h2.go_away(requests.last_opened, ErrorCode.NO_ERROR))
         else:
             self.close()
 
     def close(self) -> None:
-        """Say goodbye and close behind what is written."""
-        if self._transport and not self._greeted:
+        """Send GOAWAY and close once everything is written."""
+        if self._transport and not self._preface_received:
             self._transport.abort()
-        self._end(ErrorCode.NO_ERROR)
+        self._go_away(ErrorCode.NO_ERROR)
 
     def abort(self) -> None:
         """Close at once."""
@@ -310,25 +315,25 @@ class Connection(asyncio.Protocol):
 
     @property
     def idle_since(self) -> float | None:
-        """When frames came last; `None` while an answer is owed."""
-        return None if self._requests.owed else self._progress
+        """When frames were last received; `None` while a reply is owed."""
+        return None if self._requests.awaiting_answer else self._last_frame_at
 
     def expire(self, now: float, limits: Limits) -> bool:
-        """End what takes too long; says whether a request was cut short."""
+        """End what takes too long; returns whether a request was cut short."""
         self._requests.flood.renew()
-        if self._transport is None or self._turn or self._stalled:
+        if self._transport is None or self._turn_scheduled or self._write_paused:
             return False
-        quiet = now - self._progress
-        if self._over:
-            if quiet > min(LINGER_SECONDS, limits.read_seconds):
+        silence = now - self._last_frame_at
+        if self._closing:
+            if silence > min(LINGER_SECONDS, limits.read_seconds):
                 self._transport.abort()
             return False
-        begun = self._blocks.since or (self._progress if self._rest or not self._greeted else now)
-        if now - begun > limits.read_seconds:
-            self._end(ErrorCode.NO_ERROR, "a frame took too long")
-            return bool(self._rest)
+        started = self._blocks.since or (self._last_frame_at if self._pending or not self._preface_received else now)
+        if now - started > limits.read_seconds:
+            self._go_away(ErrorCode.NO_ERROR, "a frame took too long")
+            return bool(self._pending)
         slow = self._requests.expire(now, limits)
-        if not self._requests.streams and quiet > limits.idle_seconds:
+        if not self._requests.streams and silence > limits.idle_seconds:
             self.close()
         self._flush()
         return slow

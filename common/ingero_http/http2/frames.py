@@ -1,4 +1,4 @@
-"""HTTP/2 on the wire (RFC 9113): frame types, flags, error codes and settings, as numbers and as bytes. Pure."""
+"""HTTP/2 frames (RFC 9113): types, flags, error codes and settings, and how they are encoded. Pure."""
 
 import struct
 from enum import IntEnum
@@ -8,20 +8,20 @@ PREFACE: Final = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 """What a client sends first (RFC 9113, 3.4)."""
 
 DATA, HEADERS, PRIORITY, RST_STREAM, SETTINGS, PUSH_PROMISE, PING, GOAWAY, WINDOW_UPDATE, CONTINUATION = range(10)
-END_STREAM, ACK, END_HEADERS, PADDED, PRIORITISED = 0x1, 0x1, 0x4, 0x8, 0x20
+END_STREAM, ACK, END_HEADERS, PADDED, PRIORITY_FLAG = 0x1, 0x1, 0x4, 0x8, 0x20
 
 FRAME_HEAD: Final = struct.Struct(">HBBBI")
-"""A frame's first nine octets: length (upper 16 and lower 8 bits), type, flags, stream (RFC 9113, 4.1)."""
+"""A frame's first nine bytes: length (upper 16 and lower 8 bits), type, flags, stream (RFC 9113, 4.1)."""
 
-HEAD_OCTETS: Final = FRAME_HEAD.size
-LARGEST_FRAME: Final = 16384
-"""SETTINGS_MAX_FRAME_SIZE of both sides as we use it: the initial value, payload octets."""
+FRAME_HEAD_BYTES: Final = FRAME_HEAD.size
+MAX_FRAME: Final = 16384
+"""SETTINGS_MAX_FRAME_SIZE of both sides: the initial value, payload bytes."""
 
 INITIAL_WINDOW: Final = 65535
-"""Flow-control window of connections and streams at the start, octets (RFC 9113, 6.9.2)."""
+"""Flow-control window of connections and streams at the start, bytes (RFC 9113, 6.9.2)."""
 
-LARGEST_WINDOW: Final = 2**31 - 1
-LARGEST_STREAM: Final = 2**31 - 1
+MAX_WINDOW: Final = 2**31 - 1
+MAX_STREAM: Final = 2**31 - 1
 
 HEADER_TABLE_SIZE, ENABLE_PUSH, MAX_CONCURRENT_STREAMS, INITIAL_WINDOW_SIZE, MAX_FRAME_SIZE, MAX_HEADER_LIST_SIZE = (
     range(1, 7)
@@ -48,7 +48,7 @@ class ErrorCode(IntEnum):
 
 
 class Http2ConnectionError(Exception):
-    """The connection cannot go on (RFC 9113, 5.4.1)."""
+    """A connection error (RFC 9113, 5.4.1): the connection ends."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -56,7 +56,7 @@ class Http2ConnectionError(Exception):
 
 
 class Http2StreamError(Exception):
-    """One stream cannot go on (RFC 9113, 5.4.2)."""
+    """A stream error (RFC 9113, 5.4.2): the stream is reset."""
 
     def __init__(self, code: ErrorCode, message: str) -> None:
         super().__init__(message)
@@ -69,16 +69,16 @@ def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
     return FRAME_HEAD.pack(length >> 8, length & 0xFF, kind, flags, stream) + payload
 
 
-def is_whole(data: bytes) -> bool:
-    """Whether data begin with a whole frame, or with a head that says one that is too large."""
-    if len(data) < HEAD_OCTETS:
+def has_whole_frame(data: bytes) -> bool:
+    """Whether data start with a whole frame, or with the head of a frame that is too large."""
+    if len(data) < FRAME_HEAD_BYTES:
         return False
     length = int.from_bytes(data[:3], "big")
-    return len(data) >= HEAD_OCTETS + length or length > LARGEST_FRAME
+    return len(data) >= FRAME_HEAD_BYTES + length or length > MAX_FRAME
 
 
-def word(number: int) -> bytes:
-    """Four octets, as stream numbers, error codes and window increments travel."""
+def uint32(number: int) -> bytes:
+    """Four bytes, as stream numbers, error codes and window increments travel."""
     return number.to_bytes(4, "big")
 
 
@@ -93,33 +93,33 @@ def read_settings(payload: bytes) -> dict[int, int]:
     Raises `Http2ConnectionError` for values that RFC 9113, 6.5.2 forbids.
     """
     if len(payload) % 6:
-        raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS are not a multiple of six octets")
+        raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "SETTINGS are not a multiple of six bytes")
     values: dict[int, int] = dict(struct.iter_unpack(">HI", payload))
     if values.get(ENABLE_PUSH, 0) > 1:
         raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "SETTINGS_ENABLE_PUSH is neither 0 nor 1")
-    if values.get(INITIAL_WINDOW_SIZE, 0) > LARGEST_WINDOW:
+    if values.get(INITIAL_WINDOW_SIZE, 0) > MAX_WINDOW:
         raise Http2ConnectionError(ErrorCode.FLOW_CONTROL_ERROR, "SETTINGS_INITIAL_WINDOW_SIZE is above 2^31-1")
-    if not LARGEST_FRAME <= values.get(MAX_FRAME_SIZE, LARGEST_FRAME) < 1 << 24:
+    if not MAX_FRAME <= values.get(MAX_FRAME_SIZE, MAX_FRAME) < 1 << 24:
         raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "SETTINGS_MAX_FRAME_SIZE is out of its range")
     return values
 
 
-def window_update(stream: int, octets: int) -> bytes:
-    """Allow the peer so many octets more (RFC 9113, 6.9)."""
-    return frame(WINDOW_UPDATE, 0, stream, word(octets))
+def window_update(stream: int, size: int) -> bytes:
+    """Allow the peer so many bytes more (RFC 9113, 6.9)."""
+    return frame(WINDOW_UPDATE, 0, stream, uint32(size))
 
 
-def reset(stream: int, code: ErrorCode) -> bytes:
+def rst_stream(stream: int, code: ErrorCode) -> bytes:
     """End a stream at once (RFC 9113, 6.4)."""
-    return frame(RST_STREAM, 0, stream, word(code))
+    return frame(RST_STREAM, 0, stream, uint32(code))
 
 
-def go_away(last: int, code: ErrorCode, words: str = "") -> bytes:
+def go_away(last: int, code: ErrorCode, message: str = "") -> bytes:
     """Announce the end of a connection: streams above `last` were not looked at (RFC 9113, 6.8)."""
-    return frame(GOAWAY, 0, 0, word(last) + word(code) + words.encode()[:256])
+    return frame(GOAWAY, 0, 0, uint32(last) + uint32(code) + message.encode()[:256])
 
 
-def content(flags: int, payload: bytes) -> bytes:
+def strip_padding(flags: int, payload: bytes) -> bytes:
     """The payload of DATA or HEADERS without padding and priority (RFC 9113, 6.1 and 6.2).
 
     Raises `Http2ConnectionError` when they do not fit in.
@@ -129,7 +129,7 @@ def content(flags: int, payload: bytes) -> bytes:
         if not payload:
             raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "a padded frame without its padding's length")
         start, padding = 1, payload[0]
-    if flags & PRIORITISED:
+    if flags & PRIORITY_FLAG:
         start += 5
     if start > len(payload):
         raise Http2ConnectionError(ErrorCode.FRAME_SIZE_ERROR, "a frame is shorter than its flags say")

@@ -1,7 +1,7 @@
-"""HPACK (RFC 7541): header blocks, read against the connection's dynamic table and written without one. Pure.
+"""HPACK (RFC 7541): header blocks are decoded with the connection's dynamic table and encoded without one. Pure.
 
-A table is a value: reading a block returns the fields and the table behind it, which is the same object when the
-block changed nothing. What was made of such a block may therefore be used again for as long as the table stays.
+A table is a value: decoding a block returns the fields and the table after it. That is the same object if the block
+did not change it, so that what was made of a block can be cached for as long as the table stays the same object.
 """
 
 from collections.abc import Iterable
@@ -32,101 +32,101 @@ _INDEX: Final = {field: number for number, field in reversed(list(enumerate(STAT
 _NAME_INDEX: Final = {name: number for number, (name, _) in reversed(list(enumerate(STATIC, 1)))}
 
 ENTRY_OVERHEAD: Final = 32
-"""Octets that an entry counts beyond its name and value (RFC 7541, 4.1), in tables and in header list sizes."""
+"""Bytes that an entry counts beyond its name and value (RFC 7541, 4.1), in tables and in header list sizes."""
 
 DEFAULT_TABLE: Final = 4096
-"""Octets of a dynamic table unless SETTINGS_HEADER_TABLE_SIZE says otherwise (RFC 9113, 6.5.2)."""
+"""Bytes of a dynamic table unless SETTINGS_HEADER_TABLE_SIZE says otherwise (RFC 9113, 6.5.2)."""
 
 EMPTY_TABLE: Final = b"\x20"
-"""A size update to zero (RFC 7541, 6.3). Sent before a connection's first block, it is right whatever size the peer
-allows, and nothing has to be said again when that changes."""
+"""A size update to zero (RFC 7541, 6.3). It precedes the first block of a connection and is right whatever size the
+peer allows, now and later."""
 
 
 class HpackError(ValueError):
-    """A block that cannot be read: the connection cannot go on (RFC 9113, 4.3)."""
+    """A block that cannot be decoded: a connection error (RFC 9113, 4.3)."""
 
 
 class HeaderListTooLarge(HpackError):
-    """A block that unfolds to far more than is allowed."""
+    """A block whose fields are several times larger than allowed."""
 
 
-_BOMB: Final = 4
-"""How often the allowed size a block may unfold to before it is read no further."""
+_MAX_EXCESS: Final = 4
+"""Multiple of the allowed size at which decoding stops."""
 
 
-_UPDATES: Final = 2
-"""Table size updates that a block may begin with, the smallest size since the last one and the latest (4.2)."""
+_MAX_SIZE_UPDATES: Final = 2
+"""Table size updates at the start of a block: the smallest size since the last block and the current one (4.2)."""
 
 
 class DynamicTable(NamedTuple):
-    """A dynamic table: its entries, newest first, what they count in octets and what they may count."""
+    """A dynamic table: its entries, newest first, their size and their largest size, bytes."""
 
     entries: tuple[Field, ...] = ()
     size: int = 0
     limit: int = DEFAULT_TABLE
 
 
-def decode_block(block: bytes, table: DynamicTable, most: int) -> tuple[list[Field] | None, DynamicTable]:
-    """The fields of a complete block, in order, and the table behind it.
+def decode_block(block: bytes, table: DynamicTable, max_bytes: int) -> tuple[list[Field] | None, DynamicTable]:
+    """The fields of a complete block, in order, and the table after it.
 
-    `most` bounds the fields in octets as SETTINGS_MAX_HEADER_LIST_SIZE counts them; a block beyond it is read to its
-    end for the table's sake and gives `None`. Raises `HpackError`, and `HeaderListTooLarge` for one that is far
-    beyond it.
+    `max_bytes` bounds the fields as SETTINGS_MAX_HEADER_LIST_SIZE counts them; a larger block is read to its end for
+    the table's sake and gives `None`. Raises `HpackError`, and `HeaderListTooLarge` for a block that is several times
+    too large.
     """
     try:
-        return _read(block, table, most)
+        return _read(block, table, max_bytes)
     except IndexError:
         raise HpackError("a header block ends early or names a field that is in no table") from None
     except huffman.HuffmanError as error:
         raise HpackError(str(error)) from None
 
 
-def _read(block: bytes, table: DynamicTable, most: int) -> tuple[list[Field] | None, DynamicTable]:
+def _read(block: bytes, table: DynamicTable, max_bytes: int) -> tuple[list[Field] | None, DynamicTable]:
     entries, size, limit = table
     fields: list[Field] = []
     at, end, total, updates = 0, len(block), 0, 0
     changed = False
     while at < end:
-        octet = block[at]
-        if octet & 0x80:
-            index = octet & 0x7F
+        byte = block[at]
+        if byte & 0x80:
+            index = byte & 0x7F
             if index < 0x7F:
                 at += 1
             else:
                 index, at = _integer(block, at, 0x7F)
             field = _entry(index, entries)
-        elif octet & 0xE0 == 0x20:
+        elif byte & 0xE0 == 0x20:
             updates += 1
             if total:
-                raise HpackError("a table size update behind a field")
-            if updates > _UPDATES:
-                raise HpackError(f"more than {_UPDATES} table size updates in a block")
+                raise HpackError("a table size update after a field")
+            if updates > _MAX_SIZE_UPDATES:
+                raise HpackError(f"more than {_MAX_SIZE_UPDATES} table size updates in a block")
             limit, at = _integer(block, at, 0x1F)
             if limit > DEFAULT_TABLE:
-                raise HpackError(f"a table of {limit} octets: {DEFAULT_TABLE} are allowed")
+                raise HpackError(f"a table of {limit} bytes: {DEFAULT_TABLE} are allowed")
             entries, size = _evict(entries, size, limit)
             changed = True
             continue
         else:
-            index, at = _integer(block, at, 0x3F if octet & 0x40 else 0x0F)
+            index, at = _integer(block, at, 0x3F if byte & 0x40 else 0x0F)
             if index:
                 name = _entry(index, entries)[0]
             else:
                 name, at = _string(block, at)
             value, at = _string(block, at)
             field = (name, value)
-            if octet & 0x40:
+            if byte & 0x40:
                 own = len(name) + len(value) + ENTRY_OVERHEAD
                 entries, size = _evict((field, *entries), size + own, limit)
                 changed = True
         total += len(field[0]) + len(field[1]) + ENTRY_OVERHEAD
-        if total <= most:
+        if total <= max_bytes:
             fields.append(field)
-        elif total > _BOMB * most:
-            raise HeaderListTooLarge("a header block unfolds to too much")
+        elif total > _MAX_EXCESS * max_bytes:
+            raise HeaderListTooLarge("a header list is too large")
     if changed and (limit != table.limit or entries != table.entries):
         table = DynamicTable(entries, size, limit)
-    return (fields if total <= most else None), table
+    return (fields if total <= max_bytes else None), table
 
 
 def _entry(index: int, entries: tuple[Field, ...]) -> Field:
@@ -146,17 +146,17 @@ def _evict(entries: tuple[Field, ...], size: int, limit: int) -> tuple[tuple[Fie
 
 
 def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
-    """An integer with a prefix (RFC 7541, 5.1) and the offset behind it."""
+    """An integer with a prefix (RFC 7541, 5.1) and the offset after it."""
     value = block[at] & mask
     at += 1
     if value < mask:
         return value, at
     shift = 0
     while True:
-        octet = block[at]
+        byte = block[at]
         at += 1
-        value += (octet & 0x7F) << shift
-        if octet < 0x80:
+        value += (byte & 0x7F) << shift
+        if byte < 0x80:
             return value, at
         shift += 7
         if shift > 28:
@@ -164,7 +164,7 @@ def _integer(block: bytes, at: int, mask: int) -> tuple[int, int]:
 
 
 def _string(block: bytes, at: int) -> tuple[bytes, int]:
-    """A string (RFC 7541, 5.2) and the offset behind it."""
+    """A string (RFC 7541, 5.2) and the offset after it."""
     coded = block[at] & 0x80
     length, at = _integer(block, at, 0x7F)
     end = at + length

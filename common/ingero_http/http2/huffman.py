@@ -1,4 +1,4 @@
-"""The Huffman code of HPACK strings (RFC 7541, 5.2 and Appendix B): reading only, what we send is plain. Pure."""
+"""The Huffman code of HPACK strings (RFC 7541, 5.2 and Appendix B). Decoding only: blocks are sent plain. Pure."""
 
 from functools import cache
 from typing import Final
@@ -28,8 +28,8 @@ BY_LENGTH: Final[dict[int, bytes]] = {
     b"\x7f\xdc\xf9",
     30: b"\n\r\x16",
 }
-"""The octets by the length of their code in bits. The code is canonical, so the lengths alone define it; the end of
-string is the last code, thirty ones."""
+"""The bytes by the length of their code in bits. The code is canonical, so the lengths define it; the last code,
+thirty ones, is the end of string."""
 
 _END: Final = 256
 _PADDING_BITS: Final = 7
@@ -54,10 +54,10 @@ def codes() -> dict[int, tuple[int, int]]:
 
 @cache
 def _automaton() -> tuple[list[list[tuple[int, int]]], frozenset[int]]:
-    """For each node of the code's tree and each half octet: the next node and the octet that is complete, or -1.
+    """For each node of the code's tree and each half byte: the next node, and the byte that is complete, or -1.
 
-    The second part names the nodes where a string may end: at most seven ones behind its last octet. -2 marks the end
-    of string, which a string must not hold.
+    -2 marks the end of string, which a string must not hold. The second part is the nodes where a string may end:
+    after at most seven ones of padding.
     """
     children: list[list[int]] = [[0, 0]]
     leaves: dict[tuple[int, int], int] = {}
@@ -89,15 +89,15 @@ def _automaton() -> tuple[list[list[tuple[int, int]]], frozenset[int]]:
 
 
 def decode(text: bytes) -> bytes:
-    """Undo the code.
+    """Decode a string.
 
     Raises `HuffmanError` for an end of string inside and for padding that is longer than seven bits or not all ones.
     """
     rows, ends = _automaton()
     out, node = bytearray(), 0
-    for octet in text:
-        node, first = rows[node][octet >> 4]
-        node, second = rows[node][octet & 15]
+    for byte in text:
+        node, first = rows[node][byte >> 4]
+        node, second = rows[node][byte & 15]
         if first >= 0:
             out.append(first)
         if second >= 0:

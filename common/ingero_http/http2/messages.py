@@ -1,4 +1,4 @@
-"""Requests and replies of an HTTP/2 server: what a header block asks for, and an answer encoded once. Pure."""
+"""Request heads and replies of an HTTP/2 server, and what a service has to implement. Pure."""
 
 import re
 from collections.abc import Awaitable
@@ -13,45 +13,42 @@ from ingero_http.http2.frames import (
     END_STREAM,
     FRAME_HEAD,
     HEADERS,
-    LARGEST_FRAME,
+    MAX_FRAME,
     ErrorCode,
     Http2StreamError,
 )  # fmt: skip
 from ingero_http.http2.hpack import EMPTY_TABLE, Field, encode_block
 
 _NAME: Final = re.compile(rb"[!-9;-@\[-~]{1,256}")
-_FORBIDDEN_OCTET: Final = re.compile(rb"[\0\r\n]")
-_OF_A_CONNECTION: Final = {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
+_FORBIDDEN_BYTE: Final = re.compile(rb"[\0\r\n]")
+_CONNECTION_HEADERS: Final = {b"connection", b"proxy-connection", b"keep-alive", b"transfer-encoding", b"upgrade"}
 _PSEUDO: Final = {b":method", b":scheme", b":path", b":authority"}
 
 
 @dataclass(frozen=True, slots=True)
 class RequestHead:
-    """What a request says before its body. Of a field that is there several times, the last one counts."""
+    """The fields of a request. Of a field that is repeated, the last one counts."""
 
     method: bytes
     path: bytes
     fields: dict[bytes, bytes]
     length: int | None
-    """What content-length says, octets."""
+    """content-length, bytes."""
 
 
 def read_head(fields: list[Field]) -> RequestHead:
-    """Check a request's fields (RFC 9113, 8.2 and 8.3).
-
-    Raises `Http2StreamError` in words for a malformed request.
-    """
+    """Check a request's fields (RFC 9113, 8.2 and 8.3); raises `Http2StreamError` for a malformed request."""
     pseudo: dict[bytes, bytes] = {}
     regular: dict[bytes, bytes] = {}
     for name, value in fields:
         if name in _PSEUDO:
             if regular or name in pseudo:
-                raise _malformed(f"{name!r} stands twice or behind other fields")
+                raise _malformed(f"{name!r} is repeated or follows other fields")
             pseudo[name] = value
         elif _is_name(name):
             regular[name] = value
         else:
-            raise _malformed(f"{name!r} is no field name, or has no meaning in HTTP/2")
+            raise _malformed(f"{name!r} is not a field name, or is not allowed in HTTP/2")
     _check(fields, regular)
     if not pseudo.get(b":path") or b":method" not in pseudo or b":scheme" not in pseudo:
         raise _malformed("a request needs :method, :scheme and :path")
@@ -62,42 +59,42 @@ def read_head(fields: list[Field]) -> RequestHead:
 
 
 def check_trailers(fields: list[Field]) -> None:
-    """Check what follows a request's body (RFC 9113, 8.1); raises `Http2StreamError`."""
+    """Check the trailers of a request (RFC 9113, 8.1); raises `Http2StreamError`."""
     if not all(_is_name(name) for name, _ in fields):
-        raise _malformed("a trailer's name is none")
+        raise _malformed("the name of a trailer is not a field name")
     _check(fields, dict(fields))
 
 
 def _check(fields: list[Field], regular: dict[bytes, bytes]) -> None:
-    if _FORBIDDEN_OCTET.search(b" ".join([value for _, value in fields])):
-        raise _malformed("a value holds an octet that it must not hold")
+    if _FORBIDDEN_BYTE.search(b" ".join([value for _, value in fields])):
+        raise _malformed("a value holds NUL, CR or LF")
     if regular.get(b"te", b"trailers") != b"trailers":
-        raise _malformed("te may say nothing but trailers")
+        raise _malformed("te is not trailers")
 
 
 @lru_cache(1024)
 def _is_name(name: bytes) -> bool:
-    """Whether an ordinary field of this name may be in HTTP/2; the same few names come from everybody."""
-    return bool(_NAME.fullmatch(name)) and name not in _OF_A_CONNECTION
+    """Whether a regular field may have this name in HTTP/2; cached, because all clients send the same few names."""
+    return bool(_NAME.fullmatch(name)) and name not in _CONNECTION_HEADERS
 
 
-def _malformed(words: str) -> Http2StreamError:
-    return Http2StreamError(ErrorCode.PROTOCOL_ERROR, words)
+def _malformed(reason: str) -> Http2StreamError:
+    return Http2StreamError(ErrorCode.PROTOCOL_ERROR, reason)
 
 
 class Reply:
-    """An answer, encoded once for every stream that gets it: a header block, data, a trailer block or neither."""
+    """A reply, encoded once for all streams that get it: a header block, data and a trailer block."""
 
     __slots__ = ("data", "head", "pieces", "tail")
 
     def __init__(self, head: bytes, data: bytes = b"", tail: bytes = b"") -> None:
-        if len(head) > LARGEST_FRAME or len(tail) > LARGEST_FRAME:
+        if len(head) > MAX_FRAME or len(tail) > MAX_FRAME:
             raise ValueError("a reply's fields do not fit into one frame")
         self.head, self.data, self.tail = head, data, tail
         self.pieces: tuple[bytes, ...] = ()
-        """What stands before, between and behind the stream's number, where the data fits into one frame."""
+        """The frames without the stream number, which joins them; empty if the data needs several frames."""
         ended = END_STREAM | END_HEADERS
-        if len(data) > LARGEST_FRAME:
+        if len(data) > MAX_FRAME:
             return
         if data and tail:
             self.pieces = (
@@ -118,18 +115,18 @@ class Reply:
         """A reply from its fields."""
         return cls(encode_block(fields), data, encode_block(trailers) if trailers else b"")
 
-    def first(self) -> "Reply":
-        """The same as the first reply of a connection, which also empties the peer's table."""
+    def as_first(self) -> "Reply":
+        """This reply as the first of a connection, which also empties the client's dynamic table."""
         return Reply(EMPTY_TABLE + self.head, self.data, self.tail)
 
 
 def _head(payload: bytes, kind: int, flags: int) -> bytes:
-    """A frame's head without the stream's number."""
+    """A frame's head without the stream number."""
     return FRAME_HEAD.pack(len(payload) >> 8, len(payload) & 0xFF, kind, flags, 0)[:5]
 
 
 class Failure(Enum):
-    """Why a request gets no answer from its handler."""
+    """Why a request is not answered by the service."""
 
     HEADERS_TOO_LARGE = auto()
     BODY_TOO_LARGE = auto()
@@ -139,20 +136,20 @@ class Failure(Enum):
 
 
 class Exchange(Protocol):
-    """What equal request heads ask for; one object may serve many streams at once."""
+    """Serves the requests with one head; one object may serve many streams at once."""
 
     def begin(self) -> Reply | None:
-        """Look at a request before its body is read; a reply ends the stream."""
+        """Check a request before its body is read; a reply ends the stream."""
 
     def complete(self, body: bytes) -> Reply | Awaitable[Reply]:
-        """Answer a request whose body is complete."""
+        """Answer a complete request."""
 
 
 class Service(Protocol):
-    """What a server serves."""
+    """What an HTTP/2 server serves."""
 
     def route(self, head: RequestHead) -> Exchange:
-        """Find what a head asks for; equal heads need not be asked about again."""
+        """The exchange for a head; it may be used again for equal heads."""
 
     def fail(self, failure: Failure) -> Reply:
         """The reply to a request that cannot be served."""

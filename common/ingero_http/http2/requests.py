@@ -1,7 +1,7 @@
 """Requests of an HTTP/2 connection, from their header block to the end of the reply (RFC 9113, 5.1 and 8.1).
 
-Windows are given back as data comes; `Limits.unfinished_bytes` is what bounds memory. What breaks the rules of one
-stream raises `Http2StreamError`, what breaks those of the connection `Http2ConnectionError`.
+Receive windows are refilled as data comes; memory is bounded by `Limits.unfinished_bytes`. Stream errors are raised
+as `Http2StreamError`, connection errors as `Http2ConnectionError`.
 """
 
 import asyncio
@@ -22,15 +22,16 @@ from ingero_http.listener import Listener
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-_LATE: Final = 1024
-"""Streams that we ended early and whose late frames are passed over."""
+_MAX_ENDED_EARLY: Final = 1024
+"""Streams that the server ended early and whose late frames are ignored."""
 
 
 class Requests:
-    """The streams of one connection. `flush` writes what is in the outbox, `close` ends the connection."""
+    """The streams of one connection. `flush` writes the frames of the outbox, `close` ends the connection."""
 
     __slots__ = (
-        "_close", "_flush", "_late", "_outbox", "_server", "_service", "_window", "final", "flood", "last", "streams",
+        "_close", "_ended_early", "_flush", "_outbox", "_receive_window", "_server", "_service", "flood",
+        "last_accepted", "last_opened", "streams",
     )  # fmt: skip
 
     def __init__(
@@ -43,33 +44,33 @@ class Requests:
     ) -> None:
         self._server, self._service = server, service
         self._outbox, self._flush, self._close = outbox, flush, close
-        self._late: dict[int, None] = {}
-        self._window = CONNECTION_WINDOW
+        self._ended_early: dict[int, None] = {}
+        self._receive_window = CONNECTION_WINDOW
         self.flood = FloodGuard()
         self.streams: dict[int, Stream] = {}
-        self.last = 0
+        self.last_opened = 0
         """The highest stream that was opened."""
-        self.final = h2.LARGEST_STREAM
-        """The highest stream that is served; the connection closes behind the last reply once it is set."""
+        self.last_accepted = h2.MAX_STREAM
+        """The highest stream that will be served; once it is lowered, the connection closes after the last reply."""
 
     @property
-    def owed(self) -> bool:
-        """Whether an answer to a whole request is under way."""
+    def awaiting_answer(self) -> bool:
+        """Whether the reply to a complete request is being computed."""
         return any(stream.task for stream in self.streams.values())
 
-    # What the client sends.
+    # Frames of the client.
 
-    def begin(self, number: int, ended: bool, found: tuple[Exchange, int | None] | None) -> None:
-        """A new request: what it asks for and its content-length, `None` when its fields are too large."""
-        if number > self.final:
+    def head_received(self, number: int, ended: bool, found: tuple[Exchange, int | None] | None) -> None:
+        """A request starts. `found`: its exchange and its content-length, `None` if its fields are too large."""
+        if number > self.last_accepted:
             return
         server = self._server
         if len(self.streams) >= server.limits.streams:
             raise Http2StreamError(ErrorCode.REFUSED_STREAM, "too many streams")
         self.flood.served += 1
         server.counters.requests += 1
-        exchange, length = found or (_UNREAD, None)
-        stream = self.streams[number] = Stream(number, exchange, length, self._outbox.first_credit)
+        exchange, length = found or (_UNREADABLE, None)
+        stream = self.streams[number] = Stream(number, exchange, length, self._outbox.initial_window)
         stream.complete = ended
         if not found:
             self._refuse(stream, Failure.HEADERS_TOO_LARGE)
@@ -84,85 +85,85 @@ class Requests:
         elif ended:
             self._complete(stream, b"")
 
-    def data(self, flags: int, number: int, payload: bytes) -> None:
+    def data_received(self, flags: int, number: int, payload: bytes) -> None:
         """A DATA frame (RFC 9113, 6.1)."""
         size = len(payload)
-        self._window -= size
-        if self._window < CONNECTION_WINDOW >> 1:
-            self._outbox.frames.append(h2.window_update(0, CONNECTION_WINDOW - self._window))
-            self._window = CONNECTION_WINDOW
+        self._receive_window -= size
+        if self._receive_window < CONNECTION_WINDOW >> 1:
+            self._outbox.frames.append(h2.window_update(0, CONNECTION_WINDOW - self._receive_window))
+            self._receive_window = CONNECTION_WINDOW
         if flags & h2.PADDED:
-            payload = h2.content(flags & h2.PADDED, payload)
+            payload = h2.strip_padding(flags & h2.PADDED, payload)
         stream = self.streams.get(number)
         if stream is None or stream.complete:
-            self._stray(number, stream)
+            self._check_late_frame(number, stream)
             return
-        stream.window -= size
+        stream.receive_window -= size
         if flags & h2.END_STREAM and not stream.body and size <= self._server.limits.body_bytes:
             self._complete(stream, payload)
             return
-        if not self._keep(stream, payload):
+        if not self._append_body(stream, payload):
             return
         if flags & h2.END_STREAM:
-            self._complete(stream, self._take(stream))
-        elif stream.window < STREAM_WINDOW >> 1:
-            self._outbox.frames.append(h2.window_update(number, STREAM_WINDOW - stream.window))
-            stream.window = STREAM_WINDOW
+            self._complete(stream, self._take_body(stream))
+        elif stream.receive_window < STREAM_WINDOW >> 1:
+            self._outbox.frames.append(h2.window_update(number, STREAM_WINDOW - stream.receive_window))
+            stream.receive_window = STREAM_WINDOW
         if not payload:
             self.flood.count_empty_frame()
 
-    def trailers(self, number: int, ended: bool, fields: list[Field] | None) -> None:
-        """The fields behind a body, `None` when they are too large."""
+    def trailers_received(self, number: int, ended: bool, fields: list[Field] | None) -> None:
+        """The trailers of a request, `None` if they are too large."""
         stream = self.streams.get(number)
         if stream is None or stream.complete:
-            self._stray(number, stream)
+            self._check_late_frame(number, stream)
             return
         if not ended or fields is None:
             raise Http2StreamError(ErrorCode.PROTOCOL_ERROR, "trailers that do not end the stream, or are too large")
         check_trailers(fields)
-        self._complete(stream, self._take(stream))
+        self._complete(stream, self._take_body(stream))
 
-    def abandoned(self, number: int) -> None:
-        """The client ends a stream."""
-        self._must_be_known(number)
-        self._drop(number)
-        self._late.pop(number, None)  # nothing can be on its way any more
+    def reset_by_client(self, number: int) -> None:
+        """The client resets a stream."""
+        self._check_opened(number)
+        self._remove(number)
+        self._ended_early.pop(number, None)  # no late frame can follow a reset
         self.flood.count_reset()
 
-    def allow(self, number: int, octets: int) -> None:
-        """The client's window of a stream, or with 0 of the connection, grows."""
+    def grow_window(self, number: int, size: int) -> None:
+        """A WINDOW_UPDATE for a stream, or for the connection if `number` is 0."""
         if not number:
-            for stream in self._outbox.allow(octets):
+            for stream in self._outbox.grow_window(size):
                 self._finish(stream)
             return
-        self._must_be_known(number)
-        one = self.streams.get(number)
-        if self._outbox.allow_stream(one, octets) and one:
-            self._finish(one)
+        self._check_opened(number)
+        updated = self.streams.get(number)
+        if self._outbox.grow_stream_window(updated, size) and updated:
+            self._finish(updated)
 
-    def settle(self, values: dict[int, int]) -> None:
-        """The client's SETTINGS."""
-        credit = values.get(h2.INITIAL_WINDOW_SIZE, self._outbox.first_credit)
-        for stream in self._outbox.settle(credit, self.streams):
+    def apply_settings(self, values: dict[int, int]) -> None:
+        """SETTINGS of the client."""
+        window = values.get(h2.INITIAL_WINDOW_SIZE, self._outbox.initial_window)
+        for stream in self._outbox.set_initial_window(window, self.streams):
             self._finish(stream)
 
-    def _stray(self, number: int, stream: Stream | None) -> None:
-        """A frame of a request that has ended already."""
-        if number in self._late or number > self.final:
+    def _check_late_frame(self, number: int, stream: Stream | None) -> None:
+        """A frame on a stream whose request has ended is ignored if the server ended it, otherwise it is an error."""
+        if number in self._ended_early or number > self.last_accepted:
             return
         if stream is not None:
             raise Http2StreamError(ErrorCode.STREAM_CLOSED, "the request has ended")
-        self._must_be_known(number)
+        self._check_opened(number)
         raise Http2ConnectionError(ErrorCode.STREAM_CLOSED, "the stream has ended")
 
-    def _must_be_known(self, number: int) -> None:
-        if number > self.last or not number & 1:
+    def _check_opened(self, number: int) -> None:
+        if number > self.last_opened or not number & 1:
             raise Http2ConnectionError(ErrorCode.PROTOCOL_ERROR, "a frame on a stream that was never opened")
 
     # Bodies.
 
-    def _keep(self, stream: Stream, payload: bytes) -> bool:
-        """Add to a body; says whether the request is still wanted."""
+    def _append_body(self, stream: Stream, payload: bytes) -> bool:
+        """Add to a body; returns whether more of it is wanted."""
         server = self._server
         if len(stream.body) + len(payload) > server.limits.body_bytes:
             self._refuse(stream, Failure.BODY_TOO_LARGE)
@@ -177,7 +178,7 @@ class Requests:
         server.unfinished += len(payload)
         return True
 
-    def _take(self, stream: Stream) -> bytes:
+    def _take_body(self, stream: Stream) -> bytes:
         body = bytes(stream.body)
         self._server.unfinished -= len(body)
         stream.body = b""
@@ -219,59 +220,59 @@ class Requests:
     def _answer(self, stream: Stream, reply: Reply) -> None:
         if not stream.complete:
             stream.complete = True
-            self._pass_over(stream.number)
+            self._ignore_late_frames(stream.number)
         if self._outbox.reply(stream, reply):
             self._finish(stream)
 
     # The end of a stream.
 
     def _finish(self, stream: Stream) -> None:
-        """The reply is out; what the client still sends of an unfinished request is not wanted."""
-        if stream.number in self._late:
-            self._outbox.frames.append(h2.reset(stream.number, ErrorCode.NO_ERROR))
-        self._drop(stream.number)
+        """The reply is written; if the request is not complete, the client need not send the rest."""
+        if stream.number in self._ended_early:
+            self._outbox.frames.append(h2.rst_stream(stream.number, ErrorCode.NO_ERROR))
+        self._remove(stream.number)
 
     def reset(self, number: int, code: ErrorCode) -> None:
-        """End a stream that broke a rule."""
-        self._outbox.frames.append(h2.reset(number, code))
-        self._pass_over(number)
-        self._drop(number)
+        """Reset a stream after a stream error."""
+        self._outbox.frames.append(h2.rst_stream(number, code))
+        self._ignore_late_frames(number)
+        self._remove(number)
         if code != ErrorCode.REFUSED_STREAM:
             self.flood.count_reset()
 
     def expire(self, now: float, limits: Limits) -> bool:
-        """End requests and replies that take too long; says whether a request was cut short."""
+        """End requests and replies that take too long; returns whether a request was cut short."""
         late = [stream for stream in self.streams.values() if now - stream.since > limits.read_seconds]
         slow = [stream for stream in late if not stream.complete]
         for stream in slow:
             self._refuse(stream, Failure.TOO_SLOW)
         for stream in late:
-            if stream.number in self._outbox.waiting and now - stream.since > limits.idle_seconds:
-                self._outbox.frames.append(h2.reset(stream.number, ErrorCode.CANCEL))
-                self._drop(stream.number)
+            if stream.number in self._outbox.blocked and now - stream.since > limits.idle_seconds:
+                self._outbox.frames.append(h2.rst_stream(stream.number, ErrorCode.CANCEL))
+                self._remove(stream.number)
         return bool(slow)
 
-    def forget(self) -> None:
-        """The connection is gone: nobody waits for an answer any more."""
+    def connection_lost(self) -> None:
+        """Cancel what is under way, and break the reference cycles with the connection."""
         for stream in self.streams.values():
-            self._let_go(stream)
+            self._release(stream)
         self.streams.clear()
-        self._flush = self._close = _nothing
+        self._flush = self._close = _do_nothing
 
-    def _pass_over(self, number: int) -> None:
-        self._late[number] = None
-        if len(self._late) > _LATE:
-            del self._late[next(iter(self._late))]
+    def _ignore_late_frames(self, number: int) -> None:
+        self._ended_early[number] = None
+        if len(self._ended_early) > _MAX_ENDED_EARLY:
+            del self._ended_early[next(iter(self._ended_early))]
 
-    def _drop(self, number: int) -> None:
+    def _remove(self, number: int) -> None:
         stream = self.streams.pop(number, None)
         if stream:
-            self._outbox.waiting.pop(number, None)
-            self._let_go(stream)
-            if not self.streams and self.final != h2.LARGEST_STREAM:
+            self._outbox.blocked.pop(number, None)
+            self._release(stream)
+            if not self.streams and self.last_accepted != h2.MAX_STREAM:
                 self._close()
 
-    def _let_go(self, stream: Stream) -> None:
+    def _release(self, stream: Stream) -> None:
         if stream.body:
             self._server.unfinished -= len(stream.body)
             stream.body = b""
@@ -279,8 +280,8 @@ class Requests:
             stream.task.cancel()
 
 
-class _Unread:
-    """Stands in for what a request asks whose fields are too large to say."""
+class _Unreadable:
+    """Exchange of a request whose fields are too large to be read; it is refused before this is used."""
 
     def begin(self) -> Reply | None:
         raise NotImplementedError
@@ -289,8 +290,8 @@ class _Unread:
         raise NotImplementedError
 
 
-_UNREAD: Final = _Unread()
+_UNREADABLE: Final = _Unreadable()
 
 
-def _nothing() -> None:
-    """Stands in for the way to a connection that is gone, so that its objects need no garbage collector."""
+def _do_nothing() -> None:
+    """Takes the place of a closed connection's methods."""

@@ -1,7 +1,7 @@
-"""A small HTTP/2 server for hot routes: one service answers, everything is bounded.
+"""An HTTP/2 server for hot routes: one service answers, everything is bounded.
 
-It takes HTTP/2 over TLS (ALPN `h2`) and over plain TCP with prior knowledge (RFC 9113, 3.3). It exists because a
-receiver must answer several times more calls a second on one core than grpcio's Python servers can (`make bench`).
+It speaks HTTP/2 over TLS (ALPN `h2`) and over TCP with prior knowledge (RFC 9113, 3.3). It exists because a receiver
+must answer several times more calls a second on one core than grpcio's Python servers can (`make bench`).
 """
 
 import asyncio
@@ -16,10 +16,10 @@ from ingero_http.listener import Listener
 
 
 class Http2Server(Listener[Connection]):
-    """Listens, bounds and hands every request to one service.
+    """Hands every request to one service, within limits.
 
-    A service that returns a `Reply` is answered at once; one that returns an awaitable holds its stream, not its
-    connection, and is cancelled when the client gives up.
+    A `Reply` is sent at once. An awaitable holds up its stream, not its connection, and is cancelled when the client
+    resets the stream.
     """
 
     def __init__(self, service: Service, *, limits: Limits | None = None) -> None:

@@ -60,7 +60,7 @@ class Client:
     async def next(self) -> Frame | None:
         """The next frame, `None` at the end of the connection."""
         try:
-            head = await asyncio.wait_for(self.reader.readexactly(h2.HEAD_OCTETS), PATIENCE)
+            head = await asyncio.wait_for(self.reader.readexactly(h2.FRAME_HEAD_BYTES), PATIENCE)
             high, low, kind, flags, number = h2.FRAME_HEAD.unpack(head)
             payload = await asyncio.wait_for(self.reader.readexactly(high << 8 | low), PATIENCE)
         except (asyncio.IncompleteReadError, ConnectionError):
