@@ -112,6 +112,7 @@ def yardstick(encoding: Encoding) -> float:
     return max(cost(encoding, honest(encoding, 400)) for _ in range(3))
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("count", [6_000, 25_000, 2_000_000])
 @pytest.mark.parametrize(("encoding", "shape", "make"), SHAPES, ids=[f"{kind}-{name}" for kind, name, _ in SHAPES])
 def test_no_shape_costs_more_than_an_honest_request(

@@ -97,6 +97,7 @@ SHAPES = [
 ]
 
 
+@pytest.mark.serial
 @pytest.mark.parametrize("count", [60_000, 5_000_000])
 @pytest.mark.parametrize(
     ("encoding", "shape", "signal", "make"), SHAPES, ids=[f"{encoding}-{name}" for encoding, name, *_ in SHAPES]
@@ -144,6 +145,7 @@ class Shelf(Writer):
         return done
 
 
+@pytest.mark.serial
 def test_a_large_request_is_read_beside_the_event_loop_and_in_order() -> None:
     shelf = Shelf()
     now = time.time_ns()

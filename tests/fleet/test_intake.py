@@ -202,6 +202,7 @@ def test_a_collective_that_cannot_be_read_costs_those_beside_it_nothing(wrong: d
     assert refused == {"a point is not OTLP": 1}
 
 
+@pytest.mark.serial
 def test_a_sequence_number_of_a_megabyte_is_not_counted_out() -> None:
     reader = PointReader(10, 100, GpuStates(10, 60.0))
 
