@@ -39,20 +39,22 @@ from ingero_kit.otlp_layout import (
 )  # fmt: skip
 from ingero_kit.otlp_limits import ALWAYS_ALLOWED_BYTES, check_cost, check_density, check_json_cost
 from ingero_kit.otlp_repair import METRICS, read_json, repair
-from ingero_kit.report_builder import (
+from ingero_kit.otlp_values import (
     NO_RECORDED_VALUE,
-    RESOURCE_STRINGS,
-    Identity,
-    IdentityOrError,
-    JsonAttributes,
-    ProtobufAttributes,
-    ReportBuilder,
     attribute_value,
     is_recorded,
     json_attributes,
     json_int_field,
     json_list,
     json_number,
+)
+from ingero_kit.report_builder import (
+    RESOURCE_STRINGS,
+    Identity,
+    IdentityOrError,
+    JsonAttributes,
+    ProtobufAttributes,
+    ReportBuilder,
     read_identity,
 )
 

@@ -1,15 +1,13 @@
 """Gathers the points of one OTLP resource block into a report; both encodings are walked into the same few calls."""
 
-import re
-from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
 
 from ingero_contract import attributes, metrics
 from ingero_contract.values import NodeState
 from ingero_kit.health_report import FUTURE_SECONDS, MAX_LABEL, MAX_TOTALS, DecodedReports, HealthReport, check_name
+from ingero_kit.otlp_values import attribute_value, json_attributes
 
 _TOTALS: Final = frozenset((metrics.LAUNCHES_TOTAL, metrics.CPU_STALL_TOTAL, metrics.MEMCPY_BYTES_TOTAL))
 RESOURCE_STRINGS: Final = {
@@ -38,9 +36,6 @@ class Identity(NamedTuple):
         """All of them in a fresh dictionary."""
         return {**self.shared, "node_id": self.node_id, "rank": self.rank}
 
-
-NO_RECORDED_VALUE: Final = 1
-"""Flag of a data point that stands for the absence of a value."""
 
 MAX_COUNT: Final = 2**31 - 1
 """Largest rank, world size and number of GPUs."""
@@ -180,86 +175,6 @@ def read_identity(found: dict[str, Any]) -> IdentityOrError:
     shared["world_size"] = _count(found.get(attributes.WORLD_SIZE)) or 0
     shared["cluster_id"] = cluster
     return Identity(node, _count(found.get(attributes.NODE_RANK)), shared)
-
-
-def attribute_value(value: AnyValue) -> Any:
-    kind = value.WhichOneof("value")
-    return getattr(value, kind) if kind in ("string_value", "int_value", "double_value", "bool_value") else None
-
-
-def is_recorded(point: Any) -> bool:
-    """Whether a point has a value, and it is not flagged as one that was not recorded."""
-    return not point.flags & NO_RECORDED_VALUE and bool(point.WhichOneof("value"))
-
-
-# JSON: numbers are numbers or their decimal text, as the protobuf mapping has it; what Python reads besides is not.
-
-_INTEGER: Final = re.compile(r"-?\d{1,20}", re.ASCII)
-_DOUBLE: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?|NaN|-?Infinity", re.ASCII)
-
-
-def json_integer(value: Any) -> int:
-    """A 64-bit integer of OTLP/JSON; raises `ValueError` for anything else."""
-    if type(value) is int:
-        return value
-    if isinstance(value, str) and _INTEGER.fullmatch(value):
-        return int(value)
-    if isinstance(value, float) and value.is_integer():
-        return int(value)
-    raise ValueError("a value is not an integer")
-
-
-def json_double(value: Any) -> float:
-    """A double of OTLP/JSON; raises `ValueError` for anything else."""
-    if type(value) is float or type(value) is int:
-        return float(value)
-    if isinstance(value, str) and _DOUBLE.fullmatch(value):
-        return float(value)
-    raise ValueError("a value is not a number")
-
-
-def json_number(point: dict[str, Any]) -> float | None:
-    """The value of a data point of OTLP/JSON, `None` where it has none; raises `ValueError` for one that is not."""
-    number = point.get("asDouble")
-    if number is not None:
-        return json_double(number)
-    number = point.get("asInt")
-    return None if number is None else float(json_integer(number))
-
-
-def json_int_field(point: dict[str, Any], name: str) -> int:
-    """An integer of a message in OTLP/JSON, 0 where it is not given; raises `ValueError` for anything else."""
-    value = point.get(name)
-    return 0 if value is None else json_integer(value)
-
-
-def json_list(value: Any) -> list[Any]:
-    """A list of OTLP/JSON, empty where it is not given; raises `ValueError` for anything else."""
-    if not isinstance(value, list | None):
-        raise ValueError("a list was expected")
-    return value or []
-
-
-def json_attributes(found: list[dict[str, Any]] | None) -> Iterator[tuple[str, Any]]:
-    """Attributes of OTLP/JSON."""
-    for pair in found or ():
-        yield pair["key"], json_attribute_value(pair.get("value") or {})
-
-
-def json_attribute_value(value: dict[str, Any]) -> Any:
-    text = value.get("stringValue")
-    if text is not None:
-        if not isinstance(text, str):
-            raise ValueError("a stringValue is not a string")
-        return text
-    if value.get("intValue") is not None:
-        return json_integer(value["intValue"])
-    if value.get("doubleValue") is not None:
-        return json_double(value["doubleValue"])
-    flag = value.get("boolValue")
-    if not isinstance(flag, bool | None):
-        raise ValueError("a boolValue is not true or false")
-    return flag
 
 
 def _raw_text(value: Any) -> str:

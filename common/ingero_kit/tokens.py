@@ -11,7 +11,7 @@ class Tokens:
     """The accepted bearer tokens. Only digests are kept; the tokens themselves are never logged or stored."""
 
     def __init__(self, *tokens: str) -> None:
-        self._digests = tuple(_digest(token) for token in tokens)
+        self._digests = tuple(token_digest(token) for token in tokens)
 
     @classmethod
     def read(cls, file: Path) -> "Tokens":
@@ -23,29 +23,47 @@ class Tokens:
 
     def accept(self, authorization: bytes | str | None) -> bool:
         """Whether an Authorization header carries one of the tokens; every token is compared, always."""
-        if authorization is None:
+        given = bearer_digest(authorization)
+        if given is None:
             return False
-        text = authorization.decode("latin-1") if isinstance(authorization, bytes) else authorization
-        scheme, _, token = text.partition(" ")
-        if scheme.lower() != "bearer":
-            return False
-        given = _digest(token.strip())
         accepted = False
         for digest in self._digests:
             accepted |= hmac.compare_digest(digest, given)
         return accepted
 
 
-def read_tokens(file: Path) -> list[str]:
-    """Return the tokens of a file, one a line."""
+def bearer_digest(authorization: bytes | str | None) -> bytes | None:
+    """SHA-256 of the token of an Authorization header; `None` for a header without a bearer token."""
+    raw = authorization.encode("latin-1", "replace") if isinstance(authorization, str) else authorization or b""
+    scheme, _, token = raw.partition(b" ")
+    return hashlib.sha256(token.strip()).digest() if scheme.lower() == b"bearer" else None
+
+
+def token_digest(token: str) -> bytes:
+    """SHA-256 of a token, which is all that is kept of it."""
+    return hashlib.sha256(token.encode()).digest()
+
+
+def read_token_lines(file: Path) -> list[tuple[int, str]]:
+    """The lines of a token file with their numbers, less blank ones and comments.
+
+    Raises `SettingsError` when the file cannot be read or holds no token: an empty file must never mean "open".
+    """
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise SettingsError(f"{file}: the token file cannot be read: {error.strerror}") from None
-    tokens = [line.strip() for line in lines if line.strip() and not line.startswith("#")]
-    if not tokens:
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise SettingsError(f"{file}: the token file cannot be read: {reason}") from None
+    found = [(number, line.strip()) for number, line in enumerate(lines, 1)]
+    found = [(number, line) for number, line in found if line and not line.startswith("#")]
+    if not found:
         raise SettingsError(f"{file}: the token file holds no token")
-    return tokens
+    return found
+
+
+def read_tokens(file: Path) -> list[str]:
+    """The tokens of a file, one a line. Raises `SettingsError`."""
+    return [line for _, line in read_token_lines(file)]
 
 
 def read_authorization(file: Path | None) -> str | None:
@@ -59,7 +77,3 @@ def read_authorization(file: Path | None) -> str | None:
     if not (token.isascii() and token.isprintable()):
         raise SettingsError(f"{file}: the token holds characters that no header can carry")
     return f"Bearer {token}"
-
-
-def _digest(token: str) -> bytes:
-    return hashlib.sha256(token.encode()).digest()

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero_kit.settings import SettingsError
+from ingero_kit.tokens import bearer_digest, read_token_lines, token_digest
 
 
 class Scope(StrEnum):
@@ -55,24 +56,16 @@ def read_tokens(file: Path) -> dict[bytes, Identity]:
     Blank lines and lines that begin with # are skipped. Raises `SettingsError` with the line's number, never with
     the token: a file without any token must not mean "open".
     """
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SettingsError(f"{file}: the token file cannot be read: {error}") from None
     found: dict[bytes, Identity] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in read_token_lines(file):
         words = line.split()
-        if not words or words[0].startswith("#"):
-            continue
-        digest = hashlib.sha256(words[0].encode()).digest()
+        digest = token_digest(words[0])
         if digest in found:
             raise SettingsError(f"{file}: line {number}: this token stands in the file twice")
         try:
             found[digest] = _identity(digest, words[1:])
         except ValueError as error:
             raise SettingsError(f"{file}: line {number}: {error}") from None
-    if not found:
-        raise SettingsError(f"{file}: the token file holds no token")
     return found
 
 
@@ -133,13 +126,9 @@ class TokenStore:
         """Who an Authorization header belongs to; every token is compared, always."""
         if self._file is None:
             return ANONYMOUS
-        if authorization is None:
+        given = bearer_digest(authorization)
+        if given is None:
             return None
-        text = authorization.decode("latin-1") if isinstance(authorization, bytes) else authorization
-        scheme, _, token = text.partition(" ")
-        if scheme.lower() != "bearer":
-            return None
-        given = hashlib.sha256(token.strip().encode("latin-1", "replace")).digest()
         found: Identity | None = None
         for digest, identity in self._current.items():
             if hmac.compare_digest(digest, given):

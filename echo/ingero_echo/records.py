@@ -21,7 +21,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span, Status
 from ingero_echo.request_limits import check_body, check_message, check_tree
 from ingero_kit.otlp_repair import LOGS, METRICS, TRACES, Repaired, read_json, repair
 from ingero_kit.otlp_signal import Encoding, Signal
-from ingero_kit.report_builder import json_double, json_integer, json_list, json_number
+from ingero_kit.otlp_values import json_double, json_integer, json_list, json_number
 
 MAX_DEPTH: Final = 16
 """Levels of lists and maps inside one attribute; deeper ones are cut."""

@@ -19,7 +19,7 @@ from ingero_fleet.collectives import gpu_states
 from ingero_fleet.collectives.batch import PointBatch
 from ingero_kit.health_report import check_name
 from ingero_kit.otlp_receiver import Push
-from ingero_kit.report_builder import (
+from ingero_kit.otlp_values import (
     NO_RECORDED_VALUE,
     is_recorded,
     json_attributes,

@@ -1,6 +1,6 @@
 """The operator's log records of marks out of an OTLP push, protobuf or JSON. Pure."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -12,6 +12,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from ingero_contract import attributes, metrics
 from ingero_kit.health_report import check_name
 from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_values import json_attributes, json_int_field, json_list
 
 NEEDLE: Final = metrics.TAINT_EVENT.encode()
 """What every push with such a record contains."""
@@ -97,24 +98,24 @@ Entry = tuple[float, str, dict[str, str]]
 
 def _protobuf(body: bytes) -> Iterator[Entry]:
     for block in ExportLogsServiceRequest.FromString(body).resource_logs:
-        shared = {pair.key: pair.value.string_value for pair in block.resource.attributes}
+        shared = _texts((pair.key, pair.value.string_value) for pair in block.resource.attributes)
         for scope in block.scope_logs:
             for record in scope.log_records:
                 if record.event_name == metrics.TAINT_EVENT:
-                    own = {pair.key: pair.value.string_value for pair in record.attributes}
+                    own = _texts((pair.key, pair.value.string_value) for pair in record.attributes)
                     yield record.time_unix_nano * 1e-9, record.body.string_value, {**shared, **own}
 
 
 def _json(body: bytes) -> Iterator[Entry]:
-    for block in orjson.loads(body).get("resourceLogs") or ():
-        shared = _texts((block.get("resource") or {}).get("attributes"))
-        for scope in block.get("scopeLogs") or ():
-            for record in scope.get("logRecords") or ():
+    for block in json_list(orjson.loads(body).get("resourceLogs")):
+        shared = _texts(json_attributes((block.get("resource") or {}).get("attributes")))
+        for scope in json_list(block.get("scopeLogs")):
+            for record in json_list(scope.get("logRecords")):
                 if record.get("eventName") == metrics.TAINT_EVENT:
                     words = str((record.get("body") or {}).get("stringValue") or "")
-                    time = int(record.get("timeUnixNano") or 0) * 1e-9
-                    yield time, words, {**shared, **_texts(record.get("attributes"))}
+                    time = json_int_field(record, "timeUnixNano") * 1e-9
+                    yield time, words, {**shared, **_texts(json_attributes(record.get("attributes")))}
 
 
-def _texts(pairs: list[dict[str, Any]] | None) -> dict[str, str]:
-    return {pair["key"]: str((pair.get("value") or {}).get("stringValue") or "") for pair in pairs or ()}
+def _texts(pairs: Iterable[tuple[str, Any]]) -> dict[str, str]:
+    return {key: value if isinstance(value, str) else "" for key, value in pairs}
