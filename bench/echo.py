@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from ingero_contract import attributes, echo, metrics  # noqa: E402
+from ingero_contract.signals import MEMORY_HEADROOM, THROUGHPUT_RATIO  # noqa: E402
 from ingero_echo import rollups  # noqa: E402
 from ingero_echo.questions import QUESTIONS  # noqa: E402
 from ingero_echo.settings import RetentionConfig, StoreConfig  # noqa: E402
@@ -149,8 +150,8 @@ def fill(path: Path, millions: int) -> None:
             INSERT INTO events
             SELECT uuid(), make_timestamp_ns(epoch_ns(now()) - 86400000000000 + moment), now()::TIMESTAMP, 'metrics',
                    'cluster-' || (i % 10), 'node-' || (i % 200),
-                   CASE i % 3 WHEN 0 THEN '{metrics.HEALTH_SCORE}' WHEN 1 THEN '{metrics.THROUGHPUT_RATIO}'
-                              ELSE '{metrics.MEMORY_HEADROOM}' END,
+                   CASE i % 3 WHEN 0 THEN '{metrics.HEALTH_SCORE}' WHEN 1 THEN '{THROUGHPUT_RATIO}'
+                              ELSE '{MEMORY_HEADROOM}' END,
                    CASE WHEN i % 200 < 10 THEN 0.4 ELSE 0.9 END + random() / 50, (i % 200)::INTEGER, 200,
                    CASE WHEN i % 97 = 0 THEN 'chain-' || i END, NULL,
                    '{{"{attributes.NODE_STATE}":"active","{attributes.WORKLOAD_TYPE}":"training"}}'

@@ -9,11 +9,12 @@ from typing import Any, Final
 
 from ingero_agent.health.baseline import FAST, SLOW, Baseline
 from ingero_agent.health.signals import Signals
+from ingero_contract.signals import SIGNALS, HealthSignal
 from ingero_kit.files import replace_file
 
 SCHEMA_VERSION: Final = 1
 MAX_BYTES: Final = 1 << 20
-_KEYS: Final = ("Throughput", "Compute", "Memory", "CPU")
+_KEYS: Final = tuple("CPU" if row.signal is HealthSignal.CPU else row.signal.capitalize() for row in SIGNALS)
 
 
 @dataclass(frozen=True)

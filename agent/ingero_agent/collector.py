@@ -3,7 +3,7 @@
 Names of the wire keep their names here, with underscores for dots.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, ProcessCollector
@@ -19,6 +19,7 @@ from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.throttle_metrics import THROTTLE_METRICS
 from ingero_contract import metrics
+from ingero_contract.signals import RATIOS, SIGNALS
 from ingero_kit.clock import Clock
 from ingero_kit.metrics_server import MetricsServer
 from ingero_kit.metrics_table import MetricRow, collect_rows, counter, counter_now, gauge, gauge_now
@@ -48,21 +49,17 @@ def stuck(idle_seconds: float, interval: float, timeout: float, asked: float) ->
     return f"no look for {idle_seconds:.0f} s" if idle_seconds > limit else None
 
 
+def _signal_value(name: str) -> Callable[[PollResult], float]:
+    """Reads a signal as it is pushed: throughput as a ratio to the node's own normal, the others as measured."""
+    if name in RATIOS:
+        return lambda s: float(getattr(s.observation, name))
+    return lambda s: float(getattr(s.score.ratios, name))
+
+
 NODE: Final[tuple[MetricRow[PollResult], ...]] = (
     gauge(wire_name(metrics.HEALTH_SCORE), "Health of the node, 0 to 1.", lambda s: s.score.value),
-    gauge(
-        wire_name(metrics.THROUGHPUT_RATIO),
-        "Work rate over the node's own normal, 0 to 1.",
-        lambda s: s.score.ratios.throughput,
-    ),
+    *(gauge(wire_name(row.metric), row.help, _signal_value(str(row.signal))) for row in SIGNALS),
     gauge(wire_name(metrics.THROUGHPUT_RATE), "Work a second.", lambda s: s.observation.rate),
-    gauge(
-        wire_name(metrics.COMPUTE_EFFICIENCY),
-        "Share of the time spent in work, 0 to 1.",
-        lambda s: s.observation.compute,
-    ),
-    gauge(wire_name(metrics.MEMORY_HEADROOM), "Free over total memory, 0 to 1.", lambda s: s.observation.memory),
-    gauge(wire_name(metrics.CPU_AVAILABILITY), "Idle share of the processors, 0 to 1.", lambda s: s.observation.cpu),
     gauge(
         "ingero_agent_dominant_signal",
         "1 for the signal furthest below its normal.",

@@ -22,6 +22,7 @@ from ingero_agent.sources import ReadFailed, SignalSource
 from ingero_agent.sources.poll_buffer import PollBuffer
 from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract.events import StragglerResolvedEvent, StragglerStateEvent
+from ingero_contract.signals import RATIOS
 from ingero_contract.values import DecisionSource, DetectionMode, NodeState
 from ingero_kit.clock import Clock, rfc3339
 from ingero_kit.health_report import HealthReport
@@ -286,15 +287,12 @@ class PushLoop:
 
     def _report(self, observation: Observation, current: score.Score, now: float) -> HealthReport:
         config, response = self._config, self._client.response
-        return HealthReport(
+        report = HealthReport(
             node_id=config.fleet_node_id,
             cluster_id=config.fleet_cluster_id,
             state=WIRE_STATES[self._phase.phase],
             score=current.value,
             throughput=current.ratios.throughput,
-            compute=observation.compute,
-            memory=observation.memory,
-            cpu=observation.cpu,
             rate=observation.rate,
             degraded=self._baseline.degraded(),
             detection_mode=str(self._rule.mode),
@@ -311,6 +309,9 @@ class PushLoop:
             time_unix_nano=int(now * 1e9),
             totals={(name, cgroup, direction): count for name, cgroup, direction, count in observation.totals},
         )
+        for name in RATIOS:
+            setattr(report, name, getattr(observation, name))
+        return report
 
     def _ranks(self) -> dict[str, int | None]:
         world = self._config.fleet_world_size

@@ -5,18 +5,6 @@ from typing import Final
 HEALTH_SCORE: Final = "ingero.node.health_score"
 """Health of a node, 0 (dead) to 1 (as good as its own best). Instrument: gauge. Unit: 1."""
 
-THROUGHPUT_RATIO: Final = "ingero.node.throughput_ratio"
-"""Launch rate over the node's own baseline, 0 to 1. Instrument: gauge. Unit: 1."""
-
-COMPUTE_EFFICIENCY: Final = "ingero.node.compute_efficiency"
-"""Share of the window spent in GPU operations, 0 to 1. Instrument: gauge. Unit: 1."""
-
-MEMORY_HEADROOM: Final = "ingero.node.memory_headroom"
-"""Free over total GPU memory, 0 to 1. Instrument: gauge. Unit: 1."""
-
-CPU_AVAILABILITY: Final = "ingero.node.cpu_availability"
-"""Idle share of the host's processors, 0 to 1. Instrument: gauge. Unit: 1."""
-
 THROUGHPUT_RATE: Final = "ingero.node.throughput_rate"
 """Absolute work rate, operations or steps a second, so that peers can be compared from birth.
 

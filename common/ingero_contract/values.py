@@ -28,16 +28,6 @@ class DetectionMode(StrEnum):
     NONE = "none"
 
 
-class Signal(StrEnum):
-    """The signal that fell the most below its baseline."""
-
-    THROUGHPUT = "throughput"
-    COMPUTE = "compute"
-    MEMORY = "memory"
-    CPU = "cpu"
-    UNKNOWN = "unknown"
-
-
 class DecisionSource(StrEnum):
     """What an agent's own classification rested on."""
 

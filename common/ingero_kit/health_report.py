@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ingero_contract import metrics
+from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState
 
 MAX_NAME: Final = 253
@@ -103,11 +104,8 @@ def check_name(name: str) -> str | None:
     return None
 
 
-SIGNAL_METRICS: Final = (
+SIGNAL_METRICS: Final[tuple[tuple[str, str], ...]] = (
     (metrics.HEALTH_SCORE, "score"),
-    (metrics.THROUGHPUT_RATIO, "throughput"),
-    (metrics.COMPUTE_EFFICIENCY, "compute"),
-    (metrics.MEMORY_HEADROOM, "memory"),
-    (metrics.CPU_AVAILABILITY, "cpu"),
+    *((row.metric, str(row.signal)) for row in SIGNALS),
     (metrics.THROUGHPUT_RATE, "rate"),
 )

@@ -4,6 +4,8 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from ingero_contract.signals import SIGNALS
+
 NANOS: Final = pa.timestamp("ns")
 _TEXT, _REAL, _INT = pa.string(), pa.float64(), pa.int32()
 _HEAD: Final = [
@@ -22,8 +24,7 @@ SCHEMAS: Final[dict[str, pa.Schema]] = {
         [
             *_HEAD, ("rank", _INT), ("world_size", _INT), ("state", _TEXT), ("workload_type", _TEXT),
             ("job_id", _TEXT), ("gpu_model", _TEXT), ("provider", _TEXT), ("health_score", _REAL),
-            ("throughput_ratio", _REAL), ("compute_efficiency", _REAL), ("memory_headroom", _REAL),
-            ("cpu_availability", _REAL), ("throughput_rate", _REAL),
+            *((row.column, _REAL) for row in SIGNALS), ("throughput_rate", _REAL),
         ]
     ),
     "collectives": pa.schema(

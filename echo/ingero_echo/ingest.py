@@ -18,6 +18,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes as keys
 from ingero_contract import echo, metrics
+from ingero_contract.signals import SIGNALS
 from ingero_contract.values import GPU_THROTTLED, LATE_RANK
 from ingero_echo import columnar, columns
 from ingero_echo.dedup import identities, identity, identity_suffix
@@ -65,8 +66,7 @@ CHAIN_KEYS: Final = (echo.CAUSAL_CHAIN_ID, "ingero.causal_chain_id")
 _OWN_COLUMN: Final = frozenset((keys.NODE_ID, keys.CLUSTER_ID, *CHAIN_KEYS))
 
 _HEALTH: Final = (
-    metrics.HEALTH_SCORE, metrics.THROUGHPUT_RATIO, metrics.COMPUTE_EFFICIENCY, metrics.MEMORY_HEADROOM,
-    metrics.CPU_AVAILABILITY, metrics.THROUGHPUT_RATE,
+    metrics.HEALTH_SCORE, *(row.metric for row in SIGNALS), metrics.THROUGHPUT_RATE,
 )  # fmt: skip
 _COLLECTIVE: Final = {
     metrics.COLLECTIVE_DURATION: "duration_ms",

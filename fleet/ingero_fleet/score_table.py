@@ -6,6 +6,7 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import ACTIONABLE
 from ingero_detect.cohorts import CohortKey
@@ -25,16 +26,15 @@ ACTIVE: Final = _CODES[NodeState.ACTIVE]
 IDLE: Final = _CODES[NodeState.IDLE]
 CALIBRATING: Final = _CODES[NodeState.CALIBRATING]
 
+_SIGNALS: Final = tuple(str(row.signal) for row in SIGNALS)
+
 COLUMNS: Final = {
     "score": np.float64,
     "rate": np.float64,
     "seen": np.float64,
     "since": np.float64,
     "first_seen": np.float64,
-    "throughput": np.float32,
-    "compute": np.float32,
-    "memory": np.float32,
-    "cpu": np.float32,
+    **dict.fromkeys(_SIGNALS, np.float32),
     "cohort": np.int32,
     "hardware": np.int32,
     "world_size": np.int32,
@@ -64,7 +64,7 @@ class Hardware(NamedTuple):
 
 
 BATCH_COLUMNS: Final = (
-    "score", "rate", "seen", "first_seen", "throughput", "compute", "memory", "cpu", "cohort", "hardware",
+    "score", "rate", "seen", "first_seen", *_SIGNALS, "cohort", "hardware",
     "world_size", "rank", "pushes", "sent_ns", "state",
 )  # fmt: skip
 """What of a report goes from one score map to another."""
@@ -189,10 +189,9 @@ class ScoreTable:
         cells["state"][row] = state
         cells["seen"][row] = now
         cells["rate"][row] = _NOT_GIVEN if report.rate is None else report.rate
-        cells["throughput"][row] = _NOT_GIVEN if report.throughput is None else report.throughput
-        cells["compute"][row] = _NOT_GIVEN if report.compute is None else report.compute
-        cells["memory"][row] = _NOT_GIVEN if report.memory is None else report.memory
-        cells["cpu"][row] = _NOT_GIVEN if report.cpu is None else report.cpu
+        for name in _SIGNALS:
+            value = getattr(report, name)
+            cells[name][row] = _NOT_GIVEN if value is None else value
         cells["world_size"][row] = report.world_size
         cells["rank"][row] = -1 if report.rank is None else report.rank
         cells["pushes"][row] += 1

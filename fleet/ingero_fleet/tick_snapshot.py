@@ -9,7 +9,8 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_contract.values import Signal, VerdictState
+from ingero_contract.signals import SIGNALS, HealthSignal
+from ingero_contract.values import VerdictState
 from ingero_detect.codes import CODE
 from ingero_detect.column_store import NodeKey
 from ingero_detect.threshold import HYSTERESIS
@@ -20,7 +21,7 @@ from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.threshold_rule import ClusterSummary, ScoreSnapshot, Tick
 from ingero_kit.clock import rfc3339
 
-SIGNALS: Final = (Signal.THROUGHPUT, Signal.COMPUTE, Signal.MEMORY, Signal.CPU)
+_SIGNALS: Final = tuple(row.signal for row in SIGNALS)
 """The four signals, in the order of their weight."""
 
 
@@ -178,12 +179,12 @@ def _verdict(verdict: Verdict) -> dict[str, Any]:
     return facts | {name: rfc3339(facts[name]) if facts[name] else None for name in VERDICT_TIMES}
 
 
-def dominant_signal(snapshot: TickSnapshot, row: int) -> Signal:
+def dominant_signal(snapshot: TickSnapshot, row: int) -> HealthSignal:
     """The signal furthest below the median of the node's cohort, relative to that median: like against like."""
     columns = snapshot.scores.columns
     peers = columns["alive"] & (columns["state"] == ACTIVE) & (columns["cohort"] == columns["cohort"][row])
-    worst, gap = Signal.UNKNOWN, 0.0
-    for signal in SIGNALS:
+    worst, gap = HealthSignal.UNKNOWN, 0.0
+    for signal in _SIGNALS:
         values = columns[str(signal)][peers]
         values = values[np.isfinite(values)]
         own = float(columns[str(signal)][row])
@@ -235,7 +236,7 @@ def why_answer(snapshot: TickSnapshot, row: int, config: IngeroConfig) -> dict[s
             "median": _number(summary.median),
             "mad": _number(summary.mad),
         },
-        "signals": {str(signal): _number(float(columns[str(signal)][row])) for signal in SIGNALS},
+        "signals": {str(signal): _number(float(columns[str(signal)][row])) for signal in _SIGNALS},
         "rate": _number(float(columns["rate"][row])),
         "last_push_age_seconds": round(snapshot.tick.now - float(columns["seen"][row]), 3),
         "pushes": int(columns["pushes"][row]),

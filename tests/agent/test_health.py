@@ -13,7 +13,8 @@ from ingero_agent.health.classification import Classification, DecisionRule, Fle
 from ingero_agent.health.early_push import EarlyPush
 from ingero_agent.health.phase import Phase, PhaseState
 from ingero_agent.health.signals import Observation, Signals, sanitise
-from ingero_contract.values import DecisionSource, DetectionMode, Signal, VerdictState
+from ingero_contract.signals import HealthSignal
+from ingero_contract.values import DecisionSource, DetectionMode, VerdictState
 from ingero_contract.verdicts import VerdictLine
 
 
@@ -77,15 +78,15 @@ def test_a_light_but_healthy_job_scores_as_well_as_a_heavy_one() -> None:
 @pytest.mark.parametrize(
     ("changes", "signal"),
     [
-        ({"rate": 50.0}, Signal.THROUGHPUT),
-        ({"compute": 0.3}, Signal.COMPUTE),
-        ({"memory": 0.1}, Signal.MEMORY),
-        ({"cpu": 0.2}, Signal.CPU),
-        ({}, Signal.UNKNOWN),
+        ({"rate": 50.0}, HealthSignal.THROUGHPUT),
+        ({"compute": 0.3}, HealthSignal.COMPUTE),
+        ({"memory": 0.1}, HealthSignal.MEMORY),
+        ({"cpu": 0.2}, HealthSignal.CPU),
+        ({}, HealthSignal.UNKNOWN),
     ],
 )
 def test_the_dominant_signal_is_the_one_furthest_below_its_own_normal(
-    changes: dict[str, float], signal: Signal
+    changes: dict[str, float], signal: HealthSignal
 ) -> None:
     assert score.compute(look(**changes), learnt(look()).normal()).dominant is signal
 

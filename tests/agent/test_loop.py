@@ -17,6 +17,7 @@ from ingero_agent.settings import AgentSettings
 from ingero_agent.sources import SignalSource
 from ingero_agent.sources.scripted import ScriptedSource, Stage
 from ingero_contract import attributes, metrics
+from ingero_contract.signals import MEMORY_HEADROOM
 from ingero_kit.clock import Clock
 from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.otlp_receiver import Answer, Authenticator, OtlpHttpReceiver, Push
@@ -115,7 +116,7 @@ def test_memory_headroom_of_the_gpus_replaces_the_source_s(tmp_path: Path) -> No
     memory = [
         point.as_double
         for metric in push.resource_metrics[0].scope_metrics[0].metrics
-        if metric.name == metrics.MEMORY_HEADROOM
+        if metric.name == MEMORY_HEADROOM
         for point in metric.gauge.data_points
     ]
     assert memory == [0.5]

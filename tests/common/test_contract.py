@@ -12,7 +12,7 @@ from ingero_contract.values import VerdictState
 from ingero_contract.verdicts import VerdictLine, parse_verdict
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ["metrics", "attributes", "headers", "routes", "kubernetes", "echo"]
+ROOMS = ["metrics", "signals", "attributes", "headers", "routes", "kubernetes", "echo"]
 PINNED: dict[str, dict[str, str]] = json.loads((Path(__file__).parent / "contract.json").read_text())
 
 
@@ -36,7 +36,7 @@ def test_no_two_names_share_a_value(room: str) -> None:
 def test_no_component_spells_a_contract_name_itself() -> None:
     distinctive = {
         value
-        for room in ("metrics", "attributes", "headers", "routes", "echo")
+        for room in ("metrics", "signals", "attributes", "headers", "routes", "echo")
         for value in constants(room).values()
         if value.startswith(("ingero.", "nccl.", "X-Ingero", "ingero-", "/api/", "/v1/", "/internal/", "gpu."))
     }

@@ -4,13 +4,13 @@ Each signal is compared with the node's own normal, like with like, so that a li
 a heavy one; a signal that has collapsed pulls the whole score down.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero_agent.health.signals import Observation, Signals
-from ingero_contract.values import Signal
+from ingero_contract.signals import SIGNALS, HealthSignal
 
-WEIGHTS: Final = Signals(0.40, 0.25, 0.20, 0.15)
+WEIGHTS: Final = Signals(*(row.weight for row in SIGNALS))
 RAMP_START: Final = 0.35
 RAMP_END: Final = 0.25
 FLOOR_FACTOR: Final = 0.5
@@ -24,14 +24,14 @@ class Score:
 
     value: float
     ratios: Signals
-    dominant: Signal
+    dominant: HealthSignal
 
 
 def compute(observation: Observation, normal: Signals | None) -> Score:
     """Score an observation against what is normal; without a normal yet, throughput counts as 0."""
-    now = Signals(observation.rate, observation.compute, observation.memory, observation.cpu)
+    now = observation.signals()
     if normal is None:
-        ratios = Signals(0.0, now.compute, now.memory, now.cpu)
+        ratios = replace(now, throughput=0.0)
     else:
         pairs = zip(now.items(), normal.items(), strict=True)
         ratios = Signals(*(_ratio(value, usual) for (_, value), (_, usual) in pairs))
@@ -53,6 +53,6 @@ def _penalty(worst: float) -> float:
     return FLOOR_FACTOR + (1 - FLOOR_FACTOR) * (worst - RAMP_END) / (RAMP_START - RAMP_END)
 
 
-def _dominant(ratios: Signals) -> Signal:
+def _dominant(ratios: Signals) -> HealthSignal:
     signal, ratio = min(ratios.items(), key=lambda item: item[1])
-    return signal if ratio < 1.0 - _NOISE else Signal.UNKNOWN
+    return signal if ratio < 1.0 - _NOISE else HealthSignal.UNKNOWN

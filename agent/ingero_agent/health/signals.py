@@ -2,9 +2,9 @@
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, Final
+from typing import Any
 
-from ingero_contract.values import Signal
+from ingero_contract.signals import RATIOS, HealthSignal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +22,10 @@ class Observation:
     totals: tuple[tuple[str, str, str, int], ...] = ()
     """Cumulative counters: metric name, cgroup hash, direction, count."""
 
+    def signals(self) -> "Signals":
+        """The signals as measured; throughput is the absolute rate."""
+        return Signals(self.rate, *(getattr(self, name) for name in RATIOS))
+
 
 @dataclass(frozen=True)
 class Signals:
@@ -32,12 +36,9 @@ class Signals:
     memory: float
     cpu: float
 
-    def items(self) -> list[tuple[Signal, float]]:
+    def items(self) -> list[tuple[HealthSignal, float]]:
         """Name and value of each."""
-        return [(Signal(item.name), getattr(self, item.name)) for item in fields(self)]
-
-
-RATIOS: Final = ("compute", "memory", "cpu")
+        return [(HealthSignal(item.name), getattr(self, item.name)) for item in fields(self)]
 
 
 def sanitise(observation: Observation) -> tuple[Observation, list[str]]:

@@ -6,12 +6,15 @@ from typing import Final
 
 from ingero_agent.health.signals import Observation
 from ingero_agent.sources import SignalSource
+from ingero_contract.signals import SIGNALS
 
 MAX_POLLS: Final = 64
 """Short looks remembered."""
 
 MIN_COVERAGE: Final = 0.85
 """Share of the stretch asked for that looks have to cover."""
+
+_AVERAGED: Final = ("rate", *(str(row.signal) for row in SIGNALS[1:] if row.averaged))
 
 _INSTANT: Final = 1e-6
 """Least weight of a look, seconds."""
@@ -59,7 +62,7 @@ def _joined(polls: list[TimedPoll]) -> Observation | None:
     drain = sum(weights)
     means = {
         name: sum(weight * getattr(poll, name) for weight, (_, _, poll) in zip(weights, polls, strict=True)) / drain
-        for name in ("rate", "compute", "cpu")
+        for name in _AVERAGED
     }
     seconds = None if polls[-1][2].seconds is None else drain
     return replace(polls[-1][2], launches=sum(poll.launches for _, _, poll in polls), seconds=seconds, **means)

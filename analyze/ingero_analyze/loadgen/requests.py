@@ -6,6 +6,7 @@ from typing import Literal
 import orjson
 
 from ingero_contract import attributes, metrics, routes
+from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState
 from ingero_http.grpc_unary import frame_message
 from ingero_http.http2.hpack import encode_block
@@ -52,10 +53,7 @@ def stock_json(number: int, cluster: str) -> bytes:
 
     gauges = [
         gauge(metrics.HEALTH_SCORE, told.score, list(score)),
-        gauge(metrics.THROUGHPUT_RATIO, 0.97, list(common)),
-        gauge(metrics.COMPUTE_EFFICIENCY, 0.9, list(common)),
-        gauge(metrics.MEMORY_HEADROOM, 0.4, list(common)),
-        gauge(metrics.CPU_AVAILABILITY, 0.8, list(common)),
+        *(gauge(row.metric, 0.9, list(common)) for row in SIGNALS),
         gauge(metrics.DEGRADATION_WARNING, 0, list(common)),
         gauge(metrics.DETECTION_MODE, 1, list(mode)),
         gauge(metrics.FLEET_REACHABLE, 1, []),

@@ -5,6 +5,7 @@ from typing import Any, Final
 from pydantic import Field
 
 from ingero_contract import metrics
+from ingero_contract.signals import SIGNALS
 from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND
 from ingero_echo.questions.base import MAX_ID, EvidenceRow, Question, Scoped, plural
 from ingero_echo.window import ACCUSED
@@ -329,6 +330,11 @@ def _why(rows: list[dict[str, Any]], arguments: Any) -> str:
     return f"{name} is no straggler: no verdict names it; {compared}."
 
 
+_SIGNAL_GAPS: Final = ", ".join(
+    f"{{'name': '{row.signal}', 'gap': others.{row.signal} - one.{row.signal}}}" for row in SIGNALS
+)
+"""By how much a node's signal lies below the median of the others, as a list in SQL."""
+
 WHY_NOT = Question(
     name="why_not",
     title="Why, or why not, this node",
@@ -339,8 +345,8 @@ WHY_NOT = Question(
     WITH {VERDICTS},
     means AS (
         SELECT cluster_id, node_id, avg(health_score) AS score, min(health_score) AS lowest, count(*) AS reports,
-               arg_min(event_id, health_score) AS worst, avg(throughput_ratio) AS throughput,
-               avg(compute_efficiency) AS compute, avg(memory_headroom) AS memory, avg(cpu_availability) AS cpu
+               arg_min(event_id, health_score) AS worst,
+               {", ".join(f"avg({row.column}) AS {row.signal}" for row in SIGNALS)}
         FROM node_metrics GROUP BY cluster_id, node_id
     ),
     ranked AS (
@@ -349,18 +355,15 @@ WHY_NOT = Question(
         FROM means
     ),
     others AS (
-        SELECT cluster_id, median(score) AS peer_median, mad(score) AS spread, median(throughput) AS throughput,
-               median(compute) AS compute, median(memory) AS memory, median(cpu) AS cpu
+        SELECT cluster_id, median(score) AS peer_median, mad(score) AS spread,
+               {", ".join(f"median({row.signal}) AS {row.signal}" for row in SIGNALS)}
         FROM means WHERE node_id <> $node_id GROUP BY cluster_id
     ),
     one AS (SELECT * FROM ranked WHERE node_id = $node_id),
     accused AS (SELECT * FROM latest WHERE node_id = $node_id),
     gaps AS (
         SELECT one.cluster_id, unnest([
-            {{'name': 'throughput', 'gap': others.throughput - one.throughput}},
-            {{'name': 'compute', 'gap': others.compute - one.compute}},
-            {{'name': 'memory', 'gap': others.memory - one.memory}},
-            {{'name': 'cpu', 'gap': others.cpu - one.cpu}}]) AS item
+            {_SIGNAL_GAPS}]) AS item
         FROM one JOIN others USING (cluster_id)
     ),
     causes AS (
