@@ -27,6 +27,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests/support")]
 
 from ingero_contract import headers, routes  # noqa: E402
 from ingero_fleet import threshold_rule as rule  # noqa: E402
+from ingero_fleet.score_snapshot import ScoreSnapshot  # noqa: E402
 from ingero_fleet.score_table import Limits, ScoreTable  # noqa: E402
 from ingero_fleet.settings import IngeroConfig  # noqa: E402
 from ingero_kit.health_report import HealthReport  # noqa: E402
@@ -115,7 +116,7 @@ def threshold_of(nodes: int) -> float:
         table.observe(HealthReport(node_id=f"n{number}", cluster_id="c", score=score, job_id=f"j{number % 100}"), 0)
     times = []
     for _ in range(5):
-        scores = rule.ScoreSnapshot.take(table, 1.0)
+        scores = ScoreSnapshot.take(table, 1.0)
         started = time.perf_counter()
         rule.compute(scores, rule.RuleState(), config)
         times.append(1000 * (time.perf_counter() - started))

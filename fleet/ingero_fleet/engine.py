@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from ingero_fleet import threshold_rule, verdict_records
 from ingero_fleet.live_detector import Findings, LiveDetector
+from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.tick_snapshot import TickSnapshot
@@ -121,7 +122,7 @@ class Engine:
         rows = await loop.run_in_executor(self._worker, self.detector.fallen, self.table)
         if not len(rows):
             return False
-        scores = await self._frame(self.clock(), rows)
+        scores = await self._copy_scores(self.clock(), rows)
         await loop.run_in_executor(self._worker, self.detector.judge_early, scores, rows)
         self.early_polls += 1
         return True
@@ -135,7 +136,7 @@ class Engine:
             await self.collect_reports()
         self.table.expire(now)
         last_verdicts, self.table.last_verdict = self.table.last_verdict, {}
-        scores = await self._frame(now)
+        scores = await self._copy_scores(now)
         tick, findings = await loop.run_in_executor(self._worker, self._compute, scores, last_verdicts)
         self.memory = tick.memory
         threshold_rule.apply(tick, scores, self.table)
@@ -156,16 +157,14 @@ class Engine:
         await loop.run_in_executor(self._worker, self._after, self.snapshot)
         return self.snapshot
 
-    async def _frame(self, now: float, rows: npt.NDArray[np.int64] | None = None) -> threshold_rule.ScoreSnapshot:
+    async def _copy_scores(self, now: float, rows: npt.NDArray[np.int64] | None = None) -> ScoreSnapshot:
         """A copy of the score map; pushes are answered between its pieces."""
-        for piece in threshold_rule.ScoreSnapshot.in_pieces(self.table, now, rows):
+        for piece in ScoreSnapshot.in_pieces(self.table, now, rows):
             scores = piece
             await asyncio.sleep(0)
         return scores
 
-    def _compute(
-        self, scores: threshold_rule.ScoreSnapshot, last_verdicts: dict[int, str]
-    ) -> tuple[threshold_rule.Tick, Findings]:
+    def _compute(self, scores: ScoreSnapshot, last_verdicts: dict[int, str]) -> tuple[threshold_rule.Tick, Findings]:
         return threshold_rule.compute(scores, self.memory, self.config), self.detector.judge(scores, last_verdicts)
 
     def _after(self, snapshot: TickSnapshot) -> None:

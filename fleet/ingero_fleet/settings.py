@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, model_validator
 
 from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND
-from ingero_fleet.collectives.settings import NcclConfig
-from ingero_fleet.cost.settings import CostConfig
+from ingero_fleet.cost_settings import CostConfig
+from ingero_fleet.nccl_settings import NcclConfig
 from ingero_http.limits import Limits
 from ingero_kit.addresses import Endpoint, parse_endpoint
 from ingero_kit.settings import Duration, Settings, load

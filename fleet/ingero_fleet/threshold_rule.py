@@ -6,17 +6,17 @@ and workloads are never mixed. While a cluster panics (too large a share of it b
 acted on, and thresholds are frozen, but not for ever: what lasts is the new normal, or panic could never end.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
 
 from ingero_detect.cohorts import CohortKey, drop_orders, widened
-from ingero_detect.column_store import NodeKey
 from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
-from ingero_fleet.score_table import ACTIVE, CALIBRATING, COLUMNS, IDLE, ScoreTable
+from ingero_fleet.score_snapshot import ScoreSnapshot
+from ingero_fleet.score_table import ACTIVE, CALIBRATING, IDLE, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 
 MERGEABLE: Final = frozenset({"stage", "gpu_model", "cgroup_path_hash"})
@@ -27,53 +27,6 @@ PEAK_SECONDS: Final = 3600.0
 
 FREEZE_SECONDS: Final = 300.0
 """How long a panic holds thresholds where they were; afterwards they follow the scores again."""
-
-
-ROWS_PER_PIECE: Final = 8192
-"""Rows of the score map that are copied at once."""
-
-
-@dataclass(frozen=True)
-class ScoreSnapshot:
-    """A copy of the score map. `names` stays the same list for as long as nobody comes or goes."""
-
-    now: float
-    names: list[NodeKey]
-    cohorts: list[CohortKey]
-    columns: dict[str, npt.NDArray[Any]]
-
-    @classmethod
-    def take(cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None) -> "ScoreSnapshot":
-        """Copy what the statistics need; what comes later, or is not in `rows`, stays fresh for the next tick."""
-        *_, scores = cls.in_pieces(table, now, rows)
-        return scores
-
-    @classmethod
-    def in_pieces(
-        cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None
-    ) -> Iterator["ScoreSnapshot"]:
-        """The same a few rows at a time, so that reports can come between them; each of them is in it whole or not.
-
-        Every piece gives the frame as far as it is; the last is complete. Nodes that come under way are in the next.
-        """
-        names = table.roster()
-        length = len(names)
-        tenancy = table.view("tenancy").copy()
-        stale = np.full(length, rows is None)
-        if rows is not None:
-            stale[rows] = True
-        columns: dict[str, npt.NDArray[Any]] = {name: np.empty(length, dtype) for name, dtype in COLUMNS.items()}
-        scores = cls(now, names, [], columns)
-        for start in range(0, length, ROWS_PER_PIECE):
-            piece = slice(start, min(start + ROWS_PER_PIECE, length))
-            for name, column in columns.items():
-                column[piece] = table.view(name)[piece]
-            same = table.view("tenancy")[piece] == tenancy[piece]
-            columns["alive"][piece] &= same
-            table.view("fresh")[piece] &= ~(same & stale[piece])
-            yield scores
-        scores.cohorts.extend(table.cohorts)
-        yield scores
 
 
 @dataclass(frozen=True)

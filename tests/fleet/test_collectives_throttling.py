@@ -9,9 +9,9 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from ingero_agent.health.throttle import Throttle, Throttling
 from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract import attributes, metrics
-from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.intake import Intake
+from ingero_fleet.nccl_settings import NcclConfig
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import BEGIN, Job, as_json

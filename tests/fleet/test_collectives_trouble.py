@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.tracker import CollectivesTracker
+from ingero_fleet.nccl_settings import NcclConfig
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import BEGIN, Job

@@ -20,6 +20,7 @@ from ingero_fleet.cost.ledger import CostLedger
 from ingero_fleet.cost.pricing import Prices
 from ingero_fleet.cost.providers import parse_providers
 from ingero_fleet.live_detector import LiveDetector
+from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.tick_snapshot import TickSnapshot
@@ -72,7 +73,7 @@ def snapshot(reports: list[HealthReport]) -> tuple[TickSnapshot, ScoreTable]:
     table = ScoreTable(Limits(1000, 10, 100), CONFIG.cohort.by)
     for report in reports:
         table.observe(report, 0.0)
-    scores = threshold_rule.ScoreSnapshot.take(table, 1.0)
+    scores = ScoreSnapshot.take(table, 1.0)
     return TickSnapshot(scores, threshold_rule.compute(scores, threshold_rule.RuleState(), CONFIG)), table
 
 
@@ -119,7 +120,7 @@ def judged(last: HealthReport, ticks: int) -> tuple[TickSnapshot, ScoreTable]:
     for tick in range(12 + ticks):
         for report in [*healthy[:3], last if tick >= 12 else healthy[3]]:
             table.observe(report, 10.0 * tick)
-        scores = threshold_rule.ScoreSnapshot.take(table, 10.0 * tick)
+        scores = ScoreSnapshot.take(table, 10.0 * tick)
         findings = detector.judge(scores, {})
     return TickSnapshot(scores, threshold_rule.compute(scores, threshold_rule.RuleState(), CONFIG), findings), table
 

@@ -25,6 +25,7 @@ from ingero_fleet.page.health_history import (
     TICKS,
     HealthHistory,
 )
+from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import DetectorConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name
@@ -58,7 +59,7 @@ class World:
         for report in reports:
             self.table.observe(report, self.now)
         self.table.expire(self.now)
-        scores = threshold_rule.ScoreSnapshot.take(self.table, self.now)
+        scores = ScoreSnapshot.take(self.table, self.now)
         tick = threshold_rule.compute(scores, self.memory, CONFIG)
         findings = self.detector.judge(scores, {})
         self.memory = tick.memory

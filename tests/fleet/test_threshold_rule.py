@@ -8,10 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_contract.values import NodeState
-from ingero_fleet import threshold_rule
+from ingero_fleet import score_snapshot, threshold_rule
+from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import IngeroConfig, QuorumConfig
-from ingero_fleet.threshold_rule import RuleState, ScoreSnapshot, Tick
+from ingero_fleet.threshold_rule import RuleState, Tick
 from ingero_fleet.tick_snapshot import TickSnapshot, stragglers_answer, summary_answer, threshold_answer
 from ingero_kit.health_report import HealthReport
 
@@ -40,7 +41,7 @@ def stragglers(score_table: ScoreTable, done: Tick) -> set[str]:
 
 
 def test_what_comes_while_the_map_is_copied_is_in_this_frame_or_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(threshold_rule, "ROWS_PER_PIECE", 2)
+    monkeypatch.setattr(score_snapshot, "ROWS_PER_PIECE", 2)
     score_table = table()
     observe(score_table, a=0.9, b=0.9, gone=0.9, d=0.9)
     score_table.view("seen")[2] = -100.0

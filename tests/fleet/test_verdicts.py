@@ -23,9 +23,9 @@ from ingero_fleet.collectors import FindingsCollector, RuntimeStatsCollector
 from ingero_fleet.engine import Engine
 from ingero_fleet.live_detector import LiveDetector, parameters_of
 from ingero_fleet.receivers.traffic import Traffic
+from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import CohortConfig, DetectorConfig, IngeroConfig, QuorumConfig
-from ingero_fleet.threshold_rule import ScoreSnapshot
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report

@@ -7,8 +7,8 @@ from typing import Any
 from ingero_agent.health.throttle import Throttle, Throttling
 from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract import echo, routes
-from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.tracker import CollectivesTracker
+from ingero_fleet.nccl_settings import NcclConfig
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import Job

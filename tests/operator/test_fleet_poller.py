@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ingero_fleet import threshold_rule
+from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import CohortConfig, IngeroConfig, QuorumConfig
-from ingero_fleet.threshold_rule import ScoreSnapshot
 from ingero_fleet.tick_snapshot import TickSnapshot, node_answer, stragglers_answer
 from ingero_kit.health_report import HealthReport
 from ingero_operator.fleet_poller import MAX_ANSWER, FleetPoller, PollRequest, PollResult

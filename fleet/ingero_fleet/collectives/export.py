@@ -13,13 +13,11 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from ingero_contract import attributes, metrics
 from ingero_contract.values import GPU_THROTTLED, VerdictState
 from ingero_fleet.collectives.communicators import Communicators
+from ingero_fleet.collectives.lags import PeerLag
 from ingero_fleet.collectives.points import PointSource
 from ingero_fleet.collectives.straggler_ranks import RankEdge, StragglerRank
 from ingero_fleet.verdict_records import verdict_record
 from ingero_kit.otlp_encode import pairs
-
-Lag = tuple[float, int, int]
-"""Milliseconds, communicator, rank."""
 
 _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:ingero:late-rank")
 _EVIDENCE: Final = ("comm", "ranks", "rank", "pod", "share", "lag_ms", "lasts", "collectives", "chance", "nvml")
@@ -28,9 +26,9 @@ _STATES: Final = {
 }  # fmt: skip
 
 
-def encode_lags(communicators: Communicators, lags: list[Lag], now: float) -> bytes:
+def encode_lags(communicators: Communicators, lags: list[PeerLag], now: float) -> bytes:
     """One request with a point for every lag, by sender; `now` in seconds since the epoch."""
-    blocks: dict[int, list[Lag]] = {}
+    blocks: dict[int, list[PeerLag]] = {}
     for item in lags:
         blocks.setdefault(int(communicators.windows[item[1]].members[item[2]]), []).append(item)
     request = ExportMetricsServiceRequest()

@@ -14,6 +14,9 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+PeerLag = tuple[float, int, int]
+"""How much later than the median rank, milliseconds; the communicator's number; the rank."""
+
 FEWEST_RANKS: Final = 2
 """Ranks of a collective without which nothing can be said about it."""
 

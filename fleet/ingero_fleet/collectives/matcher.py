@@ -10,11 +10,10 @@ import numpy.typing as npt
 from ingero_fleet.collectives.attribution import AttributionConfig
 from ingero_fleet.collectives.batch import COLUMN_TYPES, Columns, PointBatch, columns_of
 from ingero_fleet.collectives.communicators import Communicators
-from ingero_fleet.collectives.export import Lag
-from ingero_fleet.collectives.lags import Group, group_by, in_buckets, measure
+from ingero_fleet.collectives.lags import Group, PeerLag, group_by, in_buckets, measure
 from ingero_fleet.collectives.points import BLOCKED, NO_SEQ
-from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.window import CommunicatorWindow
+from ingero_fleet.nccl_settings import NcclConfig
 
 SAME_SECONDS: Final = 1e-6
 """Times closer than this are of one point, sent twice."""
@@ -46,13 +45,13 @@ class CollectiveMatcher:
                 copied.communicators.windows[number] = replace(window, members=window.members.copy())
         return copied
 
-    def take(self, fresh: Columns, ranks: list[int], now: float) -> list[Lag]:
+    def take(self, fresh: Columns, ranks: list[int], now: float) -> list[PeerLag]:
         """Take in points and judge the communicators whose collectives they complete; returns how late ranks came.
 
         `ranks` are the communicators' sizes by number, as of when the points were read.
         """
         columns = {name: np.concatenate([self.waiting[name], column]) for name, column in fresh.items()}
-        lags: list[Lag] = []
+        lags: list[PeerLag] = []
         if len(columns["rank"]):
             self._note_members(columns, ranks, now)
             columns = self._comparable(columns)
@@ -125,7 +124,7 @@ class CollectiveMatcher:
         for number in np.unique(columns["comm"][again[apart, 0]]).tolist():
             self.communicators.windows[number].disputed_until = now + self._config.window_age
 
-    def _settle(self, columns: Columns, group: Group, now: float, lags: list[Lag]) -> npt.NDArray[np.int64]:
+    def _settle(self, columns: Columns, group: Group, now: float, lags: list[PeerLag]) -> npt.NDArray[np.int64]:
         """Judge collectives that are whole or have waited long enough; returns the places of points that wait on."""
         sizes, firsts = group.sizes, group.order[group.starts[:-1]]
         comm = columns["comm"][firsts]
@@ -147,7 +146,7 @@ class CollectiveMatcher:
 
     def _judge_groups(
         self, columns: Columns, group: Group, ready: npt.NDArray[np.bool_], member: npt.NDArray[np.int64], now: float,
-        lags: list[Lag],
+        lags: list[PeerLag],
     ) -> None:  # fmt: skip
         if not ready.any():
             return

@@ -14,14 +14,15 @@ from ingero_fleet.collectives import answers
 from ingero_fleet.collectives.attribution import AttributionConfig
 from ingero_fleet.collectives.batch import PointBatch, columns_of
 from ingero_fleet.collectives.communicators import Communicators
-from ingero_fleet.collectives.export import Lag, encode_lags, encode_rank_edges
+from ingero_fleet.collectives.export import encode_lags, encode_rank_edges
 from ingero_fleet.collectives.gpu_states import GpuStates
+from ingero_fleet.collectives.lags import PeerLag
 from ingero_fleet.collectives.matcher import CollectiveMatcher
 from ingero_fleet.collectives.points import CommKey, PointReader
-from ingero_fleet.collectives.settings import NcclConfig
 from ingero_fleet.collectives.straggler_ranks import RankEdge, StragglerRank, StragglerRanks
 from ingero_fleet.collectives.throttling import ThrottleDetector
 from ingero_fleet.collectives.window import CommunicatorWindow
+from ingero_fleet.nccl_settings import NcclConfig
 from ingero_kit.logs import get
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
@@ -178,7 +179,7 @@ class CollectivesTracker:
         if edges and self._export_logs:
             self._export_logs(Push(Signal.LOGS, "protobuf", encode_rank_edges(edges)))
 
-    def _send(self, lags: list[Lag], now: float) -> None:
+    def _send(self, lags: list[PeerLag], now: float) -> None:
         if not self._export or not lags:
             return
         lags.sort(key=lambda item: -abs(item[0]))
