@@ -1,11 +1,15 @@
-"""A clock that tells the time of day and never steps: set once at start, then driven by the monotonic clock."""
+"""Clocks that tell the time of day and never step."""
 
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from typing import Final
 
 Clock = Callable[[], float]
 """Seconds since the epoch."""
+
+_CHECK_SECONDS: Final = 1.0
+_SLEW: Final = 0.1
 
 
 def clock_offset() -> float:
@@ -14,7 +18,7 @@ def clock_offset() -> float:
 
 
 def steady_clock(offset: float | None = None) -> Clock:
-    """Make a clock; corrections of the system's clock after this call do not reach it.
+    """A clock set once, then driven by the monotonic clock: later corrections of the system's clock do not reach it.
 
     Clocks of one machine with the same `offset` tell the same time, in every process.
     """
@@ -24,6 +28,43 @@ def steady_clock(offset: float | None = None) -> Clock:
         return ahead + time.monotonic()
 
     return now
+
+
+class SlewedClock:
+    """The time of day for a process that runs for months: it follows the system's clock and never steps.
+
+    Where the system's clock was set after the start, or the machine slept, this clock runs a tenth faster or slower
+    until both agree, so that nothing that depends on the time between two moments is upset. Callable from any thread.
+    """
+
+    def __init__(
+        self, offset: float | None = None, wall: Clock = time.time, monotonic: Clock = time.monotonic
+    ) -> None:
+        """`offset`: seconds that another clock of this machine is ahead of the monotonic one, to agree with it."""
+        self._wall, self._monotonic = wall, monotonic
+        now = monotonic()
+        time_of_day = wall() if offset is None else now + offset
+        self._state = now, time_of_day, wall() - time_of_day
+
+    def __call__(self) -> float:
+        """Seconds since the epoch."""
+        now = self._monotonic()
+        checked, time_of_day, error = self._state
+        elapsed = now - checked
+        if not error and elapsed < _CHECK_SECONDS:
+            return time_of_day + elapsed
+        time_of_day += elapsed + max(-_SLEW * elapsed, min(_SLEW * elapsed, error))
+        if elapsed >= _CHECK_SECONDS:
+            self._state = (
+                now,
+                time_of_day,
+                self._wall() - time_of_day,
+            )  # one assignment, since several threads may come here
+        return time_of_day
+
+    def offset(self) -> float:
+        """Seconds that this clock is ahead of the monotonic one now."""
+        return self() - self._monotonic()
 
 
 def rfc3339(seconds: float) -> str:

@@ -26,7 +26,7 @@ from ingero_fleet.settings import FleetConfig
 from ingero_fleet.taints.tracker import TAINTS, TaintTracker
 from ingero_http.asgi import AsgiServer, head_as_get
 from ingero_kit.addresses import parse_endpoint
-from ingero_kit.clock import clock_offset, steady_clock
+from ingero_kit.clock import SlewedClock
 from ingero_kit.logs import get
 from ingero_kit.metrics_table import TableCollector
 from ingero_kit.otlp_receiver import Push
@@ -54,9 +54,9 @@ class Fleet:
     async def start(self) -> None:
         """Open every configured listener; raises `SettingsError` or `OSError` in words when one cannot be had."""
         config = self.config
-        offset = clock_offset()
         self._taints = TaintTracker()
-        engine = self.engine = Engine(config.processors.ingero, steady_clock(offset))
+        clock = SlewedClock()
+        engine = self.engine = Engine(config.processors.ingero, clock)
         ingest = self._ingest = IngestService(config, engine.table, engine.clock, self._observe)
         engine.facts.append(lambda: _receiving_facts(self._traffic()))
         export = ingest.export if ingest.exports(Signal.METRICS) else None
@@ -81,7 +81,7 @@ class Fleet:
             engine.publish.append(ingest.adopt)
             self.ports |= await ingest.listen()
         else:
-            pool = self._receiver_pool = ReceiverPool(config, engine.table, offset, self._observe)
+            pool = self._receiver_pool = ReceiverPool(config, engine.table, clock.offset, self._observe)
             engine.collect_reports = pool.gather
             engine.publish.append(pool.publish)
             engine.facts.append(pool.facts)

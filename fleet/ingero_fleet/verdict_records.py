@@ -11,6 +11,7 @@ from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeL
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, metrics
+from ingero_contract.values import VerdictState
 from ingero_detect.observation import Edge
 from ingero_detect.verdicts import Verdict
 from ingero_kit.clock import rfc3339
@@ -83,6 +84,8 @@ def _sentence(what: str, verdict: Verdict) -> str:
         return f"{verdict.node} is {verdict.state} ({verdict.kind}), {100 * verdict.severity:.0f} % of its rate lost"
     if what == "recovering":
         return f"{verdict.node} seems to recover"
+    if what == "cleared" and verdict.state is VerdictState.LEARNING:
+        return f"{verdict.node} has been silent for too long, and nothing is known of it any more"
     if what == "cleared":
-        return f"{verdict.node} is well again"
+        return f"{verdict.node} is healthy again"
     return f"{verdict.node} is {verdict.state} ({verdict.kind})"

@@ -280,7 +280,7 @@ def test_a_port_that_is_taken_is_an_error_in_words(tmp_path: Path) -> None:
 def pool() -> ReceiverPool:
     protocols = {"http": {"endpoint": FREE}, "grpc": {"endpoint": FREE}}
     config = FleetConfig.model_validate({"receivers": {"otlp": {"processes": 2, "protocols": protocols}}})
-    return ReceiverPool(config, ScoreTable(LIMITS, BY), 0.0, lambda push, now: None)
+    return ReceiverPool(config, ScoreTable(LIMITS, BY), lambda: 0.0, lambda push, now: None)
 
 
 def children() -> set[int]:

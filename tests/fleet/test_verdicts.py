@@ -199,6 +199,36 @@ def judged(folder: Path, ticks: int = 120) -> tuple[LiveDetector, list[Any]]:
     return detector, found
 
 
+def test_an_accused_node_that_is_silent_for_a_day_is_released_when_it_is_forgotten() -> None:
+    """Without a last edge it would stay accused for ever wherever edges are kept."""
+    minutes = 600.0
+    config = CONFIG.model_copy(update={"push_interval": minutes, "detector": DetectorConfig(warmup_ticks=10)})
+    table, detector = ScoreTable(Limits(100, 10, 5 * minutes), config.cohort.by), LiveDetector(config)
+    found, gone_at = [], 60
+    for tick in range(gone_at + 2 * 144):
+        now = 1_700_000_000.0 + minutes * tick
+        for number in range(9):
+            if number == 3 and tick >= gone_at:
+                continue
+            rate = 50.0 if number == 3 and tick >= 40 else 100.0 + number + tick % 3
+            report = HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate)
+            assert table.observe(report, now) is None
+        table.expire(now)
+        found += detector.judge(ScoreSnapshot.take(table, now), {}).edges
+
+    accused, released = found
+    assert [accused.verdict.node, accused.what, released.verdict.node, released.what] == [
+        "n3", "accused", "n3", "cleared",
+    ]  # fmt: skip
+    assert released.verdict.time - accused.verdict.time >= 86_400
+    body = verdict_records.encode([released])
+    assert body is not None
+    record = ExportLogsServiceRequest.FromString(body).resource_logs[0].scope_logs[0].log_records[0]
+    states = {item.key: item.value.string_value for item in record.attributes}
+    assert states[attributes.VERDICT_STATE] == "learning"
+    assert "silent" in record.body.string_value
+
+
 def test_pushes_that_come_slower_than_ticks_are_judged_by_the_round(tmp_path: Path) -> None:
     """Every node pushes once in five ticks, each at its own time."""
     config = CONFIG.model_copy(update={"push_interval": 1.0, "detector": DetectorConfig(warmup_ticks=8)})

@@ -9,6 +9,7 @@ import asyncio
 import socket
 import struct
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
@@ -20,11 +21,11 @@ from ingero_fleet.receivers.messages import (
     MessageKind,
     decode_batch,
     decode_push,
+    encode_hello,
     encode_message,
     encode_verdict_cache,
     read_message,
 )
-from ingero_fleet.receivers.messages import encode_hello as hello
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import FleetConfig
@@ -126,14 +127,17 @@ class ReceiverHandle:
 class ReceiverPool:
     """The receiver processes of one Fleet."""
 
-    def __init__(self, config: FleetConfig, table: ScoreTable, offset: float, observe: Observe) -> None:
+    def __init__(
+        self, config: FleetConfig, table: ScoreTable, clock_offset: Callable[[], float], observe: Observe
+    ) -> None:
+        """`clock_offset`: seconds that Fleet's clock is ahead of the monotonic one now, for receivers that start."""
         self.restarts = 0
-        self._config, self._table, self._offset = config, table, offset
-        self._keep_push = observe
+        self._config, self._table, self._clock_offset = config, table, clock_offset
+        self._observe = observe
         self._ports: dict[str, int] = {}
         self._reserved: list[socket.socket] = []
         self._running: dict[int, ReceiverHandle] = {}
-        self._keeping: list[asyncio.Task[None]] = []
+        self._supervising: list[asyncio.Task[None]] = []
         self._ended = Traffic()
         self._verdict_cache = VerdictCache()
         self._stopping = False
@@ -150,7 +154,7 @@ class ReceiverPool:
         except OSError:
             await self.stop()
             raise
-        self._keeping = [asyncio.create_task(self._observe(receiver)) for receiver in started]
+        self._supervising = [asyncio.create_task(self._supervise(receiver)) for receiver in started]
         return dict(self._ports)
 
     async def gather(self) -> None:
@@ -198,9 +202,9 @@ class ReceiverPool:
         for receiver in receivers:
             receiver.send(encode_message(MessageKind.STOP))
         await asyncio.gather(*(receiver.end() for receiver in receivers))
-        for task in self._keeping:
+        for task in self._supervising:
             task.cancel()
-        await asyncio.gather(*self._keeping, return_exceptions=True)
+        await asyncio.gather(*self._supervising, return_exceptions=True)
         for reserved in self._reserved:
             reserved.close()
 
@@ -218,7 +222,10 @@ class ReceiverPool:
         await receiver.connect()
         self._running[number] = receiver
         receiver.send(
-            encode_message(MessageKind.HELLO, hello(self._config.model_dump(mode="json"), self._ports, self._offset))
+            encode_message(
+                MessageKind.HELLO,
+                encode_hello(self._config.model_dump(mode="json"), self._ports, self._clock_offset()),
+            )
         )
         try:
             await receiver.ready()
@@ -229,14 +236,14 @@ class ReceiverPool:
         receiver.send(*encode_verdict_cache(self._verdict_cache))
         return receiver
 
-    async def _observe(self, receiver: ReceiverHandle) -> None:
+    async def _supervise(self, receiver: ReceiverHandle) -> None:
         """Listen to a process, and put another in its place when it ends."""
         number = receiver.number
         backoff = Backoff(first=0.2, longest=30.0)
         attempt = 0
         while True:
             began = asyncio.get_running_loop().time()
-            await receiver.listen(self._table, self._keep_push)
+            await receiver.listen(self._table, self._observe)
             await receiver.end()
             self._running.pop(number, None)
             self._ended = total([self._ended, receiver.traffic.gone()])

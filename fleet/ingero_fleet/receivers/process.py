@@ -27,7 +27,7 @@ from ingero_fleet.receivers.messages import (
 from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit import logs
-from ingero_kit.clock import steady_clock
+from ingero_kit.clock import SlewedClock
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.process_memory import GcFreezer
 from ingero_kit.settings import SettingsError
@@ -53,7 +53,7 @@ class ReceiverProcess:
         hello = orjson.loads(body)
         config = FleetConfig.model_validate(hello["config"])
         logs.configure(config.service.telemetry.logs.level)
-        self._clock = steady_clock(hello["clock_offset"])
+        self._clock = SlewedClock(hello["clock_offset"])
         settings = config.processors.ingero
         limits = Limits(
             settings.max_nodes,
