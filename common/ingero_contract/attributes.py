@@ -108,7 +108,7 @@ LIBNCCL_PATH: Final = "libnccl_path"
 """Point: path of the NCCL library, as the process sees it."""
 
 LIBNCCL_VERSION: Final = "libnccl_version"
-"""Point: version of the NCCL library, where its name tells."""
+"""Point: version of the NCCL library, where the file name has it."""
 
 PROBE_GROUP: Final = "ingero.trace.group"
 """Point: core, launch or memory."""
@@ -117,19 +117,19 @@ CURRENCY: Final = "ingero.currency"
 """Point: currency of an amount of money, as USD."""
 
 TAINT_ACTION: Final = "ingero.taint.action"
-"""Record of a mark on a Kubernetes node: add, raise, lower, renew or remove."""
+"""Record of a taint on a Kubernetes node: add, raise, lower, renew or remove."""
 
 TAINT_REASON: Final = "ingero.taint.reason"
-"""Record of a mark: why, as the operator's Event says it."""
+"""Record of a taint: why, as the operator's Event says it."""
 
 TAINT_VERDICT: Final = "ingero.taint.verdict"
-"""Record of a mark: eight hexadecimal digits, also the taint's value on the node."""
+"""Record of a taint: eight hexadecimal digits, also the taint's value on the node."""
 
 TAINT_EFFECT: Final = "ingero.taint.effect"
-"""Record of a mark: NoSchedule, PreferNoSchedule, or empty for an annotation alone."""
+"""Record of a taint: NoSchedule, PreferNoSchedule, or empty for an annotation alone."""
 
 TAINT_EVIDENCE: Final = "ingero.taint.evidence"
-"""Record of a mark: the annotation on the node, JSON."""
+"""Record of a taint: the annotation on the node, JSON."""
 
 VERDICT_KIND: Final = "ingero.verdict.kind"
 """Log record: slow, stopped, silent, job_slow and others."""

@@ -57,7 +57,7 @@ CHAIN_SEVERITY: Final = "ingero.causal_chain.severity"
 """Log record: LOW, MEDIUM or HIGH."""
 
 CHAIN_ROOT_CAUSE: Final = "ingero.causal_chain.root_cause"
-"""Log record: root cause in words."""
+"""Log record: root cause as text."""
 
 FRAGMENTATION: Final = "gpu.memory.fragmentation_estimate"
 """Share of GPU memory that is neither used nor free, 0 to 1. Instrument: gauge. Unit: 1."""

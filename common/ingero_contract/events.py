@@ -1,4 +1,4 @@
-"""What travels over the agent's unix socket: one JSON object a line, told apart by `type`."""
+"""Events on the agent's unix socket: one JSON object a line, distinguished by `type`."""
 
 import json
 from dataclasses import dataclass, fields
@@ -43,7 +43,7 @@ class StragglerStateEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerResolvedEvent(Event):
-    """The node is none any more; sent once."""
+    """The node is no longer a straggler; sent once."""
 
     type: ClassVar[str] = "straggler_resolved"
     node_id: str
@@ -56,7 +56,7 @@ class StragglerResolvedEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEvent(Event):
-    """What a process holds of a GPU's memory, bytes; sent when that changed, at most once a look.
+    """What a process holds of a GPU's memory, bytes; sent when that changed, at most once a poll.
 
     `utilization_pct` is its share of the GPU's memory, 0 to 100. `last_alloc_size` is 0 while no allocation was seen.
     """
@@ -102,7 +102,7 @@ KINDS: Final[dict[str, type[Event]]] = {
 def parse_line(line: bytes | str) -> tuple[str, Event | None]:
     """Read a line into its type and, for a known type, its record. Unknown fields are ignored.
 
-    Raises `ValueError` in words for a line that is not JSON, has no type, or lacks a required field.
+    Raises `ValueError` for a line that is not JSON, has no type, or lacks a required field.
     """
     try:
         tree: Any = json.loads(line)

@@ -51,16 +51,16 @@ COLLECTIVE_PEER_LAG: Final = "nccl.collective.peer_lag_ms"
 """How much later than the median rank this rank arrived; computed by Fleet. Instrument: gauge. Unit: ms."""
 
 GPU_THROTTLE_POWER: Final = "gpu.throttle.power_active"
-"""1 while a GPU is held back by power: software cap or hardware brake. Instrument: gauge. Unit: 1."""
+"""1 while a GPU is throttled by power: software cap or hardware brake. Instrument: gauge. Unit: 1."""
 
 GPU_THROTTLE_THERMAL: Final = "gpu.throttle.thermal_active"
-"""1 while a GPU is held back by heat. Instrument: gauge. Unit: 1."""
+"""1 while a GPU is throttled by heat. Instrument: gauge. Unit: 1."""
 
 GPU_THROTTLE_SW: Final = "gpu.throttle.sw_active"
-"""1 while software holds a GPU back: cap, heat, set clocks, sync boost. Instrument: gauge. Unit: 1."""
+"""1 while software throttles a GPU: cap, heat, set clocks, sync boost. Instrument: gauge. Unit: 1."""
 
 GPU_THROTTLE_HW: Final = "gpu.throttle.hw_active"
-"""1 while hardware holds a GPU back: heat, brake, slowdown, or a reason not known. Instrument: gauge. Unit: 1."""
+"""1 while hardware throttles a GPU: heat, brake, slowdown, or a reason not known. Instrument: gauge. Unit: 1."""
 
 GPU_MEMORY_USED: Final = "gpu.memory.used"
 """Memory of a GPU in use. Instrument: gauge. Unit: By."""
@@ -126,7 +126,7 @@ TRACE_DUTY: Final = "ingero.trace.duty"
 """Share of the time in which a group of functions is counted. Instrument: gauge. Unit: 1."""
 
 TAINT_EVENT: Final = "ingero.taint"
-"""Event name of the OTLP log record that the operator sends for every mark that it sets, changes or removes."""
+"""Event name of the OTLP log record that the operator sends for every taint that it sets, changes or removes."""
 
 VERDICT_EVENT: Final = "ingero.verdict"
 """Event name of the OTLP log record that Fleet sends onward for every edge of a verdict."""

@@ -7,7 +7,7 @@ LATE_RANK: Final = "late_rank"
 """Kind of a straggler that collectives name: the node of the rank that the others wait for."""
 
 GPU_THROTTLED: Final = "gpu_throttled"
-"""Kind of a straggler whose GPU is held back, while its ranks block as long as their peers."""
+"""Kind of a straggler whose GPU is throttled, while its ranks block as long as their peers."""
 
 
 class NodeState(StrEnum):

@@ -10,12 +10,12 @@ MAX_LENGTH: Final = 256
 """Longest accepted form, characters; longer text is not a verdict."""
 
 ACTIONABLE: Final = frozenset({VerdictState.STRAGGLER, VerdictState.STOPPED, VerdictState.RECOVERING})
-"""States in which a node counts as a straggler: it was accused and is not yet proven well again."""
+"""States in which a node counts as a straggler: it was accused and has not recovered yet."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class VerdictLine:
-    """What Fleet tells a node about itself.
+    """Fleet's verdict on the node that pushed.
 
     `since`: estimated onset, seconds since the epoch; `severity`: share of its own rate lost, 0 to 1.
     """
@@ -27,7 +27,7 @@ class VerdictLine:
 
     @property
     def is_straggler(self) -> bool:
-        """Whether the node is accused and not yet proven well again."""
+        """Whether the node is accused and has not recovered yet."""
         return self.state in ACTIONABLE
 
     def format(self) -> str:

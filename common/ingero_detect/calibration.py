@@ -16,7 +16,7 @@ from ingero_detect.parameters import Parameters
 from ingero_detect.sequential_tests import Bounds, CollapseTest, OwnTest, Residuals
 
 OFFSET_TICKS: Final = 12
-"""Ticks between two looks at how far the nodes of a cohort lie apart, and at least between two calibrations."""
+"""Ticks between two measurements of the spread of a cohort's nodes, and at least between two calibrations."""
 
 _CALIBRATED: Final = 64
 """Groups that a tick calibrates anew where there are many; where there are few, each has its turn in time."""

@@ -26,6 +26,6 @@ LEARNING, HEALTHY, SUSPECTED, STRAGGLER, RECOVERING, IDLING, STOPPED, SILENT = (
 
 
 def is_accused(state: npt.NDArray[np.uint8]) -> Bools:
-    """By slot: accused and not yet proven well again."""
+    """By slot: accused and not recovered yet."""
     found: Bools = (state == STRAGGLER) | (state == RECOVERING) | (state == STOPPED)
     return found

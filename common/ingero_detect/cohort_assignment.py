@@ -1,4 +1,4 @@
-"""Who is here, and with whom a node is compared: its home is its cohort, its group the cohort after merging."""
+"""Which nodes report, and their cohorts: `home` is a node's own cohort, `group` the cohort after merging."""
 
 from typing import Any
 
@@ -84,7 +84,7 @@ class CohortAssignment:
 
 
 def _move_home(memory: ColumnStore, seen: Observation, slots: Ints) -> None:
-    """Enter the cohort of every node; who moved to another one is learnt anew."""
+    """Enter the cohort of every node; a node that changed its cohort is learnt anew."""
     known = slots >= 0
     home_of = np.array([memory.home(key) for key in seen.cohorts], np.int32)
     rows = slots[known]
@@ -119,7 +119,7 @@ def _move_to_groups(memory: ColumnStore, wanted: Ints) -> None:
 
 
 def note_presence(memory: ColumnStore, parameters: Parameters, code: Codes, working: Bools) -> None:
-    """Who is silent, who calibrates, and who came back: evidence starts anew and a few ticks of grace are given."""
+    """Update presence: silent, calibrating, returned. After a return and some ticks of grace evidence starts anew."""
     state, absent, last = memory.node("state"), memory.node("absent"), memory.node("code")
     absent += 1
     away = absent > parameters.silent_ticks

@@ -1,4 +1,4 @@
-"""Who is compared with whom: cohorts too small for statistics merge upwards rather than go blind. Pure."""
+"""Cohorts: nodes that are compared with each other. Cohorts too small for statistics are merged. Pure."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final

@@ -124,7 +124,7 @@ class ColumnStore:
         return len(self._slots)
 
     def roster(self) -> list[NodeKey]:
-        """The names by slot, not to be changed: the same list for as long as nobody comes."""
+        """The names by slot, read-only; the same list until a node is added."""
         if self._roster is None:
             self._roster = list(self.names)
         return self._roster
@@ -134,7 +134,7 @@ class ColumnStore:
         return self._columns[name][: len(self.names)]
 
     def end_of_learning(self) -> None:
-        """Give the window's memory back; called when nobody learns any more."""
+        """Free the window's memory; called when no node learns any more."""
         self._window = np.zeros_like(self._window)
 
     def group(self, name: str) -> npt.NDArray[Any]:
@@ -197,7 +197,7 @@ class ColumnStore:
         return slot
 
     def clear(self, slots: Ints) -> None:
-        """Forget everything about these slots but who is in them."""
+        """Reset these slots to their defaults, except for the names."""
         for name, (_, start) in NODE_COLUMNS.items():
             if name != "used":
                 self._columns[name][slots] = start
@@ -233,7 +233,7 @@ class ColumnStore:
         return number
 
     def forget(self, before: float) -> list[NodeKey]:
-        """Free the slots of nodes last seen before; then cohorts and groups without nodes. Returns who went."""
+        """Free the slots of nodes not seen since `before`, then unused cohorts and groups. Returns the nodes."""
         gone = np.flatnonzero(self.node("used") & (self.node("seen") < before))
         names = [self.names[slot] for slot in gone.tolist()]
         for slot, name in zip(gone.tolist(), names, strict=True):
@@ -268,7 +268,7 @@ class ColumnStore:
                     table[: len(kept)] = table[kept]
 
     def snapshot(self, facts: Mapping[str, Any]) -> bytes:
-        """Everything, with the caller's `facts` beside it, as a NumPy archive without pickles."""
+        """All columns and the caller's `facts` as a NumPy archive without pickles."""
         names = {
             "version": VERSION, "warmup": self.warmup, "facts": dict(facts), "names": self.names, "free": self._free,
             "homes": self.homes, "groups": self.groups,

@@ -32,10 +32,10 @@ from ingero_detect.verdict_view import VerdictView
 from ingero_detect.verdicts import Verdict
 
 _LONGEST_WAIT: Final = 6.5
-"""Ticks between two looks beyond which everybody counts as having been away."""
+"""A longer gap between two ticks, in ticks, counts as an absence of all nodes."""
 
 _FORGET_TICKS: Final = 64
-"""Ticks between two looks at who is to be forgotten."""
+"""Ticks between two removals of forgotten nodes."""
 
 
 class Detector:
@@ -119,7 +119,7 @@ class Detector:
     # What is told
 
     def accused(self) -> Bools:
-        """By slot: accused and not yet proven well again."""
+        """By slot: accused and not recovered yet."""
         return is_accused(self.memory.node("state"))
 
     def _edges(self, before: Codes) -> list[Edge]:

@@ -1,4 +1,4 @@
-"""Who holds a synchronised job back? One verdict from a timeline of operations, whatever the clocks say. Pure.
+"""Finds the straggler rank of a synchronised job from a timeline of operations, whatever the clocks say. Pure.
 
 Only durations, and differences on one rank's own clock, are used. Three kinds of evidence:
 
@@ -219,7 +219,7 @@ def _from_freedom(free: Floats, stage: Ints, replica: Ints, period: float) -> Di
 
 
 def _supported(item: Diagnosis, lags: Floats) -> Diagnosis:
-    """A rank that computes long but blocks longer than others holds nobody up."""
+    """A rank that computes long but blocks longer than others delays no other rank."""
     if item.cause is not Cause.NODE or item.evidence["by"].startswith("blocked_least"):
         return item
     mean, error = trimmed_mean(lags)

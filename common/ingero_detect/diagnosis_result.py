@@ -1,4 +1,4 @@
-"""What holds a job back: the verdict of a diagnosis."""
+"""The result of a diagnosis: the cause of a slow job."""
 
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Any
 
 
 class Cause(StrEnum):
-    """What holds the job back."""
+    """Cause of a slow job."""
 
     NODE = "node"
     STAGE = "stage_imbalance"

@@ -20,7 +20,7 @@ class Episode:
 
     @property
     def end(self) -> float | None:
-        """Estimated time at which the node was well again, `None` while the episode lasts."""
+        """Estimated time of recovery, `None` while the episode lasts."""
         return self.last.recovered if self.ended else None
 
     def to_json(self) -> dict[str, Any]:

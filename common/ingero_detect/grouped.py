@@ -1,6 +1,7 @@
 """Medians of many groups at once, without a loop over groups.
 
-`grouped_median` sorts 64-bit keys that hold group and value; `Groups`, for those who stay, needs half of the time.
+`grouped_median` sorts 64-bit keys that hold group and value; `Groups`, for a fixed membership, needs half of
+the time.
 """
 
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""Slowness that follows a stage, or the step and its data, and no rank: nobody's fault. Pure."""
+"""Slowness that follows a pipeline stage, or the step and its data, instead of a rank. Pure."""
 
 from typing import Final
 
@@ -15,9 +15,9 @@ SMALLEST_IMBALANCE: Final = 0.05
 """Share of a step that stage_imbalance or sequence_imbalance must cost to be named."""
 
 
-def stage_imbalance(compute: Floats, stage: Ints, period: float, culprits: set[int]) -> Diagnosis | None:
+def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set[int]) -> Diagnosis | None:
     """Stages whose work differs: what the heaviest one costs over an even partition."""
-    healthy = np.array([rank not in culprits for rank in range(len(stage))])
+    healthy = np.array([rank not in stragglers for rank in range(len(stage))])
     kinds = [kind for kind in np.unique(stage).tolist() if (healthy & (stage == kind)).any()]
     if len(kinds) < 2:
         return None
@@ -39,13 +39,13 @@ def stage_imbalance(compute: Floats, stage: Ints, period: float, culprits: set[i
 
 
 def sequence_imbalance(
-    line: Timeline, compute: Floats, alike: Ints, replica: Ints, period: float, culprits: set[int]
+    line: Timeline, compute: Floats, alike: Ints, replica: Ints, period: float, stragglers: set[int]
 ) -> Diagnosis | None:
     """Excess that follows the step, or the data of a step on whichever rank it falls, and no rank."""
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(np.maximum(compute, 1e-12))
     logs = np.where(np.isfinite(compute), logs, np.nan)
-    healthy = np.array([rank not in culprits for rank in range(len(logs))])
+    healthy = np.array([rank not in stragglers for rank in range(len(logs))])
     logs = logs[healthy]
     alike, replica, compute = alike[healthy], replica[healthy], compute[healthy]
     by_rank = np.nanmedian(logs, axis=1, keepdims=True)

@@ -1,4 +1,4 @@
-"""Who is last, and how often: significant also where somebody is late in some steps only. Pure."""
+"""How often each rank arrives last; significant also where a rank is late in some steps only. Pure."""
 
 from functools import lru_cache
 from typing import Final

@@ -24,8 +24,8 @@ _AT_ONCE: Final = 8192
 def learn_warmup(memory: ColumnStore, parameters: Parameters, rows: Ints, logs: Floats, reference: Reference) -> None:
     """Collect what a node does relative to its cohort; after the warm-up its median is the baseline.
 
-    While nobody of a cohort is known yet, what its nodes do together is told from what each of them did so far:
-    it does not matter who of them reports in which tick.
+    While no node of a cohort has a baseline yet, the common change is estimated from what each node did so far, so
+    that it does not matter which of them reports in which tick.
     """
     if not len(rows):
         return
@@ -51,7 +51,7 @@ def learn_warmup(memory: ColumnStore, parameters: Parameters, rows: Ints, logs: 
 
 
 def _finish_warmup(memory: ColumnStore, parameters: Parameters, done: Ints) -> None:
-    """Baseline and noise from a full window; a node that is still as ill as it says it was keeps its loss."""
+    """Baseline and noise from a full window; a node that is as slow as its reported verdict keeps its loss."""
     middle, spread, lagged, squares = _summarise(memory.window(), done)
     echo = memory.node("echo")[done].astype(np.float64)
     ill = np.isfinite(echo) & (middle < -parameters.absolute_band)

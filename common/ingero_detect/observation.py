@@ -1,4 +1,4 @@
-"""What the detector is told in a tick, and what it answers."""
+"""Inputs and outputs of one tick of the detector."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ from ingero_detect.verdicts import Verdict
 ABSENT, ACTIVE, IDLE, CALIBRATING, HELD = range(5)
 """Codes of what a node reports. Held: at work by its last report, which another tick judges or has judged.
 
-A tick with held nodes is an early look at the others. Held ones only stand for their cohort: nothing is added to or
+A tick with held nodes judges the others early. Held ones only stand for their cohort: nothing is added to or
 taken from what speaks against them.
 """
 

@@ -1,4 +1,4 @@
-"""What the detector may be told. Every value is part of the digest of a verdict."""
+"""Parameters of the detector. Every value is part of the digest of a verdict."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -17,7 +17,7 @@ class Parameters:
     warmup: int = 30
     """Working ticks of a node that its baseline is first learnt from."""
     min_peers: int = 3
-    """Judged nodes that a cohort needs; nobody is accused in a smaller one."""
+    """Judged nodes that a cohort needs; no node is accused in a smaller one."""
     drift: float = 1.0
     """Reference value of the sequential test, standard deviations: a lasting loss below it adds no evidence."""
     own_band: float = 0.05

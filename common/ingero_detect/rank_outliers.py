@@ -17,7 +17,7 @@ SIGNIFICANCE: Final = 1e-6
 """Chance that any rank of a healthy job is named."""
 
 SMALLEST_EFFECT: Final = 0.02
-"""Share of a step below which an excess is nobody's fault."""
+"""Share of a step below which an excess is ignored."""
 
 MIN_SPREADS: Final = 4.0
 """How far a rank's excess must stand out of how ranks differ anyway, standard deviations."""

@@ -105,7 +105,7 @@ class CollapseTest:
 
 @dataclass(frozen=True)
 class Alarms:
-    """Which test accuses which node, and against whom something speaks."""
+    """Which test accuses which node, and which nodes are suspected."""
 
     own: Bools
     peers: Bools
@@ -224,7 +224,7 @@ def against_own_history(memory: ColumnStore, now: float, nodes: Residuals, bound
 
 def distance_from_peers(nodes: Residuals) -> Singles:
     """Log distance of every node from the median of its group."""
-    logs = np.maximum(nodes.logs, -1e3)  # who does nothing is no further from others who do nothing
+    logs = np.maximum(nodes.logs, -1e3)  # idle nodes lie no further from other idle nodes
     absolute = singles(logs - np.nan_to_num(nodes.median(logs), nan=0.0)[nodes.group])
     return np.clip(absolute, -MAX_DEVIATION, MAX_DEVIATION)
 

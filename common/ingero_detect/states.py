@@ -86,7 +86,7 @@ def _check_recovery(
     memory: ColumnStore, parameters: Parameters, now: float, rows: Ints, gap: Floats, absolute: Floats, line: Floats,
     again: Bools,
 ) -> None:  # fmt: skip
-    """Look for proof that accused nodes are well again, and for relapses of those who seemed to be."""
+    """Test accused nodes for recovery, and recovering nodes for a relapse."""
     state = memory.node("state")
     against_peers = memory.node("axis")[rows] == AXES.index(Axis.PEERS)
     error = np.where(against_peers, absolute, gap)

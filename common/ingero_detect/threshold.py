@@ -15,7 +15,7 @@ MAD_TO_SIGMA: Final = 1.4826
 """Median absolute deviation to standard deviation for a normal distribution (Rousseeuw and Croux 1993)."""
 
 HYSTERESIS: Final = 0.02
-"""How far above the threshold a straggler must come to be well again; the published agents use the same."""
+"""How far above the threshold a straggler must come to recover; the published agents use the same."""
 
 LOWEST: Final = 0.1
 HIGHEST: Final = 0.99

@@ -1,4 +1,4 @@
-"""Who blocked how much less than others, and who only passes a delay on from one group of ranks to another. Pure."""
+"""Attributes waiting to ranks: how much less each blocks than its peers, and which only pass a delay on. Pure."""
 
 from dataclasses import dataclass
 
@@ -28,7 +28,7 @@ class WaitAttribution:
         return np.bincount(self.pair[inside], self.gap[inside], len(self.rank_of)).astype(np.float64)
 
     def victims(self, part: slice) -> Bools:
-        """Ranks that are late in one group because somebody held them up in another, for half as long at least."""
+        """Ranks that are late in one group because they were delayed in another, for half as long at least."""
         gaps = self.gaps(part)
         order = np.lexsort((-gaps, self.group_of))
         firsts = np.flatnonzero(np.diff(self.group_of[order], prepend=-1))
@@ -66,7 +66,7 @@ def _attribute_waits(line: Timeline, rows: Ints, instance: Ints, known: Bools) -
 def compute_lags(line: Timeline) -> tuple[Floats, WaitAttribution | None] | None:
     """How much less than the median of its collective each rank blocked, summed by (rank, step).
 
-    Beside it who made whom late, where ranks meet in several groups.
+    Also the attribution of waits, where ranks meet in several groups.
     """
     chosen = line.collective & (line.instance >= 0)
     if not chosen.any():

@@ -10,7 +10,7 @@ from pydantic import AfterValidator
 def parse_endpoint(text: str, default_host: str = "127.0.0.1") -> tuple[str, int]:
     """Split `host:port`, `:port` (the default host) or `[v6]:port`.
 
-    Raises `ValueError` in words when it is none of these.
+    Raises `ValueError` with an explanation for anything else.
     """
     host, colon, port = text.rpartition(":")
     if not colon or not (port.isascii() and port.isdigit()):
@@ -42,7 +42,7 @@ def is_loopback(endpoint: str) -> bool:
 def is_local_request(headers: Mapping[bytes, bytes]) -> bool:
     """Whether a request names this machine and comes from no page of another, which a browser always says.
 
-    What asks for no token must look at this: a page can have its own name point to this machine.
+    A listener that asks for no token must check this: a page can let its own name resolve to this machine.
     """
     origin, host = headers.get(b"origin"), headers.get(b"host")
     return (origin is None or _names_us(origin.partition(b"://")[2])) and (host is None or _names_us(host))

@@ -11,7 +11,7 @@ from ingero_kit.settings import SettingsError
 log = get(__name__)
 
 INTERVAL_SECONDS: Final = 2.0
-"""How often files are looked at."""
+"""Seconds between two checks of the files."""
 
 
 def reload_if_changed(files: FileWatcher, reload: Callable[[], None], what: str) -> None:

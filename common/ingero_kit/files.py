@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def replace_file(file: Path, data: bytes) -> None:
-    """Write beside the file, to the disk, then rename. Keeps the mode of a file that is there; `OSError` as usual."""
+    """Write a temporary file, sync it, then rename it. Keeps the mode of an existing file; raises `OSError`."""
     part = file.with_name(f".{file.name}.{os.getpid()}.part")
     try:
         with part.open("wb") as stream:

@@ -98,7 +98,7 @@ class MetricsServer(ThreadingHTTPServer):
             with self._lock:
                 self._forget(request)
 
-    def heard(self, request: Any) -> None:
+    def mark_active(self, request: Any) -> None:
         """A connection asks: it keeps its place until it is answered."""
         with self._lock:
             self._silent.pop(request, None)
@@ -108,7 +108,7 @@ class MetricsServer(ThreadingHTTPServer):
         self._silent.pop(request, None)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that goes away is no news; anything else is an error of ours."""
+        """Ignore clients that disconnect; log anything else."""
         if not isinstance(sys.exc_info()[1], OSError):
             log.exception("page_failed")
 
@@ -118,7 +118,7 @@ class _RequestHandler(BaseHTTPRequestHandler):
     server: MetricsServer
 
     def do_GET(self) -> None:
-        self.server.heard(self.request)
+        self.server.mark_active(self.request)
         path = self.path.partition("?")[0]
         if path == "/metrics":
             self._answer(200, generate_latest(self.server.registry), "text/plain; version=0.0.4; charset=utf-8")
@@ -129,11 +129,11 @@ class _RequestHandler(BaseHTTPRequestHandler):
         else:
             self._answer(404, b"not found: /metrics, /healthz, /readyz\n")
 
-    def _verdict(self, reason: str | None, words: str) -> None:
+    def _verdict(self, reason: str | None, state: str) -> None:
         if reason is None:
             self._answer(200, b"ok\n")
         else:
-            self._answer(503, f"{words}: {reason}\n".encode())
+            self._answer(503, f"{state}: {reason}\n".encode())
 
     def _answer(self, status: int, body: bytes, kind: str = "text/plain; charset=utf-8") -> None:
         self.send_response(status)
@@ -146,4 +146,4 @@ class _RequestHandler(BaseHTTPRequestHandler):
     do_HEAD = do_GET
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
-        """Scrapes are not news."""
+        """Scrapes are not logged."""

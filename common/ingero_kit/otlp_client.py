@@ -115,7 +115,7 @@ class ExportResult:
 class ClientConfig:
     """Where and how to send. `endpoint`: `host:port` or a URL; `timeout`: seconds for one answer.
 
-    `cluster` travels beside the payload, where it is given. Encoding and compression are those of the body that is
+    `cluster`, if set, is sent as query parameter or metadata. Encoding and compression are those of the body that is
     sent; gRPC knows protobuf only.
     """
 

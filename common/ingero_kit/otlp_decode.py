@@ -63,7 +63,7 @@ _DOUBLES: Final = {name: attribute for name, attribute in SIGNAL_METRICS if name
 COLLECTIVES: Final = frozenset(
     (metrics.COLLECTIVE_DURATION, metrics.COLLECTIVE_BYTES, metrics.COLLECTIVE_BARRIER_WAIT)
 )
-"""Metrics with a point for every collective. They are only counted here; who wants them reads the push again."""
+"""Metrics with a point for every collective. They are only counted here; Fleet's collectives read the push again."""
 
 MAX_LAYOUTS: Final = 16
 """Shapes of one length that are remembered; in a fleet of one version there are a handful."""
@@ -106,7 +106,7 @@ _BLANK_IDENTITY: Final = Identity(
 
 
 def _digest(block: bytes) -> bytes:
-    """Fifteen octets that no other block has: a fifth of the memory, and nobody can make two blocks alike."""
+    """A 15-byte digest of a block: a fifth of the memory, and no sender can construct a collision."""
     return blake2b(block, digest_size=15).digest()
 
 
@@ -173,7 +173,7 @@ class ReportDecoder:
 
     @staticmethod
     def _repaired(body: bytes, decoded: DecodedReports) -> tuple[ExportMetricsServiceRequest, int]:
-        """What can be read of a request that as a whole cannot, and how many parts were looked at for that."""
+        """The readable part of an unreadable request, and how many parts were parsed to find it."""
         found = repair(METRICS, body)
         if found is None:
             raise MalformedPayload("the body is not an OTLP ExportMetricsServiceRequest in protobuf")
@@ -447,7 +447,7 @@ def _absent(flags: int, decoded: DecodedReports) -> None:
 
 
 def _is_learnable(decoded: DecodedReports) -> bool:
-    """Whether a push held one good report and nothing that cannot be read by shape."""
+    """Whether a push held one valid report and nothing that a layout cannot describe."""
     return (
         len(decoded.reports) == 1
         and not (decoded.reasons or decoded.other_points or decoded.collective_points or decoded.events)
@@ -456,7 +456,7 @@ def _is_learnable(decoded: DecodedReports) -> bool:
 
 
 def _fixed(builder: ReportBuilder, trial: DecodedReports) -> dict[str, Any] | None:
-    """What a push says beside its resource, read with an empty identity; `None` if it cannot be read by shape."""
+    """The constant fields of a push besides its resource; `None` if no layout can be learnt from it."""
     if not _is_learnable(trial):
         return None
     fields = dict(builder.fields)

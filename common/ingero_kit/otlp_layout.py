@@ -22,7 +22,7 @@ _TIME, _AS_DOUBLE, _AS_INT, _FLAGS = 3, 4, 6, 8
 
 
 class UnsupportedLayout(Exception):
-    """The push has no shape that can be learnt."""
+    """No layout can be learnt from the push."""
 
 
 class WireField(NamedTuple):
@@ -168,8 +168,8 @@ def learn_layout(
 ) -> Layout:
     """Build the layout of a tail.
 
-    `wanted` maps (metric, is its time) to a report field. Times that nobody wants may differ; values that nobody
-    wants are part of what must be equal.
+    `wanted` maps (metric, is its time) to a report field. Times that are not wanted may differ; values that are
+    not wanted must be equal.
     """
     statics, values, names, at = "<", "<", [], 0
     for number in sorted(numbers, key=lambda item: item.offset):
@@ -218,7 +218,7 @@ def is_whole_head(head: bytes, resource: Any) -> bool:
 
 @dataclass(frozen=True)
 class JsonLayout:
-    """The text between numbers, in order, and the report field that each number fills (empty: nobody wants it)."""
+    """The text between numbers, in order, and the report field that each number fills (empty: not wanted)."""
 
     statics: tuple[bytes, ...]
     stops: tuple[bytes, ...]

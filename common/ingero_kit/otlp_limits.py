@@ -12,7 +12,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from ingero_kit.health_report import MalformedPayload
 
 ALWAYS_ALLOWED_BYTES: Final = 16 << 10
-"""Bodies up to this length, bytes, hold too little to be worth a look."""
+"""Bodies up to this length, bytes, are too small to be checked."""
 
 MAX_FIELDS: Final = 640 << 10
 """Most bytes of a protobuf body that may be the tag of a string or message: five megabytes of usual content."""
@@ -28,7 +28,7 @@ MAX_JSON_COST: Final = 215_000
 
 BLOCK, SCOPE, METRIC, POINT, ATTRIBUTE, PART = 20, 9, 11, 8, 3, 8
 """Work by what is read; a batch of 8,192 points in protobuf as collectors make them stays below the bound. A `PART`
-is looked at one by one because the request as a whole cannot be read."""
+is parsed by itself because the request as a whole is unreadable."""
 
 RESOURCE_ATTRIBUTE: Final = 4
 """An attribute of a resource costs more than one of a point: all of them make the identity of a node."""
@@ -43,7 +43,7 @@ class RequestTooExpensive(MalformedPayload):
 
 
 def check_density(body: bytes, encoding: Literal["protobuf", "json"], most: int | None = None) -> None:
-    """Raise `RequestTooExpensive` for a body of too many parts; every byte is looked at once at most."""
+    """Raise `RequestTooExpensive` for a body of too many parts; reads every byte at most once."""
     if len(body) <= ALWAYS_ALLOWED_BYTES:
         return
     marks, usual = (_TAGS, MAX_FIELDS) if encoding == "protobuf" else (_MARKS, MAX_JSON_VALUES)

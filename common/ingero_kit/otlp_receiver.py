@@ -115,7 +115,7 @@ def retry_info(message: str, seconds: float, code: StatusCode = StatusCode.RESOU
 
 
 class Authenticator:
-    """Decides who may push; replaced as a whole when token files are read again."""
+    """Checks the bearer token of a push; `tokens` is replaced when the token file changes."""
 
     def __init__(self, tokens: Tokens | None = None) -> None:
         self.tokens = tokens
@@ -194,7 +194,7 @@ class OtlpHttpReceiver:
         return known
 
     def _respond(self, answer: Answer, push: Push) -> Response:
-        """The response to a push; what many are told alike is encoded once."""
+        """The response to a push; common responses are encoded once and cached."""
         if answer.status is not _OK or answer.rejected or answer.message:
             return _http(answer, push)
         key = (answer.http_headers, push.encoding)
@@ -290,7 +290,7 @@ class OtlpGrpcReceiver:
         return export
 
     def _reply(self, answer: Answer, signal: Signal) -> Reply:
-        """The reply to a push; what many are told alike is encoded once."""
+        """The reply to a push; common replies are encoded once and cached."""
         if answer.status is not _OK or answer.rejected or answer.message:
             return _grpc(answer, signal)
         known = self._replies.get(answer.metadata)

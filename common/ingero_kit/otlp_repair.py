@@ -1,4 +1,4 @@
-"""Takes what can be read out of a request that as a whole cannot, most often for a string that is not Unicode. Pure.
+"""Repairs unreadable requests: keeps the readable parts. The usual cause is a string that is not UTF-8. Pure.
 
 Of protobuf, the smallest part that fails is left out: a data point, log record or span as a whole, of everything else
 (a description, one attribute of a resource) only the field. Of JSON, only the letters that are none are replaced.
@@ -22,7 +22,7 @@ from opentelemetry.proto.trace.v1 import trace_pb2 as trace
 from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, write_varint
 
 MAX_PARTS: Final = 12_000
-"""Most parts of a request that are looked at one by one: the metrics of a batch of 8,192 and the points of one."""
+"""Most parts of a request that are parsed one by one: the metrics of a batch of 8,192 and the points of one."""
 
 SPARE_BYTES: Final = 512 << 10
 """Bytes that may be parsed again, beyond every byte of the request once."""
@@ -83,7 +83,7 @@ TRACES: Final = _request(ExportTraceServiceRequest, trace.ResourceSpans, trace.S
 class Repaired:
     """What is left of a request, how many records were left out, and what else was, or was replaced.
 
-    `parts` is how many were looked at for that.
+    `parts` is how many were parsed for that.
     """
 
     body: bytes = b""
@@ -93,19 +93,19 @@ class Repaired:
 
 
 def repair(kind: _MessageType, body: bytes) -> Repaired | None:
-    """Leave out of a request what cannot be read; `None` when that is all of it, or too much to look at."""
-    mending = _Repair(len(body))
+    """Leave unreadable parts out of a request; `None` when nothing is left or there are too many parts."""
+    repairing = _Repair(len(body))
     try:
-        left = mending.apart(kind, body)
+        left = repairing.apart(kind, body)
     except _TooLong:
         return None
-    mending.found.body = left or b""
-    mending.found.parts = MAX_PARTS - mending.parts
-    return mending.found if left else None
+    repairing.found.body = left or b""
+    repairing.found.parts = MAX_PARTS - repairing.parts
+    return repairing.found if left else None
 
 
 class _TooLong(Exception):
-    """There are more parts than are looked at."""
+    """There are more parts than may be parsed."""
 
 
 class _Repair:

@@ -43,8 +43,8 @@ class GcFreezer:
     def __init__(self) -> None:
         self._size = 1000
 
-    def look(self, size: int) -> bool:
-        """Tell how large it is now; says whether what is there was left out."""
+    def freeze_if_grown(self, size: int) -> bool:
+        """Freeze all objects if `size` has grown by a quarter; says whether it did."""
         if size <= 1.25 * self._size:
             return False
         self._size = size

@@ -1,4 +1,4 @@
-"""Gathers the points of one OTLP resource block into a report; both encodings are walked into the same few calls."""
+"""Builds a health report from the points of one OTLP resource block, whatever their encoding."""
 
 from typing import Any, Final, NamedTuple
 
@@ -45,7 +45,7 @@ IdentityOrError = Identity | str
 
 
 class ProtobufAttributes:
-    """Attributes of a protobuf point, walked only when somebody asks."""
+    """Attributes of a protobuf point, read lazily."""
 
     __slots__ = ("_point",)
 
@@ -57,7 +57,7 @@ class ProtobufAttributes:
 
 
 class JsonAttributes:
-    """Attributes of a JSON point, walked only when somebody asks."""
+    """Attributes of a JSON point, read lazily."""
 
     __slots__ = ("_point",)
 

@@ -64,7 +64,7 @@ class Engine:
         self.facts: list[Callable[[], dict[str, Any]]] = []
         """What other parts add to the facts about Fleet's health."""
         self._next_early_poll = 0
-        self._settled = GcFreezer()
+        self._gc_freezer = GcFreezer()
         self._started = clock()
         self._worker = ThreadPoolExecutor(1, "tick")
 
@@ -174,7 +174,7 @@ class Engine:
             except Exception:
                 self.failed_listeners += 1
                 log.exception("after_tick_failed")
-        if self._settled.look(len(snapshot.scores.names)):
+        if self._gc_freezer.freeze_if_grown(len(snapshot.scores.names)):
             trim_heap()
 
     def _export_edges(self, findings: Findings) -> None:

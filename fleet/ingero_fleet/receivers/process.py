@@ -45,7 +45,7 @@ class ReceiverProcess:
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader, self._writer = reader, writer
         self._decoder = VerdictCacheDecoder()
-        self._settled = GcFreezer()
+        self._gc_freezer = GcFreezer()
 
     async def run(self) -> int:
         """Serve until told to stop; the exit status is 0 unless the listeners could not be had."""
@@ -105,7 +105,7 @@ class ReceiverProcess:
             self._writer.write(encode_message(MessageKind.BATCH, encode_batch(batch)))
             await self._writer.drain()
             await asyncio.sleep(0)
-        self._settled.look(len(self._table))
+        self._gc_freezer.freeze_if_grown(len(self._table))
         if not self._writer.is_closing():
             self._writer.write(encode_message(MessageKind.DONE, orjson.dumps(self._ingest.traffic().as_json())))
 
