@@ -31,11 +31,11 @@ class NodePolicyProbe:
     needed: bool = True
     """Off: whoever started the operator wants no guard."""
     missing: str = ""
-    """In words, when the last dry run was let through."""
+    """Why the policy is not in force, after a dry run that was let through; empty otherwise."""
     _asked: float = -math.inf
 
     async def in_force(self, node: str) -> bool:
-        """Whether a mark may be set on a node: what was found holds for a while. No answer is no."""
+        """Whether a node may be tainted. The result is kept for a while; no answer counts as no."""
         rest = MISSING_SECONDS if self.missing else HOLDS_SECONDS
         if not self.needed or self.clock() - self._asked < rest:
             return not self.missing

@@ -1,8 +1,9 @@
-"""The only room that talks to the API server: a few verbs, one kind of error, every request bounded and counted."""
+"""The only module that talks to the API server: a few verbs, one kind of error, every request bounded and counted."""
 
+import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
@@ -12,15 +13,16 @@ import kopf
 import orjson
 
 from ingero_contract.kubernetes import MANAGER
-from ingero_operator.kinds import Kind
-
-Manifest = dict[str, Any]
+from ingero_operator.kinds import Kind, Manifest
 
 REQUEST_SECONDS: Final = 30.0
 CHUNK: Final = 500
+"""Objects of one page of a list."""
+RENEW_SECONDS: Final = 5.0
+"""Least time between two renewals of the credentials."""
 TOKEN_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _TYPED: Final = "failed to create typed patch object"
-"""How the API server words, as its own failure, that an applied object does not fit its schema."""
+"""The API server's message, with a status of 500, for an applied object that does not fit its schema."""
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
@@ -45,11 +47,17 @@ class ApiError(Exception):
 
 
 class ApiClient:
-    """A connection to the API server."""
+    """A connection to the API server. `renew` brings new credentials when the old ones are no longer accepted."""
 
-    def __init__(self, connection: kopf.ConnectionInfo, namespaces: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, connection: kopf.ConnectionInfo, namespaces: tuple[str, ...] = (),
+        renew: Callable[[], kopf.ConnectionInfo | None] | None = None,
+    ) -> None:  # fmt: skip
         self._connection = connection
         self._namespaces = namespaces
+        self._renew = renew
+        self._renewing = asyncio.Lock()
+        self._renewed = -RENEW_SECONDS
         self._session: aiohttp.ClientSession | None = None
         self._token_due = 0.0
         self._token = connection.token
@@ -80,6 +88,17 @@ class ApiClient:
             headers["Authorization"] = f"Bearer {self._token}"
         return headers
 
+    async def _renew_token(self, refused: str | None) -> bool:
+        """Take a new token after a 401, as from an exec plugin; whether there is another one than `refused`."""
+        if self._renew is None:
+            return False
+        async with self._renewing:
+            if self._token == refused and time.monotonic() - self._renewed >= RENEW_SECONDS:
+                connection = await asyncio.to_thread(self._renew)
+                self._renewed = time.monotonic()
+                self._token = connection.token if connection else None
+        return self._token not in (refused, None)
+
     async def request(
         self,
         method: str,
@@ -91,7 +110,19 @@ class ApiClient:
         accept: str = "application/json",
         seconds: float | None = None,
     ) -> Manifest:
-        """One request; the decoded answer. Raises `ApiError`."""
+        """One request; the decoded response. Raises `ApiError`."""
+        token = self._token
+        status, tree = await self._send(method, path, query, body, content, accept, seconds)
+        if status == 401 and await self._renew_token(token):
+            status, tree = await self._send(method, path, query, body, content, accept, seconds)
+        if status >= 400:
+            raise ApiError(status, str(tree.get("reason") or status), str(tree.get("message") or f"HTTP {status}"))
+        return tree
+
+    async def _send(
+        self, method: str, path: str, query: dict[str, str] | None, body: Any, content: str, accept: str,
+        seconds: float | None,
+    ) -> tuple[int, Manifest]:  # fmt: skip
         assert self._session is not None
         self.requests["dry run" if query and "dryRun" in query else method] += 1
         headers = {**self._headers(), "Accept": accept}
@@ -106,16 +137,8 @@ class ApiClient:
                 raw = await response.read()
                 status = response.status
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            raise ApiError(
-                0, "Unreachable", f"the API server did not answer: {error or type(error).__name__}"
-            ) from None
-        try:
-            tree = orjson.loads(raw) if raw else {}
-        except ValueError:
-            tree = {"message": raw[:200].decode(errors="replace")}
-        if status >= 400:
-            raise ApiError(status, str(tree.get("reason") or status), str(tree.get("message") or f"HTTP {status}"))
-        return dict(tree)
+            raise _unreachable(error) from None
+        return status, _decode(raw)
 
     async def get(self, kind: Kind, namespace: str | None, name: str) -> Manifest | None:
         """One object, or nothing."""
@@ -131,24 +154,52 @@ class ApiClient:
     ) -> AsyncIterator[Manifest]:
         """Every object of a kind in the namespaces that are looked at, in pieces; the kind is filled in."""
         for namespace in (kind.namespaced and self._namespaces) or (None,):
-            async for item in self._pages(kind, namespace, selector, metadata_only):
-                yield item
+            async for page in self.pages(kind, namespace=namespace, selector=selector, metadata_only=metadata_only):
+                for item in page.get("items") or []:
+                    item.setdefault("kind", kind.name)
+                    yield item
 
-    async def _pages(
-        self, kind: Kind, namespace: str | None, selector: str | None, metadata_only: bool
+    async def pages(
+        self, kind: Kind, *, namespace: str | None = None, selector: str | None = None, metadata_only: bool = False
     ) -> AsyncIterator[Manifest]:
+        """A collection, in pages. All of them are of the same version, which the first one's metadata names."""
         query = {"limit": str(CHUNK), **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self.request(
                 "GET", kind.path(namespace), query=query, accept=_METADATA if metadata_only else "application/json"
             )
-            for item in page.get("items") or []:
-                item.setdefault("kind", kind.name)
-                yield item
+            yield page
             token = page.get("metadata", {}).get("continue")
             if not token:
                 return
             query["continue"] = token
+
+    async def watch(self, kind: Kind, version: str, seconds: int) -> AsyncIterator[bytes]:
+        """Events of a cluster-scoped kind after a version, one JSON text each; ends after some seconds.
+
+        Raises `ApiError`, also when the connection is lost.
+        """
+        assert self._session is not None
+        self.requests["watch"] += 1
+        query = {
+            "watch": "1", "resourceVersion": version, "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)
+        }  # fmt: skip
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=seconds + REQUEST_SECONDS)
+        headers = {**self._headers(), "Accept": "application/json"}
+        try:
+            async with self._session.get(
+                kind.path().lstrip("/"), params=query, headers=headers, timeout=timeout
+            ) as response:
+                if response.status >= 400:
+                    tree = _decode(await response.read())
+                    raise ApiError(response.status, str(tree.get("reason")), str(tree.get("message")))
+                rest = b""
+                async for chunk in response.content.iter_any():
+                    *lines, rest = (rest + chunk).split(b"\n")
+                    for line in lines:
+                        yield line
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise _unreachable(error) from None
 
     async def apply(self, kind: Kind, manifest: Manifest) -> Manifest:
         """Server-side apply: what we render is ours, what others add stays theirs."""
@@ -209,7 +260,12 @@ class ApiClient:
         return any(item.get("name") == kind.plural for item in found.get("resources", []))
 
 
-def login(**_: Any) -> kopf.ConnectionInfo | None:
-    """Credentials: the pod's service account, otherwise the kubeconfig's current context."""
-    settings = kopf.OperatorSettings()
-    return kopf.login_with_service_account(settings=settings) or kopf.login_with_kubeconfig(settings=settings)
+def _decode(raw: bytes) -> Manifest:
+    try:
+        return dict(orjson.loads(raw)) if raw else {}
+    except ValueError:
+        return {"message": raw[:200].decode(errors="replace")}
+
+
+def _unreachable(error: Exception) -> ApiError:
+    return ApiError(0, "Unreachable", f"the API server did not answer: {error or type(error).__name__}")

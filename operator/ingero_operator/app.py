@@ -1,4 +1,4 @@
-"""The wiring of the operator: settings in; API server, cache, queue, reconcilers and pages out."""
+"""The wiring of the operator: settings in; API server, cache, queue, reconcilers and metrics out."""
 
 import asyncio
 import contextlib
@@ -18,26 +18,30 @@ from ingero_kit.logs import get
 from ingero_kit.settings import SettingsError
 from ingero_operator import handlers
 from ingero_operator.admission import NodePolicyProbe
-from ingero_operator.api_client import ApiClient, ApiError, login
+from ingero_operator.api_client import ApiClient, ApiError
 from ingero_operator.audit_exporter import AuditExporter
 from ingero_operator.cache import OwnerKey
 from ingero_operator.children import ChildApplier
 from ingero_operator.context import ReconcileContext
-from ingero_operator.echo_stores import PARTS as STORE_PARTS
+from ingero_operator.credentials import login
+from ingero_operator.echo_stores import CONDITIONS as STORE_CONDITIONS
 from ingero_operator.echo_stores import EchoStores
 from ingero_operator.errors import ReconcileError
 from ingero_operator.events import EventRecorder
 from ingero_operator.failures import Failures, explain
-from ingero_operator.fleet_clusters import PARTS as FLEET_PARTS
 from ingero_operator.fleet_clusters import FleetClusters
 from ingero_operator.fleet_poller import FleetPoller
-from ingero_operator.informer import Informer
+from ingero_operator.fleet_status import CONDITIONS as FLEET_CONDITIONS
+from ingero_operator.informer import RESOURCES, Informer
 from ingero_operator.kinds import ECHO_STORE, FLEET_CLUSTER, SERVICE_MONITOR
 from ingero_operator.leader import LeaderElector, LeaseConfig
 from ingero_operator.metrics import RuntimeStats, make_app
+from ingero_operator.node_watch import NodeWatch
+from ingero_operator.referenced import ReferencedObjects
 from ingero_operator.render.common import Platform
 from ingero_operator.resync import Resync
 from ingero_operator.settings import OperatorConfig
+from ingero_operator.status_writer import StatusWriter
 from ingero_operator.taints.controller import TaintController
 from ingero_operator.tasks import RestartRequired, Tasks, message_of
 from ingero_operator.volume_usage import VolumeUsagePoller
@@ -49,15 +53,15 @@ NATIVE_SIDECARS_SINCE: Final = 29
 STOP_SECONDS: Final = 0.5
 STOP_TRIES: Final = 5
 ENDINGS: Final = {
-    "leading": "the Lease was lost, or could not be renewed in time; another replica may lead now",
-    "watching": "kopf has stopped watching the cluster; what it logged before says why",
-    "working": "the work queue has stopped",
+    "leader election": "the Lease was lost, or could not be renewed in time; another replica may lead now",
+    "kopf": "kopf has stopped watching the cluster; what it logged before says why",
+    "work queue": "the work queue has stopped",
 }
-"""What it means when a task without an end returns: the operator is blind, leads no longer, or does nothing."""
+"""What it means when a task without an end returns: the operator watches, leads or works no longer."""
 
 
 class Operator:
-    """One replica."""
+    """One replica of the operator."""
 
     def __init__(self, config: OperatorConfig, api: ApiClient, announce: Callable[[dict[str, int]], None]) -> None:
         self.config = config
@@ -77,32 +81,34 @@ class Operator:
             ),
         )
         self.tasks = Tasks(clock)
-        fleet_poller = FleetPoller(clock, config.poll, config.polls_per_second, self.queue.hint, tasks=self.tasks)
-        failures = Failures(clock)
+        cache, failures, recorder = self.informer.cache, Failures(clock), EventRecorder(api, config.identity)
         self.context = ReconcileContext(
-            api=api,
-            informer=self.informer,
-            applier=ChildApplier(api, self.informer.cache, failures),
-            recorder=EventRecorder(api, config.identity),
-            fleet_poller=fleet_poller,
-            volume_usage=VolumeUsagePoller(clock, self.queue.hint, tasks=self.tasks),
-            audit_exporter=AuditExporter(clock, tasks=self.tasks),
             config=config,
             clock=clock,
             leads=self.leads,
-            admission=NodePolicyProbe(api, clock, config.node_guard),
+            api=api,
+            informer=self.informer,
+            referenced=ReferencedObjects(api, clock, config.secret_poll, lambda: cache.count(*RESOURCES)),
+            fleet_poller=FleetPoller(clock, config.poll, config.polls_per_second, self.queue.hint, tasks=self.tasks),
+            volume_usage=VolumeUsagePoller(clock, self.queue.hint, tasks=self.tasks),
+            applier=ChildApplier(api, cache, failures),
             failures=failures,
+            status=StatusWriter(api, cache, recorder, clock),
+            recorder=recorder,
+            audit_exporter=AuditExporter(clock, tasks=self.tasks),
+            admission=NodePolicyProbe(api, clock, config.node_guard),
         )
         self.taint_controller = TaintController(self.context)
         self.fleets = FleetClusters(self.context, self.taint_controller)
         self.stores = EchoStores(self.context)
+        self.node_watch = NodeWatch(api, self.informer)
         self.resync = Resync(api, self.informer, config.resync)
         self.lag = 0.0
         self._last_beat = time.monotonic()
         self._active = self._prepared = False
 
     def leads(self) -> bool:
-        """Whether this replica may still act on nodes: it leads, and knew so a moment ago."""
+        """Whether this replica may still write to nodes: it renewed its Lease a moment ago."""
         return not self.config.leader_election or self.elector.leads(self.config.lease_duration * 8 / 15)
 
     def healthy(self) -> bool:
@@ -110,11 +116,11 @@ class Operator:
         return time.monotonic() - self._last_beat < 30 and self.resync.behind == 0
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Stand by, lead, work; returns on a clean stop and raises `Ended` when it must be restarted."""
+        """Stand by, lead, work; returns on a clean stop and raises `RestartRequired` otherwise."""
         runner = await self._listen()
         heart = asyncio.create_task(self.tasks.keep("heartbeat", self._heartbeat))
         try:
-            await _first(ended.wait(), self._prepare())  # what would end a leader must not hide in a standby
+            await _first(ended.wait(), self._prepare())  # a standby fails on what would end a leader
             if self.config.leader_election and not ended.is_set():
                 await _first(ended.wait(), self.elector.acquire())
             if not ended.is_set():
@@ -126,52 +132,58 @@ class Operator:
             await runner.cleanup()
 
     async def _lead(self, ended: asyncio.Event) -> None:
-        await self._look_around()
+        await self._check_cluster()
         kopf_stop, kopf_ready = asyncio.Event(), asyncio.Event()
         watching = kopf.operator(
-            registry=handlers.registry(self.informer.on_event), settings=handlers.settings(),
+            registry=handlers.registry(self.informer), standalone=True,
             clusterwide=not self.config.watch_namespaces, namespaces=self.config.watch_namespaces,
             stop_flag=kopf_stop, ready_flag=kopf_ready,
             identity=self.config.identity,  # type: ignore[arg-type]  # kopf would ask for a user name: a container has none
         )  # fmt: skip
         tasks = {
-            "watching": asyncio.create_task(watching),
-            "asking": asyncio.create_task(self.tasks.keep("asking", self.context.fleet_poller.run)),
-            "telling": asyncio.create_task(self.tasks.keep("telling", self.context.audit_exporter.run)),
-            "sweeping": asyncio.create_task(self.tasks.keep("sweeping", self._sweep)),
-            "stopping": asyncio.create_task(ended.wait()),
+            "kopf": asyncio.create_task(watching),
+            "node watch": asyncio.create_task(self.tasks.keep("node watch", self.node_watch.run)),
+            "fleet poller": asyncio.create_task(self.tasks.keep("fleet poller", self.context.fleet_poller.run)),
+            "audit exporter": asyncio.create_task(self.tasks.keep("audit exporter", self.context.audit_exporter.run)),
+            "resync": asyncio.create_task(self.tasks.keep("resync", self._resync)),
+            "stop signal": asyncio.create_task(ended.wait()),
         }
         if self.config.leader_election:
-            tasks["leading"] = asyncio.create_task(self.elector.keep())
+            tasks["leader election"] = asyncio.create_task(self.elector.keep())
         try:
             await _first(kopf_ready.wait(), *tasks.values())
             _on_signals(ended.set)  # kopf has taken them for itself
-            tasks["seeding"] = asyncio.create_task(self.resync.list_all())
+            tasks["first list"] = asyncio.create_task(self._list_all())
             await _first(*tasks.values())
-            if tasks["seeding"].done():
-                tasks.pop("seeding").result()
-                tasks["working"] = asyncio.create_task(self.queue.run(self.reconcile, self.config.workers))
+            if tasks["first list"].done():
+                tasks.pop("first list").result()
+                tasks["work queue"] = asyncio.create_task(self.queue.run(self.reconcile, self.config.workers))
                 self._active = True
                 log.info("working", workers=self.config.workers)
                 gc.collect()
                 gc.freeze()
                 await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
             for name, task in tasks.items():
-                if task.done() and name != "stopping":
+                if task.done() and name != "stop signal":
                     raise RestartRequired(f"{name}: {ending(name, task)}")
         finally:
             self._active = False
-            others = [task for name, task in tasks.items() if name != "watching"]
+            others = [task for name, task in tasks.items() if name != "kopf"]
             await end(others)
             kopf_stop.set()
             with contextlib.suppress(Exception, asyncio.CancelledError):
-                await asyncio.wait_for(tasks["watching"], STOP_SECONDS)
+                await asyncio.wait_for(tasks["kopf"], STOP_SECONDS)
+
+    async def _list_all(self) -> None:
+        """Fill the cache before the first reconcile."""
+        await self.resync.list_all()
+        await self.node_watch.listed.wait()
 
     async def _prepare(self) -> None:
-        """Wait for the API server and see that it serves what a leader needs."""
+        """Wait for the API server and check that it serves what a leader needs."""
         while not self._prepared:
             try:
-                await self._look_around()
+                await self._check_cluster()
                 self._prepared = True
             except ApiError as error:
                 if not error.transient:
@@ -179,8 +191,8 @@ class Operator:
                 log.warning("api_server_unreachable", reason=error.message)
                 await asyncio.sleep(self.config.lease_duration * 2 / 15)
 
-    async def _look_around(self) -> None:
-        """What the cluster offers; both of our own kinds must be there."""
+    async def _check_cluster(self) -> None:
+        """Read what the cluster offers; both of our own kinds must be there."""
         for kind in (FLEET_CLUSTER, ECHO_STORE):
             if not await self.api.serves(kind):
                 raise RestartRequired(f"the API server does not serve {kind.plural}.{kind.group}: apply crds/ first")
@@ -201,27 +213,29 @@ class Operator:
         )
 
     async def reconcile(self, key: OwnerKey) -> float | None:
-        """One resource. What stops it as a whole is said in its conditions before it is tried again, unless it may
-        pass by itself and is met for the first time."""
-        room, parts = (self.fleets, FLEET_PARTS) if key[0] == "FleetCluster" else (self.stores, STORE_PARTS)
+        """Reconcile one resource. An error that ends the reconcile is shown in its conditions, unless it is transient
+        and occurs for the first time."""
         try:
-            return await room.reconcile(key)
+            return await (self.fleets if key[0] == "FleetCluster" else self.stores).reconcile(key)
         except Exception as error:
-            resource, refusal = self.informer.cache.get(key), error if isinstance(error, ApiError) else None
-            passing = refusal is not None and refusal.transient and not self.queue.failures.get(key)
-            if resource is not None and not passing:
-                what = f"{key[0]} {key[2]}"
-                message_of = (
-                    f"{what}: {type(error).__name__}: {error}; this is a fault of the operator, please report it"
-                )
-                reported = (
-                    explain(what, refusal) if refusal else ReconcileError("OperatorFault", message_of, stalls=False)
-                )
-                with contextlib.suppress(ApiError):
-                    await self.context.report_error(resource, parts, reported)
+            if not (isinstance(error, ApiError) and error.transient and not self.queue.failures.get(key)):
+                await self._report_error(key, error)
             raise
 
-    async def _sweep(self) -> None:
+    async def _report_error(self, key: OwnerKey, error: Exception) -> None:
+        resource, what = self.informer.cache.get(key), f"{key[0]} {key[2]}"
+        if resource is None:
+            return
+        if isinstance(error, ApiError):
+            reported = explain(what, error)
+        else:
+            message = f"{what}: {type(error).__name__}: {error}; this is a fault of the operator, please report it"
+            reported = ReconcileError("OperatorFault", message, stalls=False)
+        conditions = FLEET_CONDITIONS if key[0] == "FleetCluster" else STORE_CONDITIONS
+        with contextlib.suppress(ApiError):
+            await self.context.status.report_error(resource, conditions, reported)
+
+    async def _resync(self) -> None:
         while True:
             await asyncio.sleep(self.resync.pause())
             try:
@@ -229,7 +243,7 @@ class Operator:
                 if not await self.resync.run():
                     raise RestartRequired("the watches miss what the API server has; starting anew")
             except ApiError as error:
-                log.warning("sweep_failed", reason=error.message)
+                log.warning("resync_failed", reason=error.message)
 
     async def _heartbeat(self) -> None:
         while True:
@@ -244,14 +258,14 @@ class Operator:
             context=self.context,
             taint_controller=self.taint_controller,
             queue=self.queue,
-            fit=lambda: self._prepared,
+            prepared=lambda: self._prepared,
             leading=lambda: self._active,
             blocked_reason=lambda: (
                 "" if self._active or not self.config.leader_election else self.elector.blocked_reason()
             ),
             healthy=self.healthy,
             lag=lambda: self.lag,
-            sweeps=lambda: self.resync.rounds,
+            resyncs=lambda: self.resync.rounds,
             tasks=self.tasks,
         )
         runner = web.AppRunner(make_app(stats), access_log=None)
@@ -262,7 +276,7 @@ class Operator:
 
 
 def ending(name: str, task: asyncio.Task[Any]) -> str:
-    """Why a task is over that should have gone on."""
+    """Why a task has ended that should have gone on."""
     if task.cancelled():
         return "it was cancelled"
     failure = task.exception()
@@ -276,8 +290,8 @@ def _on_signals(action: Callable[[], None]) -> None:
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, again where one let its cancellation pass unheard (libraries do, in the moment in which something
-    else is over as well): a leader that went on renewing its Lease, and did nothing, would hold up the next one."""
+    """Cancel tasks, and again those that swallowed the cancellation, as libraries do when something else ends at the
+    same moment: a leader that kept renewing its Lease and did nothing would block the next one."""
     left = set(tasks)
     for _ in range(STOP_TRIES):
         for task in left:
@@ -286,7 +300,7 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
             over, left = await asyncio.wait(left, timeout=STOP_SECONDS / STOP_TRIES)
             for task in over:
                 if not task.cancelled():
-                    task.exception()  # was told by whoever waited for it
+                    task.exception()  # its waiter has logged it
 
 
 async def _first(*waiting: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> None:
@@ -301,15 +315,15 @@ async def _first(*waiting: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> None
 
 
 async def serve(config: OperatorConfig, announce: Callable[[dict[str, int]], None]) -> None:
-    """Run until SIGTERM or SIGINT. Raises `SettingsError` without a cluster, `Ended` when a restart is the cure."""
-    connection = login()
+    """Run until SIGTERM or SIGINT. Raises `SettingsError` without a cluster, `RestartRequired` after a failure."""
+    connection = await asyncio.to_thread(login)
     if connection is None:
         raise SettingsError("there is no service account and no kubeconfig: set KUBECONFIG, or run in a pod")
     for noisy in ("kopf", "aiohttp"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
     ended = asyncio.Event()
     _on_signals(ended.set)
-    async with ApiClient(connection, config.watch_namespaces) as api:
+    async with ApiClient(connection, config.watch_namespaces, renew=login) as api:
         log.info("started", server=connection.server, identity=config.identity)
         await Operator(config, api, announce).run(ended)
         log.info("stopped")

@@ -1,4 +1,4 @@
-"""Tells a Fleet that forwards what was done to nodes, so that Echo, or whoever keeps the story, has it."""
+"""Exports taint events to the Fleet of a FleetCluster, which forwards them to Echo or another collector."""
 
 import asyncio
 import heapq
@@ -86,7 +86,7 @@ class AuditExporter:
                 while True:
                     item = await self._next()
                     await gate.acquire()
-                    task = self.tasks.start("telling a Fleet", self._send(session, item))
+                    task = self.tasks.start("taint event", self._send(session, item))
                     running.add(task)
                     task.add_done_callback(_after(running, gate))
         finally:
@@ -115,7 +115,7 @@ class AuditExporter:
                 to.url + routes.OTLP_LOGS, data=item.body, headers=headers, ssl=ssl_context_for(to.authority),
                 allow_redirects=False,
             ) as response:  # fmt: skip
-                status = response.status  # its words are not read
+                status = response.status  # the body is not read
         except (aiohttp.ClientError, OSError, ValueError, NoResponse) as error:
             self._again(item, str(error) if isinstance(error, NoResponse) else explain(error))
             return

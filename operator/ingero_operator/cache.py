@@ -1,16 +1,16 @@
-"""What the watches told, kept small: objects as JSON text, found by name and by owner. Pure; nothing here asks."""
+"""Watched objects, kept small as JSON text and found by name and by owner. Pure."""
 
 import math
 from collections import OrderedDict, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import orjson
 
 from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL, PROOF_LABEL
+from ingero_operator.kinds import Manifest
 
-Manifest = dict[str, Any]
 ObjectKey = tuple[str, str, str]
 """Kind, namespace, name."""
 
@@ -100,7 +100,7 @@ class Cache:
     def drop(self, kind: str, body: Manifest) -> bool:
         """Forget a deleted object, unless a newer one of that name is there already.
 
-        What loses the label that is watched is told as deleted too, with the version that it goes on living with.
+        An object that loses the watched label is reported as deleted too, with its new version.
         """
         key, uid = key_of(kind, body), str(body["metadata"].get("uid", ""))
         entry = self._entries.get(key)
@@ -112,7 +112,7 @@ class Cache:
         return True
 
     def drop_key(self, key: ObjectKey) -> bool:
-        """Forget whatever is there, for good: it has been asked for and is not."""
+        """Forget an object for good: the API server does not have it."""
         entry = self._forget(key)
         if entry and entry.uid:
             self._bury(entry.uid, math.inf)

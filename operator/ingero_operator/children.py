@@ -1,9 +1,10 @@
-"""Carrying out a plan, child by child, and saying what stood in the way."""
+"""Applying a plan, child by child, and reporting what prevented it."""
 
 import time
 from collections import defaultdict, deque
 from dataclasses import dataclass, field, replace
-from typing import Any, Final
+from enum import Enum
+from typing import Final
 
 from ingero_contract.kubernetes import MANAGER, SPEC_HASH
 from ingero_kit.logs import get
@@ -11,47 +12,79 @@ from ingero_operator.api_client import ApiClient, ApiError
 from ingero_operator.cache import Cache, OwnerKey, controller_uid, owner_of
 from ingero_operator.errors import ReconcileError
 from ingero_operator.events import Event
-from ingero_operator.failures import Failures, explain
-from ingero_operator.kinds import BY_NAME, CLAIM, SERVICE_MONITOR
+from ingero_operator.failures import Failures, Kind, Operation, explain
+from ingero_operator.kinds import BY_NAME, CLAIM, SERVICE_MONITOR, Manifest
 from ingero_operator.plan import Action, ChildKey, difference
 
 log = get(__name__)
 
-Manifest = dict[str, Any]
-
 CONTEST_SECONDS: Final = 600.0
 CONTEST_TIMES: Final = 3
-
-
-GROUP: Final = "child"
 PASS_SECONDS: Final = 10.0
 """How long one pass goes on after a failure: requests that hang must not keep a resource from its other work."""
 
 
 @dataclass
 class Outcome:
-    """What became of a plan; what failed of it is in `Failures`."""
+    """What was applied of a plan; what failed of it is in `Failures`."""
 
     done: list[Action] = field(default_factory=list)
     waiting: str = ""
-    """What has to be gone first, in words."""
+    """What has to be deleted first, as a sentence; nothing when nothing has to."""
 
     def events(self) -> list[Event]:
-        """What people should be told."""
-        verbs = {"apply": "Applied", "delete": "Deleted"}
+        """Events about what was applied."""
+        reasons = {"apply": "Applied", "delete": "Deleted"}
         events = [
-            Event("Normal", verbs[item.verb], f"{verbs[item.verb]} {item.kind} {item.name}: {item.why}")
+            Event("Normal", reasons[item.verb], f"{reasons[item.verb]} {item.kind} {item.name}: {item.why}")
             for item in self.done
-            if item.verb in verbs
+            if item.verb in reasons
         ]
-        made = [f"{item.kind} {item.name}" for item in self.done if item.verb == "create"]
-        if made:
-            events.append(Event("Normal", "Created", f"Created {', '.join(made)}"))
+        created = [f"{item.kind} {item.name}" for item in self.done if item.verb == "create"]
+        if created:
+            events.append(Event("Normal", "Created", f"Created {', '.join(created)}"))
         return events
+
+    def progress(self) -> str:
+        """What is under way, as a sentence; nothing when nothing is."""
+        if self.waiting or not self.done:
+            return self.waiting
+        first = self.done[0]
+        return f"{first.verb} {first.kind} {first.name}: {first.why}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChildPlan:
+    """What to do to the children of a resource; nothing when they are as they should be."""
+
+    actions: list[Action] = field(default_factory=list)
+    first: ChildKey | None = None
+    """The child whose action comes first; the rest is not done without it."""
+    clear: bool = False
+    """An earlier resource of the same name left children behind, which must go before anything is made."""
+
+
+class Attempt(Enum):
+    """What became of one action."""
+
+    SUCCEEDED = "succeeded"
+    """The child is as it should be, because of this action or already before."""
+    FAILED = "failed"
+    """It is blocked, was refused, or waits for its next try."""
+    UNREACHABLE = "unreachable"
+    """The API server did not answer."""
+
+
+class ChildBlocked(Exception):
+    """Something that is no error of the API server prevents an action."""
+
+    def __init__(self, error: ReconcileError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class ChildApplier:
-    """Writes children. The cache learns from every answer, so that our own writes are never taken for news."""
+    """Writes children. The cache learns from every response, so that our own writes cause no further reconcile."""
 
     def __init__(self, api: ApiClient, cache: Cache, failures: Failures) -> None:
         self._api = api
@@ -61,62 +94,61 @@ class ChildApplier:
             lambda: deque(maxlen=CONTEST_TIMES)
         )
         self.applied = 0
-        self.contested: set[OwnerKey] = set()
 
-    async def apply(self, owner: OwnerKey, uid: str, actions: list[Action], first: ChildKey | None = None) -> Outcome:
-        """Do what can be done; one obstacle does not stop the others.
-
-        What is to be done to `first` comes first, and nothing else is done without it.
-        """
+    async def carry_out(self, owner: OwnerKey, uid: str, plan: ChildPlan) -> Outcome:
+        """Apply every action that can be applied; one that fails does not stop the others. Raises `ApiError` only
+        while it clears leftovers."""
+        if plan.clear:
+            return await self._clear(owner, uid)
         outcome, failures, started = Outcome(), self._failures, time.monotonic()
-        failures.retain(owner, GROUP, {_called(action) for action in actions})
+        failures.retain(owner, Kind.CHILD, {_target(action) for action in plan.actions})
 
         def order(action: Action) -> tuple[bool, bool]:
-            # What failed last time comes last: a write that hangs holds up no other.
-            return (action.kind, action.name) != first, failures.failed(owner, (GROUP, _called(action)))
+            # What failed last time comes last: a write that hangs delays no other.
+            return (action.kind, action.name) != plan.first, failures.failed(owner, _operation(action))
 
-        for action in sorted(actions, key=order):
-            succeeded, reached = await self._try(owner, uid, action, outcome)
+        for action in sorted(plan.actions, key=order):
+            attempt = await self._try(owner, uid, action, outcome)
             late = time.monotonic() - started > PASS_SECONDS
-            if not succeeded and (late or not reached or (action.kind, action.name) == first):
+            required = (action.kind, action.name) == plan.first
+            if attempt is Attempt.UNREACHABLE or (attempt is Attempt.FAILED and (late or required)):
                 break
-        made = [f"{item.kind} {item.name}" for item in outcome.done if item.verb == "create"]
-        if made:
-            log.info("children_made", owner=owner[2], namespace=owner[1], children=made)
+        created = [f"{item.kind} {item.name}" for item in outcome.done if item.verb == "create"]
+        if created:
+            log.info("children_created", owner=owner[2], namespace=owner[1], children=created)
         return outcome
 
-    async def _try(self, owner: OwnerKey, uid: str, action: Action, outcome: Outcome) -> tuple[bool, bool]:
-        """Whether it went well, and whether the API server answered at all."""
-        what, about, failures = (GROUP, _called(action)), _about(action), self._failures
-        if failures.backs_off(owner, what, about):
-            return False, True
+    async def _try(self, owner: OwnerKey, uid: str, action: Action, outcome: Outcome) -> Attempt:
+        operation, attempt, failures = _operation(action), _attempt(action), self._failures
+        if failures.backs_off(owner, operation, attempt):
+            return Attempt.FAILED
         try:
-            result = await self._one(owner, uid, action)
+            applied = await self._apply(owner, uid, action)
         except ApiError as error:
-            failures.add(owner, what, explain(what[1], error), transient=error.transient, about=about)
-            return False, error.status != 0
-        if isinstance(result, ReconcileError):
-            failures.add(owner, what, result, about=about)
-            return False, True
-        failures.resolve(owner, what)
-        if result is not None:
-            outcome.done.append(result)
+            reported = explain(operation.target, error)
+            failures.add(owner, operation, reported, transient=error.transient, attempt=attempt)
+            return Attempt.FAILED if error.status else Attempt.UNREACHABLE
+        except ChildBlocked as blocked:
+            failures.add(owner, operation, blocked.error, attempt=attempt)
+            return Attempt.FAILED
+        failures.resolve(owner, operation)
+        if applied is not None:
+            outcome.done.append(applied)
             self.applied += 1
-            if result.verb != "create":
+            if applied.verb != "create":
                 log.info(
-                    "child", verb=result.verb, kind=result.kind, name=result.name, owner=owner[2], why=result.why
-                )
-        return True, True
+                    "child_written", verb=applied.verb, kind=applied.kind, name=applied.name, owner=owner[2],
+                    why=applied.why,
+                )  # fmt: skip
+        return Attempt.SUCCEEDED
 
-    async def clear(self, owner: OwnerKey, uid: str) -> Outcome | None:
-        """Delete what an earlier resource of that name left behind; nothing when there is nothing left of it.
+    async def _clear(self, owner: OwnerKey, uid: str) -> Outcome:
+        """Delete what an earlier resource of that name left behind.
 
-        The garbage collector would do it too, but only minutes later where it has not yet learnt of our kinds. Claims
+        The garbage collector would do it too, but only minutes later where it does not know our kinds yet. Claims
         are left to it: no data is deleted here.
         """
         left = self._cache.leftovers(owner, uid)
-        if not left:
-            return None
         live = await self._api.get(BY_NAME[owner[0]], owner[1], owner[2])
         if live is None or live["metadata"]["uid"] != uid:
             raise ApiError(409, "Replaced", f"{owner[0]} {owner[2]} has just been made anew")
@@ -128,8 +160,9 @@ class ChildApplier:
         names = ", ".join(f"{child['kind']} {child['metadata']['name']}" for child in left[:3])
         return Outcome(waiting=f"{names} of an earlier {owner[0]} of this name must go first")
 
-    async def _one(self, owner: OwnerKey, uid: str, action: Action) -> Action | ReconcileError | None:
-        """What was done, or what stands in the way; nothing where the child is as it should be already."""
+    async def _apply(self, owner: OwnerKey, uid: str, action: Action) -> Action | None:
+        """The action as it was applied; `None` when the child is as it should be already. Raises `ChildBlocked` and
+        `ApiError`."""
         kind, namespace = BY_NAME[action.kind], owner[1]
         if action.verb == "delete":
             await self._api.delete(kind, namespace, action.name, action.manifest["metadata"]["uid"])
@@ -137,44 +170,42 @@ class ChildApplier:
         if action.verb == "create":
             found = await self._api.get(kind, namespace, action.name)
             if found is not None:
-                # Ours and not seen: it lost the label that is watched, or the watch is behind.
-                foreign = self._foreign(owner, uid, action, found)
-                if foreign is not None:
-                    return foreign
+                # Ours, but not in the cache: it lost the label that is watched, or the watch is late.
+                self._require_ours(owner, uid, action, found)
                 differs = difference(action.manifest, found)
                 if differs is None:
                     return None
                 action = replace(action, verb="apply", why=differs[1], path=differs[0])
         repairs = self._repairs_of(owner, action) if action.verb == "apply" else None
         if repairs is not None and len(repairs) == CONTEST_TIMES and time.monotonic() - repairs[0] < CONTEST_SECONDS:
-            return await self._contested(namespace, action)
+            raise ChildBlocked(await self._contested(namespace, action))
         response = await self._api.apply(kind, action.manifest)
         if repairs is not None:
             repairs.append(time.monotonic())
-        if kind is not SERVICE_MONITOR:  # nobody would tell the cache when it goes
+        if kind is not SERVICE_MONITOR:  # not watched, so that the cache would never learn of its deletion
             self._cache.put(action.kind, response)
         return action
 
-    def _foreign(self, owner: OwnerKey, uid: str, action: Action, found: Manifest) -> ReconcileError | None:
+    def _require_ours(self, owner: OwnerKey, uid: str, action: Action, found: Manifest) -> None:
+        """Raise unless an object of a child's name is this resource's child."""
         found.setdefault("kind", action.kind)
         ours = owner_of(action.kind, found) == owner
         if ours and action.kind != SERVICE_MONITOR.name:
-            self._cache.put(action.kind, found)  # of an earlier resource: to be cleared away by the next try
+            self._cache.put(action.kind, found)  # a child of an earlier resource is cleared by the next try
         if ours and controller_uid(found) in (None, uid):
-            return None
+            return
         if ours or "deletionTimestamp" in found["metadata"]:
-            raise ApiError(
-                503, "StillGoing", f"{action.kind} {action.name} of an earlier resource is still going away"
-            )
-        reason = "ForeignClaim" if action.kind == "PersistentVolumeClaim" else "ForeignChild"
-        return ReconcileError(
-            reason,
+            message = f"{action.kind} {action.name} of an earlier resource is still being deleted"
+            raise ApiError(503, "StillGoing", message)
+        reason = "ForeignClaim" if action.kind == CLAIM.name else "ForeignChild"
+        message = (
             f"{action.kind} {action.name} exists and does not belong to this {owner[0]}; "
-            "rename or delete it, or give the resource another name",
+            "rename or delete it, or give the resource another name"
         )
+        raise ChildBlocked(ReconcileError(reason, message))
 
     def _repairs_of(self, owner: OwnerKey, action: Action) -> deque[float] | None:
-        """When this was put right before; nothing where it is our own change."""
+        """When this difference was repaired before; `None` when it comes from a change of our own."""
         live = self._cache.get((action.kind, owner[1], action.name)) or {"metadata": {}}
         ours = action.manifest["metadata"]["annotations"].get(SPEC_HASH)
         if live["metadata"].get("annotations", {}).get(SPEC_HASH) != ours:
@@ -195,17 +226,36 @@ class ChildApplier:
             stalls=False,
         )
 
+    async def service_monitors(
+        self, owner: OwnerKey, suffixes: tuple[str, ...], served: bool
+    ) -> dict[ChildKey, Manifest]:
+        """The ServiceMonitors of a resource. They are read when children are compared and not watched, because their
+        kind may come and go."""
+        reading, found = Operation(Kind.READ, "ServiceMonitors"), dict[ChildKey, Manifest]()
+        if not served:
+            self._failures.resolve(owner, reading)
+            return found
+        with self._failures.guarded(owner, reading):
+            for suffix in suffixes:
+                live = await self._api.get(SERVICE_MONITOR, owner[1], f"{owner[2]}-{suffix}")
+                if live and owner_of(SERVICE_MONITOR.name, live) == owner:
+                    found[SERVICE_MONITOR.name, f"{owner[2]}-{suffix}"] = {"kind": SERVICE_MONITOR.name, **live}
+        return found
+
     def forget(self, owner: OwnerKey) -> None:
-        """Drop what is remembered of a resource that is gone."""
+        """Drop what is known of a resource that is gone."""
         for key in [key for key in self._repairs if key[0] == owner]:
             del self._repairs[key]
         self._failures.forget(owner)
 
 
-def _called(action: Action) -> str:
+def _target(action: Action) -> str:
     return f"{action.kind} {action.name} {action.part}".rstrip()
 
 
-def _about(action: Action) -> str:
-    digest = action.manifest["metadata"].get("annotations", {}).get(SPEC_HASH, "")
-    return f"{action.verb} {digest}"
+def _operation(action: Action) -> Operation:
+    return Operation(Kind.CHILD, _target(action))
+
+
+def _attempt(action: Action) -> str:
+    return f"{action.verb} {action.manifest['metadata'].get('annotations', {}).get(SPEC_HASH, '')}"

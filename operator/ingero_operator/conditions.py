@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Literal
 
-Status = Literal["True", "False", "Unknown"]
-Tree = dict[str, Any]
+from ingero_operator.kinds import Manifest
 
+Status = Literal["True", "False", "Unknown"]
 PRESENT_ONLY_WHEN_TRUE: Final = ("Reconciling", "Stalled")
 """The pair that kstatus reads: tools take their mere presence as news."""
 
@@ -43,10 +43,10 @@ def unknown(kind: str, reason: str, message: str) -> Condition:
 
 def merged(
     conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]], generation: int, now: str
-) -> list[Tree]:
+) -> list[Manifest]:
     """Conditions as they are stored: `before` lends its transition times."""
     old = {item.get("type"): item for item in before}
-    out: list[Tree] = []
+    out: list[Manifest] = []
     for condition in conditions:
         if condition.type in PRESENT_ONLY_WHEN_TRUE and not condition.holds:
             continue

@@ -1,79 +1,102 @@
-"""Reconciling an EchoStore: gate, claim, children, proof, status."""
+"""Reconciling an EchoStore: observe, plan, apply, report. The encryption gate decides what may be made."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from ingero_kit.logs import get
-from ingero_operator import gate
-from ingero_operator import status as shown
+from ingero_operator import gate, status
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
 from ingero_operator.cache import OwnerKey
-from ingero_operator.children import GROUP, Outcome
+from ingero_operator.children import ChildPlan, Outcome
 from ingero_operator.conditions import Condition, no
-from ingero_operator.context import RETRY_SECONDS, ReconcileContext, digest_of, is_paused, key_from, owner_from, parse
+from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError, image_not_allowed
 from ingero_operator.events import Event
-from ingero_operator.fleet_clusters import building, missing, read_monitors, tls_secret
-from ingero_operator.kinds import CLAIM, STORAGE_CLASS, VOLUME
+from ingero_operator.failures import Kind, Operation
+from ingero_operator.kinds import CLAIM, STORAGE_CLASS, VOLUME, Manifest
 from ingero_operator.plan import Action, ChildKey, plan, rolled_out
+from ingero_operator.referenced import secret_missing
 from ingero_operator.render import desired, echo
 from ingero_operator.render.common import API, OTLP_GRPC
+from ingero_operator.resources import digest_of, is_deleting, is_paused, key_from, owner_from, parse, soonest
+from ingero_operator.status_writer import warnings
 from ingero_operator.workloads import available
 
-log = get(__name__)
-
-Manifest = dict[str, Any]
+RETRY_SECONDS: Final = 30.0
+"""Time to the next reconcile while something waits for a user."""
 NEEDED: Final = ("EncryptionVerified", "StorageBound", "Available")
-PARTS: Final = (*NEEDED, "ResizePending")
+CONDITIONS: Final = (*NEEDED, "ResizePending")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observed:
+    """What one reconcile starts from."""
+
+    key: OwnerKey
+    resource: Manifest
+    spec: EchoStoreSpec
+    claim: Manifest | None
+    decision: gate.Decision
+    """What the encryption gate allows."""
+    token_digest: str
+    authority: str | None
+    """PEM of who signed Echo's certificate."""
+    errors: list[ReconcileError]
+    """What the spec refers to and does not exist."""
+    refused: list[ReconcileError]
+    """Images that the operator may not run."""
+
+    @property
+    def own_claim(self) -> Manifest | None:
+        """The claim, where the status has recorded it as this store's."""
+        known = self.claim is not None and self.claim["metadata"]["uid"] == _recorded_uid(self.resource)
+        return self.claim if known else None
 
 
 @dataclass
 class EchoStores:
-    """The reconciler."""
+    """The reconciler. One call of `reconcile` looks at one EchoStore and leaves nothing half done in memory."""
 
     context: ReconcileContext
-    _settled: dict[OwnerKey, tuple[Any, ...]] = field(default_factory=dict)
+    _up_to_date: dict[OwnerKey, tuple[Any, ...]] = field(default_factory=dict)
+    """What the children were rendered from when nothing was to be done."""
 
     async def reconcile(self, key: OwnerKey) -> float | None:
-        """Bring one EchoStore nearer to what it says; returns when to look again."""
+        """Bring one EchoStore nearer to its spec; returns the seconds to the next reconcile."""
         resource = self.context.informer.cache.get(key)
         if resource is None:
-            self._settled.pop(key, None)
-            self.context.applier.forget(key)
-            self.context.volume_usage.forget(key)
-            self.context.written.pop(key, None)
+            self._forget(key)
             return None
-        if "deletionTimestamp" in resource["metadata"]:
+        if is_deleting(resource):
             return None
         spec = parse(EchoStoreSpec, resource)
         if isinstance(spec, ReconcileError):
-            return await self.context.report_error(resource, PARTS, spec)
-        data = await self.context.secret(key[1], spec.token_secret.name)
-        errors: list[ReconcileError] = []
-        if not (data or {}).get(spec.token_secret.key):
-            errors.append(missing("spec.tokenSecret", spec.token_secret.name, spec.token_secret.key))
-        errors += (await tls_secret(self.context, key[1], spec.tls_secret))[1]
-        refused = (
-            [image_not_allowed("spec.image", str(spec.image))] if self.context.platform.refuses(spec.image) else []
+            return await self.context.status.report_error(resource, CONDITIONS, spec)
+        observed = await self._observe(key, resource, spec)
+        child_plan = await self._plan(observed)
+        outcome = await self._apply(observed, child_plan)
+        return await self._report(observed, outcome)
+
+    # Observe
+
+    async def _observe(self, key: OwnerKey, resource: Manifest, spec: EchoStoreSpec) -> Observed:
+        referenced, errors = self.context.referenced, list[ReconcileError]()
+        tokens = await referenced.secret(key[1], spec.token_secret.name)
+        if not (tokens or {}).get(spec.token_secret.key):
+            errors.append(secret_missing("spec.tokenSecret", spec.token_secret.name, spec.token_secret.key))
+        tls, missing = await referenced.tls_secret(key[1], spec.tls_secret)
+        refused = self.context.platform.refuses(spec.image)
+        claim = await self._claim(resource)
+        return Observed(
+            key=key,
+            resource=resource,
+            spec=spec,
+            claim=claim,
+            decision=await self._decide(resource, spec, claim),
+            token_digest=digest_of(tokens, spec.token_secret.key),
+            authority=tls.get("ca.crt", b"").decode(errors="replace") or None,
+            errors=[*errors, *missing],
+            refused=[image_not_allowed("spec.image", str(spec.image))] if refused else [],
         )
-        claim, failures = await self._claim(resource), self.context.failures
-        decision = await self._decide(resource, spec, claim)
-        outcome = Outcome()
-        if is_paused(resource):
-            failures.retain(key, GROUP, ())
-            failures.resolve(key, building(key))
-        else:
-            await self._record(resource, decision)
-            with failures.guarded(key, building(key)):
-                outcome = await self._children(
-                    resource, spec, decision, digest_of(data, spec.token_secret.key), claim, bool(refused)
-                )
-        observed = self.context.informer.cache.children(key, resource["metadata"]["uid"])
-        if claim is not None and claim["metadata"]["uid"] == _recorded_uid(resource):
-            observed.setdefault((CLAIM.name, claim["metadata"]["name"]), claim)
-        errors = [*decision.errors, *refused, *errors, *failures.errors(key)]
-        again = await self._finish(resource, spec, decision, outcome, errors, observed)
-        return min((wait for wait in (again, failures.retry_after(key)) if wait is not None), default=None)
 
     async def _claim(self, resource: Manifest) -> Manifest | None:
         """The claim. One that lost the labels by which it is watched is known by its uid."""
@@ -100,116 +123,146 @@ class EchoStores:
         )
         return gate.decide(spec, inputs)
 
-    async def _record(self, resource: Manifest, decision: gate.Decision) -> None:
-        """The class that was judged is written down before the claim exists."""
-        status = resource.get("status") or {}
-        before = status.get("encryption") or {}
-        if decision.claim_class and before.get("classUID") != decision.record.get("classUID"):
-            await self.context.write_status(resource, {**status, "encryption": decision.record})
+    # Plan
 
-    async def _children(
-        self,
-        resource: Manifest,
-        spec: EchoStoreSpec,
-        decision: gate.Decision,
-        token: str,
-        claim: Manifest | None,
-        refused: bool,
-    ) -> Outcome:
-        key, context, owner = key_from(resource), self.context, owner_from(resource)
-        cleared = await context.applier.clear(key, owner.uid)
-        if cleared:
-            return cleared
-        observed = context.informer.cache.children(key, resource["metadata"]["uid"])
-        claim_key: ChildKey = ("PersistentVolumeClaim", owner.child(echo.COMPONENT))
+    async def _plan(self, observed: Observed) -> ChildPlan | None:
+        """What to do to the children; nothing while the resource is paused or the gate lets nothing be made."""
+        key, context, decision = observed.key, self.context, observed.decision
+        owner = owner_from(observed.resource)
+        if is_paused(observed.resource):
+            context.failures.retain(key, Kind.CHILD, ())
+            context.failures.resolve(key, _applying(key))
+            return None
+        if context.informer.cache.leftovers(key, owner.uid):
+            return ChildPlan(clear=True)
+        claim_key: ChildKey = (CLAIM.name, owner.child(echo.COMPONENT))
         proof_key: ChildKey = ("ConfigMap", owner.child("volume-proof"))
-        if claim is not None and claim["metadata"]["uid"] == _recorded_uid(resource):
-            observed.setdefault(claim_key, claim)
-        if decision.claim_class is None and claim_key not in observed:
-            return Outcome()
-        children = desired.of_echo_store(owner, spec, context.platform, token, decision.capacity)
-        if decision.claim_class:
-            children.insert(0, echo.claim(owner, spec, decision.claim_class, decision.claim_size))
-        if decision.proof and not decision.lock:
-            children.append(echo.proof(owner, decision.proof))
+        live = self._live_children(observed)
+        if decision.claim_class is None and claim_key not in live:
+            return ChildPlan()
+        children = self._desired_children(observed)
         kept = {claim_key} | (set() if decision.lock or decision.proof is None else {proof_key})
-        children, images_kept = desired.split(children, observed, refused)
-        kept |= images_kept
-        inputs = (
-            resource["metadata"]["generation"], token, context.platform, decision.proof, decision.lock,
-            decision.claim_class, decision.claim_size, decision.grow_to, decision.capacity,
-            context.informer.cache.fingerprint(key), claim and claim["metadata"].get("resourceVersion"),
+        children, images_kept = desired.split(children, live, bool(observed.refused))
+        rendered_from = (
+            observed.resource["metadata"]["generation"], observed.token_digest, context.platform, decision.proof,
+            decision.lock, decision.claim_class, decision.claim_size, decision.grow_to, decision.capacity,
+            context.informer.cache.fingerprint(key),
+            observed.claim and observed.claim["metadata"].get("resourceVersion"),
         )  # fmt: skip
-        if self._settled.get(key) == inputs:
-            return Outcome()
-        await read_monitors(context, key, (echo.COMPONENT,), observed)
-        actions = plan(children, observed, kept=frozenset(kept))
+        if self._up_to_date.get(key) == rendered_from:
+            return ChildPlan()
+        live |= await context.applier.service_monitors(key, (echo.COMPONENT,), context.platform.service_monitors)
+        actions = plan(children, live, kept=frozenset(kept | images_kept))
         if decision.claim_class and decision.grow_to:
             why = f"it grows from {decision.claim_size} to {decision.grow_to}"
-            grown = echo.claim(owner, spec, decision.claim_class, decision.grow_to)
+            grown = echo.claim(owner, observed.spec, decision.claim_class, decision.grow_to)
             actions.append(Action("apply", *claim_key, why, ".spec.resources.requests.storage", grown, "size"))
-        # A lock is turned before anything else is touched.
-        locks = any(action.verb == "delete" and (action.kind, action.name) == proof_key for action in actions)
-        outcome = await context.applier.apply(
-            key, resource["metadata"]["uid"], actions, first=proof_key if locks else None
-        )
         if not actions:
-            self._settled[key] = inputs
+            self._up_to_date[key] = rendered_from
+        # A proof that must go is deleted before anything else is touched.
+        locks = any(action.verb == "delete" and (action.kind, action.name) == proof_key for action in actions)
+        return ChildPlan(actions=actions, first=proof_key if locks else None)
+
+    def _desired_children(self, observed: Observed) -> list[Manifest]:
+        owner, decision = owner_from(observed.resource), observed.decision
+        children = desired.of_echo_store(
+            owner, observed.spec, self.context.platform, observed.token_digest, decision.capacity
+        )
+        if decision.claim_class:
+            children.insert(0, echo.claim(owner, observed.spec, decision.claim_class, decision.claim_size))
+        if decision.proof and not decision.lock:
+            children.append(echo.proof(owner, decision.proof))
+        return children
+
+    def _live_children(self, observed: Observed) -> dict[ChildKey, Manifest]:
+        uid = observed.resource["metadata"]["uid"]
+        live = self.context.informer.cache.children(observed.key, uid)
+        if observed.own_claim is not None:
+            live.setdefault((CLAIM.name, observed.own_claim["metadata"]["name"]), observed.own_claim)
+        return live
+
+    # Apply
+
+    async def _apply(self, observed: Observed, child_plan: ChildPlan | None) -> Outcome:
+        outcome, key = Outcome(), observed.key
+        if child_plan is not None:
+            await self._record_class(observed)
+            with self.context.failures.guarded(key, _applying(key)):
+                outcome = await self.context.applier.carry_out(key, observed.resource["metadata"]["uid"], child_plan)
         return outcome
 
-    async def _finish(
-        self,
-        resource: Manifest,
-        spec: EchoStoreSpec,
-        decision: gate.Decision,
-        outcome: Outcome,
-        errors: list[ReconcileError],
-        observed: dict[ChildKey, Manifest],
-    ) -> float | None:
-        _, namespace, name = key_from(resource)
-        shown_band = ((resource.get("status") or {}).get("storage") or {}).get("usedBand")
-        workload = observed.get(("StatefulSet", f"{name}-echo"))
+    async def _record_class(self, observed: Observed) -> None:
+        """Write down the class that was judged, before the claim exists."""
+        before = (observed.resource.get("status") or {}).get("encryption") or {}
+        record = observed.decision.record
+        if observed.decision.claim_class and before.get("classUID") != record.get("classUID"):
+            after = {**(observed.resource.get("status") or {}), "encryption": record}
+            await self.context.status.write(observed.resource, after)
+
+    # Report
+
+    async def _report(self, observed: Observed, outcome: Outcome) -> float | None:
+        key, resource, decision, context = observed.key, observed.resource, observed.decision, self.context
+        _, namespace, name = key
+        children = self._live_children(observed)
+        workload = children.get(("StatefulSet", f"{name}-echo"))
         serving = available("Available", workload, "Echo")
         if decision.proof is None and workload is not None:
             serving = no("Available", "Locked", "Echo starts when its volume is proven encrypted")
-        parts: list[Condition] = [*decision.conditions, serving]
-        if not any(part.type == "ResizePending" for part in parts):
-            parts.append(no("ResizePending", "NotAsked", "the size is the one that was asked for"))
-        working = outcome.waiting
-        if outcome.done:
-            first = outcome.done[0]
-            working = f"{first.verb} {first.kind} {first.name}: {first.why}"
-        elif workload is not None and not rolled_out(workload):
-            working = f"StatefulSet {name}-echo is rolling out"
-        claim = observed.get(("PersistentVolumeClaim", f"{name}-echo"))
-        conditions = shown.overall(parts, NEEDED, errors, is_paused(resource), working)
-        events = outcome.events()
-        for error in (*decision.errors, *self.context.failures.errors(key_from(resource))):
-            events.append(Event("Warning", error.reason, error.message))
-        if decision.proof:
-            proven = f"volume {decision.proof.volume} reaches {decision.proof.level}; Echo may start"
-            events.append(Event("Normal", "VolumeProven", proven, f"proven/{decision.proof.volume_uid}"))
-        # A rollout takes Echo away for a moment: what was known of its volume stands until asking fails for long.
-        used = await self._used(resource, spec) if serving.holds or shown_band else None
+        conditions: list[Condition] = [*decision.conditions, serving]
+        if not any(condition.type == "ResizePending" for condition in conditions):
+            conditions.append(no("ResizePending", "NotAsked", "the size is the one that was asked for"))
+        failed = context.failures.errors(key)
+        errors = [*decision.errors, *observed.refused, *observed.errors, *failed]
+        progress = outcome.progress()
+        if not outcome.done and workload is not None and not rolled_out(workload):
+            progress = f"StatefulSet {name}-echo is rolling out"
+        overall = status.overall(conditions, NEEDED, errors, is_paused(resource), progress)
+        claim = children.get((CLAIM.name, f"{name}-echo"))
         rest: Manifest = {
-            "version": spec.version or self.context.platform.version,
+            "version": observed.spec.version or context.platform.version,
             "encryption": decision.record,
-            "storage": _storage(resource["metadata"]["uid"], claim, decision, used),
+            "storage": _storage(resource["metadata"]["uid"], claim, decision, self._used(observed, serving.holds)),
             "endpoint": f"https://{name}-echo.{namespace}.svc:{API} (OTLP :{OTLP_GRPC})",
-            "effective": shown.effective(spec),
+            "effective": status.effective(observed.spec),
         }
-        again = await self.context.finish(resource, conditions, rest, events)
-        waits = [again, self.context.secrets_refresh_after(), RETRY_SECONDS if errors or outcome.waiting else None]
-        return min((wait for wait in waits if wait is not None), default=None)
+        events = [*outcome.events(), *warnings([*decision.errors, *failed]), *_proven(decision)]
+        wait = await context.status.report(resource, overall, rest, events)
+        return soonest(
+            wait,
+            context.failures.retry_after(key),
+            context.referenced.refresh_after(),
+            RETRY_SECONDS if errors or outcome.waiting else None,
+        )
 
-    async def _used(self, resource: Manifest, spec: EchoStoreSpec) -> str | None:
-        """How full the volume is, as Echo says it; what is in the status stands until it was asked."""
-        key = key_from(resource)
-        data = await self.context.secret(key[1], spec.tls_secret)
-        authority = (data or {}).get("ca.crt", b"").decode(errors="replace") or None
-        before = ((resource.get("status") or {}).get("storage") or {}).get("usedBand")
-        url = self.context.config.echo_url.format(name=key[2], namespace=key[1])
-        return self.context.volume_usage.band(key, url, authority, before)
+    def _used(self, observed: Observed, serving: bool) -> str | None:
+        """How full the volume is, as Echo says it.
+
+        A rollout takes Echo away for a moment: what the status says stays until polling has failed for long.
+        """
+        before = ((observed.resource.get("status") or {}).get("storage") or {}).get("usedBand")
+        if not serving and not before:
+            return None
+        _, namespace, name = observed.key
+        url = self.context.config.echo_url.format(name=name, namespace=namespace)
+        return self.context.volume_usage.band(observed.key, url, observed.authority, before)
+
+    def _forget(self, key: OwnerKey) -> None:
+        self._up_to_date.pop(key, None)
+        self.context.applier.forget(key)
+        self.context.volume_usage.forget(key)
+        self.context.status.forget(key)
+
+
+def _applying(key: OwnerKey) -> Operation:
+    return Operation(Kind.CHILDREN, f"children of {key[0]} {key[2]}")
+
+
+def _proven(decision: gate.Decision) -> list[Event]:
+    if decision.proof is None:
+        return []
+    message = f"volume {decision.proof.volume} reaches {decision.proof.level}; Echo may start"
+    return [Event("Normal", "VolumeProven", message, f"proven/{decision.proof.volume_uid}")]
 
 
 def _recorded_uid(resource: Manifest) -> str | None:

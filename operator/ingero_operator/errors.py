@@ -1,11 +1,11 @@
-"""What went wrong with a resource as a whole: facts that a condition names with their cure."""
+"""Errors of a resource, as values that a condition shows with their cure."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ReconcileError:
-    """One obstacle. A stalling one stays until somebody changes something; others are tried again."""
+    """One error. A stalling one stays until a user changes something; others are tried again."""
 
     reason: str
     message: str

@@ -1,4 +1,4 @@
-"""Events that people read with `kubectl describe`: one object for each happening, counted when it happens again."""
+"""Events that users read with `kubectl describe`: one object for each, counted when it is repeated."""
 
 import hashlib
 import time
@@ -20,8 +20,8 @@ _REMEMBERED: Final = 10_000
 
 @dataclass(frozen=True)
 class Event:
-    """Something to tell about an object. `once`: an identity that makes a second telling impossible, also after a
-    restart; without it the same words are counted."""
+    """An Event about an object. `once`: an identity by which it is written once, also after a restart; without it the
+    same message is counted."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -38,7 +38,7 @@ class EventRecorder:
         self._recorded: OrderedDict[str, float] = OrderedDict()
 
     async def record(self, about: dict[str, Any], *events: Event) -> None:
-        """Tell about an object (its kind and metadata are read)."""
+        """Write Events about an object, of which kind and metadata are read."""
         for event in events:
             try:
                 await self._record(about, event)

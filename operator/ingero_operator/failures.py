@@ -1,6 +1,6 @@
-"""What could not be done for a resource: each with its own pause before the next try, and what people are told of it.
+"""Operations that failed for a resource: each with its own pause before the next try, and what users are shown of it.
 
-A failure is a value here and never ends a reconcile: whatever else a resource needs is done all the same.
+A failure is a value here and never ends a reconcile: everything else that the resource needs is still done.
 """
 
 import math
@@ -8,7 +8,8 @@ import random
 from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Final
+from enum import StrEnum
+from typing import Final, NamedTuple
 
 from ingero_kit.backoff import Backoff
 from ingero_kit.clock import Clock
@@ -20,26 +21,42 @@ from ingero_operator.errors import ReconcileError
 log = get(__name__)
 
 LEAST_SECONDS: Final = 0.5
-"""Least time to the next look: what is due may have to wait for something else."""
+"""Least time to the next reconcile: what is due may have to wait for something else."""
 
-Operation = tuple[str, str]
-"""Group, and what it is in words: `("child", "Service prod-fleet")`."""
+
+class Kind(StrEnum):
+    """Kinds of operations that can fail on their own."""
+
+    READ = "read"
+    CHILDREN = "children"
+    CHILD = "child"
+    TAINT = "taint"
+    RELEASE = "release"
+    RELEASE_NOTE = "release note"
+    STATUS = "status"
+
+
+class Operation(NamedTuple):
+    """One thing that is tried for a resource: what is done, and to what."""
+
+    kind: Kind
+    target: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """One thing that failed, at least once in a row."""
+    """An operation that failed, at least once in a row."""
 
     error: ReconcileError
     transient: bool
-    about: str
+    attempt: str
     """What was tried, shortened: something else may be tried at once."""
     count: int
     due: float
 
     @property
     def reported(self) -> bool:
-        """Whether people hear of it: of what may pass by itself when it is met a second time in a row."""
+        """Whether users see it: a transient failure only when it occurs twice in a row."""
         return not self.transient or self.count > 1
 
 
@@ -54,103 +71,98 @@ class Failures:
 
     def add(
         self, owner: OwnerKey, operation: Operation, error: ReconcileError, *, transient: bool = False,
-        about: str = "",
-        rest: float | None = None, longest: float = math.inf,
+        attempt: str = "", pause: float | None = None, longest: float = math.inf,
     ) -> None:  # fmt: skip
-        """It failed; it rests for a while, by growing pauses up to `longest`, unless `rest` says how long."""
+        """Note a failure. The next try comes after `pause` seconds, by default growing ones up to `longest`."""
         own = self._found.setdefault(owner, {})
         before = own.get(operation)
-        count = before.count + 1 if before and before.about == about else 1
-        pause = min(longest, self.backoff.delay(count - 1, self.chance())) if rest is None else rest
+        count = before.count + 1 if before and before.attempt == attempt else 1
+        if pause is None:
+            pause = min(longest, self.backoff.delay(count - 1, self.chance()))
         own[operation] = Failure(
-            error=error, transient=transient, about=about, count=count, due=self.clock() + pause
-        )  # fmt: skip
+            error=error, transient=transient, attempt=attempt, count=count, due=self.clock() + pause
+        )
         if before is None or before.error != error:
             log.warning(
-                "failed", owner="/".join(owner), operation=operation[1], reason=error.message, transient=transient
-            )
+                "operation_failed", owner="/".join(owner), operation=operation.kind, target=operation.target,
+                reason=error.message, transient=transient,
+            )  # fmt: skip
 
     def resolve(self, owner: OwnerKey, operation: Operation) -> None:
-        """It went well, or is no longer asked for."""
+        """The operation succeeded, or is no longer needed."""
         own = self._found.get(owner, {})
         own.pop(operation, None)
         if not own:
             self._found.pop(owner, None)
 
-    def retain(self, owner: OwnerKey, group: str, kept: Container[str]) -> None:
-        """Forget what is no longer asked for in a group."""
-        for operation in [
-            operation
-            for operation in self._found.get(owner, {})
-            if operation[0] == group and operation[1] not in kept
-        ]:
-            self.resolve(owner, operation)
+    def retain(self, owner: OwnerKey, kind: Kind, targets: Container[str]) -> None:
+        """Forget the failures of a kind whose target is no longer needed."""
+        for operation in list(self._found.get(owner, {})):
+            if operation.kind is kind and operation.target not in targets:
+                self.resolve(owner, operation)
 
     def failed(self, owner: OwnerKey, operation: Operation) -> bool:
-        """Whether its last try failed."""
+        """Whether the last try of an operation failed."""
         return operation in self._found.get(owner, {})
 
-    def backs_off(self, owner: OwnerKey, operation: Operation, about: str = "") -> bool:
+    def backs_off(self, owner: OwnerKey, operation: Operation, attempt: str = "") -> bool:
         """Whether it is too early for another try of the same."""
         found = self._found.get(owner, {}).get(operation)
-        return found is not None and found.about == about and self.clock() < found.due
+        return found is not None and found.attempt == attempt and self.clock() < found.due
 
-    def backing_off(self, owner: OwnerKey, group: str) -> frozenset[str]:
-        """Everything of a group that rests."""
+    def backing_off(self, owner: OwnerKey, kind: Kind) -> frozenset[str]:
+        """Targets of a kind that wait for their next try."""
+        now = self.clock()
         return frozenset(
-            operation[1]
+            operation.target
             for operation, found in self._found.get(owner, {}).items()
-            if operation[0] == group and self.clock() < found.due
+            if operation.kind is kind and now < found.due
         )
 
     def errors(self, owner: OwnerKey) -> list[ReconcileError]:
-        """What people are told."""
+        """The errors that users are shown."""
         return [found.error for found in self._found.get(owner, {}).values() if found.reported]
 
     def retry_after(self, owner: OwnerKey) -> float | None:
-        """Seconds until the next try."""
+        """Seconds until the next try; nothing when nothing failed."""
         dues = [found.due for found in self._found.get(owner, {}).values()]
         return max(LEAST_SECONDS, min(dues) - self.clock()) if dues else None
 
     def forget(self, owner: OwnerKey) -> None:
-        """Drop what is remembered of a resource that is gone."""
+        """Drop the failures of a resource that is gone."""
         self._found.pop(owner, None)
 
     def owners(self) -> frozenset[OwnerKey]:
-        """Resources of which something failed."""
+        """Resources with a failure."""
         return frozenset(self._found)
 
     @contextmanager
     def guarded(self, owner: OwnerKey, operation: Operation) -> Iterator[None]:
-        """What the API server refuses inside is noted, and what comes after the block goes on."""
+        """Note an `ApiError` of the block as a failure and go on after it; resolve the operation otherwise."""
         try:
             yield
         except ApiError as error:
-            self.add(owner, operation, explain(operation[1], error), transient=error.transient)
+            self.add(owner, operation, explain(operation.target, error), transient=error.transient)
         else:
             self.resolve(owner, operation)
 
 
-def explain(operation: str, error: ApiError) -> ReconcileError:
-    """A refusal in words, with who can lift it. `what` was asked for."""
+def explain(target: str, error: ApiError) -> ReconcileError:
+    """What a refusal of the API server means and who can lift it. `target` is what the request was about."""
     if error.status == 403 and "exceeded quota" in error.message:
         return ReconcileError(
-            "QuotaExceeded", f"{operation}: {error.message}; raise the quota or ask for less", stalls=False
+            "QuotaExceeded", f"{target}: {error.message}; raise the quota or ask for less", stalls=False
         )
     if "is being terminated" in error.message or "being terminated" in error.reason:
-        return ReconcileError("NamespaceTerminating", f"{operation}: the namespace is being deleted", stalls=False)
+        return ReconcileError("NamespaceTerminating", f"{target}: the namespace is being deleted", stalls=False)
     if error.status in (401, 403):
-        return ReconcileError(
-            "Forbidden",
-            f"{operation}: {error.message}; the operator's ClusterRole lacks this: apply manifests/ again",
-            stalls=False,
-        )  # fmt: skip
+        message = f"{target}: {error.message}; the operator's ClusterRole lacks this: apply manifests/ again"
+        return ReconcileError("Forbidden", message, stalls=False)
     if error.status == 404:
-        return ReconcileError(
-            "KindMissing", f"{operation}: the API server does not know this kind or namespace", stalls=False
-        )
+        message = f"{target}: the API server does not know this kind or namespace"
+        return ReconcileError("KindMissing", message, stalls=False)
     if error.status == 409:
-        return ReconcileError("Conflict", f"{operation}: {error.message}", stalls=False)
+        return ReconcileError("Conflict", f"{target}: {error.message}", stalls=False)
     if error.transient:
-        return ReconcileError("RequestFailed", f"{operation}: {error.message}; it is tried again", stalls=False)
-    return ReconcileError("Rejected", f"{operation}: {error.message}")
+        return ReconcileError("RequestFailed", f"{target}: {error.message}; it is tried again", stalls=False)
+    return ReconcileError("Rejected", f"{target}: {error.message}")

@@ -22,10 +22,9 @@ from ingero_operator.encryption import (
     key_name,
 )
 from ingero_operator.errors import ReconcileError
+from ingero_operator.kinds import Manifest
 from ingero_operator.plan import quantity
 from ingero_operator.render.echo import Proof
-
-Manifest = dict[str, Any]
 
 LEVELS: Final = {
     Policy.DECLARED: Level.DECLARED,

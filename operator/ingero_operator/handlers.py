@@ -1,76 +1,85 @@
-"""What kopf tells us, and nothing else: events in, keys out. No handler here writes, returns, or keeps state.
+"""What is reconciled when, in kopf's terms: every handler here names an event and the resources that it makes due.
 
-kopf's own state machine (create, update, timers, indices) would write annotations and finalizers into every object;
-watching alone writes nothing.
+A handler only puts keys into the work queue; `FleetClusters.reconcile` and `EchoStores.reconcile` do the work.
+Handlers with a state of their own (create, update, timers, daemons) would write annotations and finalizers into every
+object; docs/decisions/2-kopf.md has the figures. Nodes are watched by `node_watch`.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import kopf
 
-from ingero_operator.api_client import login
-from ingero_operator.kinds import CHILDREN, ECHO_STORE, FLEET_CLUSTER, NODE, OURS, STORAGE_CLASS, Kind
-
-OnEvent = Callable[[str, str | None, dict[str, Any]], None]
-
-WATCHED = (FLEET_CLUSTER, ECHO_STORE, NODE, STORAGE_CLASS, *CHILDREN)
+from ingero_operator.credentials import login
+from ingero_operator.informer import Informer
+from ingero_operator.kinds import CHILDREN, ECHO_STORE, FLEET_CLUSTER, OURS, STORAGE_CLASS, Kind
 
 
-def registry(on_event: OnEvent) -> kopf.OperatorRegistry:
-    """Handlers that hand every event to `take`."""
-    found = kopf.OperatorRegistry()
-    kopf.on.login(registry=found, id="login")(login)
-    for kind in WATCHED:
-        _watch(found, kind, on_event)
-    return found
+def registry(informer: Informer) -> kopf.OperatorRegistry:
+    """The handlers of the operator."""
+    handlers = kopf.OperatorRegistry()
+
+    @kopf.on.login(registry=handlers)
+    def log_in(**_: Any) -> kopf.ConnectionInfo | None:
+        """Credentials, at the start and whenever the API server no longer accepts them."""
+        return login()
+
+    @kopf.on.startup(registry=handlers)
+    async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
+        """kopf as an informer: it lists and watches, and writes nothing."""
+        settings.posting.enabled = False
+        settings.scanning.disabled = True
+        settings.watching.server_timeout = 300
+        settings.watching.connect_timeout = 10
+        settings.watching.chunk_size = 500
+        settings.networking.request_timeout = 30
+        settings.networking.error_backoffs = [1, 2, 4]
+        settings.process.ultimate_exiting_timeout = 30
+        settings.persistence.finalizer = "operator.ingero.io/finalizer"
+        settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="operator.ingero.io", v1=False)
+        settings.persistence.diffbase_storage = _NoDiffs()
+        for kind in CHILDREN:
+            settings.watching.label_selectors[_resource(kind)] = OURS
+
+    @kopf.on.event(*_resource(FLEET_CLUSTER), registry=handlers)
+    async def fleet_cluster(event: Any, **_: Any) -> None:
+        """A FleetCluster is reconciled when it changes."""
+        informer.on_event(FLEET_CLUSTER.name, event["type"], event["object"])
+
+    @kopf.on.event(*_resource(ECHO_STORE), registry=handlers)
+    async def echo_store(event: Any, **_: Any) -> None:
+        """An EchoStore is reconciled when it changes, and so are the FleetClusters that may forward to it."""
+        informer.on_event(ECHO_STORE.name, event["type"], event["object"])
+
+    @kopf.on.event(*_resource(STORAGE_CLASS), registry=handlers)
+    async def storage_class(event: Any, **_: Any) -> None:
+        """Every EchoStore is reconciled when a StorageClass changes: the encryption gate judges classes."""
+        informer.on_event(STORAGE_CLASS.name, event["type"], event["object"])
+
+    for kind in CHILDREN:
+
+        @kopf.on.event(*_resource(kind), registry=handlers, id=f"child-{kind.plural}", param=kind.name)
+        async def child(event: Any, param: Any = "", **_: Any) -> None:
+            """The owner of a child is reconciled when the child changes."""
+            informer.on_event(param, event["type"], event["object"])
+
+    return handlers
 
 
-def _watch(into: kopf.OperatorRegistry, kind: Kind, on_event: OnEvent) -> None:
-    async def seen(event: Any, **_: Any) -> None:
-        """Hand the event on."""
-        on_event(kind.name, event["type"], event["object"])
-
-    kopf.on.event(
-        group=kind.group, version=kind.version, plural=kind.plural, registry=into, id=f"seen-{kind.plural}"
-    )(seen)
+def _resource(kind: Kind) -> tuple[str, str, str]:
+    """A kind as kopf selects it."""
+    return kind.group, kind.version, kind.plural
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """kopf copies every object of every event twice to see what has changed; nobody here asks."""
+    """kopf copies every object of every event twice to compute differences, which no handler here uses."""
 
     def build(self, **_: Any) -> Any:
         """The essence of an object: nothing."""
         return {}
 
     def fetch(self, **_: Any) -> Any:
-        """The essence as it was last stored: never."""
+        """The essence as it was last stored: none."""
         return None
 
     def store(self, **_: Any) -> None:
         """Leave the object alone."""
-
-
-def settings() -> kopf.OperatorSettings:
-    """kopf as an informer: no peering, no scanning, no posting, short waits, children by our label only."""
-    found = kopf.OperatorSettings()
-    found.peering.standalone = True
-    found.scanning.disabled = True
-    found.posting.enabled = False
-    found.watching.server_timeout = 300
-    found.watching.connect_timeout = 10
-    found.watching.chunk_size = 500
-    found.networking.request_timeout = 30
-    found.networking.error_backoffs = [1, 2, 4]
-    found.process.ultimate_exiting_timeout = 30
-    found.persistence.finalizer = "operator.ingero.io/finalizer"
-    found.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix="operator.ingero.io", v1=False)
-    found.persistence.diffbase_storage = _NoDiffs()
-    for kind in CHILDREN:
-        found.watching.label_selectors[kopf_selector(kind)] = OURS
-    return found
-
-
-def kopf_selector(kind: Kind) -> tuple[str, str, str]:
-    """How kopf's mapping of selectors names a kind."""
-    return kind.group, kind.version, kind.plural

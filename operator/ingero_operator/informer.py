@@ -1,18 +1,16 @@
-"""What one replica sees of the cluster: the cache, the nodes, and who must be reconciled when something changes."""
+"""The observed cluster: the cache, the nodes, and which resources are due when something changes."""
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from ingero_operator.cache import Cache, ObjectKey, OwnerKey
+from ingero_operator.kinds import Manifest
 from ingero_operator.taints.nodes import NodeView, node_view
-
-Manifest = dict[str, Any]
 
 RESOURCES = ("FleetCluster", "EchoStore")
 
 
 class Informer:
-    """Takes events in and names the resources that they concern."""
+    """Takes watch events in and makes the resources due that they concern."""
 
     def __init__(self, dirty: Callable[[OwnerKey], None]) -> None:
         self.cache = Cache()
@@ -46,7 +44,7 @@ class Informer:
                         self._dirty(name)
             return
         for owner in {before, self.cache.owner(key)}:
-            if owner:  # whose it was counts too: what was taken from it is to be put right
+            if owner:  # the previous owner too: it must repair what it lost
                 self._dirty(owner)
 
     def _node(self, body: Manifest, gone: bool) -> None:
@@ -80,7 +78,7 @@ class Informer:
         }
 
     def gone(self, kind: str, key: ObjectKey) -> None:
-        """Forget what a sweep no longer found."""
+        """Forget what a list no longer has."""
         if kind == "Node":
             self._node({"metadata": {"name": key[2]}}, True)
             return

@@ -1,9 +1,12 @@
 """The kinds of objects that the operator reads or writes, and where the API server serves them."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from ingero_contract.kubernetes import GROUP, MANAGER, VERSION
+
+Manifest = dict[str, Any]
+"""An object of the API server, or a part of one, as JSON."""
 
 OURS: Final = f"app.kubernetes.io/managed-by={MANAGER}"
 """Label selector of every child."""
@@ -49,6 +52,9 @@ CHILDREN: Final = (
     Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
 )
 """What the operator makes, and watches by its label."""
+
+CACHED: Final = (FLEET_CLUSTER, ECHO_STORE, NODE, *CHILDREN)
+"""What is kept in memory."""
 
 SERVICE_MONITOR: Final = Kind("ServiceMonitor", "monitoring.coreos.com", "v1", "servicemonitors")
 """Made only where its CRD exists, and looked at only when it is made or resynced."""

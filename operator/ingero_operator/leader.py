@@ -6,15 +6,12 @@ import random
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
 
 from ingero_kit.logs import get
 from ingero_operator.api_client import ApiClient, ApiError
-from ingero_operator.kinds import LEASE
+from ingero_operator.kinds import LEASE, Manifest
 
 log = get(__name__)
-
-Manifest = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,17 +18,17 @@ _LEVELS = {"Refused": 0, "Pending": 0, "Declared": 1, "ProviderDefault": 2, "Pro
 
 @dataclass
 class RuntimeStats:
-    """What the pages read."""
+    """What the metrics and probes read."""
 
     context: ReconcileContext
     taint_controller: TaintController
     queue: WorkQueue[tuple[str, str, str]]
-    fit: Callable[[], bool]
+    prepared: Callable[[], bool]
     leading: Callable[[], bool]
     blocked_reason: Callable[[], str]
     healthy: Callable[[], bool]
     lag: Callable[[], float]
-    sweeps: Callable[[], int]
+    resyncs: Callable[[], int]
     tasks: Tasks
 
 
@@ -38,8 +38,8 @@ OPERATOR: Final[tuple[MetricRow[RuntimeStats], ...]] = (
     ),
     counter(
         "ingero_operator_taint_actions",
-        "Marks written to nodes.",
-        lambda s: s.context.node_writes,
+        "Taints written to nodes.",
+        lambda s: s.taint_controller.writes,
         "action",
         "reason",
     ),
@@ -51,27 +51,25 @@ OPERATOR: Final[tuple[MetricRow[RuntimeStats], ...]] = (
     ),
     counter("ingero_operator_reconciles", "Reconciles finished.", lambda s: s.queue.done),
     counter("ingero_operator_child_writes", "Children written.", lambda s: s.context.applier.applied),
-    counter("ingero_operator_status_writes", "Statuses written.", lambda s: s.context.status_writes),
-    counter("ingero_operator_watch_events", "Watch events taken in.", lambda s: s.context.informer.events),
-    counter("ingero_operator_fleet_questions", "Questions asked of Fleets.", lambda s: s.context.fleet_poller.asked),
+    counter("ingero_operator_status_writes", "Statuses written.", lambda s: s.context.status.writes),
+    counter("ingero_operator_watch_events", "Watch events received.", lambda s: s.context.informer.events),
+    counter("ingero_operator_fleet_questions", "Polls of Fleets.", lambda s: s.context.fleet_poller.polls),
+    counter("ingero_operator_fleet_failures", "Polls that failed.", lambda s: s.context.fleet_poller.failed),
+    counter("ingero_operator_echo_questions", "Polls of Echos.", lambda s: s.context.volume_usage.asked),
+    counter("ingero_operator_echo_failures", "Polls that failed.", lambda s: s.context.volume_usage.failed),
     counter(
-        "ingero_operator_fleet_failures", "Questions without an answer.", lambda s: s.context.fleet_poller.failed
-    ),
-    counter("ingero_operator_echo_questions", "Questions asked of Echos.", lambda s: s.context.volume_usage.asked),
-    counter("ingero_operator_echo_failures", "Questions without an answer.", lambda s: s.context.volume_usage.failed),
-    counter(
-        "ingero_operator_evidence_sent", "Records of marks that Fleets took.", lambda s: s.context.audit_exporter.sent
+        "ingero_operator_evidence_sent", "Taint events that Fleets accepted.", lambda s: s.context.audit_exporter.sent
     ),
     counter(
         "ingero_operator_evidence_lost",
-        "Records of marks that no Fleet took in time.",
+        "Taint events that no Fleet accepted in time.",
         lambda s: s.context.audit_exporter.lost,
     ),
-    counter("ingero_operator_sweeps", "Comparisons of the cache with the API server.", lambda s: s.sweeps()),
+    counter("ingero_operator_sweeps", "Comparisons of the cache with the API server.", lambda s: s.resyncs()),
     gauge("ingero_operator_queue_length", "Resources waiting or being reconciled.", lambda s: len(s.queue)),
     gauge(
         "ingero_operator_failing",
-        "Resources whose last reconcile failed, or a child or a mark of which could not be written.",
+        "Resources whose last reconcile failed, or one of whose children or taints could not be written.",
         lambda s: len(s.context.failures.owners() | s.queue.failures.keys()),
     ),
     gauge("ingero_operator_cached_objects", "Objects in the cache.", lambda s: len(s.context.informer.cache)),
@@ -85,14 +83,14 @@ OPERATOR: Final[tuple[MetricRow[RuntimeStats], ...]] = (
     gauge("ingero_operator_loop_lag_seconds", "Longest recent stall of the event loop.", lambda s: s.lag()),
     gauge(
         "ingero_operator_marked_nodes",
-        "Nodes that carry our mark.",
+        "Nodes that carry our taint.",
         lambda s: {key[1:]: marked for key, (marked, _) in s.taint_controller.budgets.items()},
         "namespace",
         "name",
     ),
     gauge(
         "ingero_operator_mark_budget",
-        "Nodes that may.",
+        "Nodes that may carry our taint at once.",
         lambda s: {key[1:]: allowed for key, (_, allowed) in s.taint_controller.budgets.items()},
         "namespace",
         "name",
@@ -126,7 +124,7 @@ def make_app(stats: RuntimeStats) -> web.Application:
 
     async def readyz(_: web.Request) -> web.Response:
         """Ready: leading, or able to take over."""
-        if not stats.fit():
+        if not stats.prepared():
             return web.Response(status=503, text="looking for the API server and the CustomResourceDefinitions\n")
         if reason := stats.blocked_reason():
             return web.Response(status=503, text=f"{reason}\n")

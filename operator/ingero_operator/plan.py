@@ -1,4 +1,4 @@
-"""Wanted against observed: what to do, and why in words. Pure; at rest the plan is empty."""
+"""Compares desired and observed children: what to do, and why. Pure; at rest the plan is empty."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -6,8 +6,8 @@ from decimal import Decimal, InvalidOperation
 from typing import Any, Final, Literal
 
 from ingero_contract.kubernetes import SPEC_HASH
+from ingero_operator.kinds import Manifest
 
-Manifest = dict[str, Any]
 ChildKey = tuple[str, str]
 """Kind and name."""
 
@@ -93,7 +93,7 @@ def rolled_out(live: Manifest) -> bool:
 
 
 def difference(desired: Manifest, live: Manifest) -> tuple[str, str] | None:
-    """The first difference as (path, words), or nothing. What others added beside ours is none."""
+    """The first difference as (path, sentence), or nothing. Fields that others added are no difference."""
     # What a listing returns names neither its kind nor its version.
     body = {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}
     found = next(_differences(body, live, ""), None)

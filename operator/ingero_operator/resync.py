@@ -1,4 +1,4 @@
-"""Seed, sweep and watchdog in one: list every watched kind and compare the cache with it."""
+"""Fills the cache and compares it with the API server: the watches may miss events, deletions above all."""
 
 import random
 from dataclasses import dataclass, field
@@ -6,18 +6,15 @@ from dataclasses import dataclass, field
 from ingero_kit.logs import get
 from ingero_operator.api_client import ApiClient
 from ingero_operator.cache import key_of
-from ingero_operator.handlers import WATCHED
 from ingero_operator.informer import RESOURCES, Informer
-from ingero_operator.kinds import CHILDREN, NODE, OURS, STORAGE_CLASS, Kind
+from ingero_operator.kinds import CACHED, CHILDREN, NODE, OURS, Kind
 
 log = get(__name__)
-
-KINDS = tuple(kind for kind in WATCHED if kind is not STORAGE_CLASS)
 
 
 @dataclass
 class Resync:
-    """Keeps the cache honest. Watches that miss the same object twice in a row are taken for dead."""
+    """Lists every kind that is cached. Watches that miss the same object twice in a row count as dead."""
 
     api: ApiClient
     informer: Informer
@@ -27,22 +24,24 @@ class Resync:
     _suspects: set[tuple[str, str, str]] = field(default_factory=set)
 
     async def list_all(self) -> None:
-        """Fill the cache; nothing is planned before this has been done for every kind."""
-        for kind in KINDS:
+        """Fill the cache before anything is planned; nodes are listed by `NodeWatch`."""
+        for kind in CACHED:
+            if kind is NODE:
+                continue
             async for body in self.api.every(kind, selector=_selector(kind)):
                 self.informer.on_event(kind.name, None, body)
-        log.info("seeded", objects=len(self.informer.cache), nodes=len(self.informer.nodes))
+        log.info("listed", objects=len(self.informer.cache), nodes=len(self.informer.nodes))
 
     async def run(self) -> bool:
-        """Drop ghosts, take in what was missed, mark everything dirty; false when the watches are dead."""
+        """Drop what is gone, take in what was missed, reconcile every resource; false when the watches are dead."""
         lagging: set[tuple[str, str, str]] = set()
-        for kind in KINDS:
+        for kind in CACHED:
             lagging |= await self._compare(kind)
         self.rounds += 1
         twice = lagging & self._suspects
         self._suspects = lagging
         if lagging:
-            log.warning("cache_lagged", objects=len(lagging), twice=len(twice))
+            log.warning("cache_behind", objects=len(lagging), twice=len(twice))
         self.behind = self.behind + 1 if twice else 0
         for name in RESOURCES:
             self.informer.requeue(self.informer.cache.keys(name))
@@ -64,7 +63,7 @@ class Resync:
             if live is not None:
                 self.informer.on_event(kind.name, "MODIFIED", live)
         for key in [key for key in before if key not in seen]:
-            # Made after the listing began, perhaps, or without the label that is listed: ask before it is forgotten.
+            # Perhaps created after the list began, or without the label that is listed: ask before it is dropped.
             live = await self.api.get(kind, key[1] or None, key[2])
             if live is None:
                 self.informer.gone(kind.name, key)
@@ -84,7 +83,7 @@ class Resync:
         return now is None or now[0] != seen[0] or now[1] < seen[1]
 
     def pause(self) -> float:
-        """Seconds until the next sweep, spread by 20 %."""
+        """Seconds until the next comparison, spread by 20 %."""
         return self.every * random.uniform(0.8, 1.2)
 
 

@@ -1,4 +1,4 @@
-"""What the operator itself is told: flags and INGERO_OPERATOR_* variables."""
+"""Settings of the operator: flags and INGERO_OPERATOR_* variables."""
 
 import os
 import re
@@ -67,20 +67,20 @@ class OperatorConfig(Settings):
     fleet_url: str = "{scheme}://{name}-fleet.{namespace}.svc:8080"
     """Where Fleet's API of a FleetCluster is; {scheme}, {name} and {namespace} are filled in."""
     fleet_otlp_url: str = "{scheme}://{name}-fleet.{namespace}.svc:4318"
-    """Where the Fleet of a FleetCluster takes OTLP over HTTP: it is told of every mark."""
+    """Where the Fleet of a FleetCluster receives OTLP over HTTP, for taint events."""
     echo_url: str = "https://{name}-echo.{namespace}.svc:8080"
-    """Where Echo's API of an EchoStore is: it is asked how full its volume is."""
+    """Where Echo's API of an EchoStore is, for the usage of its volume."""
     watch_namespaces: Listed = ()
-    """Namespaces whose resources are looked after, all without it. Roles in them are enough then for everything that
+    """Namespaces whose resources are reconciled; all without it. Roles in them are enough then for everything that
     has a namespace (`manifests/namespaced`)."""
     min_encryption: Policy = Policy.DECLARED
     """Least that must vouch for encryption at rest anywhere in the cluster."""
     taints: bool = True
-    """Off: no node of this cluster is ever marked, whatever a FleetCluster says; marks are only removed."""
+    """Off: no node of this cluster is ever tainted, whatever a FleetCluster says; taints are only removed."""
     pause_taints: bool = False
-    """On: no new mark in this cluster; those that are there stay until a reason to remove them comes."""
+    """On: no new taint in this cluster; existing ones stay until there is a reason to remove them."""
     node_guard: bool = True
-    """Off: nodes are marked although no admission policy bounds what the operator's account may write to them."""
+    """Off: nodes are tainted although no admission policy bounds what the operator's account may write to them."""
     listen: Endpoint = "0.0.0.0:8080"
     """Address of /healthz, /readyz and /metrics."""
     workers: int = Field(default=8, ge=1, le=64)
@@ -90,9 +90,9 @@ class OperatorConfig(Settings):
     secret_poll: Duration = Field(default=60.0, ge=0.1)
     """How often the Secrets that resources name are read again; beyond 500 resources each less often."""
     poll: Duration = Field(default=4.0, ge=0.1)
-    """Longest time between two questions to one Fleet."""
+    """Longest time between two polls of one Fleet."""
     polls_per_second: float = Field(default=25.0, gt=0)
-    """Questions to all Fleets together; with many FleetClusters each is asked less often."""
+    """Polls of all Fleets together; with many FleetClusters each is polled less often."""
     lease_duration: Duration = Field(default=15.0, ge=1)
     """How long a silent leader keeps the Lease."""
     leader_election: bool = True

@@ -7,8 +7,7 @@ from pydantic import BaseModel
 
 from ingero_operator.conditions import Condition, merged, no, unknown, worst, yes
 from ingero_operator.errors import ReconcileError, most_important
-
-Tree = dict[str, Any]
+from ingero_operator.kinds import Manifest
 
 TELEMETRY: Final = (
     ("fleet", "threshold"), ("fleet", "nodes"), ("stragglers",), ("cost",), ("storage", "usedBand"),
@@ -85,14 +84,14 @@ def _subject(part: Condition) -> str:
 
 def with_error(
     before: Mapping[str, Any], parts: Iterable[str], error: ReconcileError
-) -> tuple[list[Condition], Tree]:
-    """Conditions and the rest of a status when something stands before looking: what was told last stands."""
+) -> tuple[list[Condition], Manifest]:
+    """Conditions and the rest of a status when an error prevented the reconcile: the last known values stay."""
     shown_first = {item.get("type"): item for item in before.get("conditions") or []}
     kept = []
     for kind in parts:
         item = shown_first.get(kind)
         if item is None:
-            kept.append(unknown(kind, "NotLookedAt", f"not looked at: {error.message}"))
+            kept.append(unknown(kind, "NotLookedAt", f"not checked: {error.message}"))
         else:
             kept.append(Condition(kind, item["status"], item["reason"], str(item.get("message", ""))))
     rest = {key: value for key, value in before.items() if key not in _STORY}
@@ -100,8 +99,8 @@ def with_error(
 
 
 def assemble(
-    conditions: list[Condition], before: Mapping[str, Any], generation: int, now: str, paused: bool, rest: Tree
-) -> Tree:
+    conditions: list[Condition], before: Mapping[str, Any], generation: int, now: str, paused: bool, rest: Manifest
+) -> Manifest:
     """A whole status: the story in one word and one sentence, the conditions, and the rest."""
     shown_first = worst(conditions) or next(condition for condition in conditions if condition.type == "Ready")
     summary, message = "Paused" if paused else shown_first.reason, shown_first.message
@@ -118,7 +117,7 @@ def patch(before: Any, after: Any) -> Any:
     """The JSON merge patch from one status to the next; empty when nothing changes. Lists go whole."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return after
-    out: Tree = {}
+    out: Manifest = {}
     for key, value in after.items():
         if key not in before:
             if value is not None:
@@ -135,7 +134,7 @@ def patch(before: Any, after: Any) -> Any:
     return out
 
 
-def without_telemetry(tree: Tree) -> Tree:
+def without_telemetry(tree: Manifest) -> Manifest:
     """A patch without the parts that may wait."""
     out = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     for path in TELEMETRY:

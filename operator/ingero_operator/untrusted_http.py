@@ -1,4 +1,4 @@
-"""Questions to servers that the operator does not trust: tenants choose the images that answer them.
+"""HTTP requests to servers that the operator does not trust: tenants choose the images that answer.
 
 An answer is read up to a limit, as it was sent: nothing is decompressed, no redirect is followed, no cookie is kept.
 """
@@ -18,11 +18,11 @@ CONTEXTS: Final = 1024
 
 
 class NoResponse(Exception):
-    """Why a question has no answer that can be used, in words that stay the same from one try to the next."""
+    """Why there is no usable response, in a message that stays the same from one try to the next."""
 
 
 def open_session(seconds: float, connections: int) -> aiohttp.ClientSession:
-    """A session for questions, each of which takes so long at most."""
+    """A session whose requests take so many seconds at most."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=seconds),
         connector=aiohttp.TCPConnector(limit=connections),

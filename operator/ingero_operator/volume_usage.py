@@ -1,4 +1,4 @@
-"""How full the volumes of EchoStores are, as Echo itself says: asked now and then, never waited for."""
+"""How full the volumes of EchoStores are, by Echo's own health answer. Polled in the background."""
 
 import asyncio
 import math
@@ -12,30 +12,30 @@ from ingero_operator.cache import OwnerKey
 from ingero_operator.tasks import Tasks
 from ingero_operator.untrusted_http import NoResponse, get_json, open_session
 
-ASK_SECONDS: Final = 60.0
-"""Least time between two questions to one store."""
+POLL_SECONDS: Final = 60.0
+"""Least time between two polls of one store."""
 SECONDS: Final = 5.0
-"""Longest that an answer may take."""
-PATIENCE: Final = 3
-"""Questions without an answer after which nothing is known any more."""
-AT_ONCE: Final = 16
-"""Questions on their way; more wait for the next look at their store."""
+"""Longest time of a poll."""
+TOLERATED_FAILURES: Final = 3
+"""Failed polls in a row after which the band is unknown."""
+CONCURRENT: Final = 16
+"""Polls at the same time; more wait for the next reconcile of their store."""
 MAX_ANSWER: Final = 64 << 10
-LOOSE: Final = 0.02
-"""How far a share must leave its band before another one is shown."""
+HYSTERESIS: Final = 0.02
+"""How far a share must leave its band before the band changes."""
 
 
 def band(share: float, before: str | None) -> str:
     """A share from 0 to 1 in steps of ten percent, rounded down; one that hovers at an edge stays where it was."""
     if before and before.removesuffix("%").isdecimal():
         low = int(before.removesuffix("%")) / 100
-        if low - LOOSE <= share < low + 0.1 + LOOSE:
+        if low - HYSTERESIS <= share < low + 0.1 + HYSTERESIS:
             return before
     return f"{math.floor(share * 10 + 1e-9) * 10}%"
 
 
 def used_share(response: Any) -> float | None:
-    """The share that Echo's health answer tells; nothing where it tells none."""
+    """The share of the volume in Echo's health answer; `None` where it has none."""
     share = response.get(echo.VOLUME_USED) if isinstance(response, dict) else None
     if isinstance(share, bool) or not isinstance(share, int | float):
         return None
@@ -51,7 +51,7 @@ class _Known:
 
 @dataclass
 class VolumeUsagePoller:
-    """Asks every store in turn and says which bands are news. Bounded by the stores that there are."""
+    """Polls the stores and reports which bands have changed. Bounded by the number of stores."""
 
     clock: Clock
     on_change: Callable[[OwnerKey], None]
@@ -62,17 +62,17 @@ class VolumeUsagePoller:
     running: set[asyncio.Task[None]] = field(default_factory=set)
 
     def band(self, key: OwnerKey, url: str, authority: str | None, before: str | None) -> str | None:
-        """What is known of a store, `before` it was first asked; asks again when it is time."""
+        """The band of a store, `before` until the first poll; starts a poll when it is time."""
         known = self._known.setdefault(key, _Known(before))
-        if self.clock() - known.asked >= ASK_SECONDS and len(self.running) < AT_ONCE:
+        if self.clock() - known.asked >= POLL_SECONDS and len(self.running) < CONCURRENT:
             known.asked = self.clock()
-            task = self.tasks.start("asking an Echo", self._ask(key, known, url + echo.HEALTH, authority))
+            task = self.tasks.start("volume usage poll", self._ask(key, known, url + echo.HEALTH, authority))
             self.running.add(task)
             task.add_done_callback(self.running.discard)
         return known.band
 
     def forget(self, key: OwnerKey) -> None:
-        """The store is gone."""
+        """Drop what is known of a store that is gone."""
         self._known.pop(key, None)
 
     async def _ask(self, key: OwnerKey, known: _Known, url: str, authority: str | None) -> None:
@@ -84,7 +84,7 @@ class VolumeUsagePoller:
         except NoResponse:
             self.failed += 1
             known.failures += 1
-            if known.failures >= PATIENCE:
+            if known.failures >= TOLERATED_FAILURES:
                 known.band = None
         else:
             known.failures = 0

@@ -1,12 +1,11 @@
 """Deployments, DaemonSets and StatefulSets as findings. Pure."""
 
-from typing import Any, Final
+from typing import Final
 
 from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.errors import ReconcileError
+from ingero_operator.kinds import Manifest
 from ingero_operator.plan import rolled_out
-
-Manifest = dict[str, Any]
 
 STUCK: Final = {
     "PodSecurity": True, "ProgressDeadlineExceeded": True, "PodsRefused": False,

@@ -18,8 +18,9 @@ from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import CohortConfig, IngeroConfig, QuorumConfig
 from ingero_fleet.tick_snapshot import TickSnapshot, node_answer, stragglers_answer
 from ingero_kit.health_report import HealthReport
-from ingero_operator.fleet_poller import MAX_ANSWER, FleetPoller, PollRequest, PollResult
-from ingero_operator.fleet_poller import parse_response as read_answer
+from ingero_operator.fleet_answers import PollRequest, PollResult
+from ingero_operator.fleet_answers import parse_response as read_answer
+from ingero_operator.fleet_poller import MAX_ANSWER, FleetPoller
 from ingero_operator.taints.model import Evidence
 from ingero_operator.tasks import Tasks
 from ingero_operator.untrusted_http import NoResponse
@@ -108,7 +109,7 @@ def test_a_new_price_is_news() -> None:
         parse_response(result(cost=cost(98.3, waiting)), [], 1.0, None) for waiting in (0, 0.001, 4)
     )
 
-    assert before.shown() == same.shown() != after.shown()
+    assert before.visible() == same.visible() != after.visible()
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_an_interval_that_fleet_makes_up_keeps_no_evidence_fresh() -> None:
     later = read_answer(result(interval_seconds=9e5), None, asked, 131.0, first.evidence)
 
     assert first.evidence is not None and first.evidence.interval == 10.0
-    assert (first.stale, later.stale) == (False, True) and first.shown() != later.shown()
+    assert (first.stale, later.stale) == (False, True) and first.visible() != later.visible()
 
 
 ANYTHING = st.recursive(
@@ -292,7 +293,7 @@ def test_a_fault_while_asking_is_counted_and_the_next_question_comes(monkeypatch
     async def story(fleet_poller: FleetPoller, _: Says) -> None:
         with monkeypatch.context() as patched:
             patched.setattr("ingero_operator.fleet_poller.parse_response", fault)
-            await until(lambda: tasks.failures["asking a Fleet"] >= 3)
+            await until(lambda: tasks.failures["fleet poll"] >= 3)
             found = fleet_poller.result(KEY)
             assert found is not None and "fault of the operator" in found.failure
         await until(lambda: bool((found := fleet_poller.result(KEY)) and found.current))
@@ -332,8 +333,8 @@ def test_an_answer_without_an_end_is_cut_off_at_the_limit() -> None:
 def test_asking_that_is_begun_anew_forgets_no_fleet() -> None:
     async def story(fleet_poller: FleetPoller, _: Says) -> None:
         second = asyncio.create_task(fleet_poller.run())
-        before = fleet_poller.asked
-        await until(lambda: fleet_poller.asked > before + 3)
+        before = fleet_poller.polls
+        await until(lambda: fleet_poller.polls > before + 3)
         second.cancel()
 
     with fleets() as double:

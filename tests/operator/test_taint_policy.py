@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ingero_operator.api.v1alpha1 import Mode
+from ingero_operator.api.v1alpha1 import Mode, Taints
 from ingero_operator.taints import patches
 from ingero_operator.taints.model import Accused, Decision, Evidence, Observation, TaintPolicy
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, NodeView, StragglerTaint, node_view, remover
@@ -21,7 +21,7 @@ from ingero_operator.taints.state import DAY, Record, TaintState, from_status, t
 from ingero_operator.taints.tracking import after_attempt, after_write
 
 NOW = 1_700_000_000.0
-QUICK = TaintPolicy(mode=Mode.NO_SCHEDULE, confirm_windows=1, confirm_for=0.0)
+QUICK = replace(TaintPolicy.from_spec(Taints()), mode=Mode.NO_SCHEDULE, confirm_windows=1, confirm_for=0.0)
 
 
 def fleet(count: int = 20, **change: Any) -> dict[str, NodeView]:
@@ -477,7 +477,8 @@ class Truth:
     foreign: list[dict[str, str]] = field(default_factory=list)
 
 
-RAILS = TaintPolicy(
+POLICY = replace(
+    TaintPolicy.from_spec(Taints()),
     mode=Mode.NO_SCHEDULE, max_nodes=2, max_percent=25, confirm_for=40.0, confirm_windows=3, recover_for=40.0,
     min_healthy_percent=60, interval=30.0, storm_cooldown=60.0, ttl=400.0, probation=120.0, quiet=60.0, max_per_day=3,
     override_cooldown=300.0, min_node_age=60.0,
@@ -495,7 +496,7 @@ class Simulation:
         for number in range(12):
             self.join(f"n{number:02}", age=1000)
         self.state, self.stored = TaintState(), TaintState()
-        self.policy, self.paused, self.deleting = RAILS, "", False
+        self.policy, self.paused, self.deleting = POLICY, "", False
         self.overlap: dict[str, str] = {}
         self.accused: set[str] = set()
         self.idle: set[str] = set()

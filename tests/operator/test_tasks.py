@@ -80,7 +80,7 @@ def test_every_end_of_the_operator_has_its_words() -> None:
     async def story() -> list[str]:
         over = [asyncio.create_task(work) for work in (quiet(), quiet(), silent())]
         await asyncio.wait(over)
-        return [ending(name, task) for name, task in zip(("leading", "watching", "sweeping"), over, strict=True)]
+        return [ending(name, task) for name, task in zip(("leader election", "kopf", "resync"), over, strict=True)]
 
     leading, watching, sweeping = asyncio.run(story())
     assert "Lease" in leading and "kopf" in watching and sweeping == "TimeoutError"

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ingero_operator.api.v1alpha1 import Mode
-from ingero_operator.fleet_clusters import readable_spec
+from ingero_operator.resources import readable_spec
 
 GOOD = {
     "clusterId": "c",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ingero_contract.echo import VOLUME_USED
 from ingero_operator import volume_usage
-from ingero_operator.volume_usage import ASK_SECONDS, PATIENCE, VolumeUsagePoller, band, used_share
+from ingero_operator.volume_usage import POLL_SECONDS, TOLERATED_FAILURES, VolumeUsagePoller, band, used_share
 from ingero_testing.fleets import fleets
 from ingero_testing.processes import echo
 
@@ -71,13 +71,13 @@ def test_a_real_echo_is_asked_now_and_then_and_silence_is_borne(
         assert first and first.endswith("%") and news == [KEY]
         await ask(url)
         assert gauge.asked == 1
-        for failures in range(1, PATIENCE + 1):
-            now[0] += ASK_SECONDS
+        for failures in range(1, TOLERATED_FAILURES + 1):
+            now[0] += POLL_SECONDS
             shown = await ask("http://127.0.0.1:9")
-            assert shown == (None if failures == PATIENCE else first)
-        assert gauge.failed == PATIENCE and news == [KEY, KEY]
+            assert shown == (None if failures == TOLERATED_FAILURES else first)
+        assert gauge.failed == TOLERATED_FAILURES and news == [KEY, KEY]
         gauge.forget(KEY)
-        now[0] += ASK_SECONDS
+        now[0] += POLL_SECONDS
         assert gauge.band(KEY, url, None, "70%") == "70%"
 
     with echo(tmp_path) as store:
@@ -106,7 +106,7 @@ def test_an_answer_that_would_fill_the_memory_is_given_up_and_a_redirect_is_not_
                     while gauge.running:
                         await asyncio.sleep(0.005)
                 assert gauge.failed == failed + 1 and not news and not gauge.tasks.failures
-                now[0] += ASK_SECONDS
+                now[0] += POLL_SECONDS
             assert other.asked == 0
 
     asyncio.run(story())

@@ -6,8 +6,8 @@ import pytest
 
 from ingero_operator import status as shown
 from ingero_operator.conditions import Condition, no, yes
-from ingero_operator.fleet_clusters import INFORMING, NEEDED, fresh, quorum
-from ingero_operator.fleet_poller import PollResult
+from ingero_operator.fleet_answers import PollResult
+from ingero_operator.fleet_status import INFORMING, NEEDED, evidence_fresh, quorum_met
 from ingero_operator.taints.model import Evidence
 from ingero_operator.workloads import agents_available, available, stuck
 
@@ -20,7 +20,7 @@ UP = [yes("FleetAvailable", "Available", "up"), yes("AgentsAvailable", "Availabl
 
 def told(answer: PollResult | None, serving: bool = True, *others: Condition) -> dict[str, tuple[str, str]]:
     """Status and reason of every condition."""
-    parts = [*(others or UP), fresh(answer, serving), quorum(answer)]
+    parts = [*(others or UP), evidence_fresh(answer, serving), quorum_met(answer)]
     conditions = shown.overall(parts, NEEDED, stuck(parts), False, "", INFORMING)
     summary = shown.assemble(conditions, {}, 1, "2026-01-01T00:00:00Z", False, {})["summary"]
     return {item.type: (item.status, item.reason) for item in conditions} | {"": ("", summary)}
@@ -103,4 +103,4 @@ def test_what_does_not_pass_by_waiting_is_degraded(part: Condition, reason: str,
 def test_what_passes_by_waiting_is_not() -> None:
     starting = available("FleetAvailable", STARTING, "Fleet")
 
-    assert stuck([starting, agents_available([PODLESS], None), quorum(FEW), *UP]) == []
+    assert stuck([starting, agents_available([PODLESS], None), quorum_met(FEW), *UP]) == []

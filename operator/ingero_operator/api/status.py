@@ -1,6 +1,6 @@
 """The status of both resources as types: what `kubectl get` shows and what survives a restart of the operator."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -69,12 +69,12 @@ class Cost(Part):
 
 
 class Row(Part):
-    """One accused node and what holds the operator back, or what it would do."""
+    """One accused node, and what prevents its taint or would be done."""
 
     node: Short
     """Name of the node."""
     rail: Short
-    """The rail that stops it, or `Next`."""
+    """The policy check that prevents its taint, or `Next`."""
     message: Short = ""
     """In words."""
 
@@ -116,7 +116,7 @@ class TaintStatus(Part):
     last_action: Short | None = None
     """The latest action in words."""
     preview: Annotated[tuple[Row, ...], Field(max_length=20)] = ()
-    """What would be done next, and which rail stops the rest."""
+    """What would be done next, and which policy check prevents the rest."""
     more: int | None = None
     """Rows left out of the preview."""
     nodes: Annotated[tuple[Held, ...], Field(max_length=64)] = ()
@@ -211,7 +211,3 @@ class EchoStoreStatus(Part):
     """Where to ask."""
     effective: Effective | None = None
     """The spec with every default filled in."""
-
-
-Tree = dict[str, Any]
-"""A JSON object."""

@@ -279,7 +279,7 @@ class Budget(Part):
 
 
 class Taints(Part):
-    """What may be done with a straggler, and the rails that hold it."""
+    """What may be done with a straggler, and the limits of it."""
 
     mode: Mode = Mode.OBSERVE
     """Observe, Annotate, PreferNoSchedule or NoSchedule."""

@@ -4,12 +4,12 @@ from typing import Final
 
 from ingero_contract.kubernetes import STRAGGLER_TAINT
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
+from ingero_operator.kinds import Manifest
 from ingero_operator.render.common import (
     OTLP_HTTP,
     PUSH_PORT,
     SINK_PORT,
     TRACE_PORT,
-    Manifest,
     Owner,
     Platform,
     confined,

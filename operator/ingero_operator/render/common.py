@@ -8,9 +8,8 @@ from typing import Any, Final
 
 from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL, SPEC_HASH, VERSION
 from ingero_operator.api.base import Confinement, LocalName, Resources, Toleration
+from ingero_operator.kinds import Manifest
 from ingero_operator.render.images import COMPONENTS, IMAGE, LOCAL, image_name, is_allowed
-
-Manifest = dict[str, Any]
 
 NAME: Final = "app.kubernetes.io/name"
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"

@@ -5,9 +5,10 @@ from typing import Final
 
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec
 from ingero_operator.cache import WORKLOADS
+from ingero_operator.kinds import Manifest
 from ingero_operator.plan import ChildKey
 from ingero_operator.render import agents, echo, fleet, network
-from ingero_operator.render.common import Manifest, Owner, Platform
+from ingero_operator.render.common import Owner, Platform
 
 ORDER: Final = (
     "ServiceAccount", "ConfigMap", "PersistentVolumeClaim", "Service", "NetworkPolicy", "Deployment", "StatefulSet",

@@ -6,12 +6,12 @@ from typing import Final
 from ingero_contract import echo as names
 from ingero_contract.kubernetes import PROOF_LABEL
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, OnDelete
+from ingero_operator.kinds import Manifest
 from ingero_operator.plan import quantity
 from ingero_operator.render.common import (
     API,
     HEALTH,
     OTLP_GRPC,
-    Manifest,
     Owner,
     Platform,
     confined,

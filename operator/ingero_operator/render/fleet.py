@@ -6,6 +6,7 @@ from typing import Any, Final
 from ingero_contract import routes
 from ingero_operator.api.base import ConfigMapKey, SecretKey
 from ingero_operator.api.v1alpha1 import Cost, FleetClusterSpec, Forward
+from ingero_operator.kinds import Manifest
 from ingero_operator.render.common import (
     API,
     FINDINGS,
@@ -13,7 +14,6 @@ from ingero_operator.render.common import (
     OTLP_GRPC,
     OTLP_HTTP,
     VITALS,
-    Manifest,
     Owner,
     Platform,
     confined,

@@ -1,15 +1,13 @@
 """The operator's own installation: namespace, rights, Deployment, admission policies, Kustomize base."""
 
-from typing import Any, Final
+from typing import Final
 
 import yaml
 
 from ingero_contract.kubernetes import GROUP, STRAGGLER_TAINT
-from ingero_operator.kinds import CHILDREN, SERVICE_MONITOR
+from ingero_operator.kinds import CHILDREN, SERVICE_MONITOR, Manifest
 from ingero_operator.render.common import API, NAME, USER, locked_down, probe
 from ingero_operator.render.images import IMAGE, LOCAL, image_name
-
-Manifest = dict[str, Any]
 
 NAMESPACE: Final = "ingero-system"
 WATCHED: Final = "ingero"
@@ -44,8 +42,8 @@ def namespace() -> Manifest:
 
 
 RIGHTS: Final[tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]] = (
-    (GROUP, ("fleetclusters", "echostores"), ("get", "list", "watch"), "what people ask for"),
-    (GROUP, ("fleetclusters",), ("patch",), "the finalizer, while nodes carry a mark"),
+    (GROUP, ("fleetclusters", "echostores"), ("get", "list", "watch"), "what users ask for"),
+    (GROUP, ("fleetclusters",), ("patch",), "the finalizer, while nodes carry a taint"),
     (GROUP, ("fleetclusters/status", "echostores/status"), ("patch",), "what is observed"),
     (GROUP, ("fleetclusters/finalizers", "echostores/finalizers"), ("update",), "owner references that block"),
     (GROUP, (PROOFS,), ("create",), "no kind: the admission policy asks for it before a volume proof is written"),
@@ -54,12 +52,12 @@ RIGHTS: Final[tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]] = (
         for kind in CHILDREN
     ),
     (SERVICE_MONITOR.group, (SERVICE_MONITOR.plural,), ("get", "create", "patch", "delete"), "children, where known"),
-    ("", ("nodes",), ("get", "list", "watch", "patch"), "straggler marks; the admission policy bounds the patch"),
+    ("", ("nodes",), ("get", "list", "watch", "patch"), "straggler taints; the admission policy bounds the patch"),
     ("storage.k8s.io", ("storageclasses",), ("get", "list", "watch"), "the encryption gate"),
     ("", ("persistentvolumes",), ("get",), "the encryption gate"),
     ("", ("secrets",), ("get",), "the Secrets that resources name"),
     ("", ("namespaces",), ("get",), "what pods a namespace admits"),
-    ("", ("events",), ("get", "create", "patch"), "what people are told"),
+    ("", ("events",), ("get", "create", "patch"), "Events for users"),
 )
 """API group, resources, verbs, and what for; the documentation's table comes from here."""
 
@@ -101,8 +99,8 @@ def namespace_access(namespace: str) -> list[Manifest]:
 
 
 def user_roles() -> list[Manifest]:
-    """What people may do. Everybody who may look at a namespace sees both kinds and who edits it may make stores; a
-    FleetCluster can mark nodes, which belong to all, so that its role is only given by name."""
+    """Rights of users. Whoever may view a namespace sees both kinds, and whoever may edit it makes EchoStores. A
+    FleetCluster can taint nodes, which the whole cluster shares, so its role is only given by name."""
     look, change = ["get", "list", "watch"], ["create", "update", "patch", "delete", "deletecollection"]
 
     def role(name: str, resources: list[str], verbs: list[str], *into: str) -> Manifest:
@@ -244,7 +242,7 @@ def _must(expression: str, message: str) -> Manifest:
 
 
 def node_policy() -> list[Manifest]:
-    """What the operator may do to a node: its own mark, and nothing else. Roles cannot see fields; this can."""
+    """What the operator may write to a node: its own taint, and nothing else. Roles cannot see fields; this can."""
     mine = f't.key == "{STRAGGLER_TAINT}"'
     effects = 't.effect in ["PreferNoSchedule", "NoSchedule"] && t.?value.orValue("").matches("^[0-9a-f]{8}$")'
     variables = {

@@ -1,6 +1,7 @@
 """NetworkPolicies: nothing in or out of our pods but what they are for."""
 
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Network, Source
+from ingero_operator.kinds import Manifest
 from ingero_operator.render import agents, echo, fleet
 from ingero_operator.render.common import (
     API,
@@ -11,7 +12,6 @@ from ingero_operator.render.common import (
     PUSH_PORT,
     SINK_PORT,
     VITALS,
-    Manifest,
     Owner,
     Platform,
     manifest,
@@ -72,7 +72,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
             fleet.COMPONENT,
             [
                 {"from": [_pods(selector(owner, agents.PUSH))], "ports": _ports(OTLP_GRPC, OTLP_HTTP, API)},
-                {"from": [_operator(platform)], "ports": _ports(OTLP_HTTP, API)},  # it tells of marks, and asks
+                {"from": [_operator(platform)], "ports": _ports(OTLP_HTTP, API)},  # taint events and polls
                 {"from": [_monitoring(spec.network)], "ports": _ports(FINDINGS, VITALS)},
             ],
             onward,

@@ -1,4 +1,5 @@
-"""Taints with rails. Law of the room: all but `keeper` is pure; only `keeper` reads and writes nodes.
+"""Tainting stragglers within limits. All modules but `controller` are pure; only `controller` reads and writes nodes.
 
-`nodes` reads Node objects, `memory` holds what must not be forgotten, `rails` decides, `edits` words it as a patch.
+`nodes` extracts the facts of a Node, `state` is what must survive a restart, `tracking` carries it from one decision
+to the next, `policy` decides by way of `additions` and `removals`, `patches` turns a step into a JSON patch.
 """

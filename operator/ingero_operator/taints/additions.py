@@ -1,4 +1,4 @@
-"""Which node may be marked now, and the rail that stops each of the others. Pure."""
+"""Which node may be tainted now, and which policy check prevents each of the others. Pure."""
 
 import hashlib
 import math
@@ -14,7 +14,7 @@ from ingero_operator.taints.state import DAY, MAX_RECORDS, Streak, TaintState
 
 @dataclass(frozen=True, kw_only=True)
 class CheckInputs:
-    """What one look at all accused nodes has in common."""
+    """What the checks of all accused nodes have in common."""
 
     policy: TaintPolicy
     observed: Observation
@@ -25,15 +25,15 @@ class CheckInputs:
     base: list[NodeView]
     """Nodes that count for budget and floor."""
     tainted: Mapping[str, NodeView]
-    """Nodes that carry our mark."""
+    """Nodes that carry our taint."""
     budget: int
     leaving: frozenset[str]
-    """Nodes whose mark goes or changes in this decision."""
+    """Nodes whose taint is removed or changed in this decision."""
     now: float
 
 
 def additions(inputs: CheckInputs) -> tuple[Step | None, tuple[CheckResult, ...]]:
-    """At most one new or stronger mark, and a line for every accused node."""
+    """At most one new or stronger taint, and a result for every accused node."""
     policy, accused, tainted = inputs.policy, inputs.accused, inputs.tainted
     if not accused:
         return None, ()
@@ -103,7 +103,7 @@ def _step(
 
 
 def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[str, str] | None:
-    """The first rail of the node itself that stops it."""
+    """The first check of the node itself that fails."""
     policy, observed, state, now = inputs.policy, inputs.observed, inputs.state, inputs.now
     record = state.records.get(node.name)
     streak = state.accused.get(node.name)
@@ -112,9 +112,9 @@ def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[s
     if item.since is not None and item.since < node.created:
         return "Identity", "the verdict is older than this machine"
     if node.foreign or (node.taint is not None and node.taint.owner != observed.owner):
-        return "Foreign", "somebody else's straggler mark is on the node"
+        return "Foreign", "somebody else's straggler taint is on the node"
     if node.name in observed.refused:
-        return "Refused", "the API server refused the mark a moment ago; an Event has its words"
+        return "Refused", "the API server refused the taint a moment ago; an Event has its message"
     if node.name in observed.overlap:
         return "Overlap", f"{observed.overlap[node.name]} watches the node too"
     for bad, reason, message in (
@@ -131,11 +131,11 @@ def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[s
         if bad:
             return reason, message
     if record is not None and now < record.override_cooldown_until:
-        return "HandsOff", "somebody removed our mark; spec.taints.handsOff has not passed"
+        return "HandsOff", "somebody removed our taint; spec.taints.handsOff has not passed"
     if record is not None and record.released and now - record.released < policy.quiet:
         return "Quiet", "the node was released a while ago; spec.taints.quiet has not passed"
     if record is not None and sum(now - time < DAY for time in record.tainted) >= policy.max_per_day:
-        return "Flapping", "tainted too often in 24 hours: a person should look at it"
+        return "Flapping", "tainted too often in 24 hours: please check the node"
     if node.name not in inputs.confirmed:
         windows = streak.windows if streak else 0
         return "Confirming", f"{min(windows, policy.confirm_windows)} of {policy.confirm_windows} windows"
@@ -143,7 +143,7 @@ def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[s
 
 
 class _Capacity:
-    """Whether there is room for one more mark."""
+    """Whether the limits leave room for one more taint."""
 
     def __init__(self, inputs: CheckInputs) -> None:
         tainted, policy = inputs.tainted.values(), inputs.policy
@@ -154,7 +154,7 @@ class _Capacity:
         self._least = math.ceil(policy.min_healthy_percent * len(inputs.base) / 100)
 
     def first_failed(self, node: NodeView, held: NodeView | None) -> tuple[str, str] | None:
-        """The first rail of the cluster that stops a node."""
+        """The first limit that a node would exceed."""
         inputs = self._inputs
         if not inputs.allowed.holds and inputs.allowed.reason != "Overlap":
             return inputs.allowed.reason, inputs.allowed.message
@@ -165,7 +165,9 @@ class _Capacity:
             held is not None and held.taint is not None and held.taint.effect
         )
         if leaves and self._healthy - 1 < self._least:
-            message = f"{self._healthy} of {len(inputs.base)} eligible nodes are well and {self._least} must stay so"
+            message = (
+                f"{self._healthy} of {len(inputs.base)} eligible nodes are healthy and {self._least} must stay so"
+            )
             return "MinHealthy", message
         return None
 
@@ -179,12 +181,12 @@ class _Capacity:
         if zone and self._zones[zone] >= math.ceil(budget / 2):
             return "Zone", f"zone {zone} has its share of the budget"
         if len(records) >= MAX_RECORDS and node.name not in records:
-            return "RecordFull", "too many nodes to remember; a person should look at the cluster"
+            return "RecordFull", "too many nodes to remember; please check the cluster"
         return None
 
 
 def _standing(item: Accused) -> float:
-    """How well a node does, for choosing the worst first."""
+    """The order in which nodes are chosen, worst first."""
     return -item.severity if item.severity is not None else (item.score or 0.0)
 
 

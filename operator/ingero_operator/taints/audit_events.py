@@ -2,13 +2,12 @@
 
 import json
 import uuid
-from typing import Any, Final
+from typing import Final
 
 from ingero_contract import attributes, metrics
+from ingero_operator.kinds import Manifest
 from ingero_operator.taints.model import Step
 from ingero_operator.taints.patches import annotation
-
-Tree = dict[str, Any]
 
 _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:ingero:taint")
 _WARNING, _INFORMATION = 13, 9
@@ -17,9 +16,9 @@ _WARNING, _INFORMATION = 13, 9
 
 def log_request(
     step: Step, *, cluster: str, owner: str, verdict: str, message: str, identity: str, now: float
-) -> Tree:
-    """One OTLP request for logs. `identity` with the owner's uid makes the event's id: what is told twice, after a
-    restart or a lost answer, is known again. `now` in seconds since the epoch."""
+) -> Manifest:
+    """One OTLP request for logs. `identity` with the owner's uid makes the event's id, so that a record
+    that is sent twice, after a restart or a lost response, is recognised. `now` in seconds since the epoch."""
     nanoseconds = str(int(now * 1e9))
     model = {
         attributes.EVENT_ID: str(uuid.uuid5(_NAMESPACE, f"{owner}\0{identity}")),
@@ -42,5 +41,5 @@ def log_request(
     return {"resourceLogs": [{"resource": resource, "scopeLogs": [scope]}]}
 
 
-def _pairs(model: dict[str, str]) -> list[Tree]:
+def _pairs(model: dict[str, str]) -> list[Manifest]:
     return [{"key": key, "value": {"stringValue": value}} for key, value in model.items()]

@@ -1,13 +1,14 @@
-"""What the rails read and what they answer: settings, evidence, the world at one moment, steps. Pure values."""
+"""The values that a decision is made from and consists of: policy, evidence, observation, steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, Self
 
-from ingero_operator.api.v1alpha1 import Mode
+from ingero_operator.api.base import seconds
+from ingero_operator.api.v1alpha1 import Mode, Taints
 from ingero_operator.conditions import Condition
 from ingero_operator.taints.nodes import NodeView, StragglerTaint
-from ingero_operator.taints.state import DAY, TaintState
+from ingero_operator.taints.state import TaintState
 
 STALE_INTERVALS: Final = 3.0
 """Age of statistics, in their intervals, from which on nothing is done because of them."""
@@ -15,25 +16,47 @@ STALE_INTERVALS: Final = 3.0
 
 @dataclass(frozen=True, kw_only=True)
 class TaintPolicy:
-    """The settings of the rails; times in seconds."""
+    """`spec.taints` with times in seconds. The defaults are those of `v1alpha1.Taints`."""
 
-    mode: Mode = Mode.OBSERVE
-    max_nodes: int = 2
-    max_percent: int = 10
-    confirm_for: float = 600.0
-    confirm_windows: int = 6
-    recover_for: float = 600.0
-    min_healthy_percent: int = 80
-    interval: float = 300.0
-    storm_cooldown: float = 900.0
-    ttl: float = DAY
-    probation: float = 21_600.0
-    quiet: float = 1_800.0
-    max_per_day: int = 3
-    override_cooldown: float = DAY
-    min_node_age: float = 1_800.0
-    domain_label: str = "nvidia.com/gpu.clique"
+    mode: Mode
+    max_nodes: int
+    max_percent: int
+    confirm_for: float
+    confirm_windows: int
+    recover_for: float
+    min_healthy_percent: int
+    interval: float
+    storm_cooldown: float
+    ttl: float
+    probation: float
+    quiet: float
+    max_per_day: int
+    override_cooldown: float
+    min_node_age: float
+    domain_label: str
     stale_intervals: float = STALE_INTERVALS
+
+    @classmethod
+    def from_spec(cls, taints: Taints, *, enabled: bool = True) -> Self:
+        """The policy of a FleetCluster; no more than Observe where the operator was started without taints."""
+        return cls(
+            mode=taints.mode if enabled else Mode.OBSERVE,
+            max_nodes=taints.budget.max_nodes,
+            max_percent=taints.budget.max_percent,
+            confirm_for=seconds(taints.confirm_for),
+            confirm_windows=taints.confirm_windows,
+            recover_for=seconds(taints.recover_for),
+            min_healthy_percent=taints.min_healthy_percent,
+            interval=seconds(taints.interval),
+            storm_cooldown=seconds(taints.storm_cooldown),
+            ttl=seconds(taints.ttl),
+            probation=seconds(taints.probation),
+            quiet=seconds(taints.quiet),
+            max_per_day=taints.max_per_day,
+            override_cooldown=seconds(taints.hands_off),
+            min_node_age=seconds(taints.min_node_age),
+            domain_label=taints.domain_label,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,23 +95,23 @@ def is_stale(evidence: Evidence, now: float, intervals: float = STALE_INTERVALS)
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """Everything that is seen at one moment."""
+    """Everything that is observed at one moment."""
 
     owner: str
     """Uid of the FleetCluster."""
     nodes: Mapping[str, NodeView]
-    """Nodes that the FleetCluster watches, and any other that it has marked or remembers."""
+    """Nodes that the FleetCluster watches, and others that carry its taint or have a record."""
     watched: frozenset[str]
     """Names of the nodes that it watches."""
     evidence: Evidence | None = None
     overlap: Mapping[str, str] = field(default_factory=dict)
     """Nodes that another FleetCluster watches too, with its name."""
     refused: frozenset[str] = frozenset()
-    """Nodes that the API server would not let us mark a moment ago."""
+    """Nodes whose taint the API server refused a moment ago."""
     paused: str = ""
-    """Who asks for a pause."""
+    """Why tainting is paused; empty when it is not."""
     unguarded: str = ""
-    """That nothing but our own care bounds what we write to nodes."""
+    """Why the admission policy for nodes is not in force; empty when it is."""
     deleting: bool = False
 
 
@@ -104,12 +127,17 @@ class Step:
     uid: str
     reason: str
     taint: StragglerTaint | None = None
-    """The mark as it shall be; nothing to remove it."""
+    """The taint after the write; `None` to remove it."""
+
+
+def is_weakening(step: Step) -> bool:
+    """Whether a step releases a node, wholly or in part."""
+    return step.verb in ("remove", "lower")
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckResult:
-    """One accused node, and the rail that stops it."""
+    """An accused node, and the first policy check that prevents its taint; `Next` when none does."""
 
     node: str
     check: str
@@ -118,7 +146,7 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """Somebody took our mark away."""
+    """A taint of ours that somebody else removed."""
 
     node: str
     uid: str
@@ -127,7 +155,7 @@ class Override:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to do, what to remember, and what to show."""
+    """What to write, what to remember, and what to show."""
 
     state: TaintState
     steps: tuple[Step, ...]
@@ -139,4 +167,4 @@ class Decision:
     accused: int
     overrides: tuple[Override, ...] = ()
     found_done: tuple[Step, ...] = ()
-    """Steps that an earlier process wrote without living to tell."""
+    """Steps that an earlier process wrote and did not announce."""

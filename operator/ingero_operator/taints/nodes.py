@@ -1,4 +1,4 @@
-"""A Node as the rails see it: the few facts that count, and our own mark on it. Pure."""
+"""A Node as the policy checks see it: the few facts that count, and our own taint on it. Pure."""
 
 import json
 import re
@@ -9,8 +9,7 @@ from typing import Any, Final
 
 from ingero_contract.kubernetes import EXCLUDE_LABEL, STRAGGLER_TAINT
 from ingero_operator.api.v1alpha1 import Mode
-
-Manifest = dict[str, Any]
+from ingero_operator.kinds import Manifest
 
 GPU: Final = "nvidia.com/gpu"
 ZONE: Final = "topology.kubernetes.io/zone"
@@ -32,7 +31,7 @@ STRENGTH: Final = {"": 0, "PreferNoSchedule": 1, "NoSchedule": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerTaint:
-    """What we wrote on a node: evidence in an annotation, and a taint unless the effect is empty."""
+    """What we wrote to a node: evidence in an annotation, and a taint unless the effect is empty."""
 
     owner: str
     """Uid of the FleetCluster."""
@@ -72,13 +71,13 @@ class NodeView:
     """Annotation by which another controller works on it."""
     taint: StragglerTaint | None = None
     strays: frozenset[str] = frozenset()
-    """Values of taints of our key that no mark vouches for: a person's, or what is left of a mark."""
+    """Values of taints of our key without our annotation: set by a user, or left of a taint of ours."""
     foreign: bool = False
     """Our key is on it, but not by us as we know ourselves."""
 
     @property
     def excluded(self) -> bool:
-        """Whether people asked us to leave it alone."""
+        """Whether a user excluded it."""
         return EXCLUDE_LABEL in self.labels
 
 
@@ -127,14 +126,13 @@ def node_view(body: Manifest) -> NodeView:
 
 
 def belongs(entry: Manifest, verdict: str | None) -> bool:
-    """Whether a taint of our key is the one of a verdict. Another one of that key is somebody else's."""
+    """Whether a taint of our key is the one of a verdict. Any other taint of that key is not ours."""
     effects = (EFFECTS[Mode.NO_SCHEDULE], EFFECTS[Mode.PREFER_NO_SCHEDULE])
     return verdict is not None and entry.get("value") == verdict and entry.get("effect") in effects
 
 
 def read_taint(text: str | None, taints: list[Manifest]) -> StragglerTaint | None:
-    """Our mark: the annotation, and the taint that it vouches for among those of our key; `None` where the annotation
-    is not one of ours."""
+    """Our taint: the annotation, and the entry of our key that belongs to it; `None` for an annotation not ours."""
     if text is None:
         return None
     try:

@@ -1,19 +1,18 @@
 """A step as a JSON patch: taint and annotation in one write, guarded by uid and resourceVersion. Pure."""
 
 import json
-from typing import Any, Final
+from typing import Final
 
 from ingero_contract.kubernetes import STRAGGLER_TAINT
+from ingero_operator.kinds import Manifest
 from ingero_operator.taints.nodes import StragglerTaint, belongs, read_taint
 from ingero_operator.taints.state import timestamp
-
-Manifest = dict[str, Any]
 
 NOTE: Final = "/metadata/annotations/" + STRAGGLER_TAINT.replace("~", "~0").replace("/", "~1")
 
 
 def annotation(taint: StragglerTaint) -> str:
-    """The evidence as it stands on the node."""
+    """The evidence as it is written to the node."""
     tree = {
         "owner": taint.owner,
         "node": taint.node_uid,
@@ -32,10 +31,10 @@ def annotation(taint: StragglerTaint) -> str:
 def patch(
     node: Manifest, uid: str, owner: str, taint: StragglerTaint | None, verdict: str = ""
 ) -> list[Manifest] | None:
-    """Steps from the node as it is to the mark as it shall be; nothing when the node is not what was decided about.
+    """The JSON patch from the node as it is to the desired taint; `None` when the node is not the one decided about.
 
-    Only our own taint is ever changed or removed: known by our annotation with this owner, or, where somebody took
-    the annotation away, by the verdict that we remember to have written.
+    Only our own taint is changed or removed. It is recognised by our annotation with this owner, or, where somebody
+    removed the annotation, by the recorded verdict.
     """
     metadata = node["metadata"]
     if metadata["uid"] != uid:

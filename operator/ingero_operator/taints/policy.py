@@ -1,7 +1,7 @@
-"""The rails: which node may be marked now, which must be released, and what stops the rest. Pure.
+"""The policy: which node may be tainted now, which must be released, and what prevents the rest. Pure.
 
-A mark is added only when every rail holds; it is removed whenever a reason to remove it is there, outside of every
-budget. One call decides from what is seen now; nothing is replayed.
+A taint is added only when every check passes; it is removed as soon as there is a reason to remove it, outside of
+every budget. One call decides from what is observed now; nothing is replayed.
 """
 
 from dataclasses import replace
@@ -35,7 +35,7 @@ def trustworthy(policy: TaintPolicy, evidence: Evidence | None, now: float) -> C
         return no(ALLOWED, "LowCoverage", "too few of the expected nodes report")
     if not evidence.threshold:
         return no(ALLOWED, "NoThreshold", "Fleet has published no threshold")
-    return yes(ALLOWED, "Allowed", "every rail of the cluster holds")
+    return yes(ALLOWED, "Allowed", "every check of the cluster passes")
 
 
 def decide(policy: TaintPolicy, observed: Observation, state: TaintState, now: float) -> Decision:
@@ -95,11 +95,11 @@ def _allowed(
     candidates: int,
     now: float,
 ) -> Condition:
-    """The rails of the whole cluster, in the order in which a person should read them."""
+    """The checks of the whole cluster, in the order in which a user should read them."""
     if policy.mode is Mode.OBSERVE:
         return no(ALLOWED, "Observing", "spec.taints.mode is Observe: stragglers are shown and left alone")
     if observed.deleting:
-        return no(ALLOWED, "Deleting", "the resource is being deleted: marks are only removed")
+        return no(ALLOWED, "Deleting", "the resource is being deleted: taints are only removed")
     if observed.paused:
         return no(ALLOWED, "Paused", f"paused: {observed.paused}")
     if observed.unguarded:

@@ -1,4 +1,4 @@
-"""Which marks must go, become weaker, or may stay longer: never held up by a budget. Pure."""
+"""Which taints must be removed or weakened, or may stay longer. No budget limits this. Pure."""
 
 from dataclasses import replace
 
@@ -16,7 +16,7 @@ def removals(
     confirmed: frozenset[str],
     now: float,
 ) -> list[Step]:
-    """Everything that must go, or become weaker, or may stay longer."""
+    """Steps that remove, weaken or renew taints."""
     steps = []
     for node in sorted(observed.nodes.values(), key=lambda item: item.name):
         taint, record = node.taint, state.records.get(node.name)
@@ -71,7 +71,7 @@ def _reason_to_go(
 
 
 def note_releases(state: TaintState, steps: list[Step]) -> TaintState:
-    """Write down what is about to be weakened, so that a restart in between does not take it for somebody's no."""
+    """Record what is about to be weakened, so that a later process does not take it for somebody else's removal."""
     records = dict(state.records)
     for step in steps:
         record = records.get(step.node)

@@ -1,4 +1,4 @@
-"""What must not be forgotten about nodes, in memory and in the status of the FleetCluster. Pure."""
+"""What is remembered of nodes between decisions, in memory and in the status of the FleetCluster. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -6,14 +6,13 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
+from ingero_operator.kinds import Manifest
 from ingero_operator.taints.nodes import moment
-
-Tree = dict[str, Any]
 
 DAY: Final = 86_400.0
 MAX_RECORDS: Final = 64
 OVERRIDDEN: Final = "Overridden"
-"""Why what somebody left of a mark is removed."""
+"""Reason of a step that removes what is left of a taint after somebody removed a part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +29,7 @@ class Record:
     overridden_by: str = ""
 
     def idle(self, now: float, keep: float) -> bool:
-        """Whether there is nothing left to remember."""
+        """Whether the record is no longer needed."""
         return (
             not self.verdict
             and self.override_cooldown_until <= now
@@ -41,7 +40,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Streak:
-    """How long a node has been accused without a break, by our own clock and in statistics that we saw."""
+    """How long a node has been accused without a break, by our own clock and in statistics that were seen."""
 
     uid: str
     provider_id: str
@@ -51,8 +50,8 @@ class Streak:
 
 @dataclass(frozen=True, kw_only=True)
 class TaintState:
-    """Everything between two decisions. Only `records`, `last_taint` and `storm_until` outlive the process: whoever
-    starts anew watches for a whole confirmation first."""
+    """Everything between two decisions. Only `records`, `last_taint` and `storm_until` survive a restart: a new
+    process watches for a whole confirmation first."""
 
     records: Mapping[str, Record] = field(default_factory=dict)
     last_taint: float = 0.0
@@ -69,16 +68,21 @@ def timestamp(time: float) -> str:
     return f"{whole}.{milliseconds % 1000:03d}Z"
 
 
-def to_status(state: TaintState) -> Tree:
+def timestamp_seconds(time: float) -> str:
+    """RFC 3339 in whole seconds, as Kubernetes writes times."""
+    return timestamp(float(int(time))).replace(".000Z", "Z")
+
+
+def to_status(state: TaintState) -> Manifest:
     """The part that goes into `status.taints`."""
-    out: Tree = {}
+    out: Manifest = {}
     if state.last_taint:
         out["lastTaintTime"] = timestamp(state.last_taint)
     if state.storm_until:
         out["stormUntil"] = timestamp(state.storm_until)
     rows = []
     for name, record in sorted(state.records.items()):
-        row: Tree = {"node": name, "uid": record.uid}
+        row: Manifest = {"node": name, "uid": record.uid}
         for key, text in (
             ("verdict", record.verdict),
             ("effect", record.effect),
@@ -99,7 +103,7 @@ def to_status(state: TaintState) -> Tree:
 
 
 def from_status(tree: Mapping[str, Any]) -> TaintState:
-    """What an earlier process left."""
+    """The state that an earlier process wrote."""
     records = {
         str(row["node"]): Record(
             uid=str(row["uid"]),

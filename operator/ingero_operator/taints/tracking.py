@@ -1,4 +1,4 @@
-"""What is remembered from one decision to the next: marks adopted, windows counted, releases finished. Pure."""
+"""Carries the state from one decision to the next: adopts taints, counts windows, finishes releases. Pure."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from ingero_operator.taints.state import DAY, OVERRIDDEN, Record, Streak, TaintS
 def match_records(
     policy: TaintPolicy, observed: Observation, state: TaintState, now: float
 ) -> tuple[TaintState, tuple[Override, ...], tuple[Step, ...]]:
-    """Bring records and nodes together: adopt marks, finish releases, respect what somebody else removed."""
+    """Match records and nodes: adopt taints, finish releases, respect removals by others."""
     records: dict[str, Record] = {}
     overrides: list[Override] = []
     found_done: list[Step] = []
@@ -17,7 +17,7 @@ def match_records(
     for name, record in state.records.items():
         node = observed.nodes.get(name)
         if node is None or node.uid != record.uid:
-            # Another machine, or none: what was remembered of the old one says nothing about it.
+            # Another machine, or none: the record of the old one does not apply.
             if node is None and not record.verdict and not record.idle(now, policy.quiet):
                 records[name] = record
             continue
@@ -28,7 +28,7 @@ def match_records(
                 found_done.append(Step(verb="remove", node=name, uid=node.uid, reason=record.releasing))
                 record = replace(record, verdict="", effect="", releasing="", released=now)
             elif record.releasing != OVERRIDDEN and (left or not record.releasing):
-                # What is left of the mark is known by the verdict alone: it is remembered until that is gone.
+                # What is left of the taint is recognised by the verdict alone, which is kept until it is gone.
                 overrides.append(Override(node=name, uid=node.uid, verdict=record.verdict))
                 kept = replace(record, releasing=OVERRIDDEN) if left else replace(record, verdict="", effect="")
                 record = replace(kept, released=now, override_cooldown_until=now + policy.override_cooldown)
@@ -90,9 +90,9 @@ def is_confirmed(policy: TaintPolicy, item: Accused, streak: Streak | None, now:
 
 
 def after_attempt(state: TaintState, step: Step, now: float) -> TaintState:
-    """What to remember after a write whose answer was lost: perhaps it was done, so that it counts for every limit.
+    """The state after a write whose response was lost: it may have been done, so it counts for every limit.
 
-    A mark that is found later on the node is known by the time in it and does not count twice.
+    A taint that is found later on the node is recognised by its time and does not count twice.
     """
     if step.taint is None or step.verb not in ("add", "raise"):
         return state
@@ -105,7 +105,7 @@ def after_attempt(state: TaintState, step: Step, now: float) -> TaintState:
 
 
 def after_write(state: TaintState, step: Step, now: float) -> TaintState:
-    """What to remember after a step was written."""
+    """The state after a step was written."""
     state = after_attempt(state, step, now)
     records = dict(state.records)
     record = records.get(step.node, Record(uid=step.uid))

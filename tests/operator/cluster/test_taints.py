@@ -111,11 +111,11 @@ def test_a_new_machine_of_the_same_name_starts_clean(lab: Lab, operator: Any) ->
 
 
 @pytest.mark.parametrize(
-    ("error", "reason"),
+    ("fault", "reason"),
     [({"panic": True}, "Panic"), ({"quorum": False}, "NoQuorum"), ({"coverage_low": True}, "LowCoverage")],
 )
-def test_bad_evidence_stops_and_says_why(lab: Lab, operator: Any, error: dict[str, Any], reason: str) -> None:
-    for name, value in error.items():
+def test_bad_evidence_stops_and_says_why(lab: Lab, operator: Any, fault: dict[str, Any], reason: str) -> None:
+    for name, value in fault.items():
         setattr(lab.says, name, value)
     lab.begin()
     lab.says.stragglers = {lab.names[0]}

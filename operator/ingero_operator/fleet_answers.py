@@ -1,0 +1,202 @@
+"""What Fleet is asked, and what it answers as evidence. Pure.
+
+Tenants choose the image that answers, so an answer is checked before anything is read from it.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any, Final
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ingero_contract.values import NodeState
+from ingero_operator.taints.model import Accused, Evidence, is_stale
+from ingero_operator.taints.nodes import moment
+from ingero_operator.untrusted_http import NoResponse
+
+MAX_NODES: Final = 5_000
+"""Nodes in one answer; a Fleet that accuses more has no answer that could be acted on."""
+MOST_COST: Final = 1e15
+"""Cost of an hour beyond which an amount is taken for an error."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PollRequest:
+    """How a Fleet is polled."""
+
+    url: str
+    cluster: str
+    token: str | None = None
+    authority: str | None = None
+    """PEM of who signed Fleet's certificate."""
+    held: frozenset[str] = frozenset()
+    """Nodes whose recovery would release them."""
+    urgent: bool = True
+    """The result may lead to an action."""
+    otlp: str = ""
+    """Its OTLP receiver, for taint events."""
+    interval: float = math.inf
+    """How often Fleet computes its statistics, by the spec; a longer interval in its answer extends no evidence."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PollResult:
+    """The result of polling: evidence, figures for users, or why there is none."""
+
+    evidence: Evidence | None = None
+    threshold: float | None = None
+    active: int = 0
+    expected: int = 0
+    cost: dict[str, Any] | None = None
+    """`status.cost`, rounded to what is shown."""
+    failure: str = ""
+    """Why the latest polls failed; everything else is older then."""
+    stale: bool = False
+    """Fleet answers, but its statistics are no longer updated."""
+
+    @property
+    def current(self) -> bool:
+        """Whether it describes the present."""
+        return self.evidence is not None and not self.failure and not self.stale
+
+    def visible(self) -> tuple[Any, ...]:
+        """What users or decisions depend on: a reconcile is due when it changes."""
+        evidence = self.evidence
+        facts: tuple[Any, ...] = ()
+        if evidence:
+            facts = (evidence.quorum, evidence.panic, evidence.coverage_low, frozenset(evidence.accused))
+        threshold = None if self.threshold is None else f"{self.threshold:.2f}"
+        return self.failure, self.stale, facts, threshold, self.active, self.expected, self.cost
+
+
+_Name = Annotated[str, Field(min_length=1, max_length=253)]
+_Text = Annotated[str, Field(max_length=256)]
+_Number = Annotated[float, Field(ge=-1e6, le=1e6, allow_inf_nan=False)]
+_Count = Annotated[int, Field(ge=0, le=10**9)]
+
+
+class _Payload(BaseModel):
+    """Base of Fleet's answers. Only the fields that are read are checked; others are ignored."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
+
+
+class _Verdict(_Payload):
+    severity: _Number | None = None
+
+
+class _Straggler(_Payload):
+    node_id: _Name
+    state: _Text
+    since: _Text | None = None
+    windows: _Count | None = None
+    score: _Number | None = None
+    threshold: _Number | None = None
+    verdict: _Verdict | None = None
+
+
+class _Counts(_Payload):
+    active: _Count = 0
+    expected: _Count = 0
+
+
+class _Stragglers(_Payload):
+    cluster_id: _Text
+    generated_at: _Text
+    interval_seconds: Annotated[float, Field(gt=0, le=1e6, allow_inf_nan=False)]
+    decided_by: _Text = ""
+    quorum_met: bool
+    panic: bool
+    coverage_low: bool
+    threshold: _Number | None = None
+    stragglers: Annotated[list[_Straggler], Field(max_length=MAX_NODES)]
+    nodes: _Counts | None = None
+
+
+class _Node(_Payload):
+    cluster_id: _Text | None = None
+    node_id: _Name
+    state: _Text
+    straggler: bool
+
+
+class _Nodes(_Payload):
+    nodes: Annotated[list[_Node], Field(max_length=MAX_NODES)]
+
+
+def parse_response(
+    stragglers: dict[str, Any],
+    nodes: dict[str, Any] | None,
+    request: PollRequest,
+    now: float,
+    before: Evidence | None,
+) -> PollResult:
+    """Fleet's answers as evidence. Pure; raises `NoResponse` for an answer that does not fit the request."""
+    try:
+        payload = _Stragglers.model_validate(stragglers)
+        others = _Nodes.model_validate(nodes).nodes if nodes is not None else []
+    except ValidationError as error:
+        raise NoResponse(f"its answer cannot be read: {_first_problem(error)}") from None
+    for cluster in (payload.cluster_id, *(node.cluster_id for node in others)):
+        if cluster not in (request.cluster, None):
+            raise NoResponse(f"it speaks of cluster {str(cluster)[:63]!r} when asked for {request.cluster!r}")
+    by_verdict = payload.decided_by == "verdict"
+    accused = {
+        item.node_id: Accused(
+            active=item.state == NodeState.ACTIVE,
+            since=moment(item.since) or None,
+            windows=item.windows or 0,
+            score=None if by_verdict else item.score,
+            threshold=None if by_verdict else item.threshold,
+            severity=item.verdict.severity if by_verdict and item.verdict else None,
+        )
+        for item in payload.stragglers
+    }
+    healthy = frozenset(node.node_id for node in others if node.state == NodeState.ACTIVE and not node.straggler)
+    evidence = Evidence(
+        tick=payload.generated_at,
+        received=before.received if before is not None and before.tick == payload.generated_at else now,
+        interval=min(payload.interval_seconds, request.interval),
+        quorum=payload.quorum_met,
+        panic=payload.panic,
+        coverage_low=payload.coverage_low,
+        threshold=by_verdict or payload.threshold is not None or bool(accused),
+        accused=accused,
+        healthy=(healthy & request.held) - set(accused),
+    )
+    counts = payload.nodes or _Counts()
+    return PollResult(
+        evidence=evidence,
+        threshold=payload.threshold,
+        active=counts.active,
+        expected=counts.expected,
+        cost=_cost(stragglers.get("cost")),
+        stale=is_stale(evidence, now),
+    )
+
+
+def _first_problem(error: ValidationError) -> str:
+    """The first thing that is wrong, with its place and without what was sent."""
+    problem = error.errors(include_url=False, include_input=False)[0]
+    return f"{'.'.join(map(str, problem['loc']))[:100]}: {problem['msg']}"
+
+
+def _cost(payload: Any) -> dict[str, Any] | None:
+    """Fleet's sums as `status.cost`; `None` where nothing has a price, and where they cannot be read: the cost must
+    not decide whether a straggler is seen. The cost of waiting changes with every tick, so it has two digits."""
+    try:
+        cost, waiting = float(payload["cost_per_hour"]), float(payload["waiting_per_hour"])
+        unpriced, currency = int(payload["gpus_without_rate"]), str(payload["currency"])[:16]
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return None
+    out: dict[str, Any] = {}
+    if 0 < cost < MOST_COST and 0 <= waiting < MOST_COST:
+        out = {"currency": currency, "perHour": f"{cost:.2f}", "waitingPerHour": _two_digits(waiting)}
+    if unpriced > 0:
+        out["gpusWithoutRate"] = unpriced
+    return out or None
+
+
+def _two_digits(amount: float) -> str:
+    rounded = float(f"{amount:.2g}")
+    return f"{rounded:.{0 if rounded >= 10 else 1 if rounded >= 1 else 2}f}"

@@ -1,0 +1,84 @@
+"""A FleetCluster's conditions and figures, from its children and from Fleet's answer. Pure."""
+
+from typing import Final
+
+from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
+from ingero_operator.conditions import Condition, no, unknown, yes
+from ingero_operator.fleet_answers import PollResult
+from ingero_operator.kinds import Manifest
+from ingero_operator.plan import ChildKey, rolled_out
+from ingero_operator.status import effective
+from ingero_operator.workloads import ready_of
+
+NEEDED: Final = ("FleetAvailable", "AgentsAvailable", "EvidenceFresh")
+INFORMING: Final = ("QuorumMet",)
+"""Conditions that Ready does not depend on: at night, for example, no job runs. The summary shows them."""
+CONDITIONS: Final = (*NEEDED, *INFORMING, "TaintingAllowed")
+
+
+def daemon_sets(name: str, spec: FleetClusterSpec) -> list[str]:
+    """Names of the DaemonSets of a FleetCluster."""
+    return [*([f"{name}-trace"] if spec.agents.source is Source.TRACE else []), f"{name}-push"]
+
+
+def rollout_order(name: str, spec: FleetClusterSpec) -> tuple[ChildKey, ...]:
+    """Workloads in the order of an upgrade: the receiver first, so that agents never push to an older one."""
+    sets = tuple(("DaemonSet", set_name) for set_name in daemon_sets(name, spec))
+    return (("Deployment", f"{name}-fleet"), *sets)
+
+
+def evidence_fresh(result: PollResult | None, serving: bool) -> Condition:
+    """Whether Fleet answers with current statistics. `serving`: its pods are ready, so that it should."""
+    kind = "EvidenceFresh"
+    if result is None:
+        return unknown(kind, "NotAsked", "Fleet has not been asked yet")
+    if result.failure and not serving:
+        return unknown(kind, "Pending", "Fleet is asked when its pods are ready")
+    if result.failure:
+        return no(kind, "FleetUnreachable", f"Fleet gives no answer that can be used: {result.failure}")
+    if result.stale:
+        return no(kind, "StaleEvidence", "Fleet answers, but its statistics are old: see the logs of its pod")
+    return yes(kind, "Fresh", "Fleet answers with current statistics")
+
+
+def quorum_met(result: PollResult | None) -> Condition:
+    """Whether there are enough nodes to compare, as far as is known now."""
+    kind = "QuorumMet"
+    if result is None:
+        return unknown(kind, "NotAsked", "Fleet has not been asked yet")
+    if not result.current or result.evidence is None:
+        return unknown(kind, "NoEvidence", "nothing is known of the nodes now: see EvidenceFresh")
+    if result.evidence.quorum:
+        return yes(kind, "QuorumMet", "enough active nodes to compare with each other")
+    return no(kind, "NoQuorum", "too few active nodes to compare with each other: no straggler can be found")
+
+
+def rollout_progress(children: dict[ChildKey, Manifest]) -> str:
+    """The first workload that is rolling out, as a sentence; nothing when none is."""
+    for (kind, name), live in sorted(children.items()):
+        if kind in ("Deployment", "DaemonSet") and not rolled_out(live):
+            return f"{kind} {name} is rolling out"
+    return ""
+
+
+def figures(
+    name: str, spec: FleetClusterSpec, version: str, children: dict[ChildKey, Manifest], result: PollResult | None,
+    stragglers: tuple[int, int],
+) -> Manifest:  # fmt: skip
+    """The status without conditions and taints. `stragglers`: how many are confirmed and how many accused."""
+    fleet_ready, fleet_desired = ready_of(children.get(("Deployment", f"{name}-fleet")))
+    pairs = [ready_of(children.get(("DaemonSet", item))) for item in daemon_sets(name, spec)]
+    out: Manifest = {
+        "version": spec.version or version,
+        "fleet": {"ready": f"{fleet_ready}/{fleet_desired}"},
+        "agents": {"ready": f"{min(pair[0] for pair in pairs)}/{max(pair[1] for pair in pairs)}"},
+        "effective": effective(spec),
+    }
+    if result and result.current:  # old figures would look like current ones
+        if result.threshold is not None:
+            out["fleet"]["threshold"] = f"{result.threshold:.2f}"
+        out["fleet"]["nodes"] = f"{result.active}/{result.expected}"
+        out["stragglers"] = {"confirmed": stragglers[0], "accused": stragglers[1]}
+        if result.cost:
+            out["cost"] = result.cost
+    return out
