@@ -286,6 +286,8 @@ class RecordGroup:
     variable_fields: list[VariableField]
     template: bytes
     origin: Origin
+    constant: np.ndarray[Any, np.dtype[np.bool_]]
+    """Which bytes all its records share."""
     rest: list[Span] = field(default_factory=list)
     """Records of this length that have another shape."""
 
@@ -307,15 +309,21 @@ class RecordGroup:
             return None, spans
         matrix = self.matrix[fit]
         template = matrix[0].tobytes()
-        return RecordGroup(
-            matrix, self.ordinals[fit], self.starts[fit], self.variable_fields, template, self.origin
-        ), spans
+        constant = (matrix == matrix[0]).all(axis=0)
+        kept = RecordGroup(
+            matrix, self.ordinals[fit], self.starts[fit], self.variable_fields, template, self.origin, constant
+        )
+        return kept, spans
 
     def find(self, kind: str, key: str = "") -> VariableField | None:
         """The place of a kind, or of an attribute."""
         return next(
             (variable for variable in self.variable_fields if variable.kind == kind and variable.key == key), None
         )
+
+    def is_constant(self, variable: VariableField) -> bool:
+        """Whether all its records have the same content there."""
+        return bool(self.constant[variable.offset : variable.offset + variable.length].all())
 
     def column(self, variable: VariableField) -> ByteMatrix:
         """The bytes of a place, a row for each record, contiguous."""
@@ -397,16 +405,19 @@ def _group(
     template = body[starts[0] : starts[0] + length]
     found = variable_fields(signal, template)
     matrix = _matrix(body, starts, length)
-    free = np.zeros(length, dtype=bool)
+    fixed = np.ones(length, dtype=bool)
     for variable in found:
-        free[variable.offset : variable.offset + variable.length] = True
-    fits = (matrix == matrix[0])[:, ~free].all(axis=1)
-    if fits.all():
-        return RecordGroup(matrix, ordinals, starts, found, template, origin)
+        fixed[variable.offset : variable.offset + variable.length] = False
+    equal = matrix == matrix[0]
+    constant = equal.all(axis=0)
+    if constant[fixed].all():
+        return RecordGroup(matrix, ordinals, starts, found, template, origin, constant)
+    fits = equal[:, fixed].all(axis=1)
     if fits.sum() < MIN_GROUP:
         raise UnsupportedLayout
     rest = _spans(ordinals[~fits], starts[~fits], length, origin)
-    return RecordGroup(matrix[fits], ordinals[fits], starts[fits], found, template, origin, rest)
+    constant = equal[fits].all(axis=0)
+    return RecordGroup(matrix[fits], ordinals[fits], starts[fits], found, template, origin, constant, rest)
 
 
 def _matrix(body: bytes, starts: Int64Array, length: int) -> ByteMatrix:
@@ -427,17 +438,18 @@ def text_matrix(texts: pa.Array, width: int) -> ByteMatrix:
     return np.frombuffer(blob, dtype=np.uint8).reshape(-1, width)
 
 
-_HEX: Final = np.full(256, 255, dtype=np.uint8)
-_HEX[np.frombuffer(b"0123456789abcdef", dtype=np.uint8)] = np.arange(16, dtype=np.uint8)
 _DASHES: Final = [8, 13, 18, 23]
-_DIGITS: Final = [number for number in range(36) if number not in _DASHES]
 
 
 def uuid_bytes(column: ByteMatrix) -> bytes:
     """16 bytes for every UUID that is written out in lower case; raises `UnsupportedLayout` for any other text."""
     if column.shape[1] != 36 or (column[:, _DASHES] != ord("-")).any():
         raise UnsupportedLayout
-    digits = _HEX[column[:, _DIGITS]]
-    if (digits == 255).any():
+    digits = np.delete(column, _DASHES, axis=1).tobytes().decode("latin-1")
+    try:
+        ids = bytes.fromhex(digits)
+    except ValueError:
+        raise UnsupportedLayout from None
+    if ids.hex() != digits:  # upper case, or blanks that `fromhex` skips
         raise UnsupportedLayout
-    return (digits[:, 0::2] << 4 | digits[:, 1::2]).tobytes()
+    return ids

@@ -544,7 +544,7 @@ def _contexts(
     own = (keys.EVENT_ID, CHAIN_KEYS[0])
     deciding = [place for place in group.variable_fields if place.kind in ("text", "other") and place.key not in own]
     which = np.zeros(len(group.ordinals), dtype=np.int32)
-    varying = [place for place in deciding if (column := group.column(place)).size and (column != column[0]).any()]
+    varying = [place for place in deciding if not group.is_constant(place)]
     if not varying:
         return [_context(builder, record)], which
     blob = np.concatenate([group.column(place) for place in varying], axis=1)

@@ -11,7 +11,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from ingero_echo.auth import Identity, Scope, TokenStore
+from ingero_echo.auth import Identity, Scope, TokenStore, caller_key
+from ingero_echo.fair_queue import FairQueue
 from ingero_echo.ingest import Batch, decode_request
 from ingero_echo.records import MalformedRequest
 from ingero_echo.retention import RetentionClock
@@ -51,7 +52,9 @@ class IngestHandler:
         self._age = int(oldest_seconds * 1e9)
         self._clock = clock
         self._reader = ThreadPoolExecutor(1, "reader")
-        self._reading = 0
+        self._pending: FairQueue[tuple[Callable[[], Batch], Future[Batch]]] = FairQueue()
+        self._reading: Counter[str] = Counter()
+        """Encoded size of what is being read or waits for it, by sender."""
 
     def close(self) -> None:
         """Take nothing more; what is being read is read to its end."""
@@ -63,17 +66,17 @@ class IngestHandler:
         identity = self._tokens.find(push.authorization)
         if identity is None:
             return Answer(status=Status.UNAUTHENTICATED, message="a bearer token is required")
-        size = len(push.body)
+        size, sender = len(push.body), caller_key(identity)
         now = time.time_ns()
         oldest = self._clock.now(now, time.monotonic_ns()) - self._age
         read = partial(
             decode_request, push.signal, push.encoding, push.body, push.cluster, now, _allowed(identity), oldest
         )
         try:
-            self._writer.check_room(size, self._reading)
+            self._writer.check_room(size, sender, self._reading)
             if size > MAX_INLINE_BYTES:
-                return self._decode_on_thread(read, size)
-            return self._put(read(), size)
+                return self._decode_on_thread(read, size, sender)
+            return self._put(read(), size, sender)
         except (MalformedRequest, QueueFull) as error:
             return self._refused(error)
 
@@ -85,25 +88,40 @@ class IngestHandler:
         self.malformed += 1
         return Answer(status=Status.INVALID, message=str(error))
 
-    async def _decode_on_thread(self, read: Callable[[], Batch], size: int) -> Answer:
-        """Read a large push on the thread."""
-        self._reading += size
+    async def _decode_on_thread(self, read: Callable[[], Batch], size: int, sender: str) -> Answer:
+        """Read a large push on the thread, which takes the senders in turns."""
+        done: Future[Batch] = Future()
+        self._reading[sender] += size
         try:
-            batch = await asyncio.get_running_loop().run_in_executor(self._reader, read)
+            self._pending.put(sender, (read, done))
+            self._reader.submit(self._read_next)
+            batch = await asyncio.wrap_future(done)
         except MalformedRequest as error:
             return self._refused(error)
         finally:
-            self._reading -= size
+            self._reading[sender] -= size
+            if not self._reading[sender]:
+                del self._reading[sender]
         try:
-            answer = self._put(batch, size)
+            answer = self._put(batch, size, sender)
         except QueueFull as error:
             return self._refused(error)
         return answer if isinstance(answer, Answer) else await answer
 
-    def _put(self, batch: Batch, size: int) -> Answer | Awaitable[Answer]:
+    def _read_next(self) -> None:
+        """On the thread: read the push whose turn it is."""
+        read, done = self._pending.pop()
+        if not done.set_running_or_notify_cancel():
+            return
+        try:
+            done.set_result(read())
+        except BaseException as error:
+            done.set_exception(error)
+
+    def _put(self, batch: Batch, size: int, sender: str) -> Answer | Awaitable[Answer]:
         """Hand a push that was read to the writer. Raises `Full`."""
         answer = Answer(rejected=batch.rejected, message=batch.message) if batch.reasons else ACCEPTED
-        done = self._writer.put(batch, size) if batch.identities else None
+        done = self._writer.put(batch, size, sender) if batch.identities else None
         self.rejected += batch.rejected
         return self._when_written(done, answer) if done else answer
 

@@ -1,5 +1,6 @@
 """How much one request may ask of Echo, by its structure and not only by its length."""
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
 
 from pydantic.alias_generators import to_camel
@@ -67,42 +68,49 @@ def check_body(body: bytes, encoding: Encoding) -> None:
 
 def check_message(signal: Signal, message: Any) -> None:
     """Raise `RequestTooExpensive` for a parsed request that takes too long to read."""
-    budget = RequestBudget()
-    outer, middle, inner = _LEVELS[signal]
-    blocks = getattr(message, outer)
-    budget.spend(8 * len(blocks))
-    for block in blocks:
-        scopes = getattr(block, middle)
-        budget.spend(len(scopes))
-        for scope in scopes:
-            records = getattr(scope, inner)
-            if signal is not Signal.METRICS:
-                budget.ungrouped(len(records))
-                continue
-            budget.spend(len(records))
-            for metric in records:
-                kind = metric.WhichOneof("data")
-                budget.ungrouped(len(getattr(metric, kind).data_points) if kind else 0)
+    _check_levels(signal, message, _LEVELS[signal], getattr, _point_lists)
 
 
 def check_tree(signal: Signal, tree: Any) -> None:
     """The same for JSON, where what should be a list may be anything."""
+    _check_levels(signal, tree, [to_camel(name) for name in _LEVELS[signal]], _items, _json_point_lists)
+
+
+def _check_levels(
+    signal: Signal,
+    request: Any,
+    levels: Sequence[str],
+    items: Callable[[Any, str], Any],
+    point_lists: Callable[[Any], Iterable[Any]],
+) -> None:
+    """Walk over resources, scopes and records or metrics; `items` gives a list by its name."""
     budget = RequestBudget()
-    outer, middle, inner = (to_camel(name) for name in _LEVELS[signal])
-    blocks = _items(tree, outer)
+    outer, middle, inner = levels
+    blocks = items(request, outer)
     budget.spend(8 * len(blocks))
     for block in blocks:
-        scopes = _items(block, middle)
+        scopes = items(block, middle)
         budget.spend(len(scopes))
         for scope in scopes:
-            records = _items(scope, inner)
+            records = items(scope, inner)
             if signal is not Signal.METRICS:
                 budget.ungrouped(len(records))
                 continue
             budget.spend(len(records))
             for metric in records:
-                for kind in _DATA if isinstance(metric, dict) else ():
-                    budget.ungrouped(len(_items(metric.get(kind), "dataPoints")))
+                for points in point_lists(metric):
+                    budget.ungrouped(len(points))
+
+
+def _point_lists(metric: Any) -> Iterator[Any]:
+    kind = metric.WhichOneof("data")
+    if kind:
+        yield getattr(metric, kind).data_points
+
+
+def _json_point_lists(metric: Any) -> Iterator[Any]:
+    for kind in _DATA if isinstance(metric, dict) else ():
+        yield _items(metric.get(kind), "dataPoints")
 
 
 def _items(outer: Any, name: str) -> list[Any]:

@@ -9,6 +9,7 @@ import os
 import re
 import shutil
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.resources import files
 from itertools import chain, count, groupby
@@ -335,10 +336,7 @@ def _unreadable(path: Path, text: str) -> str:
 
 def copy_files(source: Path, target: Path) -> None:
     """Copy a database file and the log beside it, so that the target appears whole or not at all."""
-    part = target.with_name(target.name + ".part")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove(part)
-    try:
+    with _appearing(target) as part:
         shutil.copyfile(source, part)
         for suffix in LOGS:
             log_file = source.with_name(source.name + suffix)
@@ -348,6 +346,19 @@ def copy_files(source: Path, target: Path) -> None:
         folded = duckdb.connect(str(part))
         folded.execute("CHECKPOINT")
         folded.close()
+
+
+@contextlib.contextmanager
+def _appearing(target: Path) -> Iterator[Path]:
+    """A database file to write, which becomes the target when it is complete and on disk, and goes otherwise.
+
+    Raises `StoreError` for what keeps it from being written.
+    """
+    part = target.with_name(target.name + ".part")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove(part)
+    try:
+        yield part
         with part.open("rb") as copied:
             os.fsync(copied.fileno())
         part.replace(target)
@@ -379,25 +390,17 @@ def compact(source: Path, target: Path, memory_limit_mb: int = 256) -> None:
     """
     if target.exists():
         raise StoreError(f"{target}: exists already")
-    part, lock = target.with_name(target.name + ".part"), DatabaseLock(source)
     target.parent.mkdir(parents=True, exist_ok=True)
+    lock = DatabaseLock(source)
     lock.acquire()
     try:
-        _remove(part)
-        with duckdb.connect(
-            config={"memory_limit": f"{memory_limit_mb}MB", "preserve_insertion_order": "true"}
-        ) as both:
+        config: dict[str, Any] = {"memory_limit": f"{memory_limit_mb}MB", "preserve_insertion_order": "true"}
+        with _appearing(target) as part, duckdb.connect(config=config) as both:
             both.execute(f"ATTACH {_sql_literal(source)} AS old (READ_ONLY)")
             both.execute(f"ATTACH {_sql_literal(part)} AS fresh")
             both.execute("COPY FROM DATABASE old TO fresh")
             both.execute("CHECKPOINT fresh")
-        with part.open("rb") as copied:
-            os.fsync(copied.fileno())
-        part.replace(target)
-    except (OSError, duckdb.Error) as error:
-        raise StoreError(f"{target}: the copy could not be written: {error}") from None
     finally:
-        _remove(part)
         lock.release()
 
 

@@ -5,7 +5,7 @@ transaction, and only then answers: acknowledged means committed.
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -18,6 +18,7 @@ from ingero_echo import rollups
 from ingero_echo.columnar import text_matrix, uuid_bytes
 from ingero_echo.columns import SCHEMAS
 from ingero_echo.dedup import ID_BYTES, Deduplicator, identities, identity, identity_suffix
+from ingero_echo.fair_queue import FairQueue
 from ingero_echo.ingest import DERIVED, Batch
 from ingero_echo.settings import IngestConfig
 from ingero_echo.store import Store, StoreError, disk_problem
@@ -28,6 +29,9 @@ log = get(__name__)
 
 IDLE_FRACTION: Final = 3
 """A group is closed early when nothing has come for this part of `group_wait`."""
+
+ONE_SENDER: Final = 0.75
+"""Share of the queue that one sender may fill."""
 
 RETRY_SECONDS: Final = 1.0
 """What senders are told to wait when the queue is full or the disk refuses."""
@@ -61,6 +65,7 @@ class WriterCounters:
 class _QueuedBatch:
     batch: Batch
     size: int
+    sender: str
     done: Future[int] = field(default_factory=Future)
 
 
@@ -80,8 +85,9 @@ class Writer:
         self.counters = WriterCounters()
         self._store = store
         self._config = config
-        self._bytes = 0
-        self._queue: deque[_QueuedBatch] = deque()
+        self._bytes: Counter[str] = Counter()
+        """Encoded size of what waits, by sender."""
+        self._queue: FairQueue[_QueuedBatch] = FairQueue()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._condition = threading.Condition()
         self._closing = False
@@ -108,27 +114,30 @@ class Writer:
     @property
     def waiting_bytes(self) -> int:
         """Encoded size of what waits."""
-        return self._bytes
+        return self._bytes.total()
 
-    def check_room(self, size: int, coming: int = 0) -> None:
-        """Raise `Full` when a request of this encoded size has to come back later; ask before decoding it.
+    def check_room(self, size: int, sender: str, coming: Mapping[str, int]) -> None:
+        """Raise `QueueFull` when a request of this encoded size has to come back later; ask before decoding it.
 
-        `coming` is the size of what will be put before it.
+        `coming` is the size of what will be put before it, by sender. One sender leaves a quarter of the queue to
+        the others; who has nothing in it may always add a request to what is left.
         """
-        waiting = self._bytes + coming
-        if waiting + size > self._config.queue_mb << 20 and waiting:
+        limit = self._config.queue_mb << 20
+        waiting = self._bytes.total() + sum(coming.values())
+        own = self._bytes[sender] + coming.get(sender, 0)
+        if (waiting and waiting + size > limit) or (own and own + size > ONE_SENDER * limit):
             self.counters.refused += 1
             raise QueueFull
 
-    def put(self, batch: Batch, size: int) -> Future[int]:
+    def put(self, batch: Batch, size: int, sender: str = "") -> Future[int]:
         """Queue a batch of a request of `size` bytes; the future gives the number of repeats, or `WriteFailed`."""
-        waiting = _QueuedBatch(batch, size)
+        waiting = _QueuedBatch(batch, size, sender)
         _make_uncancellable(waiting.done)
         with self._condition:
             if self._closing:
                 raise QueueFull
-            self._bytes += size
-            self._queue.append(waiting)
+            self._bytes[sender] += size
+            self._queue.put(sender, waiting)
             self._condition.notify()
         return waiting.done
 
@@ -168,7 +177,7 @@ class Writer:
         with self._condition:
             while True:
                 while self._queue and rows < self._config.group_rows:
-                    waiting = self._queue.popleft()
+                    waiting = self._queue.pop()
                     group.append(waiting)
                     rows += len(waiting.batch.identities)
                 left = min(deadline - time.monotonic(), self._config.group_wait / IDLE_FRACTION)
@@ -206,7 +215,8 @@ class Writer:
 
     def _answer(self, group: list[_QueuedBatch], repeats: list[int] | None, error: Exception | None) -> None:
         with self._condition:
-            self._bytes -= sum(waiting.size for waiting in group)
+            self._bytes.subtract(_sizes(group))
+            self._bytes = +self._bytes
         for number, waiting in enumerate(group):
             if error is not None:
                 waiting.done.set_exception(error)
@@ -349,6 +359,14 @@ def _only(batch: Batch, kept: list[int]) -> dict[str, list[pa.RecordBatch]]:
                 derived[key] -= 1
             tables[table] = rows.filter(pa.array(mask, pa.bool_())).to_batches()
     return tables
+
+
+def _sizes(group: list[_QueuedBatch]) -> Counter[str]:
+    """Encoded size of what a group wrote, by sender."""
+    sizes: Counter[str] = Counter()
+    for waiting in group:
+        sizes[waiting.sender] += waiting.size
+    return sizes
 
 
 def _make_uncancellable(done: Future[Any]) -> None:

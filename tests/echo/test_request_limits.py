@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import Future
 from functools import cache
 from typing import Literal
@@ -136,9 +136,9 @@ class Shelf(Writer):
     def __init__(self) -> None:
         self.batches: list[Batch] = []
 
-    def check_room(self, size: int, coming: int = 0) -> None: ...
+    def check_room(self, size: int, sender: str, coming: Mapping[str, int]) -> None: ...
 
-    def put(self, batch: Batch, size: int) -> Future[int]:
+    def put(self, batch: Batch, size: int, sender: str = "") -> Future[int]:
         self.batches.append(batch)
         done: Future[int] = Future()
         done.set_result(0)
