@@ -66,7 +66,7 @@ class Echo:
     async def start(self) -> None:
         """Answer health at once, open the store, then take events.
 
-        Raises `SettingsError`, `OSError`, `StoreError` or `DatabaseLocked` in words.
+        Raises `SettingsError`, `OSError`, `StoreError` or `DatabaseLocked`, with a message for the user.
         """
         self._stack.callback(self._audit.close)
         await self._front_ends()
@@ -109,7 +109,7 @@ class Echo:
         self._stack.push_async_callback(self._api.stop, DRAIN_SECONDS)
 
     def _probe(self, request: Request) -> Response:
-        """Liveness and readiness on a listener of their own, which nothing else can fill."""
+        """Liveness and readiness on a separate listener, which API clients cannot exhaust."""
         path = request.path.decode("latin-1")
         if path not in (echo.LIVE, echo.READY):
             return Response(404, f"not found: {echo.LIVE}, {echo.READY}\n".encode())
@@ -125,7 +125,7 @@ class Echo:
         return {name: one.counters for name, one in found.items() if one}
 
     def _liveness_error(self) -> ApiError | None:
-        """What only a new process can repair, if there is such a thing."""
+        """The failure that only a restart repairs, if there is one."""
         if self._writer is not None and not self._writer.alive:
             return ApiError("writer_ended", "nothing can be written any more", "restart Echo", 503)
         if self._apps.stuck(time.monotonic()):
@@ -176,7 +176,7 @@ class Echo:
         return {"name": target.name, "bytes": target.stat().st_size}
 
     def reload(self) -> None:
-        """Read tokens and certificates again, and open the audit file anew. What fails is said, and the old stays."""
+        """Reload tokens and certificates, and reopen the audit file. On an error the old ones stay in use."""
         try:
             self._audit.reopen()
             self._tokens.reload()
@@ -206,7 +206,7 @@ async def serve(config: EchoConfig, announce: Callable[[dict[str, int]], None]) 
     loop.add_signal_handler(signal.SIGHUP, echo.reload)
     try:
         await echo.start()
-        # What start-up made stays for good: keep the collector from walking it again and again.
+        # Objects of the start-up live as long as the process: exclude them from garbage collection.
         gc.collect()
         gc.freeze()
         gc.set_threshold(50_000, 50, 50)

@@ -1,4 +1,4 @@
-"""Who asks, what they may do and how often: tokens from a file, scopes, rotation with grace, rate, audit."""
+"""Authentication and authorisation: tokens from a file, scopes, rotation with a grace period, rate limits."""
 
 import hashlib
 import hmac
@@ -47,7 +47,7 @@ class Identity:
 
 
 ANONYMOUS: Final = Identity(name="anybody", scopes=frozenset(Scope))
-"""Who asks when no tokens are configured, which only works on loopback."""
+"""The caller where no tokens are configured, which works on loopback only."""
 
 
 def read_tokens(file: Path) -> dict[bytes, Identity]:
@@ -157,12 +157,12 @@ def fingerprint(authorization: bytes) -> str:
 
 
 MAX_BUCKETS: Final = 10_000
-"""Most askers that a rate limit remembers; who has not asked for longest is forgotten."""
+"""Most callers that a rate limit remembers; the one with the oldest request is forgotten."""
 
 
 @dataclass
 class RateLimit:
-    """A token bucket for each asker: a bearer token, or an address."""
+    """A token bucket for each caller: a bearer token, or an address."""
 
     per_second: float
     burst: int

@@ -14,7 +14,7 @@ from ingero_contract import echo
 from ingero_echo.errors import ApiError
 
 PATIENCE_SECONDS = 60.0
-"""How long a client that is told to come back does so."""
+"""How long a client retries when the server is busy."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +26,9 @@ class ApiClient:
     tls: ssl.SSLContext | None = None
 
     def request(self, method: str, path: str, content: Any = None) -> Any:
-        """The JSON of an answer; waits when told to.
+        """The JSON of an answer; waits as Retry-After says.
 
-        Raises `ApiError` for what Echo refuses and `ConnectionError` in words when it cannot be reached.
+        Raises `ApiError` for what Echo refuses and `ConnectionError` when it cannot be reached.
         """
         deadline = time.monotonic() + PATIENCE_SECONDS
         while True:

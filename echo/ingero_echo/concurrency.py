@@ -1,4 +1,4 @@
-"""Who asks next: questions wait for a place in a fair queue of some seconds. On the event loop's thread only."""
+"""Limits how many questions run at once; the others wait in a fair queue. On the event loop's thread only."""
 
 import asyncio
 import time
@@ -11,7 +11,7 @@ from typing import Final
 from ingero_echo.errors import ApiError
 
 MAX_WAITING: Final = 64
-"""Most questions of one asker that wait."""
+"""Most waiting questions of one caller."""
 
 MAX_WAITING_ALL: Final = 512
 """Most questions that wait."""
@@ -23,8 +23,8 @@ states (https://github.com/duckdb/duckdb/issues/24961); they hold a thread until
 
 @dataclass
 class ConcurrencyLimiter:
-    """Places for questions that run at once. Askers take turns, so that one with many questions holds up nobody else;
-    one place is kept free of any single asker where there are several."""
+    """Places for questions that run at once. Callers take turns, so that one with many questions delays nobody else;
+    where there are several places, one caller never has all of them."""
 
     places: int
     max_wait: float
@@ -33,7 +33,7 @@ class ConcurrencyLimiter:
     _running: dict[object, tuple[str, float]] = field(default_factory=dict)
     _held: Counter[str] = field(default_factory=Counter)
     _queues: OrderedDict[str, deque[asyncio.Future[None]]] = field(default_factory=OrderedDict)
-    """Questions that wait, by asker; who stands first is asked first, and goes to the end."""
+    """Waiting questions by caller; the first caller is served next, and goes to the end."""
 
     @property
     def waiting(self) -> int:
@@ -102,7 +102,7 @@ class ConcurrencyLimiter:
         self._serve()
 
     def _serve(self) -> None:
-        """Give free places to who waits, one asker after the other."""
+        """Give free places to waiting questions, one caller after the other."""
         for caller in list(self._queues):
             queue = self._queues.get(caller)
             if queue is None or not self._room(caller):

@@ -1,4 +1,4 @@
-"""What can be wrong with a question; both front ends render it in one shape."""
+"""Errors of the API; both front ends return them in one format."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -7,7 +7,7 @@ import orjson
 
 
 class ApiError(Exception):
-    """A question that is not answered: `code` for machines, the text and `hint` for people, `status` for HTTP."""
+    """A request that is refused: `code` for machines, the text and `hint` for people, `status` for HTTP."""
 
     def __init__(self, code: str, message: str, hint: str = "", status: int = 400, retry_seconds: float = 0) -> None:
         super().__init__(message)
@@ -17,11 +17,11 @@ class ApiError(Exception):
         self.retry_seconds = retry_seconds
 
     def fields(self, request_id: str) -> dict[str, Any]:
-        """The one shape."""
+        """The body of the response."""
         return {"code": self.code, "message": str(self), "hint": self.hint, "request_id": request_id}
 
     def headers(self, request_id: str) -> dict[str, str]:
-        """What HTTP says beside it."""
+        """The HTTP headers of the error."""
         headers = {"x-request-id": request_id}
         if self.retry_seconds:
             headers["retry-after"] = str(max(1, round(self.retry_seconds)))

@@ -121,9 +121,9 @@ class Batch:
     @property
     def message(self) -> str:
         """The reasons in one line for the sender; empty when nothing was wrong."""
-        told = [f"{reason} ({count})" for reason, count in self.reasons.items()]
-        more = [f"and {len(told) - MAX_REASONS} other reasons"] if len(told) > MAX_REASONS else []
-        return "; ".join(told[:MAX_REASONS] + more)
+        parts = [f"{reason} ({count})" for reason, count in self.reasons.items()]
+        more = [f"and {len(parts) - MAX_REASONS} other reasons"] if len(parts) > MAX_REASONS else []
+        return "; ".join(parts[:MAX_REASONS] + more)
 
 
 def event_id_bytes(text: str) -> bytes:
@@ -334,7 +334,7 @@ class RowBuilder:
         chain = self._find(record, CHAIN_KEYS)
         time = record.time or request.now
         dated = bool(given) or record.time > 0
-        # An undated record cannot be told from the next one that says the same: it is never taken for a repeat.
+        # An undated record cannot be told apart from a later one of the same content: it is never a duplicate.
         request.batch.identities.append(
             identity(event_id, record.name, cluster)
             if dated

@@ -1,6 +1,6 @@
-"""A push comes in; it is answered when it is written. Called from the event loop.
+"""Handles pushes: each is decoded, written, and answered when it is durable. Called from the event loop.
 
-A large one is read on a thread, so that the loop goes on meanwhile. There is one thread; the others wait in order.
+Large pushes are decoded on one thread, so that the event loop keeps running; senders take turns there.
 """
 
 import asyncio
@@ -24,7 +24,7 @@ MAX_INLINE_BYTES: Final = 8 << 10
 
 
 class IngestAuthenticator(Authenticator):
-    """Lets pushes pass whose token may ingest."""
+    """Accepts pushes whose token has the scope `ingest`."""
 
     def __init__(self, tokens: TokenStore) -> None:
         super().__init__()

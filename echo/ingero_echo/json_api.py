@@ -1,4 +1,4 @@
-"""The JSON API: parse, ask the desk, encode. JSON, CSV and Arrow by Accept."""
+"""The JSON API: parse, ask the query service, encode. JSON, CSV and Arrow by Accept."""
 
 import asyncio
 import io
@@ -118,13 +118,13 @@ def error(refused: ApiError, request_id: str) -> Response:
 
 
 def identity_of(request: Request) -> Identity:
-    """Who asks; the guard in front has put it there."""
+    """The caller, set by the middleware."""
     identity: Identity = request.scope["ingero.identity"]
     return identity
 
 
 def require(request: Request, scope: Scope) -> Identity:
-    """Who asks, if the token has a scope."""
+    """The caller, if the token has the scope."""
     identity = identity_of(request)
     if not identity.may(scope):
         raise ApiError("forbidden", f"the token lacks the scope {scope}", "have it added to the token's line", 403)
@@ -132,7 +132,7 @@ def require(request: Request, scope: Scope) -> Identity:
 
 
 async def cancel_on_disconnect(request: Request, answer: Coroutine[Any, Any, Reply]) -> Reply:
-    """The answer, as long as the client is there: one that goes away cancels its question."""
+    """The answer; a client that disconnects cancels its question."""
     asked = asyncio.ensure_future(answer)
     gone = asyncio.ensure_future(_gone(request))
     try:

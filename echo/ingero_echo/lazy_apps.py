@@ -1,5 +1,5 @@
-"""The ways to the JSON API and to MCP. Their libraries take longer to load than all the rest of Echo, so they are
-loaded when Echo already takes events; whoever asks before that waits.
+"""The JSON API and MCP, loaded late. Their libraries take longer to load than the rest of Echo, so they are
+loaded after Echo accepts events; requests before that wait.
 """
 
 import asyncio

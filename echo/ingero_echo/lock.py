@@ -1,4 +1,4 @@
-"""One process owns a database: a lock file of our own, so that the second one is told who the first is."""
+"""One process owns a database: a lock file that names its owner, for the message to the second process."""
 
 import contextlib
 import fcntl

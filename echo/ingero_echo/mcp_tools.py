@@ -48,7 +48,7 @@ Answer with the node, since when, the cause, and the event ids that prove it. Sa
 
 
 def compact_schema(schema: Any, *, words: bool = True) -> Any:
-    """A schema as short as it can be said: agents pay for every word of the catalogue, at every turn."""
+    """A shorter form of a schema: agents pay for every word of the catalogue, in every turn."""
     if isinstance(schema, list):
         return [compact_schema(item, words=words) for item in schema]
     if not isinstance(schema, dict):
@@ -163,7 +163,7 @@ def make_server(
 
 
 async def cancel_on_disconnect(context: Any, answer: Awaitable[Any]) -> Any:
-    """The answer, as long as the client is there: one that goes away cancels its question."""
+    """The answer; a client that disconnects cancels its question."""
     request = getattr(context, "request", None)
     gone = request.scope.get("ingero.gone") if request is not None else None
     if gone is None:
@@ -202,13 +202,13 @@ def _text(sentence: str, body: dict[str, Any]) -> str:
 
 
 def caller_identity(context: Any) -> Identity:
-    """Who asks over HTTP; the guard in front has put it there."""
+    """The caller over HTTP, set by the middleware."""
     identity: Identity = context.request.scope["ingero.identity"]
     return identity
 
 
 def user(identity: Identity) -> AuthenticatedUser:
-    """The asker as the session manager knows it, so that a session serves only the token that opened it."""
+    """The caller as the session manager knows it: a session serves only the token that opened it."""
     return AuthenticatedUser(AccessToken(token="", client_id=identity.digest, scopes=[]))
 
 

@@ -1,4 +1,4 @@
-"""What stands before both front ends: who asks, how often, and a line in the audit log. Pure ASGI."""
+"""In front of both front ends: authentication, rate limits and the audit log. Pure ASGI."""
 
 import json
 import time
@@ -36,7 +36,7 @@ CHUNK_BYTES: Final = 256 << 10
 
 WRONG_TOKENS_PER_SECOND: Final = 1.0
 WRONG_TOKENS_AT_ONCE: Final = 30
-"""Wrong or missing tokens of one address that are looked at and recorded; further ones are told to wait."""
+"""Wrong or missing tokens of one address that are recorded; further ones are refused with 429."""
 
 MCP_PATHS: Final = frozenset({echo.MCP, "/"})
 
@@ -76,13 +76,13 @@ class AuditLog:
 
 
 class UnreadResponses:
-    """Bytes of answers that were made and not yet taken by the client, by asker."""
+    """Bytes of responses that clients have not read yet, by caller."""
 
     def __init__(self) -> None:
         self._bytes: Counter[str] = Counter()
 
     def check(self, caller: str) -> None:
-        """Raise `ApiError` when an asker has so many that no further answer should be made."""
+        """Raise `ApiError` when a caller has too many unread bytes for another response."""
         if self._bytes[caller] > MAX_UNREAD_BYTES:
             raise ApiError(
                 "unread", "answers to this token wait to be read", "read them, or end their connections", 429, 1
@@ -107,7 +107,7 @@ class UnreadResponses:
 
 
 class AuthMiddleware:
-    """ASGI: lets through who may ask, and sends MCP and the API their own ways."""
+    """ASGI middleware: authenticates, limits and audits requests, then routes them to MCP or the API."""
 
     def __init__(
         self,

@@ -46,8 +46,8 @@ def shown(name: str, column: pa.ChunkedArray) -> list[Any]:
     try:
         return plain(column)
     except (pa.ArrowException, OverflowError, ValueError) as error:
-        words = f"the column {name[:100]} holds a value that cannot be shown: {error!s:.200}"
-        raise ApiError("bad_query", words, "cast it to VARCHAR", status=422) from None
+        message = f"the column {name[:100]} holds a value that cannot be shown: {error!s:.200}"
+        raise ApiError("bad_query", message, "cast it to VARCHAR", status=422) from None
 
 
 def plain(column: pa.ChunkedArray) -> list[Any]:
@@ -98,7 +98,7 @@ class CancelToken:
         self._wake = threading.Event()
 
     def request(self) -> None:
-        """End it: nobody waits for the answer."""
+        """Request the end of the query."""
         self.requested = True
         self._wake.set()
 
@@ -121,7 +121,7 @@ def run_query(
 ) -> QueryResult:
     """Run one query on a cursor of its own; it is cancelled when its time is over, or when `stop` is asked.
 
-    Raises `ApiError` for what the asker did wrong or may not have.
+    Raises `ApiError` for mistakes of the caller and for exceeded limits.
     """
     began, cancel = time.monotonic(), cancel or CancelToken()
     try:
@@ -134,27 +134,27 @@ def run_query(
 
 
 def timed_out(limits: QueryLimits) -> ApiError:
-    """What is said when the time is over."""
+    """The error for a query that reached its time limit."""
     hint = "narrow it: a shorter window, fewer joins"
     return ApiError("timeout", f"the query ran longer than {limits.timeout:g} s", hint, status=408)
 
 
 def cancelled() -> ApiError:
-    """What would be said if somebody listened."""
-    return ApiError("cancelled", "the asker went away", status=408)
+    """The error for a client that disconnected."""
+    return ApiError("cancelled", "the client disconnected", status=408)
 
 
 def _to_api_error(error: Exception, limits: QueryLimits, cancel: CancelToken) -> ApiError:
-    words = _first_lines(error)
-    if isinstance(error, duckdb.InterruptException) or words.startswith("INTERRUPT Error"):
+    message = _first_lines(error)
+    if isinstance(error, duckdb.InterruptException) or message.startswith("INTERRUPT Error"):
         return cancelled() if cancel.requested else timed_out(limits)
-    if isinstance(error, duckdb.OutOfMemoryException) or words.startswith("Out of Memory Error"):
+    if isinstance(error, duckdb.OutOfMemoryException) or message.startswith("Out of Memory Error"):
         return ApiError("too_large", "the query needs more memory than it may have", "narrow it", status=422)
     if isinstance(error, duckdb.ConnectionException):
         return ApiError("not_ready", "the database is being opened anew", "ask again", 503, 1)
     if isinstance(error, duckdb.IOException | duckdb.FatalException | duckdb.SerializationException):
-        return ApiError("storage", words, "ask again; what was acknowledged is not lost", 503, 1)
-    return ApiError("bad_query", words, "fleet.cluster.describe names tables and columns", status=422)
+        return ApiError("storage", message, "ask again; what was acknowledged is not lost", 503, 1)
+    return ApiError("bad_query", message, "fleet.cluster.describe names tables and columns", status=422)
 
 
 @contextmanager

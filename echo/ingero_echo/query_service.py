@@ -1,4 +1,4 @@
-"""Where questions are answered, whichever door they came through: wait for a turn, run, put into words.
+"""Answers questions for both front ends: wait for a place, run the query, summarise the rows.
 
 Echo's own questions run on threads of this process; SQL of users' own goes to processes that can be ended.
 """
@@ -152,7 +152,7 @@ class QueryService:
         self._threads.shutdown(wait=False)
 
     async def call(self, identity: Identity, tool: str, arguments: dict[str, Any]) -> Reply:
-        """Answer one call of a tool. Who is cancelled while it waits leaves the queue, or ends the query.
+        """Answer one call of a tool. Cancelling the call takes it from the queue, or ends its query.
 
         Raises `ApiError`.
         """
@@ -173,7 +173,7 @@ class QueryService:
             return await self._on_thread(lambda cancel: self._answer(store, question, given, prepared, cancel))
 
     async def _sql(self, identity: Identity, text: str, limit: int) -> Reply:
-        """Run a query of the asker's own."""
+        """Run a query that the caller wrote."""
         if not identity.may(Scope.SQL):
             raise _forbidden(Scope.SQL)
         if identity.clusters is not None and not self._config.api.sql_for_tenants:
@@ -191,7 +191,7 @@ class QueryService:
             return await self._on_thread(ask)
 
     async def _on_thread(self, work: Callable[[CancelToken], Reply]) -> Reply:
-        """Run blocking work; who is cancelled meanwhile stops it, and goes on once it has ended."""
+        """Run blocking work on a thread; a cancelled call stops the work and returns once it has ended."""
         cancel = CancelToken()
         running = asyncio.get_running_loop().run_in_executor(self._threads, work, cancel)
         try:
@@ -200,7 +200,7 @@ class QueryService:
             cancel.request()
             await asyncio.wait([running])
             if not running.cancelled():
-                running.exception()  # it was asked for by nobody
+                running.exception()  # retrieved, so that asyncio does not log it
             raise
 
     def _open(self) -> Store:
@@ -252,7 +252,7 @@ def _describe(table: str | None) -> Reply:
 
 
 def _table(result: QueryResult) -> Reply:
-    """Rows of SQL in words."""
+    """The answer to a query that the caller wrote."""
     rows = result.lists()
     body = {"columns": result.columns, "rows": rows, "row_count": len(rows), "truncated": result.truncated}
     more = ", and there are more" if result.truncated else ""

@@ -1,4 +1,4 @@
-"""How much one request may ask of Echo, by its structure and not only by its length."""
+"""Limits on the structure of a request, because its length does not bound the work."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final

@@ -1,4 +1,4 @@
-"""What has to go: events beyond their age, then the oldest while the live data is too large.
+"""Deletes events beyond their age, then the oldest ones while the live data is too large.
 
 The file does not shrink; freed blocks are used again, so it stays bounded.
 """
@@ -24,7 +24,7 @@ _SLACK: Final = 60 * 10**9
 
 
 class RetentionClock:
-    """The time that ages are counted by, nanoseconds: the wall clock's, save that a leap ahead has to prove itself.
+    """The time that ages are counted by, nanoseconds: the wall clock, but a jump ahead counts only after a while.
 
     A clock that is wrong for a while must not delete what cannot be got back. `newest` is when the newest event came
     that is in the database, `None` without one: a start after it may be a leap too.

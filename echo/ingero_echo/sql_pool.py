@@ -40,7 +40,7 @@ _HEAD: Final = 64 << 10
 """Longest line that a worker answers with."""
 
 _POLL_SECONDS: Final = 0.05
-"""Seconds between two looks at whether the asker is still there."""
+"""Seconds between two checks whether the query was cancelled."""
 
 
 class _ProcessGone(Exception):

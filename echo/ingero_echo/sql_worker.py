@@ -36,12 +36,12 @@ LAST_RESORT_SECONDS: Final = 5
 READY: Final = b'{"ready":true}\n'
 OPENED: Final = b'{"opened":true}\n'
 FILE_CHANGED: Final = "moved"
-"""Code of what is not the asker's fault: the file changed under the snapshot."""
+"""Code for a file that changed under the snapshot: the query is run again."""
 
 
 @dataclass(frozen=True)
 class Setup:
-    """What a worker is told once."""
+    """The configuration of a worker, its first line of input."""
 
     path: str
     spill: str
@@ -110,8 +110,8 @@ class Worker:
         except (duckdb.IOException, duckdb.FatalException, duckdb.SerializationException) as error:
             self._say({"code": FILE_CHANGED, "message": str(error)[:500], "hint": "ask again", "status": 503})
         except (MemoryError, pa.ArrowException, duckdb.Error) as error:
-            words = f"it needs more than it may have: {error!s:.300}"
-            self._say({"code": "too_large", "message": words, "hint": "narrow it", "status": 422})
+            message = f"it needs more than it may have: {error!s:.300}"
+            self._say({"code": "too_large", "message": message, "hint": "narrow it", "status": 422})
         else:
             self._say({"bytes": rows.size, "truncated": result.truncated, "seconds": result.seconds})
             self._outgoing.write(rows)

@@ -103,7 +103,7 @@ class Store:
     def open(cls, config: StoreConfig) -> "Store":
         """DatabaseLock, open (replaying the write-ahead log), migrate and seal.
 
-        Raises `StoreError` or `DatabaseLocked` in words.
+        Raises `StoreError` or `DatabaseLocked`, with a message for the user.
         """
         lock = DatabaseLock(config.path)
         try:
@@ -199,7 +199,7 @@ def _log_file(path: Path) -> Path:
 
 
 def _check_length(connection: Any, path: Path) -> None:
-    """Refuse a file that ends before its last block in use: data is read when it is asked for, which is too late.
+    """Refuse a file that ends before its last block in use: DuckDB would notice only when it reads that block.
 
     The header's number of blocks is no bound. A checkpoint writes the header first, then cuts free blocks off the end
     of the file; until the next one the header counts blocks that are not there, and lists them as free.

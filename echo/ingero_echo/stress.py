@@ -1,4 +1,4 @@
-"""Many nodes push numbered events as fast as they are acknowledged; then every one is looked for by its id."""
+"""Load generator: nodes push numbered events as fast as they are acknowledged, then each is looked up by its id."""
 
 import contextlib
 import http.client

@@ -1,4 +1,4 @@
-"""What the end of DuckDB's log holds that the engine leaves out without a word. Pure: bytes in, number out.
+"""Finds the incomplete tail of DuckDB's log, which the engine ignores silently. Pure: bytes in, number out.
 
 Layout of version 2: a head of numbered fields, then entries of size, checksum (8 bytes each, little endian) and
 content. A transaction is the entries up to an entry that says so; what comes behind the last one is not replayed.

@@ -61,7 +61,7 @@ def _where(conditions: list[str]) -> str:
 
 
 def _open(table: str, window: Window, seen: list[str]) -> str:
-    """Verdicts are told when they change: the newest ones of before the window, where they accuse, hold in it too."""
+    """Verdicts are recorded when they change: the newest one before the window counts in it where it accuses."""
     if table != "verdicts" or window.since is None:
         return ""
     before = _where([*seen, f'"timestamp" < {moment(window.since)}'])
@@ -105,7 +105,7 @@ def rfc3339(nanos: int) -> str:
 def parse_moment(text: str, now: int) -> int | None:
     """Nanoseconds for `15m` (so long ago), RFC 3339, `now` or `all` (`None`).
 
-    Raises `ValueError` in words.
+    Raises `ValueError` with a message for the user.
     """
     from ingero_kit.settings import parse_duration  # late: it loads much that the SQL worker does not need
 

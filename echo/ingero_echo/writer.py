@@ -34,11 +34,11 @@ ONE_SENDER: Final = 0.75
 """Share of the queue that one sender may fill."""
 
 RETRY_SECONDS: Final = 1.0
-"""What senders are told to wait when the queue is full or the disk refuses."""
+"""Retry-After when the queue is full or the disk cannot be written."""
 
 
 class QueueFull(Exception):
-    """The queue has no room; the sender may come back."""
+    """The queue is full; the sender should retry."""
 
 
 class WriteFailed(Exception):
@@ -276,7 +276,7 @@ class Writer:
             raise
 
     def _stored(self, wanted: set[bytes]) -> set[bytes]:
-        """Those that the database holds; takes a look at every event there is."""
+        """Those that the database holds; scans every event."""
         self.counters.lookups += 1
         found = self._store.connection.execute(
             "SELECT event_id, metric_name, cluster_id FROM events WHERE event_id IN (SELECT unnest(?::UUID[]))",
