@@ -52,7 +52,7 @@ class NvmlDevices:
         self._count = 0
 
     def read(self) -> GpuReading:
-        """Sum memory over the GPUs and look why they are held back."""
+        """Sum memory over the GPUs and read why they are throttled."""
         nvml = self._nvml
         used = total = unreadable = 0
         throttle: dict[str, frozenset[Throttle]] = {}

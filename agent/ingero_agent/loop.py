@@ -1,4 +1,4 @@
-"""The one place where a look becomes a state, a baseline, a score, a decision and a push."""
+"""One tick of `fleet-push`: a poll becomes a phase, a baseline, a score, a classification and a push."""
 
 import asyncio
 import random
@@ -32,10 +32,10 @@ from ingero_kit.otlp_encode import encode_event, encode_report
 log = get(__name__)
 
 POLLS_PER_INTERVAL: Final = 10
-"""Short looks in a push interval."""
+"""Early polls in a push interval."""
 
 MIN_EARLY_POLL_INTERVAL: Final = 1.0
-"""Push interval below which there are no short looks, seconds."""
+"""Push interval below which there are no early polls, seconds."""
 
 NVML_SECONDS: Final = 2.0
 """How long a tick waits for the GPUs' driver."""
@@ -60,7 +60,7 @@ class LoopCounters:
 
 @dataclass(frozen=True)
 class PollResult:
-    """The latest look that succeeded."""
+    """The latest poll that succeeded."""
 
     observation: Observation
     score: score.Score
@@ -69,7 +69,7 @@ class PollResult:
 
 @dataclass(frozen=True)
 class NodeSnapshot:
-    """Where the node stands. `look` is absent before the first and while the source cannot be read."""
+    """The state of the node. `latest` is absent before the first poll and while the source cannot be read."""
 
     phase: Phase
     latest: PollResult | None
@@ -125,7 +125,7 @@ class PushLoop:
 
     @property
     def snapshot(self) -> NodeSnapshot:
-        """Where the node stands now; readable from any thread."""
+        """The state of the node now; readable from any thread."""
         return NodeSnapshot(
             phase=self._phase.phase, latest=self._latest, rule=self._rule, straggler=self.classification.straggler,
             degraded=self._baseline.degraded(), samples=self._baseline.samples, throttling=self.throttling,
@@ -133,7 +133,7 @@ class PushLoop:
         )  # fmt: skip
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Tick until told to end; the last baseline is saved on the way out."""
+        """Tick until `ended` is set, then save the baseline."""
         threshold_task = asyncio.create_task(self._follow_threshold_api(ended))
         try:
             while not ended.is_set():
@@ -148,7 +148,7 @@ class PushLoop:
             self._source.close()
 
     async def _between(self, ended: asyncio.Event, pause: float) -> None:
-        """Wait for the next tick; meanwhile look shortly and often, unless Fleet is too busy to hear of it."""
+        """Wait for the next tick, with early polls in between unless Fleet asked to wait."""
         interval, due = self._config.fleet_push_interval, time.monotonic() + pause
         if interval < MIN_EARLY_POLL_INTERVAL or self._client.retry_after:
             await _wait(ended, pause)
@@ -158,9 +158,9 @@ class PushLoop:
                 await self.early_poll()
 
     async def early_poll(self) -> None:
-        """A short look. A node whose work fell far pushes now: what happened in the last interval, as always.
+        """Poll between two ticks, and push now if the throughput of the last interval fell far.
 
-        Life and baseline know nothing of short looks: they count ticks.
+        Phase and baseline count ticks only, so early polls do not change them.
         """
         now, interval, before = self._clock(), self._config.fleet_push_interval, self._latest
         try:
@@ -191,7 +191,7 @@ class PushLoop:
                 asked_away = await self._client.ask(now)
 
     async def tick(self) -> None:
-        """One look and what follows from it."""
+        """One poll and what follows from it."""
         self.counters.ticks += 1
         now = self._ticked_at = self._clock()
         try:
@@ -199,7 +199,7 @@ class PushLoop:
         except ReadFailed as error:
             self.counters.failed_polls += 1
             if self._phase.failures == 0:
-                log.warning("look_failed", reason=str(error))
+                log.warning("poll_failed", reason=str(error))
             self._phase = phase.fail(self._phase).state
             if self._phase.phase is Phase.STALE:
                 self._latest = None
@@ -230,7 +230,7 @@ class PushLoop:
             self._save(now)
 
     def _with_gpus(self, observation: Observation, gpus: GpuReading) -> Observation:
-        """The look with the GPUs' memory, every number in its range."""
+        """The observation with the GPUs' memory, every number in its range."""
         if gpus.memory_headroom is not None:
             observation = replace(observation, memory=gpus.memory_headroom)
         observation, wrong = sanitise(observation)
@@ -238,7 +238,7 @@ class PushLoop:
         return observation
 
     async def _judge(self, now: float, observation: Observation, gpus: GpuReading, *, push: bool) -> None:
-        """Score a look, push it, and decide."""
+        """Score an observation, push it, and classify the node."""
         current = score.compute(observation, self._baseline.normal())
         self._latest = PollResult(observation, current, gpus)
         report = None
@@ -248,7 +248,7 @@ class PushLoop:
         await self._decide(now, report, current, self._phase.phase is Phase.ACTIVE)
 
     async def _decide(self, now: float, report: HealthReport | None, current: score.Score, active: bool) -> None:
-        """Push first, so that the answer to this very push decides this tick."""
+        """Push first, so that the answer to this push decides this tick."""
         if report is not None:
             await self._client.push(encode_report(report), now)
         rule = classification.choose_rule(

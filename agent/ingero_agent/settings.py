@@ -71,11 +71,11 @@ class AgentSettings(Settings):
     fleet_poll_interval: Duration = Field(default=10.0, ge=0.1)
     """How often to ask it."""
     fleet_classifier_hysteresis: float = Field(default=0.02, ge=0, lt=0.5)
-    """How far above the threshold a straggler must come to be well again."""
+    """How far above the threshold a straggler must come to count as healthy again."""
     detect_provider: bool = True
     """Ask the instance metadata services which cloud this is."""
     warmup_samples: int = Field(default=30, ge=1)
-    """Looks before the node counts as active."""
+    """Polls before the node counts as active."""
     remediate: bool = False
     """Offer straggler events on the unix socket."""
     remediate_socket: Path | None = None

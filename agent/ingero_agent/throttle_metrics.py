@@ -1,4 +1,4 @@
-"""The pushes of a tick that are no health report: which GPUs are held back, and by what."""
+"""The pushes of a tick that are no health report: which GPUs are throttled, and by what."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ def encode_throttling(
 ) -> ExportMetricsServiceRequest:
     """One gauge a kind, one point a GPU, 0 or 1.
 
-    It travels beside the health report, so that reports of all nodes keep one shape, which Fleet reads fastest.
+    It travels in a request of its own, so that reports of all nodes keep one shape, which Fleet reads fastest.
     """
     request = encode_report(HealthReport(node_id=node_id, cluster_id=cluster_id, provider=provider))
     scope = request.resource_metrics[0].scope_metrics[0]

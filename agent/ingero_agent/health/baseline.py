@@ -1,6 +1,6 @@
 """What is normal for this node: a fast and a slow exponential average of each signal, corrected for their start.
 
-Both are frozen while the node is accused, so that a fault is never learnt as normal.
+Both are frozen while the node is a straggler, so that a fault never becomes normal.
 """
 
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Is this node a straggler, and on whose word? Fleet's verdict first, its threshold second, own history third."""
+"""Whether this node is a straggler, by the best source: Fleet's verdict, then its threshold, then own history."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -10,19 +10,19 @@ CACHE_SECONDS: Final = 300.0
 """Age up to which an old threshold still serves."""
 
 LOCAL_THRESHOLD: Final = 0.85
-"""Own score below which a node on its own calls itself slow; its score is relative to its own normal."""
+"""Score below which a node without Fleet calls itself slow. The score is relative to its own normal."""
 
 _EPSILON: Final = 1e-9
 
 
 def fresh_seconds(interval: float) -> float:
-    """Age up to which what Fleet said counts as current: never shorter than two and a half pushes."""
+    """Age up to which Fleet's answer is current, seconds: at least two and a half push intervals."""
     return max(20.0, 2.5 * interval)
 
 
 @dataclass(frozen=True)
 class FleetResponse:
-    """The latest that Fleet said, and when (seconds); `None` where it said nothing yet."""
+    """Fleet's latest answer and its time (seconds); `None` where there is none yet."""
 
     threshold: float | None = None
     quorum: bool = False
@@ -43,7 +43,7 @@ class DecisionRule:
 
 
 def choose_rule(response: FleetResponse, now: float, interval: float, warm: bool) -> DecisionRule:
-    """Pick the best word there is. A clock that stepped back makes what was said count as old."""
+    """Pick the best source. After the clock stepped back, earlier answers count as old."""
     fresh = fresh_seconds(interval)
     verdict_age = now - response.verdict_at
     if response.verdict is not None and response.reachable and 0 <= verdict_age <= fresh:
@@ -63,7 +63,7 @@ def choose_rule(response: FleetResponse, now: float, interval: float, warm: bool
 
 @dataclass(frozen=True)
 class Classification:
-    """Whether the node is accused at present."""
+    """Whether the node is a straggler now."""
 
     straggler: bool = False
 

@@ -1,4 +1,4 @@
-"""The node's life: calibrating, active, idle, and stale when it cannot be read. A frozen state machine."""
+"""The phases of a node: calibrating, active, idle, and stale when it cannot be read. A frozen state machine."""
 
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -29,13 +29,13 @@ class PhaseState:
 
     @classmethod
     def restored(cls, warmup: int) -> "PhaseState":
-        """The life of a node whose baseline was restored."""
+        """The state of a node whose baseline was restored."""
         return cls(warmup=warmup, phase=Phase.ACTIVE, polls=warmup)
 
 
 @dataclass(frozen=True)
 class PhaseStep:
-    """The next life, and what to do: reset the baseline, push, or neither."""
+    """The next state, and what to do: reset the baseline, push, or neither."""
 
     state: PhaseState
     reset: bool = False
@@ -43,14 +43,14 @@ class PhaseStep:
 
 
 def fail(state: PhaseState) -> PhaseStep:
-    """A look that failed: nothing is learnt from it and nothing is pushed."""
+    """The step after a failed poll: the baseline learns nothing and nothing is pushed."""
     failures = state.failures + 1
     phase = Phase.STALE if failures >= FAILED_POLLS else state.phase
     return PhaseStep(replace(state, failures=failures, phase=phase), push=False)
 
 
 def advance(state: PhaseState, launches: int) -> PhaseStep:
-    """A look that succeeded."""
+    """The step after a successful poll."""
     state = replace(state, failures=0)
     if state.phase is Phase.STALE:
         return PhaseStep(replace(state, phase=Phase.CALIBRATING, polls=1, idle_polls=0), reset=True, push=False)

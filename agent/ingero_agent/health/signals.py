@@ -1,4 +1,4 @@
-"""What one look at a node gives, and what is wrong with it."""
+"""What one poll of a node returns, and which values are out of range."""
 
 import math
 from dataclasses import dataclass, fields, replace
@@ -9,16 +9,16 @@ from ingero_contract.signals import RATIOS, HealthSignal
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One look. `rate` is work a second, launches or steps; compute, memory and cpu are ratios, 0 to 1."""
+    """One poll. `rate` is work a second, launches or steps; compute, memory and cpu are ratios, 0 to 1."""
 
     rate: float
     compute: float
     memory: float
     cpu: float
     launches: int = 0
-    """Operations in this look; 0 three times in a row means idle."""
+    """Operations since the last poll; 0 three times in a row means idle."""
     seconds: float | None = None
-    """The time in which they were counted, where that is not the time since the look before."""
+    """The time in which they were counted, where that is not the time since the last poll."""
     totals: tuple[tuple[str, str, str, int], ...] = ()
     """Cumulative counters: metric name, cgroup hash, direction, count."""
 

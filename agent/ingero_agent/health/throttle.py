@@ -1,4 +1,4 @@
-"""Why GPUs are held back: the driver's bits as four kinds, and how often each kind began."""
+"""Why GPUs are throttled: the driver's bits as four kinds, and how often each kind began."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -51,7 +51,7 @@ class Throttling:
         return frozenset().union(*self.now.values())
 
     def advance(self, seen: Mapping[str, frozenset[Throttle]]) -> "Throttling":
-        """Take one look; a GPU that no longer tells counts as free."""
+        """Add one sample. A GPU that reports nothing any more counts as not throttled."""
         began = dict(self.began)
         free: frozenset[Throttle] = frozenset()
         for gpu, active in seen.items():

@@ -6,16 +6,16 @@ from ingero_agent.health.signals import Observation
 
 
 class ReadFailed(Exception):
-    """This look failed; the tick is skipped, nothing is learnt from it."""
+    """This poll failed. The tick is skipped and the baseline learns nothing."""
 
 
 class SignalSource(Protocol):
-    """Looks at the node."""
+    """Polls the node."""
 
     def read(self, now: float) -> Observation | None:
-        """One look at `now` (seconds); `None` while there is nothing to compare with yet.
+        """Poll at `now` (seconds); `None` while there is nothing to compare with yet.
 
-        Raises `ReadFailed` when the look failed.
+        Raises `ReadFailed`.
         """
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Many short looks in the place of one long one, so that a collapse is seen before the next push is due."""
+"""Several short polls joined into one, so that a collapse is seen before the next push is due."""
 
 from collections import deque
 from dataclasses import replace
@@ -9,21 +9,21 @@ from ingero_agent.sources import SignalSource
 from ingero_contract.signals import SIGNALS
 
 MAX_POLLS: Final = 64
-"""Short looks remembered."""
+"""Polls that are kept."""
 
 MIN_COVERAGE: Final = 0.85
-"""Share of the stretch asked for that looks have to cover."""
+"""Share of the wanted time that polls must cover."""
 
 _AVERAGED: Final = ("rate", *(str(row.signal) for row in SIGNALS[1:] if row.averaged))
 
 _INSTANT: Final = 1e-6
-"""Least weight of a look, seconds."""
+"""Least weight of a poll, seconds."""
 
 TimedPoll = tuple[float, float, Observation]
 
 
 class PollBuffer:
-    """The looks of the last while, each from where the one before it ended, seconds."""
+    """The latest polls. Each begins where the previous one ended, seconds."""
 
     def __init__(self) -> None:
         self._polls: deque[TimedPoll] = deque(maxlen=MAX_POLLS)
@@ -31,7 +31,7 @@ class PollBuffer:
         self._from: float | None = None
 
     def read(self, source: SignalSource, now: float) -> None:
-        """Add a look; raises `ReadFailed` when it failed, and the next one covers its time as well."""
+        """Add a poll. Raises `ReadFailed` when it failed; the next poll then covers its time as well."""
         seen = source.read(now)
         if seen is not None:
             self._polls.append((now if self._from is None else self._from, now, seen))
@@ -40,21 +40,21 @@ class PollBuffer:
             self._from = now
 
     def drain(self) -> Observation | None:
-        """What happened since this was asked last; `None` if there was no look."""
+        """What happened since the last call; `None` without a poll."""
         polls = list(self._polls)[len(self._polls) - self._new :]
         self._new = 0
         return _joined(polls)
 
     def recent(self, now: float, seconds: float) -> Observation | None:
-        """What happened in the last so many seconds; `None` if looks do not cover them."""
+        """What happened in the last `seconds`; `None` if polls do not cover them."""
         polls = [poll for poll in self._polls if poll[1] > now - seconds]
         return _joined(polls) if polls and now - polls[0][0] >= MIN_COVERAGE * seconds else None
 
 
 def _joined(polls: list[TimedPoll]) -> Observation | None:
-    """One look in the place of several: rates and ratios over time, launches in all, the rest as it is now.
+    """Several polls as one: means of rates and averaged signals over time, the sum of launches, the rest as of now.
 
-    Every look counts for as long as it counted: what one of them found too early, the one before it found too little.
+    Each poll is weighted by the time it covers: what one poll counted too early is missing in the one before it.
     """
     if len(polls) <= 1:
         return polls[0][2] if polls else None

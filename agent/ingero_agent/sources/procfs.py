@@ -16,7 +16,7 @@ from ingero_agent.sources import ReadFailed
 MAX_PROCESSES: Final = 4096
 
 SEARCH_SECONDS: Final = 5.0
-"""How often all command lines are searched; between two searches those found are looked at."""
+"""How often all command lines are searched; between two searches the processes found are polled."""
 
 _TICKS: Final = os.sysconf("SC_CLK_TCK")
 
@@ -63,7 +63,7 @@ def parse_cpu_stat(text: str) -> float:
 
 
 class ProcfsSource:
-    """Rates from differences between two looks."""
+    """Rates from differences between two polls."""
 
     def __init__(self, target: WatchTarget, proc: Path = Path("/proc")) -> None:
         self._target = target
@@ -76,7 +76,7 @@ class ProcfsSource:
         self._searched_at = float("-inf")
 
     def read(self, now: float) -> Observation | None:
-        """Compare with the look before; `None` on the first."""
+        """Compare with the last poll; `None` on the first."""
         try:
             used = self._cpu_seconds(now)
             steps = self._steps()
@@ -114,7 +114,7 @@ class ProcfsSource:
             return None
 
     def _cpu_seconds(self, now: float) -> float:
-        """CPU seconds used since the look before, by process incarnation, so that ends and starts add nothing."""
+        """CPU seconds used since the last poll, by process incarnation, so that ends and starts add nothing."""
         if self._target.cgroup is not None:
             total = parse_cpu_stat((self._target.cgroup / "cpu.stat").read_text())
             used, self._used = total - self._used, total

@@ -23,11 +23,11 @@ class Stage(Settings):
     cpu: float = Field(default=0.9, ge=0, le=1)
     """CPU availability."""
     fail: bool = False
-    """Every look fails."""
+    """Every poll fails."""
 
 
 class ScriptedSource:
-    """Plays stages one after the other, from the first look on."""
+    """Plays stages one after the other, from the first poll on."""
 
     def __init__(self, stages: list[Stage]) -> None:
         self._stages = stages

@@ -1,4 +1,4 @@
-"""The trace agent's SQLite database, read only: launches and busy time since the look before.
+"""The trace agent's SQLite database, read only: launches and busy time since the last poll.
 
 Only GPU sources count (runtime, driver, graphs): the same operation codes mean other things for host and disk.
 """
@@ -37,7 +37,7 @@ SILENT_SECONDS: Final = 30.0
 def open_read_only(file: Path, timeout: float) -> Iterator[sqlite3.Connection]:
     """A database to read, whether its writer is there or not. Raises `sqlite3.Error`.
 
-    SQLite keeps two more files beside a database in use, takes them away when its writer ends, and cannot open it
+    SQLite keeps two more files next to a database in use, takes them away when its writer ends, and cannot open it
     without them for someone who may not make them anew. Nobody writes it then, so that it can be read as one that
     does not change; if they are back afterwards, what was read counts for nothing.
     """
@@ -68,7 +68,7 @@ class _Snapshot:
 
 
 class DatabaseSource:
-    """What these processes, or all, have called since the look before.
+    """What these processes, or all, have called since the last poll.
 
     A database that does not say when it was written (the published agent's) is read over a sliding window of whole
     buckets instead.
@@ -86,7 +86,7 @@ class DatabaseSource:
         self._before: _Snapshot | None = None
 
     def read(self, now: float) -> Observation | None:
-        """Compare with the look before, `None` on the first and while there is nothing new.
+        """Compare with the last poll, `None` on the first and while there is nothing new.
 
         A database that cannot be read is nothing new as long as its writer may only be starting anew.
         """
@@ -165,7 +165,7 @@ class DatabaseSource:
         return launches, nanoseconds, float(newest - oldest)
 
     def close(self) -> None:
-        """Every look opens and closes its own connection."""
+        """Every poll opens and closes its own connection."""
 
 
 def _paused(database: sqlite3.Connection, begin: float, end: float) -> float:

@@ -89,7 +89,7 @@ def process_identity(pid: int, proc: Path = Path("/proc")) -> ProcessIdentity | 
 def parse_annotation(
     line: bytes, peer: PeerCredentials, now_ns: int, find: Callable[[int], ProcessIdentity | None]
 ) -> Annotation:
-    """Read one line of a sender. `find` looks a process up. Raises `Refused`."""
+    """Read one line of a sender. `find` looks a process up. Raises `AnnotationRefused`."""
     tree = _tree(line)
     numbers = {name: _number(tree, name) for name in _NUMBERS}
     pid = peer.pid if numbers["pid"] is None else numbers["pid"]

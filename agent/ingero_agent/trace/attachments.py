@@ -93,7 +93,7 @@ class Attachments:
 
     @property
     def single_stepped(self) -> frozenset[int]:
-        """Numbers of functions that begin, in some library, with an instruction that makes a probe dear."""
+        """Numbers of functions that begin, in some library, with an instruction that makes a probe expensive."""
         return frozenset().union(*(library.single_stepped for library in self._libraries.values()))
 
     def close(self) -> None:
@@ -155,7 +155,7 @@ class Attachments:
 
     @staticmethod
     def _entries(library: _Library, offsets: Mapping[str, list[int]]) -> tuple[dict[str, list[int]], set[str]]:
-        """Where to probe each function, and the names of those that are dear to probe."""
+        """Where to probe each function, and the names of those that are expensive to probe."""
         found: dict[str, list[int]] = {}
         single_stepped = set()
         for name, starts in offsets.items():

@@ -1,4 +1,4 @@
-"""What is looked at beside the calls, once a second: GPUs, stragglers, and what programs say of themselves."""
+"""What is collected besides calls, once a second: GPU samples, straggling processes and annotations."""
 
 import sqlite3
 import time
@@ -20,11 +20,14 @@ from ingero_agent.trace.straggle import GpuAllocations, LaunchRates, ThroughputD
 from ingero_contract.events import StraggleEvent
 
 POLL_SECONDS = 1.0
-"""How often; rates over less say little."""
+"""Time between two polls. Rates over a shorter time are too noisy."""
 
 
 class AuxCollectors:
-    """`pushed_off` names the processes that ran in one's place since a monotonic time in nanoseconds."""
+    """Collects GPU samples, throughput drops and annotations, and publishes events.
+
+    `pushed_off(pid, since_ns)` returns the processes that preempted a process since a monotonic time.
+    """
 
     def __init__(
         self, stats: TraceStats, store: TraceStore, poller: GpuPoller | None, sockets: Sockets | None,
@@ -44,7 +47,7 @@ class AuxCollectors:
         return self._poller.mode if self._poller else OFF
 
     def add(self, rows: Iterable[CallCount], now: float) -> None:
-        """Take what was called; every second look at the rest. `now`: monotonic seconds."""
+        """Count launches and preemptions; once a second, poll everything else. `now`: monotonic seconds."""
         for one in rows:
             function = one.function
             if (function.source, function.operation) in LAUNCHES:
@@ -60,12 +63,12 @@ class AuxCollectors:
             self._since = now
 
     def save_gpus(self, now: float) -> None:
-        """Write down how the GPUs were. `now`: seconds of the day."""
+        """Store the GPU samples since the last call. `now`: seconds since the epoch."""
         with suppress(sqlite3.OperationalError):
             self._store.gpus(self._gpus.drain_window(), now)
 
     def close(self) -> None:
-        """Write what is left and ask no more; the sockets are whose they are."""
+        """Store the last annotations and stop polling. The sockets stay open: their owner closes them."""
         self._take_annotations()
         if self._poller:
             self._poller.stop()

@@ -26,7 +26,7 @@ class CallRates:
         alive: Collection[int],
         single_stepped: Collection[int],
     ) -> None:
-        """Take a look in. `on`: seconds for which each group was counted. `stepped`: numbers of dear functions."""
+        """Add one poll. `on`: seconds for which each group was counted; `single_stepped`: expensive functions."""
         fresh: dict[int, _ByGroup] = {}
         for one in counted:
             function = one.function

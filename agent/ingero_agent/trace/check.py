@@ -1,4 +1,4 @@
-"""Looks at the machine for `ingero-agent check`: tries everything, changes nothing, judges nothing."""
+"""Collects the facts for `ingero-agent check`: tries everything, changes nothing, judges nothing."""
 
 import importlib.util
 import os

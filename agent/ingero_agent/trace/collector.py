@@ -222,7 +222,7 @@ def _throttling(throttling: Throttling) -> Iterator[Metric]:
 
 
 def make_metrics_server(address: tuple[str, int], stats: TraceStats) -> MetricsServer:
-    """A server over the ledger. Raises `OSError`."""
+    """A server over the totals. Raises `OSError`."""
     registry = CollectorRegistry()
     registry.register(TraceCollector(stats))
     return MetricsServer(address, registry, ready=lambda: stats.status.blocked_reason or None, healthy=lambda: None)

@@ -1,4 +1,4 @@
-"""What was called between two looks at the kernel's maps; and what was called while a group was not counted. Pure."""
+"""What was called between two polls at the kernel's maps; and what was called while a group was not counted. Pure."""
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,7 +20,7 @@ _NONE: Final = MappingProxyType[int, int]({})
 
 @dataclass(frozen=True)
 class CallCount:
-    """Calls of one function by one process since the look before; nanoseconds and bytes.
+    """Calls of one function by one process since the last poll; nanoseconds and bytes.
 
     `kind` is the direction of a copy, `octaves` the calls by the binary magnitude of their nanoseconds. `size` of a
     collective whose data type is not known is 0. `cold`: calls milliseconds after the one before. `estimated`: scaled
@@ -49,7 +49,7 @@ def unpack(value: bytes, cpus: int) -> tuple[int, ...]:
 
 
 def longest(before: tuple[int, ...] | None, after: tuple[int, ...], histogram: tuple[int, ...]) -> int:
-    """The longest call between two looks: exact when it set a record, otherwise the top of its octave."""
+    """The longest call between two polls: exact when it set a record, otherwise the top of its log2 bucket."""
     if not before or after[2] > before[2]:
         return after[2]
     highest = next((index for index in range(len(histogram) - 1, -1, -1) if histogram[index]), -1)
@@ -57,7 +57,7 @@ def longest(before: tuple[int, ...] | None, after: tuple[int, ...], histogram: t
 
 
 class CounterDeltas:
-    """Remembers the look before."""
+    """Remembers the last poll."""
 
     def __init__(self) -> None:
         self._before: dict[bytes, tuple[int, ...]] = {}

@@ -18,16 +18,16 @@ _CARRIES: Final = {"torch_cuda": NCCL}
 """Libraries that may carry another one inside."""
 
 SETTLED_SECONDS: Final = 10.0
-"""How often a process that is already traced is looked into again while it grows and shrinks."""
+"""How often a process that is already traced is scanned again while it grows and shrinks."""
 
 YOUNG_SECONDS: Final = 30.0
-"""How long a process is looked into at every change: it is still loading what it needs."""
+"""How long a process is scanned at every change: it is still loading what it needs."""
 
 LOOK_INTO, OPEN_MAPPED = "CAP_SYS_PTRACE", "CAP_CHECKPOINT_RESTORE"
 """What it takes to read what other processes map, and to open it whatever became of its name."""
 
 OLD_ROUNDS: Final = 4
-"""An older process is looked at in every so many-th round, in turns: a node has thousands that never change."""
+"""An older process is scanned in every so many-th round, in turns: a node has thousands that never change."""
 
 
 def identify(path: Path) -> FileIdentity:
@@ -71,7 +71,7 @@ class ScanResult:
 
 
 def scan_process(folder: Path) -> ScanResult:
-    """Look into one process; nothing is found in one that is gone."""
+    """Scan one process; nothing is found in one that is gone."""
     try:
         text = (folder / "maps").read_text(errors="replace")
     except PermissionError:
@@ -118,9 +118,9 @@ class _Seen:
 
 
 class LibraryFinder:
-    """Looks into a process when it is new or its address space changed; mapping a library changes it.
+    """Scans a process when it is new or its address space changed; mapping a library changes it.
 
-    `refused`: processes that could not be looked into, by the capability that was missing.
+    `refused`: processes that could not be read, by the capability that was missing.
     """
 
     def __init__(self, proc: Path = Path("/proc"), clock: Callable[[], float] = time.monotonic) -> None:

@@ -28,7 +28,7 @@ def function_offsets(data: bytes | memoryview, wanted: set[str], *, static: bool
 
 
 def read_function_offsets(descriptor: int, wanted: set[str], *, static: bool = False) -> dict[str, list[int]]:
-    """`function_offsets` of an open file, of which only what is looked at is read. Raises `NotElf`, `OSError`."""
+    """`function_offsets` of an open file, of which only the needed parts are read. Raises `NotElf`, `OSError`."""
     size = os.fstat(descriptor).st_size
     if not size:
         raise NotElf("the file is empty")

@@ -1,4 +1,4 @@
-"""Reads the trace's database for `explain`: everything that a cause may rest on."""
+"""Reads the facts of a time window from the trace's database, for `explain`."""
 
 import os
 import sqlite3
@@ -21,7 +21,7 @@ SHORT_SECONDS: Final = 600.0
 
 
 def read_time_window(file: Path, wanted: Filter) -> TimeWindow:
-    """Everything that `find_chains` looks at. Raises `CannotRead`, `sqlite3.Error`."""
+    """Everything that `find_causes` looks at. Raises `CannotRead`, `sqlite3.Error`."""
     table = "event_aggregates_5s" if wanted.end - wanted.begin <= SHORT_SECONDS else "event_aggregates"
     everything = Filter(begin=wanted.begin, end=wanted.end, pid=wanted.pid, limit=MAX_COLLECTIVES)
     with open_database(file) as database:

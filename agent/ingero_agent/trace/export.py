@@ -1,4 +1,4 @@
-"""Sends what was seen onward as OTLP/HTTP JSON, as the published trace agent does, with our `nccl.seq` beside."""
+"""Exports what was traced as OTLP/HTTP JSON, as the published trace agent does, with our `nccl.seq` in addition."""
 
 import asyncio
 from collections.abc import Iterable, Mapping

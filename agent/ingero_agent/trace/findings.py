@@ -1,7 +1,7 @@
-"""Why things were slow: facts of a stretch of time in, causes with evidence and advice out. Pure.
+"""Why a job was slow: facts of a time window in, findings with evidence and advice out. Pure.
 
-A chain is named only with evidence. Waiting at collectives names a rank only if it waited clearly less than its
-peers; if all waited alike, the answer says that the host does not show a culprit.
+Every finding has evidence. Waits at collectives name a rank only if it waited clearly less than its peers. If all
+ranks waited equally long, the finding says that this host does not show the straggler.
 """
 
 import hashlib
@@ -25,7 +25,7 @@ LAG_SECONDS: Final = 0.005
 STALL_SHARE: Final = 0.1
 THROTTLED_SHARE: Final = 0.1
 MEMORY_SHARE: Final = 0.95
-"""Of the looks at a GPU, and of its memory, from which on it is worth a word."""
+"""Share of a GPU's samples, and of its memory, above which it is reported."""
 
 LAG_SHARE: Final = 0.3
 """A rank is late if its peers waited this much longer, in seconds and as a share of what they waited."""
@@ -44,7 +44,7 @@ _ORDER: Final = {Severity.HIGH: 0, Severity.MEDIUM: 1, Severity.LOW: 2}
 
 @dataclass(frozen=True)
 class Finding:
-    """A cause with its evidence and what to do about it."""
+    """A cause with its evidence and advice."""
 
     kind: str
     subject: str
@@ -74,7 +74,7 @@ class LongCall:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """A GPU over the stretch: shares of looks at which each kind held it back, seconds by the driver's own count.
+    """A GPU over the time window: shares of polls at which each kind throttled it, seconds by the driver's own count.
 
     Clocks in MHz, the lowest seen and the highest possible; `memory`: the most used, a share of all.
     """
@@ -108,7 +108,7 @@ class TimeWindow:
     processors: int = 1
 
     def name(self, pid: int) -> str:
-        """A process in words."""
+        """A process's name and number."""
         return f"{self.names.get(pid, 'process')} ({pid})"
 
 
@@ -128,7 +128,7 @@ def find_causes(window: TimeWindow) -> list[Finding]:
 
 
 def _pressure(window: TimeWindow) -> Iterator[tuple[str, str, bool]]:
-    """What pressed on the host and its GPUs: evidence, advice, and whether it is grave."""
+    """What pressed on the host and its GPUs: evidence, advice, and whether it is severe."""
     for finding in _throttled(window):
         yield finding.summary, finding.advice[0], finding.severity is Severity.HIGH
     if not window.snapshots:

@@ -1,6 +1,6 @@
 """Keeps what tracing costs the workload inside a budget. Pure: rates, costs and the time in; what to probe out.
 
-Three groups of probes can be told apart:
+Three groups of probes are distinguished:
 
 * `core`: NCCL, waits for the GPU, graph capture. Rare and worth the most; always on.
 * `launch`: kernel and graph launches. Frequent; a count at entry.
@@ -9,10 +9,10 @@ Three groups of probes can be told apart:
 Watching the scheduler costs every process alike and is in the estimate too; it is no group, but all or nothing
 (`scheduler.py`), and takes at most half of the budget.
 
-A group that is too dear is not given up but counted in windows: one second of every 4, then 10, then 30, and scaled
-by the tracer, so that an exported rate stays where it was. The order is the table `STEPS`. The true rates are known
-at every step, so what another step would cost is computed, not tried: shedding goes to the first step that fits, and
-a step back is taken only once it would have fitted with room to spare for a whole minute.
+A group that is too expensive is not dropped. It is counted in windows (one second of every 4, then 10, then 30), and
+the tracer scales the counts, so that an exported rate stays where it was. The order is the table `STEPS`. The true
+rates are known at every step, so what another step would cost is computed, not tried: shedding goes to the first step
+that fits, and a step back is taken only once it would have fitted with room to spare for a whole minute.
 
 What a call costs depends on how long ago the one before was: neighbours and the program itself take the caches. Calls
 that follow each other within milliseconds cost the warm price, others the cold one; the kernel counts them apart.
@@ -139,7 +139,7 @@ def full_cost(rates: Rates, costs: Mapping[str, ProbeCost]) -> dict[str, float]:
 
 
 def advance(state: GovernorState, full: Mapping[str, float], now: float, config: GovernorConfig) -> GovernorState:
-    """The state after a look. `full` is what each group would cost always on, as a share of one processor."""
+    """The state after a poll. `full` is what each group would cost always on, as a share of one processor."""
     last = len(STEPS) - 1
     if cost_at(state.step, full) > config.limit and state.step < last:
         since = state.over_since if state.over_since is not None else now
@@ -156,7 +156,7 @@ def advance(state: GovernorState, full: Mapping[str, float], now: float, config:
 
 
 PERIODS: Final = (1, 2, 5)
-"""How much longer the agent waits between looks, by how far its own work exceeds its own budget."""
+"""How much longer the agent waits between polls, by how far its own work exceeds its own budget."""
 
 
 def reader_level(level: int, share: float, budget: float) -> int:

@@ -10,7 +10,7 @@ from ingero_agent.health.throttle import Throttle, Throttling
 class GpuSample:
     """One GPU now. Memory in bytes, clocks in MHz; what it does not tell is absent.
 
-    `held_ns`: nanoseconds for which it was held back since the driver was loaded, by kind. `processes`: bytes by pid.
+    `throttled_ns`: time for which it was throttled since the driver was loaded, by kind. `processes`: bytes by pid.
     """
 
     index: int
@@ -33,9 +33,9 @@ class GpuSample:
 
 @dataclass(kw_only=True)
 class GpuWindow:
-    """A GPU over some seconds: looks, looks at which each kind held it back, and the lowest clock seen.
+    """A GPU over some seconds: polls, polls at which each kind throttled it, and the lowest clock seen.
 
-    `held_ns`: nanoseconds that the driver says it was held back, which knows of what happened between two looks.
+    `throttled_ns`: nanoseconds that the driver says it was throttled, which knows of what happened between two polls.
     """
 
     index: int
@@ -50,7 +50,7 @@ class GpuWindow:
     throttled_ns: dict[Throttle, int] = field(default_factory=dict)
 
     def add(self, gpu: GpuSample, throttled: Mapping[Throttle, int]) -> None:
-        """Take one look in. `held`: what the driver added since the look before."""
+        """Add one poll. `throttled`: what the driver added since the last poll."""
         self.looks += 1
         self.used, self.free, self.total = gpu.used, gpu.free, gpu.total
         for kind in gpu.throttle or ():
@@ -63,7 +63,7 @@ class GpuWindow:
 
 
 class GpuStats:
-    """What the looks add up to. Pure. `now`: the newest look; `throttling` counts what began, `held_ns` its time."""
+    """Sums over polls. `now`: the newest poll; `throttling` counts what began, `throttled_ns` the time of it."""
 
     def __init__(self) -> None:
         self.now: list[GpuSample] = []
@@ -73,7 +73,7 @@ class GpuStats:
         self._window: dict[str, GpuWindow] = {}
 
     def add(self, gpus: Iterable[GpuSample]) -> None:
-        """One look. A kind that the driver counted time for between two looks has been active, seen or not."""
+        """One poll. A kind that the driver counted time for between two polls has been active, seen or not."""
         self.now = list(gpus)
         seen: dict[str, frozenset[Throttle]] = {}
         missed: dict[str, frozenset[Throttle]] = {}

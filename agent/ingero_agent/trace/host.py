@@ -39,7 +39,7 @@ class HostReader:
 
 
 class OwnCpu:
-    """What this process uses of a processor, between two looks."""
+    """What this process uses of a processor, between two polls."""
 
     def __init__(self) -> None:
         self._before = self._now()

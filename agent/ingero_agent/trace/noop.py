@@ -1,4 +1,4 @@
-"""What stands in for the tracer where no program can be loaded: it counts nothing, and says so."""
+"""The tracer's protocol, and the tracer that counts nothing where no eBPF program can be loaded."""
 
 from collections.abc import Collection, Mapping
 from typing import Final, Protocol
@@ -9,11 +9,11 @@ from ingero_agent.trace.governor import ASSUMED_COSTS, ProbeCost
 from ingero_agent.trace.libraries import MappedLibrary
 
 NOOP_MODE: Final = "none"
-"""Mode of a tracer that counts nothing. Its database is not said to be written: silence is no idle workload."""
+"""Mode of a tracer that counts nothing. Its database gets no rows, so that nobody takes silence for an idle job."""
 
 
 class SchedulerMonitor(Protocol):
-    """What is asked of whatever watches the scheduler."""
+    """Watches how long traced processes wait for a processor."""
 
     budget: float
     share: float
@@ -22,14 +22,14 @@ class SchedulerMonitor(Protocol):
 
     @property
     def on(self) -> bool:
-        """Whether it is watched now."""
+        """Whether the scheduler is watched now."""
 
     def adjust(self, now: float) -> None:
-        """Look how much there is to watch, monotonic seconds."""
+        """Turn watching off or on by its cost. `now`: monotonic seconds."""
 
 
 class Tracer(Protocol):
-    """What the service asks of a tracer."""
+    """Counts the calls of processes."""
 
     mode: str
     costs: Mapping[str, ProbeCost]
@@ -37,14 +37,14 @@ class Tracer(Protocol):
     no_returns: str
     found: Mapping[int, tuple[MappedLibrary, ...]]
     hidden_processes: Mapping[str, int]
-    """Processes that may not be looked into, by what is missing."""
+    """Processes that may not be read, by what is missing."""
 
     blocked_reason: str
-    """Why nothing is counted although something may well be called; empty while that is not so."""
+    """Why nothing can be counted although processes may make calls; empty otherwise."""
 
     @property
     def single_stepped(self) -> Collection[int]:
-        """Numbers of functions whose first instruction makes a probe dear."""
+        """Numbers of functions whose first instruction makes a probe expensive."""
 
     @property
     def scheduler(self) -> SchedulerMonitor:
@@ -76,7 +76,7 @@ class Tracer(Protocol):
         """Keep one of so many collectives."""
 
     def read_counts(self) -> list[CallCount]:
-        """What was called since the look before."""
+        """The calls since the last read."""
 
     def read_events(self) -> list[Event]:
         """Single collectives, communicators, slow calls."""
@@ -88,7 +88,7 @@ class Tracer(Protocol):
         """What could not be counted, by reason."""
 
     def pushed_off(self, pid: int, since_ns: int) -> list[int]:
-        """Processes that ran in one's place."""
+        """Processes that preempted this one since then."""
 
     def close(self) -> None:
         """Detach."""
@@ -106,7 +106,7 @@ class _NoopScheduler:
 
 
 class NoopTracer:
-    """Counts nothing; everything else of the agent goes on. `reason`: why no program could be loaded."""
+    """Counts nothing, so that everything else of the agent still runs. `reason`: why no program could be loaded."""
 
     def __init__(self, reason: str) -> None:
         self.mode, self.helper_peak_bytes, self.no_returns, self.blocked_reason = NOOP_MODE, 0, reason, reason

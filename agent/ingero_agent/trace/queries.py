@@ -144,7 +144,7 @@ def annotations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
 
 
 def gpus(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
-    """Rows of `GPUS`, newest last; throttling as a share of looks. Raises `CannotRead`, `sqlite3.Error`."""
+    """Rows of `GPUS`, newest last; throttling as a share of polls. Raises `CannotRead`, `sqlite3.Error`."""
     query = (
         "SELECT timestamp, gpu_id, uuid, used, total, sm_mhz, sm_max_mhz, power, thermal, sw, hw, power_ns, "
         "thermal_ns, looks FROM gpu_samples WHERE timestamp >= ? AND timestamp < ? ORDER BY timestamp DESC LIMIT ?"

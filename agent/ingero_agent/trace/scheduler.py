@@ -108,7 +108,7 @@ class EbpfSchedulerMonitor:
         self._followed = wanted
 
     def adjust(self, now: float) -> None:
-        """Look how much there is to watch, and leave off or begin again. `now`: monotonic seconds."""
+        """Compute the cost of watching; stop or start by it. `now`: monotonic seconds."""
         try:
             switches = parse_switches(Path("/proc/stat").read_text())
         except (OSError, ValueError):

@@ -29,7 +29,7 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 SLOW_ROUND_SECONDS: Final = 10.0
-"""How often the host is looked at and the agent's own load is judged."""
+"""How often the host is sampled and the agent's own load is checked."""
 
 CALIBRATION_SECONDS: Final = 600.0
 """How often the cost of a probe is measured anew: neighbours double it, and leave again."""
@@ -41,7 +41,7 @@ MIN_WAIT_SECONDS: Final = 0.02
 
 
 class TraceService:
-    """One tracer and everything that it feeds. `tick` is one look."""
+    """One tracer and everything that it feeds. `tick` is one poll."""
 
     def __init__(
         self, settings: TraceSettings, tracer: Tracer, store: TraceStore, recorder: TimelineRecorder | None = None,
@@ -75,11 +75,11 @@ class TraceService:
 
     @property
     def period(self) -> float:
-        """Seconds between looks, longer when the agent itself works too much."""
+        """Seconds between polls, longer when the agent itself works too much."""
         return self._settings.period * governor.PERIODS[self._level]
 
     def wait_seconds(self, now: float) -> float:
-        """Seconds until the next look: a period, or sooner when a window opens or closes."""
+        """Seconds until the next poll: a period, or sooner when a window opens or closes."""
         return max(MIN_WAIT_SECONDS, min(self.period, self._window.next_change(now)))
 
     def tick(self, now: float) -> None:
@@ -116,7 +116,7 @@ class TraceService:
             self._recorder.close()
 
     def _close_windows(self, now: float) -> tuple[list[CallCount], dict[str, float]]:
-        """What was counted since the last look, and when each group that is to be counted no more was read last.
+        """What was counted since the last poll, and when each group that is to be counted no more was read last.
 
         Attaching and detaching take the kernel a while in which some calls are counted and some are not: windows are
         timed without it, and what a group counts meanwhile is left out.
@@ -143,7 +143,7 @@ class TraceService:
         return [one for one in self._tracer.read_counts() if one.function.group not in groups]
 
     def _counted_for(self, last: float, ended: Mapping[str, float]) -> dict[str, float]:
-        """Seconds since the last look for which each group was counted."""
+        """Seconds since the last poll for which each group was counted."""
         return {
             group: max(0.0, ended.get(group, self._read_at) - max(last, self._opened_at[group]))
             if self._open[group]
@@ -172,7 +172,7 @@ class TraceService:
         self._aux.add(rows, now)
 
     def _new_names(self) -> dict[int, str]:
-        """Names of processes that were not there at the look before."""
+        """Names of processes that were not there at the last poll."""
         fresh = {pid: command_of(pid) for pid in self._tracer.found if pid not in self._named}
         self._named = set(self._tracer.found)
         return fresh

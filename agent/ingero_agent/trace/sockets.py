@@ -1,4 +1,4 @@
-"""The tracer's unix sockets in a thread of their own: lines out to consumers, annotations in from programs."""
+"""The tracer's unix sockets, served by a thread of their own: events to consumers, annotations from programs."""
 
 import asyncio
 import threading

@@ -20,7 +20,7 @@ RING_FULL = "ring_full"
 
 
 def quantile(histogram: Iterable[int], share: float) -> float:
-    """The nanoseconds below which `share` of the calls lie, straight lines inside an octave; 0 without calls."""
+    """The nanoseconds below which `share` of the calls lie, straight lines inside a log2 bucket; 0 without calls."""
     counts = list(histogram)
     wanted, passed = sum(counts) * share, 0
     for index, count in enumerate(counts):
@@ -52,7 +52,7 @@ class CallTotals:
 
 
 def histogram_buckets(totals: CallTotals, bounds_ms: tuple[float, ...] = COPY_BOUNDS_MS) -> list[int]:
-    """Calls in each bucket, not added up, the last one unbounded; an octave counts where its middle lies."""
+    """Calls in each bucket, not added up, the last one unbounded; a log2 bucket counts where its middle lies."""
     found = [0] * (len(bounds_ms) + 1)
     for index, count in enumerate(totals.histogram):
         middle = 1.5 * 2.0**index / 1e6
@@ -132,7 +132,7 @@ class TraceStats:
         self.gpus = GpuStats()
 
     def add(self, counted: Iterable[CallCount], events: Iterable[Event] = ()) -> None:
-        """Take what one look brought."""
+        """Take what one poll returned."""
         for one in counted:
             function = one.function
             self.operations.setdefault((function.source, function.operation), CallTotals()).add(one)

@@ -1,4 +1,4 @@
-"""Which process launches far less than it did because others ran instead, and what processes hold of a GPU. Pure.
+"""Which process launches much less than before because others preempt it, and how much GPU memory each holds. Pure.
 
 The rule is the published agent's: against an average of the process's own launches, frozen while it straggles.
 """
@@ -11,13 +11,13 @@ from ingero_agent.trace.gpu_stats import GpuSample
 from ingero_contract.events import MemoryEvent, StraggleEvent
 
 WEIGHT: Final = 0.2
-"""Of the newest look in the average."""
+"""Weight of the newest poll in the average."""
 
 MIN_POLLS: Final = 3
 MIN_DROP: Final = 0.3
 MIN_SWITCHES: Final = 5
 IDLE_POLLS: Final = 30
-"""Looks without a launch after which a process is forgotten."""
+"""Polls without a launch after which a process is forgotten."""
 
 MAX_PREEMPTING: Final = 16
 MAX_PROCESSES: Final = 4096
@@ -25,7 +25,7 @@ MAX_PROCESSES: Final = 4096
 
 @dataclass(frozen=True)
 class LaunchRate:
-    """A process's launches a second: their average, over how many looks, and for how many there were none."""
+    """A process's launches a second: their average, over how many polls, and for how many there were none."""
 
     average: float = 0.0
     polls: int = 0
@@ -44,7 +44,7 @@ class ThroughputDrop:
 
 
 def advance(state: LaunchRate, rate: float, switches: int) -> LaunchRate:
-    """The pace after a look: `rate` in launches a second, `switches` at which a thread of it was kept waiting."""
+    """The rate after a poll: `rate` in launches a second, `switches` at which a thread of it was kept waiting."""
     idle = 0 if rate else state.idle + 1
     dropped = state.polls >= MIN_POLLS and rate < (1 - MIN_DROP) * state.average
     if dropped and switches >= MIN_SWITCHES:
@@ -60,7 +60,7 @@ class LaunchRates:
         self._rates: dict[int, LaunchRate] = {}
 
     def update(self, rates: Mapping[int, float], switches: Mapping[int, int]) -> list[ThroughputDrop]:
-        """Take one look, launches a second by process, and say who straggles."""
+        """Take one poll, launches a second by process, and say who straggles."""
         drops = []
         for pid in {**self._rates, **rates}:
             before, rate = self._rates.get(pid), rates.get(pid, 0.0)
@@ -85,7 +85,7 @@ def straggle_line(
     event_id: str,
     rank_and_world: tuple[int, int] | None,
 ) -> StraggleEvent:
-    """The line of a process that straggles. `place`: its rank and its job's size, where it has one."""
+    """The line of a process that straggles. `rank_and_world`: its rank and its job's size, where it has one."""
     return StraggleEvent(
         pid=drop.pid, throughput_drop_pct=round(100 * drop.share, 1), sched_switch_count=drop.switches,
         preempting_pids=list(preempting)[:MAX_PREEMPTING], timestamp_ns=now_ns, sustained=drop.sustained,
@@ -107,7 +107,7 @@ class GpuAllocations:
             self._last[pid] = size
 
     def update(self, gpus: Iterable[GpuSample], now_ns: int, command: Callable[[int], str]) -> list[MemoryEvent]:
-        """Lines for what changed since the look before; a process that holds nothing any more says 0."""
+        """Lines for what changed since the last poll; a process that holds nothing any more says 0."""
         sizes = {gpu.index: gpu.total for gpu in gpus if gpu.total}
         allocated = {(pid, gpu.index): used for gpu in gpus for pid, used in gpu.processes.items()}
         allocated = dict(list(allocated.items())[:MAX_PROCESSES])

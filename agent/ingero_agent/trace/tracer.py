@@ -110,7 +110,7 @@ class EbpfTracer:
             self._swept_at = now
 
     def _report_hidden(self, sees_any: bool) -> None:
-        """Say once what may not be looked into. An agent that can open none of the libraries it knows of is blind."""
+        """Log once which processes may not be read. An agent that may open no library can count nothing."""
         self.hidden_processes = self._finder.refused
         unopened, self.blocked_reason = self.hidden_processes.get(OPEN_MAPPED, 0), ""
         if unopened and not sees_any:
@@ -138,7 +138,7 @@ class EbpfTracer:
         self._set(_MASK, mask)
 
     def read_counts(self) -> list[CallCount]:
-        """What was called since the look before; what a process that is gone left is read, then forgotten."""
+        """What was called since the last poll; what a process that is gone left is read, then forgotten."""
         counted = []
         for table, pid_of, difference in (
             (self._calls, CALL_KEY, self._differences.call),
@@ -179,7 +179,7 @@ class EbpfTracer:
 
     @property
     def single_stepped(self) -> frozenset[int]:
-        """Numbers of attached functions whose first instruction makes a probe dear."""
+        """Numbers of attached functions whose first instruction makes a probe expensive."""
         return self._attachments.single_stepped
 
     @property

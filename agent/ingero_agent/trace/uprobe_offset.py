@@ -1,19 +1,20 @@
-"""Where to probe a function: past a landing mark, and whether its first instruction makes a probe dear. Pure.
+"""The offset at which a function is probed, and whether its first instruction makes the probe expensive. Pure.
 
-The kernel replaces the first instruction by a trap. What it knows (a push, a jump, a call, a nop) it does itself;
-anything else the processor must run alone, in a place of its own, with a second trap behind: several times the price.
+A uprobe replaces one instruction by a trap. The kernel emulates some instructions (push, jump, call, nop). Any other
+one is single-stepped out of line, with a second trap behind it, which costs several times as much.
 """
 
 from typing import Final
 
 PEEK_BYTES: Final = 16
-_LANDING_MARK: Final = bytes.fromhex("f30f1efa")  # endbr64: does nothing, so that the place behind it is as good
+_LANDING_MARK: Final = bytes.fromhex("f30f1efa")  # endbr64 does nothing, so a probe behind it sees the same call
 
 
 def uprobe_offset(code: bytes, machine: str) -> tuple[int, bool]:
-    """(Bytes to skip, whether it is dear) for a function that begins with this code.
+    """(Bytes to skip, whether the probe is single-stepped) for a function that begins with this code.
 
-    Only x86-64 is told apart; elsewhere the usual first instruction is dear, and measured as such.
+    Only x86-64 is inspected. On other machines the usual first instruction is single-stepped, and calibration
+    measures it as such.
     """
     if machine != "x86_64":
         return 0, False

@@ -69,7 +69,7 @@ class Function:
         return WAIT if self.waits else PAIR
 
     def cookie(self, slot: int) -> int:
-        """What the kernel program is told about a call: function, shape of the arguments, library slot."""
+        """What the kernel program knows about a call: function, shape of the arguments, library slot."""
         return self.number | self.shape << 8 | slot << 16 | int(self.waits) << 24
 
 
