@@ -121,7 +121,7 @@ def test_every_signal_is_taken_with_its_metadata(receiver: Receiver) -> None:
     assert receiver.pushes[0].authorization == b"Bearer x"
 
 
-def test_what_is_told_comes_as_initial_metadata(receiver: Receiver) -> None:
+def test_answer_metadata_is_sent_as_initial_metadata(receiver: Receiver) -> None:
     with receiver.channel() as channel:
         for _ in range(2):
             raw, call = unary(channel, METHOD).with_call(b"told", timeout=10)
@@ -163,7 +163,7 @@ def test_failures_have_their_code_and_the_channel_goes_on(
         (b"away", grpc.StatusCode.UNAVAILABLE, 1, 0),
     ],
 )
-def test_what_may_be_tried_again_says_when(
+def test_retryable_failures_carry_a_delay(
     receiver: Receiver, body: bytes, code: grpc.StatusCode, seconds: int, nanos: int
 ) -> None:
     from google.rpc.error_details_pb2 import RetryInfo
@@ -256,7 +256,7 @@ def test_a_deadline_ends_the_call_and_not_the_channel(receiver: Receiver) -> Non
         unary(channel, METHOD)(b"next", timeout=10)
 
 
-def test_tokens_guard_every_call(tmp_path: Path) -> None:
+def test_every_call_needs_a_token(tmp_path: Path) -> None:
     authenticator = Authenticator(Tokens("secret"))
     with Receiver(authenticator=authenticator).running() as receiver, receiver.channel() as channel:
         for metadata in ((), (("authorization", "Bearer other"),)):
@@ -315,7 +315,7 @@ def test_tls_speaks_h2_and_follows_its_files(tmp_path: Path) -> None:
         assert works(new)
 
 
-def test_a_port_that_is_taken_is_said_in_words() -> None:
+def test_an_error_names_the_port_that_is_taken() -> None:
     with Receiver().running() as receiver:
 
         async def second() -> None:
@@ -378,5 +378,5 @@ def test_what_is_no_grpc_call_is_answered_as_http(receiver: Receiver, method: st
     asyncio.run(main())
 
 
-def test_words_travel_as_printable_ascii() -> None:
+def test_status_messages_are_escaped_to_printable_ascii() -> None:
     assert escape("100 % é\n") == b"100 %25 %C3%A9%0A"

@@ -62,7 +62,7 @@ async def talk(port: int, data: bytes) -> bytes:
         writer.close()
 
 
-def test_silent_clients_make_room_for_those_who_ask() -> None:
+def test_idle_connections_are_closed_for_new_ones() -> None:
     async def scenario(_server: AsgiServer, _app: App, port: int) -> None:
         silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(20)]
         for _ in range(3):
@@ -88,7 +88,7 @@ def test_idle_clients_are_closed() -> None:
     run(scenario, Limits(read_seconds=0.2, idle_seconds=0.2))
 
 
-def test_answers_that_nobody_reads_are_given_up() -> None:
+def test_connections_whose_responses_are_not_read_are_closed() -> None:
     async def scenario(server: AsgiServer, _app: App, port: int) -> None:
         writers = []
         for _ in range(4):
@@ -106,7 +106,7 @@ def test_answers_that_nobody_reads_are_given_up() -> None:
     run(scenario, Limits(read_seconds=0.4, send_seconds=0.2))
 
 
-def test_a_wish_for_another_protocol_costs_the_request_nothing() -> None:
+def test_an_upgrade_is_ignored_and_the_request_is_served() -> None:
     async def scenario(_server: AsgiServer, _app: App, port: int) -> None:
         wish = b"connection: Upgrade, close\r\nupgrade: h2c\r\n"
         asked = b"POST / HTTP/1.1\r\nhost: x\r\n" + wish + b"content-length: 4\r\n\r\nbody"
@@ -123,7 +123,7 @@ def test_head_is_answered_as_get_is_without_a_body() -> None:
     run(scenario)
 
 
-def test_a_stop_waits_for_answers_under_way_and_for_nobody_else() -> None:
+def test_a_stop_waits_only_for_responses_under_way() -> None:
     async def scenario(server: AsgiServer, app: App, port: int) -> None:
         slow = asyncio.create_task(talk(port, GET.replace(b"/", b"/slow", 1)))
         silent = asyncio.create_task(talk(port, b""))
@@ -138,7 +138,7 @@ def test_a_stop_waits_for_answers_under_way_and_for_nobody_else() -> None:
     run(scenario)
 
 
-def test_whoever_reads_the_port_may_connect_before_it_is_served() -> None:
+def test_clients_may_connect_before_the_port_is_served() -> None:
     async def scenario(_server: AsgiServer, _app: App, port: int) -> None:
         socket.create_connection(("127.0.0.1", port), timeout=5).close()
 

@@ -148,17 +148,17 @@ async def flood(server: Any, ask: Callable[[], Awaitable[None]], opening: bytes)
 
 
 @pytest.mark.parametrize("opening", HTTP1_OPENINGS)
-def test_a_flood_of_http1_connections_keeps_nobody_out(opening: bytes) -> None:
+def test_a_flood_of_http1_connections_keeps_no_client_out(opening: bytes) -> None:
     run(lambda server, ask: flood(server, ask, opening), http1())
 
 
 @pytest.mark.parametrize("opening", HTTP2_OPENINGS)
-def test_a_flood_of_http2_connections_keeps_nobody_out(opening: bytes) -> None:
+def test_a_flood_of_http2_connections_keeps_no_client_out(opening: bytes) -> None:
     run(lambda server, ask: flood(server, ask, opening), grpc())
 
 
 @pytest.mark.parametrize("server", [http1, grpc])
-def test_a_request_that_comes_octet_by_octet_holds_up_nobody(server: Callable[[], Any]) -> None:
+def test_a_request_sent_byte_by_byte_delays_no_other_client(server: Callable[[], Any]) -> None:
     opening = (
         b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
         if server is http1
@@ -192,7 +192,9 @@ BOMBS = [
 
 
 @pytest.mark.parametrize(("encoding", "bomb"), BOMBS)
-def test_a_bomb_in_a_body_is_opened_no_further_than_allowed(encoding: bytes, bomb: Callable[[int], bytes]) -> None:
+def test_a_bomb_in_a_body_is_decompressed_no_further_than_allowed(
+    encoding: bytes, bomb: Callable[[int], bytes]
+) -> None:
     body = bomb(20 << 20)[: LIMITS.body_bytes - 5]
 
     async def attack(server: Any, ask: Callable[[], Awaitable[None]]) -> None:
@@ -210,7 +212,9 @@ def test_a_bomb_in_a_body_is_opened_no_further_than_allowed(encoding: bytes, bom
 
 
 @pytest.mark.parametrize(("encoding", "bomb"), BOMBS)
-def test_a_bomb_in_a_message_is_opened_no_further_than_allowed(encoding: bytes, bomb: Callable[[int], bytes]) -> None:
+def test_a_bomb_in_a_message_is_decompressed_no_further_than_allowed(
+    encoding: bytes, bomb: Callable[[int], bytes]
+) -> None:
     body = bomb(20 << 20)[: LIMITS.body_bytes - 5]
     message = b"\1" + len(body).to_bytes(4, "big") + body
     pieces = [message[place : place + 16_000] for place in range(0, len(message), 16_000)]

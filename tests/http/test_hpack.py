@@ -26,14 +26,14 @@ REQUESTS = st.lists(st.tuples(FIELDS, st.booleans(), st.none() | st.integers(0, 
 PLENTY = 1 << 20
 
 
-def test_the_code_is_the_one_of_the_specification() -> None:
+def test_the_huffman_code_is_that_of_the_rfc() -> None:
     assert huffman.codes() == {
         symbol: (REQUEST_CODES[symbol], REQUEST_CODES_LENGTH[symbol]) for symbol in range(len(REQUEST_CODES))
     }
 
 
 @given(st.binary(max_size=60))
-def test_any_octets_are_the_same_string_or_none_as_elsewhere(octets: bytes) -> None:
+def test_huffman_strings_decode_as_in_hpack_or_are_refused(octets: bytes) -> None:
     try:
         expected = bytes(decode_huffman(octets))
     except hpack.HPACKDecodingError:
@@ -44,13 +44,13 @@ def test_any_octets_are_the_same_string_or_none_as_elsewhere(octets: bytes) -> N
     assert huffman.decode(octets) == expected
 
 
-def test_the_static_table_is_the_one_of_the_specification() -> None:
+def test_the_static_table_is_that_of_the_rfc() -> None:
     assert STATIC == HeaderTable.STATIC_TABLE
 
 
 @given(REQUESTS)
 @settings(max_examples=200)
-def test_blocks_of_a_whole_connection_are_read_as_they_were_written(
+def test_blocks_of_a_connection_decode_to_what_hpack_encoded(
     requests: list[tuple[list[tuple[bytes, bytes]], bool, int | None]],
 ) -> None:
     encoder, table = hpack.Encoder(), DynamicTable()
@@ -66,7 +66,7 @@ def test_blocks_of_a_whole_connection_are_read_as_they_were_written(
 
 
 @given(st.lists(FIELDS, max_size=5))
-def test_our_blocks_are_read_elsewhere_and_leave_the_table_alone(requests: list[list[tuple[bytes, bytes]]]) -> None:
+def test_our_blocks_decode_in_hpack_and_leave_its_table_unchanged(requests: list[list[tuple[bytes, bytes]]]) -> None:
     decoder = hpack.Decoder(max_header_list_size=PLENTY)
     for fields in requests:
         assert [tuple(field) for field in decoder.decode(encode_block(fields), raw=True)] == fields
@@ -75,7 +75,7 @@ def test_our_blocks_are_read_elsewhere_and_leave_the_table_alone(requests: list[
 
 @given(st.lists(st.binary(max_size=80), max_size=6))
 @settings(max_examples=300)
-def test_any_octets_are_read_like_elsewhere_or_refused(blocks: list[bytes]) -> None:
+def test_any_bytes_decode_as_in_hpack_or_are_refused(blocks: list[bytes]) -> None:
     decoder, table = hpack.Decoder(max_header_list_size=PLENTY), DynamicTable()
     for block in blocks:
         try:
@@ -100,7 +100,7 @@ def test_a_block_that_changes_nothing_returns_the_same_table() -> None:
     assert (again, same is table, table.entries) == (fields, True, ((b"x", b"y"),))
 
 
-def test_fields_that_are_too_large_still_reach_the_table() -> None:
+def test_fields_that_are_too_large_still_enter_the_table() -> None:
     encoder = hpack.Encoder()
     block = encoder.encode([(b"x", b"v" * 900), (b"y", b"small")])
 
@@ -110,7 +110,7 @@ def test_fields_that_are_too_large_still_reach_the_table() -> None:
     assert decode_block(encoder.encode([(b"y", b"small")]), table, 500)[0] == [(b"y", b"small")]
 
 
-def test_a_bomb_is_not_read_to_its_end() -> None:
+def test_a_header_bomb_is_not_decoded_to_its_end() -> None:
     encoder = hpack.Encoder()
     _, table = decode_block(encoder.encode([(b"x", b"v" * 4000)]), DynamicTable(), PLENTY)
 
@@ -132,6 +132,6 @@ def test_a_bomb_is_not_read_to_its_end() -> None:
         pytest.param(b"\x40\x01x\x84\xff\xff\xff\xff", id="end of string"),
     ],
 )
-def test_what_is_no_block_is_refused(block: bytes) -> None:
+def test_invalid_blocks_are_refused(block: bytes) -> None:
     with pytest.raises(HpackError):
         decode_block(block, DynamicTable(), PLENTY)

@@ -67,7 +67,7 @@ CLOSE = "connection: close"
         ("identity", lambda data: data),
     ],
 )
-def test_compressed_bodies_are_opened(encoding: str, squeeze: Callable[[bytes], bytes]) -> None:
+def test_compressed_bodies_are_decompressed(encoding: str, squeeze: Callable[[bytes], bytes]) -> None:
     async def scenario(port: int) -> None:
         answer = await talk(port, post(squeeze(b"hello"), f"content-encoding: {encoding}", CLOSE))
         assert answer.endswith(b"POST /p hello")
@@ -144,7 +144,7 @@ def test_chunked_bodies_are_bounded_too() -> None:
     run(scenario, Http1Server(echo, limits=Limits(body_bytes=1500)))
 
 
-def test_pipelined_answers_keep_the_order_of_their_requests() -> None:
+def test_pipelined_responses_keep_the_order_of_their_requests() -> None:
     async def slow(request: Request) -> Response:
         await asyncio.sleep(0.01 if request.body == b"a" else 0)
         return Response(200, request.body)
@@ -160,7 +160,7 @@ def test_pipelined_answers_keep_the_order_of_their_requests() -> None:
     run(scenario, Http1Server(handler))
 
 
-def test_a_slow_request_is_cut_and_everybody_else_is_served() -> None:
+def test_a_slow_request_is_cut_off_and_others_are_served() -> None:
     server = Http1Server(echo, limits=Limits(read_seconds=0.1))
 
     async def scenario(port: int) -> None:
@@ -172,7 +172,7 @@ def test_a_slow_request_is_cut_and_everybody_else_is_served() -> None:
     assert server.counters.timeouts == 1
 
 
-def test_a_full_server_closes_who_has_been_silent_longest() -> None:
+def test_a_full_server_closes_the_connection_that_is_idle_longest() -> None:
     server = Http1Server(echo, limits=Limits(connections=3))
 
     async def scenario(port: int) -> None:
@@ -192,7 +192,7 @@ def test_a_full_server_closes_who_has_been_silent_longest() -> None:
     assert (server.counters.gave_way, server.counters.refused_connections) == (1, 0)
 
 
-def test_connections_that_wait_for_an_answer_give_way_to_nobody() -> None:
+def test_connections_that_wait_for_a_response_are_not_closed_for_new_ones() -> None:
     gate = asyncio.Event()
 
     async def slow(request: Request) -> Response:
@@ -215,7 +215,7 @@ def test_connections_that_wait_for_an_answer_give_way_to_nobody() -> None:
     assert (server.counters.gave_way, server.counters.refused_connections) == (0, 1)
 
 
-def test_a_failing_handler_costs_one_answer() -> None:
+def test_a_failing_handler_costs_one_response() -> None:
     def handler(request: Request) -> Response:
         if request.body == b"bad":
             raise RuntimeError("boom")
@@ -232,7 +232,7 @@ def test_a_failing_handler_costs_one_answer() -> None:
     run(scenario, server)
 
 
-def test_a_wish_for_another_protocol_costs_the_request_nothing() -> None:
+def test_an_upgrade_is_ignored_and_the_request_is_served() -> None:
     """Java's client asks for h2c in every request."""
     wish = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAEAAEAAAAIAAAAB")
     chunked = (
@@ -254,7 +254,7 @@ def test_a_wish_for_another_protocol_costs_the_request_nothing() -> None:
     run(scenario, Http1Server(echo))
 
 
-def test_trailers_say_nothing_that_the_head_did_not() -> None:
+def test_trailers_do_not_change_the_head() -> None:
     server = Http1Server(lambda request: Response(200, request.headers.get(b"cluster", b"none")))
     head = b"POST /p HTTP/1.1\r\nhost: x\r\ncluster: mine\r\ntransfer-encoding: chunked\r\nconnection: close\r\n\r\n"
 
@@ -290,7 +290,7 @@ def test_head_is_answered_without_a_body() -> None:
     run(scenario, server)
 
 
-def test_only_a_client_of_http_1_1_is_told_to_continue() -> None:
+def test_100_continue_is_sent_to_http_1_1_clients_only() -> None:
     async def scenario(port: int) -> None:
         asked = post(b"x", "expect: 100-continue", CLOSE)
         assert (await talk(port, asked)).startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 ")
@@ -309,7 +309,7 @@ def test_the_answer_to_a_refused_upload_arrives() -> None:
     run(scenario, Http1Server(echo, limits=Limits(body_bytes=1000)))
 
 
-def test_what_is_malformed_is_told_behind_the_answers_under_way() -> None:
+def test_a_malformed_request_is_answered_after_the_responses_under_way() -> None:
     async def slow(request: Request) -> Response:
         await asyncio.sleep(0)
         return echo(request)
@@ -321,7 +321,7 @@ def test_what_is_malformed_is_told_behind_the_answers_under_way() -> None:
     run(scenario, Http1Server(slow))
 
 
-def test_half_sent_bodies_are_bounded_over_all_connections_and_forgotten_with_them() -> None:
+def test_incomplete_bodies_are_bounded_over_all_connections_and_released_with_them() -> None:
     server = Http1Server(echo, limits=Limits(unfinished_bytes=500_000))
 
     async def scenario(port: int) -> None:
@@ -361,7 +361,7 @@ def test_an_upload_that_is_aborted_leaves_nothing_behind() -> None:
         gc.enable()
 
 
-def test_pipelined_requests_wait_while_their_answers_are_not_read() -> None:
+def test_pipelined_requests_wait_while_their_responses_are_not_read() -> None:
     server = Http1Server(
         lambda request: Response(200, bytes(10_000)), limits=Limits(read_seconds=0.4, send_seconds=0.3)
     )
@@ -380,7 +380,7 @@ def test_pipelined_requests_wait_while_their_answers_are_not_read() -> None:
     run(scenario, server)
 
 
-def test_unread_answers_are_bounded_over_all_connections() -> None:
+def test_unread_responses_are_bounded_over_all_connections() -> None:
     server = Http1Server(lambda request: Response(200, bytes(10_000)), limits=Limits(unread_bytes=200_000))
 
     async def scenario(port: int) -> None:
@@ -418,7 +418,7 @@ def test_a_connection_that_sends_much_gives_others_their_turn() -> None:
     assert server.counters.turns_ended > 3
 
 
-def test_a_client_that_says_nothing_is_closed() -> None:
+def test_a_connection_that_sends_nothing_is_closed() -> None:
     server = Http1Server(echo, limits=Limits(read_seconds=0.1))
 
     async def scenario(port: int) -> None:
@@ -494,7 +494,7 @@ HEAD = len(post(INNER)) - len(INNER)
 @example([post(b"x" * 99), post(b"y" * 100)], [])
 @example([INNER, post(INNER)], [len(INNER), len(INNER) + HEAD])
 @example([post(INNER, "a: b"), post(b"c")], [HEAD + len("a: b\r\n"), HEAD + len("a: b\r\n") + len(INNER)])
-def test_answers_do_not_depend_on_where_the_stream_is_cut(sent: list[bytes], places: list[int]) -> None:
+def test_responses_do_not_depend_on_how_the_input_is_cut(sent: list[bytes], places: list[int]) -> None:
     """Requests whose head is known already are read without the parser; nobody may be able to tell."""
     stream = b"".join(sent)
     cuts = sorted({place for place in places if place < len(stream)} | {0, len(stream)})
@@ -506,7 +506,7 @@ def test_answers_do_not_depend_on_where_the_stream_is_cut(sent: list[bytes], pla
     assert told(pieces, Http1Server(whole, limits=limits)) == expected
 
 
-def test_every_request_passes_the_guard() -> None:
+def test_every_request_is_checked() -> None:
     seen: list[bytes] = []
 
     def guard(request: Request) -> Response | None:

@@ -105,7 +105,7 @@ def test_fields_and_tables_are_kept_right_across_requests() -> None:
     run(scenario)
 
 
-def test_equal_blocks_are_understood_once_and_anew_when_the_table_changes() -> None:
+def test_equal_blocks_are_decoded_once_until_the_table_changes() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port) as client:
             for number, tag in zip(range(1, 15, 2), ["a", "a", "a", "b", "a", "b", "a"], strict=True):
@@ -116,7 +116,7 @@ def test_equal_blocks_are_understood_once_and_anew_when_the_table_changes() -> N
     run(scenario)
 
 
-def test_a_client_without_a_table_is_told_so_first() -> None:
+def test_the_first_block_empties_the_table_of_the_client() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port, header_table_size=0) as client:
             for number in (1, 3):
@@ -237,7 +237,7 @@ def test_bodies_of_all_clients_together_are_bounded() -> None:
     run(scenario, Limits(unfinished_bytes=1000))
 
 
-def test_an_early_refusal_makes_late_data_harmless() -> None:
+def test_data_after_an_early_refusal_is_ignored() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port) as client:
             client.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 1, client.head(path="/never")))
@@ -275,7 +275,7 @@ GOOD = ((b":method", b"POST"), (b":scheme", b"http"), (b":path", b"/"))
         pytest.param((*GOOD, (b"content-length", b"7")), id="another length"),
     ],
 )
-def test_malformed_requests_cost_their_stream(fields: tuple[tuple[bytes, bytes], ...]) -> None:
+def test_malformed_requests_reset_their_stream(fields: tuple[tuple[bytes, bytes], ...]) -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port) as client:
             client.send(request_line(*fields))
@@ -364,7 +364,7 @@ REFUSED = h2.frame(h2.HEADERS, h2.END_HEADERS, 1, b"\x83\x86\x04\x06/never")
         ),
     ],
 )
-def test_broken_connections_are_told_why_and_end(octets: bytes, code: int) -> None:
+def test_connection_errors_end_the_connection_with_a_reason(octets: bytes, code: int) -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port) as client:
             client.send(octets)
@@ -387,7 +387,7 @@ def test_headers_that_are_too_large_are_answered() -> None:
     assert run(scenario, Limits(header_bytes=1000)).counters.too_large == 1
 
 
-def test_rapid_resets_end_the_connection_and_nobody_else_s() -> None:
+def test_rapid_resets_end_their_connection_and_no_other() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port) as client:
             block = b"\x83\x86\x04\x05/slow"
@@ -429,7 +429,7 @@ def test_streams_are_bounded_and_refused_ones_may_be_tried_again() -> None:
     run(scenario, Limits(streams=2))
 
 
-def test_slow_clients_are_cut_and_everybody_else_is_served() -> None:
+def test_slow_clients_are_cut_off_and_others_are_served() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port) as body, Client(server.port) as frame, Client(server.port) as block:
             body.send(h2.frame(h2.HEADERS, h2.END_HEADERS, 1, body.head()))
@@ -447,7 +447,7 @@ def test_slow_clients_are_cut_and_everybody_else_is_served() -> None:
     assert run(scenario, Limits(read_seconds=0.1)).counters.timeouts >= 2
 
 
-def test_idle_connections_are_closed_with_a_goodbye() -> None:
+def test_idle_connections_are_closed_with_goaway() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port) as client:
             client.request(1, b"x")
@@ -459,7 +459,7 @@ def test_idle_connections_are_closed_with_a_goodbye() -> None:
     run(scenario, Limits(read_seconds=0.2, idle_seconds=0.2))
 
 
-def test_a_reply_that_is_never_taken_does_not_stay_for_ever() -> None:
+def test_a_reply_without_a_window_is_dropped_in_time() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port, initial_window_size=0) as client:
             client.request(1, b"x")
@@ -468,7 +468,7 @@ def test_a_reply_that_is_never_taken_does_not_stay_for_ever() -> None:
     run(scenario, Limits(read_seconds=0.2, idle_seconds=0.3))
 
 
-def test_connections_that_wait_for_an_answer_give_way_to_nobody() -> None:
+def test_connections_that_wait_for_a_response_are_not_closed_for_new_ones() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port) as client:
             client.send(h2.frame(h2.HEADERS, ONE_FRAME, 1, client.head(path="/slow")))
@@ -483,7 +483,7 @@ def test_connections_that_wait_for_an_answer_give_way_to_nobody() -> None:
     assert (counters.refused_connections, counters.gave_way) == (1, 0)
 
 
-def test_a_full_server_closes_who_has_been_silent_longest() -> None:
+def test_a_full_server_closes_the_connection_that_is_idle_longest() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port) as client:
             client.request(1)
@@ -495,7 +495,7 @@ def test_a_full_server_closes_who_has_been_silent_longest() -> None:
     assert (counters.refused_connections, counters.gave_way) == (0, 1)
 
 
-def test_blocks_of_table_size_updates_end_the_connection() -> None:
+def test_too_many_table_size_updates_end_the_connection() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port) as client:
             client.send(h2.frame(h2.HEADERS, ONE_FRAME, 1, b"\x20" * 16_000))
@@ -546,7 +546,7 @@ def test_a_connection_that_sends_much_gives_others_their_turn() -> None:
     assert run(scenario).counters.turns_ended > 3
 
 
-def test_answers_that_nobody_reads_stop_the_work_for_them() -> None:
+def test_a_connection_whose_replies_are_not_read_is_not_served() -> None:
     async def scenario(server: Listening) -> None:
         _reader, writer = await asyncio.open_connection("127.0.0.1", server.port, limit=1 << 10)
         stop_reading(writer)
@@ -570,7 +570,7 @@ def test_answers_that_nobody_reads_stop_the_work_for_them() -> None:
     run(scenario, Limits(read_seconds=0.4, send_seconds=0.2))
 
 
-def test_a_stop_serves_what_is_under_way_and_says_what_was_not_looked_at() -> None:
+def test_a_stop_serves_what_is_under_way_and_names_the_last_stream() -> None:
     async def scenario(server: Listening) -> None:
         async with Client(server.port) as client:
             client.send(h2.frame(h2.HEADERS, ONE_FRAME, 1, client.head(path="/slow")))
@@ -636,7 +636,7 @@ FRAMES = st.builds(
 
 @given(st.lists(FRAMES | st.binary(max_size=60) | st.just(open_stream()), min_size=1, max_size=12))
 @settings(max_examples=150)
-def test_nothing_that_is_sent_harms_the_server_or_others(parts: list[bytes]) -> None:
+def test_random_frames_harm_neither_the_server_nor_others(parts: list[bytes]) -> None:
     transport = Remembering()
     server = Listening(Echo(), limits=Limits(body_bytes=50))
     connection = server.connection()

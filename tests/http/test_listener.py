@@ -53,7 +53,7 @@ def test_every_address_means_both_families(host: str) -> None:
     uvloop.run(main())
 
 
-def test_a_port_that_is_taken_is_named() -> None:
+def test_an_error_names_the_port_that_is_taken() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(OSError, match=f"^cannot listen on 127.0.0.1:{port} for pages: .*in use"):
@@ -130,7 +130,7 @@ def test_open_files_are_raised_and_what_the_system_allows_bounds_connections() -
 
 
 @pytest.mark.parametrize("kind", ["pages", "asgi"])
-def test_a_client_authority_that_is_withdrawn_is_trusted_no_more(tmp_path: Path, kind: str) -> None:
+def test_a_client_authority_that_is_removed_is_no_longer_trusted(tmp_path: Path, kind: str) -> None:
     authority, old, new = trustme.CA(), trustme.CA(), trustme.CA()
     server = authority.issue_cert("127.0.0.1")
     server.private_key_and_cert_chain_pem.write_to_path(str(tmp_path / "both.pem"))
