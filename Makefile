@@ -49,7 +49,7 @@ bench-collectives: setup ## collective points a second on one core, and who is n
 bench-page: setup ## the live page with 10,000 nodes in a real browser: first paint, main thread's time for an update
 	@$(BIN)/python bench/page.py $(ARGS)
 
-bench: setup ## figures of the receiving side beside a plain Go collector, one pinned core each
+bench: setup ## figures of the receiving side beside a Go collector, one pinned core each; ARGS=--receivers: grpc.aio and uvicorn too
 	@$(BIN)/python bench/fleet.py $(ARGS)
 
 bench-trace: setup ## what tracing costs and whether it counts right, as root

@@ -17,6 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -66,8 +67,16 @@ def load(port: int, protocol: str, seconds: float, *more: str) -> dict[str, floa
     return facts
 
 
+@dataclass(frozen=True)
+class Peer:
+    """A server of others: its process, and its ports by listener."""
+
+    pid: int
+    ports: dict[str, int]
+
+
 @contextlib.contextmanager
-def peer(folder: Path) -> Iterator[dict[str, int] | None]:
+def peer(folder: Path) -> Iterator[Peer | None]:
     """The plain collector on free ports, or nothing where it is not on this machine."""
     if SHARED is None:
         yield None
@@ -85,7 +94,7 @@ def peer(folder: Path) -> Iterator[dict[str, int] | None]:
     ) as running:
         os.sched_setaffinity(running.process.pid, {SERVER_CORE})
         wait_until(lambda: "ready" in running.words(), "the collector")
-        yield ports
+        yield Peer(running.process.pid, ports)
 
 
 def pin(pid: int) -> None:
@@ -95,13 +104,13 @@ def pin(pid: int) -> None:
 
 
 @contextlib.contextmanager
-def python_peer(kind: str) -> Iterator[dict[str, int]]:
-    """A server of `bench/peers.py`, pinned; its ports by protocol."""
+def python_peer(kind: str) -> Iterator[Peer]:
+    """A server of `bench/peers.py`, pinned."""
     started = subprocess.Popen([sys.executable, ROOT / "bench/peers.py", kind], stdout=subprocess.PIPE)
     try:
-        ports: dict[str, int] = json.loads(next_line(started))
+        ports = json.loads(next_line(started))
         pin(started.pid)
-        yield ports
+        yield Peer(started.pid, ports)
     finally:
         started.terminate()
         started.wait()
@@ -152,7 +161,7 @@ def row(what: str, ours: str, theirs: str, ratio: str, target: str, reached: boo
     print(f"| {what} | {ours} | {theirs} | {ratio} | {target} | {verdict} |", flush=True)
 
 
-def throughput(service: Running, other: dict[str, int] | None, rounds: int, seconds: float) -> dict[str, float]:
+def throughput(service: Running, other: Peer | None, rounds: int, seconds: float) -> dict[str, float]:
     """Pushes a second by protocol, ours and the peer's in turn; the ratio is the median of those of the rounds."""
     medians: dict[str, float] = {}
     for protocol, (listener, target) in PROTOCOLS.items():
@@ -160,7 +169,7 @@ def throughput(service: Running, other: dict[str, int] | None, rounds: int, seco
         for _ in range(rounds):
             ours.append(load(service.ports[listener], protocol, seconds)["pushes_per_second"])
             if other:
-                theirs.append(load(other[listener], protocol, seconds)["pushes_per_second"])
+                theirs.append(load(other.ports[listener], protocol, seconds)["pushes_per_second"])
         medians[protocol] = statistics.median(ours)
         if theirs:
             ratio = statistics.median(one / other for one, other in zip(ours, theirs, strict=True))
@@ -173,26 +182,38 @@ def throughput(service: Running, other: dict[str, int] | None, rounds: int, seco
     return medians
 
 
-def beside_python_servers(service: Running, rounds: int, seconds: float) -> None:
-    """Pushes a second beside other Python servers: with Fleet's work and, like those, without any."""
-    for protocol, name, kind, listener, target in (
-        ("grpc", "grpc", "grpc.aio", "otlp/grpc", 2.0), ("http/protobuf", "http", "uvicorn", "otlp/http", 1.5),
+def pushes_per_processor_second(pid: int, port: int, protocol: str, seconds: float) -> float:
+    """What one run of the load tool gives for a second of the server's processor, whoever else uses the machine."""
+    before = cpu_seconds(pid)
+    pushes = load(port, protocol, seconds)["pushes"]
+    return pushes / (cpu_seconds(pid) - before)
+
+
+def compare_receivers(service: Running, other: Peer | None, rounds: int, seconds: float) -> None:
+    """Pushes per processor second: Fleet, and without any work its receivers, Python servers of others and Go."""
+    for protocol, listener, kind, target in (
+        ("grpc", "otlp/grpc", "grpc.aio", 2.0), ("http/protobuf", "otlp/http", "uvicorn", 1.5),
     ):  # fmt: skip
-        with python_peer(kind) as theirs, python_peer("receivers") as idle:
-            ports = {"with Fleet's work": service.ports[listener], "without work": idle[name], kind: theirs[name]}
-            found: dict[str, list[float]] = {server: [] for server in ports}
+        with python_peer("receivers") as receivers, python_peer(kind) as python:
+            servers = {
+                "Fleet": (service.process.pid, service.ports[listener]),
+                "our receivers without work": (receivers.pid, receivers.ports[listener]),
+                kind: (python.pid, python.ports[listener]),
+                **({"Go collector": (other.pid, other.ports[listener])} if other else {}),
+            }
+            found: dict[str, list[float]] = {name: [] for name in servers}
             for _ in range(rounds):
-                for server, port in ports.items():
-                    found[server].append(load(port, protocol, seconds)["pushes_per_second"])
-        peers = found.pop(kind)
-        for server, ours in found.items():
-            ratio = statistics.median(one / other for one, other in zip(ours, peers, strict=True))
-            bound = target if server == "without work" else None
-            row(
-                f"{protocol}, pushes/s, ours {server}", f"{statistics.median(ours):,.0f}",
-                f"{statistics.median(peers):,.0f} ({kind} without work)", f"{ratio:.2f}",
-                f"≥ {bound}" if bound else "–", ratio >= bound if bound else None,
-            )  # fmt: skip
+                for name, (pid, port) in servers.items():
+                    found[name].append(pushes_per_processor_second(pid, port, protocol, seconds))
+        for name, bound in (("Fleet", None), ("our receivers without work", target)):
+            for against in [each for each in (kind, "Go collector") if each in found]:
+                ratio = statistics.median(one / two for one, two in zip(found[name], found[against], strict=True))
+                judged = bound if against == kind else None
+                row(
+                    f"{protocol}, pushes per processor second, {name}", f"{statistics.median(found[name]):,.0f}",
+                    f"{statistics.median(found[against]):,.0f} ({against})", f"{ratio:.2f}",
+                    f"≥ {judged}" if judged else "–", ratio >= judged if judged else None,
+                )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -303,7 +324,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one short round of each")
     parser.add_argument(
-        "--receivers", action="store_true", help="pushes per second beside other servers, nothing else"
+        "--receivers", action="store_true", help="compare the receivers with other servers, nothing else"
     )
     parser.add_argument("--rounds", type=int, default=9, help="rounds of each, the figures are medians")
     arguments = parser.parse_args()
@@ -313,10 +334,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name, peer(Path(name)) as other:
         with fleet(Path(name), CHANGE) as service:
             pin(service.process.pid)
-            medians = throughput(service, other, rounds, seconds)
-            beside_python_servers(service, rounds, seconds)
+            compare_receivers(service, other, rounds, seconds)
             if arguments.receivers:
                 return
+            medians = throughput(service, other, rounds, seconds)
             rate = 0.6 * medians["http/protobuf"]
             late = statistics.median(
                 load(service.ports["otlp/http"], "http/protobuf", seconds, "--rate", f"{rate:.0f}")["p99_ms"]

@@ -16,8 +16,8 @@ sys.path.insert(0, str(ROOT))
 
 
 def announce(**ports: int) -> None:
-    """Print the ports, by protocol."""
-    print(json.dumps(ports), flush=True)
+    """Print the ports, by listener."""
+    print(json.dumps({f"otlp/{protocol}": port for protocol, port in ports.items()}), flush=True)
 
 
 async def grpc_aio() -> None:
