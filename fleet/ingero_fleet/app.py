@@ -52,7 +52,7 @@ class Fleet:
         self._reload: Callable[[], FleetConfig] | None = None
 
     async def start(self) -> None:
-        """Open every configured listener; raises `SettingsError` or `OSError` in words when one cannot be had."""
+        """Open every configured listener; raises `SettingsError` or `OSError` when one cannot be had."""
         config = self.config
         self._taints = TaintTracker()
         clock = SlewedClock()
@@ -92,7 +92,7 @@ class Fleet:
             self._ticking.append(asyncio.create_task(poll_between_ticks(self._collectives, engine.clock, often)))
 
     def _observe(self, push: Push, now: float) -> None:
-        """Take what Fleet reads for more than health: marks on nodes, and collectives."""
+        """Take what Fleet reads for more than health: taints of nodes, and collectives."""
         keeper = self._taints if push.signal is Signal.LOGS else self._collectives
         keeper.take(push, now)
 

@@ -1,4 +1,4 @@
-"""The heartbeat: every push interval a copy of the score map is judged and the board that pushes read is replaced."""
+"""The heartbeat: every push interval a copy of the score map is judged and the verdict cache is replaced."""
 
 import asyncio
 import time
@@ -56,7 +56,7 @@ class Engine:
         self.collect_reports: Callable[[], Awaitable[None]] | None = None
         """Awaited before the score map is read: brings in what other processes heard."""
         self.publish: list[Callable[[VerdictCache], None]] = []
-        """Called on the event loop with every new board."""
+        """Called on the event loop with every new verdict cache."""
         self.export_logs: list[Callable[[bytes], None]] = []
         """Called on the event loop with verdicts that changed, as an OTLP request for logs."""
         self.after_tick: list[Callable[[TickSnapshot], None]] = []
@@ -178,7 +178,7 @@ class Engine:
             trim_heap()
 
     def _export_edges(self, findings: Findings) -> None:
-        """Log the edges of verdicts, and send them onward as log records."""
+        """Log the edges of verdicts, and export them as log records."""
         for edge in findings.edges:
             verdict = edge.verdict
             log.info(

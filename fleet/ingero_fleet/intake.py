@@ -1,4 +1,4 @@
-"""A push comes in, its reports go to whoever collects them, the board's answer goes back."""
+"""A push comes in, its reports go to whoever collects them, the verdict cache's answer goes back."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -22,16 +22,16 @@ Export = Callable[[Push], None]
 """Passes an accepted push to the exporters of its pipeline; never blocks."""
 
 Observe = Callable[[Push, float], None]
-"""Takes pushes that Fleet reads for more than health, as they came: collectives, and marks on nodes."""
+"""Takes pushes that Fleet reads for more than health, as they came: collectives, and taints of nodes."""
 
 UNREADABLE: Final = "a record is not OTLP in JSON"
-"""Why a record was left out of what goes onward."""
+"""Why a record was left out of what is exported."""
 
 TOO_MUCH: Final = "a request asks for more work than one may"
 """Why whole requests were refused, among the reasons for points."""
 
 MAX_CONVERTED_VALUES: Final = 20_000
-"""Most values of a request in JSON that goes onward: each costs as much as forty in protobuf."""
+"""Most values of a request in JSON that is exported: each costs as much as forty in protobuf."""
 
 _METRICS: Final = Signal.METRICS
 _KINDS: Final = {Signal.LOGS: LOGS, Signal.TRACES: TRACES}

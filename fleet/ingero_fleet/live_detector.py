@@ -1,4 +1,4 @@
-"""The detector, live: a frame of the score map in, findings on every node out. Runs in the engine's worker thread.
+"""The detector, live: a snapshot of the score map in, findings on every node out. Runs in the engine's worker thread.
 
 A node is judged by its rate of work where it reports one, otherwise by its score; the two are never compared.
 """
@@ -58,7 +58,7 @@ NOISE_DEVIATIONS: Final = 5.0
 """Standard deviations of its noise that it must have fallen as well."""
 
 LATEST_EARLY_POLL: Final = 0.9
-"""Ticks after a tick up to which a look is early."""
+"""Ticks after a tick up to which a poll is early."""
 
 MAX_HELD_TICKS: Final = 1.5
 """Ticks after which a report no longer stands for its node in an early look."""
@@ -80,7 +80,7 @@ _MAX_ECHOED_SEVERITY: Final = 0.99
 class NodeVerdicts:
     """The line that nodes are told: most of them `default`, the others their own, nothing where it is empty.
 
-    `as_of` is the time of the frame; nodes that came later are told nothing.
+    `as_of` is the time of the snapshot; nodes that came later are told nothing.
     """
 
     default: str = ""
@@ -90,7 +90,8 @@ class NodeVerdicts:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the detector says after a tick. Arrays are by row of the frame; `slots` lead into the view, -1 for none.
+    """What the detector says after a tick. Arrays are by row of the snapshot; `slots` lead into the view, -1 for
+    none.
 
     `accusations` and their `delay_seconds`, onset to alarm, are sums since Fleet started; so is `dropped`, how often
     a node or a cohort found no room.
@@ -203,7 +204,7 @@ class LiveDetector:
     def fallen(self, table: ScoreTable) -> npt.NDArray[np.int64]:
         """Rows whose nodes have fallen far, or gone idle, since the last tick, by reports that no tick has judged.
 
-        May run beside the score map's owner: what changes meanwhile is looked at once more in a frame.
+        May run beside the score map's owner: what changes meanwhile is looked at once more in a snapshot.
         """
         with self._lock:
             if self._polled:
@@ -380,7 +381,7 @@ class LiveDetector:
     def _node_verdicts(
         self, view: VerdictView, names: list[NodeKey], slots: npt.NDArray[np.int64], now: float
     ) -> NodeVerdicts:
-        """The line that every node of a frame is told."""
+        """The line that every node of a snapshot is told."""
         codes = np.where(slots >= 0, view.columns["state"][slots], _NOT_JUDGED)
         loud = is_accused(codes)
         quiet = codes[~loud & (slots >= 0)]

@@ -1,4 +1,4 @@
-"""Says on metrics that go onward which provider their node runs at. Pure.
+"""Says on metrics that are exported which provider their node runs at. Pure.
 
 Only the block that names the node is exchanged for one with the provider in it, remembered by its bytes; the metrics
 themselves are never decoded.

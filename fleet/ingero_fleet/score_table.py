@@ -52,7 +52,7 @@ COLUMNS: Final = {
 
 
 MAX_HARDWARE: Final = 4096
-"""Kinds of hardware that are told apart; further ones count as unknown."""
+"""Kinds of hardware that are distinguished; further ones count as unknown."""
 
 
 class Hardware(NamedTuple):

@@ -1,4 +1,4 @@
-"""One tick of the published rule: scores in, thresholds, stragglers and what is wrong with the picture out. Pure.
+"""One tick of the published rule: scores in, thresholds, stragglers and what is wrong with the cluster out. Pure.
 
 Threshold of a cohort: median - max(k x 1.4826 x MAD, min_band) over its active nodes, smoothed exponentially. A
 cohort below the quorum takes the threshold of the cohort that it merges into (stage, then GPU model dropped); jobs
@@ -75,7 +75,7 @@ class RuleState:
 
 @dataclass(frozen=True)
 class Tick:
-    """The outcome of one tick. The arrays are by row of the frame."""
+    """The outcome of one tick. The arrays are by row of the snapshot."""
 
     now: float
     thresholds: dict[CohortKey, float]
@@ -89,7 +89,7 @@ class Tick:
 
 
 def compute(scores: ScoreSnapshot, memory: RuleState, config: IngeroConfig) -> Tick:
-    """Run one tick over a frame."""
+    """Run one tick over a snapshot."""
     columns = scores.columns
     alive, cohort = columns["alive"], columns["cohort"]
     active = alive & (columns["state"] == ACTIVE)

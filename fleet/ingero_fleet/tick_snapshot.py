@@ -32,7 +32,7 @@ VERDICT_TIMES: Final = ("since", "detected", "recovered", "time")
 
 @dataclass(frozen=True)
 class TickSnapshot:
-    """One tick with the frame that it judged and what the detector found in it, which decides where it is there."""
+    """One tick: the scores it judged, the rule's result, and the detector's findings, which decide if present."""
 
     scores: ScoreSnapshot
     tick: Tick
@@ -198,7 +198,7 @@ def dominant_signal(snapshot: TickSnapshot, row: int) -> HealthSignal:
 
 
 def cohort_name(key: tuple[str, ...]) -> str:
-    """A cohort in words, without its cluster; `all` when its nodes share nothing that they said."""
+    """A cohort with a message, without its cluster; `all` when its nodes share nothing that they said."""
     parts = [part for part in key[1:] if part]
     return "/".join(parts) if parts else "all"
 

@@ -42,7 +42,7 @@ class VerdictCache:
         object.__setattr__(self, "_cohort", cohort_of(self.by))
 
     def answer(self, report: HealthReport, first_seen: float) -> Answer:
-        """The answer for a node first heard of at `first_seen`; shared between nodes that are told the same."""
+        """The answer for a node first heard of at `first_seen`; shared between nodes that get the same line."""
         threshold = self.thresholds.get(self._cohort(report))
         verdict = ""
         if first_seen <= self.as_of:

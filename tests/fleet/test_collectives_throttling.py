@@ -226,7 +226,7 @@ def test_json_says_the_same() -> None:
                 point.as_double = float(point.as_int) or point.as_double
             desks[1].take(Push(Signal.METRICS, "json", as_json(single.SerializeToString())), BEGIN)
 
-    assert desks[0].gpus.waiting() == desks[1].gpus.waiting() != {}
+    assert desks[0].gpus.throttled() == desks[1].gpus.throttled() != {}
     assert desks[0].gpus.clock(("c", "node-5")) == desks[1].gpus.clock(("c", "node-5")) == 1e9
 
 
@@ -246,4 +246,4 @@ def test_what_agents_push_of_their_gpus_reaches_the_desk() -> None:
     intake(Push(Signal.METRICS, "protobuf", throttled("node-5", *HOT)))
     intake(Push(Signal.METRICS, "protobuf", clock("node-6", 1e9)))
 
-    assert set(tracker.gpus.waiting()) == {("c", "node-5")}
+    assert set(tracker.gpus.throttled()) == {("c", "node-5")}

@@ -1,4 +1,4 @@
-"""What is told of communicators: the lags of their ranks, the latest first, and the verdict in words. Pure."""
+"""What is told of communicators: the lags of their ranks, the latest first, and the verdict with a message. Pure."""
 
 from typing import Any, Final
 

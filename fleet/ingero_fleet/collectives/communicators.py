@@ -42,7 +42,7 @@ class Communicators:
 
 
 def verdict_text(window: CommunicatorWindow, now: float) -> str:
-    """`straggler`, `none: ...` or `unknown: ...`: a person is told why nobody is named."""
+    """`culprit`, `none: ...` or `unknown: ...`: the text says why nobody is named."""
     if now < window.disputed_until:
         return "unknown: a rank is claimed, or a number is used, twice, so that two communicators may share this hash"
     if not window.blocked_seen:

@@ -48,5 +48,5 @@ def without_victims(claims: Iterable[Claim], profiles: Iterable[WaitProfile]) ->
 
     Two that could each be the other's victim are both acquitted.
     """
-    told = list(profiles)
-    return [claim for claim in claims if not any(wait_profile.excuses(claim) for wait_profile in told)]
+    known_profiles = list(profiles)
+    return [claim for claim in claims if not any(wait_profile.excuses(claim) for wait_profile in known_profiles)]

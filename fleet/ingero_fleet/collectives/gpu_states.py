@@ -1,4 +1,4 @@
-"""What NVML says of GPUs, as agents push it: which are held back, by what, since when, and at what clock. Bounded."""
+"""What NVML says of GPUs, as agents push it: which are throttled, by what, since when, and at what clock. Bounded."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -28,13 +28,13 @@ class GpuState:
     """One GPU: when it was heard of last, since when each kind holds it back, and its clock in Hz, 0 when untold."""
 
     heard: float
-    waiting: dict[str, float] = field(default_factory=dict)
+    throttled: dict[str, float] = field(default_factory=dict)
     clock: float = 0.0
 
 
 @dataclass(frozen=True)
 class Throttle:
-    """A GPU that is held back, and since when, seconds on Fleet's clock."""
+    """A GPU that is throttled, and since when, seconds on Fleet's clock."""
 
     uuid: str
     kinds: tuple[str, ...]
@@ -71,35 +71,35 @@ class GpuStates:
         if kind is None:
             gpu.clock = value if 0.0 < value < 1e12 else 0.0
         elif value > 0:
-            gpu.waiting.setdefault(kind, now)
+            gpu.throttled.setdefault(kind, now)
         else:
-            gpu.waiting.pop(kind, None)
+            gpu.throttled.pop(kind, None)
 
-    def waiting(self) -> dict[NodeKey, Throttle]:
-        """Nodes with a GPU that is held back; of several the one with the lowest clock, then the longest.
+    def throttled(self) -> dict[NodeKey, Throttle]:
+        """Nodes with a GPU that is throttled; of several the one with the lowest clock, then the longest.
 
-        May run beside `note`.
+        May run while `note` does.
         """
         found: dict[NodeKey, Throttle] = {}
         for node, gpus in list(self._nodes.items()):
-            told = [(uuid, dict(gpu.waiting), gpu.clock) for uuid, gpu in list(gpus.items()) if gpu.waiting]
-            waiting = [
+            known = [(uuid, dict(gpu.throttled), gpu.clock) for uuid, gpu in list(gpus.items()) if gpu.throttled]
+            throttled = [
                 Throttle(uuid, tuple(sorted(kinds)), min(kinds.values()), clock)
-                for uuid, kinds, clock in told
+                for uuid, kinds, clock in known
                 if kinds
             ]
-            if waiting:
-                found[node] = min(waiting, key=lambda item: (item.clock, item.since, item.uuid))
+            if throttled:
+                found[node] = min(throttled, key=lambda item: (item.clock, item.since, item.uuid))
         return found
 
     def clock(self, node: NodeKey) -> float:
-        """The highest clock of a node's GPUs, Hz: that of one that works; 0 when untold. May run beside `note`."""
+        """The highest clock of a node's GPUs, Hz; 0 when unknown. May run while `note` does."""
         return max((gpu.clock for gpu in list(self._nodes.get(node, {}).values())), default=0.0)
 
     def silent(self, now: float) -> list[tuple[NodeKey, str]]:
         """GPUs that nothing was heard of for long: their agent says nothing, or no longer needs to.
 
-        May run beside `note`.
+        May run while `note` does.
         """
         return [
             (node, uuid)

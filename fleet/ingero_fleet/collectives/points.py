@@ -70,7 +70,7 @@ class PointSource(NamedTuple):
 
 
 class CommKey(NamedTuple):
-    """One communicator. Two that share a hash and a size are told apart by their members' nodes, or not at all."""
+    """One communicator. Two that share a hash and a size are distinguished by their members' nodes, or not at all."""
 
     cluster: str
     hash: str

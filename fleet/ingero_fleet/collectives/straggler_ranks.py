@@ -45,7 +45,7 @@ class StragglerRanks:
     def renew(self, communicators: Communicators, waiting: Columns, now: float, slow: ThrottleFindings) -> None:
         """At a tick: judge the communicators' findings together.
 
-        `waiting` are the points that wait for others; `slow` says whose GPU is held back.
+        `waiting` are the points that wait for others; `slow` says whose GPU is throttled.
         """
         found, _ = self._find(communicators, waiting, now)
         for key in found.keys() & slow.cases.keys():
@@ -74,7 +74,7 @@ class StragglerRanks:
     def _find(
         self, communicators: Communicators, waiting: Columns, now: float
     ) -> tuple[dict[NodeKey, StragglerRank], set[NodeKey]]:
-        """Who is accused, and of whom it is claimed: victims of another's culprit are excused.
+        """Who is accused, and of whom it is claimed: victims of another straggler are excused.
 
         So is, for as long as `waiting` holds its points of other communicators that are as old as the claim, a node
         that is not accused yet: what held it up may be among them.
@@ -176,7 +176,7 @@ def _place(item: StragglerRank | None) -> tuple[Any, ...] | None:
 
 
 def describe(communicators: Communicators, number: int) -> StragglerRank:
-    """The accusation of a communicator that has one, in words and figures; `lag_ms` in milliseconds."""
+    """The accusation of a communicator that has one, with a message and figures; `lag_ms` in milliseconds."""
     window, key = communicators.windows[number], communicators.reader.comms[number]
     finding = window.finding
     assert finding is not None

@@ -1,9 +1,9 @@
 """Is it a GPU? A rank that is slow on the GPU blocks as long as its peers, so that waits name nobody. Pure.
 
-Its agent may tell that the GPU is held back; that alone accuses nobody, as many a GPU is that holds nobody up. Named
-is one node of a communicator in which nobody comes late, if its GPU has been held back for a while, and either the
+Its agent may tell that the GPU is throttled; that alone accuses nobody, as many a GPU is that holds nobody up. Named
+is one node of a communicator in which nobody comes late, if its GPU has been throttled for a while, and either the
 collectives follow each other more slowly since then, or its clock is far below that of its peers. Where several could
-be meant, or nothing shows that the job is slower, the answer is unknown, and says whose GPUs are held back.
+be meant, or nothing shows that the job is slower, the answer is unknown, and says whose GPUs are throttled.
 """
 
 from collections.abc import Mapping
@@ -21,19 +21,19 @@ from ingero_fleet.collectives.points import CommKey
 from ingero_fleet.collectives.window import CommunicatorWindow
 
 MIN_THROTTLED_SECONDS: Final = 10.0
-"""Seconds for which a GPU must have been held back; agents may tell so much later than it began."""
+"""Seconds for which a GPU must have been throttled; agents may tell so much later than it began."""
 
 SLOW_CLOCK: Final = 0.85
 """Share of its peers' clock below which a GPU is slow."""
 
 MIN_SLOWDOWN: Final = 0.02
-"""Share of time that must be lost since a GPU is held back."""
+"""Share of time that must be lost since a GPU is throttled."""
 
 FEWEST: Final = 4
 """Ticks before and after that are compared, and nodes whose clocks make a median."""
 
 MAX_THROTTLED_NODES: Final = 32
-"""Nodes with a GPU that is held back, in one communicator, of which it is asked whether the job waits for them."""
+"""Nodes with a GPU that is throttled, in one communicator, of which it is asked whether the job waits for them."""
 
 SHOWN: Final = 5
 """Nodes that a sentence names."""
@@ -41,67 +41,67 @@ SHOWN: Final = 5
 
 @dataclass(frozen=True)
 class ThrottleCase:
-    """A GPU and a communicator: the share of time lost since it is held back, and its clock over its peers'."""
+    """A GPU and a communicator: the share of time lost since it is throttled, and its clock over its peers'."""
 
-    waiting: Throttle
+    throttled: Throttle
     slower: float | None
     clock: float | None
 
     @property
     def proven(self) -> bool:
-        """Whether there is more to it than that the GPU is held back."""
+        """Whether there is more to it than that the GPU is throttled."""
         return self.slower is not None or (self.clock is not None and self.clock <= SLOW_CLOCK)
 
     def evidence(self) -> dict[str, Any]:
         """As the APIs answer it; `since` in seconds since the epoch."""
         return {
-            "gpu": self.waiting.uuid, "held_back_by": list(self.waiting.kinds), "since": round(self.waiting.since, 3),
-            "clock_hz": self.waiting.clock or None,
-            "clock_over_peers": None if self.clock is None else round(self.clock, 4),
-            "slower_since": None if self.slower is None else round(self.slower, 6),
+            "gpu": self.throttled.uuid, "held_back_by": list(self.throttled.kinds), "since":
+            round(self.throttled.since, 3), "clock_hz": self.throttled.clock or None, "clock_over_peers": None if
+            self.clock is None else round(self.clock, 4), "slower_since": None if self.slower is None else
+            round(self.slower, 6),
         }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class ThrottleFindings:
-    """Nodes named, each with the communicator that its GPU holds up, and what is told of all that are held back."""
+    """Nodes named, each with the communicator that its GPU holds up, and what is told of all that are throttled."""
 
     named: Mapping[NodeKey, tuple[int, ThrottleCase]] = field(default_factory=dict)
     cases: Mapping[NodeKey, ThrottleCase] = field(default_factory=dict)
 
 
 class ThrottleDetector:
-    """Remembers what was measured when a GPU began to be held back, for as long as it is."""
+    """Remembers what was measured when a GPU began to be throttled, for as long as it is."""
 
     def __init__(self) -> None:
         self._slower: dict[tuple[CommKey, NodeKey, float], float] = {}
 
     def find(self, communicators: Communicators, gpus: GpuStates, now: float) -> ThrottleFindings:
-        """Whose GPU holds up which communicator; every window with such a node learns it in words."""
+        """Whose GPU holds up which communicator; every window with such a node learns it with a message."""
         for window in communicators.windows.values():
             window.gpu = ""
-        waiting = {node: one for node, one in gpus.waiting().items() if now - one.since >= MIN_THROTTLED_SECONDS}
-        members = _members(communicators, waiting)
+        throttled = {node: one for node, one in gpus.throttled().items() if now - one.since >= MIN_THROTTLED_SECONDS}
+        members = _members(communicators, throttled)
         late = {
             number for number in members if (finding := communicators.windows[number].finding) and finding.accused
         }
         # Who takes part where somebody comes late may be held up there.
         doubtful = {node for number in late for node in members[number]}
         before, self._slower = self._slower, {}
-        found, told = dict[NodeKey, tuple[int, ThrottleCase]](), dict[NodeKey, ThrottleCase]()
+        found, cases_by_node = dict[NodeKey, tuple[int, ThrottleCase]](), dict[NodeKey, ThrottleCase]()
         for number, nodes in members.items():
             window, key = communicators.windows[number], communicators.reader.comms[number]
-            theirs = sorted(nodes & waiting.keys())
+            theirs = sorted(nodes & throttled.keys())
             cases = {}
             for node in theirs[:MAX_THROTTLED_NODES]:
-                mark = (key, node, waiting[node].since)
+                mark = (key, node, throttled[node].since)
                 slower = before.get(mark) or (
-                    slowdown(window, waiting[node].since) if is_fault(waiting[node]) else None
+                    slowdown(window, throttled[node].since) if is_fault(throttled[node]) else None
                 )
                 if slower is not None:
                     self._slower[mark] = slower
-                cases[node] = ThrottleCase(waiting[node], slower, _clock_share(gpus, node, waiting[node], nodes))
-            told |= cases
+                cases[node] = ThrottleCase(throttled[node], slower, _clock_share(gpus, node, throttled[node], nodes))
+            cases_by_node |= cases
             if number in late or window.finding is None or not window.blocked_seen or now < window.disputed_until:
                 continue
             named = _choose(cases, len(theirs), len(nodes))
@@ -111,15 +111,15 @@ class ThrottleDetector:
                 worse = found.get(named)
                 if worse is None or (cases[named].slower or 0.0) > (worse[1].slower or 0.0):
                     found[named] = number, cases[named]
-        return ThrottleFindings(found, told)
+        return ThrottleFindings(found, cases_by_node)
 
 
-def is_fault(waiting: Throttle) -> bool:
+def is_fault(throttled: Throttle) -> bool:
     """Whether it can be the reason why a job became slower.
 
     A power cap need not be: a heavier phase of the job makes it slower, and the first GPU reach its cap, by itself.
     """
-    return waiting.kinds != (POWER,)
+    return throttled.kinds != (POWER,)
 
 
 def slowdown(window: CommunicatorWindow, since: float) -> float | None:
@@ -149,15 +149,15 @@ def describe(communicators: Communicators, number: int, node: NodeKey, case: Thr
         "rank": ranks[0] if len(ranks) == 1 else None, "node_id": node[1],
         "pod": communicators.source(window, ranks[0]).pod or None, "share": round(case.slower or 0.0, 6),
         "lag_ms": round(lag, 6), "lasts": None, "collectives": None, "chance": None, "nvml": case.evidence(),
-        "why": f"No rank comes late, but GPU {case.waiting.uuid} is held back by {_kinds(case)}; {measured}.",
+        "why": f"No rank comes late, but GPU {case.throttled.uuid} is held back by {_kinds(case)}; {measured}.",
     }  # fmt: skip
 
 
-def _members(communicators: Communicators, waiting: Mapping[NodeKey, Throttle]) -> dict[int, set[NodeKey]]:
+def _members(communicators: Communicators, throttled: Mapping[NodeKey, Throttle]) -> dict[int, set[NodeKey]]:
     """The nodes of the communicators in which a node with such a GPU takes part."""
     sources = communicators.reader.sources
     # The last place stands for ranks that nobody has spoken for.
-    theirs = np.array([*((sender.cluster, sender.node) in waiting for sender in sources), False])
+    theirs = np.array([*((sender.cluster, sender.node) in throttled for sender in sources), False])
     if not theirs.any():
         return {}
     return {
@@ -167,28 +167,28 @@ def _members(communicators: Communicators, waiting: Mapping[NodeKey, Throttle]) 
     }
 
 
-def _clock_share(gpus: GpuStates, node: NodeKey, waiting: Throttle, nodes: set[NodeKey]) -> float | None:
+def _clock_share(gpus: GpuStates, node: NodeKey, throttled: Throttle, nodes: set[NodeKey]) -> float | None:
     clocks = [clock for peer in nodes - {node} if (clock := gpus.clock(peer))]
-    if not waiting.clock or len(clocks) < FEWEST - 1:
+    if not throttled.clock or len(clocks) < FEWEST - 1:
         return None
-    return waiting.clock / float(np.median(clocks))
+    return throttled.clock / float(np.median(clocks))
 
 
-def _choose(cases: Mapping[NodeKey, ThrottleCase], waiting: int, nodes: int) -> NodeKey | None:
+def _choose(cases: Mapping[NodeKey, ThrottleCase], throttled: int, nodes: int) -> NodeKey | None:
     """The one node that is meant, if there is one, and most nodes' GPUs are free."""
     proven = [node for node, case in cases.items() if case.proven]
-    return proven[0] if len(proven) == 1 and waiting <= MAX_THROTTLED_NODES and 2 * waiting < nodes else None
+    return proven[0] if len(proven) == 1 and throttled <= MAX_THROTTLED_NODES and 2 * throttled < nodes else None
 
 
 def _kinds(case: ThrottleCase) -> str:
-    return " and ".join(case.waiting.kinds)
+    return " and ".join(case.throttled.kinds)
 
 
-def _sentence(cases: Mapping[NodeKey, ThrottleCase], waiting: int, named: NodeKey | None) -> str:
+def _sentence(cases: Mapping[NodeKey, ThrottleCase], throttled: int, named: NodeKey | None) -> str:
     if named is not None:
         return f"GPU: nobody is late, and {named[1]} is held back by {_kinds(cases[named])}"
-    told = ", ".join(f"{node[1]} ({_kinds(case)})" for node, case in list(cases.items())[:SHOWN])
-    more = f" and {waiting - SHOWN} more" if waiting > SHOWN else ""
+    shown = ", ".join(f"{node[1]} ({_kinds(case)})" for node, case in list(cases.items())[:SHOWN])
+    more = f" and {throttled - SHOWN} more" if throttled > SHOWN else ""
     return (
-        f"unknown: nobody is late; GPUs are held back on {told}{more}, and nothing shows that the job waits for one"
+        f"unknown: nobody is late; GPUs are held back on {shown}{more}, and nothing shows that the job waits for one"
     )

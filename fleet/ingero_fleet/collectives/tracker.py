@@ -32,11 +32,11 @@ log = get(__name__)
 Export = Callable[[Push], None]
 
 MAX_POLL_POINTS: Final = 200_000
-"""With more points than this since the last tick the next one is waited for: a look would take a good part of it."""
+"""With more points than this since the last tick the next one is waited for: a poll would take a good part of it."""
 
 
 def shared_error(config: NcclConfig, polls: int) -> tuple[AttributionConfig, AttributionConfig]:
-    """How a tick judges, and a look: half of the chance of error is the tick's, all looks share the other half."""
+    """How a tick judges, and a poll: half of the chance of error is the tick's, all polls share the other half."""
     tick = AttributionConfig(error=config.error / 2 if polls else config.error, share=config.share)
     return tick, replace(tick, error=tick.error / max(1, polls))
 
@@ -146,7 +146,7 @@ class CollectivesTracker:
             self._announce(self._stragglers.withdraw(now))
 
     def shares(self) -> dict[NodeKey, float]:
-        """Share of its job's time that is lost waiting for each culprit alone, where that was measured."""
+        """Share of its job's time that is lost waiting for each straggler alone, where that was measured."""
         return {node: float(item["share"]) for node, item in self.stragglers.items() if item["share"]}
 
     def answer(self, cluster: str | None, now: float, limit: int = 100) -> dict[str, Any]:
@@ -169,7 +169,7 @@ class CollectivesTracker:
             return answers.largest_lags(self._shown)
 
     def _announce(self, edges: list[RankEdge]) -> None:
-        """Log the edges of accusations, and send them onward as log records."""
+        """Log the edges of accusations, and export them as log records."""
         for edge in edges:
             item = edge.straggler
             log.info(

@@ -44,7 +44,7 @@ class HealthHistory:
         self._arranged: list[npt.NDArray[Any]] = []
 
     def add(self, snapshot: TickSnapshot, cohort_names: list[str]) -> None:
-        """Take in a tick; `cohort_names` are those of the frame's cohorts, in words."""
+        """Take in a tick; `cohort_names` are those of the snapshot's cohorts, with a message."""
         names = snapshot.scores.names
         length = len(names)
         if length > self._levels.shape[1]:

@@ -1,4 +1,4 @@
-"""The receiving side of one process: listeners, what they hand over to, and exporters for what goes onward."""
+"""The receiving side of one process: listeners, what they hand over to, and exporters for what is exported."""
 
 import asyncio
 import time
@@ -62,7 +62,7 @@ class Authenticators:
 
 
 class IngestService:
-    """Takes pushes into a score map and sends them onward. Made and used on one event loop."""
+    """Takes pushes into a score map and exports them. Made and used on one event loop."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class IngestService:
             exporter.start()
 
     def provide(self, providers: ProviderMap) -> None:
-        """Say on metrics that go onward which provider their node runs at."""
+        """Say on metrics that are exported which provider their node runs at."""
         tag = ProviderTag(providers, self._reported)
         for exporter in self._exporters.values():
             exporter.tag = tag
@@ -104,7 +104,7 @@ class IngestService:
         return "" if row is None else self.table.hardware[int(self.table.view("hardware")[row])].provider
 
     def exports(self, signal: Signal) -> bool:
-        """Whether anything of this signal goes onward."""
+        """Whether anything of this signal is exported."""
         return signal in self._routes
 
     def export(self, push: Push) -> None:
@@ -113,14 +113,14 @@ class IngestService:
             exporter.export(push)
 
     def adopt(self, verdict_cache: VerdictCache) -> None:
-        """Answer from this board from now on."""
+        """Answer from this verdict cache from now on."""
         self.intake.verdict_cache = verdict_cache
 
     async def listen(self, ports: Mapping[str, int] | None = None) -> dict[str, int]:
         """Open the configured listeners and say where they listen.
 
-        `ports` are those to share with other processes. Raises `SettingsError` or `OSError` in words when a listener
-        cannot be had.
+        `ports` are those to share with other processes. Raises `SettingsError` or `OSError` with a message when a
+        listener cannot be had.
         """
         taken: dict[str, int] = {}
         for name, settings in listeners(self._config):

@@ -1,7 +1,7 @@
 """The link between Fleet and a receiver process: messages over a pair of sockets that nobody else has.
 
 A message is its length in four octets, a kind in one, and the body. Reports travel as JSON (names, cohorts, hardware)
-followed by fixed records; the board as JSON.
+followed by fixed records; the verdict cache as JSON.
 """
 
 import asyncio
@@ -48,7 +48,7 @@ class MessageKind(IntEnum):
     NODE_VERDICTS = 7
     """To the receiver: nodes that are told something else than most."""
     VERDICT_CACHE = 8
-    """To the receiver: the rest of the board, which replaces the one before."""
+    """To the receiver: the rest of the verdict cache, which replaces the one before."""
     PUSH = 9
     """From the receiver: a push with collectives or marks, as it came."""
     RELOAD = 10
@@ -94,7 +94,7 @@ def decode_batch(body: bytes) -> ReportBatch:
 
 
 def encode_verdict_cache(verdict_cache: VerdictCache) -> Iterator[bytes]:
-    """The messages that carry a board: TOLD as often as it takes, then BOARD."""
+    """The messages that carry a verdict cache: NODE_VERDICTS as often as needed, then VERDICT_CACHE."""
     overrides = [(line, *node) for node, line in verdict_cache.overrides.items()]
     for start in range(0, len(overrides), PART):
         yield encode_message(MessageKind.NODE_VERDICTS, orjson.dumps(overrides[start : start + PART]))
@@ -107,17 +107,17 @@ def encode_verdict_cache(verdict_cache: VerdictCache) -> Iterator[bytes]:
 
 
 class VerdictCacheDecoder:
-    """Puts a board together from its messages."""
+    """Puts a verdict cache together from its messages."""
 
     def __init__(self) -> None:
         self._others: dict[tuple[str, str], str] = {}
 
     def add_overrides(self, body: bytes) -> None:
-        """Take a TOLD."""
+        """Take NODE_VERDICTS."""
         self._others.update({(cluster, node): line for line, cluster, node in orjson.loads(body)})
 
     def verdict_cache(self, body: bytes) -> VerdictCache:
-        """Take a BOARD, which ends it."""
+        """Take VERDICT_CACHE, which ends it."""
         by, thresholds, default, as_of = orjson.loads(body)
         overrides, self._others = self._others, {}
         return VerdictCache(tuple(by), {tuple(key): value for key, value in thresholds}, default, overrides, as_of)

@@ -143,7 +143,7 @@ class ReceiverPool:
         self._stopping = False
 
     async def start(self) -> dict[str, int]:
-        """Take the ports and start the processes; raises `OSError` in words when they cannot listen."""
+        """Take the ports and start the processes; raises `OSError` with a message when they cannot listen."""
         for name, settings in listeners(self._config):
             reserved = _reserve(*parse_endpoint(settings.endpoint))
             self._reserved.append(reserved)
@@ -173,7 +173,7 @@ class ReceiverPool:
                 waiting[task].check_hung(asyncio.get_running_loop().time())
 
     def publish(self, verdict_cache: VerdictCache) -> None:
-        """Give every process the new board."""
+        """Give every process the new verdict cache."""
         self._verdict_cache = verdict_cache
         messages = list(encode_verdict_cache(verdict_cache))
         for receiver in self._running.values():

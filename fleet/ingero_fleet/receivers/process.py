@@ -1,4 +1,5 @@
-"""A receiver process: takes pushes on shared ports, hands reports over when asked, answers from the latest board.
+"""A receiver process: takes pushes on shared ports, hands reports over when asked, answers from the latest verdict
+cache.
 
 Started by `ingero_fleet.receivers.pool` with one end of a pair of sockets; it ends when told to or when that closes.
 """

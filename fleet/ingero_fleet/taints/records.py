@@ -48,7 +48,7 @@ class TaintRecord:
 
 
 def read_taint_records(push: Push) -> Iterator[TaintRecord | str]:
-    """Every mark that a push tells of, or in words why a record, or the push, is none."""
+    """Every mark that a push tells of, or with a message why a record, or the push, is none."""
     if len(push.body) > MAX_BYTES:
         yield "the push is too large for marks"
         return

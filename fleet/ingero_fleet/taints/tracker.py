@@ -1,4 +1,4 @@
-"""Which nodes are marked now, as far as the operator told since Fleet started. Bounded in number and in time."""
+"""Which nodes are tainted now, as far as the operator reported since Fleet started. Bounded in number and in time."""
 
 import threading
 from collections import Counter
@@ -91,7 +91,7 @@ class TaintTracker:
         return [_answer(record, until) for record, until in found]
 
     def taint(self, node: NodeKey, now: float) -> dict[str, Any] | None:
-        """The mark on one node."""
+        """The taint of one node."""
         with self._lock:
             record, until = self._taints.get(node, (None, 0.0))
         return _answer(record, until) if record and record.action != "remove" and until > now else None
