@@ -1,7 +1,6 @@
 """The `ingero-operator` command."""
 
 import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -9,7 +8,9 @@ from typing import Any
 import click
 
 from ingero_kit.files import write_ports_file
+from ingero_kit.flags import settings_flags
 from ingero_kit.settings import SettingsError, load
+from ingero_operator.settings import OperatorConfig
 
 PREFIX = "INGERO_OPERATOR_"
 CONFIG_VARIABLE = "INGERO_OPERATOR_CONFIG"
@@ -21,27 +22,12 @@ def main() -> None:
     """Reconciles FleetCluster and EchoStore into the running components."""
 
 
-def _flags(command: Callable[..., None]) -> Callable[..., None]:
-    """One flag for every setting, with the setting's own documentation as its help."""
-    from ingero_operator.settings import OperatorConfig
-
-    for name, field in reversed(OperatorConfig.model_fields.items()):
-        flag = "--" + name.replace("_", "-")
-        text = (field.description or "").replace("`", "")
-        if field.annotation is bool:
-            option = click.option(f"{flag}/--no-{flag[2:]}", name, default=None, help=text)
-        else:
-            option = click.option(flag, name, default=None, help=text)
-        command = option(command)
-    return command
-
-
 @main.command()
 @click.option(
     "--config", "file", type=click.Path(dir_okay=False, path_type=Path), envvar=CONFIG_VARIABLE, help="YAML file."
 )
 @click.option("--ports-file", type=click.Path(path_type=Path), help="Write the port taken, as JSON, when listening.")
-@_flags
+@settings_flags(OperatorConfig)
 def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     """Run the operator until SIGTERM, with the pod's service account or the kubeconfig's current context.
 
@@ -56,7 +42,6 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     from ingero_kit import logs
     from ingero_operator.api_client import ApiError
     from ingero_operator.app import serve
-    from ingero_operator.settings import OperatorConfig
     from ingero_operator.tasks import RestartRequired
 
     try:
