@@ -1,1 +1,1 @@
-"""Names and values that cross a process boundary, each spelled once. Standard library only, no behaviour."""
+"""Names and values that processes exchange, each defined once. Standard library only, no logic."""

@@ -36,10 +36,10 @@ CGROUP_PATH_HASH: Final = "ingero.cgroup_path_hash"
 """Point: first 16 hexadecimal digits of the SHA-256 of a cgroup path, or empty."""
 
 DETECTION_MODE_VALUE: Final = "ingero.detection_mode"
-"""Point: which threshold the agent classified with."""
+"""Point: which threshold the agent used to classify its node."""
 
 DECISION_SOURCE: Final = "ingero.decision.source"
-"""Point: verdict, threshold or history: what the agent's own classification rested on."""
+"""Point: verdict, threshold or history: what the agent's own classification was based on."""
 
 GPU_MODEL: Final = "ingero.gpu_model"
 """Point or resource: name of GPU 0 as nvidia-smi prints it."""
@@ -81,13 +81,13 @@ NCCL_NRANKS: Final = "nccl.nranks"
 """Point: size of the communicator."""
 
 NCCL_SEQ: Final = "nccl.seq"
-"""Point: number of the collective inside its communicator, counted by our agent."""
+"""Point: number of the collective inside its communicator, counted by the agent."""
 
 NCCL_DATATYPE: Final = "nccl.datatype"
-"""Point: NCCL's number of the elements' type."""
+"""Point: NCCL's number of the data type."""
 
 NCCL_REDUCE_OP: Final = "nccl.reduce_op"
-"""Point: NCCL's number of the reduction, only where there is one."""
+"""Point: NCCL's number of the reduction, only for collectives that reduce."""
 
 SOURCE: Final = "source"
 """Point: cuda, driver, graph or nccl."""
@@ -120,7 +120,7 @@ TAINT_ACTION: Final = "ingero.taint.action"
 """Record of a taint on a Kubernetes node: add, raise, lower, renew or remove."""
 
 TAINT_REASON: Final = "ingero.taint.reason"
-"""Record of a taint: why, as the operator's Event says it."""
+"""Record of a taint: the reason, as in the operator's Event."""
 
 TAINT_VERDICT: Final = "ingero.taint.verdict"
 """Record of a taint: eight hexadecimal digits, also the taint's value on the node."""
@@ -147,7 +147,7 @@ VERDICT_COHORT: Final = "ingero.verdict.cohort"
 """Log record: the peers that the node was compared with."""
 
 VERDICT_EVIDENCE: Final = "ingero.verdict.evidence"
-"""Log record: the numbers that decided, as JSON text."""
+"""Log record: the numbers that the verdict is based on, as JSON text."""
 
 VERDICT_DIGEST: Final = "ingero.verdict.digest"
 """Log record: digest of inputs and parameters; the same inputs give the same digest."""

@@ -1,4 +1,4 @@
-"""Names of Echo's interface: paths, tools, and the attributes that only Echo reads."""
+"""Names of Echo's interface: paths, tools, and the attributes that only Echo reads. "Open" paths need no token."""
 
 from typing import Final
 
@@ -24,7 +24,7 @@ TOOLS_LIST: Final = "/api/v2/tools/list"
 """Catalogue of tools with input and output JSON schemas."""
 
 TOOLS: Final = "/api/v2/tools/"
-"""POST with a tool's name behind it: call the tool."""
+"""POST to this path followed by a tool's name: call the tool."""
 
 SQL: Final = "/api/v2/sql"
 """POST: one read-only statement."""
@@ -42,10 +42,10 @@ MCP: Final = "/mcp"
 """Model Context Protocol over streamable HTTP; also served at `/`."""
 
 TOOL_PREFIX: Final = "fleet.cluster."
-"""What every tool's name begins with."""
+"""Prefix of every tool's name."""
 
 INVESTIGATE: Final = "investigate"
-"""Prompt that goes from where to why."""
+"""Name of the prompt that guides a client from finding the straggler to its cause."""
 
 CAUSAL_CHAIN_ID: Final = "causal_chain_id"
 """Point, log record or span: the causal chain that it belongs to; copied as it came."""

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Final
 
 CONTRACT_VERSION: Final = 1
-"""Stable types never lose or rename a required field."""
+"""Version of the events: types in it never lose or rename a required field."""
 
 MAX_LINE: Final = 64 * 1024
 """Longest line that a consumer accepts, bytes."""
@@ -56,7 +56,7 @@ class StragglerResolvedEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryEvent(Event):
-    """What a process holds of a GPU's memory, bytes; sent when that changed, at most once a poll.
+    """GPU memory that a process uses, bytes; sent when that changed, at most once a poll.
 
     `utilization_pct` is its share of the GPU's memory, 0 to 100. `last_alloc_size` is 0 while no allocation was seen.
     """
@@ -74,10 +74,10 @@ class MemoryEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class StraggleEvent(Event):
-    """A process launches far less than it did while its threads were pushed off their processors.
+    """A process launches far less work than before while its threads are preempted.
 
-    `throughput_drop_pct`, 0 to 100, is against its own average before; `sustained` on every line but the first of a
-    spell. `preempting_pids` are the processes that ran instead, most recent first.
+    `throughput_drop_pct`, 0 to 100, is relative to its own earlier average; `sustained` is set on every line but the
+    first of an episode. `preempting_pids` are the processes that ran instead, most recent first.
     """
 
     type: ClassVar[str] = "straggle"
@@ -96,11 +96,11 @@ class StraggleEvent(Event):
 KINDS: Final[dict[str, type[Event]]] = {
     kind.type: kind for kind in (StragglerStateEvent, StragglerResolvedEvent, MemoryEvent, StraggleEvent)
 }
-"""Types that this version reads into records; other types are legal lines that are only counted."""
+"""Types that this version parses into records; lines of other types are valid and only counted."""
 
 
 def parse_line(line: bytes | str) -> tuple[str, Event | None]:
-    """Read a line into its type and, for a known type, its record. Unknown fields are ignored.
+    """Parse a line into its type and, for a known type, its record. Unknown fields are ignored.
 
     Raises `ValueError` for a line that is not JSON, has no type, or lacks a required field.
     """

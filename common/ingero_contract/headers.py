@@ -6,7 +6,7 @@ THRESHOLD: Final = "X-Ingero-Threshold"
 """Answer: score below which a node counts as a straggler, six decimals, 0.1 to 0.99. Absent without a quorum."""
 
 QUORUM_MET: Final = "X-Ingero-Quorum-Met"
-"""Answer: `true`; both headers travel together or not at all."""
+"""Answer: `true`; this header and the threshold are sent together or not at all."""
 
 VERDICT: Final = "X-Ingero-Verdict"
 """Answer: Fleet's verdict on the pushing node, see `ingero_contract.verdicts`."""

@@ -24,7 +24,7 @@ PROOF_LABEL: Final = "ingero.io/volume-proof"
 """Label of the ConfigMap whose existence lets a store start."""
 
 TAINT_FINALIZER: Final = "ingero.io/taints"
-"""Held only while a FleetCluster has taints on nodes."""
+"""Finalizer that a FleetCluster carries only while it has taints on nodes."""
 
 MANAGER: Final = "ingero-operator"
 """Field manager of everything that the operator applies, and value of the managed-by label."""

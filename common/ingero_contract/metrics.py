@@ -6,7 +6,7 @@ HEALTH_SCORE: Final = "ingero.node.health_score"
 """Health of a node, 0 (dead) to 1 (as good as its own best). Instrument: gauge. Unit: 1."""
 
 THROUGHPUT_RATE: Final = "ingero.node.throughput_rate"
-"""Absolute work rate, operations or steps a second, so that peers can be compared from birth.
+"""Absolute work rate, operations or steps a second. Peers can be compared by it before they have a baseline.
 
 Instrument: gauge. Unit: 1/s.
 """
@@ -69,7 +69,7 @@ GPU_MEMORY_FREE: Final = "gpu.memory.free"
 """Memory of a GPU that is free. Instrument: gauge. Unit: By."""
 
 GPU_MEMORY_TOTAL: Final = "gpu.memory.total"
-"""Memory of a GPU altogether. Instrument: gauge. Unit: By."""
+"""Total memory of a GPU. Instrument: gauge. Unit: By."""
 
 GPU_MEMORY_FRAGMENTATION: Final = "gpu.memory.fragmentation_estimate"
 """Share of a GPU's memory that is neither used nor free, 0 to 1. Instrument: gauge. Unit: 1."""
@@ -87,7 +87,7 @@ SYSTEM_MEMORY: Final = "system.memory.utilization"
 """Share of the host's memory in use. Instrument: gauge. Unit: 1."""
 
 SYSTEM_MEMORY_AVAILABLE: Final = "system.memory.usage.available"
-"""Memory that can be had without swapping. Instrument: gauge. Unit: By."""
+"""Memory that is available without swapping. Instrument: gauge. Unit: By."""
 
 SYSTEM_LOAD: Final = "system.cpu.load_average.1m"
 """Load average of the last minute. Instrument: gauge. Unit: 1."""
@@ -111,7 +111,7 @@ NCCL_PROCESSES: Final = "gpu.nccl.processes_total"
 """Processes that have NCCL loaded. Instrument: gauge. Unit: 1."""
 
 STRAGGLER_COST: Final = "ingero.fleet.straggler_cost"
-"""What waiting for a node has cost since Fleet started; sent by Fleet. Shares of a job add up to all of its waiting.
+"""Cost of waiting for a node since Fleet started; sent by Fleet. The nodes of a job add up to all of its waiting.
 
 Instrument: cumulative monotonic sum. Unit: the currency.
 """
@@ -129,4 +129,5 @@ TAINT_EVENT: Final = "ingero.taint"
 """Event name of the OTLP log record that the operator sends for every taint that it sets, changes or removes."""
 
 VERDICT_EVENT: Final = "ingero.verdict"
-"""Event name of the OTLP log record that Fleet sends onward for every edge of a verdict."""
+"""Event name of the OTLP log record that Fleet exports whenever a node is accused, begins to recover, relapses or
+is cleared."""

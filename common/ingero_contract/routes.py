@@ -24,13 +24,13 @@ FLEET_THRESHOLD: Final = "/api/v1/threshold"
 """`{"threshold": number, "quorum_met": bool}`; threshold 0 and false before the first quorum."""
 
 FLEET_STRAGGLERS: Final = "/api/v1/stragglers"
-"""Who is a straggler now, since when and why; what the operator acts on."""
+"""Which nodes are stragglers now, since when and why; the operator acts on it."""
 
 FLEET_VERDICTS: Final = "/api/v1/verdicts"
 """The detector's verdict on every node."""
 
 FLEET_COST: Final = "/api/v1/cost"
-"""What jobs cost, what of it was spent waiting, and for whom."""
+"""What jobs cost, how much of it was spent waiting, and for which nodes."""
 
 FLEET_COLLECTIVES: Final = "/api/v1/collectives"
 """Diagnostics: which rank the collectives wait for, and how late every rank is."""

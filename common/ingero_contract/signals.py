@@ -1,4 +1,4 @@
-"""The signals of a node's health: one table from which encoding, decoding, score, metrics and columns follow."""
+"""The signals of a node's health in one table, which encoding, decoding, score, metrics and columns are based on."""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -6,7 +6,7 @@ from typing import Final
 
 
 class HealthSignal(StrEnum):
-    """Names of the signals; a verdict's evidence names the one that fell the most below its baseline."""
+    """Names of the signals. A verdict's evidence has the signal that fell furthest below its baseline."""
 
     THROUGHPUT = "throughput"
     COMPUTE = "compute"

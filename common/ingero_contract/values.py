@@ -1,10 +1,10 @@
-"""Enumerations that travel."""
+"""Enumerations whose values are sent between processes."""
 
 from enum import StrEnum
 from typing import Final
 
 LATE_RANK: Final = "late_rank"
-"""Kind of a straggler that collectives name: the node of the rank that the others wait for."""
+"""Kind of a straggler found by collectives: the node of the rank that the others wait for."""
 
 GPU_THROTTLED: Final = "gpu_throttled"
 """Kind of a straggler whose GPU is throttled, while its ranks block as long as their peers."""
@@ -19,7 +19,7 @@ class NodeState(StrEnum):
 
 
 class DetectionMode(StrEnum):
-    """Which threshold an agent classified with."""
+    """Which threshold an agent used to classify its node."""
 
     FLEET = "fleet"
     FLEET_CACHED = "fleet-cached"
@@ -29,7 +29,7 @@ class DetectionMode(StrEnum):
 
 
 class DecisionSource(StrEnum):
-    """What an agent's own classification rested on."""
+    """What an agent's own classification was based on."""
 
     VERDICT = "verdict"
     THRESHOLD = "threshold"
@@ -51,7 +51,7 @@ class VerdictState(StrEnum):
 
 
 THRESHOLD_K: Final = 2.0
-"""Scaled median absolute deviations below the median of its peers at which a node lies low, unless set otherwise."""
+"""Default number of scaled median absolute deviations below the median of its peers at which a node counts as low."""
 
 THRESHOLD_MIN_BAND: Final = 0.05
-"""Smallest distance below the median that counts, a score's unit, where nothing else is set."""
+"""Default of the smallest distance below the median that counts, in units of the score."""

@@ -31,7 +31,7 @@ class VerdictLine:
         return self.state in ACTIONABLE
 
     def format(self) -> str:
-        """Render the header value."""
+        """The header value."""
         parts = [str(self.state)]
         if self.kind:
             parts.append(f"kind={self.kind}")
@@ -43,7 +43,7 @@ class VerdictLine:
 
 
 def parse_verdict(text: str) -> VerdictLine | None:
-    """Read a header value; `None` for anything that is not a verdict. Unknown keys are skipped."""
+    """Parse a header value; `None` for anything that is not a verdict. Unknown keys are ignored."""
     if len(text) > MAX_LENGTH:
         return None
     head, *rest = text.strip().split(";")

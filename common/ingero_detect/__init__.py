@@ -1,1 +1,1 @@
-"""Straggler detection: pure functions over arrays, clock passed in; nothing blocks, logs or reads time."""
+"""Straggler detection: pure functions over arrays. The caller passes the time; nothing blocks or logs."""

@@ -1,7 +1,7 @@
-"""What healthy nodes do by chance, and the alarm levels that follow from it; `budget` has the mathematics.
+"""Measures what healthy nodes do by chance and sets the alarm levels; the mathematics is in `false_alarm_budget`.
 
-By group and side (`slow`, and its mirror `fast`) histograms of peaks and steps of the evidence are kept, of runs that
-ended by themselves, and the node-hours in which they were seen. They fade: half is forgotten within two days.
+It keeps histograms of the peaks and steps of the evidence by group and side (`slow` and its mirror `fast`), of
+collapses that ended by themselves, and the node-hours behind them. They decay with a half-life of two days.
 """
 
 from typing import Final
@@ -19,19 +19,19 @@ OFFSET_TICKS: Final = 12
 """Ticks between two measurements of the spread of a cohort's nodes, and at least between two calibrations."""
 
 _CALIBRATED: Final = 64
-"""Groups that a tick calibrates anew where there are many; where there are few, each has its turn in time."""
+"""Groups that a tick recalibrates in a large fleet; in a small one each group is due every `OFFSET_TICKS` ticks."""
 
 _SAMPLE: Final = 8192
-"""Nodes whose steps are booked in one tick."""
+"""Nodes whose steps are counted in one tick."""
 
 _SHORT_RUN: Final = 12
-"""A collapse that ends by itself within so many ticks counts against confirming collapses early."""
+"""Ticks. A collapse that ends by itself within this time makes the group need more ticks to confirm a collapse."""
 
 _HALF_LIFE_HOURS: Final = 48.0
 
 
 def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, theory: float) -> Floats:
-    """The alarm level of every group; some of them are calibrated anew in a tick. `theory`: without caution."""
+    """The alarm level of every group; each tick recalibrates some of them. `theory`: without safety factor."""
     first = false_alarm_budget.initial_level(theory, parameters.largest_step)
     alarm = memory.group("alarm")
     alarm[np.isnan(alarm)] = first
@@ -57,7 +57,7 @@ def record_tick(
     memory: ColumnStore, parameters: Parameters, ticks: int, nodes: Residuals, bounds: Bounds, own: OwnTest,
     collapse: CollapseTest,
 ) -> None:  # fmt: skip
-    """Enter a tick into the histograms; call it before the tick's evidence is remembered."""
+    """Add a tick to the histograms; call it before the tick's evidence is stored."""
     free = ~nodes.accused & nodes.ready & nodes.eligible
     for side, evidence in (("slow", own.slow), ("fast", own.fast)):
         _record_peaks(memory, side, nodes, free, evidence)
@@ -76,7 +76,7 @@ def _count(histograms: npt.NDArray[np.float32], group: Ints, bins: Ints) -> None
 
 
 def _record_peaks(memory: ColumnStore, side: str, nodes: Residuals, free: Bools, evidence: Singles) -> None:
-    """What the evidence had reached when it came back to zero."""
+    """Count the peak of evidence that has returned to zero."""
     column = memory.node(f"{side}_peak")
     peak = column[nodes.index]
     ended = (memory.node(side)[nodes.index] > 0) & (evidence <= 0) & free
@@ -86,7 +86,7 @@ def _record_peaks(memory: ColumnStore, side: str, nodes: Residuals, free: Bools,
 
 
 def _record_steps(memory: ColumnStore, ticks: int, nodes: Residuals, free: Bools, bounds: Bounds) -> None:
-    """Take a sample of what the tick added on both sides; a large fleet needs no more than some thousands."""
+    """Count what the tick added on both sides, of a sample of nodes; a few thousand are enough for a large fleet."""
     rows = np.flatnonzero(free)
     stride = 1 + len(rows) // _SAMPLE
     rows = rows[ticks % stride :: stride]
@@ -97,7 +97,7 @@ def _record_steps(memory: ColumnStore, ticks: int, nodes: Residuals, free: Bools
 
 
 def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints) -> None:
-    """An accusation that passed by itself within a minute was chance: its peak counts against the budget."""
+    """Count accusations that ended by themselves within a minute as chance: their peaks count against the budget."""
     lasted = (memory.node("well_since")[rows] - memory.node("since")[rows]) / parameters.tick_seconds
     chance = rows[(lasted <= _SHORT_RUN) & (memory.node("reached")[rows] > 0)]
     bins = false_alarm_budget.bins_of(memory.node("reached")[chance].astype(np.float64))
@@ -105,7 +105,7 @@ def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints)
 
 
 def estimates(memory: ColumnStore, theory: float) -> dict[str, float]:
-    """False alarms a node-hour at the present levels, by own tail and by mirror."""
+    """Estimated false alarms per node-hour at the present levels, from the test and from the mirrored test."""
     hours, alarm = memory.group("hours"), np.nan_to_num(memory.group("alarm"), nan=theory)
     total = float(hours.sum())
     found = {}

@@ -1,4 +1,4 @@
-"""How states, kinds and axes are written in columns."""
+"""Codes of states, kinds and axes in the columns."""
 
 from typing import Final
 

@@ -1,4 +1,4 @@
-"""Which nodes report, and their cohorts: `home` is a node's own cohort, `group` the cohort after merging."""
+"""Records which nodes report, and their cohorts: `home` is a node's own cohort, `group` the cohort after merging."""
 
 from typing import Any
 
@@ -38,20 +38,20 @@ def enter_observation(memory: ColumnStore, now: float, seen: Observation, slots:
 
 
 class CohortAssignment:
-    """Keeps homes and groups current. Another job is another history; another group is only another level."""
+    """Keeps homes and groups current. A new job starts a new history; a new group only changes the level."""
 
     def __init__(self, mergeable: tuple[int, ...], min_peers: int) -> None:
         self._mergeable, self._min_peers = mergeable, min_peers
         self.forget()
 
     def forget(self) -> None:
-        """Look at everybody anew in the next tick."""
+        """Assign all nodes anew in the next tick."""
         self._placed: tuple[Any, ...] = ()
         self._merged_for: dict[CohortKey, int] = {}
         self._merged: dict[CohortKey, CohortKey] = {}
 
     def assign(self, memory: ColumnStore, seen: Observation, slots: Ints) -> None:
-        """Bring the columns `home`, `group` and `size` up to date."""
+        """Update the columns `home`, `group` and `size`."""
         if self._placed and self._is_placed(memory, seen, slots):
             return
         _move_home(memory, seen, slots)
@@ -59,7 +59,7 @@ class CohortAssignment:
         self._placed = (seen.cohorts, seen.cohort, slots, memory.forgotten)
 
     def _is_placed(self, memory: ColumnStore, seen: Observation, slots: Ints) -> bool:
-        """Whether everybody still is where the last tick found them."""
+        """Whether all nodes are still in the cohort of the last tick."""
         cohorts, cohort, at, forgotten = self._placed
         return (
             slots is at
@@ -84,7 +84,7 @@ class CohortAssignment:
 
 
 def _move_home(memory: ColumnStore, seen: Observation, slots: Ints) -> None:
-    """Enter the cohort of every node; a node that changed its cohort is learnt anew."""
+    """Set the cohort of every node; a node that changed its cohort is learnt anew."""
     known = slots >= 0
     home_of = np.array([memory.home(key) for key in seen.cohorts], np.int32)
     rows = slots[known]
@@ -101,7 +101,7 @@ def _move_home(memory: ColumnStore, seen: Observation, slots: Ints) -> None:
 
 
 def _move_to_groups(memory: ColumnStore, wanted: Ints) -> None:
-    """Enter the group of every node; baselines are shifted by what its level is higher or lower."""
+    """Set the group of every node; baselines are shifted by the difference of the levels."""
     group = memory.node("group")
     other = (wanted != group) & memory.node("used")
     if other.any():
@@ -119,7 +119,7 @@ def _move_to_groups(memory: ColumnStore, wanted: Ints) -> None:
 
 
 def note_presence(memory: ColumnStore, parameters: Parameters, code: Codes, working: Bools) -> None:
-    """Update presence: silent, calibrating, returned. After a return and some ticks of grace evidence starts anew."""
+    """Update presence: silent, calibrating, returned. On a return evidence starts anew, after a grace period."""
     state, absent, last = memory.node("state"), memory.node("absent"), memory.node("code")
     absent += 1
     away = absent > parameters.silent_ticks

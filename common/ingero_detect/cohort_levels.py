@@ -1,4 +1,4 @@
-"""What a cohort does together: its level and spread, and the jobs that lost speed as a whole."""
+"""The common level and spread of a cohort, and the jobs that lost speed as a whole."""
 
 from typing import Final
 
@@ -19,7 +19,7 @@ _LATE_PHASE_COUNT: Final = 10
 
 
 def follow_offsets(memory: ColumnStore, ticks: int, absolute: Singles, nodes: Residuals) -> None:
-    """How far nodes of a cohort at work lie apart, as a standard deviation that leans on 4 % while they are few."""
+    """Update how far active nodes of a cohort lie apart: a standard deviation, drawn towards 4 % if they are few."""
     column = memory.group("offsets")
     count = nodes.reference.count
     if ticks % OFFSET_TICKS and np.isfinite(column[count > 0]).all():
@@ -32,7 +32,7 @@ def follow_offsets(memory: ColumnStore, ticks: int, absolute: Singles, nodes: Re
 
 
 def follow_levels(memory: ColumnStore, parameters: Parameters, reference: Reference, now: float) -> None:
-    """Let the scale and the common level follow; a level that lasts is a new phase of the job."""
+    """Update the scale and the common level; a level that lasts is a new phase of the job."""
     level, scale, ticks = memory.group("level"), memory.group("scale"), memory.group("ticks")
     if len(reference.count) < len(level):
         return

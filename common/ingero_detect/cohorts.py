@@ -4,14 +4,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
 CohortKey = tuple[str, ...]
-"""Cluster, then what nodes of the cohort share."""
+"""Cluster, then the labels that nodes of the cohort share."""
 
 ANY: Final = "*"
 """Stands for a part of a key that was dropped."""
 
 
 def widened(key: CohortKey, dropped: Iterable[int]) -> CohortKey:
-    """The key without the parts at these positions."""
+    """The key with `ANY` at these positions."""
     places = frozenset(dropped)
     return tuple(ANY if place in places else part for place, part in enumerate(key))
 
@@ -23,7 +23,7 @@ def drop_orders(mergeable: Sequence[int]) -> list[tuple[int, ...]]:
 
 
 def merge(sizes: Mapping[CohortKey, int], mergeable: Sequence[int], minimum: int) -> dict[CohortKey, CohortKey]:
-    """The group of every cohort: the narrowest widening with `minimum` nodes, or itself if none has."""
+    """The group of every cohort: its least widened key with `minimum` nodes, otherwise the cohort itself."""
     groups = {key: key for key in sizes}
     open_keys = [key for key, size in sizes.items() if size < minimum]
     for dropped in drop_orders(mergeable)[1:]:

@@ -1,4 +1,4 @@
-"""What the detector remembers: columns by node and by group, bounded, forgotten after silence, kept in a snapshot."""
+"""The detector's memory: columns by node and by group, bounded, kept in a snapshot; silent nodes are removed."""
 
 import io
 import json
@@ -88,7 +88,7 @@ GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
 """Type and initial value of the columns by group."""
 
 VERSION: Final = 3
-"""Of snapshots."""
+"""Version of the snapshot format."""
 
 
 class SnapshotError(ValueError):
@@ -96,7 +96,7 @@ class SnapshotError(ValueError):
 
 
 class ColumnStore:
-    """The columns. Nodes keep their slot while they are remembered; so do groups. Not thread-safe: one owner."""
+    """The columns. Nodes keep their slot while they are remembered; so do groups. Not thread-safe."""
 
     def __init__(self, warmup: int, max_nodes: int, max_cohorts: int) -> None:
         self.warmup, self.max_nodes, self.max_cohorts = warmup, max_nodes, max_cohorts
@@ -142,7 +142,7 @@ class ColumnStore:
         return self._group_columns[name][: len(self.groups)]
 
     def window(self) -> npt.NDArray[np.float16]:
-        """What learning nodes did so far, log units to a two-thousandth of themselves, (slots, warm-up ticks)."""
+        """Rates of learning nodes, log units with a precision of 1/2000 of themselves, (slots, warm-up ticks)."""
         return self._window[: len(self.names)]
 
     def peaks(self, side: str) -> npt.NDArray[np.float32]:
@@ -162,7 +162,7 @@ class ColumnStore:
         return self._slots.get(node)
 
     def slots(self, names: Sequence[NodeKey]) -> Ints:
-        """The slot of every node, entering new ones; -1 where there is no room."""
+        """The slot of every node; new nodes are added; -1 if the store is full."""
         if names == self._last_names:
             return self._last_slots
         entered: list[int] = []
@@ -203,11 +203,11 @@ class ColumnStore:
                 self._columns[name][slots] = start
 
     def home(self, key: CohortKey) -> int:
-        """The number of a cohort; -1 where there is no room."""
+        """The number of a cohort, which is added if it is new; -1 if the store is full."""
         return self._number(key, self._homes, self.homes)
 
     def group_number(self, key: CohortKey) -> int:
-        """The number of a group, entering a new one; -1 where there is no room."""
+        """The number of a group, which is added if it is new; -1 if the store is full."""
         known = len(self.groups)
         number = self._number(key, self._groups, self.groups)
         if number == known:
@@ -284,7 +284,7 @@ class ColumnStore:
         return file.getvalue()
 
     def restore(self, data: bytes) -> dict[str, Any]:
-        """Take a snapshot's place; returns the facts. `SnapshotError` if it is damaged or of another shape."""
+        """Load a snapshot; returns the facts. `SnapshotError` if it is damaged or of another shape."""
         try:
             with np.load(io.BytesIO(data), allow_pickle=False) as file:
                 arrays = {name: file[name] for name in file.files}
@@ -340,7 +340,7 @@ def _typed(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
 
 
 def _longer(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Twice as long; what is not yet used takes no memory, since nothing has been written there."""
+    """An array twice as long; the unused part takes no memory, because nothing has been written there."""
     longer = np.zeros((2 * len(array), *array.shape[1:]), array.dtype)
     longer[: len(array)] = array
     return longer

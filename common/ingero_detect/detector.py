@@ -1,4 +1,4 @@
-"""The detector: one tick of observations in, states and edges out. No clock, no I/O; same inputs, same answer.
+"""The detector: takes a tick of observations, returns states and edges. No clock or I/O; equal inputs, equal results.
 
 The steps of a tick: assign nodes to cohorts (`cohort_assignment`), compute residuals and tests (`sequential_tests`),
 calibrate the alarm levels (`calibration`), update baselines (`learning`), states (`states`) and the common level of
@@ -32,7 +32,7 @@ from ingero_detect.verdict_view import VerdictView
 from ingero_detect.verdicts import Verdict
 
 _LONGEST_WAIT: Final = 6.5
-"""A longer gap between two ticks, in ticks, counts as an absence of all nodes."""
+"""Ticks. A longer gap between two ticks counts as an absence of all nodes."""
 
 _FORGET_TICKS: Final = 64
 """Ticks between two removals of forgotten nodes."""
@@ -92,7 +92,7 @@ class Detector:
         return Outcome(now, slots, self._edges(before), cohort_levels.slow_jobs(memory), self._chain.hex())
 
     def _judge(self, index: slice | Ints, logs: Floats, fresh: Bools) -> Reference:
-        """Residuals, tests and states of the nodes in `index`; `logs` and who is not held (`fresh`) by slot."""
+        """Compute residuals, tests and states of the nodes in `index`. By slot: `logs`, and `fresh` if not held."""
         memory, parameters, now = self.memory, self.parameters, self._now
         group = memory.node("group")
         if not self._groups.still(group, len(memory.groups)):
@@ -116,7 +116,7 @@ class Detector:
         states.advance(memory, parameters, now, nodes, peers, alarms)
         return nodes.reference
 
-    # What is told
+    # Results
 
     def accused(self) -> Bools:
         """By slot: accused and not recovered yet."""
@@ -141,15 +141,15 @@ class Detector:
         return edges
 
     def verdict(self, slot: int) -> Verdict:
-        """Everything about the node in a slot, as of the last tick."""
+        """The verdict on the node in a slot, as of the last tick."""
         return VerdictView.take(self.memory, self._now, self._chain.hex(), copy=False).verdict(slot)
 
     def view(self) -> VerdictView:
-        """A copy of what is known, to be read while the next tick runs."""
+        """A copy of the results, to be read while the next tick runs."""
         return VerdictView.take(self.memory, self._now, self._chain.hex(), copy=True)
 
     def estimates(self) -> dict[str, float]:
-        """The budget's bookkeeping: node-hours judged, and false alarms a node-hour by own tail and mirror."""
+        """Node-hours judged, and estimated false alarms per node-hour from the test and from the mirrored test."""
         return {
             "node_hours": self.node_hours,
             "budget": self.parameters.budget,
@@ -159,7 +159,7 @@ class Detector:
     # Snapshot
 
     def snapshot(self) -> bytes:
-        """Everything that a restart needs to go on as if nothing had happened."""
+        """All state that a restart needs to continue with the same results."""
         facts = {
             "parameters": asdict(self.parameters), "mergeable": list(self.mergeable), "ticks": self.ticks,
             "node_hours": self.node_hours, "now": self._now, "digest": self._chain.hex(),
@@ -167,7 +167,7 @@ class Detector:
         return self.memory.snapshot(facts)
 
     def restore(self, data: bytes) -> float:
-        """Go on from a snapshot taken under the same parameters; returns the time of its last tick, seconds.
+        """Continue from a snapshot taken with the same parameters; returns the time of its last tick, seconds.
 
         `SnapshotError` leaves the detector as it was.
         """

@@ -1,13 +1,14 @@
-"""Finds the straggler rank of a synchronised job from a timeline of operations, whatever the clocks say. Pure.
+"""Finds the straggler rank of a synchronised job from a timeline of operations, without comparing clocks. Pure.
 
 Only durations, and differences on one rank's own clock, are used. Three kinds of evidence:
 
-- compute: time that a rank spends computing in a step, against ranks that do the same (its pipeline stage);
-- lag: in a collective everybody waits for the last to arrive, so the late rank is the one that blocks least
+- compute: time that a rank spends computing in a step, compared with ranks that do the same (its pipeline stage);
+- lag: in a collective all ranks wait for the last one, so the late rank is the one that blocks least
   (`lag = median(blocked) - blocked`); a victim blocks longest and is never named;
-- where the excess follows a stage, or the step and not the rank, it is the job's partition or its data, no node.
+- if the excess belongs to a stage, or to a step and not to a rank, the cause is the job's partition or its data, not
+  a node.
 
-A rank is named when its excess is significant over all ranks, stands out of how ranks differ, and costs time.
+A rank is named when its excess is significant, exceeds the usual spread between ranks, and costs time.
 """
 
 from typing import Any
@@ -67,7 +68,7 @@ def diagnose(line: Timeline) -> Diagnosis:
     return Diagnosis(worst.cause, worst.ranks, float(period / ideal), worst.seconds_lost_per_step, evidence)
 
 
-# What the compute times say
+# Compute times
 
 
 def _from_compute(
@@ -104,7 +105,7 @@ def _from_compute(
 
 
 def _is_made_of(flagged: Bools, parts: Ints) -> bool:
-    """Whether the slow ranks are just those of one or more parts, pipeline stages or replicas, of several ranks."""
+    """Whether the slow ranks are exactly those of one or more pipeline stages (or replicas) of several ranks."""
     if (parts < 0).any() or not 2 <= len(np.unique(parts)) < len(parts):
         return False
     touched = np.isin(parts, np.unique(parts[flagged]))
@@ -112,7 +113,7 @@ def _is_made_of(flagged: Bools, parts: Ints) -> bool:
 
 
 def _late_onset(relative: Floats) -> Bools:
-    """Ranks that became slower under way against their own beginning: no partition of the job does that."""
+    """Ranks that became slower than they were at their own beginning, which no partition of the job causes."""
     steps = relative.shape[1]
     if steps < 2 * FEWEST_STEPS:
         return np.zeros(len(relative), np.bool_)
@@ -128,7 +129,7 @@ def _late_onset(relative: Floats) -> Bools:
 
 
 def _node(flagged: Bools, excess: Floats, compute: Floats, alike: Ints, by: str) -> Diagnosis:
-    """Culprits and what they cost: the slowest rank of each step against the slowest if they were as their like."""
+    """The stragglers and their cost: how much faster the slowest rank of each step is if they are like peers."""
     repaired = compute.copy()
     for rank in np.flatnonzero(flagged).tolist():
         peers = (alike == alike[rank]) & ~flagged
@@ -141,19 +142,19 @@ def _node(flagged: Bools, excess: Floats, compute: Floats, alike: Ints, by: str)
 
 
 def _worst_first(flagged: Bools, excess: Floats) -> tuple[tuple[int, ...], dict[str, float]]:
-    """The ranks in question, the largest excess first, and their excess as evidence."""
+    """The flagged ranks, the largest excess first, and their excess as evidence."""
     ranks = tuple(int(rank) for rank in np.flatnonzero(flagged)[np.argsort(-excess[flagged], kind="stable")])
     return ranks, {str(rank): round(float(excess[rank]), 6) for rank in ranks}
 
 
-# What the waiting times say
+# Waiting times
 
 
 def _from_lags(
     lags: Floats, free: Floats | None, blame: WaitAttribution | None, stage: Ints, replica: Ints, period: float,
     facts: dict[str, Any],
 ) -> Diagnosis | None:  # fmt: skip
-    """The rank that blocks least, when compute times are missing or tell nothing."""
+    """The rank that blocks least, for timelines whose compute times are missing or show no cause."""
     flagged, excess = straggler_ranks(lags / period, np.zeros(len(lags), np.int64), blame)
     if free is not None:
         flagged &= np.nanmean(free, axis=1) > 0.5 * excess
@@ -168,7 +169,7 @@ def _from_lags(
     saved = np.nanmax(lags, axis=0) - np.maximum(np.nanmax(others, axis=0), 0.0)
     lost = float(np.nanmean(np.maximum(saved, 0.0)))
     if blame is not None:
-        # A delay that is passed on from group to group is lost once.
+        # A delay that is passed on from group to group counts once.
         lost = min(lost, float((blame.gaps(whole) * flagged[blame.rank_of]).max()) / lags.shape[1])
     last = np.argmax(np.nan_to_num(lags, nan=-np.inf), axis=0)
     evidence = {
@@ -184,16 +185,16 @@ def _from_lags(
 
 
 def _like(stage: Ints) -> Ints:
-    """Which ranks do the same work: those of a stage, or all where stage_imbalance are not known."""
+    """Which ranks do the same work: those of a stage, or all if stages are not known."""
     return stage if (stage >= 0).all() else np.zeros_like(stage)
 
 
 def _free(line: Timeline, stage: Ints, period: float) -> Floats | None:
-    """How much less than ranks of its stage each rank was blocked in all its groups, by (rank, step), in steps.
+    """How much less each rank was blocked in all its groups than ranks of its stage, by (rank, step), in steps.
 
-    All ranks have the same time, and what a rank is not blocked it holds others up, whatever it does: a victim that
-    waits in one group waits less in the next. In a pipeline the waits of single groups do not show that, since who
-    sends never waits for who receives.
+    All ranks spend the same time in a step. While a rank is not blocked it delays others, and a victim that waits in
+    one group waits less in the next. In a pipeline the waits of single groups do not show the late rank, because a
+    sender never waits for its receiver.
     """
     alike = _like(stage)
     if np.isin(1, np.bincount(alike)):
@@ -205,7 +206,7 @@ def _free(line: Timeline, stage: Ints, period: float) -> Floats | None:
 
 
 def _from_freedom(free: Floats, stage: Ints, replica: Ints, period: float) -> Diagnosis | None:
-    """The rank that blocks least over all groups that it meets in."""
+    """The rank that blocks least over all groups that it belongs to."""
     flagged, excess = straggler_ranks(free, _like(stage))
     if not flagged.any() or _is_made_of(flagged, stage) or _is_made_of(flagged, replica):
         return None
@@ -219,7 +220,7 @@ def _from_freedom(free: Floats, stage: Ints, replica: Ints, period: float) -> Di
 
 
 def _supported(item: Diagnosis, lags: Floats) -> Diagnosis:
-    """A rank that computes long but blocks longer than others delays no other rank."""
+    """Remove ranks that compute long but block longer than others: they delay no other rank."""
     if item.cause is not Cause.NODE or item.evidence["by"].startswith("blocked_least"):
         return item
     mean, error = trimmed_mean(lags)

@@ -16,7 +16,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The verdict. `ranks` are numbers of the timeline; `slowdown` is the step time over what it could be."""
+    """The verdict. `ranks` are numbers of the timeline; `slowdown` is the step time over the possible step time."""
 
     cause: Cause
     ranks: tuple[int, ...] = ()

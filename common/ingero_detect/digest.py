@@ -1,4 +1,4 @@
-"""The digest of everything that was judged so far: a chain of hashes over parameters and the inputs of every tick."""
+"""The digest of everything judged so far: a chain of hashes over the parameters and the inputs of every tick."""
 
 import hashlib
 import json
@@ -10,22 +10,22 @@ from ingero_detect.observation import Observation
 
 
 class DigestChain:
-    """Folds one tick after another. `digest`: 16 octets."""
+    """Adds one tick after another. `digest`: 16 octets."""
 
     def __init__(self, about: str) -> None:
         self.digest = hashlib.blake2b(about.encode(), digest_size=16).digest()
         self._hashed: tuple[Any, ...] = ()
 
     def hex(self) -> str:
-        """The digest as verdicts carry it."""
+        """The digest as text, as in verdicts."""
         return self.digest.hex()
 
     def restore(self, digest: bytes) -> None:
-        """Go on from the digest of a snapshot."""
+        """Continue from the digest of a snapshot."""
         self.digest, self._hashed = digest, ()
 
     def fold(self, now: float, seen: Observation) -> None:
-        """Take the inputs of a tick."""
+        """Add the inputs of a tick."""
         chain = hashlib.blake2b(self.digest, digest_size=16)
         chain.update(np.float64(now).tobytes())
         chain.update(self._who(seen))
@@ -36,7 +36,7 @@ class DigestChain:
         self.digest = chain.digest()
 
     def _who(self, seen: Observation) -> bytes:
-        """Hash of names and cohorts, kept while they stay the same; the numbering of cohorts does not matter."""
+        """Hash of names and cohorts, cached while they stay the same; the numbering of cohorts does not matter."""
         known = self._hashed
         if (
             not known

@@ -1,4 +1,4 @@
-"""Edges of the detector as episodes: one accusation from its onset to its end. Pure."""
+"""Turns edges of the detector into episodes: one accusation from its onset to its end. Pure."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -48,7 +48,7 @@ class Episodes:
     done: list[Episode] = field(default_factory=list)
 
     def add(self, edges: Iterable[Edge]) -> None:
-        """Take the edges of a tick."""
+        """Add the edges of a tick."""
         for edge in edges:
             verdict = edge.verdict
             node = (verdict.cluster, verdict.node)
@@ -62,7 +62,7 @@ class Episodes:
                     del self.open[node]
 
     def refresh(self, verdicts: Iterable[Verdict]) -> None:
-        """Bring open episodes up to date without an edge."""
+        """Update open episodes that had no edge."""
         for verdict in verdicts:
             node = (verdict.cluster, verdict.node)
             if node in self.open and verdict.state is not VerdictState.HEALTHY:

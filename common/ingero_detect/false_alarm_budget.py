@@ -1,8 +1,9 @@
-"""From a budget of false alarms to the level at which the sequential test alarms.
+"""Computes the level at which the sequential test alarms from a budget of false alarms.
 
-Theory first (Siegmund 1985, average run length of a one-sided CUSUM), then the fleet itself: the peaks that the
-evidence reaches between two returns to zero on nodes that nobody accuses, and those of the mirrored test, which can
-only alarm by chance since nobody is a fast straggler (target-decoy competition; Barber and Candes 2015 for the idea).
+It starts from theory (Siegmund 1985, average run length of a one-sided CUSUM) and then measures the fleet itself: the
+peaks of the evidence between two returns to zero on nodes that are not accused, and the peaks of the mirrored test,
+which can only alarm by chance because no straggler is too fast (target-decoy competition; Barber and Candes 2015 for
+the idea).
 """
 
 import math
@@ -24,16 +25,16 @@ Histogram = npt.NDArray[np.floating[Any]]
 EDGES: Final = np.arange(BINS) * BIN
 
 SAFETY_FACTOR: Final = 1.5
-"""Factor on the theoretical level while a cohort has too few ticks of its own to be known by."""
+"""Factor on the theoretical level while a cohort has too few ticks of its own to estimate from."""
 
 TWO_STEPS: Final = 1.8
-"""Largest steps above which caution does not go: two very bad ticks name a node however young its cohort.
+"""Upper limit of that level, in largest steps: two very bad ticks accuse a node in however young a cohort.
 
-It leaves room for what is fitted to the first few hundred ticks, which is pessimistic too.
+It is below 2 because the level that is fitted to the first few hundred ticks is pessimistic too and needs room.
 """
 
 PRIOR_TICKS: Final = 2000.0
-"""Node-ticks at which own data and theory weigh the same."""
+"""Node-ticks at which the cohort's own data and theory have the same weight."""
 
 STEP_BIN: Final = 0.25
 STEP_BINS: Final = 48
@@ -43,7 +44,7 @@ LOWEST_STEP: Final = -7.0
 STEPS: Final = LOWEST_STEP + STEP_BIN * (np.arange(STEP_BINS) + 0.5)
 
 TAIL_DEPTHS: Final = (30.0, 100.0, 500.0)
-"""Peaks above which an exponential tail is fitted; the most pessimistic fit counts."""
+"""Numbers of highest peaks to which an exponential tail is fitted; the most pessimistic fit counts."""
 
 LOWEST_LEVEL: Final = 1.5
 HIGHEST_LEVEL: Final = 30.0
@@ -71,7 +72,7 @@ def theoretical_level(ticks: float, drift: float) -> float:
 
 
 def initial_level(theory: float, largest_step: float) -> float:
-    """The level of a cohort that nothing is known of: theory's, with caution."""
+    """The level of a cohort without data: the theoretical level times `SAFETY_FACTOR`, with an upper limit."""
     return min(max(theory, min(SAFETY_FACTOR * theory, TWO_STEPS * largest_step)), HIGHEST_LEVEL)
 
 
@@ -81,7 +82,7 @@ def bins_of(peaks: Floats) -> Ints:
 
 
 def step_bins_of(steps: Floats) -> Ints:
-    """The bin of what every node's tick added."""
+    """The bin of every step: what a tick added to a node's evidence."""
     return np.clip(((steps - LOWEST_STEP) / STEP_BIN).astype(np.int64), 0, STEP_BINS - 1)
 
 
@@ -89,8 +90,8 @@ def tail_exponent(steps: Histogram) -> Floats:
     """The rate at which the chance of high evidence decays, by cohort, from histograms (cohorts, STEP_BINS) of steps.
 
     It is the positive root of E[exp(theta step)] = 1 (the Cramer-Lundberg equation of a reflected random walk). One
-    count at the largest step is added: what was never seen in n ticks may still happen once in n. Newton's
-    method from the right of a convex function; 0.05 to 20.
+    count at the largest step is added: an event that was not seen in n ticks may still happen once in n. The function
+    is convex and Newton's method starts to the right of the root; the result is limited to 0.05 to 20.
     """
     counts = steps.copy()
     counts[:, -1] += 1.0
@@ -111,7 +112,7 @@ def tail_exponent(steps: Histogram) -> Floats:
 class Tail:
     """How often evidence exceeds a level by chance, by cohort: exp(`log_rate` - `exponent` x level) per node-hour.
 
-    Two descriptions, of which the more pessimistic counts: steps taken as independent, and the peaks that were seen.
+    There are two estimates, and the more pessimistic one counts: from steps taken as independent, and from the peaks.
     """
 
     log_rate: Floats
@@ -120,7 +121,7 @@ class Tail:
     seen_exponent: Floats
 
     def level_for(self, budget: float) -> Floats:
-        """The level that is exceeded `budget` times a node-hour."""
+        """The level that chance exceeds `budget` times per node-hour."""
         wanted = math.log(budget)
         return np.maximum(
             (self.log_rate - wanted) / self.exponent, (self.seen_log_rate - wanted) / self.seen_exponent
@@ -163,7 +164,7 @@ def fit_tail(peaks: Histogram, steps: Histogram, hours: Floats) -> Tail:
 
 
 def calibrated_levels(tails: Sequence[Tail], ticks: Floats, budget: float, first: float) -> Floats:
-    """The alarm level of every cohort: the larger of own tail and mirror, leaning on `first` while it is young."""
+    """The alarm level of every cohort: the larger of test and mirrored test, mixed with `first` at the beginning."""
     fitted = np.max([tail.level_for(budget) for tail in tails], axis=0)
     weight = ticks / (ticks + PRIOR_TICKS)
     levels = weight * np.clip(fitted, 0.0, HIGHEST_LEVEL) + (1 - weight) * first

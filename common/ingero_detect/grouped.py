@@ -1,7 +1,6 @@
-"""Medians of many groups at once, without a loop over groups.
+"""Computes medians of many groups at once, without a loop over groups.
 
-`grouped_median` sorts 64-bit keys that hold group and value; `Groups`, for a fixed membership, needs half of
-the time.
+`grouped_median` sorts 64-bit keys that hold group and value. `Groups`, for a fixed membership, takes half the time.
 """
 
 from typing import Any, Final
@@ -16,7 +15,7 @@ Bools = npt.NDArray[np.bool_]
 
 
 def singles(values: npt.NDArray[Any]) -> Singles:
-    """The same in single precision: half the memory and time, and far finer than any band or noise."""
+    """The values in single precision: half the memory and time, and far more precise than any band or noise."""
     return values.astype(np.float32)
 
 
@@ -28,8 +27,8 @@ _KEEP: Final = np.uint64(0xFFFF_FFFF_FFFF_0000)
 def grouped_median(values: Floats, groups: Ints, m: int) -> tuple[Ints, Floats]:
     """Count and median of every group 0 to m-1; NaN for an empty group.
 
-    Values may be infinite, not NaN. With more than one group the lowest 16 bits of a value give way to the group
-    number, so a median is right to 2e-11 of its value; sorting plain integers is what makes this fast.
+    Values may be infinite, not NaN. With more than one group the group number replaces the lowest 16 bits of a value,
+    so a median is accurate to 2e-11 of its value. It is fast because it sorts plain integers.
     """
     count = np.bincount(groups, minlength=m) if len(values) else np.zeros(m, np.int64)
     median = np.full(m, np.nan)
@@ -50,7 +49,7 @@ def grouped_median(values: Floats, groups: Ints, m: int) -> tuple[Ints, Floats]:
 
 
 class Groups:
-    """Who belongs to which group, arranged once for medians of many ticks.
+    """The membership of groups, arranged once for the medians of many ticks.
 
     Groups of similar size are the rows of a table, so that each is sorted by itself. Filled up to the longest row,
     a table has less than twice as many cells as members.
@@ -73,13 +72,13 @@ class Groups:
             self._tables.append((rows, order[cells]))
 
     def still(self, group: npt.NDArray[np.int32], m: int) -> bool:
-        """Whether everybody still is in this group, of so many."""
+        """Whether membership and number of groups are still the same."""
         return m == self._m and np.array_equal(group, self._group)
 
     def median(self, values: Floats | Singles, at: slice | Ints, count: Ints) -> Floats:
         """Median of every group; NaN for an empty one.
 
-        `values` belong to those at `at`, of whom every group has `count`; they may be infinite, not NaN.
+        `values` are those of the members at `at`, of which every group has `count`; they may be infinite, not NaN.
         """
         cells = np.empty(len(self._group) + 1, values.dtype)
         if not isinstance(at, slice):
@@ -98,7 +97,7 @@ class Groups:
 
 
 def _between(low: npt.NDArray[Any], high: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The middle of two values, which may be the same infinite one."""
+    """The mean of two values, which may both be the same infinity."""
     with np.errstate(invalid="ignore"):
         return np.where(low == high, low, 0.5 * (low + high))
 

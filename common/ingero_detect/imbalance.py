@@ -1,4 +1,4 @@
-"""Slowness that follows a pipeline stage, or the step and its data, instead of a rank. Pure."""
+"""Finds slowness that belongs to a pipeline stage, or to a step and its data, and not to a rank. Pure."""
 
 from typing import Final
 
@@ -12,11 +12,11 @@ from ingero_detect.threshold import MAD_TO_SIGMA
 from ingero_detect.timeline import FEWEST_STEPS, Timeline, sum_by_rank_and_step
 
 SMALLEST_IMBALANCE: Final = 0.05
-"""Share of a step that stage_imbalance or sequence_imbalance must cost to be named."""
+"""Share of a step that an imbalance of stages or sequences must cost to be named."""
 
 
 def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set[int]) -> Diagnosis | None:
-    """Stages whose work differs: what the heaviest one costs over an even partition."""
+    """Stages whose work differs, and what the heaviest one costs compared with an even partition."""
     healthy = np.array([rank not in stragglers for rank in range(len(stage))])
     kinds = [kind for kind in np.unique(stage).tolist() if (healthy & (stage == kind)).any()]
     if len(kinds) < 2:
@@ -41,7 +41,7 @@ def stage_imbalance(compute: Floats, stage: Ints, period: float, stragglers: set
 def sequence_imbalance(
     line: Timeline, compute: Floats, alike: Ints, replica: Ints, period: float, stragglers: set[int]
 ) -> Diagnosis | None:
-    """Excess that follows the step, or the data of a step on whichever rank it falls, and no rank."""
+    """Excess that belongs to a step, or to the data of a step on any rank, and not to one rank."""
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(np.maximum(compute, 1e-12))
     logs = np.where(np.isfinite(compute), logs, np.nan)
@@ -79,7 +79,7 @@ def sequence_imbalance(
 
 
 def _concentrated(odd: Bools) -> bool:
-    """Whether one rank has more of the odd cells than chance gives any."""
+    """Whether one rank has more of the odd cells than chance explains."""
     counts = odd.sum(axis=1)
     total, ranks = int(counts.sum()), len(counts)
     expected = total / ranks
@@ -88,7 +88,7 @@ def _concentrated(odd: Bools) -> bool:
 
 
 def _comovement(line: Timeline, healthy: Bools, alike: Ints, replica: Ints, cells: Floats) -> float:
-    """How far different operations, or different stages of one replica, are long in the same steps: a correlation."""
+    """Correlation by which different operations, or different stages of one replica, are long in the same steps."""
     found = [0.0]
     names = np.unique(line.op[~line.collective])
     if 2 <= len(names) <= 64:

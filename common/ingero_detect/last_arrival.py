@@ -8,13 +8,13 @@ import numpy as np
 from ingero_detect.grouped import Bools, Floats, Ints
 
 MAX_AUTOCORRELATION: Final = 0.97
-"""Lag-1 autocorrelation of steps beyond which errors grow no more."""
+"""Lag-1 autocorrelation of steps above which the error is not increased further."""
 
 
 def variance_inflation(product: float, power: float, steps: int) -> float:
-    """Variance of a sum of steps over that of independent ones, from a lag-1 autocorrelation less its bias.
+    """Variance of a sum of steps relative to independent steps, from a lag-1 autocorrelation corrected for bias.
 
-    Kendall 1954; `product` of neighbours and `power` are about the middle.
+    Kendall 1954. `product`: sum of products of neighbouring values; `power`: sum of squares; both about the middle.
     """
     ratio = product / power if power > 0 else 0.0
     ratio = min(max((steps * ratio + 1) / max(steps - 4, 1), 0.0), MAX_AUTOCORRELATION)
@@ -22,7 +22,7 @@ def variance_inflation(product: float, power: float, steps: int) -> float:
 
 
 def residuals_by_step(values: Floats, alike: Ints, fewest: int = 2) -> Floats:
-    """Every value less the median of its step over ranks that do the same, where there are at least `fewest`."""
+    """Every value minus the median of its step over ranks that do the same work, if there are at least `fewest`."""
     found = values.copy()
     for kind in np.unique(alike).tolist():
         members = alike == kind
@@ -32,7 +32,7 @@ def residuals_by_step(values: Floats, alike: Ints, fewest: int = 2) -> Floats:
 
 
 def median_by_step(values: Floats) -> Floats:
-    """Median over rows, NaN where a step has none."""
+    """Median over rows by step; NaN for a step without values."""
     found = np.full(values.shape[1], np.nan)
     known = np.isfinite(values).any(axis=0)
     found[known] = np.nanmedian(values[:, known], axis=0)
@@ -40,11 +40,11 @@ def median_by_step(values: Floats) -> Floats:
 
 
 def frequently_last(values: Floats, alike: Ints, chance: float, stretch: float) -> tuple[Bools, Floats]:
-    """Ranks that are last among their like in more steps than `chance` allows, and what that costs a step, mean.
+    """Ranks that are last among ranks with the same work more often than `chance` allows, and the mean cost per step.
 
-    Under no fault every rank is last equally often (binomial); `stretch` is the variance of a sum of steps over that
-    of independent ones, and more for a rank that is last in runs. The cost of a step is the distance from the last
-    rank to the one before.
+    Without a fault every rank is last equally often (binomial). `stretch` is the variance of a sum of steps relative
+    to independent steps; it is increased for a rank that is last in runs. The cost of a step is the distance from the
+    last rank to the one before it.
     """
     often, cost = np.zeros(len(values), np.bool_), np.zeros(len(values))
     for kind in np.unique(alike).tolist():
@@ -71,7 +71,7 @@ def frequently_last(values: Floats, alike: Ints, chance: float, stretch: float) 
 
 @lru_cache(maxsize=1024)
 def min_last_count(steps: int, ranks: int, chance: float) -> int:
-    """How often one of so many ranks has to be last for the chance of that to be at most `chance`; binomial."""
+    """The smallest number of last arrivals that one of `ranks` ranks reaches with at most this chance; binomial."""
     p = 1 / ranks
     number = np.arange(steps + 1)
     factorials = np.append(0.0, np.cumsum(np.log(number[1:])))

@@ -1,4 +1,4 @@
-"""What is normal for a node: its baseline after the warm-up, and how baseline and noise are followed afterwards."""
+"""Learns what is normal for a node: its baseline in the warm-up, then changes of baseline and noise."""
 
 from typing import Final
 
@@ -14,18 +14,18 @@ from ingero_detect.sequential_tests import Residuals
 from ingero_detect.threshold import MAD_TO_SIGMA
 
 _LEAKS: Final = 30
-"""Ticks below its baseline, less three for each above it, beyond which a node's deviation is no noise but a loss.
-Learnt as noise, a slow loss would hide itself."""
+"""Ticks below the baseline, minus three for each tick above it. Beyond this a node's deviation is a loss, not noise.
+A slow loss that is learnt as noise would hide itself."""
 
 _AT_ONCE: Final = 8192
-"""Nodes whose warm-up is worked on at once."""
+"""Nodes whose warm-up is processed at once, to limit memory."""
 
 
 def learn_warmup(memory: ColumnStore, parameters: Parameters, rows: Ints, logs: Floats, reference: Reference) -> None:
-    """Collect what a node does relative to its cohort; after the warm-up its median is the baseline.
+    """Collect a node's rate relative to its cohort; after the warm-up the median is its baseline.
 
-    While no node of a cohort has a baseline yet, the common change is estimated from what each node did so far, so
-    that it does not matter which of them reports in which tick.
+    While no node of a cohort has a baseline yet, the common change is estimated from the earlier rates of each node,
+    so that it does not matter which nodes report in which tick.
     """
     if not len(rows):
         return
@@ -51,7 +51,7 @@ def learn_warmup(memory: ColumnStore, parameters: Parameters, rows: Ints, logs: 
 
 
 def _finish_warmup(memory: ColumnStore, parameters: Parameters, done: Ints) -> None:
-    """Baseline and noise from a full window; a node that is as slow as its reported verdict keeps its loss."""
+    """Set baseline and noise from a full window; a node that is as slow as its reported verdict keeps its loss."""
     middle, spread, lagged, squares = _summarise(memory.window(), done)
     echo = memory.node("echo")[done].astype(np.float64)
     ill = np.isfinite(echo) & (middle < -parameters.absolute_band)
@@ -74,7 +74,7 @@ def _finish_warmup(memory: ColumnStore, parameters: Parameters, done: Ints) -> N
 
 
 def _summarise(window: npt.NDArray[np.float16], rows: Ints) -> tuple[Floats, Floats, Floats, Floats]:
-    """Of every row's warm-up: median, spread, the two sums of its lag-one correlation; in parts, to save memory."""
+    """Median, spread and the two sums of the lag-one correlation of every row's warm-up; in parts, to save memory."""
     middle, spread, lagged, squares = (np.empty(len(rows)) for _ in range(4))
     for start in range(0, len(rows), _AT_ONCE):
         part = slice(start, start + _AT_ONCE)
@@ -89,7 +89,7 @@ def _summarise(window: npt.NDArray[np.float16], rows: Ints) -> tuple[Floats, Flo
 
 
 def update_baselines(memory: ColumnStore, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
-    """Baseline, noise and autocorrelation follow nodes that nothing speaks against (`calm`, by judged node)."""
+    """Update baseline, noise and autocorrelation of nodes without evidence against them (`calm`, by judged node)."""
     at = nodes.index
     _follow_node(memory, parameters, nodes, calm)
     memory.node("count")[at] += calm
@@ -100,7 +100,7 @@ def update_baselines(memory: ColumnStore, parameters: Parameters, nodes: Residua
 
 
 def _follow_node(memory: ColumnStore, parameters: Parameters, nodes: Residuals, calm: Bools) -> None:
-    """Baseline and mean deviation of every calm node."""
+    """Update baseline and mean deviation of every calm node."""
     at, gap, sigma = nodes.index, nodes.gap, nodes.sigma
     newest = 1.0 / singles(np.maximum(memory.node("count")[at], 1))
     furthest = 2 * sigma
@@ -116,7 +116,7 @@ def _follow_node(memory: ColumnStore, parameters: Parameters, nodes: Residuals, 
 
 
 def _follow_lag(memory: ColumnStore, nodes: Residuals, calm: Bools) -> None:
-    """The sums of every group whose ratio is its lag-one autocorrelation."""
+    """Update the two sums of every group whose ratio is its lag-one autocorrelation."""
     previous = memory.node("previous")[nodes.index]
     current = np.where(calm, np.minimum(np.maximum(nodes.gap / nodes.sigma, -3), 3), np.float32(np.nan))
     both = np.isfinite(current) & np.isfinite(previous)

@@ -12,10 +12,10 @@ from ingero_detect.grouped import Floats, Ints
 from ingero_detect.verdicts import Verdict
 
 ABSENT, ACTIVE, IDLE, CALIBRATING, HELD = range(5)
-"""Codes of what a node reports. Held: at work by its last report, which another tick judges or has judged.
+"""Codes of what a node reports. Held: active by its last report, which another tick judges or has judged.
 
-A tick with held nodes judges the others early. Held ones only stand for their cohort: nothing is added to or
-taken from what speaks against them.
+A tick with held nodes judges the others early. Held nodes only represent their cohort: their own evidence does not
+change.
 """
 
 Codes = npt.NDArray[np.uint8]
@@ -25,10 +25,10 @@ Codes = npt.NDArray[np.uint8]
 class Observation:
     """One tick: by row the node, its cohort (a number into `cohorts`), its value and what it reports.
 
-    `names` stays as it is: it is kept to see whether the next tick has the same nodes.
+    `names` must not be changed: it is kept to check whether the next tick has the same nodes.
 
     `value` is larger-is-better, not negative, NaN without a report; `state` holds the codes above. `echo`: the loss
-    in log units that a node says it was accused of before, by row, for nodes that the detector does not know.
+    in log units of an earlier accusation that a node reports, by row, for nodes that the detector does not know.
     """
 
     names: Sequence[NodeKey]
@@ -58,7 +58,7 @@ class JobSlow:
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result of a tick. `slots` leads from rows of the observation to columns of the detector, -1 for no room."""
+    """The result of a tick. `slots`: the detector's slot of each row of the observation, -1 if the store was full."""
 
     now: float
     slots: Ints

@@ -1,4 +1,4 @@
-"""Whether a rank stands out: its excess against error, chance over all ranks, and how ranks differ anyway. Pure."""
+"""Finds ranks that stand out, given the error of their excess, the number of ranks and their usual spread. Pure."""
 
 from dataclasses import dataclass
 from statistics import NormalDist
@@ -14,32 +14,32 @@ from ingero_detect.timeline import FEWEST_STEPS
 from ingero_detect.wait_attribution import WaitAttribution
 
 SIGNIFICANCE: Final = 1e-6
-"""Chance that any rank of a healthy job is named."""
+"""Chance that some rank of a healthy job is named."""
 
 SMALLEST_EFFECT: Final = 0.02
 """Share of a step below which an excess is ignored."""
 
 MIN_SPREADS: Final = 4.0
-"""How far a rank's excess must stand out of how ranks differ anyway, standard deviations."""
+"""How far a rank's excess must exceed the usual spread between ranks, standard deviations."""
 
 TRIM: Final = 0.1
 """Share of steps left out at either end of a mean."""
 
 LOG_VARIANCE: Final = 3.5
-"""Variance of the logarithm of an estimated variance, times steps, for normal noise that is the same on all ranks."""
+"""Variance of the logarithm of an estimated variance, times steps, for normal noise that is equal on all ranks."""
 
 MAD_NOISE: Final = 2.33
 """Relative standard deviation of a squared MAD of normal values, times the root of their number."""
 
 MAX_STRAGGLER_SHARE: Final = 0.25
-"""Share of ranks beyond which slow ranks are not called stragglers."""
+"""Share of ranks above which slow ranks are not called stragglers."""
 
 
 @dataclass(frozen=True)
 class _Excess:
     """Excess of every rank as a share of the step, its standard error, and the spread between like ranks.
 
-    `freedom` is of the errors, in degrees.
+    `freedom`: degrees of freedom of the errors.
     """
 
     share: Floats
@@ -61,25 +61,25 @@ def upper_quantile(chance: float, steps: float) -> float:
 
 
 def _freedom(steps: float) -> float:
-    """Degrees of freedom of an error from so many steps."""
+    """Degrees of freedom of an error that is estimated from `steps` steps."""
     return max(4.0, 0.8 * steps - 1)
 
 
 def _widened(chance: float, freedom: Floats) -> Floats:
-    """The quantile of an upper tail of Student's distribution (Wallace 1959), good down to few degrees of freedom."""
+    """Upper-tail quantile of Student's distribution (Wallace 1959), also accurate for few degrees of freedom."""
     z = -NormalDist().inv_cdf(chance) * (8 * freedom + 3) / (8 * freedom + 1)
     found: Floats = np.sqrt(freedom * np.expm1(z * z / freedom))
     return found
 
 
 def _centred(values: Floats) -> tuple[Floats, Floats]:
-    """Values about the middle of their row, 0 where there is none, and the spread of each row, robust."""
+    """Values minus the median of their row, 0 where a value is missing, and the robust spread of each row."""
     apart = values - np.nanmedian(values, axis=1, keepdims=True)
     return np.where(np.isfinite(apart), apart, 0.0), MAD_TO_SIGMA * np.nanmedian(np.abs(apart), axis=1)
 
 
 def variance_inflation_of(values: Floats) -> float:
-    """Variance of a sum of steps over that of independent ones, from the lag-1 autocorrelation of clipped rows."""
+    """Variance of a sum of steps relative to independent steps, from the lag-1 autocorrelation of clipped rows."""
     centred, sigma = _centred(values)
     bounded = np.clip(centred, -3 * sigma[:, None], 3 * sigma[:, None])
     return variance_inflation(
@@ -90,8 +90,8 @@ def variance_inflation_of(values: Floats) -> float:
 def trimmed_mean(values: Floats) -> tuple[Floats, Floats]:
     """Trimmed mean by row and its standard error.
 
-    The error comes from the plain deviation, so that rare large values cannot pass for a habit; a row that seems to
-    have none takes half of the usual one. It grows with the autocorrelation.
+    The error is based on the plain standard deviation, so that rare large values are not taken for a lasting excess.
+    A row that seems to have no deviation gets half of the typical one. Autocorrelation increases the error.
     """
     low, high = np.nanquantile(values, (TRIM, 1 - TRIM), axis=1)
     mean = np.nanmean(np.clip(values, low[:, None], high[:, None]), axis=1)
@@ -102,10 +102,10 @@ def trimmed_mean(values: Floats) -> tuple[Floats, Floats]:
 
 
 def moderated_errors(error: Floats, steps: int) -> tuple[Floats, Floats]:
-    """Errors that ranks lend one another, and their degrees of freedom (moderated variances, Smyth 2004).
+    """Errors drawn towards the typical error, and their degrees of freedom (moderated variances, Smyth 2004).
 
-    How much is lent follows from how alike the errors are. A rank whose error is larger than chance makes it among
-    alike ones keeps its own.
+    The more alike the errors are, the more they are drawn together. A rank whose error is larger than chance explains
+    keeps its own.
     """
     freedom = np.full(len(error), _freedom(steps))
     logs = 2 * np.log(np.maximum(error, 1e-12))
@@ -121,7 +121,7 @@ def moderated_errors(error: Floats, steps: int) -> tuple[Floats, Floats]:
 
 
 def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int) -> _Excess:
-    """Excess of ranks over the middle of those that do the same; over the lower one where there are but two."""
+    """Excess of ranks over the median of those with the same work; with only two of them, over the lower one."""
     share, spreads = np.zeros(len(values)), []
     for kind in np.unique(alike).tolist():
         members = np.flatnonzero(alike == kind)
@@ -138,7 +138,7 @@ def _excess_over_peers(values: Floats, error: Floats, alike: Ints, steps: int) -
 
 
 def _segments(steps: int) -> list[slice]:
-    """The whole, then halves, quarters and eighths, as long as they are long enough to say anything."""
+    """All steps, then halves, quarters and eighths, as long as they have enough steps for a result."""
     found = []
     for parts in (1, 2, 4, 8):
         length = steps // parts
@@ -149,14 +149,14 @@ def _segments(steps: int) -> list[slice]:
 
 
 def _without_common_mode(values: Floats, alike: Ints) -> Floats:
-    """Without what ranks that do the same have in common in a step, where that makes them calmer."""
+    """Remove what ranks with the same work have in common in a step, if that reduces their noise."""
     own = residuals_by_step(values, alike, fewest=3)
     before, after = (np.nanmedian(np.nanstd(table, axis=1)) for table in (values, own))
     return own if after < 0.9 * before else values
 
 
 def straggler_ranks(relative: Floats, alike: Ints, blame: WaitAttribution | None = None) -> tuple[Bools, Floats]:
-    """Ranks that stand out, in the whole or in a part of the steps, and their largest excess; victims never do."""
+    """Ranks that stand out in all or in part of the steps, and their largest excess; victims are never included."""
     flagged = np.zeros(len(relative), np.bool_)
     excess = np.zeros(len(relative))
     relative = _without_common_mode(relative, alike)

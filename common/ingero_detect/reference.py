@@ -1,8 +1,9 @@
-"""What a cohort does together: the level that nodes of a cohort are compared with. Pure.
+"""The reference level of a cohort: what its nodes do together and are compared with. Pure.
 
-Usually that is the median of the own-axis residuals. When the median has left zero, a level that still agrees with
-own history counts instead, if at least a quarter of the cohort and two nodes hold it: sixty per cent slow is then
-sixty per cent accused. When nobody stayed, the mode nearest to zero is a common move, and nobody is accused for it.
+Usually it is the median of the residuals against own history. When that median has left zero, the nodes that still
+agree with their own history are the reference instead, if they are at least two and a quarter of the cohort: if sixty
+per cent of the nodes are slow, those sixty per cent are accused. If no such group stayed, the mode nearest to zero is
+a common move of the cohort, and no node is accused for it.
 """
 
 from collections.abc import Callable
@@ -31,7 +32,7 @@ def small_sample_factor(count: Ints) -> Floats:
 
 @dataclass(frozen=True)
 class Reference:
-    """Arrays by cohort. `level` is the reference, log units; `spread` the standard deviation of those who hold it.
+    """Arrays by cohort. `level`: the reference, log units; `spread`: standard deviation of the nodes that define it.
 
     `common`: the cohort has left zero together; `partial`: a part stayed at zero while the median left it.
     """
@@ -46,9 +47,9 @@ class Reference:
 def find_reference(
     residuals: Singles, cohort: Ints, count: Ints, median: Callable[[Singles], Floats], tolerance: Floats
 ) -> Reference:
-    """The reference of every cohort from the residuals of its nodes, of which it has `count`.
+    """Compute the reference of every cohort from the residuals of its `count` nodes.
 
-    `median` gives that of every cohort, `tolerance` (by cohort) says how near is near.
+    `median` computes medians by cohort; `tolerance`, by cohort, is the distance from zero that counts as near.
     """
     level = np.where(count > 0, median(residuals), 0.0)
     deviation = median(np.abs(residuals - singles(level)[cohort]))
@@ -73,7 +74,7 @@ def find_reference(
 def _nearest_mode(values: Singles, needed: int, width: float) -> Singles:
     """The members of the mode nearest to zero that holds `needed` of the sorted `values`, `width` to either side.
 
-    Of all windows the one whose median lies nearest to zero is followed uphill until its median rests (mean shift).
+    Start at the window whose median is nearest to zero, and move it to its own median until that stays (mean shift).
     """
     start = np.arange(len(values))
     stop = np.searchsorted(values, values + 2 * width, side="right")

@@ -1,7 +1,7 @@
-"""Residuals of all nodes and the sequential tests on them (one-sided CUSUMs; formulas: docs/detection.md).
+"""Computes the residuals of all nodes and the sequential tests on them (one-sided CUSUMs; see docs/detection.md).
 
-`compute_residuals` gives residuals and their scale, `compute_bounds` how much one tick may add. The tests: against
-own history with its mirror, against peers, and for a collapse. They read the columns of earlier ticks; only
+`compute_residuals` returns residuals and their scale, `compute_bounds` how much one tick may add. There are three
+tests: against own history (with a mirrored test), against peers, and for a collapse. They read earlier columns; only
 `store_results` writes.
 """
 
@@ -18,25 +18,26 @@ from ingero_detect.parameters import Parameters
 from ingero_detect.reference import Reference, find_reference
 
 MAX_DEVIATION: Final = 7.0
-"""Bound of residuals, log units; a rate of zero counts as this far below."""
+"""Limit of residuals, log units; a rate of zero counts as this far below."""
 
 _HALF: Final = float(np.log(2.0))
 """A loss of more than half, log units: a collapse."""
 
 _ONSET: Final = 0.1
-"""Share of the alarm level at which evidence counts as begun: below it the noise of every healthy node wanders."""
+"""Share of the alarm level at which the onset is set: below it the evidence of healthy nodes moves by noise."""
 
 LONGEST_RUN: Final = 30_000
-"""Ticks beyond which runs are not counted on."""
+"""Ticks at which the count of a run stops."""
 
 
 @dataclass(frozen=True)
 class Residuals:
-    """Nodes judged in a tick, arrays by node; `index` leads to their columns, `group` to those of their groups.
+    """Nodes judged in a tick, arrays by node; `index` selects their columns, `group` those of their groups.
 
-    `gap`: residual against own history less the reference; `sigma` its standard deviation from tick to tick, `scale`
-    in the long run; all in log units, as `logs`, `baseline` and, by group, `level`. `ready`: has come up after its
-    return; `fresh`: is not held; `eligible`: is fresh and has enough peers. `median` gives that of every group.
+    `gap`: residual against own history minus the reference; `sigma`: its standard deviation from tick to tick;
+    `scale`: the same in the long run. All are in log units, like `logs`, `baseline` and, by group, `level`. `ready`:
+    its grace after a return is over; `fresh`: not held; `eligible`: fresh and with enough peers. `median`: medians by
+    group.
     """
 
     index: slice | Ints
@@ -57,10 +58,10 @@ class Residuals:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a tick may do to the evidence, standard deviations by node: at most `cap`; alarm above `top`.
+    """How a tick changes the evidence, standard deviations by node: it adds at most `cap`; the alarm is above `top`.
 
-    `z`: this tick's loss, which takes from it `largest` at most; `allowance`: the loss that adds nothing (the
-    reference value of the test). `crowded`, by group: a fifth of it falls at once.
+    `z`: this tick's loss, of which a negative one removes at most `largest`; `allowance`: the loss that adds nothing
+    (the reference value of the test). `crowded`, by group: a fifth of it falls at once.
     """
 
     z: Singles
@@ -84,7 +85,7 @@ class OwnTest:
 
 @dataclass(frozen=True)
 class PeerTest:
-    """Against peers, by node: log distance `absolute`, band `line`, evidence `below`; `few`: but few lie so low."""
+    """Against peers, by node: log distance `absolute`, band `line`, evidence `below`; `few`: few nodes are so low."""
 
     absolute: Singles
     line: Singles
@@ -95,7 +96,7 @@ class PeerTest:
 
 @dataclass(frozen=True)
 class CollapseTest:
-    """By node: whether more than half is gone, for how many ticks it was before and is now, and how many accuse."""
+    """By node: whether more than half is lost, for how many ticks before and now, and how many ticks are needed."""
 
     falling: Bools
     before: Ints
@@ -120,7 +121,7 @@ class Alarms:
 def compute_residuals(
     memory: ColumnStore, parameters: Parameters, groups: Groups, index: slice | Ints, logs: Floats, fresh: Bools
 ) -> Residuals:
-    """Residuals of the nodes in `index` with these log rates; those that are not `fresh` are held."""
+    """Compute the residuals of the nodes in `index` from their log rates; nodes that are not `fresh` are held."""
     group = memory.node("group")[index].astype(np.int64)
     spread = np.nan_to_num(memory.group("scale"), nan=0.0)
     level = np.nan_to_num(memory.group("level"), nan=0.0)
@@ -153,7 +154,7 @@ def compute_residuals(
 
 
 def _sigma(memory: ColumnStore, index: slice | Ints, group: Ints, spread: Floats) -> Singles:
-    """Own noise, leaning on the cohort's spread while little is known of the node."""
+    """The node's own noise, mixed with the cohort's spread while there are few samples of the node."""
     own = memory.node("own")[index]
     trust = singles(np.minimum(memory.node("count")[index], 300))
     sigma = np.sqrt((trust * own**2 + singles(30 * spread**2)[group]) / (trust + 30))
@@ -164,7 +165,7 @@ def _sigma(memory: ColumnStore, index: slice | Ints, group: Ints, spread: Floats
 def _long_run_scale(
     memory: ColumnStore, parameters: Parameters, sigma: Singles, group: Ints, reference: Reference
 ) -> Singles:
-    """The standard deviation with the autocorrelation in it, never below half of the band."""
+    """The standard deviation including autocorrelation, never below half of the band."""
     ratio = np.clip(memory.group("lagged") / np.maximum(memory.group("squares"), 1e-12), 0.0, 0.95)
     stretch = singles(np.sqrt((1 + ratio) / (1 - ratio)))
     scale: Singles = np.maximum(sigma * stretch[group], 0.5 * parameters.own_band)
@@ -174,7 +175,7 @@ def _long_run_scale(
 
 
 def compute_bounds(memory: ColumnStore, parameters: Parameters, nodes: Residuals, alarm: Floats) -> Bounds:
-    """What this tick may add at most. `alarm`: the level of every group."""
+    """Compute how much this tick may add. `alarm`: the level of every group."""
     group, scale = nodes.group, nodes.scale
     relearn = memory.node("relearn")[nodes.index]
     band = np.where(relearn > 0, np.float32(parameters.absolute_band), np.float32(parameters.own_band))
@@ -202,7 +203,7 @@ def _cusum(before: Singles, step: Singles, nodes: Residuals, bounds: Bounds, mos
 
 
 def _onset(now: float, evidence: Singles, onset: Floats, top: Singles) -> tuple[Bools, Floats]:
-    """Whose evidence begins now, and since when everybody's lasts; 0 where there is none."""
+    """By node: whether its evidence begins now, and when it began; 0 for nodes without evidence."""
     lasts = evidence > _ONSET * top
     begins = lasts & (onset == 0)
     since = onset * lasts
@@ -211,7 +212,7 @@ def _onset(now: float, evidence: Singles, onset: Floats, top: Singles) -> tuple[
 
 
 def against_own_history(memory: ColumnStore, now: float, nodes: Residuals, bounds: Bounds) -> OwnTest:
-    """The sequential test against own history, and the same for nodes that are too fast."""
+    """The sequential test against own history, and its mirror for nodes that are too fast."""
     at, z, allowance = nodes.index, bounds.z, bounds.allowance
     slow = _cusum(memory.node("slow")[at], z - allowance, nodes, bounds)
     fast = _cusum(memory.node("fast")[at], -z - allowance, nodes, bounds, most=1.5 * bounds.top)
@@ -245,7 +246,7 @@ def against_peers(
 
 
 def against_collapse(memory: ColumnStore, nodes: Residuals, bounds: Bounds) -> CollapseTest:
-    """Count ticks in a row in which more than half of the own rate is gone."""
+    """Count ticks in a row in which a node lost more than half of its own rate."""
     falling = (nodes.gap < -_HALF) & (-nodes.gap > 4 * nodes.scale) & nodes.ready
     before = memory.node("run")[nodes.index].copy()
     run = np.minimum(before + 1, LONGEST_RUN) * falling
@@ -256,7 +257,7 @@ def against_collapse(memory: ColumnStore, nodes: Residuals, bounds: Bounds) -> C
 
 
 def decide(nodes: Residuals, bounds: Bounds, own: OwnTest, peers: PeerTest, collapse: CollapseTest) -> Alarms:
-    """Whom the tests accuse."""
+    """Decide which nodes the tests accuse and which are suspected."""
     eligible, top = nodes.eligible, bounds.top
     half = 0.5 * top
     return Alarms(
@@ -268,7 +269,7 @@ def decide(nodes: Residuals, bounds: Bounds, own: OwnTest, peers: PeerTest, coll
 
 
 def may_learn_from(nodes: Residuals, bounds: Bounds, own: OwnTest, collapse: CollapseTest) -> Bools:
-    """By node: may be learnt from."""
+    """By node: whether its baseline may be updated."""
     quiet = ~nodes.accused & (own.slow < 0.5 * bounds.top) & ~collapse.falling
     return quiet & ~nodes.reference.common[nodes.group] & nodes.ready & nodes.eligible
 
@@ -276,7 +277,7 @@ def may_learn_from(nodes: Residuals, bounds: Bounds, own: OwnTest, collapse: Col
 def store_results(
     memory: ColumnStore, nodes: Residuals, own: OwnTest, peers: PeerTest, collapse: CollapseTest
 ) -> None:
-    """Write what the tests found into the columns."""
+    """Write the results of the tests into the columns."""
     expected = nodes.baseline + nodes.level[nodes.group] + nodes.reference.level[nodes.group]
     for name, values in (
         ("slow", own.slow), ("fast", own.fast), ("onset", own.onset), ("shortfall", own.shortfall),

@@ -31,7 +31,7 @@ _NOTHING: Final = float(np.log(100.0))
 def advance(
     memory: ColumnStore, parameters: Parameters, now: float, nodes: Residuals, peers: PeerTest, alarms: Alarms
 ) -> None:
-    """Take every judged node to its next state."""
+    """Move every judged node to its next state."""
     state, at, accused = memory.node("state"), nodes.index, nodes.accused
     stays = accused | (state[at] == LEARNING) | ~nodes.fresh
     found = np.where(alarms.suspected, np.uint8(SUSPECTED), np.uint8(HEALTHY))
@@ -60,7 +60,7 @@ def _accuse(
     by_collapse: Bools,
     absolute: Floats,
 ) -> None:
-    """Open an episode: how much was lost, since when, by which axis."""
+    """Open an episode: how much was lost, since when, and by which comparison (axis)."""
     gap = memory.node("residual")[rows].astype(np.float64)
     spell = np.maximum(memory.node("spell")[rows], 1)
     own = by_own | by_collapse
@@ -117,7 +117,7 @@ def _check_recovery(
 
 
 def _half_of_loss(memory: ColumnStore, parameters: Parameters, rows: Ints, error: Floats, band: Floats) -> Floats:
-    """Half of what is lost, log units, which recovery is tested against; the loss follows while it lasts."""
+    """Half of the loss, log units, which recovery is tested against; the loss is updated while it lasts."""
     loss = memory.node("loss")[rows].astype(np.float64)
     still = -error > 0.5 * loss
     loss = np.where(still, loss + 0.1 * (-error - loss), loss)
@@ -126,7 +126,7 @@ def _half_of_loss(memory: ColumnStore, parameters: Parameters, rows: Ints, error
 
 
 def update_idle(memory: ColumnStore, parameters: Parameters, now: float, code: Codes) -> None:
-    """Idle nodes: stopped while their cohort goes on, otherwise at rest with it."""
+    """Update idle nodes: stopped if most of their cohort still works, otherwise at rest with it."""
     group, state = memory.node("group"), memory.node("state")
     inside = group >= 0
     m = len(memory.groups)

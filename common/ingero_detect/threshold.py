@@ -1,6 +1,6 @@
 """The published rule, vectorised over cohorts: median - max(k x 1.4826 x MAD, minimum band), smoothed and clamped.
 
-It is what agents of the published protocol understand; the sequential detector is what may act.
+Agents of the published protocol understand this rule. What acts on nodes relies on the sequential detector instead.
 """
 
 from dataclasses import dataclass
@@ -41,14 +41,14 @@ def cohort_statistics(scores: Floats, cohorts: npt.NDArray[np.integer], m: int) 
 
 
 def raw_threshold(statistics: CohortStatistics, k: float, min_band: float) -> Floats:
-    """The threshold of this tick alone; NaN for an empty cohort."""
+    """The threshold from this tick alone; NaN for an empty cohort."""
     return statistics.median - np.maximum(k * MAD_TO_SIGMA * statistics.mad, min_band)
 
 
 def smooth(previous: Floats, raw: Floats, alpha: float) -> Floats:
     """Exponential moving average, clamped to the accepted range.
 
-    NaN in `previous` starts anew; NaN in `raw` (nobody reported) keeps what was.
+    NaN in `previous` starts anew; NaN in `raw` (no node reported) keeps the previous value.
     """
     mixed = np.where(np.isfinite(previous), alpha * raw + (1 - alpha) * previous, raw)
     return np.clip(np.where(np.isfinite(raw), mixed, previous), LOWEST, HIGHEST)

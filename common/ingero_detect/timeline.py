@@ -1,4 +1,4 @@
-"""Operations of a synchronised job by rank and step, whatever the clocks say. Pure."""
+"""Operations of a synchronised job by rank and step; clocks of ranks are never compared. Pure."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -32,7 +32,7 @@ class Timeline:
 
 
 def most_common_by_rank(line: Timeline, values: Ints) -> Ints:
-    """What each rank says most often; -1 when it says nothing."""
+    """The most common value of each rank; -1 for a rank without values."""
     found = np.full(line.ranks, -1, np.int64)
     known = values >= 0
     if known.any():
@@ -53,14 +53,14 @@ def sum_by_rank_and_step(line: Timeline, chosen: Bools, values: Floats) -> Float
 
 
 def well_covered_steps(matrix: Floats) -> Bools:
-    """Steps that most ranks have something to say about."""
+    """Steps for which most ranks have values."""
     share = np.isfinite(matrix).mean(axis=0)
     covered: Bools = share >= 0.8
     return covered if covered.sum() >= FEWEST_STEPS else np.zeros(len(covered), np.bool_)
 
 
 def step_period(line: Timeline) -> float:
-    """Seconds of a step: the median over ranks of the mean distance of their first starts, each on its own clock."""
+    """Seconds of a step: the median over ranks of the mean time between first starts, each on its own clock."""
     first = np.full(line.ranks * line.steps, np.inf)
     np.minimum.at(first, line.rank * line.steps + line.step, line.start)
     table = first.reshape(line.ranks, line.steps)

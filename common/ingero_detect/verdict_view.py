@@ -1,4 +1,4 @@
-"""What the detector knows after a tick, as a copy that other threads may read while the next tick runs."""
+"""The detector's results after a tick, as a copy that other threads may read while the next tick runs."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,12 +18,12 @@ COLUMNS: Final = (
 )  # fmt: skip
 
 _PAST: Final = (VerdictState.RECOVERING, VerdictState.HEALTHY, VerdictState.IDLE, VerdictState.SUSPECTED)
-"""States in which an episode has come to its end, or seems to."""
+"""States in which an episode has ended or seems to have ended."""
 
 
 @dataclass(frozen=True)
 class VerdictView:
-    """Columns by slot and by group, and how to read a verdict from them."""
+    """Columns by slot and by group from which verdicts are read."""
 
     now: float
     digest: str
@@ -36,7 +36,7 @@ class VerdictView:
 
     @classmethod
     def take(cls, memory: ColumnStore, now: float, digest: str, copy: bool) -> "VerdictView":
-        """Look at a memory, or copy what is seen of it."""
+        """A view of the columns of a store, or of a copy of them."""
         names, homes, groups = memory.names, memory.homes, memory.groups
         columns = {name: memory.node(name) for name in COLUMNS}
         sizes, levels = memory.group("size"), memory.group("alarm")
@@ -47,7 +47,7 @@ class VerdictView:
         return cls(now, digest, columns, names, homes, groups, sizes, levels)
 
     def verdict(self, slot: int) -> Verdict:
-        """Everything about the node in a slot."""
+        """The verdict on the node in a slot."""
         columns = self.columns
         code = columns["state"][slot]
         state = STATES[int(code)]

@@ -1,4 +1,4 @@
-"""What the detector says of a node, with the numbers that decided, in a form that is the same byte for byte."""
+"""The detector's verdict on a node with the numbers behind it. Equal inputs give equal bytes."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -18,14 +18,14 @@ class Kind(StrEnum):
 
 
 class Axis(StrEnum):
-    """What a node was compared with when it was accused."""
+    """What a node was compared with when it was accused (the axis)."""
 
     NONE = ""
     OWN = "own_history"
     PEERS = "peers"
     STATE = "state"
     ECHO = "echo"
-    """Its own word that it had been accused before Fleet forgot."""
+    """The verdict that its agent reports it had before Fleet lost its memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class Verdict:
     """One node at one tick.
 
     `since`: estimated onset, `detected`: tick of the alarm, `recovered`: estimated end, all in the caller's seconds;
-    `severity`: share of its own rate lost, 0 to 1; `value`: what it does now, `expected`: what it would do if it were
-    well, in the input's unit; `residual` and `scale`: log units; `evidence` and `level`: the test statistic and what
-    it had to exceed.
+    `severity`: share of its own rate lost, 0 to 1; `value`: its rate now, `expected`: its rate if it were healthy,
+    both in the input's unit; `residual` and `scale`: log units; `evidence` and `level`: the test statistic and the
+    level that it had to exceed.
     """
 
     cluster: str

@@ -10,9 +10,9 @@ from ingero_detect.timeline import Timeline, sum_by_rank_and_step, well_covered_
 
 @dataclass(frozen=True)
 class WaitAttribution:
-    """What was lost to the last rank alone, by the groups of ranks that meet in collectives.
+    """Time lost to the last rank alone, by the groups of ranks that take part in the same collectives.
 
-    A pair is a rank in a group; `pair`, `step` and `gap` are by collective, seconds.
+    A pair is a rank in a group. `pair`, `step` and `gap` (seconds) are by collective.
     """
 
     ranks: int
@@ -23,12 +23,12 @@ class WaitAttribution:
     gap: Floats
 
     def gaps(self, part: slice) -> Floats:
-        """Loss by pair in a part of the steps."""
+        """Time lost by pair in a part of the steps."""
         inside = (self.step >= part.start) & (self.step < part.stop)
         return np.bincount(self.pair[inside], self.gap[inside], len(self.rank_of)).astype(np.float64)
 
     def victims(self, part: slice) -> Bools:
-        """Ranks that are late in one group because they were delayed in another, for half as long at least."""
+        """Ranks that are late in one group because another group delayed them at least half as long."""
         gaps = self.gaps(part)
         order = np.lexsort((-gaps, self.group_of))
         firsts = np.flatnonzero(np.diff(self.group_of[order], prepend=-1))
@@ -43,11 +43,11 @@ class WaitAttribution:
 
 
 def _attribute_waits(line: Timeline, rows: Ints, instance: Ints, known: Bools) -> WaitAttribution | None:
-    """Who came last in every collective and what that cost; `None` where all ranks meet in one group."""
+    """The last rank of every collective and the time lost to it; `None` if all ranks are in one group."""
     order = np.lexsort((line.duration[rows], instance))
     rows, instance = rows[order], instance[order]
     starts = np.flatnonzero(np.diff(instance, prepend=-1))
-    # The members of a collective, whatever their order, as one number.
+    # A number for the members of a collective that does not depend on their order.
     marks = np.random.default_rng(0).integers(1, 2**63, line.ranks, dtype=np.uint64)
     _, group = np.unique(np.add.reduceat(marks[line.rank[rows]], starts), return_inverse=True)
     if group.max() == 0:
@@ -66,7 +66,7 @@ def _attribute_waits(line: Timeline, rows: Ints, instance: Ints, known: Bools) -
 def compute_lags(line: Timeline) -> tuple[Floats, WaitAttribution | None] | None:
     """How much less than the median of its collective each rank blocked, summed by (rank, step).
 
-    Also the attribution of waits, where ranks meet in several groups.
+    Also returns the attribution of waits if the ranks are in several groups.
     """
     chosen = line.collective & (line.instance >= 0)
     if not chosen.any():
@@ -90,7 +90,7 @@ def compute_lags(line: Timeline) -> tuple[Floats, WaitAttribution | None] | None
 def blocked_seconds(line: Timeline, alike: Ints) -> Floats | None:
     """Seconds that each rank was blocked in all its collectives, by (rank, step); `None` where too few are known.
 
-    A step of a rank in which it took part in more or fewer collectives than ranks like it do is not known.
+    A step in which a rank took part in more or fewer collectives than ranks with the same work is unknown.
     """
     chosen = line.collective & (line.instance >= 0)
     if not chosen.any():

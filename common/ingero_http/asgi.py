@@ -1,8 +1,8 @@
-"""ASGI applications behind the listener of this package: uvicorn's protocol speaks HTTP, the listener sets limits.
+"""Serves ASGI applications on the listener of this package: uvicorn's protocol parses HTTP, the listener sets limits.
 
-uvicorn's own server has no limits for clients that send or read nothing, lets them occupy its port, and reads
-certificates only once. h11 is used because it ignores a request to change the protocol; uvicorn's httptools protocol
-loses the body of such a request.
+uvicorn's own server has no limits for clients that send or read nothing, so that they can block its port, and it
+reads certificates only once. h11 is used because it ignores a request to change the protocol; uvicorn's httptools
+protocol loses the body of such a request.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ API_LIMITS: Final = Limits(connections=512, idle_seconds=30.0)
 
 
 def head_as_get(app: Any) -> Any:
-    """An application that answers HEAD as GET; the server leaves out the body."""
+    """Wrap an application so that it answers HEAD like GET; the server leaves out the body."""
 
     async def wrapped(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["method"] == "HEAD":
@@ -86,7 +86,7 @@ class _Client(H11Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a response is under way."""
+        """Whether a response is in progress."""
         return self.cycle is not None and not self.cycle.response_complete
 
     @property
@@ -100,7 +100,7 @@ class _Client(H11Protocol):
         return self.transport.get_write_buffer_size()
 
     def drain(self) -> None:
-        """Close now, or after the response that is under way."""
+        """Close now, or after the response in progress."""
         if not self.transport.is_closing():
             self.shutdown()
 
@@ -128,7 +128,7 @@ class AsgiServer(Listener[_Client]):
 
     def __init__(self, app: Any, limits: Limits = API_LIMITS) -> None:
         super().__init__(limits)
-        # Idle connections are the listener's to close; uvicorn's timer would only be set and taken back.
+        # The listener closes idle connections; uvicorn's timer would only be set and cancelled.
         self.config = uvicorn.Config(
             app, log_config=None, access_log=False, lifespan="off", ws="none", timeout_keep_alive=3600
         )
@@ -154,7 +154,7 @@ class AsgiServer(Listener[_Client]):
         self.state.default_headers = [(b"date", formatdate(time.time(), usegmt=True).encode())]
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Stop listening, let requests under way be answered, then cancel what is left."""
+        """Stop listening, let requests in progress be answered, then cancel what is left."""
         await super().stop(grace_seconds)
         for task in list(self.state.tasks):
             task.cancel()

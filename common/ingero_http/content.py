@@ -1,4 +1,4 @@
-"""Content-Encoding and Content-Type of a body: decompression within limits and to the last byte. Pure.
+"""Content-Encoding and Content-Type of a body: decompression of all of its bytes, within limits. Pure.
 
 A body may hold several gzip members or zstd frames, as RFC 1952 and RFC 8878 allow. An incomplete one is an error, so
 that a truncated body is never taken for a complete one.
@@ -13,9 +13,9 @@ import zstandard
 _PIECE: Final = 64 << 10
 """Bytes that are decompressed at a time."""
 _ZSTD_PIECE: Final = 1024
-"""The same for zstd, where four bytes may become 128 kB and the output of a piece cannot be bounded."""
+"""The same for zstd, where four bytes may expand to 128 kB and the output of a piece cannot be limited."""
 _PARTS: Final = 256
-"""Members or frames of one body."""
+"""Most members or frames of one body."""
 _ZSTD_WINDOW: Final = 8 << 20
 """Largest window of a frame, bytes (RFC 9659, 3)."""
 
@@ -33,11 +33,11 @@ class _Part(Protocol):
 
     @property
     def eof(self) -> bool:
-        """Whether its end was read."""
+        """Whether its end has been reached."""
 
     @property
     def unused_data(self) -> bytes:
-        """What followed its end."""
+        """The bytes after its end."""
 
 
 def decompress(encoding: bytes, body: bytes, limit: int) -> bytes:

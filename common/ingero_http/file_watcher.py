@@ -1,4 +1,4 @@
-"""Files that are replaced while a process runs, such as certificates and tokens."""
+"""Detects files that are replaced while a process runs, such as certificates and tokens."""
 
 import contextlib
 from collections.abc import Iterable
@@ -6,14 +6,14 @@ from pathlib import Path
 
 
 class FileWatcher:
-    """Compares time, inode and size, through symbolic links, so that a mounted Secret that is swapped is noticed."""
+    """Compares time, inode and size, through symbolic links, so that an updated Secret volume is noticed."""
 
     def __init__(self, files: Iterable[Path | None]) -> None:
         self._files = [file for file in files if file]
         self._seen = self._stamps()
 
     def changed(self) -> bool:
-        """Whether any file differs from what it was at the last call."""
+        """Whether any file has changed since the last call."""
         stamps = self._stamps()
         before, self._seen = self._seen, stamps
         return stamps != before

@@ -1,7 +1,7 @@
-"""Unary gRPC calls over HTTP/2, from the server's side (the protocol description "gRPC over HTTP2").
+"""Serves unary gRPC calls over HTTP/2 (protocol description "gRPC over HTTP2").
 
 A method gets the metadata of a call and its one message, still encoded, and returns a `Reply` made by `respond` or
-`refuse`. Deadlines are left to the client: it resets the stream, which cancels a method that is awaited.
+`refuse`. The server ignores deadlines: the client resets the stream, which cancels an awaited method.
 """
 
 import base64
@@ -55,7 +55,7 @@ _LONGEST_MESSAGE: Final = 1024
 
 
 def frame_message(message: bytes) -> bytes:
-    """A message as it travels, not compressed."""
+    """A message in wire format, not compressed."""
     return b"\0" + len(message).to_bytes(4, "big") + message
 
 
@@ -74,7 +74,7 @@ def refuse(code: StatusCode, message: str, details: bytes = b"", extra: Iterable
 
 
 def escape(message: str) -> bytes:
-    """A status message as it travels: printable ASCII without the percent sign, the rest of UTF-8 as %XX."""
+    """A status message in wire format: printable ASCII except the percent sign, all other bytes of UTF-8 as %XX."""
     text = message.encode()[:_LONGEST_MESSAGE]
     return b"".join(b"%c" % byte if 0x20 <= byte <= 0x7E and byte != 0x25 else b"%%%02X" % byte for byte in text)
 
@@ -82,7 +82,7 @@ def escape(message: str) -> bytes:
 class GrpcService:
     """Serves unary methods by their path, `/package.Service/Method`.
 
-    `message_bytes` bounds a message as sent, `decoded_bytes` after decompression.
+    `message_bytes` limits a message as sent, `decoded_bytes` after decompression.
     """
 
     def __init__(
@@ -129,7 +129,7 @@ class GrpcService:
 
 
 class _Call:
-    """Calls with equal heads."""
+    """Serves calls with equal heads."""
 
     __slots__ = ("_encoding", "_fields", "_method", "_refusal", "_service")
 

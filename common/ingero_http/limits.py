@@ -6,7 +6,7 @@ from typing import Final
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What clients may make a server hold and do."""
+    """Limits on the memory and work that clients can cause."""
 
     body_bytes: int = 4 << 20
     """Largest body as sent; larger ones are refused."""
@@ -32,7 +32,7 @@ class Limits:
 
 @dataclass(slots=True)
 class Counters:
-    """What a server has seen of its clients, by kind."""
+    """Events at a server by kind, such as refused requests and closed connections."""
 
     requests: int = 0
     open: int = 0

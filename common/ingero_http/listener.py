@@ -1,7 +1,7 @@
-"""What all servers share: listening, limits on connections and on what they hold, a graceful stop.
+"""Base of all servers: listening, limits on connections and on their memory, a graceful stop.
 
-A full listener closes the connection that has been idle longest for a new one, so that nobody can block a port by
-opening many connections. Unread responses and incomplete requests are bounded in time and, over all connections, in
+A full listener closes the connection that has been idle longest for a new one, so that no client can block a port by
+opening many connections. Unread responses and incomplete requests are limited in time and, over all connections, in
 bytes.
 """
 
@@ -28,16 +28,16 @@ TURN_BYTES: Final = 16 << 10
 """Bytes of one connection that are processed before other connections get their turn."""
 
 LINGER_SECONDS: Final = 2.0
-"""How long input after a refusal is read and dropped, so that the refusal arrives."""
+"""How long input after a refusal is read and dropped, so that the client receives the refusal."""
 
 SPARE_FILES: Final = 128
-"""Open files that a process needs besides its connections."""
+"""Open files that a process needs in addition to its connections."""
 
 _ACCEPTED_AT_ONCE: Final = 64
 """Connections accepted in one turn of the event loop."""
 
 _SHUTDOWN_SECONDS: Final = 2.0
-"""How long a client may take to end TLS, and to take what was written when the server stops."""
+"""How long a client may take to end TLS and to read written responses when the server stops."""
 
 
 class Connection(Protocol):
@@ -59,7 +59,7 @@ class Connection(Protocol):
         """Close if a request takes too long or none comes; returns whether a request was cut short."""
 
     def drain(self) -> None:
-        """Take no new requests, answer those under way."""
+        """Accept no new requests, answer those in progress."""
 
     def close(self) -> None:
         """Close once everything is written."""
@@ -100,7 +100,7 @@ class Listener(Generic[C]):
     async def start(
         self, host: str, port: int, *, tls: TlsFiles | None = None, reuse_port: bool = False, purpose: str = ""
     ) -> int:
-        """Listen and return the port; port 0 takes a free one.
+        """Listen and return the port; port 0 picks a free one.
 
         Certificate files are read again when they change, for new connections. Raises `OSError` whose text names the
         address and the `purpose`, and `CertificateError`.
@@ -135,7 +135,7 @@ class Listener(Generic[C]):
             self._tls.reload()
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Stop listening, let requests under way be answered, then close what is left."""
+        """Stop listening, let requests in progress be answered, then close what is left."""
         self.closing = True
         loop = asyncio.get_running_loop()
         for server in self._servers:
@@ -187,7 +187,7 @@ class Listener(Generic[C]):
             peer.close()
 
     def _cannot_accept(self, listening: socket.socket, error: OSError) -> None:
-        """Out of open files or memory: make room and pause, because `accept` would fail again at once."""
+        """Out of open files or memory: close an idle connection and pause, because `accept` would fail again."""
         self.counters.refused_connections += 1
         if error.errno in (errno.EMFILE, errno.ENFILE):
             self._make_room()
@@ -231,7 +231,7 @@ class Listener(Generic[C]):
         return False
 
     def _rank_idle(self) -> None:
-        """Find the connections that have been idle longest, several, because a full listener tends to stay full."""
+        """Find several connections that have been idle longest, because a full listener tends to stay full."""
         idle = [(since, one) for one in self._connections if (since := one.idle_since) is not None]
         idle.sort(key=lambda pair: pair[0])
         self._idle = deque(idle[: 1 + self._max_connections // 32])

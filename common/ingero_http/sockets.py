@@ -7,7 +7,7 @@ import socket
 from typing import Final
 
 _MOST_FILES: Final = 1 << 20
-"""Open files asked for where the system would allow more: some programs iterate over all possible ones."""
+"""Upper limit of the open files that are requested, because some programs iterate over all possible ones."""
 
 BACKLOG: Final = 4096
 """Connections that the system queues before they are accepted."""
@@ -18,7 +18,7 @@ _NO_SUCH_ADDRESS: Final = frozenset({errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT})
 def open_sockets(
     host: str, port: int, *, purpose: str = "", reuse_port: bool = False, listen: bool = True
 ) -> list[socket.socket]:
-    """A socket for each address of a host, all on one port; port 0 takes a free one.
+    """A socket for each address of a host, all on one port; port 0 picks a free one.
 
     No host means every address; `::` takes IPv4 as well. Raises `OSError` whose text names address and purpose.
     """

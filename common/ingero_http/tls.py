@@ -18,7 +18,7 @@ class CertificateError(OSError):
 
 
 class TlsFiles(Protocol):
-    """The files that a listener's TLS is made of; `ServerTls` is one, a settings model may be another."""
+    """The files for TLS of a listener; implemented by `ServerTls` and by settings models."""
 
     @property
     def cert_file(self) -> Path:
@@ -43,7 +43,7 @@ class ServerTls:
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
-    """Build a context from what the files hold now; raises `CertificateError` when they cannot be used."""
+    """Build a context from the current files; raises `CertificateError` when they cannot be used."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -57,9 +57,9 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
 
 
 class ReloadingContext:
-    """A listener's context that follows its files: new connections use what they hold now.
+    """A listener's context that follows its files: new connections use their current content.
 
-    It is built anew each time, because a context cannot forget an authority that it has trusted.
+    Each reload builds a new context, because a context cannot drop an authority that it has trusted.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class ReloadingContext:
         self.context = prepare(server_context(files))
 
     def reload(self) -> None:
-        """Read the files again; raises `CertificateError` when they cannot be used, and the old ones stay."""
+        """Read the files again. When they cannot be used, it keeps the old ones and raises `CertificateError`."""
         self.context = self._prepare(server_context(self._files))
 
     def follow(self) -> None:

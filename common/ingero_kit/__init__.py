@@ -1,1 +1,1 @@
-"""What every component needs and none owns. A room here must be extractable as a library."""
+"""Helpers that all components share. Each module must be usable as a library of its own."""

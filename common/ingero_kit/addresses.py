@@ -1,4 +1,4 @@
-"""Addresses to listen on or to connect to, as people write them. Pure."""
+"""Parses addresses to listen on or to connect to. Pure."""
 
 import ipaddress
 from collections.abc import Mapping
@@ -21,7 +21,7 @@ def parse_endpoint(text: str, default_host: str = "127.0.0.1") -> tuple[str, int
 
 
 def parse_listen(text: str) -> tuple[str, int]:
-    """`parse_endpoint` for a listener whose missing host, then empty, means every address."""
+    """`parse_endpoint` for a listener: a missing host gives an empty one, which means every address."""
     return parse_endpoint(text, "")
 
 
@@ -31,7 +31,7 @@ def _checked(text: str) -> str:
 
 
 Endpoint = Annotated[str, AfterValidator(_checked)]
-"""`host:port` in settings; port 0 takes a free one, which the start-up line names."""
+"""`host:port` in settings; port 0 picks a free one, which the start-up line names."""
 
 
 def is_loopback(endpoint: str) -> bool:
@@ -40,9 +40,9 @@ def is_loopback(endpoint: str) -> bool:
 
 
 def is_local_request(headers: Mapping[bytes, bytes]) -> bool:
-    """Whether a request names this machine and comes from no page of another, which a browser always says.
+    """Whether a request is addressed to this machine and comes from no page of another host (by Host and Origin).
 
-    A listener that asks for no token must check this: a page can let its own name resolve to this machine.
+    A listener that requires no token must check this, because a page can let its own name resolve to this machine.
     """
     origin, host = headers.get(b"origin"), headers.get(b"host")
     return (origin is None or _names_us(origin.partition(b"://")[2])) and (host is None or _names_us(host))

@@ -1,4 +1,4 @@
-"""Retry delays: exponential with full jitter, and what a server's Retry-After asks for."""
+"""Retry delays: exponential with jitter, or from a server's Retry-After."""
 
 import email.utils
 import math
@@ -19,13 +19,13 @@ class Backoff:
     jitter: float = 0.5
 
     def delay(self, attempt: int, random_value: float | None = None) -> float:
-        """Seconds before try number `attempt` (0 is the first retry)."""
+        """Seconds before retry number `attempt` (0 is the first retry)."""
         spread = random.random() if random_value is None else random_value
         return min(self.longest, self.first * 2.0 ** min(attempt, 60)) * (1 - self.jitter * spread)
 
 
 def parse_retry_after(text: str | None, now: float, longest: float = MAX_RETRY_AFTER) -> float | None:
-    """Seconds asked for by a Retry-After header (delta-seconds or HTTP date), bounded; `None` if unreadable."""
+    """Seconds from a Retry-After header (delta-seconds or HTTP date), bounded; `None` if unreadable."""
     if not text:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Clocks that tell the time of day and never step."""
+"""Clocks that return the time of day and never step."""
 
 import time
 from collections.abc import Callable
@@ -13,14 +13,14 @@ _SLEW: Final = 0.1
 
 
 def clock_offset() -> float:
-    """What the time of day is ahead of the monotonic clock, seconds."""
+    """Seconds that the time of day is ahead of the monotonic clock."""
     return time.time() - time.monotonic()
 
 
 def steady_clock(offset: float | None = None) -> Clock:
     """A clock set once, then driven by the monotonic clock: later corrections of the system's clock do not reach it.
 
-    Clocks of one machine with the same `offset` tell the same time, in every process.
+    Clocks with the same `offset` return the same time in every process of a machine.
     """
     ahead = clock_offset() if offset is None else offset
 
@@ -33,8 +33,8 @@ def steady_clock(offset: float | None = None) -> Clock:
 class SlewedClock:
     """The time of day for a process that runs for months: it follows the system's clock and never steps.
 
-    Where the system's clock was set after the start, or the machine slept, this clock runs a tenth faster or slower
-    until both agree, so that nothing that depends on the time between two moments is upset. Callable from any thread.
+    If the system's clock is set after the start, or the machine was suspended, this clock runs a tenth faster or
+    slower until both agree, so that measured durations stay plausible. Callable from any thread.
     """
 
     def __init__(

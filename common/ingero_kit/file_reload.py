@@ -1,4 +1,4 @@
-"""Reading files again when they have been replaced, such as token files."""
+"""Reads files again when they have been replaced, such as token files."""
 
 import asyncio
 from collections.abc import Callable
@@ -15,7 +15,7 @@ INTERVAL_SECONDS: Final = 2.0
 
 
 def reload_if_changed(files: FileWatcher, reload: Callable[[], None], what: str) -> None:
-    """Read files again when they have changed; what cannot be used is logged once a change, and the old stays."""
+    """Read files again when they have changed. Unusable files are logged once a change, and the old content stays."""
     if not files.changed():
         return
     try:
@@ -26,7 +26,7 @@ def reload_if_changed(files: FileWatcher, reload: Callable[[], None], what: str)
 
 
 async def watch_files(files: FileWatcher, reload: Callable[[], None], what: str) -> None:
-    """`reload_if_changed` for ever."""
+    """Call `reload_if_changed` periodically, for ever."""
     while True:
         await asyncio.sleep(INTERVAL_SECONDS)
         reload_if_changed(files, reload, what)

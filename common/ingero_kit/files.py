@@ -1,4 +1,4 @@
-"""Files that others read while they are written: they see the old one or the new one, never half of either."""
+"""Replaces files atomically: other processes read the old or the new content, never a mixture."""
 
 import json
 import os
@@ -27,7 +27,7 @@ def replace_file(file: Path, data: bytes) -> None:
 
 
 def write_ports_file(file: Path | None, ports: Mapping[str, int]) -> None:
-    """Tell whoever started us which ports were taken, as JSON; nothing without a file."""
+    """Write the ports in use as JSON, for the process that started this one; does nothing without a file."""
     if file is not None:
         part = file.with_suffix(".part")
         part.write_text(json.dumps(dict(ports)))

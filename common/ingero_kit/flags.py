@@ -1,4 +1,4 @@
-"""Command-line flags made from a settings model: one for every setting, documented by the setting's own docstring."""
+"""Makes command-line flags from a settings model: one per setting, documented by the setting's docstring."""
 
 from collections.abc import Callable
 from typing import Any, TypeVar, get_origin
@@ -13,7 +13,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def default_text(field: FieldInfo) -> str:
-    """The default as a person would write it; empty where there is none."""
+    """The default as a user would write it; empty if there is none."""
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
     if "default_in_words" in extra:
         return str(extra["default_in_words"])

@@ -1,4 +1,4 @@
-"""What a GPU costs an hour, by provider and model. A model without a rate is missing, which is not the same as 0."""
+"""Cost of a GPU per hour, by provider and model. A model without a rate counts as unknown, not as 0."""
 
 import difflib
 import math
@@ -14,7 +14,7 @@ MAX_BYTES: Final = 1 << 20
 """Largest table that is read."""
 
 HIGHEST_RATE: Final = 10_000.0
-"""A rate above this, in the table's currency for one GPU and hour, is taken for a mistake."""
+"""A rate above this, in the table's currency per GPU and hour, is treated as a mistake."""
 
 ALIASES: Final = {
     "ec2": "aws",
@@ -25,7 +25,7 @@ ALIASES: Final = {
     "on-prem": "on-premise",
     "on_premise": "on-premise",
 }
-"""Other names of providers, and the one that agents report and the table uses."""
+"""Alternative names of providers, and the name that agents report and the table uses."""
 
 KNOWN_MODELS: Final = (
     "NVIDIA B200", "NVIDIA B300", "NVIDIA GB200", "NVIDIA GB300", "NVIDIA H200", "NVIDIA H200 NVL",
@@ -37,24 +37,24 @@ KNOWN_MODELS: Final = (
     "NVIDIA GeForce RTX 5090", "Tesla T4", "Tesla V100-SXM2-16GB", "Tesla V100-SXM2-32GB",
     "Tesla V100-PCIE-16GB", "Tesla P100-PCIE-16GB",
 )  # fmt: skip
-"""Names as nvidia-smi prints them, to tell a misspelt one; a table may name others."""
+"""Names as nvidia-smi prints them, to detect misspelt ones; a table may contain others."""
 
 _KEYS: Final = frozenset({"currency_name", "currency_symbol", "providers", "fallback_rate"})
 
 
 def canonical_provider(name: str) -> str:
-    """The one spelling of a provider's name."""
+    """The canonical spelling of a provider's name."""
     name = name.strip().lower()
     return ALIASES.get(name, name)
 
 
 class RatesError(Exception):
-    """The table cannot be used; the text names every place that is wrong."""
+    """The table cannot be used; the text names every error."""
 
 
 @dataclass(frozen=True)
 class RateTable:
-    """Rates for one GPU and hour in one currency. `fallback` is `None` when nothing stands for what is not listed."""
+    """Rates per GPU and hour in one currency. `fallback` applies to models that are not listed; `None`: no rate."""
 
     currency: str = "USD"
     symbol: str = "$"
@@ -62,7 +62,7 @@ class RateTable:
     fallback: float | None = None
 
     def find(self, provider: str, model: str) -> float | None:
-        """The rate of one GPU for an hour; `None` when the table has none."""
+        """The rate of one GPU per hour; `None` when the table has none."""
         rates = self.providers.get(canonical_provider(provider), {})
         return rates.get(" ".join(model.split()), self.fallback)
 
@@ -73,7 +73,7 @@ def builtin_text() -> str:
 
 
 def parse(text: str) -> RateTable:
-    """Read a table; raises `RatesError` naming everything that is wrong with it."""
+    """Parse a table; raises `RatesError` with all of its errors."""
     if len(text) > MAX_BYTES:
         raise RatesError(f"the table is larger than {MAX_BYTES} bytes")
     try:
@@ -117,7 +117,7 @@ def builtin() -> RateTable:
 
 
 def doubts(table: RateTable) -> list[str]:
-    """What may be a mistake although the table can be used: names that nvidia-smi never prints, rates of 0."""
+    """Possible mistakes in a usable table: names that nvidia-smi never prints, rates of 0."""
     found: list[str] = []
     for provider, rates in table.providers.items():
         for model, rate in rates.items():

@@ -1,4 +1,4 @@
-"""What one node says about itself in a push, and what a payload of several held. Pure data."""
+"""The health report of one node, and the result of decoding a payload of several. Pure data."""
 
 from dataclasses import dataclass, field
 from typing import Final
@@ -11,13 +11,13 @@ MAX_NAME: Final = 253
 """Longest node or cluster id, characters: the longest Kubernetes node name."""
 
 MAX_LABEL: Final = 256
-"""Longest value of any other attribute that is kept; longer ones are cut."""
+"""Longest value of any other attribute that is kept, characters; longer ones are cut."""
 
 MAX_TOTALS: Final = 1024
 """Most counters that one report may carry."""
 
 FUTURE_SECONDS: Final = 3600.0
-"""How far ahead of the receiver's clock a point's time may lie."""
+"""How far ahead of the receiver's clock a point's time may be."""
 
 
 class MalformedPayload(Exception):
@@ -26,7 +26,7 @@ class MalformedPayload(Exception):
 
 @dataclass(slots=True, kw_only=True)
 class HealthReport:
-    """What one node says about itself in one push.
+    """What one node reports about itself in one push.
 
     `score` and the four signals are 0 to 1; `rate` is absolute work a second; `time_unix_nano` is the sender's clock,
     0 when not given. `totals` holds the cumulative counters by (metric name, cgroup hash, direction).
@@ -61,9 +61,9 @@ class HealthReport:
 
 @dataclass(slots=True)
 class DecodedReports:
-    """What a payload held: reports, self-declared straggler edges (node, cluster, is straggler), what was wrong.
+    """The content of a payload: reports, straggler events of the agents (node, cluster, is straggler), errors.
 
-    `rejected` counts data points; `reasons` says why, by short text, and what else was left out.
+    `rejected` counts data points. `reasons` counts, by short text, why they and other parts were left out.
     """
 
     reports: list[HealthReport] = field(default_factory=list)
@@ -73,10 +73,10 @@ class DecodedReports:
     rejected: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     repaired: bytes | None = None
-    """The payload less what could not be read at all, where there was such."""
+    """The payload without its unreadable parts; `None` if there were none."""
 
     def reject(self, reason: str, count: int = 1) -> None:
-        """Count points that were left out."""
+        """Count points that are left out."""
         self.rejected += count
         self.reasons[reason] = self.reasons.get(reason, 0) + count
 
@@ -87,12 +87,12 @@ class DecodedReports:
 
 
 def format_reasons(reasons: dict[str, int]) -> str:
-    """Reasons with their counts in one line, for a sender."""
+    """Reasons with their counts in one line, for the sender."""
     return "; ".join(f"{reason} ({count})" for reason, count in reasons.items())
 
 
 def check_name(name: str) -> str | None:
-    """Say what is wrong with a node or cluster id, or `None`."""
+    """What is wrong with a node or cluster id; `None` if it is valid."""
     if not name:
         return "is empty"
     if len(name) > MAX_NAME:

@@ -1,4 +1,4 @@
-"""A click group whose commands are imported when they are asked for, so that each brings only its own libraries."""
+"""A click group that imports a command when it is used, so that each command loads only its own libraries."""
 
 from collections.abc import Mapping
 from importlib import import_module
@@ -8,7 +8,7 @@ import click
 
 
 class LazyGroup(click.Group):
-    """`lazy` maps the name of a command to its place, `module:attribute`."""
+    """A group whose `lazy` maps the name of a command to `module:attribute`."""
 
     def __init__(self, *args: Any, lazy: Mapping[str, str], **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -19,7 +19,7 @@ class LazyGroup(click.Group):
         return sorted([*super().list_commands(ctx), *self._lazy])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """The command, imported now."""
+        """Import the command."""
         if cmd_name not in self._lazy:
             return super().get_command(ctx, cmd_name)
         module, _, name = self._lazy[cmd_name].partition(":")

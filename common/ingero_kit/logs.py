@@ -1,4 +1,4 @@
-"""Call `configure` once at start-up; everything, libraries included, then logs in one shape."""
+"""Logging. Call `configure` once at start-up; all code, libraries included, then logs in one format."""
 
 import logging
 import sys
@@ -9,15 +9,15 @@ import structlog
 _TRACEBACKS: Final = structlog.processors.ExceptionRenderer(
     structlog.tracebacks.ExceptionDictTransformer(show_locals=False)
 )
-"""Without local variables: they hold tokens and what clients sent."""
+"""Tracebacks have no local variables, because these contain tokens and data of clients."""
 
 Format = Literal["auto", "json", "console"]
 
 
 def configure(level: str = "info", style: Format = "auto") -> None:
-    """Send structlog and the standard library to standard error.
+    """Send logs of structlog and of the standard library to standard error.
 
-    `auto` is lines for people on a terminal and one JSON object a line elsewhere.
+    `auto` means readable lines on a terminal and one JSON object per line elsewhere.
     """
     people = style == "console" or (style == "auto" and sys.stderr.isatty())
     shared: list[structlog.typing.Processor] = [
@@ -52,6 +52,6 @@ def configure(level: str = "info", style: Format = "auto") -> None:
 
 
 def get(name: str) -> structlog.stdlib.BoundLogger:
-    """Return the logger of a room; events are constant strings, everything that varies is a field."""
+    """Return the logger of a module; events are constant strings, everything that varies is a field."""
     logger: structlog.stdlib.BoundLogger = structlog.get_logger(name)
     return logger

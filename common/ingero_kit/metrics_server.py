@@ -1,6 +1,6 @@
-"""A small HTTP server in a thread of its own: `/metrics` for Prometheus, `/healthz`, `/readyz`.
+"""A small HTTP server in its own thread: `/metrics` for Prometheus, `/healthz`, `/readyz`.
 
-For components whose work is elsewhere: a scrape never waits for that work, nor that work for a scrape.
+Scrapes and the component's work never wait for each other.
 """
 
 import contextlib
@@ -19,19 +19,19 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 MAX_CONNECTIONS: Final = 32
-"""Connections at once; for a further one, the one that has asked nothing for longest is closed."""
+"""Connections at once; for a further one, the connection that has been idle longest is closed."""
 
 Reason = Callable[[], str | None]
-"""Says why the component is not healthy or not ready, or `None`."""
+"""Returns why the component is not healthy or not ready, or `None`."""
 
 
 def is_reachable_from_outside(host: str) -> bool:
-    """Whether others than this machine can reach a listener on that host."""
+    """Whether other machines can reach a listener on that host."""
     return not (host == "localhost" or host == "::1" or host.startswith("127."))
 
 
 class MetricsServer(ThreadingHTTPServer):
-    """Listens at once; `start` answers, `stop` ends it. An empty host is every address of both families."""
+    """Listens from its creation; `start` serves, `stop` ends it. An empty host is every IPv4 and IPv6 address."""
 
     daemon_threads = True
 
@@ -44,13 +44,13 @@ class MetricsServer(ThreadingHTTPServer):
         self.healthy = healthy
         self._lock = threading.Lock()
         self._silent: dict[Any, None] = {}
-        """Connections that have not asked yet, oldest first."""
+        """Connections without a request yet, oldest first."""
         self._open: set[Any] = set()
         self._thread: threading.Thread | None = None
         super().__init__((host, port), _RequestHandler)
 
     def server_bind(self) -> None:
-        """Bind, without asking a name server what this machine is called."""
+        """Bind without a reverse lookup of this machine's name."""
         if self._both:
             self.socket.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         TCPServer.server_bind(self)
@@ -58,7 +58,7 @@ class MetricsServer(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """The port taken."""
+        """The port in use."""
         return int(self.server_address[1])
 
     def start(self) -> None:
@@ -67,14 +67,14 @@ class MetricsServer(ThreadingHTTPServer):
         self._thread.start()
 
     def stop(self) -> None:
-        """Give the port back."""
+        """Stop serving and release the port."""
         if self._thread:
             self.shutdown()
             self._thread.join(5)
         self.server_close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Hand the connection to a thread; whoever has been silent longest makes room, so that probes get in."""
+        """Serve the connection in a thread; a full server closes its longest idle one, so that probes get in."""
         with self._lock:
             if len(self._open) >= MAX_CONNECTIONS and self._silent:
                 longest = next(iter(self._silent))
@@ -91,7 +91,7 @@ class MetricsServer(ThreadingHTTPServer):
             self.shutdown_request(request)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
-        """Answer, and make room for the next."""
+        """Serve the connection and free its place."""
         try:
             super().process_request_thread(request, client_address)
         finally:
@@ -99,7 +99,7 @@ class MetricsServer(ThreadingHTTPServer):
                 self._forget(request)
 
     def mark_active(self, request: Any) -> None:
-        """A connection asks: it keeps its place until it is answered."""
+        """Keep a connection with a request in progress until it is answered."""
         with self._lock:
             self._silent.pop(request, None)
 

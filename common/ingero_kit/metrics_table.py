@@ -1,6 +1,6 @@
-"""Prometheus metrics as a table: one row names a metric, its type, its help, its labels and where its value is read.
+"""Prometheus metrics as a table: one row has a metric's name, type, help, labels and the function that reads it.
 
-A collector reads the source anew for every scrape, so that nothing has to be counted twice.
+A collector reads the source for every scrape, so that components need no second set of counters.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +19,8 @@ Family = type[CounterMetricFamily] | type[GaugeMetricFamily] | type[UnknownMetri
 Labels = str | tuple[str, ...]
 
 Samples = float | None | Mapping[Any, float] | Iterable[tuple[Labels, float]]
-"""One value without labels (`None`: no sample), or values by label values, a dictionary or pairs. A dictionary may be
-written to by another thread; its samples are sorted."""
+"""One value without labels (`None`: no sample), or values by label values, as a dictionary or pairs. Another thread
+may write to a dictionary meanwhile; its samples are sorted."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class MetricRow(Generic[Source]):
     labels: tuple[str, ...] = ()
 
     def collect(self, source: Source) -> Metric:
-        """The metric family with the samples of now."""
+        """The metric family with its current samples."""
         return _fill(self.family(self.name, self.help, labels=self.labels), self.value(source))
 
 
@@ -59,27 +59,27 @@ def counter(name: str, help: str, value: Callable[[Source], Samples], *labels: s
 
 
 def untyped(name: str, help: str, value: Callable[[Source], Samples], *labels: str) -> MetricRow[Source]:  # noqa: A002
-    """A row without a type, for a published name that checkers refuse for a gauge."""
+    """A row without a type, for a published name that metric linters refuse for a gauge."""
     return MetricRow(UnknownMetricFamily, name, help, value, labels)
 
 
 def gauge_now(name: str, help: str, samples: Samples, *labels: str) -> Metric:  # noqa: A002
-    """A gauge from samples that are at hand, where a table does not fit."""
+    """A gauge from given samples, for collectors without a table."""
     return _fill(GaugeMetricFamily(name, help, labels=labels), samples)
 
 
 def counter_now(name: str, help: str, samples: Samples, *labels: str) -> Metric:  # noqa: A002
-    """A counter from samples that are at hand, where a table does not fit."""
+    """A counter from given samples, for collectors without a table."""
     return _fill(CounterMetricFamily(name, help, labels=labels), samples)
 
 
 def collect_rows(rows: Sequence[MetricRow[Source]], source: Source) -> Iterator[Metric]:
-    """The families of a table."""
+    """The metric families of a table."""
     return (row.collect(source) for row in rows)
 
 
 def listener_rows(events: str, connections: str) -> tuple[MetricRow[Mapping[str, Counters]], ...]:
-    """What happened at listeners, from their counters by name."""
+    """Rows with the counters of listeners by name."""
     return (
         counter(
             events,
@@ -93,7 +93,7 @@ def listener_rows(events: str, connections: str) -> tuple[MetricRow[Mapping[str,
 
 
 class TableCollector(Collector, Generic[Source]):
-    """Collects a table; nothing while `source` gives `None`."""
+    """Collects a table; nothing while `source` returns `None`."""
 
     def __init__(self, rows: Sequence[MetricRow[Source]], source: Callable[[], Source | None]) -> None:
         self._rows, self._source = rows, source

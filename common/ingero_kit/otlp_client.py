@@ -1,7 +1,7 @@
-"""The OTLP client: sends one encoded request over HTTP or gRPC, and says what became of it.
+"""The OTLP client: sends one encoded request over HTTP or gRPC and returns its outcome.
 
-This is the one place that decides whether a failure is worth a retry (OpenTelemetry protocol specification, sections
-"Failures" and "Throttling"). When to retry, and how often, is up to the caller; `Backoff` has the delays.
+Only this module decides whether a failure may be retried (OpenTelemetry protocol specification, sections "Failures"
+and "Throttling"). The caller decides when and how often to retry; `Backoff` has the delays.
 """
 
 from collections.abc import Mapping
@@ -26,11 +26,11 @@ class Failure(StrEnum):
     BUSY = "busy"
     SERVER_ERROR = "server_error"
     TOKEN = "token"
-    """The credentials of this side cannot be read."""
+    """The client's own credentials cannot be read."""
 
 
 NETWORK_FAILURES: Final = frozenset({Failure.UNREACHABLE, Failure.TIMEOUT})
-"""Nobody answered."""
+"""Failures without an answer."""
 
 
 class Disposition(Enum):
@@ -46,14 +46,14 @@ Failed = tuple[Failure, Disposition]
 
 _HTTP_FAILURES: Final[dict[int, Failed]] = {
     400: (Failure.REFUSED, Disposition.SPLIT),
-    # Retried beyond the specification: a token that was just rotated is accepted minutes later.
+    # The specification does not retry this; a token that was just rotated may be accepted minutes later.
     401: (Failure.UNAUTHENTICATED, Disposition.RETRY),
     403: (Failure.UNAUTHENTICATED, Disposition.RETRY),
     408: (Failure.REFUSED, Disposition.RETRY),
     413: (Failure.REFUSED, Disposition.SPLIT),
     422: (Failure.REFUSED, Disposition.SPLIT),
     429: (Failure.BUSY, Disposition.RETRY),
-    # Receivers that fail on one record answer 500.
+    # Some receivers answer 500 because of a single record.
     500: (Failure.SERVER_ERROR, Disposition.SPLIT),
     502: (Failure.SERVER_ERROR, Disposition.RETRY),
     503: (Failure.BUSY, Disposition.RETRY),
@@ -66,7 +66,7 @@ _GRPC_FAILURES: Final[dict[str, Failed]] = {
     "INVALID_ARGUMENT": (Failure.REFUSED, Disposition.SPLIT),
     "DEADLINE_EXCEEDED": (Failure.TIMEOUT, Disposition.RETRY),
     "PERMISSION_DENIED": (Failure.UNAUTHENTICATED, Disposition.RETRY),
-    # Without RetryInfo it is the size of the message.
+    # Without RetryInfo it means that the message is too large.
     "RESOURCE_EXHAUSTED": (Failure.BUSY, Disposition.SPLIT),
     "ABORTED": (Failure.SERVER_ERROR, Disposition.RETRY),
     "OUT_OF_RANGE": (Failure.REFUSED, Disposition.RETRY),
@@ -78,7 +78,7 @@ _GRPC_FAILURES: Final[dict[str, Failed]] = {
 
 
 def http_failure(status: int) -> Failed | None:
-    """What an HTTP status means; `None` for success."""
+    """The failure that an HTTP status means; `None` for success."""
     if 200 <= status < 300:
         return None
     other = Failure.SERVER_ERROR if status >= 500 else Failure.REFUSED
@@ -86,7 +86,7 @@ def http_failure(status: int) -> Failed | None:
 
 
 def grpc_failure(code: str, retry_after: float | None) -> Failed:
-    """What a gRPC status other than OK means. With RetryInfo the server itself answered and asks to try again."""
+    """The failure that a gRPC status other than OK means. RetryInfo shows that the server itself asks for a retry."""
     failure, disposition = _GRPC_FAILURES.get(code, (Failure.REFUSED, Disposition.DROP))
     if retry_after is None:
         return failure, disposition
@@ -95,8 +95,8 @@ def grpc_failure(code: str, retry_after: float | None) -> Failed:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportResult:
-    """What became of one request. `response` is the encoded export response, `headers` those of the answer, or its
-    gRPC metadata, with lower-case names; `retry_after` is in seconds, `None` where the server asked for no delay."""
+    """The outcome of one request. `response`: the encoded export response; `headers`: headers of the answer or its
+    gRPC metadata, with lower-case names; `retry_after`: seconds, `None` if the server asked for no delay."""
 
     failure: Failure | None = None
     disposition: Disposition | None = None
@@ -107,16 +107,16 @@ class ExportResult:
 
     @property
     def answered(self) -> bool:
-        """Whether the server itself answered, be it with a refusal."""
+        """Whether the server itself answered, even with a refusal."""
         return self.failure not in (*NETWORK_FAILURES, Failure.TOKEN)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClientConfig:
-    """Where and how to send. `endpoint`: `host:port` or a URL; `timeout`: seconds for one answer.
+    """Target and options of a client. `endpoint`: `host:port` or a URL; `timeout`: seconds for one answer.
 
-    `cluster`, if set, is sent as query parameter or metadata. Encoding and compression are those of the body that is
-    sent; gRPC knows protobuf only.
+    `cluster`, if set, is sent as query parameter or metadata. Encoding and compression describe the body; gRPC
+    supports protobuf only.
     """
 
     endpoint: str
@@ -130,18 +130,18 @@ class ClientConfig:
 
 
 class OtlpClient(Protocol):
-    """Sends encoded requests. The token file is read for every request, so that rotation needs no restart, and the
+    """Sends encoded requests. It reads the token file for every request, so that rotation needs no restart, and the
     certificate files again after a broken connection."""
 
     async def send(self, signal: Signal, body: bytes) -> ExportResult:
-        """Send one request; never raises for what the network or the server does."""
+        """Send one request; never raises because of the network or the server."""
 
     async def close(self) -> None:
         """Close the connections."""
 
 
 def make_client(config: ClientConfig) -> OtlpClient:
-    """The client of the configured protocol; only its library is imported.
+    """Make the client of the configured protocol; only its library is imported.
 
     Raises `SettingsError` for an endpoint, certificate or token that cannot be used.
     """
@@ -155,7 +155,7 @@ def make_client(config: ClientConfig) -> OtlpClient:
 
 
 def base_url(endpoint: str, insecure: bool) -> str:
-    """`host:port` or a URL into a URL without a trailing slash.
+    """Convert `host:port` or a URL to a URL without a trailing slash.
 
     Raises `SettingsError` for anything that is neither http nor https.
     """
@@ -170,9 +170,9 @@ def base_url(endpoint: str, insecure: bool) -> str:
 
 
 def grpc_target(endpoint: str, insecure: bool) -> tuple[str, bool]:
-    """`host:port`, `dns:///host:port` or a URL into the channel's target and whether it uses TLS.
+    """Convert `host:port`, `dns:///host:port` or a URL to a channel's target and whether it uses TLS.
 
-    Raises `SettingsError` for a path or a missing port, which gRPC would take for something else.
+    Raises `SettingsError` for a path or a missing port, which gRPC would interpret differently.
     """
     if endpoint.startswith("dns:///"):
         return endpoint, not insecure

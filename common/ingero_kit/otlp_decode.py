@@ -1,7 +1,7 @@
-"""Reads OTLP metrics, protobuf and JSON, as health reports; the way back is `otlp_encode`, and round trips pin both.
+"""Decodes OTLP metrics, protobuf and JSON, to health reports; the reverse of `otlp_encode`.
 
-The JSON dialect that is read is the specification's and the published agent's: integers as numbers or strings, no
-start time. Reading never fails on one bad report: it is left out, counted, and named in the answer.
+It accepts the JSON of the specification and of the published agent: integers as numbers or strings, no start time.
+One bad report does not fail the push: it is left out, counted, and named in the answer.
 """
 
 import math
@@ -66,19 +66,19 @@ COLLECTIVES: Final = frozenset(
 """Metrics with a point for every collective. They are only counted here; Fleet's collectives read the push again."""
 
 MAX_LAYOUTS: Final = 16
-"""Shapes of one length that are remembered; in a fleet of one version there are a handful."""
+"""Shapes of one length that are cached; a fleet with one agent version has a handful."""
 
 MAX_LENGTHS: Final = 256
-"""Lengths of pushes for which shapes are remembered."""
+"""Lengths of pushes for which shapes are cached."""
 
 MAX_LAYOUT_BYTES: Final = 8 << 20
-"""Length of the pushes whose shapes are remembered, bytes, all together."""
+"""Total length of the pushes whose shapes are cached, bytes."""
 
 MAX_LABEL_CHARACTERS: Final = 16 << 20
-"""Length of the labels of the resources that are remembered, characters, all together; names of nodes not counted."""
+"""Total length of the labels of cached resources, characters, without names of nodes."""
 
 MAX_BASES: Final = 2048
-"""Pairs of what resources share and shapes whose common fields are remembered."""
+"""Pairs of shared resource fields and shapes whose common fields are cached."""
 
 _WANTED: Final = {
     **{(name, False): attribute for name, attribute in SIGNAL_METRICS},
@@ -89,7 +89,7 @@ _WANTED: Final = {
 
 
 class _Base(NamedTuple):
-    """Fields from two dictionaries, which it keeps so that their identity stays theirs."""
+    """Fields from two dictionaries; it keeps a reference to both, so that their ids stay unique."""
 
     shared: dict[str, Any]
     fixed: dict[str, Any]
@@ -97,7 +97,7 @@ class _Base(NamedTuple):
 
 
 _ENTRY: Final = 512
-"""What remembering labels costs besides their letters."""
+"""Characters that a cache entry of labels counts in addition to their text."""
 
 _NUMERIC: Final = (*(attribute for _, attribute in SIGNAL_METRICS), "time_unix_nano")
 _BLANK_IDENTITY: Final = Identity(
@@ -106,14 +106,14 @@ _BLANK_IDENTITY: Final = Identity(
 
 
 def _digest(block: bytes) -> bytes:
-    """A 15-byte digest of a block: a fifth of the memory, and no sender can construct a collision."""
+    """A 15-byte digest of a block: it takes a fifth of the memory, and no sender can construct a collision."""
     return blake2b(block, digest_size=15).digest()
 
 
 class ReportDecoder:
-    """Reads pushes. It remembers resource blocks that it has seen, by their digest: every node repeats its own.
+    """Decodes pushes. It caches resource blocks by their digest, because every node repeats its own.
 
-    The memory is bounded by `remembered` blocks; when full it starts anew.
+    The cache holds `remembered` blocks and is cleared when it is full.
     """
 
     def __init__(self, remembered: int = 200_000) -> None:
@@ -129,7 +129,7 @@ class ReportDecoder:
     def decode(
         self, body: bytes, encoding: Literal["protobuf", "json"], now: float, cluster: str = ""
     ) -> DecodedReports:
-        """Read one push; `now` is seconds since the epoch, `cluster` overrides the payload's cluster id.
+        """Decode one push; `now` is seconds since the epoch, `cluster` overrides the payload's cluster id.
 
         Raises `MalformedPayload` when the payload as a whole cannot be read.
         """
@@ -205,9 +205,9 @@ class ReportDecoder:
         return False
 
     def _learn_json(self, body: bytes, tail: int, blocks: list[Any]) -> None:
-        """Remember the head of a good push, and the shape of the rest.
+        """Cache the head of a valid push and the shape of the rest.
 
-        Which number is which is found by trial: a copy with a different number at every place is read in full.
+        The meaning of each number is found by decoding a copy with a different number at every place.
         """
         head, rest = body[:tail], body[tail:]
         key = _digest(orjson.dumps((blocks[0].get("resource") or {}).get("attributes") or []))
@@ -251,7 +251,7 @@ class ReportDecoder:
     def _fast(
         self, body: bytes, tail: int, known: Identity, decoded: DecodedReports, now: float, cluster: str
     ) -> bool:
-        """Read a push of a known shape; says whether it was one and all its numbers are in range."""
+        """Decode a push of a known shape; returns whether it had one and all its numbers are in range."""
         rest = body[tail:]
         for layout in self._layouts.get(len(rest), ()):
             numbers = layout.read(rest)
@@ -270,8 +270,8 @@ class ReportDecoder:
         now: float,
         cluster: str,
     ) -> bool:
-        """Make the report; says whether every number is in its range."""
-        if not (min(numbers) >= 0.0 and sum(numbers) < math.inf):  # a number that is none makes the sum none
+        """Make the report; returns whether every number is in range."""
+        if not (min(numbers) >= 0.0 and sum(numbers) < math.inf):  # NaN makes the sum NaN
             return False
         base = self._bases.get((id(known.shared), id(fixed))) or self._base(known.shared, fixed)
         fields = base.fields.copy()
@@ -291,7 +291,7 @@ class ReportDecoder:
         return True
 
     def _base(self, shared: dict[str, Any], fixed: dict[str, Any]) -> "_Base":
-        """What a resource and a shape fix together, remembered for the two dictionaries themselves."""
+        """The fields that a resource and a shape define together, cached by the identity of the two dictionaries."""
         if len(self._bases) >= MAX_BASES:
             self._bases.clear()
         fields = {**shared, **fixed}
@@ -300,10 +300,10 @@ class ReportDecoder:
         return base
 
     def _learn(self, body: bytes, start: int, tail: int, resource: ResourceMetrics) -> None:
-        """Remember the resource and the shape of a push that was read in full and found good."""
+        """Cache the resource and the shape of a push that was decoded in full and is valid."""
         template = self._resources.get(_digest(resource.resource.SerializeToString()))
         if not isinstance(template, Identity) or resource.resource != Resource.FromString(body[start:tail]):
-            return  # a second resource behind the first, which are one to protobuf
+            return  # a second resource after the first; protobuf merges the two
         self._resources[_digest(body[start:tail])] = template
         rest = body[tail:]
         if any(layout.read(rest) is not None for layout in self._layouts.get(len(rest), ())):
@@ -331,7 +331,7 @@ class ReportDecoder:
         self._layout_bytes += len(rest)
 
     def _identity(self, key: bytes, pairs: Iterable[tuple[str, Any]]) -> IdentityOrError:
-        """Return the fields that a resource block fixes, or the reason why it names no node."""
+        """Return the fields that a resource block defines, or the reason why it names no node."""
         known = self._resources.get(key)
         if known is None:
             known = read_identity(dict(pairs))
@@ -430,16 +430,16 @@ class ReportDecoder:
 
 _NAMELESS: Final = "a metric has no name"
 _NOT_OTLP: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError)
-"""What reading JSON of another shape raises."""
+"""Exceptions raised by JSON of another structure."""
 
 
 def _reason(what: str, error: Exception) -> str:
-    """Why a part of a JSON request was left out."""
+    """The reason why a part of a JSON request was left out."""
     return f"{what} is not OTLP/JSON: {error}" if type(error) is ValueError else f"{what} is not OTLP/JSON"
 
 
 def _absent(flags: int, decoded: DecodedReports) -> None:
-    """Count a point without a value: one that says so has nothing to tell, any other is a mistake."""
+    """Count a point without a value; it is rejected unless its flags say that no value was recorded."""
     if flags & NO_RECORDED_VALUE:
         decoded.other_points += 1
     else:
@@ -447,7 +447,7 @@ def _absent(flags: int, decoded: DecodedReports) -> None:
 
 
 def _is_learnable(decoded: DecodedReports) -> bool:
-    """Whether a push held one valid report and nothing that a layout cannot describe."""
+    """Whether a push has one valid report and nothing that a layout cannot describe."""
     return (
         len(decoded.reports) == 1
         and not (decoded.reasons or decoded.other_points or decoded.collective_points or decoded.events)
@@ -456,7 +456,7 @@ def _is_learnable(decoded: DecodedReports) -> bool:
 
 
 def _fixed(builder: ReportBuilder, trial: DecodedReports) -> dict[str, Any] | None:
-    """The constant fields of a push besides its resource; `None` if no layout can be learnt from it."""
+    """The constant fields of a push without its resource; `None` if no layout can be learnt from it."""
     if not _is_learnable(trial):
         return None
     fields = dict(builder.fields)

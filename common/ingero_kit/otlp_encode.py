@@ -1,4 +1,4 @@
-"""Health reports and events as OTLP metrics, protobuf and JSON."""
+"""Encodes health reports and events as OTLP metrics, protobuf and JSON."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
@@ -140,7 +140,7 @@ def _group_totals(totals: dict[tuple[str, str, str], int]) -> Iterator[tuple[str
 
 
 def pairs(values: Mapping[str, Any]) -> list[KeyValue]:
-    """Attributes, each of the type of its value."""
+    """OTLP attributes from Python values."""
     return [KeyValue(key=key, value=_any(value)) for key, value in values.items()]
 
 

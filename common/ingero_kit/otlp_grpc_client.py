@@ -1,4 +1,4 @@
-"""OTLP over gRPC: one unary call for a request, over one channel."""
+"""OTLP over gRPC: one unary call per request, over one channel."""
 
 import ssl
 from typing import Any, Final
@@ -25,7 +25,7 @@ from ingero_kit.tls import ClientTls
 from ingero_kit.tokens import read_authorization
 
 STATUS_DETAILS: Final = "grpc-status-details-bin"
-"""Trailing metadata with a google.rpc.Status; a server that is busy puts RetryInfo into it."""
+"""Trailing metadata with a google.rpc.Status, in which a busy server puts RetryInfo."""
 
 _OPTIONS: Final = (
     ("grpc.enable_http_proxy", 0),
@@ -36,7 +36,7 @@ _OPTIONS: Final = (
 
 
 def retry_delay(details: bytes | str | None) -> float | None:
-    """Seconds that the RetryInfo of a google.rpc.Status asks for, bounded; `None` when there is none."""
+    """Delay in seconds from the RetryInfo of a google.rpc.Status, bounded; `None` if it has none."""
     if not isinstance(details, bytes):
         return None
     try:
@@ -51,10 +51,10 @@ def retry_delay(details: bytes | str | None) -> float | None:
 
 
 class OtlpGrpcClient:
-    """See `ingero_kit.otlp_client.OtlpClient`. The metadata of every answer is returned, also of refusals.
+    """See `ingero_kit.otlp_client.OtlpClient`. Results have the metadata of every answer, also of refusals.
 
-    After a failure of the network the channel is made anew, so that the next request resolves the name and reads the
-    certificate files again instead of waiting for the old channel's own pause between attempts.
+    After a network failure it makes a new channel, so that the next request resolves the name and reads the
+    certificate files again and does not wait for the old channel's reconnect delay.
     """
 
     def __init__(self, config: ClientConfig) -> None:
@@ -116,7 +116,7 @@ def _text(fields: dict[str, str | bytes]) -> dict[str, str]:
 
 
 def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    """A channel's TLS, from what the files hold now. Raises `OSError` when one cannot be read."""
+    """TLS credentials of a channel from the current files. Raises `OSError` when one cannot be read."""
     return grpc.ssl_channel_credentials(
         tls.ca_file.read_bytes() if tls.ca_file else _system_authorities(),
         tls.key_file.read_bytes() if tls.key_file else None,
@@ -125,6 +125,6 @@ def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
 
 
 def _system_authorities() -> bytes | None:
-    """The authorities that the system trusts, as HTTP does; `None` leaves gRPC's own list."""
+    """The authorities that the system trusts, as for HTTP; `None` keeps gRPC's own list."""
     found = ssl.create_default_context().get_ca_certs(binary_form=True)
     return "".join(ssl.DER_cert_to_PEM_cert(der) for der in found).encode() or None

@@ -1,4 +1,4 @@
-"""OTLP over HTTP: one POST for a request, over kept connections."""
+"""OTLP over HTTP: one POST per request, over persistent connections."""
 
 import gzip
 import time
@@ -16,9 +16,9 @@ from ingero_kit.tokens import read_authorization
 
 
 def otlp_url(config: ClientConfig, path: str) -> str:
-    """The address of a path under the endpoint, unless it has that path, with the cluster as a parameter.
+    """The URL of a path under the endpoint, unless that already ends with it, with the cluster as a parameter.
 
-    Raises `SettingsError` for what is no address.
+    Raises `SettingsError` for an invalid URL.
     """
     base = base_url(config.endpoint, config.tls.insecure)
     query = f"?{routes.CLUSTER_PARAMETER}={quote(config.cluster, safe='')}" if config.cluster else ""
@@ -45,7 +45,7 @@ def open_http_client(url: str, tls: ClientTls, timeout: float) -> httpx.AsyncCli
 
 
 class OtlpHttpClient:
-    """See `ingero_kit.otlp_client.OtlpClient`. The headers of every answer are returned, also of refusals."""
+    """See `ingero_kit.otlp_client.OtlpClient`. Results have the headers of every answer, also of refusals."""
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config

@@ -1,4 +1,4 @@
-"""Reading pushes of a known shape without parsing them again.
+"""Decodes pushes of a known shape without parsing them again.
 
 Every number of an OTLP data point is a fixed64, so two pushes of one agent differ only in eight-byte fields at known
 offsets. A `Layout` is learnt from a push that was parsed in full. A later push fits it only if every other byte is
@@ -26,7 +26,7 @@ class UnsupportedLayout(Exception):
 
 
 class WireField(NamedTuple):
-    """One field of a message: number, wire type, and where its content stands."""
+    """One field of a message: number, wire type, and the position of its content."""
 
     number: int
     kind: int
@@ -43,7 +43,7 @@ class NumberField(NamedTuple):
 
 
 def read_varint(body: bytes, at: int) -> tuple[int, int]:
-    """A varint and the offset behind it (protobuf encoding, 64 bits at most)."""
+    """A varint and the offset after it (protobuf encoding, 64 bits at most)."""
     value = shift = 0
     while True:
         byte = body[at]
@@ -57,7 +57,7 @@ def read_varint(body: bytes, at: int) -> tuple[int, int]:
 
 
 def write_varint(number: int) -> bytes:
-    """A number that is not negative as a varint (protobuf encoding)."""
+    """Encode a non-negative number as a varint (protobuf encoding)."""
     out = bytearray()
     while number > 0x7F:
         out.append(number & 0x7F | 0x80)
@@ -91,7 +91,7 @@ def iter_fields(body: bytes, at: int, end: int) -> Iterator[WireField]:
 
 
 def split_resource(body: bytes) -> tuple[int, int]:
-    """Where the resource of a push begins and ends, if it is the first part of its only block; (0, 0) otherwise."""
+    """Start and end of the resource of a push, if it is the first part of its only block; (0, 0) otherwise."""
     try:
         if body[0] != 0x0A:
             return 0, 0
@@ -105,7 +105,7 @@ def split_resource(body: bytes) -> tuple[int, int]:
 
 
 def find_numbers(body: bytes, tail: int) -> list[NumberField]:
-    """Every time and value behind the resource, for a push of gauges with one point each.
+    """Every time and value after the resource, for a push of gauges with one point each.
 
     Raises `UnsupportedLayout` for any other shape.
     """
@@ -137,16 +137,16 @@ def _metric(body: bytes, metric: WireField, tail: int) -> list[NumberField]:
     numbers = [part for part in fields if part.kind == _FIXED64 and part.number in (_TIME, _AS_DOUBLE, _AS_INT)]
     if len({part.number for part in numbers}) != len(numbers) or sum(part.number != _TIME for part in numbers) != 1:
         raise UnsupportedLayout
-    if any(part.number == _FLAGS for part in fields):  # they may say that the value is none
+    if any(part.number == _FLAGS for part in fields):  # flags may say that there is no value
         raise UnsupportedLayout
     return [NumberField(name, part.number, part.start - tail) for part in numbers]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A shape: the bytes that must be equal, and what is read between them.
+    """A shape: the bytes that must be equal, and the numbers that are read between them.
 
-    `names` are the report fields that the numbers fill, in order; `fixed` those that the equal bytes stand for.
+    `names`: report fields that the numbers fill, in order; `fixed`: report fields that the equal bytes define.
     """
 
     statics: struct.Struct
@@ -156,7 +156,7 @@ class Layout:
     fixed: dict[str, Any]
 
     def read(self, tail: bytes) -> tuple[Any, ...] | None:
-        """The numbers of a tail of this layout's length, `None` when it has another shape."""
+        """The numbers of a tail of this layout's length; `None` when it has another shape."""
         return self.numbers.unpack(tail) if self.statics.unpack(tail) == self.expected else None
 
 
@@ -168,8 +168,8 @@ def learn_layout(
 ) -> Layout:
     """Build the layout of a tail.
 
-    `wanted` maps (metric, is its time) to a report field. Times that are not wanted may differ; values that are
-    not wanted must be equal.
+    `wanted` maps (metric, whether it is the time) to a report field. Times that are not wanted may differ; values
+    that are not wanted must be equal.
     """
     statics, values, names, at = "<", "<", [], 0
     for number in sorted(numbers, key=lambda item: item.offset):
@@ -188,26 +188,26 @@ def learn_layout(
     return Layout(packed, packed.unpack(tail), struct.Struct(values), tuple(names), fixed)
 
 
-# JSON: the same idea over text. Numbers vary in length, so the equal parts are compared one after the other.
+# JSON: the same method for text. Numbers vary in length, so the equal parts are compared one after the other.
 
 _NUMBER: Final = re.compile(rb'"(?:asDouble|timeUnixNano)":(?:"(\d+)"|(-?\d[0-9.eE+-]*))')
 _HEAD: Final = b'{"resourceMetrics":[{"resource":{'
 _SCOPES: Final = b'"scopeMetrics":'
 _LONGEST: Final = 32
 _SHORTEST_TIME: Final = 10
-"""Digits of a time that is worth looking for; shorter ones stand in other numbers as well."""
+"""Fewest digits of a time that is searched for; shorter ones also occur inside other numbers."""
 _KINDS: Final = frozenset((int, float))
 
 
 def split_json_resource(body: bytes) -> int:
-    """Where `scopeMetrics` begins behind the resource, for a push written in the usual order; 0 otherwise."""
+    """Offset of `scopeMetrics` after the resource, for a push in the usual order; 0 otherwise."""
     if not body.startswith(_HEAD):
         return 0
     return max(0, body.find(_SCOPES))
 
 
 def is_whole_head(head: bytes, resource: Any) -> bool:
-    """Whether the text before `scopeMetrics` ends inside the only resource block, behind this resource."""
+    """Whether the text before `scopeMetrics` ends inside the only resource block, after this resource."""
     try:
         tree = orjson.loads(head + b'"scopeMetrics":[]}]}')
     except orjson.JSONDecodeError:
@@ -225,10 +225,10 @@ class JsonLayout:
     names: tuple[str, ...]
     fixed: dict[str, Any]
     alike: "TimedPieces | None"
-    """The same for tails whose times are all alike, which is what agents send."""
+    """The same for tails whose times are all equal, which agents send."""
 
     def read(self, tail: bytes) -> tuple[tuple[str, ...], list[Any]] | None:
-        """The names and numbers of a tail, `None` when it has another shape or something else stands for a number."""
+        """The names and numbers of a tail; `None` when it has another shape or a value that is not a number."""
         if self.alike:
             found = self.alike.read(tail, len(self.statics[0]))
             if found:
@@ -254,10 +254,10 @@ class JsonLayout:
 
 @dataclass(frozen=True)
 class TimedPieces:
-    """What a tail consists of when it is cut at every occurrence of its one time.
+    """The pieces of a tail that is split at every occurrence of its one time.
 
-    A piece is either `plain` or has a number, whose slice is given, with a beginning and an end `around` it. `names`
-    has that of the time first, then those of the other numbers.
+    A piece is either `plain` or contains a number: its slice, and the text `around` it. `names`: the report field of
+    the time, then those of the other numbers.
     """
 
     count: int
@@ -267,7 +267,7 @@ class TimedPieces:
     names: tuple[str, ...]
 
     def read(self, tail: bytes, start: int) -> list[Any] | None:
-        """The time that stands at `start` and the other numbers, `None` when the tail has another shape."""
+        """The time at `start` and the other numbers; `None` when the tail has another shape."""
         time = tail[start : tail.find(b'"', start, start + _LONGEST)]
         if not time.isdigit() or len(time) < _SHORTEST_TIME:
             return None
@@ -284,7 +284,7 @@ class TimedPieces:
 
 
 def _numbers(texts: list[bytes], count: int) -> list[Any] | None:
-    """The numbers of these texts; `None` unless each of them is one JSON number."""
+    """Parse these texts; `None` unless each of them is one JSON number."""
     try:
         numbers: list[Any] = orjson.loads(b"[%b]" % b",".join(texts))
     except orjson.JSONDecodeError:
@@ -293,9 +293,9 @@ def _numbers(texts: list[bytes], count: int) -> list[Any] | None:
 
 
 def find_json_numbers(tail: bytes) -> list[tuple[int, int]]:
-    """Where the numbers of a tail stand, as (start, end).
+    """Positions of the numbers of a tail, as (start, end).
 
-    Raises `UnsupportedLayout` when there are none, or when a second resource stands behind the first.
+    Raises `UnsupportedLayout` when there are none, or when a second resource follows the first.
     """
     spans = [found.span(1) if found.group(1) else found.span(2) for found in _NUMBER.finditer(tail)]
     if not spans or b'"resource"' in tail or any(end - start >= _LONGEST for start, end in spans):
@@ -304,7 +304,7 @@ def find_json_numbers(tail: bytes) -> list[tuple[int, int]]:
 
 
 def with_numbers(tail: bytes, spans: list[tuple[int, int]], texts: list[bytes]) -> bytes:
-    """The tail with other numbers in it."""
+    """The tail with its numbers replaced."""
     out, at = [], 0
     for (start, end), text in zip(spans, texts, strict=True):
         out += [tail[at:start], text]
@@ -323,7 +323,7 @@ def learn_json_layout(
 
 
 def _timed_pieces(statics: tuple[bytes, ...], stops: tuple[bytes, ...], names: tuple[str, ...]) -> TimedPieces | None:
-    """The pieces between times, which alone stand in quotes.
+    """The pieces between times, which are the only numbers in quotes.
 
     `None` unless a time comes first, at most one of them is wanted, and two or more pieces are plain.
     """

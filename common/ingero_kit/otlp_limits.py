@@ -1,8 +1,8 @@
-"""How much work one request may ask for, by its structure and not only by its length. Pure.
+"""Limits the work of one request by its structure, not only by its length. Pure.
 
-A few kilobytes, compressed, hold millions of empty blocks. Two bounds keep any request from costing more than a part
-of a second: before anything is built from a body, the places are counted where something may begin in it; and before
-a large one is read, its blocks, scopes, metrics, points and attributes are.
+A few compressed kilobytes can hold millions of empty blocks. Two limits keep every request below a fraction of a
+second. Before a body is parsed, the bytes that may begin a part are counted. Before a large body is read, its blocks,
+scopes, metrics, points and attributes are counted.
 """
 
 from typing import Any, Final, Literal
@@ -15,23 +15,23 @@ ALWAYS_ALLOWED_BYTES: Final = 16 << 10
 """Bodies up to this length, bytes, are too small to be checked."""
 
 MAX_FIELDS: Final = 640 << 10
-"""Most bytes of a protobuf body that may be the tag of a string or message: five megabytes of usual content."""
+"""Most bytes of a protobuf body that may be the tag of a string or message; usual content of 5 MB has as many."""
 
 MAX_JSON_VALUES: Final = 256 << 10
 """Most objects, lists and commas of a JSON body."""
 
 MAX_COST: Final = 240_000
-"""Most work of one request, in units of half a microsecond or so."""
+"""Most work of one request, in units of about half a microsecond."""
 
 MAX_JSON_COST: Final = 215_000
-"""The same for JSON, of which the same parts take somewhat longer."""
+"""The same for JSON, whose parts take somewhat longer."""
 
 BLOCK, SCOPE, METRIC, POINT, ATTRIBUTE, PART = 20, 9, 11, 8, 3, 8
-"""Work by what is read; a batch of 8,192 points in protobuf as collectors make them stays below the bound. A `PART`
-is parsed by itself because the request as a whole is unreadable."""
+"""Work for each part that is read; a collector's protobuf batch of 8,192 points stays below the limit. A `PART` is
+parsed by itself because the request as a whole is unreadable."""
 
 RESOURCE_ATTRIBUTE: Final = 4
-"""An attribute of a resource costs more than one of a point: all of them make the identity of a node."""
+"""An attribute of a resource costs more than one of a point, because all of them form the identity of a node."""
 
 _TAGS: Final = bytes(byte for byte in range(256) if byte & 7 == 2)
 _MARKS: Final = b"{[,"
@@ -39,7 +39,7 @@ _PIECE: Final = 1 << 18
 
 
 class RequestTooExpensive(MalformedPayload):
-    """The request asks for more work than one may."""
+    """The request needs more work than the limit allows."""
 
 
 def check_density(body: bytes, encoding: Literal["protobuf", "json"], most: int | None = None) -> None:
@@ -59,13 +59,13 @@ def check_density(body: bytes, encoding: Literal["protobuf", "json"], most: int 
 
 
 class CostBudget:
-    """What one request may still ask for."""
+    """The work that one request may still cost."""
 
     def __init__(self, units: int = MAX_COST) -> None:
         self._left = units
 
     def spend(self, units: int) -> None:
-        """Take from what is left; raises `RequestTooExpensive` when that was not enough."""
+        """Subtract from the budget; raises `RequestTooExpensive` when it is used up."""
         self._left -= units
         if self._left < 0:
             raise RequestTooExpensive(
@@ -89,7 +89,7 @@ def check_cost(request: ExportMetricsServiceRequest, repaired: int = 0) -> None:
 
 
 def check_json_cost(blocks: list[Any]) -> None:
-    """The same for the blocks of a JSON tree; what is no block, metric or point is left for the reader to name."""
+    """The same for the blocks of a JSON tree; the reader reports values that are no block, metric or point."""
     spend = CostBudget(MAX_JSON_COST).spend
     spend(BLOCK * len(blocks))
     for block in filter(_is_object, blocks):

@@ -1,8 +1,8 @@
-"""The OTLP receiver: pushes over HTTP and gRPC reach one handler, one answer becomes the right status of either.
+"""The OTLP receiver: one handler takes pushes over HTTP and gRPC, and its answer becomes a status of either protocol.
 
-Status codes follow the OTLP specification: what the sender must not retry is 400 / INVALID_ARGUMENT, what it may
-retry is 429 or 503 with Retry-After / RESOURCE_EXHAUSTED or UNAVAILABLE with RetryInfo; a part that was rejected is
-`partial_success` in a 200.
+Status codes follow the OTLP specification. What the sender must not retry is 400 / INVALID_ARGUMENT. What it may
+retry is 429 or 503 with Retry-After / RESOURCE_EXHAUSTED or UNAVAILABLE with RetryInfo. Rejected parts are reported
+as `partial_success` in a 200.
 """
 
 import socket
@@ -33,7 +33,7 @@ log = get(__name__)
 
 
 class Status(Enum):
-    """What became of a push: (HTTP status, gRPC status)."""
+    """The outcome of a push: (HTTP status, gRPC status)."""
 
     OK = (200, StatusCode.OK)
     INVALID = (400, StatusCode.INVALID_ARGUMENT)
@@ -57,7 +57,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What the handler decided. `http_headers` are raw lines ended by CRLF, `metadata` their gRPC twins."""
+    """The handler's decision. `http_headers`: raw lines that end in CRLF; `metadata`: the same for gRPC."""
 
     status: Status = Status.OK
     message: str = ""
@@ -70,12 +70,12 @@ class Answer:
 ACCEPTED: Final = Answer()
 
 Handler = Callable[[Push], Answer | Awaitable[Answer]]
-"""Called on the event loop, where an awaitable is awaited; it must not block."""
+"""Called on the event loop, which awaits an awaitable; it must not block."""
 
 _OK: Final = Status.OK
 _SIGNALS: Final = {signal.path.encode(): signal for signal in Signal}
 _REMEMBERED: Final = 4096
-"""Distinct queries and answers that are kept ready."""
+"""Distinct queries and encoded answers that are cached."""
 
 _CLUSTER_HEADER: Final = headers.CLUSTER.encode()
 _JSON: Final = b"application/json"
@@ -84,7 +84,7 @@ _MEDIA: Final[dict[bytes, Encoding]] = {_PROTOBUF: "protobuf", _JSON: "json"}
 
 
 def partial_success(signal: Signal, rejected: int, message: str, encoding: Encoding) -> bytes:
-    """Encode an export response: empty when all was taken, otherwise the count and the reason."""
+    """Encode an export response: empty when everything was accepted, otherwise the count and the reason."""
     if not rejected and not message:
         return b"" if encoding == "protobuf" else b"{}"
     if encoding == "json":
@@ -121,11 +121,11 @@ class Authenticator:
         self.tokens = tokens
         self.refused = 0
         self.local_only = False
-        """Whether only requests are served that name this machine and come from no page of another, because no token
-        is asked for."""
+        """Serve only requests to this machine's own name that come from no page of another host. Set when no token is
+        required."""
 
     def admit(self, authorization: bytes | str | None) -> bool:
-        """Whether a request with this Authorization header may go on."""
+        """Whether a request with this Authorization header is accepted."""
         if self.tokens is None or self.tokens.accept(authorization):
             return True
         self.refused += 1
@@ -156,7 +156,7 @@ class OtlpHttpReceiver:
         self._server.reload_certificates()
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Answer what is under way, then close."""
+        """Answer the requests in progress, then close."""
         await self._server.stop(grace_seconds)
 
     def _check_head(self, request: Request) -> Response | None:
@@ -231,9 +231,9 @@ def _query_cluster(query: bytes) -> str:
 
 
 class OtlpGrpcReceiver:
-    """OTLP/gRPC on the HTTP/2 server, with messages left encoded for the handler.
+    """OTLP/gRPC on the HTTP/2 server; the handler gets messages still encoded.
 
-    `body_bytes` bounds a message where no limits are given.
+    `body_bytes` limits a message if no `limits` are given.
     """
 
     def __init__(
@@ -270,7 +270,7 @@ class OtlpGrpcReceiver:
         self._server.reload_certificates()
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Take no new calls, let those under way finish, then close."""
+        """Accept no new calls, let those in progress finish, then close."""
         await self._server.stop(grace_seconds)
 
     def _check_call(self, fields: Fields) -> Reply | None:

@@ -1,7 +1,7 @@
-"""Repairs unreadable requests: keeps the readable parts. The usual cause is a string that is not UTF-8. Pure.
+"""Repairs unreadable requests by keeping their readable parts. The usual cause is a string that is not UTF-8. Pure.
 
-Of protobuf, the smallest part that fails is left out: a data point, log record or span as a whole, of everything else
-(a description, one attribute of a resource) only the field. Of JSON, only the letters that are none are replaced.
+In protobuf the smallest part that fails is left out: a whole data point, log record or span, and of everything else
+(a description, one attribute of a resource) only the field. In JSON only the invalid characters are replaced.
 """
 
 import re
@@ -22,13 +22,13 @@ from opentelemetry.proto.trace.v1 import trace_pb2 as trace
 from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, write_varint
 
 MAX_PARTS: Final = 12_000
-"""Most parts of a request that are parsed one by one: the metrics of a batch of 8,192 and the points of one."""
+"""Most parts of a request that are parsed singly: the metrics of a batch of 8,192 and the points of one of them."""
 
 SPARE_BYTES: Final = 512 << 10
-"""Bytes that may be parsed again, beyond every byte of the request once."""
+"""Bytes that may be parsed again, after every byte of the request has been parsed once."""
 
 PIECE: Final = 64 << 10
-"""Longest message, bytes, that is tried as a whole before it is taken apart."""
+"""Longest message, bytes, that is parsed as a whole before its parts are."""
 
 RECORD: Final = "a record cannot be read: its strings must be UTF-8"
 FIELD: Final = "a field cannot be read: strings must be UTF-8"
@@ -36,13 +36,13 @@ BYTES: Final = "bytes that are not UTF-8 were replaced"
 SURROGATES: Final = "surrogates without the other half of their pair were replaced"
 
 MAX_JSON_BYTES: Final = 256 << 10
-"""Longest JSON request, bytes, that is repaired: to replace every byte of a longer one takes too long."""
+"""Longest JSON request, bytes, that is repaired: replacing every byte of a longer one would take too long."""
 
 _LENGTH: Final = 2
 
 
 class _MessageType(NamedTuple):
-    """A message: its class, and by field number the messages inside that are repaired in turn."""
+    """A message type: its class, and by field number the inner messages that can be repaired."""
 
     message: Any
     inner: dict[int, "_MessageType"]
@@ -81,9 +81,9 @@ TRACES: Final = _request(ExportTraceServiceRequest, trace.ResourceSpans, trace.S
 
 @dataclass
 class Repaired:
-    """What is left of a request, how many records were left out, and what else was, or was replaced.
+    """The readable rest of a request, how many records were left out, and what else was left out or replaced.
 
-    `parts` is how many were parsed for that.
+    `parts`: how many parts were parsed for it.
     """
 
     body: bytes = b""
@@ -132,7 +132,7 @@ class _Repair:
         self.found.reasons[reason] = self.found.reasons.get(reason, 0) + 1
 
     def apart(self, kind: _MessageType, body: bytes) -> bytes | None:
-        """What can be read of a message that cannot; `None` when it has no parts."""
+        """The readable parts of an unreadable message; `None` when it has no parts."""
         kept: list[bytes] = []
         at = 0
         try:
@@ -159,13 +159,13 @@ class _Repair:
 _HALF: Final = rb"u[dD](?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|[c-fC-F][0-9a-fA-F]{2})"
 _OTHER: Final = rb"(?:u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F]|(?!%b)[\s\S])[^\\]*+" % _HALF
 _ESCAPES: Final = re.compile(rb"\\(?:(%b(?:\\%b)*+)|%b(?:\\%b)*+)" % (_HALF, _HALF, _OTHER, _OTHER))
-"""Surrogates that stand alone, one behind the other, or else all other escapes with the text behind them."""
+"""A run of unpaired surrogates (group 1), or other escapes and the text after them."""
 
 _ESCAPE: Final = len(rb"\ud800")
 
 
 def read_json(body: bytes) -> tuple[Any, Repaired | None]:
-    """A JSON document, and the repaired text where only that could be read; raises `orjson.JSONDecodeError`."""
+    """A JSON document, and its repaired text if it needed repair; raises `orjson.JSONDecodeError`."""
     try:
         return orjson.loads(body), None
     except orjson.JSONDecodeError:
@@ -176,7 +176,7 @@ def read_json(body: bytes) -> tuple[Any, Repaired | None]:
 
 
 def repair_json(body: bytes) -> Repaired | None:
-    """Replace what is no letter in the text of a JSON request; `None` when that is nothing, or it is long."""
+    """Replace invalid characters in a JSON request; `None` if there are none or the request is too long."""
     if len(body) > MAX_JSON_BYTES:
         return None
     reasons: dict[str, int] = {}

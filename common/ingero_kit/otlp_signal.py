@@ -1,4 +1,4 @@
-"""The three signals of OTLP and the two encodings, as every sender and receiver names them. Pure."""
+"""The three signals of OTLP and its two encodings, for senders and receivers. Pure."""
 
 from enum import Enum
 from typing import Literal
@@ -15,7 +15,7 @@ class Signal(Enum):
     LOGS = (routes.OTLP_LOGS, "logs.v1.LogsService", "rejectedLogRecords")
     TRACES = (routes.OTLP_TRACES, "trace.v1.TraceService", "rejectedSpans")
 
-    __hash__ = object.__hash__  # members are single; the inherited one hashes their name anew every time
+    __hash__ = object.__hash__  # members are singletons; the inherited method hashes the name every time
 
     @property
     def path(self) -> str:

@@ -1,7 +1,7 @@
-"""Values of OTLP as Python's: attributes and numbers of data points, protobuf and JSON. Pure.
+"""Converts OTLP attributes and numbers of data points, protobuf and JSON, to Python values. Pure.
 
-Every reader of OTLP stands on these. The loops over blocks, scopes and records stay with the readers, since each is
-fast in its own way: Fleet's pushes by learnt layouts, collectives by attributes that stay bytes, Echo by columns.
+Every reader of OTLP uses these functions. Each reader has its own loops over blocks, scopes and records, because each
+is optimised differently: Fleet's pushes by learnt layouts, collectives by attributes left as bytes, Echo by columns.
 """
 
 import re
@@ -11,21 +11,21 @@ from typing import Any, Final
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
 
 NO_RECORDED_VALUE: Final = 1
-"""Flag of a data point that stands for the absence of a value."""
+"""Flag of a data point that has no value."""
 
 
 def attribute_value(value: AnyValue) -> Any:
-    """The value of a protobuf attribute that is a string, a number or a truth value; `None` for any other."""
+    """The value of a protobuf attribute that is a string, number or boolean; `None` for any other type."""
     kind = value.WhichOneof("value")
     return getattr(value, kind) if kind in ("string_value", "int_value", "double_value", "bool_value") else None
 
 
 def is_recorded(point: Any) -> bool:
-    """Whether a point has a value, and it is not flagged as one that was not recorded."""
+    """Whether a point has a value and is not flagged as not recorded."""
     return not point.flags & NO_RECORDED_VALUE and bool(point.WhichOneof("value"))
 
 
-# JSON: numbers are numbers or their decimal text, as the protobuf mapping has it; what Python reads besides is not.
+# JSON: numbers are numbers or decimal text, as in protobuf's JSON mapping; other forms that Python reads are refused.
 
 _INTEGER: Final = re.compile(r"-?\d{1,20}", re.ASCII)
 _DOUBLE: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?|NaN|-?Infinity", re.ASCII)
@@ -52,7 +52,7 @@ def json_double(value: Any) -> float:
 
 
 def json_number(point: dict[str, Any]) -> float | None:
-    """The value of a data point of OTLP/JSON, `None` where it has none; raises `ValueError` for one that is not."""
+    """The value of a data point of OTLP/JSON, `None` if it has none; raises `ValueError` if it is not a number."""
     number = point.get("asDouble")
     if number is not None:
         return json_double(number)
@@ -61,26 +61,26 @@ def json_number(point: dict[str, Any]) -> float | None:
 
 
 def json_int_field(point: dict[str, Any], name: str) -> int:
-    """An integer of a message in OTLP/JSON, 0 where it is not given; raises `ValueError` for anything else."""
+    """An integer field of an OTLP/JSON message, 0 if it is missing; raises `ValueError` for anything else."""
     value = point.get(name)
     return 0 if value is None else json_integer(value)
 
 
 def json_list(value: Any) -> list[Any]:
-    """A list of OTLP/JSON, empty where it is not given; raises `ValueError` for anything else."""
+    """A list of OTLP/JSON, empty if it is missing; raises `ValueError` for anything else."""
     if not isinstance(value, list | None):
         raise ValueError("a list was expected")
     return value or []
 
 
 def json_attributes(found: list[dict[str, Any]] | None) -> Iterator[tuple[str, Any]]:
-    """Attributes of OTLP/JSON."""
+    """Keys and values of OTLP/JSON attributes."""
     for pair in found or ():
         yield pair["key"], json_attribute_value(pair.get("value") or {})
 
 
 def json_attribute_value(value: dict[str, Any]) -> Any:
-    """The same of a JSON attribute; raises `ValueError` for a value of the wrong type."""
+    """`attribute_value` for a JSON attribute; raises `ValueError` for a value of the wrong type."""
     text = value.get("stringValue")
     if text is not None:
         if not isinstance(text, str):

@@ -1,4 +1,4 @@
-"""Memory of the process, where the C library is glibc; elsewhere these do nothing."""
+"""Reduces the memory of a process with glibc; with other C libraries the allocator functions do nothing."""
 
 import ctypes
 import gc
@@ -11,16 +11,16 @@ _mallopt = getattr(_libc, "mallopt", None) if _trim is not None else None
 
 _M_ARENA_MAX: Final = -8
 _M_MMAP_THRESHOLD: Final = -3
-"""Of malloc.h."""
+"""Option number from malloc.h."""
 
 LARGE: Final = 64 << 10
-"""Octets from which a piece of memory is taken from the system by itself, and given back when it is freed."""
+"""Bytes from which an allocation gets its own mapping, which returns to the system when it is freed."""
 
 
 def use_single_malloc_arena() -> None:
-    """Let all threads take memory from one heap: what one of them frees serves the others. Before they start.
+    """Let all threads share one heap, so that each can reuse memory that another freed. Call it before they start.
 
-    Large pieces stay outside, so that what a tick computes with is gone when it is done.
+    Large allocations stay outside, so that a tick's arrays return to the system when it ends.
     """
     if _mallopt is not None:
         _mallopt(_M_ARENA_MAX, 1)
@@ -34,17 +34,18 @@ def trim_heap() -> None:
 
 
 class GcFreezer:
-    """Keeps the collector of cycles away from what stays: walking it takes milliseconds in which nothing else runs.
+    """Excludes long-lived objects from garbage collection: each pass over them stops the process for milliseconds.
 
-    Each time that something has grown by a quarter, all that is there is left out from then on; it is still freed
-    when nobody refers to it. What is a dead cycle at that moment stays, so this happens a few dozen times at most.
+    Whenever a size has grown by a quarter, all objects that exist are excluded. They are still freed when their last
+    reference is gone, but reference cycles that are already unreachable stay for ever. The growth limits that to a
+    few dozen times.
     """
 
     def __init__(self) -> None:
         self._size = 1000
 
     def freeze_if_grown(self, size: int) -> bool:
-        """Freeze all objects if `size` has grown by a quarter; says whether it did."""
+        """Freeze all objects if `size` has grown by a quarter; returns whether it did."""
         if size <= 1.25 * self._size:
             return False
         self._size = size

@@ -1,4 +1,4 @@
-"""Builds a health report from the points of one OTLP resource block, whatever their encoding."""
+"""Builds a health report from the points of one OTLP resource block in either encoding."""
 
 from typing import Any, Final, NamedTuple
 
@@ -23,9 +23,9 @@ _ACTIVE: Final = NodeState.ACTIVE
 
 
 class Identity(NamedTuple):
-    """The report fields that a resource block fixes.
+    """The report fields that a resource block defines.
 
-    `shared`, the cluster's name among it, is one dictionary for all nodes that say the same.
+    `shared`, which includes the cluster's name, is one dictionary for all nodes with equal values.
     """
 
     node_id: str
@@ -33,7 +33,7 @@ class Identity(NamedTuple):
     shared: dict[str, Any]
 
     def fields(self) -> dict[str, Any]:
-        """All of them in a fresh dictionary."""
+        """All of them in a new dictionary."""
         return {**self.shared, "node_id": self.node_id, "rank": self.rank}
 
 
@@ -41,7 +41,7 @@ MAX_COUNT: Final = 2**31 - 1
 """Largest rank, world size and number of GPUs."""
 
 IdentityOrError = Identity | str
-"""What a resource block fixes, or the reason why it names no node."""
+"""The fields that a resource block defines, or the reason why it names no node."""
 
 
 class ProtobufAttributes:
@@ -89,7 +89,7 @@ class ReportBuilder:
     def point(
         self, name: str, number: float, time_unix_nano: int, pairs: ProtobufAttributes | JsonAttributes
     ) -> None:
-        """Take a number point that is none of the plain signals."""
+        """Add a number point that is not one of the plain signals."""
         fields = self.fields
         if self._problem:
             self.reject(self._problem)
@@ -151,11 +151,11 @@ class ReportBuilder:
         self.reject(self._problem or f"{name} is not a number from 0")
 
     def reject(self, reason: str) -> None:
-        """Count a point that was left out."""
+        """Count a point that is left out."""
         self._decoded.reject(reason)
 
     def finish(self) -> None:
-        """Hand the report over when it carries a score and names its cluster."""
+        """Add the report to the decoded ones if it has a score and names its cluster."""
         if not self._scored:
             return
         problem = check_name(self.fields["cluster_id"])
@@ -190,7 +190,7 @@ def _text(value: Any) -> str:
 
 
 def _count(value: Any) -> int | None:
-    """A count or a number that counts from 0; `None` for what is none, or larger than the score map holds."""
+    """A number from 0 to `MAX_COUNT`; `None` for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_COUNT:
         return None
     return int(value)

@@ -1,8 +1,8 @@
-"""One precedence for every component: flag, then environment, then YAML file, then default.
+"""Loads settings with one precedence for every component: flag, then environment, then YAML file, then default.
 
 A component describes its settings as one pydantic model (derive from `Settings`: frozen, unknown keys refused, a
-docstring under each field is its documentation). `load` merges the three sources and names the source and the path
-of whatever is wrong. Environment variables are PREFIX + path in capitals, joined by two underscores:
+docstring under each field is its documentation). `load` merges the three sources; its errors name the source and the
+path. Environment variables are PREFIX + path in capitals, joined by two underscores:
 `INGERO_FLEET_PROCESSORS__INGERO__PUSH_INTERVAL=5s`; their values are read as YAML scalars.
 """
 
@@ -31,7 +31,7 @@ class Settings(BaseModel):
 
 
 def parse_duration(value: object) -> object:
-    """Read `5s`, `1m30s` or `250ms`; anything else comes back as it is."""
+    """Parse `5s`, `1m30s` or `250ms`; anything else is returned unchanged."""
     if isinstance(value, str):
         text = value.strip()
         parts = _DURATION.findall(text)
@@ -49,7 +49,7 @@ def _duration(value: object) -> object:
 
 
 def format_duration(seconds: float) -> str:
-    """Render seconds as a person would write them; `parse_duration` reads the same value back."""
+    """Format seconds as a user would write them; `parse_duration` returns the same value."""
     exact = Decimal(repr(seconds))
     number = f"{exact * 1000 if seconds < 1 else exact:f}"
     if "." in number:
@@ -80,9 +80,9 @@ def load(
     """Merge file, environment and flags into a checked model.
 
     `flags` maps dotted paths to values; `None` means not given. `assignments` are `PATH=VALUE`, the value a YAML
-    scalar, as `--set` takes them. `reserved` names variables with the prefix that are not settings, such as the one
-    that names the file itself. A file that several commands share has a `section` for this one, or `other_sections`
-    that are not this one's.
+    scalar, as for `--set`. `reserved` names variables with the prefix that are not settings, such as the one that
+    names the file itself. In a file that several commands share, `section` is the part for this command, and
+    `other_sections` are parts for others.
 
     Raises `SettingsError` for an unreadable file, an unknown key or a value that does not fit.
     """
@@ -149,7 +149,7 @@ def _assignment(item: str) -> tuple[str, Any]:
 
 
 def _value(text: str) -> Any:
-    """A value as people write it: YAML, or text where it is none, as `[::1]:4317` is."""
+    """Parse a value as YAML; text that is not YAML, such as `[::1]:4317`, stays text."""
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -180,6 +180,6 @@ def _explain(error: ValidationError, file: Path | None, origin: Mapping[str, str
             lines.append(f"{source}: {path}: is required")
         else:
             message = problem["msg"].removeprefix("Value error, ")
-            # Several settings together are at fault where there is no path, and the input is all of them.
+            # Without a path several settings together are wrong, and the input is all of them.
             lines.append(f"{source}: {path}: {message} (got {problem['input']!r:.80})" if path else message)
     return "\n".join(lines)

@@ -41,7 +41,7 @@ class ClientTls(Settings):
         return self
 
     def context(self) -> ssl.SSLContext:
-        """Build the context from the files."""
+        """Build a context from the files."""
         try:
             context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
             context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -1,4 +1,4 @@
-"""Bearer tokens from files: one or several a file, re-read on demand, compared in constant time."""
+"""Bearer tokens from files: one or more per file, re-read on demand, compared in constant time."""
 
 import hashlib
 import hmac
@@ -22,7 +22,7 @@ class Tokens:
         return cls(*read_tokens(file))
 
     def accept(self, authorization: bytes | str | None) -> bool:
-        """Whether an Authorization header carries one of the tokens; every token is compared, always."""
+        """Whether an Authorization header has one of the tokens; compares all of them, to take constant time."""
         given = bearer_digest(authorization)
         if given is None:
             return False
@@ -40,12 +40,12 @@ def bearer_digest(authorization: bytes | str | None) -> bytes | None:
 
 
 def token_digest(token: str) -> bytes:
-    """SHA-256 of a token, which is all that is kept of it."""
+    """SHA-256 of a token; only this digest is stored."""
     return hashlib.sha256(token.encode()).digest()
 
 
 def read_token_lines(file: Path) -> list[tuple[int, str]]:
-    """The lines of a token file with their numbers, less blank ones and comments.
+    """The lines of a token file with their numbers, without blank lines and comments.
 
     Raises `SettingsError` when the file cannot be read or holds no token: an empty file must never mean "open".
     """
@@ -62,14 +62,14 @@ def read_token_lines(file: Path) -> list[tuple[int, str]]:
 
 
 def read_tokens(file: Path) -> list[str]:
-    """The tokens of a file, one a line. Raises `SettingsError`."""
+    """The tokens of a file, one per line. Raises `SettingsError`."""
     return [line for _, line in read_token_lines(file)]
 
 
 def read_authorization(file: Path | None) -> str | None:
-    """The Authorization header of a client, read anew for every request so that rotation needs no restart.
+    """The Authorization header of a client, read for every request so that token rotation needs no restart.
 
-    Raises `SettingsError` when the file cannot be read or its token cannot travel in a header.
+    Raises `SettingsError` when the file cannot be read or its token is not valid in a header.
     """
     if file is None:
         return None

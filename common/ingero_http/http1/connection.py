@@ -1,4 +1,4 @@
-"""One HTTP/1.1 connection: bytes in, requests to the handler, responses out in the order of the requests."""
+"""One HTTP/1.1 connection: parses requests, calls the handler, writes responses in the order of the requests."""
 
 import asyncio
 import time
@@ -21,9 +21,8 @@ log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class Connection(asyncio.Protocol):
     """One client.
 
-    Clients repeat themselves: a request whose head equals that of the last one is not parsed again. While a response
-    is being computed or is not being read, the connection reads no more; input that has already come waits in
-    `_pending`.
+    Clients often repeat a request's head: a head equal to the last one is not parsed again. While a response is being
+    computed, or the client does not read it, the connection reads no more; input already received is in `_pending`.
     """
 
     __slots__ = (
@@ -156,7 +155,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _count_unfinished(self) -> None:
-        """Count what is held of requests that are not complete; a request beyond the limit is refused."""
+        """Count buffered bytes of incomplete requests; a request beyond the limit is refused."""
         server = self._server
         for _ in range(2):
             held = self._parser.buffered + len(self._pending)
@@ -195,7 +194,7 @@ class Connection(asyncio.Protocol):
             self._task = asyncio.ensure_future(self._answer_later(answer, request))
 
     def refuse(self, response: Response, method: bytes = b"") -> None:
-        """Answer after the responses that are owed, and ignore what follows."""
+        """Answer after the pending responses, and ignore further input."""
         if self._parser.stopped:
             return
         self._parser.stop()
@@ -282,12 +281,12 @@ class Connection(asyncio.Protocol):
 
     @property
     def busy(self) -> bool:
-        """Whether a response is owed, or is not being read."""
+        """Whether a response is pending or not yet read by the client."""
         return self._task is not None or self._turn_scheduled or self._write_paused
 
     @property
     def idle_since(self) -> float | None:
-        """When the latest request started; `None` while its response is owed."""
+        """When the latest request started; `None` while its response is pending."""
         return None if self._task or self._turn_scheduled else self._since
 
     @property

@@ -1,4 +1,4 @@
-"""The head of a connection's last request: one that comes again is compared and not parsed. Pure."""
+"""Caches the head of a connection's last request; an equal head is compared instead of parsed. Pure."""
 
 import re
 from dataclasses import replace
@@ -14,7 +14,7 @@ _UNUSUAL: Final = frozenset((b"expect", b"transfer-encoding"))
 
 
 class CachedHead(NamedTuple):
-    """The bytes before and after the content-length in a request's head, and the request that such a head makes."""
+    """The bytes before and after the content-length in a request's head, and the request that this head means."""
 
     prefix: bytes
     suffix: bytes

@@ -12,7 +12,7 @@ _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+(?:%25[\w.~-]+)?\]|[\w.~!$&'()*+
 _ORIGIN: Final = re.compile(rb"^https?://[^/?#]*", re.IGNORECASE)
 """What precedes the path in an absolute request target (RFC 9112, 3.2.2)."""
 _CHUNK_OVERHEAD: Final = 16
-"""Bytes that a chunk may take besides its data."""
+"""Bytes that a chunk may take in addition to its data."""
 _CHUNKED_BODY_OVERHEAD: Final = 64 << 10
 """Bytes that all chunks of a body may take beyond that, for extensions and trailers."""
 
@@ -37,11 +37,11 @@ class RequestEvents(Protocol):
 
 
 class RequestParser:
-    """Gets the bytes of a connection and reports requests.
+    """Parses the bytes of a connection and reports requests.
 
-    `stopped`: what follows is ignored. `in_request`: a request has started and is not complete. `body_missing`: bytes
-    of the body that are still to come, where the head says so. `completed`: the latest complete request, for the
-    connection to take.
+    `stopped`: further input is ignored. `in_request`: a request has started and is not complete. `body_missing`:
+    bytes of the body that are still to come, if the head has a length. `completed`: the latest complete request, for
+    the connection to take.
     """
 
     __slots__ = (
@@ -67,7 +67,7 @@ class RequestParser:
 
     @property
     def buffered(self) -> int:
-        """Bytes held of a request that is not complete."""
+        """Buffered bytes of an incomplete request."""
         return self._head_bytes + len(self._body)
 
     @property
@@ -77,13 +77,13 @@ class RequestParser:
         return method
 
     def stop(self) -> None:
-        """Ignore what follows and drop what is buffered."""
+        """Ignore further input and drop what is buffered."""
         self.stopped = True
         self._body = b""
         self._head_bytes = 0
 
     def close(self) -> None:
-        """Stop, and break the reference cycles, so that the garbage collector has no work with closed connections."""
+        """Stop, and break reference cycles, so that closed connections are freed without the garbage collector."""
         self.stop()
         self._reset()
         self._parser = self.completed = None
@@ -144,7 +144,7 @@ class RequestParser:
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_head(len(name) + len(value))
         if self._request or self.stopped:
-            return  # a trailer: it may say nothing that the head did not (RFC 9110, 6.5.1)
+            return  # trailers must not change what the head says (RFC 9110, 6.5.1)
         name = name.lower()
         self._headers[name] = value
         if name == b"host":
@@ -216,7 +216,7 @@ class RequestParser:
 
 
 class _NoEvents:
-    """Takes the place of a connection that is closed."""
+    """Replaces a connection that is closed."""
 
     def request_started(self) -> None:
         """Nothing to do."""
@@ -238,7 +238,7 @@ _NO_EVENTS: Final = _NoEvents()
 
 
 def _head_error(version: str, headers: dict[bytes, bytes], host_count: int) -> bytes | None:
-    """What is wrong with a head (RFC 9112, 2.3 and 3.2), if anything is."""
+    """The error in a head (RFC 9112, 2.3 and 3.2); `None` if it is valid."""
     if version not in ("1.0", "1.1"):
         return b"not HTTP/1.1"
     if host_count > 1 or (host_count == 0 and version == "1.1"):

@@ -1,7 +1,7 @@
-"""An HTTP/1.1 server for hot routes: httptools parses, one handler answers, everything is bounded.
+"""An HTTP/1.1 server for hot routes: httptools parses, one handler answers, all resources are limited.
 
-It exists because a receiver must answer more requests a second on one core than an ASGI server can (`make bench`
-prints both). Routes that are not hot are better served by an ASGI framework (`ingero_http.asgi`).
+It exists because a receiver must answer more requests per second on one core than an ASGI server can (`make bench`
+prints both). For other routes use an ASGI framework (`ingero_http.asgi`).
 """
 
 import asyncio
@@ -13,10 +13,10 @@ from ingero_http.listener import Listener
 
 
 class Http1Server(Listener[Connection]):
-    """Hands every request to one handler, within limits.
+    """Passes every request to one handler, within limits.
 
-    A `Response` is sent at once. An awaitable holds up its connection, not the server. Responses of one connection
-    keep the order of its requests.
+    A `Response` is sent at once. An awaitable delays its connection, not the server. Responses of one connection keep
+    the order of its requests.
     """
 
     def __init__(

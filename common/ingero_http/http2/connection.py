@@ -1,8 +1,8 @@
-"""One HTTP/2 connection of a server (RFC 9113): frames in, those of requests to `Requests`, replies out.
+"""One HTTP/2 connection of a server (RFC 9113): reads frames, passes those of requests to `Requests`, writes replies.
 
-A connection processes up to `TURN_BYTES` of its input, writes the replies and leaves the rest for its next turn. It
-reads no more until then, nor while its replies are not being read. Priorities are ignored, nothing is pushed. A
-stream error resets its stream; a connection error ends the connection with a GOAWAY that says why.
+A connection processes up to `TURN_BYTES` of its input, writes the replies and leaves the rest for its next turn.
+Until then, and while the client does not read its replies, it reads no more input. Priorities are ignored, nothing is
+pushed. A stream error resets its stream; a connection error ends the connection with a GOAWAY that names the error.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from ingero_http.listener import LINGER_SECONDS, TURN_BYTES, Listener
 
 _DRAIN_PING: Final = b"\0drained"
 _DRAIN_SECONDS: Final = 1.0
-"""How long a client may take to learn that the connection drains."""
+"""How long a client may take to confirm that it knows of the drain."""
 _PREFACE_AND_HEAD: Final = len(h2.PREFACE) + h2.FRAME_HEAD_BYTES
 
 
@@ -123,7 +123,7 @@ class Connection(asyncio.Protocol):
             self._transport.resume_reading()
 
     def _count_unfinished(self) -> None:
-        """Count what is held besides bodies; the connection that exceeds the limit of all connections ends."""
+        """Count buffered bytes other than bodies; a connection that exceeds the limit of all connections ends."""
         held = 0 if self._closing else len(self._pending) + self._blocks.buffered
         self._server.unfinished += held - self._counted
         self._counted = held

@@ -1,4 +1,4 @@
-"""Limits on frames and streams of an HTTP/2 connection that cost work and ask for nothing. Pure."""
+"""Limits on frames and streams of an HTTP/2 connection that cost work without a request. Pure."""
 
 from typing import Final
 
@@ -7,7 +7,7 @@ from ingero_http.http2.frames import ErrorCode, Http2ConnectionError
 _RESETS: Final = 512
 """Streams that may end in a reset or an early refusal between two sweeps (about a second)."""
 _EMPTY_FRAMES: Final = 1000
-"""Frames without a request between two sweeps, besides eight for every request."""
+"""Frames without a request between two sweeps, in addition to eight for every request."""
 
 
 class FloodGuard:

@@ -78,7 +78,7 @@ def has_whole_frame(data: bytes) -> bool:
 
 
 def uint32(number: int) -> bytes:
-    """Four bytes, as stream numbers, error codes and window increments travel."""
+    """Four bytes, the wire format of stream numbers, error codes and window increments."""
     return number.to_bytes(4, "big")
 
 
@@ -115,7 +115,7 @@ def rst_stream(stream: int, code: ErrorCode) -> bytes:
 
 
 def go_away(last: int, code: ErrorCode, message: str = "") -> bytes:
-    """Announce the end of a connection: streams above `last` were not looked at (RFC 9113, 6.8)."""
+    """Announce the end of a connection: streams above `last` were not processed (RFC 9113, 6.8)."""
     return frame(GOAWAY, 0, 0, uint32(last) + uint32(code) + message.encode()[:256])
 
 

@@ -1,7 +1,7 @@
 """HPACK (RFC 7541): header blocks are decoded with the connection's dynamic table and encoded without one. Pure.
 
-A table is a value: decoding a block returns the fields and the table after it. That is the same object if the block
-did not change it, so that what was made of a block can be cached for as long as the table stays the same object.
+A table is immutable: decoding a block returns the fields and the table after it. That is the same object if the block
+did not change it, so a result computed from a block can be cached as long as the table stays the same object.
 """
 
 from collections.abc import Iterable
@@ -32,14 +32,14 @@ _INDEX: Final = {field: number for number, field in reversed(list(enumerate(STAT
 _NAME_INDEX: Final = {name: number for number, (name, _) in reversed(list(enumerate(STATIC, 1)))}
 
 ENTRY_OVERHEAD: Final = 32
-"""Bytes that an entry counts beyond its name and value (RFC 7541, 4.1), in tables and in header list sizes."""
+"""Bytes that an entry counts in addition to its name and value (RFC 7541, 4.1), in tables and header list sizes."""
 
 DEFAULT_TABLE: Final = 4096
 """Bytes of a dynamic table unless SETTINGS_HEADER_TABLE_SIZE says otherwise (RFC 9113, 6.5.2)."""
 
 EMPTY_TABLE: Final = b"\x20"
-"""A size update to zero (RFC 7541, 6.3). It precedes the first block of a connection and is right whatever size the
-peer allows, now and later."""
+"""A size update to zero (RFC 7541, 6.3). It precedes the first block of a connection and is valid for every size that
+the peer allows, now and later."""
 
 
 class HpackError(ValueError):
@@ -51,7 +51,7 @@ class HeaderListTooLarge(HpackError):
 
 
 _MAX_EXCESS: Final = 4
-"""Multiple of the allowed size at which decoding stops."""
+"""Multiple of the allowed size above which decoding stops."""
 
 
 _MAX_SIZE_UPDATES: Final = 2
@@ -69,9 +69,9 @@ class DynamicTable(NamedTuple):
 def decode_block(block: bytes, table: DynamicTable, max_bytes: int) -> tuple[list[Field] | None, DynamicTable]:
     """The fields of a complete block, in order, and the table after it.
 
-    `max_bytes` bounds the fields as SETTINGS_MAX_HEADER_LIST_SIZE counts them; a larger block is read to its end for
-    the table's sake and gives `None`. Raises `HpackError`, and `HeaderListTooLarge` for a block that is several times
-    too large.
+    `max_bytes` limits the fields as SETTINGS_MAX_HEADER_LIST_SIZE counts them. A larger block is read to its end, to
+    keep the table correct, and gives `None`. Raises `HpackError`, and `HeaderListTooLarge` for a block that is
+    several times too large.
     """
     try:
         return _read(block, table, max_bytes)

@@ -56,8 +56,8 @@ def codes() -> dict[int, tuple[int, int]]:
 def _automaton() -> tuple[list[list[tuple[int, int]]], frozenset[int]]:
     """For each node of the code's tree and each half byte: the next node, and the byte that is complete, or -1.
 
-    -2 marks the end of string, which a string must not hold. The second part is the nodes where a string may end:
-    after at most seven ones of padding.
+    -2 stands for the end of string, which a string must not contain. The second part is the nodes where a string may
+    end: after at most seven ones of padding.
     """
     children: list[list[int]] = [[0, 0]]
     leaves: dict[tuple[int, int], int] = {}
@@ -91,7 +91,7 @@ def _automaton() -> tuple[list[list[tuple[int, int]]], frozenset[int]]:
 def decode(text: bytes) -> bytes:
     """Decode a string.
 
-    Raises `HuffmanError` for an end of string inside and for padding that is longer than seven bits or not all ones.
+    Raises `HuffmanError` for an end-of-string code, and for padding that is longer than seven bits or not all ones.
     """
     rows, ends = _automaton()
     out, node = bytearray(), 0

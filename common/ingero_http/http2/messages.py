@@ -92,7 +92,7 @@ class Reply:
             raise ValueError("a reply's fields do not fit into one frame")
         self.head, self.data, self.tail = head, data, tail
         self.pieces: tuple[bytes, ...] = ()
-        """The frames without the stream number, which joins them; empty if the data needs several frames."""
+        """The frames split where the stream number goes between; empty if the data needs several frames."""
         ended = END_STREAM | END_HEADERS
         if len(data) > MAX_FRAME:
             return

@@ -253,7 +253,7 @@ class Requests:
         return bool(slow)
 
     def connection_lost(self) -> None:
-        """Cancel what is under way, and break the reference cycles with the connection."""
+        """Cancel requests in progress, and break the reference cycles with the connection."""
         for stream in self.streams.values():
             self._release(stream)
         self.streams.clear()
@@ -294,4 +294,4 @@ _UNREADABLE: Final = _Unreadable()
 
 
 def _do_nothing() -> None:
-    """Takes the place of a closed connection's methods."""
+    """Replaces the methods of a closed connection."""

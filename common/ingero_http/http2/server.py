@@ -1,7 +1,7 @@
-"""An HTTP/2 server for hot routes: one service answers, everything is bounded.
+"""An HTTP/2 server for hot routes: one service answers, all resources are limited.
 
-It speaks HTTP/2 over TLS (ALPN `h2`) and over TCP with prior knowledge (RFC 9113, 3.3). It exists because a receiver
-must answer several times more calls a second on one core than grpcio's Python servers can (`make bench`).
+It serves HTTP/2 over TLS (ALPN `h2`) and over TCP with prior knowledge (RFC 9113, 3.3). It exists because a receiver
+must answer several times more calls per second on one core than grpcio's Python servers can (`make bench`).
 """
 
 import asyncio
@@ -16,9 +16,9 @@ from ingero_http.listener import Listener
 
 
 class Http2Server(Listener[Connection]):
-    """Hands every request to one service, within limits.
+    """Passes every request to one service, within limits.
 
-    A `Reply` is sent at once. An awaitable holds up its stream, not its connection, and is cancelled when the client
+    A `Reply` is sent at once. An awaitable delays its stream, not its connection, and is cancelled when the client
     resets the stream.
     """
 

@@ -28,7 +28,7 @@ class Stream:
         self.since = time.monotonic()
         self.body: bytes | bytearray = b""
         self.complete = False
-        """Whether the request is complete, or the rest of it is not wanted."""
+        """Whether the request is complete or its rest is ignored."""
         self.task: asyncio.Future[Any] | None = None
         self.pending_data = self.pending_trailers = b""
         """Data that waits for a window, and the trailer block that follows it."""

@@ -1,1 +1,1 @@
-"""Doubles and builders shared by the tests."""
+"""Test doubles and builders that several tests share."""

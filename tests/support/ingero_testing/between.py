@@ -1,4 +1,4 @@
-"""A proxy between an operator and the API server that plays a bad network for requests that a test chooses."""
+"""A proxy between an operator and the API server that simulates network failures for requests that a test chooses."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ import aiohttp
 from aiohttp import web
 
 Fate = Literal["pass", "lose", "fail"]
-"""What becomes of a request: `lose` carries it out and keeps the answer, `fail` answers 500 and does not."""
+"""What happens to a request: `lose` forwards it but drops the answer, `fail` answers 500 without forwarding it."""
 _HOPS = {"connection", "content-length", "transfer-encoding", "content-encoding", "host", "accept-encoding"}
 
 

@@ -1,4 +1,4 @@
-"""A real headless browser, driven over the DevTools protocol through a pipe: no driver, no port."""
+"""Drives a real headless browser with the DevTools protocol over a pipe: no driver, no port."""
 
 import base64
 import contextlib
@@ -72,7 +72,7 @@ class Page:
         return found
 
     def _note(self, event: dict[str, Any]) -> None:
-        """Remember errors of the page, and requests to anywhere else."""
+        """Record errors of the page and requests to other hosts."""
         parameters = event.get("params", {})
         if event.get("method") == "Runtime.exceptionThrown":
             details = parameters["exceptionDetails"]
@@ -85,7 +85,7 @@ class Page:
                 self.complaints.append(f"asked for {url}")
 
     def size(self, width: int, height: int, phone: bool = False, dark: bool = False) -> None:
-        """Take a window's or a phone's size."""
+        """Set the size of a window or a phone."""
         scale = 2 if phone else 1
         self.call(
             "Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=scale, mobile=phone
@@ -94,7 +94,7 @@ class Page:
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 
     def open(self, url: str) -> None:
-        """Go to an address."""
+        """Open a URL."""
         self.call("Page.navigate", url=url)
         self.wait(f"location.href === {url!r} && document.readyState === 'complete'", url)
 
@@ -116,7 +116,7 @@ class Page:
             time.sleep(0.05)
 
     def press(self, key: str) -> None:
-        """A key, down and up."""
+        """Press and release a key."""
         text = {"Enter": "\r"}.get(key, "")
         code = {"Tab": 9, "Enter": 13, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39, "ArrowDown": 40}.get(key, 0)
         event: dict[str, Any] = {"key": key, "code": key, "windowsVirtualKeyCode": code}
@@ -125,20 +125,20 @@ class Page:
         self.call("Input.dispatchKeyEvent", type="keyUp", **event)
 
     def picture(self, file: Path, whole: bool = True) -> None:
-        """A screenshot."""
+        """Save a screenshot."""
         found = self.call("Page.captureScreenshot", format="png", captureBeyondViewport=whole)
         file.write_bytes(base64.b64decode(found["data"]))
 
 
 @contextlib.contextmanager
 def browser(folder: Path) -> Iterator[Page]:
-    """A browser of its own with one tab; ended at the end."""
+    """Start a new browser with one tab; it ends with the block."""
     program = find_browser()
     assert program, "no browser is installed"
     to_browser, from_us = os.pipe()
     from_browser, to_us = os.pipe()
 
-    # The protocol's pipe is file descriptors 3 and 4; a step in between puts ours there.
+    # The browser expects the pipe at file descriptors 3 and 4; `LAUNCH` moves ours there.
     command = [
         sys.executable, "-c", LAUNCH, str(to_browser), str(to_us), program, "--headless=new", "--no-sandbox",
         "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars", "--no-first-run", "--disable-extensions",

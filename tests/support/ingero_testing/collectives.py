@@ -1,4 +1,4 @@
-"""Synchronised jobs in points: ranks arrive, wait for the last one, and tell how long they waited."""
+"""Simulates synchronised jobs as data points: ranks arrive, wait for the last one, and report how long they wait."""
 
 from dataclasses import dataclass, field
 
@@ -84,7 +84,7 @@ class Job:
 
 @dataclass
 class Chain:
-    """Two communicators of 8 ranks with one node in both, `BRIDGE`, which comes late to the second when it must wait
+    """Two communicators of 8 ranks with one node in both, `BRIDGE`, which is late in the second when it has to wait
     in the first. Nodes 0 to 7 are in the first; 8 to 14 and the bridge in the second. Steps take 100 ms."""
 
     seed: int = 0
@@ -101,7 +101,7 @@ class Chain:
         self._points: list[list[tuple[float, str, int, int, float]]] = [[] for _ in range(self.NODES)]
 
     def run(self, steps: int, late: dict[int, float]) -> None:
-        """So many steps; `late` is milliseconds by node."""
+        """Run `steps` steps; `late` is milliseconds by node."""
         first, second = list(range(8)), [self.BRIDGE, *range(8, self.NODES)]
         for step in range(self.done, self.done + steps):
             arrival = 100 + self.random.normal(0, self.jitter_ms, self.NODES)
@@ -119,7 +119,7 @@ class Chain:
         self.done += steps
 
     def push(self, node: int, until: float) -> bytes:
-        """What a node has to tell of collectives that ended by then, once."""
+        """A node's push with the collectives that ended by `until` and were not pushed before."""
         points = self._points[node][self._told[node] :]
         points = points[: sum(entered + blocked / 1000 <= until for entered, _, _, _, blocked in points)]
         self._told[node] += len(points)

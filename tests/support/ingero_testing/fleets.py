@@ -1,6 +1,6 @@
-"""A double of Fleet's API on port 8080, for many FleetClusters at once: what each says is set by the test.
+"""A test double of Fleet's API on port 8080 for many FleetClusters at once; the test sets the answers of each.
 
-It plays the health answer of Echos as well.
+It also answers Echo's health requests.
 """
 
 import json
@@ -19,7 +19,7 @@ from ingero_contract import echo, routes
 
 @dataclass
 class Says:
-    """What one Fleet says."""
+    """The answers of one Fleet."""
 
     interval: float = 0.2
     stragglers: set[str] = field(default_factory=set)
@@ -31,11 +31,11 @@ class Says:
     frozen: bool = False
     status: int = 200
     raw: bytes | None = None
-    """Sent to whoever asks anything, instead of an answer."""
+    """Bytes that are sent instead of any answer."""
     headers: dict[str, str] = field(default_factory=dict)
     """Further headers of every answer."""
     volume_used: float | None = None
-    """What an Echo of that name says instead; it is asked for nothing else."""
+    """Used share of the volume that an Echo of that name reports; the operator asks Echo for nothing else."""
     threshold: float = 0.71
     since: str | None = None
     windows: int = 100
@@ -43,13 +43,13 @@ class Says:
     """What stragglers cost an hour; the jobs cost 98.32 USD."""
     stopped_at: float = 0.0
     told: list[dict[str, Any]] = field(default_factory=list)
-    """Requests for logs that it took."""
+    """Log requests that it accepted."""
     refusing: bool = False
-    """Takes no logs."""
+    """Refuse log requests."""
     refused: int = 0
 
     def tick(self) -> str:
-        """Name of the statistics of this moment; a frozen Fleet repeats itself."""
+        """Time of the current statistics; a frozen Fleet repeats the same one."""
         now = self.stopped_at if self.frozen else time.time()
         return f"{int(now / self.interval)}"
 
@@ -106,7 +106,7 @@ class Fleets:
         return f"http://127.0.0.1:{self.port}/{{namespace}}/{{name}}"
 
     def of(self, namespace: str, name: str) -> Says:
-        """What the Fleet of a FleetCluster says; a new one has no stragglers."""
+        """The answers of the Fleet of a FleetCluster; a new one has no stragglers."""
         return self.says.setdefault(f"{namespace}/{name}", Says())
 
 
@@ -163,13 +163,13 @@ def fleets() -> Iterator[Fleets]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: object) -> None:  # noqa: A002  the base class names it so
-            """Quiet."""
+            """Log nothing."""
 
     class Server(ThreadingHTTPServer):
         request_queue_size = 256
 
         def handle_error(self, request: object, client_address: object) -> None:
-            """Clients that go away are no news."""
+            """Ignore clients that disconnect."""
 
     server = Server(("127.0.0.1", 0), Handler)
     server.daemon_threads = True

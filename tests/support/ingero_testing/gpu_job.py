@@ -1,8 +1,8 @@
-"""A job of ranks over libraries with the names and signatures of CUDA and NCCL, that needs no GPU.
+"""A job of ranks that needs no GPU: its libraries have the names and signatures of CUDA and NCCL.
 
-Every rank computes (sleeps), calls a collective and waits; the wait is a barrier over all ranks, as that of a real
-collective is. The rank that computes longer is the straggler, and it waits least. Computing is sleeping and, for a
-thousandth of the time, using the processor, as a rank does whose GPU works.
+Every rank computes (sleeps), calls a collective and waits. The wait is a barrier over all ranks, as in a real
+collective. The rank that computes longer is the straggler, and it waits least. Computing is sleeping and, for a
+thousandth of the time, using the processor, like a rank whose GPU works.
 
 job RANKS STEPS BASE_US LATE_RANK EXTRA_US [after-init | on-signal [JITTER_US]]; with on-signal the late rank is late
 between SIGUSR1 and SIGUSR2. A computation's jitter is uniform. The ranks end with their parent.
@@ -29,7 +29,8 @@ DOWNLOADED = Path(__file__).resolve().parents[3] / ".tools/gpu"
 """Where `make gpu-libraries` puts NVIDIA's wheels; `INGERO_GPU_LIBRARIES` names another folder."""
 
 PUSH_FIRST = ("-fno-omit-frame-pointer", "-fno-shrink-wrap", "-fcf-protection=none")
-"""A probe costs ten times as much on a first instruction that the kernel must let the processor run by itself."""
+"""Flags for which functions begin with a push. On a first instruction that the kernel cannot emulate and has to
+single-step, a probe costs ten times as much."""
 
 RUNTIME = r"""
 #include <pthread.h>
@@ -161,12 +162,12 @@ def nvidia_libraries() -> tuple[Path, Path] | None:
 
 
 def identity(pid: int) -> bytes:
-    """The unique id that the job of this process makes: jobs of tests side by side share no communicator."""
+    """The unique id that the job of this process makes, so that jobs of parallel tests share no communicator."""
     return pid.to_bytes(4, "little") + bytes((i * 37 + 200) % 256 for i in range(4, 128))
 
 
 def communicator_hash(identity: bytes) -> str:
-    """What NCCL calls a communicator in its logs: signed characters, as on x86."""
+    """The hash of a communicator in NCCL's logs, computed with signed characters, as on x86."""
     value = 5381
     for byte in identity:
         value = (((value << 5) + value) & (2**64 - 1)) ^ ((byte - 256 if byte > 127 else byte) & (2**64 - 1))
@@ -174,7 +175,7 @@ def communicator_hash(identity: bytes) -> str:
 
 
 def compile_c(folder: Path, name: str, source: str, *flags: str) -> Path:
-    """A program or, with `-shared` among the flags, a library; its functions begin as cheaply as NVIDIA's do."""
+    """Compile a program or, with the flag `-shared`, a library; probes on it cost as little as on NVIDIA's."""
     file = folder / f"{name}.c"
     file.write_text(source)
     output = folder / name
@@ -184,7 +185,7 @@ def compile_c(folder: Path, name: str, source: str, *flags: str) -> Path:
 
 
 def build_job(folder: Path, *, hash_at: int = 9168) -> Path:
-    """The job and its two libraries. `hash_at`: where in a communicator's structure its hash lies."""
+    """Build the job and its two libraries. `hash_at`: offset of the hash in a communicator's structure."""
     shared = ("-shared", "-fPIC")
     runtime = compile_c(folder, "libcudart.so.12", RUNTIME, *shared, "-pthread")
     nccl = compile_c(folder, "libnccl.so.2", COLLECTIVES, *shared, f"-DHASH_AT={hash_at}")
@@ -192,17 +193,17 @@ def build_job(folder: Path, *, hash_at: int = 9168) -> Path:
 
 
 NODE = ("unshare", "--pid", "--fork", "--kill-child", "--mount-proc")
-"""In front of a command: a PID namespace of its own with its own /proc, as a node that is itself a container has."""
+"""Command prefix: a new PID namespace with its own /proc, as on a node that is itself a container."""
 
 
 def inside(node: Running) -> tuple[str, ...]:
-    """In front of a command: run it in the PID namespace of what was started behind `NODE`."""
+    """Command prefix: run the command in the PID namespace of the process that was started with `NODE`."""
     (first,) = children(node.process.pid)
     return ("nsenter", f"--pid=/proc/{first}/ns/pid", f"--mount=/proc/{first}/ns/mnt")
 
 
 def numbers(pid: int) -> list[int]:
-    """A process's numbers, from the namespace of who asks down to its own."""
+    """Ids of a process, from the caller's PID namespace down to its own."""
     text = Path(f"/proc/{pid}/status").read_text()
     return [int(word) for word in re.findall(r"^NSpid:(.*)$", text, re.MULTILINE)[0].split()]
 
@@ -219,9 +220,9 @@ def descendants(pid: int) -> list[int]:
 
 @contextmanager
 def tracing(folder: Path, *flags: str, period: str = "0.2", before: Sequence[str] = ()) -> Iterator[Running]:
-    """The trace agent over `folder/trace.db`, ready to count; with no limit that another test could use up.
+    """The trace agent with `folder/trace.db`, ready to count; without a cost limit that another test could use up.
 
-    `before`: what stands in front of its command.
+    `before`: prefix of its command.
     """
     log = folder / "trace.log"
     command = [*before, str(BIN / "python"), "-m", "ingero_agent", "trace", "--db", str(folder / "trace.db")]
@@ -232,7 +233,7 @@ def tracing(folder: Path, *flags: str, period: str = "0.2", before: Sequence[str
             yield running
         finally:
             for one in children(running.process.pid) if before else ():
-                os.kill(one, signal.SIGTERM)  # what stands in front does not pass it on
+                os.kill(one, signal.SIGTERM)  # the prefix command does not pass the signal on
 
 
 def attachments(agent: Running, library: Path) -> int:
@@ -247,7 +248,7 @@ def attached(agent: Running, *libraries: Path) -> bool:
 
 
 def links_of(pid: int) -> list[int]:
-    """Identities of the kernel links that a process holds: what attaches its programs to functions."""
+    """Ids of the kernel links of a process, which attach its programs to functions."""
     found = []
     for file in Path(f"/proc/{pid}/fdinfo").iterdir():
         with suppress(OSError):
@@ -277,7 +278,7 @@ def listening_port(running: Running) -> int:
 
 @contextmanager
 def receiver(status: int = 200) -> Iterator[tuple[int, list[bytes]]]:
-    """An HTTP server that keeps the bodies of what is posted to it: its port, and the bodies."""
+    """An HTTP server that keeps the bodies of POST requests; yields its port and the bodies."""
     bodies: list[bytes] = []
 
     class Keeper(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""What some tests need of the machine; without it they are skipped with the reason and the command that brings it."""
+"""What some tests need on the machine. Without it they are skipped, with the reason and the command to install it."""
 
 import os
 import shutil

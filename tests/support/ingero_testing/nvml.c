@@ -1,7 +1,7 @@
-/* The few entry points of libnvidia-ml.so.1 that the agent reaches, answering from NVML_* environment variables, or
-   from lines NAME=VALUE of the file that NVML_FILE names, which may change under way.
-   A list such as NVML_REASONS=4,0x40 has one number a GPU; NVML_LOST=0,1 says which GPUs are lost. NVML_HANG=N makes
-   every count of GPUs take N seconds. The one process of a GPU is NVML_PIDS, with NVML_PID_GIB. */
+/* The entry points of libnvidia-ml.so.1 that the agent calls. They answer from NVML_* environment variables, or from
+   lines NAME=VALUE of the file that NVML_FILE names, which may change while the process runs.
+   A list such as NVML_REASONS=4,0x40 has one number per GPU; in NVML_LOST=0,1 the second GPU is lost. NVML_HANG=N
+   makes every count of GPUs take N seconds. The one process of a GPU is NVML_PIDS, with NVML_PID_GIB. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

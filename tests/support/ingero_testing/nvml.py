@@ -1,4 +1,4 @@
-"""A driver library of our own making, so that the real nvidia-ml-py runs on machines without a GPU."""
+"""A test double of the driver library, so that the real nvidia-ml-py runs on machines without a GPU."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Real components as real processes, on free ports, ended by id."""
+"""Runs real components as processes on free ports, and ends them by process id."""
 
 import json
 import os
@@ -25,7 +25,7 @@ SHARED = next(
 
 
 def wait_until(done: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
-    """Wait, bounded, until something is so."""
+    """Wait until `done` returns true; fails after `seconds`."""
     deadline = time.monotonic() + seconds
     while not done():
         if time.monotonic() > deadline:
@@ -34,7 +34,7 @@ def wait_until(done: Callable[[], bool], what: str, seconds: float = 90.0) -> No
 
 
 def answer(url: str) -> tuple[int, str]:
-    """Status and text of a page, whatever the status is."""
+    """Status and text of a page, for every status."""
     try:
         with urllib.request.urlopen(url, timeout=5) as found:
             return found.status, found.read().decode()
@@ -45,8 +45,8 @@ def answer(url: str) -> tuple[int, str]:
 def next_line(started: subprocess.Popen[Any], seconds: float = 90.0) -> str:
     """The next line that a process writes to its standard output, without its end.
 
-    Bounded, and read past every buffer: a process has one kind of reader. A process that ends, or says nothing for so
-    long, fails the test with what it was.
+    Do not combine it with buffered reads of the same process: it bypasses their buffer. If the process ends, or takes
+    longer than `seconds`, the test fails with its command and state.
     """
     assert started.stdout
     descriptor, deadline, line = started.stdout.fileno(), time.monotonic() + seconds, bytearray()
@@ -81,7 +81,7 @@ class Running:
         return f"http://127.0.0.1:{self.ports[name]}{path}"
 
     def words(self) -> str:
-        """What it has written so far."""
+        """Its output so far."""
         return self.log.read_text(errors="replace")
 
 
@@ -107,7 +107,7 @@ FLEET = {
 
 
 def merge(base: dict, change: dict) -> dict:  # type: ignore[type-arg]
-    """A deep copy of `base` with `change` laid over it."""
+    """A deep copy of `base` with `change` merged into it."""
     out = {key: merge(value, {}) if isinstance(value, dict) else value for key, value in base.items()}
     for key, value in change.items():
         out[key] = merge(out.get(key, {}), value) if isinstance(value, dict) else value
@@ -116,7 +116,7 @@ def merge(base: dict, change: dict) -> dict:  # type: ignore[type-arg]
 
 @contextmanager
 def fleet(folder: Path, change: dict | None = None) -> Iterator[Running]:  # type: ignore[type-arg]
-    """Fleet, ready; settings are the fast ones above with `change` laid over them."""
+    """Fleet, ready; its settings are the fast ones above with `change` merged into them."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "fleet.yaml"
     config.write_text(yaml.safe_dump(merge(FLEET, change or {})))
@@ -140,7 +140,7 @@ ECHO = {
 
 @contextmanager
 def echo(folder: Path, change: dict | None = None, *prefix: str) -> Iterator[Running]:  # type: ignore[type-arg]
-    """Echo, ready, with its database in the folder; `prefix` is a command to start it through."""
+    """Echo, ready, with its database in the folder; `prefix` is a command that starts it."""
     folder.mkdir(parents=True, exist_ok=True)
     config = folder / "echo.yaml"
     config.write_text(yaml.safe_dump(merge({**ECHO, "store": {"path": str(folder / "echo.duckdb")}}, change or {})))
@@ -156,7 +156,7 @@ def echo(folder: Path, change: dict | None = None, *prefix: str) -> Iterator[Run
 
 @contextmanager
 def process(log: Path, *command: str, **environment: str) -> Iterator[Running]:
-    """Any process; ended at the end."""
+    """Any process; it ends with the block."""
     with log.open("wb") as stream:
         started = subprocess.Popen(
             [*MORTAL, *command], stdout=stream, stderr=stream, env={**os.environ, **environment}
@@ -169,4 +169,4 @@ def process(log: Path, *command: str, **environment: str) -> Iterator[Running]:
             started.wait(15)
         except subprocess.TimeoutExpired:
             started.kill()
-            started.wait(60)  # an agent whose probes are links of their own takes a tenth of a second for each
+            started.wait(60)  # an agent with one link per probe takes a tenth of a second for each

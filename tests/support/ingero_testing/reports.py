@@ -1,4 +1,4 @@
-"""Health reports of every kind, for properties."""
+"""Generates health reports of every kind for property-based tests."""
 
 from hypothesis import strategies as st
 

@@ -9,7 +9,7 @@ def _unchanged(message: bytes) -> bytes:
 
 
 def unary(channel: grpc.Channel, method: str) -> "grpc.UnaryUnaryMultiCallable[bytes, bytes]":
-    """A method with one request and one response, both left as they are on the wire."""
+    """A method with one request and one response, both in wire format."""
     return channel.unary_unary(method, request_serializer=_unchanged, response_deserializer=_unchanged)
 
 
@@ -19,5 +19,5 @@ def stream_unary(channel: grpc.Channel, method: str) -> "grpc.StreamUnaryMultiCa
 
 
 def unary_later(channel: grpc.aio.Channel, method: str) -> "grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]":
-    """As `unary`, to be awaited."""
+    """Like `unary`, to be awaited."""
     return channel.unary_unary(method, request_serializer=_unchanged, response_deserializer=_unchanged)

@@ -1,24 +1,24 @@
-"""How the tests are spread over processes: by file, in spite of processes that die, and serial ones at the end.
+"""Distributes tests over processes: by file, serial ones at the end; it survives processes that die.
 
-pytest-xdist 3.8 gives the finished groups of a process that died to the next one, which then waits for ever: it is
-never told that it has nothing to do. https://github.com/pytest-dev/pytest-xdist/issues/1378
+pytest-xdist 3.8 gives the finished groups of a process that died to another process, which then waits for ever,
+because it gets no message that it has nothing to do. https://github.com/pytest-dev/pytest-xdist/issues/1378
 """
 
 from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
 
 SERIAL = "serial"
-"""The group of the tests that need the machine for themselves: they begin when every other test has ended."""
+"""The group of tests that need the whole machine: they begin when all other tests have ended."""
 
 
 class SuiteScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types
-    """By group or else by file, so that the fixtures of a file are made once.
+    """Schedules by group, otherwise by file, so that the fixtures of a file are made once.
 
-    Of a process that died, only what it had not begun is left to others.
+    If a process dies, other processes run the tests that it had not begun.
     """
 
     def remove_node(self, node: WorkerController) -> str | None:
-        """Take a process away and name the test that it died of, which is not tried again."""
+        """Remove a process and return the test during which it died, which is not run again."""
         groups = {group: dict(tests) for group, tests in self.assigned_work[node].items() if not all(tests.values())}
         self.assigned_work[node] = groups
         died_of: str | None = super().remove_node(node)
@@ -31,7 +31,7 @@ class SuiteScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has n
         return died_of
 
     def mark_test_complete(self, node: WorkerController, item_index: int, duration: float = 0) -> None:
-        """Note that a test has ended; the last one of all that may run side by side lets the serial ones begin."""
+        """Record that a test has ended; after the last parallel test the serial ones begin."""
         super().mark_test_complete(node, item_index, duration)
         self._begin_serial()
 
@@ -55,14 +55,14 @@ class SuiteScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has n
         ):
             self._assign_work_unit(node)
         if not self.workqueue and not node.shutting_down:
-            node.shutdown()  # a process begins its last test when it knows that it is the last
+            node.shutdown()  # a process begins its last test only after it got the shutdown
         self._begin_serial()
 
     def _only_serial_left(self) -> bool:
         return list(self.workqueue) == [SERIAL]
 
     def _begin_serial(self) -> None:
-        """Let all processes but one end, and give that one the serial tests when nobody else has a test."""
+        """End all processes but one, and give that one the serial tests when no other process has a test left."""
         if not self._only_serial_left():
             return
         by_what_is_left = sorted((node for node in self.nodes if not node.shutting_down), key=self._left)
@@ -76,5 +76,5 @@ class SuiteScheduling(LoadGroupScheduling):  # type: ignore[misc]  # xdist has n
             last.shutdown()
 
     def _left(self, node: WorkerController) -> int:
-        """Number of tests that a process has not ended."""
+        """Number of tests that a process has not finished."""
         return int(self._pending_of(self.assigned_work[node]))

@@ -1,4 +1,4 @@
-"""Lives of an event store, one after the other: opened, used, and ended in order or killed in the middle."""
+"""Runs of an event store, one after the other: opened, used, and closed in order or killed in the middle."""
 
 import os
 import random
@@ -23,18 +23,18 @@ _ROWS = (
 )
 
 Held = dict[str, int]
-"""How many events of every name there are."""
+"""Number of events by name."""
 
 
 def held(store: Store) -> Held:
-    """What a store holds."""
+    """The number of events by name in a store."""
     return dict(store.connection.execute("SELECT metric_name, count(*) FROM events GROUP BY 1").fetchall())
 
 
 def live_in_order(path: Path, before: Held, dice: random.Random) -> Held:
-    """Open, find what was there, write, checkpoint, delete, in whatever order, and close; returns what is there then.
+    """Open, check the content, write, checkpoint and delete in random order, and close; returns the content then.
 
-    Events are called after their day, counted from 1; retention keeps four days.
+    Events are named after their day, counted from 1; retention keeps four days.
     """
     store = Store.open(StoreConfig(path=path, wal_limit_mb=dice.choice([1, 2, 32])))
     try:
@@ -57,9 +57,9 @@ def live_in_order(path: Path, before: Held, dice: random.Random) -> Held:
 
 
 def live_until_killed(path: Path, seed: int, told: Connection) -> None:
-    """Tell what is there, then write batches, told before and after, and fold the log in, until killed.
+    """Send the content, then write batches and run checkpoints until killed; report each batch before and after.
 
-    A batch has the size of its first message and a name of its own.
+    The message before a batch has its unique name and its size.
     """
     dice = random.Random(seed)
     store = Store.open(StoreConfig(path=path, wal_limit_mb=1))

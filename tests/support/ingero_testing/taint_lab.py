@@ -1,4 +1,4 @@
-"""A FleetCluster over six nodes of its own whose stragglers a test decides on."""
+"""A FleetCluster with six nodes of its own whose stragglers the test sets."""
 
 import json
 from typing import Any
@@ -30,7 +30,7 @@ def ready(plane: ControlPlane, name: str) -> bool:
 
 
 class Lab:
-    """A FleetCluster over six nodes of its own, and what its Fleet says."""
+    """A FleetCluster with six nodes of its own, and the answers of its Fleet."""
 
     def __init__(self, plane: ControlPlane, namespace: str, says: Says) -> None:
         self.plane, self.namespace, self.says = plane, namespace, says
@@ -82,7 +82,7 @@ class Lab:
         return next((c["reason"] for c in self.status().get("conditions", []) if c["type"] == "TaintingAllowed"), "")
 
     def told(self) -> list[tuple[str, str, str]]:
-        """Action, node and event id of every record that its Fleet was told."""
+        """Action, node and event id of every record that its Fleet received."""
         found = []
         for request in self.says.told:
             (block,) = request["resourceLogs"]

@@ -1,4 +1,4 @@
-"""OTLP requests of every kind, with good defaults."""
+"""Builds OTLP requests of every kind, with usual defaults."""
 
 import json
 import time
@@ -19,7 +19,7 @@ from ingero_contract import attributes, echo, metrics
 
 
 def pairs(values: Mapping[str, Any]) -> list[KeyValue]:
-    """Attributes."""
+    """OTLP attributes from Python values."""
     return [KeyValue(key=key, value=_any(value)) for key, value in values.items()]
 
 
@@ -97,7 +97,7 @@ def spans(names: Iterable[str], cluster: str = "c", node: str = "n0", **own: Any
 
 
 def numbered(count: int, prefix: str = "", **more: Any) -> tuple[list[str], ExportLogsServiceRequest]:
-    """So many log records with an id each; returns the ids too."""
+    """A request of `count` log records with an id each; returns the ids too."""
     ids = [str(uuid.uuid4()) for _ in range(count)]
     records = [
         ("stress", f"{prefix}{number}", {attributes.EVENT_ID: one, echo.CAUSAL_CHAIN_ID: f"chain-{number % 80}"})
@@ -107,7 +107,7 @@ def numbered(count: int, prefix: str = "", **more: Any) -> tuple[list[str], Expo
 
 
 def verdict(node: str, state: str, cluster: str = "c", at: int | None = None, **own: Any) -> ExportLogsServiceRequest:
-    """Fleet's verdict on a node, as Fleet sends it onward."""
+    """Fleet's verdict on a node, as Fleet exports it."""
     values = {
         attributes.VERDICT_STATE: state,
         attributes.VERDICT_KIND: own.pop("kind", "slow"),
