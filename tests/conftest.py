@@ -1,5 +1,6 @@
 """What holds for every test: no property is timed on the wall clock, and a process that dies fails one test."""
 
+import os
 from collections import Counter
 from collections.abc import Generator
 
@@ -25,6 +26,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker(SERIAL):
             item.add_marker(pytest.mark.xdist_group(SERIAL))
     items.sort(key=lambda item: item.get_closest_marker(SERIAL) is not None)
+
+
+@pytest.fixture(autouse=True)
+def umask() -> Generator[None]:
+    """A command that runs inside of a test, and protects what it writes, does so for that test only."""
+    before = os.umask(0o022)
+    os.umask(before)
+    yield
+    os.umask(before)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
