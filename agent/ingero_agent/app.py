@@ -30,7 +30,7 @@ log = get(__name__)
 
 
 def make_source(config: AgentSettings, gpus: int) -> SignalSource:
-    """The one source that the settings name."""
+    """Create the signal source that the settings select."""
     if config.stub:
         return ScriptedSource.constant()
     if config.stub_script:
@@ -49,7 +49,7 @@ def check_key(file: Path | None, loose: bool) -> None:
 
 
 def make_client(config: AgentSettings) -> FleetClient:
-    """The client behind the `fleet_*` settings."""
+    """Create the Fleet client from the `fleet_*` settings."""
     check_key(config.fleet_tls_key, config.fleet_tls_allow_loose_key_perms)
     tls = ClientTls(
         insecure=config.fleet_insecure,
@@ -73,7 +73,7 @@ def make_client(config: AgentSettings) -> FleetClient:
 def serve_pages(
     config: AgentSettings, health: PushLoop, client: FleetClient, socket: EventSocket | None, clock: Clock
 ) -> MetricsServer:
-    """Listen where `metrics_listen` says, and write down the port."""
+    """Serve the metrics pages at `metrics_listen` and write the port to a file."""
     address = parse_listen(config.metrics_listen)
     try:
         server = make_metrics_server(address, config, health, client, socket, clock)

@@ -1,4 +1,4 @@
-"""The baseline on disk: saved now and then and at the end, so that a crash costs no new warm-up."""
+"""The baseline on disk: saved periodically and at exit, so that a crash does not require a new warm-up."""
 
 import json
 import math

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def cgroup_path(text: str) -> str:
-    """The cgroup path in /proc/PID/cgroup: version 2's line, otherwise the longest of version 1."""
+    """The cgroup path in /proc/PID/cgroup: the line of version 2, otherwise the longest path of version 1."""
     paths = [line.split(":", 2)[2] for line in text.splitlines() if line.count(":") >= 2]
     unified = [line.split(":", 2)[2] for line in text.splitlines() if line.startswith("0::")]
     return unified[0] if unified else max(paths, key=len, default="")

@@ -29,7 +29,7 @@ def main() -> None:
 @_config
 @settings_flags(AgentSettings)
 def fleet_push(file: Path | None, **flags: Any) -> None:
-    """Push this node's health to Fleet and learn from the answer whether it is a straggler.
+    """Push this node's health to Fleet and read from the answer whether it is a straggler.
 
     Settings come from flags, then INGERO_AGENT_* variables, then the file, then the defaults.
 

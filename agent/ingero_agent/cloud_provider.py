@@ -1,4 +1,4 @@
-"""Which cloud this node runs in, asked of the instance metadata services with short time limits."""
+"""Detects the cloud that this node runs in, through the instance metadata services, with short time limits."""
 
 import asyncio
 import re
@@ -7,7 +7,7 @@ from typing import Final
 import httpx
 
 TIMEOUT_SECONDS: Final = 0.5
-"""Longest wait for one answer of a metadata service."""
+"""Timeout of one request to a metadata service."""
 
 MAX_ANSWER: Final = 64 << 10
 """Longest answer that is read, bytes."""
@@ -16,7 +16,10 @@ _INSTANCE: Final = re.compile(r"i-(?:[0-9a-f]{8}|[0-9a-f]{17})")
 
 
 async def find_provider(base: str = "http://169.254.169.254", google: str = "http://metadata.google.internal") -> str:
-    """`aws`, `gcp`, `azure`, or empty. No proxies and no redirects, half a second an answer, all at once."""
+    """Return `aws`, `gcp`, `azure`, or empty.
+
+    All services are asked at once, half a second each, without proxies and redirects.
+    """
     async with httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False, follow_redirects=False) as client:
         answers = await asyncio.gather(
             _aws(client, base), _gcp(client, google), _azure(client, base), return_exceptions=True
@@ -25,7 +28,7 @@ async def find_provider(base: str = "http://169.254.169.254", google: str = "htt
 
 
 async def _ask(client: httpx.AsyncClient, method: str, url: str, **headers: str) -> httpx.Response:
-    """One bounded answer: the limit covers all of it, so that a drip of bytes gains no time."""
+    """Fetch one answer of bounded size. The time limit covers all of it, even if the server sends slowly."""
     async with asyncio.timeout(TIMEOUT_SECONDS), client.stream(method, url, headers=headers) as answer:
         body = b""
         async for part in answer.aiter_raw():

@@ -1,6 +1,6 @@
-"""What the agent shows to Prometheus about its node and itself, and whether it is healthy and ready.
+"""The agent's Prometheus metrics about its node and itself, and its health and readiness.
 
-Names of the wire keep their names here, with underscores for dots.
+Pushed metrics have the same names here, with underscores for dots.
 """
 
 from collections.abc import Callable, Iterator
@@ -30,7 +30,7 @@ STUCK_SECONDS: Final = 30.0
 
 
 def wire_name(metric: str) -> str:
-    """The Prometheus name of a metric of the wire."""
+    """The Prometheus name of a pushed metric."""
     return metric.replace(".", "_")
 
 
@@ -44,7 +44,10 @@ def not_ready(phase: Phase, pushed: bool, reachable: bool) -> str | None:
 
 
 def stuck(idle_seconds: float, interval: float, timeout: float, asked: float) -> str | None:
-    """Whether ticks have stopped: five intervals, a slow tick and the asked wait have passed. Times in seconds."""
+    """Why the loop counts as stuck, or `None`.
+
+    It is stuck after five intervals, a slow tick and the wait that Fleet asked for. Times in seconds.
+    """
     limit = max(STUCK_SECONDS, 5 * interval) + 4 * timeout + asked
     return f"no look for {idle_seconds:.0f} s" if idle_seconds > limit else None
 
@@ -192,7 +195,7 @@ def make_metrics_server(
     address: tuple[str, int], config: AgentSettings, health: PushLoop, client: FleetClient,
     socket: EventSocket | None, clock: Clock,
 ) -> MetricsServer:  # fmt: skip
-    """The pages of a running agent. Raises `OSError` when the address cannot be taken."""
+    """Create the server of the agent's pages. Raises `OSError` when the address cannot be bound."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(health, client, socket, clock))
     ProcessCollector(registry=registry)

@@ -1,4 +1,4 @@
-"""The node's GPUs through NVML, or nothing at all where there is none."""
+"""Reads the node's GPUs through NVML. A node without a driver has no GPUs."""
 
 import asyncio
 import contextlib
@@ -18,7 +18,7 @@ class GpuReading:
     """All GPUs of the node together.
 
     `memory_headroom` is free over total memory, 0 to 1, of those that could be read; `unreadable` counts the others,
-    such as a GPU that fell off the bus. `throttle` has every GPU that tells, by UUID.
+    such as a GPU that fell off the bus. `throttle` has every GPU that reports its throttling, by UUID.
     """
 
     model: str = ""
@@ -44,7 +44,10 @@ class NoDevices:
 
 
 class NvmlDevices:
-    """NVML through nvidia-ml-py. Model and count outlive a driver that stops to answer: they say who this node is."""
+    """NVML through nvidia-ml-py.
+
+    Model and count are kept when the driver stops answering: they determine the node's peers.
+    """
 
     def __init__(self, nvml: Any) -> None:
         self._nvml = nvml
@@ -80,10 +83,10 @@ class NvmlDevices:
 
 
 class BackgroundDevices:
-    """Reads the GPUs in a thread, so that a driver that does not answer holds up nobody.
+    """Reads the GPUs in a thread, so that a driver that does not answer does not block the agent.
 
-    What takes longer than `patience` seconds counts as unreadable until the driver has answered; there is never more
-    than one call under way. The thread ends with the process.
+    A call that takes longer than `timeout` seconds counts as unreadable until the driver answers. At most one call
+    runs at a time. The thread ends with the process.
     """
 
     def __init__(self, devices: Devices, timeout: float) -> None:

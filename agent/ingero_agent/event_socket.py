@@ -1,4 +1,4 @@
-"""The unix socket that consumers read: every line goes to every consumer; a slow one loses lines, nobody else."""
+"""The unix socket that consumers read. Every line goes to every consumer; only a slow consumer loses lines."""
 
 import asyncio
 import contextlib
@@ -21,7 +21,7 @@ QUEUED_LINES: Final = 256
 
 
 def default_socket_path(name: str = DEFAULT_PATH.name) -> Path:
-    """A socket in the system's folder when we may write there, otherwise in a private folder of this user."""
+    """The socket's path: in the system's folder if it is writable, otherwise in a private folder of this user."""
     if os.access("/run", os.W_OK) or os.access(DEFAULT_PATH.parent, os.W_OK):
         return DEFAULT_PATH.with_name(name)
     base = os.environ.get("XDG_RUNTIME_DIR") or f"{tempfile.gettempdir()}/ingero-{os.getuid()}"
@@ -37,7 +37,7 @@ async def listen(
 ) -> asyncio.Server:
     """Listen on a path, for this user or one group; a stale socket file is replaced, anything else is refused.
 
-    `flag` is what to change, for the words of the refusal. Raises `OSError`.
+    `flag` is the setting that the error message names. Raises `OSError`.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o750 if group is not None else 0o700)
     with contextlib.suppress(FileNotFoundError):
@@ -99,7 +99,7 @@ class EventSocket:
             consumer.wake.set()
 
     async def stop(self) -> None:
-        """Let queued lines go out for a moment, then close and remove the path."""
+        """Allow queued lines a short time to be sent, then close and remove the path."""
         if self._server is None:
             return
         self._server.close()

@@ -38,7 +38,7 @@ MIN_EARLY_POLL_INTERVAL: Final = 1.0
 """Push interval below which there are no early polls, seconds."""
 
 NVML_SECONDS: Final = 2.0
-"""How long a tick waits for the GPUs' driver."""
+"""How long a tick waits for the GPU driver."""
 
 WIRE_STATES: Final = {
     Phase.CALIBRATING: NodeState.CALIBRATING,
@@ -49,7 +49,7 @@ WIRE_STATES: Final = {
 
 @dataclass
 class LoopCounters:
-    """What the loop saw."""
+    """Counters of the loop since the start."""
 
     ticks: int = 0
     failed_polls: int = 0

@@ -1,4 +1,4 @@
-"""Pushes to Fleet, and what its answers say: threshold, verdict, and when to come again."""
+"""Pushes to Fleet and reads its answers: threshold, verdict, and when to push again."""
 
 import asyncio
 from collections import Counter
@@ -20,15 +20,15 @@ from ingero_kit.otlp_signal import Signal
 log = get(__name__)
 
 UNREACHABLE_AFTER: Final = 3
-"""Failed pushes in a row after which Fleet counts as away."""
+"""Failed pushes in a row after which Fleet counts as unreachable."""
 
 RETRY: Final = Backoff(first=0.24, jitter=1 / 3)
-"""The pause before the one repetition after a failure of the network: 0.16 to 0.24 s."""
+"""The pause before the single retry after a network failure: 0.16 to 0.24 s."""
 
 
 @dataclass
 class PushCounters:
-    """What became of pushes; `failed` by `Failure`."""
+    """Results of pushes; `failed` by `Failure`."""
 
     sent: int = 0
     failed: Counter[str] = field(default_factory=Counter)
@@ -39,7 +39,7 @@ class PushCounters:
 
 
 def read_threshold(threshold: str | None, quorum: str | None) -> tuple[float, bool] | None:
-    """The two headers together, or nothing. Raises `ValueError` when they are there and make no sense."""
+    """Parse the two headers; `None` when they are absent. Raises `ValueError` when they are invalid."""
     if threshold is None or quorum is None:
         return None
     value = float(threshold)
@@ -51,7 +51,7 @@ def read_threshold(threshold: str | None, quorum: str | None) -> tuple[float, bo
 
 
 class FleetClient:
-    """Speaks with Fleet. `word` is the latest that it said, `pushed_at` when the last push arrived (seconds)."""
+    """The client of Fleet. `word` is Fleet's latest response, `pushed_at` when the last push arrived (seconds)."""
 
     def __init__(self, config: ClientConfig, threshold_url: str | None = None) -> None:
         self.response = FleetResponse()
@@ -64,13 +64,13 @@ class FleetClient:
         self._api = ThresholdApi(config, threshold_url) if threshold_url else None
 
     async def close(self) -> None:
-        """Give connections back."""
+        """Close the connections."""
         await self._client.close()
         if self._api:
             await self._api.close()
 
     async def push(self, request: ExportMetricsServiceRequest, now: float) -> bool:
-        """Send a health report; a network error is tried once more, a refusal is not. Says whether it arrived."""
+        """Send a health report. A network error is retried once, a refusal is not. Returns whether it arrived."""
         body = self._encode(request)
         reply = await self._client.send(Signal.METRICS, body)
         if reply.failure in NETWORK_FAILURES:
@@ -92,11 +92,11 @@ class FleetClient:
         return reply.failure is None
 
     async def send_event(self, request: ExportMetricsServiceRequest) -> None:
-        """Send what is no health report, once; what becomes of it changes nothing."""
+        """Send anything other than a health report, once. The result is ignored."""
         await self._client.send(Signal.METRICS, self._encode(request))
 
     async def ask(self, now: float) -> float:
-        """Ask the threshold API, for when pushes bring no threshold; returns the seconds it wants us to stay away."""
+        """Ask the threshold API, used when pushes return no threshold. Returns the seconds until the next request."""
         if self._api is None:
             return 0.0
         try:
@@ -113,7 +113,7 @@ class FleetClient:
         return to_json(request) if self._json else request.SerializeToString()
 
     def _listen(self, reply: ExportResult, now: float) -> None:
-        """Fleet's words are read on every answer, also on refusals; only a push that was taken brings a verdict."""
+        """Read the headers of every answer, also of refusals. Only an accepted push returns a verdict."""
         try:
             found = read_threshold(
                 _header(reply, headers.THRESHOLD, headers.GRPC_THRESHOLD),

@@ -1,4 +1,4 @@
-"""Fleet's threshold API: the threshold of now, for when pushes bring none."""
+"""The client of Fleet's threshold API, used when pushes return no threshold."""
 
 import time
 from dataclasses import replace
@@ -18,7 +18,7 @@ MAX_ANSWER: Final = 8 * 1024
 
 
 class ThresholdAnswer(NamedTuple):
-    """What the threshold API said: no threshold before the first quorum, no quorum either where it was an error."""
+    """An answer of the threshold API: no threshold before the first quorum, and no quorum either after an error."""
 
     threshold: float | None = None
     quorum: bool | None = None
@@ -26,7 +26,7 @@ class ThresholdAnswer(NamedTuple):
 
 
 class ThresholdApi:
-    """Fleet's answer to "what is the threshold now?", for when pushes bring none. HTTP whatever pushes speak."""
+    """Asks Fleet for the current threshold over HTTP, whatever protocol pushes use."""
 
     def __init__(self, config: ClientConfig, address: str) -> None:
         self._token_file = config.token_file
@@ -34,7 +34,7 @@ class ThresholdApi:
         self._client = open_http_client(self._url, config.tls, config.timeout)
 
     async def ask(self) -> ThresholdAnswer:
-        """Threshold and quorum. Raises `ValueError` when the API cannot be reached or makes no sense."""
+        """Threshold and quorum. Raises `ValueError` when the API cannot be reached or its answer is invalid."""
         try:
             token = read_authorization(self._token_file)
             fields = {"accept": "application/json", **({"authorization": token} if token else {})}
@@ -55,5 +55,5 @@ class ThresholdApi:
         raise ValueError(f"threshold {threshold}")
 
     async def close(self) -> None:
-        """Give the connection back."""
+        """Close the connection."""
         await self._client.aclose()

@@ -1,4 +1,4 @@
-"""The pushes of a tick that are no health report: which GPUs are throttled, and by what."""
+"""The metrics of throttled GPUs, which are pushed separately from the health report."""
 
 from typing import Final
 
@@ -22,9 +22,9 @@ THROTTLE_METRICS: Final = {
 def encode_throttling(
     throttling: Throttling, *, node_id: str, cluster_id: str, provider: str, time_unix_nano: int
 ) -> ExportMetricsServiceRequest:
-    """One gauge a kind, one point a GPU, 0 or 1.
+    """Encode one gauge for each kind with one point for each GPU, 0 or 1.
 
-    It travels in a request of its own, so that reports of all nodes keep one shape, which Fleet reads fastest.
+    They are sent in a separate request, so that the reports of all nodes keep one shape, which Fleet reads fastest.
     """
     request = encode_report(HealthReport(node_id=node_id, cluster_id=cluster_id, provider=provider))
     scope = request.resource_metrics[0].scope_metrics[0]

@@ -14,7 +14,7 @@ from ingero_sink.stats import SinkStats
 
 
 def run(settings: SinkSettings) -> None:
-    """Run until SIGTERM or SIGINT. Raises `OSError` when the address cannot be taken."""
+    """Run until SIGTERM or SIGINT. Raises `OSError` when the address cannot be bound."""
     clock = steady_clock()
     stats = SinkStats(settings.max_tracked_nodes, sockets=len(settings.socket_paths))
     host, port = parse_listen(settings.listen)

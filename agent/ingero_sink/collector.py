@@ -1,4 +1,4 @@
-"""What the sink shows to Prometheus."""
+"""The sink's Prometheus metrics."""
 
 from collections.abc import Callable
 from typing import Final
@@ -26,7 +26,7 @@ SINK: Final[tuple[MetricRow[SinkStats], ...]] = (
 
 
 def make_metrics_server(host: str, port: int, stats: SinkStats, ready: Callable[[], bool]) -> MetricsServer:
-    """The pages over the statistics."""
+    """Create the server of the sink's pages."""
     registry = CollectorRegistry()
     registry.register(TableCollector(SINK, lambda: stats))
     return MetricsServer((host, port), registry, lambda: None if ready() else "uds_disconnected", lambda: None)

@@ -1,4 +1,4 @@
-"""Connects to the agent's socket, reads lines for ever, and comes back when the connection is lost."""
+"""Connects to the agent's socket, reads lines, and reconnects when the connection is lost."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ async def consume(path: Path, stats: SinkStats, clock: Clock, reconnect_delay: f
 
 
 async def read_lines(reader: asyncio.StreamReader, stats: SinkStats, clock: Clock) -> None:
-    """Book lines until the stream ends; a line that is too long is skipped to its end and counted."""
+    """Record lines until the stream ends. A line that is too long is skipped and counted."""
     with contextlib.suppress(ConnectionError):
         while True:
             try:

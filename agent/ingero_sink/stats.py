@@ -1,4 +1,4 @@
-"""What the sink has seen: bounded counters, pure."""
+"""Bounded counters of the received events. Pure."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -7,10 +7,10 @@ from typing import Final
 from ingero_contract.events import StragglerResolvedEvent, StragglerStateEvent, parse_line
 
 MAX_NODES: Final = 10_000
-"""Stragglers with a series of their own, unless the settings say otherwise."""
+"""Most stragglers with a separate series, unless the settings say otherwise."""
 
 MAX_TYPES: Final = 64
-"""Event types with a series of their own; further ones count as `other`."""
+"""Event types with a separate series; others count as `other`."""
 
 NodeKey = tuple[str, str]
 
@@ -29,7 +29,7 @@ class SinkStats:
     active: dict[NodeKey, None] = field(default_factory=dict)
 
     def record_line(self, line: bytes, now: float) -> None:
-        """Book one line; rubbish is counted, empty lines are nothing."""
+        """Record one line. Invalid lines are counted, empty lines ignored."""
         if not line.strip():
             return
         try:
@@ -50,9 +50,9 @@ class SinkStats:
 
     @property
     def connected(self) -> bool:
-        """Whether every agent that is read from is there."""
+        """Whether all agents are connected."""
         return self.connections >= self.sockets
 
     def ready(self, now: float, window: float) -> bool:
-        """Whether any agent is there, or was a moment ago."""
+        """Whether any agent is connected, or was within `window` seconds."""
         return self.connections > 0 or (self.last_event > 0 and now - self.last_event <= window)

@@ -38,7 +38,7 @@ from ingero_kit.settings import SettingsError
 log = get(__name__)
 
 DRAIN_SECONDS = 5.0
-"""How long a stop waits for what is under way."""
+"""How long a stop waits for running requests."""
 
 
 class Echo:
@@ -64,7 +64,7 @@ class Echo:
         self._stack = contextlib.AsyncExitStack()
 
     async def start(self) -> None:
-        """Answer health at once, open the store, then take events.
+        """Answer health checks at once, open the store, then accept events.
 
         Raises `SettingsError`, `OSError`, `StoreError` or `DatabaseLocked`, with a message for the user.
         """
@@ -188,7 +188,7 @@ class Echo:
             log.error("reload_failed", reason=str(error))
 
     async def stop(self) -> None:
-        """Stop taking events, write and answer what waits, close."""
+        """Stop accepting events, write and answer those that wait, then close."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

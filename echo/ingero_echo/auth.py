@@ -15,7 +15,7 @@ from ingero_kit.tokens import bearer_digest, read_token_lines, token_digest
 
 
 class Scope(StrEnum):
-    """What a token may be good for."""
+    """A permission of a token."""
 
     INGEST = "ingest"
     READ = "read"
@@ -30,7 +30,7 @@ USUAL: Final = frozenset({Scope.INGEST, Scope.READ, Scope.SQL, Scope.METRICS})
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """Behind a token: `clusters` is `None` for all, `digest` the SHA-256 of the token in hexadecimal."""
+    """The identity of a token. `clusters` is `None` for all, `digest` the SHA-256 of the token in hexadecimal."""
 
     name: str
     digest: str = ""
@@ -42,7 +42,7 @@ class Identity:
         return scope in self.scopes
 
     def sees(self, cluster: str) -> bool:
-        """Whether a cluster belongs to the token."""
+        """Whether the token may access a cluster."""
         return self.clusters is None or cluster in self.clusters
 
 
@@ -106,11 +106,11 @@ class TokenStore:
 
     @property
     def file(self) -> Path | None:
-        """Where the tokens stand."""
+        """The token file."""
         return self._file
 
     def reload(self) -> None:
-        """Read the file again; raises `SettingsError` and keeps what was when it cannot be used."""
+        """Read the file again. If it is invalid, raises `SettingsError` and keeps the previous tokens."""
         if self._file is None:
             return
         now = self._clock()
@@ -123,7 +123,7 @@ class TokenStore:
         self._leaving = {digest: entry for digest, entry in leaving.items() if digest not in fresh}
 
     def find(self, authorization: bytes | str | None) -> Identity | None:
-        """Who an Authorization header belongs to; every token is compared, always."""
+        """The identity of an Authorization header. Always compares all tokens."""
         if self._file is None:
             return ANONYMOUS
         given = bearer_digest(authorization)
@@ -147,12 +147,12 @@ class _Bucket:
 
 
 def caller_key(identity: Identity | None) -> str:
-    """One name for whoever asks, for what is counted by token."""
+    """A name of the caller, for counters by token."""
     return "" if identity is None else identity.digest or identity.name
 
 
 def fingerprint(authorization: bytes) -> str:
-    """SHA-256 of the token of an Authorization header, in hexadecimal; of nothing where there is none."""
+    """SHA-256 of the token of an Authorization header, in hexadecimal; of the empty text if there is none."""
     return hashlib.sha256(authorization.partition(b" ")[2].strip()).hexdigest()
 
 
@@ -170,7 +170,7 @@ class RateLimit:
     _buckets: OrderedDict[str, _Bucket] = field(default_factory=OrderedDict)
 
     def wait(self, caller: str) -> float:
-        """Take one request; seconds to wait before the next try, 0 when it may go on."""
+        """Count one request. Returns the seconds to wait before the next try, 0 when it is allowed."""
         now = self.clock()
         bucket = self._buckets.setdefault(caller, _Bucket(float(self.burst), now))
         self._buckets.move_to_end(caller)

@@ -21,7 +21,7 @@ CONFIG_VARIABLE = "INGERO_ECHO_CONFIG"
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Keeps every event and answers questions about them."""
-    os.umask(0o077)  # what Echo writes holds what tokens guard: databases, copies, exports, audit lines
+    os.umask(0o077)  # databases, copies, exports and audit lines contain data that is protected by tokens
 
 
 _config = click.option(
@@ -82,7 +82,7 @@ def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, p
 @_set
 @_insecure
 def validate(file: Path | None, settings: tuple[str, ...], insecure: bool | None) -> None:
-    """Check settings and print them whole, defaults included, as YAML; exit status 2 when they cannot be used."""
+    """Check settings and print all of them, defaults included, as YAML; exit status 2 when they are invalid."""
     try:
         config = _read(file, settings, insecure)
     except SettingsError as error:
@@ -124,9 +124,9 @@ def stress(
     endpoint: str, protocol: Any, nodes: int, events: int, batch: int, seconds: float, cluster: str, api: str,
     tls: bool, token_file: Path | None, ca_file: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
-    """Push numbered events as fast as they are acknowledged, then look for every one of them.
+    """Push numbered events as fast as they are acknowledged, then check that each of them is stored.
 
-    An interrupt (Ctrl-C) ends the sending early; what was acknowledged until then is looked for. Exit status 1 when
+    An interrupt (Ctrl-C) ends the sending early; what was acknowledged until then is checked. Exit status 1 when
     anything failed, or is missing, doubled or changed.
     """
     import signal
@@ -218,7 +218,7 @@ def ask(
 
 
 def _value(text: str, schema: dict[str, Any]) -> Any:
-    """A value as the question's schema has it: text stays text, whatever it looks like."""
+    """Convert a value to the type in the question's schema: text stays text, even if it is a number."""
     kinds = {kind.get("type") for kind in (schema, *schema.get("anyOf", ()))}
     if "string" in kinds or not text:
         return text
@@ -232,7 +232,7 @@ def _value(text: str, schema: dict[str, Any]) -> Any:
 @_api
 @_client
 def mcp(api: str, token_file: Path | None, ca_file: Path | None) -> None:
-    """Speak MCP on standard input and output, answering from a running Echo; for editors and agents."""
+    """Serve MCP on standard input and output, answering from a running Echo; for editors and agents."""
     import anyio
     from mcp.server.stdio import stdio_server
 
@@ -262,7 +262,7 @@ def mcp(api: str, token_file: Path | None, ca_file: Path | None) -> None:
 def backup(
     api: str, token_file: Path | None, ca_file: Path | None, database: Path | None, target: Path | None
 ) -> None:
-    """Have a running Echo write a copy into its backup folder, or copy what is alive in a database not in use."""
+    """Make a running Echo write a copy into its backup folder, or copy the live data of a database not in use."""
     from ingero_contract import echo
     from ingero_echo.errors import ApiError
     from ingero_echo.lock import DatabaseLocked
@@ -285,7 +285,7 @@ def backup(
 @click.option("--database", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Its store.path.")
 @click.option("--force", is_flag=True, help="Go on when there is a database; it is kept beside the new one.")
 def restore(copy: Path, database: Path, force: bool) -> None:
-    """Put a backup in the place of a database that is not in use."""
+    """Replace a database that is not in use by a backup."""
     from ingero_echo.lock import DatabaseLocked
     from ingero_echo.settings import StoreConfig
     from ingero_echo.store import StoreError

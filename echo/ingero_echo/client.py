@@ -76,7 +76,7 @@ class ApiClient:
 
 @dataclass(frozen=True)
 class RemoteReply:
-    """An answer as the MCP server wants it."""
+    """An answer in the form that the MCP server needs."""
 
     body: dict[str, Any]
     text: str
@@ -84,11 +84,11 @@ class RemoteReply:
 
 @dataclass(frozen=True)
 class RemoteQueryService:
-    """A desk that passes questions on to a running Echo."""
+    """A query service that forwards questions to a running Echo."""
 
     client: ApiClient
 
     async def call(self, identity: Any, tool: str, arguments: dict[str, Any]) -> RemoteReply:
-        """Answer one call; the token of the client decides what may be asked."""
+        """Answer one call; the client's token decides what is allowed."""
         body = await anyio.to_thread.run_sync(self.client.tool, tool, arguments)
         return RemoteReply(body, body.get("summary") or f"{body.get('row_count', 0)} rows.")

@@ -1,4 +1,4 @@
-"""Echo about itself, for Prometheus. Labels are bounded."""
+"""Echo's Prometheus metrics about itself. Labels are bounded."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -40,7 +40,7 @@ WRITER: Final[tuple[MetricRow[Writer], ...]] = (
 
 
 class EchoCollector:
-    """Reads the parts when it is scraped; parts that are not there yet are left out."""
+    """Reads the parts of Echo at each scrape; parts that have not started yet are left out."""
 
     def __init__(
         self,
@@ -59,7 +59,7 @@ class EchoCollector:
         self.requests[handler, status_class] += 1
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Return all metric families."""
         requests = {(*labels, "v2"): count for labels, count in self.requests.copy().items()}
         yield counter_now("ingero_echo_requests", "Requests.", requests, "handler", "status_class", "api_version")
         questions = self._questions()

@@ -1,8 +1,8 @@
-"""Many records of one shape, read without parsing each: protobuf bytes → columns. Pure.
+"""Reads many records of one shape without parsing each: protobuf bytes → columns. Pure.
 
 Records of one length that were written by one program differ only in a few places: times, values, identifiers. The
-first one is walked; every other record must equal it byte for byte outside those places, so its structure is the
-same by construction, and the places are read for all records at once. What does not fit is left to the parser.
+first record is parsed. Every other record must equal it byte for byte outside those places, so it has the same
+structure, and the places are read for all records at once. Records that do not match are left to the parser.
 """
 
 from collections.abc import Iterator
@@ -19,10 +19,10 @@ from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, read_varint
 from ingero_kit.otlp_signal import Signal
 
 MIN_GROUP: Final = 16
-"""Fewest records of one shape that are worth the trouble."""
+"""Fewest records of one shape that are read as columns."""
 
 MAX_SCOPE_BYTES: Final = 1024
-"""Most bytes of a scope; scopes that were read are remembered."""
+"""Most bytes of a scope; parsed scopes are cached."""
 
 _LENGTH, _FIXED64, _VARINT = 2, 1, 0
 
@@ -31,7 +31,7 @@ Int64Array = np.ndarray[Any, np.dtype[np.int64]]
 
 
 class Span(NamedTuple):
-    """One record: its place in the request, where it stands, and what it comes from."""
+    """One record: its ordinal in the request, its position in the body, and its origin."""
 
     ordinal: int
     start: int
@@ -40,14 +40,14 @@ class Span(NamedTuple):
 
 
 Run = tuple[int, int, int, int]
-"""Records at equal distances: place of the first in the block, where it stands, the distance, how many they are."""
+"""Records at equal distances: ordinal of the first in the block, its position, the distance, their number."""
 
 Runs = dict[tuple[Origin, int], list[Run]]
 """All records of a block, by origin and length."""
 
 
 class Resource(NamedTuple):
-    """One resource block: the resource still encoded, its records, and how many they are."""
+    """One resource block: the resource still encoded, its records, and their number."""
 
     resource: bytes
     runs: Runs
@@ -58,7 +58,7 @@ def split_records(signal: Signal, body: bytes) -> list[Resource]:
     """Find the records of a request.
 
     Raises `UnsupportedLayout` for anything but log records, and gauges and sums of numbers, and for every unknown
-    part: the parser decides what becomes of it. Raises `RequestTooExpensive` for more than one request may hold.
+    part: the parser handles those. Raises `RequestTooExpensive` for more than one request may contain.
     """
     if signal is Signal.TRACES:
         raise UnsupportedLayout
@@ -111,7 +111,7 @@ def _block(signal: Signal, body: bytes, start: int, end: int, budget: RequestBud
 
 
 def _scope(number: int, content: bytes, before: bytes, first: bool) -> bytes:
-    """The scope, encoded; it has to come once, before its records. The schema's address has to be text."""
+    """The scope, encoded. It must occur once, before its records. The schema URL must be valid UTF-8."""
     if number != 1:
         content.decode()
         return before
@@ -122,9 +122,9 @@ def _scope(number: int, content: bytes, before: bytes, first: bool) -> bytes:
 
 
 def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int, budget: RequestBudget) -> int:
-    """The hot loop: tag and length of every record, both short in practice; returns the place of the next record.
+    """The hot loop: read tag and length of every record, both short in practice; returns the next record's position.
 
-    Where the next record begins with the same tag and length, how many do so is looked up for all at once.
+    Where the next record begins with the same tag and length, all records that do so are counted at once.
     """
     alone, first, origin = 0, ordinal, Origin()
     while at < end:
@@ -211,7 +211,7 @@ def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal
 
 
 class VariableField(NamedTuple):
-    """Content that may differ: what it is, the attribute's key if it is one, where it stands."""
+    """A field that may differ: its kind, the attribute's key if it is an attribute, its position."""
 
     kind: str
     key: str
@@ -231,7 +231,7 @@ _POINT_PLACES: Final = {
 
 
 def variable_fields(signal: Signal, record: bytes) -> list[VariableField]:
-    """Where records like this one may differ. Raises `UnsupportedLayout`."""
+    """The fields in which records like this one may differ. Raises `UnsupportedLayout`."""
     attributes = 6 if signal is Signal.LOGS else 7
     known = _LOG_PLACES if signal is Signal.LOGS else _POINT_PLACES
     found: list[VariableField] = []
@@ -278,7 +278,7 @@ def _any_value(record: bytes, start: int, end: int) -> Iterator[VariableField]:
 
 @dataclass
 class RecordGroup:
-    """Records of one shape. `matrix` has one row for each; `ordinals` are their places in the request."""
+    """Records of one shape. `matrix` has one row for each; `ordinals` are their positions in the request."""
 
     matrix: ByteMatrix
     ordinals: Int64Array
@@ -296,7 +296,7 @@ class RecordGroup:
         return _spans(self.ordinals, self.starts, len(self.template), self.origin)
 
     def readable(self) -> tuple["RecordGroup | None", list[Span]]:
-        """This group less the records with a text that is not UTF-8, and those one by one."""
+        """This group without the records that have a text that is not UTF-8, and these records as spans."""
         odd = np.zeros(len(self.ordinals), dtype=bool)
         for variable in self.variable_fields:
             if variable.kind in ("text", "body"):
@@ -316,29 +316,29 @@ class RecordGroup:
         return kept, spans
 
     def find(self, kind: str, key: str = "") -> VariableField | None:
-        """The place of a kind, or of an attribute."""
+        """The field of a kind, or of an attribute."""
         return next(
             (variable for variable in self.variable_fields if variable.kind == kind and variable.key == key), None
         )
 
     def is_constant(self, variable: VariableField) -> bool:
-        """Whether all its records have the same content there."""
+        """Whether all records have the same content in this field."""
         return bool(self.constant[variable.offset : variable.offset + variable.length].all())
 
     def column(self, variable: VariableField) -> ByteMatrix:
-        """The bytes of a place, a row for each record, contiguous."""
+        """The bytes of a field, a row for each record, contiguous."""
         return np.ascontiguousarray(self.matrix[:, variable.offset : variable.offset + variable.length])
 
     def integers(self, variable: VariableField) -> np.ndarray[Any, np.dtype[np.int64]]:
-        """A place of eight bytes as integers."""
+        """A field of eight bytes as integers."""
         return self.column(variable).view("<i8").ravel()
 
     def numbers(self, variable: VariableField) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """A place of eight bytes as floating point."""
+        """A field of eight bytes as floating point."""
         return self.column(variable).view("<f8").ravel()
 
     def texts(self, variable: VariableField) -> pa.Array:
-        """A place as text; raises `UnsupportedLayout` when one is not UTF-8."""
+        """A field as text; raises `UnsupportedLayout` when one is not UTF-8."""
         count = len(self.ordinals)
         if variable.length == 0:
             return pa.repeat(pa.scalar("", pa.string()), count)
@@ -361,9 +361,9 @@ def _is_utf8(content: bytes) -> bool:
 def group_records(
     signal: Signal, body: bytes, resource: Resource, first: int
 ) -> tuple[list[RecordGroup], list[Span]]:
-    """Sort the records of a block into shapes; returns those, and what has to be parsed one by one.
+    """Group the records of a block by shape; returns the groups, and the records to parse one by one.
 
-    `first` is the place of the block's first record in the request.
+    `first` is the ordinal of the block's first record in the request.
     """
     shaped: list[RecordGroup] = []
     rest: list[Span] = []
@@ -388,7 +388,7 @@ def group_records(
 
 
 def _unrolled(runs: list[Run]) -> tuple[Int64Array, Int64Array]:
-    """Place in the block, and where it stands, of every record of runs."""
+    """Ordinal in the block, and position in the body, of every record of the runs."""
     ordinal, start, step, times = np.array(runs, dtype=np.int64).T
     within = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
     return np.repeat(ordinal, times) + within, np.repeat(start, times) + np.repeat(step, times) * within
@@ -421,7 +421,7 @@ def _group(
 
 
 def _matrix(body: bytes, starts: Int64Array, length: int) -> ByteMatrix:
-    """The records one below the other, without copying when they stand at equal distances."""
+    """The records as rows of a matrix, without a copy when they are at equal distances."""
     flat = np.frombuffer(body, dtype=np.uint8)
     steps = np.diff(starts)
     if (steps == steps[0]).all():

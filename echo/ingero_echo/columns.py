@@ -1,4 +1,4 @@
-"""The columns of every table as Arrow sees them, and lists that become record batches."""
+"""The Arrow columns of every table, and the conversion of rows to record batches."""
 
 from typing import Any, Final
 

@@ -11,20 +11,20 @@ from typing import Final
 from ingero_echo.errors import ApiError
 
 MAX_WAITING: Final = 64
-"""Most waiting questions of one caller."""
+"""Maximum of waiting questions of one caller."""
 
 MAX_WAITING_ALL: Final = 512
-"""Most questions that wait."""
+"""Maximum of waiting questions."""
 
 STUCK_AFTER: Final = 30.0
-"""Seconds that a query may go on beyond its time before it counts as one that cannot be cancelled. DuckDB has such
-states (https://github.com/duckdb/duckdb/issues/24961); they hold a thread until the process ends."""
+"""Seconds that a query may run beyond its timeout before it counts as one that cannot be cancelled. DuckDB has such
+states (https://github.com/duckdb/duckdb/issues/24961); they occupy a thread until the process ends."""
 
 
 @dataclass
 class ConcurrencyLimiter:
-    """Places for questions that run at once. Callers take turns, so that one with many questions delays nobody else;
-    where there are several places, one caller never has all of them."""
+    """Limits the questions that run at once. Callers take turns, so that a caller with many questions does not delay
+    others. Where several questions may run, one caller never has all places."""
 
     places: int
     max_wait: float
@@ -33,16 +33,16 @@ class ConcurrencyLimiter:
     _running: dict[object, tuple[str, float]] = field(default_factory=dict)
     _held: Counter[str] = field(default_factory=Counter)
     _queues: OrderedDict[str, deque[asyncio.Future[None]]] = field(default_factory=OrderedDict)
-    """Waiting questions by caller; the first caller is served next, and goes to the end."""
+    """Waiting questions by caller. The first caller is served next, then moves to the end."""
 
     @property
     def waiting(self) -> int:
-        """How many questions wait."""
+        """Number of waiting questions."""
         return sum(map(len, self._queues.values()))
 
     @property
     def running(self) -> int:
-        """How many places are taken."""
+        """Number of running questions."""
         return len(self._running)
 
     @asynccontextmanager
@@ -61,7 +61,7 @@ class ConcurrencyLimiter:
             self._give_back(caller)
 
     def stuck(self, now: float, timeout: float) -> bool:
-        """Whether a query goes on long after it was cancelled: its thread comes back only with a new process."""
+        """Whether a query still runs long after it was cancelled. Its thread is freed only by a restart."""
         return any(now - since > timeout + STUCK_AFTER for _, since in list(self._running.values()))
 
     def _room(self, caller: str) -> bool:

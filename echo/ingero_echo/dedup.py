@@ -1,8 +1,8 @@
-"""Recognises events that were written before: a bounded memory of the newest identities.
+"""Recognises events that were written before, with a bounded memory of the newest identities.
 
-An identity is the event's id itself and, behind it, what the interpreter's own seeded hash makes of its name and
-cluster. Two events of one id share it once in 2^64 times, and nobody outside can bring that about: what is remembered
-as written need not be looked up. Identities are good within one process only.
+An identity is the event's id, followed by the interpreter's seeded hash of its name and cluster. Two events with one
+id have the same identity once in 2^64 times, and a sender cannot cause it, as the seed is secret. So an identity that
+is remembered as written need not be looked up. Identities are valid within one process only.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,19 +11,19 @@ from typing import Final
 import numpy as np
 
 ID_BYTES: Final = 16
-"""Length of an event id, which an identity begins with."""
+"""Length of an event id, the first part of an identity."""
 
 IDENTITY_BYTES: Final = ID_BYTES + 8
 """Length of an identity: the id, and the hash of name and cluster."""
 
 
 def identity_suffix(name: str, cluster: str) -> bytes:
-    """What the identities of one name and cluster have in common."""
+    """The suffix that the identities of one name and cluster share."""
     return hash((name, cluster)).to_bytes(8, "big", signed=True)
 
 
 def identity(event_id: bytes, name: str, cluster: str) -> bytes:
-    """What two deliveries of one event have in common."""
+    """The identity of an event, equal for each of its deliveries."""
     return event_id + identity_suffix(name, cluster)
 
 
@@ -38,18 +38,18 @@ def identities(ids: bytes, suffixes: Iterable[bytes]) -> list[bytes]:
 
 
 class Deduplicator:
-    """Remembers the newest `size` identities at least, in two generations: when the young is full, the old goes."""
+    """Remembers at least the newest `size` identities, in two generations: a full young one replaces the old one."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._recent: set[bytes] = set()
         self._old: set[bytes] = set()
         self._uncertain: set[bytes] = set()
-        """Those of the two generations that may be written or not."""
+        """Identities of the two generations that may or may not be written."""
         self._complete = False
 
     def complete(self, identities: Iterable[bytes]) -> None:
-        """Remember what was written before this process began; until then nothing is known to be new."""
+        """Add what was written before this process began; until then no event is known to be new."""
         self._old.update(identities)
         self._complete = True
 
@@ -57,7 +57,7 @@ class Deduplicator:
         return len(self._recent) + len(self._old)
 
     def all_new(self, identities: Sequence[bytes]) -> bool:
-        """Whether none of them was seen, neither before nor twice among themselves."""
+        """Whether none of them was seen before and none occurs twice."""
         unique = set(identities)
         return (
             self._complete
@@ -71,7 +71,7 @@ class Deduplicator:
         return (identities & self._recent | identities & self._old) - self._uncertain
 
     def uncertain(self, identities: set[bytes]) -> set[bytes]:
-        """Those of them that only the database can tell."""
+        """Those of them that must be looked up in the database."""
         return identities & self._uncertain if self._complete else identities - self.written(identities)
 
     def add(self, identities: Iterable[bytes]) -> None:

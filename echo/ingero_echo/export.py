@@ -78,10 +78,10 @@ _TIMELINE: Final = """
 
 
 def export_timeline(store: Store, file: Path, cluster: str | None) -> int:
-    """Write the collectives of one cluster as `ingero-fleet diagnose` reads them, with the time between as compute.
+    """Write the collectives of one cluster as `ingero-fleet diagnose` reads them; the time between them is compute.
 
-    A wait stands for a collective, or the host's time in the call where no wait is known. Raises `StoreError` when no
-    cluster is given and there are several.
+    A collective's duration is its wait, or the host's time in the call where no wait is known. Raises `StoreError`
+    when no cluster is given and there are several.
     """
     found = [
         row[0] for row in store.cursor().execute("SELECT DISTINCT cluster_id FROM collectives ORDER BY 1").fetchall()

@@ -1,4 +1,4 @@
-"""A queue that takes senders in turns, so that one with many items delays the others by its share only."""
+"""A queue that serves senders in turns, so that one with many items delays the others by its share only."""
 
 import threading
 from collections import OrderedDict, deque
@@ -13,13 +13,13 @@ class FairQueue(Generic[T]):
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._senders: OrderedDict[str, deque[T]] = OrderedDict()
-        """Who stands first is taken next, and goes to the end."""
+        """The first sender is served next, then moves to the end."""
 
     def __bool__(self) -> bool:
         return bool(self._senders)
 
     def put(self, sender: str, item: T) -> None:
-        """Add an item behind the sender's own."""
+        """Add an item after the sender's other items."""
         with self._lock:
             self._senders.setdefault(sender, deque()).append(item)
 

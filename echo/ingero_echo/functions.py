@@ -1,5 +1,5 @@
-"""The functions that SQL may call: they compute from their arguments and nothing else, and a short text cannot make
-them produce a large value (so no `repeat`, `lpad`, `range` as a value, `printf` or `list_resize`).
+"""The functions that SQL may call. They depend on their arguments only, and a short query cannot make them produce a
+large value (so no `repeat`, `lpad`, `range` as a value, `printf` or `list_resize`).
 """
 
 from typing import Final
@@ -12,7 +12,7 @@ _TYPES: Final = (
 )
 
 TYPES: Final = frozenset(_TYPES.split()) | {"timestamp with time zone", "time with time zone"}
-"""What a value may be cast to; no arrays of fixed length, whose declared length alone takes memory."""
+"""Types that a value may be cast to; no arrays of fixed length, as the declared length alone takes memory."""
 
 TABLE_FUNCTIONS: Final = frozenset({"range", "generate_series", "unnest"})
 

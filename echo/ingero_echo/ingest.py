@@ -1,4 +1,4 @@
-"""Records → rows of tables. Pure: bytes and the time in, rows out, and what was wrong as data."""
+"""Converts the records of a request to rows of tables. Pure: bytes and time in, rows and rejections out."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -46,10 +46,10 @@ MAX_ATTRIBUTES: Final = 64 << 10
 """Longest serialised attributes and longest message of one record, characters; larger records are rejected."""
 
 MAX_REASONS: Final = 10
-"""Most reasons that an answer names."""
+"""Maximum of reasons in an answer."""
 
 MIN_COLUMNAR_BYTES: Final = 4096
-"""Smallest body, bytes, in which records of one shape are looked for."""
+"""Smallest body, bytes, that is searched for records of one shape."""
 
 LAST_NANOSECOND: Final = (1 << 63) - 2
 """Latest time that a column of nanoseconds can hold, in the year 2262."""
@@ -58,10 +58,10 @@ FUTURE_NANOSECONDS: Final = 3600 * 10**9
 """How far ahead of the receiver's clock a record's time may lie."""
 
 NODE_KEYS: Final = (keys.NODE_ID, "k8s.node.name", "host.name")
-"""Where a record's node is looked for, in this order."""
+"""Attributes that may contain a record's node, in order of priority."""
 
 CHAIN_KEYS: Final = (echo.CAUSAL_CHAIN_ID, "ingero.causal_chain_id")
-"""Where a record's causal chain is looked for, in this order."""
+"""Attributes that may contain a record's causal chain, in order of priority."""
 
 _OWN_COLUMN: Final = frozenset((keys.NODE_ID, keys.CLUSTER_ID, *CHAIN_KEYS))
 
@@ -81,10 +81,10 @@ DERIVED: Final = {
     metrics.STRAGGLER_EVENT: "verdicts",
     echo.CAUSAL_CHAIN_EVENT: "causal_chains",
 }
-"""The table that an event of a name has a row in besides; all others are in `events` only."""
+"""The additional table that an event of a name has a row in; all others are in `events` only."""
 
 AGENT, FLEET, COLLECTIVES = "agent", "fleet", "collectives"
-"""Whose word a verdict is: the node's own, the detector's in Fleet, or of the collectives that wait for a rank."""
+"""The source of a verdict: the node itself, Fleet's detector, or the collectives that wait for a rank."""
 
 _OPERATIONS: Final = {"bcast": "broadcast"}
 
@@ -94,9 +94,9 @@ Allowed = Callable[[str], bool]
 
 @dataclass(slots=True)
 class Batch:
-    """What a request becomes: record batches by table, identities, and what was left out with the reasons.
+    """A decoded request: record batches by table, identities, and what was left out with the reasons.
 
-    `identities` has one entry for every event, by which repeats are known.
+    `identities` has one entry for every event, by which duplicates are recognised.
     """
 
     tables: dict[str, list[pa.RecordBatch]] = field(default_factory=dict)
@@ -105,12 +105,12 @@ class Batch:
     reasons: dict[str, int] = field(default_factory=dict)
 
     def reject(self, reason: str, count: int = 1) -> None:
-        """Leave records out, and say why."""
+        """Count records that are left out, with the reason."""
         self.rejected += count
         self._note(reason, count)
 
     def repaired(self, found: Repaired) -> None:
-        """Say what of a request could not be read, records or less than that."""
+        """Count what could not be read of a request: records or parts of them."""
         self.rejected += found.records
         for reason, count in found.reasons.items():
             self._note(reason, count)
@@ -148,10 +148,10 @@ def decode_request(
     allowed: Allowed,
     oldest_nanos: int = 0,
 ) -> Batch:
-    """Turn one request into rows. `cluster`, when given, wins over the payload's.
+    """Convert one request into rows. `cluster`, when given, overrides the payload's.
 
-    Records without an event id get one from the request's digest and their place in it, so that a repeated request
-    is recognised; undated records get the time of their arrival, and are never taken for a repeat.
+    Records without an event id get one from the request's digest and their position in it, so that a repeated request
+    is recognised. Records without a time get the time of their arrival, and never count as duplicates.
 
     Raises `MalformedRequest` when the request as a whole cannot be read.
     """
@@ -178,11 +178,11 @@ def decode_request(
 
 
 _COLUMN_ERRORS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""What columns raise for a value that is not theirs."""
+"""Errors that columns raise for a value of another type."""
 
 
 def _without_misfits(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> dict[str, pa.RecordBatch]:
-    """The columns without the records that do not fit them, however those came about; slow, and for these only."""
+    """The columns without the records that do not fit the column types. Slow, so used only when there are any."""
     odd: set[bytes] = set()
     for table, found in rows.items():
         for row in found:
@@ -203,7 +203,7 @@ def _without_misfits(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> di
 
 
 def _one_by_one(request: "RequestContext", encoding: Encoding, body: bytes) -> Iterator[tuple[Block, list[int]]]:
-    """The records of a request. What is not text in protobuf is left out in the same way whatever its length."""
+    """The records of a request. Protobuf strings that are not UTF-8 are left out, whatever the request's length."""
     try:
         blocks, repaired = read_request(request.signal, encoding, body)
     except DecodeError:
@@ -224,20 +224,20 @@ def _numbered(blocks: list[Block]) -> Iterator[tuple[Block, list[int]]]:
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:
-    """What is the same for all records of one request."""
+    """Data shared by all records of one request."""
 
     batch: Batch
     signal: Signal
     cluster: str
     digest: Callable[[], bytes]
-    """Worked out when the first record without an id asks for it."""
+    """Computed when the first record without an id needs it."""
     now: int
     oldest: int
     allowed: Allowed
 
 
 class RecordContext(NamedTuple):
-    """The columns of a record that its attributes and its resource fix."""
+    """The columns of a record that its attributes and its resource determine."""
 
     cluster: str
     node: str
@@ -247,7 +247,7 @@ class RecordContext(NamedTuple):
 
 
 class RowBuilder:
-    """Rows of one resource."""
+    """Builds the rows of one resource."""
 
     def __init__(
         self, request: RequestContext, resource: dict[str, Any], rows: dict[str, list[tuple[Any, ...]]] | None = None
@@ -259,7 +259,7 @@ class RowBuilder:
         self.checked: dict[str, str | None] = {}
 
     def take(self, records: Sequence[Record | UnreadableRecord], ordinals: Sequence[int]) -> None:
-        """Add the rows of records; `ordinals` are their places in the request."""
+        """Add the rows of records; `ordinals` are their positions in the request."""
         health: dict[str, tuple[Record, bytes, str, str, int]] = {}
         for record, ordinal in zip(records, ordinals, strict=True):
             if isinstance(record, UnreadableRecord):
@@ -300,7 +300,7 @@ class RowBuilder:
         return None
 
     def record_context(self, record: Record) -> RecordContext | str:
-        """What attributes and resource say about a record, the event id aside; or why it cannot be taken."""
+        """The context of a record from its attributes and resource, without the event id; or why it is rejected."""
         cluster = self.request.cluster or str(self._find(record, (keys.CLUSTER_ID,)) or "")
         node = str(self._find(record, NODE_KEYS) or "")
         key = f"{cluster}\n{node}"
@@ -334,7 +334,7 @@ class RowBuilder:
         chain = self._find(record, CHAIN_KEYS)
         time = record.time or request.now
         dated = bool(given) or record.time > 0
-        # An undated record cannot be told apart from a later one of the same content: it is never a duplicate.
+        # A record without a time cannot be distinguished from a later one with its content: it is never a duplicate.
         request.batch.identities.append(
             identity(event_id, record.name, cluster)
             if dated
@@ -415,7 +415,7 @@ class RowBuilder:
 
 
 def operation_name(name: str) -> str:
-    """One spelling for a collective: `allreduce` for `ncclAllReduce`."""
+    """The canonical name of a collective: `allreduce` for `ncclAllReduce`."""
     short = name.removeprefix("nccl").lower()
     return _OPERATIONS.get(short, short)
 
@@ -454,7 +454,7 @@ _TYPED: Final = frozenset((*_HEALTH, *DERIVED))
 
 
 def decode_columnar(request: RequestContext, body: bytes) -> Iterator[tuple[Block, list[int]]] | None:
-    """Put records of one shape into the batch; gives back those that have to be taken one by one.
+    """Add records of one shape to the batch; returns those that must be read one by one.
 
     `None` when the request cannot be read this way. Raises `RequestTooExpensive`.
     """
@@ -491,7 +491,7 @@ def decode_columnar(request: RequestContext, body: bytes) -> Iterator[tuple[Bloc
 
 
 def _resource(encoded: bytes) -> tuple[dict[str, Any], Repaired] | None:
-    """The attributes of a resource less those that cannot be read; `None` when that is all of it."""
+    """The attributes of a resource without those that cannot be read; `None` when none can be read."""
     try:
         return pairs(Resource.FromString(encoded).attributes), Repaired()
     except DecodeError:
@@ -513,7 +513,7 @@ def _parsed(signal: Signal, record: bytes, origin: Origin) -> Record | Unreadabl
 
 
 def _columns(builder: RowBuilder, group: columnar.RecordGroup) -> list[columnar.Span]:
-    """Add the rows of a group; gives back the records that need a closer look, for instance at their time."""
+    """Add the rows of a group; returns the records to check one by one, for instance because of their time."""
     request = builder.request
     try:
         record = _parse(request.signal, group.template, group.origin)

@@ -1,6 +1,6 @@
 """Handles pushes: each is decoded, written, and answered when it is durable. Called from the event loop.
 
-Large pushes are decoded on one thread, so that the event loop keeps running; senders take turns there.
+Large pushes are decoded on a separate thread, so that they do not block the event loop; senders take turns there.
 """
 
 import asyncio
@@ -54,14 +54,14 @@ class IngestHandler:
         self._reader = ThreadPoolExecutor(1, "reader")
         self._pending: FairQueue[tuple[Callable[[], Batch], Future[Batch]]] = FairQueue()
         self._reading: Counter[str] = Counter()
-        """Encoded size of what is being read or waits for it, by sender."""
+        """Encoded size of the pushes that are being decoded or wait for it, by sender."""
 
     def close(self) -> None:
-        """Take nothing more; what is being read is read to its end."""
+        """Accept no more pushes; a push that is being decoded is completed."""
         self._reader.shutdown(cancel_futures=True)
 
     def __call__(self, push: Push) -> Answer | Awaitable[Answer]:
-        """Decide about one push."""
+        """Handle one push."""
         self.pushes[push.signal.name] += 1
         identity = self._tokens.find(push.authorization)
         if identity is None:
@@ -89,7 +89,7 @@ class IngestHandler:
         return Answer(status=Status.INVALID, message=str(error))
 
     async def _decode_on_thread(self, read: Callable[[], Batch], size: int, sender: str) -> Answer:
-        """Read a large push on the thread, which takes the senders in turns."""
+        """Decode a large push on the thread, which serves the senders in turns."""
         done: Future[Batch] = Future()
         self._reading[sender] += size
         try:
@@ -109,7 +109,7 @@ class IngestHandler:
         return answer if isinstance(answer, Answer) else await answer
 
     def _read_next(self) -> None:
-        """On the thread: read the push whose turn it is."""
+        """On the thread: decode the push whose turn it is."""
         read, done = self._pending.pop()
         if not done.set_running_or_notify_cancel():
             return
@@ -119,7 +119,7 @@ class IngestHandler:
             done.set_exception(error)
 
     def _put(self, batch: Batch, size: int, sender: str) -> Answer | Awaitable[Answer]:
-        """Hand a push that was read to the writer. Raises `Full`."""
+        """Pass a decoded push to the writer. Raises `QueueFull`."""
         answer = Answer(rejected=batch.rejected, message=batch.message) if batch.reasons else ACCEPTED
         done = self._writer.put(batch, size, sender) if batch.identities else None
         self.rejected += batch.rejected

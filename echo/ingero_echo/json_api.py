@@ -108,12 +108,12 @@ _ERRORS: Final[dict[int | str, dict[str, Any]]] = {
 
 
 def json(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """JSON; numbers that JSON does not know become null."""
+    """A JSON response; numbers that JSON does not support become null."""
     return Response(orjson.dumps(content, default=str), status, headers, "application/json")
 
 
 def error(refused: ApiError, request_id: str) -> Response:
-    """The one shape of errors."""
+    """The response for an error; all errors have this format."""
     return json(refused.fields(request_id), refused.status, refused.headers(request_id))
 
 
@@ -288,7 +288,7 @@ def make_api(
 
 
 def _complete(document: dict[str, Any]) -> None:
-    """Add to the description what routes do not say: tokens, and the arguments of every tool."""
+    """Add to the OpenAPI document what routes do not declare: tokens, and the arguments of every tool."""
     document["components"]["securitySchemes"] = {"bearer": {"type": "http", "scheme": "bearer"}}
     document["security"] = [{"bearer": []}]
     paths = document["paths"]
@@ -300,7 +300,7 @@ def _complete(document: dict[str, Any]) -> None:
 
 
 def _answer(tool: Tool) -> dict[str, Any]:
-    """What a tool answers, in every format."""
+    """The OpenAPI description of a tool's answer, in every format."""
     return {
         "description": tool.title,
         "content": {

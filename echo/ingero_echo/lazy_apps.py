@@ -18,7 +18,7 @@ log = get(__name__)
 
 
 class LazyApps:
-    """Two ASGI applications that exist before their code is loaded. `run` is a task for the life of the process."""
+    """Two ASGI applications whose code is loaded later. `run` is a task for the life of the process."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class LazyApps:
             service.close()
 
     def stuck(self, now: float) -> bool:
-        """Whether a query goes on that cannot be cancelled; `now` on the monotonic clock."""
+        """Whether a query runs that cannot be cancelled; `now` on the monotonic clock."""
         return self._service is not None and bool(self._service.stuck(now))
 
     def questions(self) -> dict[str, tuple[int, int]]:

@@ -14,14 +14,14 @@ class DatabaseLocked(Exception):
 
 
 class DatabaseLock:
-    """Holds `<database>.lock` with flock(2) until closed; a killed process gives it back by itself."""
+    """Locks `<database>.lock` with flock(2) until closed; the kernel releases it when the process is killed."""
 
     def __init__(self, database: Path) -> None:
         self._path = database.with_name(database.name + ".lock")
         self._file: IO[str] | None = None
 
     def acquire(self) -> None:
-        """Take the lock; raises `DatabaseLocked` when somebody has it."""
+        """Take the lock; raises `DatabaseLocked` when another process has it."""
         file = self._path.open("a+", encoding="utf-8")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -42,7 +42,7 @@ class DatabaseLock:
         self._file = file
 
     def release(self) -> None:
-        """Give the lock back. The file stays: removing it would let two processes hold two files of one name."""
+        """Release the lock. The file stays: removing it would let two processes lock two files of one name."""
         if self._file:
             self._file.close()
             self._file = None

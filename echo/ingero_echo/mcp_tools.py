@@ -1,4 +1,4 @@
-"""The MCP server: the same tools, the schema as a resource, and the prompt that goes from where to why."""
+"""The MCP server: the tools of the JSON API, the schema as a resource, and the prompt `investigate`."""
 
 import uuid
 from collections import OrderedDict
@@ -78,7 +78,7 @@ def compact_schema(schema: Any, *, words: bool = True) -> Any:
 def make_server(
     service: QueryService, schema: Callable[[], str], identify: Callable[[ServerRequestContext[Any, Any]], Identity]
 ) -> Server[Any]:
-    """Build the server. `identify` says who asks, from the request's context."""
+    """Build the server. `identify` returns the caller from the request's context."""
 
     async def list_tools(_: Any, __: types.PaginatedRequestParams | None) -> types.ListToolsResult:
         return types.ListToolsResult(
@@ -213,10 +213,10 @@ def user(identity: Identity) -> AuthenticatedUser:
 
 
 class SessionQuota:
-    """In front of the session manager: one token has an eighth of the sessions at most.
+    """Limits sessions in front of the session manager: one token has at most an eighth of them.
 
-    A client that comes again and again without ending its sessions ends its own: the one that it used longest ago
-    goes when it opens another.
+    A client that opens sessions without ending them affects only itself: when it opens another, its least recently
+    used session is ended.
     """
 
     def __init__(self, serve: Callable[[Any, Any, Any], Awaitable[None]], sessions: int) -> None:
@@ -256,7 +256,7 @@ class SessionQuota:
                 await self._end(scope, mine.popitem(last=False)[0])
 
     async def _end(self, scope: Any, session: bytes) -> None:
-        """What the client would have sent."""
+        """End a session by the request that the client would have sent."""
         headers = [(name, value) for name, value in scope["headers"] if name not in (SESSION, b"content-length")]
         ending = {**scope, "method": "DELETE", "headers": [*headers, (SESSION, session)], "state": {}}
 

@@ -1,4 +1,4 @@
-"""In front of both front ends: authentication, rate limits and the audit log. Pure ASGI."""
+"""Authentication, rate limits and the audit log in front of the JSON API and MCP. Pure ASGI."""
 
 import json
 import time
@@ -32,7 +32,7 @@ MAX_UNREAD_BYTES: Final = 32 << 20
 """Bytes of answers that one token may leave unread before it gets no further ones."""
 
 CHUNK_BYTES: Final = 256 << 10
-"""Bytes of an answer that are handed over at once."""
+"""Bytes of an answer that are sent at once."""
 
 WRONG_TOKENS_PER_SECOND: Final = 1.0
 WRONG_TOKENS_AT_ONCE: Final = 30
@@ -52,19 +52,19 @@ class AuditLog:
         self._file = path.open("ab", buffering=0) if path else None
 
     def reopen(self) -> None:
-        """Go on in a new file when the old one was moved away; raises `OSError` and keeps the old one otherwise."""
+        """Reopen the file after the old one was moved. If that fails, raises `OSError` and keeps the old one."""
         if self._path and self._file:
             fresh = self._path.open("ab", buffering=0)
             self._file.close()
             self._file = fresh
 
     def close(self) -> None:
-        """Give the file back."""
+        """Close the file."""
         if self._file:
             self._file.close()
 
     def write(self, **fields: Any) -> None:
-        """Add a line; to the log where the file takes none, so that no request goes unrecorded."""
+        """Add a line. If the file cannot be written, the line goes to the log, so that every request is recorded."""
         if self._file is not None:
             line = json.dumps({"timestamp": rfc3339(time.time()), **fields}) + "\n"
             try:
@@ -89,7 +89,7 @@ class UnreadResponses:
             )
 
     async def send(self, caller: str, message: Any, send: Send) -> None:
-        """Send a body piece by piece, so that a client that does not read holds the sender and not a buffer."""
+        """Send a body in pieces, so that a client that does not read blocks the sender and fills no buffer."""
         body = message.get("body", b"")
         more = message.get("more_body", False)
         if len(body) <= CHUNK_BYTES:

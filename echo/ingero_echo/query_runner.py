@@ -1,4 +1,4 @@
-"""Runs one query within its bounds: time, rows, bytes."""
+"""Runs one query within its limits: time, rows, bytes."""
 
 import threading
 import time
@@ -20,7 +20,7 @@ _CANCEL_AGAIN: Final = 0.1
 
 @dataclass
 class QueryResult:
-    """What came back: an Arrow table, and whether rows were cut off and why."""
+    """The result of a query: an Arrow table, and whether rows were cut off and why."""
 
     table: pa.Table
     truncated: bool = False
@@ -52,7 +52,7 @@ def shown(name: str, column: pa.ChunkedArray) -> list[Any]:
 
 def plain(column: pa.ChunkedArray) -> list[Any]:
     """A column as JSON values: times as RFC 3339, identifiers, intervals and bytes as text."""
-    import pyarrow.compute as pc  # late: the SQL worker does without
+    import pyarrow.compute as pc  # imported late: the SQL worker does not need it
 
     kind = column.type
     if pa.types.is_timestamp(kind):
@@ -79,7 +79,7 @@ def _plain(value: Any) -> Any:
 
 
 class QueryLimits(Protocol):
-    """What a query may take."""
+    """Limits of a query."""
 
     @property
     def timeout(self) -> float:
@@ -103,11 +103,11 @@ class CancelToken:
         self._wake.set()
 
     def wait(self, seconds: float) -> None:
-        """Return when it is asked or woken, or when so much time has passed."""
+        """Return when the end is requested, on `wake`, or after this time."""
         self._wake.wait(seconds)
 
     def wake(self) -> None:
-        """Let whoever waits look again."""
+        """Wake the waiting thread, so that it checks again."""
         self._wake.set()
 
 
@@ -119,7 +119,7 @@ def run_query(
     max_rows: int,
     cancel: CancelToken | None = None,
 ) -> QueryResult:
-    """Run one query on a cursor of its own; it is cancelled when its time is over, or when `stop` is asked.
+    """Run one query on its own cursor; it is cancelled at its time limit, or when `stop` is requested.
 
     Raises `ApiError` for mistakes of the caller and for exceeded limits.
     """
@@ -159,7 +159,7 @@ def _to_api_error(error: Exception, limits: QueryLimits, cancel: CancelToken) ->
 
 @contextmanager
 def _cancel_when_due(seconds: float, cursor: Any, cancel: CancelToken) -> Iterator[None]:
-    """Cancel what a cursor runs once its time is over, until it has ended: DuckDB forgets a call that comes early."""
+    """Cancel a cursor's query at its time limit, again until it ends: DuckDB ignores a call that is too early."""
     ended = threading.Event()
 
     def watch() -> None:

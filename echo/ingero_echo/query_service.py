@@ -1,6 +1,6 @@
 """Answers questions for both front ends: wait for a place, run the query, summarise the rows.
 
-Echo's own questions run on threads of this process; SQL of users' own goes to processes that can be ended.
+Echo's own questions run on threads of this process; users' SQL runs in processes that can be killed.
 """
 
 import asyncio
@@ -84,7 +84,7 @@ ANALYSIS_OUTPUT: Final[dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Tool:
-    """What the catalogue says about a tool."""
+    """A tool's entry in the catalogue."""
 
     name: str
     title: str
@@ -122,7 +122,7 @@ class Reply:
 
 
 class QueryService:
-    """Answers. `store` gives the open store, or `None` while it is being opened."""
+    """Answers questions. `store` returns the open store, or `None` while it is being opened."""
 
     def __init__(
         self, config: EchoConfig, store: Callable[[], Store | None], unread: Callable[[str], None] = lambda _: None
@@ -132,14 +132,14 @@ class QueryService:
         self._store = store
         query = config.query
         self.limiter = ConcurrencyLimiter(query.at_once, query.queue_wait)
-        """Places for Echo's own questions."""
+        """Limit of Echo's own questions that run at once."""
         self.sql_limiter = ConcurrencyLimiter(query.sql_at_once, query.queue_wait)
-        """Places for users' SQL."""
+        """Limit of users' SQL that runs at once."""
         self.sql_pool = SqlPool(config)
         self._threads = ThreadPoolExecutor(query.at_once + query.sql_at_once, "question")
 
     def stuck(self, now: float) -> bool:
-        """Whether a query goes on that cannot be cancelled; `now` on the monotonic clock."""
+        """Whether a query runs that cannot be cancelled; `now` on the monotonic clock."""
         return self.limiter.stuck(now, self._config.query.timeout)
 
     def volume_used(self) -> float | None:
@@ -212,7 +212,7 @@ class QueryService:
         return store
 
     def _prepare(self, identity: Identity, question: Question, given: Any) -> tuple[str, dict[str, Any], int]:
-        """SQL, parameters and most rows of one of Echo's own questions."""
+        """SQL, parameters and the row limit of one of Echo's own questions."""
         window, extra = _window(identity, given)
         limit = min(given.limit, self._config.query.max_rows)
         values = {**given.model_dump(), **extra}
@@ -277,7 +277,7 @@ def _validate(model: type[Arguments], arguments: dict[str, Any]) -> Any:
 
 
 def _window(identity: Identity, given: Any) -> tuple[Window, dict[str, Any]]:
-    """What a question may see, and the window's edges as parameters."""
+    """The window that a question may see, and its edges as parameters."""
     clusters = identity.clusters
     if given.cluster_id is not None:
         if not identity.sees(given.cluster_id):
@@ -310,7 +310,7 @@ def _nanos(text: str) -> int:
 
 
 def write_cursor(timestamp: str, event_id: str) -> str:
-    """An opaque place in the history."""
+    """An opaque cursor of a place in the history."""
     return base64.urlsafe_b64encode(f"{timestamp}|{event_id}".encode()).decode().rstrip("=")
 
 

@@ -1,7 +1,7 @@
-"""Export requests → plain records, protobuf and JSON, metrics, logs and traces. Pure.
+"""Reads export requests into plain records: protobuf and JSON; metrics, logs and traces. Pure.
 
-A `Block` is one resource with its records; a record's attributes are a dictionary of JSON values. What OTLP says of a
-record outside its attributes, or of its scope or metric, and no column holds, becomes an attribute too.
+A `Block` is one resource with its records; a record's attributes are a dictionary of JSON values. Other OTLP fields
+of the record, its scope or its metric that have no column become attributes too.
 """
 
 import base64
@@ -42,13 +42,13 @@ class Record(NamedTuple):
 
 
 class UnreadableRecord(NamedTuple):
-    """A record that cannot be read, and why; its neighbours are."""
+    """A record that cannot be read, and why; the other records of the request are read."""
 
     reason: str
 
 
 class Origin(NamedTuple):
-    """What records have in common: the metric they are points of, empty for others, and their scope, encoded."""
+    """Data shared by records: the metric they are points of, empty for others, and their scope, encoded."""
 
     name: str = ""
     scope: bytes = b""
@@ -65,7 +65,7 @@ class Block(NamedTuple):
 
 
 def read_request(signal: Signal, encoding: Encoding, body: bytes) -> tuple[list[Block], Repaired]:
-    """Read a whole request; returns also what had to be left out before that.
+    """Read a whole request; also returns what had to be left out.
 
     Raises `DecodeError` for protobuf that has to be repaired, `MalformedRequest`, or `RequestTooExpensive`.
     """
@@ -122,13 +122,13 @@ def pairs(attributes: Iterable[Any]) -> dict[str, Any]:
 
 
 Common = Mapping[str, Any]
-"""Attributes that a scope or a metric gives to each of its records."""
+"""Attributes that a scope or a metric adds to each of its records."""
 
 _TEMPORALITIES: Final = {1: "delta", 2: "cumulative"}
 
 
 def common(origin: Origin) -> Common:
-    """What the scope and the metric of records say about each of them. Raises `DecodeError`."""
+    """The attributes that scope and metric add to each record. Raises `DecodeError`."""
     if not any(origin[1:]):
         return {}
     return {**encoded_scope(origin.scope), **_metric_attributes(origin.unit, origin.temporality, origin.monotonic)}
@@ -136,7 +136,7 @@ def common(origin: Origin) -> Common:
 
 @lru_cache(maxsize=64)
 def encoded_scope(scope: bytes) -> Common:
-    """What a scope says, which is encoded and short. Raises `DecodeError`."""
+    """The attributes of an encoded scope. Raises `DecodeError`."""
     return _scope(InstrumentationScope.FromString(scope))
 
 
@@ -278,7 +278,7 @@ _KINDS: Final = {Signal.METRICS: METRICS, Signal.LOGS: LOGS, Signal.TRACES: TRAC
 _PROTOBUF: Final = {Signal.METRICS: _metrics, Signal.LOGS: _logs, Signal.TRACES: _traces}
 
 
-# JSON: integers are numbers or strings, identifiers hexadecimal. What is of another kind costs its record.
+# JSON: integers are numbers or strings, identifiers hexadecimal. A field of another type rejects its record.
 
 
 def _json_value(value: dict[str, Any], depth: int = 0) -> Any:
@@ -364,7 +364,7 @@ def _json_scope(scope: dict[str, Any]) -> Common:
 
 
 _JSON_ERRORS: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError)
-"""What records raise that are not what they should be."""
+"""Errors that invalid records raise."""
 
 
 def _unreadable(error: Exception) -> UnreadableRecord:

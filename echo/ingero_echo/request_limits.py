@@ -11,7 +11,7 @@ from ingero_kit.otlp_signal import Encoding, Signal
 MAX_FIELDS: Final = 640 << 10
 """Most bytes of a protobuf body that may be the tag of a string or message, where records are parsed one by one.
 
-The parser builds them all in one piece, and nothing else runs meanwhile.
+The parser builds all of them in one call, and nothing else runs meanwhile.
 """
 
 MAX_VALUES: Final = 1 << 19
@@ -35,7 +35,7 @@ _DATA: Final = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
 
 
 class RequestBudget:
-    """What one request may still ask for; every method raises `RequestTooExpensive` when it is more."""
+    """The remaining budget of one request; every method raises `RequestTooExpensive` when it is exceeded."""
 
     def __init__(self) -> None:
         self._steps, self._ungrouped = MAX_STEPS, MAX_UNGROUPED

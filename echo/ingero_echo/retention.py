@@ -17,17 +17,17 @@ _STEP: Final = 0.1
 
 
 TRUSTED_AFTER: Final = 3600 * 10**9
-"""How long the clock has to stand by a leap ahead before anything is deleted, or refused as too old, by it."""
+"""How long the clock must keep a leap ahead before the new time is used to delete events or to refuse old ones."""
 
 _SLACK: Final = 60 * 10**9
-"""A leap ahead that is believed at once."""
+"""Largest leap ahead that is accepted at once."""
 
 
 class RetentionClock:
-    """The time that ages are counted by, nanoseconds: the wall clock, but a jump ahead counts only after a while.
+    """The time that ages are computed from, nanoseconds: the wall clock, but a leap ahead counts only after a while.
 
-    A clock that is wrong for a while must not delete what cannot be got back. `newest` is when the newest event came
-    that is in the database, `None` without one: a start after it may be a leap too.
+    A clock that is wrong for a while must not delete data. `newest` is the arrival of the newest event in the
+    database, `None` without one: the time between it and the start may be a leap too.
     """
 
     def __init__(self, newest: int | None, wall: int, steady: int) -> None:
@@ -38,7 +38,7 @@ class RetentionClock:
         self.now(wall, steady)
 
     def now(self, wall: int, steady: int) -> int:
-        """The time by now; `wall` and `steady` are the clock that may be set and the one that only goes on."""
+        """The current time; `wall` is the clock that may be set, `steady` the monotonic one."""
         offset = wall - steady
         with self._lock:
             if offset <= self._believed + _SLACK:
@@ -51,13 +51,13 @@ class RetentionClock:
 
 
 def retention_clock(store: Store) -> RetentionClock:
-    """The calendar of a store that was just opened."""
+    """The clock for a store that was just opened."""
     row = store.cursor().execute("SELECT epoch_ns(max(received)) FROM events").fetchall()[0]
     return RetentionClock(row[0], time.time_ns(), time.monotonic_ns())
 
 
 def sweep(store: Store, config: RetentionConfig, now_nanos: int) -> int:
-    """Delete what has to go, merge partial sums; returns the rows deleted. On the writer's thread only."""
+    """Delete expired events, merge partial sums; returns the rows deleted. On the writer's thread only."""
     settled = now_nanos - rollups.SETTLED_NANOS
     rollups.merge(store.connection, settled - 4 * rollups.SETTLED_NANOS, settled)
     deleted = delete_before(store.connection, now_nanos - int(config.age * 1e9))

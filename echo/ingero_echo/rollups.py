@@ -1,4 +1,4 @@
-"""Partial sums by five minutes: what a group adds, and how rows of one key become one when their time has passed."""
+"""Partial sums by five minutes: what a group adds, and how rows of one key are merged later."""
 
 from typing import Any, Final
 
@@ -6,7 +6,7 @@ BUCKET_NANOS: Final = 300 * 10**9
 """Length of a bucket."""
 
 SETTLED_NANOS: Final = 900 * 10**9
-"""Age after which a bucket's rows are merged; later ones still count, they just stay apart."""
+"""Age after which a bucket's rows are merged; rows that arrive later still count, but stay separate."""
 
 _KEYS: Final = "cluster_id, node_id, metric_name"
 

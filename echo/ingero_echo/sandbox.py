@@ -1,11 +1,12 @@
-"""Checks users' SQL: one harmless SELECT, or a refusal with the reason. DuckDB's parser decides, not a word list.
+"""Checks users' SQL: accepts one harmless SELECT, or refuses with the reason. Uses DuckDB's parser, not a word list.
 
-Three of the four locks are here; the fourth, time and memory, is the process that all of this runs in (`sql_worker`):
+Three of the four protections are here; the fourth, limits of time and memory, is the process that all of this runs in
+(`sql_worker`):
 
 1. exactly one statement, and it is a SELECT;
 2. its syntax tree names only published tables (unqualified) or names that its own WITH binds, only functions of
-   short lists, and only node types that this module knows; what is unknown is refused, so that a newer engine cannot
-   open a door;
+   short lists, and only node types that this module knows; what is unknown is refused, so that new features
+   of the engine are not allowed by default;
 3. where the caller sees some clusters only, the query is wrapped so that the tables' names stand for the caller's
    rows, and the wrapped text is parsed again: it must contain exactly the tree that was checked.
 """
@@ -32,7 +33,7 @@ MAX_DEPTH: Final = 300
 """Most levels of a syntax tree as JSON; an operator takes two."""
 
 MAX_READS: Final = 200
-"""Most table references once every name of a WITH is put in its place: planning takes memory for each."""
+"""Most table references after every name of a WITH is expanded: planning takes memory for each."""
 
 _Bound = Mapping[str, int]
 """Names that WITH has bound, with how often each reads tables."""
@@ -40,7 +41,7 @@ _Bound = Mapping[str, int]
 _HINT: Final = f"one SELECT over {', '.join(TABLES)}; fleet.cluster.describe names their columns"
 
 _QUERY_NODES: Final = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "CTE_NODE"})
-"""Recursion is not among them: DuckDB 2.0 waits for ever for one that is cancelled at the wrong moment."""
+"""Recursion is not among them: DuckDB 2.0 can hang when a recursive query is cancelled."""
 _TABLE_NODES: Final = frozenset(
     {"BASE_TABLE", "SUBQUERY", "JOIN", "TABLE_FUNCTION", "EMPTY", "EXPRESSION_LIST", "EMPTY_FROM"}
 )
@@ -54,7 +55,7 @@ _MODIFIERS: Final = frozenset({"ORDER_MODIFIER", "LIMIT_MODIFIER", "DISTINCT_MOD
 _SESSION_NAMES: Final = frozenset(
     {"current_catalog", "current_database", "current_schema", "current_role", "current_user", "session_user", "user"}
 )
-"""Names that look like columns and are functions of the session."""
+"""Names with the syntax of columns that are functions of the session."""
 
 
 def check(text: str, connection: Any) -> Any:
@@ -66,7 +67,7 @@ def check(text: str, connection: Any) -> Any:
 
 
 def sandbox_query(text: str, window: Window, connection: Any) -> str:
-    """The query over what the window shows; the text itself where the window shows everything.
+    """The query restricted to the window; the text itself where the window includes everything.
 
     Raises `ApiError` with the reason.
     """
@@ -121,7 +122,7 @@ def _depth(text: str) -> int:
 
 
 def _inner(tree: Any) -> Any:
-    """The query inside our own wrapping, without positions."""
+    """The query inside our wrapper, without positions."""
     try:
         node = tree["node"]
         while node["type"] == "CTE_NODE":
@@ -170,7 +171,7 @@ class _Walk:
             raise _refuse(f"with every WITH put in its place it reads tables more than {MAX_READS} times")
 
     def _reads_of(self, node: Any, bound: _Bound) -> int:
-        """How often a query that WITH names reads tables; it costs that much wherever the name stands."""
+        """How often a named query of WITH reads tables; each use of the name adds that number."""
         before, self._reads = self._reads, 0
         self._query(node, bound)
         mine, self._reads = max(1, self._reads), before

@@ -1,11 +1,12 @@
-"""When other processes may read the database file while Echo writes it.
+"""Decides when other processes may read the database file while Echo writes it.
 
-DuckDB lets one process in. Its file format is made for crashes: what one checkpoint has written stays unchanged until
-the next checkpoint has ended, and everything newer is in the write-ahead log. A process that opens the file read-only
-between two checkpoints therefore has a snapshot, log included, that stays valid until the second checkpoint after it
-begins. `SnapshotRegistry` enforces this: nobody opens the file during a checkpoint, and a process that still reads an
-older file is ended before the next one. Checkpoints happen only where the store asks for them, never inside a commit.
-Blocks carry checksums: a reader that is late all the same sees an error, not wrong rows.
+DuckDB allows one process. Its file format is made to survive crashes: what one checkpoint has written stays unchanged
+until the next checkpoint has ended, and everything newer is in the write-ahead log. A process that opens the file
+read-only between two checkpoints therefore has a snapshot, log included, that stays valid until the second checkpoint
+after it begins. `SnapshotRegistry` enforces this: no process opens the file during a checkpoint, and a process that
+still reads an older version is ended before the next one. Checkpoints happen only where the store asks for them,
+never inside a commit.
+Blocks carry checksums: a reader of an outdated version sees an error, not wrong rows.
 """
 
 import contextlib
@@ -23,7 +24,7 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 REPLAY_BYTES: Final = 4 << 20
-"""A log longer than this is better folded in than replayed by every reader."""
+"""Length of the log above which it is folded in, because every reader would replay it."""
 
 
 @dataclass(frozen=True)
@@ -38,16 +39,16 @@ class Reader(Protocol):
     """A process that may have the file open."""
 
     version: Version | None
-    """What it has open."""
+    """The version that it has open."""
     busy: bool
-    """Whether it answers a question."""
+    """Whether it is answering a question."""
 
     def end(self) -> None:
         """End it at once, from any thread; returns when it is gone."""
 
 
 class SnapshotRegistry:
-    """The rule for one database file."""
+    """Enforces the rule for one database file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -74,13 +75,13 @@ class SnapshotRegistry:
             self._readers.discard(reader)
 
     def has_stale_readers(self) -> bool:
-        """Whether the next checkpoint would end somebody's question."""
+        """Whether the next checkpoint would end a running question."""
         with self._lock:
             return any(map(self._is_stale, self._readers))
 
     @contextlib.contextmanager
     def checkpointing(self) -> Iterator[None]:
-        """While a checkpoint runs. Who reads an older file than the present one is ended before."""
+        """While a checkpoint runs. Readers of an older version than the present one are ended before."""
         with self._lock:
             for reader in [reader for reader in self._readers if self._is_stale(reader)]:
                 self._end(reader)
@@ -105,10 +106,10 @@ class SnapshotRegistry:
                 self._checkpoints += 1
 
     def admit_readers(self) -> None:
-        """Let readers in: the engine's lock on the file shuts them out. Who may write is decided by `DatabaseLock`.
+        """Admit readers by releasing the engine's lock on the file. `DatabaseLock` decides who may write.
 
-        Locks of this kind go when the process closes any descriptor of the file. A shared one that does not takes its
-        place, so that a stranger can still not open the file to write.
+        Locks of this kind are released when the process closes any descriptor of the file. A shared lock without that
+        property replaces it, so that other programs still cannot open the file for writing.
         """
         os.close(os.open(self._path, os.O_RDONLY | os.O_CLOEXEC))
         self._shared = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
@@ -119,7 +120,7 @@ class SnapshotRegistry:
             log.warning("database_not_locked", reason=str(error), hint="let no other program write to the file")
 
     def _is_stale(self, reader: Reader) -> bool:
-        """Whether it reads an older file; one that rests opens the present one before it reads again."""
+        """Whether it reads an older version; an idle reader opens the present version before it reads again."""
         return reader.busy and reader.version is not None and reader.version.checkpoints < self._checkpoints
 
     def _end(self, reader: Reader) -> None:

@@ -1,4 +1,4 @@
-"""The processes that users' SQL runs in: started when they are needed, used again, ended when they do not listen."""
+"""The processes that run users' SQL: started when needed, reused, and killed when they do not respond."""
 
 import contextlib
 import os
@@ -34,7 +34,7 @@ ENGINE_SHARE: Final = 0.6
 """Share of a worker's memory that the engine may take by its own count; the rest is for what it does not count."""
 
 ALLOCATOR_SETTINGS: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_ARENA_MAX": "2"}
-"""Allocators that reserve no more than they need: reserved memory counts against a process's bound."""
+"""Settings for allocators that reserve no more than they need: reserved memory counts against a process's limit."""
 
 _HEAD: Final = 64 << 10
 """Longest line that a worker answers with."""
@@ -44,7 +44,7 @@ _POLL_SECONDS: Final = 0.05
 
 
 class _ProcessGone(Exception):
-    """The process ended, or says what it must not say."""
+    """The process ended, or sent an invalid answer."""
 
 
 class _DeadlineExceeded(Exception):
@@ -66,7 +66,7 @@ class SqlProcess:
             env=variables, cwd="/", bufsize=0,
         )  # fmt: skip
         self.taken_away = False
-        """Whether the rule of snapshots ended it."""
+        """Whether it was ended because of a checkpoint."""
         self._send(orjson.dumps(asdict(setup)) + b"\n")
 
     @property
@@ -80,7 +80,7 @@ class SqlProcess:
         return self._process.pid
 
     def failed(self) -> bool:
-        """Whether it ended by itself in the middle of its work, as one does that gets no more memory."""
+        """Whether it ended by itself during its work, for instance because it got no more memory."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(CANCEL_SECONDS)
         return self._process.returncode not in (None, 0) and not self.taken_away
@@ -90,7 +90,7 @@ class SqlProcess:
         self._send(orjson.dumps(question) + b"\n")
 
     def expect(self, word: bytes) -> None:
-        """Wait until it says that it has begun, or that the database is open, or what keeps it from that."""
+        """Wait until it reports that it has started, or that the database is open, or an error."""
         deadline = time.monotonic() + OPEN_SECONDS
         while (end := self._buffer.find(b"\n")) < 0:
             self._more(deadline)
@@ -99,7 +99,7 @@ class SqlProcess:
         del self._buffer[: end + 1]
 
     def answer(self, timeout: float, max_bytes: int, cancel: CancelToken) -> tuple[dict[str, Any], bytes]:
-        """The answer's line and its rows. Raises `_DeadlineExceeded` when the process does not listen any more."""
+        """The answer's line and its rows. Raises `_DeadlineExceeded` when the process does not respond."""
         deadline, sent_cancel = time.monotonic() + timeout + CANCEL_SECONDS, False
         needed, head = 0, None
         while head is None or len(self._buffer) < needed:
@@ -121,14 +121,14 @@ class SqlProcess:
         return head, rows
 
     def end(self) -> None:
-        """Kill it, and remove what it borrowed on disk."""
+        """Kill it, and remove its temporary files."""
         self.taken_away = True
         self._process.kill()
         self._process.wait()
         shutil.rmtree(self._spill, ignore_errors=True)
 
     def close(self) -> None:
-        """End it and give its pipes back; only who owns it may call this."""
+        """End it and close its pipes; only its owner may call this."""
         self.end()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe:
@@ -158,7 +158,7 @@ class SqlProcess:
 
 
 class SqlPool:
-    """Runs users' SQL; may be used from several threads. At most as many processes exist as questions are asked."""
+    """Runs users' SQL; may be used from several threads. There are at most as many processes as running questions."""
 
     def __init__(self, config: EchoConfig) -> None:
         self._config = config
@@ -170,7 +170,7 @@ class SqlPool:
         self._lock = threading.Lock()
         self._number = 0
         self.ended = 0
-        """Processes that had to be ended, or ended in the middle of a question."""
+        """Processes that were killed, or that ended during a question."""
 
     def run(
         self, snapshots: SnapshotRegistry, text: str, clusters: frozenset[str] | None, limit: int, cancel: CancelToken
@@ -190,14 +190,14 @@ class SqlPool:
         raise ApiError(head["code"], head["message"], head["hint"], head["status"], float(head["status"] == 503))
 
     def close(self) -> None:
-        """End all that is idle."""
+        """End all idle processes."""
         with self._lock:
             idle, self._idle = self._idle, []
         for process in idle:
             process.close()
 
     def _take(self) -> SqlProcess:
-        """A process that waits for a question; the one that was used last, because it may have the newest file."""
+        """An idle process; the one that was used last, because it may have the newest version open."""
         with self._lock:
             while self._idle:
                 process = self._idle.pop()
@@ -235,7 +235,7 @@ class SqlPool:
                 process.expect(OPENED)
                 process.version, process.busy = version, True
             head, rows = process.answer(config.timeout, 2 * config.max_bytes + (1 << 20), cancel)
-            keep = head.get("code") != FILE_CHANGED and not head["worn"]  # worn: it has kept most of what it may take
+            keep = head.get("code") != FILE_CHANGED and not head["worn"]  # worn: it has used most of its memory limit
             return head, rows
         except _DeadlineExceeded:
             raise (cancelled() if cancel.requested else timed_out(config)) from None

@@ -1,9 +1,9 @@
 """The process that users' SQL runs in: `python -m ingero_echo.sql_worker`, started by `sql_pool`.
 
-No bound inside an engine holds for every function of it: some cannot be interrupted, some take memory that it does
-not count, and planning counts none. So the whole way of a user's text, from the parser on, is in a process whose
-memory the system bounds, and that can be killed. It reads one line of JSON with its bounds, then one line for each
-question, or `cancel`; it answers with a line of JSON, and the rows as an Arrow stream behind it.
+The engine's own limits do not cover all of its functions: some cannot be interrupted, some take memory that it does
+not count, and planning counts none. So a user's query runs, from parsing on, in a process whose memory the system
+limits, and that can be killed. It reads one line of JSON with its limits, then one line for each
+question, or `cancel`; it answers with a line of JSON, followed by the rows as an Arrow stream.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ IDLE_SECONDS: Final = 600.0
 """A worker without questions ends after this time."""
 
 LAST_RESORT_SECONDS: Final = 5
-"""How long after a question's time the system ends the process, should nobody else have done so."""
+"""How long after a question's time limit the system ends the process, if Echo has not done so."""
 
 READY: Final = b'{"ready":true}\n'
 OPENED: Final = b'{"opened":true}\n'
@@ -123,7 +123,7 @@ class Worker:
         self._outgoing.flush()
 
     def _open(self) -> None:
-        """Open the file as it is now; the memory of the first time is what the bound is counted from."""
+        """Open the file as it is now. The memory in use at the first time is the base of the limit."""
         setup, first = self._setup, self._connection is None
         if self._connection is not None:
             self._connection.close()

@@ -1,4 +1,4 @@
-"""The database file: opened under a lock, migrated by numbered files, closed to the outside, copied and restored.
+"""The database file: opened under a lock, migrated by numbered files, sealed from outside access, copied, restored.
 
 Only the writer's connection changes anything; every reader takes its own cursor.
 """
@@ -28,14 +28,14 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 MAX_LOG_FACTOR: Final = 4
-"""Times its limit that the log may grow before a reader of an older file is ended."""
+"""Multiple of its limit that the log may reach before a reader of an older version is ended."""
 
 
 READERS_SECONDS: Final = 3.0
-"""How long processes that read for a killed Echo may take to notice that it is gone."""
+"""How long reader processes of a killed Echo may take to notice that it is gone."""
 
 LOCKED: Final = "lock on file"
-"""What the engine says when another process has the file."""
+"""The engine's message when another process has the file."""
 
 
 class StoreError(Exception):
@@ -44,7 +44,7 @@ class StoreError(Exception):
 
 @dataclass(frozen=True)
 class Migration:
-    """One numbered file."""
+    """One numbered file of the schema."""
 
     number: int
     name: str
@@ -101,7 +101,7 @@ class Store:
 
     @classmethod
     def open(cls, config: StoreConfig) -> "Store":
-        """DatabaseLock, open (replaying the write-ahead log), migrate and seal.
+        """Lock, open (replaying the write-ahead log), migrate and seal the database.
 
         Raises `StoreError` or `DatabaseLocked`, with a message for the user.
         """
@@ -123,7 +123,7 @@ class Store:
         return self.connection.cursor()
 
     def reopen(self) -> None:
-        """Open anew after the engine gave up, for instance because the disk was full."""
+        """Open the database again after the engine failed, for instance because the disk was full."""
         with self.snapshots.exclusive():
             with contextlib.suppress(duckdb.Error):
                 self.connection.close()
@@ -136,7 +136,7 @@ class Store:
             self.connection.execute("CHECKPOINT")
 
     def checkpoint_if_due(self) -> None:
-        """Fold the log in once it is long, or once it is worth it for readers; waits for those of the file before."""
+        """Fold the log in once it is long, or once readers gain from it; waits for readers of an older version."""
         length, limit = self.log_bytes(), self.config.wal_limit_mb << 20
         if length > (REPLAY_BYTES if self.snapshots.checkpoint_wanted else limit) and (
             length > MAX_LOG_FACTOR * limit or not self.snapshots.has_stale_readers()
@@ -158,7 +158,7 @@ class Store:
         copy_files(self.config.path, target)
 
     def live_bytes(self) -> int:
-        """Bytes that hold data, the write-ahead log included, without blocks that wait to be used again."""
+        """Bytes that hold data, the write-ahead log included, without free blocks."""
         row = self.connection.execute("SELECT block_size * used_blocks FROM pragma_database_size()").fetchall()[0]
         return int(row[0]) + self.log_bytes()
 
@@ -170,7 +170,7 @@ class Store:
 
 
 def _restrict_permissions(path: Path) -> None:
-    """Files of before that others may read: what is in them is behind tokens."""
+    """Restrict files that other users may read, because their content is protected by tokens."""
     for suffix in ("", ".lock", *LOGS):
         file = path.with_name(path.name + suffix)
         with contextlib.suppress(OSError):
@@ -188,7 +188,7 @@ def volume_used(path: Path) -> float | None:
 
 
 LOGS: Final = (".wal", ".wal.checkpoint", ".wal.recovery")
-"""What the engine may keep beside a database: its log, and the logs of a checkpoint that was cut off."""
+"""Files that the engine may keep next to a database: its log, and the logs of an interrupted checkpoint."""
 
 _HEADERS: Final = 3 * 4096
 """Bytes before the first block of a database file."""
@@ -201,8 +201,8 @@ def _log_file(path: Path) -> Path:
 def _check_length(connection: Any, path: Path) -> None:
     """Refuse a file that ends before its last block in use: DuckDB would notice only when it reads that block.
 
-    The header's number of blocks is no bound. A checkpoint writes the header first, then cuts free blocks off the end
-    of the file; until the next one the header counts blocks that are not there, and lists them as free.
+    The header's number of blocks cannot be used. A checkpoint writes the header first, then cuts free blocks off the
+    end of the file; until the next one the header counts blocks that are not there, and lists them as free.
     """
     block, total = connection.execute("SELECT block_size, total_blocks FROM pragma_database_size()").fetchall()[0]
     there = (path.stat().st_size - _HEADERS) // block
@@ -211,7 +211,7 @@ def _check_length(connection: Any, path: Path) -> None:
 
 
 def _last_block(connection: Any) -> int:
-    """Number of the last block in use, -1 when none is; reads what describes the data, not the data."""
+    """Number of the last block in use, -1 when there is none; reads metadata only."""
     highest = "SELECT max(greatest(block_id, list_max(additional_block_ids))) FROM pragma_storage_info(?)"
     tables = connection.execute("SELECT table_name FROM duckdb_tables() WHERE NOT temporary").fetchall()
     blocks = [connection.execute(highest, [table]).fetchall()[0][0] for (table,) in tables]
@@ -260,7 +260,7 @@ def _connect(config: StoreConfig) -> Any:
 
 
 def _open_writable(path: Path, settings: dict[str, Any]) -> Any:
-    """Open the file, once the readers are gone that a killed process may leave behind for a moment."""
+    """Open the file, after waiting for readers that a killed process may have left for a moment."""
     deadline = time.monotonic() + READERS_SECONDS
     while True:
         try:
@@ -300,7 +300,7 @@ def migrate(connection: Any, path: Path) -> int:
 
 
 def disk_problem(error: Exception) -> str | None:
-    """What a failed write means and what to do, for what can be cured from outside; `None` for anything else."""
+    """The meaning and remedy of a failed write, for causes that a user can remove; `None` for others."""
     text = str(error).lower()
     if "no space" in text or "disk quota" in text or "file too large" in text:
         return "the disk is full: make room; nothing that was acknowledged is lost"
@@ -335,7 +335,7 @@ def _unreadable(path: Path, text: str) -> str:
 
 
 def copy_files(source: Path, target: Path) -> None:
-    """Copy a database file and the log beside it, so that the target appears whole or not at all."""
+    """Copy a database file and its log, so that the target appears whole or not at all."""
     with _appearing(target) as part:
         shutil.copyfile(source, part)
         for suffix in LOGS:
@@ -350,9 +350,9 @@ def copy_files(source: Path, target: Path) -> None:
 
 @contextlib.contextmanager
 def _appearing(target: Path) -> Iterator[Path]:
-    """A database file to write, which becomes the target when it is complete and on disk, and goes otherwise.
+    """A database file to write, which becomes the target when it is complete and on disk, and is removed otherwise.
 
-    Raises `StoreError` for what keeps it from being written.
+    Raises `StoreError` when it cannot be written.
     """
     part = target.with_name(target.name + ".part")
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -369,13 +369,13 @@ def _appearing(target: Path) -> Iterator[Path]:
 
 
 def _remove(path: Path) -> None:
-    """Remove a database and its logs, where there are any."""
+    """Remove a database and its logs, if they exist."""
     for suffix in ("", *LOGS):
         path.with_name(path.name + suffix).unlink(missing_ok=True)
 
 
 def _unused(path: Path) -> Path:
-    """The path, with a number behind it when there is something of this name already."""
+    """The path, with a number appended if it exists already."""
     numbered = (path.with_name(f"{path.name}.{number}") for number in count(2))
     return next(
         name for name in chain([path], numbered)
@@ -384,7 +384,7 @@ def _unused(path: Path) -> Path:
 
 
 def compact(source: Path, target: Path, memory_limit_mb: int = 256) -> None:
-    """Write what is alive in a database that is not in use into a new one, which has no free blocks.
+    """Write the live data of a database that is not in use into a new one, which has no free blocks.
 
     Raises `StoreError` or `DatabaseLocked`.
     """
@@ -409,8 +409,8 @@ def _sql_literal(path: Path) -> str:
 
 
 def restore(backup: Path, config: StoreConfig, *, force: bool = False) -> None:
-    """Put a backup in the database's place, which must not be in use; an existing one is kept as `.before-restore`,
-    with a number where that is taken.
+    """Replace the database, which must not be in use, by a backup. An existing one is kept as `.before-restore`,
+    with a number if that name exists.
 
     Raises `StoreError` or `DatabaseLocked`.
     """

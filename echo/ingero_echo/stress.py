@@ -30,7 +30,7 @@ PAGE: Final = 10_000
 class Plan:
     """What to send. `endpoint` is host:port; `api` the address of the JSON API for the check, or empty.
 
-    With `seconds` no new request is begun after that time, nor when `stop` is set, however many events are left.
+    No new request is started after `seconds` (if set), or once `stop` is set, even if events are left.
     """
 
     endpoint: str
@@ -51,7 +51,7 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """What came of it. Times are seconds; `missing`, `doubled` and `wrong_chain` count ids."""
+    """The result of a run. Times are seconds; `missing`, `doubled` and `wrong_chain` count ids."""
 
     sent: int = 0
     acknowledged: int = 0
@@ -148,7 +148,7 @@ class HttpSender:
         self._connection: http.client.HTTPConnection | None = None
 
     def send(self, body: bytes) -> bool:
-        """Whether it was acknowledged; raises `OSError` or `http.client.HTTPException` when nobody can say."""
+        """Whether it was acknowledged; raises `OSError` or `http.client.HTTPException` when that is not known."""
         plan = self._plan
         if self._connection is None:
             self._connection = (
@@ -197,7 +197,7 @@ class GrpcSender:
 
 
 def run(plan: Plan) -> Outcome:
-    """Send everything, each node on a thread of its own, and look for it afterwards if `plan.api` is set."""
+    """Send everything, each node on its own thread, and check it afterwards if `plan.api` is set."""
     outcome = Outcome()
     expected: dict[str, str] = {}
     lock = threading.Lock()
@@ -236,7 +236,7 @@ def run(plan: Plan) -> Outcome:
 
 
 def _deliver(sender: HttpSender | GrpcSender, body: bytes, give_up_seconds: float) -> tuple[bool, int]:
-    """Send until acknowledged; the same bytes again, so that a repeat is recognised."""
+    """Send the same bytes until they are acknowledged, so that a repeat is recognised."""
     deadline, retries = time.monotonic() + give_up_seconds, 0
     while True:
         with contextlib.suppress(ConnectionError, TimeoutError, http.client.HTTPException):

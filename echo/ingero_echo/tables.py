@@ -12,4 +12,4 @@ LOCKDOWN_SETTINGS: Final = (
     "python_enable_replacements=false",
     "lock_configuration=true",
 )
-"""What closes the engine to files, network and extensions; the last one makes it final."""
+"""Settings that deny the engine access to files, network and extensions; the last one locks the configuration."""

@@ -1,7 +1,7 @@
 """Finds the incomplete tail of DuckDB's log, which the engine ignores silently. Pure: bytes in, number out.
 
 Layout of version 2: a head of numbered fields, then entries of size, checksum (8 bytes each, little endian) and
-content. A transaction is the entries up to an entry that says so; what comes behind the last one is not replayed.
+content. A transaction ends with a commit entry; entries after the last commit are not replayed.
 """
 
 import struct
@@ -13,14 +13,14 @@ _IDENTIFIER: Final = b"\x64\x00\x62\x65\x00\x02\x66\x00\x10"
 """Fields 100: the kind "version", 101: version 2, 102: the database's identifier, 16 numbers, which follow."""
 
 _CHECKPOINT: Final = b"\x67\x00"
-"""Field 103: the number of the checkpoint that the log goes on from."""
+"""Field 103: the number of the checkpoint that the log continues."""
 
 _COMMITTED: Final = b"\x64\x00\x64" + _END
 _SIZES: Final = struct.Struct("<QQ")
 
 
 def uncommitted_tail(log: bytes) -> int | None:
-    """Bytes behind the last whole transaction; `None` when this layout is not known here."""
+    """Bytes after the last complete transaction; `None` when the layout is unknown."""
     whole = _head(log)
     if whole is None:
         return None
@@ -40,7 +40,7 @@ def _head(log: bytes) -> int | None:
 
 
 def _numbers_end(log: bytes, at: int, count: int) -> int:
-    """Where so many numbers of seven bits a byte end."""
+    """The end of `count` variable-length numbers (seven bits a byte)."""
     for _ in range(count):
         while at < len(log) and log[at] > 0x7F:
             at += 1
@@ -49,7 +49,7 @@ def _numbers_end(log: bytes, at: int, count: int) -> int:
 
 
 def _entries(log: bytes, at: int) -> Iterator[tuple[int, int]]:
-    """Begin and end of every entry's content that is there whole."""
+    """Begin and end of the content of every complete entry."""
     while at + _SIZES.size <= len(log):
         size, _ = _SIZES.unpack_from(log, at)
         at += _SIZES.size

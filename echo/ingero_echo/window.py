@@ -1,7 +1,7 @@
-"""What part of the store a question may see: clusters and time, as common table expressions that shadow the tables.
+"""Restricts a question to its clusters and time window, by common table expressions that shadow the tables.
 
-Every query of every surface goes through `scoped`; an answer cannot forget its filter, because the names that it uses
-are already filtered.
+Every query of every interface goes through `scoped`. A query cannot miss its filter, because the table names that it
+uses are already filtered.
 """
 
 import datetime
@@ -14,10 +14,10 @@ from ingero_contract.verdicts import ACTIONABLE
 from ingero_echo.tables import TABLES
 
 LONG_NANOS: Final = 2 * 3600 * 10**9
-"""Windows that begin longer ago than this are answered from partial sums."""
+"""Windows that begin longer ago than this are computed from partial sums."""
 
 LATEST: Final = 2**63 - 1
-"""The last moment that the columns of times hold."""
+"""The latest time that the time columns can hold."""
 
 
 ACCUSED: Final = ", ".join(f"'{state}'" for state in sorted({*ACTIONABLE, VerdictState.SILENT}))
@@ -87,7 +87,7 @@ def _activity(window: Window) -> str:
 
 
 def scoped(sql: str, window: Window) -> str:
-    """The query, over what the window shows."""
+    """The query, restricted to the window."""
     return f"WITH {scope_ctes(window)} SELECT * FROM (\n{sql}\n)"
 
 
@@ -107,7 +107,7 @@ def parse_moment(text: str, now: int) -> int | None:
 
     Raises `ValueError` with a message for the user.
     """
-    from ingero_kit.settings import parse_duration  # late: it loads much that the SQL worker does not need
+    from ingero_kit.settings import parse_duration  # imported late: it loads much that the SQL worker does not need
 
     if text == "all":
         return None

@@ -1,4 +1,4 @@
-"""The one thread that writes. Requests wait in a bounded queue; the thread takes what is there, writes it in one
+"""The only thread that writes. Requests wait in a bounded queue. The thread takes all that wait, writes them in one
 transaction, and only then answers: acknowledged means committed.
 """
 
@@ -42,12 +42,12 @@ class QueueFull(Exception):
 
 
 class WriteFailed(Exception):
-    """The transaction failed; nothing of it is in the database, the sender may come back."""
+    """The transaction failed; nothing of it is in the database, and the sender may retry."""
 
 
 @dataclass
 class WriterCounters:
-    """What the writer did."""
+    """Counters of the writer."""
 
     events: int = 0
     repeats: int = 0
@@ -71,7 +71,7 @@ class _QueuedBatch:
 
 @dataclass(frozen=True, slots=True)
 class _NewRows:
-    """What of a group is to be written: rows of each request, repeats in each, and the identities of all events."""
+    """The part of a group to write: rows of each request, repeats in each, and the identities of all events."""
 
     batches: list[dict[str, list[pa.RecordBatch]]]
     repeats: list[int]
@@ -86,7 +86,7 @@ class Writer:
         self._store = store
         self._config = config
         self._bytes: Counter[str] = Counter()
-        """Encoded size of what waits, by sender."""
+        """Encoded size of the waiting requests, by sender."""
         self._queue: FairQueue[_QueuedBatch] = FairQueue()
         self._jobs: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._condition = threading.Condition()
@@ -95,12 +95,12 @@ class Writer:
         self._thread = threading.Thread(target=self._run, name="writer", daemon=True)
 
     def start(self) -> None:
-        """Begin; until the newest identities are read back, every event is looked up in the database."""
+        """Start; until the newest identities are loaded, every event is looked up in the database."""
         self._thread.start()
         threading.Thread(target=self._load_known_ids, name="recall", daemon=True).start()
 
     def stop(self) -> None:
-        """Write what waits, then end."""
+        """Write the waiting requests, then end."""
         with self._condition:
             self._closing = True
             self._condition.notify()
@@ -113,14 +113,14 @@ class Writer:
 
     @property
     def waiting_bytes(self) -> int:
-        """Encoded size of what waits."""
+        """Encoded size of the waiting requests."""
         return self._bytes.total()
 
     def check_room(self, size: int, sender: str, coming: Mapping[str, int]) -> None:
-        """Raise `QueueFull` when a request of this encoded size has to come back later; ask before decoding it.
+        """Raise `QueueFull` when a request of this encoded size does not fit; called before decoding it.
 
         `coming` is the size of what will be put before it, by sender. One sender leaves a quarter of the queue to
-        the others; who has nothing in it may always add a request to what is left.
+        the others. A sender with nothing in the queue may always add a request if there is space.
         """
         limit = self._config.queue_mb << 20
         waiting = self._bytes.total() + sum(coming.values())
@@ -224,14 +224,14 @@ class Writer:
                 waiting.done.set_result(repeats[number] if repeats else 0)
 
     def _new_rows(self, group: list[_QueuedBatch]) -> _NewRows:
-        """What of a group is not in the database."""
+        """The part of a group that is not in the database."""
         identities = [one for waiting in group for one in waiting.batch.identities]
         if self._repeats.all_new(identities):
             return _NewRows([waiting.batch.tables for waiting in group], [0] * len(group), identities)
         return _without_repeats(group, self._written(set(identities)))
 
     def _written(self, identities: set[bytes]) -> set[bytes]:
-        """Those that are in the database. Memory knows, save after a start or a failure; then one query tells."""
+        """Those that are in the database. Memory knows them; after a start or a failure one query is needed."""
         written, uncertain = self._repeats.written(identities), self._repeats.uncertain(identities)
         if uncertain:
             found = self._stored(uncertain)
@@ -240,7 +240,7 @@ class Writer:
         return written
 
     def _is_written(self, new_rows: _NewRows) -> bool:
-        """Whether a group whose commit raised is in the database: a commit can be in the log and fail behind it."""
+        """Whether a group whose commit raised is in the database: a commit can be in the log and fail afterwards."""
         rows = next((part for tables in new_rows.batches for part in tables.get("events", ()) if part.num_rows), None)
         if rows is None:
             return False
@@ -262,7 +262,7 @@ class Writer:
             for table in TABLES:
                 found = [part for tables in new_rows.batches for part in tables.get(table, ())]
                 if found:
-                    # In one piece: the engine takes many small batches at the price of full ones.
+                    # As one batch: for the engine many small batches cost as much as full ones.
                     connection.register("rows", pa.Table.from_batches(found, SCHEMAS[table]).combine_chunks())
                     try:
                         connection.execute(f"INSERT INTO {table} SELECT * FROM rows")
@@ -285,7 +285,7 @@ class Writer:
         return {identity(event_id.bytes, name, cluster) for event_id, name, cluster in found} & wanted
 
     def _load_known_ids(self) -> None:
-        """Fill the memory from the newest rows, so that a repeat after a restart is one."""
+        """Fill the memory from the newest rows, so that a repeat after a restart is recognised."""
         try:
             found = self._newest_identities()
         except (duckdb.Error, ValueError) as error:
@@ -323,7 +323,7 @@ class Writer:
 
 
 def _without_repeats(group: list[_QueuedBatch], written: set[bytes]) -> _NewRows:
-    """The group without what is written, and without what comes in it for the second time."""
+    """The group without what is already written, and without repeats within the group."""
     new_rows, seen = _NewRows([], [], []), set(written)
     for waiting in group:
         batch, kept = waiting.batch, []
@@ -370,7 +370,7 @@ def _sizes(group: list[_QueuedBatch]) -> Counter[str]:
 
 
 def _make_uncancellable(done: Future[Any]) -> None:
-    """Make a future that nobody can cancel: whoever waits may give up, and the writer still sets its result."""
+    """Make a future that cannot be cancelled: the caller may give up, and the writer still sets the result."""
     done.set_running_or_notify_cancel()
 
 

@@ -1,4 +1,4 @@
-"""What is normal for this node: a fast and a slow exponential average of each signal, corrected for their start.
+"""The node's own normal: a fast and a slow exponential average of each signal, corrected for their start at zero.
 
 Both are frozen while the node is a straggler, so that a fault never becomes normal.
 """

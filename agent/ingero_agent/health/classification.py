@@ -1,4 +1,4 @@
-"""Whether this node is a straggler, by the best source: Fleet's verdict, then its threshold, then own history."""
+"""Whether this node is a straggler, by the best source: Fleet's verdict, its threshold, or own history."""
 
 from dataclasses import dataclass, replace
 from typing import Final
@@ -7,7 +7,7 @@ from ingero_contract.values import DecisionSource, DetectionMode, VerdictState
 from ingero_contract.verdicts import VerdictLine
 
 CACHE_SECONDS: Final = 300.0
-"""Age up to which an old threshold still serves."""
+"""Age up to which a cached threshold is used."""
 
 LOCAL_THRESHOLD: Final = 0.85
 """Score below which a node without Fleet calls itself slow. The score is relative to its own normal."""

@@ -1,4 +1,4 @@
-"""When a node whose throughput falls pushes early: at once, and again when Fleet may have confirmed the fall."""
+"""Decides when a node whose throughput falls pushes early: at once, and when Fleet may have confirmed the fall."""
 
 from dataclasses import dataclass
 from typing import Final

@@ -9,7 +9,7 @@ FAILED_POLLS: Final = 3
 
 
 class Phase(StrEnum):
-    """Where the node is. `stale` never travels: a stale node is silent."""
+    """The phase of a node. `stale` is never pushed: a stale node is silent."""
 
     CALIBRATING = "calibrating"
     ACTIVE = "active"
@@ -19,7 +19,7 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True)
 class PhaseState:
-    """Phase and the counts that move it."""
+    """The phase, and the counters that its transitions depend on."""
 
     warmup: int = 30
     phase: Phase = Phase.CALIBRATING

@@ -1,7 +1,7 @@
-"""Four signals into one score.
+"""Combines four signals into one score.
 
-Each signal is compared with the node's own normal, like with like, so that a light but healthy job scores as well as
-a heavy one; a signal that has collapsed pulls the whole score down.
+Each signal is divided by the node's own normal, so a light but healthy job scores as well as a heavy one. A signal
+that has collapsed lowers the whole score.
 """
 
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ _NOISE: Final = 1e-6
 
 @dataclass(frozen=True)
 class Score:
-    """The score, 0 to 1, and each signal over its own normal, 0 to 1."""
+    """The score, 0 to 1, and each signal divided by its own normal, 0 to 1."""
 
     value: float
     ratios: Signals
@@ -28,7 +28,7 @@ class Score:
 
 
 def compute(observation: Observation, normal: Signals | None) -> Score:
-    """Score an observation against what is normal; without a normal yet, throughput counts as 0."""
+    """Score an observation against the node's normal. While there is none, throughput counts as 0."""
     now = observation.signals()
     if normal is None:
         ratios = replace(now, throughput=0.0)

@@ -42,7 +42,7 @@ class Signals:
 
 
 def sanitise(observation: Observation) -> tuple[Observation, list[str]]:
-    """Bring every number into its range; names those that were not there. NaN and infinity become 0."""
+    """Clamp every number to its range and name those that were outside. NaN and infinity become 0."""
     wrong: list[str] = []
     changes: dict[str, Any] = {}
     for name in ("rate", *RATIOS):

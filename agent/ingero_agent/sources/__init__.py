@@ -1,4 +1,4 @@
-"""Where observations come from, behind one protocol."""
+"""The protocol of the sources that observations come from."""
 
 from typing import Protocol
 
@@ -19,4 +19,4 @@ class SignalSource(Protocol):
         """
 
     def close(self) -> None:
-        """Give back what was opened."""
+        """Release what was opened."""

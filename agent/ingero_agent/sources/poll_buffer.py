@@ -1,4 +1,4 @@
-"""Several short polls joined into one, so that a collapse is seen before the next push is due."""
+"""Joins several short polls into one, so that a collapse is seen before the next push is due."""
 
 from collections import deque
 from dataclasses import replace
@@ -40,19 +40,19 @@ class PollBuffer:
             self._from = now
 
     def drain(self) -> Observation | None:
-        """What happened since the last call; `None` without a poll."""
+        """The polls since the last call as one observation; `None` without a poll."""
         polls = list(self._polls)[len(self._polls) - self._new :]
         self._new = 0
         return _joined(polls)
 
     def recent(self, now: float, seconds: float) -> Observation | None:
-        """What happened in the last `seconds`; `None` if polls do not cover them."""
+        """The polls of the last `seconds` as one observation; `None` if they do not cover that time."""
         polls = [poll for poll in self._polls if poll[1] > now - seconds]
         return _joined(polls) if polls and now - polls[0][0] >= MIN_COVERAGE * seconds else None
 
 
 def _joined(polls: list[TimedPoll]) -> Observation | None:
-    """Several polls as one: means of rates and averaged signals over time, the sum of launches, the rest as of now.
+    """Join polls: time-weighted means of rates and averaged signals, the sum of launches, the newest of the rest.
 
     Each poll is weighted by the time it covers: what one poll counted too early is missing in the one before it.
     """

@@ -1,6 +1,6 @@
-"""A real workload watched through /proc: CPU time of processes, or steps that it counts in a file.
+"""Measures a real workload through /proc: CPU time of processes, or steps that the workload counts in a file.
 
-It needs no GPU and no privileges, so that every machine measures something real. Parsing is apart from reading.
+It needs no GPU and no privileges, so it works on every machine. Parsing is separate from reading.
 """
 
 import contextlib
@@ -32,13 +32,13 @@ class WatchTarget:
 
 
 def parse_stat(text: str) -> tuple[int, float]:
-    """Start time (clock ticks) and CPU seconds of a process from its stat line (proc(5)); names may hold anything."""
+    """Start time (clock ticks) and CPU seconds from a stat line (proc(5)); the name may contain any character."""
     values = text.rpartition(")")[2].split()
     return int(values[19]), (int(values[11]) + int(values[12])) / _TICKS
 
 
 def parse_schedstat(text: str) -> float:
-    """CPU seconds of one thread from its schedstat line, in nanoseconds there: far finer than stat's clock ticks."""
+    """CPU seconds of one thread from its schedstat line, which has nanoseconds: far finer than stat's clock ticks."""
     return int(text.split()[0]) / 1e9
 
 
@@ -114,7 +114,7 @@ class ProcfsSource:
             return None
 
     def _cpu_seconds(self, now: float) -> float:
-        """CPU seconds used since the last poll, by process incarnation, so that ends and starts add nothing."""
+        """CPU seconds used since the last poll, by process and start time, so that starts and ends add nothing."""
         if self._target.cgroup is not None:
             total = parse_cpu_stat((self._target.cgroup / "cpu.stat").read_text())
             used, self._used = total - self._used, total

@@ -1,4 +1,4 @@
-"""Made-up signals: a constant, or a scenario from a file, for trying Fleet and the operator without a workload."""
+"""Simulated signals, constant or from a scenario file, to try Fleet and the operator without a workload."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ from ingero_kit.settings import Duration, Settings, SettingsError, read_yaml
 
 
 class Stage(Settings):
-    """A stretch of a scenario."""
+    """One stage of a scenario."""
 
     seconds: Duration = Field(gt=0)
     """How long it lasts; the last stage goes on for ever."""

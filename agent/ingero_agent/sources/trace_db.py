@@ -30,16 +30,16 @@ _COUNTED: Final = (
     + " THEN count END), 0), COALESCE(SUM(sum_dur), 0)"
 )
 SILENT_SECONDS: Final = 30.0
-"""A trace agent that has not written for so long does not count any more: that says nothing about the workload."""
+"""A trace agent that has not written for this long counts as stopped; its silence says nothing about the workload."""
 
 
 @contextmanager
 def open_read_only(file: Path, timeout: float) -> Iterator[sqlite3.Connection]:
-    """A database to read, whether its writer is there or not. Raises `sqlite3.Error`.
+    """Open a database for reading, whether its writer runs or not. Raises `sqlite3.Error`.
 
-    SQLite keeps two more files next to a database in use, takes them away when its writer ends, and cannot open it
-    without them for someone who may not make them anew. Nobody writes it then, so that it can be read as one that
-    does not change; if they are back afterwards, what was read counts for nothing.
+    SQLite keeps two more files next to a database in use and removes them when the writer ends. A reader without
+    write access to the folder cannot create them and cannot open the database without them. As there is no writer
+    then, the database is read as immutable. If the files are back afterwards, the result of the read is discarded.
     """
     log = Path(f"{file}-wal")
     database, in_use = sqlite3.connect(f"file:{file}?mode=ro", uri=True, timeout=timeout), True
@@ -61,16 +61,16 @@ def open_read_only(file: Path, timeout: float) -> Iterator[sqlite3.Connection]:
 
 @dataclass(frozen=True)
 class _Snapshot:
-    """Buckets (launches, busy nanoseconds) as they stood when the trace agent had last written, seconds."""
+    """Buckets (launches, busy nanoseconds) as of the trace agent's last write, seconds."""
 
     written: float
     buckets: dict[int, tuple[int, int]]
 
 
 class DatabaseSource:
-    """What these processes, or all, have called since the last poll.
+    """Counts the calls of the given processes, or of all, since the last poll.
 
-    A database that does not say when it was written (the published agent's) is read over a sliding window of whole
+    A database that does not record when it was written (the published agent's) is read over a sliding window of whole
     buckets instead.
     """
 
@@ -88,7 +88,7 @@ class DatabaseSource:
     def read(self, now: float) -> Observation | None:
         """Compare with the last poll, `None` on the first and while there is nothing new.
 
-        A database that cannot be read is nothing new as long as its writer may only be starting anew.
+        A database that cannot be read counts as unchanged as long as its writer may be restarting.
         """
         last = self._before
         try:
@@ -169,6 +169,6 @@ class DatabaseSource:
 
 
 def _paused(database: sqlite3.Connection, begin: float, end: float) -> float:
-    """Seconds of a stretch in which no trace agent was there to count."""
+    """Seconds between `begin` and `end` in which no trace agent was counting."""
     rows = database.execute("SELECT begun_at / 1e9, ended_at / 1e9 FROM pauses WHERE ended_at > ?", (begin * 1e9,))
     return sum((max(0.0, min(end, ended) - max(begin, begun)) for begun, ended in rows), 0.0)

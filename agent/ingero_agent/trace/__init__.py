@@ -1,1 +1,1 @@
-"""Sees CUDA and NCCL calls of unmodified processes: eBPF counts them, SQLite keeps the counts."""
+"""Traces CUDA and NCCL calls of unmodified processes: eBPF counts them, SQLite stores the counts."""

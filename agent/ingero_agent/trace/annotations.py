@@ -1,11 +1,12 @@
-"""What programs say of themselves: lines of JSON on a unix socket, such as the step that they are in.
+"""Annotations of programs about themselves: lines of JSON on a unix socket, such as the current step.
 
 One line, version 1: `{"v": 1, "labels": {"step": "12"}, "ts": NS, "pid": PID, "start_time": TICKS, "span_start": NS,
-"span_end": NS}`. Only `labels` is needed: `ts` is now and `pid` the sender's where they are missing. Times are of the
-day in nanoseconds; `start_time` is field 22 of /proc/PID/stat and tells two processes with one number apart.
+"span_end": NS}`. Only `labels` is required. `ts` defaults to now, `pid` to the sender's. Times are
+nanoseconds since the epoch. `start_time` is field 22 of /proc/PID/stat; it distinguishes two processes that had the
+same number.
 
-A sender may speak for processes of its own user, root for all. A line that is refused is answered with the reason,
-counted, and nothing else is lost.
+A sender may annotate processes of its own user, root those of all users. A refused line is answered with the reason
+and counted; the other lines are not affected.
 """
 
 import asyncio
@@ -31,7 +32,7 @@ MAX_VALUE: Final = 256
 LINES_A_SECOND: Final = 1000
 MAX_SENDERS: Final = 64
 MAX_WAITING: Final = 20_000
-"""Annotations that wait to be written; beyond it new ones are refused."""
+"""Most annotations that wait to be written; beyond it new ones are refused."""
 
 _KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _MAX_NS: Final = 2**63 - 1
@@ -41,7 +42,7 @@ _NUMBERS: Final = ("ts", "pid", "start_time", "span_start", "span_end")
 
 @dataclass(frozen=True)
 class PeerCredentials:
-    """Who is at the other end, by the kernel's word."""
+    """Credentials of the sender as the kernel reports them."""
 
     pid: int
     uid: int
@@ -50,7 +51,7 @@ class PeerCredentials:
 
 @dataclass(frozen=True)
 class ProcessIdentity:
-    """A process as it is now: when it started (clock ticks after the machine), and whose it is."""
+    """A process as it is now: when it started (clock ticks after the machine's start), and its user."""
 
     start_time: int
     uid: int
@@ -58,7 +59,7 @@ class ProcessIdentity:
 
 @dataclass(frozen=True, kw_only=True)
 class Annotation:
-    """One line that was taken. Times of day in nanoseconds; `start_time` in clock ticks after the machine's start."""
+    """One accepted line. Times in nanoseconds since the epoch; `start_time` in clock ticks since boot."""
 
     timestamp: int
     labels: Mapping[str, str]
@@ -70,7 +71,7 @@ class Annotation:
 
 
 class AnnotationRefused(Exception):
-    """`reason` is one word for the counter; the text names the place."""
+    """A refused line. `reason` is the counter's label; the text says what is wrong."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -78,7 +79,7 @@ class AnnotationRefused(Exception):
 
 
 def process_identity(pid: int, proc: Path = Path("/proc")) -> ProcessIdentity | None:
-    """The process with this number now; nothing when there is none."""
+    """The process that has this number now; `None` when there is none."""
     try:
         start, _ = parse_size((proc / str(pid) / "stat").read_text(errors="replace"))
         return ProcessIdentity(start, (proc / str(pid)).stat().st_uid)
@@ -145,7 +146,7 @@ def _labels(tree: Mapping[str, Any]) -> dict[str, str]:
 
 
 class AnnotationSocket:
-    """Listens for annotations. `refused` counts lines by reason, `taken` all others; `take` hands them over."""
+    """Listens for annotations. `refused` counts lines by reason, `taken` the accepted ones; `take` returns them."""
 
     def __init__(
         self, path: Path, group: int | None = None, clock: Callable[[], float] = time.monotonic,
@@ -164,7 +165,7 @@ class AnnotationSocket:
         self._server = await listen(self.path, self._group, "--annotate-socket", self._serve, MAX_LINE)
 
     async def stop(self) -> None:
-        """Let go of senders and remove the path."""
+        """Disconnect senders and remove the path."""
         if self._server is None:
             return
         self._server.close()
@@ -173,7 +174,7 @@ class AnnotationSocket:
         self.path.unlink(missing_ok=True)
 
     def take(self) -> list[Annotation]:
-        """What came since the call before; from any thread."""
+        """Return the annotations since the previous call; callable from any thread."""
         found: list[Annotation] = []
         with contextlib.suppress(IndexError):
             while len(found) < MAX_WAITING:
@@ -230,14 +231,14 @@ class AnnotationSocket:
         self.taken += 1
 
     def _answer(self, writer: asyncio.StreamWriter, refused: AnnotationRefused) -> None:
-        """Say why; a sender that does not read is told once its buffer allows, or never."""
+        """Send the reason. A sender that does not read gets it once its buffer has space, or never."""
         self.refused[refused.reason] += 1
         if writer.transport.get_write_buffer_size() < MAX_LINE:
             writer.write(json.dumps({"error": str(refused)}).encode() + b"\n")
 
 
 def send_annotation(path: Path, labels: Mapping[str, str], pid: int | None = None) -> str:
-    """Say one thing of a process, the caller's unless named; returns why it was refused, or nothing.
+    """Send one annotation of a process, by default the caller's. Returns why it was refused, or an empty text.
 
     Raises `OSError`.
     """

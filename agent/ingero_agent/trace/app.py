@@ -32,10 +32,10 @@ EVENT_SOCKET, ANNOTATE_SOCKET = "trace.sock", "annotate.sock"
 """Names of the sockets where no path is set. They differ from that of `fleet-push`, so that both can listen."""
 
 RETRY_SECONDS: Final = 60.0
-"""Time without programs in the kernel after which loading them is tried again."""
+"""Time after which loading the kernel programs is tried again."""
 
 Wait = Callable[[float], bool]
-"""Waits so many seconds; says whether tracing is to end."""
+"""Waits the given seconds and returns whether tracing is to end."""
 
 
 def run(settings: TraceSettings) -> None:
@@ -54,9 +54,9 @@ def run(settings: TraceSettings) -> None:
 
 
 def find_tracer(settings: TraceSettings) -> Tracer:
-    """The eBPF tracer. Where it cannot be loaded: `NoopTracer`, if anything but the database is asked of the agent.
+    """Load the eBPF tracer. If that fails and the settings ask for more than the database, return a `NoopTracer`.
 
-    Raises `CannotTrace` if nothing else is.
+    Raises `CannotTrace` if they ask for the database only.
     """
     try:
         return EbpfTracer(settings.attach, settings.returns, _selection(settings))
@@ -106,7 +106,7 @@ def _exporter(settings: TraceSettings) -> TraceExporter | None:
 
 
 def _run_tracer(settings: TraceSettings, tracer: Tracer, wait: Wait) -> bool:
-    """Run with this tracer. Returns whether tracing is over; otherwise it is time to look for another tracer."""
+    """Run with this tracer. Returns whether tracing is over; otherwise loading a tracer is tried again."""
     with ExitStack() as stack:
         stack.callback(tracer.close)
         store = TraceStore(settings.db, Retention(seconds=settings.keep, max_bytes=settings.max_db))

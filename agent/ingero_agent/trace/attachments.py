@@ -1,4 +1,4 @@
-"""Holds the links: attaches to libraries that appear, lets go of others, opens and closes groups of probes."""
+"""Holds the links: attaches to new libraries, detaches from unused ones, opens and closes groups of probes."""
 
 import os
 import platform
@@ -37,10 +37,11 @@ class _Library:
 
 
 class Attachments:
-    """`multi`: one link for many functions; otherwise one for each, and only the most important functions.
+    """Attaches probes to the libraries in use.
 
-    `tell` is called with a library's slot and where NCCL's communicator holds its rank, 0 for not known. `returns`:
-    whether to attach to returns too. `apart`: for each process by itself, so that no other one pays.
+    `multi`: one link for many functions; otherwise one for each, and only the most important functions. `tell` is
+    called with a library's slot and the offset of the rank in NCCL's communicator, 0 if not known. `returns`: whether
+    to attach to returns too. `apart`: attach for each process separately, so that other processes have no cost.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class Attachments:
         self._executables: dict[FileIdentity, bool] = {}
 
     def update(self, found: Mapping[int, Iterable[MappedLibrary]], now: float) -> None:
-        """Attach to what is new; one that cannot be is named once and left alone. `now` in seconds."""
+        """Attach to new libraries. One that cannot be attached to is logged once and skipped. `now` in seconds."""
         targets = plan_targets(found, self._static_runtime, per_process=self._per_process)
         self._let_go_of_replaced()
         for target, library in list(self._libraries.items()):
@@ -103,9 +104,9 @@ class Attachments:
         self._libraries.clear()
 
     def _let_go_of_replaced(self) -> None:
-        """A file that was written over has other code at the same places: a probe there would damage new processes.
+        """Detach from files that were overwritten: a probe at an offset with other code would damage new processes.
 
-        The entry stays, without links, until nobody maps the old file; the new one is another target.
+        The entry stays, without links, until no process maps the old file. The new file is another target.
         """
         for target, library in self._libraries.items():
             if library.descriptor >= 0 and identify(Path(f"/proc/self/fd/{library.descriptor}")) != target.identity:

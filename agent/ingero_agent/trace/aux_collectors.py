@@ -1,4 +1,4 @@
-"""What is collected besides calls, once a second: GPU samples, straggling processes and annotations."""
+"""Collects data other than calls, once a second: GPU samples, straggling processes and annotations."""
 
 import sqlite3
 import time

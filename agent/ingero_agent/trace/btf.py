@@ -1,6 +1,6 @@
-"""Where the running kernel keeps what the programs read, from the kernel's own type information. Pure.
+"""Finds the offsets of kernel fields that the programs read, in the running kernel's type information. Pure.
 
-The format is the BTF of Linux: a header, records of types that are numbered from 1, and their names.
+The format is Linux BTF: a header, type records that are numbered from 1, and their names.
 """
 
 import struct
@@ -21,7 +21,7 @@ _EACH: Final = {4: 12, 5: 12, 6: 8, 13: 8, 15: 12, 19: 12}
 
 
 class NoTypes(Exception):
-    """The type information does not tell; the text says what is missing."""
+    """The type information lacks a needed type or member; the text names it."""
 
 
 Record = tuple[int, int, int, int]
@@ -30,7 +30,7 @@ Record = tuple[int, int, int, int]
 
 @dataclass(frozen=True)
 class SwitchLayout:
-    """Of the tracepoint sched_switch: which arguments are the leaving task, the next and the state of the leaving.
+    """Layout of the tracepoint sched_switch: the arguments with the previous task, the next task and the state.
 
     `state_argument` is `None` on kernels that do not pass it; it then lies `state_offset` bytes into the task.
     """
@@ -96,12 +96,12 @@ class Types:
         return self.records[number]
 
     def members(self, record: Record, size: int) -> list[tuple[int, ...]]:
-        """Words of each member, of `size` bytes."""
+        """The 32-bit words of each member, which takes `size` bytes."""
         count = record[1] & 0xFFFF
         return [struct.unpack_from(f"={size // 4}I", self._data, record[3] + size * i) for i in range(count)]
 
     def bare(self, number: int) -> Record:
-        """A type without names and qualifiers. Raises `ValueError`."""
+        """The type behind type names and qualifiers. Raises `ValueError`."""
         for _ in range(_DEEPEST):
             if (self.records[number][1] >> 24 & 0x1F) not in _MODIFIERS:
                 return self.records[number]
@@ -109,7 +109,7 @@ class Types:
         raise ValueError("names of names without an end")
 
     def offsets(self, record: Record, *names: str) -> dict[str, int]:
-        """Bytes to each of these members, as far as the structure has them; also to those of nameless parts of it."""
+        """Byte offsets of those of these members that the structure has, including members of its anonymous parts."""
         wanted = {self._place(name): name for name in names}
         wanted.pop(0, None)
         return dict(self._offsets(record, wanted, 0, 0))
@@ -126,12 +126,12 @@ class Types:
                     yield from self._offsets(part, wanted, at, depth + 1)
 
     def _place(self, name: str) -> int:
-        """Where a name lies; 0, which is the empty name, for one that is not there."""
+        """The offset of a name in the string table; 0, the empty name, for one that is not there."""
         return self._names.find(b"\0" + name.encode() + b"\0") + 1
 
 
 def switch_layout(types: Types) -> SwitchLayout:
-    """Of the tracepoint of a switch. Raises `NoTypes`."""
+    """The layout of the tracepoint sched_switch. Raises `NoTypes`."""
     with _readable():
         task, tracepoint = types.find(_STRUCT, "task_struct"), types.find(_TYPEDEF, "btf_trace_sched_switch")
 
@@ -154,7 +154,7 @@ def switch_layout(types: Types) -> SwitchLayout:
 
 
 def numbers_layout(types: Types) -> NumbersLayout:
-    """Of a task's numbers. Raises `NoTypes`."""
+    """The layout of a task's process numbers. Raises `NoTypes`."""
 
     def offset(structure: str, *names: str) -> list[int]:
         with _readable():

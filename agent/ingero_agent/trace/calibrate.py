@@ -1,10 +1,10 @@
-"""What a probe costs on this machine: equal functions made here, one probed and one not, timed side by side.
+"""Measures what a probe costs on this machine: two equal functions, one probed and one not, are timed alternately.
 
-Nobody else pays for the measurement: the probes are attached for this process alone, and to memory of its own. Each
-kind is measured twice. *Warm*: between two calls more memory is written than the nearer caches hold, as a real
-program does; in an idle loop a probe costs half. *Cold*: after a pause, when neighbours have taken the caches and
-the address translations; a probe then costs several times as much, and what is called a hundred times a second, as
-collectives are, is cold as a rule.
+Other processes are not affected: the probes are attached for this process only, to its own memory. Each kind is
+measured twice. *Warm*: between two calls more memory is written than the nearer caches hold, as a real program does;
+in an idle loop a probe costs half. *Cold*: after a pause, when other processes have replaced the contents of the
+caches and the TLB; a probe then costs several times as much. A function that is called a hundred times a second, as
+collectives are, is usually cold.
 """
 
 import ctypes
@@ -52,8 +52,8 @@ Call = Callable[[], object]
 class Twins:
     """Equal functions in a file in memory, `descriptor`, which `path` names; the first is `probed`.
 
-    `pairs`: three of one to probe and its twin, at offset 0, 128 and 256; the last begin with an instruction that the
-    kernel cannot stand in for. Raises `OSError` where there can be none.
+    `pairs`: three pairs of a function to probe and its twin, at offset 0, 128 and 256. The last pair begins with an
+    instruction that the kernel cannot emulate. Raises `OSError` where the file cannot be created.
     """
 
     def __init__(self) -> None:
@@ -90,22 +90,22 @@ class Twins:
         self.probed = self.pairs[0][0]
 
     def close(self) -> None:
-        """Give the memory back; the functions may not be called any more."""
+        """Free the memory; the functions must not be called afterwards."""
         kernel.libc.munmap(ctypes.c_void_p(self._base), ctypes.c_size_t(4096))
         os.close(self.descriptor)
 
 
 def extra_nanoseconds(pairs: Sequence[tuple[Call, Call]], disturb: Callable[[], object], calls: int) -> list[float]:
-    """What each probed call of a sequence costs more than its twin, nanoseconds, after `disturb`.
+    """Extra nanoseconds of each probed call of a sequence over its twin, after `disturb`.
 
-    The mean without the highest and the lowest tenth: interruptions are in neither.
+    The mean without the highest and the lowest tenth, which excludes interruptions.
     """
     clock = time.perf_counter_ns
     found: list[list[int]] = [[] for _ in pairs]
     for _ in range(calls):
         disturb()
         for (probed, twin), differences in zip(pairs, found, strict=True):
-            twin()  # what the call itself finds cold, tracing is not to blame for
+            twin()  # the function's own cache misses are not a cost of tracing
             begun = clock()
             twin()
             between = clock()
@@ -116,7 +116,7 @@ def extra_nanoseconds(pairs: Sequence[tuple[Call, Call]], disturb: Callable[[], 
 
 
 def calibrate(programs: Mapping[str, int], *, multi: bool = True) -> dict[str, ProbeCost]:
-    """Measure each kind of probe with the real programs, attached as they are going to be. Takes a second.
+    """Measure each kind of probe with the real programs, attached in the way they will be used. Takes a second.
 
     `programs`: descriptors by name. Raises `OSError` where the kernel refuses a link.
     """

@@ -1,4 +1,4 @@
-"""How often each process calls what has a price. Pure."""
+"""Call rates of each process, by the kind of probe that a call costs. Pure."""
 
 from collections.abc import Collection, Iterable, Mapping
 from typing import Final
@@ -8,13 +8,13 @@ from ingero_agent.trace.governor import GROUPS, STEP, CallRate, ProbeCost, full_
 from ingero_agent.trace.probes.table import HOST
 
 SHORTEST_WINDOW: Final = 0.05
-"""Seconds of counting below which a rate is not worth having."""
+"""Seconds of counting below which a rate is too uncertain to use."""
 
 _ByGroup = dict[str, dict[str, CallRate]]
 
 
 class CallRates:
-    """Calls a second by process; a group that is not counted now keeps its last ones."""
+    """Calls a second by process; a group that is not counted now keeps its last rates."""
 
     def __init__(self) -> None:
         self._rates: dict[int, _ByGroup] = {}
@@ -43,7 +43,7 @@ class CallRates:
             self._rates[pid] = {group: (new if on[group] > SHORTEST_WINDOW else old)[group] for group in GROUPS}
 
     def most_expensive(self, costs: Mapping[str, ProbeCost]) -> dict[str, float]:
-        """Share of a processor that each group would take, always on, in the process that pays the most."""
+        """Share of a processor that each group would take if always on, in the process with the highest cost."""
         return max(
             (full_cost(rates, costs) for rates in self._rates.values()), key=lambda cost: sum(cost.values()),
             default=dict.fromkeys(GROUPS, 0.0),

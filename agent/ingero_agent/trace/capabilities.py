@@ -1,4 +1,4 @@
-"""What this machine allows, as data: each capability with its state, the reason, and what to do about it. Pure."""
+"""Evaluates what this machine supports: each capability with its state, the reason, and the remedy. Pure."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -12,7 +12,7 @@ PRIVILEGES: Final = {"CAP_BPF": 39, "CAP_PERFMON": 38, "CAP_SYS_PTRACE": 19, "CA
 
 _CAP_SYS_ADMIN: Final = 21
 _OF_SYS_ADMIN: Final = ("CAP_BPF", "CAP_PERFMON", "CAP_CHECKPOINT_RESTORE")
-"""What CAP_SYS_ADMIN stands for."""
+"""Capabilities that CAP_SYS_ADMIN includes."""
 
 OLDEST_KERNEL: Final = (6, 6)
 """First kernel with links of many functions (uprobe_multi)."""
@@ -46,7 +46,7 @@ class Capability:
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
-    """What was found on the machine. Texts of errors are empty where there was none."""
+    """Facts about the machine. Error texts are empty where there was no error."""
 
     release: str = ""
     machine: str = "x86_64"
@@ -73,19 +73,19 @@ class Facts:
 
 
 def kernel_version(release: str) -> tuple[int, int]:
-    """Major and minor of `uname -r`; zeros for what is no number."""
+    """Major and minor version from `uname -r`; zeros for parts that are not numbers."""
     major, minor = [*release.split("-")[0].split("."), "0", "0"][:2]
     return int("".join(filter(str.isdigit, major)) or 0), int("".join(filter(str.isdigit, minor)) or 0)
 
 
 def missing_privileges(effective: int) -> list[str]:
-    """Names of the kernel capabilities that are not held."""
+    """Names of the needed kernel capabilities that the process lacks."""
     implied = _OF_SYS_ADMIN if effective >> _CAP_SYS_ADMIN & 1 else ()
     return [name for name, bit in PRIVILEGES.items() if not effective >> bit & 1 and name not in implied]
 
 
 def no_mapped_files(error: str, effective: int) -> tuple[str, str]:
-    """Why nothing can be traced where the files that processes map cannot be opened, and the cure."""
+    """The reason, and the remedy, when files that processes map cannot be opened, so that nothing can be traced."""
     missing = missing_privileges(effective)
     held = f"{', '.join(missing)} not held" if missing else "CAP_CHECKPOINT_RESTORE counts in a user namespace only"
     return f"no library can be seen: files that processes map cannot be opened ({error}; {held})", _cure(missing)
@@ -99,7 +99,7 @@ def _cure(missing: list[str]) -> str:
 
 
 def evaluate(facts: Facts) -> list[Capability]:
-    """All capabilities, what everything rests on first."""
+    """All capabilities, those that the others depend on first."""
     return [
         _kernel(facts),
         _btf(facts),

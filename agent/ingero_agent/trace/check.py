@@ -1,4 +1,4 @@
-"""Collects the facts for `ingero-agent check`: tries everything, changes nothing, judges nothing."""
+"""Collects the facts for `ingero-agent check` by trying everything, without changes to the machine."""
 
 import importlib.util
 import os
@@ -49,7 +49,7 @@ def _writable(file: Path) -> str:
 
 
 def _fires(descriptors: dict[str, int]) -> None:
-    """Attach to code of our own, call it, and find the calls counted. Raises `OSError`."""
+    """Attach to a function of this process, call it, and verify that the calls are counted. Raises `OSError`."""
     twins, calls = Twins(), 10
     try:
         link = kernel.link(
@@ -74,7 +74,7 @@ def _fires(descriptors: dict[str, int]) -> None:
 
 
 def collect_facts(database: Path) -> Facts:
-    """Everything `evaluate` judges."""
+    """Collect everything that `evaluate` needs."""
     libraries, unreadable = _libraries()
     gpus, gpu_error = _gpus()
     known = {

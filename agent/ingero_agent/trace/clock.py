@@ -1,4 +1,4 @@
-"""From the kernel's monotonic time to the time of day, converted once and in one place. Pure but for `sample`."""
+"""Converts the kernel's monotonic time to the time of day, in one place. Pure except for `sample_clocks`."""
 
 import time
 from collections.abc import Iterable
@@ -21,5 +21,5 @@ def best_offset(samples: Iterable[tuple[int, int, int]]) -> int:
 
 
 def wall_clock_offset() -> int:
-    """Nanoseconds to add to monotonic time now."""
+    """Nanoseconds to add to monotonic time, measured now."""
     return best_offset(sample_clocks() for _ in range(TRIES))

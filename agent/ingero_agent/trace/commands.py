@@ -1,6 +1,6 @@
-"""The commands over what was traced: `check`, `query`, `explain` and `annotate`.
+"""The commands `check`, `query`, `explain` and `annotate`.
 
-They find the database and the socket where the settings of `trace` have them.
+They take the paths of the database and the socket from the settings of `trace`.
 """
 
 import json
@@ -44,9 +44,9 @@ def _database(db: str | None) -> Path:
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 @database_option
 def check(as_json: bool, db: str | None) -> None:
-    """Say what of tracing works on this machine, what does not, and what to do about it.
+    """Report which parts of tracing work on this machine, which do not, and what to do about it.
 
-    Tries everything for real and leaves nothing behind. Exit status 0: this machine can be traced; 1: it cannot.
+    Tries each part for real and leaves nothing behind. Exit status 0: this machine can be traced; 1: it cannot.
 
     \b
     ingero-agent check
@@ -126,7 +126,7 @@ def query(
 @click.option("--pid", type=int, help="Only this process.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def explain(db: str | None, since: float, pid: int | None, as_json: bool) -> None:
-    """Say why things were slow on this node: causes with their evidence, and what to do.
+    """Report why jobs were slow on this node: causes with their evidence, and what to do.
 
     \b
     ingero-agent explain
@@ -160,7 +160,7 @@ def explain(db: str | None, since: float, pid: int | None, as_json: bool) -> Non
 @click.option("--pid", type=int, help="The process that this is about; without it the one that runs this command.")
 @click.option("--socket", "path", type=click.Path(path_type=Path), help="Path that the tracer listens on.")
 def annotate(labels: tuple[str, ...], pid: int | None, path: Path | None) -> None:
-    """Tell the tracer what a process is doing, such as the step that it is in.
+    """Send the tracer labels of what a process is doing, such as its current step.
 
     \b
     ingero-agent annotate step=12 phase=backward

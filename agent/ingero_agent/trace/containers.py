@@ -1,4 +1,4 @@
-"""Which container and pod a process runs in, from its cgroup and what its pod tells it in the environment. Pure."""
+"""Which container and pod a process runs in, from its cgroup and its environment. Pure."""
 
 import hashlib
 import re
@@ -10,12 +10,12 @@ from ingero_agent.cgroups import cgroup_path
 _CONTAINER: Final = re.compile(r"(?<![0-9a-f])[0-9a-f]{64}(?![0-9a-f])")
 _POD: Final = re.compile(r"pod([0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})")
 LONGEST: Final = 253
-"""Characters of a name in Kubernetes; what is longer is no name."""
+"""Longest name in Kubernetes, characters; longer values are ignored."""
 
 
 @dataclass(frozen=True)
 class Container:
-    """What is known of a process's surroundings; empty where it is not.
+    """The container and pod of a process; empty fields are not known.
 
     `cgroup` names the cgroup in this database: 63 bits of its path's SHA-256.
     """
@@ -28,15 +28,15 @@ class Container:
 
     @property
     def cgroup(self) -> int:
-        """The same for every process of a cgroup."""
+        """The cgroup's number, the same for every process of the cgroup."""
         return int.from_bytes(hashlib.sha256(self.path.encode()).digest()[:8]) >> 1
 
 
 def parse_container(cgroups: str, environment: bytes) -> Container | None:
-    """From /proc/PID/cgroup and /proc/PID/environ; nothing for a process without a cgroup.
+    """Parse /proc/PID/cgroup and /proc/PID/environ; `None` for a process without a cgroup.
 
     A pod's name is POD_NAME, or else the host name, which Kubernetes gives the container; its namespace is
-    POD_NAMESPACE. Both count only inside a pod.
+    POD_NAMESPACE. Both are used only inside a pod.
     """
     path = cgroup_path(cgroups)
     if not path:

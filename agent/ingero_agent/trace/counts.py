@@ -1,4 +1,4 @@
-"""What was called between two polls at the kernel's maps; and what was called while a group was not counted. Pure."""
+"""Calls between two polls of the kernel's maps, and estimates for the time in which a group was not counted. Pure."""
 
 import struct
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,8 +23,8 @@ class CallCount:
     """Calls of one function by one process since the last poll; nanoseconds and bytes.
 
     `kind` is the direction of a copy, `octaves` the calls by the binary magnitude of their nanoseconds. `size` of a
-    collective whose data type is not known is 0. `cold`: calls milliseconds after the one before. `estimated`: scaled
-    up from a window in which it was counted.
+    collective whose data type is not known is 0. `cold`: calls that came milliseconds after the previous one.
+    `estimated`: scaled up from a window in which the group was counted.
     """
 
     function: Function
@@ -41,7 +41,7 @@ class CallCount:
 
 
 def unpack(value: bytes, cpus: int) -> tuple[int, ...]:
-    """A per-processor value as one: sums, and the largest of the maxima."""
+    """Merge the per-processor values: sums, and the largest of the maxima."""
     parts = [_VALUE.unpack_from(value, VALUE_BYTES * cpu) for cpu in range(cpus)]
     summed = list(map(sum, zip(*parts, strict=True)))
     summed[2] = max(part[2] for part in parts)
@@ -57,23 +57,23 @@ def longest(before: tuple[int, ...] | None, after: tuple[int, ...], histogram: t
 
 
 class CounterDeltas:
-    """Remembers the last poll."""
+    """Computes differences to the last poll, which it remembers."""
 
     def __init__(self) -> None:
         self._before: dict[bytes, tuple[int, ...]] = {}
 
     def call(self, key: bytes, value: tuple[int, ...]) -> CallCount | None:
-        """What a value of the map of calls says anew."""
+        """The calls that a value of the map of calls adds since the last poll."""
         pid, number, kind = CALL_KEY.unpack(key)
         return self._difference(key, value, pid, number, kind, 1)
 
     def collective(self, key: bytes, value: tuple[int, ...]) -> CallCount | None:
-        """What a value of the map of collectives says anew; elements become bytes."""
+        """The calls that a value of the map of collectives adds; elements are converted to bytes."""
         pid, number, dtype = COLLECTIVE_KEY.unpack(key)[:3]
         return self._difference(key, value, pid, number, 0, element_size(dtype))
 
     def forget(self, key: bytes) -> None:
-        """The process is gone."""
+        """Forget a key, as its process is gone."""
         self._before.pop(key, None)
 
     def _difference(
@@ -92,16 +92,16 @@ class CounterDeltas:
 
 
 ENOUGH: Final = 8
-"""Calls in a window from which a ratio to them is worth having."""
+"""Calls in a window from which a ratio to them is used."""
 
 
 class Scaler:
-    """Fills the time in which a group was not counted by what its last window says.
+    """Estimates the calls of a group for the time in which it was not counted, from its last window.
 
-    A process that makes calls which are always counted, waits and collectives, makes the others in proportion: what a
-    window says is how many of these come with each of those (the ratio estimator of sampling surveys). So a process
-    that slows down or stops between two windows is seen to. For one without such calls the rate of the last window
-    stands. Fractions are carried over, so that over many windows the estimates add up.
+    Waits and collectives are always counted. A process that makes them is assumed to make the other calls in
+    proportion; a window measures that proportion (the ratio estimator of sampling surveys). So a process that slows
+    down or stops between two windows is noticed. For a process without such calls the rate of the last window is
+    used. Fractions are carried over, so that over many windows the estimates add up.
     """
 
     def __init__(self) -> None:
@@ -114,7 +114,7 @@ class Scaler:
     def step(
         self, counted: Iterable[CallCount], on: float, off: float, alive: set[int], always: Mapping[int, int] = _NONE
     ) -> Iterator[CallCount]:
-        """What to report for the time since the last step: of which `on` seconds were counted and `off` were not.
+        """The calls to report since the last step, in which `on` seconds were counted and `off` seconds were not.
 
         `always`: calls since then, by process, of a group that was counted all the time.
         """
@@ -141,7 +141,7 @@ class Scaler:
             yield from self._estimate(off, alive, uncounted)
 
     def restart(self) -> None:
-        """Begin a window of its own: rates from long before are not of this load."""
+        """Start a new window: old rates do not describe the present load."""
         self._carried = {key: self._carried[key] for key in self._window if key in self._carried}
         self._window.clear()
         self._aux.clear()

@@ -1,4 +1,4 @@
-"""Which GPU libraries are mapped by any process: one entry a file, however many processes and containers map it."""
+"""Finds the GPU libraries that processes map: one entry for each file, whatever number of processes maps it."""
 
 import os
 import re
@@ -21,13 +21,13 @@ SETTLED_SECONDS: Final = 10.0
 """How often a process that is already traced is scanned again while it grows and shrinks."""
 
 YOUNG_SECONDS: Final = 30.0
-"""How long a process is scanned at every change: it is still loading what it needs."""
+"""How long after its start a process is scanned at every change, as it is still loading libraries."""
 
 LOOK_INTO, OPEN_MAPPED = "CAP_SYS_PTRACE", "CAP_CHECKPOINT_RESTORE"
-"""What it takes to read what other processes map, and to open it whatever became of its name."""
+"""Capabilities needed to read what other processes map, and to open it even after it was renamed or deleted."""
 
 OLD_ROUNDS: Final = 4
-"""An older process is scanned in every so many-th round, in turns: a node has thousands that never change."""
+"""An older process is scanned only once in this many rounds: a node has thousands that never change."""
 
 
 def identify(path: Path) -> FileIdentity:
@@ -52,7 +52,7 @@ def parse_maps(text: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _area(text: str) -> str:
-    """A range as its file in map_files is named, without the zeros that low addresses begin with in maps."""
+    """The name in map_files of an address range: without the leading zeros that low addresses have in maps."""
     return "-".join(address.lstrip("0") or "0" for address in text.split("-"))
 
 
@@ -64,14 +64,14 @@ def parse_size(text: str) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class ScanResult:
-    """Libraries of one process. `refused`: the capability that was missing for some or all of them, if one was."""
+    """Libraries of one process. `refused`: the capability that was missing to read some or all of them, if any."""
 
     found: tuple[MappedLibrary, ...] = ()
     refused: str = ""
 
 
 def scan_process(folder: Path) -> ScanResult:
-    """Scan one process; nothing is found in one that is gone."""
+    """Scan one process; the result is empty for one that is gone."""
     try:
         text = (folder / "maps").read_text(errors="replace")
     except PermissionError:
@@ -92,9 +92,9 @@ def scan_process(folder: Path) -> ScanResult:
 
 
 def mapped_files_error(process: Path = Path("/proc/self")) -> str:
-    """Why files that a process maps may not be opened, tried on this one; empty if they may.
+    """Why files that a process maps may not be opened, tried on this process; empty if they may.
 
-    Whether a capability is held does not tell: the kernel asks for it in the machine's first user namespace.
+    The process's own capabilities do not answer this: the kernel checks them in the machine's first user namespace.
     """
     try:
         lines = (process / "maps").read_text(errors="replace").splitlines()

@@ -1,4 +1,4 @@
-"""Function symbols of an ELF file and where in the file they start (System V ABI, 64-bit little endian)."""
+"""Reads function symbols of an ELF file and their file offsets (System V ABI, 64-bit little endian)."""
 
 import mmap
 import os
@@ -6,13 +6,13 @@ import struct
 from typing import Final
 
 _FUNCTION: Final = 2
-"""STT_FUNC; an indirect function (10) is a resolver and no place to probe."""
+"""STT_FUNC; an indirect function (10) is a resolver and is not probed."""
 
 MAX_SYMBOLS: Final = 2_000_000
 
 
 class NotElf(ValueError):
-    """The bytes are no ELF file that can be read; the text says why."""
+    """The bytes are not a readable ELF file; the text says why."""
 
 
 def function_offsets(data: bytes | memoryview, wanted: set[str], *, static: bool = False) -> dict[str, list[int]]:

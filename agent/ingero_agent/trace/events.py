@@ -1,8 +1,8 @@
-"""Records of the ring as values: single collectives with arrival and blocked time, communicators, slow calls.
+"""Decodes records of the ring: single collectives with arrival and blocked time, communicators, slow calls. Pure.
 
-Three times of a collective must not be confused. `arrival_ns` is when the rank called it (or closed the group it was
-in). `enqueue_ns` is the time inside that call: the host's own, blind to the peers. `blocked_ns` is the time in the
-next wait for the GPU that began after the arrival: the rank that comes last waits least. Pure.
+A collective has three times. `arrival_ns` is when the rank called it (or closed the group it was in). `enqueue_ns` is
+the host time inside that call, which does not depend on the peers. `blocked_ns` is the time in the next wait for the
+GPU that began after the arrival: the rank that arrives last waits least.
 """
 
 import struct
@@ -50,7 +50,7 @@ class Collective:
 
 @dataclass(frozen=True, kw_only=True)
 class Lifecycle:
-    """A communicator came, failed to come, or went. `at_ns`: time of day."""
+    """A communicator was created, failed to be created, or was destroyed. `at_ns`: time of day."""
 
     kind: str
     pid: int
@@ -82,12 +82,12 @@ _KINDS: Final = {INIT: "init", INIT_FAILED: "init_failed", DESTROY: "destroy"}
 
 
 def communicator_name(identity: int) -> str:
-    """The hash that NCCL writes into its own logs, 16 hexadecimal digits."""
+    """The communicator's hash as NCCL's logs show it, 16 hexadecimal digits."""
     return f"{identity:016x}"
 
 
 def decode(record: bytes, offset_ns: int) -> Event | None:
-    """A record, or nothing for one that is not known. `offset_ns` turns monotonic time into the time of day."""
+    """Decode a record; `None` for one of an unknown type. `offset_ns` turns monotonic time into the time of day."""
     if len(record) < _RECORD.size:
         return None
     (
@@ -120,10 +120,10 @@ def decode(record: bytes, offset_ns: int) -> Event | None:
 
 
 def lags(collectives: Iterable[Collective]) -> dict[tuple[str, int], list[float]]:
-    """How much later than its peers each (communicator, rank) came, seconds, one value an instance.
+    """How much later than its peers each (communicator, rank) arrived, seconds, one value for each collective.
 
-    The median of the peers' blocked time less its own: durations only, so that clocks need not agree. Instances are
-    matched by communicator and number, and only where every rank's number is exact.
+    The lag is the median of the peers' blocked times minus its own. It uses durations only, so clocks need not agree.
+    Collectives are matched by communicator and number, and only where every rank's number is exact.
     """
     instances: dict[tuple[str, int], dict[int, int]] = defaultdict(dict)
     for one in collectives:
@@ -142,7 +142,7 @@ def lags(collectives: Iterable[Collective]) -> dict[tuple[str, int], list[float]
 def sample_mask(mask: int, events_per_second: float, limit: float = 1000.0) -> int:
     """The next sampling mask: twice as coarse above the limit, twice as fine below a quarter of it.
 
-    Masks nest, so ranks with different masks still send the coarser one's instances in common.
+    Masks nest, so ranks with different masks all send the instances of the coarser mask.
     """
     if events_per_second > limit:
         return min(mask * 2 + 1, 0xFFFF)

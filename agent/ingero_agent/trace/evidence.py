@@ -17,11 +17,11 @@ from ingero_agent.trace.store import HISTOGRAM_TABLE, WIDTHS
 _NS: Final = 10**9
 MAX_COLLECTIVES: Final = 200_000
 SHORT_SECONDS: Final = 600.0
-"""Stretch up to which the buckets of 5 s are still kept."""
+"""Length of a time window up to which the buckets of 5 s are used."""
 
 
 def read_time_window(file: Path, wanted: Filter) -> TimeWindow:
-    """Everything that `find_causes` looks at. Raises `CannotRead`, `sqlite3.Error`."""
+    """Read everything that `find_causes` needs. Raises `CannotRead`, `sqlite3.Error`."""
     table = "event_aggregates_5s" if wanted.end - wanted.begin <= SHORT_SECONDS else "event_aggregates"
     everything = Filter(begin=wanted.begin, end=wanted.end, pid=wanted.pid, limit=MAX_COLLECTIVES)
     with open_database(file) as database:

@@ -43,7 +43,7 @@ from ingero_kit.tls import ClientTls
 log = get(__name__)
 
 MAX_POINTS: Final = 20_000
-"""Single collectives that are kept for an export that does not get through; older ones are given up and counted."""
+"""Most single collectives that wait for a failed export; older ones are dropped and counted."""
 
 CUMULATIVE: Final = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
 Value = str | int | float
@@ -51,7 +51,7 @@ Value = str | int | float
 
 @dataclass(frozen=True, kw_only=True)
 class ExportConfig:
-    """Where to and as whom. `insecure`: plain HTTP. `timeout` in seconds."""
+    """The receiver and the sender's identity. `insecure`: plain HTTP. `timeout` in seconds."""
 
     endpoint: str
     node: str
@@ -84,7 +84,7 @@ def _point(value: int | float, time_ns: int, keys: Mapping[str, Value | None], s
 
 
 def collective_attributes(one: Collective) -> dict[str, Value | None]:
-    """The attributes of a collective's points; what is not known is absent, never 0. `nccl.seq` only when exact."""
+    """The attributes of a collective's points; unknown values are absent, never 0. `nccl.seq` only when exact."""
     return {
         attributes.NCCL_OP_TYPE: one.operation,
         attributes.NCCL_COMM_HASH: one.communicator,
@@ -98,34 +98,34 @@ def collective_attributes(one: Collective) -> dict[str, Value | None]:
 
 
 class _Batch:
-    """Metrics of one export being put together. Sums are cumulative since `start_ns`."""
+    """Collects the metrics of one export. Sums are cumulative since `start_ns`."""
 
     def __init__(self, scope: ScopeMetrics, now_ns: int, start_ns: int) -> None:
         self._scope, self.now_ns, self.start_ns = scope, now_ns, start_ns
 
     def point(self, value: int | float, keys: Mapping[str, Value | None] | None = None) -> NumberDataPoint:
-        """A value of now."""
+        """Create a point with the current time."""
         return _point(value, self.now_ns, keys or {})
 
     def count(self, value: int, keys: Mapping[str, Value | None]) -> NumberDataPoint:
-        """A cumulative value of now."""
+        """Create a cumulative point with the current time."""
         return _point(value, self.now_ns, keys, self.start_ns)
 
     def gauge(self, name: str, unit: str, points: Iterable[NumberDataPoint]) -> None:
-        """A gauge, unless it has no points."""
+        """Add a gauge, unless it has no points."""
         points = list(points)
         if points:
             self._scope.metrics.append(Metric(name=name, unit=unit, gauge=Gauge(data_points=points)))
 
     def total(self, name: str, unit: str, points: Iterable[NumberDataPoint]) -> None:
-        """A sum, unless it has no points."""
+        """Add a sum, unless it has no points."""
         points = list(points)
         if points:
             data = Sum(aggregation_temporality=CUMULATIVE, is_monotonic=True, data_points=points)
             self._scope.metrics.append(Metric(name=name, unit=unit, sum=data))
 
     def histogram(self, name: str, unit: str, points: Iterable[HistogramDataPoint]) -> None:
-        """A histogram, unless it has no points."""
+        """Add a histogram, unless it has no points."""
         points = list(points)
         if points:
             data = Histogram(aggregation_temporality=CUMULATIVE, data_points=points)
@@ -136,7 +136,7 @@ def build_request(
     stats: TraceStats, collectives: Iterable[Collective], host: HostSnapshot | None, config: ExportConfig,
     now_ns: int, start_ns: int,
 ) -> ExportMetricsServiceRequest:  # fmt: skip
-    """One export. Sums are cumulative since `start_ns`; a collective's points carry its own time of arrival."""
+    """Build one export. Sums are cumulative since `start_ns`; a collective's points carry its time of arrival."""
     resource = ResourceMetrics()
     identity = {
         "service.name": "ingero", "service.version": config.version, attributes.NODE_ID: config.node,
@@ -256,9 +256,9 @@ def _add_own(batch: _Batch, status: TracerStatus) -> None:
 
 
 class TraceExporter:
-    """Posts from a thread of its own, so that a slow receiver never holds up the counting.
+    """Posts from a separate thread, so that a slow receiver never blocks the counting.
 
-    Single collectives wait here until they were taken; everything else is cumulative and simply sent anew.
+    Single collectives wait here until a receiver accepts them. Everything else is cumulative and is sent every time.
     """
 
     def __init__(self, config: ExportConfig) -> None:
@@ -278,7 +278,7 @@ class TraceExporter:
         self.given_up = 0
 
     def keep(self, collectives: Iterable[Collective]) -> None:
-        """Take single collectives for the next export."""
+        """Queue single collectives for the next export."""
         self._waiting.extend(collectives)
         excess = len(self._waiting) - MAX_POINTS
         if excess > 0:
@@ -286,7 +286,7 @@ class TraceExporter:
             self.given_up += excess
 
     def send(self, stats: TraceStats, host: HostSnapshot | None, now_ns: int, start_ns: int) -> None:
-        """Post in the background, unless the post before is still under way."""
+        """Post in the background, unless the previous post still runs."""
         if self._post_under_way and not self._post_under_way.done():
             return
         if self._failed:

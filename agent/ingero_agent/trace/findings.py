@@ -1,4 +1,4 @@
-"""Why a job was slow: facts of a time window in, findings with evidence and advice out. Pure.
+"""Finds why a job was slow: from the facts of a time window to findings with evidence and advice. Pure.
 
 Every finding has evidence. Waits at collectives name a rank only if it waited clearly less than its peers. If all
 ranks waited equally long, the finding says that this host does not show the straggler.
@@ -32,7 +32,7 @@ LAG_SHARE: Final = 0.3
 
 
 class Severity(StrEnum):
-    """How urgent."""
+    """Severity of a finding."""
 
     LOW = "LOW"
     MEDIUM = "MEDIUM"
@@ -55,7 +55,7 @@ class Finding:
 
     @property
     def id(self) -> str:
-        """Equal for the same cause of the same thing."""
+        """An id that is equal for the same cause on the same subject."""
         return hashlib.sha256(f"{self.kind}:{self.subject}".encode()).hexdigest()[:12]
 
     def as_dict(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class GpuUse:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeWindow:
-    """What is known of a stretch of time.
+    """The facts about a time window.
 
     `octaves`: calls by binary magnitude of nanoseconds, by (process, operation). `launches`: launches a second in
     equal buckets, by process, oldest first. `stalls`: seconds a second for which the threads of a process, added up,
@@ -128,7 +128,7 @@ def find_causes(window: TimeWindow) -> list[Finding]:
 
 
 def _pressure(window: TimeWindow) -> Iterator[tuple[str, str, bool]]:
-    """What pressed on the host and its GPUs: evidence, advice, and whether it is severe."""
+    """Pressure on the host and its GPUs: evidence, advice, and whether it is severe."""
     for finding in _throttled(window):
         yield finding.summary, finding.advice[0], finding.severity is Severity.HIGH
     if not window.snapshots:
@@ -271,7 +271,7 @@ _RELIEF: Final = {
     "hw": "a hardware slowdown is a defect or a brake from outside: read the node's log for Xid and drain it",
     "sw": "look at clocks that were set by hand (`nvidia-smi -q -d CLOCK`) and at sync boost",
 }
-"""What to do by kind, the gravest first."""
+"""What to do by kind of throttling, the most severe first."""
 
 
 def _throttled(window: TimeWindow) -> Iterator[Finding]:

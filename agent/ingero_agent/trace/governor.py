@@ -1,21 +1,22 @@
-"""Keeps what tracing costs the workload inside a budget. Pure: rates, costs and the time in; what to probe out.
+"""Keeps the cost of tracing for the workload within a budget. Pure: from rates, costs and time to what to probe.
 
 Three groups of probes are distinguished:
 
-* `core`: NCCL, waits for the GPU, graph capture. Rare and worth the most; always on.
+* `core`: NCCL, waits for the GPU, graph capture. Rare and the most informative; always on.
 * `launch`: kernel and graph launches. Frequent; a count at entry.
 * `memory`: allocations, frees and copies that do not wait. Timed at both ends.
 
-Watching the scheduler costs every process alike and is in the estimate too; it is no group, but all or nothing
-(`scheduler.py`), and takes at most half of the budget.
+Watching the scheduler costs all processes the same and is part of the estimate. It is not a group: it is fully on or
+off (`scheduler.py`), and takes at most half of the budget.
 
 A group that is too expensive is not dropped. It is counted in windows (one second of every 4, then 10, then 30), and
-the tracer scales the counts, so that an exported rate stays where it was. The order is the table `STEPS`. The true
-rates are known at every step, so what another step would cost is computed, not tried: shedding goes to the first step
-that fits, and a step back is taken only once it would have fitted with room to spare for a whole minute.
+the tracer scales the counts up, so that exported rates do not change. The order is the table `STEPS`. The true rates
+are known at every step, so the cost of another step is computed, not tried. When the cost is too high, the governor
+moves to the first step that fits. It steps back once that step would have fitted, with a reserve, for a whole minute.
 
-What a call costs depends on how long ago the one before was: neighbours and the program itself take the caches. Calls
-that follow each other within milliseconds cost the warm price, others the cold one; the kernel counts them apart.
+The cost of a call depends on the time since the previous one, because other processes and the program itself replace
+the contents of the caches. Calls that follow within milliseconds have the warm cost, others the cold cost. The kernel
+counts the two separately.
 """
 
 from collections.abc import Mapping
@@ -26,8 +27,8 @@ CORE, LAUNCH, MEMORY, SCHEDULER = "core", "launch", "memory", "scheduler"
 GROUPS: Final = (CORE, LAUNCH, MEMORY)
 
 ENTRY, PAIR, COLLECTIVE, WAIT, STEP = "entry", "pair", "collective", "wait", "step"
-"""What has a price: a call that is counted, one that is timed too, a collective, a wait for the GPU, and what a first
-instruction costs on top that the kernel must let the processor run alone."""
+"""Kinds of cost: a counted call, a timed call, a collective, a wait for the GPU, and the extra cost of a first
+instruction that the kernel must single-step."""
 
 DEFAULT_BUDGET: Final = 0.005
 """Share of one processor that tracing may cost the most heavily traced process."""
@@ -43,17 +44,17 @@ STEPS: Final[tuple[Mapping[str, int], ...]] = (
     {LAUNCH: 30, MEMORY: 30},
     {LAUNCH: 100, MEMORY: 100},
 )
-"""Windows: a group is counted for one second of so many."""
+"""Steps: a group is counted for one second out of this many."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GovernorConfig:
-    """What tracing may cost, and how patient the governor is.
+    """Limits of the cost of tracing, and how long the governor waits before it changes a step.
 
     `budget` is a share of one processor's time, of the most heavily traced process. `fill`: the share of it that the
-    estimate may take. The rest is for what the estimate does not know: prices that are measured again on the same
-    machine differ by a tenth to a fifth, and a thread that works for 90 % of the time loses a tenth more of its work.
-    `room`: a step back must fit into this share of that.
+    estimate may take. The rest covers errors of the estimate: repeated measurements on one machine differ by a tenth
+    to a fifth, and a thread that works for 90 % of the time loses a tenth more of its work. `room`: a step back must
+    fit into this share of `limit`.
     """
 
     budget: float = DEFAULT_BUDGET
@@ -71,13 +72,13 @@ class GovernorConfig:
 
     @property
     def limit(self) -> float:
-        """What the estimate may come to, a share of one processor."""
+        """The highest estimate that is allowed, a share of one processor."""
         return self.budget * self.fill
 
 
 @dataclass(frozen=True)
 class ProbeCost:
-    """Nanoseconds that one probed call costs the workload, with caches that hold what the probe needs and without."""
+    """Nanoseconds that one probed call costs the workload, with warm and with cold caches."""
 
     warm: float
     cold: float
@@ -88,7 +89,7 @@ class ProbeCost:
         return ProbeCost(warm, max(self.cold, other.cold, warm))
 
     def share(self, rate: "CallRate") -> float:
-        """Share of one processor that so many calls a second take."""
+        """Share of one processor that calls at this rate take."""
         return (rate.calls * self.warm + rate.cold * (self.cold - self.warm)) / 1e9
 
 
@@ -96,7 +97,7 @@ ASSUMED_COSTS: Final[Mapping[str, ProbeCost]] = {
     ENTRY: ProbeCost(1000.0, 5000.0), PAIR: ProbeCost(2000.0, 8000.0), COLLECTIVE: ProbeCost(3000.0, 15_000.0),
     WAIT: ProbeCost(2500.0, 8000.0), STEP: ProbeCost(8000.0, 10_000.0),
 }  # fmt: skip
-"""Taken where nothing could be measured."""
+"""Costs that are assumed where nothing could be measured."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class CallRate:
 
 @dataclass(frozen=True)
 class GovernorState:
-    """Which step is in force; since when (seconds) the cost has been too high, or low enough for a step back."""
+    """The current step, and since when (seconds) the cost has been too high, or low enough for a step back."""
 
     step: int = 0
     over_since: float | None = None
@@ -130,7 +131,7 @@ def cost_at(step: int, full: Mapping[str, float]) -> float:
 
 
 Rates = Mapping[str, Mapping[str, CallRate]]
-"""Calls by group and by what has a price."""
+"""Call rates by group and by kind of cost."""
 
 
 def full_cost(rates: Rates, costs: Mapping[str, ProbeCost]) -> dict[str, float]:
@@ -176,7 +177,7 @@ class DutyCycle:
     begun: float = 0.0
 
     def is_open(self, group: str, now: float) -> bool:
-        """At this time, seconds."""
+        """Whether the group is counted at this time, seconds."""
         every = STEPS[self.step].get(group, 1)
         return every == 1 or (now - self.begun) % (every * WINDOW_SECONDS) < WINDOW_SECONDS
 

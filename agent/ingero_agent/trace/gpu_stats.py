@@ -1,4 +1,4 @@
-"""GPUs over time: one sample of a GPU, samples added up over a window, and totals since the start. Pure."""
+"""Statistics of GPUs: one sample, samples added up over a window, and totals since the start. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ from ingero_agent.health.throttle import Throttle, Throttling
 
 @dataclass(frozen=True, kw_only=True)
 class GpuSample:
-    """One GPU now. Memory in bytes, clocks in MHz; what it does not tell is absent.
+    """One GPU now. Memory in bytes, clocks in MHz; what the driver does not report is absent.
 
     `throttled_ns`: time for which it was throttled since the driver was loaded, by kind. `processes`: bytes by pid.
     """
@@ -35,7 +35,8 @@ class GpuSample:
 class GpuWindow:
     """A GPU over some seconds: polls, polls at which each kind throttled it, and the lowest clock seen.
 
-    `throttled_ns`: nanoseconds that the driver says it was throttled, which knows of what happened between two polls.
+    `throttled_ns`: nanoseconds for which it was throttled by the driver's own count, which includes the time between
+    polls.
     """
 
     index: int
@@ -63,7 +64,7 @@ class GpuWindow:
 
 
 class GpuStats:
-    """Sums over polls. `now`: the newest poll; `throttling` counts what began, `throttled_ns` the time of it."""
+    """Sums over polls. `now`: the newest poll; `throttling` counts its starts, `throttled_ns` its duration."""
 
     def __init__(self) -> None:
         self.now: list[GpuSample] = []
@@ -73,7 +74,7 @@ class GpuStats:
         self._window: dict[str, GpuWindow] = {}
 
     def add(self, gpus: Iterable[GpuSample]) -> None:
-        """One poll. A kind that the driver counted time for between two polls has been active, seen or not."""
+        """Add one poll. A kind counts as active if the driver counted time for it between two polls."""
         self.now = list(gpus)
         seen: dict[str, frozenset[Throttle]] = {}
         missed: dict[str, frozenset[Throttle]] = {}
@@ -90,7 +91,7 @@ class GpuStats:
         self.throttling = self.throttling.advance(seen)
 
     def drain_window(self) -> list[GpuWindow]:
-        """What happened since the call before, by GPU."""
+        """Return the windows since the previous call, one for each GPU."""
         found, self._window = list(self._window.values()), {}
         return found
 

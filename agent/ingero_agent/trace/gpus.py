@@ -1,6 +1,6 @@
-"""The node's GPUs one by one, through NVML: memory, clocks, what holds them back, and which process holds how much.
+"""Reads each GPU of the node through NVML: memory, clocks, throttling, and the memory that each process holds.
 
-The driver may hang, so that it is asked in a thread of its own; an answer that is late is missing, never zero.
+The driver may hang, so it is asked in a separate thread. A late answer counts as missing, never as zero.
 """
 
 import threading
@@ -15,7 +15,7 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 LATE_SECONDS: Final = 5.0
-"""Age above which an answer says nothing about now."""
+"""Age above which an answer counts as late."""
 
 MAX_GPUS: Final = 64
 NVML, NONE, LATE, OFF = "nvml", "none", "late", "off"
@@ -23,7 +23,7 @@ NVML, NONE, LATE, OFF = "nvml", "none", "late", "off"
 
 _SM_CLOCK, _MEMORY_CLOCK = 1, 2
 _POLICIES: Final = {Throttle.POWER: 0, Throttle.THERMAL: 1}
-"""Kinds whose time the driver adds up by itself, by its number for them."""
+"""Kinds of throttling whose time the driver adds up, by NVML's policy number."""
 
 
 class GpuReader(Protocol):
@@ -82,7 +82,7 @@ class NvmlReader:
 
 
 def find_reader() -> GpuReader | str:
-    """The driver, or why there is none."""
+    """Return a reader of the driver, or why there is none."""
     try:
         import pynvml
     except ImportError as error:
@@ -97,9 +97,9 @@ def find_reader() -> GpuReader | str:
 
 
 class GpuPoller:
-    """Asks every `period` seconds in a thread of its own. `find` says how; nobody ever waits for it.
+    """Reads the GPUs every `period` seconds in a separate thread, which no other waits for. `find` finds the driver.
 
-    `mode` is one of the words above, `reason` says why it is none.
+    `mode` is one of the modes above; `reason` says why there are no figures.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class GpuPoller:
 
     @property
     def mode(self) -> str:
-        """Where figures come from now."""
+        """The current mode."""
         if self.reason:
             return NONE
         return NVML if self._latest is not None and not self._is_late() else LATE
@@ -125,7 +125,7 @@ class GpuPoller:
         return [] if self._is_late() else list(self._latest or ())
 
     def stop(self) -> None:
-        """Ask no more; a call that hangs is left to itself."""
+        """Stop reading. A call that hangs is not waited for."""
         self._over.set()
 
     def _is_late(self) -> bool:

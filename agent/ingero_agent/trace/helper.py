@@ -1,7 +1,7 @@
-"""Compiles and loads the kernel programs in a process of its own, hands their file descriptors over, and ends.
+"""Compiles and loads the kernel programs in a separate process, passes their file descriptors on, and ends.
 
 `python -m ingero_agent.trace.helper FD MODE RING_BYTES` sends one JSON message over the unix socket FD. The
-compiler's memory goes away with the process, and the distribution's Python packages never reach the agent.
+compiler's memory is freed with the process, and the agent never imports the distribution's Python packages.
 """
 
 import functools
@@ -45,7 +45,7 @@ def entries(cpus: int) -> int:
 
 
 def compile_flags(ring_bytes: int) -> list[str]:
-    """What the programs take from the running machine."""
+    """Compiler flags that depend on the running machine."""
     release = os.uname().release.split("-")[0].split(".")
     major, minor, patch = (*(int("".join(filter(str.isdigit, part)) or 0) for part in release), 0, 0)[:3]
     page = os.sysconf("SC_PAGE_SIZE")
@@ -61,7 +61,7 @@ def compile_flags(ring_bytes: int) -> list[str]:
 
 
 def scheduler_flags(layout: SwitchLayout) -> list[str]:
-    """What the scheduler's programs take from the running kernel."""
+    """Compiler flags of the scheduler's programs, which depend on the running kernel."""
     flags = {
         "PID_OFFSET": layout.pid_offset, "STATE_OFFSET": layout.state_offset, "PREV_ARGUMENT": layout.prev_argument,
         "NEXT_ARGUMENT": layout.next_argument, "STATE_ARGUMENT": layout.state_argument,
@@ -71,7 +71,7 @@ def scheduler_flags(layout: SwitchLayout) -> list[str]:
 
 
 def numbers_flags(namespace: int, layout: NumbersLayout) -> list[str]:
-    """What it takes to know processes by their numbers in a PID namespace that is not the machine's first."""
+    """Compiler flags to read process numbers in a PID namespace other than the machine's first."""
     flags = {
         "PID_NAMESPACE": namespace, "TASK_THREAD_PID": layout.task_thread_pid, "TASK_LEADER": layout.task_leader,
         "PID_LEVEL": layout.pid_level, "PID_NUMBERS": layout.pid_numbers, "UPID_SIZE": layout.upid_size,
@@ -82,7 +82,7 @@ def numbers_flags(namespace: int, layout: NumbersLayout) -> list[str]:
 
 @functools.cache
 def kernel_types() -> Types:
-    """The running kernel's. Raises `NoTypes`."""
+    """Read the running kernel's types. Raises `NoTypes`."""
     try:
         return Types(BTF.read_bytes())
     except OSError as error:
@@ -137,7 +137,7 @@ def large_files() -> list[str]:
 
 
 def main() -> None:
-    """Load, send, end at once: the library's own clean-up would look for what is not there."""
+    """Load, send and exit at once. The library's own clean-up is skipped, as it would fail."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     try:
         message, descriptors = compile_and_load(sys.argv[2], int(sys.argv[3]))

@@ -1,4 +1,4 @@
-"""The host's processors and memory; what the agent itself uses. Parsing is apart from reading."""
+"""Reads the load of the host and of the agent itself. Parsing is separate from reading."""
 
 import os
 import re
@@ -23,14 +23,14 @@ def parse_meminfo(text: str) -> tuple[float, int, int]:
 
 
 class HostReader:
-    """Remembers processor time between snapshots."""
+    """Takes snapshots of the host; remembers processor time between them."""
 
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._before = (0, 0)
 
     def snapshot(self) -> HostSnapshot:
-        """The host since the snapshot before. Raises `OSError`."""
+        """The state of the host since the previous snapshot. Raises `OSError`."""
         busy, total = parse_cpu((self._proc / "stat").read_text())
         before, self._before = self._before, (busy, total)
         percent = 100.0 * (busy - before[0]) / max(1, total - before[1])
@@ -39,13 +39,13 @@ class HostReader:
 
 
 class OwnCpu:
-    """What this process uses of a processor, between two polls."""
+    """Measures the processor time that this process uses between two polls."""
 
     def __init__(self) -> None:
         self._before = self._now()
 
     def share(self) -> float:
-        """Share of one processor since the call before."""
+        """Share of one processor used since the previous call."""
         before, self._before = self._before, self._now()
         return (self._before[0] - before[0]) / max(1e-9, self._before[1] - before[1])
 
@@ -75,7 +75,7 @@ def command_of(pid: int) -> str:
 
 
 def rank_of(pid: int) -> int | None:
-    """A process's RANK; nothing when it has none or may not be read."""
+    """A process's RANK; `None` when it has none or may not be read."""
     try:
         return parse_rank(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
@@ -83,7 +83,7 @@ def rank_of(pid: int) -> int | None:
 
 
 def rank_and_world_size(pid: int) -> tuple[int, int] | None:
-    """A process's RANK and WORLD_SIZE; nothing without a world of several."""
+    """A process's RANK and WORLD_SIZE; `None` unless the world has several ranks."""
     try:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
@@ -93,7 +93,7 @@ def rank_and_world_size(pid: int) -> tuple[int, int] | None:
 
 
 def container_of(pid: int) -> Container | None:
-    """Where a process runs; nothing when it is gone or has no cgroup."""
+    """The container of a process; `None` when it is gone or has no cgroup."""
     try:
         cgroups = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
     except OSError:
@@ -106,7 +106,7 @@ def container_of(pid: int) -> Container | None:
 
 
 def nccl_processes(found: Mapping[int, Iterable[MappedLibrary]]) -> list[NcclProcess]:
-    """Processes with NCCL loaded. The version is what the file's name says."""
+    """Processes with NCCL loaded. The version is taken from the file's name."""
     processes = []
     for pid, libraries in found.items():
         for one in libraries:

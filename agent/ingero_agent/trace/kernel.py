@@ -1,4 +1,4 @@
-"""The bpf(2) system call by hand: attaching to many functions at once, and reading maps. No compiler, no library."""
+"""Calls bpf(2) directly, to attach to many functions at once and to read maps, without a compiler or library."""
 
 import ctypes
 import errno
@@ -32,7 +32,7 @@ def bpf(command: int, attributes: bytes) -> int:
 
 
 def link(program: int, path: str, offsets: list[int], cookies: list[int], *, at_return: bool, pid: int = 0) -> int:
-    """Attach a program to functions of one file; returns the link's descriptor, whose closing detaches."""
+    """Attach a program to functions of one file; returns the link's descriptor. Closing it detaches."""
     name = ctypes.create_string_buffer(path.encode())
     where = (ctypes.c_uint64 * len(offsets))(*offsets)
     what = (ctypes.c_uint64 * len(cookies))(*cookies)
@@ -46,7 +46,7 @@ def link(program: int, path: str, offsets: list[int], cookies: list[int], *, at_
 
 
 def link_tracepoint(program: int, tracepoint: str) -> int:
-    """Attach a program to a tracepoint of the kernel; returns the descriptor whose closing detaches."""
+    """Attach a program to a tracepoint of the kernel; returns a descriptor. Closing it detaches."""
     name = ctypes.create_string_buffer(tracepoint.encode())
     return bpf(RAW_TRACEPOINT_OPEN, struct.pack("=QI", ctypes.addressof(name), program))
 
@@ -94,7 +94,7 @@ class Map:
         return True
 
     def get(self, key: bytes) -> bytes | None:
-        """The value (all processors', one after the other), or nothing."""
+        """The value (of all processors, one after the other), or `None`."""
         self._key.raw = key
         found = self._call(LOOKUP, ctypes.addressof(self._key), ctypes.addressof(self._value))
         return self._value.raw if found else None
@@ -106,12 +106,12 @@ class Map:
         self._call(UPDATE, ctypes.addressof(self._key), ctypes.addressof(self._value))
 
     def delete(self, key: bytes) -> None:
-        """Remove a key; one that is not there is fine."""
+        """Remove a key; a missing key is no error."""
         self._key.raw = key
         self._call(DELETE, ctypes.addressof(self._key), 0)
 
     def every_key(self, limit: int = 65536) -> list[bytes]:
-        """The keys; what is added meanwhile may or may not be seen."""
+        """The keys. A key that is added meanwhile may or may not be included."""
         key, keys = 0, list[bytes]()
         for _ in range(limit):
             if not self._call(NEXT_KEY, key, ctypes.addressof(self._next)):
@@ -122,7 +122,7 @@ class Map:
         return keys
 
     def items(self, limit: int = 65536) -> Iterator[tuple[bytes, bytes]]:
-        """Keys and values; what is added meanwhile may or may not be seen."""
+        """Keys and values. A key that is added meanwhile may or may not be included."""
         for found in self.every_key(limit):
             value = self.get(found)
             if value is not None:
@@ -130,7 +130,7 @@ class Map:
 
 
 class Ring:
-    """Reads records that the kernel wrote; a record ends where the next begins, and nothing wakes the reader."""
+    """Reads records that the kernel wrote into a ring buffer. The kernel does not wake the reader."""
 
     _BUSY: Final = 1 << 31
     _DISCARDED: Final = 1 << 30

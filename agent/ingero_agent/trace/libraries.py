@@ -8,9 +8,9 @@ CUDART, CUDA, NCCL = "cudart", "cuda", "nccl"
 
 @dataclass(frozen=True)
 class FileIdentity:
-    """Same bytes, same inode, also when two overlay mounts give it different device numbers.
+    """Identifies a file by its inode, also when two overlay mounts give it different device numbers.
 
-    The time of the inode's last change is no part of it: a new name, link or mode changes it, and not the code.
+    The inode's change time (ctime) is not part of it: a new name, link or mode changes the ctime, but not the code.
     """
 
     inode: int

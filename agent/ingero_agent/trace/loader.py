@@ -1,4 +1,4 @@
-"""Starts the helper process that compiles and loads the kernel programs, and takes over their descriptors."""
+"""Starts the helper process that compiles and loads the kernel programs, and receives their descriptors."""
 
 import json
 import os
@@ -20,7 +20,7 @@ RING_BYTES: Final = 2**20
 
 
 def forget(files: Iterable[str]) -> None:
-    """Give the page cache of files back that nobody maps any more, which counts as the container's memory."""
+    """Drop the page cache of files that no process maps any more, as it counts as the container's memory."""
     for file in files:
         with suppress(OSError):
             descriptor = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
@@ -48,7 +48,7 @@ class LoadedPrograms:
 
 
 def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> LoadedPrograms:
-    """Compile and load in a process of its own.
+    """Compile and load the programs in a separate process.
 
     `mode` is "multi" (links of many functions) or "perf" (one function each). Raises `CannotTrace`.
     """
@@ -63,7 +63,7 @@ def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> LoadedPr
             helper.kill()
             raise CannotTrace(f"the eBPF compiler took longer than {HELPER_SECONDS:.0f} s") from None
         try:
-            helper.wait(HELPER_SECONDS)  # it has nothing more to say
+            helper.wait(HELPER_SECONDS)  # it has sent its message and exits
         except subprocess.TimeoutExpired:
             helper.kill()
     message = json.loads(text or b'{"error": "the helper ended without a word"}')

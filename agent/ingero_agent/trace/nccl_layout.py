@@ -1,8 +1,9 @@
-"""Where in NCCL's communicator its identity lies, found in the machine code of the library's own accessors. Pure.
+"""Finds the offset of the rank in NCCL's communicator from the machine code of the library's accessors. Pure.
 
 `ncclCommUserRank`, `ncclCommCount` and `ncclCommCuDevice` each read one number of the structure and store it through
-their second argument. The three numbers are neighbours, with the communicator's hash before them: so a communicator
-that was made before the agent came, or from another one, has a rank too. What does not fit exactly is refused.
+their second argument. The three numbers are adjacent, after the communicator's hash. So the rank is also known for a
+communicator that was created before the agent started, or split from another. Code that does not match exactly is
+refused.
 """
 
 import re
@@ -21,7 +22,7 @@ _MAX_OFFSET: Final = 1 << 26
 
 
 def rank_offset(codes: Mapping[str, bytes], machine: str) -> int | None:
-    """Bytes from the structure's start to the rank, or nothing. `codes`: machine code from each accessor's start."""
+    """Bytes from the structure's start to the rank, or `None`. `codes`: machine code from each accessor's start."""
     read = {"x86_64": _x86, "aarch64": _arm}.get(machine)
     if read is None or any(name not in codes for name in ACCESSORS):
         return None

@@ -9,7 +9,7 @@ from ingero_agent.trace.governor import ASSUMED_COSTS, ProbeCost
 from ingero_agent.trace.libraries import MappedLibrary
 
 NOOP_MODE: Final = "none"
-"""Mode of a tracer that counts nothing. Its database gets no rows, so that nobody takes silence for an idle job."""
+"""Mode of a tracer that counts nothing. Its database gets no rows, so that silence is not taken for an idle job."""
 
 
 class SchedulerMonitor(Protocol):
@@ -25,7 +25,7 @@ class SchedulerMonitor(Protocol):
         """Whether the scheduler is watched now."""
 
     def adjust(self, now: float) -> None:
-        """Turn watching off or on by its cost. `now`: monotonic seconds."""
+        """Turn watching off or on, depending on its cost. `now`: monotonic seconds."""
 
 
 class Tracer(Protocol):
@@ -48,7 +48,7 @@ class Tracer(Protocol):
 
     @property
     def scheduler(self) -> SchedulerMonitor:
-        """Who watches the scheduler."""
+        """The monitor of the scheduler."""
 
     @property
     def libraries(self) -> int:
@@ -60,7 +60,7 @@ class Tracer(Protocol):
 
     @property
     def unattached(self) -> int:
-        """Libraries that are too many."""
+        """Libraries that could not be attached to because there are too many."""
 
     @property
     def left_alone(self) -> int:
@@ -82,7 +82,7 @@ class Tracer(Protocol):
         """Single collectives, communicators, slow calls."""
 
     def recalibrate(self) -> None:
-        """Measure anew what a probe costs."""
+        """Measure again what a probe costs."""
 
     def lost(self) -> dict[str, int]:
         """What could not be counted, by reason."""
@@ -138,11 +138,11 @@ class NoopTracer:
         """There is no probe."""
 
     def lost(self) -> dict[str, int]:
-        """Nothing was begun."""
+        """Nothing was lost."""
         return {}
 
     def pushed_off(self, pid: int, since_ns: int) -> list[int]:
-        """Nobody is known."""
+        """No process is known."""
         return []
 
     def close(self) -> None:

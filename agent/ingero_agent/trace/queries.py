@@ -26,7 +26,7 @@ class CannotRead(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Filter:
-    """What to look at; times in seconds since the epoch. `operation` is part of a name."""
+    """The filter of a query; times in seconds since the epoch. `operation` is part of a name."""
 
     begin: float
     end: float

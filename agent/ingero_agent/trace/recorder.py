@@ -23,7 +23,7 @@ class TimelineRecorder(Protocol):
 
 
 class CsvRecorder:
-    """Every call reaches the file: what was recorded before a crash is there."""
+    """Writes CSV. Every call reaches the file, so that rows survive a crash."""
 
     def __init__(self, file: Path) -> None:
         self._stream = file.open("w", newline="")
@@ -45,7 +45,7 @@ class CsvRecorder:
 
 
 class ParquetRecorder:
-    """Keeps rows until a group is full; the file can be read once it is closed."""
+    """Writes Parquet. Rows are kept until a group is full; the file can be read once it is closed."""
 
     def __init__(self, file: Path) -> None:
         import pyarrow as pa
@@ -86,5 +86,5 @@ class ParquetRecorder:
 
 
 def open_recorder(file: Path) -> TimelineRecorder:
-    """By the file's suffix. Raises `OSError`, and `ImportError` where Parquet is wanted and pyarrow is not there."""
+    """Open a recorder by the file's suffix. Raises `OSError`, and `ImportError` where Parquet needs pyarrow."""
     return ParquetRecorder(file) if file.suffix.lower() in PARQUET else CsvRecorder(file)

@@ -1,4 +1,4 @@
-"""Watches the scheduler for the traced processes: on while switches are few enough for the cost of it."""
+"""Watches the scheduler for the traced processes, as long as the number of switches keeps the cost low enough."""
 
 import os
 import struct
@@ -15,20 +15,20 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 SHARE_OF_BUDGET: Final = 0.5
-"""Of what tracing may cost, the most that watching the scheduler may take."""
+"""Share of the tracing budget that watching the scheduler may take."""
 
 FLOOR_NS: Final = 300.0
-"""A switch is taken to cost at least this while it is watched, nanoseconds."""
+"""Least cost that is assumed for a watched switch, nanoseconds."""
 
 TRAMPOLINE_NS: Final = 50.0
-"""What the kernel's own count of a program's time leaves out, each time."""
+"""Nanoseconds that the kernel's own count of a program's time leaves out on each run."""
 
 MEASURE_SECONDS: Final = 3600.0
 _ENABLE_STATISTICS: Final = 32
 
 
 def should_watch(on: bool, share: float, budget: float) -> bool:
-    """Whether to watch from now on, by the share of every processor that it costs; again at half of the limit."""
+    """Whether to watch from now on, by the share of every processor that it costs; resumes at half of the limit."""
     return share <= budget * SHARE_OF_BUDGET * (1.0 if on else 0.5)
 
 
@@ -58,8 +58,9 @@ def process_of(tid: int) -> int:
 
 
 class EbpfSchedulerMonitor:
-    """`why_not`: why it cannot be watched, empty while it can. `on`: whether it is watched now.
+    """Watches the scheduler through eBPF.
 
+    `why_not`: why it cannot be watched, empty if it can. `on`: whether it is watched now.
     `share`: what it costs every processor, 0 to 1. `switch_ns`: what a switch costs, by the kernel's own count.
     """
 
@@ -108,7 +109,7 @@ class EbpfSchedulerMonitor:
         self._followed = wanted
 
     def adjust(self, now: float) -> None:
-        """Compute the cost of watching; stop or start by it. `now`: monotonic seconds."""
+        """Compute the cost of watching, and stop or start accordingly. `now`: monotonic seconds."""
         try:
             switches = parse_switches(Path("/proc/stat").read_text())
         except (OSError, ValueError):
@@ -136,7 +137,7 @@ class EbpfSchedulerMonitor:
         return [one for one in found if one not in (0, pid)]
 
     def _measure(self, now: float) -> None:
-        """Let the kernel count for a round what the programs take, and once more every hour."""
+        """Let the kernel measure the programs' time for one round, every hour."""
         if self._statistics is not None:
             with suppress(OSError, ValueError, KeyError):
                 switch, wakeup = (self._runs(name) for name in ("on_switch", "on_wakeup"))
@@ -153,7 +154,7 @@ class EbpfSchedulerMonitor:
         return int(values["run_time_ns"]), int(values["run_cnt"])
 
     def close(self) -> None:
-        """Leave off."""
+        """Stop watching."""
         for link in self._links:
             os.close(link)
         self._links.clear()

@@ -1,4 +1,4 @@
-"""Whether a process under a filter of system calls survives a return probe: some kernels would kill it."""
+"""Tests whether a process with a seccomp filter survives a return probe: some kernels would kill it."""
 
 import os
 import select
@@ -17,7 +17,7 @@ _NO_FILTER: Final = 3
 
 
 def explain_exit(status: int) -> str:
-    """Why return probes are not safe, from the exit status of the process that tried; empty if they are."""
+    """Why return probes are not safe, from the exit status of the test process; empty if they are."""
     if status == 0:
         return ""
     if status == _NO_FILTER:
@@ -28,7 +28,7 @@ def explain_exit(status: int) -> str:
 
 
 def try_returns(entry: int, at_return: int, *, multi: bool = True) -> str:
-    """Try it on a process of our own; empty if it survives, otherwise why not. `entry`, `at_return`: programs."""
+    """Try it on a test process; empty if it survives, otherwise why not. `entry`, `at_return`: programs."""
     try:
         twins = Twins()
     except OSError as error:

@@ -1,7 +1,8 @@
-"""Run as a program by the self-test: calls a probed function under a filter such as a container has.
+"""The test process of `seccomp.py`: calls a probed function with a seccomp filter such as a container has.
 
-`seccomp_child.py DESCRIPTOR CALLS`: maps the code, says that it is ready, waits for a line, refuses itself every
-newer system call, calls, and ends with 0. A kernel whose return probes need such a call kills it.
+`seccomp_child.py DESCRIPTOR CALLS`: maps the code, reports that it is ready, waits for a line, installs a filter that
+refuses newer system calls, calls the function, and ends with 0. A kernel whose return probes need such a system call
+kills it.
 """
 
 import ctypes
@@ -10,14 +11,14 @@ import struct
 import sys
 
 NEWER = 335
-"""System calls from here on are refused: those that filters of containers may not know."""
+"""System calls from this number on are refused: filters of containers may not know them."""
 
 NO_NEW_PRIVILEGES, SET_FILTER, FILTER_MODE = 38, 22, 2
 LOAD_NUMBER, JUMP_FROM, RETURN, REFUSE, ALLOW = 0x20, 0x35, 0x06, 0x00050001, 0x7FFF0000
 
 
 def main() -> None:
-    """All of it."""
+    """Run the test."""
     descriptor, calls = int(sys.argv[1]), int(sys.argv[2])
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

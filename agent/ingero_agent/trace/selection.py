@@ -1,4 +1,4 @@
-"""Which processes are traced: patterns over their command lines. Deciding is apart from reading."""
+"""Selects the processes to trace by patterns over their command lines. Deciding is separate from reading."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Selection:
-    """`only`: nothing else is traced; `exclude` wins over it. Without either everything is."""
+    """The patterns. `only`: nothing else is traced; `exclude` wins over it. Without either, everything is traced."""
 
     only: re.Pattern[str] | None = None
     exclude: re.Pattern[str] | None = None
@@ -30,7 +30,7 @@ class Selection:
 
 
 def command_line(pid: int) -> str:
-    """A process's command line with spaces between its words; empty when it is gone."""
+    """A process's command line, arguments separated by spaces; empty when it is gone."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").replace(b"\0", b" ").decode(errors="replace")
     except OSError:
@@ -40,7 +40,7 @@ def command_line(pid: int) -> str:
 def split_by_selection(
     found: Mapping[int, T], selection: Selection, command: Callable[[int], str] = command_line
 ) -> tuple[dict[int, T], set[int]]:
-    """What to trace of what was found, and the processes that are left alone."""
+    """Split what was found into what to trace and the processes to leave out."""
     if not selection:
         return dict(found), set()
     wanted = {pid: one for pid, one in found.items() if selection.wants(command(pid))}

@@ -1,4 +1,4 @@
-"""One tick of the tracer: read the counts, hand them to every consumer, and keep the cost inside the budget."""
+"""One tick of the tracer: read the counts, pass them to every consumer, and keep the cost within the budget."""
 
 import sqlite3
 import time
@@ -32,16 +32,16 @@ SLOW_ROUND_SECONDS: Final = 10.0
 """How often the host is sampled and the agent's own load is checked."""
 
 CALIBRATION_SECONDS: Final = 600.0
-"""How often the cost of a probe is measured anew: neighbours double it, and leave again."""
+"""How often the cost of a probe is measured again: other processes on the machine can double it for a time."""
 
 SCAN_SECONDS: Final = 0.5
-"""How soon processes are looked for again; counts may be read more often."""
+"""Time between two searches for processes; counts may be read more often."""
 
 MIN_WAIT_SECONDS: Final = 0.02
 
 
 class TraceService:
-    """One tracer and everything that it feeds. `tick` is one poll."""
+    """Runs one tracer and its consumers. `tick` is one poll."""
 
     def __init__(
         self, settings: TraceSettings, tracer: Tracer, store: TraceStore, recorder: TimelineRecorder | None = None,
@@ -83,7 +83,7 @@ class TraceService:
         return max(MIN_WAIT_SECONDS, min(self.period, self._window.next_change(now)))
 
     def tick(self, now: float) -> None:
-        """Read what was called, hand it out, and open or close windows. `now`: monotonic seconds."""
+        """Read the counts, pass them on, and open or close windows. `now`: monotonic seconds."""
         if now - self._scanned_at >= SCAN_SECONDS:
             self._tracer.scan()
             self._scanned_at = now
@@ -106,7 +106,7 @@ class TraceService:
             self._exported_at = now
 
     def close(self) -> None:
-        """Send and write what is left."""
+        """Send and write the remaining data."""
         self._aux.save_gpus(time.time())
         self._aux.close()
         if self._exporter:
@@ -116,10 +116,10 @@ class TraceService:
             self._recorder.close()
 
     def _close_windows(self, now: float) -> tuple[list[CallCount], dict[str, float]]:
-        """What was counted since the last poll, and when each group that is to be counted no more was read last.
+        """Return the counts since the last poll, and when each group whose window closes was read last.
 
-        Attaching and detaching take the kernel a while in which some calls are counted and some are not: windows are
-        timed without it, and what a group counts meanwhile is left out.
+        While the kernel attaches and detaches, only some calls are counted. So that time belongs to no window, and
+        what a group counts meanwhile is left out.
         """
         closing = [group for group in GROUPS if self._open[group] and not self._window.is_open(group, now)]
         counted, self._meanwhile = [*self._meanwhile, *self._tracer.read_counts()], []
@@ -137,7 +137,7 @@ class TraceService:
             self._opened_at |= dict.fromkeys(opening, time.monotonic())
 
     def _switch(self, groups: Collection[str], on: bool) -> list[CallCount]:
-        """Count these groups, or stop; what all others counted meanwhile."""
+        """Count these groups, or stop; return what the other groups counted meanwhile."""
         for group in groups:
             self._tracer.switch(group, on)
         return [one for one in self._tracer.read_counts() if one.function.group not in groups]
@@ -215,7 +215,7 @@ class TraceService:
         status.blocked_reason, status.hidden_processes = self._tracer.blocked_reason, self._tracer.hidden_processes
 
     def _modes(self) -> dict[str, str]:
-        """What works how, one word for each capability; docs/trace.md lists them."""
+        """The mode of each capability; docs/trace.md lists them."""
         tracer, scheduler = self._tracer, self._tracer.scheduler
         unwatched = "refused" if scheduler.why_not else "left_alone"
         return {

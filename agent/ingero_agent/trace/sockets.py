@@ -1,4 +1,4 @@
-"""The tracer's unix sockets, served by a thread of their own: events to consumers, annotations from programs."""
+"""The tracer's unix sockets, served by a separate thread: events to consumers, annotations from programs."""
 
 import asyncio
 import threading
@@ -11,7 +11,7 @@ from ingero_contract.events import Event
 
 
 class Sockets:
-    """Either socket may be missing. Raises `OSError` when a path cannot be listened on."""
+    """Serves the sockets; either may be missing. Raises `OSError` when a path cannot be listened on."""
 
     def __init__(self, events: EventSocket | None, annotations: AnnotationSocket | None) -> None:
         self.events, self.annotations = events, annotations
@@ -27,17 +27,17 @@ class Sockets:
             raise
 
     def publish(self, lines: Iterable[Event]) -> None:
-        """Hand lines to every consumer; never waits."""
+        """Send lines to every consumer; never waits."""
         if self.events:
             for line in lines:
                 self._loop.call_soon_threadsafe(self.events.publish, line)
 
     def take(self) -> list[Annotation]:
-        """Annotations since the call before."""
+        """Annotations since the previous call."""
         return self.annotations.take() if self.annotations else []
 
     def close(self) -> None:
-        """Let queued lines go out for a moment, then end."""
+        """Allow queued lines a short time to be sent, then stop."""
         for one in (self.events, self.annotations):
             if one:
                 self._wait(asyncio.run_coroutine_threadsafe(one.stop(), self._loop))

@@ -1,4 +1,4 @@
-"""Running totals of everything seen since the start: what the Prometheus page and the export are made from."""
+"""Running totals since the start, from which the Prometheus page and the export are built."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,11 +16,11 @@ PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
 COPY_BOUNDS_MS = (0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250, 500, 1000)
 
 RING_FULL = "ring_full"
-"""Reason for which records are lost."""
+"""Reason under which lost records are counted."""
 
 
 def quantile(histogram: Iterable[int], share: float) -> float:
-    """The nanoseconds below which `share` of the calls lie, straight lines inside a log2 bucket; 0 without calls."""
+    """The nanoseconds below which `share` of the calls lie, linear inside a log2 bucket; 0 without calls."""
     counts = list(histogram)
     wanted, passed = sum(counts) * share, 0
     for index, count in enumerate(counts):
@@ -42,7 +42,7 @@ class CallTotals:
     histogram: list[int] = field(default_factory=lambda: [0] * HISTOGRAM_BUCKETS)
 
     def add(self, one: CallCount) -> None:
-        """Take more calls in."""
+        """Add calls."""
         self.count += one.count
         self.nanoseconds += one.nanoseconds
         self.size += one.size
@@ -52,7 +52,7 @@ class CallTotals:
 
 
 def histogram_buckets(totals: CallTotals, bounds_ms: tuple[float, ...] = COPY_BOUNDS_MS) -> list[int]:
-    """Calls in each bucket, not added up, the last one unbounded; a log2 bucket counts where its middle lies."""
+    """Calls in each bucket, not cumulative, the last one unbounded. A log2 bucket counts where its middle lies."""
     found = [0] * (len(bounds_ms) + 1)
     for index, count in enumerate(totals.histogram):
         middle = 1.5 * 2.0**index / 1e6
@@ -62,7 +62,7 @@ def histogram_buckets(totals: CallTotals, bounds_ms: tuple[float, ...] = COPY_BO
 
 @dataclass
 class TracerStatus:
-    """What tracing costs and what it could not do. Shares are of one processor; sizes in bytes, costs in ns."""
+    """Cost and failures of tracing. Shares are of one processor; sizes in bytes, costs in ns."""
 
     budget: float = 0.0
     overhead: float = 0.0
@@ -110,7 +110,7 @@ class HostSnapshot:
 
 @dataclass(frozen=True)
 class NcclProcess:
-    """A process that has NCCL loaded. `version` is empty where the file's name does not tell."""
+    """A process that has NCCL loaded. `version` is empty where the file's name does not contain it."""
 
     pid: int
     command: str
@@ -119,7 +119,7 @@ class NcclProcess:
 
 
 class TraceStats:
-    """`lock` is held by whoever reads or writes; everything else is plain data."""
+    """The totals. Readers and writers must hold `lock`; everything else is plain data."""
 
     def __init__(self) -> None:
         self.lock = Lock()
@@ -132,7 +132,7 @@ class TraceStats:
         self.gpus = GpuStats()
 
     def add(self, counted: Iterable[CallCount], events: Iterable[Event] = ()) -> None:
-        """Take what one poll returned."""
+        """Add the results of one poll."""
         for one in counted:
             function = one.function
             self.operations.setdefault((function.source, function.operation), CallTotals()).add(one)

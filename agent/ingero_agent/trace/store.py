@@ -1,4 +1,4 @@
-"""What was seen, in SQLite: buckets that only grow, single collectives, slow calls; safe against being killed."""
+"""Stores the trace in SQLite: buckets that only grow, single collectives, slow calls. Safe against being killed."""
 
 import json
 import sqlite3
@@ -63,7 +63,7 @@ _INDEXES: Final = (
 WIDTHS: Final = {"event_aggregates": 60, "event_aggregates_5s": BUCKET_SECONDS}
 _NS: Final = 10**9
 INIT, DESTROY = 1, 2
-"""Operations of NCCL under which communicators that came and went are kept."""
+"""Operations of NCCL under which created and destroyed communicators are stored."""
 
 PRUNE_SECONDS: Final = 10.0
 FULL_SHARE: Final = 0.9
@@ -72,7 +72,7 @@ FULL_SHARE: Final = 0.9
 
 @dataclass(frozen=True, kw_only=True)
 class Retention:
-    """How long and how much. Aggregates of 5 s are for `fleet-push` and are kept for ten minutes."""
+    """How long data is kept and how much. Aggregates of 5 s are for `fleet-push` and are kept for ten minutes."""
 
     seconds: float = KEEP_SECONDS
     collective_seconds: float = 86400.0
@@ -81,7 +81,7 @@ class Retention:
 
 
 class TraceStore:
-    """One writer. Raises `sqlite3.Error`, `OSError`."""
+    """The database, with one writer. Raises `sqlite3.Error`, `OSError`."""
 
     def __init__(self, file: Path, retention: Retention | None = None) -> None:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -103,7 +103,7 @@ class TraceStore:
         self._database.commit()
 
     def begin(self, now: float) -> None:
-        """Say that counting began at `now` (seconds): between what was written last and now, nobody counted."""
+        """Record that counting began at `now` (seconds): since the last write nothing was counted."""
         with self._database as database:
             database.execute(
                 "INSERT INTO pauses SELECT written_at, ? FROM writer WHERE written_at < ?", [int(now * _NS)] * 2
@@ -112,7 +112,7 @@ class TraceStore:
     def add(
         self, rows: Iterable[CallCount], now: float, names: dict[int, str] | None = None, events: Iterable[Event] = ()
     ) -> None:
-        """Add to the buckets of `now` (seconds); what comes late adds to its bucket, it never replaces it."""
+        """Add to the buckets of `now` (seconds). Late data is added to its bucket and never replaces it."""
         rows, events = list(rows), list(events)
         with self._database as database:
             self._add_counts(database, rows, now)
@@ -169,7 +169,7 @@ class TraceStore:
         )
 
     def annotations(self, found: Iterable[Annotation]) -> None:
-        """Keep what programs said of themselves."""
+        """Store annotations."""
         rows = [
             (
                 one.timestamp, json.dumps(one.labels), one.pid, one.start_time, one.span_start, one.span_end,
@@ -184,7 +184,7 @@ class TraceStore:
             )  # fmt: skip
 
     def gpus(self, found: Iterable[GpuWindow], now: float) -> None:
-        """Keep how the GPUs were since the call before."""
+        """Store the GPU windows since the previous call."""
         with self._database as database:
             database.executemany(
                 "INSERT INTO gpu_samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
@@ -192,7 +192,7 @@ class TraceStore:
             )
 
     def containers(self, found: Mapping[int, Container], now: float) -> None:
-        """Keep where processes run."""
+        """Store the containers of processes."""
         with self._database as database:
             database.executemany(
                 "INSERT OR REPLACE INTO process_cgroups VALUES (?, ?, ?)",
@@ -207,7 +207,7 @@ class TraceStore:
             )
 
     def snapshot(self, host: HostSnapshot, now: float) -> None:
-        """Keep how the host was at `now`."""
+        """Store the state of the host at `now`."""
         with self._database as database:
             database.execute(
                 "INSERT OR IGNORE INTO system_snapshots "
@@ -271,7 +271,7 @@ class TraceStore:
             return 0
 
     def close(self) -> None:
-        """Finish."""
+        """Close the database."""
         self._database.close()
 
     def _used_bytes(self) -> int:

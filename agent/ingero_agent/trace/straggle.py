@@ -1,6 +1,7 @@
-"""Which process launches much less than before because others preempt it, and how much GPU memory each holds. Pure.
+"""Finds processes that launch much less than before because others preempt them, and changes of GPU memory. Pure.
 
-The rule is the published agent's: against an average of the process's own launches, frozen while it straggles.
+The rule is the published agent's: the rate is compared with an average of the process's own launches, which is frozen
+while the process straggles.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -25,7 +26,7 @@ MAX_PROCESSES: Final = 4096
 
 @dataclass(frozen=True)
 class LaunchRate:
-    """A process's launches a second: their average, over how many polls, and for how many there were none."""
+    """A process's launches a second: the average, the polls in it, and the polls in a row without a launch."""
 
     average: float = 0.0
     polls: int = 0
@@ -54,13 +55,13 @@ def advance(state: LaunchRate, rate: float, switches: int) -> LaunchRate:
 
 
 class LaunchRates:
-    """All processes' paces."""
+    """Launch rates of all processes."""
 
     def __init__(self) -> None:
         self._rates: dict[int, LaunchRate] = {}
 
     def update(self, rates: Mapping[int, float], switches: Mapping[int, int]) -> list[ThroughputDrop]:
-        """Take one poll, launches a second by process, and say who straggles."""
+        """Add one poll, launches a second by process, and return the processes that straggle."""
         drops = []
         for pid in {**self._rates, **rates}:
             before, rate = self._rates.get(pid), rates.get(pid, 0.0)
@@ -95,7 +96,7 @@ def straggle_line(
 
 
 class GpuAllocations:
-    """What each process holds of each GPU; tells what changed."""
+    """Tracks the memory that each process holds of each GPU, and reports changes."""
 
     def __init__(self) -> None:
         self._allocated: dict[tuple[int, int], int] = {}
@@ -107,7 +108,7 @@ class GpuAllocations:
             self._last[pid] = size
 
     def update(self, gpus: Iterable[GpuSample], now_ns: int, command: Callable[[int], str]) -> list[MemoryEvent]:
-        """Lines for what changed since the last poll; a process that holds nothing any more says 0."""
+        """Lines for what changed since the last poll; a process that no longer holds memory reports 0."""
         sizes = {gpu.index: gpu.total for gpu in gpus if gpu.total}
         allocated = {(pid, gpu.index): used for gpu in gpus for pid, used in gpu.processes.items()}
         allocated = dict(list(allocated.items())[:MAX_PROCESSES])

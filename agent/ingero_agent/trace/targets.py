@@ -1,4 +1,4 @@
-"""Which files to attach to, and for whom: one layer of CUDA a process, or every launch would count twice. Pure."""
+"""Decides which files to attach to, for which processes: one CUDA layer each, or launches would count twice. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ingero_agent.trace.probes.table import IMPORTANT, PROGRAMS, Function
 
 @dataclass(frozen=True)
 class AttachTarget:
-    """A library to attach to: for all processes, or (`pid`) for one that has nothing better. `static`: linked in."""
+    """A library to attach to: for all processes, or (`pid`) for one only. `static`: linked into the program."""
 
     kind: str
     identity: FileIdentity
@@ -23,7 +23,7 @@ def plan_targets(
     found: Mapping[int, Iterable[MappedLibrary]], static_runtime: Callable[[int], tuple[FileIdentity, Path] | None],
     *, per_process: bool = False,
 ) -> dict[AttachTarget, Path]:  # fmt: skip
-    """Targets and how to open them; `apart`: one for each process.
+    """Targets and the paths that open them; `apart`: one target for each process.
 
     The runtime uses the driver library, so the latter is attached only for a process without a runtime that can be
     seen; `static_runtime` finds one linked into a process's own program.
@@ -45,7 +45,7 @@ def plan_targets(
 
 
 Places = dict[str, dict[str, dict[int, int]]]
-"""By governor group and kind of program: file offset → cookie. An offset stands once, however many names it has."""
+"""By governor group and kind of program: file offset → cookie. An offset is listed once, whatever its names."""
 
 
 def probe_places(

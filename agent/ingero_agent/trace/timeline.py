@@ -1,6 +1,6 @@
-"""Collectives as a timeline of operations: what each rank computed, and what it waited for. Pure.
+"""Converts collectives into a timeline of operations: when each rank computed, and when it communicated. Pure.
 
-A rank's time is split at its waits: from the end of one wait to the arrival at the next collective it computed, from
+A rank's time is split at its waits. From the end of one wait to its arrival at the next collective it computed; from
 the arrival to the end of the wait it communicated. `step` is the number of the first collective of the wait in the
 rank's largest communicator: equal on all ranks and growing, but not counted one by one.
 """
@@ -43,14 +43,14 @@ def parse_number(environment: bytes, name: bytes) -> int | None:
 
 
 class CollectiveTimeline:
-    """Remembers of each process when its last wait ended. `ranks` holds what is known from outside, by process."""
+    """Remembers for each process when its last wait ended. `ranks`: ranks from the environment, by process."""
 
     def __init__(self) -> None:
         self.ranks: dict[int, int] = {}
         self._ended: dict[int, int] = {}
 
     def rows(self, collectives: Iterable[Collective]) -> Iterator[TimelineRow]:
-        """Rows of new collectives, in the order of their ends; a process whose rank nobody knows has none."""
+        """Rows of new collectives, in the order of their ends; a process whose rank is not known has none."""
         ordered = sorted(collectives, key=lambda one: (one.end_ns, one.pid, one.arrival_ns))
         for (end, pid), group in groupby(ordered, key=lambda one: (one.end_ns, one.pid)):
             waited = list(group)
@@ -70,6 +70,6 @@ class CollectiveTimeline:
                 )  # fmt: skip
 
     def forget(self, alive: set[int]) -> None:
-        """Drop processes that are gone: their numbers come back for others."""
+        """Drop processes that are gone, because their numbers are used again."""
         self._ended = {pid: end for pid, end in self._ended.items() if pid in alive}
         self.ranks = {pid: rank for pid, rank in self.ranks.items() if pid in alive}

@@ -1,4 +1,4 @@
-"""The kernel side in one place: programs, links, maps and ring. What becomes of the counts is not its business."""
+"""The eBPF tracer: owns the programs, links, maps and the ring, and returns counts and events."""
 
 import os
 import struct
@@ -41,13 +41,13 @@ _MASK, _SLOW_COLLECTIVE, _SLOW_CALL, _ENTRY_ONLY = range(4)
 _CLOCK_SECONDS: Final = 10.0
 _SWEEP_SECONDS: Final = 30.0
 _STATE_KEYS: Final = {"comms": 16, "last_coll": 4, "start": 8, "group": 4, "device": 4}
-"""Maps in which a call finds what calls before it left, by size of key; each begins with a process or thread."""
+"""Maps that keep state between calls, by size of key. Every key begins with a process or thread."""
 
 
 class EbpfTracer:
-    """Attached for as long as it lives; closing it, or dying, detaches everything. Raises `CannotTrace`.
+    """Counts calls through eBPF. Closing it, or the end of the process, detaches everything. Raises `CannotTrace`.
 
-    `returns` is "auto" or "never"; `no_returns` says why calls are counted and not timed, empty while they are.
+    `returns` is "auto" or "never"; `no_returns` says why calls are counted but not timed, empty if they are timed.
     """
 
     def __init__(self, attach: str = AUTO, returns: str = AUTO, selection: Selection | None = None) -> None:
@@ -98,7 +98,7 @@ class EbpfTracer:
         self.blocked_reason, self._reported = "", set[str]()
 
     def scan(self) -> None:
-        """Attach to what is new, let go of what is gone."""
+        """Attach to new libraries, detach from those no longer in use."""
         found = self._finder.find()
         self.found, self._left_alone = split_by_selection(found, self._selection)
         self._report_hidden(bool(found))
@@ -110,7 +110,7 @@ class EbpfTracer:
             self._swept_at = now
 
     def _report_hidden(self, sees_any: bool) -> None:
-        """Log once which processes may not be read. An agent that may open no library can count nothing."""
+        """Log once which processes may not be read. An agent that cannot open any library counts nothing."""
         self.hidden_processes = self._finder.refused
         unopened, self.blocked_reason = self.hidden_processes.get(OPEN_MAPPED, 0), ""
         if unopened and not sees_any:
@@ -123,7 +123,7 @@ class EbpfTracer:
         self._reported |= self.hidden_processes.keys()
 
     def sweep(self) -> None:
-        """Forget what processes and threads that are gone have left: the maps have an end, and numbers return."""
+        """Remove entries of processes and threads that are gone: the maps are bounded, and numbers are used again."""
         for table in self._states:
             for key in table.every_key():
                 if not Path(f"/proc/{int.from_bytes(key[:4], sys.byteorder)}").exists():
@@ -134,11 +134,11 @@ class EbpfTracer:
         self._attachments.switch(group, on)
 
     def sample(self, mask: int) -> None:
-        """Send only every so many-th collective to the ring."""
+        """Send only a sample of the collectives to the ring."""
         self._set(_MASK, mask)
 
     def read_counts(self) -> list[CallCount]:
-        """What was called since the last poll; what a process that is gone left is read, then forgotten."""
+        """The calls since the last poll. Counts of a process that is gone are read once more, then removed."""
         counted = []
         for table, pid_of, difference in (
             (self._calls, CALL_KEY, self._differences.call),
@@ -163,14 +163,14 @@ class EbpfTracer:
         return [event for event in decoded if event]
 
     def recalibrate(self) -> None:
-        """Measure anew what a probe costs: neighbours and clock rates change it. Takes a second."""
+        """Measure again what a probe costs: other processes and clock rates change it. Takes a second."""
         with suppress(OSError):
             costs = self._calibrate()
             self.costs = without_returns(costs) if self.no_returns else costs
         self._forget_calibration()
 
     def lost(self) -> dict[str, int]:
-        """What could not be counted since the start, by reason; reasons that never were are left out."""
+        """Calls that could not be counted since the start, by reason; reasons with none are left out."""
         found = {}
         for number, reason in enumerate(LOST_REASONS):
             value = self._lost.get(struct.pack("=I", number)) or b""

@@ -1,4 +1,4 @@
-"""The offset at which a function is probed, and whether its first instruction makes the probe expensive. Pure.
+"""Finds the offset at which to probe a function, and whether its first instruction makes the probe expensive. Pure.
 
 A uprobe replaces one instruction by a trap. The kernel emulates some instructions (push, jump, call, nop). Any other
 one is single-stepped out of line, with a second trap behind it, which costs several times as much.

@@ -1,4 +1,4 @@
-"""The questions that Echo can answer, one table; both front ends, the command line and the docs are made from it."""
+"""The table of Echo's questions, from which both front ends, the command line and the docs are built."""
 
 from typing import Final
 

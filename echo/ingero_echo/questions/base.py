@@ -1,4 +1,4 @@
-"""What an answer is: a name, arguments, SQL, the shape of a row, and one sentence. Front ends are made from it."""
+"""Definition of a question: name, arguments, SQL, model of a row, and one sentence. Front ends are built from it."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -66,8 +66,8 @@ class Question:
     arguments: type[Arguments] = Scoped
     parameters: Parameters | None = None
     filters: Mapping[str, str] = field(default_factory=dict)
-    """Conditions by argument. Those whose argument is given stand for `$filters` in `sql`: a condition that tests at
-    run time whether it applies keeps the engine from using it for the scan."""
+    """Conditions by argument. Those whose argument is given replace `$filters` in `sql`. The engine could not use a
+    condition for the scan that tests at run time whether it applies."""
     paged: bool = False
     """Whether `cursor` of the arguments continues after the last row."""
 

@@ -1,4 +1,4 @@
-"""What happened: events, anomalies, verdicts with their evidence, causal chains."""
+"""Questions about history: events, anomalies, verdicts with their evidence, causal chains."""
 
 from uuid import UUID
 

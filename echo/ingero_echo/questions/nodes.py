@@ -1,4 +1,4 @@
-"""Where: clusters and their nodes."""
+"""Questions about clusters and their nodes."""
 
 from typing import Any, Final
 
@@ -36,10 +36,10 @@ VERDICTS = f"""
         FROM late ANTI JOIN (SELECT * FROM own WHERE state IN ({ACCUSED})) USING (cluster_id, node_id)
     )
 """
-"""The newest verdict of every node: Fleet's, and where Fleet said nothing the agent's own.
+"""The newest verdict of every node: Fleet's, or the agent's own where Fleet sent none.
 
-Where only collectives accuse a node, theirs; where they do too, rank, communicator and pod are theirs. What they took
-back counts as nothing.
+Where only collectives accuse a node, it is their verdict. Where they accuse it too, rank, communicator and pod are
+theirs. Accusations that they withdrew are ignored.
 """
 
 
@@ -65,7 +65,7 @@ class SummaryRow(EvidenceRow):
 
 
 _NAMED: Final = 5
-"""Most clusters, and most stragglers of each, that the sentence names."""
+"""Maximum of clusters, and of stragglers of each, that the sentence names."""
 
 
 def _summary(rows: list[dict[str, Any]]) -> str:

@@ -1,4 +1,4 @@
-"""What the nodes did: collectives, copies, launches, memory, and what lost time costs."""
+"""Questions about work: collectives, copies, launches, memory, and the cost of lost time."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""The eBPF programs, the headers that they need instead of a kernel's, and the table of what they attach to."""
+"""The eBPF programs, headers that replace the kernel's, and the table of probed functions."""

@@ -2,10 +2,10 @@
  *
  * One program serves many functions: the attach cookie says which one was called and where its arguments are.
  *   bits 0-7 function id, 8-15 shape of the arguments, 16-23 slot of the library file, bit 24 the call waits for the GPU
- * Adding is atomic even in per-CPU values: on preemptible kernels two tasks of one CPU may be in here at once.
+ * Additions are atomic even in per-CPU values: on preemptible kernels two tasks of one CPU may run this at once.
  * Nothing wakes a reader; every failure counts in `lost`.
- * Collectives are rare, so that nothing of this is in a cache when one comes: what a program touches, its own code
- * included, is what it costs. Hence loops that are not unrolled, and few maps.
+ * Collectives are rare, so none of this is in a cache when one is called. The cost is the memory that a program
+ * touches, its own code included. So loops are not unrolled, and there are few maps.
  */
 #include <uapi/linux/ptrace.h>
 
@@ -87,7 +87,7 @@
 
 struct agg_key { u32 tgid; u16 fn; u16 kind; };
 struct coll_key { u32 tgid; u16 fn; u8 dtype; u8 redop; u64 comm; };
-/* `last`: when this processor was here before; `cold`: calls that came so long after it that no cache knew of them. */
+/* `last`: the previous call on this processor; `cold`: calls that came so long after it that caches were cold. */
 struct agg_value { u64 n, ns, max, bytes, errors, last, cold; u32 log2[32]; };
 struct call_key { u32 tid; u32 fn; };
 /* `id` and `handle` are of a call that makes a communicator. */
@@ -234,10 +234,10 @@ static inline void count_only(struct agg_value *value, u64 bytes)
 
 /* The current thread as the agent sees it in /proc: process << 32 | thread; 0 for one that it does not see.
  *
- * In the machine's first PID namespace that is the kernel's own number. An agent in another one (a node that is itself a
- * container) is told its number there: `bpf_get_ns_current_pid_tgid` knows only tasks that are directly in that
- * namespace, and a container's are in one below, so the task's own list of numbers is read, one for each namespace
- * from the first one down. The offsets come from the running kernel's BTF.
+ * In the machine's first PID namespace that is the kernel's own number. An agent in another one (a node that is itself
+ * a container) sees another number. `bpf_get_ns_current_pid_tgid` knows only tasks that are directly in that
+ * namespace, and a container's tasks are in one below. So the task's own list of numbers is read, one for each
+ * namespace from the first one down. The offsets come from the running kernel's BTF.
  */
 #ifdef PID_NAMESPACE
 static inline u64 numbers_of(u64 task)
@@ -340,7 +340,7 @@ static inline u32 waited_for(struct pending *slot, struct call *call, u64 ns)
   return ns >= BLOCKED_FLOOR_NS || call->shape != HANDLE_0 || slot->stream == call->handle;
 }
 
-/* A wait for the GPU ended: the collectives that were enqueued before it began were what it waited for. */
+/* A wait for the GPU ended. It waited for the collectives that were enqueued before it began. */
 static inline void claim(u32 tgid, u32 tid, struct call *call, u64 now)
 {
   struct last *last = last_coll.lookup(&tgid);
@@ -409,7 +409,7 @@ int call_return(struct pt_regs *ctx)
   struct call_key key = {.tid = tid, .fn = FUNCTION(cookie)};
   struct call *call = start.lookup(&key);
   if (!call)
-    return 0; /* it was called before we were here */
+    return 0; /* it was called before the probe was attached */
   u64 now = bpf_ktime_get_ns(), ns = now - call->ts;
   u32 failed = RESULT != 0;
   struct agg_value *value = find_agg(tgid, FUNCTION(cookie), call->kind);
@@ -437,7 +437,7 @@ int call_return(struct pt_regs *ctx)
 
 /* ---- NCCL: communicators by identity, a number for every collective, arrival and enqueue time. ---- */
 
-/* What NCCL itself calls the communicator's hash, so that its logs and ours agree. */
+/* The communicator's hash as NCCL computes it, so that its logs and ours agree. */
 static inline u64 id_hash(u64 address)
 {
   char id[128];
@@ -585,7 +585,7 @@ int init_return(struct pt_regs *ctx)
   return 0;
 }
 
-/* One thread makes all members: rank is the position, identity is read from the first and holds for all. */
+/* One thread creates all members: the rank is the position; the identity is read from the first, for all. */
 int init_all_return(struct pt_regs *ctx)
 {
   u64 cookie = bpf_get_attach_cookie(ctx), who = current_numbers();
@@ -689,7 +689,7 @@ static inline struct last *find_last(u32 tgid)
   return last;
 }
 
-/* The slot for a communicator's collective: its own, or one that nobody will wait for, or the oldest. */
+/* The slot for a communicator's collective: its own, or one without a wait, or the oldest. */
 static inline u32 choose(struct last *last, u64 comm)
 {
   u32 spare = SLOTS, oldest = 0;

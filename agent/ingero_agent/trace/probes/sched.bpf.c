@@ -1,8 +1,8 @@
-/* Time that threads of traced processes want a processor and have none, by their real state.
+/* Time in which threads of traced processes wait for a processor, by their real state.
  *
- * At a switch the current task is the one that leaves. A thread that leaves while it could run waits from then on; one
- * that sleeps waits from its wake-up on, and what came before is sleep, or the disk for an uninterruptible one. Sleep
- * is not counted. Compiled behind calls.bpf.c; the offsets of the running kernel come from its BTF. Threads that are
+ * At a switch the current task is the one that leaves. A thread that leaves while it could run waits from then on. A
+ * thread that sleeps waits from its wake-up on; the time before is sleep, or disk wait if uninterruptible. Sleep is not
+ * counted. Compiled behind calls.bpf.c; the offsets of the running kernel come from its BTF. Threads that are
  * away are kept by the kernel's own number; processes, and who pushed them off, by the number that the agent sees.
  */
 #define STATE_SLEEPS 0x7f

@@ -1,4 +1,4 @@
-"""Which functions are probed, how, and what a call counts as in the database.
+"""The table of probed functions: how each is probed, and how its calls are stored in the database.
 
 The numbers of sources and operations are the published agent's; operations from 64 upward are ours.
 """
@@ -49,19 +49,19 @@ class Function:
 
     @property
     def is_copy(self) -> bool:
-        """Whether it moves bytes in a direction."""
+        """Whether it is a copy, which has a direction."""
         return self.shape in (COPY, COPY_2D, COPY_PEER, COPY_DRIVER)
 
     @property
     def group(self) -> str:
-        """Which group of the governor it belongs to."""
+        """The governor's group that it belongs to."""
         if self.kind == "launch":
             return LAUNCH
         return MEMORY if self.kind == "call" and not self.waits and self.source != GRAPH else CORE
 
     @property
     def price(self) -> str:
-        """What one call of it costs as."""
+        """The kind of cost of one call."""
         if self.kind == "coll":
             return COLLECTIVE
         if PROGRAMS.get(self.kind, ("", None))[1] is None:
@@ -69,7 +69,7 @@ class Function:
         return WAIT if self.waits else PAIR
 
     def cookie(self, slot: int) -> int:
-        """What the kernel program knows about a call: function, shape of the arguments, library slot."""
+        """The attach cookie, read by the kernel program: function, shape of the arguments, library slot."""
         return self.number | self.shape << 8 | slot << 16 | int(self.waits) << 24
 
 
@@ -136,7 +136,7 @@ FUNCTIONS: Final = tuple(Function(number, *row) for number, row in enumerate(_RO
 SCHED_SWITCH, DISK_WAIT = (
     next(function for function in FUNCTIONS if function.name == name) for name in ("sched_switch", "disk_wait")
 )
-"""Not calls: the time that threads want a processor and have none, and that they wait for a disk."""
+"""Operations that are not calls: time in which threads wait for a processor, and in which they wait for a disk."""
 
 SCHED_PROGRAMS: Final = {"on_switch": "sched_switch", "on_wakeup": "sched_wakeup"}
 """Programs of the scheduler by their tracepoint."""
@@ -155,7 +155,7 @@ IMPORTANT: Final = frozenset(
         "ncclCommDestroy", "ncclAllReduce", "ncclAllGather", "ncclReduceScatter", "ncclBroadcast",
     )
 )  # fmt: skip
-"""What is probed where every function takes a link of its own, and every link a tenth of a second to remove."""
+"""Functions that are probed where each needs its own link; removing a link takes a tenth of a second."""
 
 BY_NUMBER: Final = {function.number: function for function in FUNCTIONS}
 _TWINS: Final = ("", "_ptsz")
