@@ -1,1 +1,1 @@
-"""Tools that people run on what was recorded: `replay`, `diagnose`, and a load generator for receivers."""
+"""Tools for recorded data: `replay`, `diagnose`, and a load generator for receivers."""

@@ -1,4 +1,4 @@
-"""What commands that read files share: a progress bar, and errors that name the place and end with status 2."""
+"""Common parts of commands that read files: a progress bar, and errors that name the place and exit with status 2."""
 
 import contextlib
 import sys
@@ -17,7 +17,7 @@ from ingero_kit.settings import SettingsError
 def progress_over_files(
     command: str, files: Sequence[str], doing: str, quiet: bool
 ) -> Iterator[Callable[[int], None]]:
-    """Yields what is to be called with every number of bytes read. Ends the process when a file cannot be used."""
+    """Yield a function to call with every number of bytes read. Exits the process when a file cannot be used."""
     console = Console(stderr=True, highlight=False)
     sizes = [Path(file).stat().st_size for file in files if file != "-" and Path(file).is_file()]
     total = float(sum(sizes)) if len(sizes) == len(files) else None

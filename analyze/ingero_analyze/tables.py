@@ -1,4 +1,4 @@
-"""CSV and Parquet as a stream of batches of text and number columns, with errors that name file, row and column."""
+"""Reads CSV and Parquet as batches of text and number columns, with errors that name file, row and column."""
 
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ BATCH_ROWS: Final = 1 << 16
 
 
 class TableError(ValueError):
-    """A file that cannot be read; the text names the place."""
+    """A file cannot be read; the text names the place."""
 
     def __init__(self, file: str, text: str, row: int | None = None, column: str | None = None) -> None:
         place = file
@@ -27,7 +27,7 @@ class TableError(ValueError):
 
 @dataclass(frozen=True)
 class TableBatch:
-    """Some rows of one file. `first_row` is the number of the first one, as an editor counts lines."""
+    """Some rows of one file. `first_row` is the number of the first one, counted like lines in an editor."""
 
     file: str
     first_row: int
@@ -40,7 +40,7 @@ class TableBatch:
         return TableError(self.file, text, self.first_row + index, column)
 
     def text(self, name: str) -> list[str]:
-        """A column as text; empty where there is nothing."""
+        """A column as text; empty where a value is missing."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -59,7 +59,7 @@ class TableBatch:
         return np.array(numbers, np.int64)[np.asarray(encoded.indices)] if numbers else np.zeros(0, np.int64)
 
     def numbers(self, name: str) -> npt.NDArray[np.float64]:
-        """A column as numbers; NaN where there is nothing. `TableError` names the first that is none."""
+        """A column as numbers; NaN where a value is missing. `TableError` names the first that is not a number."""
         import pyarrow as pa
         import pyarrow.compute as pc
 
@@ -112,7 +112,7 @@ class TableBatch:
 
 
 def read_batches(file: str, required: Sequence[str], optional: Sequence[str]) -> Iterator[TableBatch]:
-    """Stream a file; `-` is CSV on standard input. Columns that nobody asks for are not read.
+    """Stream a file; `-` is CSV on standard input. Columns that are not requested are not read.
 
     `TableError` for a missing required column or a malformed row, `OSError` as usual.
     """
@@ -140,7 +140,7 @@ def _wanted(file: str, names: Sequence[str], required: Sequence[str], optional: 
 
 
 class _Counted:
-    """A binary stream that knows how much of it was read."""
+    """A binary stream that counts the bytes read."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream

@@ -25,7 +25,7 @@ from ingero_kit.otlp_receiver import Authenticator
 
 
 class EngineView(Protocol):
-    """What the APIs read of a running Fleet."""
+    """The part of a running Fleet that the APIs read."""
 
     @property
     def snapshot(self) -> TickSnapshot | None:
@@ -47,7 +47,7 @@ Node = Annotated[str, Query(alias=routes.NODE_PARAMETER, min_length=1, max_lengt
 
 
 def bearer(authenticator: Authenticator) -> Callable[[str | None], None]:
-    """A dependency that lets a request pass only with an accepted token."""
+    """A dependency that accepts a request only with a valid token."""
 
     def check(authorization: Annotated[str | None, Header()] = None) -> None:
         if not authenticator.admit(authorization):
@@ -66,7 +66,7 @@ def agent_api(
     tracker: CostTracker | None = None,
     collectives: CollectivesTracker | None = None,
 ) -> FastAPI:
-    """Port 8080: what agents and the operator ask."""
+    """Port 8080: the API for agents and the operator."""
     app = _app("ingero Fleet")
     secured = [Depends(bearer(authenticator))]
 
@@ -93,7 +93,7 @@ def agent_api(
         offset: Annotated[int, Query(ge=0)] = 0,
         node_id: OptionalNodes = None,
     ) -> dict[str, Any]:
-        """The detector's verdict on every node, or on the named ones, a page at a time."""
+        """The detector's verdicts on all or the named nodes, paged."""
         snapshot = _ready(state)
         rows = snapshot.rows(cluster_id)
         if node_id:
@@ -139,7 +139,7 @@ def admin_api(
         limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
         offset: Annotated[int, Query(ge=0)] = 0,
     ) -> dict[str, Any]:
-        """The state of every node, a page at a time, and of every cluster."""
+        """The state of every node, paged, and of every cluster."""
         snapshot = _ready(state)
         rows = snapshot.rows(cluster_id)
         return {
@@ -167,7 +167,7 @@ def health_api(state: EngineView, authenticator: Authenticator) -> FastAPI:
 
     @app.get(routes.FLEET_HEALTH)
     def health() -> Response:
-        """Open and short."""
+        """A short state without authentication."""
         healthy, _ = state.health()
         return PlainTextResponse("ok\n" if healthy else "unhealthy\n", 200 if healthy else 503)
 
@@ -203,7 +203,7 @@ def metrics_app(registry: CollectorRegistry) -> FastAPI:
 
     @app.get("/metrics")
     def page() -> Response:
-        """Text exposition format."""
+        """The metrics in text exposition format."""
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return app

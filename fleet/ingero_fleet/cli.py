@@ -20,8 +20,8 @@ LAZY_COMMANDS: Final = {
     "rates": "ingero_fleet.cost.command:rates",
     "replay": "ingero_analyze.replay.command:command",
 }
-"""Commands that need libraries which a running Fleet does not need. The tools stand above Fleet, so that Fleet names
-them here and never imports them."""
+"""Commands that need libraries which a running Fleet does not need. They are named here and imported on use, because
+Fleet must not depend on the tools."""
 
 
 @click.group(

@@ -1,4 +1,4 @@
-"""The two Prometheus pages: what Fleet found (9090) and how Fleet itself is (8888)."""
+"""The two Prometheus pages: Fleet's findings (9090) and Fleet's own health (8888)."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,10 +26,10 @@ from ingero_kit.metrics_table import (
 )  # fmt: skip
 
 MAX_COHORT_SERIES: Final = 1_000
-"""Cohorts with series of their own on a page, the largest; the rest are counted."""
+"""Most cohorts with their own series on a page, the largest first; the rest are counted."""
 
 MAX_NODE_SERIES: Final = 10_000
-"""Nodes with series of their own on a page; the rest are counted."""
+"""Most nodes with their own series on a page; the rest are counted."""
 
 EXPORT_OUTCOMES: Final = ("sent", "dropped_queue_full", "dropped_permanent", "dropped_elapsed", "retries")
 
@@ -95,7 +95,7 @@ NODES: Final[tuple[MetricRow[TickSnapshot], ...]] = (
         _by_cluster("panic"),
         "cluster_id",
     ),
-    # Checkers complain of a gauge whose name ends in _count; the name is published, so it goes without a type.
+    # Linters reject a gauge whose name ends in _count; the name is published, so it is exposed without a type.
     untyped("ingero_fleet_straggler_count", "Nodes below their threshold.", _by_cluster("stragglers"), "cluster_id"),
     gauge(
         "ingero_node_health_score",
@@ -196,7 +196,7 @@ def _verdicts(snapshot: TickSnapshot, findings: Findings) -> Iterator[Metric]:
 
 
 class RuntimeStats(Protocol):
-    """What the page about Fleet itself reads of the engine."""
+    """The engine's figures for the page about Fleet itself."""
 
     table: ScoreTable
     tick_seconds: float

@@ -1,4 +1,4 @@
-"""The heartbeat: every push interval a copy of the score map is judged and the verdict cache is replaced."""
+"""Fleet's engine: every push interval, judges a copy of the score map and replaces the verdict cache."""
 
 import asyncio
 import time
@@ -26,11 +26,11 @@ POLLS_PER_TICK: Final = 10
 """How often, between two ticks, reports are searched for nodes that have fallen far."""
 
 TICKS_PER_EARLY_POLL: Final = 3
-"""An early look comes before one tick of so many at most."""
+"""At most one in so many ticks is preceded by an early poll."""
 
 
 class Engine:
-    """Owns the score map and the latest picture. The statistics run in a thread so that no push waits for them."""
+    """Owns the score map and the latest snapshot. Statistics run in a thread, so that no push waits for them."""
 
     def __init__(self, config: IngeroConfig, clock: Clock) -> None:
         self.config = config
@@ -54,15 +54,15 @@ class Engine:
         self.early_polls = 0
         self.tick_seconds = 0.0
         self.collect_reports: Callable[[], Awaitable[None]] | None = None
-        """Awaited before the score map is read: brings in what other processes heard."""
+        """Awaited before the score map is read: collects the reports of the receiver processes."""
         self.publish: list[Callable[[VerdictCache], None]] = []
         """Called on the event loop with every new verdict cache."""
         self.export_logs: list[Callable[[bytes], None]] = []
         """Called on the event loop with verdicts that changed, as an OTLP request for logs."""
         self.after_tick: list[Callable[[TickSnapshot], None]] = []
-        """Called in a thread with every new picture; a failure is logged and counted, and the tick stands."""
+        """Called in a thread with every new snapshot; a failure is logged and counted, and the tick stays valid."""
         self.facts: list[Callable[[], dict[str, Any]]] = []
-        """What other parts add to the facts about Fleet's health."""
+        """Functions by which other parts add facts about Fleet's health."""
         self._next_early_poll = 0
         self._gc_freezer = GcFreezer()
         self._started = clock()
@@ -101,7 +101,7 @@ class Engine:
                 due = time.monotonic() + interval
 
     async def _until(self, due: float) -> float:
-        """Wait for a tick. A node that falls far meanwhile is looked at at once, and the tick is an interval later.
+        """Wait for a tick. A node that falls far meanwhile is judged at once; the tick then is an interval later.
 
         At most one tick of `TICKS_PER_EARLY_POLL` is preceded by an early poll, so that the regular ticks go on in a
         fleet where some node always falls.
@@ -115,7 +115,7 @@ class Engine:
         return due
 
     async def early_poll(self) -> bool:
-        """Look at nodes that have fallen far since the last tick; says whether there were any."""
+        """Judge nodes that have fallen far since the last tick; returns whether there were any."""
         loop = asyncio.get_running_loop()
         if self.collect_reports:
             await self.collect_reports()
@@ -158,7 +158,7 @@ class Engine:
         return self.snapshot
 
     async def _copy_scores(self, now: float, rows: npt.NDArray[np.int64] | None = None) -> ScoreSnapshot:
-        """A copy of the score map; pushes are answered between its pieces."""
+        """A copy of the score map; pushes are answered between its parts."""
         for piece in ScoreSnapshot.in_pieces(self.table, now, rows):
             scores = piece
             await asyncio.sleep(0)
@@ -178,7 +178,7 @@ class Engine:
             trim_heap()
 
     def _export_edges(self, findings: Findings) -> None:
-        """Log the edges of verdicts, and export them as log records."""
+        """Log changes of verdicts, and export them as log records."""
         for edge in findings.edges:
             verdict = edge.verdict
             log.info(
@@ -191,6 +191,6 @@ class Engine:
                 export_logs(body)
 
     def close(self) -> None:
-        """Keep what a restart needs."""
+        """Save the state that a restart needs."""
         self._worker.shutdown()
         self.detector.close()

@@ -1,8 +1,7 @@
-"""OTLP onward: a bounded queue, batches, retries for what may be retried, and a counter for everything lost.
+"""Exports OTLP: a bounded queue, batches, retries where they are allowed, and a counter for every loss.
 
-Protobuf messages joined end to end are one message with all their repeated fields, so a batch is a concatenation and
-nothing is decoded on the way. A batch that the receiver refuses for its content is halved until only what it refuses
-alone is lost.
+Concatenated protobuf messages are one message with all their repeated fields, so a batch is built without decoding. A
+batch that the receiver refuses for its content is halved until only the refused records are lost.
 """
 
 import asyncio
@@ -28,12 +27,12 @@ from ingero_kit.tokens import read_authorization
 log = get(__name__)
 
 MAX_SPLITS: Final = 128
-"""Cuts of a refused batch: enough for some bad records in a million, few for a receiver that refuses everything."""
+"""Most cuts of a refused batch: enough to isolate a few bad records, few for a receiver that refuses everything."""
 
 
 @dataclass
 class ExporterCounters:
-    """What became of pushes, by outcome. A push is sent when any of its records was."""
+    """Numbers of pushes by outcome. A push counts as sent when any of its records was."""
 
     sent: int = 0
     dropped_queue_full: int = 0
@@ -44,7 +43,7 @@ class ExporterCounters:
 
 
 class _Outcome(Enum):
-    """What became of one request."""
+    """The outcome of one request."""
 
     SENT = auto()
     REFUSED = auto()
@@ -53,7 +52,7 @@ class _Outcome(Enum):
 
 
 class Exporter:
-    """Takes pushes without ever blocking and sends them on in the background."""
+    """Takes pushes without blocking and sends them in the background."""
 
     def __init__(
         self, name: str, config: ExporterConfig, client: OtlpClient, loop: asyncio.AbstractEventLoop
@@ -72,10 +71,10 @@ class Exporter:
         self._task: asyncio.Task[None] | None = None
         self._draining = False
         self.tag: Callable[[bytes, str], bytes] | None = None
-        """Says on metrics, in protobuf with their cluster, what Fleet knows of their senders."""
+        """Adds what Fleet knows about senders to metrics; takes protobuf and cluster."""
 
     def start(self) -> None:
-        """Begin to send."""
+        """Start sending."""
         self._task = self._loop.create_task(self._run())
 
     @property
@@ -141,7 +140,7 @@ class Exporter:
         return signal, bodies
 
     async def _send(self, signal: Signal, bodies: list[bytes]) -> None:
-        """Send a batch, and count what becomes of every push."""
+        """Send a batch, and count the outcome of every push."""
         groups, splits = [bodies], MAX_SPLITS
         while groups:
             group = groups.pop()
@@ -159,7 +158,7 @@ class Exporter:
             self._refusal = ""
 
     async def _rescue(self, signal: Signal, body: bytes, splits: int) -> tuple[_Outcome, int]:
-        """Send the records of a refused push that the receiver takes; also how many cuts are left."""
+        """Send those records of a refused push that the receiver accepts; also returns how many cuts are left."""
         refused, sent, parts = 0, False, [body]
         while parts:
             part = parts.pop()
@@ -177,7 +176,7 @@ class Exporter:
                 else:
                     parts += reversed(two)
                     splits -= 1
-            except ValueError:  # not protobuf after all: nothing in it can be told apart
+            except ValueError:  # not protobuf after all: its records cannot be separated
                 break
         self.counters.rejected_records += refused if sent else 0
         return _Outcome.SENT if sent else _Outcome.REFUSED, splits
@@ -192,7 +191,7 @@ class Exporter:
             self.counters.dropped_permanent += pushes
 
     async def _deliver(self, signal: Signal, body: bytes) -> _Outcome:
-        """One request, tried until it is taken, refused, or too old."""
+        """Send one request until it is accepted, refused, or too old."""
         started, attempt = time.monotonic(), 0
         backoff = Backoff(first=0.5, longest=30.0)
         while True:
@@ -221,7 +220,7 @@ class Exporter:
             await asyncio.sleep(delay)
 
     def _answered(self, signal: Signal, response: bytes) -> None:
-        """Count what a receiver took only in part."""
+        """Count the records that a receiver rejected in a partial success."""
         refused = rejected(signal, response) if response else 0
         if refused:
             self.counters.rejected_records += refused
@@ -229,7 +228,7 @@ class Exporter:
 
 
 def make_client(name: str, config: ExporterConfig) -> OtlpClient:
-    """The client behind an exporter's name. Raises `SettingsError` for an unusable token or certificate."""
+    """The client for an exporter's name. Raises `SettingsError` for an unusable token or certificate."""
     read_authorization(config.bearer_token_file)
     return otlp_client.make_client(
         otlp_client.ClientConfig(

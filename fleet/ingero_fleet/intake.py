@@ -1,4 +1,4 @@
-"""A push comes in, its reports go to whoever collects them, the verdict cache's answer goes back."""
+"""Handles a push: its reports go to the collector, and the verdict cache's answer goes back."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -22,13 +22,13 @@ Export = Callable[[Push], None]
 """Passes an accepted push to the exporters of its pipeline; never blocks."""
 
 Observe = Callable[[Push, float], None]
-"""Takes pushes that Fleet reads for more than health, as they came: collectives, and taints of nodes."""
+"""Takes unchanged pushes with more than health reports: collectives, and taints of nodes."""
 
 UNREADABLE: Final = "a record is not OTLP in JSON"
-"""Why a record was left out of what is exported."""
+"""Why a record was left out of the export."""
 
 TOO_MUCH: Final = "a request asks for more work than one may"
-"""Why whole requests were refused, among the reasons for points."""
+"""Reason under which whole requests are refused, among the reasons for points."""
 
 MAX_CONVERTED_VALUES: Final = 20_000
 """Most values of a request in JSON that is exported: each costs as much as forty in protobuf."""
@@ -41,10 +41,10 @@ class Collector(Protocol):
     """Keeps reports."""
 
     def observe(self, report: HealthReport, now: float) -> str | None:
-        """Take a report; returns why it was not taken, or `None`."""
+        """Take a report; returns the reason when it was not taken, otherwise `None`."""
 
     def first_seen(self, node: NodeKey) -> float:
-        """When a node of whom a report was taken was first heard of."""
+        """The time of a node's first report."""
 
 
 class Intake:
@@ -58,7 +58,7 @@ class Intake:
         observe: Observe | None = None,
         wall_clock: Clock | None = None,
     ) -> None:
-        """`wall_clock` tells the time of day as the system has it now, against which senders' times are held."""
+        """`wall_clock` returns the system's time, with which senders' times are compared."""
         self.verdict_cache = VerdictCache()
         self.accepted_reports = 0
         self.pushes: Counter[Signal] = Counter()
@@ -88,7 +88,7 @@ class Intake:
             return Answer(status=Status.INVALID, message=str(error))
 
     def _unread(self, push: Push) -> Answer:
-        """Pass on what Fleet does not read, in protobuf and less what cannot be read; raises `MalformedPayload`."""
+        """Export a push that Fleet does not read, without malformed records; raises `MalformedPayload`."""
         check_density(push.body, push.encoding)
         try:
             try:
@@ -105,7 +105,7 @@ class Intake:
         return answer
 
     def _repaired(self, push: Push) -> tuple[bytes, Answer]:
-        """What can be kept of a push that cannot be read as it is, in protobuf; raises `ValueError`."""
+        """The readable part of a malformed push, as protobuf; raises `ValueError`."""
         found = repair(_KINDS[push.signal], push.body) if push.encoding == "protobuf" else repair_json(push.body)
         if found is not None:
             push = replace(push, body=found.body)
@@ -115,7 +115,9 @@ class Intake:
         except ValueError:
             if push.encoding == "protobuf":
                 raise
-            check_density(push.body, "json", MAX_CONVERTED_VALUES // 4)  # what follows costs four times as much
+            check_density(
+                push.body, "json", MAX_CONVERTED_VALUES // 4
+            )  # the conversion below costs four times as much
             body, dropped = readable_json(push.signal, push.body)
             reasons[UNREADABLE], records = dropped, records + dropped
         self._count(reasons)

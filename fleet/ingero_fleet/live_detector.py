@@ -1,4 +1,4 @@
-"""The detector, live: a snapshot of the score map in, findings on every node out. Runs in the engine's worker thread.
+"""Runs the detector live: a snapshot of the score map in, findings on every node out. Runs in the engine's worker.
 
 A node is judged by its rate of work where it reports one, otherwise by its score; the two are never compared.
 """
@@ -43,44 +43,44 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 BY_SCORE: Final = "score"
-"""Last part of the cohort of nodes that report no rate."""
+"""Last part of the cohort key of nodes that report no rate."""
 
 REPORTED_SHARE: Final = 0.75
 """Share of the nodes that must have reported before the detector judges."""
 
 MAX_WAIT_TICKS: Final = 6
-"""Ticks after which it judges whoever has."""
+"""Ticks after which it judges the nodes that have reported."""
 
 FALLEN_SHARE: Final = 0.77
-"""Share of what is expected of a node below which its report is looked at before the tick is due."""
+"""Share of a node's expected value below which its report is judged before the tick is due."""
 
 NOISE_DEVIATIONS: Final = 5.0
-"""Standard deviations of its noise that it must have fallen as well."""
+"""Standard deviations of its noise by which the node must have fallen as well."""
 
 LATEST_EARLY_POLL: Final = 0.9
-"""Ticks after a tick up to which a poll is early."""
+"""An early poll counts as at most this long after a tick, in ticks."""
 
 MAX_HELD_TICKS: Final = 1.5
-"""Ticks after which a report no longer stands for its node in an early look."""
+"""Ticks after which a report is too old to represent its node in an early poll."""
 
 _CODES: Final = {score_table.ACTIVE: ACTIVE, score_table.IDLE: IDLE, score_table.CALIBRATING: CALIBRATING}
 
 _NO_ROWS: Final = np.zeros(0, np.int64)
 
 _UNACCUSED_LINES: Final = [*(str(state) for state in VERDICT_STATES), ""]
-"""Lines of nodes that nobody accuses, by code; the last one, of nodes that are not judged, is nothing."""
+"""Verdict lines of nodes that are not accused, by code; the last one, of nodes not judged, is empty."""
 
 _NOT_JUDGED: Final = len(VERDICT_STATES)
 
 _MAX_ECHOED_SEVERITY: Final = 0.99
-"""Most severe loss that an echoed verdict is believed to have had."""
+"""Largest loss that is taken from an echoed verdict."""
 
 
 @dataclass(frozen=True)
 class NodeVerdicts:
-    """The line that nodes are told: most of them `default`, the others their own, nothing where it is empty.
+    """The verdict lines that nodes get: most of them `default`, the others their own; an empty line is not sent.
 
-    `as_of` is the time of the snapshot; nodes that came later are told nothing.
+    `as_of` is the time of the snapshot; nodes that came later get no line.
     """
 
     default: str = ""
@@ -90,11 +90,10 @@ class NodeVerdicts:
 
 @dataclass(frozen=True)
 class Findings:
-    """What the detector says after a tick. Arrays are by row of the snapshot; `slots` lead into the view, -1 for
-    none.
+    """The detector's results after a tick. Arrays are by row of the snapshot; `slots` index the view or are -1.
 
     `accusations` and their `delay_seconds`, onset to alarm, are sums since Fleet started; so is `dropped`, how often
-    a node or a cohort found no room.
+    a node or a cohort exceeded the limits.
     """
 
     view: VerdictView
@@ -191,7 +190,7 @@ class LiveDetector:
         return findings
 
     def _tick(self, now: float, seen: Observation) -> Outcome:
-        """One tick of the detector, on record."""
+        """Run one tick of the detector and record it."""
         outcome = self.detector.tick(now, seen)
         for edge in outcome.edges:
             if edge.what == "accused":
@@ -204,7 +203,8 @@ class LiveDetector:
     def fallen(self, table: ScoreTable) -> npt.NDArray[np.int64]:
         """Rows whose nodes have fallen far, or gone idle, since the last tick, by reports that no tick has judged.
 
-        May run beside the score map's owner: what changes meanwhile is looked at once more in a snapshot.
+        May run in parallel with the score map's owner: the rows are judged on a snapshot, so changes meanwhile do no
+        harm.
         """
         with self._lock:
             if self._polled:
@@ -228,16 +228,16 @@ class LiveDetector:
             return found
 
     def _healthy(self, slots: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-        """Of nodes that worked at the last tick: who is known, and suspected of nothing."""
+        """Which of the nodes worked at the last tick, have a baseline, and are not suspected."""
         memory = self.detector.memory
         healthy = memory.node("learned")[slots] & (memory.node("code")[slots] == ACTIVE)
         found: npt.NDArray[np.bool_] = healthy & (memory.node("run")[slots] == 0)
         return found & ~is_accused(memory.node("state"))[slots]
 
     def judge_early(self, scores: ScoreSnapshot, rows: npt.NDArray[np.int64]) -> None:
-        """Judge the nodes of these rows before the tick is due; the reports of all others stand for their cohorts.
+        """Judge the nodes of these rows before the tick is due; the latest reports of the others are their cohorts.
 
-        So a fall is first seen when it is reported, and the tick an interval later may confirm it.
+        Thus a fall is first seen when it is reported, and the tick an interval later may confirm it.
         """
         with self._lock:
             self._polled = True
@@ -283,10 +283,10 @@ class LiveDetector:
         )
 
     def _gathered(self, scores: ScoreSnapshot) -> npt.NDArray[np.bool_] | None:
-        """Who has reported since the detector last judged; `None` to wait for more of them.
+        """Which nodes have reported since the detector last judged; `None` to wait for more reports.
 
-        Where pushes come slower than ticks, a tick sees a few nodes only, who are no cohort. So the detector waits
-        until most nodes have reported, but not for ever: those that fell silent do not hold up the others.
+        Where pushes come slower than ticks, a tick sees only a few nodes, too few to compare. So the detector waits
+        until most nodes have reported, but only for a limited time: silent nodes do not block the others.
         """
         alive = scores.columns["alive"]
         fresh: npt.NDArray[np.bool_] = scores.columns["fresh"] & alive
@@ -300,7 +300,7 @@ class LiveDetector:
         return fresh
 
     def _unchanged(self, scores: ScoreSnapshot) -> Findings:
-        """What was found last, for the rows of this frame; who came since then is looked up by name."""
+        """The latest findings for the rows of this snapshot; newer nodes are looked up by name."""
         rows, names = self._sorted(scores)
         slots, tenancy = self._known
         before = rows[rows < len(slots)]
@@ -313,13 +313,13 @@ class LiveDetector:
         return self._findings(scores, rows, names, of_names, [], self._jobs)
 
     def _estimate(self) -> Mapping[str, float]:
-        """The budget's bookkeeping, looked at once a dozen ticks."""
+        """Estimates of false alarms for the budget, updated once in twelve ticks."""
         if self.detector.ticks % 12 == 0 or not self._estimates:
             self._estimates = self.detector.estimates()
         return self._estimates
 
     def close(self) -> None:
-        """Keep what a restart needs, once a tick under way is done."""
+        """Save the state that a restart needs, after a running tick has ended."""
         with self._lock:
             if self._snapshots:
                 self._snapshots.write(self.detector.snapshot())
@@ -330,9 +330,10 @@ class LiveDetector:
         return round(now / self._interval) * self._interval
 
     def _sorted(self, scores: ScoreSnapshot) -> tuple[npt.NDArray[np.int64], list[NodeKey]]:
-        """Rows of living nodes by (cluster, node); sorted anew only when somebody came or went.
+        """Rows of living nodes by (cluster, node); sorted again only when a node came or went.
 
-        What was in order stays so: a sort that finds it takes a moment, and holds up everybody else no longer.
+        The previous order is kept as the start, because sorting nearly sorted rows is fast and blocks other threads
+        only briefly.
         """
         alive = scores.columns["alive"]
         known, were, rows, names = self._order
@@ -370,7 +371,7 @@ class LiveDetector:
         return Observation(names, cohort, self._keys(scores.cohorts), value, state, _echoes(rows, last_verdicts))
 
     def _keys(self, cohorts: list[CohortKey]) -> list[CohortKey]:
-        """Cohorts as histories name them, twice each: judged by rate, and by score."""
+        """Keys of cohorts as recordings name them, two for each: judged by rate, and by score."""
         places = [self._by.index(part) + 1 if part in self._by else None for part in PARTS[:-1]]
         keys: list[CohortKey] = []
         for key in cohorts:
@@ -381,7 +382,7 @@ class LiveDetector:
     def _node_verdicts(
         self, view: VerdictView, names: list[NodeKey], slots: npt.NDArray[np.int64], now: float
     ) -> NodeVerdicts:
-        """The line that every node of a snapshot is told."""
+        """The verdict line of every node of a snapshot."""
         codes = np.where(slots >= 0, view.columns["state"][slots], _NOT_JUDGED)
         loud = is_accused(codes)
         quiet = codes[~loud & (slots >= 0)]
@@ -409,7 +410,7 @@ def _echoes(rows: npt.NDArray[np.int64], last_verdicts: Mapping[int, str]) -> di
 
 
 def _echoed(text: str) -> float | None:
-    """The loss, log units, of an accusation that a node says it was told; `None` for anything else."""
+    """The loss, log units, of an accusation that a node echoes; `None` for anything else."""
     line = parse_verdict(text)
     if line is None or not line.is_straggler:
         return None

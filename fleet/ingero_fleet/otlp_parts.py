@@ -1,4 +1,4 @@
-"""OTLP requests that Fleet passes on without reading: checked, turned into protobuf, cut into halves. Pure.
+"""Checks, converts to protobuf and halves OTLP requests that Fleet passes on without reading. Pure.
 
 Specification: https://opentelemetry.io/docs/specs/otlp/ (trace and span ids in JSON are hexadecimal, not base64).
 """
@@ -40,15 +40,15 @@ _LEVELS: Final = {
     Signal.LOGS: ("resource_logs", "scope_logs", "log_records"),
     Signal.TRACES: ("resource_spans", "scope_spans", "spans"),
 }
-"""The repeated fields of a request, from the outside in."""
+"""The nested repeated fields of a request, outermost first."""
 
 _ID_BYTES: Final = {"traceId": 16, "spanId": 8, "parentSpanId": 8}
 _UNREADABLE: Final = (ParseError, ValueError, TypeError, AttributeError, RecursionError)
-"""What protobuf raises for a document that is no OTLP; some shapes of JSON reach Python's own errors."""
+"""Errors of protobuf for a document that is not OTLP; some JSON raises Python's own errors."""
 
 
 def as_protobuf(push: Push) -> bytes:
-    """The push as one valid request in protobuf. Raises `ValueError` when it is none."""
+    """The push as one valid protobuf request. Raises `ValueError` when it is not valid."""
     try:
         if push.encoding == "protobuf":
             _read(push.signal, push.body)
@@ -86,7 +86,7 @@ def readable_json(signal: Signal, body: bytes) -> tuple[bytes, int]:
 
 
 def _readable(signal: Signal, record: Any) -> bool:
-    """Whether a record can be read by itself. It stays as it is."""
+    """Whether a record can be read by itself; the record is not changed."""
     outer, middle, inner = (to_camel(name) for name in _LEVELS[signal])
     try:
         _converted(signal, {outer: [{middle: [{inner: [copy.deepcopy(record)]}]}]})
@@ -140,7 +140,7 @@ def _objects(outer: Any, key: str) -> list[dict[str, Any]]:
 
 
 def rejected(signal: Signal, response: bytes) -> int:
-    """How many records a receiver says that it did not take, in an answer that is a success."""
+    """How many records a receiver reports as rejected in a successful answer."""
     kind, name = _RESPONSES[signal]
     try:
         return max(0, int(getattr(kind.FromString(response).partial_success, name)))
@@ -149,7 +149,7 @@ def rejected(signal: Signal, response: bytes) -> int:
 
 
 def count_records(signal: Signal, body: bytes) -> int:
-    """Log records, spans or points of a request. Raises `ValueError` when it is none."""
+    """The number of log records, spans or points in a request. Raises `ValueError` when it is not valid."""
     outer, middle, inner = _LEVELS[signal]
     request = _read(signal, body)
     found = 0
@@ -164,7 +164,7 @@ def count_records(signal: Signal, body: bytes) -> int:
 def halves(signal: Signal, body: bytes) -> tuple[bytes, bytes] | None:
     """Two requests that hold the records of one, cut at the outermost level that holds several.
 
-    `None` when it holds a single record, or none. Raises `ValueError` when it is no request.
+    `None` when it holds at most one record. Raises `ValueError` when it is not a valid request.
     """
     first = _read(signal, body)
     second = type(first)()
@@ -196,7 +196,7 @@ def _points(metric: Any) -> Any:
 
 
 def _cut(items: Any, twins: Any) -> bool:
-    """Keep the first half of one list and the second of its twin; whether there were several."""
+    """Keep the first half of one list and the second half of its copy; returns whether there were several items."""
     middle = len(items) // 2
     if middle:
         del items[middle:]

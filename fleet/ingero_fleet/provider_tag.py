@@ -1,7 +1,7 @@
-"""Says on metrics that are exported which provider their node runs at. Pure.
+"""Adds the node's provider to exported metrics. Pure.
 
-Only the block that names the node is exchanged for one with the provider in it, remembered by its bytes; the metrics
-themselves are never decoded.
+Only the resource block, which names the node, is replaced by one with the provider. Replacements are cached by the
+block's bytes; the metrics themselves are never decoded.
 """
 
 from collections.abc import Callable
@@ -18,14 +18,14 @@ from ingero_kit.gpu_rates import ALIASES
 from ingero_kit.otlp_layout import UnsupportedLayout, read_varint, write_varint
 
 MAX_REMEMBERED: Final = 65_536
-"""Blocks that are remembered; when there are more, remembering starts anew."""
+"""Blocks in the cache; it is cleared when full."""
 
 _FIRST_FIELD: Final = 0x0A
 """Key of field 1 with a length: the resource blocks of a request, and the resource of a block."""
 
 
 class ProviderTag:
-    """Names providers. What a rule says counts, then the sender's word, then what else is known of the node."""
+    """Adds providers. A rule counts first, then what the sender named, then what else is known about the node."""
 
     def __init__(self, providers: ProviderMap, reported: Callable[[NodeKey], str]) -> None:
         """`reported` is the provider that a node's health report named, empty when it named none."""
@@ -35,9 +35,9 @@ class ProviderTag:
         self._unknown: dict[tuple[str, bytes], NodeKey] = {}
 
     def __call__(self, body: bytes, cluster: str) -> bytes:
-        """A request for metrics in protobuf with providers named; `cluster` overrides the payload's.
+        """Return a protobuf metrics request with providers; `cluster` overrides the payload's.
 
-        What is not laid out as encoders do comes back as it is.
+        A request whose fields are not in the usual order of encoders is returned unchanged.
         """
         parts: list[bytes] = []
         place = 0
@@ -68,7 +68,7 @@ class ProviderTag:
         provider = self._providers.find(node, told or self._reported(node)) if node[1] else told
         provider = ALIASES.get(provider, provider)
         if not provider:
-            # Its health report may still come.
+            # Its health report may still arrive.
             if len(self._unknown) >= MAX_REMEMBERED:
                 self._unknown.clear()
             self._unknown[key] = node
@@ -89,7 +89,7 @@ def _with_provider(message: Resource, provider: str) -> bytes:
 
 
 def _field(data: bytes, place: int) -> tuple[bytes | None, int]:
-    """What field 1 holds if it stands at this place, and where it ends; `None` otherwise."""
+    """The content of field 1 if it starts at this offset, and where it ends; `None` otherwise."""
     if place >= len(data) or data[place] != _FIRST_FIELD:
         return None, place
     try:

@@ -1,4 +1,4 @@
-"""What the detector saw, as a CSV file that `ingero-fleet replay` judges again, tick for tick."""
+"""Records the detector's input as a CSV file that `ingero-fleet replay` judges again, tick for tick."""
 
 import contextlib
 import csv
@@ -15,19 +15,19 @@ from ingero_detect.observation import ABSENT, ACTIVE, CALIBRATING, HELD, IDLE, O
 from ingero_kit.logs import get
 
 PARTS: Final = ("workload_type", "job_id", "gpu_model", "stage", "cgroup_path_hash", "measure")
-"""Columns that together name a cohort; `measure` tells nodes judged by score from those judged by rate."""
+"""Columns that together name a cohort; `measure` separates nodes judged by score from those judged by rate."""
 
 MERGEABLE: Final = (3, 4, 5)
-"""Positions of GPU model, stage and cgroup in a cohort's key: what a small one may drop to find peers."""
+"""Positions of GPU model, stage and cgroup in a cohort's key: the parts that a small one may drop to find peers."""
 
 STATES: Final = {
     ACTIVE: str(NodeState.ACTIVE), IDLE: str(NodeState.IDLE), CALIBRATING: str(NodeState.CALIBRATING),
     ABSENT: "absent", HELD: "held",
 }  # fmt: skip
-"""Words of the column `state`."""
+"""Values of the column `state`."""
 
 RECORDED: Final = "recorded"
-"""Column of recordings only, where the rows of a tick have one and the same time: was it `whole` or `early`?"""
+"""Column that only recordings have: `whole` or `early` tick. All rows of a recorded tick have the same time."""
 
 HEADER: Final = ("time", "cluster", "node", *PARTS, "state", "rate", RECORDED)
 
@@ -37,7 +37,7 @@ log = get(__name__)
 class TickRecorder:
     """Appends ticks to a file; when it is full it becomes `FILE.1` and a new one begins.
 
-    Never raises: a tick that the disk does not take is left out as a whole, counted, and the next one is tried.
+    Never raises: a tick that cannot be written is left out as a whole and counted, and the next one is tried.
     """
 
     def __init__(self, file: Path, most_bytes: int) -> None:
@@ -47,7 +47,7 @@ class TickRecorder:
         self._written = 0
 
     def write(self, now: float, seen: Observation) -> None:
-        """Add one tick."""
+        """Append one tick."""
         try:
             stream = self._open()
             rows = csv.writer(stream, lineterminator="\n")
@@ -67,7 +67,7 @@ class TickRecorder:
             self._take_back()
 
     def _take_back(self) -> None:
-        """Leave no half of a tick behind."""
+        """Remove a partly written tick."""
         opened = self._stream is not None
         self.close()
         if opened:
@@ -90,7 +90,7 @@ class TickRecorder:
         """Close the file."""
         stream, self._stream = self._stream, None
         if stream is not None:
-            with contextlib.suppress(OSError):  # closing writes what is left, and fails where writing did
+            with contextlib.suppress(OSError):  # closing flushes the buffer, which fails again where writing failed
                 stream.close()
 
 

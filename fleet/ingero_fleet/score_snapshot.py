@@ -1,4 +1,4 @@
-"""A copy of the score map that other threads read while pushes go on changing the map."""
+"""A copy of the score map that other threads read while pushes change the map."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ROWS_PER_PIECE: Final = 8192
 
 @dataclass(frozen=True)
 class ScoreSnapshot:
-    """Columns by row. `names` is the same list object for as long as no node comes or goes."""
+    """Columns by row. `names` is the same list object while no node comes or goes."""
 
     now: float
     names: list[NodeKey]
@@ -26,7 +26,7 @@ class ScoreSnapshot:
 
     @classmethod
     def take(cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None) -> "ScoreSnapshot":
-        """Copy the whole map; reports that come later, or are not in `rows`, stay fresh for the next tick."""
+        """Copy the whole map; later reports, and those not in `rows`, stay fresh for the next tick."""
         *_, scores = cls.in_pieces(table, now, rows)
         return scores
 
@@ -34,10 +34,10 @@ class ScoreSnapshot:
     def in_pieces(
         cls, table: ScoreTable, now: float, rows: npt.NDArray[np.int64] | None = None
     ) -> Iterator["ScoreSnapshot"]:
-        """Copy a few rows at a time, so that the caller can take reports between two pieces.
+        """Copy a few rows at a time, so that the caller can take reports in between.
 
-        Yields the unfinished copy after every piece; the last one is complete. A report is copied whole or not at
-        all. Nodes that come meanwhile are in the next snapshot.
+        Yields the unfinished copy after every piece; the last one is complete. A report is copied completely or
+        not at all. New nodes are in the next snapshot.
         """
         names = table.roster()
         length = len(names)

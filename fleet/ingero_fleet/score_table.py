@@ -20,7 +20,7 @@ STATES: Final = (NodeState.CALIBRATING, NodeState.ACTIVE, NodeState.IDLE)
 _NOT_GIVEN: Final = float("nan")
 _CODES: Final = {state: code for code, state in enumerate(STATES)}
 _ACCUSED: Final = tuple(str(state) for state in ACTIONABLE)
-"""How the verdict of an accused node begins."""
+"""Prefixes of the verdict line of an accused node."""
 
 ACTIVE: Final = _CODES[NodeState.ACTIVE]
 IDLE: Final = _CODES[NodeState.IDLE]
@@ -56,7 +56,7 @@ MAX_HARDWARE: Final = 4096
 
 
 class Hardware(NamedTuple):
-    """What a node said it runs on; empty and 0 where it said nothing."""
+    """Provider and GPUs as a node reported them; empty and 0 where it reported nothing."""
 
     provider: str = ""
     model: str = ""
@@ -67,7 +67,7 @@ BATCH_COLUMNS: Final = (
     "score", "rate", "seen", "first_seen", *_SIGNALS, "cohort", "hardware",
     "world_size", "rank", "pushes", "sent_ns", "state",
 )  # fmt: skip
-"""What of a report goes from one score map to another."""
+"""Columns of a report that are copied from one score map to another."""
 
 BATCH_RECORD: Final = np.dtype([(name, COLUMNS[name]) for name in BATCH_COLUMNS])
 """The same as a record."""
@@ -75,9 +75,9 @@ BATCH_RECORD: Final = np.dtype([(name, COLUMNS[name]) for name in BATCH_COLUMNS]
 
 @dataclass(frozen=True)
 class ReportBatch:
-    """The latest reports of some nodes. `records["cohort"]` and `["hardware"]` lead into the lists of the batch.
+    """The latest reports of some nodes. `records["cohort"]` and `["hardware"]` are indices into the batch's lists.
 
-    `pushes` counts those since the last batch; `last_verdicts` holds the verdict that a node was last told, by place.
+    `pushes` counts those since the last batch; `last_verdicts` holds the verdict that a node last received, by index.
     """
 
     names: list[NodeKey]
@@ -99,7 +99,7 @@ class Limits:
 
 @dataclass
 class Losses:
-    """What the score map did not keep, by reason."""
+    """Counts of what the score map did not keep, by reason."""
 
     nodes_over_limit: int = 0
     clusters_over_limit: int = 0
@@ -124,10 +124,10 @@ class ScoreTable:
         self.names: list[NodeKey] = []
         self.cohorts: list[CohortKey] = []
         self.last_verdict: dict[int, str] = {}
-        """The accusation that a node says it was last told, by row, since the last tick."""
+        """The accusations that nodes echoed since the last tick, by row."""
         self._columns: dict[str, npt.NDArray[Any]] = {name: np.zeros(1024, dtype) for name, dtype in COLUMNS.items()}
         self._cells: dict[str, memoryview[Any]] = {name: column.data for name, column in self._columns.items()}
-        """The same memory: one number is written there in a third of the time."""
+        """Views of the columns' memory: writing one number through them takes a third of the time."""
         self._rows: dict[NodeKey, int] = {}
         self._free: list[int] = []
         self._roster: list[NodeKey] | None = None
@@ -148,17 +148,17 @@ class ScoreTable:
         return self._columns[name][: len(self.names)]
 
     def roster(self) -> list[NodeKey]:
-        """The names by row, not to be changed: the same list for as long as nobody comes or goes."""
+        """The names by row, not to be changed: the same list object while no node comes or goes."""
         if self._roster is None:
             self._roster = list(self.names)
         return self._roster
 
     def row_of(self, node: NodeKey) -> int | None:
-        """The row of a node, if it is known."""
+        """The row of a node; `None` when unknown."""
         return self._rows.get(node)
 
     def first_seen(self, node: NodeKey) -> float:
-        """When a node of the score map was first heard of."""
+        """The time of the first report of a node in the score map."""
         return float(self._cells["first_seen"][self._rows[node]])
 
     def nodes_named(self, name: str) -> list[NodeKey]:
@@ -166,7 +166,7 @@ class ScoreTable:
         return [node for node in self._rows if node[1] == name]
 
     def observe(self, report: HealthReport, now: float) -> str | None:
-        """Take a report; returns why it was not taken, or `None`."""
+        """Take a report; returns the reason when it was not taken, otherwise `None`."""
         node = (report.cluster_id, report.node_id)
         row = self._rows.get(node)
         cohort = self._cohort_number(self._cohort(report))
@@ -179,7 +179,7 @@ class ScoreTable:
             row = taken
         cells, state, sent_ns = self._cells, _CODES[report.state], report.time_unix_nano
         if sent_ns and 0 < cells["sent_ns"][row] - sent_ns < self._ttl_nanos:
-            # A retry, or another way that took longer. A clock that was set back by more is believed at once.
+            # A retry, or a report on a slower route. A clock set back by more than the TTL is accepted at once.
             self.losses.late_reports += 1
             return None
         cells["sent_ns"][row] = sent_ns
@@ -201,7 +201,7 @@ class ScoreTable:
         return None
 
     def take_fresh(self, most: int) -> "ReportBatch":
-        """Reports of at most so many nodes that reported since they were last taken; they are not fresh any more."""
+        """Return, and no longer count as fresh, the fresh reports of at most `most` nodes."""
         rows = np.flatnonzero(self.view("fresh") & self.view("alive"))[:most]
         records = np.empty(len(rows), BATCH_RECORD)
         for name in BATCH_COLUMNS:
@@ -223,7 +223,7 @@ class ScoreTable:
         )
 
     def merge(self, batch: "ReportBatch") -> None:
-        """Take reports that another score map took, unless this one has a later report of the node."""
+        """Merge reports of another score map, except where this one has a later report of the node."""
         rows = np.empty(len(batch.names), np.int64)
         records = batch.records
         cohorts = np.array([_none_as(self._cohort_number(key)) for key in batch.cohorts], np.int32)
@@ -256,7 +256,7 @@ class ScoreTable:
         self.last_verdict.update({kept[place]: text for place, text in batch.last_verdicts.items() if place in kept})
 
     def _cohort_number(self, key: CohortKey) -> int | None:
-        """The number of a cohort, `None`, counted, when there is no room for another."""
+        """The number of a cohort; `None`, counted, when the limit is reached."""
         number = self._cohort_ids.get(key)
         if number is None:
             if len(self.cohorts) >= self.limits.cohorts:
@@ -309,7 +309,7 @@ class ScoreTable:
             self._cells[name] = wider.data
 
     def expire(self, now: float) -> list[NodeKey]:
-        """Forget nodes that have been silent for longer than the time to live; returns who went."""
+        """Forget nodes that have been silent for longer than the time to live; returns their names."""
         length = len(self.names)
         seen, alive = self._columns["seen"][:length], self._columns["alive"][:length]
         gone = np.flatnonzero(alive & (now - seen > self.limits.ttl_seconds))
@@ -332,7 +332,7 @@ class ScoreTable:
         return names
 
     def _compact_cohorts(self) -> None:
-        """Forget cohorts without nodes, so that jobs that come and go leave nothing behind."""
+        """Forget cohorts without nodes, so that ended jobs leave nothing behind."""
         length = len(self.names)
         alive = self._columns["alive"][:length]
         used = np.unique(self._columns["cohort"][:length][alive])

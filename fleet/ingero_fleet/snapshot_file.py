@@ -1,4 +1,4 @@
-"""A file that is either the old state or the new one, never half of either."""
+"""A state file that is replaced atomically: it holds the old state or the new one, never a part."""
 
 from pathlib import Path
 from typing import Final
@@ -7,13 +7,13 @@ from ingero_kit.files import replace_file
 from ingero_kit.logs import get
 
 MOST_BYTES: Final = 1 << 30
-"""A larger file is not read."""
+"""Largest file that is read, bytes."""
 
 log = get(__name__)
 
 
 class SnapshotFile:
-    """Writes state at an interval, atomically; a disk that fails is logged and counted, and judged nodes go on."""
+    """Writes state at an interval, atomically; a failing disk is logged and counted, and judging continues."""
 
     def __init__(self, file: Path, interval_seconds: float) -> None:
         self.failures = 0
@@ -28,7 +28,7 @@ class SnapshotFile:
         return False
 
     def read(self) -> bytes | None:
-        """What was written last, `None` if nothing was."""
+        """The state that was written last; `None` if there is none."""
         try:
             if self._file.stat().st_size > MOST_BYTES:
                 log.warning("snapshot_refused", reason="the file is larger than 1 GiB")

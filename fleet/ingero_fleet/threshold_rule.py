@@ -1,9 +1,10 @@
-"""One tick of the published rule: scores in, thresholds, stragglers and what is wrong with the cluster out. Pure.
+"""One tick of the published rule: scores in, thresholds, stragglers and the state of the clusters out. Pure.
 
 Threshold of a cohort: median - max(k x 1.4826 x MAD, min_band) over its active nodes, smoothed exponentially. A
 cohort below the quorum takes the threshold of the cohort that it merges into (stage, then GPU model dropped); jobs
-and workloads are never mixed. While a cluster panics (too large a share of it below its threshold) nobody is to be
-acted on, and thresholds are frozen, but not for ever: what lasts is the new normal, or panic could never end.
+and workloads are never mixed. While a cluster panics (too large a share of it below its threshold) no node may be
+acted on, and thresholds are frozen, but only for a limited time: a change that lasts is the new normal, otherwise a
+panic could never end.
 """
 
 from collections.abc import Iterable, Mapping
@@ -20,18 +21,18 @@ from ingero_fleet.score_table import ACTIVE, CALIBRATING, IDLE, ScoreTable
 from ingero_fleet.settings import IngeroConfig
 
 MERGEABLE: Final = frozenset({"stage", "gpu_model", "cgroup_path_hash"})
-"""What a small cohort may drop to find peers."""
+"""Parts of its key that a small cohort may drop to find peers."""
 
 PEAK_SECONDS: Final = 3600.0
-"""How long the most nodes seen at once stand for the size of a cluster that declares none."""
+"""Seconds for which the most nodes seen at once count as the size of a cluster that declares none."""
 
 FREEZE_SECONDS: Final = 300.0
-"""How long a panic holds thresholds where they were; afterwards they follow the scores again."""
+"""How long a panic freezes thresholds; afterwards they follow the scores again."""
 
 
 @dataclass(frozen=True)
 class CohortSummary:
-    """What one cohort looks like. `merged_into` names the wider cohort whose threshold it uses."""
+    """The statistics of one cohort. `merged_into` names the wider cohort whose threshold it uses."""
 
     key: CohortKey
     active: int
@@ -43,7 +44,7 @@ class CohortSummary:
 
 @dataclass(frozen=True)
 class ClusterSummary:
-    """What one cluster looks like; `threshold` is that of its largest cohort."""
+    """The statistics of one cluster; `threshold` is that of its largest cohort."""
 
     cluster: str
     active: int
@@ -63,7 +64,7 @@ class ClusterSummary:
 
 @dataclass(frozen=True)
 class RuleState:
-    """What one tick leaves to the next.
+    """The state that one tick passes to the next.
 
     Smoothed thresholds by cohort, the size of clusters as (nodes, when), and since when clusters panic.
     """
@@ -210,7 +211,7 @@ def _clusters(
         for code in (ACTIVE, IDLE, CALIBRATING)
     }
     slow = np.bincount(cluster[alive & straggling], minlength=len(names))
-    world = np.zeros(len(names), np.int32)  # of the column's type, or NumPy converts number by number
+    world = np.zeros(len(names), np.int32)  # the column's type, otherwise NumPy converts every number
     np.maximum.at(world, cluster[alive], columns["world_size"][alive])
     largest: dict[str, CohortSummary] = {}
     for summary in cohorts:

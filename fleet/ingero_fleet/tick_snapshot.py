@@ -1,4 +1,4 @@
-"""What Fleet knows after a tick, and the answers that its APIs give from it. Pure."""
+"""Fleet's state after a tick, and the answers of its APIs. Pure."""
 
 from collections import Counter
 from collections.abc import Mapping
@@ -41,7 +41,7 @@ class TickSnapshot:
 
     @property
     def stopped(self) -> npt.NDArray[np.bool_]:
-        """By row: nodes whose own work vanished while their cohort goes on."""
+        """By row: nodes whose own work stopped while their cohort continues."""
         if self.findings is None:
             return np.zeros(len(self.scores.names), np.bool_)
         found: npt.NDArray[np.bool_] = self.findings.accused & (self.findings.states == CODE[VerdictState.STOPPED])
@@ -65,7 +65,7 @@ class TickSnapshot:
 
 
 def threshold_answer(snapshot: TickSnapshot | None, cluster: str, node: str | None = None) -> dict[str, Any]:
-    """The published GET answer: (0, false) until there is a quorum. With a node, that node's own cohort counts."""
+    """The published GET answer: (0, false) until there is a quorum. With a node, its own cohort counts."""
     none = {"threshold": 0, "quorum_met": False}
     if snapshot is None:
         return none
@@ -85,11 +85,12 @@ def stragglers_answer(
     late: Mapping[NodeKey, dict[str, Any]] = MappingProxyType({}), actionable: bool = False,
     panic_fraction: float = 0.5,
 ) -> dict[str, Any]:  # fmt: skip
-    """Who is a straggler now.
+    """The current stragglers.
 
     `late` are the nodes whose rank the collectives wait for. They are listed under `culprits`, and under `stragglers`
     too when they are `actionable`. A node that the detector accuses as well is listed once, with both reasons.
-    `panic` comes from the judge of the stragglers: scores that fall everywhere do not stop what rates have proven.
+    `panic` follows whichever of detector and threshold names the stragglers: falling scores do not block a verdict
+    that rates have proven.
     """
     alive = snapshot.rows(cluster)
     rows = [row for row in alive if snapshot.accused[row]]
@@ -175,13 +176,13 @@ def node_answer(snapshot: TickSnapshot, row: int) -> dict[str, Any]:
 
 
 def _verdict(verdict: Verdict) -> dict[str, Any]:
-    """A verdict with times that people and operators read."""
+    """A verdict with times as text for people and the operator."""
     facts = verdict.to_json()
     return facts | {name: rfc3339(facts[name]) if facts[name] else None for name in VERDICT_TIMES}
 
 
 def dominant_signal(snapshot: TickSnapshot, row: int) -> HealthSignal:
-    """The signal furthest below the median of the node's cohort, relative to that median: like against like."""
+    """The signal furthest below the median of the node's cohort, relative to that median, so that signals compare."""
     columns = snapshot.scores.columns
     peers = columns["alive"] & (columns["state"] == ACTIVE) & (columns["cohort"] == columns["cohort"][row])
     worst, gap = HealthSignal.UNKNOWN, 0.0
@@ -198,13 +199,13 @@ def dominant_signal(snapshot: TickSnapshot, row: int) -> HealthSignal:
 
 
 def cohort_name(key: tuple[str, ...]) -> str:
-    """A cohort with a message, without its cluster; `all` when its nodes share nothing that they said."""
+    """A cohort with a message, without its cluster; `all` when its nodes reported no common property."""
     parts = [part for part in key[1:] if part]
     return "/".join(parts) if parts else "all"
 
 
 def why_answer(snapshot: TickSnapshot, row: int, config: IngeroConfig) -> dict[str, Any]:
-    """Why a node is, or is not, a straggler: the facts, and one sentence a person can act on."""
+    """Why a node is, or is not, a straggler: the facts, and one sentence on which a person can act."""
     facts = node_answer(snapshot, row)
     columns = snapshot.scores.columns
     key = snapshot.scores.cohorts[int(columns["cohort"][row])]
@@ -245,7 +246,7 @@ def why_answer(snapshot: TickSnapshot, row: int, config: IngeroConfig) -> dict[s
 
 
 def _verdict_sentence(verdict: dict[str, Any], active: int) -> str:
-    """A verdict as one sentence that a person can act on."""
+    """A verdict as one sentence on which a person can act."""
     state, lost = verdict["state"], f"{100 * verdict['severity']:.0f} %"
     if state == "stopped":
         return f"Its work stopped while {active} nodes of its cohort go on."

@@ -1,4 +1,4 @@
-"""What Fleet has published: the answer that a push gets. Replaced as a whole at every tick, read from any thread."""
+"""The answers to pushes: thresholds and verdicts of the latest tick. Replaced as a whole, read from any thread."""
 
 import functools
 import operator
@@ -15,7 +15,7 @@ from ingero_kit.otlp_receiver import ACCEPTED, Answer
 
 @functools.cache
 def cohort_of(by: tuple[str, ...]) -> Callable[[HealthReport], CohortKey]:
-    """The function that tells which cohort a report belongs to; one for each setting."""
+    """The function that returns the cohort of a report; one for each setting."""
     if not by:
         return lambda report: (report.cluster_id,)
     return operator.attrgetter("cluster_id", *by)
@@ -25,7 +25,7 @@ def cohort_of(by: tuple[str, ...]) -> Callable[[HealthReport], CohortKey]:
 class VerdictCache:
     """Thresholds of the cohorts that have a quorum, and the verdict line of every judged node.
 
-    A cohort without a quorum is absent: its nodes get no headers at all and ask the threshold API instead. Most nodes
+    A cohort without a quorum is absent: its nodes get no headers and ask the threshold API instead. Most nodes
     get the same line, `default`; `overrides` holds the lines of the rest, where an empty line means no header. A node
     that was first seen after `as_of` is not judged yet.
     """
@@ -42,7 +42,7 @@ class VerdictCache:
         object.__setattr__(self, "_cohort", cohort_of(self.by))
 
     def answer(self, report: HealthReport, first_seen: float) -> Answer:
-        """The answer for a node first heard of at `first_seen`; shared between nodes that get the same line."""
+        """The answer for a node first seen at `first_seen`; shared between nodes that get the same line."""
         threshold = self.thresholds.get(self._cohort(report))
         verdict = ""
         if first_seen <= self.as_of:
@@ -54,7 +54,7 @@ class VerdictCache:
 
 
 def build_answer(threshold: float | None, verdict: str) -> Answer:
-    """Put threshold and verdict into HTTP headers and gRPC metadata; neither of them gives no header."""
+    """Put threshold and verdict into HTTP headers and gRPC metadata; without both there is no header."""
     if threshold is None and not verdict:
         return ACCEPTED
     lines: list[str] = []

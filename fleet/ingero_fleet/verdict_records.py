@@ -1,4 +1,4 @@
-"""Edges of verdicts as OTLP log records, for whoever keeps the story: Echo or any collector. Pure."""
+"""Changes of verdicts as OTLP log records, for Echo or any collector. Pure."""
 
 import json
 import uuid
@@ -25,7 +25,7 @@ _EVIDENCE: Final = (
 
 
 def encode(edges: Iterable[Edge]) -> bytes | None:
-    """One request with a record for every edge; `None` without edges."""
+    """One request with a record for every change; `None` without changes."""
     blocks = [
         ResourceLogs(
             resource=Resource(
@@ -61,7 +61,7 @@ def _record(edge: Edge) -> LogRecord:
 
 
 def verdict_record(seconds: float, sentence: str, found: dict[str, Any], *, loud: bool) -> LogRecord:
-    """A change of a verdict, whoever judged; `seconds` since the epoch, `loud` when somebody is accused."""
+    """The record of a verdict's change, from any source; `seconds` since the epoch, `loud` when a node is accused."""
     nanoseconds = int(seconds * 1e9)
     return LogRecord(
         time_unix_nano=nanoseconds,
@@ -74,7 +74,7 @@ def verdict_record(seconds: float, sentence: str, found: dict[str, Any], *, loud
 
 
 def _event_id(edge: Edge) -> str:
-    """The same edge of the same inputs has the same id, so that a record sent twice is known again."""
+    """An id that is equal for the same change of the same inputs, so that a record sent twice is recognised."""
     verdict = edge.verdict
     return str(uuid.uuid5(_NAMESPACE, "\0".join((verdict.digest, verdict.cluster, verdict.node, edge.what))))
 

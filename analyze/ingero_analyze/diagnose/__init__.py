@@ -1,1 +1,1 @@
-"""Judge operation timelines of a synchronised job: which rank holds it back, or that no rank does."""
+"""Judges operation timelines of a synchronised job: which rank delays it, or that none does."""

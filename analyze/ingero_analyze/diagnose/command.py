@@ -52,7 +52,7 @@ def command(
     `stage`, `data_parallel`. Clocks of ranks need not agree: only durations and differences on one clock are used.
 
     Instead of FILE, what other tools have written: one of --flight-recorder (where does the job hang),
-    --nccl-inspector and --kineto; --dcgm beside any of them, or alone. The answer says what such files can show and
+    --nccl-inspector and --kineto; --dcgm with any of them, or alone. The answer says what such files can show and
     what they cannot, and names whatever could not be read.
 
     Exit status 0 whatever is found, 2 when nothing can be used.
@@ -90,7 +90,7 @@ def _timeline(files: tuple[str, ...], quiet: bool) -> dict[str, Any]:
 def _others(
     used: str, given: dict[str, tuple[str, ...]], pages: tuple[str, ...], known: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What other tools' files say; with `known`, what the pages add to that verdict."""
+    """What other tools' files say; with `known`, what DCGM's pages add to that verdict."""
     from ingero_analyze.diagnose import dcgm, flight_recorder, flight_recorder_dumps, inspector, kineto
     from ingero_analyze.diagnose.sources import Problems, SourceError
     from ingero_analyze.diagnose.timeline_files import verdict
@@ -176,7 +176,7 @@ def _table(answer: dict[str, Any], console: Console) -> None:
 
 
 def _front(front: dict[str, Any]) -> str:
-    """One collective that did not end, in words."""
+    """A sentence on one collective that did not end."""
     words = f"{front['op']} {front['seq']} of group {front['group']}"
     words += f" ({front['description']})" if front["description"] else ""
     words += f": entered by {front['entered_count']}"

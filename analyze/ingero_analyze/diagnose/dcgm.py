@@ -1,7 +1,7 @@
-"""dcgm-exporter's page: which GPUs are held back, by what. All but `fetch` is pure.
+"""Reads dcgm-exporter's page: which GPUs are throttled, and why. All but `fetch` is pure.
 
-A GPU that is slow inside of a collective blocks as long as its peers, so that waits cannot name it; its clocks and
-the reasons that it gives for them can.
+A GPU that is slow inside a collective blocks as long as its peers, so waits cannot name it; its clocks and its
+throttle reasons can.
 """
 
 import re
@@ -32,10 +32,10 @@ MAX_LINE: Final = 1 << 16
 MAX_GPUS: Final = 100_000
 FETCH_SECONDS: Final = 10.0
 NOT_MEASURED: Final = 1e15
-"""DCGM's values for what it could not measure are above."""
+"""DCGM's values for what it could not measure are larger than this."""
 
 SLOW_CLOCK: Final = 0.85
-"""Share of the median clock of its like below which a busy GPU is told."""
+"""Share of the median clock of its model below which a busy GPU is listed."""
 
 BUSY: Final = 50.0
 FEWEST: Final = 3
@@ -45,7 +45,7 @@ REASONS: Final = {
     0x4: "sw_power_cap", 0x8: "hw_slowdown", 0x10: "sync_boost", 0x20: "sw_thermal", 0x40: "hw_thermal",
     0x80: "hw_power_brake",
 }  # fmt: skip
-"""Bits of the clock event reasons that hold a GPU back; idle and set clocks do not."""
+"""Bits of the clock event reasons that throttle a GPU; idle and set clocks do not."""
 
 _NAME: Final = re.compile(r"[A-Za-z_:][\w:]*")
 _LINE: Final = re.compile(r"([A-Za-z_:][\w:]*)\s*(?:\{(.*)\})?\s+(\S+)(?:\s+-?\d+)?\s*")
@@ -59,7 +59,7 @@ _VIOLATIONS: Final = re.compile(r"DCGM_FI_DEV_([A-Z_]+)_VIOLATION$")
 
 @dataclass
 class GpuSample:
-    """One GPU's page. `host` and `model` are empty where they are not told; violations are seconds since boot."""
+    """One GPU's page. `host` and `model` are empty where they are not given; violations are seconds since boot."""
 
     host: str
     gpu: str
@@ -71,7 +71,7 @@ class GpuSample:
 
 @dataclass(frozen=True)
 class ThrottledGpu:
-    """A GPU that something is the matter with."""
+    """A GPU with a problem."""
 
     gpu: GpuSample
     why: tuple[str, ...]
@@ -88,7 +88,7 @@ class ThrottledGpu:
 
 
 def fetch(source: str) -> str:
-    """The text of a file or of an http(s) address. Raises `SourceError` in words."""
+    """The text of a file or of an http(s) address. Raises `SourceError` with a message."""
     if source.lower().startswith(("http://", "https://")):
         body = b""
         try:
@@ -115,7 +115,7 @@ def fetch(source: str) -> str:
 
 
 def read_metrics(sources: Iterable[str], problems: Problems) -> list[GpuSample]:
-    """GPUs of all pages; what cannot be used is told in `problems`, and nothing else is lost."""
+    """GPUs of all pages; what cannot be used is listed in `problems`; everything else is used."""
     found: dict[tuple[str, str], GpuSample] = {}
     for source in sources:
         try:
@@ -131,7 +131,7 @@ def read_metrics(sources: Iterable[str], problems: Problems) -> list[GpuSample]:
 
 
 def parse(page: str, source: str, into: dict[tuple[str, str], GpuSample], problems: Problems) -> None:
-    """Take in a page of Prometheus text, line by line."""
+    """Read a page of Prometheus text, line by line."""
     for place, line in enumerate(page.split("\n"), 1):
         named = _NAME.match(line)
         name = named[0] if named else ""
@@ -187,7 +187,7 @@ def _sample(line: str) -> tuple[dict[str, str], float]:
 
 
 def throttled_gpus(gpus: list[GpuSample]) -> list[ThrottledGpu]:
-    """GPUs that are held back, run slower than their like, or reported an error."""
+    """GPUs that are throttled, run slower than others of their model, or reported an error."""
     clocks: defaultdict[str, list[float]] = defaultdict(list)
     for gpu in gpus:
         if _busy(gpu) and "DCGM_FI_DEV_SM_CLOCK" in gpu.values:
@@ -212,12 +212,12 @@ def throttled_gpus(gpus: list[GpuSample]) -> list[ThrottledGpu]:
 
 
 def _busy(gpu: GpuSample) -> bool:
-    """Whether it works; an idle GPU may run slowly. Unknown counts as busy."""
+    """Whether the GPU is busy; an idle GPU may run slowly. Unknown counts as busy."""
     return gpu.values.get("DCGM_FI_DEV_GPU_UTIL", 100.0) >= BUSY
 
 
 def answer(gpus: list[GpuSample], hosts: Mapping[str, str], kind: str, ranks: Iterable[Any]) -> dict[str, Any]:
-    """What the pages say beside a verdict, with the ranks that run on each node where that is known."""
+    """The pages' findings in addition to a verdict, with the ranks that run on each node where that is known."""
     on_host: defaultdict[str, list[str]] = defaultdict(list)
     for rank, host in hosts.items():
         on_host[host].append(rank)
@@ -233,7 +233,7 @@ def answer(gpus: list[GpuSample], hosts: Mapping[str, str], kind: str, ranks: It
 
 
 def _reading(kind: str, named: set[str], throttled: set[str]) -> str:
-    """What the GPUs add to the verdict, in a sentence."""
+    """One sentence on what the GPUs add to the verdict."""
     if not throttled:
         return "No GPU says that it is held back."
     if kind == "node":

@@ -1,4 +1,4 @@
-"""PyTorch Flight Recorder dumps: who is missing from which collective, as an answer."""
+"""Answers from PyTorch Flight Recorder dumps which rank is missing from which collective."""
 
 from typing import Any, Final
 
@@ -29,7 +29,7 @@ HANGS: Final = {
     "stuck": "everybody has come and nobody goes on: the transport or a GPU, not a rank's program",
     "none": "no collective is under way in these dumps",
 }
-"""The verdicts in words."""
+"""The verdicts as sentences."""
 
 
 def answer(hang: Hang) -> dict[str, Any]:

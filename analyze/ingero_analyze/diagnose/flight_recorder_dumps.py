@@ -1,4 +1,4 @@
-"""What PyTorch's Flight Recorder left, read into one `Dump` for each rank. All but `read_dumps` is pure."""
+"""Reads PyTorch Flight Recorder files into one `Dump` for each rank. All but `read_dumps` is pure."""
 
 import re
 from collections.abc import Iterable
@@ -21,10 +21,10 @@ from ingero_analyze.diagnose.sources import (
 )
 
 MAX_ENTRIES: Final = 1_000_000
-"""Entries of one dump that are looked at."""
+"""Most entries of one dump that are read."""
 
 MAX_TENSORS: Final = 16
-"""Tensors, and dimensions, of one call that are compared."""
+"""Most tensors, and dimensions, of one call that are compared."""
 
 _PAIR: Final = re.compile(r"(send|recv)\s+(\d{1,7})\s*(?:->|<-)\s*(\d{1,7})")
 
@@ -40,22 +40,22 @@ class Call:
 
 @dataclass
 class DumpPart:
-    """One rank's view of one process group: last number called, last number ended, and what is under way."""
+    """One rank's view of one process group: last number called, last number ended, and pending operations."""
 
     desc: str = ""
     enqueued: int = 0
     completed: int = 0
     open: dict[int, Call] = field(default_factory=dict)
     pairs: set[tuple[str, int]] = field(default_factory=set)
-    """Sends and receives under way: what, and the peer's place in the group."""
+    """Pending sends and receives: the operation, and the peer's index in the group."""
 
 
 @dataclass
 class Dump:
-    """What one rank left. `members` are the ranks of the groups that it was told of.
+    """The dump of one rank. `members` are the ranks of the groups that it knows.
 
     `status` holds the last number called and ended by the group's handle on this rank, `names` the groups of handles,
-    as far as entries tell; `full`: the ring has let entries go.
+    as far as entries show them; `full`: the ring buffer has dropped entries.
     """
 
     rank: int
@@ -69,7 +69,7 @@ class Dump:
 def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Rows]:
     """Every dump in files and folders, and the collectives that were timed.
 
-    What cannot be used is told in `problems`, and nothing else is lost.
+    What cannot be used is listed in `problems`; everything else is used.
     """
     rows = Rows()
     dumps: dict[int, tuple[Dump, str]] = {}
@@ -107,7 +107,7 @@ def parse(data: bytes) -> Any:
 def dump_of(value: Any, rank: int, file: str, problems: Problems, rows: Rows) -> Dump:
     """One rank's dump from its plain value; timed collectives are added to `rows`.
 
-    Raises `SourceError` for what is no dump; counts entries that are bad.
+    Raises `SourceError` for anything that is not a dump; counts invalid entries.
     """
     if not isinstance(value, dict) or not isinstance(value.get("entries"), list):
         raise SourceError("no Flight Recorder dump: there is no list of entries")
@@ -136,7 +136,7 @@ def dump_of(value: Any, rank: int, file: str, problems: Problems, rows: Rows) ->
 
 
 def _take(dump: Dump, entry: Any, rows: Rows) -> None:
-    """Take in one entry."""
+    """Add one entry."""
     if not isinstance(entry, dict):
         raise SourceError("a dictionary was expected")
     handle, pair = str(whole(entry.get("pg_id"))), entry.get("process_group")
@@ -168,7 +168,7 @@ def _take(dump: Dump, entry: Any, rows: Rows) -> None:
 
 
 def _shape(value: Any) -> str:
-    """Sizes or types of tensors as text, the first ones."""
+    """Sizes or types of the first tensors as text."""
     found = []
     for item in value[:MAX_TENSORS] if isinstance(value, list | tuple) else ():
         inner = item[:MAX_TENSORS] if isinstance(item, list | tuple) else (item,)
@@ -177,7 +177,7 @@ def _shape(value: Any) -> str:
 
 
 def _ranks(value: Any) -> tuple[int, ...] | None:
-    """Ranks told as a list, or as the text of one."""
+    """Ranks given as a list, or as the text of one."""
     if isinstance(value, str) and len(value) < 1 << 24:
         try:
             value = orjson.loads(value)

@@ -1,7 +1,7 @@
-"""Where a job hangs, from the dumps of its ranks together. Pure.
+"""Finds where a job hangs, from the dumps of all its ranks. Pure.
 
-Whoever entered a collective that has not ended waits for the members that have not come. A rank that others wait for
-and that waits for nobody itself is where the job hangs; one that is missing because it waits elsewhere is a victim.
+A rank that entered a collective which has not ended waits for the members that have not come. The job hangs at a rank
+that others wait for and that waits for no other; one that is missing because it waits elsewhere is a victim.
 """
 
 from collections import Counter
@@ -46,9 +46,9 @@ class Front:
     without_dump: tuple[int, ...]
     ended: tuple[int, ...]
     unknown: tuple[int, ...] = ()
-    """Ranks whose dump has let go of everything about the group."""
+    """Ranks whose dump no longer holds anything about the group."""
     odd: tuple[int, ...] = ()
-    """Ranks that called something else than most under this number."""
+    """Ranks that called another operation under this number than most."""
     since: float | None = None
     """When the first of them entered, by its clock."""
 
@@ -68,7 +68,7 @@ class Front:
 
 @dataclass(frozen=True)
 class Hang:
-    """The verdict: `ranks` are those to look at, empty where the dumps do not single anybody out."""
+    """The verdict: `ranks` are those to inspect, empty where the dumps do not single any out."""
 
     kind: HangKind
     ranks: tuple[int, ...] = ()
@@ -98,7 +98,7 @@ def find_hang(dumps: list[Dump]) -> Hang:
     if silent and len(silent) <= len(dumps):
         return _with(told, HangKind.NO_DUMP, sorted(silent))
     if silent or any(front.unknown for front in fronts):
-        # Where most ranks left no dump the dumps were not gathered, and nobody is to be suspected for it.
+        # Where most ranks left no dump, the dumps were probably not collected: a missing dump is no evidence then.
         return _with(told, HangKind.UNKNOWN, [])
     if any(len(front.ops) > 1 for front in fronts):
         return _with(told, HangKind.MISMATCH, odd)
@@ -108,7 +108,7 @@ def find_hang(dumps: list[Dump]) -> Hang:
 
 
 def _apply_status(dumps: list[Dump]) -> None:
-    """Let each rank's status speak for the groups whose entries its ring has let go.
+    """Use each rank's status for the groups whose entries its ring buffer has dropped.
 
     A handle that the rank's own entries do not name is the group that all other ranks know by it, if they agree.
     """
@@ -131,7 +131,7 @@ def _with(told: Hang, kind: HangKind, ranks: list[int]) -> Hang:
 
 
 def _members(dumps: list[Dump]) -> dict[str, tuple[int, ...]]:
-    """The ranks of every group that anybody used: as told by its members, else those who used it."""
+    """The ranks of every group in use: as its members report them, otherwise the ranks that used it."""
     told: dict[str, Counter[tuple[int, ...]]] = {}
     used: dict[str, set[int]] = {}
     everybody: set[int] = {dump.rank for dump in dumps}
@@ -148,7 +148,7 @@ def _members(dumps: list[Dump]) -> dict[str, tuple[int, ...]]:
     for group, users in used.items():
         most = told[group].most_common(1)[0][0] if group in told else ()
         if not users <= set(most):
-            # The dump tells members that do not even hold those who used the group.
+            # The reported members lack ranks that used the group.
             most = tuple(sorted(everybody if group in defaults else users | set(most)))
         found[group] = most
     return found
@@ -183,7 +183,7 @@ def _front(group: str, members: tuple[int, ...], by_rank: Mapping[int, Dump]) ->
 
 
 def _operations(calls: Mapping[int, Call]) -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """What was called under one number, the most frequent first, and who called something else than most."""
+    """What was called under one number, the most frequent first, and which ranks called another one."""
     most = Counter(call.op for call in calls.values()).most_common(2)
     sizes = Counter(call.sizes for call in calls.values()).most_common(2)
     ops = tuple(op for op, _ in most)
@@ -198,7 +198,7 @@ def _operations(calls: Mapping[int, Call]) -> tuple[tuple[str, ...], tuple[int, 
 
 
 def _waiting_pairs(by_rank: Mapping[int, Dump], members: Mapping[str, tuple[int, ...]]) -> list[tuple[int, int]]:
-    """Who waits for whom in sends and receives: the peer has not come to the same group's other end."""
+    """Pairs of ranks that wait in a send or receive of which the peer has not called the counterpart."""
     found = []
     for rank, dump in sorted(by_rank.items()):
         for group, part in dump.parts.items():

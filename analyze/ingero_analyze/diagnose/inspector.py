@@ -1,6 +1,6 @@
-"""NCCL Inspector's JSON lines: how long every collective took on every rank. All but `read_events` is pure.
+"""Reads NCCL Inspector's JSON lines: the time of every collective on every rank. All but `read_events` is pure.
 
-A collective's kernel waits on the GPU for the last rank, so the late rank's is the shortest.
+A collective's kernel waits on the GPU for the last rank, so the late rank's kernel is the shortest.
 """
 
 from collections import Counter
@@ -38,7 +38,7 @@ SUFFIXES: Final = (".log", ".json", ".jsonl", ".txt", ".log.gz", ".json.gz", ".j
 MAX_LINE: Final = 1 << 20
 MAX_RANKS: Final = 1_000_000
 HOST_TIMED: Final = "collective_cpu"
-"""Timing source that sees the host's call and no peers."""
+"""Timing source that measures the host's call only, not the wait for peers."""
 
 Process = tuple[str, int]
 """Host and process id."""
@@ -46,7 +46,7 @@ Process = tuple[str, int]
 
 @dataclass(frozen=True)
 class Spent:
-    """One collective on one rank; seconds. `start` is when it began, or was written down where that is not told."""
+    """One collective on one rank; seconds. `start` is when it began, or was recorded where the start is missing."""
 
     process: Process
     comm: str
@@ -60,7 +60,7 @@ class Spent:
 
 @dataclass
 class InspectorFindings:
-    """What the lines say, and what of them was left out for a good reason."""
+    """The contents of the lines, and counts of what was left out on purpose."""
 
     rows: Rows = field(default_factory=Rows)
     hosts: dict[str, str] = field(default_factory=dict)
@@ -70,14 +70,14 @@ class InspectorFindings:
 
 @dataclass
 class LineContext:
-    """The header that lines without one belong to."""
+    """The header for following lines that have none."""
 
     header: dict[str, Any] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
 def read_events(paths: Iterable[str], problems: Problems) -> InspectorFindings:
-    """Every line of files and folders; what cannot be used is told in `problems`, and nothing else is lost."""
+    """Every line of files and folders; what cannot be used is listed in `problems`; everything else is used."""
     found = InspectorFindings()
     spent: list[Spent] = []
     for file in files_of(paths, SUFFIXES, problems):
@@ -102,7 +102,7 @@ def read_events(paths: Iterable[str], problems: Problems) -> InspectorFindings:
 
 
 def take(line: bytes, context: LineContext, left_out: Counter[str]) -> Spent | None:
-    """One line; `None` for what is no collective. Raises `SourceError` for what cannot be used."""
+    """Read one line; `None` when it is not a collective. Raises `SourceError` when it cannot be used."""
     if len(line) > MAX_LINE:
         raise SourceError(f"longer than {MAX_LINE} bytes")
     try:
@@ -174,5 +174,5 @@ def _fill(found: InspectorFindings, spent: list[Spent]) -> None:
 
 
 def _process(item: Spent) -> Process:
-    """Who it was; where the lines tell no process, the place in the communicator stands for it."""
+    """The process of a line; where the line names none, the rank in the communicator stands for it."""
     return item.process if item.process != ("", 0) else (item.comm, item.rank)

@@ -1,7 +1,7 @@
-"""PyTorch profiler traces (Kineto, Chrome format) of several ranks. All but `read_events` is pure.
+"""Reads PyTorch profiler traces (Kineto, Chrome format) of several ranks. All but `read_events` is pure.
 
-A NCCL kernel waits on the GPU for the last rank, so the late rank's is the shortest; what other kernels take in a
-step is the rank's own work. In a job on processors the same is told by gloo's operations and by the rest of the step.
+A NCCL kernel waits on the GPU for the last rank, so the late rank's kernel is the shortest; the time of the other
+kernels in a step is the rank's own work. In a job on CPUs, gloo's operations and the rest of the step show the same.
 """
 
 import re
@@ -47,7 +47,7 @@ _PAIRS: Final = ("send", "recv", "sendrecv")
 
 @dataclass
 class KinetoTrace:
-    """One rank's trace in seconds: steps by number and start, collectives, and work of its own."""
+    """One rank's trace in seconds: steps by number and start, collectives, and own work."""
 
     rank: int
     host: str = ""
@@ -60,7 +60,7 @@ class KinetoTrace:
 
 @dataclass
 class KinetoFindings:
-    """What the traces say, and what of them was left out for a good reason."""
+    """The contents of the traces, and counts of what was left out on purpose."""
 
     rows: Rows = field(default_factory=Rows)
     hosts: dict[str, str] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class KinetoFindings:
 
 
 def read_events(paths: Iterable[str], problems: Problems) -> KinetoFindings:
-    """Every trace in files and folders; what cannot be used is told in `problems`, and nothing else is lost."""
+    """Every trace in files and folders; what cannot be used is listed in `problems`; everything else is used."""
     found = KinetoFindings()
     files: dict[int, str] = {}
     for file in files_of(paths, SUFFIXES, problems):
@@ -97,7 +97,7 @@ def _parsed(data: bytes) -> Any:
 
 
 def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:
-    """One rank's trace. Raises `SourceError` for what is no trace; events that cannot be read are counted."""
+    """One rank's trace. Raises `SourceError` for anything that is not a trace; unreadable events are counted."""
     events = tree.get("traceEvents") if isinstance(tree, dict) else tree
     if not isinstance(events, list):
         raise SourceError("no trace: there is no list of traceEvents")
@@ -164,7 +164,7 @@ def _kernel(trace: KinetoTrace, name: str, args: Any, start: float, duration: fl
 def _rest_of_steps(
     steps: list[tuple[int, float, float]], collectives: list[tuple[str, str, int, float, float]]
 ) -> list[tuple[float, float]]:
-    """By step: its start, and what of it lies outside of collectives."""
+    """By step: its start, and its time outside of collectives."""
     if not steps or not collectives:
         return []
     spans = np.array(sorted((start, start + duration) for *_, start, duration in collectives))
@@ -178,7 +178,7 @@ def _rest_of_steps(
 
 
 def fill(rows: Rows, trace: KinetoTrace) -> None:
-    """One rank's rows: every collective, and its own work by step, or between collectives without steps."""
+    """One rank's rows: every collective, and own work by step, or between collectives where there are no steps."""
     rank = str(trace.rank)
     begun: dict[int, float] = {}
     for number_of, start, _ in trace.steps:

@@ -1,8 +1,8 @@
-"""Pickles that hold plain data and nothing else. Pure.
+"""Reads pickles that hold only plain data. Pure.
 
-A machine of its own for the few operations that dictionaries, lists, tuples, texts, bytes and numbers need. Those
-that import, call, build objects or load by name do not exist in it: they are refused by name, not filtered. What a
-pickle claims about its sizes is compared with the bytes that are there before anything is allocated.
+An interpreter for the few operations that dictionaries, lists, tuples, texts, bytes and numbers need. Operations that
+import, call, build objects or load by name are not implemented: they are refused by name, not filtered. Sizes that a
+pickle states are compared with the bytes that are present before anything is allocated.
 """
 
 import pickletools
@@ -11,10 +11,10 @@ from struct import Struct
 from typing import Any, Final
 
 MAX_STEPS: Final = 50_000_000
-"""Operations of one pickle."""
+"""Most operations of one pickle."""
 
 MAX_DEPTH: Final = 64
-"""Containers inside of containers."""
+"""Deepest nesting of containers."""
 
 MAX_INTEGER_BYTES: Final = 9
 """Longest integer: 64 bits and a sign."""
@@ -58,7 +58,7 @@ def load_plain_pickle(data: bytes, max_steps: int = MAX_STEPS) -> Any:
 
 
 class _Machine:
-    """The stack, the memo, and where in the bytes it stands."""
+    """The stack, the memo, and the position in the bytes."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -67,7 +67,7 @@ class _Machine:
         self.memo: dict[int, Any] = {}
 
     def step(self) -> bool:
-        """Carry out one operation; true at the end."""
+        """Execute one operation; true at the end."""
         if self.place >= len(self.data):
             raise UnsafePickleError(self.place, "the pickle ends too early")
         code = self.data[self.place]
@@ -87,7 +87,7 @@ class _Machine:
         return value
 
     def take(self, size: int) -> bytes:
-        """So many bytes, which must be there."""
+        """The next bytes, which must be present."""
         if size > len(self.data) - self.place:
             raise UnsafePickleError(
                 self.place, f"{size} bytes are announced, {len(self.data) - self.place} are there"
@@ -97,7 +97,7 @@ class _Machine:
         return piece
 
     def text(self, size: int) -> str:
-        """So many bytes as text."""
+        """The next bytes as text."""
         try:
             return self.take(size).decode("utf-8", "surrogatepass")
         except UnicodeDecodeError:
@@ -110,13 +110,13 @@ class _Machine:
         return self.stack.pop()
 
     def top(self, kind: type) -> Any:
-        """The topmost value, which must be of this kind."""
+        """The topmost value, which must be of this type."""
         if not self.stack or type(self.stack[-1]) is not kind:
             raise UnsafePickleError(self.place, f"a {kind.__name__} was expected")
         return self.stack[-1]
 
     def items(self) -> list[Any]:
-        """Everything above the latest mark, which goes too."""
+        """Remove the latest mark and everything above it; returns the values."""
         stack = self.stack
         for place in range(len(stack) - 1, -1, -1):
             if stack[place] is _MARK:
@@ -175,26 +175,26 @@ class _Machine:
         self.memo[index] = value
 
     def get(self, index: int) -> None:
-        """Bring a remembered value back."""
+        """Push a remembered value."""
         if index not in self.memo:
             raise UnsafePickleError(self.place, f"nothing is remembered as {index}")
         self.push(self.memo[index])
 
     def integer(self, size: int) -> None:
-        """An integer of so many bytes."""
+        """An integer of the given number of bytes."""
         if size > MAX_INTEGER_BYTES:
             raise UnsafePickleError(self.place, f"an integer of {size} bytes")
         self.push(int.from_bytes(self.take(size), "little", signed=True))
 
     def protocol(self) -> None:
-        """The protocol's number, which must be one that is known."""
+        """The protocol's number, which must be known."""
         number = self.take(1)[0]
         if number > 5:
             raise UnsafePickleError(self.place - 1, f"protocol {number} is not known")
 
 
 def _check_depth(value: Any) -> None:
-    """Refuse what is nested too deeply, level by level, every container once."""
+    """Refuse data that is nested too deeply; checks level by level, every container once."""
     seen: set[int] = set()
     level, depth = [value], 0
     while level:
@@ -255,4 +255,4 @@ _ACTIONS: Final[dict[int, _Action]] = {
 
 
 def _ignore(_: Any) -> None:
-    """What is read and not needed."""
+    """Read a value that is not needed."""

@@ -1,4 +1,4 @@
-"""What readers of other tools' files share: which files, how much of them, what was wrong, what they can tell."""
+"""Common parts of readers of other tools' files: finding files, size limits, problems, and what files can show."""
 
 import gzip
 import re
@@ -14,12 +14,12 @@ import numpy as np
 from ingero_analyze.diagnose.timeline_files import OPTIONAL, REQUIRED, RecordedTimeline, assemble
 
 MAX_FILE_BYTES: Final = 512 << 20
-"""Most that one file may hold, unpacked."""
+"""Largest file, unpacked."""
 
 MAX_FILES: Final = 100_000
 MAX_ROWS: Final = 20_000_000
 SHOWN: Final = 20
-"""Problems that are told in words; all are counted."""
+"""Problems that are described; all are counted."""
 
 _PACKED: Final = b"\x1f\x8b"
 _RANK: Final = re.compile(r"rank[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
@@ -28,18 +28,18 @@ _ENDINGS: Final = re.compile(r"(\.(json|jsonl|gz|pickle|pkl|pt|trace|txt|log))+$
 
 
 class SourceError(ValueError):
-    """A file that cannot be used; the text names the place inside of it."""
+    """A file cannot be used; the text names the place in it."""
 
 
 @dataclass
 class Problems:
-    """What could not be used: all counted, the first ones in words."""
+    """What could not be used: all counted, the first ones described."""
 
     count: int = 0
     shown: list[str] = field(default_factory=list)
 
     def add(self, file: str, text: str, count: int = 1) -> None:
-        """One thing, `count` times."""
+        """Add one problem, `count` times."""
         self.count += count
         if len(self.shown) < SHOWN:
             self.shown.append(f"{file}: {text}" if file else text)
@@ -51,7 +51,7 @@ class Problems:
 
 @dataclass(frozen=True)
 class Claims:
-    """What a kind of file can show, and what it cannot, whoever reads it."""
+    """What a kind of file can show, and what it cannot."""
 
     can: tuple[str, ...]
     cannot: tuple[str, ...]
@@ -76,7 +76,7 @@ class Rows:
         self, rank: str, op: str, start: float, duration: float, *, group: str = "", seq: int = -1, step: int = -1,
         collective: bool = True,
     ) -> None:  # fmt: skip
-        """One operation, seconds. Raises `SourceError` when there are too many."""
+        """Add one operation, seconds. Raises `SourceError` when there are too many."""
         if len(self) >= MAX_ROWS:
             raise SourceError(f"more than {MAX_ROWS} operations")
         columns, words = self._columns, self._words
@@ -90,7 +90,7 @@ class Rows:
         columns["seq"].append(seq)
 
     def recorded(self) -> RecordedTimeline | None:
-        """A timeline as the CSV reader would have made it; `None` without rows."""
+        """The rows as a timeline like the CSV reader's; `None` without rows."""
         if not len(self):
             return None
         columns: dict[str, Any] = {
@@ -156,14 +156,14 @@ def read_content(file: Path) -> bytes:
 
 
 def rank_of(file: Path) -> int | None:
-    """The rank that a file's name tells: the number after `rank`, else the last number before the endings."""
+    """The rank in a file's name: the number after `rank`, else the last number before the endings."""
     named = _RANK.findall(file.name)
     numbers = named or _NUMBERS.findall(_ENDINGS.sub("", file.name))
     return int(numbers[-1]) if numbers and len(numbers[-1]) <= 7 else None
 
 
 def whole(value: Any) -> int | None:
-    """A count, also when it is told as text; `None` for anything else."""
+    """A count, also when it is given as text; `None` for anything else."""
     if type(value) is int:
         return value if -1 <= value < 2**62 else None
     if type(value) is str and len(value) <= 18 and value.lstrip("-").isdigit() and value.isascii():

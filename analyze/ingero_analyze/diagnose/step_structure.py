@@ -1,4 +1,4 @@
-"""What a timeline leaves unsaid and its operations tell: where steps end, which ranks are one stage. Pure."""
+"""Derives what a timeline does not state from its operations: where steps end, which ranks form a stage. Pure."""
 
 import re
 from typing import Final
@@ -12,7 +12,7 @@ _BETWEEN_STAGES: Final = re.compile(r"send|recv|receive|p2p", re.IGNORECASE)
 
 
 def occurrence(*keys: Ints, start: Floats) -> Ints:
-    """For every row how many rows with the same keys came before it on its rank's own clock."""
+    """For every row, how many rows with the same keys came before it on its rank's own clock."""
     order = np.lexsort((np.arange(len(start)), start, *reversed(keys)))
     same = np.ones(len(order), np.bool_)
     same[:1] = False
@@ -26,10 +26,10 @@ def occurrence(*keys: Ints, start: Floats) -> Ints:
 
 
 def counted_steps(rank: Ints, op: Ints, group: Ints, start: Floats, collective: Bools) -> Ints:
-    """Steps that nobody gave.
+    """Number the steps of a timeline without steps.
 
-    A step ends with the collective that all ranks take part in equally often and least often, if there is one.
-    Without, the n-th time that a rank does an operation is step n.
+    A step ends with the collective in which all ranks take part equally often and least often, if there is one.
+    Otherwise the n-th time that a rank performs an operation is step n.
     """
     last = _last_of_step(rank, op, collective)
     if last is None:
@@ -61,9 +61,9 @@ def _last_of_step(rank: Ints, op: Ints, collective: Bools) -> int | None:
 
 
 def stages_of(rank: Ints, op: Ints, names: list[str], group: Ints, collective: Bools) -> Ints:
-    """Pipeline stages by row, numbered by their first ranks, from who meets whom; -1 where there is no pipeline.
+    """Pipeline stages by row, from which ranks communicate; -1 without a pipeline. Numbered by first rank.
 
-    Stages hand each other tensors by sends and receives; in everything else ranks of one stage meet.
+    Stages exchange tensors by sends and receives; all other operations connect ranks of one stage.
     """
     unknown = np.full(len(rank), -1, np.int64)
     between = np.array([bool(_BETWEEN_STAGES.search(name)) for name in names], np.bool_)[op] & collective

@@ -1,4 +1,4 @@
-"""Operation timelines from CSV or Parquet files."""
+"""Reads operation timelines from CSV or Parquet files."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ def assemble(
 
 
 def verdict(recorded: RecordedTimeline) -> dict[str, Any]:
-    """The verdict on a timeline as the command prints it, in the names that the file has."""
+    """The verdict on a timeline as the command prints it, with the names of the file."""
     found = diagnose(recorded.line)
     evidence: dict[str, Any] = dict(found.evidence)
     for name in ("excess_share_of_step", "lag_seconds"):

@@ -1,1 +1,1 @@
-"""Drives simulated agents against an OTLP endpoint; bounded in count and time, loopback unless told otherwise."""
+"""Drives simulated agents against an OTLP endpoint; bounded in count and time, loopback by default."""

@@ -1,4 +1,4 @@
-"""Connections that push as fast as answers come, or at a fixed rate with latency from the intended moment."""
+"""Drives connections that push as fast as answers come, or at a fixed rate with latency from the intended moment."""
 
 import asyncio
 import time
@@ -16,12 +16,12 @@ WINDOW: Final = 1 << 20
 _THRESHOLD: Final = headers.THRESHOLD.lower().encode()
 _GRPC_THRESHOLD: Final = headers.GRPC_THRESHOLD.encode()
 _TAKEN: Final = (b"\0\0\0\0\0", b"\0\0\0\0\x02\x0a\0")
-"""The answers to a push that was taken as a whole: nothing, and an empty partial success."""
+"""The answers to a push that was accepted completely: an empty one, and an empty partial success."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """What to drive. `rate` 0 means as fast as answers come."""
+    """The load to generate. `rate` 0 means as fast as answers come."""
 
     host: str
     port: int
@@ -37,7 +37,7 @@ class LoadPlan:
 
 @dataclass
 class LoadResult:
-    """What came of it; latencies in seconds."""
+    """The result of a run; latencies in seconds."""
 
     pushes: int = 0
     seconds: float = 0.0
@@ -52,7 +52,7 @@ class LoadResult:
 
 
 class _Link(asyncio.Protocol):
-    """One connection with one push under way."""
+    """One connection with one pending push."""
 
     def __init__(self, plan: LoadPlan, host: str, number: int, done: "Callable[[_Link, bool, str], None]") -> None:
         self.intended = 0.0
@@ -80,7 +80,7 @@ class _Link(asyncio.Protocol):
         return request
 
     def finish(self, threshold: bool, error: str) -> None:
-        """The push under way is answered."""
+        """Record the answer to the pending push."""
         self.busy = False
         self._done(self, threshold, error)
 

@@ -1,4 +1,4 @@
-"""Ready-made requests: every simulated agent's push is encoded once, so that sending costs next to nothing. Pure."""
+"""Prepared requests: every simulated agent's push is encoded once, so that sending costs almost nothing. Pure."""
 
 import time
 from typing import Literal
@@ -91,7 +91,7 @@ def header_block(host: str) -> bytes:
 
 
 def build(protocol: Protocol, number: int, cluster: str, host: str) -> bytes:
-    """What is sent for one push: a whole HTTP request, or the gRPC message that follows the headers."""
+    """The bytes sent for one push: a whole HTTP request, or the gRPC message that follows the headers."""
     if protocol == "http/json":
         return http_request(stock_json(number, cluster), "application/json", host, cluster)
     body = encode_report(report(number, cluster)).SerializeToString()

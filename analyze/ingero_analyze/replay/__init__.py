@@ -1,1 +1,1 @@
-"""Judge recorded histories with the live detector: who was slow, since when, on what evidence."""
+"""Judges recorded histories with the live detector: which nodes were slow, since when, on what evidence."""

@@ -1,4 +1,4 @@
-"""Run a history through a rule: the detector that Fleet runs live, or the published one for comparison."""
+"""Runs a history through a rule: the detector that Fleet runs live, or the published one for comparison."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -19,7 +19,7 @@ from ingero_detect.verdicts import Verdict
 
 
 class RuleName(StrEnum):
-    """Who judges."""
+    """The rule that judges."""
 
     INGERO = "ingero"
     MAD = "mad"
@@ -27,7 +27,7 @@ class RuleName(StrEnum):
 
 @dataclass
 class Watch:
-    """What a plot needs: for some ticks the speed of every node relative to what was expected of it."""
+    """Data for a plot: for some ticks the speed of every node relative to the expected one."""
 
     most_cells: int = 4_000_000
     stride: int = 1
@@ -35,7 +35,7 @@ class Watch:
     speeds: list[npt.NDArray[np.float32]] = field(default_factory=list)
 
     def note(self, tick: int, now: float, speed: npt.NDArray[np.float32]) -> None:
-        """Keep a tick; every second one is dropped whenever there are too many."""
+        """Keep a tick; every second one is dropped when there are too many."""
         if tick % self.stride:
             return
         self.times.append(now)
@@ -62,7 +62,7 @@ class Judge(Protocol):
         """Nodes in the order of `speeds`."""
 
     def speeds(self) -> npt.NDArray[np.float32]:
-        """Speed of every node in this tick relative to what was expected, NaN where it is not known."""
+        """Speed of every node in this tick relative to the expected one, NaN where unknown."""
 
     def summary(self) -> dict[str, Any]:
         """Parameters, estimates and digest."""

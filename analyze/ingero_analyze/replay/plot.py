@@ -1,4 +1,4 @@
-"""A replay as a picture: the fleet over time as a heat map, and the worst episodes as curves."""
+"""Plots a replay: the fleet over time as a heat map, and the worst episodes as curves."""
 
 import warnings
 from datetime import UTC, datetime
@@ -17,7 +17,7 @@ CURVES: Final = 3
 
 
 class PlotError(RuntimeError):
-    """No picture could be made; the text says why."""
+    """No plot could be made; the text says why."""
 
 
 def draw(done: Replay, file: Path) -> None:

@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class PublishedRuleJudge:
-    """A straggler is back 0.02 above the threshold. Rates count against the median of a warm-up."""
+    """A straggler recovers at 0.02 above the threshold. Rates count against the median of a warm-up."""
 
     def __init__(self, measure: str, tick_seconds: float, warmup: int, k: float = 2.0, alpha: float = 0.2) -> None:
         self.node_hours = 0.0
@@ -93,7 +93,7 @@ class PublishedRuleJudge:
         return np.minimum(1.0, value / self._base[numbers])
 
     def _gone(self, judged: Ints, now: float) -> list[Edge]:
-        """Stragglers that were not judged in this tick are none any more."""
+        """End the accusations of stragglers that were not judged in this tick."""
         accused = np.isfinite(self._since)
         accused[judged] = False
         if not accused.any():
@@ -105,7 +105,7 @@ class PublishedRuleJudge:
         return edges
 
     def open_verdicts(self, nodes: list[NodeKey]) -> Iterator[Verdict]:
-        """Nothing beyond the edges."""
+        """None; this rule reports changes only."""
         return iter(())
 
     def names(self) -> list[NodeKey]:
@@ -117,7 +117,7 @@ class PublishedRuleJudge:
         return self._speeds
 
     def summary(self) -> dict[str, Any]:
-        """What it was run with."""
+        """The parameters of the run."""
         return {
             "budget": None,
             "estimated_false_alarms": None,

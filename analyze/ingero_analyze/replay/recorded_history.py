@@ -1,4 +1,4 @@
-"""A recorded history as ticks of the detector, streamed: rows in, one observation a tick out."""
+"""Streams a recorded history as ticks of the detector: rows in, one observation per tick out."""
 
 import heapq
 from collections.abc import Callable, Iterator, Sequence
@@ -16,12 +16,12 @@ from ingero_detect.observation import ACTIVE, Observation
 from ingero_fleet.recording import MERGEABLE, PARTS, RECORDED, STATES
 
 VALUES: Final = ("score", "rate", "step_seconds")
-"""Columns of which exactly one must be there."""
+"""Columns of which exactly one must be present."""
 
 OPTIONAL: Final = ("cluster", "cohort", "state", *PARTS, RECORDED)
 
 CODES: Final = {"": ACTIVE, **{word: code for code, word in STATES.items()}}
-"""What the column `state` may hold."""
+"""Values that the column `state` may hold."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -29,7 +29,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class RecordedTick:
-    """One tick: the time of its last row, seconds, and what was seen."""
+    """One tick: the time of its last row, seconds, and the observation."""
 
     now: float
     seen: Observation
@@ -62,7 +62,7 @@ class Rows:
 
 @dataclass
 class Vocabulary:
-    """Numbers of nodes and cohorts, in the order in which they came."""
+    """Numbers of nodes and cohorts, in the order of their first rows."""
 
     nodes: dict[NodeKey, int] = field(default_factory=dict)
     cohorts: dict[CohortKey, int] = field(default_factory=dict)
@@ -80,7 +80,7 @@ class _Order:
 class RecordedHistory:
     """Files as ticks. After the first tick `tick_seconds`, `measure`, `mergeable` and `calendar` are known.
 
-    A tick is never shorter than the rows are apart: asked for 5 s over rows of every minute, it becomes a minute.
+    A tick is never shorter than the interval between rows: 5 s become a minute where rows are a minute apart.
     Rows of a recording belong to one tick if they have the same time.
     """
 
@@ -118,7 +118,7 @@ class RecordedHistory:
             raise TableError(", ".join(self.files), "there are no rows")
 
     def _release(self, held: list[Rows], final: bool) -> Iterator[RecordedTick]:
-        """Emit whole ticks; the last two stay behind, since rows may come one tick late."""
+        """Emit whole ticks; the last two are kept, because rows may come one tick late."""
         rows = Rows.join(held)
         if not self._started:
             if len(rows.time) < 4096 and not final:
@@ -152,7 +152,7 @@ class RecordedHistory:
                 self.tick_seconds *= max(1, round(usual / self.tick_seconds))
 
     def _moment(self, rows: Rows) -> RecordedTick:
-        """One tick from its rows, sorted by node: the median of a node's values, the last of what it said else."""
+        """One tick from its rows, sorted by node: the median of a node's values, the last of its other columns."""
         last = np.flatnonzero(np.append(np.diff(rows.node) != 0, True))
         value = rows.value[last]
         if len(last) < len(rows.node):
@@ -291,7 +291,7 @@ class RecordedHistory:
 
     @staticmethod
     def _numbered(parts: Sequence[tuple[Ints, list[str]]], number_of: Callable[[list[str]], int]) -> Ints:
-        """One number for every combination of texts."""
+        """Number every combination of texts."""
         combined = np.zeros(len(parts[0][0]), np.int64)
         for numbers, words in parts:
             combined = combined * len(words) + numbers

@@ -1,4 +1,4 @@
-"""A replay as JSON for machines and as a table for people."""
+"""Prints a replay as JSON for programs and as a table for people."""
 
 import json
 from datetime import UTC, datetime, timedelta
@@ -12,7 +12,7 @@ from ingero_analyze.replay.judge import Replay
 TIMES: Final = ("start", "detected", "end")
 EVIDENCE_TIMES: Final = ("since", "detected", "recovered", "time")
 MOST_ROWS: Final = 200
-"""Episodes that the table shows; JSON has them all."""
+"""Most episodes in the table; JSON has all of them."""
 
 
 def moment(seconds: float | None, calendar: bool) -> float | str | None:
@@ -23,7 +23,7 @@ def moment(seconds: float | None, calendar: bool) -> float | str | None:
 
 
 def to_json(done: Replay) -> dict[str, Any]:
-    """Everything that was found."""
+    """All results as one JSON object."""
     calendar = done.history.calendar
     episodes = []
     for episode in done.episodes:
@@ -47,7 +47,7 @@ def print_json(done: Replay) -> None:
 
 
 def print_table(done: Replay, console: Console) -> None:
-    """What a person wants to know first: who, since when, how bad, how sure."""
+    """The episodes as a table: which node, since when, how severe, how certain."""
     calendar = done.history.calendar
     table = Table(title=None if done.episodes else "nobody was accused")
     if done.episodes:

@@ -1,1 +1,1 @@
-"""Which rank do collectives wait for: points in, grouped by collective, late rank out. The statistics are pure."""
+"""Finds the rank that collectives wait for: points in, grouped by collective, late rank out. Statistics are pure."""

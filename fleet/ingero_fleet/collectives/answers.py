@@ -1,4 +1,4 @@
-"""What is told of communicators: the lags of their ranks, the latest first, and the verdict with a message. Pure."""
+"""API answers on communicators: the lags of their ranks, the latest first, and the verdict with a message. Pure."""
 
 from typing import Any, Final
 
@@ -11,11 +11,11 @@ MAX_SERIES: Final = 1_000
 """Peer lags on the Prometheus page, the largest first."""
 
 ANSWERED_RANKS: Final = 1_024
-"""Ranks of one communicator in an answer, the latest first."""
+"""Most ranks of one communicator in an answer; those that came latest are first."""
 
 
 def numbers_by_loss(communicators: Communicators, cluster: str | None) -> list[int]:
-    """Communicators of one cluster or of all, the most lost first."""
+    """Communicators of one cluster or of all, those that lost the most time first."""
     numbers = [
         number for number in communicators.windows if cluster in (None, communicators.reader.comms[number].cluster)
     ]
@@ -24,7 +24,7 @@ def numbers_by_loss(communicators: Communicators, cluster: str | None) -> list[i
 
 
 def largest_lags(communicators: Communicators) -> list[tuple[CommKey, int, str, float]]:
-    """Communicator, rank, node and lag in milliseconds of those who came latest lately; the largest lags only."""
+    """Communicator, rank, node and lag in milliseconds of the ranks with the largest recent lags."""
     found: list[tuple[float, int, int]] = []
     for number, window in communicators.windows.items():
         if len(window.lag):
@@ -44,7 +44,7 @@ def largest_lags(communicators: Communicators) -> list[tuple[CommKey, int, str, 
 
 
 def communicator(communicators: Communicators, number: int, now: float) -> dict[str, Any]:
-    """One communicator with the lag of every rank, milliseconds, `null` where a rank said nothing."""
+    """One communicator with the lag of every rank, milliseconds, `null` where a rank reported nothing."""
     window, key = communicators.windows[number], communicators.reader.comms[number]
     finding = window.finding
     lag = window.lag if len(window.lag) else np.full(window.ranks, np.nan, np.float32)

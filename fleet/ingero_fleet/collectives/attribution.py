@@ -1,13 +1,14 @@
-"""Is one rank late more often than chance allows, and does it matter? Pure.
+"""Tests whether one rank is late more often than chance allows, and whether that matters. Pure.
 
-Which collectives count is decided by how much each lost, not by who was last in it: the fewest that hold most of the
-loss. If all ranks are alike, who came last in them is a fair draw, so lasts are binomial(n, 1/ranks); a step with
-fifty collectives, where only the first shows who is late, is judged by its first. Accused is a rank whose lasts are
-beyond chance at the error that is allowed, over all ranks at once, and only if what was lost to it is a share of the
-time worth telling: a rank with a harmless habit of being last by a hair is not.
+The collectives that count are the fewest that contain most of the loss: they are chosen by how much time each lost,
+not by which rank was last. If all ranks are alike, each is equally likely to arrive last, so the number of last
+arrivals is binomial(n, 1/ranks). A step with fifty collectives, of which only the first shows who is late, is thus
+judged by its first. A rank is accused when its last arrivals are beyond chance at the allowed error, over all ranks
+at once, and the time lost to it is at least the configured share: being last by a tiny margin is no accusation.
 
-`ingero_detect.diagnosis` averages lags over the steps of a whole timeline instead: a window here knows no steps, and
-may hold too few collectives for the error of an average, while a count of lasts is exact from the eighth on.
+`ingero_detect.diagnosis` averages lags over the steps of a whole timeline instead. A window here has no steps, and
+may hold too few collectives to estimate the error of an average, while a count of last arrivals is exact from the
+eighth on.
 """
 
 import math
@@ -18,14 +19,14 @@ import numpy as np
 import numpy.typing as npt
 
 LOSS_SHARES: Final = (0.4, 0.7, 1.0)
-"""Shares of all loss that the collectives which count may hold; all are tried, and chance is corrected for that."""
+"""Shares of the total loss that the counted collectives contain; all are tried, and chance is corrected for that."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AttributionConfig:
-    """`error`: chance of accusing anybody in a window of a healthy communicator; `share`: least share of time lost;
+    """`error`: chance of accusing any rank in a window of a healthy communicator; `share`: least share of time lost;
 
-    `fewest`: collectives without which nobody is accused.
+    `fewest`: below this number of collectives no rank is accused.
     """
 
     error: float = 1e-6
@@ -39,7 +40,7 @@ class AttributionConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LateRankFinding:
-    """The rank that was last the most. `share` is the part of the window's time that was lost to it alone.
+    """The rank that was last most often. `share` is the part of the window's time that was lost to it alone.
 
     It arrived last in `last_arrivals` of the `collectives` that counted. `chance` is the probability of so many for
     any rank if all are alike. `why_not` is empty when the rank is accused.
@@ -66,7 +67,7 @@ def find_late_rank(
     ranks: int,
     config: AttributionConfig,
 ) -> LateRankFinding | None:
-    """Judge a window: who came last in each collective and what was lost to it, milliseconds; `None` when empty."""
+    """Judge a window: the rank that came last in each collective, the milliseconds lost to it; `None` if empty."""
     if not len(last) or ranks < 2:
         return None
     order = np.argsort(-lost, kind="stable")
@@ -94,7 +95,7 @@ def _judge(
     elapsed_ms: float,
     ranks: int,
 ) -> LateRankFinding:
-    """The rank to which the most was lost in the collectives that count."""
+    """The rank to which the most time was lost in the counted collectives."""
     last_arrivals = np.bincount(last[counted], minlength=ranks)
     losses = np.bincount(last[counted], weights=lost[counted], minlength=ranks)
     rank = int(np.argmax(losses))

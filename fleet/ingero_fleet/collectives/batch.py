@@ -1,4 +1,4 @@
-"""Collective points by column, as they are read and as they are judged."""
+"""Collective points by column, the form in which they are read and judged."""
 
 from array import array
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 @dataclass
 class PointBatch:
-    """Points by column: places of communicator, operation and source in their lists, then what was measured.
+    """Points by column: indices of communicator, operation and source in their lists, then the measurements.
 
     `value` is milliseconds, `time` seconds since the epoch on the sender's clock.
     """

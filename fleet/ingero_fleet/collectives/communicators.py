@@ -1,4 +1,4 @@
-"""The communicators that are known at present, and who is which of their ranks."""
+"""The communicators that are known at present, and which node and pod is which of their ranks."""
 
 from dataclasses import dataclass, field
 
@@ -11,18 +11,18 @@ UNKNOWN_SOURCE = PointSource("", "", "")
 
 @dataclass
 class Communicators:
-    """Communicators by the reader's number, which stays valid until `PointReader.forget`."""
+    """Communicators by the number that the reader gave them, which stays valid until `PointReader.forget`."""
 
     reader: PointReader
     windows: dict[int, CommunicatorWindow] = field(default_factory=dict)
 
     def source(self, window: CommunicatorWindow, rank: int) -> PointSource:
-        """Who sent a rank's points last; empty names when nobody has."""
+        """The latest sender of a rank's points; empty names when there is none."""
         place = int(window.members[rank])
         return self.reader.sources[place] if place >= 0 else UNKNOWN_SOURCE
 
     def wait_profile(self, number: int) -> WaitProfile:
-        """What a communicator tells of whom it waited for, and of who waited in it."""
+        """Which nodes a communicator waited for, and which nodes waited in it."""
         window = self.windows[number]
         suspects: dict[str, float] = {}
         for rank, share in window.suspects.items():
@@ -42,7 +42,7 @@ class Communicators:
 
 
 def verdict_text(window: CommunicatorWindow, now: float) -> str:
-    """`culprit`, `none: ...` or `unknown: ...`: the text says why nobody is named."""
+    """`culprit`, `none: ...` or `unknown: ...`; the text says why no rank is named."""
     if now < window.disputed_until:
         return "unknown: a rank is claimed, or a number is used, twice, so that two communicators may share this hash"
     if not window.blocked_seen:

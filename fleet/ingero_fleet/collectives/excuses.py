@@ -1,8 +1,8 @@
-"""Who came late only because another communicator held it up. Pure.
+"""Excuses nodes that came late only because another communicator delayed them. Pure.
 
-A node in two communicators that is made to wait in one comes late to the other. Both learn of it within moments of
-each other and either may prove it first, so that a victim is not told by what is proven: whoever is merely likely to
-be late in one communicator excuses those that waited for it from being late in another.
+A node in two communicators that has to wait in one comes late to the other. Both communicators observe this at
+almost the same time, and either may prove it first, so proof does not distinguish a victim from a straggler.
+Therefore a rank that is only likely to be late in one communicator already excuses the nodes that waited for it.
 """
 
 from collections.abc import Iterable
@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from typing import Final
 
 MIN_EXCUSED_SHARE: Final = 0.5
-"""Part of its lateness that a node must have been held up elsewhere to be excused."""
+"""A node is excused when it waited elsewhere for at least this part of the time by which it is late."""
 
 
 @dataclass(frozen=True)
 class Claim:
-    """One accusation: where, who, and the share of time that was lost to it."""
+    """One accusation: the communicator, the node, and the share of time that was lost waiting for it."""
 
     communicator: int
     node: str
@@ -24,9 +24,10 @@ class Claim:
 
 @dataclass(frozen=True)
 class WaitProfile:
-    """What a communicator tells of others' lateness, shares of time by node.
+    """Who waited for whom in one communicator, shares of time by node.
 
-    `suspects`: lost to those who are likely to be late in it; `waiting`: how long the node's ranks waited, at least.
+    `suspects`: time lost to each node that is likely to be late in it; `waiting`: how long each node's ranks waited
+    at least.
     """
 
     communicator: int
@@ -34,7 +35,7 @@ class WaitProfile:
     waiting: dict[str, float]
 
     def excuses(self, claim: Claim) -> bool:
-        """Whether the claim's node waited here for somebody else, about as long as it came late there."""
+        """Whether the claim's node waited here for another node, about as long as it came late there."""
         enough = MIN_EXCUSED_SHARE * claim.share
         return (
             self.communicator != claim.communicator
@@ -44,9 +45,9 @@ class WaitProfile:
 
 
 def without_victims(claims: Iterable[Claim], profiles: Iterable[WaitProfile]) -> list[Claim]:
-    """Claims left when everybody is acquitted whom another communicator of its cluster held up.
+    """The claims without nodes that another communicator of their cluster delayed.
 
-    Two that could each be the other's victim are both acquitted.
+    Two nodes that could each be the other's victim are both excused.
     """
     known_profiles = list(profiles)
     return [claim for claim in claims if not any(wait_profile.excuses(claim) for wait_profile in known_profiles)]

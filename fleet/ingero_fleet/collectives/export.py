@@ -1,4 +1,4 @@
-"""What collectives say, as OTLP for whoever keeps the story: lags are metrics, accusations log records. Pure."""
+"""Findings on collectives as OTLP, for Echo or any collector: lags are metrics, accusations log records. Pure."""
 
 import json
 import uuid
@@ -44,7 +44,7 @@ def encode_lags(communicators: Communicators, lags: list[PeerLag], now: float) -
 
 
 def encode_rank_edges(edges: Iterable[RankEdge]) -> bytes:
-    """One request with a record for every edge, named and shaped as the detector's are."""
+    """One request with a record for every change, in the format of the detector's records."""
     request = ExportLogsServiceRequest()
     for edge in edges:
         item = edge.straggler
@@ -81,7 +81,7 @@ def _record(edge: RankEdge) -> LogRecord:
 
 
 def sentence(edge: RankEdge) -> str:
-    """An edge for people."""
+    """A change as a sentence for people."""
     item: StragglerRank = edge.straggler
     if edge.what == "accused":
         return f"{item['node_id']} holds up its job. {item['why']}"

@@ -1,4 +1,4 @@
-"""What NVML says of GPUs, as agents push it: which are throttled, by what, since when, and at what clock. Bounded."""
+"""NVML's state of GPUs as agents push it: which are throttled, why, since when, and at what clock. Bounded."""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -14,18 +14,18 @@ KINDS: Final = {
     metrics.GPU_THROTTLE_THERMAL: "heat",
     metrics.GPU_THROTTLE_HW: "hardware",
 }
-"""What holds a GPU back. Software alone does not: clocks that were set, or kept alike on purpose."""
+"""Reasons that throttle a GPU. Software alone is none: such clocks were set, or kept alike, on purpose."""
 
 METRICS: Final = frozenset((*KINDS, metrics.GPU_CLOCK_SM))
 NEEDLE: Final = metrics.GPU_THROTTLE_POWER.rpartition(".")[0].encode()
-"""What a push with any of this contains."""
+"""Bytes that a push with any of these metrics contains."""
 
 MAX_UUID: Final = 64
 
 
 @dataclass
 class GpuState:
-    """One GPU: when it was heard of last, since when each kind holds it back, and its clock in Hz, 0 when untold."""
+    """One GPU: time of its last report, since when each reason throttles it, and its clock in Hz, 0 when unknown."""
 
     heard: float
     throttled: dict[str, float] = field(default_factory=dict)
@@ -43,7 +43,7 @@ class Throttle:
 
 
 class GpuStates:
-    """GPUs by node. What changes them is to be called by one thread at a time."""
+    """GPUs by node. Methods that change them must be called by one thread at a time."""
 
     def __init__(self, max_gpus: int, age_seconds: float) -> None:
         self.refused: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class GpuStates:
             gpu.throttled.pop(kind, None)
 
     def throttled(self) -> dict[NodeKey, Throttle]:
-        """Nodes with a GPU that is throttled; of several the one with the lowest clock, then the longest.
+        """Nodes with a throttled GPU; of several GPUs the one with the lowest clock, then the longest throttled.
 
         May run while `note` does.
         """
@@ -97,7 +97,7 @@ class GpuStates:
         return max((gpu.clock for gpu in list(self._nodes.get(node, {}).values())), default=0.0)
 
     def silent(self, now: float) -> list[tuple[NodeKey, str]]:
-        """GPUs that nothing was heard of for long: their agent says nothing, or no longer needs to.
+        """GPUs without a report for long: their agent is silent, or has nothing more to report.
 
         May run while `note` does.
         """
@@ -109,7 +109,7 @@ class GpuStates:
         ]
 
     def forget(self, gpus: list[tuple[NodeKey, str]], now: float) -> None:
-        """Let go of these, unless something was heard of them meanwhile."""
+        """Forget these GPUs, unless they were reported again meanwhile."""
         for node, uuid in gpus:
             communicators = self._nodes.get(node, {})
             if uuid in communicators and now - communicators[uuid].heard > self._age:

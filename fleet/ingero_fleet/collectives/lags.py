@@ -1,8 +1,8 @@
-"""Collectives out of points: who belongs together, who came last, how long the others waited. Pure, vectorised.
+"""Groups points into collectives and measures which rank came last and how long the others waited. Pure, vectorised.
 
-The late rank is the one that blocks least, whatever its clock says. When it arrives second to last instead of last,
-everybody goes on earlier by the gap between the shortest and the second shortest wait: that is what the collective
-lost to its last rank alone.
+The late rank is the one that blocks least, whatever its clock says. If it had arrived second to last instead of last,
+all ranks would have continued earlier by the gap between the shortest and the second shortest wait: that is what the
+collective lost to its last rank alone.
 """
 
 from dataclasses import dataclass
@@ -15,15 +15,15 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 PeerLag = tuple[float, int, int]
-"""How much later than the median rank, milliseconds; the communicator's number; the rank."""
+"""Milliseconds later than the median rank; the communicator's number; the rank."""
 
 FEWEST_RANKS: Final = 2
-"""Ranks of a collective without which nothing can be said about it."""
+"""Fewest ranks of a collective that can be compared."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Points in order of their collective. `starts` has one more entry than there are collectives."""
+    """Points sorted by collective. `starts` has one more entry than there are collectives."""
 
     order: Ints
     starts: Ints
@@ -36,9 +36,9 @@ class Group:
 
 @dataclass(frozen=True)
 class Lags:
-    """By collective: the rank that came last, what was lost to it, when; by point: how much later than the median.
+    """By collective: the rank that came last, the time lost to it, and when; by point: the lag behind the median.
 
-    Milliseconds, `time` in seconds; a lag is above 0 for who came late.
+    Milliseconds, `time` in seconds; a lag above 0 means that the rank came late.
     """
 
     last: Ints
@@ -50,9 +50,9 @@ class Lags:
 def group_by(
     keys: tuple[npt.NDArray[Any], ...], rank: npt.NDArray[Any], received: npt.NDArray[Any]
 ) -> tuple[Group, Ints]:
-    """Group points by keys; of several of one rank the newest stays.
+    """Group points by keys; of several points of one rank the newest is kept.
 
-    Returns the group, and by row the place of each point that was dropped and of the one that took its place.
+    Returns the group, and in rows the index of each dropped point and of the point that replaced it.
     """
     order = np.lexsort((received, rank, *reversed(keys)))
     same = np.ones(len(order), bool)
@@ -66,7 +66,7 @@ def group_by(
     again[:-1] = same[1:] & (ranks[1:] == ranks[:-1])
     dropped = np.flatnonzero(again)
     replaced = np.stack([order[dropped], order[np.minimum(dropped + 1, len(order) - 1)]], 1)
-    # A group begins where the key changes; the first of its points may be one that goes.
+    # A group begins where the key changes; its first point may be one that is dropped.
     number = np.cumsum(~same) - 1
     order, number = order[~again], number[~again]
     firsts = np.flatnonzero(np.diff(number, prepend=-1))
@@ -90,10 +90,10 @@ def measure(group: Group, rank: npt.NDArray[Any], blocked: npt.NDArray[Any], tim
 
 
 def in_buckets(time: npt.NDArray[Any], rank: npt.NDArray[Any], tolerance_seconds: float) -> Ints:
-    """Number collectives of one operation without sequence numbers, by time.
+    """Number the collectives of one operation without sequence numbers by time.
 
-    In order of time every point joins the oldest collective that has no point of its rank yet and began within the
-    tolerance, so that ranks on both sides of any edge still meet and back-to-back collectives stay apart.
+    In order of time, every point joins the oldest collective that has no point of its rank yet and began within the
+    tolerance. Thus no fixed bucket edge separates ranks of one collective, and back-to-back collectives stay apart.
     """
     numbers = np.full(len(time), -1, np.int64)
     began: list[float] = []

@@ -1,4 +1,4 @@
-"""Points into communicators' windows: grouped by collective, settled when whole, judged. A trial changes nothing."""
+"""Sorts points into communicators' windows: groups them by collective and judges collectives that are complete."""
 
 from collections import Counter
 from dataclasses import replace
@@ -16,16 +16,16 @@ from ingero_fleet.collectives.window import CommunicatorWindow
 from ingero_fleet.nccl_settings import NcclConfig
 
 SAME_SECONDS: Final = 1e-6
-"""Times closer than this are of one point, sent twice."""
+"""Two times closer than this, seconds, are those of one point that was sent twice."""
 
 
 class CollectiveMatcher:
-    """Communicators, the points that wait for others of their collective, and what became of the rest."""
+    """Communicators, the points that wait for others of their collective, and counts of the rest by outcome."""
 
     def __init__(
         self, communicators: Communicators, config: NcclConfig, attribution: AttributionConfig, *, lags: bool = False
     ) -> None:
-        """`lags`: whether anybody wants to know how late ranks came."""
+        """`lags`: whether the lags of ranks are needed."""
         self.communicators = communicators
         self.waiting: Columns = columns_of(PointBatch())
         self.outcomes: Counter[str] = Counter()
@@ -34,7 +34,7 @@ class CollectiveMatcher:
         self._lags = lags
 
     def trial(self, fresh: Columns, attribution: AttributionConfig) -> "CollectiveMatcher":
-        """A copy that may take in these points, judges so, and leaves this one as it is."""
+        """A copy that takes these points and judges by these settings, without changing this one."""
         copied = CollectiveMatcher(
             Communicators(self.communicators.reader, dict(self.communicators.windows)), self._config, attribution
         )
@@ -46,9 +46,9 @@ class CollectiveMatcher:
         return copied
 
     def take(self, fresh: Columns, ranks: list[int], now: float) -> list[PeerLag]:
-        """Take in points and judge the communicators whose collectives they complete; returns how late ranks came.
+        """Take points and judge the communicators whose collectives they complete; returns the lags of ranks.
 
-        `ranks` are the communicators' sizes by number, as of when the points were read.
+        `ranks` are the communicators' sizes by number at the time when the points were read.
         """
         columns = {name: np.concatenate([self.waiting[name], column]) for name, column in fresh.items()}
         lags: list[PeerLag] = []
@@ -66,7 +66,7 @@ class CollectiveMatcher:
         return lags
 
     def age(self, now: float) -> None:
-        """Judge anew the communicators of which collectives have become too old to count."""
+        """Judge again the communicators that hold collectives too old to count."""
         size, age = self._config.window, self._config.window_age
         for window in self.communicators.windows.values():
             if len(window.arrived) and window.arrived[0] <= now - age:
@@ -75,7 +75,7 @@ class CollectiveMatcher:
                 window.judge(self._attribution)
 
     def _note_members(self, columns: Columns, ranks: list[int], now: float) -> None:
-        """Remember who is which rank; a rank that two nodes claim at once makes its communicator unfit to judge."""
+        """Remember the node of each rank; a communicator with a rank that two nodes claim at once is not judged."""
         order = np.lexsort((columns["source"], columns["rank"], columns["comm"]))
         comm, rank, source = (columns[name][order] for name in ("comm", "rank", "source"))
         again = (comm[1:] == comm[:-1]) & (rank[1:] == rank[:-1]) & (source[1:] != source[:-1])
@@ -97,13 +97,13 @@ class CollectiveMatcher:
             self.communicators.windows[number].blocked_seen = True
 
     def _comparable(self, columns: Columns) -> Columns:
-        """Only waits can be compared over hosts; points that carry none are counted."""
+        """Keep points with a wait, because only waits can be compared between hosts; count the others."""
         fit = columns["kind"] == BLOCKED
         self.outcomes["without_wait"] += int(np.count_nonzero(~fit))
         return {name: column[fit] for name, column in columns.items()}
 
     def _instances(self, columns: Columns) -> npt.NDArray[np.int64]:
-        """The sequence number, or a number by time, below 0, for points without one."""
+        """The sequence number, or for points without one a negative number by time."""
         instance = columns["seq"].copy()
         loose = np.flatnonzero(instance == NO_SEQ)
         if len(loose):
@@ -116,16 +116,17 @@ class CollectiveMatcher:
         return instance
 
     def _dispute(self, columns: Columns, again: npt.NDArray[np.int64], now: float) -> None:
-        """One number of one rank at two times is two collectives: whoever has such numbers is unfit to judge.
+        """Suspend communicators in which one number of a rank has two times, because those are two collectives.
 
-        A point that was sent again says the same time. A job that began anew within a tick is unfit for a while too.
+        A point that was sent twice has the same time. A job that restarted within a tick is not judged for a while
+        either.
         """
         apart = np.abs(columns["time"][again[:, 0]] - columns["time"][again[:, 1]]) > SAME_SECONDS
         for number in np.unique(columns["comm"][again[apart, 0]]).tolist():
             self.communicators.windows[number].disputed_until = now + self._config.window_age
 
     def _settle(self, columns: Columns, group: Group, now: float, lags: list[PeerLag]) -> npt.NDArray[np.int64]:
-        """Judge collectives that are whole or have waited long enough; returns the places of points that wait on."""
+        """Judge collectives that are complete or have waited long enough; returns the indices of waiting points."""
         sizes, firsts = group.sizes, group.order[group.starts[:-1]]
         comm = columns["comm"][firsts]
         communicators = sorted(self.communicators.windows)
@@ -134,7 +135,7 @@ class CollectiveMatcher:
         whole = sizes >= ranks[comm]
         newest = np.maximum.reduceat(columns["received"][group.order], group.starts[:-1])
         over = ~whole & (newest <= now - self._config.hold)
-        # Half of the ranks show who is late among them; fewer would compare too little.
+        # Half of the ranks suffice to show which of them is late; with fewer, the comparison is too weak.
         usable = over & (sizes >= 2) & (2 * sizes >= ranks[comm])
         self.outcomes["whole"] += int(whole.sum())
         self.outcomes["partial"] += int(usable.sum())

@@ -1,4 +1,4 @@
-"""Collective points out of OTLP pushes, fast: attributes stay bytes, and bytes that were seen before are known.
+"""Reads collective points from OTLP pushes, fast: attributes stay bytes, and bytes seen before are not decoded again.
 
 A second, smaller protobuf schema with the same field numbers leaves resources and attributes undecoded, so that a
 point costs a few dictionary look-ups instead of a dozen objects.
@@ -30,13 +30,13 @@ from ingero_kit.otlp_values import (
 
 BLOCKED, HOST = 0, 1
 KINDS: Final = {metrics.COLLECTIVE_BARRIER_WAIT: BLOCKED, metrics.COLLECTIVE_DURATION: HOST}
-"""The metrics that say something about arrival; the others are passed on unread."""
+"""The metrics that are read: waits, and the host's time in the call. Others are passed on unread."""
 
 MAX_RANKS: Final = 65_536
-"""Largest communicator."""
+"""Most ranks of a communicator."""
 
 MAX_MILLISECONDS: Final = 1e9
-"""A longer wait is taken for a mistake."""
+"""A longer wait is taken for an error."""
 
 MAX_TEXT: Final = 64
 _REMEMBERED: Final = 200_000
@@ -53,7 +53,7 @@ _SEQ_HEAD: Final = KeyValue(key=attributes.NCCL_SEQ).SerializeToString()
 _WHOLE: Final = b"\x18"
 _NO_VALUE: Final = "a point has no value"
 _NOT_OTLP: Final = (AttributeError, TypeError, ValueError, KeyError, OverflowError)
-"""What reading JSON of another shape raises."""
+"""Errors that reading JSON of another structure raises."""
 
 _MAX_KEPT: Final = 1024
 """Longest attribute that is remembered, bytes; a resource may be four times as long."""
@@ -62,7 +62,7 @@ _MAX_VARINT: Final = 10
 
 
 class PointSource(NamedTuple):
-    """Who sent points; the pod is empty when nobody said it."""
+    """The sender of points; the pod is empty when it was not reported."""
 
     cluster: str
     node: str
@@ -110,12 +110,12 @@ _Request: Final = _schema()
 
 
 def _json_value(point: dict[str, Any]) -> float | None:
-    """The value of a point, `None` where it has none or says that it was not recorded."""
+    """The value of a point, `None` where it has none or is flagged as not recorded."""
     return None if json_int_field(point, "flags") & NO_RECORDED_VALUE else json_number(point)
 
 
 class PointReader:
-    """Turns pushes into batches. Knows what it has read before; bounded, and full it starts to learn anew.
+    """Turns pushes into batches. Remembers attributes that it has read; this memory is cleared when full.
 
     Numbers of communicators, operations and sources stay valid until `forget`.
     """
@@ -164,11 +164,11 @@ class PointReader:
                         self._points(points, batch, source, kind, now)
 
     def _points(self, points: Any, batch: PointBatch, source: PointSource, kind: int, now: float) -> None:
-        """Add the points of one metric. This loop is what a collective costs; everything in it is there for speed."""
+        """Add the points of one metric. This loop dominates the cost of a collective and is written for speed."""
         pairs_known, learn, communicators = self._pairs, self._learn, self._known
         place = self._source_numbers[source]
         for point in points:
-            # Operation, communicator, rank, size, number, and whatever else was said.
+            # Operation, communicator, rank, size, number, and any other attributes.
             slots: list[Any] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, None]
             for raw in point.pairs:
                 slot, value = pairs_known.get(raw) or learn(raw)
@@ -272,7 +272,7 @@ class PointReader:
             batch.received.append(now)
 
     def _fits(self, rank: Any, seq: Any, value: float, ranks: int) -> bool:
-        """Whether all numbers of a point are in range; counted when not."""
+        """Whether all numbers of a point are in range; a point that is not is counted."""
         if type(rank) is int and 0 <= rank < ranks and 0.0 <= value < MAX_MILLISECONDS:
             if type(seq) is int and NO_SEQ <= seq < 2**62:
                 return True
@@ -284,7 +284,7 @@ class PointReader:
         return False
 
     def _numbers(self, source: PointSource, comm: Any, op: Any, ranks: Any) -> tuple[int, int] | None:
-        """Places of communicator and operation; `None`, counted, when there is no such thing or no room for it."""
+        """Indices of communicator and operation; `None`, counted, when one is missing or a limit is reached."""
         if not isinstance(comm, str) or not 0 < len(comm) <= MAX_TEXT or not comm.isprintable():
             self._refuse("nccl.comm_id_hash is missing")
             return None
@@ -367,7 +367,7 @@ class PointReader:
         return number
 
     def forget(self, keep_comms: list[int], keep_sources: list[int]) -> None:
-        """Keep only these, numbered anew in this order."""
+        """Keep only these communicators and sources, renumbered in this order."""
         self.comms = [self.comms[number] for number in keep_comms]
         self.sources = [self.sources[number] for number in keep_sources]
         self._comm_numbers = {key: number for number, key in enumerate(self.comms)}
@@ -389,7 +389,7 @@ def _uuid_of(raw: bytes) -> str:
 
 
 def normal_op(op: Any) -> str:
-    """`ncclAllReduce` and `allreduce` are one."""
+    """The name of an operation in one spelling: `ncclAllReduce` and `allreduce` are the same."""
     text = op.lower() if isinstance(op, str) else ""
     return "".join(letter for letter in text.removeprefix("nccl") if letter.isalnum())[:24] or "unknown"
 

@@ -1,4 +1,4 @@
-"""Polls collectives between two ticks, so that a late rank is named as soon as agents have told of it."""
+"""Polls collectives between two ticks, so that a late rank is named as soon as agents have reported it."""
 
 import asyncio
 import math
@@ -13,16 +13,16 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 MAX_POLL_LOAD: Final = 0.1
-"""Part of the time that polls may take: when one takes longer, the next one comes later."""
+"""Largest part of the time that polls may take: after a longer poll the next one comes later."""
 
 
 def polls_per_tick(tick_seconds: float, look_seconds: float) -> int:
-    """The most polls between two ticks; 0 when ticks come as often."""
+    """The most polls between two ticks; 0 when the poll interval is as long as a tick."""
     return max(0, math.ceil(tick_seconds / look_seconds) - 1)
 
 
 async def poll_between_ticks(tracker: CollectivesTracker, clock: Clock, look_seconds: float) -> None:
-    """Poll until cancelled, in a thread of its own; a poll that fails is logged, and the next one is tried."""
+    """Poll in a worker thread until cancelled; a poll that fails is logged, and the next one is tried."""
     loop, pause = asyncio.get_running_loop(), look_seconds
     with ThreadPoolExecutor(1, "look") as worker:
         while True:

@@ -1,4 +1,4 @@
-"""Who is accused now, one rank for each node, since when, and which of that has changed since it was last told."""
+"""The accused ranks, one for each node, since when, and what has changed since the last export."""
 
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -16,17 +16,17 @@ from ingero_fleet.collectives.throttling import ThrottleFindings
 from ingero_kit.clock import rfc3339
 
 MAX_EDGES: Final = 1_000
-"""Changes that one tick tells; the rest is told by the next ones."""
+"""Most changes that one tick exports; the next ticks export the rest."""
 
 StragglerRank = dict[str, Any]
-"""An accusation as the APIs answer it."""
+"""An accusation in the APIs' format."""
 
 EdgeKind = Literal["accused", "cleared", "withdrawn"]
 
 
 @dataclass(frozen=True)
 class RankEdge:
-    """A change of what is said about a node. `withdrawn`: nothing is seen of its communicator any more."""
+    """A change of a node's accusation. `withdrawn`: its communicator is no longer seen."""
 
     what: EdgeKind
     straggler: StragglerRank
@@ -34,7 +34,7 @@ class RankEdge:
 
 
 class StragglerRanks:
-    """One for each desk. Every map holds at most one entry for each communicator that is or was lately known."""
+    """One for each tracker. Every map holds at most one entry for each communicator that is or was recently known."""
 
     def __init__(self) -> None:
         self.now: dict[NodeKey, StragglerRank] = {}
@@ -43,9 +43,9 @@ class StragglerRanks:
         self._sent: dict[NodeKey, StragglerRank] = {}
 
     def renew(self, communicators: Communicators, waiting: Columns, now: float, slow: ThrottleFindings) -> None:
-        """At a tick: judge the communicators' findings together.
+        """At a tick: judge the findings of all communicators together.
 
-        `waiting` are the points that wait for others; `slow` says whose GPU is throttled.
+        `waiting` are the points that wait for others; `slow` are the findings on throttled GPUs.
         """
         found, _ = self._find(communicators, waiting, now)
         for key in found.keys() & slow.cases.keys():
@@ -59,7 +59,7 @@ class StragglerRanks:
         self._keep(found)
 
     def add(self, communicators: Communicators, waiting: Columns, now: float) -> None:
-        """Between two ticks: who is accused as well, and who turns out to be excused. Nobody else is let go."""
+        """Between two ticks: add new accusations and remove excused ones. All others stay until the tick."""
         found, claimed = self._find(communicators, waiting, now)
         for key in found:
             self._since.setdefault(key, (now, 0))
@@ -74,10 +74,10 @@ class StragglerRanks:
     def _find(
         self, communicators: Communicators, waiting: Columns, now: float
     ) -> tuple[dict[NodeKey, StragglerRank], set[NodeKey]]:
-        """Who is accused, and of whom it is claimed: victims of another straggler are excused.
+        """The accused nodes, and all nodes with a claim against them: victims of another straggler are excused.
 
-        So is, for as long as `waiting` holds its points of other communicators that are as old as the claim, a node
-        that is not accused yet: what held it up may be among them.
+        A node that is not accused yet is also excused while `waiting` holds its points of other communicators that
+        are as old as the claim: the cause of its delay may be among them.
         """
         claims: dict[str, list[Claim]] = {}
         for number, window in communicators.windows.items():
@@ -106,14 +106,14 @@ class StragglerRanks:
         return found, set(self._claimed)
 
     def edges(self, communicators: Communicators, now: float) -> list[RankEdge]:
-        """What has changed since this was last asked; another rank of a node that was accused is a change."""
+        """Changes since the last call; another rank of a node that was accused is a change too."""
         gone = [item for node, item in self._sent.items() if node not in self.now]
         seen = (
             {communicators.reader.comms[number] for number, window in communicators.windows.items() if window.finding}
             if gone
             else ()
         )
-        # What is over comes first, so that what was told and is not taken back cannot pile up.
+        # Ended accusations come first, so that exported ones that are not withdrawn yet cannot pile up.
         changed: list[RankEdge] = []
         for item in gone:
             key = CommKey(item["cluster_id"], item["comm"], item["ranks"])
@@ -126,7 +126,7 @@ class StragglerRanks:
         return self._note(changed[:MAX_EDGES])
 
     def withdraw(self, now: float) -> list[RankEdge]:
-        """Everything that was said is taken back, because nobody watches any more."""
+        """Withdraw all accusations, because communicators are no longer observed."""
         return self._note([RankEdge("withdrawn", item, now) for item in self._sent.values()])
 
     def _note(self, edges: list[RankEdge]) -> list[RankEdge]:
@@ -140,7 +140,7 @@ class StragglerRanks:
 
 
 class PendingPoints:
-    """By node, what others have yet to say of its collectives: since when its points wait, by communicator."""
+    """By node and communicator: since when the node's points wait for those of other ranks."""
 
     def __init__(self, communicators: Communicators, waiting: Columns) -> None:
         self._oldest: dict[NodeKey, dict[int, float]] = {}
@@ -153,7 +153,7 @@ class PendingPoints:
             self._oldest.setdefault((sender.cluster, sender.node), {})[number] = time
 
     def by(self, node: NodeKey, communicator: int, time: float) -> bool:
-        """Whether points that a node had sent by then wait in a communicator other than this one."""
+        """Whether points that a node had sent by that time wait in a communicator other than this one."""
         oldest = self._oldest.get(node, {})
         return any(number != communicator and first <= time for number, first in oldest.items())
 

@@ -1,9 +1,10 @@
-"""Is it a GPU? A rank that is slow on the GPU blocks as long as its peers, so that waits name nobody. Pure.
+"""Finds a throttled GPU that slows a job down where no rank arrives late. Pure.
 
-Its agent may tell that the GPU is throttled; that alone accuses nobody, as many a GPU is that holds nobody up. Named
-is one node of a communicator in which nobody comes late, if its GPU has been throttled for a while, and either the
-collectives follow each other more slowly since then, or its clock is far below that of its peers. Where several could
-be meant, or nothing shows that the job is slower, the answer is unknown, and says whose GPUs are throttled.
+A rank whose GPU is slow inside a collective blocks as long as its peers, so waits do not name it. Its agent may
+report that the GPU is throttled; that alone is no accusation, because many throttled GPUs delay no job. A node of a
+communicator without late ranks is named if its GPU has been throttled for a while, and either the collectives follow
+each other more slowly since then, or its clock is far below that of its peers. Where several nodes could be the
+cause, or nothing shows that the job is slower, the answer is unknown and lists the throttled GPUs.
 """
 
 from collections.abc import Mapping
@@ -21,27 +22,27 @@ from ingero_fleet.collectives.points import CommKey
 from ingero_fleet.collectives.window import CommunicatorWindow
 
 MIN_THROTTLED_SECONDS: Final = 10.0
-"""Seconds for which a GPU must have been throttled; agents may tell so much later than it began."""
+"""Seconds for which a GPU must have been throttled; agents may report it that much later than it began."""
 
 SLOW_CLOCK: Final = 0.85
 """Share of its peers' clock below which a GPU is slow."""
 
 MIN_SLOWDOWN: Final = 0.02
-"""Share of time that must be lost since a GPU is throttled."""
+"""Least share of time that must have been lost since a GPU became throttled."""
 
 FEWEST: Final = 4
-"""Ticks before and after that are compared, and nodes whose clocks make a median."""
+"""Fewest ticks before and after that are compared, and fewest nodes whose clocks make a median."""
 
 MAX_THROTTLED_NODES: Final = 32
-"""Nodes with a GPU that is throttled, in one communicator, of which it is asked whether the job waits for them."""
+"""Most nodes of one communicator with a throttled GPU for which it is checked whether the job waits for them."""
 
 SHOWN: Final = 5
-"""Nodes that a sentence names."""
+"""Most nodes that a sentence names."""
 
 
 @dataclass(frozen=True)
 class ThrottleCase:
-    """A GPU and a communicator: the share of time lost since it is throttled, and its clock over its peers'."""
+    """A GPU and a communicator: the share of time lost since it became throttled, and its clock over its peers'."""
 
     throttled: Throttle
     slower: float | None
@@ -49,11 +50,11 @@ class ThrottleCase:
 
     @property
     def proven(self) -> bool:
-        """Whether there is more to it than that the GPU is throttled."""
+        """Whether the slower job or the lower clock proves the case; throttling alone does not."""
         return self.slower is not None or (self.clock is not None and self.clock <= SLOW_CLOCK)
 
     def evidence(self) -> dict[str, Any]:
-        """As the APIs answer it; `since` in seconds since the epoch."""
+        """The case in the APIs' format; `since` in seconds since the epoch."""
         return {
             "gpu": self.throttled.uuid, "held_back_by": list(self.throttled.kinds), "since":
             round(self.throttled.since, 3), "clock_hz": self.throttled.clock or None, "clock_over_peers": None if
@@ -64,20 +65,20 @@ class ThrottleCase:
 
 @dataclass(frozen=True)
 class ThrottleFindings:
-    """Nodes named, each with the communicator that its GPU holds up, and what is told of all that are throttled."""
+    """The named nodes, each with the communicator that its GPU slows down, and the cases of all throttled GPUs."""
 
     named: Mapping[NodeKey, tuple[int, ThrottleCase]] = field(default_factory=dict)
     cases: Mapping[NodeKey, ThrottleCase] = field(default_factory=dict)
 
 
 class ThrottleDetector:
-    """Remembers what was measured when a GPU began to be throttled, for as long as it is."""
+    """Remembers what was measured when a GPU became throttled, for as long as it stays throttled."""
 
     def __init__(self) -> None:
         self._slower: dict[tuple[CommKey, NodeKey, float], float] = {}
 
     def find(self, communicators: Communicators, gpus: GpuStates, now: float) -> ThrottleFindings:
-        """Whose GPU holds up which communicator; every window with such a node learns it with a message."""
+        """Find nodes whose GPU slows down a communicator; every window with such a node receives a message."""
         for window in communicators.windows.values():
             window.gpu = ""
         throttled = {node: one for node, one in gpus.throttled().items() if now - one.since >= MIN_THROTTLED_SECONDS}
@@ -85,7 +86,7 @@ class ThrottleDetector:
         late = {
             number for number in members if (finding := communicators.windows[number].finding) and finding.accused
         }
-        # Who takes part where somebody comes late may be held up there.
+        # A node that takes part in a communicator with a late rank may be delayed there.
         doubtful = {node for number in late for node in members[number]}
         before, self._slower = self._slower, {}
         found, cases_by_node = dict[NodeKey, tuple[int, ThrottleCase]](), dict[NodeKey, ThrottleCase]()
@@ -115,15 +116,15 @@ class ThrottleDetector:
 
 
 def is_fault(throttled: Throttle) -> bool:
-    """Whether it can be the reason why a job became slower.
+    """Whether the throttling can be the reason why a job became slower.
 
-    A power cap need not be: a heavier phase of the job makes it slower, and the first GPU reach its cap, by itself.
+    A power cap need not be: a heavier phase of the job slows it down and by itself makes a GPU reach its cap.
     """
     return throttled.kinds != (POWER,)
 
 
 def slowdown(window: CommunicatorWindow, since: float) -> float | None:
-    """Share of time that is lost since a moment, by the time between collectives; `None` when nothing shows it."""
+    """Share of time lost since a moment, from the time between collectives; `None` when nothing shows it."""
     paces = window.paces.tolist()
     before = [period for time, period in paces if time <= since - MIN_THROTTLED_SECONDS][-2 * FEWEST :]
     after = [period for time, period in paces if time > since + MIN_THROTTLED_SECONDS][: 2 * FEWEST]
@@ -135,7 +136,7 @@ def slowdown(window: CommunicatorWindow, since: float) -> float | None:
 
 
 def describe(communicators: Communicators, number: int, node: NodeKey, case: ThrottleCase) -> dict[str, Any]:
-    """The accusation as `stragglers.describe` makes them; `rank` is `None` where the node has several."""
+    """The accusation in the format of `straggler_ranks.describe`; `rank` is `None` where the node has several."""
     window, key = communicators.windows[number], communicators.reader.comms[number]
     ranks = [rank for rank in range(window.ranks) if communicators.source(window, rank).node == node[1]]
     lag = float(window.lag[ranks].max()) if len(window.lag) else 0.0
@@ -156,7 +157,7 @@ def describe(communicators: Communicators, number: int, node: NodeKey, case: Thr
 def _members(communicators: Communicators, throttled: Mapping[NodeKey, Throttle]) -> dict[int, set[NodeKey]]:
     """The nodes of the communicators in which a node with such a GPU takes part."""
     sources = communicators.reader.sources
-    # The last place stands for ranks that nobody has spoken for.
+    # The last place stands for ranks that no node has claimed.
     theirs = np.array([*((sender.cluster, sender.node) in throttled for sender in sources), False])
     if not theirs.any():
         return {}
@@ -175,7 +176,7 @@ def _clock_share(gpus: GpuStates, node: NodeKey, throttled: Throttle, nodes: set
 
 
 def _choose(cases: Mapping[NodeKey, ThrottleCase], throttled: int, nodes: int) -> NodeKey | None:
-    """The one node that is meant, if there is one, and most nodes' GPUs are free."""
+    """The one node that is the cause, if there is exactly one and most nodes' GPUs are not throttled."""
     proven = [node for node, case in cases.items() if case.proven]
     return proven[0] if len(proven) == 1 and throttled <= MAX_THROTTLED_NODES and 2 * throttled < nodes else None
 

@@ -1,4 +1,4 @@
-"""Keeps the communicators beside the engine: takes points in, judges once a tick, answers, tells what it found."""
+"""Keeps the communicators of an engine: takes points, judges them once a tick, answers and exports the findings."""
 
 import threading
 from collections import Counter
@@ -32,11 +32,11 @@ log = get(__name__)
 Export = Callable[[Push], None]
 
 MAX_POLL_POINTS: Final = 200_000
-"""With more points than this since the last tick the next one is waited for: a poll would take a good part of it."""
+"""With more new points than this, no poll runs before the next tick: it would take a large part of the interval."""
 
 
 def shared_error(config: NcclConfig, polls: int) -> tuple[AttributionConfig, AttributionConfig]:
-    """How a tick judges, and a poll: half of the chance of error is the tick's, all polls share the other half."""
+    """Settings for a tick and for a poll: the tick has half of the chance of error, all polls share the rest."""
     tick = AttributionConfig(error=config.error / 2 if polls else config.error, share=config.share)
     return tick, replace(tick, error=tick.error / max(1, polls))
 
@@ -47,7 +47,7 @@ class CollectivesTracker:
     def __init__(
         self, config: NcclConfig, export: Export | None = None, export_logs: Export | None = None, *, polls: int = 0
     ) -> None:
-        """`export` takes peer lags, `export_logs` takes accusations as log records; both are called from any thread.
+        """`export` takes peer lags, `export_logs` takes accusations as log records; both may be called on any thread.
 
         `polls`: how often `early_poll` may be called between two ticks; the chance of error is shared with them.
         """
@@ -72,12 +72,12 @@ class CollectivesTracker:
 
     @property
     def windows(self) -> dict[int, CommunicatorWindow]:
-        """Communicators by the reader's number."""
+        """Communicators by the number that the reader gave them."""
         return self._matcher.communicators.windows
 
     @property
     def outcomes(self) -> Counter[str]:
-        """Collectives and points by what became of them."""
+        """Numbers of collectives and points by outcome."""
         return self._matcher.outcomes
 
     @property
@@ -87,7 +87,7 @@ class CollectivesTracker:
 
     @property
     def stragglers(self) -> dict[NodeKey, StragglerRank]:
-        """Who is accused now, by node."""
+        """The ranks that are accused now, by node."""
         return self._stragglers.now
 
     def take(self, push: Push, now: float) -> None:
@@ -101,7 +101,7 @@ class CollectivesTracker:
             self.points += len(self._batch) - before
 
     def judge(self, now: float) -> None:
-        """Group what came in, find who was late, and forget what is old."""
+        """Group the points that came in, find late ranks, and forget what is old."""
         with self._findings:
             with self._lock:
                 batch, self._batch = self._batch, PointBatch()
@@ -120,9 +120,9 @@ class CollectivesTracker:
             self._forget(now)
 
     def early_poll(self, now: float) -> None:
-        """Between two ticks: find who was late by what came in since the last one, which the next one judges anew.
+        """Between two ticks: find late ranks in the points since the last tick, which the next tick judges again.
 
-        Nothing is done without news, and not with so many points that it would be dear.
+        Does nothing without new points, or with so many that the poll would be expensive.
         """
         with self._findings:
             with self._lock:
@@ -141,16 +141,16 @@ class CollectivesTracker:
             self._announce(self._stragglers.edges(matcher.communicators, now))
 
     def close(self, now: float) -> None:
-        """Take back what was said: nobody watches from now on."""
+        """Withdraw all accusations, because communicators are no longer observed."""
         with self._findings:
             self._announce(self._stragglers.withdraw(now))
 
     def shares(self) -> dict[NodeKey, float]:
-        """Share of its job's time that is lost waiting for each straggler alone, where that was measured."""
+        """By straggler, the share of its job's time that is lost waiting for it alone, where that was measured."""
         return {node: float(item["share"]) for node, item in self.stragglers.items() if item["share"]}
 
     def answer(self, cluster: str | None, now: float, limit: int = 100) -> dict[str, Any]:
-        """Culprits, then communicators, the most lost first, with the lag of every rank."""
+        """Late ranks, then communicators with the lag of every rank; those that lost the most time first."""
         with self._findings:
             numbers = answers.numbers_by_loss(self._shown, cluster)
             return {
@@ -164,12 +164,12 @@ class CollectivesTracker:
             }
 
     def largest_lags(self) -> list[tuple[CommKey, int, str, float]]:
-        """Communicator, rank, node and lag in milliseconds of those who came latest lately; the largest lags only."""
+        """Communicator, rank, node and lag in milliseconds of the ranks with the largest recent lags."""
         with self._findings:
             return answers.largest_lags(self._shown)
 
     def _announce(self, edges: list[RankEdge]) -> None:
-        """Log the edges of accusations, and export them as log records."""
+        """Log changes of accusations, and export them as log records."""
         for edge in edges:
             item = edge.straggler
             log.info(
@@ -188,7 +188,7 @@ class CollectivesTracker:
         self._export(Push(Signal.METRICS, "protobuf", body))
 
     def _forget(self, now: float) -> None:
-        """Forget communicators without points, and sources that belong to none, when enough of them have gathered."""
+        """Forget communicators without points, and sources without a communicator, once enough have accumulated."""
         gone = [number for number, window in self.windows.items() if now - window.seen > self.config.ttl]
         used = np.unique(np.concatenate([np.zeros(0, np.int32), *(item.members for item in self.windows.values())]))
         if not gone and len(self.reader.sources) <= 2 * len(used) + 1024:

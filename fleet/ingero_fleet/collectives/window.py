@@ -1,4 +1,4 @@
-"""The latest collectives of one communicator, and how late each of its ranks has been lately. Pure state."""
+"""The latest collectives of one communicator, and how late each of its ranks has been recently. Pure state."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -10,16 +10,16 @@ from ingero_fleet.collectives.attribution import AttributionConfig, LateRankFind
 from ingero_fleet.collectives.excuses import MIN_EXCUSED_SHARE
 
 BLEND_DECAY: Final = 0.7
-"""How much of the mean lag of earlier ticks is kept, so that about three ticks count."""
+"""Weight of earlier ticks in the mean lag, so that about three ticks count."""
 
 WINDOW_SIZES: Final = (256, 128, 64, 32)
-"""Latest collectives that are judged apart from the window, the most first."""
+"""Numbers of latest collectives that are judged in addition to the whole window, the largest first."""
 
 MAX_PACES: Final = 24
-"""Ticks of which the pace is remembered."""
+"""Ticks whose pace is remembered."""
 
 SUSPECT_SHARE: Final = 0.05
-"""Chance below which a rank is likely to be late: not enough to accuse it, enough to excuse who waited for it."""
+"""Chance below which a rank is likely to be late: too high to accuse it, enough to excuse who waited for it."""
 
 
 @dataclass
@@ -41,19 +41,19 @@ class CommunicatorWindow:
     judged: int = 0
     finding: LateRankFinding | None = None
     suspects: dict[int, float] = field(default_factory=dict)
-    """Ranks that are likely to be late, and the share of time lost to each in the part that shows it best."""
+    """Ranks that are likely to be late, and the share of time lost to each in the part that shows it most clearly."""
     excused: bool = False
-    """Whether the rank that is late was held up elsewhere, or may have been."""
+    """Whether another communicator delayed the late rank, or may have done so."""
     gpu: str = ""
-    """What NVML says of its nodes' GPUs where nobody is late; empty where it says nothing."""
+    """What NVML reports about its nodes' GPUs where no rank is late; empty where it reports nothing."""
     paces: npt.NDArray[np.float64] = field(default_factory=lambda: np.zeros((0, 2)))
-    """When a tick ended, and the time from one collective to the next in it, milliseconds; the latest ticks."""
+    """For the latest ticks: when each ended, and the time from one collective to the next in it, milliseconds."""
 
     def add(
         self, last: npt.NDArray[np.int64], lost: npt.NDArray[np.float64], time: npt.NDArray[np.float64], now: float,
         size: int, age_seconds: float,
     ) -> None:  # fmt: skip
-        """Take in new collectives and let go of the oldest."""
+        """Add new collectives and drop the oldest."""
         self.judged += len(last)
         keep = self.arrived > now - age_seconds
         self.last = np.concatenate([self.last[keep], last.astype(np.int32)])[-size:]
@@ -71,10 +71,10 @@ class CommunicatorWindow:
     def blend(
         self, lag: npt.NDArray[np.float64], waited: npt.NDArray[np.float64], now: float, age_seconds: float
     ) -> None:
-        """Fold a tick's mean lag and wait by rank into the earlier ones; not a number where a rank said nothing.
+        """Combine a tick's mean lag and wait by rank with the earlier ones; NaN where a rank reported nothing.
 
-        Of waits the longest counts, by half as much after `age_seconds`: who is late by what the window holds is
-        excused by waits of the same time, not only by the latest.
+        Of the waits the longest counts, and it decays by half in `age_seconds`: a rank that is late over the whole
+        window is excused by waits of the same period, not only by the latest.
         """
         old = self.lag if len(self.lag) else np.full(self.ranks, np.nan, np.float32)
         mixed = np.where(
@@ -87,14 +87,14 @@ class CommunicatorWindow:
 
     @property
     def elapsed_ms(self) -> float:
-        """Time from the first to the last collective of the window, and one more: what losses are a share of."""
+        """Time from the first to the last collective of the window, plus one interval; losses are shares of it."""
         return _elapsed_ms(self.time)
 
     def judge(self, config: AttributionConfig) -> None:
-        """Renew the finding: of the whole window, and of its latest parts, which show sooner who became late lately.
+        """Update the finding from the whole window and from its latest parts, which show a recent change sooner.
 
-        They share the error that is allowed by their lengths, as short ones are renewed more often. Of several that
-        accuse one rank the longest counts; where they differ, the latest.
+        All share the allowed error in proportion to their lengths, because short ones are renewed more often. Of
+        several parts that accuse one rank the longest counts; where they differ, the latest.
         """
         self.suspects = {}
         if not len(self.last):
@@ -111,11 +111,11 @@ class CommunicatorWindow:
         self.finding = whole if not accused else accused[0] if agreed else accused[-1]
 
     def _judge_latest(self, size: int, config: AttributionConfig, part: float) -> LateRankFinding | None:
-        """Judge so many collectives, at a part of the error; their `chance` counts that others are looked at too."""
+        """Judge the latest `size` collectives at a part of the error; `chance` is corrected for the other parts."""
         last, lost = self.last[-size:].astype(np.int64), self.lost[-size:].astype(np.float64)
         elapsed = _elapsed_ms(self.time[-size:])
         if size < len(self.last) and np.bincount(last, lost).max() < MIN_EXCUSED_SHARE * config.share * elapsed:
-            # Too little was lost to anybody for an accusation or an excuse; most communicators end here.
+            # Too little was lost to any rank for an accusation or an excuse; most communicators end here.
             return None
         found = find_late_rank(last, lost, elapsed, self.ranks, replace(config, error=config.error * part))
         return found and replace(found, chance=min(1.0, found.chance / part))

@@ -1,1 +1,1 @@
-"""What stragglers cost: rates, who runs on what, counterfactual shares, a ledger. All but `command` is pure."""
+"""Computes what stragglers cost: rates, providers, counterfactual shares, a ledger. All but `command` is pure."""

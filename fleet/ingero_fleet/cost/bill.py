@@ -1,4 +1,4 @@
-"""One tick in money: what every job costs an hour, and what of that it spends waiting for whom. Pure."""
+"""The cost of one tick: what every job costs an hour, and how much it spends waiting for which straggler. Pure."""
 
 import math
 from collections import Counter
@@ -18,21 +18,21 @@ from ingero_fleet.score_table import IDLE, Hardware
 from ingero_fleet.tick_snapshot import TickSnapshot
 
 JOB_PARTS = ("workload_type", "job_id")
-"""What of a cohort names the job; stage and GPU model are parts of one."""
+"""Parts of a cohort's key that name the job; stage and GPU model divide one job."""
 
 VERDICT, COLLECTIVES, BOTH = "verdict", "collectives", "both"
-"""Who names a culprit: the detector, the collectives that wait for it, or both."""
+"""What names a straggler: the detector, the collectives that wait for it, or both."""
 
 JobKey = tuple[str, str]
-"""Cluster and job; the job is empty when nobody named one."""
+"""Cluster and job; the job is empty when none was reported."""
 
 
 @dataclass(frozen=True)
 class StragglerCost:
     """One straggler: what its job spends because of it, in the table's currency an hour.
 
-    `share` adds up over culprits to the waiting of their job; `saving` is what curing this one alone would save.
-    Neither counts the `unpriced_gpus`, which lose time to it too and have no rate.
+    `share` adds up over stragglers to the waiting of their job; `saving` is what repairing this one alone would save.
+    Neither includes the `unpriced_gpus`, which also lose time to it but have no rate.
     """
 
     node: NodeKey
@@ -70,11 +70,11 @@ def make_bill(
     snapshot: TickSnapshot, hardware: Sequence[Hardware], prices: Prices, by: tuple[str, ...],
     late: Mapping[NodeKey, float] = MappingProxyType({}),
 ) -> Bill:  # fmt: skip
-    """Price a picture. Nodes of a job that told a world size above 1 wait for each other; others do not.
+    """Price a snapshot. Nodes of a job that reported a world size above 1 wait for each other; others do not.
 
-    `late` is the share of its job's time that was lost waiting in collectives for a node alone: such a job waits for
-    each other whatever it told. A node that is accused on both counts is billed once, by the larger.
-    A stopped node wastes only itself, because its peers are seen to go on.
+    `late` is, by node, the share of its job's time that was lost waiting in collectives for it alone: nodes of such a
+    job wait for each other whatever world size they reported. A node that both sources accuse is billed once, by the
+    larger share. A stopped node wastes only its own time, because its peers continue.
     """
     priced = price(snapshot, hardware, prices)
     places = [by.index(part) + 1 for part in JOB_PARTS if part in by]
@@ -119,7 +119,7 @@ class _Sums:
 def _sum_by_job(snapshot: TickSnapshot, priced: Priced, job: npt.NDArray[np.int64], jobs: int) -> _Sums:
     columns = snapshot.scores.columns
     alive = columns["alive"]
-    # Whoever rests or has stopped does not wait for anybody.
+    # Idle and stopped nodes do not wait for others.
     waits = alive & (columns["state"] != IDLE) & ~snapshot.stopped
 
     def total(rows: npt.NDArray[np.bool_], values: npt.NDArray[Any]) -> npt.NDArray[Any]:
@@ -155,7 +155,7 @@ def _accused(snapshot: TickSnapshot, late: Mapping[NodeKey, float]) -> Iterator[
 def _charge(
     snapshot: TickSnapshot, priced: Priced, sums: _Sums, key: JobKey, number: int, accused: list[_Accused]
 ) -> tuple[list[StragglerCost], float]:
-    """Who of a job's accused pays what, and the sum: together for the waiting of all, or each for its own time."""
+    """Cost by straggler of a job, and the sum: jointly for the waiting of all, or each for its own time."""
     synchronised = bool(sums.synchronised[number])
     joint = [item for item in accused if synchronised and not snapshot.stopped[item.row]]
     levels = [item.severity for item in joint]

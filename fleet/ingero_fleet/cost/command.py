@@ -1,4 +1,4 @@
-"""`ingero-fleet rates`: look at, replace and check the table of what GPUs cost."""
+"""`ingero-fleet rates`: shows, replaces and checks the table of GPU rates."""
 
 import contextlib
 import json
@@ -111,7 +111,7 @@ def update(origin: str | None, output: Path, dry_run: bool) -> None:
 
 
 def changes(before: str | None, after: RateTable) -> list[str]:
-    """What a new table changes, a line for each rate."""
+    """The changes that a new table makes, one line for each rate."""
     try:
         old = parse(before) if before is not None else RateTable()
     except RatesError:

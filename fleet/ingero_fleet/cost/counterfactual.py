@@ -1,13 +1,13 @@
-"""Who a job waits for, and how much of the waiting is whose. Pure.
+"""Divides a job's waiting among the stragglers that cause it. Pure.
 
-A synchronised job goes as fast as its slowest member: with severities s (share of its own rate that a member lost) it
-does 1 - max(s) of its work, so max(s) of what it costs is spent waiting. Two questions are answered:
+A synchronised job runs as fast as its slowest member: with severities s (share of its own rate that a member lost) it
+does 1 - max(s) of its work, so max(s) of what it costs is spent waiting. Two figures are computed:
 
-* what would have been saved by curing this member *alone*: max(s) - max(s without it). Two members that are equally
-  slow save nothing alone.
-* whose share it is, so that shares add up to all of the waiting: the Shapley value, the only division that is
-  symmetric, gives nothing to the innocent, and adds up. For a maximum it has a closed form (the airport game,
-  Littlechild and Owen 1973): sorted by severity, every further step is shared by those who reach it.
+* what repairing this member *alone* would have saved: max(s) - max(s without it). Repairing one of two equally slow
+  members saves nothing.
+* the member's share of the waiting, such that shares add up to all of it: the Shapley value, the only division that
+  is symmetric, charges nothing to members that caused nothing, and adds up. For a maximum it has a closed form (the
+  airport game, Littlechild and Owen 1973): sorted by severity, each increment is shared by the members that reach it.
 
 Members of a job that is not synchronised waste only their own time.
 """
@@ -28,7 +28,7 @@ def shares(severities: Sequence[float]) -> list[float]:
 
 
 def savings(severities: Sequence[float]) -> list[float]:
-    """What curing one member alone would save, as a share of the job: above 0 only for the one slowest."""
+    """What repairing one member alone would save, as a share of the job: above 0 only for the single slowest."""
     if not severities:
         return []
     first, second = sorted((*severities, 0.0), reverse=True)[:2]

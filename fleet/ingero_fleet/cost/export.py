@@ -1,4 +1,4 @@
-"""What culprits have cost as OTLP sums, for whoever keeps the story: Echo or any collector. Pure."""
+"""What stragglers have cost as OTLP sums, for Echo or any collector. Pure."""
 
 from typing import Final
 
@@ -11,11 +11,11 @@ from ingero_fleet.cost.ledger import CostLedger
 
 EXPORT_SECONDS: Final = 60.0
 MAX_EXPORTED: Final = 10_000
-"""Nodes told at once, the dearest first."""
+"""Most nodes in one export, the largest growth first."""
 
 
 class CostExporter:
-    """Says once a minute at most what has become of every account that changed. Knows what it said last, by node."""
+    """Exports, at most once a minute, every account that changed. Remembers the last exported value by node."""
 
     def __init__(self, now: float) -> None:
         self._last = now - EXPORT_SECONDS
@@ -24,7 +24,7 @@ class CostExporter:
     def encode(self, ledger: CostLedger, currency: str) -> bytes | None:
         """One request with a sum for every account that grew; `None` when it is too early or nothing has changed.
 
-        An account that is told for the first time is told as 0 before that too, so that its whole growth is seen.
+        An account that is exported for the first time first gets a point of 0, so that its whole growth counts.
         """
         if ledger.last < self._last + EXPORT_SECONDS:
             return None

@@ -11,7 +11,7 @@ from ingero_kit.gpu_rates import MAX_BYTES, RatesError, builtin, parse
 from ingero_kit.settings import SettingsError
 
 MAX_NODES_BYTES: Final = 256 << 20
-"""Most that is read of the list of nodes; more is cut off and so no JSON."""
+"""Most bytes that are read of the list of nodes; a longer file is cut off and thus not valid JSON."""
 
 
 def read_prices(config: CostConfig) -> Prices:

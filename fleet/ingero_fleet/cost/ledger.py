@@ -1,4 +1,4 @@
-"""What stragglers have cost since Fleet started, added up tick by tick. Bounded: the forgotten stay in the sum."""
+"""What stragglers have cost since Fleet started, added up tick by tick. Bounded; closed accounts stay in the sum."""
 
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -8,12 +8,12 @@ from ingero_fleet.cost.bill import Bill, JobKey
 
 MAX_STRAGGLERS: Final = 10_000
 MAX_JOBS: Final = 10_000
-"""Accounts that are kept; beyond, the one booked longest ago is closed into the cluster's sum."""
+"""Most accounts; beyond that, the one booked longest ago is added to the cluster's sum and closed."""
 
 
 @dataclass(frozen=True)
 class StragglerAccount:
-    """One node: seconds as a straggler, and its money so far."""
+    """One node: seconds as a straggler, and its cost so far."""
 
     job: JobKey
     first: float
@@ -22,12 +22,12 @@ class StragglerAccount:
     share: float = 0.0
     saving: float = 0.0
     unpriced_gpus: int = 0
-    """Most GPUs at once that lost time to it and had no rate: they are in neither sum."""
+    """Most GPUs at one time that lost time to it and had no rate; neither sum includes them."""
 
 
 @dataclass(frozen=True)
 class JobAccount:
-    """One job: its money so far."""
+    """One job: its cost so far."""
 
     cost: float = 0.0
     waiting: float = 0.0

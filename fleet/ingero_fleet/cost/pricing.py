@@ -1,4 +1,4 @@
-"""What the GPUs of every node cost an hour. Pure."""
+"""Computes what the GPUs of every node cost an hour. Pure."""
 
 import math
 from collections import Counter
@@ -16,7 +16,7 @@ from ingero_kit.gpu_rates import RateTable
 
 @dataclass(frozen=True)
 class Prices:
-    """Rates and who runs where."""
+    """Rates, and the provider of every node."""
 
     table: RateTable
     providers: ProviderMap = field(default_factory=ProviderMap)
@@ -24,7 +24,7 @@ class Prices:
 
 @dataclass(frozen=True)
 class Priced:
-    """By row: money an hour, GPUs, and how many of them have no rate. `missing` counts those by (provider, model)."""
+    """By row: cost an hour, GPUs, and how many of them have no rate. `missing` counts those by (provider, model)."""
 
     hourly: npt.NDArray[np.float64]
     gpus: npt.NDArray[np.int64]
@@ -33,14 +33,14 @@ class Priced:
 
 
 def price(snapshot: TickSnapshot, hardware: Sequence[Hardware], prices: Prices) -> Priced:
-    """Look up the rate of every row, living or not."""
+    """Look up the rate of every row, including rows without a living node."""
     rates, gpus, missing = _rates(snapshot, hardware, prices)
     known = np.isfinite(rates)
     return Priced(np.where(known, rates * gpus, 0.0), gpus, np.where(known, 0, gpus), missing)
 
 
 _Rates = tuple[npt.NDArray[np.float64], npt.NDArray[np.int64], Counter[tuple[str, str]]]
-"""Rate of a GPU by row, not a number where there is none; GPUs by row; GPUs of living nodes without a rate."""
+"""Rate of a GPU by row, NaN where there is none; GPUs by row; GPUs of living nodes without a rate."""
 
 
 def _rates(snapshot: TickSnapshot, hardware: Sequence[Hardware], prices: Prices) -> _Rates:
@@ -82,5 +82,5 @@ def _rates_by_rule(snapshot: TickSnapshot, hardware: Sequence[Hardware], prices:
 
 
 def gpus_of(item: Hardware) -> int:
-    """GPUs of a node; 1 when it did not say how many."""
+    """GPUs of a node; 1 when it did not report how many."""
     return max(1, item.gpus)

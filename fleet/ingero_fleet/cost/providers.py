@@ -1,6 +1,6 @@
-"""Which provider a node runs at.
+"""Determines the provider at which a node runs.
 
-What the operator of the fleet says, then what the agent found, then what Kubernetes says, then the default.
+The rules of the fleet's operator come first, then the agent's finding, then Kubernetes, then the default.
 """
 
 import fnmatch
@@ -26,12 +26,12 @@ _KEYS: Final = ("provider", "nodes", "clusters", "networks", "labels")
 
 
 class ProvidersError(Exception):
-    """The file cannot be used; the text says where it is wrong."""
+    """The file cannot be used; the text names the place of the error."""
 
 
 @dataclass(frozen=True)
 class Place:
-    """What Kubernetes says about a node; `provider` is the scheme of its `providerID`, empty where there is none."""
+    """What Kubernetes knows about a node; `provider` is the scheme of its `providerID`, empty where there is none."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     addresses: tuple[Address, ...] = ()
@@ -43,9 +43,9 @@ NOWHERE: Final = Place()
 
 @dataclass(frozen=True)
 class Rule:
-    """Nodes of one provider: every condition that is given must hold, any of its patterns will do.
+    """Nodes of one provider: every given condition must hold, for at least one of its patterns.
 
-    Of `labels` every one must be there with a value that fits.
+    Every one of `labels` must be present with a matching value.
     """
 
     provider: str
@@ -55,7 +55,7 @@ class Rule:
     labels: tuple[tuple[str, str], ...] = ()
 
     def holds(self, node: NodeKey, place: Place = NOWHERE) -> bool:
-        """Whether a node belongs here."""
+        """Whether the rule applies to a node."""
         cluster, name = node
         if self.clusters and not any(fnmatch.fnmatchcase(cluster, pattern) for pattern in self.clusters):
             return False
@@ -74,14 +74,14 @@ class Rule:
 
 @dataclass(frozen=True)
 class ProviderMap:
-    """The rules in order; the first that holds decides. `places` is by node name."""
+    """The rules in order; the first that applies decides. `places` is by node name."""
 
     rules: tuple[Rule, ...] = ()
     default: str = ""
     places: Mapping[str, Place] = field(default_factory=dict)
 
     def find(self, node: NodeKey, reported: str) -> str:
-        """The provider of a node; empty when nobody knows."""
+        """The provider of a node; empty when unknown."""
         place = self.places.get(node[1], NOWHERE)
         for rule in self.rules:
             if rule.holds(node, place):
@@ -91,7 +91,7 @@ class ProviderMap:
 
 @lru_cache(4096)
 def address_of(name: str) -> Address | None:
-    """The address that a node's name is, or spells as in `ip-10-0-1-5.ec2.internal`."""
+    """The address that a node's name is, or that it contains as in `ip-10-0-1-5.ec2.internal`."""
     found = _DASHED.search(name)
     try:
         return ipaddress.ip_address(".".join(found.groups()) if found else name)

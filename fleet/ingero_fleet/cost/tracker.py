@@ -1,4 +1,4 @@
-"""Keeps prices and the ledger beside the engine, and answers what things cost. Files are read again when asked to."""
+"""Keeps prices and the ledger of an engine and answers questions on cost. Files are read again on request."""
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
@@ -18,10 +18,10 @@ from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 
 MAX_GAP_INTERVALS: Final = 3.0
-"""Push intervals that one booking may span; Fleet claims nothing for time in which it saw nothing."""
+"""Most push intervals that one booking may cover; time that Fleet did not observe is not charged."""
 
 MAX_SERIES: Final = 1_000
-"""Stragglers with series of their own on the Prometheus page, the most expensive first."""
+"""Most stragglers with their own series on the Prometheus page, the most expensive first."""
 
 
 class CostTracker:
@@ -46,7 +46,7 @@ class CostTracker:
         return self.prices.table.currency
 
     def adopt(self, config: CostConfig) -> None:
-        """Read the files again; raises `SettingsError`, and then the old prices stay."""
+        """Read the files again; on `SettingsError` the old prices stay in force."""
         self.prices = read_prices(config)
         self.config = config
 
@@ -61,7 +61,7 @@ class CostTracker:
             self._export(Push(Signal.METRICS, "protobuf", body))
 
     def summary(self, cluster: str | None = None) -> dict[str, Any]:
-        """What jobs cost in all, and what of it is waiting: by the hour now, and since Fleet started."""
+        """What jobs cost in all, and how much of it is waiting: by the hour now, and since Fleet started."""
         ledger, table = self.ledger, self.prices.table
         jobs = [job for key, job in self.bill.jobs.items() if cluster in (None, key[0])]
         sums = [ledger.cluster(name) for name in ledger.clusters() if cluster in (None, name)]
@@ -77,7 +77,7 @@ class CostTracker:
         }
 
     def answer(self, cluster: str | None = None) -> dict[str, Any]:
-        """What jobs cost, what of it was waiting, and for whom: now by the hour, and since Fleet started."""
+        """What jobs cost, how much of it was waiting, and for whom: now by the hour, and since Fleet started."""
         bill, ledger = self.bill, self.ledger
         now = {straggler.node: straggler for straggler in bill.stragglers}
         jobs = [

@@ -1,1 +1,1 @@
-"""The live page for people: what Fleet knows, as a picture that keeps up to date. Read-only, off the hot path."""
+"""The live page: shows the state of the fleet and updates itself after every tick. Read-only, off the hot path."""

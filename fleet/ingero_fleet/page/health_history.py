@@ -1,7 +1,7 @@
-"""Health of every node over the latest ticks, a byte each. Pure state: pictures in, bytes out.
+"""Health of every node over the latest ticks, one byte per node and tick. Pure state: snapshots in, bytes out.
 
-A byte is 0 for a node that was not there, 1 calibrating, 2 idle, 3 stopped, 16 to 127 a straggler, 128 to 255 a
-healthy node; inside of the two ranges it grows with the score.
+A byte is 0 for an absent node, 1 calibrating, 2 idle, 3 stopped, 16 to 127 a straggler, 128 to 255 a
+healthy node; within the two ranges it grows with the score.
 """
 
 from typing import Any, Final
@@ -14,13 +14,13 @@ from ingero_fleet.score_table import CALIBRATING, IDLE
 from ingero_fleet.tick_snapshot import TickSnapshot
 
 TICKS: Final = 120
-"""Ticks that are kept, of up to 34,000 nodes."""
+"""Ticks that are kept for up to 34,000 nodes."""
 
 MOST_BYTES: Final = 1 << 22
-"""Memory for them; of more nodes fewer ticks are kept."""
+"""Memory for them, bytes; with more nodes, fewer ticks are kept."""
 
 FEWEST: Final = 16
-"""Ticks that are kept of any number of nodes."""
+"""Fewest ticks that are kept, whatever the number of nodes."""
 
 MAX_NODES: Final = 20_000
 """Nodes on the page; with more, stragglers come first and the rest is counted."""
@@ -44,7 +44,7 @@ class HealthHistory:
         self._arranged: list[npt.NDArray[Any]] = []
 
     def add(self, snapshot: TickSnapshot, cohort_names: list[str]) -> None:
-        """Take in a tick; `cohort_names` are those of the snapshot's cohorts, with a message."""
+        """Add a tick; `cohort_names` are those of the snapshot's cohorts, with a message."""
         names = snapshot.scores.names
         length = len(names)
         if length > self._levels.shape[1]:
@@ -82,7 +82,7 @@ class HealthHistory:
         keys = [(key[0], name) for key, name in zip(snapshot.scores.cohorts, cohort_names, strict=True)]
         ranks = {key: rank for rank, key in enumerate(sorted(set(keys)))}
         rank = np.array([ranks[key] for key in keys], np.int64)[cohort[rows]] if keys else rows
-        # numpy sorts beside other threads, Python's own sort would hold them up
+        # numpy sorts without the GIL, Python's own sort would block other threads
         order = np.lexsort((np.array([name for _, name in nodes], np.str_), rank)).tolist()
         arranged = [nodes[place] for place in order]
         cohorts = [known[place] for place in order]
@@ -104,7 +104,7 @@ class HealthHistory:
         return np.arange(self._at - len(self.times) + 1, self._at + 1) % len(self._levels)
 
     def _widen(self, nodes: int) -> None:
-        """Make room for more nodes; where that is too much, the oldest ticks go."""
+        """Allocate space for more nodes; drop the oldest ticks where that exceeds the memory limit."""
         ticks = min(TICKS, max(FEWEST, MOST_BYTES // nodes))
         self.times = self.times[-ticks:]
         old = self._levels[self._kept()]

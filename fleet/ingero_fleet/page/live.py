@@ -1,4 +1,4 @@
-"""Gathers what the page shows after every tick, and wakes whoever watches. Built only when somebody does."""
+"""Collects what the page shows after every tick and wakes open pages. Updates are built only while one is open."""
 
 import asyncio
 import base64
@@ -19,19 +19,20 @@ from ingero_fleet.taints.tracker import TaintTracker
 from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name, summary_answer, why_answer
 
 MAX_WATCHERS: Final = 32
-"""Pages that are kept up to date at once; further ones ask by themselves."""
+"""Pages that receive server-sent events at the same time; further ones poll."""
 
 SHOWN: Final = 50
-"""Stragglers, cohorts, culprits in one update; how many there are in all is told."""
+"""Most stragglers, cohorts and late ranks in one update; the update also carries their total numbers."""
 
 SHOWN_COMMUNICATORS: Final = 12
 SHOWN_RANKS: Final = 64
 
 
 class LivePage:
-    """`record` is called in a thread after every tick; everything else on the event loop or a request's thread.
+    """The state behind the page.
 
-    `latest` gives the engine's picture: one kept here would live through the next tick, beside the new one.
+    `record` is called in a thread after every tick; everything else on the event loop or a request's thread. `latest`
+    returns the engine's snapshot: a reference kept here would keep the old snapshot in memory during the next tick.
     """
 
     def __init__(
@@ -57,7 +58,7 @@ class LivePage:
         self._lock = threading.Lock()
 
     def record(self, snapshot: TickSnapshot) -> None:
-        """Take in a tick."""
+        """Add a tick."""
         with self._lock:
             self.history.add(snapshot, [cohort_name(key) for key in snapshot.scores.cohorts])
         if self.watchers:
@@ -68,7 +69,7 @@ class LivePage:
             self._loop.call_soon_threadsafe(self._wake)
 
     def close(self) -> None:
-        """Let watchers go, so that a stop does not wait for them."""
+        """End all event streams, so that a shutdown does not wait for them."""
         self.closed = True
         self._wake()
 
@@ -86,10 +87,10 @@ class LivePage:
         return self._event[1]
 
     async def watch(self) -> AsyncIterator[bytes]:
-        """Server-sent events, one for every tick, until the page goes or Fleet stops."""
+        """Server-sent events, one for every tick, until the page disconnects or Fleet stops."""
         self._loop = asyncio.get_running_loop()
         if self.watchers >= MAX_WATCHERS:
-            # Several came at once: this one is told to come back later.
+            # Too many pages connected at once: ask this one to reconnect in 10 s.
             yield b"retry: 10000\n\n"
             return
         self.watchers += 1

@@ -25,7 +25,7 @@ FILES: Final = {
     "/page.css": ("page.css", "text/css; charset=utf-8"),
     "/page.js": ("page.js", "text/javascript; charset=utf-8"),
 }
-"""Everything the page needs; nothing comes from elsewhere."""
+"""Every file that the page needs; nothing is loaded from elsewhere."""
 
 
 def add_page(app: FastAPI, live: LivePage) -> FastAPI:
@@ -44,12 +44,12 @@ def add_page(app: FastAPI, live: LivePage) -> FastAPI:
 
     @app.get(routes.FLEET_PAGE_UPDATE, include_in_schema=False)
     def update() -> Response:
-        """The latest tick, for a page that asks by itself."""
+        """The latest tick, for a page that polls."""
         return Response(live.update() or b"null", media_type="application/json", headers=HEADERS)
 
     @app.get(routes.FLEET_PAGE_EVENTS, include_in_schema=False)
     async def events() -> StreamingResponse:
-        """Every tick as it comes, as server-sent events."""
+        """Every tick as a server-sent event."""
         if live.watchers >= MAX_WATCHERS:
             raise HTTPException(503, f"{MAX_WATCHERS} pages are open already", {"retry-after": "10"})
         return StreamingResponse(live.watch(), media_type="text/event-stream", headers=HEADERS)

@@ -1,1 +1,1 @@
-"""Taking pushes: in Fleet's own process, or in several processes that share the ports and hand on what they heard."""
+"""Receives pushes: in Fleet's own process, or in several that share the ports and forward the reports."""

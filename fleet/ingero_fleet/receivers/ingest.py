@@ -1,4 +1,4 @@
-"""The receiving side of one process: listeners, what they hand over to, and exporters for what is exported."""
+"""The receiving side of one process: listeners, the intake of pushes, and exporters."""
 
 import asyncio
 import time
@@ -38,7 +38,7 @@ def listeners(config: FleetConfig) -> list[tuple[str, ListenerConfig]]:
 
 
 class Authenticators:
-    """Who may come in, by configured token file."""
+    """Authenticators by configured token file."""
 
     def __init__(self) -> None:
         self._all: list[tuple[Authenticator, AuthConfig]] = []
@@ -50,19 +50,19 @@ class Authenticators:
         return authenticator
 
     def reload(self) -> None:
-        """Read the tokens again; raises `SettingsError` or `OSError`, and the old ones stay."""
+        """Read the tokens again; on `SettingsError` or `OSError` the old ones stay in force."""
         for authenticator, auth in self._all:
             if auth.bearer_token_file:
                 authenticator.tokens = Tokens.read(auth.bearer_token_file)
 
     def follow(self) -> asyncio.Task[None]:
-        """Go on reading the tokens again whenever their files change, until the task is cancelled."""
+        """Read the tokens again whenever their files change, until the task is cancelled."""
         files = FileWatcher(auth.bearer_token_file for _, auth in self._all)
         return asyncio.create_task(watch_files(files, self.reload, "tokens"))
 
 
 class IngestService:
-    """Takes pushes into a score map and exports them. Made and used on one event loop."""
+    """Takes pushes into a score map and exports them. Created and used on one event loop."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class IngestService:
             exporter.start()
 
     def provide(self, providers: ProviderMap) -> None:
-        """Say on metrics that are exported which provider their node runs at."""
+        """Add the node's provider to exported metrics."""
         tag = ProviderTag(providers, self._reported)
         for exporter in self._exporters.values():
             exporter.tag = tag
@@ -117,10 +117,10 @@ class IngestService:
         self.intake.verdict_cache = verdict_cache
 
     async def listen(self, ports: Mapping[str, int] | None = None) -> dict[str, int]:
-        """Open the configured listeners and say where they listen.
+        """Open the configured listeners and return where they listen.
 
         `ports` are those to share with other processes. Raises `SettingsError` or `OSError` with a message when a
-        listener cannot be had.
+        listener cannot be opened.
         """
         taken: dict[str, int] = {}
         for name, settings in listeners(self._config):
@@ -156,7 +156,7 @@ class IngestService:
         )
 
     def reload(self) -> None:
-        """Read tokens, certificates and rules again; raises `SettingsError` or `OSError`, and the old ones stay."""
+        """Read tokens, certificates and rules again; on `SettingsError` or `OSError` the old ones stay in force."""
         self._authenticators.reload()
         if self.exports(Signal.METRICS):
             self.provide(read_providers(self._config.processors.cost))
@@ -164,7 +164,7 @@ class IngestService:
             receiver.reload_certificates()
 
     async def stop_listening(self, grace_seconds: float) -> None:
-        """Take no more pushes, and answer those under way."""
+        """Take no more pushes, and answer pending ones."""
         if self._following:
             self._following.cancel()
         for receiver in self._receivers.values():

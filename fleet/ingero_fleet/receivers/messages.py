@@ -1,4 +1,4 @@
-"""The link between Fleet and a receiver process: messages over a pair of sockets that nobody else has.
+"""The link between Fleet and a receiver process: messages over a private socket pair.
 
 A message is its length in four octets, a kind in one, and the body. Reports travel as JSON (names, cohorts, hardware)
 followed by fixed records; the verdict cache as JSON.
@@ -21,17 +21,17 @@ from ingero_kit.otlp_signal import Encoding, Signal
 HEAD: Final = struct.Struct("!IB")
 JSON_LENGTH: Final = struct.Struct("!I")
 PUSH_HEAD: Final = struct.Struct("!Hd?B")
-"""Length of the cluster, when it came, whether it is JSON, signal."""
+"""Length of the cluster's name, time of arrival, whether it is JSON, signal."""
 
 PART: Final = 1000
-"""Nodes in one message, so that neither side is held up for longer than about a millisecond."""
+"""Nodes in one message, so that neither side is blocked for longer than about a millisecond."""
 
 
 _SIGNALS: Final = tuple(Signal)
 
 
 class MessageKind(IntEnum):
-    """What a message is."""
+    """Kinds of messages, by direction."""
 
     HELLO = 1
     """To the receiver: settings, ports, clock."""
@@ -40,25 +40,25 @@ class MessageKind(IntEnum):
     FAILED = 3
     """From the receiver: it cannot listen, and why."""
     COLLECT = 4
-    """To the receiver: hand over what was heard."""
+    """To the receiver: hand over new reports."""
     BATCH = 5
     """From the receiver: reports."""
     DONE = 6
-    """From the receiver: that was all; its counts."""
+    """From the receiver: end of the reports, with its counts."""
     NODE_VERDICTS = 7
-    """To the receiver: nodes that are told something else than most."""
+    """To the receiver: nodes whose verdict differs from the default."""
     VERDICT_CACHE = 8
-    """To the receiver: the rest of the verdict cache, which replaces the one before."""
+    """To the receiver: the rest of the verdict cache, which replaces the previous one."""
     PUSH = 9
-    """From the receiver: a push with collectives or marks, as it came."""
+    """From the receiver: a push with collectives or taints, unchanged."""
     RELOAD = 10
     """To the receiver: read tokens and certificates again."""
     STOP = 11
-    """To the receiver: finish what is under way and end."""
+    """To the receiver: finish pending requests and end."""
 
 
 async def read_message(reader: asyncio.StreamReader) -> tuple[MessageKind, bytes]:
-    """The next message; raises `asyncio.IncompleteReadError` when the other side is gone."""
+    """The next message; raises `asyncio.IncompleteReadError` when the other side has closed the link."""
     length, kind = HEAD.unpack(await reader.readexactly(HEAD.size))
     return MessageKind(kind), await reader.readexactly(length)
 
@@ -107,7 +107,7 @@ def encode_verdict_cache(verdict_cache: VerdictCache) -> Iterator[bytes]:
 
 
 class VerdictCacheDecoder:
-    """Puts a verdict cache together from its messages."""
+    """Assembles a verdict cache from its messages."""
 
     def __init__(self) -> None:
         self._others: dict[tuple[str, str], str] = {}

@@ -1,8 +1,8 @@
-"""Several receiver processes on the same ports: started, asked often, replaced when they end.
+"""Manages several receiver processes on the same ports: starts them, collects their reports, replaces those that end.
 
 The kernel spreads connections over the processes (`SO_REUSEPORT`), so a node's pushes come to one of them while it
-keeps its connection. Each keeps a score map of its own and hands over what is new when it is asked; Fleet's process
-alone judges. A process that dies takes with it what it heard since it was last asked, and no more.
+keeps its connection. Each process keeps a score map and hands over new reports on request; only Fleet's process
+judges. When a process dies, the reports since the last request are lost, and no more.
 """
 
 import asyncio
@@ -38,16 +38,16 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 START_SECONDS: Final = 30.0
-"""How long a process may take to listen."""
+"""How long a process may take until it listens."""
 
 COLLECT_SECONDS: Final = 1.0
-"""Longest wait of a tick for the reports of its processes; what comes later counts in the next one."""
+"""Longest wait of a tick for the reports of the processes; later ones count in the next tick."""
 
 HUNG_SECONDS: Final = 30.0
-"""How long a process may leave ticks without its reports, before it is killed and replaced."""
+"""How long a process may fail to deliver reports before it is killed and replaced."""
 
 STOP_SECONDS: Final = 15.0
-"""How long a process may take to finish, before it is ended."""
+"""How long a process may take to finish before it is killed."""
 
 
 class ReceiverHandle:
@@ -59,20 +59,20 @@ class ReceiverHandle:
         self.traffic = Traffic()
         self.done = asyncio.Event()
         self.late_since: float | None = None
-        """The first of the ticks in a row that it left without its reports."""
+        """The first of the consecutive ticks for which it delivered no reports."""
         self._link = link
 
     async def connect(self) -> None:
-        """Open this side of the link."""
+        """Open Fleet's side of the link."""
         self._reader, self._writer = await asyncio.open_connection(sock=self._link)
 
     def send(self, *messages: bytes) -> None:
-        """Queue messages; a link that is gone is noticed where it is read."""
+        """Queue messages; a closed link is noticed by the reader."""
         if not self._writer.is_closing():
             self._writer.writelines(messages)
 
     async def ready(self) -> None:
-        """Wait until it listens; raises `OSError` with its reason when it cannot."""
+        """Wait until the process listens; raises `OSError` with its reason when it cannot."""
         try:
             kind, body = await asyncio.wait_for(read_message(self._reader), START_SECONDS)
         except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
@@ -81,7 +81,7 @@ class ReceiverHandle:
             raise OSError(body.decode())
 
     async def listen(self, table: ScoreTable, observe: Observe) -> None:
-        """Take what it sends until it ends."""
+        """Take the process's messages until it ends."""
         try:
             while True:
                 kind, body = await read_message(self._reader)
@@ -102,7 +102,7 @@ class ReceiverHandle:
             self._writer.close()
 
     def check_hung(self, now: float) -> None:
-        """A tick went by without its reports; a process that hangs is killed, and whoever listens sees it end."""
+        """Note a tick without reports; a process that hangs is killed, which the task that listens to it notices."""
         if self.late_since is None:
             self.late_since = now
         elif now - self.late_since > HUNG_SECONDS and self.process.returncode is None:
@@ -130,7 +130,7 @@ class ReceiverPool:
     def __init__(
         self, config: FleetConfig, table: ScoreTable, clock_offset: Callable[[], float], observe: Observe
     ) -> None:
-        """`clock_offset`: seconds that Fleet's clock is ahead of the monotonic one now, for receivers that start."""
+        """`clock_offset`: seconds by which Fleet's clock is ahead of the monotonic one, for receivers that start."""
         self.restarts = 0
         self._config, self._table, self._clock_offset = config, table, clock_offset
         self._observe = observe
@@ -143,7 +143,7 @@ class ReceiverPool:
         self._stopping = False
 
     async def start(self) -> dict[str, int]:
-        """Take the ports and start the processes; raises `OSError` with a message when they cannot listen."""
+        """Bind the ports and start the processes; raises `OSError` with a message when they cannot listen."""
         for name, settings in listeners(self._config):
             reserved = _reserve(*parse_endpoint(settings.endpoint))
             self._reserved.append(reserved)
@@ -158,7 +158,7 @@ class ReceiverPool:
         return dict(self._ports)
 
     async def gather(self) -> None:
-        """Bring in what the processes heard since the last time."""
+        """Collect the reports that the processes received since the last call."""
         receivers = list(self._running.values())
         for receiver in receivers:
             receiver.done.clear()
@@ -173,7 +173,7 @@ class ReceiverPool:
                 waiting[task].check_hung(asyncio.get_running_loop().time())
 
     def publish(self, verdict_cache: VerdictCache) -> None:
-        """Give every process the new verdict cache."""
+        """Send the new verdict cache to every process."""
         self._verdict_cache = verdict_cache
         messages = list(encode_verdict_cache(verdict_cache))
         for receiver in self._running.values():
@@ -192,11 +192,11 @@ class ReceiverPool:
         )
 
     def facts(self) -> dict[str, int]:
-        """What Fleet's health page says of the processes."""
+        """Facts on the processes for Fleet's health page."""
         return {"receivers": len(self._running), "receiver_restarts": self.restarts}
 
     async def stop(self) -> None:
-        """Let every process finish what is under way and hand over what it heard."""
+        """Let every process finish pending requests and hand over its reports."""
         self._stopping = True
         receivers = list(self._running.values())
         for receiver in receivers:
@@ -237,7 +237,7 @@ class ReceiverPool:
         return receiver
 
     async def _supervise(self, receiver: ReceiverHandle) -> None:
-        """Listen to a process, and put another in its place when it ends."""
+        """Listen to a process, and replace it when it ends."""
         number = receiver.number
         backoff = Backoff(first=0.2, longest=30.0)
         attempt = 0
@@ -264,9 +264,9 @@ class ReceiverPool:
 
 
 def _reserve(host: str, port: int) -> socket.socket:
-    """Bind without listening, so that the port is known and stays ours while processes come and go.
+    """Bind without listening, so that the port is known and stays reserved while processes are replaced.
 
-    The port is first taken for ourselves alone: sharing it with another service would go unnoticed.
+    The port is first bound exclusively, because sharing it with another service would go unnoticed.
     """
     if port:
         for alone in open_sockets(host, port, listen=False):

@@ -1,7 +1,7 @@
-"""A receiver process: takes pushes on shared ports, hands reports over when asked, answers from the latest verdict
-cache.
+"""A receiver process: takes pushes on shared ports and answers them from the latest verdict cache.
 
-Started by `ingero_fleet.receivers.pool` with one end of a pair of sockets; it ends when told to or when that closes.
+It is started by `ingero_fleet.receivers.pool` with one end of a socket pair and hands its reports over on request. It
+ends on request, or when the socket closes.
 """
 
 import asyncio
@@ -34,10 +34,10 @@ from ingero_kit.process_memory import GcFreezer
 from ingero_kit.settings import SettingsError
 
 DRAIN_SECONDS: Final = 5.0
-"""How long a stop waits for what is under way."""
+"""How long a stop waits for pending requests."""
 
 MAX_UNSENT: Final = 32 << 20
-"""Octets that may wait to be handed over; collectives and marks beyond that are dropped and counted."""
+"""Octets that may wait to be handed over; further pushes with collectives or taints are dropped and counted."""
 
 
 class ReceiverProcess:
@@ -49,7 +49,7 @@ class ReceiverProcess:
         self._gc_freezer = GcFreezer()
 
     async def run(self) -> int:
-        """Serve until told to stop; the exit status is 0 unless the listeners could not be had."""
+        """Serve until asked to stop; the exit status is 0 unless the listeners could not be opened."""
         _, body = await read_message(self._reader)
         hello = orjson.loads(body)
         config = FleetConfig.model_validate(hello["config"])
@@ -97,7 +97,7 @@ class ReceiverProcess:
                 try_reload(self._ingest.reload)
 
     async def _hand_over(self) -> None:
-        """Give away every report since the last time, in parts between which pushes are answered."""
+        """Send all new reports, in parts between which pushes are answered."""
         self._table.expire(self._clock())
         while not self._writer.is_closing():
             batch = self._table.take_fresh(PART)
@@ -118,7 +118,7 @@ class ReceiverProcess:
 
 
 async def main(end: socket.socket) -> int:
-    """Run a receiver on its end of the link. Signals are for Fleet, which tells its receivers."""
+    """Run a receiver on its end of the link. Signals are handled by Fleet, which informs its receivers."""
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, lambda: None)

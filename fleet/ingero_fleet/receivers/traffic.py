@@ -1,4 +1,4 @@
-"""What was received and what became of it, as counts that add up over processes."""
+"""What was received and its outcomes, as counts that add up over processes."""
 
 from collections import Counter
 from collections.abc import Iterable, Mapping

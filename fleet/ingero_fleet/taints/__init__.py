@@ -1,1 +1,1 @@
-"""Marks on nodes as the operator tells of them: read from its log records, kept until they end. For people only."""
+"""Taints of nodes as the operator reports them: read from its log records, kept until they end. For display only."""

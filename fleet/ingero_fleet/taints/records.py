@@ -1,4 +1,4 @@
-"""The operator's log records of marks out of an OTLP push, protobuf or JSON. Pure."""
+"""Reads the operator's log records on taints from an OTLP push, protobuf or JSON. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_values import json_attributes, json_int_field, json_list
 
 NEEDLE: Final = metrics.TAINT_EVENT.encode()
-"""What every push with such a record contains."""
+"""Bytes that every push with such a record contains."""
 
 MAX_BYTES: Final = 256 << 10
 """Largest push that is read; the operator sends one record at a time, under a kilobyte."""
@@ -24,7 +24,7 @@ MAX_TEXT: Final = 512
 """Longest reason or sentence that is kept, characters."""
 
 LAST_SECOND: Final = 4_102_444_800.0
-"""The year 2100; a later time is a mistake."""
+"""The year 2100; a later time is an error."""
 
 ACTIONS: Final = frozenset({"add", "raise", "lower", "renew", "remove"})
 
@@ -48,7 +48,7 @@ class TaintRecord:
 
 
 def read_taint_records(push: Push) -> Iterator[TaintRecord | str]:
-    """Every mark that a push tells of, or with a message why a record, or the push, is none."""
+    """Every taint record of a push, or a message why a record, or the push, cannot be used."""
     if len(push.body) > MAX_BYTES:
         yield "the push is too large for marks"
         return
@@ -93,7 +93,7 @@ def _moment(text: str | None) -> float:
 
 
 Entry = tuple[float, str, dict[str, str]]
-"""Time, sentence, and attributes that are texts, the resource's among them."""
+"""Time, message, and text attributes, including those of the resource."""
 
 
 def _protobuf(body: bytes) -> Iterator[Entry]:

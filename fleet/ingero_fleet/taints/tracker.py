@@ -1,4 +1,4 @@
-"""Which nodes are tainted now, as far as the operator reported since Fleet started. Bounded in number and in time."""
+"""Keeps the nodes' taints that the operator has reported since Fleet started. Bounded in number and in time."""
 
 import threading
 from collections import Counter
@@ -14,16 +14,16 @@ MAX_TAINTS: Final = 10_000
 """Nodes that are kept; records of further ones are left out and counted."""
 
 MAX_TAINT_SECONDS: Final = 7 * 86_400.0
-"""Longest that a mark is believed, seconds; the operator renews its marks well before."""
+"""Longest time a taint is kept, seconds; the operator renews its taints well before."""
 
 DEFAULT_TAINT_SECONDS: Final = 86_400.0
-"""How long a mark is believed whose record names no end, seconds."""
+"""How long a taint without an end is kept, seconds."""
 
 REMOVAL_MEMORY_SECONDS: Final = 900.0
-"""How long a removal is remembered, seconds, so that a record which comes late brings no mark back."""
+"""How long a removal is remembered, seconds, so that a late record does not restore the taint."""
 
 MAX_CLOCK_LEAD_SECONDS: Final = 600.0
-"""How far ahead of Fleet's clock a record may lie, seconds; one further ahead would shut out its successors."""
+"""How far ahead of Fleet's clock a record may be, seconds; one further ahead would block its successors."""
 
 MAX_REASONS: Final = 32
 
@@ -79,7 +79,7 @@ class TaintTracker:
             self.outcomes["expired"] += record.action != "remove"
 
     def taints(self, now: float, cluster: str | None = None) -> list[dict[str, Any]]:
-        """Marks that stand now, the newest first; times in RFC 3339."""
+        """Current taints, the newest first; times in RFC 3339."""
         with self._lock:
             self._expire(now)
             found = [
