@@ -1,6 +1,6 @@
-"""The NCCL side in figures: points a second on one core from bytes to verdict, and who is named in simulated jobs.
+"""Measures collectives: points a second on one core from bytes to verdict, and ranks named in simulated jobs.
 
-`make bench-collectives` prints the table; with `ARGS="--job 50"` a real synchronised job is run so often instead.
+`make bench-collectives` prints the table; `ARGS="--job 50"` runs a real synchronised job 50 times instead.
 """
 
 import argparse
@@ -42,7 +42,7 @@ def row(what: str, ours: str, target: str, reached: bool | None) -> None:
 
 
 def points_per_second(ranks: int, pushes: int) -> float:
-    """Points a second of processor time, everything included: receiver's decoder, reader, grouping, verdict."""
+    """Points per second of processor time for the whole path: receiver's decoder, reader, grouping, verdict."""
     rates = []
     for seed in range(3):
         job = Job(ranks, late_ms={5: 5.0}, clock_seconds=10, seed=seed)
@@ -60,7 +60,7 @@ def points_per_second(ranks: int, pushes: int) -> float:
 
 
 def named(ranks: int, jitter_ms: float, late_ms: float) -> tuple[int, int]:
-    """Runs in which the culprit, and in which anybody else, was named after 50 collectives."""
+    """Runs in which the straggler, and runs in which another rank, was named after 50 collectives."""
     right = wrong = 0
     config = NcclConfig()
     live, _ = shared_error(config, polls_per_tick(PUSH, config.look_interval))
@@ -80,7 +80,7 @@ def named(ranks: int, jitter_ms: float, late_ms: float) -> tuple[int, int]:
 
 
 def memory_of(communicators: int, ranks: int) -> float:
-    """Megabytes more after so many communicators than before."""
+    """Memory growth after so many communicators, megabytes."""
 
     def resident() -> float:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
@@ -96,7 +96,7 @@ def memory_of(communicators: int, ranks: int) -> float:
 
 
 def real_jobs(runs: int, gloo: bool) -> None:
-    """A real synchronised job, again and again: who is named, and how long after the first late step."""
+    """Run a real synchronised job repeatedly: which rank is named, and how long after the first late step."""
     plan, rng = Plan(), random.Random(0)
     within, wrong, seconds = 0, 0, []
     with laboratory("bench") as lab:

@@ -1,8 +1,8 @@
-"""The detector in figures, beside three rules of the field, on the same seeded histories; one table from one run.
+"""Measures the detector and three common rules on the same seeded histories; one table from one run.
 
-`make bench-detection` prints it in about ten minutes of processor time; `ARGS=--quick` takes one, and with
-`ARGS="--family NAME"` there are only rows whose name contains that. Rows that fall short of their target are marked;
-parameters are the defaults everywhere.
+`make bench-detection` prints it in about ten minutes of processor time, with `ARGS=--quick` in one. With
+`ARGS="--family NAME"` it has only rows whose name contains NAME. Rows that miss their target are flagged. All
+parameters are the defaults.
 """
 
 import argparse
@@ -58,7 +58,7 @@ def poisson_interval(count: int, level: float = 0.95) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Job:
-    """One family under one rule. `sizes` holds (nodes of a cluster, clusters); all are played side by side."""
+    """One family under one rule. `sizes` holds (nodes of a cluster, clusters); all are simulated together."""
 
     family: str
     rule: str
@@ -67,7 +67,7 @@ class Job:
     sizes: tuple[tuple[int, int], ...]
 
     def words(self) -> str:
-        """What is played, for the progress."""
+        """A description of the job for the progress line."""
         return f"{self.family}, {self.rule}, budget {self.budget:g}"
 
 
@@ -83,7 +83,7 @@ FAULTS: dict[str, Generator] = {
 
 
 def play(job: Job) -> dict[int, Score]:
-    """For worker processes: the score by size of a cluster. Number, size and family are a cluster's seed."""
+    """The score by cluster size, computed in a worker process. Number, size and family are a cluster's seed."""
     generator = {**families.HEALTHY, **FAULTS}[job.family]
     clusters = [(nodes, number) for nodes, count in job.sizes for number in range(count)]
     histories = [
@@ -112,11 +112,11 @@ TARGETS: dict[str, tuple[str, float]] = {
 HEALTHY_SIZES = {
     0.1: ((8, 32), (64, 4), (512, 1)), 0.01: ((8, 32), (64, 4), (512, 1)), 0.001: ((8, 96), (64, 12), (512, 2)),
 }  # fmt: skip
-"""Clusters by budget: at the smallest one 7,000 node-hours and more a row, for 7 false alarms expected."""
+"""Clusters by budget: at the smallest budget at least 7,000 node-hours a row, for 7 expected false alarms."""
 
 
 def healthy_jobs(quick: bool, chosen: str) -> Iterable[Job]:
-    """Ten hours of every healthy family; rules of the field, which accuse all day, for two."""
+    """Ten hours of every healthy family; two hours for the common rules, which accuse continuously."""
     for family in (name for name in families.HEALTHY if chosen in name.lower()):
         for budget, sizes in HEALTHY_SIZES.items():
             yield Job(family, OURS, budget, *((2880, ((64, 4),)) if quick else (7200, sizes)))
@@ -125,7 +125,7 @@ def healthy_jobs(quick: bool, chosen: str) -> Iterable[Job]:
 
 
 def fault_jobs(quick: bool, chosen: str) -> Iterable[Job]:
-    """Every fault at every size that it makes sense for."""
+    """Every fault at every cluster size for which it makes sense."""
     for family in (name for name in FAULTS if chosen in name.lower()):
         ticks, sizes = 1440, ((8, 20), (64, 20), (512, 1))
         if "step" in family:
@@ -142,13 +142,13 @@ Done = dict[Job, dict[int, Score]]
 
 
 def others(done: Done, family: str, nodes: int, show: Callable[[Score], str]) -> list[str]:
-    """Cells of the rules of the field."""
+    """Table cells of the common rules."""
     found = {job.rule: scores[nodes] for job, scores in done.items() if job.family == family and nodes in scores}
     return [show(found[rule]) if rule in found else "-" for rule in list(RULES)[1:]]
 
 
 def show_healthy(console: Console, done: Done) -> int:
-    """Calibration: achieved false alarms per node-hour against the budget. Returns rows that fall short."""
+    """Calibration: achieved false alarms per node-hour against the budget. Returns how many rows miss it."""
     table = Table(title="healthy fleets: false accusations per node-hour (95 % Poisson interval)")
     for name in ("family", "nodes", "budget", "ingero", "", "node-hours", *list(RULES)[1:]):
         table.add_column(name, justify="left" if name == "family" else "right")
@@ -175,13 +175,13 @@ def show_healthy(console: Console, done: Done) -> int:
 
 
 def in_words(score: Score) -> str:
-    """Mean delay, missed of all, others accused."""
+    """Mean delay, missed faults of all, accused innocent nodes."""
     average = f"{np.mean(score.delays):.1f}" if score.delays else "-"
     return f"{average} / {score.missed} of {len(score.delays) + score.missed} / {score.false}"
 
 
 def is_good(family: str, score: Score) -> bool:
-    """Whether ours reaches its target."""
+    """Whether the detector reaches its target."""
     _, most = TARGETS[family]
     mean = float(np.mean(score.delays)) if score.delays else math.nan
     worst = any(word in family for word in ("collapse", "leak", "birth"))
@@ -192,7 +192,7 @@ def is_good(family: str, score: Score) -> bool:
 
 
 def show_faults(console: Console, done: Done) -> int:
-    """Delay and misses of every rule. Returns rows of ours that fall short."""
+    """Delay and misses of every rule. Returns the number of the detector's rows that miss their target."""
     table = Table(title="faults at a budget of 0.001 per node-hour: mean delay in ticks / missed / others accused")
     for name in ("fault", "nodes", "target", "", *RULES):
         table.add_column(name)
@@ -241,13 +241,13 @@ TIMELINES: dict[str, tuple[str, Callable[[np.random.Generator], timelines.Table]
         "node", partial(timelines.interleaved, culprit=5, stall=0.01)
     ),
 }  # fmt: skip
-"""What is played, and what the verdict has to be; the culprit is always rank 5."""
+"""The timelines, and the verdict that each must get; the late rank is always rank 5."""
 
 ROUNDS = {name: 1000 if name.startswith("ring") else 50 if name.startswith("1F1B") else 200 for name in TIMELINES}
 
 
 def play_timelines(job: tuple[str, int]) -> tuple[int, int, int]:
-    """How many verdicts were right, named an innocent rank, or named nobody where somebody was late."""
+    """How many verdicts were right, named an innocent rank, or named no rank although one was late."""
     name, rounds = job
     wanted, generate = TIMELINES[name]
     right = victims = silent = 0
@@ -261,7 +261,7 @@ def play_timelines(job: tuple[str, int]) -> tuple[int, int, int]:
 
 
 def show_timelines(console: Console, done: dict[tuple[str, int], tuple[int, int, int]]) -> int:
-    """The verdicts of `diagnose`, clocks off by up to 10 s. Returns rows that fall short."""
+    """The verdicts of `diagnose`, with clocks off by up to 10 s. Returns how many rows miss their target."""
     table = Table(title="timelines of 50 steps, clocks off by up to 10 s: verdicts of diagnose")
     for name in ("timeline", "verdict wanted", "right", "innocent named", "nobody named", ""):
         table.add_column(name, justify="left" if name in ("timeline", "verdict wanted") else "right")
@@ -278,11 +278,11 @@ def show_timelines(console: Console, done: dict[tuple[str, int], tuple[int, int,
 
 
 TICK_MS = 30
-"""What a tick of 100,000 nodes may take of one core."""
+"""Longest time that a tick of 100,000 nodes may take on one core."""
 
 
 def cost(console: Console, nodes: int = 100_000) -> int:
-    """One tick of 100,000 nodes, and what is remembered of them; 1 if it takes longer than wanted."""
+    """One tick of 100,000 nodes, and the memory of their state; 1 if it takes too long."""
     rng = np.random.default_rng(7)
     detector = Detector(Parameters(tick_seconds=TICK))
     names = [("bench", f"{node:06d}") for node in range(nodes)]
@@ -311,7 +311,7 @@ def cost(console: Console, nodes: int = 100_000) -> int:
 def gather(
     pool: Executor, work: Callable[[Any], Any], jobs: list[Any], words: Callable[[Any], str]
 ) -> dict[Any, Any]:
-    """Play all jobs, in their order; says what is done, in one line on a terminal and line by line elsewhere."""
+    """Simulate all jobs, in their order; shows the progress in one line on a terminal, line by line elsewhere."""
     started, terminal = time.monotonic(), sys.stderr.isatty()
     waiting: dict[Future[Any], Any] = {pool.submit(work, job): job for job in jobs}
     done = {}
@@ -326,7 +326,7 @@ def gather(
 
 
 def main() -> int:
-    """Play everything, print the tables."""
+    """Run everything, print the tables."""
     parser = argparse.ArgumentParser(prog="make bench-detection ARGS=...", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="64 nodes and shorter histories")
     parser.add_argument("--family", default="", help="only families and timelines whose name contains this")

@@ -1,6 +1,6 @@
-"""Echo in figures: the server pinned to one core, the load on another. `make bench-echo` prints the table.
+"""Measures Echo: the server pinned to one core, the load to another. `make bench-echo` prints the table.
 
-`make bench-echo ARGS=--quick` takes about a minute; the whole of it needs some minutes and 2 GB of disk. The server's
+`make bench-echo ARGS=--quick` takes about a minute; the full run needs some minutes and 2 GB of disk. The server's
 modules are compiled once, as in its image.
 """
 
@@ -38,7 +38,7 @@ CLIENT = httpx.Client(timeout=120, trust_env=False)
 
 
 class Size(NamedTuple):
-    """How much is done."""
+    """Amount of work of a run."""
 
     quick: bool
     kills: int
@@ -57,12 +57,12 @@ def most_memory(service: Running) -> float:
 
 
 def pinned(folder: Path, change: dict[str, Any] | None = None) -> AbstractContextManager[Running]:
-    """Echo on the server's core."""
+    """Run Echo on the server's core."""
     return start_echo(folder, change, "taskset", "-c", str(SERVER_CORE))
 
 
 def stress(service: Running, protocol: str, nodes: int, events: int, check: bool) -> dict[str, Any]:
-    """One run of the stress tool on the load's core."""
+    """Run the stress tool once on the load's core."""
     command = [
         "taskset", "-c", str(LOAD_CORE), str(BIN / "ingero-echo"), "stress", "--protocol", protocol, "--endpoint",
         f"127.0.0.1:{service.ports[f'otlp/{protocol}']}", "--nodes", str(nodes), "--events", str(events // nodes),
@@ -78,13 +78,13 @@ def stress(service: Running, protocol: str, nodes: int, events: int, check: bool
 
 
 def page(service: Running, name: str) -> float:
-    """One number of the metrics page."""
+    """One value of the metrics page."""
     text = CLIENT.get(service.url("api", echo.METRICS_PAGE)).text
     return next(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(name))
 
 
 def ingest(folder: Path, size: Size) -> None:
-    """Durable events a second, and memory meanwhile."""
+    """Durable events a second, and the memory used meanwhile."""
     events, rounds = (200_000, 1) if size.quick else (800_000, 3)
     with pinned(folder / "ingest") as service:
         wait_until(lambda: "front_ends_ready" in service.words(), "the front ends")
@@ -115,7 +115,7 @@ def ingest(folder: Path, size: Size) -> None:
 
 
 def kills(folder: Path, size: Size) -> None:
-    """Senders that never stop, and a server that is killed again and again."""
+    """Senders that never stop, and a server that is killed repeatedly."""
     times = size.kills
     ports = {"ingest": {"http_endpoint": f"127.0.0.1:{free_port()}"}, "api": {"endpoint": f"127.0.0.1:{free_port()}"}}
     endpoint, api = ports["ingest"]["http_endpoint"], f"http://{ports['api']['endpoint']}"
@@ -142,7 +142,7 @@ def kills(folder: Path, size: Size) -> None:
 
 
 def fill(path: Path, millions: int) -> None:
-    """A store of health scores of 200 nodes in 10 clusters over the last day, one of each cluster slow."""
+    """A store of health scores of 200 nodes in 10 clusters over the last day, with one slow node in each cluster."""
     store = Store.open(StoreConfig(path=path, memory_limit_mb=1000))
     for part in range(millions):
         store.connection.execute(
@@ -164,7 +164,7 @@ def fill(path: Path, millions: int) -> None:
 
 
 def questions(folder: Path, size: Size) -> None:
-    """How long questions take over a large store, and how soon it is back after a kill."""
+    """How long queries take over a large store, and how soon it serves again after a kill."""
     millions = 1 if size.quick else 10
     fill(folder / "large/echo.duckdb", millions)
     stored = (folder / "large/echo.duckdb").stat().st_size / 1e6
@@ -218,7 +218,7 @@ def questions(folder: Path, size: Size) -> None:
 
 
 def retention(folder: Path, size: Size) -> None:
-    """Whether the file stays bounded while old events go and new ones come."""
+    """Whether the file stays bounded while old events are deleted and new ones arrive."""
     cycles, rows = 10, 20_000 if size.quick else 200_000
     store = Store.open(StoreConfig(path=folder / "kept/echo.duckdb"))
     from ingero_echo import retention as rule

@@ -1,4 +1,4 @@
-"""Seeded histories of fleets, healthy and ill, as the detector sees them: one generator a family, no knobs."""
+"""Seeded histories of fleets, healthy and faulty, as the detector sees them: one fixed generator per family."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,9 +19,9 @@ Matrix = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class History:
-    """`rate` (ticks, nodes), NaN where a node said nothing; `idle` where it reported no work.
+    """A history: `rate` (ticks, nodes), NaN where a node sent nothing; `idle` where it reported no work.
 
-    `guilty` holds, for every node at fault, the ticks [from, to) of its faults.
+    `guilty` holds, for every faulty node, the ticks [from, to) of its faults.
     """
 
     rate: Matrix
@@ -145,7 +145,7 @@ def step_faults(sigmas: float, correlated: bool = False) -> Generator:
 
 
 def collapse(rng: np.random.Generator, ticks: int, nodes: int) -> History:
-    """One node's work vanishes: it reports that it is idle."""
+    """One node's work stops: it reports that it is idle."""
     rate = _rate(_white(rng, ticks, nodes))
     node, start = int(rng.integers(nodes)), ticks // 2
     idle = np.zeros((ticks, nodes), bool)
@@ -155,7 +155,7 @@ def collapse(rng: np.random.Generator, ticks: int, nodes: int) -> History:
 
 
 def vanished_rate(rng: np.random.Generator, ticks: int, nodes: int) -> History:
-    """The same, told by its rate alone."""
+    """The same, visible only in its rate."""
     history = collapse(rng, ticks, nodes)
     return History(history.rate, None, history.guilty)
 
@@ -210,7 +210,7 @@ def phase_change(rng: np.random.Generator, ticks: int, nodes: int) -> History:
 
 
 def all_restart(rng: np.random.Generator, ticks: int, nodes: int) -> History:
-    """Everybody restarts at once and comes back over half a minute."""
+    """All nodes restart at once and return over half a minute."""
     rate = _rate(_white(rng, ticks, nodes))
     for node in range(nodes):
         back = ticks // 2 + 20 + int(rng.integers(0, 6))

@@ -1,4 +1,4 @@
-"""The receiving side in figures: Fleet, a plain Go collector and Python servers interleaved, each pinned to one core.
+"""Measures the receivers: Fleet, a plain Go collector and Python servers in turn, each pinned to one core.
 
 `make bench` prints the table; `make bench ARGS=--quick` takes a minute, `ARGS=--receivers` compares receivers only.
 The load comes from another core. The peers do none of Fleet's work.
@@ -53,7 +53,7 @@ LIGHT = 1000
 
 
 def load(port: int, protocol: str, seconds: float, *more: str) -> dict[str, float]:
-    """One run of the load tool on the load core."""
+    """Run the load tool once on the load core."""
     command = [
         str(BIN / "ingero-fleet"), "bench", "--json", "--endpoint", f"127.0.0.1:{port}", "--protocol", protocol,
         "--seconds", str(seconds), "--cpu", str(LOAD_CORE), *more,
@@ -69,7 +69,7 @@ def load(port: int, protocol: str, seconds: float, *more: str) -> dict[str, floa
 
 @dataclass(frozen=True)
 class Peer:
-    """A server of others: its process, and its ports by listener."""
+    """A server to compare with: its process, and its ports by listener."""
 
     pid: int
     ports: dict[str, int]
@@ -77,7 +77,7 @@ class Peer:
 
 @contextlib.contextmanager
 def peer(folder: Path) -> Iterator[Peer | None]:
-    """The plain collector on free ports, or nothing where it is not on this machine."""
+    """The plain collector on free ports, or `None` where it is not installed."""
     if SHARED is None:
         yield None
         return
@@ -133,7 +133,7 @@ def threshold_of(nodes: int) -> float:
 
 
 class Resident(threading.Thread):
-    """Resident memory of a process, looked at a hundred times a second while the block runs, MB."""
+    """Resident memory of a process in MB, sampled a hundred times a second while the block runs."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -141,7 +141,7 @@ class Resident(threading.Thread):
         self.seen: list[float] = []
 
     def run(self) -> None:
-        """Look until the block has ended."""
+        """Sample until the block has ended."""
         while not self.ended.wait(0.01):
             pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[1])
             self.seen.append(pages * os.sysconf("SC_PAGE_SIZE") / 1e6)
@@ -162,7 +162,7 @@ def row(what: str, ours: str, theirs: str, ratio: str, target: str, reached: boo
 
 
 def throughput(service: Running, other: Peer | None, rounds: int, seconds: float) -> dict[str, float]:
-    """Pushes a second by protocol, ours and the peer's in turn; the ratio is the median of those of the rounds."""
+    """Pushes a second by protocol, Fleet and the peer in turn; the ratio is the median over the rounds."""
     medians: dict[str, float] = {}
     for protocol, (listener, target) in PROTOCOLS.items():
         ours, theirs = [], []
@@ -183,14 +183,14 @@ def throughput(service: Running, other: Peer | None, rounds: int, seconds: float
 
 
 def pushes_per_processor_second(pid: int, port: int, protocol: str, seconds: float) -> float:
-    """What one run of the load tool gives for a second of the server's processor, whoever else uses the machine."""
+    """Pushes per second of the server's processor in one run of the load tool, independent of other load."""
     before = cpu_seconds(pid)
     pushes = load(port, protocol, seconds)["pushes"]
     return pushes / (cpu_seconds(pid) - before)
 
 
 def compare_receivers(service: Running, other: Peer | None, rounds: int, seconds: float) -> None:
-    """Pushes per processor second: Fleet, and without any work its receivers, Python servers of others and Go."""
+    """Pushes per processor second: Fleet, its receivers without any work, other Python servers, and Go."""
     for protocol, listener, kind, target in (
         ("grpc", "otlp/grpc", "grpc.aio", 2.0), ("http/protobuf", "otlp/http", "uvicorn", 1.5),
     ):  # fmt: skip
@@ -218,7 +218,7 @@ def compare_receivers(service: Running, other: Peer | None, rounds: int, seconds
 
 @contextlib.contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """A process of ours that does nothing while the block runs."""
+    """Suspend one of the processes while the block runs."""
     os.kill(pid, signal.SIGSTOP)
     try:
         yield
@@ -227,15 +227,15 @@ def stopped(pid: int) -> Iterator[None]:
 
 
 def waits_for_ticks(folder: Path, rounds: int, seconds: float) -> None:
-    """What a push waits for ticks over 100,000 nodes: a light load on two Fleets in turn, of which one never ticks.
+    """How long a push waits for ticks over 100,000 nodes: light load on two Fleets in turn, one of which never ticks.
 
-    A virtual machine whose processor is taken away for a while delays both alike. Under a load so light most ticks
-    look for thresholds and for nodes that have fallen; every sixth judges everybody.
+    Steal time of a virtual machine delays both alike. Under such a light load most ticks compute thresholds and find
+    nodes that have dropped; every sixth judges all nodes.
     """
     light = ("--nodes", f"{LIGHT * seconds:.0f}", "--rate", f"{LIGHT}", "--connections", "8")
     found: dict[str, list[float]] = {"5s": [], "1h": []}
     with contextlib.ExitStack() as stack:
-        # One that is stopped for a while shall forget nobody.
+        # A Fleet that is suspended for a while must not forget nodes.
         ticking, still = (
             stack.enter_context(fleet(folder / interval, settings(interval, ttl_multiplier=1000)))
             for interval in found
@@ -260,7 +260,7 @@ def waits_for_ticks(folder: Path, rounds: int, seconds: float) -> None:
 
 
 def restart(folder: Path) -> None:
-    """Push intervals from a restart after kill -9 to the first answer that carries a threshold."""
+    """Push intervals from a restart after kill -9 to the first response with a threshold."""
     interval, port = 2.0, free_port()
     change = {
         **settings(f"{interval}s"),
@@ -298,7 +298,7 @@ def cpu_seconds(pid: int) -> float:
 
 
 def scaling(folder: Path, seconds: float) -> None:
-    """Pushes per processor second of the receivers, one of them and four; by the clock so few cores show nothing."""
+    """Pushes per processor second with one receiver and with four; wall time shows nothing on so few cores."""
     found = {}
     for processes in (1, 2, 4):
         change = {**CHANGE, "receivers": {"otlp": {"processes": processes}}}

@@ -1,9 +1,9 @@
-"""The operator on a real API server: first reconcile, rest, one change, taints, kills, an outage, many nodes.
+"""Measures the operator on a real API server: first reconcile, rest, change, taints, kills, an outage, many nodes.
 
 `make bench-operator` prints the table in a quarter of an hour, ARGS=--quick in a few minutes with smaller sizes,
-ARGS="--only kills" a part of it. It needs the programs that docs/operator.md names. Fleet is played by a double that
-says what the measurement needs. First reconcile, change and taints are measured alone; while the FleetClusters
-rest, which is counted and not timed, the other parts run on control planes of their own.
+ARGS="--only kills" a part of it. It needs the programs that docs/operator.md names. A test double of Fleet returns
+what each measurement needs. First reconcile, change and taints are measured alone. While the FleetClusters are at
+rest, which is counted and not timed, the other parts run on separate control planes.
 """
 
 import argparse
@@ -32,7 +32,7 @@ POOL = "bench.ingero.io/pool"
 NAMESPACES = 10
 PARTS = ("taints", "many", "outage", "kills", "many_nodes")
 LANES = (("outage",), ("kills", "many_nodes"))
-"""What is measured side by side while the many rest, each lane on a control plane of its own."""
+"""Parts that are measured concurrently while the FleetClusters are at rest, each lane on a separate control plane."""
 QUICK = {"clusters": 200, "rest": 45, "resync": 20, "kills": 20, "outage": 30, "nodes": 2000}
 
 
@@ -50,7 +50,7 @@ class Bench(Rig):
         return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": body}
 
     def cluster_requests(self, count: int) -> Iterator[tuple[str, str, Any]]:
-        """FleetClusters to make."""
+        """The FleetClusters to create."""
         for number in range(count):
             body = self.cluster(number)
             namespace = body["metadata"]["namespace"]
@@ -58,14 +58,14 @@ class Bench(Rig):
             yield "POST", f"/apis/ingero.io/v1alpha1/namespaces/{namespace}/fleetclusters", body
 
     def reconciled(self) -> int:
-        """FleetClusters whose status is about their present spec."""
+        """Number of FleetClusters whose status describes their present spec."""
         items = self.plane.read("fc")["items"]
         return sum(
             (item.get("status") or {}).get("observedGeneration") == item["metadata"]["generation"] for item in items
         )
 
     def many(self, meanwhile: Callable[[], None]) -> None:
-        """First reconcile, one change, rest; something else may be measured while there is rest."""
+        """First reconcile, one change, rest; other parts may be measured during the rest."""
         count = self.flags.clusters
         tell(f"making {count} FleetClusters")
         self.parallel(self.cluster_requests(count))
@@ -112,7 +112,7 @@ class Bench(Rig):
         )  # fmt: skip
 
     def rest(self, operator: Operator) -> None:
-        """Writes, memory and processor while nothing happens but sweeps and questions."""
+        """Writes, memory and processor while there are only resyncs and polls."""
         before, writes, started = operator.page(), operator.writes(), time.monotonic()
         self.sleep("FleetClusters at rest", self.flags.rest)
         after, seconds = operator.page(), time.monotonic() - started
@@ -135,12 +135,12 @@ class Bench(Rig):
         return names
 
     def marked(self, name: str) -> bool:
-        """Whether a node carries our taint."""
+        """Whether a node carries the operator's taint."""
         taints = self.plane.read("node", name)["spec"].get("taints", [])
         return any(item["key"] == "ingero.io/straggler" for item in taints)
 
     def unmarked(self, name: str) -> bool:
-        """Whether a node does not carry our taint."""
+        """Whether a node does not carry the operator's taint."""
         return not self.marked(name)
 
     def begin(self) -> list[str]:
@@ -175,7 +175,7 @@ class Bench(Rig):
             self.note("recovery to removal", f"{max(removed):.1f} s ({rails})", "< 5 s", max(removed) < 5)
 
     def outage(self) -> None:
-        """The API server goes while one node is marked and another begins to straggle."""
+        """The API server stops while one node is tainted and another begins to straggle."""
         names = self.begin()
         says = self.fleet.of("bench-0", "taints")
         with self.operator("--poll", "200ms", "--resync", "5s") as operator:
@@ -251,7 +251,7 @@ class Bench(Rig):
             yield "PATCH", f"/api/v1/nodes/{name}/status", {"status": {"conditions": [condition]}}
 
     def kills(self) -> None:
-        """Killed at random moments of marking and releasing; in the end no stray taint and no Event twice."""
+        """Kill the operator at random moments of tainting and releasing; expect no stray taint, no repeated Event."""
         names = self.begin()
         says = self.fleet.of("bench-0", "taints")
         dice = random.Random(1)
@@ -284,7 +284,7 @@ class Bench(Rig):
         self.note(f"kill -9 at {self.flags.kills} random points", text, "no stray taint, no double Event", good)
 
     def told(self) -> dict[tuple[str, str, str], int]:
-        """Events on the FleetCluster, by reason, name and words."""
+        """Counts of the Events on the FleetCluster, by reason, name and message."""
         items = self.plane.read("-n", "bench-0", "events")["items"]
         return {
             (item["reason"], item["metadata"]["name"], item["message"]): item["count"]
@@ -340,7 +340,7 @@ def bench(folder: Path, flags: argparse.Namespace) -> Iterator[Bench]:
 
 
 def beside(folder: Path, flags: argparse.Namespace, wanted: Sequence[str]) -> None:
-    """Every lane, side by side."""
+    """Run every lane concurrently."""
     with ThreadPoolExecutor(len(LANES)) as pool:
         running = [
             pool.submit(each, folder / lane[0], flags, [name for name in lane if name in wanted]) for lane in LANES
@@ -350,7 +350,7 @@ def beside(folder: Path, flags: argparse.Namespace, wanted: Sequence[str]) -> No
 
 
 def each(folder: Path, flags: argparse.Namespace, names: Sequence[str]) -> None:
-    """Some parts, one after the other, on a control plane of their own."""
+    """Run some parts, one after the other, on a separate control plane."""
     if not names:
         return
     with bench(folder, flags) as found:

@@ -1,4 +1,4 @@
-"""What the operator's bench needs around its measurements: operators, a control plane, waiting, a table, progress."""
+"""Tools of the operator's bench: operators, a control plane, waiting, a table, progress."""
 
 import asyncio
 import contextlib
@@ -39,11 +39,11 @@ for line in sys.stdin:
         main(order["arguments"])
     print(child, flush=True)
 """
-"""Starts operators that have read their modules already: most of a start is reading them."""
+"""Program that forks operators with their modules already imported, as imports are most of a start."""
 
 
 def tell(text: str) -> None:
-    """A line about how far it is, beside the table."""
+    """Print a line of progress, separate from the table."""
     print(f"[{time.monotonic() - STARTED:4.0f} s] {text}", file=sys.stderr, flush=True)
 
 
@@ -67,7 +67,7 @@ class Operator:
         return sum(page.get(name, 0.0) for name in names)
 
     def resident(self) -> float:
-        """Megabytes."""
+        """Resident memory, megabytes."""
         return self.page()["process_resident_memory_bytes"] / 1e6
 
 
@@ -83,7 +83,7 @@ class Rig:
         self, what: str, done: Callable[[], Any], seconds: float, pause: float = 0.02,
         far: Callable[[], object] = lambda: "",
     ) -> float:  # fmt: skip
-        """Wait until something is so; how long it took. `far` says how far it is, now and then."""
+        """Wait until a condition holds; returns how long it took. `far` describes the progress at intervals."""
         started = told = time.monotonic()
         while not done():
             now = time.monotonic()
@@ -96,14 +96,14 @@ class Rig:
         return time.monotonic() - started
 
     def sleep(self, what: str, seconds: float) -> None:
-        """Let time pass, and say so now and then."""
+        """Let time pass, and print the progress at intervals."""
         ends = time.monotonic() + seconds
         while (left := ends - time.monotonic()) > 0:
             time.sleep(min(left, 6 * TELL_SECONDS))
             tell(f"{what}: {max(0.0, ends - time.monotonic()):.0f} s to go")
 
     def note(self, what: str, ours: str, target: str, reached: bool) -> None:
-        """A line of the table, printed at once."""
+        """Add a line to the table and print it at once."""
         tell(f"{what}: {ours}")
         sys.stdout.write(f"| {what} | {ours} | {target} | {'reached' if reached else 'not reached'} |\n")
         sys.stdout.flush()
@@ -122,7 +122,7 @@ class Rig:
 
     @contextlib.contextmanager
     def forks(self) -> Iterator[Callable[..., int]]:
-        """Starts operators in a moment; answers their process ids. All of them end with the block."""
+        """A process that starts operators quickly and returns their process ids. All of them end with the block."""
         parent = subprocess.Popen(
             [*MORTAL, sys.executable, "-c", FORKS], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "KUBECONFIG": str(self.plane.kubeconfig)},
@@ -160,7 +160,7 @@ class Rig:
             found.process.wait()
 
     def parallel(self, requests: Iterator[tuple[str, str, Any]]) -> None:
-        """Many requests as the administrator, sixteen at once."""
+        """Send many requests as the administrator, sixteen at once."""
 
         async def run() -> None:
             headers = {"Authorization": f"Bearer {self.plane.token}"}

@@ -1,4 +1,4 @@
-"""The live page in figures: a real Fleet, ten thousand nodes, a real headless browser.
+"""Measures the live page: a real Fleet, ten thousand nodes, a real headless browser.
 
 `make bench-page` prints the table. Two of a hundred nodes straggle, so that the lists are full too.
 """
@@ -32,17 +32,17 @@ new PerformanceObserver((list) => {
   window.longest = Math.max(window.longest || 0, ...list.getEntries().map((entry) => entry.duration));
 }).observe({ type: 'longtask', buffered: false });
 """
-"""Runs in the page: remembers the longest task of the main thread from now on."""
+"""Script for the page: records the longest task of the main thread from now on."""
 
 
 def push(service: Running, bodies: list[bytes]) -> None:
-    """Send everything once."""
+    """Send all pushes once."""
     for body in bodies:
         httpx.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF, timeout=60)
 
 
 def rounds(count: int) -> tuple[list[bytes], list[bytes]]:
-    """A round of pushes in which all are well, and one in which two of a hundred have lost most of their speed."""
+    """A round of pushes with all nodes healthy, and one in which two of a hundred have lost most of their speed."""
 
     def encoded(slow: bool) -> list[bytes]:
         reports = [
@@ -59,7 +59,7 @@ def rounds(count: int) -> tuple[list[bytes], list[bytes]]:
 
 
 def known(service: Running, count: int) -> bool:
-    """Whether the detector knows the last node to be well."""
+    """Whether the detector reports the last node as healthy."""
     path = f"{routes.FLEET_VERDICTS}?limit=1&offset={count - 1}"
     answer = httpx.get(service.url("threshold", path), timeout=60)
     nodes = answer.json()["nodes"] if answer.status_code == 200 else []
@@ -67,7 +67,7 @@ def known(service: Running, count: int) -> bool:
 
 
 def first_paint(page: Page, service: Running, count: int) -> tuple[float, float]:
-    """Seconds from the navigation to the first paint of anything, and to the heat map of all nodes."""
+    """Seconds from the navigation to the first paint, and to the heat map of all nodes."""
     page.call("Network.clearBrowserCache")
     page.call("Page.addScriptToEvaluateOnNewDocument", source=(
         "addEventListener('DOMContentLoaded', () => new MutationObserver((_, own) => {"
@@ -87,7 +87,7 @@ def main_thread(page: Page) -> float:
 
 
 def time_updates(page: Page, service: Running, slow: list[bytes], updates: int) -> list[float]:
-    """What every update cost the main thread, everything included: reading, script, layout, paint."""
+    """Cost of each update for the main thread in total: reading, script, layout, paint."""
     page.call("Performance.enable", timeDomain="threadTicks")
     page.wait("state.update.straggler_count > 0", "stragglers on the page", 300, feed=lambda: push(service, slow))
     page.run(LONGEST)
@@ -103,7 +103,7 @@ def time_updates(page: Page, service: Running, slow: list[bytes], updates: int) 
 
 
 def measure(count: int, updates: int, folder: Path) -> dict[str, Any]:
-    """Everything the table needs."""
+    """Measure everything that the table needs."""
     well, slow = rounds(count)
     change = {"processors": {"ingero": {"push_interval": "1s", "ttl_multiplier": 100}}}
     with fleet(folder, change) as service, browser(folder) as page:

@@ -1,4 +1,4 @@
-"""The pictures of docs/detection.md: three seeded histories, written as files and drawn by `replay --plot`."""
+"""Draws the plots of docs/detection.md: three seeded histories, written as files and plotted by `replay --plot`."""
 
 import csv
 import subprocess
@@ -21,7 +21,7 @@ STORIES = {
 
 
 def main() -> None:
-    """Write every history and have it judged."""
+    """Write every history and run the detector on it."""
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         for name, generate in STORIES.items():

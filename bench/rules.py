@@ -1,7 +1,7 @@
-"""Rules that say who is a straggler, over histories of many clusters side by side, and how right they were.
+"""Rules that name stragglers, run over histories of many clusters at once, and their scores.
 
-Clusters are cohorts of their own, so that a detector that judges hundreds of them in one tick judges each as if it
-were alone, and the cost of a tick is shared.
+Each cluster is a separate cohort. A detector that judges hundreds of them in one tick therefore judges each as if it
+were alone, and they share the cost of the tick.
 """
 
 from collections.abc import Callable, Sequence
@@ -19,7 +19,7 @@ from ingero_detect.parameters import Parameters
 
 @dataclass
 class Result:
-    """What a rule did with one history: alarms and their ends as (tick, node), and node-hours judged."""
+    """The result of a rule on one history: alarms and their ends as (tick, node), and node-hours judged."""
 
     alarms: list[tuple[int, int]] = field(default_factory=list)
     cleared: list[tuple[int, int]] = field(default_factory=list)
@@ -27,11 +27,11 @@ class Result:
 
 
 Rule = Callable[[Sequence[History], float], list[Result]]
-"""Histories of the same length and a budget in, a result for each out."""
+"""A rule: takes histories of the same length and a budget, returns a result for each history."""
 
 
 def _judged(judge: Judge, histories: Sequence[History]) -> list[Result]:
-    """What a rule says about clusters side by side, tick by tick."""
+    """Run a rule over clusters together, tick by tick."""
     sizes = [history.rate.shape[1] for history in histories]
     names = [(f"{number:04d}", f"{node:05d}") for number, size in enumerate(sizes) for node in range(size)]
     cohort, cohorts = np.repeat(np.arange(len(sizes)), sizes), [(f"{number:04d}", "") for number in range(len(sizes))]
@@ -56,7 +56,7 @@ def _judged(judge: Judge, histories: Sequence[History]) -> list[Result]:
 
 
 def ours(histories: Sequence[History], budget: float) -> list[Result]:
-    """The detector, defaults but for the budget."""
+    """The detector, with defaults except for the budget."""
     return _judged(DetectorJudge(Parameters(tick_seconds=TICK, budget=budget, warmup=WARMUP), ()), histories)
 
 
@@ -82,12 +82,12 @@ def _relative(history: History, share: float, best: bool) -> Result:
 
 
 def twice_median(histories: Sequence[History], _: float) -> list[Result]:
-    """Slower than half of the median."""
+    """Accuse nodes slower than half of the median."""
     return [_relative(history, 0.5, best=False) for history in histories]
 
 
 def relative_to_best(histories: Sequence[History], _: float) -> list[Result]:
-    """Below 0.75 of the best."""
+    """Accuse nodes below 0.75 of the best."""
     return [_relative(history, 0.75, best=True) for history in histories]
 
 
@@ -99,7 +99,7 @@ RULES: dict[str, Rule] = {
 
 @dataclass
 class Score:
-    """A rule against the truth: delays of the faults found, ticks; faults missed; alarms on nodes without a fault."""
+    """A rule's score: delays of the faults found, in ticks; faults missed; alarms on nodes without a fault."""
 
     delays: list[int] = field(default_factory=list)
     missed: int = 0

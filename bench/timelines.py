@@ -1,4 +1,4 @@
-"""Seeded operation timelines of synchronised jobs: what a tracer would have recorded on every rank's own clock."""
+"""Seeded operation timelines of synchronised jobs, as a tracer would record them on each rank's own clock."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +9,7 @@ import numpy.typing as npt
 from ingero_detect.timeline import Timeline
 
 CLOCKS = 10.0
-"""Clocks of ranks are off by up to so many seconds."""
+"""Largest clock offset of a rank, seconds."""
 
 
 @dataclass
@@ -19,13 +19,13 @@ class Table:
     columns: dict[str, list[npt.NDArray[np.generic]]] = field(default_factory=dict)
 
     def add(self, **values: npt.ArrayLike) -> None:
-        """Add some rows; single values stand for all of them."""
+        """Add rows; a single value applies to all of them."""
         arrays = np.broadcast_arrays(*(np.asarray(value) for value in values.values()))
         for name, array in zip(values, arrays, strict=True):
             self.columns.setdefault(name, []).append(array.ravel())
 
     def arrays(self) -> dict[str, npt.NDArray[np.generic]]:
-        """The columns whole."""
+        """The complete columns."""
         return {name: np.concatenate(parts) for name, parts in self.columns.items()}
 
     def csv(self) -> str:
@@ -37,7 +37,7 @@ class Table:
 
 
 def as_timeline(table: Table) -> Timeline:
-    """The rows as the diagnosis takes them, without the way through a file."""
+    """The rows as input of the diagnosis, without a file in between."""
     columns = table.arrays()
     rank, step = columns["rank"].astype(np.int64), columns["step"].astype(np.int64)
     _, op = np.unique(columns["op"], return_inverse=True)
@@ -113,9 +113,9 @@ def grid(
     rng: np.random.Generator, tensor: int = 8, data: int = 8, steps: int = 50, late: float = 0.05,
     jitter: float = 0.01, culprit: int = 0,
 ) -> Table:  # fmt: skip
-    """Waits alone of a job whose ranks meet first in tensor groups, then in data groups, in every step of a second.
+    """Only the waits of a job whose ranks meet first in tensor groups, then in data groups, in each step of a second.
 
-    A delay in a tensor group reaches all data groups of its ranks: each of them comes late there, only one is late.
+    A delay in a tensor group reaches all data groups of its ranks: all of them arrive late there, only one caused it.
     """
     table, ranks = Table(), tensor * data
     clock, now = rng.uniform(-CLOCKS, CLOCKS, ranks), np.zeros(ranks)
@@ -134,7 +134,7 @@ def grid(
 
 
 def _order(stage: int, stages: int, parts: int) -> list[tuple[bool, int]]:
-    """One forward, one backward: what a stage does with which part of a batch; `True` is backward."""
+    """The 1F1B schedule of a stage: the parts of a batch in order, each with its direction; `True` is backward."""
     ahead = min(stages - 1 - stage, parts)
     order = [(False, part) for part in range(ahead)]
     for part in range(parts):
@@ -148,8 +148,8 @@ def interleaved(
 ) -> Table:  # fmt: skip
     """Stages by replicas that hand each other parts of a batch, one forward and one backward in turn (1F1B).
 
-    From step `since` on the culprit computes `late` longer, or stands still for `stall` seconds before every part, on
-    its host: no compute time shows that. Receivers wait for senders, never the other way, so everybody has bubbles.
+    From step `since` on rank `culprit` computes `late` longer, or pauses for `stall` seconds before every part on its
+    host, which no compute time shows. Receivers wait for senders, never the reverse, so every rank has bubbles.
     """
     table, begin = Table(), 50.0
     clock = rng.uniform(-CLOCKS, CLOCKS, stages * replicas)

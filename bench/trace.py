@@ -1,13 +1,13 @@
-"""What tracing costs and whether it counts right: `make bench-trace` as root; `ARGS=--quick` for less.
+"""Measures the cost of tracing and the accuracy of its counts: `make bench-trace` as root; `ARGS=--quick` for less.
 
-The workload has the names and signatures of CUDA and NCCL and needs no GPU. One program calls, in turns of half a
-millisecond, functions that are probed and the same code under names that are not, each call followed by the same
-work; it is paced by the clock, so that 20,000 probed launches and 100 probed collectives a second are what it really
-makes, or the table says how many they were. Both kinds of turn share processor, caches and neighbours within a
-millisecond, so that what differs is tracing: the slow-down is the added processor time over that of the untraced
-work. A round lasts as long as the governor's windows and gives one value; the figure is the median of the rounds with
-its 95 % bootstrap interval, and the target is reached if the whole interval lies below it. What watching the
-scheduler costs falls on both kinds of turn: it is reported apart.
+The workload has the names and signatures of CUDA and NCCL and needs no GPU. In alternating turns of half a
+millisecond, one program calls probed functions and the same code under names that are not probed; the same work
+follows each call. The clock paces it to 20,000 probed launches and 100 probed collectives a second; where it falls
+short, the table shows the actual rates. Both kinds of turn share processor, caches and neighbours within a
+millisecond, so that only tracing differs: the slow-down is the added processor time relative to that of the untraced
+work. A round lasts as long as the governor's windows and gives one value. The figure is the median of the rounds with
+its 95 % bootstrap interval; the target is reached if the whole interval lies below it. The cost of watching the
+scheduler affects both kinds of turn, so it is reported separately.
 """
 
 import argparse
@@ -56,13 +56,13 @@ SETTLE_SECONDS = 12.0
 """Work before the first round: the governor takes three seconds to shed."""
 
 BUSY = 0.9
-"""Share of the time for which the workload works; the rest is what it can lose without falling behind its pace."""
+"""Share of the time in which the workload works; the rest is what it can lose without missing its rate."""
 
 PLAIN = {
     "cudaLaunchKernel": "plainLaunchKernel", "cudaStreamSynchronize": "plainStreamSynchronize",
     "ncclCommInitRank": "plainInitRank", "ncclAllReduce": "plainAllReduce",
 }  # fmt: skip
-"""The same code under names that nobody probes."""
+"""The same code under names without probes."""
 
 WORKER = (ROOT / "bench/trace_worker.c").read_text()
 STORMER = (ROOT / "bench/trace_stormer.c").read_text()
@@ -70,7 +70,7 @@ STORMER = (ROOT / "bench/trace_stormer.c").read_text()
 
 @dataclass(frozen=True)
 class Round:
-    """Seconds of processor and wall for plain and probed turns; what the probed ones called; how long it all took."""
+    """Processor and wall seconds of plain and probed turns; calls of the probed turns; total duration."""
 
     plain_cpu: float
     plain_wall: float
@@ -82,7 +82,7 @@ class Round:
 
     @property
     def slower(self) -> float:
-        """Added processor time over that of the same work, untraced, at the pace of the probed turns."""
+        """Added processor time relative to that of the same untraced work, at the rate of the probed turns."""
         return (self.probed_cpu - self.plain_cpu) / (2 * self.plain_cpu)
 
     @property
@@ -106,17 +106,17 @@ class Worker:
         self.spins, self.launches = 100, 0
 
     def calibrate(self) -> None:
-        """Find the work a launch that fills `BUSY` of the time, in the very loop that is going to be measured."""
+        """Find the work per launch that fills `BUSY` of the time, in the same loop that is measured later."""
         for _ in range(4):
             found = self._ask(300, 0)
             self.spins = max(1, round(self.spins * BUSY * 300 * self.PAIR_MICROSECONDS / 1e6 / 2 / found.plain_cpu))
 
     def work(self, seconds: float) -> Round:
-        """One round at the wanted rates."""
+        """Run one round at the wanted rates."""
         return self._ask(round(seconds * 1e6 / self.PAIR_MICROSECONDS), self.PAIR_MICROSECONDS)
 
     def end(self) -> None:
-        """Its input ends, and so does it."""
+        """Close the worker's input, which ends it."""
         assert self.process.stdin
         self.process.stdin.close()
         self.process.wait(10)
@@ -147,7 +147,7 @@ def build(folder: Path) -> Path:
 
 
 def processor_seconds(pid: int) -> float:
-    """What a process has used so far."""
+    """Processor time that a process has used so far."""
     values = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(values[11]) + int(values[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -185,13 +185,13 @@ def interval(values: list[float], samples: int = 2000) -> tuple[float, float, fl
 
 
 def percent(found: tuple[float, float, float]) -> str:
-    """A median and its interval in words."""
+    """A median and its interval as text."""
     middle, low, high = found
     return f"{middle:.2%} [{low:.2%} to {high:.2%}]"
 
 
 def windows(agent: Running) -> tuple[float, float]:
-    """Share of the time that launches are counted now, and how long a round of windows takes."""
+    """Share of the time in which launches are counted now, and how long a round of windows takes."""
     steps = [json.loads(line) for line in agent.words().splitlines() if '"event": "budget"' in line]
     duty = float(steps[-1]["launch"]) if steps else 1.0
     return duty, max(SHORTEST_ROUND, 1 / duty)
@@ -214,7 +214,7 @@ def figure(page: str, name: str) -> float:
 
 
 def cost(folder: Path, budget_seconds: float) -> list[TimelineRow]:
-    """Slow-down by rounds, what the agent itself uses meanwhile, and how true the scaled counts are."""
+    """Slow-down by rounds, the agent's own usage meanwhile, and the error of the scaled counts."""
     program = build(folder)
     cores = sorted(os.sched_getaffinity(0))
     with tracing(folder, "--budget", "0.005", "--prometheus", "127.0.0.1:0", period="1") as agent:
@@ -243,7 +243,7 @@ def cost(folder: Path, budget_seconds: float) -> list[TimelineRow]:
 
 
 def slow_down(rounds: list[Round], duty: float) -> list[TimelineRow]:
-    """What tracing adds to the work."""
+    """Rows on the cost that tracing adds to the work."""
     cpu, wall = interval([one.slower for one in rounds]), interval([one.slower_wall for one in rounds])
     extra = interval([1e9 * (one.probed_cpu - one.plain_cpu) / one.launches for one in rounds])
     rate, collectives = (
@@ -262,7 +262,7 @@ def slow_down(rounds: list[Round], duty: float) -> list[TimelineRow]:
 
 
 def agents_own(share: float, resident: float, peak: float, helper: float) -> list[TimelineRow]:
-    """What the agent uses itself."""
+    """Rows on the agent's own usage."""
     return [
         ("agent's processor", f"{share:.2%} of a core", "< 1 %", share < 0.01),
         ("agent's resident memory (peak)", f"{resident:.0f} MB ({peak:.0f} MB)", "< 100 MB", peak < 100),
@@ -271,7 +271,7 @@ def agents_own(share: float, resident: float, peak: float, helper: float) -> lis
 
 
 def scaled(counted: int, made: int, rounds: list[Round]) -> TimelineRow:
-    """How true counts are that were scaled up from windows; one at an edge may be on the other side of it."""
+    """Error of counts that were scaled up from windows; a round at the edge may fall on either side."""
     edge, off = 1 / len(rounds), counted / made - 1
     return (f"launches counted over {made:,} made", f"{off:+.2%}", f"within {edge:.0%}: one round", abs(off) <= edge)
 
@@ -294,7 +294,7 @@ def launches(folder: Path, worker: Worker) -> int:
 
 
 def counting(folder: Path, seconds: float) -> list[TimelineRow]:
-    """Exact counts under a storm of calls, with everything always on."""
+    """Exact counts under a storm of calls, with all probes always on."""
     library = compile_c(folder, "libcudart.so.12", RUNTIME, "-shared", "-fPIC", "-pthread")
     program = compile_c(folder, "stormer", STORMER, str(library))
     database = folder / "trace.db"
@@ -316,7 +316,7 @@ def counting(folder: Path, seconds: float) -> list[TimelineRow]:
 
 
 def coming_and_going(folder: Path, repeats: int) -> list[TimelineRow]:
-    """How soon a new process is attached to, and how soon a killed agent's probes are gone."""
+    """How soon the agent attaches to a new process, and how soon the probes of a killed agent are gone."""
     attach, leave, unharmed = [], [], True
     for turn in range(repeats):
         inside = folder / str(turn)

@@ -1,1 +1,1 @@
-"""What the Makefile runs."""
+"""Programs that the Makefile runs."""

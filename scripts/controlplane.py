@@ -1,8 +1,8 @@
-"""A real Kubernetes control plane on this machine for tests, demo and bench, with kwok playing the kubelets.
+"""A real Kubernetes control plane on this machine for tests, demo and benches; kwok simulates the kubelets.
 
-The programs come from the folder that KUBEBUILDER_ASSETS names (docs/operator.md says how to fill it), or from where
-`make cluster-assets` puts them. Only etcd and kube-apiserver must be there; kube-controller-manager, kube-scheduler
-and kwok are used where they are.
+The programs come from the directory that KUBEBUILDER_ASSETS names (docs/operator.md says how to fill it), or from
+where `make cluster-assets` puts them. Only etcd and kube-apiserver are required; kube-controller-manager,
+kube-scheduler and kwok are used if present.
 """
 
 import contextlib
@@ -24,10 +24,10 @@ import httpx
 
 STAGES = Path(__file__).with_name("kwok-stages.yaml")
 MORTAL = ("setpriv", "--pdeathsig", "KILL") if shutil.which("setpriv") else ()
-"""In front of a command: the kernel ends it when whoever started it is gone, however that ended."""
+"""Prefix of a command: the kernel ends the process when its parent is gone, however that ended."""
 REQUIRED = ("etcd", "kube-apiserver")
 PLAYED = "demo.ingero.io/played"
-"""Label of the nodes that kwok plays in a cluster that was there before."""
+"""Label of the nodes that kwok simulates in an existing cluster."""
 _CORE, _APPS, _OURS = "/api/v1", "/apis/apps/v1", "/apis/ingero.io/v1alpha1"
 PATHS = {
     "fc": (_OURS, "fleetclusters"), "fleetcluster": (_OURS, "fleetclusters"), "echo": (_OURS, "echostores"),
@@ -45,7 +45,7 @@ SHORT = {"PersistentVolume": "pv", "PersistentVolumeClaim": "pvc", "FleetCluster
 
 
 def find_assets(*needed: str) -> Path | None:
-    """The folder of the control plane's programs, or of those that are needed, if there is one."""
+    """The directory with the control plane's programs, or with the needed ones, if there is one."""
     named = os.environ.get("KUBEBUILDER_ASSETS")
     if named:
         folder = Path(named)
@@ -61,7 +61,7 @@ def find_assets(*needed: str) -> Path | None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on."""
+    """Free TCP ports."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for item in sockets:
@@ -71,29 +71,29 @@ def free_ports(count: int) -> list[int]:
 
 @dataclass
 class ControlPlane:
-    """A running control plane. `stop_server` and `start_server` play an outage."""
+    """A running control plane. `stop_server` and `start_server` simulate an outage."""
 
     folder: Path
     assets: Path
     full: bool
     definitions: list[dict[str, Any]] = field(default_factory=list)
-    """CRDs that are there before the controllers start: a garbage collector that learns of a kind later takes up to
-    two minutes over its first deletions."""
+    """CRDs to apply before the controllers start: a garbage collector that discovers a kind later takes up to two
+    minutes for its first deletions."""
     port: int = 0
     token: str = ""
     server: dict[str, Any] = field(default_factory=dict)
-    """How a kubeconfig names a cluster that was there before; nothing for one of our own."""
+    """The kubeconfig context of an existing cluster; empty for a control plane started here."""
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     _commands: dict[str, list[str]] = field(default_factory=dict)
     _client: httpx.Client | None = None
 
     @property
     def kubeconfig(self) -> Path:
-        """Kubeconfig of an administrator."""
+        """An administrator's kubeconfig."""
         return self.folder / "kubeconfig"
 
     def start(self) -> None:
-        """Bring everything up; returns when the API server answers."""
+        """Start everything; returns when the API server answers."""
         self.folder.mkdir(parents=True, exist_ok=True)
         folder, self.token = self.folder, secrets.token_hex(16)
         etcd, peer, self.port, kcm, scheduler = free_ports(5)
@@ -146,9 +146,9 @@ class ControlPlane:
             )  # fmt: skip
 
     def attach(self, context: str) -> None:
-        """Take a cluster that is there already, named by a context of the person's own kubeconfig, with its rights.
+        """Use an existing cluster, named by a context of the user's kubeconfig, with that user's rights.
 
-        kwok plays only nodes with the label `PLAYED`. Raises `RuntimeError` when there is no such context.
+        kwok simulates only nodes with the label `PLAYED`. Raises `RuntimeError` when there is no such context.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         view = ["config", "view", "--raw", "--minify", "--flatten", "-o", "json", "--context", context]
@@ -168,7 +168,7 @@ class ControlPlane:
                   "--node-lease-duration-seconds", "40", "--config", str(STAGES))  # fmt: skip
 
     def write_kubeconfig(self, file: Path, token: str, address: str = "") -> None:
-        """A kubeconfig with a bearer token; `address` is that of a proxy in between."""
+        """A kubeconfig with a bearer token; `address` is that of a proxy before the API server."""
         server = (
             {"server": address}
             if address
@@ -210,7 +210,7 @@ class ControlPlane:
             time.sleep(0.1)
 
     def established(self, seconds: float = 60.0) -> None:
-        """Wait until every CRD is served; `kubectl wait` gives up on one that nobody has looked at yet."""
+        """Wait until every CRD is served; `kubectl wait` fails on a CRD that has no status yet."""
         deadline = time.monotonic() + seconds
         while True:
             items = self.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
@@ -221,19 +221,19 @@ class ControlPlane:
             time.sleep(0.1)
 
     def stop_server(self) -> None:
-        """Take the API server away."""
+        """Stop the API server."""
         process = self.processes["kube-apiserver"]
         process.kill()
         process.wait()
 
     def start_server(self) -> None:
-        """Bring the API server back."""
+        """Start the API server again."""
         self._launch("kube-apiserver")
         self.wait()
 
     @contextmanager
     def frozen(self, name: str) -> Iterator[None]:
-        """One of the programs stands still while the block runs."""
+        """Suspend one of the programs while the block runs."""
         self.processes[name].send_signal(signal.SIGSTOP)
         try:
             yield
@@ -241,7 +241,7 @@ class ControlPlane:
             self.processes[name].send_signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """End everything: a throwaway control plane has nothing to drain."""
+        """Kill everything: a throwaway control plane has nothing to drain."""
         if self._client is not None:
             self._client.close()
         for process in reversed(self.processes.values()):
@@ -254,7 +254,7 @@ class ControlPlane:
         return str(own) if own.exists() else "kubectl"
 
     def kubectl(self, *arguments: str, stdin: str | None = None, check: bool = True) -> str:
-        """kubectl as the administrator; its output, or its complaint where that is asked for."""
+        """Run kubectl as the administrator; returns its output, or its error text on request."""
         done = subprocess.run(
             [self._kubectl(), "--kubeconfig", str(self.kubeconfig), *arguments],
             input=stdin, capture_output=True, text=True,
@@ -264,7 +264,7 @@ class ControlPlane:
         return done.stdout if check else done.stdout + done.stderr
 
     def apply(self, *objects: dict[str, Any]) -> None:
-        """Server-side apply; kinds that are not in the table go through kubectl."""
+        """Server-side apply; uses kubectl for kinds that are not in the table."""
         others = []
         for item in objects:
             place = next(
@@ -295,7 +295,7 @@ class ControlPlane:
         self.request("DELETE", f"{prefix}{scope}/{plural}" + (f"/{name}" if name else ""))
 
     def request(self, method: str, path: str, body: Any = None, content: str = "application/json") -> Any:
-        """One request as the administrator; nothing for 404. Raises `RuntimeError` with the server's words."""
+        """One request as the administrator; `None` for 404. Raises `RuntimeError` with the server's message."""
         headers = {**self._admin(), "Content-Type": content}
         if self._client is None:
             self._client = httpx.Client(
@@ -316,7 +316,7 @@ class ControlPlane:
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
     def read(self, *arguments: str) -> Any:
-        """Read objects with the words of `kubectl get`: [-n NAMESPACE] KINDS [NAME] [-l LABELS]."""
+        """Read objects, with the arguments of `kubectl get`: [-n NAMESPACE] KINDS [NAME] [-l LABELS]."""
         words, flags = [], {}
         queue = list(arguments)
         while queue:
@@ -346,9 +346,9 @@ def _is_established(definition: dict[str, Any]) -> bool:
 def control_plane(
     folder: Path, *, full: bool = True, definitions: list[dict[str, Any]] | None = None, context: str | None = None
 ) -> Iterator[ControlPlane]:
-    """A control plane that ends with the block, or, by its context, one that is there already and stays.
+    """A control plane that ends with the block or, given a context, an existing one that stays.
 
-    Raises `FileNotFoundError` in words when there are no programs.
+    Raises `FileNotFoundError` with an explanation when the programs are missing.
     """
     assets = find_assets("kwok") if context else find_assets()
     if assets is None:

@@ -1,8 +1,8 @@
-/* The demo's job by CUDA and NCCL calls, at a steady pace: kernels and a copy in every step, a collective and a wait in
+/* The demo's job of CUDA and NCCL calls at a steady rate: kernels and a copy in every step, a collective and a wait in
  * every fourth.
  *
- * cuda_workload LIBCUDART LIBNCCL STEPS_A_SECOND. It needs no GPU: without one NVIDIA's own libraries refuse every
- * call, and a call that is refused is still a call. SIGUSR1 halves the pace, SIGUSR2 brings it back.
+ * cuda_workload LIBCUDART LIBNCCL STEPS_A_SECOND. It needs no GPU: without one NVIDIA's own libraries fail every call,
+ * and a failed call is still counted. SIGUSR1 halves the rate, SIGUSR2 restores it.
  */
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -71,7 +71,7 @@ int main(int argc, char **argv)
     due.tv_nsec %= 1000000000L;
     clock_gettime(CLOCK_MONOTONIC, &now);
     if (now.tv_sec > due.tv_sec + 1)
-      due = now; /* it was stopped for a while: what it missed stays undone */
+      due = now; /* it was stopped for a while: missed steps are skipped */
     while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &due, 0))
       ;
   }

@@ -1,7 +1,7 @@
-"""The demo's workloads, seen by their CUDA and NCCL calls: a C job for each node and one trace agent for all.
+"""The demo's workloads, observed by their CUDA and NCCL calls: a C job for each node and one trace agent for all.
 
-The libraries are NVIDIA's own where `make gpu-libraries` has put them, otherwise stand-ins with the same names and
-signatures.
+The libraries are NVIDIA's own where `make gpu-libraries` has installed them, otherwise stand-ins with the same names
+and signatures.
 """
 
 import re
@@ -20,13 +20,13 @@ SOURCE = Path(__file__).with_name("cuda_workload.c")
 STEPS_A_SECOND = 40
 
 TRACE_PERIOD, OWN_BUDGET = 0.1, 0.1
-"""Counts are read as often as the demo's short push interval needs, which takes more than the 1 % of a core that the
-agent keeps to otherwise."""
+"""Settings of the trace agent: it reads counts as often as the demo's short push interval needs, which takes more
+than its default limit of 1 % of a core."""
 
 
 @dataclass(frozen=True)
 class Libraries:
-    """The CUDA runtime and NCCL that the job calls, and in words what they are."""
+    """The CUDA runtime and NCCL that the job calls, and a description of them."""
 
     runtime: Path
     nccl: Path
@@ -34,7 +34,7 @@ class Libraries:
 
 
 def why_not() -> str:
-    """Why this machine cannot trace, with the cure; empty when it can."""
+    """Why this machine cannot trace, with the fix; empty when it can."""
     if not shutil.which("cc"):
         return "there is no C compiler; install one (Debian: apt-get install gcc libc6-dev)"
     found = subprocess.run([BIN / "ingero-agent", "check"], capture_output=True, text=True)
@@ -46,7 +46,7 @@ def why_not() -> str:
 
 
 def find_libraries(folder: Path) -> Libraries:
-    """NVIDIA's own, or stand-ins that are built into `folder`."""
+    """NVIDIA's own libraries, or stand-ins that are built into `folder`."""
     found = nvidia_libraries()
     if found:
         return Libraries(*found, "NVIDIA's own libcudart and libnccl")
@@ -59,7 +59,7 @@ def find_libraries(folder: Path) -> Libraries:
 
 
 class CudaWorkloads:
-    """Starts the jobs and the trace agent of a site, and says how its agents are to watch them."""
+    """Starts the jobs and the trace agent of a site, and gives the flags by which its agents watch them."""
 
     def __init__(self, site: Site) -> None:
         self.site = site
@@ -67,7 +67,7 @@ class CudaWorkloads:
         self._database = site.file("trace", "db")
 
     def start(self) -> None:
-        """Start everything; the trace agent counts when this returns."""
+        """Start everything; when this returns, the trace agent counts."""
         site, libraries = self.site, self.libraries
         program = compile_c(site.lab.folder, "cuda_workload", SOURCE.read_text(), "-ldl")
         site.start(

@@ -1,6 +1,6 @@
-"""The main job on one machine: Fleet and agents as real processes; one workload is taken away, one slowed, then all.
+"""The main scenario on one machine, with real processes: one workload is stopped, one slowed, then all are slowed.
 
-Ends by itself; exit status 0 only if the right node, and no other, was named each time, and nobody for the last.
+Ends by itself; exit status 0 only if the right node, and no other, was named each time, and none in the last case.
 """
 
 import argparse
@@ -26,7 +26,7 @@ CLUSTER = "demo"
 
 
 class View:
-    """What a person sees: a live table on a terminal, a line for each happening elsewhere, nothing with --json."""
+    """The output: a live table on a terminal, otherwise one line for each event, nothing with --json."""
 
     def __init__(self, quiet: bool) -> None:
         self.console = Console(stderr=quiet, quiet=quiet, highlight=False)
@@ -35,11 +35,11 @@ class View:
         )
 
     def say(self, text: str) -> None:
-        """One happening."""
+        """Show one event."""
         self.console.print(text)
 
     def show(self, nodes: list[dict[str, Any]]) -> None:
-        """The nodes as they are now."""
+        """Show the present state of the nodes."""
         if self.live is None:
             return
         table = Table("node", "state", "score", "verdict", "", title="what Fleet sees")
@@ -55,7 +55,7 @@ class View:
 
 
 class Demo:
-    """One run."""
+    """One run of the demo."""
 
     def __init__(self, nodes: int, lab: Lab, view: View, *, traced: bool) -> None:
         self.site = Site(lab, CLUSTER, INTERVAL, tuple(f"node-{number}" for number in range(nodes)))
@@ -65,7 +65,7 @@ class Demo:
         self.echo: dict[str, int] = {}
 
     def start(self) -> None:
-        """Start Echo, Fleet, workloads, agents and the sink of the node that will suffer."""
+        """Start Echo, Fleet, workloads, agents, and the sink of the node that will be slowed."""
         folder, site = self.lab.folder, self.site
         echo_file = folder / "echo.json"
         store = {
@@ -96,28 +96,28 @@ class Demo:
         site.start_sink(site.nodes[-1])
 
     def workloads(self) -> str:
-        """What is measured, in words."""
+        """A description of what is measured."""
         if self.cuda:
             return f"processes measured by their CUDA and NCCL calls through eBPF, on {self.cuda.libraries.words}"
         return "real CPU workloads"
 
     def named(self) -> set[str]:
-        """Who is a straggler now; the view follows."""
+        """The present stragglers; updates the view."""
         self.view.show(self.site.picture())
         return self.site.named()
 
     def ready(self) -> bool:
-        """Everybody is well; the view follows."""
+        """Whether all nodes are healthy; updates the view."""
         self.view.show(self.site.picture())
         return self.site.ready()
 
     def pushes(self, node: str) -> int:
-        """How many pushes of a node Fleet has taken."""
+        """How many pushes of a node Fleet has accepted."""
         found = self.site.get("diagnostics", f"/api/v1/why?node_id={node}") or {}
         return int(found.get("pushes", 0))
 
     def episode(self, victim: str, what: str, hurt: int, heal: int) -> dict[str, Any]:
-        """Hurt one node, wait until it is named, heal it, wait until it is well."""
+        """Impair one node, wait until it is named, restore it, wait until it is healthy."""
         self.view.say(f"[bold]{what}[/] ({victim})")
         earlier = self.pushes(victim)
         self.lab.wait("a push, so that the next ones are whole", lambda: self.pushes(victim) != earlier)
@@ -146,7 +146,7 @@ class Demo:
         }
 
     def together(self) -> dict[str, Any]:
-        """Slow every workload to half: a slow job, but nobody's fault."""
+        """Slow every workload to half: the job is slow, but no node is a straggler."""
         self.view.say("[bold]all workloads slowed to half their speed[/]")
         self.site.hurt(signal.SIGUSR1, *self.site.nodes)
         seconds = self.lab.wait("the job to be called slow", self.job_is_slow, 90)
@@ -155,13 +155,13 @@ class Demo:
         return {"what": "all workloads slowed", "told_after_seconds": round(seconds, 2), "accused": []}
 
     def job_is_slow(self) -> bool:
-        """Whether Fleet says so; naming anybody meanwhile is a failure."""
+        """Whether Fleet reports the slow job; it is a failure if Fleet names any node meanwhile."""
         if wrong := self.named():
             raise LabFailed(f"named {sorted(wrong)} although all nodes slowed down together")
         return "ingero_fleet_job_slow{" in self.site.page()
 
     def ask(self, victim: str) -> str:
-        """Ask the event store which node it is and why, as a person would."""
+        """Ask Echo which node straggles and why, as a user would."""
         found = dict[str, Any]()
 
         def told() -> bool:
@@ -183,7 +183,7 @@ class Demo:
         return summary
 
     def run(self) -> dict[str, Any]:
-        """The whole story."""
+        """Run the whole scenario."""
         view, nodes = self.view, self.site.nodes
         victim = nodes[-1]
         view.say(
@@ -210,7 +210,7 @@ class Demo:
 
 
 def main() -> int:
-    """Parse the flags, run, say how it went."""
+    """Parse the flags, run, report the result."""
     parser = argparse.ArgumentParser(prog="make demo ARGS=...", description=__doc__)
     parser.add_argument("--nodes", type=int, default=5, help="simulated nodes, 3 to 32 (default 5)")
     parser.add_argument(

@@ -1,8 +1,7 @@
-"""The whole story on a real control plane: apply, get, straggler, taint, proof, release, upgrade, delete.
+"""The whole scenario on a real control plane: apply, get, straggler, taint, proof, release, upgrade, delete.
 
-API server, controllers and scheduler are real, kwok plays the kubelets; behind them real Fleet, Echo and agent
-processes look at real workloads, one of which is slowed down. Ends by itself; exit status 0 only if every step was
-seen.
+API server, controllers and scheduler are real; kwok simulates the kubelets. Real Fleet, Echo and agent processes
+watch real workloads, one of which is slowed down. Ends by itself; exit status 0 only if every step was observed.
 """
 
 import argparse
@@ -30,7 +29,7 @@ from scripts.lab import BIN, FREE, Lab, LabFailed, Site, laboratory
 
 NAMESPACE = "ingero"
 HERE = {PLAYED: "true"}
-"""Only nodes of the demo are ever looked at or used, whatever else the cluster has."""
+"""Label of the demo's nodes: no other node of the cluster is read or used."""
 CLUSTER = "demo"
 INTERVAL = 1.0
 NODES = tuple(f"gpu-{number}" for number in range(5))
@@ -50,7 +49,7 @@ CLUSTER_WIDE = {
 
 @dataclass
 class Story:
-    """One run: steps are printed as they are seen, and checked."""
+    """One run: each step is checked, and printed when it is observed."""
 
     plane: ControlPlane
     lab: Lab
@@ -63,18 +62,18 @@ class Story:
         self.site = Site(self.lab, CLUSTER, INTERVAL, NODES)
 
     def say(self, text: str) -> None:
-        """One line for a person."""
+        """Print one line."""
         print(text, flush=True)
 
     def chapter(self, title: str, *sentences: str) -> None:
-        """A step of the story, and what it means."""
+        """Print a step of the scenario and what it means."""
         self.chapters += 1
         self.say(f"\n{self.chapters}. {title}")
         for sentence in sentences:
             self.say(f"   {sentence}")
 
     def show(self, *arguments: str) -> None:
-        """What a person would type, and see."""
+        """Print the command that a user would type, and its output."""
         self.say(f"   $ kubectl {' '.join(arguments)}")
         for line in self.plane.kubectl(*arguments).rstrip().splitlines():
             self.say(f"     {line}".rstrip())
@@ -84,12 +83,12 @@ class Story:
         return (self.plane.read("-n", NAMESPACE, "fc", CLUSTER) or {}).get("status") or {}
 
     def taint(self, name: str) -> dict[str, str] | None:
-        """Our taint on a node."""
+        """The operator's taint on a node."""
         taints = self.plane.read("node", name)["spec"].get("taints", [])
         return next((item for item in taints if item["key"] == "ingero.io/straggler"), None)
 
     def fleet_cluster(self, store: str | None = STORE, **change: Any) -> dict[str, Any]:
-        """The resource that a person applies."""
+        """The resource that a user applies."""
         fleet: dict[str, Any] = {"pushInterval": "1s", "quorum": {"statisticalMin": 3}, "nodeSelector": HERE}
         if store:
             fleet["forward"] = {"echoStore": store, "tokenSecret": {"name": "fleet-token"}}
@@ -101,7 +100,7 @@ class Story:
         return {"apiVersion": "ingero.io/v1alpha1", "kind": "FleetCluster", "metadata": metadata, "spec": spec}
 
     def refuse_if_used(self) -> None:
-        """In a cluster of somebody's own nothing that is there already is touched."""
+        """Check that an existing cluster has no objects of the demo, so that nothing in it is overwritten."""
         definitions = self.plane.request("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]
         there = [item["metadata"]["name"] for item in definitions if item["spec"]["group"] == "ingero.io"]
         there += [name for name in (NAMESPACE, HOME) if self.plane.read("namespace", name)]
@@ -110,7 +109,7 @@ class Story:
             raise LabFailed(f"the demo wants a cluster without {', '.join(there)}")
 
     def clean(self) -> None:
-        """Take everything of the demo out of a cluster of somebody's own, whatever became of the story."""
+        """Remove all objects of the demo from an existing cluster, whatever the outcome of the run."""
         objects = [*everything("0.1.0"), *all_definitions()]
         named = [(item["kind"].lower(), item["metadata"]["name"]) for item in objects if item["kind"] in CLUSTER_WIDE]
         named += [("node", name) for name in NODES]
@@ -120,7 +119,7 @@ class Story:
             self.plane.kubectl("delete", kind, name, "--ignore-not-found", "--wait=false", check=False)
 
     def install(self) -> None:
-        """CRDs, rights, policies, nodes, and the operator with nothing but its own account's rights."""
+        """Install CRDs, rights, policies and nodes, and start the operator with only its own account's rights."""
         self.plane.apply(*all_definitions())
         self.plane.apply(*(item for item in everything("0.1.0") if item["kind"] != "Deployment"))
         self.plane.established()
@@ -140,7 +139,7 @@ class Story:
         os.environ["KUBECONFIG"] = str(kubeconfig)
 
     def store(self) -> None:
-        """An EchoStore: refused on a plain class, then proven on an encrypted one; we play the driver."""
+        """An EchoStore: refused on a plain class, then proven on an encrypted one; the demo acts as CSI driver."""
         for name, parameters in (("demo-plain", {}), ("demo-encrypted", {"encrypted": "true"})):
             self.plane.apply(
                 {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": name},
@@ -180,7 +179,7 @@ class Story:
         self.show("-n", NAMESPACE, "get", "echo")
 
     def start_echo(self) -> None:
-        """A real Echo behind the EchoStore, on ports of this machine."""
+        """Start a real Echo for the EchoStore, on ports of this machine."""
         ports = self.folder / "echo-ports.json"
         places = ("ingest.grpc_endpoint", "ingest.http_endpoint", "api.endpoint")
         self.lab.start(
@@ -192,20 +191,20 @@ class Story:
         self.echo = json.loads(ports.read_text())
 
     def used(self) -> str | None:
-        """How full Echo's volume is, as the EchoStore shows it."""
+        """How full Echo's volume is, by the status of the EchoStore."""
         status = (self.plane.read("-n", NAMESPACE, "echo", STORE) or {}).get("status") or {}
         used: str | None = status.get("storage", {}).get("usedBand")
         return used
 
     def marks_in_echo(self) -> list[str]:
-        """What Echo keeps of marks on nodes."""
+        """The taint events that Echo has stored."""
         text = f"SELECT message FROM events WHERE metric_name = '{metrics.TAINT_EVENT}' ORDER BY timestamp"
         url = f"http://127.0.0.1:{self.echo['api']}{echo.SQL}"
         answer = httpx.post(url, json={"sql": text}, timeout=10, trust_env=False)
         return [str(row[0]) for row in answer.raise_for_status().json()["rows"]]
 
     def start_fleet(self) -> None:
-        """A real Fleet with the settings that the operator rendered, on ports of this machine."""
+        """Start a real Fleet with the settings that the operator rendered, on ports of this machine."""
 
         def rendered() -> Any:
             return yaml.safe_load(self.plane.read("-n", NAMESPACE, "cm", f"{CLUSTER}-fleet")["data"]["fleet.yaml"])
@@ -233,7 +232,7 @@ class Story:
         self.site.ports = json.loads(ports.read_text())
 
     def learnt(self) -> bool:
-        """Whether Fleet knows every node's own usual rate: what it learns while a node is slow counts as usual."""
+        """Whether Fleet has learnt every node's usual rate; a rate learnt while the node is slow would be wrong."""
         answer = httpx.get(
             f"http://127.0.0.1:{self.site.ports['threshold']}{routes.FLEET_VERDICTS}", timeout=5, trust_env=False,
             params={routes.CLUSTER_PARAMETER: CLUSTER}, headers={"Authorization": f"Bearer {TOKEN}"},
@@ -242,12 +241,12 @@ class Story:
         return len(states) == len(NODES) and VerdictState.LEARNING not in states
 
     def start_agents(self) -> None:
-        """A real workload and a real agent for every node."""
+        """Start a real workload and a real agent for every node."""
         self.site.start_workloads()
         self.site.start_agents(8, "--fleet-token-file", str(self.folder / "token"))
 
     def start_operator(self) -> None:
-        """The operator; it leads by its Lease."""
+        """Start the operator, with leader election."""
         ports = self.folder / "operator-ports.json"
         url = f"http://127.0.0.1:{self.site.ports.get('threshold', 1)}"
         self.lab.start(
@@ -259,7 +258,7 @@ class Story:
         self.lab.wait("the operator to listen", ports.exists)
 
     def run(self) -> None:
-        """Every step."""
+        """Run every step."""
         whose = (
             "The cluster that was named" if self.plane.server else "A Kubernetes control plane of this machine's own"
         )
@@ -297,13 +296,13 @@ class Story:
         self.delete()
 
     def restart_operator(self) -> None:
-        """The operator again, now that Fleet and Echo have addresses; it takes over where it was."""
+        """Restart the operator, now that Fleet and Echo have addresses; it resumes from the recorded state."""
         self.lab.stop("operator")
         (self.folder / "operator-ports.json").unlink()
         self.start_operator()
 
     def straggler(self, victim: str) -> None:
-        """Taken away, marked, brought back, proven well, released."""
+        """One node: workload stopped, node tainted, workload resumed, recovery proven, taint removed."""
         self.site.hurt(signal.SIGUSR1, victim)
         self.chapter("straggler", f"The workload of {victim} is slowed to half its speed.")
         seconds = self.lab.wait("the taint", lambda: self.taint(victim), 300)
@@ -339,7 +338,7 @@ class Story:
             self.say(f"     status.taints.history: {line}")
 
     def upgrade(self) -> None:
-        """A new version goes from the receiver to the agents."""
+        """Upgrade: a new version is rolled out to the receiver first, then to the agents."""
         self.plane.apply(self.fleet_cluster(version="0.2.0"))
 
         def upgraded() -> bool:
@@ -359,7 +358,7 @@ class Story:
         self.show("-n", NAMESPACE, "get", "echo")
 
     def delete(self) -> None:
-        """Nothing is left."""
+        """Delete everything, and check that nothing is left."""
         self.plane.delete("fc", CLUSTER, NAMESPACE)
         self.plane.delete("echo", STORE, NAMESPACE)
         kinds = "deploy,ds,sts,svc,cm,sa,netpol,pdb"
@@ -376,7 +375,7 @@ class Story:
 
 
 def _certificate(folder: Path) -> dict[str, str]:
-    """A Secret's worth of TLS: nobody in this demo asks that Echo over TLS, but its pod mounts it."""
+    """Data of a TLS Secret: no client in this demo uses TLS with that Echo, but its pod mounts the Secret."""
     files = {"tls.key": folder / "tls.key", "tls.crt": folder / "tls.crt"}
     subprocess.run(
         ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
@@ -387,7 +386,7 @@ def _certificate(folder: Path) -> dict[str, str]:
 
 
 def main() -> int:
-    """Parse the flags, run, say how it went."""
+    """Parse the flags, run, report the result."""
     parser = argparse.ArgumentParser(prog="make demo-cluster ARGS=...", description=__doc__)
     parser.add_argument("--context", help="a cluster that is there already (kind, minikube), by its kubectl context; "
                                           "without ingero, and without it again afterwards")  # fmt: skip
@@ -398,7 +397,7 @@ def main() -> int:
             control_plane(lab.folder / "plane", context=context) as plane,
             contextlib.ExitStack() as first,
         ):
-            first.callback(lab.stop)  # what talks to the API server ends before it does
+            first.callback(lab.stop)  # clients of the API server end before it does
             story = Story(plane, lab, lab.folder)
             if context:
                 story.refuse_if_used()

@@ -1,6 +1,6 @@
-"""End to end with real processes: the published scenario first, then what it left out. One table; 0 if all is right.
+"""End-to-end run with real processes: the published scenario, then further cases; exit status 0 if all rows pass.
 
-Fleet, agents, sink, tracer and workloads are the real ones on this machine. What is shortened is said with each case.
+Fleet, agents, sink, tracer and workloads are real, on this machine. Each case says what it shortens.
 """
 
 import argparse
@@ -34,7 +34,7 @@ LEAK_LIMIT = 0.15
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table. `seconds` is `None` where time is not what was looked at."""
+    """One line of the table. `seconds` is `None` where time is not measured."""
 
     case: str
     what: str
@@ -48,12 +48,12 @@ Say = Callable[[str], None]
 
 
 def names(nodes: Iterable[str]) -> str:
-    """Who, in words."""
+    """Node names as text."""
     return ", ".join(sorted(nodes)) or "nobody"
 
 
 def published(say: Say, lab: Lab) -> list[Row]:
-    """Three nodes, a workload on each, a push every 5 s; when the threshold is stable one workload is taken away."""
+    """Three nodes, a workload on each, a push every 5 s; when the threshold is stable one workload is stopped."""
     case, warmup, learnt = "published scenario", 5, 5
     say(
         f"3 nodes, a push every {PUSH:g} s as published; shortened: {warmup} and {learnt} samples of warm-up "
@@ -104,7 +104,7 @@ def published(say: Say, lab: Lab) -> list[Row]:
 
 
 def threshold_in_words(site: Site) -> str:
-    """Wait until the threshold has moved by less than 0.01 in two pushes; a minute at most, as load moves it too."""
+    """Wait until the threshold moves by less than 0.01 in two pushes; at most a minute, as load moves it too."""
     seen: list[tuple[float, float]] = []
 
     def settled() -> bool:
@@ -149,7 +149,7 @@ def late_rank(say: Say, lab: Lab, gloo: bool = False) -> list[Row]:
 
 
 class Shortened:
-    """Six nodes that push 25 times more often than published."""
+    """Six nodes that push 25 times more often than in the published scenario."""
 
     def __init__(self, say: Say, lab: Lab) -> None:
         nodes = tuple(f"node-{number}" for number in range(SHORT_NODES))
@@ -157,7 +157,7 @@ class Shortened:
         self.leak = LEAK_A_MINUTE / 60 * PUSH / SHORT_PUSH
 
     def start(self) -> None:
-        """Everything up and everybody well."""
+        """Start everything and wait until all nodes are healthy."""
         times = PUSH / SHORT_PUSH
         self.say(
             f"{SHORT_NODES} nodes, compressed {times:.0f} times: a push every "
@@ -174,7 +174,7 @@ class Shortened:
         self.say(f"all nodes known and well after {self.lab.wait('all nodes to be known', site.ready, 120):.0f} s")
 
     def watch(self, seconds: float, done: Callable[[set[str]], bool]) -> tuple[float | None, set[str]]:
-        """Look until it is done or the time is over: how long it took, and everybody who was named meanwhile."""
+        """Poll until the condition holds or the time is over; returns the duration and all nodes named meanwhile."""
         begun, named = time.monotonic(), set[str]()
         while (passed := time.monotonic() - begun) < seconds:
             self.lab.check()
@@ -186,7 +186,7 @@ class Shortened:
         return None, named
 
     def heal(self) -> None:
-        """Everybody back to full speed; goes on when all are well, or after half a minute, and says so."""
+        """Restore full speed everywhere; continues when all are healthy, or after half a minute with a message."""
         self.site.hurt(signal.SIGUSR2, *self.site.nodes)
         begun = time.monotonic()
         while not (well := self.site.ready()) and time.monotonic() - begun < 30:
@@ -195,7 +195,7 @@ class Shortened:
         self.say(f"{'all nodes well' if well else 'not all nodes well'} after {time.monotonic() - begun:.1f} s")
 
     def soak(self) -> Row:
-        """Nothing happens for an hour."""
+        """An hour without any fault."""
         seconds = SOAK_PUSHES * SHORT_PUSH
         self.say(f"soak: {SOAK_PUSHES} pushes of every node, an hour of pushes at {PUSH:g} s, in {seconds:.0f} s")
         _, named = self.watch(seconds, lambda _: False)
@@ -217,7 +217,7 @@ class Shortened:
                    named == {victim} and lost < LEAK_LIMIT)  # fmt: skip
 
     def half(self) -> Row:
-        """Half of the nodes fall to a third of their speed at once."""
+        """Half of the nodes drop to a third of their speed at once."""
         slow = set(self.site.nodes[: SHORT_NODES // 2])
         self.say(f"half the fleet: {names(slow)} fall to a third of their speed")
         self.site.hurt(signal.SIGUSR1, *slow)
@@ -248,7 +248,7 @@ Group = Callable[[Say, Lab], list[Row]]
 
 
 def groups(wanted: set[str]) -> list[dict[str, Group]]:
-    """What is to be run, by name. Groups of one entry run side by side, as they mostly wait; the late rank alone."""
+    """The cases to run, by name. Groups of one entry run concurrently, as they mostly wait; the late rank alone."""
     rest = [case for case in ("soak", "leak", "half") if case in wanted]
     waiting: dict[str, Group] = {}
     if "published" in wanted:
@@ -262,7 +262,7 @@ def groups(wanted: set[str]) -> list[dict[str, Group]]:
 
 
 def play(todo: list[dict[str, Group]], say: Say) -> list[Row]:
-    """Every group in a lab of its own; one that fails keeps no other from running."""
+    """Run every group in a separate lab; a failing group does not prevent the others."""
 
     def run(name: str, group: Group) -> list[Row]:
         try:
@@ -281,7 +281,7 @@ def play(todo: list[dict[str, Group]], say: Say) -> list[Row]:
 
 
 def table(rows: list[Row]) -> Table:
-    """The rows for a person."""
+    """Print the rows as a table."""
     found = Table("case", "what", "expected", "got", "seconds", "verdict", box=box.MARKDOWN)
     for row in rows:
         seconds = "–" if row.seconds is None else f"{row.seconds:.1f}"

@@ -65,7 +65,7 @@ def work(torch: Any, flags: argparse.Namespace, rank: int, store: Path, parent: 
 
 
 def rank_process(torch: Any, flags: argparse.Namespace, rank: int, store: Path, parent: int) -> None:
-    """`work` in a process of its own, which never returns; a peer that went away is no error."""
+    """Run `work` in a forked process, which never returns; a lost peer is no error."""
     status = 1
     try:
         with contextlib.suppress(RuntimeError):
@@ -77,9 +77,9 @@ def rank_process(torch: Any, flags: argparse.Namespace, rank: int, store: Path, 
 
 
 def main() -> None:
-    """Fork the ranks, hand signals to the late one, and end with the first that ends."""
+    """Fork the ranks, forward signals to the late one, and end when the first rank ends."""
     flags = parser("gloo", __doc__).parse_args()
-    # Before the ranks are forked, which has it read once instead of by each of them.
+    # Imported before the fork, so that it is loaded once and not by each rank.
     torch = import_torch()
     store, parent = Path(tempfile.mkdtemp(prefix="ingero-gloo-")), os.getpid()
     ranks: list[int] = []

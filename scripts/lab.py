@@ -1,4 +1,4 @@
-"""Components as real processes on this machine, and the questions a person would ask them.
+"""Runs components as real processes on this machine, and queries them as a user would.
 
 Shared by the demos, the end-to-end run and the benches.
 """
@@ -27,40 +27,40 @@ FREE = "127.0.0.1:0"
 
 
 class LabFailed(Exception):
-    """What should have been seen was not; the text says what happened and what to look at."""
+    """An expected observation is missing; the text says what happened and what to check."""
 
 
 @dataclass
 class Lab:
-    """The processes of one run, by role, and the folder of their logs."""
+    """The processes of one run, by role, and the directory of their logs."""
 
     folder: Path
     processes: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
     client: httpx.Client = field(default_factory=lambda: httpx.Client(timeout=5, trust_env=False))
 
     def start(self, name: str, *command: str) -> None:
-        """Start a process; its output goes to a file of its name."""
+        """Start a process; its output goes to a file with its name."""
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         with self.log(name).open("wb") as log:
             self.processes[name] = subprocess.Popen([*MORTAL, *command], stdout=log, stderr=log, env=environment)
 
     def log(self, name: str) -> Path:
-        """Where a process writes."""
+        """The log file of a process."""
         return self.folder / f"{name}.log"
 
     def signal(self, name: str, number: int) -> None:
-        """Signal one of our own processes."""
+        """Send a signal to one process of the run."""
         self.processes[name].send_signal(number)
 
     def check(self) -> None:
-        """Raise when any process has ended by itself, with the last words that it wrote."""
+        """Raise when any process has ended by itself, with the end of its log."""
         for name, process in self.processes.items():
             if process.poll() is not None:
                 words = self.log(name).read_text(errors="replace").strip().splitlines()[-3:]
                 raise LabFailed(f"{name} ended with status {process.returncode}: {' | '.join(words)}")
 
     def wait(self, what: str, done: Callable[[], Any], seconds: float = 60.0) -> float:
-        """Wait until something is so; returns how long it took."""
+        """Wait until a condition holds; returns how long it took."""
         started = time.monotonic()
         while not done():
             self.check()
@@ -70,7 +70,7 @@ class Lab:
         return time.monotonic() - started
 
     def stop(self, *names: str) -> None:
-        """End what is named, or everything that was started."""
+        """End the named processes, or all that were started."""
         ending = [self.processes.pop(name) for name in names or list(reversed(self.processes))]
         for process in ending:
             with contextlib.suppress(ProcessLookupError):
@@ -92,7 +92,7 @@ def _terminated(number: int, _: object) -> None:
 
 @contextlib.contextmanager
 def laboratory(name: str) -> Iterator[Lab]:
-    """A lab in a folder of its own. Everything ends with it, by SIGTERM too; the logs are kept only if it failed."""
+    """A lab in a temporary directory. All processes end with it, also on SIGTERM; logs are kept only on failure."""
     lab = Lab(Path(tempfile.mkdtemp(prefix=f"ingero-{name}-")))
     keep = True
     # Only the main thread may handle signals; the processes of labs in other threads end with the main process.
@@ -125,7 +125,7 @@ class Site:
     ports: dict[str, int] = field(default_factory=dict)
 
     def start_fleet(self, **change: str) -> None:
-        """Fleet on free ports, with these settings beside: paths with `__` for the dots."""
+        """Start Fleet on free ports, with additional settings: paths with `__` for the dots."""
         ports = self.lab.folder / f"{self.cluster}-ports.json"
         settings = {
             "receivers.otlp.protocols": f"{{grpc: {{endpoint: '{FREE}'}}, http: {{endpoint: '{FREE}'}}}}",
@@ -145,19 +145,19 @@ class Site:
         self.ports = json.loads(ports.read_text())
 
     def start(self, role: str, *command: str) -> None:
-        """A process of this site."""
+        """Start a process of this site."""
         self.lab.start(self.name(role), *command)
 
     def name(self, role: str) -> str:
-        """What a process of this site is called; sites may run side by side."""
+        """The name of a process of this site, distinct for each site, as sites may run concurrently."""
         return f"{self.cluster}-{role}"
 
     def file(self, role: str, suffix: str) -> Path:
-        """A file of this site."""
+        """Path of a file of this site."""
         return self.lab.folder / f"{self.name(role)}.{suffix}"
 
     def start_workloads(self, *flags: str) -> None:
-        """A real workload for every node."""
+        """Start a real workload for every node."""
         for node in self.nodes:
             steps = str(self.file(node, "steps"))
             self.start(f"{node}-workload", sys.executable, "-m", "scripts.workload", steps, *flags)
@@ -170,7 +170,7 @@ class Site:
     def start_agents(
         self, warmup: int, *flags: str, watching: Callable[[str], tuple[str, ...]] | None = None
     ) -> None:
-        """An agent over every workload; `watching` says by which flags a node's agent watches it."""
+        """Start an agent for every workload; `watching` gives the flags by which a node's agent watches it."""
         for number, node in enumerate(self.nodes):
             self.start(
                 f"{node}-agent", str(BIN / "ingero-agent"), "fleet-push",
@@ -184,19 +184,19 @@ class Site:
             )  # fmt: skip
 
     def start_sink(self, node: str) -> None:
-        """The sink beside a node's agent."""
+        """Start the sink next to a node's agent."""
         self.start(
             "sink", str(BIN / "ingero-sink"), "--socket-path", str(self.file(node, "sock")),
             "--listen", FREE, "--reconnect-delay", "0.3s", "--ports-file", str(self.file("sink", "json")),
         )  # fmt: skip
 
     def hurt(self, number: int, *nodes: str) -> None:
-        """Signal the workloads of some nodes."""
+        """Send a signal to the workloads of some nodes."""
         for node in nodes:
             self.lab.signal(self.name(f"{node}-workload"), number)
 
     def get(self, port: str, path: str) -> Any:
-        """Ask Fleet; `None` while it cannot answer."""
+        """Query Fleet; `None` while it cannot answer."""
         try:
             answer = self.lab.client.get(f"http://127.0.0.1:{self.ports[port]}{path}")
         except httpx.TransportError:
@@ -205,17 +205,17 @@ class Site:
         return answer.json() if answer.status_code == 200 else None
 
     def picture(self) -> list[dict[str, Any]]:
-        """Every node as Fleet sees it."""
+        """Every node as Fleet reports it."""
         found = self.get("diagnostics", f"/api/v1/nodes?cluster_id={self.cluster}")
         return found["nodes"] if found else []
 
     def named(self) -> set[str]:
-        """Who is a straggler now."""
+        """The names of the present stragglers."""
         found = self.get("threshold", f"/api/v1/stragglers?cluster_id={self.cluster}")
         return {node["node_id"] for node in found["stragglers"]} if found else set()
 
     def ready(self) -> bool:
-        """Every node active, known to the detector and accused of nothing."""
+        """Whether every node is active, known to the detector and not accused."""
         nodes = self.picture()
         return len(nodes) == len(self.nodes) and all(
             node["state"] == "active" and (node["verdict"] or {}).get("state") in ("healthy", "suspected")
@@ -223,11 +223,11 @@ class Site:
         )
 
     def page(self) -> str:
-        """Fleet's findings as Prometheus reads them."""
+        """Fleet's findings as Prometheus scrapes them."""
         return self.lab.client.get(f"http://127.0.0.1:{self.ports['prometheus']}/metrics").text
 
     def sink_lines(self) -> dict[str, float]:
-        """What the sink has booked."""
+        """The events that the sink has recorded."""
         file = self.file("sink", "json")
         if not file.exists():
             return {}
@@ -237,7 +237,7 @@ class Site:
         return {name: float(value) for name, value in found}
 
     def sink_events(self) -> tuple[int, int, int]:
-        """Events that the sink has booked: states, resolved ones, and lines that it could not parse."""
+        """Numbers of events that the sink recorded: states, resolved ones, and lines that it could not parse."""
         lines = self.sink_lines()
         events = [f'ingero_sink_events_total{{type="straggler_{kind}"}}' for kind in ("state", "resolved")]
         state, resolved, wrong = (int(lines.get(name, 0)) for name in (*events, "ingero_sink_parse_errors_total"))

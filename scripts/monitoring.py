@@ -1,4 +1,4 @@
-"""Grafana dashboard, Prometheus recording rules, and alerts with what to do: one table here, printed thrice."""
+"""Grafana dashboard, Prometheus rules and the alerts' runbooks, generated from one table here."""
 
 import json
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ RECORDING = {
     "ingero:rejected_points:rate5m": "sum by (reason) (rate(ingero_fleet_rejected_points_total[5m]))",
     "ingero:pushes:rate5m": "sum by (signal) (rate(ingero_fleet_pushes_total[5m]))",
 }
-"""Recording rules by name."""
+"""Recording rules: expression by name."""
 
 
 @dataclass(frozen=True)
 class Alert:
-    """One alert. `runbook` says what to do; it is the section of its name in docs/alerts.md."""
+    """One alert. `runbook` says what to do; it becomes the alert's section in docs/alerts.md."""
 
     name: str
     expression: str

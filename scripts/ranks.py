@@ -1,8 +1,8 @@
-"""A synchronised job without GPU, root or NCCL: ranks compute, add up a vector over sockets, and push their waits.
+"""A synchronised job without GPU, root or NCCL: ranks compute, all-reduce a vector over sockets, push their waits.
 
 Each rank is a process that computes (sleeps, and multiplies a small matrix), sends its vector to the hub and waits
-for the sum; how long it waited is its point of the collective, pushed to Fleet every second as the trace agent does.
-After SIGUSR1 one rank computes longer. `python -m scripts.ranks --fleet URL` runs until it is ended.
+for the sum. Its waiting time is its data point of the collective, pushed to Fleet every second as the trace agent
+does. After SIGUSR1 one rank computes longer. `python -m scripts.ranks --fleet URL` runs until it is ended.
 """
 
 import argparse
@@ -29,7 +29,7 @@ HEADER = struct.Struct("=B")
 
 
 def receive(stream: socket.socket, size: int) -> bytes:
-    """So many bytes, or an end of the process when the other side is gone."""
+    """Receive exactly so many bytes; ends the process when the peer is gone."""
     parts = bytearray()
     while len(parts) < size:
         part = stream.recv(size - len(parts))
@@ -40,7 +40,7 @@ def receive(stream: socket.socket, size: int) -> bytes:
 
 
 class Pusher(threading.Thread):
-    """Pushes what one rank gathered, in the background."""
+    """Pushes the points of one rank in the background."""
 
     def __init__(self, flags: argparse.Namespace, rank: int) -> None:
         super().__init__(daemon=True)
@@ -48,7 +48,7 @@ class Pusher(threading.Thread):
         self.points: list[tuple[int, float, int]] = []
 
     def run(self) -> None:
-        """Until the process ends; ranks push at different moments."""
+        """Push until the process ends; ranks push at different moments."""
         time.sleep(PUSH_SECONDS * self.rank / self.flags.ranks)
         while True:
             time.sleep(PUSH_SECONDS)
@@ -57,7 +57,7 @@ class Pusher(threading.Thread):
                 self._post(taken)
 
     def _post(self, points: list[tuple[int, float, int]]) -> None:
-        """One export. What Fleet does not take is lost."""
+        """Send one export. Points that Fleet does not accept are lost."""
         flags = self.flags
         common = [
             {"key": attributes.NCCL_OP_TYPE, "value": {"stringValue": "ncclAllReduce"}},
@@ -85,13 +85,13 @@ class Pusher(threading.Thread):
 
 
 def run_first() -> None:
-    """Come before other programs where it may: the steps stand for a GPU's work, which those do not slow down."""
+    """Raise the priority where permitted: steps stand for a GPU's work, which other programs do not slow down."""
     with contextlib.suppress(PermissionError):
         os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1))
 
 
 def work(flags: argparse.Namespace, rank: int, hub: socket.socket) -> None:
-    """One rank, until the hub is gone."""
+    """Run one rank until the hub is gone."""
     run_first()
     pusher, noise = Pusher(flags, rank), random.Random(rank)
     pusher.start()
@@ -114,7 +114,7 @@ def work(flags: argparse.Namespace, rank: int, hub: socket.socket) -> None:
 
 
 def add_up(ranks: list[socket.socket]) -> None:
-    """The hub: a sum once every rank has come, and whether one is to be late; who is told first goes round."""
+    """The hub: when every rank has arrived it sends the sum, and whether a rank is to be late; the order rotates."""
     hurt = [False]
     signal.signal(signal.SIGUSR1, lambda *_: hurt.__setitem__(0, True))
     signal.signal(signal.SIGUSR2, lambda *_: hurt.__setitem__(0, False))
@@ -148,7 +148,7 @@ def parser(prog: str, words: str | None) -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Fork the ranks and add up what they send."""
+    """Fork the ranks and serve as their hub."""
     flags = parser("ranks", __doc__).parse_args()
     ends: list[socket.socket] = []
     for rank in range(flags.ranks):

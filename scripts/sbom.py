@@ -1,6 +1,6 @@
-"""What is in an image, as CycloneDX JSON on standard output: Python distributions and Debian packages.
+"""Prints the contents of an image as CycloneDX JSON: Python distributions and Debian packages.
 
-Run by the image's own interpreter (`make images` does), so that it lists what is really there.
+`make images` runs it with the image's own interpreter, so that it lists what is actually installed.
 """
 
 import json
@@ -10,7 +10,7 @@ from pathlib import Path
 
 
 def python_components() -> list[dict[str, str]]:
-    """Installed distributions."""
+    """Installed Python distributions."""
     found = {(item.metadata["Name"].lower().replace("_", "-"), item.version) for item in distributions()}
     return [
         {"type": "library", "name": name, "version": version, "purl": f"pkg:pypi/{name}@{version}"}
@@ -19,7 +19,7 @@ def python_components() -> list[dict[str, str]]:
 
 
 def debian_components(status: Path = Path("/var/lib/dpkg/status")) -> list[dict[str, str]]:
-    """Installed packages."""
+    """Installed Debian packages."""
     if not status.exists():
         return []
     found = []

@@ -1,9 +1,9 @@
-"""A real synchronised job in which one rank comes late, and whom Fleet names for it.
+"""Runs real synchronised jobs in which one rank is late, and reports which rank Fleet names.
 
 Where this machine can be traced (root, BTF, BCC, a C compiler) the ranks are unmodified processes over libraries with
-NCCL's and CUDA's names, whose wait is a barrier over all ranks; `ingero-agent trace` sees them through eBPF and tells
-Fleet. Elsewhere the ranks of `scripts.ranks` add up vectors over sockets and tell Fleet themselves; so do those of
-`scripts.gloo`, which are processes of PyTorch.
+NCCL's and CUDA's names, whose wait is a barrier over all ranks; `ingero-agent trace` observes them through eBPF and
+pushes to Fleet. Elsewhere the ranks of `scripts.ranks` all-reduce vectors over sockets and push to Fleet themselves;
+so do those of `scripts.gloo`, which are PyTorch processes.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Plan:
 
 @dataclass
 class Outcome:
-    """How it went: seconds from the first late step to the verdict, `None` without one, and ranks named wrongly."""
+    """The outcome: seconds from the first late step to the verdict, `None` without one, and wrongly named ranks."""
 
     seconds: float | None = None
     wrong: set[int] = field(default_factory=set)
@@ -62,7 +62,7 @@ class RunningJob:
 
 
 def can_trace() -> bool:
-    """Whether the trace agent works on this machine, by its own word, and C can be compiled."""
+    """Whether the trace agent reports that it works on this machine, and C can be compiled."""
     if shutil.which("cc") is None:
         return False
     try:
@@ -72,7 +72,7 @@ def can_trace() -> bool:
 
 
 class Jobs:
-    """Starts jobs, one after the other, beside one Fleet and, where it can be, one tracer."""
+    """Starts jobs, one after the other, with one Fleet and, where tracing is possible, one tracer."""
 
     def __init__(self, site: Site, plan: Plan, traced: bool, gloo: bool = False) -> None:
         self.site, self.plan, self.traced, self.gloo = site, plan, traced, gloo
@@ -81,7 +81,7 @@ class Jobs:
         self._count = 0
 
     def start(self) -> None:
-        """Build the job and start the tracer, if it is to be traced."""
+        """Build the job and start the tracer, if the job is to be traced."""
         if not self.traced:
             return
         folder, site = self.site.lab.folder, self.site
@@ -99,7 +99,7 @@ class Jobs:
 
     @contextlib.contextmanager
     def run(self) -> Iterator[RunningJob]:
-        """One job, running; nobody is late yet."""
+        """Start one job; no rank is late yet."""
         with self._traced() if self.traced else self._told() as running:
             yield running
 
@@ -132,12 +132,12 @@ class Jobs:
             site.lab.stop(site.name("job"))
 
     def communicator(self, comm: str) -> dict[str, Any]:
-        """What Fleet says about a communicator; empty before it knows of it."""
+        """Fleet's report on a communicator; empty before Fleet knows it."""
         found = self.site.get("diagnostics", f"/api/v1/collectives?cluster_id={self.site.cluster}&limit=10000") or {}
         return next((item for item in found.get("communicators", []) if item["comm"] == comm), {})
 
     def watch(self, settle: float, linger: float = 0.0) -> Outcome:
-        """One job: `settle` seconds with nobody late, then until Fleet names the late rank, and `linger` seconds."""
+        """Run one job: `settle` seconds without a late rank, then until Fleet names it, then `linger` seconds."""
         plan = self.plan
         with self.run() as running:
             _, early = self._follow(running.comm, settle)
@@ -147,7 +147,7 @@ class Jobs:
             return Outcome(seconds, early | ((named | after) - {plan.late}), self._why(running.comm))
 
     def _follow(self, comm: str, seconds: float, wanted: int | None = None) -> tuple[float | None, set[int]]:
-        """Everybody accused within so many seconds; ends when it is the wanted one, and says after how many."""
+        """All ranks accused within so many seconds; ends early, with the time, when the wanted one is named."""
         begun, named = time.monotonic(), set[int]()
         while (passed := time.monotonic() - begun) < seconds:
             self.site.lab.check()
@@ -160,6 +160,6 @@ class Jobs:
         return None, named
 
     def _why(self, comm: str) -> str:
-        """Fleet's own words on the culprit."""
+        """Fleet's explanation of the verdict on the straggler."""
         found = self.site.get("diagnostics", f"/api/v1/collectives?cluster_id={self.site.cluster}") or {}
         return next((str(item["why"]) for item in found.get("culprits", []) if item["comm"] == comm), "")

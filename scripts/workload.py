@@ -1,7 +1,7 @@
-"""A job without a GPU: matrix products at a steady pace, one step after the other, counted in a file.
+"""A job without a GPU: matrix products at a steady rate, one step after the other, counted in a file.
 
-SIGUSR1 takes it to `--slow` of its speed, SIGUSR2 brings it back; SIGALRM begins a leak of `--leak` a second.
-It stands for a GPU's work, which other programs on the processors do not slow down: where it may, it runs first.
+SIGUSR1 slows it to `--slow` of its speed, SIGUSR2 restores it; SIGALRM starts a decline of `--leak` a second.
+It stands for a GPU's work, which other programs on the CPU do not slow down, so it raises its priority if permitted.
 `python -m scripts.workload FILE` runs until it is ended.
 """
 
@@ -16,7 +16,7 @@ import numpy as np
 
 
 def main() -> None:
-    """Work until ended; the parent's end ends it too."""
+    """Work until ended; it also ends with its parent."""
     parser = argparse.ArgumentParser(prog="workload", description=__doc__)
     parser.add_argument("file", type=Path, help="file to count the steps in")
     parser.add_argument("--steps", type=float, default=40.0, help="steps a second (default 40)")

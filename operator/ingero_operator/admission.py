@@ -1,7 +1,7 @@
-"""Whether an admission policy bounds what this account may write to nodes.
+"""Checks that an admission policy limits what this account may write to nodes.
 
-An overlay, another account or a policy that was never applied leaves the operator with a role that sees no fields. So
-the API server is asked itself: a dry run of a write that the policy must refuse.
+Roles cannot restrict fields, and an overlay, another account or a policy that was never applied would leave only the
+role. So the operator asks the API server: it sends a dry run of a write that the policy must refuse.
 """
 
 import math
@@ -19,23 +19,23 @@ log = get(__name__)
 HOLDS_SECONDS: Final = 600.0
 MISSING_SECONDS: Final = 5.0
 FORBIDDEN: Final = {"metadata": {"annotations": {f"{GROUP}/may-not-be-written": "a dry run of the operator"}}}
-"""What every guard refuses, and what would do no harm."""
+"""A write that the policy always refuses, and that would do no harm."""
 
 
 @dataclass
 class NodePolicyProbe:
-    """Remembers what the API server answered."""
+    """Performs the check and caches its result."""
 
     api: ApiClient
     clock: Clock
     needed: bool = True
-    """Off: whoever started the operator wants no guard."""
+    """False: the operator was started with `--no-node-guard`."""
     missing: str = ""
-    """Why the policy is not in force, after a dry run that was let through; empty otherwise."""
+    """Why the policy is not in force, after a dry run that was admitted; empty otherwise."""
     _asked: float = -math.inf
 
     async def in_force(self, node: str) -> bool:
-        """Whether a node may be tainted. The result is kept for a while; no answer counts as no."""
+        """Whether a node may be tainted. The result is cached for a while; without a response it is no."""
         rest = MISSING_SECONDS if self.missing else HOLDS_SECONDS
         if not self.needed or self.clock() - self._asked < rest:
             return not self.missing

@@ -1,4 +1,4 @@
-"""The only module that talks to the API server: a few verbs, one kind of error, every request bounded and counted."""
+"""The client of the API server, and the only one: a few verbs, one error type, every request bounded and counted."""
 
 import asyncio
 import time
@@ -17,17 +17,17 @@ from ingero_operator.kinds import Kind, Manifest
 
 REQUEST_SECONDS: Final = 30.0
 CHUNK: Final = 500
-"""Objects of one page of a list."""
+"""Objects per page of a list."""
 RENEW_SECONDS: Final = 5.0
 """Least time between two renewals of the credentials."""
 TOKEN_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _TYPED: Final = "failed to create typed patch object"
-"""The API server's message, with a status of 500, for an applied object that does not fit its schema."""
+"""The API server's message, with status 500, for an applied object that violates its schema."""
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
 
 
 class ApiError(Exception):
-    """An answer that is not success. `status` 0: no answer at all."""
+    """A response other than success. `status` 0: no response at all."""
 
     def __init__(self, status: int, reason: str, message: str) -> None:
         super().__init__(message)
@@ -37,12 +37,12 @@ class ApiError(Exception):
 
     @property
     def not_found(self) -> bool:
-        """There is no such object, or no such kind."""
+        """Whether the object, or its kind, does not exist."""
         return self.status == 404
 
     @property
     def transient(self) -> bool:
-        """Worth another try without anybody changing anything."""
+        """Whether a retry may succeed without any change by a user."""
         return self.status in (0, 409, 429) or (self.status >= 500 and _TYPED not in self.message)
 
 
@@ -89,7 +89,7 @@ class ApiClient:
         return headers
 
     async def _renew_token(self, refused: str | None) -> bool:
-        """Take a new token after a 401, as from an exec plugin; whether there is another one than `refused`."""
+        """Get a new token after a 401, for example from an exec plugin; whether there is one other than `refused`."""
         if self._renew is None:
             return False
         async with self._renewing:
@@ -152,7 +152,7 @@ class ApiClient:
     async def every(
         self, kind: Kind, *, selector: str | None = None, metadata_only: bool = False
     ) -> AsyncIterator[Manifest]:
-        """Every object of a kind in the namespaces that are looked at, in pieces; the kind is filled in."""
+        """Every object of a kind in the watched namespaces, page by page; the kind is filled in."""
         for namespace in (kind.namespaced and self._namespaces) or (None,):
             async for page in self.pages(kind, namespace=namespace, selector=selector, metadata_only=metadata_only):
                 for item in page.get("items") or []:
@@ -162,7 +162,7 @@ class ApiClient:
     async def pages(
         self, kind: Kind, *, namespace: str | None = None, selector: str | None = None, metadata_only: bool = False
     ) -> AsyncIterator[Manifest]:
-        """A collection, in pages. All of them are of the same version, which the first one's metadata names."""
+        """A collection, in pages. All pages are of one version, which the metadata of the first page names."""
         query = {"limit": str(CHUNK), **({"labelSelector": selector} if selector else {})}
         while True:
             page = await self.request(
@@ -202,7 +202,7 @@ class ApiClient:
             raise _unreachable(error) from None
 
     async def apply(self, kind: Kind, manifest: Manifest) -> Manifest:
-        """Server-side apply: what we render is ours, what others add stays theirs."""
+        """Server-side apply: the operator owns the fields that it renders; fields that others added stay."""
         metadata = manifest["metadata"]
         return await self.request(
             "PATCH", kind.path(metadata.get("namespace"), metadata["name"]),
@@ -213,7 +213,7 @@ class ApiClient:
         self, kind: Kind, namespace: str | None, name: str, patch: Manifest, sub: str | None = None, *,
         dry_run: bool = False,
     ) -> Manifest:  # fmt: skip
-        """JSON merge patch; a dry run is admitted or refused like any other, and not stored."""
+        """JSON merge patch; a dry run passes admission like any other patch, and is not stored."""
         query = {"fieldManager": MANAGER, **({"dryRun": "All"} if dry_run else {})}
         return await self.request(
             "PATCH", kind.path(namespace, name, sub), query=query, body=patch, content="application/merge-patch+json"
@@ -227,16 +227,16 @@ class ApiClient:
         )  # fmt: skip
 
     async def create(self, kind: Kind, namespace: str | None, manifest: Manifest) -> Manifest:
-        """Make an object."""
+        """Create an object."""
         return await self.request("POST", kind.path(namespace), query={"fieldManager": MANAGER}, body=manifest)
 
     async def replace(self, kind: Kind, namespace: str | None, manifest: Manifest, seconds: float) -> Manifest:
-        """Replace an object as it was read: its resourceVersion guards it."""
+        """Replace an object; its resourceVersion guards against writes since it was read."""
         path = kind.path(namespace, manifest["metadata"]["name"])
         return await self.request("PUT", path, query={"fieldManager": MANAGER}, body=manifest, seconds=seconds)
 
     async def delete(self, kind: Kind, namespace: str | None, name: str, uid: str) -> None:
-        """Delete exactly this object; one that is gone is fine."""
+        """Delete exactly this object; succeeds if it is already gone."""
         body = {"preconditions": {"uid": uid}, "propagationPolicy": "Background"}
         try:
             await self.request("DELETE", kind.path(namespace, name), body=body)

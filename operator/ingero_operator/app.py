@@ -1,4 +1,4 @@
-"""The wiring of the operator: settings in; API server, cache, queue, reconcilers and metrics out."""
+"""The wiring of the operator: from the settings to API client, cache, queue, reconcilers and metrics."""
 
 import asyncio
 import contextlib
@@ -57,7 +57,7 @@ ENDINGS: Final = {
     "kopf": "kopf has stopped watching the cluster; what it logged before says why",
     "work queue": "the work queue has stopped",
 }
-"""What it means when a task without an end returns: the operator watches, leads or works no longer."""
+"""What it means when an endless task returns: the operator no longer watches, leads or works."""
 
 
 class Operator:
@@ -108,7 +108,7 @@ class Operator:
         self._active = self._prepared = False
 
     def leads(self) -> bool:
-        """Whether this replica may still write to nodes: it renewed its Lease a moment ago."""
+        """Whether this replica may still write to nodes: it renewed its Lease recently."""
         return not self.config.leader_election or self.elector.leads(self.config.lease_duration * 8 / 15)
 
     def healthy(self) -> bool:
@@ -116,11 +116,11 @@ class Operator:
         return time.monotonic() - self._last_beat < 30 and self.resync.behind == 0
 
     async def run(self, ended: asyncio.Event) -> None:
-        """Stand by, lead, work; returns on a clean stop and raises `RestartRequired` otherwise."""
+        """Stand by, then lead and work; returns on a clean stop and raises `RestartRequired` otherwise."""
         runner = await self._listen()
         heart = asyncio.create_task(self.tasks.keep("heartbeat", self._heartbeat))
         try:
-            await _first(ended.wait(), self._prepare())  # a standby fails on what would end a leader
+            await _first(ended.wait(), self._prepare())  # a standby also fails on what would stop a leader
             if self.config.leader_election and not ended.is_set():
                 await _first(ended.wait(), self.elector.acquire())
             if not ended.is_set():
@@ -152,7 +152,7 @@ class Operator:
             tasks["leader election"] = asyncio.create_task(self.elector.keep())
         try:
             await _first(kopf_ready.wait(), *tasks.values())
-            _on_signals(ended.set)  # kopf has taken them for itself
+            _on_signals(ended.set)  # kopf has replaced the signal handlers
             tasks["first list"] = asyncio.create_task(self._list_all())
             await _first(*tasks.values())
             if tasks["first list"].done():
@@ -192,7 +192,7 @@ class Operator:
                 await asyncio.sleep(self.config.lease_duration * 2 / 15)
 
     async def _check_cluster(self) -> None:
-        """Read what the cluster offers; both of our own kinds must be there."""
+        """Read what the cluster offers; both kinds of the operator must exist."""
         for kind in (FLEET_CLUSTER, ECHO_STORE):
             if not await self.api.serves(kind):
                 raise RestartRequired(f"the API server does not serve {kind.plural}.{kind.group}: apply crds/ first")
@@ -213,7 +213,7 @@ class Operator:
         )
 
     async def reconcile(self, key: OwnerKey) -> float | None:
-        """Reconcile one resource. An error that ends the reconcile is shown in its conditions, unless it is transient
+        """Reconcile one resource. An error that ends the reconcile appears in its conditions, unless it is transient
         and occurs for the first time."""
         try:
             return await (self.fleets if key[0] == "FleetCluster" else self.stores).reconcile(key)
@@ -276,7 +276,7 @@ class Operator:
 
 
 def ending(name: str, task: asyncio.Task[Any]) -> str:
-    """Why a task has ended that should have gone on."""
+    """Why an endless task has ended."""
     if task.cancelled():
         return "it was cancelled"
     failure = task.exception()
@@ -290,8 +290,10 @@ def _on_signals(action: Callable[[], None]) -> None:
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancel tasks, and again those that swallowed the cancellation, as libraries do when something else ends at the
-    same moment: a leader that kept renewing its Lease and did nothing would block the next one."""
+    """Cancel tasks, and again those that swallowed the cancellation.
+
+    Libraries swallow it when something else ends at the same moment. A leader that kept renewing its Lease and did
+    nothing would block the next one."""
     left = set(tasks)
     for _ in range(STOP_TRIES):
         for task in left:
@@ -300,11 +302,11 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
             over, left = await asyncio.wait(left, timeout=STOP_SECONDS / STOP_TRIES)
             for task in over:
                 if not task.cancelled():
-                    task.exception()  # its waiter has logged it
+                    task.exception()  # the awaiting task has logged it
 
 
 async def _first(*waiting: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> None:
-    """Wait until the first is done; those that were given as coroutines are cancelled then."""
+    """Wait until the first is done; then cancel those that were passed as coroutines."""
     own = [asyncio.create_task(item) for item in waiting if asyncio.iscoroutine(item)]
     given = [item for item in waiting if isinstance(item, asyncio.Task)]
     await asyncio.wait([*own, *given], return_when=asyncio.FIRST_COMPLETED)

@@ -20,9 +20,9 @@ from ingero_operator.untrusted_http import NoResponse, explain, open_session, ss
 log = get(__name__)
 
 WAITING: Final = 1000
-"""Records that may wait; the newest are lost beyond."""
+"""Most queued records; further ones are dropped."""
 KEPT_SECONDS: Final = 900.0
-"""How long a record is tried. What is lost is still on the node, in its Events and in the status."""
+"""How long a record is retried. The node, its Events and the status have the facts of a lost record."""
 SEND_SECONDS: Final = 5.0
 AT_ONCE: Final = 8
 
@@ -34,7 +34,7 @@ class OtlpTarget:
     url: str
     token: str | None = None
     authority: str | None = None
-    """PEM of who signed its certificate."""
+    """PEM of the CA that signed its certificate."""
 
 
 @dataclass
@@ -47,7 +47,7 @@ class _Waiting:
 
 @dataclass
 class AuditExporter:
-    """A bounded line of records, each tried until it is taken or too old."""
+    """A bounded queue of records, each retried until it is accepted or too old."""
 
     clock: Clock
     backoff: Backoff = field(default_factory=lambda: Backoff(first=1.0, longest=60.0))
@@ -63,7 +63,7 @@ class AuditExporter:
         return len(self._line)
 
     def export(self, target: OtlpTarget, request: dict[str, Any]) -> None:
-        """Send a request for logs soon; never waits."""
+        """Queue an export request for logs; never waits."""
         if len(self._line) >= WAITING:
             self._lose("too many wait")
             return
@@ -128,7 +128,7 @@ class AuditExporter:
             self._again(item, f"Fleet answers {status}")
 
     def _again(self, item: _Waiting, why: str) -> None:
-        """Try a record later, unless it is too old by then."""
+        """Retry a record later, unless it is too old by then."""
         delay = self.backoff.delay(item.tries)
         item.tries += 1
         if self.clock() + delay > item.until:

@@ -1,4 +1,4 @@
-"""Watched objects, kept small as JSON text and found by name and by owner. Pure."""
+"""Cache of watched objects: kept small as JSON text, found by name and by owner. Pure."""
 
 import math
 from collections import OrderedDict, defaultdict
@@ -19,13 +19,13 @@ OwnerKey = ObjectKey
 WORKLOADS: Final = frozenset({"Deployment", "DaemonSet", "StatefulSet"})
 _STATUS_KEPT: Final = WORKLOADS | {"FleetCluster", "EchoStore", "PersistentVolumeClaim"}
 _GONE_KEPT: Final = 4096
-"""Deleted objects that are remembered, so that a belated event or answer does not bring them back."""
+"""Number of deleted objects that are remembered, so that a late event or response does not restore them."""
 _LAST_APPLIED: Final = "kubectl.kubernetes.io/last-applied-configuration"
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One object: its version, and what is kept of it as text."""
+    """One object: its version, and the part of it that is kept, as text."""
 
     version: int
     uid: str
@@ -42,8 +42,10 @@ def key_of(kind: str, body: Manifest) -> ObjectKey:
 
 
 def owner_of(kind: str, body: Manifest) -> OwnerKey | None:
-    """The resource that a child belongs to: by its controller reference; a claim, and an orphaned proof, which nobody
-    else may have written, also by their labels."""
+    """The resource that a child belongs to, by its controller reference.
+
+    A claim and an orphaned proof are also recognised by their labels: only the operator may write a proof.
+    """
     metadata = body["metadata"]
     for reference in metadata.get("ownerReferences", []):
         if reference.get("controller") and str(reference.get("apiVersion", "")).startswith(f"{GROUP}/"):
@@ -63,7 +65,7 @@ def controller_uid(body: Manifest) -> str | None:
 
 
 def slim(kind: str, body: Manifest) -> Manifest:
-    """What the operator reads of an object."""
+    """The part of an object that the operator reads."""
     metadata = {key: value for key, value in body["metadata"].items() if key != "managedFields"}
     if _LAST_APPLIED in metadata.get("annotations", {}):
         metadata["annotations"] = {k: v for k, v in metadata["annotations"].items() if k != _LAST_APPLIED}
@@ -72,17 +74,17 @@ def slim(kind: str, body: Manifest) -> Manifest:
 
 
 class Cache:
-    """Objects by key. Older versions never replace newer ones, in whatever order they come."""
+    """Objects by key. An older version never replaces a newer one, in whatever order they arrive."""
 
     def __init__(self) -> None:
         self._entries: dict[ObjectKey, Entry] = {}
         self._children: dict[OwnerKey, set[ObjectKey]] = defaultdict(set)
         self._kinds: dict[str, set[ObjectKey]] = defaultdict(set)
         self._gone: OrderedDict[str, float] = OrderedDict()
-        """Uids of what went, and the version at which it did."""
+        """Uids of deleted objects, and the version at which each was deleted."""
 
     def put(self, kind: str, body: Manifest) -> bool:
-        """Take an object over; says whether that was news."""
+        """Store an object; returns whether it changed the cache."""
         key = key_of(kind, body)
         version, uid = _version(body), str(body["metadata"].get("uid", ""))
         before = self._entries.get(key)
@@ -98,7 +100,7 @@ class Cache:
         return True
 
     def drop(self, kind: str, body: Manifest) -> bool:
-        """Forget a deleted object, unless a newer one of that name is there already.
+        """Remove a deleted object, unless a newer one of that name is already there.
 
         An object that loses the watched label is reported as deleted too, with its new version.
         """
@@ -112,7 +114,7 @@ class Cache:
         return True
 
     def drop_key(self, key: ObjectKey) -> bool:
-        """Forget an object for good: the API server does not have it."""
+        """Remove an object that the API server does not have."""
         entry = self._forget(key)
         if entry and entry.uid:
             self._bury(entry.uid, math.inf)
@@ -151,8 +153,8 @@ class Cache:
         return entry.owner if entry else None
 
     def children(self, owner: OwnerKey, uid: str) -> dict[tuple[str, str], Manifest]:
-        """Fresh copies of everything that belongs to a resource, by kind and name; not what an earlier one of that
-        name left behind."""
+        """Fresh copies of all children of a resource, by kind and name, without those that an earlier resource of
+        that name left."""
         return {
             (key[0], key[2]): orjson.loads(self._entries[key].text)
             for key in sorted(self._children.get(owner, ()))
@@ -160,7 +162,7 @@ class Cache:
         }
 
     def leftovers(self, owner: OwnerKey, uid: str) -> list[Manifest]:
-        """Fresh copies of what an earlier resource of that name left behind."""
+        """Fresh copies of the children that an earlier resource of that name left."""
         return [
             orjson.loads(self._entries[key].text)
             for key in sorted(self._children.get(owner, ()))
@@ -168,7 +170,7 @@ class Cache:
         ]
 
     def fingerprint(self, owner: OwnerKey) -> tuple[tuple[ObjectKey, int], ...]:
-        """Changes whenever anything that belongs to a resource does."""
+        """A value that changes whenever a child of the resource changes."""
         return tuple((key, self._entries[key].version) for key in sorted(self._children.get(owner, ())))
 
     def keys(self, kind: str) -> Iterator[ObjectKey]:

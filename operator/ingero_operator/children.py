@@ -1,4 +1,4 @@
-"""Applying a plan, child by child, and reporting what prevented it."""
+"""Applies a plan, child by child, and reports what prevented an action."""
 
 import time
 from collections import defaultdict, deque
@@ -21,16 +21,16 @@ log = get(__name__)
 CONTEST_SECONDS: Final = 600.0
 CONTEST_TIMES: Final = 3
 PASS_SECONDS: Final = 10.0
-"""How long one pass goes on after a failure: requests that hang must not keep a resource from its other work."""
+"""How long one pass continues after a failure: hanging requests must not block the resource's other work."""
 
 
 @dataclass
 class Outcome:
-    """What was applied of a plan; what failed of it is in `Failures`."""
+    """The actions of a plan that were applied; those that failed are in `Failures`."""
 
     done: list[Action] = field(default_factory=list)
     waiting: str = ""
-    """What has to be deleted first, as a sentence; nothing when nothing has to."""
+    """What has to be deleted first, as a sentence; empty when there is nothing to wait for."""
 
     def events(self) -> list[Event]:
         """Events about what was applied."""
@@ -46,7 +46,7 @@ class Outcome:
         return events
 
     def progress(self) -> str:
-        """What is under way, as a sentence; nothing when nothing is."""
+        """What is in progress, as a sentence; empty when nothing is."""
         if self.waiting or not self.done:
             return self.waiting
         first = self.done[0]
@@ -55,28 +55,28 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class ChildPlan:
-    """What to do to the children of a resource; nothing when they are as they should be."""
+    """The actions on the children of a resource; none when they are as they should be."""
 
     actions: list[Action] = field(default_factory=list)
     first: ChildKey | None = None
-    """The child whose action comes first; the rest is not done without it."""
+    """The child whose action comes first; the others are skipped unless it succeeds."""
     clear: bool = False
-    """An earlier resource of the same name left children behind, which must go before anything is made."""
+    """Whether an earlier resource of the same name left children, which must be deleted before any create."""
 
 
 class Attempt(Enum):
-    """What became of one action."""
+    """The result of one action."""
 
     SUCCEEDED = "succeeded"
-    """The child is as it should be, because of this action or already before."""
+    """The child is as it should be, because of this action or already before it."""
     FAILED = "failed"
-    """It is blocked, was refused, or waits for its next try."""
+    """The action is blocked, was refused, or waits for its retry."""
     UNREACHABLE = "unreachable"
     """The API server did not answer."""
 
 
 class ChildBlocked(Exception):
-    """Something that is no error of the API server prevents an action."""
+    """Something other than an error of the API server prevents an action."""
 
     def __init__(self, error: ReconcileError) -> None:
         super().__init__(error.message)
@@ -84,7 +84,7 @@ class ChildBlocked(Exception):
 
 
 class ChildApplier:
-    """Writes children. The cache learns from every response, so that our own writes cause no further reconcile."""
+    """Writes children. Every response updates the cache, so that the operator's own writes cause no reconcile."""
 
     def __init__(self, api: ApiClient, cache: Cache, failures: Failures) -> None:
         self._api = api
@@ -104,7 +104,7 @@ class ChildApplier:
         failures.retain(owner, Kind.CHILD, {_target(action) for action in plan.actions})
 
         def order(action: Action) -> tuple[bool, bool]:
-            # What failed last time comes last: a write that hangs delays no other.
+            # Actions that failed last time come last: a write that hangs delays no other.
             return (action.kind, action.name) != plan.first, failures.failed(owner, _operation(action))
 
         for action in sorted(plan.actions, key=order):
@@ -143,10 +143,10 @@ class ChildApplier:
         return Attempt.SUCCEEDED
 
     async def _clear(self, owner: OwnerKey, uid: str) -> Outcome:
-        """Delete what an earlier resource of that name left behind.
+        """Delete the children that an earlier resource of that name left.
 
-        The garbage collector would do it too, but only minutes later where it does not know our kinds yet. Claims
-        are left to it: no data is deleted here.
+        The garbage collector does it too, but minutes later where it does not know the operator's kinds yet. Claims
+        are left to the garbage collector: no data is deleted here.
         """
         left = self._cache.leftovers(owner, uid)
         live = await self._api.get(BY_NAME[owner[0]], owner[1], owner[2])
@@ -161,7 +161,7 @@ class ChildApplier:
         return Outcome(waiting=f"{names} of an earlier {owner[0]} of this name must go first")
 
     async def _apply(self, owner: OwnerKey, uid: str, action: Action) -> Action | None:
-        """The action as it was applied; `None` when the child is as it should be already. Raises `ChildBlocked` and
+        """The action as it was applied; `None` when the child is already as it should be. Raises `ChildBlocked` and
         `ApiError`."""
         kind, namespace = BY_NAME[action.kind], owner[1]
         if action.verb == "delete":
@@ -170,7 +170,7 @@ class ChildApplier:
         if action.verb == "create":
             found = await self._api.get(kind, namespace, action.name)
             if found is not None:
-                # Ours, but not in the cache: it lost the label that is watched, or the watch is late.
+                # The resource's child, but not in the cache: it lost the watched label, or the watch is late.
                 self._require_ours(owner, uid, action, found)
                 differs = difference(action.manifest, found)
                 if differs is None:
@@ -182,7 +182,7 @@ class ChildApplier:
         response = await self._api.apply(kind, action.manifest)
         if repairs is not None:
             repairs.append(time.monotonic())
-        if kind is not SERVICE_MONITOR:  # not watched, so that the cache would never learn of its deletion
+        if kind is not SERVICE_MONITOR:  # not watched, so the cache would never learn of its deletion
             self._cache.put(action.kind, response)
         return action
 
@@ -191,7 +191,7 @@ class ChildApplier:
         found.setdefault("kind", action.kind)
         ours = owner_of(action.kind, found) == owner
         if ours and action.kind != SERVICE_MONITOR.name:
-            self._cache.put(action.kind, found)  # a child of an earlier resource is cleared by the next try
+            self._cache.put(action.kind, found)  # the next attempt deletes a child of an earlier resource
         if ours and controller_uid(found) in (None, uid):
             return
         if ours or "deletionTimestamp" in found["metadata"]:
@@ -205,7 +205,7 @@ class ChildApplier:
         raise ChildBlocked(ReconcileError(reason, message))
 
     def _repairs_of(self, owner: OwnerKey, action: Action) -> deque[float] | None:
-        """When this difference was repaired before; `None` when it comes from a change of our own."""
+        """The times at which this difference was repaired before; `None` when the operator itself caused it."""
         live = self._cache.get((action.kind, owner[1], action.name)) or {"metadata": {}}
         ours = action.manifest["metadata"]["annotations"].get(SPEC_HASH)
         if live["metadata"].get("annotations", {}).get(SPEC_HASH) != ours:
@@ -229,8 +229,8 @@ class ChildApplier:
     async def service_monitors(
         self, owner: OwnerKey, suffixes: tuple[str, ...], served: bool
     ) -> dict[ChildKey, Manifest]:
-        """The ServiceMonitors of a resource. They are read when children are compared and not watched, because their
-        kind may come and go."""
+        """The ServiceMonitors of a resource. They are read when children are compared, and not watched, because their
+        CRD may come and go."""
         reading, found = Operation(Kind.READ, "ServiceMonitors"), dict[ChildKey, Manifest]()
         if not served:
             self._failures.resolve(owner, reading)
@@ -243,7 +243,7 @@ class ChildApplier:
         return found
 
     def forget(self, owner: OwnerKey) -> None:
-        """Drop what is known of a resource that is gone."""
+        """Drop the state of a deleted resource."""
         for key in [key for key in self._repairs if key[0] == owner]:
             del self._repairs[key]
         self._failures.forget(owner)

@@ -1,4 +1,4 @@
-"""Standard conditions: built as values, merged so that a transition time moves only when the status flips."""
+"""Standard conditions: built as values, and merged so that a transition time changes only with the status."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from ingero_operator.kinds import Manifest
 
 Status = Literal["True", "False", "Unknown"]
 PRESENT_ONLY_WHEN_TRUE: Final = ("Reconciling", "Stalled")
-"""The pair that kstatus reads: tools take their mere presence as news."""
+"""The pair that kstatus reads. Tools react to their mere presence, so they exist only while True."""
 
 
 @dataclass(frozen=True)
 class Condition:
-    """One thing that is so, or is not, or is not known, and why."""
+    """One condition: True, False or Unknown, and why."""
 
     type: str
     status: Status
@@ -22,29 +22,29 @@ class Condition:
 
     @property
     def holds(self) -> bool:
-        """Whether it is so."""
+        """Whether the condition is True."""
         return self.status == "True"
 
 
 def yes(kind: str, reason: str, message: str) -> Condition:
-    """It is so."""
+    """A condition that is True."""
     return Condition(kind, "True", reason, message)
 
 
 def no(kind: str, reason: str, message: str) -> Condition:
-    """It is not so."""
+    """A condition that is False."""
     return Condition(kind, "False", reason, message)
 
 
 def unknown(kind: str, reason: str, message: str) -> Condition:
-    """It is not known."""
+    """A condition that is Unknown."""
     return Condition(kind, "Unknown", reason, message)
 
 
 def merged(
     conditions: Iterable[Condition], before: Iterable[Mapping[str, Any]], generation: int, now: str
 ) -> list[Manifest]:
-    """Conditions as they are stored: `before` lends its transition times."""
+    """Conditions as they are stored; an unchanged status keeps its transition time from `before`."""
     old = {item.get("type"): item for item in before}
     out: list[Manifest] = []
     for condition in conditions:
@@ -68,7 +68,7 @@ def merged(
 
 
 def worst(conditions: Iterable[Condition]) -> Condition | None:
-    """The finding that a person should read first: stalled, degraded, then a part that is not there, then work."""
+    """The condition that a user should read first: stalled, degraded, then a missing part, then work in progress."""
     by_type = {condition.type: condition for condition in conditions}
     for kind in ("Stalled", "Degraded"):
         if kind in by_type and by_type[kind].holds:

@@ -1,4 +1,4 @@
-"""What the reconcilers share, one part for each purpose."""
+"""The dependencies that the reconcilers share."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from ingero_operator.volume_usage import VolumeUsagePoller
 
 @dataclass
 class ReconcileContext:
-    """Wired once, in `app.py`."""
+    """The shared dependencies, wired once in `app.py`."""
 
     config: OperatorConfig
     clock: Clock

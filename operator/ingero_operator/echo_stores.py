@@ -1,4 +1,4 @@
-"""Reconciling an EchoStore: observe, plan, apply, report. The encryption gate decides what may be made."""
+"""Reconciles an EchoStore: observe, plan, apply, report. The encryption gate decides what may be created."""
 
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -39,29 +39,29 @@ class Observed:
     """What the encryption gate allows."""
     token_digest: str
     authority: str | None
-    """PEM of who signed Echo's certificate."""
+    """PEM of the CA that signed Echo's certificate."""
     errors: list[ReconcileError]
-    """What the spec refers to and does not exist."""
+    """Objects that the spec refers to and that do not exist."""
     refused: list[ReconcileError]
     """Images that the operator may not run."""
 
     @property
     def own_claim(self) -> Manifest | None:
-        """The claim, where the status has recorded it as this store's."""
+        """The claim, where the status records it as this store's."""
         known = self.claim is not None and self.claim["metadata"]["uid"] == _recorded_uid(self.resource)
         return self.claim if known else None
 
 
 @dataclass
 class EchoStores:
-    """The reconciler. One call of `reconcile` looks at one EchoStore and leaves nothing half done in memory."""
+    """The reconciler. One call of `reconcile` handles one EchoStore and leaves no partial state in memory."""
 
     context: ReconcileContext
     _up_to_date: dict[OwnerKey, tuple[Any, ...]] = field(default_factory=dict)
-    """What the children were rendered from when nothing was to be done."""
+    """The inputs from which the children were rendered when no action was needed."""
 
     async def reconcile(self, key: OwnerKey) -> float | None:
-        """Bring one EchoStore nearer to its spec; returns the seconds to the next reconcile."""
+        """Move one EchoStore towards its spec; returns the seconds to the next reconcile."""
         resource = self.context.informer.cache.get(key)
         if resource is None:
             self._forget(key)
@@ -99,7 +99,7 @@ class EchoStores:
         )
 
     async def _claim(self, resource: Manifest) -> Manifest | None:
-        """The claim. One that lost the labels by which it is watched is known by its uid."""
+        """The claim. One that lost the watched labels is found by its uid."""
         _, namespace, name = key_from(resource)
         found = self.context.informer.cache.get((CLAIM.name, namespace, f"{name}-echo"))
         known = _recorded_uid(resource)
@@ -126,7 +126,7 @@ class EchoStores:
     # Plan
 
     async def _plan(self, observed: Observed) -> ChildPlan | None:
-        """What to do to the children; nothing while the resource is paused or the gate lets nothing be made."""
+        """The actions on the children; none while the resource is paused or the gate allows nothing."""
         key, context, decision = observed.key, self.context, observed.decision
         owner = owner_from(observed.resource)
         if is_paused(observed.resource):
@@ -159,7 +159,7 @@ class EchoStores:
             actions.append(Action("apply", *claim_key, why, ".spec.resources.requests.storage", grown, "size"))
         if not actions:
             self._up_to_date[key] = rendered_from
-        # A proof that must go is deleted before anything else is touched.
+        # A proof that is no longer valid is deleted before any other write.
         locks = any(action.verb == "delete" and (action.kind, action.name) == proof_key for action in actions)
         return ChildPlan(actions=actions, first=proof_key if locks else None)
 
@@ -192,7 +192,7 @@ class EchoStores:
         return outcome
 
     async def _record_class(self, observed: Observed) -> None:
-        """Write down the class that was judged, before the claim exists."""
+        """Record the judged class before the claim exists."""
         before = (observed.resource.get("status") or {}).get("encryption") or {}
         record = observed.decision.record
         if observed.decision.claim_class and before.get("classUID") != record.get("classUID"):
@@ -236,9 +236,9 @@ class EchoStores:
         )
 
     def _used(self, observed: Observed, serving: bool) -> str | None:
-        """How full the volume is, as Echo says it.
+        """How full the volume is, as Echo reports it.
 
-        A rollout takes Echo away for a moment: what the status says stays until polling has failed for long.
+        A rollout interrupts Echo for a moment, so the value in the status stays until several polls in a row failed.
         """
         before = ((observed.resource.get("status") or {}).get("storage") or {}).get("usedBand")
         if not serving and not before:
@@ -266,7 +266,7 @@ def _proven(decision: gate.Decision) -> list[Event]:
 
 
 def _recorded_uid(resource: Manifest) -> str | None:
-    """Uid of the claim that is this store's, once it was seen."""
+    """Uid of this store's claim, once it was seen."""
     return ((resource.get("status") or {}).get("storage") or {}).get("claimUID")
 
 

@@ -1,6 +1,6 @@
 """Decide whether a StorageClass and a volume are encrypted at rest; unknown counts as unencrypted.
 
-Add a driver by adding a row to `ROWS` and a test row beside it. Everything here is pure: values in, `Judgement` out.
+To add a driver, add a row to `ROWS` and a row to its test. Everything here is pure: values in, `Judgement` out.
 """
 
 import re
@@ -15,7 +15,7 @@ PARSE_BOOL_TRUE = frozenset({"1", "t", "T", "TRUE", "true", "True"})  # Go's str
 
 
 class Level(IntEnum):
-    """How well encryption at rest is vouched for; a higher one satisfies every lower policy."""
+    """How strongly encryption at rest is assured; a higher level satisfies every lower policy."""
 
     NONE = 0
     DECLARED = 1
@@ -24,7 +24,7 @@ class Level(IntEnum):
 
     @property
     def label(self) -> str:
-        """As the specification spells it."""
+        """The name that the specification uses."""
         return self.name.title().replace("_", "") if self else "nothing"
 
 
@@ -39,7 +39,7 @@ class StorageClass:
 
 @dataclass(frozen=True)
 class Volume:
-    """A PersistentVolume as the API tells it.
+    """A PersistentVolume as the API server reports it.
 
     `driver` is `spec.csi.driver`, the name that an in-tree volume migrated to, or the provisioner of a directory.
     """
@@ -55,7 +55,7 @@ class Volume:
 
 @dataclass(frozen=True)
 class Recorded:
-    """What the class lock noted before the claim was created."""
+    """What the class check recorded before the claim was created."""
 
     class_name: str
     class_uid: str
@@ -78,16 +78,16 @@ Proof = Callable[[Mapping[str, str]], bool]
 
 @dataclass(frozen=True)
 class Row:
-    """One driver: what proves encryption, what holds without it, and what its volumes repeat."""
+    """One driver: what proves encryption, the level without that proof, and what its volumes repeat."""
 
     names: tuple[str, ...]
     fix: str
     proof: Proof | None = None
-    key: str = ""  # parameter that names the key, shown to people
-    otherwise: Level = Level.NONE  # reached without the proof and without any statement
+    key: str = ""  # parameter that names the key, shown to users
+    otherwise: Level = Level.NONE  # level without the proof and without any declaration
     declarable: bool = True
     folded_keys: bool = False
-    volume_proof: Proof | None = None  # over spec.csi.volumeAttributes; None: the volume does not repeat it
+    volume_proof: Proof | None = None  # checks spec.csi.volumeAttributes; None: the volume does not repeat it
     suffix: bool = False
 
 
@@ -176,10 +176,10 @@ def find_row(provisioner: str) -> Row | None:
 
 
 def directory_driver(provisioned_by: str) -> str:
-    """The driver of a volume that is a directory or disk of a node (`hostPath`, `local`), by its provisioner.
+    """The driver of a volume on a node's directory or disk (`hostPath`, `local`), by its provisioner.
 
-    Such a volume names no driver. Only provisioners that make nothing else are believed, and they can be declared but
-    never proven, so that the annotation raises no level.
+    Such a volume names no driver. Only provisioners that create nothing else are accepted. They can be declared but
+    never proven, so the annotation raises no level.
     """
     if provisioned_by.startswith(_STATIC_PROVISIONER):
         return _NO_PROVISIONER
@@ -211,7 +211,7 @@ def key_name(storage_class: StorageClass) -> str:
 
 
 def judge_class(storage_class: StorageClass, policy: Level) -> Judgement:
-    """The class lock: the level this class reaches, or NONE with the fix when that is below `policy`.
+    """The class check: the level that this class reaches, or NONE with the fix when that is below `policy`.
 
     `policy` is the stricter of the store's and the cluster's own minimum; NONE as a policy is refused (ValueError).
     """
@@ -241,9 +241,9 @@ def judge_class(storage_class: StorageClass, policy: Level) -> Judgement:
 
 
 def judge_volume(volume: Volume, recorded: Recorded, current: StorageClass | None, claim_uid: str) -> Judgement:
-    """The volume lock: only a volume made by the judged class for our claim may unlock the pod.
+    """The volume check: only a volume that the judged class created for the store's claim unlocks the pod.
 
-    `current` is the class of the recorded name as it is now (None: gone). Nothing here raises the recorded level.
+    `current` is the present class of the recorded name (None: deleted). Nothing here raises the recorded level.
     """
     row = find_row(current.provisioner) if current else None
     if recorded.level is Level.NONE:

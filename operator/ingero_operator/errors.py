@@ -1,11 +1,11 @@
-"""Errors of a resource, as values that a condition shows with their cure."""
+"""Errors of a resource as values; a condition shows each one and how to fix it."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class ReconcileError:
-    """One error. A stalling one stays until a user changes something; others are tried again."""
+    """One error. A stalling error stays until a user changes something; other errors are retried."""
 
     reason: str
     message: str
@@ -22,5 +22,5 @@ def image_not_allowed(field: str, image: str) -> ReconcileError:
 
 
 def most_important(errors: list[ReconcileError]) -> ReconcileError | None:
-    """The one to show: stalling ones first, otherwise in the order in which they were met."""
+    """The error to show: stalling errors first, otherwise in the order in which they occurred."""
     return next((item for item in errors if item.stalls), errors[0] if errors else None)

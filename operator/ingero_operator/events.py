@@ -20,8 +20,8 @@ _REMEMBERED: Final = 10_000
 
 @dataclass(frozen=True)
 class Event:
-    """An Event about an object. `once`: an identity by which it is written once, also after a restart; without it the
-    same message is counted."""
+    """An Event about an object. With `once`, an identity, it is written only once, also after a restart; without it
+    repeated messages are counted."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -30,7 +30,7 @@ class Event:
 
 
 class EventRecorder:
-    """Writes Events; failing to is never an error of the work itself."""
+    """Writes Events; a failed write is never an error of the reconcile."""
 
     def __init__(self, api: ApiClient, instance: str) -> None:
         self._api = api
@@ -84,7 +84,7 @@ class EventRecorder:
 
 
 def reference(about: dict[str, Any]) -> dict[str, Any]:
-    """What an Event says about its object."""
+    """The reference of an Event to its object."""
     metadata = about["metadata"]
     ours = about["kind"] in ("FleetCluster", "EchoStore")
     out = {

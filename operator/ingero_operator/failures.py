@@ -1,6 +1,6 @@
-"""Operations that failed for a resource: each with its own pause before the next try, and what users are shown of it.
+"""Failed operations of a resource: each has its own back-off, and an error that users see.
 
-A failure is a value here and never ends a reconcile: everything else that the resource needs is still done.
+A failure is a value here and never ends a reconcile: the rest of the resource's work is still done.
 """
 
 import math
@@ -21,11 +21,11 @@ from ingero_operator.errors import ReconcileError
 log = get(__name__)
 
 LEAST_SECONDS: Final = 0.5
-"""Least time to the next reconcile: what is due may have to wait for something else."""
+"""Least time to the next reconcile, as a due retry may depend on something else."""
 
 
 class Kind(StrEnum):
-    """Kinds of operations that can fail on their own."""
+    """Kinds of operations that fail independently of one another."""
 
     READ = "read"
     CHILDREN = "children"
@@ -37,7 +37,7 @@ class Kind(StrEnum):
 
 
 class Operation(NamedTuple):
-    """One thing that is tried for a resource: what is done, and to what."""
+    """One operation for a resource: what is done, and to which target."""
 
     kind: Kind
     target: str
@@ -45,24 +45,24 @@ class Operation(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """An operation that failed, at least once in a row."""
+    """An operation whose last attempts, one or more, failed."""
 
     error: ReconcileError
     transient: bool
     attempt: str
-    """What was tried, shortened: something else may be tried at once."""
+    """Digest of the content that was tried; different content may be tried at once."""
     count: int
     due: float
 
     @property
     def reported(self) -> bool:
-        """Whether users see it: a transient failure only when it occurs twice in a row."""
+        """Whether users see the failure: a transient one only after two in a row."""
         return not self.transient or self.count > 1
 
 
 @dataclass
 class Failures:
-    """The failures of every resource; those of one are as many as its children and nodes at most."""
+    """The failures of every resource: for each at most as many as it has children and nodes."""
 
     clock: Clock
     backoff: Backoff = field(default_factory=lambda: Backoff(first=1.0, longest=30.0, jitter=0.3))
@@ -73,7 +73,7 @@ class Failures:
         self, owner: OwnerKey, operation: Operation, error: ReconcileError, *, transient: bool = False,
         attempt: str = "", pause: float | None = None, longest: float = math.inf,
     ) -> None:  # fmt: skip
-        """Note a failure. The next try comes after `pause` seconds, by default growing ones up to `longest`."""
+        """Record a failure. The next attempt follows after `pause` seconds, by default a back-off up to `longest`."""
         own = self._found.setdefault(owner, {})
         before = own.get(operation)
         count = before.count + 1 if before and before.attempt == attempt else 1
@@ -89,7 +89,7 @@ class Failures:
             )  # fmt: skip
 
     def resolve(self, owner: OwnerKey, operation: Operation) -> None:
-        """The operation succeeded, or is no longer needed."""
+        """Clear the failure of an operation that succeeded or is no longer needed."""
         own = self._found.get(owner, {})
         own.pop(operation, None)
         if not own:
@@ -102,16 +102,16 @@ class Failures:
                 self.resolve(owner, operation)
 
     def failed(self, owner: OwnerKey, operation: Operation) -> bool:
-        """Whether the last try of an operation failed."""
+        """Whether the last attempt of an operation failed."""
         return operation in self._found.get(owner, {})
 
     def backs_off(self, owner: OwnerKey, operation: Operation, attempt: str = "") -> bool:
-        """Whether it is too early for another try of the same."""
+        """Whether it is too early to retry the same content."""
         found = self._found.get(owner, {}).get(operation)
         return found is not None and found.attempt == attempt and self.clock() < found.due
 
     def backing_off(self, owner: OwnerKey, kind: Kind) -> frozenset[str]:
-        """Targets of a kind that wait for their next try."""
+        """Targets of a kind that wait for their next attempt."""
         now = self.clock()
         return frozenset(
             operation.target
@@ -124,12 +124,12 @@ class Failures:
         return [found.error for found in self._found.get(owner, {}).values() if found.reported]
 
     def retry_after(self, owner: OwnerKey) -> float | None:
-        """Seconds until the next try; nothing when nothing failed."""
+        """Seconds until the next attempt; `None` when nothing failed."""
         dues = [found.due for found in self._found.get(owner, {}).values()]
         return max(LEAST_SECONDS, min(dues) - self.clock()) if dues else None
 
     def forget(self, owner: OwnerKey) -> None:
-        """Drop the failures of a resource that is gone."""
+        """Drop the failures of a deleted resource."""
         self._found.pop(owner, None)
 
     def owners(self) -> frozenset[OwnerKey]:
@@ -138,7 +138,7 @@ class Failures:
 
     @contextmanager
     def guarded(self, owner: OwnerKey, operation: Operation) -> Iterator[None]:
-        """Note an `ApiError` of the block as a failure and go on after it; resolve the operation otherwise."""
+        """Record an `ApiError` of the block as a failure and continue after it; otherwise clear the failure."""
         try:
             yield
         except ApiError as error:
@@ -148,7 +148,7 @@ class Failures:
 
 
 def explain(target: str, error: ApiError) -> ReconcileError:
-    """What a refusal of the API server means and who can lift it. `target` is what the request was about."""
+    """What a refusal of the API server means, and how to fix it. `target` is what the request was about."""
     if error.status == 403 and "exceeded quota" in error.message:
         return ReconcileError(
             "QuotaExceeded", f"{target}: {error.message}; raise the quota or ask for less", stalls=False

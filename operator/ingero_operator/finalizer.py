@@ -1,4 +1,4 @@
-"""The finalizer of a FleetCluster, set while nodes may carry its taints; writes are guarded by the version read."""
+"""The finalizer of a FleetCluster, set while nodes may carry its taints; resourceVersion guards every write."""
 
 from ingero_contract.kubernetes import TAINT_FINALIZER
 from ingero_operator.api_client import ApiClient, ApiError
@@ -7,18 +7,18 @@ from ingero_operator.kinds import FLEET_CLUSTER, Manifest
 
 
 def has_finalizer(resource: Manifest) -> bool:
-    """Whether the resource carries it."""
+    """Whether the resource carries the finalizer."""
     return TAINT_FINALIZER in (resource["metadata"].get("finalizers") or [])
 
 
 async def add_finalizer(api: ApiClient, cache: Cache, resource: Manifest) -> None:
-    """Add it. Raises `ApiError`."""
+    """Add the finalizer. Raises `ApiError`."""
     finalizers = [*(resource["metadata"].get("finalizers") or []), TAINT_FINALIZER]
     await _write(api, cache, resource, finalizers)
 
 
 async def remove_finalizer(api: ApiClient, cache: Cache, resource: Manifest) -> None:
-    """Remove it; a resource that is gone is fine. Raises `ApiError`."""
+    """Remove the finalizer; succeeds if the resource is already gone. Raises `ApiError`."""
     finalizers = [item for item in resource["metadata"].get("finalizers") or [] if item != TAINT_FINALIZER]
     try:
         await _write(api, cache, resource, finalizers)

@@ -1,6 +1,6 @@
-"""What Fleet is asked, and what it answers as evidence. Pure.
+"""Requests to Fleet, and its responses as evidence. Pure.
 
-Tenants choose the image that answers, so an answer is checked before anything is read from it.
+Tenants choose the image that responds, so a response is validated before anything is read from it.
 """
 
 import math
@@ -15,9 +15,9 @@ from ingero_operator.taints.nodes import moment
 from ingero_operator.untrusted_http import NoResponse
 
 MAX_NODES: Final = 5_000
-"""Nodes in one answer; a Fleet that accuses more has no answer that could be acted on."""
+"""Most nodes in one response; a response that accuses more nodes is not acted on."""
 MOST_COST: Final = 1e15
-"""Cost of an hour beyond which an amount is taken for an error."""
+"""Cost per hour above which an amount is treated as an error."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,15 +28,16 @@ class PollRequest:
     cluster: str
     token: str | None = None
     authority: str | None = None
-    """PEM of who signed Fleet's certificate."""
+    """PEM of the CA that signed Fleet's certificate."""
     held: frozenset[str] = frozenset()
-    """Nodes whose recovery would release them."""
+    """Tainted nodes, which recovery would release."""
     urgent: bool = True
-    """The result may lead to an action."""
+    """Whether the result may lead to an action."""
     otlp: str = ""
-    """Its OTLP receiver, for taint events."""
+    """Fleet's OTLP receiver, for taint events."""
     interval: float = math.inf
-    """How often Fleet computes its statistics, by the spec; a longer interval in its answer extends no evidence."""
+    """How often Fleet computes its statistics, by the spec. A longer interval in its response does not make evidence
+    valid for longer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,17 +51,17 @@ class PollResult:
     cost: dict[str, Any] | None = None
     """`status.cost`, rounded to what is shown."""
     failure: str = ""
-    """Why the latest polls failed; everything else is older then."""
+    """Why the latest polls failed; all other fields are from an earlier poll then."""
     stale: bool = False
     """Fleet answers, but its statistics are no longer updated."""
 
     @property
     def current(self) -> bool:
-        """Whether it describes the present."""
+        """Whether the result describes the present."""
         return self.evidence is not None and not self.failure and not self.stale
 
     def visible(self) -> tuple[Any, ...]:
-        """What users or decisions depend on: a reconcile is due when it changes."""
+        """The part that users or decisions depend on: a reconcile is due when it changes."""
         evidence = self.evidence
         facts: tuple[Any, ...] = ()
         if evidence:
@@ -76,7 +77,7 @@ _Count = Annotated[int, Field(ge=0, le=10**9)]
 
 
 class _Payload(BaseModel):
-    """Base of Fleet's answers. Only the fields that are read are checked; others are ignored."""
+    """Base of the models of Fleet's responses. Only the fields that are read are validated; others are ignored."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="ignore")
 
@@ -131,7 +132,7 @@ def parse_response(
     now: float,
     before: Evidence | None,
 ) -> PollResult:
-    """Fleet's answers as evidence. Pure; raises `NoResponse` for an answer that does not fit the request."""
+    """Fleet's responses as evidence. Pure; raises `NoResponse` for a response that does not fit the request."""
     try:
         payload = _Stragglers.model_validate(stragglers)
         others = _Nodes.model_validate(nodes).nodes if nodes is not None else []
@@ -176,14 +177,17 @@ def parse_response(
 
 
 def _first_problem(error: ValidationError) -> str:
-    """The first thing that is wrong, with its place and without what was sent."""
+    """The first validation error: its location, without the value that was sent."""
     problem = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, problem['loc']))[:100]}: {problem['msg']}"
 
 
 def _cost(payload: Any) -> dict[str, Any] | None:
-    """Fleet's sums as `status.cost`; `None` where nothing has a price, and where they cannot be read: the cost must
-    not decide whether a straggler is seen. The cost of waiting changes with every tick, so it has two digits."""
+    """Fleet's sums as `status.cost`; `None` where nothing has a price or the sums cannot be read.
+
+    An unreadable cost must not hide a straggler. The cost of waiting changes with every tick, so it is rounded to two
+    digits.
+    """
     try:
         cost, waiting = float(payload["cost_per_hour"]), float(payload["waiting_per_hour"])
         unpriced, currency = int(payload["gpus_without_rate"]), str(payload["currency"])[:16]

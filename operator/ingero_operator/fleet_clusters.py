@@ -1,4 +1,4 @@
-"""Reconciling a FleetCluster: observe, plan, apply, report. Decisions are made by pure modules."""
+"""Reconciles a FleetCluster: observe, plan, apply, report. Pure modules make the decisions."""
 
 import re
 from dataclasses import dataclass, field
@@ -52,12 +52,12 @@ _SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9-]{0,62})://")
 
 @dataclass(frozen=True, kw_only=True)
 class Referenced:
-    """What a spec refers to in other objects, and what of it is missing."""
+    """What a spec refers to in other objects, and which part of it is missing."""
 
     errors: list[ReconcileError]
     token: str | None
     authority: str | None
-    """PEM of who signed Fleet's certificate."""
+    """PEM of the CA that signed Fleet's certificate."""
     prices: str
     """Digest of the price files."""
 
@@ -69,30 +69,30 @@ class Observed:
     key: OwnerKey
     resource: Manifest
     spec: FleetClusterSpec
-    """The readable part of it where `invalid` says what is wrong."""
+    """The spec, or its readable part where `invalid` says what is wrong."""
     invalid: ReconcileError | None
     referenced: Referenced | None
-    """`None` while the API server does not tell."""
+    """`None` while the API server cannot be asked."""
     poll: PollResult | None
 
 
 @dataclass
 class FleetClusters:
-    """The reconciler. One call of `reconcile` looks at one FleetCluster and leaves nothing half done in memory."""
+    """The reconciler. One call of `reconcile` handles one FleetCluster and leaves no partial state in memory."""
 
     context: ReconcileContext
     taints: TaintController
     _up_to_date: dict[OwnerKey, tuple[Any, ...]] = field(default_factory=dict)
-    """What the children were rendered from when nothing was to be done."""
+    """The inputs from which the children were rendered when no action was needed."""
 
     async def reconcile(self, key: OwnerKey) -> float | None:
-        """Bring one FleetCluster nearer to its spec; returns the seconds to the next reconcile."""
+        """Move one FleetCluster towards its spec; returns the seconds to the next reconcile."""
         resource = self.context.informer.cache.get(key)
         if resource is None:
             self._forget(key)
             return None
         observed = await self._observe(key, resource)
-        # Nodes come first: releasing one must not wait for anything that may hang or fail.
+        # Nodes come first: the release of a node must not wait for anything that may hang or fail.
         taints = await self.taints.reconcile(resource, observed.spec, observed.poll)
         if is_deleting(resource):
             return await self._finish_deletion(observed, taints)
@@ -153,7 +153,7 @@ class FleetClusters:
         return Referenced(errors=errors, token=token, authority=authority, prices=prices)
 
     def _poll(self, key: OwnerKey, spec: FleetClusterSpec, referenced: Referenced | None) -> None:
-        """Have Fleet polled from now on; with the credentials as before while they cannot be read."""
+        """Have Fleet polled from now on; while its credentials cannot be read, with the previous ones."""
         config, place = self.context.config, {"scheme": "https" if spec.tls_secret else "http", "name": key[2]}
         known: Referenced | PollRequest | None = referenced or self.context.fleet_poller.poll_request(key)
         if known is None:
@@ -173,7 +173,7 @@ class FleetClusters:
     # Plan
 
     async def _plan(self, observed: Observed) -> ChildPlan | None:
-        """What to do to the children; nothing while the resource is paused or its references cannot be read."""
+        """The actions on the children; none while the resource is paused or its references cannot be read."""
         key, spec, context = observed.key, observed.spec, self.context
         uid = observed.resource["metadata"]["uid"]
         if is_paused(observed.resource):
@@ -209,7 +209,7 @@ class FleetClusters:
         )
 
     def _echo_authority(self, namespace: str, spec: FleetClusterSpec) -> str:
-        """The Secret with the authority of the EchoStore that Fleet forwards to."""
+        """The Secret with the CA of the EchoStore that Fleet forwards to."""
         forward = spec.fleet.forward
         if forward is None or forward.echo_store is None:
             return ""
@@ -217,7 +217,7 @@ class FleetClusters:
         return str(((store or {}).get("spec") or {}).get("tlsSecret") or "")
 
     def _provider(self, spec: FleetClusterSpec) -> str:
-        """The provider that all watched nodes name, if they name the same. Fleet restarts when it changes."""
+        """The provider that all watched nodes name, if they agree. Fleet restarts when it changes."""
         nodes = self.context.informer.watched(spec.agents.node_selector).values()
         schemes = {found[1].lower() for node in nodes if (found := _SCHEME.match(node.provider_id))}
         return schemes.pop() if len(schemes) == 1 else ""
@@ -246,7 +246,7 @@ class FleetClusters:
         failed = context.failures.errors(key)
         reported_before = (resource.get("status") or {}).get("conditions")
         if poll is None and reported_before and not outcome.done and not failed:
-            # Just started: the status of an earlier process stays until Fleet has answered, a moment from now.
+            # After a start the status of the previous process stays until Fleet has answered, which takes a moment.
             return context.failures.retry_after(key)
         conditions.append(taints.decision.allowed)
         errors = [
@@ -284,7 +284,7 @@ class FleetClusters:
         return [serving, agents, evidence_fresh(observed.poll, serving.holds), quorum_met(observed.poll)]
 
     async def _report_invalid(self, observed: Observed, invalid: ReconcileError, taints: TaintReport) -> float | None:
-        """A spec that cannot be read: its taints were reconciled, and everything else stays as it is."""
+        """Report a spec that cannot be read: its taints were reconciled, and everything else stays as it is."""
         key, resource, context = observed.key, observed.resource, self.context
         conditions, rest = status.with_error(resource.get("status") or {}, CONDITIONS, invalid)
         events = warnings([invalid, *context.failures.errors(key)])
@@ -294,7 +294,7 @@ class FleetClusters:
         return soonest(wait, taints.check_after, context.failures.retry_after(key))
 
     async def _finish_deletion(self, observed: Observed, taints: TaintReport) -> float | None:
-        """Let the resource go when no node carries its taint; the garbage collector deletes the children."""
+        """Remove the finalizer when no node carries the taint; the garbage collector deletes the children."""
         key, resource, context = observed.key, observed.resource, self.context
         await context.recorder.record(resource, *warnings(context.failures.errors(key)))
         if not has_finalizer(resource):

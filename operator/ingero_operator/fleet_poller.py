@@ -1,4 +1,4 @@
-"""Polls every Fleet for its stragglers and for the recovery of tainted nodes, one request at a time each."""
+"""Polls every Fleet for stragglers and for the recovery of tainted nodes, one request at a time for each Fleet."""
 
 import asyncio
 import heapq
@@ -19,19 +19,19 @@ from ingero_operator.untrusted_http import NoResponse, get_json, open_session
 POLL_SECONDS: Final = 5.0
 """Longest time of one poll."""
 MAX_ANSWER: Final = 2 << 20
-"""Bytes of one response. Decoded it may take thirty times as much, for a moment, one response at a time."""
+"""Most bytes of one response. Decoding briefly takes up to thirty times as much, for one response at a time."""
 NODE_BYTES: Final = 16 << 10
-"""Bytes of a response about nodes that were asked for by name, for each of them."""
+"""Most bytes per node of a response about nodes that were requested by name."""
 LONGEST_PAUSE: Final = 60.0
 REST_FACTOR: Final = 4.0
-"""A Fleet is left alone for this many times the duration of its last poll: a slow one must not delay the others."""
+"""Pause after a poll, in multiples of its duration: a slow Fleet must not delay the others."""
 CONCURRENT: Final = 16
-"""Fleets that are polled at the same time."""
+"""Most concurrent polls."""
 TOLERATED_FAILURES: Final = 3
 """Failed polls in a row after which Fleet counts as unreachable."""
 FAULT: Final = "polling it failed by a fault of the operator, which its log has; please report it"
 FULL_PACE_FLEETS: Final = 100
-"""Number of Fleets beyond which those without possible actions are polled once a minute."""
+"""Number of Fleets above which those without possible actions are polled once a minute."""
 
 
 @dataclass
@@ -45,7 +45,7 @@ class _State:
 
 @dataclass
 class FleetPoller:
-    """Polls every Fleet in turn and reports which results have changed."""
+    """Polls every Fleet in turn and reports which results changed."""
 
     clock: Clock
     longest: float
@@ -94,7 +94,7 @@ class FleetPoller:
         """Poll until cancelled; never more often in a second than `per_second`."""
         limit = asyncio.Semaphore(CONCURRENT)
         running: set[asyncio.Task[None]] = set()
-        for key, state in self.states.items():  # also those whose poll an earlier run had begun
+        for key, state in self.states.items():  # also Fleets whose poll an earlier run started
             self._plan(key, state, max(0.0, state.due - self.clock()))
         try:
             async with open_session(POLL_SECONDS, 2 * CONCURRENT) as session:
@@ -190,7 +190,7 @@ class FleetPoller:
 
 
 def _after_failure(before: PollResult | None, failures: int, why: str) -> PollResult:
-    """What is known after a failed poll. A few failures are tolerated; the evidence ages all the same."""
+    """The result after a failed poll. A few failures are tolerated, while the evidence ages."""
     if before is not None and failures < TOLERATED_FAILURES:
         return before
     return replace(before or PollResult(), failure=why)

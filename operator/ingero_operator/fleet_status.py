@@ -1,4 +1,4 @@
-"""A FleetCluster's conditions and figures, from its children and from Fleet's answer. Pure."""
+"""A FleetCluster's conditions and figures, from its children and from Fleet's response. Pure."""
 
 from typing import Final
 
@@ -12,7 +12,7 @@ from ingero_operator.workloads import ready_of
 
 NEEDED: Final = ("FleetAvailable", "AgentsAvailable", "EvidenceFresh")
 INFORMING: Final = ("QuorumMet",)
-"""Conditions that Ready does not depend on: at night, for example, no job runs. The summary shows them."""
+"""Conditions that Ready does not depend on (at night, for example, no job runs). The summary shows them."""
 CONDITIONS: Final = (*NEEDED, *INFORMING, "TaintingAllowed")
 
 
@@ -28,7 +28,7 @@ def rollout_order(name: str, spec: FleetClusterSpec) -> tuple[ChildKey, ...]:
 
 
 def evidence_fresh(result: PollResult | None, serving: bool) -> Condition:
-    """Whether Fleet answers with current statistics. `serving`: its pods are ready, so that it should."""
+    """Whether Fleet answers with current statistics. `serving`: its pods are ready, so it should answer."""
     kind = "EvidenceFresh"
     if result is None:
         return unknown(kind, "NotAsked", "Fleet has not been asked yet")
@@ -74,7 +74,7 @@ def figures(
         "agents": {"ready": f"{min(pair[0] for pair in pairs)}/{max(pair[1] for pair in pairs)}"},
         "effective": effective(spec),
     }
-    if result and result.current:  # old figures would look like current ones
+    if result and result.current:  # omitted otherwise: old figures would be taken for current ones
         if result.threshold is not None:
             out["fleet"]["threshold"] = f"{result.threshold:.2f}"
         out["fleet"]["nodes"] = f"{result.active}/{result.expected}"

@@ -1,7 +1,7 @@
-"""The encrypted volume gate: from what the API says to what may be made. Pure, and closed in any doubt.
+"""The encrypted volume gate: decides from API objects what may be created. Pure; in doubt it denies.
 
-Two locks. The class is judged and recorded before the claim exists; the volume is judged before the ConfigMap exists
-that the pod cannot start without.
+There are two checks. The class is judged and recorded before the claim exists. The volume is judged before the
+ConfigMap exists that the pod needs to start.
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,7 +37,7 @@ _DEFAULT: Final = ("storageclass.kubernetes.io/is-default-class", "storageclass.
 
 @dataclass(frozen=True, kw_only=True)
 class GateInputs:
-    """What the gate looks at."""
+    """The inputs of the gate."""
 
     classes: Sequence[Manifest]
     claim: Manifest | None
@@ -45,7 +45,7 @@ class GateInputs:
     recorded: Mapping[str, Any]
     """`status.encryption` as it is stored."""
     least: Policy = Policy.DECLARED
-    """The cluster's own minimum."""
+    """The minimum of the whole cluster."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,26 +53,26 @@ class Decision:
     """What the gate allows."""
 
     record: Manifest
-    """`status.encryption` as it must be stored before anything is made."""
+    """`status.encryption` as it must be stored before anything is created."""
     claim_class: str | None = None
-    """Class of the claim that may exist."""
+    """Class of the claim that may be created."""
     claim_size: str = ""
-    """What the claim asks for already, or will when it is made: whatever else is written to it never waits for a size
-    that is refused."""
+    """The size that the claim requests already, or will request when it is created. Every other write to the claim
+    uses it, so that a refused resize blocks none of them."""
     grow_to: str | None = None
-    """What it shall ask for now, in a write of its own."""
+    """The new size to request, in a separate write."""
     capacity: str | None = None
-    """What the volume has."""
+    """The size of the volume."""
     proof: Proof | None = None
-    """What the pod may start with."""
+    """The proof that the pod may start with."""
     lock: bool = False
-    """The proof must go: the next start is locked."""
+    """Whether the proof must be deleted, which blocks the next start of the pod."""
     conditions: list[Condition] = field(default_factory=list)
     errors: list[ReconcileError] = field(default_factory=list)
 
 
 def decide(spec: EchoStoreSpec, inputs: GateInputs) -> Decision:
-    """Judge what can be judged now."""
+    """Decide with what is known now."""
     policy = max(LEVELS[spec.storage.encryption.policy], LEVELS[inputs.least])
     if inputs.claim is None:
         return _before_the_claim(spec, inputs, policy)
@@ -170,7 +170,7 @@ def _with_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) -> D
 
 @dataclass(frozen=True, kw_only=True)
 class _Storage:
-    """How large the claim is, and may become."""
+    """The size of the claim, and the size that it may grow to."""
 
     conditions: list[Condition]
     """StorageBound and ResizePending."""
@@ -243,7 +243,7 @@ def _record(chosen: Manifest, level: Level) -> Manifest:
 
 
 def _lost_record(inputs: GateInputs, current: Manifest | None) -> Manifest:
-    """A claim of ours without a record: its class may speak for it only if it is older than the volume."""
+    """Judge the store's claim without a record: its class counts only if it is older than the volume."""
     if current is None or inputs.volume is None:
         return {}
     if not current["metadata"]["creationTimestamp"] < inputs.volume["metadata"]["creationTimestamp"]:
@@ -269,7 +269,7 @@ def default_class(classes: Sequence[Manifest]) -> Manifest | None:
 
 
 def storage_class(body: Manifest) -> StorageClass:
-    """A StorageClass as the judge reads it."""
+    """A StorageClass in the form that `encryption` judges."""
     metadata = body["metadata"]
     return StorageClass(
         name=metadata["name"],
@@ -281,8 +281,8 @@ def storage_class(body: Manifest) -> StorageClass:
 
 
 def volume_of(body: Manifest) -> Volume:
-    """A PersistentVolume as the judge reads it: by its CSI driver, the one that an in-tree volume migrated to, or the
-    provisioner of a node's directory."""
+    """A PersistentVolume in the form that `encryption` judges: by its CSI driver, the driver that an in-tree volume
+    migrated to, or the provisioner of a node's directory."""
     metadata, spec = body["metadata"], body["spec"]
     annotations = metadata.get("annotations") or {}
     csi = spec.get("csi") or {}

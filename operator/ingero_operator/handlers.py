@@ -1,8 +1,8 @@
-"""What is reconciled when, in kopf's terms: every handler here names an event and the resources that it makes due.
+"""What is reconciled when, as kopf handlers: each names an event and the resources that it queues.
 
 A handler only puts keys into the work queue; `FleetClusters.reconcile` and `EchoStores.reconcile` do the work.
-Handlers with a state of their own (create, update, timers, daemons) would write annotations and finalizers into every
-object; docs/decisions/2-kopf.md has the figures. Nodes are watched by `node_watch`.
+kopf's stateful handlers (create, update, timers, daemons) would write annotations and finalizers into every object;
+docs/decisions/2-kopf.md has the figures. Nodes are watched by `node_watch`.
 """
 
 from typing import Any
@@ -25,7 +25,7 @@ def registry(informer: Informer) -> kopf.OperatorRegistry:
 
     @kopf.on.startup(registry=handlers)
     async def configure(settings: kopf.OperatorSettings, **_: Any) -> None:
-        """kopf as an informer: it lists and watches, and writes nothing."""
+        """Configure kopf as an informer: it lists and watches, and writes nothing."""
         settings.posting.enabled = False
         settings.scanning.disabled = True
         settings.watching.server_timeout = 300

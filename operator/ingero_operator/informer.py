@@ -1,4 +1,4 @@
-"""The observed cluster: the cache, the nodes, and which resources are due when something changes."""
+"""The observed cluster: the cache, the nodes, and which resources to reconcile when something changes."""
 
 from collections.abc import Callable, Iterable, Mapping
 
@@ -10,7 +10,7 @@ RESOURCES = ("FleetCluster", "EchoStore")
 
 
 class Informer:
-    """Takes watch events in and makes the resources due that they concern."""
+    """Processes watch events and queues the resources that they concern."""
 
     def __init__(self, dirty: Callable[[OwnerKey], None]) -> None:
         self.cache = Cache()
@@ -44,7 +44,7 @@ class Informer:
                         self._dirty(name)
             return
         for owner in {before, self.cache.owner(key)}:
-            if owner:  # the previous owner too: it must repair what it lost
+            if owner:  # also the previous owner, which must restore the child that it lost
                 self._dirty(owner)
 
     def _node(self, body: Manifest, gone: bool) -> None:
@@ -78,7 +78,7 @@ class Informer:
         }
 
     def gone(self, kind: str, key: ObjectKey) -> None:
-        """Forget what a list no longer has."""
+        """Remove what a list no longer contains."""
         if kind == "Node":
             self._node({"metadata": {"name": key[2]}}, True)
             return
@@ -87,7 +87,7 @@ class Informer:
             self._dirty(owner or key)
 
     def requeue(self, keys: Iterable[OwnerKey]) -> None:
-        """Reconcile these."""
+        """Queue these resources for a reconcile."""
         for key in keys:
             self._dirty(key)
 

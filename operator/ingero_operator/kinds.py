@@ -23,7 +23,7 @@ class Kind:
     namespaced: bool = True
 
     def path(self, namespace: str | None = None, name: str | None = None, sub: str | None = None) -> str:
-        """Path of a collection, an object or a subresource of it."""
+        """URL path of a collection, an object or its subresource."""
         root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
         scope = f"/namespaces/{namespace}" if self.namespaced and namespace else ""
         return f"{root}{scope}/{self.plural}" + (f"/{name}" if name else "") + (f"/{sub}" if sub else "")
@@ -51,13 +51,13 @@ CHILDREN: Final = (
     Kind("DaemonSet", "apps", "v1", "daemonsets"),
     Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
 )
-"""What the operator makes, and watches by its label."""
+"""Kinds that the operator creates, and watches by their label."""
 
 CACHED: Final = (FLEET_CLUSTER, ECHO_STORE, NODE, *CHILDREN)
-"""What is kept in memory."""
+"""Kinds that the cache holds."""
 
 SERVICE_MONITOR: Final = Kind("ServiceMonitor", "monitoring.coreos.com", "v1", "servicemonitors")
-"""Made only where its CRD exists, and looked at only when it is made or resynced."""
+"""Created only where its CRD exists; read only when it is created or resynced, never watched."""
 
 CLAIM: Final = CHILDREN[2]
 CONFIG_MAP: Final = CHILDREN[1]

@@ -1,4 +1,4 @@
-"""One leader at a time, by a Lease. Its age is judged by our own monotonic clock since the last change seen."""
+"""Leader election by a Lease. Its age is measured on the local monotonic clock from the last change seen."""
 
 import asyncio
 import math
@@ -31,7 +31,7 @@ class LeaseConfig:
 
 
 class LeaderElector:
-    """Takes the Lease, keeps it, and says how fresh it is."""
+    """Acquires the Lease, renews it, and reports the time of the last renewal."""
 
     def __init__(self, api: ApiClient, config: LeaseConfig) -> None:
         self._api = api
@@ -42,19 +42,19 @@ class LeaderElector:
         self.renewed = 0.0
 
     def leads(self, within: float) -> bool:
-        """Whether the Lease was ours that recently."""
+        """Whether this replica renewed the Lease within so many seconds."""
         return self.renewed > 0 and time.monotonic() - self.renewed < within
 
     def blocked_reason(self) -> str:
-        """Why this replica could not take over if the leader went away now; nothing when it could.
+        """Why this replica could not take over if the leader stopped now; empty when it could.
 
-        An API server that is away for less than a Lease lasts is nothing to tell.
+        An API server that is away for less than the duration of a Lease is no reason.
         """
         recent = time.monotonic() - self._heard < self._config.duration
         return "" if recent else self._failure or "has not asked for the Lease yet"
 
     async def acquire(self) -> None:
-        """Wait until the Lease is ours."""
+        """Wait until this replica holds the Lease."""
         waiting = False
         while not await self._try():
             if not waiting and not self._failure:
@@ -72,7 +72,7 @@ class LeaderElector:
                 return
 
     async def release(self) -> None:
-        """Give the Lease back so that another does not have to wait."""
+        """Release the Lease so that another replica does not have to wait."""
         try:
             lease = await self._api.get(LEASE, self._config.namespace, self._config.name)
             if lease and (lease.get("spec") or {}).get("holderIdentity") == self._config.identity:
@@ -83,7 +83,7 @@ class LeaderElector:
         self.renewed = 0.0
 
     async def _try(self) -> bool:
-        """Take or renew the Lease; every failure is a failed try."""
+        """Acquire or renew the Lease; every error counts as a failed attempt."""
         config, started = self._config, time.monotonic()
         try:
             async with asyncio.timeout(config.renew_deadline):
@@ -114,7 +114,7 @@ class LeaderElector:
         self._heard, self._failure = time.monotonic(), ""
 
     def _failed(self, error: ApiError | TimeoutError) -> bool:
-        """Remember why; said once, for as long as it is the same. Whoever was faster by a moment is no failure."""
+        """Record why an attempt failed; logged once while it is the same. A lost race for the Lease is no failure."""
         if isinstance(error, ApiError) and error.status == 409:
             self._answered()
             return False

@@ -1,4 +1,4 @@
-"""The operator's own HTTP side: `/healthz`, `/readyz`, `/metrics`."""
+"""The operator's HTTP endpoints: `/healthz`, `/readyz`, `/metrics`."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ _LEVELS = {"Refused": 0, "Pending": 0, "Declared": 1, "ProviderDefault": 2, "Pro
 
 @dataclass
 class RuntimeStats:
-    """What the metrics and probes read."""
+    """The state that metrics and probes read."""
 
     context: ReconcileContext
     taint_controller: TaintController
@@ -118,12 +118,12 @@ def make_app(stats: RuntimeStats) -> web.Application:
     PlatformCollector(registry=registry)
 
     async def healthz(_: web.Request) -> web.Response:
-        """Alive: the loop runs, and a leader's watches agree with the API server."""
+        """Liveness: the event loop runs, and a leader's watches agree with the API server."""
         healthy = stats.healthy()
         return web.Response(status=200 if healthy else 503, text="ok\n" if healthy else "the watches lag behind\n")
 
     async def readyz(_: web.Request) -> web.Response:
-        """Ready: leading, or able to take over."""
+        """Readiness: this replica leads, or could take over."""
         if not stats.prepared():
             return web.Response(status=503, text="looking for the API server and the CustomResourceDefinitions\n")
         if reason := stats.blocked_reason():
@@ -131,7 +131,7 @@ def make_app(stats: RuntimeStats) -> web.Application:
         return web.Response(text="leading\n" if stats.leading() else "standing by\n")
 
     async def metrics(_: web.Request) -> web.Response:
-        """Prometheus text format."""
+        """The metrics in the Prometheus text format."""
         return web.Response(body=generate_latest(registry), headers={"Content-Type": "text/plain; version=0.0.4"})
 
     app = web.Application()

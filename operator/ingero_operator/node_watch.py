@@ -1,7 +1,7 @@
-"""Nodes, listed and watched without kopf, because they are many and each sends a heartbeat.
+"""Lists and watches nodes without kopf, because they are many and each sends a heartbeat.
 
-kopf runs a task and makes several copies of an object for every event of it. Here a line of the watch is decoded and
-compared with the few facts that count (`taints.nodes`).
+kopf runs a task and makes several copies of the object for every event. Here a line of the watch is decoded and
+compared with the few facts that matter (`taints.nodes`).
 """
 
 import asyncio
@@ -47,7 +47,7 @@ class NodeWatch:
                 failures += 1
 
     async def _list(self) -> str:
-        """Take every node in and forget those that are gone; the version to watch from."""
+        """Store every node and remove deleted ones; returns the version to watch from."""
         names, version = set[str](), ""
         async for page in self.api.pages(NODE):
             version = version or str(page["metadata"]["resourceVersion"])
@@ -60,7 +60,7 @@ class NodeWatch:
         return version
 
     async def _watch(self, version: str) -> str | None:
-        """Take events in until the API server ends the watch; the version to go on from, `None` if too old."""
+        """Process events until the API server ends the watch; the version to resume from, `None` if too old."""
         async for line in self.api.watch(NODE, version, WATCH_SECONDS):
             event = orjson.loads(line)
             if event["type"] == "ERROR":

@@ -14,7 +14,7 @@ ChildKey = tuple[str, str]
 Verb = Literal["create", "apply", "delete"]
 
 _LIST_KEYS: Final = ("name", "mountPath", "key", "port", "containerPort")
-"""What tells the items of a list apart, where they can be told apart."""
+"""Fields that identify an item of a list, in order of preference."""
 
 _QUANTITIES: Final = frozenset({"cpu", "memory", "storage", "sizeLimit"})
 _SUFFIXES: Final = {
@@ -35,7 +35,7 @@ class Action:
     path: str = ""
     manifest: Manifest = field(default_factory=dict, compare=False)
     part: str = ""
-    """What of the child is written, where one child has several writes that must not wait for each other."""
+    """The part of the child that is written, where several writes to one child must not wait for each other."""
 
 
 def plan(
@@ -45,10 +45,10 @@ def plan(
     staged: tuple[ChildKey, ...] = (),
     kept: frozenset[ChildKey] = frozenset(),
 ) -> list[Action]:
-    """Actions in order: what is missing or differs, then what is no longer wanted.
+    """Actions in order: create or change what is missing or differs, then delete what is no longer wanted.
 
-    `staged` names workloads whose changes go one after the other: one is changed only when those before it are rolled
-    out, so that an upgrade never takes receiver and agents away together. `kept` is never deleted.
+    `staged` names workloads that change one after the other: one is changed only when those before it are rolled out,
+    so that an upgrade never interrupts receiver and agents together. `kept` is never deleted.
     """
     actions: list[Action] = []
     desired = list(desired)
@@ -80,7 +80,7 @@ def _stage(child: Manifest, staged: tuple[ChildKey, ...]) -> int:
 
 
 def rolled_out(live: Manifest) -> bool:
-    """Whether a workload runs its latest template everywhere that it can."""
+    """Whether a workload runs its latest template wherever it can."""
     status, spec = live.get("status", {}), live.get("spec", {})
     if status.get("observedGeneration", 0) < live["metadata"].get("generation", 0):
         return False
@@ -93,8 +93,8 @@ def rolled_out(live: Manifest) -> bool:
 
 
 def difference(desired: Manifest, live: Manifest) -> tuple[str, str] | None:
-    """The first difference as (path, sentence), or nothing. Fields that others added are no difference."""
-    # What a listing returns names neither its kind nor its version.
+    """The first difference as (path, sentence), or `None`. Fields that others added are no difference."""
+    # Objects in a list response carry neither kind nor apiVersion.
     body = {key: value for key, value in desired.items() if key not in ("apiVersion", "kind")}
     found = next(_differences(body, live, ""), None)
     if found:

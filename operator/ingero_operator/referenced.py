@@ -1,7 +1,6 @@
-"""Objects that a spec refers to and that are not watched: Secrets, ConfigMaps, namespaces.
+"""Reads the objects that a spec refers to and that are not watched: Secrets, ConfigMaps, namespaces.
 
-Watching Secrets would need the right to list every Secret of the cluster, so they are read one by one and kept for a
-while.
+Watching Secrets would need the right to list every Secret of the cluster, so they are read one by one and cached.
 """
 
 import random
@@ -18,24 +17,24 @@ from ingero_operator.kinds import CONFIG_MAP, NAMESPACE, SECRET, Kind
 
 _Value = TypeVar("_Value")
 _Kept = OrderedDict[tuple[str, str], tuple[float, dict[str, _Value]]]
-"""Data of objects, and when it was read, by namespace and name."""
+"""Data of objects, and the time of the read, by namespace and name."""
 
 NAMESPACE_SECONDS: Final = 60.0
 KEPT: Final = 4096
-"""Objects whose data is kept; the oldest are read again."""
+"""Most objects in the cache; the oldest are dropped and read again."""
 RESOURCES_AT_FULL_PACE: Final = 500
-"""Resources beyond which each Secret is read less often."""
+"""Number of resources above which each Secret is read less often."""
 
 
 @dataclass
 class ReferencedObjects:
-    """Reads them, at most once in `refresh` seconds each."""
+    """Reads referenced objects, each at most once in `refresh` seconds."""
 
     api: ApiClient
     clock: Clock
     refresh: float
     resources: Callable[[], int]
-    """How many resources there are."""
+    """The number of resources, which sets the read interval."""
     _secrets: _Kept[bytes] = field(default_factory=OrderedDict)
     _config_maps: _Kept[str] = field(default_factory=OrderedDict)
     _privileged: OrderedDict[str, tuple[float, bool | None]] = field(default_factory=OrderedDict)
@@ -63,13 +62,13 @@ class ReferencedObjects:
         return data
 
     async def tls_secret(self, namespace: str, name: str) -> tuple[dict[str, bytes], list[ReconcileError]]:
-        """A Secret of type kubernetes.io/tls with ca.crt, and what of it is missing."""
+        """A Secret of type kubernetes.io/tls with ca.crt, and which part of it is missing."""
         data = await self.secret(namespace, name) or {}
         absent = next((key for key in ("tls.crt", "tls.key", "ca.crt") if not data.get(key)), None)
         return data, [secret_missing("spec.tlsSecret", name, absent)] if absent else []
 
     async def privileged(self, namespace: str) -> bool | None:
-        """Whether a namespace admits privileged pods; `None` when it does not say."""
+        """Whether a namespace admits privileged pods; `None` when it has no such label."""
         known = self._privileged.get(namespace)
         if known is None or self.clock() - known[0] > NAMESPACE_SECONDS:
             found = await self.api.get(NAMESPACE, None, namespace) or {"metadata": {}}

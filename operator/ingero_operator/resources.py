@@ -1,4 +1,4 @@
-"""What both reconcilers read from a resource of ours: its key, its spec, whether it is paused. Pure."""
+"""What both reconcilers read from a custom resource: its key, its spec, whether it is paused. Pure."""
 
 import hashlib
 from typing import TypeVar
@@ -37,7 +37,7 @@ def is_deleting(resource: Manifest) -> bool:
 
 
 def parse(kind: type[Spec], resource: Manifest) -> Spec | ReconcileError:
-    """The spec, or what is wrong with it (an object from before a rule was added to the schema)."""
+    """The spec, or what is wrong with it (the object may be older than a rule of the schema)."""
     try:
         return kind.model_validate(resource.get("spec") or {})
     except ValidationError as error:

@@ -1,4 +1,4 @@
-"""Fills the cache and compares it with the API server: the watches may miss events, deletions above all."""
+"""Fills the cache and compares it with the API server, as watches may miss events, mostly deletions."""
 
 import random
 from dataclasses import dataclass, field
@@ -33,7 +33,7 @@ class Resync:
         log.info("listed", objects=len(self.informer.cache), nodes=len(self.informer.nodes))
 
     async def run(self) -> bool:
-        """Drop what is gone, take in what was missed, reconcile every resource; false when the watches are dead."""
+        """Drop deleted objects, store missed ones, reconcile every resource; false when the watches are dead."""
         lagging: set[tuple[str, str, str]] = set()
         for kind in CACHED:
             lagging |= await self._compare(kind)
@@ -63,7 +63,7 @@ class Resync:
             if live is not None:
                 self.informer.on_event(kind.name, "MODIFIED", live)
         for key in [key for key in before if key not in seen]:
-            # Perhaps created after the list began, or without the label that is listed: ask before it is dropped.
+            # It may have been created after the list began, or have lost the listed label: ask before dropping it.
             live = await self.api.get(kind, key[1] or None, key[2])
             if live is None:
                 self.informer.gone(kind.name, key)

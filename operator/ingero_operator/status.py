@@ -1,4 +1,4 @@
-"""What is observed as status: summary, columns, conditions. Pure; the time is handed in."""
+"""The observed state as status: summary, columns, conditions. Pure; the time is a parameter."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
@@ -13,7 +13,7 @@ TELEMETRY: Final = (
     ("fleet", "threshold"), ("fleet", "nodes"), ("stragglers",), ("cost",), ("storage", "usedBand"),
     ("taints", "preview"), ("taints", "more"),
 )  # fmt: skip
-"""Parts of a status that change by themselves: written at most once a minute."""
+"""Parts of a status that change continuously: written at most once a minute."""
 
 HEALTHY: Final = "Healthy"
 _STORY: Final = ("observedGeneration", "summary", "message", "conditions")
@@ -43,8 +43,10 @@ def overall(
     working: str,
     informing: Iterable[str] = (),
 ) -> list[Condition]:
-    """Ready and the kstatus pair from the parts. `working` says what is under way, if anything; parts that are
-    `informing` are no reason against Ready, but what Ready says while they do not hold."""
+    """Ready and the kstatus pair from the parts. `working` says what is in progress, if anything.
+
+    Parts named in `informing` do not affect Ready; while one of them is not True, Ready shows its reason and message.
+    """
     first_error = most_important(errors)
     stalled = next((item for item in errors if item.stalls), None)
     degraded = (
@@ -75,7 +77,7 @@ def overall(
 
 
 def _subject(part: Condition) -> str:
-    """One word that says what is not there: `AgentsAvailable=False` reads AgentsUnavailable."""
+    """One word for what is missing: `AgentsAvailable=False` reads AgentsUnavailable."""
     generic = {"Progressing", "Unavailable", "Pending", "PodsRefused"}
     if part.reason in generic:
         return part.reason if part.reason == "Progressing" else part.type.replace("Available", "Unavailable")
@@ -101,7 +103,7 @@ def with_error(
 def assemble(
     conditions: list[Condition], before: Mapping[str, Any], generation: int, now: str, paused: bool, rest: Manifest
 ) -> Manifest:
-    """A whole status: the story in one word and one sentence, the conditions, and the rest."""
+    """A complete status: a summary of one word and one sentence, the conditions, and the rest."""
     shown_first = worst(conditions) or next(condition for condition in conditions if condition.type == "Ready")
     summary, message = "Paused" if paused else shown_first.reason, shown_first.message
     return {
@@ -114,7 +116,7 @@ def assemble(
 
 
 def patch(before: Any, after: Any) -> Any:
-    """The JSON merge patch from one status to the next; empty when nothing changes. Lists go whole."""
+    """The JSON merge patch from one status to the next; empty when nothing changes. Lists are replaced whole."""
     if not isinstance(before, dict) or not isinstance(after, dict):
         return after
     out: Manifest = {}
@@ -135,7 +137,7 @@ def patch(before: Any, after: Any) -> Any:
 
 
 def without_telemetry(tree: Manifest) -> Manifest:
-    """A patch without the parts that may wait."""
+    """The patch without the parts that may wait."""
     out = {key: dict(value) if isinstance(value, dict) else value for key, value in tree.items()}
     for path in TELEMETRY:
         if len(path) == 1:

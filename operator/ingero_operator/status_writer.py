@@ -1,4 +1,4 @@
-"""Writing the status of a resource, and the Events that go with it."""
+"""Writes the status of a resource, and the Events that go with it."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -19,12 +19,12 @@ from ingero_operator.taints.state import timestamp_seconds
 log = get(__name__)
 
 TELEMETRY_SECONDS: Final = 60.0
-"""Least time between two writes of what changes by itself."""
+"""Least time between two writes of values that change continuously."""
 
 
 @dataclass
 class StatusWriter:
-    """Writes only what differs, so that a resource at rest costs no write."""
+    """Writes only differences, so that a resource at rest causes no writes."""
 
     api: ApiClient
     cache: Cache
@@ -34,7 +34,7 @@ class StatusWriter:
     _written: dict[OwnerKey, float] = field(default_factory=dict)
 
     async def write(self, resource: Manifest, after: Manifest) -> float | None:
-        """Write what differs. Returns the seconds to wait when the only difference is telemetry that was written less
+        """Write the difference. Returns the seconds to wait when only telemetry differs and its last write was less
         than a minute ago."""
         key = key_from(resource)
         patch = status.patch(resource.get("status") or {}, after)
@@ -71,7 +71,7 @@ class StatusWriter:
         return await self.report(resource, conditions, rest, warnings([error]))
 
     def forget(self, key: OwnerKey) -> None:
-        """Drop what is known of a resource that is gone."""
+        """Drop the state of a deleted resource."""
         self._written.pop(key, None)
 
 

@@ -1,6 +1,6 @@
-"""HTTP requests to servers that the operator does not trust: tenants choose the images that answer.
+"""HTTP requests to servers that the operator does not trust: tenants choose their images.
 
-An answer is read up to a limit, as it was sent: nothing is decompressed, no redirect is followed, no cookie is kept.
+A response is read up to a size limit. Nothing is decompressed, no redirect is followed, no cookie is kept.
 """
 
 import functools
@@ -14,15 +14,15 @@ import aiohttp
 import orjson
 
 CONTEXTS: Final = 1024
-"""Trusted authorities that are kept ready."""
+"""Size of the cache of TLS contexts."""
 
 
 class NoResponse(Exception):
-    """Why there is no usable response, in a message that stays the same from one try to the next."""
+    """There is no usable response. The message says why and stays the same from one attempt to the next."""
 
 
 def open_session(seconds: float, connections: int) -> aiohttp.ClientSession:
-    """A session whose requests take so many seconds at most."""
+    """A client session with this timeout, in seconds, for each request."""
     return aiohttp.ClientSession(
         timeout=aiohttp.ClientTimeout(total=seconds),
         connector=aiohttp.TCPConnector(limit=connections),
@@ -38,7 +38,7 @@ def _context(authority: str) -> ssl.SSLContext:
 
 
 def ssl_context_for(authority: str | None) -> ssl.SSLContext | bool:
-    """What a server's certificate is checked against. Raises `Unanswered` for text that is no certificate."""
+    """The TLS context that checks a server's certificate. Raises `Unanswered` for text that is no certificate."""
     if not authority:
         return True
     try:
@@ -83,7 +83,7 @@ async def get_json(
 
 
 def explain(error: BaseException) -> str:
-    """Why there is no answer: without addresses in memory and other things that change from one try to the next."""
+    """Why there is no response, without object addresses and other details that change with every attempt."""
     match error:
         case aiohttp.ClientConnectorCertificateError():
             cause = error.certificate_error

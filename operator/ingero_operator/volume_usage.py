@@ -1,4 +1,4 @@
-"""How full the volumes of EchoStores are, by Echo's own health answer. Polled in the background."""
+"""How full the volumes of EchoStores are, as Echo's health endpoint reports it. Polled in the background."""
 
 import asyncio
 import math
@@ -19,14 +19,14 @@ SECONDS: Final = 5.0
 TOLERATED_FAILURES: Final = 3
 """Failed polls in a row after which the band is unknown."""
 CONCURRENT: Final = 16
-"""Polls at the same time; more wait for the next reconcile of their store."""
+"""Most concurrent polls; further stores wait for their next reconcile."""
 MAX_ANSWER: Final = 64 << 10
 HYSTERESIS: Final = 0.02
 """How far a share must leave its band before the band changes."""
 
 
 def band(share: float, before: str | None) -> str:
-    """A share from 0 to 1 in steps of ten percent, rounded down; one that hovers at an edge stays where it was."""
+    """A share from 0 to 1 in steps of ten percent, rounded down; hysteresis prevents flapping at an edge."""
     if before and before.removesuffix("%").isdecimal():
         low = int(before.removesuffix("%")) / 100
         if low - HYSTERESIS <= share < low + 0.1 + HYSTERESIS:
@@ -35,7 +35,7 @@ def band(share: float, before: str | None) -> str:
 
 
 def used_share(response: Any) -> float | None:
-    """The share of the volume in Echo's health answer; `None` where it has none."""
+    """The share of the volume in Echo's health response; `None` where it has none."""
     share = response.get(echo.VOLUME_USED) if isinstance(response, dict) else None
     if isinstance(share, bool) or not isinstance(share, int | float):
         return None

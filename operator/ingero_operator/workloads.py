@@ -1,4 +1,4 @@
-"""Deployments, DaemonSets and StatefulSets as findings. Pure."""
+"""Conditions from the state of Deployments, DaemonSets and StatefulSets. Pure."""
 
 from typing import Final
 
@@ -11,11 +11,11 @@ STUCK: Final = {
     "PodSecurity": True, "ProgressDeadlineExceeded": True, "PodsRefused": False,
     "FleetUnreachable": False, "StaleEvidence": False,
 }  # fmt: skip
-"""Reasons of parts that do not pass by waiting, and whether only a person's change helps."""
+"""Reasons that do not pass by waiting, and whether only a user's change helps."""
 
 
 def stuck(parts: list[Condition]) -> list[ReconcileError]:
-    """What of the parts is an obstacle and not just under way."""
+    """The parts that are obstacles, not just in progress, as errors."""
     return [
         ReconcileError(part.reason, part.message, stalls=STUCK[part.reason])
         for part in parts
@@ -34,7 +34,7 @@ def ready_of(live: Manifest | None) -> tuple[int, int]:
 
 
 def deadline_exceeded(live: Manifest | None) -> str | None:
-    """What a Deployment says about a rollout that does not get on, if so."""
+    """The Deployment's message about a rollout that makes no progress, if there is one."""
     for condition in (live or {}).get("status", {}).get("conditions", []):
         if condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
             return str(condition.get("message", ""))
@@ -42,7 +42,7 @@ def deadline_exceeded(live: Manifest | None) -> str | None:
 
 
 def replica_failure(live: Manifest | None) -> str | None:
-    """Why pods of a Deployment are not even made: quota, admission, security."""
+    """Why pods of a Deployment are not created: quota, admission, security."""
     for condition in (live or {}).get("status", {}).get("conditions", []):
         if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
             return str(condition.get("message", ""))
@@ -67,7 +67,7 @@ def available(kind: str, live: Manifest | None, what: str) -> Condition:
 
 
 def agents_available(sets: list[Manifest | None], privileged: bool | None) -> Condition:
-    """Whether every GPU node is watched. `privileged`: what the namespace admits, if it says so."""
+    """Whether every GPU node is watched. `privileged`: whether the namespace admits privileged pods, if known."""
     kind = "AgentsAvailable"
     present = [item for item in sets if item is not None]
     if len(present) < len(sets):

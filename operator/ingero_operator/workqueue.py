@@ -1,4 +1,4 @@
-"""Keys to reconcile: each at most once in line, one run per key at a time, failures with growing pauses."""
+"""A work queue of keys to reconcile: each queued at most once, one run per key at a time, back-off on failure."""
 
 import asyncio
 import heapq
@@ -12,15 +12,15 @@ from ingero_kit.logs import get
 log = get(__name__)
 
 HINT_SECONDS: Final = 10.0
-"""Longest that news about a key which failed have to wait."""
+"""Longest delay of a run that is requested for a key whose last run failed."""
 
 Key = TypeVar("Key", bound=Hashable)
 Worker = Callable[[Key], Awaitable[float | None]]
-"""Does the work of a key; may ask to be called again after some seconds."""
+"""Reconciles one key; may return the seconds after which it wants to be called again."""
 
 
 class WorkQueue(Generic[Key]):
-    """A queue of dirty keys. A key that becomes dirty while it runs runs once more."""
+    """A queue of dirty keys. A key that becomes dirty during its run is run once more."""
 
     def __init__(self, backoff: Backoff | None = None) -> None:
         self.backoff = backoff or Backoff(first=1.0, longest=300.0, jitter=0.3)
@@ -39,7 +39,7 @@ class WorkQueue(Generic[Key]):
         return len(self._due) + len(self._running)
 
     def add(self, key: Key, delay: float = 0.0) -> None:
-        """Ask for a run; an earlier one that is already asked for stands."""
+        """Request a run; an earlier run that is already scheduled stays."""
         due = asyncio.get_running_loop().time() + delay
         if key in self._running:
             self._again[key] = min(due, self._again.get(key, due))
@@ -52,8 +52,8 @@ class WorkQueue(Generic[Key]):
         self._wake.set()
 
     def hint(self, key: Key) -> None:
-        """Ask for a run because of news that come again and again: a key that failed rests until its pause is over,
-        but no longer than `HINT_SECONDS`."""
+        """Request a run because of an event that recurs: a key that failed waits for the end of its back-off, but no
+        longer than `HINT_SECONDS`."""
         if key in self._running:
             self._hinted.add(key)
             return
@@ -62,7 +62,7 @@ class WorkQueue(Generic[Key]):
         self.add(key, max(0.0, rest))
 
     def forget(self, key: Key) -> None:
-        """Drop what is known about a key that is gone."""
+        """Drop the state of a deleted key."""
         self.failures.pop(key, None)
         self._failed_at.pop(key, None)
         self._due.pop(key, None)

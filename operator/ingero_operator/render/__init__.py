@@ -1,1 +1,1 @@
-"""From resources to manifests. Law of the room: pure, fresh containers each time, `None` for what is not wanted."""
+"""From resources to manifests. Every function is pure, returns fresh containers, and `None` for unwanted objects."""

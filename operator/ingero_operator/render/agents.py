@@ -1,4 +1,4 @@
-"""The two DaemonSets: `trace` with the capabilities it needs, `fleet-push` with none and the sink beside it."""
+"""The two DaemonSets: `trace` with the capabilities that it needs, `fleet-push` with none, and with the sink."""
 
 from typing import Final
 
@@ -31,8 +31,8 @@ PUSH: Final = "push"
 STATE: Final = "/var/lib/ingero"
 SOCKET: Final = "/run/ingero"
 CAPABILITIES: Final = ("BPF", "PERFMON", "SYS_PTRACE", "CHECKPOINT_RESTORE", "SYS_RESOURCE", "DAC_READ_SEARCH")
-"""What loading and attaching the programs takes: bpf(2), perf_event_open(2), what others map and the files behind it
-(also where their names are gone), locked memory, others' files."""
+"""Capabilities to load and attach the programs: bpf(2), perf_event_open(2), memory maps of other processes and the
+files behind them (also deleted ones), locked memory, files of other users."""
 
 HOST_FOLDERS: Final = {
     "debugfs": "/sys/kernel/debug",
@@ -42,7 +42,7 @@ HOST_FOLDERS: Final = {
 
 
 def children(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> list[Manifest | None]:
-    """Everything on the GPU nodes, in the order in which it is applied."""
+    """All children on the GPU nodes, in the order in which they are applied."""
     tracing = spec.agents.source is Source.TRACE
     scrape = spec.service_monitors
     return [
@@ -58,12 +58,12 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> list[M
 
 
 def host_state(owner: Owner) -> str:
-    """Folder on the node for the database of one FleetCluster: two of them on a node do not share it."""
+    """Directory on the node for the database of one FleetCluster, so that two FleetClusters do not share one."""
     return f"{STATE}/{owner.namespace}-{owner.name}"
 
 
 def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
-    """Counts calls into a database on the node; not ready while it could see none."""
+    """The DaemonSet that counts calls into a database on the node; not ready while it could see no calls."""
     wanted = spec.agents.trace
     capabilities = [*CAPABILITIES, *(["SYS_ADMIN"] if wanted.sys_admin else [])]
     container: Manifest = {
@@ -98,7 +98,7 @@ def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
 
 
 def push(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
-    """Pushes health; offers straggler events on a socket that only the sink beside it sees."""
+    """The DaemonSet that pushes health; it offers straggler events on a socket that only its sink container sees."""
     args, mounts, volumes = _push_arguments(owner, spec)
     container: Manifest = {
         "name": PUSH,
@@ -111,7 +111,7 @@ def push(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
         ],
         "ports": [{"name": PUSH, "containerPort": PUSH_PORT, "protocol": "TCP"}],
         "startupProbe": probe("/healthz", PUSH, period=1, failures=120),
-        # Ready: what it sees of the node reaches Fleet. A short absence of Fleet is none of its own.
+        # Ready: its pushes reach Fleet. A short outage of Fleet does not make the agent unready.
         "readinessProbe": probe("/readyz", PUSH, failures=6),
         "livenessProbe": probe("/healthz", PUSH, period=20),
         "resources": resources(spec.agents.push.resources),
@@ -196,7 +196,7 @@ def _daemon_set(owner: Owner, spec: FleetClusterSpec, platform: Platform, compon
         "nodeSelector": dict(wanted.node_selector),
         "tolerations": [
             {"key": "nvidia.com/gpu", "operator": "Exists"},
-            # A node that was sent away must still be watched, or it could never prove that it is well again.
+            # A node taken out of service must still be watched, or it could never prove its recovery.
             {"key": STRAGGLER_TAINT, "operator": "Exists"},
             *tolerations(wanted.tolerations),
         ],

@@ -42,7 +42,7 @@ return health
 
 
 def config_map_patch() -> dict[str, Any]:
-    """Keys for `argocd-cm`: one health check a kind."""
+    """Keys for `argocd-cm`: one health check for each kind."""
     keys = [f"resource.customizations.health.{GROUP}_{kind}" for kind in ("FleetCluster", "EchoStore")]
     return {
         "apiVersion": "v1",
@@ -53,7 +53,7 @@ def config_map_patch() -> dict[str, Any]:
 
 
 def application() -> dict[str, Any]:
-    """Everything from Git: CRDs, operator, resources."""
+    """The example Application: CRDs, operator and resources from Git."""
     return {
         "apiVersion": "argoproj.io/v1alpha1",
         "kind": "Application",

@@ -1,4 +1,4 @@
-"""What every child has in common: names, labels, owner, digest."""
+"""What all children have in common: names, labels, owner, digest."""
 
 import hashlib
 import json
@@ -24,7 +24,7 @@ PUSH_PORT: Final = 9465
 TRACE_PORT: Final = 9466
 
 QUIET: Final = {"argocd.argoproj.io/ignore-resource-updates": "true"}
-"""Our writes to children are not news for ArgoCD."""
+"""Annotation by which ArgoCD ignores the operator's writes to children."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class Owner:
 
 @dataclass(frozen=True, kw_only=True)
 class Platform:
-    """What the cluster offers and what the operator was told, the same for every resource."""
+    """What the cluster offers and what the operator's settings say, the same for every resource."""
 
     version: str = "0.1.0"
     image: str = IMAGE
@@ -64,7 +64,7 @@ class Platform:
     digests: Mapping[str, str] = field(default_factory=dict)
     """Digests of the images of `version`, by component."""
     allowed_images: tuple[str, ...] = ()
-    """Repositories that a resource may name besides those that the operator takes itself."""
+    """Repositories that a resource may name in addition to those that the operator uses itself."""
     pull_secrets: tuple[str, ...] = ()
     operator_namespace: str = "ingero-system"
     agent_priority_class: str = ""
@@ -80,19 +80,19 @@ class Platform:
         return image_name(self.image, self.registry, component, version)
 
     def refuses(self, override: str | None) -> bool:
-        """Whether a resource may not name this image: it would run with rights that the resource's author need not
+        """Whether a resource must not name this image: it would run with rights that the resource's author may not
         have."""
         own = (self._image(component, self.version) for component in COMPONENTS)
         return override is not None and not is_allowed(override, (*own, *self.allowed_images))
 
 
 def selector(owner: Owner, component: str) -> dict[str, str]:
-    """The two labels that pods are found by. They never change: selectors are immutable."""
+    """The two labels that select pods. They never change: selectors are immutable."""
     return {NAME: f"ingero-{component}", OWNER_LABEL: owner.name}
 
 
 def labels(owner: Owner, component: str, version: str | None = None) -> dict[str, str]:
-    """Labels of a child. Nothing of the owner's own labels is taken over: GitOps tools track by them."""
+    """Labels of a child. The owner's own labels are not copied, because GitOps tools track objects by them."""
     extra = {VERSION_LABEL: version} if version else {}
     return {**selector(owner, component), MANAGED_BY: MANAGER, **extra}
 
@@ -100,7 +100,7 @@ def labels(owner: Owner, component: str, version: str | None = None) -> dict[str
 def manifest(
     owner: Owner, api: str, kind: str, suffix: str, component: str, body: Manifest, *, owned: bool = True
 ) -> Manifest:
-    """A child with its metadata; `owned` is off for what must outlive its owner."""
+    """A child with its metadata; `owned` is false for a child that must outlive its owner."""
     metadata: Manifest = {
         "name": owner.child(suffix),
         "namespace": owner.namespace,
@@ -126,7 +126,7 @@ def digest(value: Any) -> str:
 
 
 def resources(wanted: Resources) -> Manifest:
-    """Requests, and a limit of memory."""
+    """Requests, and a memory limit."""
     requests = {name: value for name, value in (("cpu", wanted.cpu), ("memory", wanted.memory)) if value is not None}
     out: Manifest = {"requests": requests} if requests else {}
     if wanted.memory is not None:
@@ -135,12 +135,12 @@ def resources(wanted: Resources) -> Manifest:
 
 
 def confined(wanted: Confinement) -> Manifest:
-    """What SELinux and AppArmor make of a pod or container, in a security context's fields."""
+    """SELinux and AppArmor settings of a pod or container, as fields of a security context."""
     return wanted.model_dump(by_alias=True, exclude_none=True, include={"se_linux_options", "app_armor_profile"})
 
 
 def pulled(platform: Platform, wanted: tuple[LocalName, ...]) -> Manifest:
-    """Secrets for the registry, in a pod's fields: the operator's own and the resource's."""
+    """Image pull secrets as fields of a pod: the operator's own and the resource's."""
     names = dict.fromkeys((*platform.pull_secrets, *(item.name for item in wanted)))
     return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}
 
@@ -181,17 +181,17 @@ def probe(path: str, port: str | int, *, period: int = 10, failures: int = 3) ->
 
 
 def service_account(owner: Owner, component: str) -> Manifest:
-    """An account without rights and without a token: nothing of ours inside a pod asks the API server."""
+    """A ServiceAccount without rights and without a token: no component in a pod uses the API server."""
     return manifest(owner, "v1", "ServiceAccount", component, component, {"automountServiceAccountToken": False})
 
 
 def workload(
     owner: Owner, kind: str, component: str, version: str, pod: Manifest, spec: Manifest, config_digest: str = ""
 ) -> Manifest:
-    """A Deployment, DaemonSet or StatefulSet: `spec` is what is special about it.
+    """A Deployment, DaemonSet or StatefulSet; `spec` has what is specific to it.
 
-    Its pods have no way to the API server, and start anew when the digest of their settings changes, or, without
-    settings, the pod itself.
+    Its pods have no access to the API server. They restart when the digest of their settings changes; without
+    settings, when the pod template changes.
     """
     pod = {
         "serviceAccountName": owner.child(component), "automountServiceAccountToken": False,
@@ -210,7 +210,7 @@ def workload(
 
 
 def placed(node_selector: dict[str, str], wanted: tuple[Toleration, ...]) -> Manifest:
-    """Where a pod may run, in a pod's fields; what is empty is left out."""
+    """Where a pod may run, as fields of a pod; empty ones are omitted."""
     out: Manifest = {}
     if node_selector:
         out["nodeSelector"] = dict(node_selector)

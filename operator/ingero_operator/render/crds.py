@@ -7,7 +7,7 @@ from ingero_operator.api import status, v1alpha1
 from ingero_operator.render.schema import structural
 
 MAX_NAME = 40
-"""Longest name of a resource: its children's names and labels are made from it."""
+"""Longest name of a resource: its children's names and labels are derived from it."""
 
 _KEPT = {
     "argocd.argoproj.io/sync-options": "Prune=false,Delete=false",
@@ -87,7 +87,7 @@ def _definition(
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
             "spec": structural(spec, defaults=True),
-            # Nobody has looked at it yet, and tools that only know kstatus must not take it for ready.
+            # The operator has not seen it yet, and tools that only know kstatus must not take it for ready.
             "status": {**structural(state), "default": {"observedGeneration": -1}},
         },
         "x-kubernetes-validations": rules,

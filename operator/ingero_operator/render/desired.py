@@ -14,13 +14,13 @@ ORDER: Final = (
     "ServiceAccount", "ConfigMap", "PersistentVolumeClaim", "Service", "NetworkPolicy", "Deployment", "StatefulSet",
     "DaemonSet", "PodDisruptionBudget", "ServiceMonitor",
 )  # fmt: skip
-"""Whatever a pod needs comes before the pod."""
+"""Order of kinds: what a pod needs comes before the pod."""
 
 
 def split(
     children: list[Manifest], observed: Iterable[ChildKey], refused: bool
 ) -> tuple[list[Manifest], frozenset[ChildKey]]:
-    """What to bring about, and what never to delete: workloads with an image that is refused stay as they are."""
+    """The children to apply, and the keys that must not be deleted: workloads with a refused image stay unchanged."""
     if not refused:
         return children, frozenset()
     return [child for child in children if child["kind"] not in WORKLOADS], frozenset(
@@ -48,7 +48,7 @@ def of_fleet_cluster(
 def of_echo_store(
     owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "", capacity: str | None = None
 ) -> list[Manifest]:
-    """The children of an EchoStore but claim and proof, which the gate decides on."""
+    """The children of an EchoStore without claim and proof, which the gate decides on."""
     return _ordered(
         [*echo.children(owner, spec, platform, token_digest, capacity), *network.of_echo_store(owner, spec, platform)]
     )

@@ -1,4 +1,4 @@
-"""Echo: claim, ConfigMap, StatefulSet, Services, and the proof without which its pod cannot start."""
+"""Children of an EchoStore: claim, ConfigMap, StatefulSet, Services, and the proof that its pod needs to start."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -40,7 +40,7 @@ PORTS: Final = {"otlp-grpc": (OTLP_GRPC, "grpc"), "api": (API, "http")}
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """What the gate found out about the volume."""
+    """What the gate found about the volume."""
 
     volume: str
     volume_uid: str
@@ -50,16 +50,16 @@ class Proof:
 
 
 IDLE_MB: Final = 280
-"""Memory of Echo and of the processes of users' SQL besides what their queries take, megabytes."""
+"""Memory of Echo and of the processes that run users' SQL, without the memory of queries, megabytes."""
 
 SQL_PROCESSES: Final = 2
 
 
 def config(spec: EchoStoreSpec, capacity: str | None = None) -> Manifest:
-    """Echo's settings file. Memory and kept events are bounded by what the pod and the volume have.
+    """Echo's settings file. The pod's memory and the volume's size limit memory and stored events.
 
-    One half of what the processes do not need for themselves is the engine's, the other that of users' SQL.
-    `capacity` is what the volume has by now: a size that is only asked for holds no events.
+    Half of the memory that the processes do not need for themselves goes to the engine, the other half to users'
+    SQL. `capacity` is the present size of the volume, which may be less than the requested size.
     """
     room = quantity(spec.resources.memory or "1Gi") / 10**6 - IDLE_MB
     size = quantity(spec.storage.size)
@@ -82,7 +82,7 @@ def config(spec: EchoStoreSpec, capacity: str | None = None) -> Manifest:
 def children(
     owner: Owner, spec: EchoStoreSpec, platform: Platform, token_digest: str = "", capacity: str | None = None
 ) -> list[Manifest | None]:
-    """Everything but claim and proof, in the order in which it is applied."""
+    """All children except claim and proof, in the order in which they are applied."""
     text = dump_bare(config(spec, capacity))
     scrape = spec.service_monitors
     return [
@@ -98,7 +98,7 @@ def children(
 
 
 def _scraped(owner: Owner, spec: EchoStoreSpec) -> Manifest:
-    """How Prometheus asks an Echo, which answers over TLS and with a token only."""
+    """How Prometheus scrapes an Echo, which requires TLS and a token."""
     token = spec.service_monitors.token_secret or spec.token_secret
     return {
         "path": names.METRICS_PAGE,
@@ -112,7 +112,7 @@ def _scraped(owner: Owner, spec: EchoStoreSpec) -> Manifest:
 
 
 def claim(owner: Owner, spec: EchoStoreSpec, class_name: str, size: str) -> Manifest:
-    """The one claim, its class always written out. It outlives its owner unless the owner says otherwise."""
+    """The claim, always with an explicit class. It outlives its owner unless the owner says otherwise."""
     body = {
         "spec": {
             "accessModes": ["ReadWriteOnce"],
@@ -126,7 +126,7 @@ def claim(owner: Owner, spec: EchoStoreSpec, class_name: str, size: str) -> Mani
 
 
 def proof(owner: Owner, found: Proof) -> Manifest:
-    """The ConfigMap that unlocks the pod; it is made only after the volume was judged."""
+    """The ConfigMap that unlocks the pod; it is created only after the volume was judged."""
     body = {
         "data": {
             "volume": found.volume,
@@ -142,7 +142,7 @@ def proof(owner: Owner, found: Proof) -> Manifest:
 
 
 def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_digest: str) -> Manifest:
-    """One Echo: one writer owns the database."""
+    """The StatefulSet of one replica, because one writer owns the database."""
     volumes: list[Manifest] = [
         {"name": "data", "persistentVolumeClaim": {"claimName": owner.child(COMPONENT)}},
         # Not optional: until the operator has seen that the volume is encrypted, no container of this pod can start.
@@ -160,7 +160,7 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         {"name": "token", "mountPath": TOKEN, "readOnly": True},
         {"name": "tls", "mountPath": TLS, "readOnly": True},
     ]
-    # A listener of their own, so that no number of clients of the API keeps the kubelet out.
+    # Probes use a separate listener, so that clients of the API cannot crowd out the kubelet.
     alive, serving = probe(names.LIVE, "health", period=5), probe(names.READY, "health", period=5)
     container: Manifest = {
         "name": COMPONENT,

@@ -1,4 +1,4 @@
-"""Examples to begin with."""
+"""Example resources to start from."""
 
 from typing import Any
 
@@ -15,18 +15,18 @@ def _resource(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def namespace() -> dict[str, Any]:
-    """Where the tracing DaemonSet may run: it needs privileges that the baseline refuses."""
+    """A namespace that admits the tracing DaemonSet, whose privileges the baseline level refuses."""
     labels = {"pod-security.kubernetes.io/enforce": "privileged"}
     return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": WATCHED, "labels": labels}}
 
 
 def smallest() -> list[dict[str, Any]]:
-    """One GPU cluster, watched and left alone."""
+    """One GPU cluster that is observed only."""
     return [namespace(), _resource("FleetCluster", "prod", {"clusterId": "prod"})]
 
 
 def registry() -> dict[str, Any]:
-    """The installation with every image from a registry of one's own."""
+    """The installation with every image from a private registry."""
     where = "registry.example.com/team"
     variable = {"name": "INGERO_OPERATOR_IMAGE_REGISTRY", "value": where}
     container = {"name": "operator", "env": [variable]}
@@ -53,7 +53,7 @@ def taints() -> list[dict[str, Any]]:
 
 
 def store() -> list[dict[str, Any]]:
-    """Events kept on a volume that is proven encrypted, and a Fleet that fills it."""
+    """Events stored on a volume that is proven encrypted, and a Fleet that forwards to it."""
     storage_class = {
         "apiVersion": "storage.k8s.io/v1",
         "kind": "StorageClass",

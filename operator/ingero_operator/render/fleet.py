@@ -1,4 +1,4 @@
-"""Fleet: ConfigMap, Deployment, Service, disruption budget."""
+"""Children of Fleet: ConfigMap, Deployment, Service, PodDisruptionBudget."""
 
 from dataclasses import dataclass
 from typing import Any, Final
@@ -52,14 +52,14 @@ PORTS: Final = {
 
 @dataclass(frozen=True, kw_only=True)
 class FleetInputs:
-    """What is outside the resource itself and changes how Fleet runs."""
+    """Inputs from outside the resource that change how Fleet runs."""
 
     token_digest: str = ""
-    """Digest of the token Secret: Fleet reads it at start, so a new one rolls it."""
+    """Digest of the token Secret: Fleet reads it at start, so a new token triggers a rollout."""
     echo_authority: str = ""
     """Secret with the ca.crt of the EchoStore that it forwards to."""
     price_digest: str = ""
-    """Digest of the ConfigMaps with rates and rules: Fleet reads them at start, so new ones roll it."""
+    """Digest of the ConfigMaps with rates and rules: Fleet reads them at start, so a change triggers a rollout."""
     provider: str = ""
     """Provider that every watched Node's `providerID` names."""
 
@@ -132,7 +132,7 @@ def _exporter(owner: Owner, forward: Forward, around: FleetInputs) -> Manifest:
 
 
 def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: FleetInputs) -> list[Manifest | None]:
-    """Everything of Fleet, in the order in which it is applied."""
+    """All children of Fleet, in the order in which they are applied."""
     text = dump_bare(config(owner, spec, around))
     scrape = spec.service_monitors
     return [
@@ -154,7 +154,7 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: F
 
 
 def disruption_budget(owner: Owner) -> Manifest:
-    """One pod may always go: anything stricter with one replica would block every drain."""
+    """The PodDisruptionBudget: one pod may always be evicted, as anything stricter would block every drain."""
     body = {"spec": {"maxUnavailable": 1, "selector": {"matchLabels": selector(owner, COMPONENT)}}}
     return manifest(owner, "policy/v1", "PodDisruptionBudget", COMPONENT, COMPONENT, body)
 
@@ -162,7 +162,7 @@ def disruption_budget(owner: Owner) -> Manifest:
 def deployment(
     owner: Owner, spec: FleetClusterSpec, platform: Platform, around: FleetInputs, config_digest: str
 ) -> Manifest:
-    """One Fleet: its scores are in memory, so a second one would know half of the nodes."""
+    """The Deployment of one replica: scores are in memory, so with two each would know half of the nodes."""
     volumes, mounts = _volumes(owner, spec, around)
     container: Manifest = {
         "name": COMPONENT,
@@ -212,7 +212,7 @@ def deployment(
 
 
 def _volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple[list[Manifest], list[Manifest]]:
-    """Volumes of the pod and their mounts: settings, Secrets, prices, room for temporary files."""
+    """Volumes of the pod and their mounts: settings, Secrets, prices, space for temporary files."""
     forward, cost = spec.fleet.forward, spec.fleet.cost
     sources: list[tuple[str, SecretKey | ConfigMapKey | str | None, str]] = [
         ("token", spec.token_secret, TOKEN),

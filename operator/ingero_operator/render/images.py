@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from typing import Final
 
 LOCAL: Final = "localhost"
-"""The registry of images that only `make images` has built: no other one serves this name, so that what was forgotten
-fails, and is not taken from whoever holds the name elsewhere."""
+"""The registry name of images that only `make images` has built. No registry serves this name, so a forgotten setting
+fails instead of pulling an image that someone else publishes under the same name."""
 IMAGE: Final = "ingero/{component}:{version}"
 COMPONENTS: Final = ("fleet", "agent", "sink", "echo")
 ANY: Final = "*"
@@ -18,7 +18,7 @@ def qualified(image: str) -> bool:
 
 
 def image_name(template: str, registry: str, component: str, version: str) -> str:
-    """Name of an image in a registry; one that names its registry itself stands as it is."""
+    """Name of an image in a registry; a name that includes its registry is unchanged."""
     name = template.format(component=component, version=version)
     return name if qualified(name) or not registry else f"{registry.rstrip('/')}/{name}"
 

@@ -15,16 +15,16 @@ WATCHED: Final = "ingero"
 OPERATOR: Final = "ingero-operator"
 AGENTS: Final = "ingero-agents"
 _WAVE: Final = {"argocd.argoproj.io/sync-wave": "-1"}
-"""After the CRDs and before the resources that the operator looks after."""
+"""ArgoCD sync wave: after the CRDs and before the resources that the operator manages."""
 _LABELS: Final = {NAME: OPERATOR}
 PROOFS: Final = "volumeproofs"
-"""A right and no kind: whoever may `create` it in the whole cluster may write volume proofs. A policy can ask for it
-wherever the operator was installed."""
+"""A permission without a kind: an account that may `create` it in the whole cluster may write volume proofs. The
+admission policy can check it wherever the operator is installed."""
 GUARD: Final = "ingero-operator-nodes"
 _OPERATOR: Final = f'request.userInfo.username.matches("^system:serviceaccount:[^:]+:.*{OPERATOR}")'
-"""The operator's account, in whatever namespace and with whatever prefix or suffix an overlay installs it: nothing
-rewrites what stands in an expression. That it holds for accounts of that name elsewhere does no harm: the one policy
-only forbids, the other asks for a right as well."""
+"""Expression that matches the operator's account in any namespace and with any prefix or suffix of an overlay, as
+overlays do not rewrite expressions. It also matches accounts of that name elsewhere, which does no harm: one policy
+only forbids, the other also requires a permission."""
 
 
 def _object(api: str, kind: str, name: str, body: Manifest, *, namespaced: bool = True) -> Manifest:
@@ -35,7 +35,7 @@ def _object(api: str, kind: str, name: str, body: Manifest, *, namespaced: bool 
 
 
 def namespace() -> Manifest:
-    """Where the operator lives; nothing in it needs a privilege."""
+    """The operator's namespace; nothing in it needs a privilege."""
     child = _object("v1", "Namespace", NAMESPACE, {}, namespaced=False)
     child["metadata"]["labels"]["pod-security.kubernetes.io/enforce"] = "restricted"
     return child
@@ -59,17 +59,17 @@ RIGHTS: Final[tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]] = (
     ("", ("namespaces",), ("get",), "what pods a namespace admits"),
     ("", ("events",), ("get", "create", "patch"), "Events for users"),
 )
-"""API group, resources, verbs, and what for; the documentation's table comes from here."""
+"""API group, resources, verbs and purpose; docs/rbac.md is generated from it."""
 
 WHOLE_CLUSTER: Final = frozenset(
     {"nodes", "storageclasses", "persistentvolumes", "namespaces", PROOFS, "events"}
 )  # fmt: skip
-"""What has no namespace; and Events, for those about nodes stand in `default`."""
+"""Resources without a namespace; also Events, because those about nodes are in `default`."""
 _RBAC: Final = "rbac.authorization.k8s.io"
 
 
 def _rules(*scopes: bool) -> list[Manifest]:
-    """Rules of what needs the whole cluster, of what a namespace is enough for, or of both."""
+    """Rules that need the whole cluster, rules for which a namespace is enough, or both."""
     return [
         {"apiGroups": [group], "resources": list(resources), "verbs": list(verbs)}
         for group, resources, verbs, _ in RIGHTS
@@ -78,13 +78,13 @@ def _rules(*scopes: bool) -> list[Manifest]:
 
 
 def cluster_role(*, namespaced: bool = False) -> Manifest:
-    """Everything outside the operator's own namespace; `namespaced`: without what `namespace_access` gives."""
+    """Rights outside the operator's own namespace; `namespaced`: without those that `namespace_access` grants."""
     rules = _rules(True) if namespaced else _rules(True, False)
     return _object(f"{_RBAC}/v1", "ClusterRole", OPERATOR, {"rules": rules}, namespaced=False)
 
 
 def namespace_access(namespace: str) -> list[Manifest]:
-    """What the operator may do in one namespace that it looks after, where it does not look after all."""
+    """Rights of the operator in one watched namespace, where it does not watch all."""
     subject = {"kind": "ServiceAccount", "name": OPERATOR, "namespace": NAMESPACE}
     found = [
         _object(f"{_RBAC}/v1", "Role", f"{OPERATOR}-resources", {"rules": _rules(False)}),
@@ -99,8 +99,8 @@ def namespace_access(namespace: str) -> list[Manifest]:
 
 
 def user_roles() -> list[Manifest]:
-    """Rights of users. Whoever may view a namespace sees both kinds, and whoever may edit it makes EchoStores. A
-    FleetCluster can taint nodes, which the whole cluster shares, so its role is only given by name."""
+    """Rights of users. Users who may view a namespace see both kinds; users who may edit it may create EchoStores. A
+    FleetCluster can taint nodes, which the whole cluster shares, so its role is aggregated to no other."""
     look, change = ["get", "list", "watch"], ["create", "update", "patch", "delete", "deletecollection"]
 
     def role(name: str, resources: list[str], verbs: list[str], *into: str) -> Manifest:
@@ -117,7 +117,7 @@ def user_roles() -> list[Manifest]:
 
 
 def access() -> list[Manifest]:
-    """Account, roles and bindings."""
+    """ServiceAccount, roles and bindings."""
     subject = {"kind": "ServiceAccount", "name": OPERATOR, "namespace": NAMESPACE}
     group = _RBAC
     lease = [
@@ -200,7 +200,7 @@ def deployment(version: str) -> Manifest:
 
 
 def priority_class() -> Manifest:
-    """Agents go before ordinary work, so that a full node is watched all the same; nothing is evicted for them."""
+    """The PriorityClass of the agents: above ordinary pods, so that a full node is watched too; no preemption."""
     body = {
         "value": 1_000_000, "preemptionPolicy": "Never", "globalDefault": False,
         "description": "Agents that watch GPU nodes.",
@@ -209,13 +209,13 @@ def priority_class() -> Manifest:
 
 
 def disruption_budget() -> Manifest:
-    """One replica may always go."""
+    """The PodDisruptionBudget: one replica may always be evicted."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": dict(_LABELS)}}
     return _object("policy/v1", "PodDisruptionBudget", OPERATOR, {"spec": spec})
 
 
 def metrics_service() -> Manifest:
-    """For Prometheus."""
+    """The Service for Prometheus."""
     port = {"name": "http", "port": API, "targetPort": "http", "protocol": "TCP", "appProtocol": "http"}
     return _object("v1", "Service", OPERATOR, {"spec": {"selector": dict(_LABELS), "ports": [port]}})
 
@@ -242,7 +242,7 @@ def _must(expression: str, message: str) -> Manifest:
 
 
 def node_policy() -> list[Manifest]:
-    """What the operator may write to a node: its own taint, and nothing else. Roles cannot see fields; this can."""
+    """The policy that limits the operator's writes to a node to its own taint; roles cannot restrict fields."""
     mine = f't.key == "{STRAGGLER_TAINT}"'
     effects = 't.effect in ["PreferNoSchedule", "NoSchedule"] && t.?value.orValue("").matches("^[0-9a-f]{8}$")'
     variables = {
@@ -262,7 +262,7 @@ def node_policy() -> list[Manifest]:
             f"variables.before.filter(t, !({mine})) == variables.after.filter(t, !({mine}))",
             "the operator may not change other taints",
         ),
-        # A person may have set another taint of our key: ours beside it can go all the same.
+        # A user may have set another taint of our key: ours may be removed from next to it.
         _must(
             f"variables.after.filter(t, {mine}).all(t, t in variables.before || ({effects})) && "
             f"(variables.after.filter(t, {mine}).size() <= 1 || "
@@ -305,8 +305,8 @@ def node_policy() -> list[Manifest]:
 
 
 def proof_policy() -> list[Manifest]:
-    """Only the operator may say that a volume is encrypted. Owners may change: the garbage collector must be able to
-    orphan a proof, which stays the operator's by its labels."""
+    """The policy that only the operator writes volume proofs. Owner references may change: the garbage collector must
+    be able to orphan a proof, which remains the operator's by its labels."""
     rules = [
         {"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE", "UPDATE"], "resources": ["configmaps"]}
     ]
@@ -322,7 +322,7 @@ def proof_policy() -> list[Manifest]:
 
 
 def everything(version: str) -> list[Manifest]:
-    """The whole installation but the CRDs."""
+    """The whole installation without the CRDs."""
     return [
         namespace(), *access(), *user_roles(), *node_policy(), *proof_policy(), metrics_service(),
         disruption_budget(), priority_class(),
@@ -331,7 +331,7 @@ def everything(version: str) -> list[Manifest]:
 
 
 def kustomization() -> Manifest:
-    """The base that installs everything."""
+    """The Kustomize base that installs everything."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -340,7 +340,7 @@ def kustomization() -> Manifest:
 
 
 def namespaced() -> Manifest:
-    """The installation for some namespaces: Roles in them instead of rights in every one."""
+    """The installation for selected namespaces: Roles in each of them instead of rights in all namespaces."""
     variable = {"name": "INGERO_OPERATOR_WATCH_NAMESPACES", "value": WATCHED}
     role = [{"op": "replace", "path": "/rules", "value": cluster_role(namespaced=True)["rules"]}]
     watch = [{"op": "add", "path": "/spec/template/spec/containers/0/env/-", "value": variable}]
@@ -356,18 +356,18 @@ def namespaced() -> Manifest:
 
 
 def service_monitor() -> Manifest:
-    """For a Prometheus of the Prometheus operator; not part of the base, as its kind need not be there."""
+    """The ServiceMonitor of the operator; not part of the base, because its CRD may be missing."""
     spec = {"selector": {"matchLabels": dict(_LABELS)}, "endpoints": [{"port": "http", "interval": "30s"}]}
     return _object("monitoring.coreos.com/v1", "ServiceMonitor", OPERATOR, {"spec": spec})
 
 
 def prometheus_rule(groups: list[Manifest]) -> Manifest:
-    """Recording rules and alerts as an object of the Prometheus operator."""
+    """Recording rules and alerts as a PrometheusRule."""
     return _object("monitoring.coreos.com/v1", "PrometheusRule", "ingero", {"spec": {"groups": groups}})
 
 
 def monitoring() -> Manifest:
-    """The base of both."""
+    """The Kustomize base of ServiceMonitor and rules."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",
@@ -376,7 +376,7 @@ def monitoring() -> Manifest:
 
 
 def crd_kustomization() -> Manifest:
-    """The base that installs the CRDs alone."""
+    """The Kustomize base that installs the CRDs alone."""
     return {
         "apiVersion": "kustomize.config.k8s.io/v1beta1",
         "kind": "Kustomization",

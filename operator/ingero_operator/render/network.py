@@ -1,4 +1,4 @@
-"""NetworkPolicies: nothing in or out of our pods but what they are for."""
+"""NetworkPolicies that allow only the traffic that each pod needs."""
 
 from ingero_operator.api.v1alpha1 import EchoStoreSpec, FleetClusterSpec, Network, Source
 from ingero_operator.kinds import Manifest
@@ -55,7 +55,7 @@ def _policy(owner: Owner, component: str, ingress: list[Manifest], egress: list[
 
 
 def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> list[Manifest | None]:
-    """Agents to Fleet, the operator to its API, Prometheus to the pages, Fleet onward; tracing talks to nobody."""
+    """Agents to Fleet, the operator to its API, Prometheus to metrics, Fleet to its exports; nothing for tracing."""
     if not spec.network.enabled:
         return []
     onward: list[Manifest] = []
@@ -92,7 +92,7 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
 
 
 def of_echo_store(owner: Owner, spec: EchoStoreSpec, platform: Platform) -> list[Manifest | None]:
-    """Every Fleet of the namespace, the named peers and the operator to Echo; nothing out."""
+    """Every Fleet of the namespace, the named peers and the operator to Echo; no egress."""
     if not spec.network.enabled:
         return []
     peers: list[Manifest] = []

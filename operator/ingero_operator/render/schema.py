@@ -1,4 +1,4 @@
-"""Pydantic's JSON schema as a structural schema: no references, no unions, a type at every node, no defaults."""
+"""Converts Pydantic's JSON schema to a structural schema: no references, unions or defaults; a type at every node."""
 
 from typing import Any, Final
 
@@ -11,8 +11,8 @@ _KEPT: Final = (
 
 
 def structural(model: type[BaseModel], *, defaults: bool = False) -> dict[str, Any]:
-    """The structural schema of a type. `defaults`: its descriptions say them, as a schema's own are written into what
-    users keep in Git."""
+    """The structural schema of a type. With `defaults` the descriptions name the defaults: the API server would write
+    defaults of the schema into objects that users keep in Git."""
     tree = model.model_json_schema(by_alias=True, mode="validation")
     return _flatten(tree, tree.get("$defs", {}), defaults)
 
@@ -63,7 +63,7 @@ def _property(node: dict[str, Any], definitions: dict[str, Any], defaults: bool)
 
 
 def _default(node: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """A default in words; nothing where it is empty, or where the parts of an object say theirs themselves."""
+    """A default as text; empty where the default is empty, or where the fields of an object describe their own."""
     value = node.get("default")
     if isinstance(value, bool):
         return "true" if value else "false"

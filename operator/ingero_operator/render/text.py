@@ -9,7 +9,7 @@ NOTE = "# Printed by `make generate` from operator/ingero_operator; edit the cod
 
 
 class _Plain(yaml.SafeDumper):
-    """Writes every value out: anchors confuse people and some tools."""
+    """Writes every value in full: anchors confuse readers and some tools."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -20,14 +20,14 @@ class _Plain(yaml.SafeDumper):
 
 
 class _Quick(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Written for each resource, so by libyaml where it is there."""
+    """Dumps one document, with libyaml where it is installed, because every resource needs one."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
 
 
 def dump(documents: Iterable[dict[str, Any]]) -> str:
-    """One or several documents, with the note that says where they come from."""
+    """One or several documents, with a header comment that names their source."""
     text = yaml.dump_all(
         documents, Dumper=_Plain, sort_keys=False, width=1000, default_flow_style=False, allow_unicode=True
     )
@@ -35,6 +35,6 @@ def dump(documents: Iterable[dict[str, Any]]) -> str:
 
 
 def dump_bare(document: dict[str, Any]) -> str:
-    """One document without the note: a configuration file inside a ConfigMap."""
+    """One document without the header: a configuration file inside a ConfigMap."""
     text: str = yaml.dump(document, Dumper=_Quick, sort_keys=True, width=1000, default_flow_style=False)
     return text

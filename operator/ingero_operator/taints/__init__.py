@@ -1,5 +1,5 @@
-"""Tainting stragglers within limits. All modules but `controller` are pure; only `controller` reads and writes nodes.
+"""Taints stragglers within limits. Only `controller` reads and writes nodes; all other modules are pure.
 
-`nodes` extracts the facts of a Node, `state` is what must survive a restart, `tracking` carries it from one decision
-to the next, `policy` decides by way of `additions` and `removals`, `patches` turns a step into a JSON patch.
+`nodes` extracts the facts of a Node. `state` holds what is remembered between decisions, and `tracking` updates it.
+`policy` decides, with `additions` and `removals`. `patches` turns a step into a JSON patch.
 """

@@ -1,4 +1,4 @@
-"""Which node may be tainted now, and which policy check prevents each of the others. Pure."""
+"""Decides which node may be tainted now, and which policy check prevents each of the others. Pure."""
 
 import hashlib
 import math
@@ -14,7 +14,7 @@ from ingero_operator.taints.state import DAY, MAX_RECORDS, Streak, TaintState
 
 @dataclass(frozen=True, kw_only=True)
 class CheckInputs:
-    """What the checks of all accused nodes have in common."""
+    """Inputs that the checks of all accused nodes share."""
 
     policy: TaintPolicy
     observed: Observation
@@ -23,9 +23,9 @@ class CheckInputs:
     accused: Mapping[str, Accused]
     confirmed: frozenset[str]
     base: list[NodeView]
-    """Nodes that count for budget and floor."""
+    """Nodes on which budget and minimum of healthy nodes are computed."""
     tainted: Mapping[str, NodeView]
-    """Nodes that carry our taint."""
+    """Nodes that carry the FleetCluster's taint."""
     budget: int
     leaving: frozenset[str]
     """Nodes whose taint is removed or changed in this decision."""
@@ -103,7 +103,7 @@ def _step(
 
 
 def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[str, str] | None:
-    """The first check of the node itself that fails."""
+    """The first failing check of the node itself."""
     policy, observed, state, now = inputs.policy, inputs.observed, inputs.state, inputs.now
     record = state.records.get(node.name)
     streak = state.accused.get(node.name)
@@ -143,7 +143,7 @@ def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[s
 
 
 class _Capacity:
-    """Whether the limits leave room for one more taint."""
+    """The limits, and whether they allow one more taint."""
 
     def __init__(self, inputs: CheckInputs) -> None:
         tainted, policy = inputs.tainted.values(), inputs.policy

@@ -1,4 +1,4 @@
-"""What was done to a node, and on which evidence, as an OTLP log record in JSON. Pure."""
+"""Taint events as OTLP log records in JSON: what was done to a node, and on which evidence. Pure."""
 
 import json
 import uuid
@@ -17,8 +17,10 @@ _WARNING, _INFORMATION = 13, 9
 def log_request(
     step: Step, *, cluster: str, owner: str, verdict: str, message: str, identity: str, now: float
 ) -> Manifest:
-    """One OTLP request for logs. `identity` with the owner's uid makes the event's id, so that a record
-    that is sent twice, after a restart or a lost response, is recognised. `now` in seconds since the epoch."""
+    """One OTLP logs request. `now` is in seconds since the epoch.
+
+    The event's id is derived from `identity` and the owner's uid, so that the receiver recognises a record that is
+    sent twice, after a restart or a lost response."""
     nanoseconds = str(int(now * 1e9))
     model = {
         attributes.EVENT_ID: str(uuid.uuid5(_NAMESPACE, f"{owner}\0{identity}")),

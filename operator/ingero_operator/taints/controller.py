@@ -1,4 +1,4 @@
-"""Acts on the decisions of `policy`: reads nodes afresh, writes and reports taints. Only this module does I/O."""
+"""Applies the decisions of `policy`: re-reads nodes, writes and reports taints. The only module with I/O here."""
 
 import contextlib
 import math
@@ -32,23 +32,23 @@ log = get(__name__)
 
 WRITE_TRIES: Final = 3
 SHOWN: Final = 20
-"""Rows of preview and history in the status."""
+"""Most rows of preview and history in the status."""
 CHECK_SECONDS: Final = 30.0
 REFUSED_SECONDS: Final = 300.0
-"""Pause of a node whose taint the API server refused for good: a user has to change a right or a policy first."""
+"""Pause before a refused taint is retried, where a user has to change a right or a policy first."""
 RELEASE_SECONDS: Final = 5.0
-"""Longest pause of a release that failed."""
+"""Longest pause before a failed release is retried."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaintReport:
-    """The result of one reconcile."""
+    """The result of reconciling taints."""
 
     decision: Decision
     status: Manifest
     """`status.taints`."""
     remaining: frozenset[str]
-    """Nodes that still carry our taint."""
+    """Nodes that still carry the FleetCluster's taint."""
     check_after: float | None = None
     """Seconds to the next reconcile."""
 
@@ -73,7 +73,7 @@ class _Pass:
 
 @dataclass(frozen=True)
 class _Written:
-    """A step as it was written."""
+    """A step that was written."""
 
     step: Step
     verdict: str
@@ -88,11 +88,11 @@ class TaintController:
     history: dict[OwnerKey, list[str]] = field(default_factory=dict)
     budgets: dict[OwnerKey, tuple[int, int]] = field(default_factory=dict)
     writes: dict[tuple[str, str], int] = field(default_factory=dict)
-    """Writes to nodes by verb and reason."""
+    """Number of writes to nodes by verb and reason."""
 
     async def reconcile(self, resource: Manifest, spec: FleetClusterSpec, result: PollResult | None) -> TaintReport:
-        """Decide, note what is released, write, report. A refusal of the API server is a failure of the resource and
-        delays no other node."""
+        """Decide, record the releases, write, report. A refusal of the API server becomes a failure of the resource
+        and delays no other node."""
         policy = TaintPolicy.from_spec(spec.taints, enabled=self.context.config.taints)
         current = _Pass(resource=resource, spec=spec, policy=policy, result=result)
         before = self._load_state(current)
@@ -102,7 +102,7 @@ class TaintController:
         state, written = await self._write(current, decision)
         await self._announce(current, before, state, decision, written)
         if policy.mode is not Mode.OBSERVE and observed.watched:
-            # A missing admission policy is reported long before the first taint.
+            # Asked in every reconcile: a missing admission policy is reported long before the first taint.
             await self.context.admission.in_force(min(observed.watched))
         return self._report(current, state, decision)
 
@@ -112,14 +112,14 @@ class TaintController:
         return frozenset(name for name, record in state.records.items() if record.verdict)
 
     def forget(self, key: OwnerKey) -> None:
-        """Drop what is known of a FleetCluster that is gone."""
+        """Drop the state of a deleted FleetCluster."""
         for store in (self.states, self.history, self.budgets, self.context.informer.interest):
             store.pop(key, None)
 
     # Observe
 
     def _load_state(self, current: _Pass) -> TaintState:
-        """The state of an earlier reconcile, or of an earlier process by way of the status."""
+        """The state of the previous reconcile or, from the status, of the previous process."""
         known = self.states.get(current.key)
         if known is None or known[0] != current.uid:
             stored = (current.resource.get("status") or {}).get("taints") or {}
@@ -170,8 +170,8 @@ class TaintController:
     # Note
 
     async def _note_releases(self, current: _Pass, before: TaintState, decision: Decision) -> None:
-        """Write down what is about to be released, so that a later process does not take it for somebody's removal.
-        A release does not wait for this to succeed."""
+        """Record the releases that are about to be written, so that a later process does not take them for a removal
+        by a user. A release does not wait for this to succeed."""
         key, failures, noting = current.key, self.context.failures, _noting(current.key)
         for kind in (Kind.TAINT, Kind.RELEASE):
             needed = {step.node for step in decision.steps if _operation(step).kind is kind}
@@ -192,10 +192,10 @@ class TaintController:
     # Write
 
     async def _write(self, current: _Pass, decision: Decision) -> tuple[TaintState, list[_Written]]:
-        """Write every step, each on its own, and find out about releases that are no longer wanted."""
+        """Write every step separately, and cancel the records of releases that are no longer wanted."""
         written: list[_Written] = []
-        # From here on the state knows what is about to be removed: a write whose answer is lost is found on the node
-        # later, and taken for our own.
+        # From here on the state contains the removals to come: a write whose response is lost is found on the node
+        # later and recognised as the operator's own.
         state = self._keep(current, decision.state)
         for step in decision.steps:
             if not self.context.failures.backs_off(current.key, _operation(step)):
@@ -220,7 +220,7 @@ class TaintController:
             reported = explain(f"Node {step.node}", error)
             if not error.transient:
                 reported = _refused(f"Node {step.node} was not changed: {error.message}")
-            # An API server that has just started refuses what it allows a moment later: no release waits for long.
+            # A starting API server may refuse what it allows a moment later, so a release is retried soon.
             pause = None if error.transient or is_weakening(step) else REFUSED_SECONDS
             longest = RELEASE_SECONDS if is_weakening(step) else math.inf
             failures.add(current.key, operation, reported, transient=error.transient, pause=pause, longest=longest)
@@ -230,7 +230,7 @@ class TaintController:
         return state, written
 
     async def _write_step(self, current: _Pass, state: TaintState, step: Step) -> tuple[TaintState, _Written | None]:
-        """One step, decided again on the node as it is now; a few times where others write to the node too."""
+        """Write one step after deciding it again on the re-read node; retry a few times on conflicting writes."""
         context = self.context
         if step.verb in ("add", "raise") and not await self._may_taint(current, step):
             return state, None
@@ -259,7 +259,7 @@ class TaintController:
                     continue
                 if not error.transient or not is_weakening(step):
                     raise
-                unknown_outcome = error  # perhaps it was written: the node shows it
+                unknown_outcome = error  # it may have been written: the node will show it
                 continue
             context.informer.on_event(NODE.name, "MODIFIED", response)
             return self._after_write(current, state, step, step.taint.verdict if step.taint else known)
@@ -268,7 +268,7 @@ class TaintController:
         return state, None
 
     async def _may_taint(self, current: _Pass, step: Step) -> bool:
-        """Whether the admission policy is in force, and the status can record the taint: by a dry run. Raises
+        """Whether the admission policy is in force and the status can record the taint, by a dry run. Raises
         `ApiError`."""
         if not await self.context.admission.in_force(step.node):
             return False
@@ -291,7 +291,7 @@ class TaintController:
         return True
 
     def _decide_again(self, current: _Pass, state: TaintState, step: Step) -> Step | None:
-        """The same step by what is known now; `None` when it is no longer right."""
+        """The same step, decided from what is known now; `None` when it is no longer right."""
         decision = decide(current.policy, self._observe(current, state), state, self.context.clock())
         return next((item for item in decision.steps if (item.verb, item.node) == (step.verb, step.node)), None)
 
@@ -307,13 +307,13 @@ class TaintController:
         return after_write(state, step, now), _Written(step, verdict)
 
     async def _cancel_releases(self, current: _Pass, state: TaintState, releasing: set[str]) -> TaintState:
-        """Forget releases that were begun and are no longer wanted: a later removal of such a taint is not ours."""
+        """Drop started releases that are no longer wanted: a later removal by a user then counts as an override."""
         nodes, records = self.context.informer.nodes, dict(state.records)
         for name, record in state.records.items():
             begun = record.verdict and record.releasing not in ("", OVERRIDDEN) and name not in releasing
             if not begun or name not in nodes or not _is_ours(nodes[name], current.uid, state):
                 continue
-            with contextlib.suppress(ApiError):  # asked again next time
+            with contextlib.suppress(ApiError):  # the next reconcile reads it again
                 live = await self.context.api.get(NODE, None, name)
                 taint = node_view(live).taint if live is not None else None
                 if taint is not None and taint.owner == current.uid:
@@ -321,11 +321,11 @@ class TaintController:
         return replace(state, records=records)
 
     async def _name_removers(self, decision: Decision, state: TaintState) -> TaintState:
-        """Record who removed our taints, as far as the API server knows it."""
+        """Record who removed the operator's taints, as far as the API server knows it."""
         records = dict(state.records)
         for item in decision.overrides:
             live: Manifest | None = None
-            with contextlib.suppress(ApiError):  # a missing name is no reason to fail
+            with contextlib.suppress(ApiError):  # the name is optional
                 live = await self.context.api.get(NODE, None, item.node)
             managed = live["metadata"].get("managedFields") if live else None
             if item.node in records:
@@ -337,8 +337,9 @@ class TaintController:
     async def _announce(
         self, current: _Pass, before: TaintState, state: TaintState, decision: Decision, written: list[_Written]
     ) -> None:
-        """Events and audit records, after every release and before the status says that a step is over: a process
-        that starts anew finds the step unfinished and announces it, and nothing is announced twice."""
+        """Send Events and audit records after every release, and before the status records the step as finished.
+
+        A process that restarts finds the step unfinished and reports it; nothing is reported twice."""
         overridden = [self._overridden(current.key, item.node, item.verdict, state) for item in decision.overrides]
         await self.context.recorder.record(current.resource, *overridden)
         for step in decision.found_done:
@@ -402,7 +403,7 @@ class TaintController:
 
 
 def describe(step: Step, verdict: str) -> Event:
-    """A step as an Event; the verdict is part of the identity by which no Event is written twice."""
+    """A step as an Event; the verdict is part of the identity that prevents a second Event."""
     once = f"{step.verb}/{step.node}/{verdict}/{step.reason}"
     if step.taint is None:
         return Event("Normal", "Released", f"Node {step.node} was released: {step.reason}", once)
@@ -426,7 +427,7 @@ def _refused(message: str) -> ReconcileError:
 
 
 def _is_ours(node: NodeView, owner: str, state: TaintState) -> bool:
-    """Whether a taint of this owner, or what is left of one, is on a node."""
+    """Whether a node carries a taint of this owner, or the rest of one."""
     if node.taint is not None and node.taint.owner == owner:
         return True
     record = state.records.get(node.name)
@@ -434,7 +435,7 @@ def _is_ours(node: NodeView, owner: str, state: TaintState) -> bool:
 
 
 def _operation(step: Step) -> Operation:
-    """A step as an operation that can fail; a refused taint never delays its release."""
+    """The failure key of a step; additions and releases have different keys, so a refused taint delays no release."""
     return Operation(Kind.RELEASE if is_weakening(step) else Kind.TAINT, step.node)
 
 

@@ -1,4 +1,4 @@
-"""The values that a decision is made from and consists of: policy, evidence, observation, steps."""
+"""Inputs and outputs of a taint decision: policy, evidence, observation, steps."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from ingero_operator.taints.nodes import NodeView, StragglerTaint
 from ingero_operator.taints.state import TaintState
 
 STALE_INTERVALS: Final = 3.0
-"""Age of statistics, in their intervals, from which on nothing is done because of them."""
+"""Age of statistics, in their intervals, from which they are too old to act on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +38,7 @@ class TaintPolicy:
 
     @classmethod
     def from_spec(cls, taints: Taints, *, enabled: bool = True) -> Self:
-        """The policy of a FleetCluster; no more than Observe where the operator was started without taints."""
+        """The policy of a FleetCluster; at most Observe where the operator was started with `--no-taints`."""
         return cls(
             mode=taints.mode if enabled else Mode.OBSERVE,
             max_nodes=taints.budget.max_nodes,
@@ -61,7 +61,7 @@ class TaintPolicy:
 
 @dataclass(frozen=True, kw_only=True)
 class Accused:
-    """What Fleet says about one node that it calls a straggler."""
+    """Fleet's finding on one node that it accuses of straggling."""
 
     active: bool
     since: float | None = None
@@ -69,12 +69,12 @@ class Accused:
     score: float | None = None
     threshold: float | None = None
     severity: float | None = None
-    """Share of its own rate that it lost, where Fleet's detector decides; score and threshold otherwise."""
+    """Share of its own rate that the node lost, where Fleet's detector decides; else score and threshold apply."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """Fleet's latest answer. `received`: when, by our clock, its statistics were new."""
+    """Fleet's latest response. `received`: when, on the operator's clock, its statistics were new."""
 
     tick: str
     received: float
@@ -89,7 +89,7 @@ class Evidence:
 
 
 def is_stale(evidence: Evidence, now: float, intervals: float = STALE_INTERVALS) -> bool:
-    """Whether statistics are too old to be acted on."""
+    """Whether the statistics are too old to act on."""
     return not now - evidence.received < intervals * evidence.interval
 
 
@@ -105,9 +105,9 @@ class Observation:
     """Names of the nodes that it watches."""
     evidence: Evidence | None = None
     overlap: Mapping[str, str] = field(default_factory=dict)
-    """Nodes that another FleetCluster watches too, with its name."""
+    """Nodes that another FleetCluster watches too, with the name of that FleetCluster."""
     refused: frozenset[str] = frozenset()
-    """Nodes whose taint the API server refused a moment ago."""
+    """Nodes whose taint the API server refused recently."""
     paused: str = ""
     """Why tainting is paused; empty when it is not."""
     unguarded: str = ""
@@ -131,7 +131,7 @@ class Step:
 
 
 def is_weakening(step: Step) -> bool:
-    """Whether a step releases a node, wholly or in part."""
+    """Whether the step releases the node, wholly or in part."""
     return step.verb in ("remove", "lower")
 
 
@@ -146,7 +146,7 @@ class CheckResult:
 
 @dataclass(frozen=True, kw_only=True)
 class Override:
-    """A taint of ours that somebody else removed."""
+    """A taint of the operator that another writer removed."""
 
     node: str
     uid: str
@@ -155,7 +155,7 @@ class Override:
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What to write, what to remember, and what to show."""
+    """The result of a decision: what to write, what to remember, and what to show."""
 
     state: TaintState
     steps: tuple[Step, ...]
@@ -167,4 +167,4 @@ class Decision:
     accused: int
     overrides: tuple[Override, ...] = ()
     found_done: tuple[Step, ...] = ()
-    """Steps that an earlier process wrote and did not announce."""
+    """Steps that an earlier process wrote and did not report."""

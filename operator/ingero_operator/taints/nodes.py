@@ -1,4 +1,4 @@
-"""A Node as the policy checks see it: the few facts that count, and our own taint on it. Pure."""
+"""A Node as the policy checks see it: the few facts that matter, and the operator's taint on it. Pure."""
 
 import json
 import re
@@ -31,7 +31,7 @@ STRENGTH: Final = {"": 0, "PreferNoSchedule": 1, "NoSchedule": 2}
 
 @dataclass(frozen=True, kw_only=True)
 class StragglerTaint:
-    """What we wrote to a node: evidence in an annotation, and a taint unless the effect is empty."""
+    """What the operator wrote to a node: evidence in an annotation, and a taint unless the effect is empty."""
 
     owner: str
     """Uid of the FleetCluster."""
@@ -58,7 +58,7 @@ class NodeView:
     provider_id: str = ""
     created: float = 0.0
     version: str = field(default="", compare=False)
-    """Of the object; two views are equal when the facts are."""
+    """resourceVersion of the object; not compared, so that two views with the same facts are equal."""
     labels: Mapping[str, str]
     gpu: bool = True
     control_plane: bool = False
@@ -66,23 +66,23 @@ class NodeView:
     cordoned: bool = False
     deleting: bool = False
     disrupted: str = ""
-    """Key of a taint by which an autoscaler takes the node away."""
+    """Key of a taint by which an autoscaler announces the removal of the node."""
     remediated: str = ""
-    """Annotation by which another controller works on it."""
+    """Annotation of another controller that is remediating the node."""
     taint: StragglerTaint | None = None
     strays: frozenset[str] = frozenset()
-    """Values of taints of our key without our annotation: set by a user, or left of a taint of ours."""
+    """Values of taints with our key but without our annotation: set by a user, or the rest of a taint of ours."""
     foreign: bool = False
-    """Our key is on it, but not by us as we know ourselves."""
+    """Whether our key is on the node, without evidence that the operator set it."""
 
     @property
     def excluded(self) -> bool:
-        """Whether a user excluded it."""
+        """Whether a user excluded the node."""
         return EXCLUDE_LABEL in self.labels
 
 
 def moment(text: object) -> float:
-    """Seconds since the epoch of an RFC 3339 time; 0 for none."""
+    """An RFC 3339 time as seconds since the epoch; 0 for none."""
     if not text:
         return 0.0
     try:
@@ -132,7 +132,7 @@ def belongs(entry: Manifest, verdict: str | None) -> bool:
 
 
 def read_taint(text: str | None, taints: list[Manifest]) -> StragglerTaint | None:
-    """Our taint: the annotation, and the entry of our key that belongs to it; `None` for an annotation not ours."""
+    """Our taint: the annotation and the taint that belongs to it; `None` when the annotation is not ours."""
     if text is None:
         return None
     try:
@@ -163,9 +163,9 @@ def _number(value: Any) -> float | None:
 
 
 def remover(managed: list[Manifest], ours: str) -> str | None:
-    """Who else wrote a node's taints last, if the API server knows: writing the list makes it the writer's own.
+    """The other manager that last wrote a node's taints, if known: a write of the list makes its writer the owner.
 
-    Whoever removes an annotation, or the last taint, leaves no trace.
+    A removal of the annotation, or of the last taint, leaves no owner.
     """
     found = [
         (str(entry.get("time", "")), str(entry.get("manager", "")))

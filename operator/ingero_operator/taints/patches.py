@@ -1,4 +1,4 @@
-"""A step as a JSON patch: taint and annotation in one write, guarded by uid and resourceVersion. Pure."""
+"""Turns a step into a JSON patch: taint and annotation in one write, guarded by uid and resourceVersion. Pure."""
 
 import json
 from typing import Final
@@ -12,7 +12,7 @@ NOTE: Final = "/metadata/annotations/" + STRAGGLER_TAINT.replace("~", "~0").repl
 
 
 def annotation(taint: StragglerTaint) -> str:
-    """The evidence as it is written to the node."""
+    """The evidence in the form that is written to the node."""
     tree = {
         "owner": taint.owner,
         "node": taint.node_uid,
@@ -31,10 +31,10 @@ def annotation(taint: StragglerTaint) -> str:
 def patch(
     node: Manifest, uid: str, owner: str, taint: StragglerTaint | None, verdict: str = ""
 ) -> list[Manifest] | None:
-    """The JSON patch from the node as it is to the desired taint; `None` when the node is not the one decided about.
+    """The JSON patch from the node to the desired taint; `None` when it is not the node that was decided about.
 
-    Only our own taint is changed or removed. It is recognised by our annotation with this owner, or, where somebody
-    removed the annotation, by the recorded verdict.
+    Only the operator's own taint is changed or removed. It is recognised by the annotation with this owner or, where
+    the annotation was removed, by the recorded verdict.
     """
     metadata = node["metadata"]
     if metadata["uid"] != uid:
@@ -87,5 +87,5 @@ def _guards(metadata: Manifest) -> list[Manifest]:
 
 
 def _without(at: list[int]) -> list[Manifest]:
-    """Last first: each index is one of the list as it is by then."""
+    """Remove operations, last index first, so that each index is valid when its operation is applied."""
     return [{"op": "remove", "path": f"/spec/taints/{number}"} for number in reversed(at)]

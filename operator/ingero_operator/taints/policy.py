@@ -1,7 +1,7 @@
-"""The policy: which node may be tainted now, which must be released, and what prevents the rest. Pure.
+"""The policy: which nodes may be tainted now, which must be released, and what prevents the rest. Pure.
 
-A taint is added only when every check passes; it is removed as soon as there is a reason to remove it, outside of
-every budget. One call decides from what is observed now; nothing is replayed.
+A taint is added only when every check passes. It is removed as soon as there is a reason to remove it; no budget
+limits removals. One call decides from the present observation; nothing is replayed.
 """
 
 from dataclasses import replace
@@ -20,7 +20,7 @@ ALLOWED: Final = "TaintingAllowed"
 
 
 def trustworthy(policy: TaintPolicy, evidence: Evidence | None, now: float) -> Condition:
-    """Whether the evidence may be acted on; if not, why."""
+    """Whether the operator may act on the evidence; if not, why."""
     if evidence is None:
         return unknown(ALLOWED, "NoEvidence", "Fleet has not answered yet; nothing is tainted")
     if is_stale(evidence, now, policy.stale_intervals):
@@ -39,7 +39,7 @@ def trustworthy(policy: TaintPolicy, evidence: Evidence | None, now: float) -> C
 
 
 def decide(policy: TaintPolicy, observed: Observation, state: TaintState, now: float) -> Decision:
-    """One decision."""
+    """Make one decision."""
     state, overrides, found_done = match_records(policy, observed, state, now)
     trust = trustworthy(policy, observed.evidence, now)
     state = count_windows(observed, state, trust.holds, now)
@@ -95,7 +95,7 @@ def _allowed(
     candidates: int,
     now: float,
 ) -> Condition:
-    """The checks of the whole cluster, in the order in which a user should read them."""
+    """The checks of the whole cluster, in the order in which users should see them."""
     if policy.mode is Mode.OBSERVE:
         return no(ALLOWED, "Observing", "spec.taints.mode is Observe: stragglers are shown and left alone")
     if observed.deleting:

@@ -1,4 +1,4 @@
-"""Which taints must be removed or weakened, or may stay longer. No budget limits this. Pure."""
+"""Decides which taints must be removed or weakened, or may stay longer. No budget limits this. Pure."""
 
 from dataclasses import replace
 
@@ -71,7 +71,7 @@ def _reason_to_go(
 
 
 def note_releases(state: TaintState, steps: list[Step]) -> TaintState:
-    """Record what is about to be weakened, so that a later process does not take it for somebody else's removal."""
+    """Record the taint that is about to be weakened, so that a later process does not take it for a user's change."""
     records = dict(state.records)
     for step in steps:
         record = records.get(step.node)

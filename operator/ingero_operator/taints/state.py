@@ -1,4 +1,4 @@
-"""What is remembered of nodes between decisions, in memory and in the status of the FleetCluster. Pure."""
+"""The state of nodes between two decisions, in memory and in the status of the FleetCluster. Pure."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ from ingero_operator.taints.nodes import moment
 DAY: Final = 86_400.0
 MAX_RECORDS: Final = 64
 OVERRIDDEN: Final = "Overridden"
-"""Reason of a step that removes what is left of a taint after somebody removed a part of it."""
+"""Reason of a step that removes the rest of a taint after a user removed a part of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +40,7 @@ class Record:
 
 @dataclass(frozen=True, kw_only=True)
 class Streak:
-    """How long a node has been accused without a break, by our own clock and in statistics that were seen."""
+    """How long a node has been accused without a break: by the operator's clock and in number of statistics seen."""
 
     uid: str
     provider_id: str
@@ -50,8 +50,8 @@ class Streak:
 
 @dataclass(frozen=True, kw_only=True)
 class TaintState:
-    """Everything between two decisions. Only `records`, `last_taint` and `storm_until` survive a restart: a new
-    process watches for a whole confirmation first."""
+    """The whole state. Only `records`, `last_taint` and `storm_until` survive a restart, so a new process waits for a
+    whole confirmation first."""
 
     records: Mapping[str, Record] = field(default_factory=dict)
     last_taint: float = 0.0
@@ -62,7 +62,7 @@ class TaintState:
 
 
 def timestamp(time: float) -> str:
-    """RFC 3339 in UTC, rounded up to milliseconds: what is read back is never earlier than what was written."""
+    """RFC 3339 in UTC, rounded up to milliseconds, so that the time read back is never earlier than the original."""
     milliseconds = math.ceil(time * 1000 - 1e-3)
     whole = datetime.fromtimestamp(milliseconds // 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S")
     return f"{whole}.{milliseconds % 1000:03d}Z"
@@ -74,7 +74,7 @@ def timestamp_seconds(time: float) -> str:
 
 
 def to_status(state: TaintState) -> Manifest:
-    """The part that goes into `status.taints`."""
+    """The part of the state that goes into `status.taints`."""
     out: Manifest = {}
     if state.last_taint:
         out["lastTaintTime"] = timestamp(state.last_taint)

@@ -1,4 +1,4 @@
-"""Carries the state from one decision to the next: adopts taints, counts windows, finishes releases. Pure."""
+"""Updates the state between decisions: adopts taints, counts windows, finishes releases. Pure."""
 
 from dataclasses import replace
 
@@ -9,7 +9,7 @@ from ingero_operator.taints.state import DAY, OVERRIDDEN, Record, Streak, TaintS
 def match_records(
     policy: TaintPolicy, observed: Observation, state: TaintState, now: float
 ) -> tuple[TaintState, tuple[Override, ...], tuple[Step, ...]]:
-    """Match records and nodes: adopt taints, finish releases, respect removals by others."""
+    """Match records with nodes: adopt taints, finish releases, respect removals by others."""
     records: dict[str, Record] = {}
     overrides: list[Override] = []
     found_done: list[Step] = []
@@ -17,7 +17,7 @@ def match_records(
     for name, record in state.records.items():
         node = observed.nodes.get(name)
         if node is None or node.uid != record.uid:
-            # Another machine, or none: the record of the old one does not apply.
+            # The node is another machine, or gone: the record does not apply.
             if node is None and not record.verdict and not record.idle(now, policy.quiet):
                 records[name] = record
             continue
@@ -28,7 +28,7 @@ def match_records(
                 found_done.append(Step(verb="remove", node=name, uid=node.uid, reason=record.releasing))
                 record = replace(record, verdict="", effect="", releasing="", released=now)
             elif record.releasing != OVERRIDDEN and (left or not record.releasing):
-                # What is left of the taint is recognised by the verdict alone, which is kept until it is gone.
+                # The rest of the taint is recognised only by the verdict, which is kept until the taint is gone.
                 overrides.append(Override(node=name, uid=node.uid, verdict=record.verdict))
                 kept = replace(record, releasing=OVERRIDDEN) if left else replace(record, verdict="", effect="")
                 record = replace(kept, released=now, override_cooldown_until=now + policy.override_cooldown)
@@ -52,7 +52,7 @@ def match_records(
 
 
 def count_windows(observed: Observation, state: TaintState, trusted: bool, now: float) -> TaintState:
-    """Count windows of accusation and of health; evidence that cannot be trusted breaks every count."""
+    """Count windows of accusation and of health; evidence that cannot be trusted resets every count."""
     evidence = observed.evidence
     if not trusted or evidence is None:
         return replace(state, accused={}, healthy={}, tick=evidence.tick if evidence else "")
@@ -79,7 +79,7 @@ def _same_machine(observed: Observation, name: str, streak: Streak) -> bool:
 
 
 def is_confirmed(policy: TaintPolicy, item: Accused, streak: Streak | None, now: float) -> bool:
-    """Whether an accusation has held long enough, in our own count and in Fleet's."""
+    """Whether an accusation has lasted long enough, by the operator's count and by Fleet's."""
     return (
         streak is not None
         and item.active
@@ -92,7 +92,7 @@ def is_confirmed(policy: TaintPolicy, item: Accused, streak: Streak | None, now:
 def after_attempt(state: TaintState, step: Step, now: float) -> TaintState:
     """The state after a write whose response was lost: it may have been done, so it counts for every limit.
 
-    A taint that is found later on the node is recognised by its time and does not count twice.
+    A taint that is later found on the node is recognised by its time and does not count twice.
     """
     if step.taint is None or step.verb not in ("add", "raise"):
         return state
