@@ -21,8 +21,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SuiteSc
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Serial tests are a group of their own, and the last ones where there is one process only."""
+    """Serial tests are a separate group, and the last ones where there is only one process.
+
+    Tests that load programs into the kernel are serial too: they count calls while a budget of processor time holds.
+    """
     for item in items:
+        if item.get_closest_marker("ebpf"):
+            item.add_marker(SERIAL)
         if item.get_closest_marker(SERIAL):
             item.add_marker(pytest.mark.xdist_group(SERIAL))
     items.sort(key=lambda item: item.get_closest_marker(SERIAL) is not None)

@@ -178,6 +178,7 @@ def launches(page: str) -> float:
     return metric(page, name) if name in page else 0.0
 
 
+@pytest.mark.serial
 @pytest.mark.ebpf
 def test_too_many_launches_are_counted_in_windows_and_their_rate_stays_where_it_was(tmp_path: Path) -> None:
     library = compile_c(tmp_path, "libcudart.so.12", RUNTIME, "-shared", "-fPIC", "-pthread")

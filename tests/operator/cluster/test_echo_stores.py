@@ -311,7 +311,7 @@ def test_a_claim_that_lost_its_labels_stays_the_stores_and_locks_nothing(
     operator.settle(1)
 
     assert store.proof()["metadata"]["uid"] == proof and store.status()["encryption"] == recorded
-    assert store.summary() == "Healthy"
+    wait_until(lambda: store.summary() == "Healthy", "the store to be healthy again")
 
 
 def owned(store: Store) -> bool:
