@@ -15,21 +15,16 @@ from ingero_echo.settings import EchoConfig
 from ingero_echo.store import schema_text
 from ingero_fleet.settings import FleetConfig
 from ingero_kit.flags import default_text
-from ingero_operator.render import argocd, examples
-from ingero_operator.render.crds import echo_stores, fleet_clusters
+from ingero_operator.render.crds import all_definitions, echo_stores, fleet_clusters
 from ingero_operator.render.install import (
+    NAMESPACE,
+    OPERATOR,
     RIGHTS,
-    WATCHED,
     WHOLE_CLUSTER,
-    crd_kustomization,
     everything,
-    kustomization,
     namespace_access,
-    namespaced,
-    prometheus_rule,
-    service_monitor,
+    rules,
 )
-from ingero_operator.render.install import monitoring as monitoring_kustomization
 from ingero_operator.render.text import dump
 from ingero_operator.settings import OperatorConfig
 from ingero_sink.settings import SinkSettings
@@ -174,6 +169,28 @@ def rights() -> str:
     return "\n".join(["# Rights of the operator", NOTE, "", *words, "", head, *lines, ""])
 
 
+def cluster_role() -> str:
+    """manifests/namespaced/cluster-role.yaml: the rights that no Role can give."""
+    role = {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": OPERATOR}}
+    return dump([{**role, "rules": rules(True)}])
+
+
+def prometheus_rule() -> str:
+    """manifests/monitoring/prometheus-operator/rules.yaml"""
+    wave = {"argocd.argoproj.io/sync-wave": "-1"}
+    metadata = {"name": "ingero", "labels": {"app.kubernetes.io/name": OPERATOR}, "annotations": wave}
+    rule = {"apiVersion": "monitoring.coreos.com/v1", "kind": "PrometheusRule"}
+    return dump([{**rule, "metadata": {**metadata, "namespace": NAMESPACE}, "spec": {"groups": monitoring.groups()}}])
+
+
+def argocd_health() -> str:
+    """manifests/argocd/argocd-cm.yaml: keys for `argocd-cm`, one health check for each kind."""
+    keys = [f"resource.customizations.health.ingero.io_{kind}" for kind in ("FleetCluster", "EchoStore")]
+    check = (ROOT / "manifests/argocd/health.lua").read_text()
+    metadata = {"name": "argocd-cm", "namespace": "argocd"}
+    return dump([{"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": dict.fromkeys(keys, check)}])
+
+
 DOCUMENTS: dict[str, Callable[[], str]] = {
     **monitoring.DOCUMENTS,
     "docs/questions.md": questions,
@@ -181,21 +198,12 @@ DOCUMENTS: dict[str, Callable[[], str]] = {
     "docs/configuration.md": configuration,
     "crds/fleetclusters.yaml": lambda: dump([fleet_clusters()]),
     "crds/echostores.yaml": lambda: dump([echo_stores()]),
+    "manifests/base/crds.yaml": lambda: dump(all_definitions()),
     "manifests/base/operator.yaml": lambda: dump(everything(version("ingero"))),
-    "manifests/base/kustomization.yaml": lambda: dump([kustomization()]),
-    "manifests/namespaced/kustomization.yaml": lambda: dump([namespaced()]),
-    "manifests/namespaced/access.yaml": lambda: dump([examples.namespace(), *namespace_access(WATCHED)]),
-    "manifests/monitoring/prometheus-operator/kustomization.yaml": lambda: dump([monitoring_kustomization()]),
-    "manifests/monitoring/prometheus-operator/servicemonitor.yaml": lambda: dump([service_monitor()]),
-    "manifests/monitoring/prometheus-operator/rules.yaml": lambda: dump([prometheus_rule(monitoring.groups())]),
-    "manifests/argocd/health.lua": lambda: argocd.HEALTH,
-    "manifests/argocd/argocd-cm.yaml": lambda: dump([argocd.config_map_patch()]),
-    "manifests/argocd/application.yaml": lambda: dump([argocd.application()]),
-    "manifests/examples/smallest.yaml": lambda: dump(examples.smallest()),
-    "manifests/examples/taints.yaml": lambda: dump(examples.taints()),
-    "manifests/examples/registry/kustomization.yaml": lambda: dump([examples.registry()]),
-    "manifests/examples/store.yaml": lambda: dump(examples.store()),
-    "crds/kustomization.yaml": lambda: dump([crd_kustomization()]),
+    "manifests/namespaced/access.yaml": lambda: dump(namespace_access("ingero")),
+    "manifests/namespaced/cluster-role.yaml": cluster_role,
+    "manifests/argocd/argocd-cm.yaml": argocd_health,
+    "manifests/monitoring/prometheus-operator/rules.yaml": prometheus_rule,
 }
 
 

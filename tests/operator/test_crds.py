@@ -1,9 +1,11 @@
 """The CRDs are structural, bounded and free of defaults."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from ingero_operator.api import v1alpha1
 from ingero_operator.api.base import Part
@@ -143,3 +145,12 @@ def test_a_field_of_a_newer_version_does_not_stop_the_operator() -> None:
     spec = v1alpha1.FleetClusterSpec.model_validate({"clusterId": "lab", "fromTheFuture": 1})
 
     assert spec.cluster_id == "lab"
+
+
+def test_the_folder_of_the_definitions_holds_nothing_that_kubectl_apply_would_refuse() -> None:
+    kinds = {
+        item["kind"]
+        for file in (Path(__file__).parents[2] / "crds").iterdir()
+        for item in yaml.safe_load_all(file.read_text())
+    }
+    assert kinds == {"CustomResourceDefinition"}

@@ -14,9 +14,9 @@ from ingero_operator.render.install import (
     GUARD,
     NAMESPACE,
     OPERATOR,
-    cluster_role,
     everything,
     namespace_access,
+    rules,
 )
 from ingero_testing.processes import answer, wait_until
 from ingero_testing.taint_lab import TEAM, Lab
@@ -172,7 +172,7 @@ def test_with_roles_in_its_namespaces_the_operator_looks_after_these_and_no_othe
     other = f"{namespace}-other"
     plane.apply(
         {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": other}},
-        cluster_role(namespaced=True), *namespace_access(namespace),
+        {**installed("ClusterRole"), "rules": rules(True)}, *namespace_access(namespace),
     )  # fmt: skip
     user = f"system:serviceaccount:{NAMESPACE}:{OPERATOR}"
 
@@ -192,7 +192,7 @@ def test_with_roles_in_its_namespaces_the_operator_looks_after_these_and_no_othe
             assert plane.read("-n", other, "deploy,ds,sa", "-l", "ingero.io/owner=prod")["items"] == []
             assert "orbidden" not in instance.running.words(), instance.running.words()
     finally:
-        plane.apply(cluster_role())
+        plane.apply(installed("ClusterRole"))
         wait_until(lambda: may(other), "the rights of others")
         plane.delete("namespace", other)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ingero_operator.render.install import NAMESPACE, OPERATOR, cluster_role
+from ingero_operator.render.install import NAMESPACE, OPERATOR, everything
 from ingero_testing.fleets import Fleets
 from ingero_testing.processes import wait_until
 from ingero_testing.taint_lab import Lab
@@ -33,7 +33,7 @@ def condition(plane: ControlPlane, namespace: str, kind: str = "Degraded") -> tu
 @contextmanager
 def without(plane: ControlPlane, resource: str, verb: str) -> Iterator[None]:
     """The operator's ClusterRole lacks a right."""
-    role = cluster_role()
+    role = next(item for item in everything("0.1.0") if item["kind"] == "ClusterRole")
     holed = json.loads(json.dumps(role))
     for rule in holed["rules"]:
         if resource in rule["resources"]:
