@@ -15,7 +15,6 @@ from ingero_agent.trace.calibrate import nanoseconds
 from ingero_agent.trace.collector import make_metrics_server
 from ingero_agent.trace.export import ExportConfig, TraceExporter
 from ingero_agent.trace.loader import CannotTrace
-from ingero_agent.trace.noop import NOOP_MODE, NoopTracer, Tracer
 from ingero_agent.trace.recorder import open_recorder
 from ingero_agent.trace.selection import Selection
 from ingero_agent.trace.service import TraceService
@@ -23,6 +22,7 @@ from ingero_agent.trace.settings import TraceSettings
 from ingero_agent.trace.sockets import Sockets
 from ingero_agent.trace.store import Retention, TraceStore
 from ingero_agent.trace.tracer import EbpfTracer
+from ingero_agent.trace.tracer_base import NOOP_MODE, Tracer
 from ingero_kit.addresses import parse_listen
 from ingero_kit.logs import get
 
@@ -54,7 +54,8 @@ def run(settings: TraceSettings) -> None:
 
 
 def find_tracer(settings: TraceSettings) -> Tracer:
-    """Load the eBPF tracer. If that fails and the settings ask for more than the database, return a `NoopTracer`.
+    """Load the eBPF tracer. If that fails and the settings ask for more than the database, return a `Tracer`
+    that counts nothing.
 
     Raises `CannotTrace` if they ask for the database only.
     """
@@ -64,7 +65,7 @@ def find_tracer(settings: TraceSettings) -> Tracer:
         if not (settings.prometheus or settings.otlp or settings.remediate or settings.annotate):
             raise
         log.error("cannot_trace", reason=str(error), again_in_seconds=RETRY_SECONDS)
-        return NoopTracer(str(error))
+        return Tracer(str(error))
 
 
 def open_sockets(settings: TraceSettings) -> Sockets | None:

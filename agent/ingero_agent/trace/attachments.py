@@ -39,9 +39,10 @@ class _Library:
 class Attachments:
     """Attaches probes to the libraries in use.
 
-    `multi`: one link for many functions; otherwise one for each, and only the most important functions. `tell` is
-    called with a library's slot and the offset of the rank in NCCL's communicator, 0 if not known. `returns`: whether
-    to attach to returns too. `apart`: attach for each process separately, so that other processes have no cost.
+    `multi`: one link for many functions; otherwise one for each, and only the most important functions.
+    `set_rank_offset` is called with a library's slot and the offset of the rank in NCCL's communicator, 0 if not
+    known. `returns`: whether to attach to returns too. `per_process`: attach for each process separately, so that
+    other processes have no cost.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Attachments:
             elif library.absent_since is None and not target.pid:
                 library.absent_since = now
             elif target.pid or now - (library.absent_since or now) > KEEP_SECONDS:
-                self._release(library)
+                _release(library)
                 del self._libraries[target]
         fresh = {target: path for target, path in targets.items() if target not in self._libraries}
         for target, path in fresh.items():
@@ -85,7 +86,7 @@ class Attachments:
                 with suppress(OSError):
                     self._open(library, group)
             else:
-                self._shut(library, group)
+                _close(library, group)
 
     @property
     def count(self) -> int:
@@ -100,7 +101,7 @@ class Attachments:
     def close(self) -> None:
         """Detach everything."""
         for library in self._libraries.values():
-            self._release(library)
+            _release(library)
         self._libraries.clear()
 
     def _let_go_of_replaced(self) -> None:
@@ -110,7 +111,7 @@ class Attachments:
         """
         for target, library in self._libraries.items():
             if library.descriptor >= 0 and identify(Path(f"/proc/self/fd/{library.descriptor}")) != target.identity:
-                self._release(library)
+                _release(library)
                 self.replaced += 1
                 log.warning("library_replaced", library=target.kind, inode=target.identity.inode)
 
@@ -136,7 +137,7 @@ class Attachments:
         try:
             library.descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             if identify(Path(f"/proc/self/fd/{library.descriptor}")) != target.identity:
-                raise OSError("the file changed while it was looked at")
+                raise OSError("the file changed while it was read")
             functions = library_functions(target.kind)
             offsets = elf.read_function_offsets(library.descriptor, set(functions), static=target.static)
             if target.kind == NCCL:
@@ -151,7 +152,7 @@ class Attachments:
                 "attached", library=target.kind, functions=len(offsets), pid=target.pid, inode=target.identity.inode
             )
         except (OSError, elf.NotElf) as error:
-            self._release(library)
+            _release(library)
             log.warning("cannot_attach", library=target.kind, pid=target.pid, reason=str(error))
 
     @staticmethod
@@ -183,25 +184,18 @@ class Attachments:
             for name, at_return in zip(programs, (False, True), strict=True):
                 if not cookies or not name or (at_return and not self._returns):
                     continue
-                program = self._programs[name]
-                if self._multi:
-                    links.append(
-                        kernel.link(
-                            program, path, list(cookies), list(cookies.values()), at_return=at_return, pid=pid
-                        )
-                    )
-                else:
-                    for offset, cookie in cookies.items():
-                        links += kernel.link_one(program, path, offset, cookie, at_return=at_return, pid=pid)
+                links += kernel.attach(
+                    self._programs[name], path, cookies, at_return=at_return, pid=pid, multi=self._multi
+                )
 
-    @staticmethod
-    def _shut(library: _Library, group: str) -> None:
-        for link in library.links.pop(group, []):
-            os.close(link)
 
-    def _release(self, library: _Library) -> None:
-        for group in list(library.links):
-            self._shut(library, group)
-        if library.descriptor >= 0:
-            os.close(library.descriptor)
-        library.descriptor, library.places = -1, {}
+def _close(library: _Library, group: str) -> None:
+    kernel.close_all(library.links.pop(group, []))
+
+
+def _release(library: _Library) -> None:
+    for group in list(library.links):
+        _close(library, group)
+    if library.descriptor >= 0:
+        os.close(library.descriptor)
+    library.descriptor, library.places = -1, {}

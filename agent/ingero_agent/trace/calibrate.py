@@ -13,8 +13,8 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Final
 
 from ingero_agent.trace import kernel
@@ -124,20 +124,9 @@ def calibrate(programs: Mapping[str, int], *, multi: bool = True) -> dict[str, P
     memory = ctypes.create_string_buffer(_TOUCHED_BYTES)
     address, me = ctypes.addressof(memory), os.getpid()
 
-    @contextmanager
-    def attached(names: tuple[str, ...], at: int = 0, cookie: int = SCRATCH_NUMBER) -> Iterator[None]:
-        links: list[int] = []
-        try:
-            for program, at_return in zip(names, (False, True), strict=False):
-                where = (programs[program], twins.path)
-                if multi:
-                    links.append(kernel.link(*where, [at], [cookie], at_return=at_return, pid=me))
-                else:
-                    links += kernel.link_one(*where, at, cookie, at_return=at_return, pid=me)
-            yield
-        finally:
-            for link in links:
-                os.close(link)
+    def attached(names: str, at: int = 0, cookie: int = SCRATCH_NUMBER) -> AbstractContextManager[None]:
+        chosen = [programs[name] for name in names.split()]
+        return kernel.attached(chosen, twins.path, {at: cookie}, pid=me, multi=multi)
 
     def measured(*pairs: tuple[Call, Call]) -> list[ProbeCost]:
         warm = extra_nanoseconds(pairs, lambda: ctypes.memset(address, 1, _TOUCHED_BYTES), WARM_CALLS)
@@ -147,14 +136,14 @@ def calibrate(programs: Mapping[str, int], *, multi: bool = True) -> dict[str, P
     first, second, third = twins.pairs
     collective = SCRATCH_NUMBER | COMM_5 << 8 | _SCRATCH_SLOT << 16
     try:
-        with attached(("launch_enter",)):
+        with attached("launch_enter"):
             (entry,) = measured(first)
-        with attached(("launch_enter",), 4 * _EVERY):
+        with attached("launch_enter", 4 * _EVERY):
             (single_stepped,) = measured(third)
-        with attached(("call_enter", "call_return")):
+        with attached("call_enter call_return"):
             (pair,) = measured(first)
-        waiting = attached(("call_enter", "call_return"), 2 * _EVERY, SCRATCH_NUMBER | _WAITS)
-        with attached(("coll_enter", "coll_return"), 0, collective), waiting:
+        waiting = attached("call_enter call_return", 2 * _EVERY, SCRATCH_NUMBER | _WAITS)
+        with attached("coll_enter coll_return", 0, collective), waiting:
             enqueued, waited = measured(first, second)
     finally:
         twins.close()

@@ -55,17 +55,17 @@ class Facts:
     btf: bool = False
     lockdown: str = ""
     bcc: bool = False
-    load_error: str | None = None
+    load_error: str = ""
     load_seconds: float = 0.0
     helper_peak_bytes: int = 0
     no_scheduler: str = ""
     no_returns: str = ""
-    link_error: str | None = None
+    link_error: str = ""
     perf_uprobes: bool = False
     costs: Mapping[str, float] | None = None
     libraries: tuple[tuple[str, str], ...] = ()
     unreadable_processes: int = 0
-    gpu_error: str | None = None
+    gpu_error: str = ""
     gpus: int = 0
     pyarrow: bool = False
     database: str = ""
@@ -102,21 +102,45 @@ def evaluate(facts: Facts) -> list[Capability]:
     """All capabilities, those that the others depend on first."""
     return [
         _kernel(facts),
-        _btf(facts),
-        _lockdown(facts),
-        _privileges(facts),
-        _mapped_files(facts),
-        _bcc(facts),
-        _programs(facts),
-        _links(facts),
-        _returns(facts),
-        _scheduler(facts),
-        _cost(facts),
+        _check(
+            "btf", "" if facts.btf else "/sys/kernel/btf/vmlinux is not there or cannot be read",
+            "use a distribution's kernel (CONFIG_DEBUG_INFO_BTF), and mount /sys into the container",
+            "/sys/kernel/btf/vmlinux can be read", Support.DEGRADED,
+        ),
+        _check(
+            "lockdown",
+            "the kernel is locked down for confidentiality: eBPF may read nothing"
+            if "[confidentiality]" in facts.lockdown else "",
+            "boot without lockdown=confidentiality; integrity is fine",
+            facts.lockdown.strip() or "no lockdown", needed=True,
+        ),
+        *_privileges(facts),
+        _check(
+            "compiler", "" if facts.bcc else "the distribution's BCC bindings are not installed",
+            "apt-get install --no-install-recommends python3-bpfcc (the PyPI package named bcc is something else)",
+            "python3-bpfcc is installed", needed=True,
+        ),
+        _check(
+            "programs", facts.load_error, "mend what is missing above",
+            f"compiled and loaded in {facts.load_seconds:.1f} s; helper's peak {facts.helper_peak_bytes >> 20} MB",
+            needed=True,
+        ),
+        *_probes(facts),
+        _cost(facts.costs),
         _libraries(facts),
-        _gpu(facts),
-        _database(facts),
-        _recording(facts),
-    ]
+        _check(
+            "gpu", facts.gpu_error, "on a GPU node, mount the driver's libnvidia-ml.so.1 into the container",
+            f"{facts.gpus} GPUs through NVML", Support.ABSENT,
+        ),
+        _check(
+            "database", facts.database_error, "choose a folder that can be written with --db",
+            f"{facts.database} can be written", needed=True,
+        ),
+        _check(
+            "parquet", "" if facts.pyarrow else "--record writes CSV only", "pip install 'ingero[analyze]'",
+            "--record writes CSV and Parquet", Support.ABSENT,
+        ),
+    ]  # fmt: skip
 
 
 def can_trace(found: list[Capability]) -> bool:
@@ -124,161 +148,88 @@ def can_trace(found: list[Capability]) -> bool:
     return not [one for one in found if one.needed and one.state is Support.MISSING]
 
 
+def _check(
+    name: str, problem: str, fix: str, well: str, otherwise: Support = Support.MISSING, *, needed: bool = False
+) -> Capability:
+    """`well` is the reason when there is no problem; otherwise the state is `otherwise`."""
+    if problem:
+        return Capability(name, otherwise, problem, fix, needed)
+    return Capability(name, Support.OK, well, needed=needed)
+
+
 def _kernel(facts: Facts) -> Capability:
     version, text = kernel_version(facts.release), f"Linux {facts.release} on {facts.machine}"
     if facts.machine not in ("x86_64", "aarch64"):
         return Capability("kernel", Support.MISSING, text, "run on x86_64 or aarch64", True)
-    if version >= OLDEST_KERNEL:
-        return Capability("kernel", Support.OK, text, needed=True)
-    if version >= OLDEST_BTF_KERNEL:
-        return Capability(
-            "kernel", Support.DEGRADED, f"{text}: no links of many functions", "Linux 6.6 or newer",
-            True,
-        )  # fmt: skip
-    return Capability("kernel", Support.MISSING, text, "Linux 5.15 or newer, better 6.6", True)
+    if version < OLDEST_BTF_KERNEL:
+        return Capability("kernel", Support.MISSING, text, "Linux 5.15 or newer, better 6.6", True)
+    old = f"{text}: no links of many functions" if version < OLDEST_KERNEL else ""
+    return _check("kernel", old, "Linux 6.6 or newer", text, Support.DEGRADED, needed=True)
 
 
-def _btf(facts: Facts) -> Capability:
-    if facts.btf:
-        return Capability("btf", Support.OK, "/sys/kernel/btf/vmlinux can be read")
-    return Capability(
-        "btf", Support.DEGRADED, "/sys/kernel/btf/vmlinux is not there or cannot be read",
-        "use a distribution's kernel (CONFIG_DEBUG_INFO_BTF), and mount /sys into the container",
-    )  # fmt: skip
-
-
-def _lockdown(facts: Facts) -> Capability:
-    if "[confidentiality]" in facts.lockdown:
-        return Capability(
-            "lockdown", Support.MISSING, "the kernel is locked down for confidentiality: eBPF may read nothing",
-            "boot without lockdown=confidentiality; integrity is fine", True,
-        )  # fmt: skip
-    return Capability("lockdown", Support.OK, facts.lockdown.strip() or "no lockdown", needed=True)
-
-
-def _privileges(facts: Facts) -> Capability:
+def _privileges(facts: Facts) -> tuple[Capability, Capability]:
+    """The process's capabilities, and whether files that processes map can be opened with them."""
     missing = missing_privileges(facts.effective)
-    if not missing:
-        return Capability("privileges", Support.OK, ", ".join(PRIVILEGES), needed=True)
-    needed = bool(set(missing) - {"CAP_SYS_PTRACE"})
-    return Capability(
-        "privileges", Support.MISSING if needed else Support.DEGRADED, f"{', '.join(missing)} not held",
-        _cure(missing), True,
-    )  # fmt: skip
-
-
-def _mapped_files(facts: Facts) -> Capability:
-    if not facts.mapped_files_error:
-        return Capability("files", Support.OK, "the files that processes map can be opened", needed=True)
-    reason, cure = no_mapped_files(facts.mapped_files_error, facts.effective)
-    return Capability("files", Support.MISSING, reason, cure, True)
-
-
-def _bcc(facts: Facts) -> Capability:
-    if facts.bcc:
-        return Capability("compiler", Support.OK, "python3-bpfcc is installed", needed=True)
-    return Capability(
-        "compiler", Support.MISSING, "the distribution's BCC bindings are not installed",
-        "apt-get install --no-install-recommends python3-bpfcc (the PyPI package named bcc is something else)", True,
-    )  # fmt: skip
-
-
-def _programs(facts: Facts) -> Capability:
-    if facts.load_error is None:
-        text = f"compiled and loaded in {facts.load_seconds:.1f} s; helper's peak {facts.helper_peak_bytes >> 20} MB"
-        return Capability("programs", Support.OK, text, needed=True)
-    return Capability("programs", Support.MISSING, facts.load_error, "mend what is missing above", True)
-
-
-def _links(facts: Facts) -> Capability:
-    if facts.load_error is not None:
-        return Capability("links", Support.MISSING, "not tried: no programs", needed=True)
-    if facts.link_error is None:
-        return Capability(
-            "links", Support.OK, "a probe attached to many functions at once fires and counts", needed=True
-        )
-    if facts.perf_uprobes:
-        return Capability(
-            "links", Support.DEGRADED, f"{facts.link_error}: one link a function, and only the most important ones",
-            "Linux 6.6 or newer", True,
-        )  # fmt: skip
-    return Capability("links", Support.MISSING, facts.link_error, "Linux 6.6 or newer with CONFIG_UPROBES", True)
-
-
-def _returns(facts: Facts) -> Capability:
-    if facts.load_error is not None or facts.link_error is not None:
-        return Capability("returns", Support.MISSING, "not tried: no programs, or no links of many functions")
-    if facts.no_returns:
-        return Capability(
-            "returns", Support.DEGRADED, f"{facts.no_returns}: calls are counted, not timed, and no wait is seen",
-            "a kernel in which return probes need no system call, or one that filters know (Linux 6.14 or newer)",
-        )  # fmt: skip
-    return Capability(
-        "returns", Support.OK, "a process under a filter of system calls (seccomp) survives being timed"
+    state = Support.MISSING if set(missing) - {"CAP_SYS_PTRACE"} else Support.DEGRADED
+    unopened, cure = (
+        no_mapped_files(facts.mapped_files_error, facts.effective) if facts.mapped_files_error else ("", "")
     )
+    return (
+        _check(
+            "privileges", f"{', '.join(missing)} not held" if missing else "", _cure(missing), ", ".join(PRIVILEGES),
+            state, needed=True,
+        ),
+        _check("files", unopened, cure, "the files that processes map can be opened", needed=True),
+    )  # fmt: skip
 
 
-def _scheduler(facts: Facts) -> Capability:
-    if facts.load_error is not None:
-        return Capability("scheduler", Support.MISSING, "not tried: no programs")
-    if facts.no_scheduler:
-        return Capability(
-            "scheduler", Support.DEGRADED, f"{facts.no_scheduler}: waiting for processors is not counted",
+def _probes(facts: Facts) -> tuple[Capability, Capability, Capability]:
+    """Links of many functions, return probes, and the scheduler's tracepoints."""
+    if facts.load_error:
+        names = ("links", "returns", "scheduler")
+        links, returns, scheduler = (
+            Capability(name, Support.MISSING, "not tried: no programs", needed=name == "links") for name in names
+        )
+        return links, returns, scheduler
+    fix, problem, state = "Linux 6.6 or newer with CONFIG_UPROBES", facts.link_error, Support.MISSING
+    if problem and facts.perf_uprobes:
+        fix, state = "Linux 6.6 or newer", Support.DEGRADED
+        problem += ": one link a function, and only the most important ones"
+    return (
+        _check(
+            "links", problem, fix, "a probe attached to many functions at once fires and counts", state, needed=True
+        ),
+        Capability("returns", Support.MISSING, "not tried: no links of many functions")
+        if problem
+        else _check(
+            "returns",
+            facts.no_returns and f"{facts.no_returns}: calls are counted, not timed, and no wait is seen",
+            "a kernel in which return probes need no system call, or one that filters know (Linux 6.14 or newer)",
+            "a process under a filter of system calls (seccomp) survives being timed", Support.DEGRADED,
+        ),
+        _check(
+            "scheduler", facts.no_scheduler and f"{facts.no_scheduler}: waiting for processors is not counted",
             "a kernel with BTF (CONFIG_DEBUG_INFO_BTF) that allows raw tracepoints",
-        )  # fmt: skip
-    return Capability("scheduler", Support.OK, "waiting for processors and disks is told from sleep")
+            "waiting for processors and disks is distinguished from sleep", Support.DEGRADED,
+        ),
+    )  # fmt: skip
 
 
-def _cost(facts: Facts) -> Capability:
-    costs = facts.costs
+def _cost(costs: Mapping[str, float] | None) -> Capability:
     if costs is None:
         return Capability("cost", Support.DEGRADED, "not measured: costs are assumed")
     text = (
         f"{costs[ENTRY]:.0f} ns a counted call, {costs[PAIR]:.0f} ns a timed one, "
         f"{costs[f'{COLLECTIVE}_cold'] + costs[f'{WAIT}_cold']:.0f} ns a collective and its wait after a pause"
     )
-    if costs[PAIR] > 8000:
-        return Capability(
-            "cost", Support.DEGRADED, text, "probes are dear here: more is counted in windows of time only"
-        )
-    return Capability("cost", Support.OK, text)
+    expensive = text if costs[PAIR] > 8000 else ""
+    fix = "probes are expensive here: more is counted in windows of time only"
+    return _check("cost", expensive, fix, text, Support.DEGRADED)
 
 
 def _libraries(facts: Facts) -> Capability:
-    hidden = f"; {facts.unreadable_processes} processes cannot be looked into" if facts.unreadable_processes else ""
-    if facts.libraries:
-        text = ", ".join(f"{kind} of {name}" for kind, name in facts.libraries[:8])
-        return Capability("libraries", Support.OK, text + hidden)
-    return Capability(
-        "libraries", Support.ABSENT, f"no process uses CUDA or NCCL now{hidden}",
-        "start a workload; in a container, set hostPID: true" if not hidden else "CAP_SYS_PTRACE and hostPID: true",
-    )  # fmt: skip
-
-
-def _gpu(facts: Facts) -> Capability:
-    if facts.gpu_error is None:
-        return Capability("gpu", Support.OK, f"{facts.gpus} GPUs through NVML")
-    return Capability(
-        "gpu",
-        Support.ABSENT,
-        facts.gpu_error,
-        "on a GPU node, mount the driver's libnvidia-ml.so.1 into the container",
-    )
-
-
-def _database(facts: Facts) -> Capability:
-    if not facts.database_error:
-        return Capability("database", Support.OK, f"{facts.database} can be written", needed=True)
-    return Capability(
-        "database",
-        Support.MISSING,
-        facts.database_error,
-        "choose a folder that can be written with --db",
-        True,
-    )
-
-
-def _recording(facts: Facts) -> Capability:
-    if facts.pyarrow:
-        return Capability("parquet", Support.OK, "--record writes CSV and Parquet")
-    return Capability("parquet", Support.ABSENT, "--record writes CSV only", "pip install 'ingero[analyze]'")
+    hidden = f"; {facts.unreadable_processes} processes cannot be read" if facts.unreadable_processes else ""
+    fix = "CAP_SYS_PTRACE and hostPID: true" if hidden else "start a workload; in a container, set hostPID: true"
+    found = ", ".join(f"{kind} of {name}" for kind, name in facts.libraries[:8])
+    absent = "" if found else f"no process uses CUDA or NCCL now{hidden}"
+    return _check("libraries", absent, fix, found + hidden, Support.ABSENT)

@@ -31,12 +31,12 @@ def _libraries() -> tuple[tuple[tuple[str, str], ...], int]:
     return tuple(found), finder.refused.get(LOOK_INTO, 0)
 
 
-def _gpus() -> tuple[int, str | None]:
+def _gpus() -> tuple[int, str]:
     try:
         import pynvml
 
         pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount()), None
+        return int(pynvml.nvmlDeviceGetCount()), ""
     except Exception as error:
         return 0, f"NVML: {error}"
 
@@ -52,14 +52,9 @@ def _fires(descriptors: dict[str, int]) -> None:
     """Attach to a function of this process, call it, and verify that the calls are counted. Raises `OSError`."""
     twins, calls = Twins(), 10
     try:
-        link = kernel.link(
-            descriptors["launch_enter"], twins.path, [0], [SCRATCH_NUMBER], at_return=False, pid=os.getpid()
-        )
-        try:
+        with kernel.attached([descriptors["launch_enter"]], twins.path, {0: SCRATCH_NUMBER}, pid=os.getpid()):
             for _ in range(calls):
                 twins.probed()
-        finally:
-            os.close(link)
     finally:
         twins.close()
     cpus = possible_cpus()
@@ -94,7 +89,7 @@ def collect_facts(database: Path) -> Facts:
         loaded = load_programs()
     except (CannotTrace, OSError) as error:
         return Facts(**known, load_error=str(error).split(": tracing needs")[0])  # type: ignore[arg-type]
-    link_error, costs, no_returns = None, None, ""
+    link_error, costs, no_returns = "", None, ""
     programs = loaded.descriptors
     scheduler = EbpfSchedulerMonitor(programs, loaded.no_scheduler)
     scheduler.close()
@@ -106,8 +101,7 @@ def collect_facts(database: Path) -> Facts:
     except OSError as error:
         link_error = str(error)
     finally:
-        for descriptor in programs.values():
-            os.close(descriptor)
+        kernel.close_all(programs.values())
     return Facts(
         **known,  # type: ignore[arg-type]
         no_scheduler=scheduler.why_not, load_seconds=loaded.seconds, helper_peak_bytes=loaded.peak_bytes,

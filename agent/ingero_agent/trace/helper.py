@@ -10,6 +10,7 @@ import os
 import socket
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,22 +63,14 @@ def compile_flags(ring_bytes: int) -> list[str]:
 
 def scheduler_flags(layout: SwitchLayout) -> list[str]:
     """Compiler flags of the scheduler's programs, which depend on the running kernel."""
-    flags = {
-        "PID_OFFSET": layout.pid_offset, "STATE_OFFSET": layout.state_offset, "PREV_ARGUMENT": layout.prev_argument,
-        "NEXT_ARGUMENT": layout.next_argument, "STATE_ARGUMENT": layout.state_argument,
-        "SCHED_SWITCH": SCHED_SWITCH.number, "DISK_WAIT": DISK_WAIT.number,
-    }  # fmt: skip
-    return [f"-D{name}={value}" for name, value in flags.items() if value is not None]
+    flags = {**asdict(layout), "sched_switch": SCHED_SWITCH.number, "disk_wait": DISK_WAIT.number}
+    return [f"-D{name.upper()}={value}" for name, value in flags.items() if value is not None]
 
 
 def numbers_flags(namespace: int, layout: NumbersLayout) -> list[str]:
     """Compiler flags to read process numbers in a PID namespace other than the machine's first."""
-    flags = {
-        "PID_NAMESPACE": namespace, "TASK_THREAD_PID": layout.task_thread_pid, "TASK_LEADER": layout.task_leader,
-        "PID_LEVEL": layout.pid_level, "PID_NUMBERS": layout.pid_numbers, "UPID_SIZE": layout.upid_size,
-        "UPID_NR": layout.upid_nr, "UPID_NS": layout.upid_ns, "NS_INUM": layout.ns_inum,
-    }  # fmt: skip
-    return [f"-D{name}={value}U" for name, value in flags.items()]
+    flags = {"pid_namespace": namespace, **asdict(layout)}
+    return [f"-D{name.upper()}={value}U" for name, value in flags.items()]
 
 
 @functools.cache

@@ -6,7 +6,8 @@ import mmap
 import os
 import platform
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -73,6 +74,45 @@ def link_one(program: int, path: str, offset: int, cookie: int, *, at_return: bo
     except OSError:
         os.close(event)
         raise
+
+
+def attach(
+    program: int, path: str, cookies: Mapping[int, int], *, at_return: bool, pid: int = 0, multi: bool = True
+) -> list[int]:
+    """Attach a program to functions of one file, given as file offset → cookie; returns descriptors to close.
+
+    `multi`: one link for all functions, otherwise one for each. Raises `OSError`.
+    """
+    if multi:
+        return [link(program, path, list(cookies), list(cookies.values()), at_return=at_return, pid=pid)]
+    links: list[int] = []
+    try:
+        for offset, cookie in cookies.items():
+            links += link_one(program, path, offset, cookie, at_return=at_return, pid=pid)
+    except OSError:
+        close_all(links)
+        raise
+    return links
+
+
+@contextmanager
+def attached(
+    programs: Sequence[int], path: str, cookies: Mapping[int, int], *, pid: int, multi: bool = True
+) -> Iterator[None]:
+    """Attach the first program at entry and the second, if any, at return, for one process, and detach at the end."""
+    links: list[int] = []
+    try:
+        for program, at_return in zip(programs, (False, True), strict=False):
+            links += attach(program, path, cookies, at_return=at_return, pid=pid, multi=multi)
+        yield
+    finally:
+        close_all(links)
+
+
+def close_all(descriptors: Iterable[int]) -> None:
+    """Close descriptors of links, programs and maps."""
+    for descriptor in descriptors:
+        os.close(descriptor)
 
 
 class Map:

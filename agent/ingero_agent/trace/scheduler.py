@@ -10,6 +10,7 @@ from typing import Final
 from ingero_agent.trace import kernel
 from ingero_agent.trace.governor import DEFAULT_BUDGET
 from ingero_agent.trace.probes.table import SCHED_PROGRAMS
+from ingero_agent.trace.tracer_base import SchedulerMonitor
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -57,21 +58,17 @@ def process_of(tid: int) -> int:
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith("Tgid:")), 0)
 
 
-class EbpfSchedulerMonitor:
-    """Watches the scheduler through eBPF.
-
-    `why_not`: why it cannot be watched, empty if it can. `on`: whether it is watched now.
-    `share`: what it costs every processor, 0 to 1. `switch_ns`: what a switch costs, by the kernel's own count.
-    """
+class EbpfSchedulerMonitor(SchedulerMonitor):
+    """Watches the scheduler through eBPF."""
 
     def __init__(self, descriptors: Mapping[str, int], why_not: str, budget: float = DEFAULT_BUDGET) -> None:
-        self.budget, self.share, self.switch_ns = budget, 0.0, FLOOR_NS
+        super().__init__(why_not)
+        self.budget, self.switch_ns = budget, FLOOR_NS
         self._processors = os.cpu_count() or 1
         self._statistics: int | None = None
         self._measured_at = -MEASURE_SECONDS
         self._pushed = None if why_not else kernel.Map(descriptors["pushed"], 8, 8)
         self._programs = {name: descriptors[name] for name in SCHED_PROGRAMS if name in descriptors}
-        self.why_not = why_not
         self._links: list[int] = []
         self._followed: set[int] = set()
         self._tracked = None if why_not else kernel.Map(descriptors["tracked"], 4, 4)
@@ -82,7 +79,6 @@ class EbpfSchedulerMonitor:
 
     @property
     def on(self) -> bool:
-        """Whether it is watched now."""
         return bool(self._links)
 
     def open(self) -> None:
@@ -109,7 +105,6 @@ class EbpfSchedulerMonitor:
         self._followed = wanted
 
     def adjust(self, now: float) -> None:
-        """Compute the cost of watching, and stop or start accordingly. `now`: monotonic seconds."""
         try:
             switches = parse_switches(Path("/proc/stat").read_text())
         except (OSError, ValueError):
@@ -155,8 +150,7 @@ class EbpfSchedulerMonitor:
 
     def close(self) -> None:
         """Stop watching."""
-        for link in self._links:
-            os.close(link)
+        kernel.close_all(self._links)
         self._links.clear()
         if self._statistics is not None:
             os.close(self._statistics)

@@ -1,6 +1,5 @@
 """Tests whether a process with a seccomp filter survives a return probe: some kernels would kill it."""
 
-import os
 import select
 import subprocess
 import sys
@@ -33,7 +32,6 @@ def try_returns(entry: int, at_return: int, *, multi: bool = True) -> str:
         twins = Twins()
     except OSError as error:
         return str(error)
-    links: list[int] = []
     command = [sys.executable, "-I", "-S", str(CHILD), str(twins.descriptor), str(CALLS)]
     try:
         with subprocess.Popen(
@@ -48,22 +46,12 @@ def try_returns(entry: int, at_return: int, *, multi: bool = True) -> str:
                 if not begun.poll(SECONDS * 1000):
                     return f"the process that is to try it did not begin within {SECONDS:.0f} s"
                 child.stdout.readline()
-                for program, returning in ((entry, False), (at_return, True)):
-                    where = (program, twins.path, 0, SCRATCH_NUMBER)
-                    links += _link(*where, at_return=returning, pid=child.pid, multi=multi)
-                child.communicate(b"\n", SECONDS)
+                with kernel.attached((entry, at_return), twins.path, {0: SCRATCH_NUMBER}, pid=child.pid, multi=multi):
+                    child.communicate(b"\n", SECONDS)
             finally:
                 child.kill()
         return explain_exit(child.returncode)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     finally:
-        for link in links:
-            os.close(link)
         twins.close()
-
-
-def _link(program: int, path: str, offset: int, cookie: int, *, at_return: bool, pid: int, multi: bool) -> list[int]:
-    if multi:
-        return [kernel.link(program, path, [offset], [cookie], at_return=at_return, pid=pid)]
-    return kernel.link_one(program, path, offset, cookie, at_return=at_return, pid=pid)

@@ -17,13 +17,13 @@ from ingero_agent.trace.export import TraceExporter
 from ingero_agent.trace.governor import CORE, GROUPS, SCHEDULER, DutyCycle, GovernorConfig, GovernorState
 from ingero_agent.trace.gpus import GpuPoller
 from ingero_agent.trace.host import HostReader, OwnCpu, command_of, container_of, nccl_processes, own_rss, rank_of
-from ingero_agent.trace.noop import NOOP_MODE, Tracer
 from ingero_agent.trace.recorder import TimelineRecorder
 from ingero_agent.trace.settings import TraceSettings
 from ingero_agent.trace.sockets import Sockets
 from ingero_agent.trace.stats import HostSnapshot, TraceStats
 from ingero_agent.trace.store import TraceStore
 from ingero_agent.trace.timeline import CollectiveTimeline
+from ingero_agent.trace.tracer_base import NOOP_MODE, Tracer
 from ingero_kit.logs import get
 
 log = get(__name__)

@@ -23,7 +23,7 @@ def plan_targets(
     found: Mapping[int, Iterable[MappedLibrary]], static_runtime: Callable[[int], tuple[FileIdentity, Path] | None],
     *, per_process: bool = False,
 ) -> dict[AttachTarget, Path]:  # fmt: skip
-    """Targets and the paths that open them; `apart`: one target for each process.
+    """Targets and the paths that open them; `per_process`: one target for each process.
 
     The runtime uses the driver library, so the latter is attached only for a process without a runtime that can be
     seen; `static_runtime` finds one linked into a process's own program.

@@ -4,7 +4,6 @@ import os
 import struct
 import sys
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -16,15 +15,15 @@ from ingero_agent.trace.capabilities import kernel_version, no_mapped_files
 from ingero_agent.trace.counts import CALL_KEY, COLLECTIVE_KEY, VALUE_BYTES, CallCount, CounterDeltas, unpack
 from ingero_agent.trace.discovery import OPEN_MAPPED, LibraryFinder, mapped_files_error
 from ingero_agent.trace.events import Event, decode
-from ingero_agent.trace.governor import ASSUMED_COSTS, ProbeCost
+from ingero_agent.trace.governor import ProbeCost
 from ingero_agent.trace.helper import possible_cpus
 from ingero_agent.trace.host import own_capabilities
-from ingero_agent.trace.libraries import MappedLibrary
 from ingero_agent.trace.loader import RING_BYTES, CannotTrace, load_programs
 from ingero_agent.trace.scheduler import EbpfSchedulerMonitor
 from ingero_agent.trace.seccomp import try_returns
 from ingero_agent.trace.selection import APART_KERNEL, Selection, split_by_selection
 from ingero_agent.trace.settings import AUTO, MULTI, NEVER, PERF
+from ingero_agent.trace.tracer_base import Tracer
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -44,18 +43,17 @@ _STATE_KEYS: Final = {"comms": 16, "last_coll": 4, "start": 8, "group": 4, "devi
 """Maps that keep state between calls, by size of key. Every key begins with a process or thread."""
 
 
-class EbpfTracer:
+class EbpfTracer(Tracer):
     """Counts calls through eBPF. Closing it, or the end of the process, detaches everything. Raises `CannotTrace`.
 
-    `returns` is "auto" or "never"; `no_returns` says why calls are counted but not timed, empty if they are timed.
+    `returns` is "auto" or "never".
     """
 
     def __init__(self, attach: str = AUTO, returns: str = AUTO, selection: Selection | None = None) -> None:
-        self.mode, self.helper_peak_bytes = MULTI if attach == AUTO else attach, 0
-        self.costs: Mapping[str, ProbeCost] = ASSUMED_COSTS
+        super().__init__()
         if error := mapped_files_error():
             raise CannotTrace(": ".join(no_mapped_files(error, own_capabilities())))
-        self._load(self.mode)
+        self._load(MULTI if attach == AUTO else attach)
         try:
             self.costs = self._calibrate()
         except OSError as error:
@@ -69,7 +67,7 @@ class EbpfTracer:
         if self.no_returns:
             log.warning("calls_are_not_timed", reason=self.no_returns)
             self.costs = without_returns(self.costs)
-        self._selection, self._left_alone = selection or Selection(), set[int]()
+        self._selection, self._excluded = selection or Selection(), set[int]()
         per_process = bool(self._selection) and kernel_version(os.uname().release) >= APART_KERNEL
         offsets = kernel.Map(self._descriptors["rank_offset"], 4, 8)
         self._attachments = Attachments(
@@ -86,24 +84,24 @@ class EbpfTracer:
         self._swept_at = time.monotonic()
         self._forget_calibration()
         self._ring = kernel.Ring(self._descriptors["events"], RING_BYTES)
-        self.scheduler = EbpfSchedulerMonitor(self._descriptors, self._no_scheduler)
+        self.scheduler: EbpfSchedulerMonitor = EbpfSchedulerMonitor(self._descriptors, self._no_scheduler)
         self._set(_SLOW_COLLECTIVE, SLOW_COLLECTIVE_NS)
         self._set(_SLOW_CALL, SLOW_CALL_NS)
         self._set(_ENTRY_ONLY, int(bool(self.no_returns)))
         self._differences = CounterDeltas()
         self._finder = LibraryFinder()
         self._offset, self._offset_at = clock.wall_clock_offset(), time.monotonic()
-        self.found: Mapping[int, tuple[MappedLibrary, ...]] = {}
-        self.hidden_processes: Mapping[str, int] = {}
-        self.blocked_reason, self._reported = "", set[str]()
+        self._reported = set[str]()
 
     def scan(self) -> None:
-        """Attach to new libraries, detach from those no longer in use."""
         found = self._finder.find()
-        self.found, self._left_alone = split_by_selection(found, self._selection)
+        self.found, self._excluded = split_by_selection(found, self._selection)
         self._report_hidden(bool(found))
         now = time.monotonic()
-        self._attachments.update(self.found, now)
+        attached = self._attachments
+        attached.update(self.found, now)
+        self.libraries, self.replaced, self.unattached = attached.count, attached.replaced, attached.unattached
+        self.single_stepped, self.left_alone = attached.single_stepped, len(self._excluded)
         self.scheduler.follow(self.found)
         if now - self._swept_at > _SWEEP_SECONDS:
             self.sweep()
@@ -130,15 +128,12 @@ class EbpfTracer:
                     table.delete(key)
 
     def switch(self, group: str, on: bool) -> None:
-        """Count a group of the governor's, or stop."""
         self._attachments.switch(group, on)
 
     def sample(self, mask: int) -> None:
-        """Send only a sample of the collectives to the ring."""
         self._set(_MASK, mask)
 
     def read_counts(self) -> list[CallCount]:
-        """The calls since the last poll. Counts of a process that is gone are read once more, then removed."""
         counted = []
         for table, pid_of, difference in (
             (self._calls, CALL_KEY, self._differences.call),
@@ -147,15 +142,15 @@ class EbpfTracer:
             for key, value in table.items():
                 new = difference(key, unpack(value, self._cpus))
                 if new:
-                    if new.pid not in self._left_alone:
+                    if new.pid not in self._excluded:
                         counted.append(new)
+                # The counts of a process that is gone were read once more, so they can be removed.
                 elif not Path(f"/proc/{pid_of.unpack(key)[0]}").exists():
                     table.delete(key)
                     self._differences.forget(key)
         return counted
 
     def read_events(self) -> list[Event]:
-        """Single collectives, communicators and slow calls since the last time, oldest first."""
         now = time.monotonic()
         if now - self._offset_at > _CLOCK_SECONDS:
             self._offset, self._offset_at = clock.wall_clock_offset(), now
@@ -163,51 +158,22 @@ class EbpfTracer:
         return [event for event in decoded if event]
 
     def recalibrate(self) -> None:
-        """Measure again what a probe costs: other processes and clock rates change it. Takes a second."""
         with suppress(OSError):
             costs = self._calibrate()
             self.costs = without_returns(costs) if self.no_returns else costs
         self._forget_calibration()
 
     def lost(self) -> dict[str, int]:
-        """Calls that could not be counted since the start, by reason; reasons with none are left out."""
         found = {}
         for number, reason in enumerate(LOST_REASONS):
             value = self._lost.get(struct.pack("=I", number)) or b""
             found[reason] = sum(count for (count,) in struct.iter_unpack("=Q", value))
         return {reason: count for reason, count in found.items() if count}
 
-    @property
-    def single_stepped(self) -> frozenset[int]:
-        """Numbers of attached functions whose first instruction makes a probe expensive."""
-        return self._attachments.single_stepped
-
-    @property
-    def libraries(self) -> int:
-        """Libraries that are attached."""
-        return self._attachments.count
-
-    @property
-    def replaced(self) -> int:
-        """Libraries that were written over while they were attached, since the start."""
-        return self._attachments.replaced
-
-    @property
-    def unattached(self) -> int:
-        """Libraries that are too many to attach to."""
-        return self._attachments.unattached
-
-    @property
-    def left_alone(self) -> int:
-        """Processes with GPU libraries that the selection leaves out."""
-        return len(self._left_alone)
-
     def pushed_off(self, pid: int, since_ns: int) -> list[int]:
-        """Processes that ran in a process's place since then (monotonic nanoseconds), most recent first."""
         return self.scheduler.pushed_off(pid, since_ns)
 
     def close(self) -> None:
-        """Detach."""
         self._attachments.close()
         self.scheduler.close()
         self._ring.close()
@@ -236,8 +202,4 @@ class EbpfTracer:
         self._config.put(struct.pack("=I", index), struct.pack("=Q", value))
 
     def _close_descriptors(self) -> None:
-        for descriptor in self._descriptors.values():
-            os.close(descriptor)
-
-
-__all__ = ["LOST_REASONS", "CannotTrace", "EbpfTracer"]
+        kernel.close_all(self._descriptors.values())
