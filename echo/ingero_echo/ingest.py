@@ -27,7 +27,6 @@ from ingero_echo.records import (
     MalformedRequest,
     Origin,
     Record,
-    UnreadableRecord,
     common,
     log_record,
     number_point,
@@ -258,12 +257,12 @@ class RowBuilder:
         self.shared = {key: value for key, value in resource.items() if key not in _OWN_COLUMN}
         self.checked: dict[str, str | None] = {}
 
-    def take(self, records: Sequence[Record | UnreadableRecord], ordinals: Sequence[int]) -> None:
+    def take(self, records: Sequence[Record | None], ordinals: Sequence[int]) -> None:
         """Add the rows of records; `ordinals` are their positions in the request."""
         health: dict[str, tuple[Record, bytes, str, str, int]] = {}
         for record, ordinal in zip(records, ordinals, strict=True):
-            if isinstance(record, UnreadableRecord):
-                self.request.batch.reject(record.reason)
+            if record is None:
+                self.request.batch.reject(RECORD)
                 continue
             taken = self._event(record, ordinal)
             if taken is None:
@@ -505,11 +504,11 @@ def _parse(signal: Signal, record: bytes, origin: Origin) -> Record:
     return number_point(origin.name, NumberDataPoint.FromString(record), common(origin))
 
 
-def _parsed(signal: Signal, record: bytes, origin: Origin) -> Record | UnreadableRecord:
+def _parsed(signal: Signal, record: bytes, origin: Origin) -> Record | None:
     try:
         return _parse(signal, record, origin)
     except DecodeError:
-        return UnreadableRecord(RECORD)
+        return None
 
 
 def _columns(builder: RowBuilder, group: columnar.RecordGroup) -> list[columnar.Span]:
