@@ -9,7 +9,7 @@ import httpx
 from ingero_contract import routes
 from ingero_kit.backoff import parse_retry_after
 from ingero_kit.otlp_client import ClientConfig
-from ingero_kit.otlp_http_client import open_http_client, otlp_url
+from ingero_kit.otlp_http_client import HttpConnection, otlp_url
 from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import read_authorization
 
@@ -31,14 +31,14 @@ class ThresholdApi:
     def __init__(self, config: ClientConfig, address: str) -> None:
         self._token_file = config.token_file
         self._url = otlp_url(replace(config, endpoint=address), routes.FLEET_THRESHOLD)
-        self._client = open_http_client(self._url, config.tls, config.timeout)
+        self._connection = HttpConnection(self._url, config.tls, config.timeout)
 
     async def ask(self) -> ThresholdAnswer:
         """Threshold and quorum. Raises `ValueError` when the API cannot be reached or its answer is invalid."""
         try:
             token = read_authorization(self._token_file)
             fields = {"accept": "application/json", **({"authorization": token} if token else {})}
-            answer = await self._client.get(self._url, headers=fields)
+            answer = await self._connection.request("GET", self._url, fields)
             if answer.status_code != 200:
                 wait = parse_retry_after(answer.headers.get("retry-after"), time.time())
                 return ThresholdAnswer(retry_after=wait or 0.0)
@@ -56,4 +56,4 @@ class ThresholdApi:
 
     async def close(self) -> None:
         """Close the connection."""
-        await self._client.aclose()
+        await self._connection.close()

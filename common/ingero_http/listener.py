@@ -18,9 +18,10 @@ from typing import Final, Generic, Protocol, TypeVar, cast
 
 import structlog
 
+from ingero_http.followed_files import FollowedFiles
 from ingero_http.limits import Counters, Limits
 from ingero_http.sockets import BACKLOG, allow_open_files, open_sockets
-from ingero_http.tls import ReloadingContext, TlsFiles
+from ingero_http.tls import TlsFiles, follow_server_context
 
 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -91,7 +92,7 @@ class Listener(Generic[C]):
         self._sockets: list[socket.socket] = []
         self._servers: list[asyncio.Server] = []
         self._sweep_task: asyncio.Task[None] | None = None
-        self._tls: ReloadingContext | None = None
+        self._tls: FollowedFiles[ssl.SSLContext] | None = None
 
     def connection(self) -> asyncio.BaseProtocol:
         """A new connection's protocol, which calls `register` and `unregister`."""
@@ -105,7 +106,7 @@ class Listener(Generic[C]):
         Certificate files are read again when they change, for new connections. Raises `OSError` whose text names the
         address and the `purpose`, and `CertificateError`.
         """
-        self._tls = ReloadingContext(tls, self.prepare) if tls else None
+        self._tls = follow_server_context(tls, self.prepare) if tls else None
         self._sockets = open_sockets(host, port, purpose=purpose, reuse_port=reuse_port)
         taken = int(self._sockets[0].getsockname()[1])
         files = allow_open_files() - SPARE_FILES
@@ -128,11 +129,6 @@ class Listener(Generic[C]):
     def prepare(self, context: ssl.SSLContext) -> ssl.SSLContext:
         """Set what the protocol needs in a TLS context."""
         return context
-
-    def reload_certificates(self) -> None:
-        """Read the certificate files now; raises `CertificateError` when they cannot be used."""
-        if self._tls:
-            self._tls.reload()
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Stop listening, let requests in progress be answered, then close what is left."""
@@ -207,7 +203,7 @@ class Listener(Generic[C]):
         assert self._tls
         try:
             await asyncio.get_running_loop().connect_accepted_socket(
-                lambda: connection, peer, ssl=self._tls.context,
+                lambda: connection, peer, ssl=self._tls.current(),
                 ssl_handshake_timeout=self.limits.read_seconds, ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
             )  # fmt: skip
         except OSError:
@@ -287,8 +283,6 @@ class Listener(Generic[C]):
 
     def _check_connections(self) -> None:
         now = time.monotonic()
-        if self._tls:
-            self._tls.follow()
         for connection in list(self._paused):
             self._track_unread(connection, now, connection.unsent)
             if now - self._paused[connection][0] > self.limits.send_seconds:

@@ -2,15 +2,10 @@
 
 import ssl
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import structlog
-
-from ingero_http.file_watcher import FileWatcher
-
-log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+from ingero_http.followed_files import FollowedFiles
 
 
 class CertificateError(OSError):
@@ -18,7 +13,7 @@ class CertificateError(OSError):
 
 
 class TlsFiles(Protocol):
-    """The files for TLS of a listener; implemented by `ServerTls` and by settings models."""
+    """The files for TLS of a listener, as settings models have them."""
 
     @property
     def cert_file(self) -> Path:
@@ -31,15 +26,6 @@ class TlsFiles(Protocol):
     @property
     def client_ca_file(self) -> Path | None:
         """Authorities that client certificates must come from; with it, client certificates are required."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerTls:
-    """TLS of a listener, see `TlsFiles`."""
-
-    cert_file: Path
-    key_file: Path
-    client_ca_file: Path | None = None
 
 
 def server_context(files: TlsFiles) -> ssl.SSLContext:
@@ -56,29 +42,15 @@ def server_context(files: TlsFiles) -> ssl.SSLContext:
     return context
 
 
-class ReloadingContext:
-    """A listener's context that follows its files: new connections use their current content.
+def follow_server_context(
+    files: TlsFiles, prepare: Callable[[ssl.SSLContext], ssl.SSLContext]
+) -> FollowedFiles[ssl.SSLContext]:
+    """A listener's context that follows its files; `prepare` sets what the protocol needs.
 
-    Each reload builds a new context, because a context cannot drop an authority that it has trusted.
+    Changed files give a new context, because a context cannot drop an authority that it has trusted.
     """
-
-    def __init__(
-        self, files: TlsFiles, prepare: Callable[[ssl.SSLContext], ssl.SSLContext] = lambda context: context
-    ) -> None:
-        self._files, self._prepare = files, prepare
-        self._watched = FileWatcher((files.cert_file, files.key_file, files.client_ca_file))
-        self.context = prepare(server_context(files))
-
-    def reload(self) -> None:
-        """Read the files again. When they cannot be used, it keeps the old ones and raises `CertificateError`."""
-        self.context = self._prepare(server_context(self._files))
-
-    def follow(self) -> None:
-        """Read the files again if they have changed; files that cannot be used are logged once a change."""
-        if not self._watched.changed():
-            return
-        try:
-            self.reload()
-            log.info("certificates_reloaded")
-        except OSError as error:
-            log.error("certificates_not_reloaded", reason=str(error))
+    return FollowedFiles(
+        "certificates",
+        (files.cert_file, files.key_file, files.client_ca_file),
+        lambda: prepare(server_context(files)),
+    )

@@ -130,8 +130,8 @@ class ClientConfig:
 
 
 class OtlpClient(Protocol):
-    """Sends encoded requests. It reads the token file for every request, so that rotation needs no restart, and the
-    certificate files again after a broken connection."""
+    """Sends encoded requests. It reads the token file for every request, and the certificate files again when they
+    change, so that rotation needs no restart."""
 
     async def send(self, signal: Signal, body: bytes) -> ExportResult:
         """Send one request; never raises because of the network or the server."""

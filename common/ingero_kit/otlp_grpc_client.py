@@ -1,6 +1,7 @@
 """OTLP over gRPC: one unary call per request, over one channel."""
 
 import ssl
+from functools import partial
 from typing import Any, Final
 
 import grpc
@@ -53,15 +54,15 @@ def retry_delay(details: bytes | str | None) -> float | None:
 class OtlpGrpcClient:
     """See `ingero_kit.otlp_client.OtlpClient`. Results have the metadata of every answer, also of refusals.
 
-    After a network failure it makes a new channel, so that the next request resolves the name and reads the
-    certificate files again and does not wait for the old channel's reconnect delay.
+    It makes a new channel when the certificate files have changed, and after a network failure, so that the next
+    request resolves the name again and does not wait for the old channel's reconnect delay.
     """
 
     def __init__(self, config: ClientConfig) -> None:
         self._config = config
-        self._target, self._secure = grpc_target(config.endpoint, config.tls.insecure)
-        if self._secure:
-            config.tls.context()
+        self._target, secure = grpc_target(config.endpoint, config.tls.insecure)
+        self._credentials = config.tls.follow(partial(_credentials, config.tls)) if secure else None
+        self._opened_with: grpc.ChannelCredentials | None = None
         self._channel: grpc.aio.Channel | None = None
         self._compression = grpc.Compression.Gzip if config.compression == "gzip" else grpc.Compression.NoCompression
 
@@ -69,10 +70,9 @@ class OtlpGrpcClient:
         """Send one request and wait for the answer."""
         try:
             metadata = self._metadata()
-            channel = self._channel = self._channel or self._open()
-        except (SettingsError, OSError) as error:
+        except SettingsError as error:
             return ExportResult(failure=Failure.TOKEN, disposition=Disposition.RETRY, detail=str(error))
-        call = channel.unary_unary(signal.grpc_method, None, None)(
+        call = (await self._open()).unary_unary(signal.grpc_method, None, None)(
             body, timeout=self._config.timeout, metadata=metadata, compression=self._compression
         )
         try:
@@ -96,10 +96,19 @@ class OtlpGrpcClient:
         if channel:
             await channel.close(None)
 
-    def _open(self) -> grpc.aio.Channel:
-        if not self._secure:
-            return grpc.aio.insecure_channel(self._target, options=_OPTIONS)
-        return grpc.aio.secure_channel(self._target, _credentials(self._config.tls), options=_OPTIONS)
+    async def _open(self) -> grpc.aio.Channel:
+        """The channel, which is a new one when the credentials have changed."""
+        credentials = self._credentials.current() if self._credentials else None
+        if credentials is not self._opened_with:
+            await self.close()
+        if self._channel is None:
+            self._opened_with = credentials
+            self._channel = (
+                grpc.aio.secure_channel(self._target, credentials, options=_OPTIONS)
+                if credentials
+                else grpc.aio.insecure_channel(self._target, options=_OPTIONS)
+            )
+        return self._channel
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         token, cluster = read_authorization(self._config.token_file), self._config.cluster
@@ -116,7 +125,8 @@ def _text(fields: dict[str, str | bytes]) -> dict[str, str]:
 
 
 def _credentials(tls: ClientTls) -> grpc.ChannelCredentials:
-    """TLS credentials of a channel from the current files. Raises `OSError` when one cannot be read."""
+    """TLS credentials of a channel from the current files. Raises `SettingsError` when they cannot be used."""
+    tls.context()
     return grpc.ssl_channel_credentials(
         tls.ca_file.read_bytes() if tls.ca_file else _system_authorities(),
         tls.key_file.read_bytes() if tls.key_file else None,

@@ -1,7 +1,9 @@
 """OTLP over HTTP: one POST per request, over persistent connections."""
 
 import gzip
+import ssl
 import time
+from collections.abc import Mapping
 from urllib.parse import quote
 
 import httpx
@@ -30,18 +32,46 @@ def otlp_url(config: ClientConfig, path: str) -> str:
     return url
 
 
-def open_http_client(url: str, tls: ClientTls, timeout: float) -> httpx.AsyncClient:
-    """A client for one address that follows no redirects and no proxy settings.
+class HttpConnection:
+    """Connections to one address, without redirects and proxy settings.
 
-    Raises `SettingsError` for unusable TLS files.
+    They are opened anew after a failure, and when the certificate files have changed. Raises `SettingsError` for
+    unusable TLS files.
     """
-    return httpx.AsyncClient(
-        timeout=timeout,
-        verify=tls.context() if url.startswith("https:") else False,
-        trust_env=False,
-        follow_redirects=False,
-        limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=30),
-    )
+
+    def __init__(self, url: str, tls: ClientTls, timeout: float) -> None:
+        self._timeout = timeout
+        self._context = tls.follow(tls.context) if url.startswith("https:") else None
+        self._opened_with: ssl.SSLContext | None = None
+        self._client: httpx.AsyncClient | None = None
+
+    async def request(
+        self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None
+    ) -> httpx.Response:
+        """Send one request and wait for the answer; raises `httpx.HTTPError`."""
+        context = self._context.current() if self._context else None
+        if context is not self._opened_with:
+            await self.close()
+        if self._client is None:
+            self._opened_with = context
+            self._client = httpx.AsyncClient(
+                timeout=self._timeout,
+                verify=context or False,
+                trust_env=False,
+                follow_redirects=False,
+                limits=httpx.Limits(max_connections=2, max_keepalive_connections=1, keepalive_expiry=30),
+            )
+        try:
+            return await self._client.request(method, url, headers=headers, content=body)
+        except httpx.HTTPError:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        """Close the connections."""
+        client, self._client = self._client, None
+        if client:
+            await client.aclose()
 
 
 class OtlpHttpClient:
@@ -54,24 +84,19 @@ class OtlpHttpClient:
         self._headers = {"content-type": media}
         if config.compression == "gzip":
             self._headers["content-encoding"] = "gzip"
-        self._client: httpx.AsyncClient | None = self._open()
-
-    def _open(self) -> httpx.AsyncClient:
-        return open_http_client(self._urls[Signal.METRICS], self._config.tls, self._config.timeout)
+        self._connection = HttpConnection(self._urls[Signal.METRICS], config.tls, config.timeout)
 
     async def send(self, signal: Signal, body: bytes) -> ExportResult:
         """Send one request and wait for the answer."""
         if self._config.compression == "gzip":
             body = gzip.compress(body, mtime=0)
         try:
-            client = self._client = self._client or self._open()
             token = read_authorization(self._config.token_file)
             headers = {**self._headers, "authorization": token} if token else self._headers
-            answer = await client.post(self._urls[signal], content=body, headers=headers)
+            answer = await self._connection.request("POST", self._urls[signal], headers, body)
         except SettingsError as error:
             return ExportResult(failure=Failure.TOKEN, disposition=Disposition.RETRY, detail=str(error))
         except httpx.HTTPError as error:
-            await self.close()
             kind = Failure.TIMEOUT if isinstance(error, httpx.TimeoutException) else Failure.UNREACHABLE
             detail = f"{type(error).__name__}: {error}"
             return ExportResult(failure=kind, disposition=Disposition.RETRY, detail=detail)
@@ -89,6 +114,4 @@ class OtlpHttpClient:
 
     async def close(self) -> None:
         """Close the connections."""
-        client, self._client = self._client, None
-        if client:
-            await client.aclose()
+        await self._connection.close()

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
 import orjson
@@ -27,7 +27,7 @@ from ingero_kit.logs import get
 from ingero_kit.otlp_layout import write_varint
 from ingero_kit.otlp_signal import Encoding, Signal
 from ingero_kit.tls import ServerTls
-from ingero_kit.tokens import Tokens
+from ingero_kit.tokens import TokenStore
 
 log = get(__name__)
 
@@ -115,9 +115,9 @@ def retry_info(message: str, seconds: float, code: StatusCode = StatusCode.RESOU
 
 
 class Authenticator:
-    """Checks the bearer token of a push; `tokens` is replaced when the token file changes."""
+    """Checks the bearer token of a push; without `tokens` every request is accepted."""
 
-    def __init__(self, tokens: Tokens | None = None) -> None:
+    def __init__(self, tokens: TokenStore[Any] | None = None) -> None:
         self.tokens = tokens
         self.refused = 0
         self.local_only = False
@@ -126,7 +126,7 @@ class Authenticator:
 
     def admit(self, authorization: bytes | str | None) -> bool:
         """Whether a request with this Authorization header is accepted."""
-        if self.tokens is None or self.tokens.accept(authorization):
+        if self.tokens is None or self.tokens.find(authorization) is not None:
             return True
         self.refused += 1
         return False
@@ -150,10 +150,6 @@ class OtlpHttpReceiver:
     async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
         """Listen and return the port; raises `OSError`."""
         return await self._server.start(host, port, tls=tls, reuse_port=reuse_port, purpose="OTLP over HTTP")
-
-    def reload_certificates(self) -> None:
-        """Read the certificate files again; new connections use them."""
-        self._server.reload_certificates()
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Answer the requests in progress, then close."""
@@ -264,10 +260,6 @@ class OtlpGrpcReceiver:
     async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
         """Listen and return the port; raises `OSError`."""
         return await self._server.start(host, port, tls=tls, reuse_port=reuse_port, purpose="gRPC")
-
-    def reload_certificates(self) -> None:
-        """Read the certificate files again; new connections use them."""
-        self._server.reload_certificates()
 
     async def stop(self, grace_seconds: float = 5.0) -> None:
         """Accept no new calls, let those in progress finish, then close."""

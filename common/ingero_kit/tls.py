@@ -1,12 +1,16 @@
 """TLS settings of servers and clients, named as the OpenTelemetry Collector names them."""
 
 import ssl
+from collections.abc import Callable
 from pathlib import Path
-from typing import Self
+from typing import Self, TypeVar
 
 from pydantic import model_validator
 
+from ingero_http.followed_files import FollowedFiles
 from ingero_kit.settings import Settings, SettingsError
+
+Made = TypeVar("Made")
 
 
 class ServerTls(Settings):
@@ -50,3 +54,7 @@ class ClientTls(Settings):
         except (OSError, ssl.SSLError) as error:
             raise SettingsError(f"the TLS files cannot be used: {error}") from None
         return context
+
+    def follow(self, make: Callable[[], Made]) -> FollowedFiles[Made]:
+        """What `make` builds from the files, built again when they change."""
+        return FollowedFiles("client_certificates", (self.ca_file, self.cert_file, self.key_file), make)

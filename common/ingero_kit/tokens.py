@@ -1,35 +1,61 @@
-"""Bearer tokens from files: one or more per file, re-read on demand, compared in constant time."""
+"""Bearer tokens from files: one or more per file, followed when the file changes, compared in constant time."""
 
 import hashlib
 import hmac
+import math
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Final, Generic, TypeVar
 
+from ingero_http.followed_files import FollowedFiles
 from ingero_kit.settings import SettingsError
 
+Identity = TypeVar("Identity")
 
-class Tokens:
-    """The accepted bearer tokens. Only digests are kept; the tokens themselves are never logged or stored."""
+CHECK_SECONDS: Final = 1.0
+"""Seconds between two checks of a token file for changes."""
 
-    def __init__(self, *tokens: str) -> None:
-        self._digests = tuple(token_digest(token) for token in tokens)
 
-    @classmethod
-    def read(cls, file: Path) -> "Tokens":
-        """Read one token a line; blank lines and lines that begin with # are skipped.
+class TokenStore(Generic[Identity]):
+    """The accepted tokens of a file with their identities. Only digests are kept; tokens are never logged or stored.
 
-        Raises `SettingsError` when the file cannot be read or holds no token: an empty file must never mean "open".
-        """
-        return cls(*read_tokens(file))
+    `read` returns the identity by digest; it may raise `SettingsError` at first, and keeps the old tokens later. A
+    token that leaves the file is accepted for `grace_seconds` more.
+    """
 
-    def accept(self, authorization: bytes | str | None) -> bool:
-        """Whether an Authorization header has one of the tokens; compares all of them, to take constant time."""
+    def __init__(
+        self,
+        file: Path,
+        read: Callable[[Path], Mapping[bytes, Identity]],
+        grace_seconds: float = 0.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._file, self._read, self._grace, self._clock = file, read, grace_seconds, clock
+        self._accepted: list[tuple[bytes, Identity, float]] = []
+        """Digest, identity and the time until which it is accepted."""
+        self._followed = FollowedFiles("tokens", (file,), self._load, CHECK_SECONDS, clock)
+
+    def find(self, authorization: bytes | str | None) -> Identity | None:
+        """The identity of an Authorization header; compares all tokens, to take constant time."""
         given = bearer_digest(authorization)
         if given is None:
-            return False
-        accepted = False
-        for digest in self._digests:
-            accepted |= hmac.compare_digest(digest, given)
-        return accepted
+            return None
+        accepted, now, found = self._followed.current(), self._clock(), None
+        for digest, identity, until in accepted:
+            if hmac.compare_digest(digest, given) and now < until:
+                found = identity
+        return found
+
+    def _load(self) -> list[tuple[bytes, Identity, float]]:
+        fresh, now = self._read(self._file), self._clock()
+        leaving = [
+            (digest, identity, min(until, now + self._grace))
+            for digest, identity, until in self._accepted
+            if digest not in fresh and now < until
+        ]
+        self._accepted = [*((digest, identity, math.inf) for digest, identity in fresh.items()), *leaving]
+        return self._accepted
 
 
 def bearer_digest(authorization: bytes | str | None) -> bytes | None:
@@ -64,6 +90,11 @@ def read_token_lines(file: Path) -> list[tuple[int, str]]:
 def read_tokens(file: Path) -> list[str]:
     """The tokens of a file, one per line. Raises `SettingsError`."""
     return [line for _, line in read_token_lines(file)]
+
+
+def read_digests(file: Path) -> dict[bytes, bool]:
+    """The digests of a file of tokens that all may do the same. Raises `SettingsError`."""
+    return {token_digest(token): True for token in read_tokens(file)}
 
 
 def read_authorization(file: Path | None) -> str | None:

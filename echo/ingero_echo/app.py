@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry, PlatformCollector, ProcessColle
 
 from ingero_contract import echo
 from ingero_echo import retention
-from ingero_echo.auth import RateLimit, TokenStore
+from ingero_echo.auth import Callers, RateLimit
 from ingero_echo.collector import EchoCollector
 from ingero_echo.errors import ApiError
 from ingero_echo.ingest_handler import IngestAuthenticator, IngestHandler
@@ -25,15 +25,12 @@ from ingero_echo.settings import EchoConfig
 from ingero_echo.store import Store, StoreError
 from ingero_echo.writer import Writer
 from ingero_http.asgi import API_LIMITS, AsgiServer
-from ingero_http.file_watcher import FileWatcher
 from ingero_http.http1.messages import Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Counters
 from ingero_kit.addresses import parse_endpoint
-from ingero_kit.file_reload import watch_files
 from ingero_kit.logs import get
 from ingero_kit.otlp_receiver import OtlpGrpcReceiver, OtlpHttpReceiver
-from ingero_kit.settings import SettingsError
 
 log = get(__name__)
 
@@ -47,7 +44,7 @@ class Echo:
     def __init__(self, config: EchoConfig) -> None:
         self.config = config
         self.ports: dict[str, int] = {}
-        self._tokens = TokenStore(config.auth.tokens_file, config.auth.grace)
+        self._tokens = Callers(config.auth.tokens_file, config.auth.grace)
         self._audit = AuditLog(config.auth.audit_file)
         self._store: Store | None = None
         self._writer: Writer | None = None
@@ -82,8 +79,6 @@ class Echo:
         self._store, self._writer = store, writer
         self._tasks.append(asyncio.create_task(self._retain(writer, store, clock)))
         self._tasks.append(asyncio.create_task(self._apps.run()))
-        files = FileWatcher((self._tokens.file,))
-        self._tasks.append(asyncio.create_task(watch_files(files, self._tokens.reload, "tokens")))
 
     async def _front_ends(self) -> None:
         config = self.config
@@ -176,15 +171,11 @@ class Echo:
         return {"name": target.name, "bytes": target.stat().st_size}
 
     def reload(self) -> None:
-        """Reload tokens and certificates, and reopen the audit file. On an error the old ones stay in use."""
+        """Reopen the audit file; on an error the old one stays in use."""
         try:
             self._audit.reopen()
-            self._tokens.reload()
-            for server in (self._http, self._grpc, self._api):
-                if server:
-                    server.reload_certificates()
             log.info("reloaded")
-        except (SettingsError, OSError) as error:
+        except OSError as error:
             log.error("reload_failed", reason=str(error))
 
     async def stop(self) -> None:

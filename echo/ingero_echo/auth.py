@@ -1,7 +1,6 @@
 """Authentication and authorisation: tokens from a file, scopes, rotation with a grace period, rate limits."""
 
 import hashlib
-import hmac
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from ingero_kit.settings import SettingsError
-from ingero_kit.tokens import bearer_digest, read_token_lines, token_digest
+from ingero_kit.tokens import TokenStore, read_token_lines, token_digest
 
 
 class Scope(StrEnum):
@@ -89,55 +88,20 @@ def _identity(digest: bytes, words: list[str]) -> Identity:
     return Identity(name=name, digest=digest.hex(), scopes=scopes, clusters=clusters)
 
 
-class TokenStore:
-    """The accepted tokens, and those that were accepted until a moment ago."""
+class Callers:
+    """Finds the identity of a caller; every caller is `ANONYMOUS` where no token file is configured."""
 
-    def __init__(self, file: Path | None, grace_seconds: float, clock: Callable[[], float] = time.monotonic) -> None:
-        self._file = file
-        self._grace = grace_seconds
-        self._clock = clock
-        self._current = read_tokens(file) if file else {}
-        self._leaving: dict[bytes, tuple[Identity, float]] = {}
+    def __init__(self, file: Path | None, grace_seconds: float) -> None:
+        self._tokens = TokenStore(file, read_tokens, grace_seconds) if file else None
 
     @property
     def open(self) -> bool:
         """Whether no tokens are configured."""
-        return self._file is None
-
-    @property
-    def file(self) -> Path | None:
-        """The token file."""
-        return self._file
-
-    def reload(self) -> None:
-        """Read the file again. If it is invalid, raises `SettingsError` and keeps the previous tokens."""
-        if self._file is None:
-            return
-        now = self._clock()
-        fresh = read_tokens(self._file)
-        leaving = {digest: entry for digest, entry in self._leaving.items() if entry[1] > now}
-        for digest, identity in self._current.items():
-            if digest not in fresh:
-                leaving[digest] = (identity, now + self._grace)
-        self._current = fresh
-        self._leaving = {digest: entry for digest, entry in leaving.items() if digest not in fresh}
+        return self._tokens is None
 
     def find(self, authorization: bytes | str | None) -> Identity | None:
-        """The identity of an Authorization header. Always compares all tokens."""
-        if self._file is None:
-            return ANONYMOUS
-        given = bearer_digest(authorization)
-        if given is None:
-            return None
-        found: Identity | None = None
-        for digest, identity in self._current.items():
-            if hmac.compare_digest(digest, given):
-                found = identity
-        now = self._clock()
-        for digest, (identity, until) in self._leaving.items():
-            if hmac.compare_digest(digest, given) and until > now:
-                found = identity
-        return found
+        """The identity of an Authorization header."""
+        return self._tokens.find(authorization) if self._tokens else ANONYMOUS
 
 
 @dataclass

@@ -55,7 +55,7 @@ def _fail(error: Exception, status: int = 1) -> None:
 @_insecure
 @click.option("--ports-file", type=click.Path(path_type=Path), help="Write the ports taken, as JSON, when ready.")
 def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, ports_file: Path | None) -> None:
-    """Run Echo until SIGTERM; SIGHUP reads tokens and certificates again.
+    """Run Echo until SIGTERM; SIGHUP reopens the audit file.
 
     Settings come from --set, then INGERO_ECHO_* variables (two underscores between the parts of a path), then the
     file, then the defaults; an unknown name anywhere is an error.

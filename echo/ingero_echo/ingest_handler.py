@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from ingero_echo.auth import Identity, Scope, TokenStore, caller_key
+from ingero_echo.auth import Callers, Identity, Scope, caller_key
 from ingero_echo.fair_queue import FairQueue
 from ingero_echo.ingest import Batch, decode_request
 from ingero_echo.records import MalformedRequest
@@ -26,7 +26,7 @@ MAX_INLINE_BYTES: Final = 8 << 10
 class IngestAuthenticator(Authenticator):
     """Accepts pushes whose token has the scope `ingest`."""
 
-    def __init__(self, tokens: TokenStore) -> None:
+    def __init__(self, tokens: Callers) -> None:
         super().__init__()
         self._tokens = tokens
         self.local_only = tokens.open
@@ -43,7 +43,7 @@ class IngestAuthenticator(Authenticator):
 class IngestHandler:
     """The handler of the OTLP receivers."""
 
-    def __init__(self, tokens: TokenStore, writer: Writer, oldest_seconds: float, clock: RetentionClock) -> None:
+    def __init__(self, tokens: Callers, writer: Writer, oldest_seconds: float, clock: RetentionClock) -> None:
         self.pushes: Counter[str] = Counter()
         self.malformed = 0
         self.rejected = 0

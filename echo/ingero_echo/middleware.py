@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingero_contract import echo
-from ingero_echo.auth import RateLimit, TokenStore, caller_key, fingerprint
+from ingero_echo.auth import Callers, RateLimit, caller_key, fingerprint
 from ingero_echo.errors import ApiError, respond
 from ingero_kit.addresses import is_local_request
 from ingero_kit.clock import rfc3339
@@ -115,7 +115,7 @@ class AuthMiddleware:
         mcp: Application,
         ready: Callable[[], bool],
         liveness_error: Callable[[], ApiError | None],
-        tokens: TokenStore,
+        tokens: Callers,
         rate: RateLimit,
         audit: AuditLog,
         observe: Observe,

@@ -19,7 +19,7 @@ from ingero_fleet.cost.tracker import COST, CostTracker
 from ingero_fleet.engine import Engine
 from ingero_fleet.page.live import LivePage
 from ingero_fleet.page.serve import add_page
-from ingero_fleet.receivers.ingest import Authenticators, IngestService, try_reload
+from ingero_fleet.receivers.ingest import IngestService, make_authenticator, try_reload
 from ingero_fleet.receivers.pool import ReceiverPool
 from ingero_fleet.receivers.traffic import Traffic, total
 from ingero_fleet.settings import FleetConfig
@@ -47,7 +47,6 @@ class Fleet:
         self.config = config
         self.ports: dict[str, int] = {}
         self._servers: list[AsgiServer] = []
-        self._authenticators = Authenticators()
         self._receiver_pool: ReceiverPool | None = None
         self._reload: Callable[[], FleetConfig] | None = None
 
@@ -87,7 +86,7 @@ class Fleet:
             engine.facts.append(pool.facts)
             self.ports |= await pool.start()
         await self._pages()
-        self._ticking = [asyncio.create_task(engine.run()), self._authenticators.follow()]
+        self._ticking = [asyncio.create_task(engine.run())]
         if polls:
             self._ticking.append(asyncio.create_task(poll_between_ticks(self._collectives, engine.clock, often)))
 
@@ -106,7 +105,7 @@ class Fleet:
         wanted = self.config.service.extensions
         if "ingero_threshold" in wanted:
             threshold = extensions.ingero_threshold
-            app = api.agent_api(engine, self._authenticators.new(threshold.auth), self._cost, self._collectives)
+            app = api.agent_api(engine, make_authenticator(threshold.auth), self._cost, self._collectives)
             await self._serve("threshold", app, threshold.agent_endpoint, threshold.tls)
             await self._serve(
                 "diagnostics",
@@ -115,7 +114,7 @@ class Fleet:
             )
         if "healthee" in wanted:
             healthee = extensions.healthee
-            app = api.health_api(engine, self._authenticators.new(healthee.auth))
+            app = api.health_api(engine, make_authenticator(healthee.auth))
             await self._serve("health", app, healthee.endpoint, healthee.tls)
         if "zpages" in wanted:
             await self._serve("zpages", api.zpages(engine), extensions.zpages.endpoint)
@@ -140,13 +139,10 @@ class Fleet:
         self._servers.append(server)
 
     def reload(self) -> None:
-        """Read tokens and certificates again. Failures are logged, and the old ones stay in force."""
+        """Read settings, rates and rules again. Failures are logged, and the old ones stay in force."""
         try_reload(self._read_again)
 
     def _read_again(self) -> None:
-        self._authenticators.reload()
-        for server in self._servers:
-            server.reload_certificates()
         self._ingest.reload()
         if self._receiver_pool:
             self._receiver_pool.reload()

@@ -57,7 +57,7 @@ def _read(file: Path | None, settings: tuple[str, ...]) -> Any:
 @_set
 @click.option("--ports-file", type=click.Path(path_type=Path), help="Write the ports taken, as JSON, when ready.")
 def serve(file: Path | None, settings: tuple[str, ...], ports_file: Path | None) -> None:
-    """Run Fleet until SIGTERM; SIGHUP reads tokens, certificates and the processor's settings again.
+    """Run Fleet until SIGTERM; SIGHUP reads the processor's settings, rates and rules again.
 
     Settings come from --set, then INGERO_FLEET_* variables (two underscores between the parts of a path), then the
     file, then the defaults; an unknown name anywhere is an error.

@@ -31,7 +31,6 @@ from ingero_kit.otlp_receiver import (
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
-from ingero_kit.tokens import Tokens
 from ingero_testing.processes import Running, fleet
 
 PROTOCOLS = ("http", "grpc")
@@ -65,9 +64,7 @@ async def once(way: ClientConfig, request: Any = None) -> ExportResult:
 
 
 @asynccontextmanager
-async def receiver(
-    protocol: str, answer: Answer, tokens: Tokens | None = None
-) -> AsyncIterator[tuple[int, list[Push]]]:
+async def receiver(protocol: str, answer: Answer) -> AsyncIterator[tuple[int, list[Push]]]:
     """The receiver that Fleet uses, with one answer for everything."""
     taken: list[Push] = []
 
@@ -76,7 +73,7 @@ async def receiver(
         return answer
 
     kind = OtlpHttpReceiver if protocol == "http" else OtlpGrpcReceiver
-    server = kind(handler, Authenticator(tokens))
+    server = kind(handler, Authenticator())
     try:
         yield await server.start("127.0.0.1", 0), taken
     finally:

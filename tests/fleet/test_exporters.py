@@ -28,7 +28,7 @@ from ingero_kit.otlp_receiver import (
 )
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.tls import ClientTls
-from ingero_kit.tokens import Tokens
+from ingero_kit.tokens import CHECK_SECONDS, TokenStore, read_digests
 
 PUSH = Push(Signal.METRICS, "protobuf", b"\n\0")
 
@@ -214,7 +214,9 @@ def test_any_thread_may_queue_and_the_bytes_are_counted_right() -> None:
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
 def test_a_token_that_is_rotated_on_either_side_loses_nothing(tmp_path: Path, protocol: str) -> None:
     file = tmp_path / "token"
-    file.write_text("old")
+    accepted, now = tmp_path / "accepted", [0.0]
+    for one in (file, accepted):
+        one.write_text("old")
     taken: list[Push] = []
 
     def handler(push: Push) -> Answer:
@@ -222,7 +224,7 @@ def test_a_token_that_is_rotated_on_either_side_loses_nothing(tmp_path: Path, pr
         return Answer()
 
     async def work() -> tuple[int, int]:
-        authenticator = Authenticator(Tokens("old"))
+        authenticator = Authenticator(TokenStore(accepted, read_digests, clock=lambda: now[0]))
         receiver = (OtlpHttpReceiver if protocol == "http" else OtlpGrpcReceiver)(handler, authenticator)
         port = await receiver.start("127.0.0.1", 0)
         kind = OtlpHttpExporterConfig if protocol == "http" else OtlpExporterConfig
@@ -233,7 +235,8 @@ def test_a_token_that_is_rotated_on_either_side_loses_nothing(tmp_path: Path, pr
         made.export(logs("before"))
         while not taken:
             await asyncio.sleep(0.001)
-        authenticator.tokens = Tokens("new")
+        accepted.write_text("new")
+        now[0] += CHECK_SECONDS
         made.export(logs("meanwhile"))
         while not made.counters.retries:
             await asyncio.sleep(0.001)

@@ -18,7 +18,7 @@ from ingero_http.http1.messages import Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Limits
 from ingero_http.sockets import open_sockets
-from ingero_http.tls import ServerTls
+from ingero_kit.tls import ServerTls
 from ingero_testing.web import stop_reading
 
 ASK = b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
@@ -166,7 +166,6 @@ def test_a_client_authority_that_is_removed_is_no_longer_trusted(tmp_path: Path,
             port = await listener.start("127.0.0.1", 0, tls=settings)
         before = [await asked(port, client) for client in (old, new)]
         new.cert_pem.write_to_path(tmp_path / "clients.pem")
-        listener.reload_certificates()
         after = [await asked(port, client) for client in (old, new)]
         await listener.stop(1)
         return before, after

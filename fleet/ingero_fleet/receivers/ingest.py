@@ -15,15 +15,13 @@ from ingero_fleet.receivers.traffic import Traffic
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import AuthConfig, FleetConfig, ListenerConfig
 from ingero_fleet.verdict_cache import VerdictCache
-from ingero_http.file_watcher import FileWatcher
 from ingero_kit.addresses import is_loopback, parse_endpoint
 from ingero_kit.clock import Clock
-from ingero_kit.file_reload import watch_files
 from ingero_kit.logs import get
 from ingero_kit.otlp_receiver import Authenticator, OtlpGrpcReceiver, OtlpHttpReceiver, Push
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.settings import SettingsError
-from ingero_kit.tokens import Tokens
+from ingero_kit.tokens import TokenStore, read_digests
 
 log = get(__name__)
 
@@ -37,28 +35,9 @@ def listeners(config: FleetConfig) -> list[tuple[str, ListenerConfig]]:
     return [(name, item) for name, item in ((HTTP, protocols.http), (GRPC, protocols.grpc)) if item]
 
 
-class Authenticators:
-    """Authenticators by configured token file."""
-
-    def __init__(self) -> None:
-        self._all: list[tuple[Authenticator, AuthConfig]] = []
-
-    def new(self, auth: AuthConfig) -> Authenticator:
-        """The authenticator of one listener; raises `SettingsError` when its tokens cannot be read."""
-        authenticator = Authenticator(Tokens.read(auth.bearer_token_file) if auth.bearer_token_file else None)
-        self._all.append((authenticator, auth))
-        return authenticator
-
-    def reload(self) -> None:
-        """Read the tokens again; on `SettingsError` or `OSError` the old ones stay in force."""
-        for authenticator, auth in self._all:
-            if auth.bearer_token_file:
-                authenticator.tokens = Tokens.read(auth.bearer_token_file)
-
-    def follow(self) -> asyncio.Task[None]:
-        """Read the tokens again whenever their files change, until the task is cancelled."""
-        files = FileWatcher(auth.bearer_token_file for _, auth in self._all)
-        return asyncio.create_task(watch_files(files, self.reload, "tokens"))
+def make_authenticator(auth: AuthConfig) -> Authenticator:
+    """The authenticator of one listener; raises `SettingsError` when its tokens cannot be read."""
+    return Authenticator(TokenStore(auth.bearer_token_file, read_digests) if auth.bearer_token_file else None)
 
 
 class IngestService:
@@ -72,7 +51,6 @@ class IngestService:
         observe: Observe | None = None,
     ) -> None:
         self._config = config
-        self._authenticators = Authenticators()
         self._exporters: dict[str, Exporter] = {}
         self._routes: dict[Signal, list[Exporter]] = {}
         loop = asyncio.get_running_loop()
@@ -89,7 +67,6 @@ class IngestService:
             self.provide(read_providers(config.processors.cost))
         self.intake = Intake(table, clock, self.export if self._exporters else None, observe, time.time)
         self._receivers: dict[str, OtlpHttpReceiver | OtlpGrpcReceiver] = {}
-        self._following: asyncio.Task[None] | None = None
         for exporter in self._exporters.values():
             exporter.start()
 
@@ -125,14 +102,13 @@ class IngestService:
         taken: dict[str, int] = {}
         for name, settings in listeners(self._config):
             kind = OtlpHttpReceiver if name == HTTP else OtlpGrpcReceiver
-            authenticator = self._authenticators.new(settings.auth)
+            authenticator = make_authenticator(settings.auth)
             authenticator.local_only = authenticator.tokens is None and is_loopback(settings.endpoint)
             receiver = kind(self.intake, authenticator, settings.limits())
             host, port = parse_endpoint(settings.endpoint)
             shared = ports.get(name) if ports else None
             taken[name] = await receiver.start(host, shared or port, tls=settings.tls, reuse_port=shared is not None)
             self._receivers[name] = receiver
-        self._following = self._authenticators.follow()
         return taken
 
     def traffic(self) -> Traffic:
@@ -156,17 +132,12 @@ class IngestService:
         )
 
     def reload(self) -> None:
-        """Read tokens, certificates and rules again; on `SettingsError` or `OSError` the old ones stay in force."""
-        self._authenticators.reload()
+        """Read the rules of providers again; on `SettingsError` or `OSError` the old ones stay in force."""
         if self.exports(Signal.METRICS):
             self.provide(read_providers(self._config.processors.cost))
-        for receiver in self._receivers.values():
-            receiver.reload_certificates()
 
     async def stop_listening(self, grace_seconds: float) -> None:
         """Take no more pushes, and answer pending ones."""
-        if self._following:
-            self._following.cancel()
         for receiver in self._receivers.values():
             await receiver.stop(grace_seconds)
 

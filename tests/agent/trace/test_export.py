@@ -8,12 +8,14 @@ import orjson
 from ingero_agent.trace.export import ExportConfig, TraceExporter
 from ingero_agent.trace.stats import TraceStats
 from ingero_kit.otlp_receiver import Answer, Authenticator, OtlpHttpReceiver, Push
-from ingero_kit.tokens import Tokens
+from ingero_kit.tokens import TokenStore, read_digests
 
 
 def test_an_export_carries_token_and_cluster_and_one_that_is_refused_is_made_up_for(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("wrong")
+    accepted = tmp_path / "accepted"
+    accepted.write_text("right")
     taken: list[Push] = []
 
     def handle(push: Push) -> Answer:
@@ -21,7 +23,7 @@ def test_an_export_carries_token_and_cluster_and_one_that_is_refused_is_made_up_
         return Answer()
 
     async def work() -> int:
-        authenticator = Authenticator(Tokens("right"))
+        authenticator = Authenticator(TokenStore(accepted, read_digests))
         receiver = OtlpHttpReceiver(handle, authenticator)
         endpoint = f"127.0.0.1:{await receiver.start('127.0.0.1', 0)}"
         exporter = TraceExporter(
