@@ -2,7 +2,7 @@
 
 import json
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any, Final, NoReturn
 
 import click
@@ -91,7 +91,7 @@ def _others(
     used: str, given: dict[str, tuple[str, ...]], pages: tuple[str, ...], known: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """What other tools' files say; with `known`, what DCGM's pages add to that verdict."""
-    from ingero_analyze.diagnose import dcgm, flight_recorder, flight_recorder_dumps, inspector, kineto
+    from ingero_analyze.diagnose import dcgm, flight_recorder_dumps, hangs, inspector, kineto
     from ingero_analyze.diagnose.sources import Problems, SourceError
     from ingero_analyze.diagnose.timeline_files import verdict
 
@@ -100,20 +100,18 @@ def _others(
     answer: dict[str, Any] = known or {"kind": "none", "ranks": [], "evidence": {}}
     try:
         if used == "--flight-recorder":
-            claims["flight_recorder"] = flight_recorder.CLAIMS.answer()
+            claims["flight_recorder"] = asdict(hangs.CLAIMS)
             dumps, rows = flight_recorder_dumps.read_dumps(given[used], problems)
             if not dumps:
                 _end(problems)
-            hang = flight_recorder.find_hang(dumps)
-            if hang.kind == flight_recorder.HangKind.NONE and problems.count:
-                hang = replace(hang, kind=flight_recorder.HangKind.UNKNOWN)
-            answer = flight_recorder.answer(hang)
-            timed = rows.recorded()
-            if hang.kind == flight_recorder.HangKind.NONE and timed:
-                answer = verdict(timed)
+            hang = hangs.find_hang(dumps)
+            if hang.kind == hangs.HangKind.NONE and problems.count:
+                hang = replace(hang, kind=hangs.HangKind.UNKNOWN)
+            timed = rows.recorded() if hang.kind == hangs.HangKind.NONE else None
+            answer = verdict(timed) if timed else hang.answer()
         elif used:
             module = inspector if used == "--nccl-inspector" else kineto
-            claims[used.removeprefix("--").replace("-", "_")] = module.CLAIMS.answer()
+            claims[used.removeprefix("--").replace("-", "_")] = asdict(module.CLAIMS)
             found = module.read_events(given[used], problems)
             recorded = found.rows.recorded()
             if recorded is None:
@@ -127,7 +125,7 @@ def _others(
         problems.add("", str(error))
         _end(problems)
     if pages:
-        claims["dcgm"] = dcgm.CLAIMS.answer()
+        claims["dcgm"] = asdict(dcgm.CLAIMS)
         gpus = dcgm.read_metrics(pages, problems)
         if not gpus and not used and known is None:
             _end(problems)
@@ -144,7 +142,7 @@ def _end(problems: Any) -> NoReturn:
 
 
 def _table(answer: dict[str, Any], console: Console) -> None:
-    from ingero_analyze.diagnose.flight_recorder import HANGS
+    from ingero_analyze.diagnose.hangs import HANGS
 
     ranks = ", ".join(map(str, answer["ranks"]))
     if "gpu" in answer and not answer["evidence"] and not ranks:

@@ -7,18 +7,9 @@ from typing import Any, Final
 
 import orjson
 
+from ingero_analyze.diagnose import sources
 from ingero_analyze.diagnose.plain_pickle import UnsafePickleError, load_plain_pickle
-from ingero_analyze.diagnose.sources import (
-    Problems,
-    Rows,
-    SourceError,
-    files_of,
-    number,
-    rank_of,
-    read_content,
-    text,
-    whole,
-)
+from ingero_analyze.diagnose.sources import Problems, Rows, SourceError, number, text, whole
 
 MAX_ENTRIES: Final = 1_000_000
 """Most entries of one dump that are read."""
@@ -73,9 +64,8 @@ def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Ro
     """
     rows = Rows()
     dumps: dict[int, tuple[Dump, str]] = {}
-    for file in files_of(paths, (), problems):
-        place = str(file)
-        rank = rank_of(file)
+    for file in sources.files_of(paths, (), problems):
+        place, rank = str(file), sources.rank_of(file)
         if rank is None:
             problems.add(place, "its name tells no rank (a number is expected, as in trace_12)")
             continue
@@ -83,12 +73,9 @@ def read_dumps(paths: Iterable[str], problems: Problems) -> tuple[list[Dump], Ro
             problems.add(place, f"rank {rank} was read from {dumps[rank][1]} already")
             continue
         try:
-            value = parse(read_content(file))
-            dump = dump_of(value, rank, place, problems, rows)
+            dumps[rank] = dump_of(parse(sources.read_content(file)), rank, place, problems, rows), place
         except (SourceError, UnsafePickleError) as error:
             problems.add(place, str(error))
-            continue
-        dumps[rank] = (dump, place)
     return [dumps[rank][0] for rank in sorted(dumps)], rows
 
 
@@ -97,10 +84,7 @@ def parse(data: bytes) -> Any:
     if data[:1] == b"\x80":
         return load_plain_pickle(data)
     if data.lstrip()[:1] == b"{":
-        try:
-            return orjson.loads(data)
-        except orjson.JSONDecodeError as error:
-            raise SourceError(f"not JSON: {error}") from None
+        return sources.read_json(data)
     raise SourceError("neither a pickle nor JSON" if data else "the file is empty")
 
 

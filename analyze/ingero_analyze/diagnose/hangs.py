@@ -6,11 +6,12 @@ that others wait for and that waits for no other; one that is missing because it
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final
 
 from ingero_analyze.diagnose.flight_recorder_dumps import Call, Dump, DumpPart
+from ingero_analyze.diagnose.sources import Claims
 from ingero_kit.clock import rfc3339
 
 SHOWN: Final = 20
@@ -19,6 +20,30 @@ SAME_SIZES: Final = frozenset({"all_reduce", "reduce", "broadcast", "_all_gather
 """Collectives whose input sizes must agree on all ranks."""
 
 _DEFAULT: Final = "default_pg"
+
+CLAIMS: Final = Claims(
+    can=(
+        "which ranks are missing from which collective, and who waits for them",
+        "that ranks call different collectives, or with different sizes, under one number",
+        "who is late, where timing was recorded (TORCH_NCCL_ENABLE_TIMING)",
+    ),
+    cannot=(
+        "why a missing rank is missing: its stack, its host and its log say that",
+        "whether a rank that left no dump is dead or only did not write one",
+        "whether a collective that is under way would still have ended: a dump is one moment",
+    ),
+)
+
+HANGS: Final = {
+    "hang": "the job waits for rank {ranks}, which came to no collective that others are in",
+    "no_dump": "everybody who left a dump waits; rank {ranks} left none",
+    "unknown": "the dumps do not tell: too much is missing, unreadable, or gone from the rings",
+    "mismatch": "ranks call different collectives under one number; differing from most: {ranks}",
+    "order": "ranks wait for each other: they call collectives in different orders, or one is held up elsewhere",
+    "stuck": "everybody has come and nobody goes on: the transport or a GPU, not a rank's program",
+    "none": "no collective is under way in these dumps",
+}
+"""The verdicts as sentences."""
 
 
 class HangKind(StrEnum):
@@ -77,6 +102,23 @@ class Hang:
     """Who waits for whom in a send or receive."""
     dumps: int = 0
 
+    def answer(self) -> dict[str, Any]:
+        """As the command prints it."""
+        return {
+            "kind": str(self.kind),
+            "ranks": list(self.ranks[:SHOWN_RANKS]),
+            "slowdown": None,
+            "seconds_lost_per_step": None,
+            "evidence": {
+                "by": "flight_recorder",
+                "dumps": self.dumps,
+                "ranks_count": len(self.ranks),
+                "collectives": [front.answer() for front in self.fronts[:SHOWN]],
+                "collectives_count": len(self.fronts),
+                "waiting_pairs": [list(pair) for pair in self.pairs[:SHOWN]],
+            },
+        }
+
 
 def find_hang(dumps: list[Dump]) -> Hang:
     """Where the job hangs, from all dumps together."""
@@ -91,20 +133,20 @@ def find_hang(dumps: list[Dump]) -> Hang:
     wanted = {rank for front in fronts for rank in front.missing} | {other for _, other in pairs}
     silent = {rank for front in fronts for rank in front.without_dump} | (wanted - set(by_rank))
     roots = sorted(wanted & set(by_rank) - waiting)
-    told = Hang(HangKind.NONE, (), fronts, tuple(pairs), len(dumps))
+    none = Hang(HangKind.NONE, (), fronts, tuple(pairs), len(dumps))
     odd = sorted({rank for front in fronts for rank in front.odd})
     if roots:
-        return _with(told, HangKind.HANG, roots)
+        return replace(none, kind=HangKind.HANG, ranks=tuple(roots))
     if silent and len(silent) <= len(dumps):
-        return _with(told, HangKind.NO_DUMP, sorted(silent))
+        return replace(none, kind=HangKind.NO_DUMP, ranks=tuple(sorted(silent)))
     if silent or any(front.unknown for front in fronts):
         # Where most ranks left no dump, the dumps were probably not collected: a missing dump is no evidence then.
-        return _with(told, HangKind.UNKNOWN, [])
+        return replace(none, kind=HangKind.UNKNOWN)
     if any(len(front.ops) > 1 for front in fronts):
-        return _with(told, HangKind.MISMATCH, odd)
+        return replace(none, kind=HangKind.MISMATCH, ranks=tuple(odd))
     if wanted & set(by_rank):
-        return _with(told, HangKind.ORDER, [])
-    return _with(told, HangKind.STUCK, []) if fronts or pairs else told
+        return replace(none, kind=HangKind.ORDER)
+    return replace(none, kind=HangKind.STUCK) if fronts or pairs else none
 
 
 def _apply_status(dumps: list[Dump]) -> None:
@@ -126,19 +168,15 @@ def _apply_status(dumps: list[Dump]) -> None:
             part.enqueued, part.completed = max(part.enqueued, enqueued), max(part.completed, completed)
 
 
-def _with(told: Hang, kind: HangKind, ranks: list[int]) -> Hang:
-    return Hang(kind, tuple(ranks), told.fronts, told.pairs, told.dumps)
-
-
 def _members(dumps: list[Dump]) -> dict[str, tuple[int, ...]]:
     """The ranks of every group in use: as its members report them, otherwise the ranks that used it."""
-    told: dict[str, Counter[tuple[int, ...]]] = {}
+    reported: dict[str, Counter[tuple[int, ...]]] = {}
     used: dict[str, set[int]] = {}
     everybody: set[int] = {dump.rank for dump in dumps}
     defaults: set[str] = set()
     for dump in dumps:
         for group, ranks in dump.members.items():
-            told.setdefault(group, Counter())[ranks] += 1
+            reported.setdefault(group, Counter())[ranks] += 1
             everybody.update(ranks)
         for group, part in dump.parts.items():
             used.setdefault(group, set()).add(dump.rank)
@@ -146,7 +184,7 @@ def _members(dumps: list[Dump]) -> dict[str, tuple[int, ...]]:
                 defaults.add(group)
     found: dict[str, tuple[int, ...]] = {}
     for group, users in used.items():
-        most = told[group].most_common(1)[0][0] if group in told else ()
+        most = reported[group].most_common(1)[0][0] if group in reported else ()
         if not users <= set(most):
             # The reported members lack ranks that used the group.
             most = tuple(sorted(everybody if group in defaults else users | set(most)))

@@ -8,19 +8,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import orjson
-
-from ingero_analyze.diagnose.sources import (
-    Claims,
-    Problems,
-    Rows,
-    SourceError,
-    files_of,
-    number,
-    read_content,
-    text,
-    whole,
-)
+from ingero_analyze.diagnose import sources
+from ingero_analyze.diagnose.sources import Claims, Findings, Problems, SourceError, number, text, whole
 
 CLAIMS: Final = Claims(
     can=(
@@ -59,16 +48,6 @@ class Spent:
 
 
 @dataclass
-class InspectorFindings:
-    """The contents of the lines, and counts of what was left out on purpose."""
-
-    rows: Rows = field(default_factory=Rows)
-    hosts: dict[str, str] = field(default_factory=dict)
-    """The host of every rank."""
-    left_out: Counter[str] = field(default_factory=Counter)
-
-
-@dataclass
 class LineContext:
     """The header for following lines that have none."""
 
@@ -76,16 +55,11 @@ class LineContext:
     metadata: dict[str, Any] = field(default_factory=dict)
 
 
-def read_events(paths: Iterable[str], problems: Problems) -> InspectorFindings:
+def read_events(paths: Iterable[str], problems: Problems) -> Findings:
     """Every line of files and folders; what cannot be used is listed in `problems`; everything else is used."""
-    found = InspectorFindings()
+    found = Findings()
     spent: list[Spent] = []
-    for file in files_of(paths, SUFFIXES, problems):
-        try:
-            data = read_content(file)
-        except SourceError as error:
-            problems.add(str(file), str(error))
-            continue
+    for file, data in sources.contents_of(paths, SUFFIXES, problems):
         context = LineContext()
         for place, line in enumerate(data.splitlines(), 1):
             if not line.strip():
@@ -105,10 +79,7 @@ def take(line: bytes, context: LineContext, left_out: Counter[str]) -> Spent | N
     """Read one line; `None` when it is not a collective. Raises `SourceError` when it cannot be used."""
     if len(line) > MAX_LINE:
         raise SourceError(f"longer than {MAX_LINE} bytes")
-    try:
-        tree = orjson.loads(line)
-    except orjson.JSONDecodeError as error:
-        raise SourceError(f"not JSON: {error}") from None
+    tree = sources.read_json(line)
     if not isinstance(tree, dict):
         raise SourceError("an object was expected")
     for name in ("header", "metadata"):
@@ -150,7 +121,7 @@ def _spent(perf: dict[str, Any], context: LineContext) -> Spent:
     )  # fmt: skip
 
 
-def _fill(found: InspectorFindings, spent: list[Spent]) -> None:
+def _fill(found: Findings, spent: list[Spent]) -> None:
     """Rows by the rank of each process in the largest communicator that it belongs to."""
     largest: dict[Process, tuple[int, int]] = {}
     for item in spent:

@@ -12,20 +12,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-import orjson
 
-from ingero_analyze.diagnose.sources import (
-    Claims,
-    Problems,
-    Rows,
-    SourceError,
-    files_of,
-    number,
-    rank_of,
-    read_content,
-    text,
-    whole,
-)
+from ingero_analyze.diagnose import sources
+from ingero_analyze.diagnose.sources import Claims, Findings, Problems, Rows, SourceError, number, text, whole
 
 CLAIMS: Final = Claims(
     can=(
@@ -58,23 +47,13 @@ class KinetoTrace:
     left_out: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass
-class KinetoFindings:
-    """The contents of the traces, and counts of what was left out on purpose."""
-
-    rows: Rows = field(default_factory=Rows)
-    hosts: dict[str, str] = field(default_factory=dict)
-    """The host of every rank."""
-    left_out: Counter[str] = field(default_factory=Counter)
-
-
-def read_events(paths: Iterable[str], problems: Problems) -> KinetoFindings:
+def read_events(paths: Iterable[str], problems: Problems) -> Findings:
     """Every trace in files and folders; what cannot be used is listed in `problems`; everything else is used."""
-    found = KinetoFindings()
+    found = Findings()
     files: dict[int, str] = {}
-    for file in files_of(paths, SUFFIXES, problems):
+    for file, data in sources.contents_of(paths, SUFFIXES, problems):
         try:
-            trace = trace_of(_parsed(read_content(file)), file, problems)
+            trace = trace_of(sources.read_json(data), file, problems)
             if trace.rank in files:
                 raise SourceError(f"rank {trace.rank} was read from {files[trace.rank]} already")
             if not trace.collectives and not trace.work:
@@ -89,22 +68,15 @@ def read_events(paths: Iterable[str], problems: Problems) -> KinetoFindings:
     return found
 
 
-def _parsed(data: bytes) -> Any:
-    try:
-        return orjson.loads(data)
-    except orjson.JSONDecodeError as error:
-        raise SourceError(f"not JSON: {error}") from None
-
-
 def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:
     """One rank's trace. Raises `SourceError` for anything that is not a trace; unreadable events are counted."""
     events = tree.get("traceEvents") if isinstance(tree, dict) else tree
     if not isinstance(events, list):
         raise SourceError("no trace: there is no list of traceEvents")
-    told = tree.get("distributedInfo") if isinstance(tree, dict) else None
-    rank = whole(told.get("rank")) if isinstance(told, dict) else None
+    info = tree.get("distributedInfo") if isinstance(tree, dict) else None
+    rank = whole(info.get("rank")) if isinstance(info, dict) else None
     if rank is None or rank < 0:
-        rank = rank_of(file)
+        rank = sources.rank_of(file)
     if rank is None:
         raise SourceError("neither distributedInfo.rank nor the file's name tells a rank")
     trace = KinetoTrace(rank, text(tree.get("host_name"), 253) if isinstance(tree, dict) else "")
@@ -120,8 +92,7 @@ def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:
         if type(kind) is not str or type(name) is not str:
             continue
         kind = kind.lower()
-        wanted = kind in ("kernel", "user_annotation", "gpu_user_annotation")
-        if not wanted:
+        if kind not in ("kernel", "user_annotation", "gpu_user_annotation"):
             continue
         start, duration = number(event.get("ts")), number(event.get("dur", 0))
         if start is None or duration is None or duration < 0:
@@ -146,11 +117,11 @@ def trace_of(tree: Any, file: Path, problems: Problems) -> KinetoTrace:
 def _kernel(trace: KinetoTrace, name: str, args: Any, start: float, duration: float) -> None:
     args = args if isinstance(args, dict) else {}
     shape = _NCCL.search(name)
-    told = text(args.get("Collective name"), 60)
-    if not shape and not told:
+    named = text(args.get("Collective name"), 60)
+    if not shape and not named:
         trace.work.append((start, duration))
         return
-    op = told or (shape[1] if shape and shape[1] else "collective")
+    op = named or (shape[1] if shape and shape[1] else "collective")
     if op.lower() in _PAIRS:
         trace.left_out["point to point"] += 1
         return

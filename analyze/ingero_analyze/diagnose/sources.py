@@ -4,12 +4,14 @@ import gzip
 import re
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+import orjson
 
 from ingero_analyze.diagnose.timeline_files import OPTIONAL, REQUIRED, RecordedTimeline, assemble
 
@@ -55,10 +57,6 @@ class Claims:
 
     can: tuple[str, ...]
     cannot: tuple[str, ...]
-
-    def answer(self) -> dict[str, Any]:
-        """As the commands print it."""
-        return {"can": list(self.can), "cannot": list(self.cannot)}
 
 
 class Rows:
@@ -107,6 +105,15 @@ class Rows:
         return assemble(words, columns, len(self))
 
 
+@dataclass
+class Findings:
+    """The operations in files of one tool, the host of every rank, and counts of what was left out on purpose."""
+
+    rows: Rows = field(default_factory=Rows)
+    hosts: dict[str, str] = field(default_factory=dict)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+
 _TYPES: Final = {
     "rank": "i", "op": "i", "kind": "b", "group": "i", "start": "d", "duration": "d", "step": "q", "seq": "q",
 }  # fmt: skip
@@ -128,6 +135,25 @@ def files_of(paths: Iterable[str], suffixes: tuple[str, ...], problems: Problems
                 problems.add(str(path), f"more than {MAX_FILES} files; the rest is left out")
                 return
             yield file
+
+
+def contents_of(paths: Iterable[str], suffixes: tuple[str, ...], problems: Problems) -> Iterator[tuple[Path, bytes]]:
+    """Files as `files_of` finds them, each with its content; those that cannot be read are listed in `problems`."""
+    for file in files_of(paths, suffixes, problems):
+        try:
+            data = read_content(file)
+        except SourceError as error:
+            problems.add(str(file), str(error))
+            continue
+        yield file, data
+
+
+def read_json(data: bytes) -> Any:
+    """A JSON document. Raises `SourceError` when it is none."""
+    try:
+        return orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise SourceError(f"not JSON: {error}") from None
 
 
 def _natural(path: Path) -> list[tuple[int, int, str]]:

@@ -5,7 +5,6 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Final, cast
 
 from ingero_analyze.loadgen.requests import Protocol, build, header_block
@@ -174,10 +173,6 @@ class _GrpcLink(_Link):
             transport.close()
 
 
-def _same(link: _Link) -> _Link:
-    return link
-
-
 async def drive_load(plan: LoadPlan) -> LoadResult:
     """Run the plan; ends by itself after its seconds or pushes, whichever comes first."""
     loop = asyncio.get_running_loop()
@@ -208,7 +203,7 @@ async def drive_load(plan: LoadPlan) -> LoadResult:
     kind: type[_Link] = _GrpcLink if plan.protocol == "grpc" else _HttpLink
     links = [kind(plan, host, number, done) for number in range(plan.connections)]
     for link in links:
-        await loop.create_connection(partial(_same, link), plan.host, plan.port)
+        await loop.create_connection(lambda link=link: link, plan.host, plan.port)  # type: ignore[misc]
     started = time.perf_counter()
     stop_at = started + plan.seconds
     if plan.rate:

@@ -69,7 +69,7 @@ class Judge(Protocol):
 
 
 class DetectorJudge:
-    """The detector."""
+    """The detector; see `Judge`."""
 
     def __init__(self, parameters: Parameters, mergeable: tuple[int, ...]) -> None:
         self.detector = Detector(parameters, mergeable)
@@ -78,11 +78,9 @@ class DetectorJudge:
 
     @property
     def node_hours(self) -> float:
-        """Node-hours judged."""
         return self.detector.node_hours
 
     def tick(self, moment: RecordedTick) -> list[Edge]:
-        """Judge one tick."""
         outcome = self.detector.tick(moment.now, moment.seen)
         self.digest = outcome.digest
         for job in outcome.jobs:
@@ -90,7 +88,6 @@ class DetectorJudge:
         return outcome.edges
 
     def open_verdicts(self, nodes: list[NodeKey]) -> Iterator[Verdict]:
-        """The present verdicts."""
         for node in nodes:
             slot = self.detector.memory.slot(node)
             if slot is not None:

@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class PublishedRuleJudge:
-    """A straggler recovers at 0.02 above the threshold. Rates count against the median of a warm-up."""
+    """See `Judge`. A straggler recovers at 0.02 above the threshold; rates count against the median of a warm-up."""
 
     def __init__(self, measure: str, tick_seconds: float, warmup: int, k: float = 2.0, alpha: float = 0.2) -> None:
         self.node_hours = 0.0
@@ -36,7 +36,6 @@ class PublishedRuleJudge:
         self._speeds = np.zeros(0, np.float32)
 
     def tick(self, moment: RecordedTick) -> list[Edge]:
-        """Judge one tick."""
         seen = moment.seen
         numbers = self._numbers(seen.names)
         active = np.flatnonzero(seen.state == ACTIVE)
@@ -117,7 +116,6 @@ class PublishedRuleJudge:
         return self._speeds
 
     def summary(self) -> dict[str, Any]:
-        """The parameters of the run."""
         return {
             "budget": None,
             "estimated_false_alarms": None,

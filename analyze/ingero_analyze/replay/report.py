@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from ingero_analyze.replay.judge import Replay
+from ingero_kit.clock import rfc3339
 
 TIMES: Final = ("start", "detected", "end")
 EVIDENCE_TIMES: Final = ("since", "detected", "recovered", "time")
@@ -17,9 +18,7 @@ MOST_ROWS: Final = 200
 
 def moment(seconds: float | None, calendar: bool) -> float | str | None:
     """A time in the input's own unit."""
-    if seconds is None or not calendar:
-        return seconds
-    return datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+    return rfc3339(seconds) if calendar and seconds is not None else seconds
 
 
 def to_json(done: Replay) -> dict[str, Any]:
