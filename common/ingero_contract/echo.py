@@ -58,21 +58,3 @@ CHAIN_SEVERITY: Final = "ingero.causal_chain.severity"
 
 CHAIN_ROOT_CAUSE: Final = "ingero.causal_chain.root_cause"
 """Log record: root cause as text."""
-
-FRAGMENTATION: Final = "gpu.memory.fragmentation_estimate"
-"""Share of GPU memory that is neither used nor free, 0 to 1. Instrument: gauge. Unit: 1."""
-
-MEMCPY_BYTES: Final = "gpu.memcpy.bytes_total"
-"""Bytes copied, by direction. Instrument: cumulative monotonic sum. Unit: By."""
-
-MEMCPY_DURATION: Final = "gpu.memcpy.duration_ms"
-"""Time of copies, by direction. Instrument: histogram. Unit: ms."""
-
-OPERATION_COUNT: Final = "gpu.cuda.operation.count"
-"""CUDA operations by source and operation. Instrument: cumulative sum. Unit: {event}."""
-
-NCCL_PROCESS: Final = "gpu.nccl.process_loaded"
-"""1 for every process that has loaded libnccl. Instrument: gauge. Unit: 1."""
-
-GPU_UUID: Final = "gpu.uuid"
-"""Point: the GPU."""

@@ -5,9 +5,6 @@ from typing import Final
 OTLP_METRICS: Final = "/v1/metrics"
 """OTLP/HTTP metrics."""
 
-OTLP_METRICS_GRPC: Final = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
-"""OTLP/gRPC metrics."""
-
 OTLP_LOGS: Final = "/v1/logs"
 """OTLP/HTTP logs."""
 

@@ -79,12 +79,16 @@ def fill(service: Running) -> None:
                 (metrics.COLLECTIVE_BYTES, 1e6, own),
             ]
             if sequence % 10 == 0:
-                points.append((echo.FRAGMENTATION, 0.4 if bad else 0.1, {echo.GPU_UUID: f"GPU-{number}"}))
-                points.append((echo.MEMCPY_BYTES, 1e9 * (sequence + 1), {attributes.MEMCPY_DIRECTION: "h2d"}))
+                points.append(
+                    (metrics.GPU_MEMORY_FRAGMENTATION, 0.4 if bad else 0.1, {attributes.GPU_UUID: f"GPU-{number}"})
+                )
+                points.append((metrics.GPU_MEMCPY_BYTES, 1e9 * (sequence + 1), {attributes.MEMCPY_DIRECTION: "h2d"}))
                 points.append((metrics.LAUNCHES_TOTAL, 100.0 * sequence, {attributes.CGROUP_PATH_HASH: "c"}))
             push(service, routes.OTLP_METRICS, telemetry.gauges(points, "lab", node))
         loaded = {"pid": 7, "comm": "python", "libnccl_path": "/usr/lib/libnccl.so.2", "libnccl_version": "2.27"}
-        push(service, routes.OTLP_METRICS, telemetry.gauges([(echo.NCCL_PROCESS, 1.0, loaded)], "lab", node))
+        push(
+            service, routes.OTLP_METRICS, telemetry.gauges([(metrics.NCCL_PROCESS_LOADED, 1.0, loaded)], "lab", node)
+        )
     push(service, routes.OTLP_LOGS, telemetry.verdict("gpu-node-3", "straggler", "lab"))
     push(service, routes.OTLP_LOGS, telemetry.verdict("gpu-node-1", "healthy", "lab"))
     chain = {
@@ -155,7 +159,7 @@ def test_the_straggler_is_first_with_its_verdict_and_events_that_can_be_looked_u
 
 def test_outliers_are_found_in_any_metric(service: Running) -> None:
     low = ask(service, "find_outlier_nodes", cluster_id="lab")["rows"]
-    high = ask(service, "find_outlier_nodes", metric_name=echo.FRAGMENTATION, direction="high")["rows"]
+    high = ask(service, "find_outlier_nodes", metric_name=metrics.GPU_MEMORY_FRAGMENTATION, direction="high")["rows"]
 
     assert [row["node_id"] for row in low] == ["gpu-node-3"]
     assert [row["node_id"] for row in high] == ["gpu-node-3"]

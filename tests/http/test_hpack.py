@@ -2,15 +2,10 @@
 
 import hpack
 import pytest
-from hpack.huffman_constants import REQUEST_CODES, REQUEST_CODES_LENGTH
-from hpack.huffman_table import decode_huffman
-from hpack.table import HeaderTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ingero_http.http2 import huffman
 from ingero_http.http2.hpack import (
-    STATIC,
     DynamicTable,
     HeaderListTooLarge,
     HpackError,
@@ -24,28 +19,6 @@ NAMES = st.sampled_from([b":path", b":method", b"content-type", b"user-agent", b
 FIELDS = st.lists(st.tuples(NAMES, st.binary(max_size=200) | st.sampled_from([b"POST", b"application/grpc"])))
 REQUESTS = st.lists(st.tuples(FIELDS, st.booleans(), st.none() | st.integers(0, 4096)), max_size=12)
 PLENTY = 1 << 20
-
-
-def test_the_huffman_code_is_that_of_the_rfc() -> None:
-    assert huffman.codes() == {
-        symbol: (REQUEST_CODES[symbol], REQUEST_CODES_LENGTH[symbol]) for symbol in range(len(REQUEST_CODES))
-    }
-
-
-@given(st.binary(max_size=60))
-def test_huffman_strings_decode_as_in_hpack_or_are_refused(octets: bytes) -> None:
-    try:
-        expected = bytes(decode_huffman(octets))
-    except hpack.HPACKDecodingError:
-        with pytest.raises(huffman.HuffmanError):
-            huffman.decode(octets)
-        return
-
-    assert huffman.decode(octets) == expected
-
-
-def test_the_static_table_is_that_of_the_rfc() -> None:
-    assert STATIC == HeaderTable.STATIC_TABLE
 
 
 @given(REQUESTS)

@@ -166,22 +166,26 @@ class Connection(asyncio.Protocol):
             server.counters.overloaded += 1
             self.refuse(Response(503, b"too much is being received at once", extra=b"retry-after: 1\r\n"))
 
-    # RequestEvents.
+    # What the parser reports.
 
     def request_started(self) -> None:
+        """The first byte of a request has come."""
         self._since = time.monotonic()
 
     def head_received(self, request: Request) -> bool:
+        """The head of a request is complete; returns whether its body is wanted."""
         response = self._check_head(request) if self._check_head else None
         if response:
             self.refuse(response, request.method)
         return response is None
 
     def continue_expected(self) -> None:
+        """The client waits for `100 Continue` before it sends the body."""
         if self._transport and not self._task and not self._queue:
             self._transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 
     def request_received(self, request: Request) -> None:
+        """A request is complete."""
         self._served = True
         self._server.counters.requests += 1
         if self._task or self._write_paused:

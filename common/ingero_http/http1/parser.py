@@ -1,12 +1,15 @@
 """Reads the requests of one HTTP/1.1 connection with httptools, within limits."""
 
 import re
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final
 
 import httptools
 
 from ingero_http.http1.messages import Request, Response
 from ingero_http.limits import Counters, Limits
+
+if TYPE_CHECKING:
+    from ingero_http.http1.connection import Connection
 
 _HOST: Final = re.compile(rb"(?:\[[0-9A-Fa-f:.]+(?:%25[\w.~-]+)?\]|[\w.~!$&'()*+,;=%-]*)(?::[0-9]*)?", re.ASCII)
 _ORIGIN: Final = re.compile(rb"^https?://[^/?#]*", re.IGNORECASE)
@@ -15,25 +18,6 @@ _CHUNK_OVERHEAD: Final = 16
 """Bytes that a chunk may take in addition to its data."""
 _CHUNKED_BODY_OVERHEAD: Final = 64 << 10
 """Bytes that all chunks of a body may take beyond that, for extensions and trailers."""
-
-
-class RequestEvents(Protocol):
-    """What a parser reports to its connection."""
-
-    def request_started(self) -> None:
-        """The first byte of a request has come."""
-
-    def head_received(self, request: Request) -> bool:
-        """The head of a request is complete; returns whether its body is wanted."""
-
-    def continue_expected(self) -> None:
-        """The client waits for `100 Continue` before it sends the body."""
-
-    def request_received(self, request: Request) -> None:
-        """A request is complete."""
-
-    def refuse(self, response: Response, method: bytes = b"") -> None:
-        """The request cannot be read; the response ends the connection."""
 
 
 class RequestParser:
@@ -45,13 +29,13 @@ class RequestParser:
     """
 
     __slots__ = (
-        "_body", "_chunk_count", "_chunked", "_chunked_bytes", "_counters", "_events", "_head_bytes", "_headers",
+        "_body", "_chunk_count", "_chunked", "_chunked_bytes", "_connection", "_counters", "_head_bytes", "_headers",
         "_host_count", "_limits", "_parser", "_replaying", "_request", "_url", "body_missing", "completed",
         "in_request", "stopped",
     )  # fmt: skip
 
-    def __init__(self, events: RequestEvents, limits: Limits, counters: Counters) -> None:
-        self._events, self._limits, self._counters = events, limits, counters
+    def __init__(self, connection: "Connection", limits: Limits, counters: Counters) -> None:
+        self._connection, self._limits, self._counters = connection, limits, counters
         self._parser: Any = httptools.HttpRequestParser(self)
         self.stopped = self._replaying = False
         self.completed: Request | None = None
@@ -87,7 +71,7 @@ class RequestParser:
         self.stop()
         self._reset()
         self._parser = self.completed = None
-        self._events = _NO_EVENTS
+        del self._connection
 
     def feed(self, data: bytes | memoryview) -> None:
         """Parse some bytes."""
@@ -113,7 +97,7 @@ class RequestParser:
             return
         parser = self._parser
         if parser.get_method() == b"CONNECT":
-            self._events.refuse(Response(405, b"this is no proxy"))
+            self._connection.refuse(Response(405, b"this is no proxy"))
             return
         headers = self._headers
         options = {option.strip().lower() for option in headers.pop(b"connection", b"").split(b",")}
@@ -135,7 +119,7 @@ class RequestParser:
     def on_message_begin(self) -> None:
         self.in_request = True
         if not self._replaying:
-            self._events.request_started()
+            self._connection.request_started()
 
     def on_url(self, url: bytes) -> None:
         self._url += url
@@ -154,7 +138,7 @@ class RequestParser:
         self._head_bytes += size
         if self._head_bytes > self._limits.header_bytes and not self.stopped:
             self._counters.too_large += 1
-            self._events.refuse(Response(431, b"the request's headers are too large"))
+            self._connection.refuse(Response(431, b"the request's headers are too large"))
 
     def on_headers_complete(self) -> None:
         parser, headers = self._parser, self._headers
@@ -175,10 +159,10 @@ class RequestParser:
         path, _, query = _ORIGIN.sub(b"", self._url).partition(b"?")
         request = Request(parser.get_method(), path or b"/", query, headers, b"", parser.should_keep_alive())
         self._request = request
-        if not self._events.head_received(request):
+        if not self._connection.head_received(request):
             return
         if headers.get(b"expect", b"").lower() == b"100-continue" and version == "1.1":
-            self._events.continue_expected()
+            self._connection.continue_expected()
 
     def on_chunk_header(self) -> None:
         self._chunk_count += 1
@@ -203,38 +187,16 @@ class RequestParser:
         request.body = bytes(self._body)
         self.completed = request
         self._reset()
-        self._events.request_received(request)
+        self._connection.request_received(request)
 
     def _malformed(self, reason: bytes) -> None:
         if not self.stopped:
             self._counters.malformed += 1
-            self._events.refuse(Response(400, reason))
+            self._connection.refuse(Response(400, reason))
 
     def _too_large(self) -> None:
         self._counters.too_large += 1
-        self._events.refuse(Response(413, b"the body is larger than %d bytes" % self._limits.body_bytes))
-
-
-class _NoEvents:
-    """Replaces a connection that is closed."""
-
-    def request_started(self) -> None:
-        """Nothing to do."""
-
-    def head_received(self, request: Request) -> bool:
-        return False
-
-    def continue_expected(self) -> None:
-        """Nothing to do."""
-
-    def request_received(self, request: Request) -> None:
-        """Nothing to do."""
-
-    def refuse(self, response: Response, method: bytes = b"") -> None:
-        """Nothing to do."""
-
-
-_NO_EVENTS: Final = _NoEvents()
+        self._connection.refuse(Response(413, b"the body is larger than %d bytes" % self._limits.body_bytes))
 
 
 def _head_error(version: str, headers: dict[bytes, bytes], host_count: int) -> bytes | None:

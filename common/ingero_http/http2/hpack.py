@@ -7,25 +7,14 @@ did not change it, so a result computed from a block can be cached as long as th
 from collections.abc import Iterable
 from typing import Final, NamedTuple
 
-from ingero_http.http2 import huffman
+from hpack import HPACKDecodingError
+from hpack.huffman_table import decode_huffman
+from hpack.table import HeaderTable
 
 Field = tuple[bytes, bytes]
 """Name, in lower case, and value."""
 
-_STATIC_LINES: Final = """
-:authority|:method=GET|:method=POST|:path=/|:path=/index.html|:scheme=http|:scheme=https|:status=200|:status=204
-:status=206|:status=304|:status=400|:status=404|:status=500|accept-charset|accept-encoding=gzip, deflate
-accept-language|accept-ranges|accept|access-control-allow-origin|age|allow|authorization|cache-control
-content-disposition|content-encoding|content-language|content-length|content-location|content-range|content-type
-cookie|date|etag|expect|expires|from|host|if-match|if-modified-since|if-none-match|if-range|if-unmodified-since
-last-modified|link|location|max-forwards|proxy-authenticate|proxy-authorization|range|referer|refresh|retry-after
-server|set-cookie|strict-transport-security|transfer-encoding|user-agent|vary|via|www-authenticate
-"""
-
-STATIC: Final[tuple[Field, ...]] = tuple(
-    (name.encode(), value.encode())
-    for name, _, value in (item.partition("=") for item in _STATIC_LINES.strip().replace("\n", "|").split("|"))
-)
+STATIC: Final = HeaderTable.STATIC_TABLE
 """The static table (RFC 7541, Appendix A); the field at index i is at position i - 1."""
 
 _INDEX: Final = {field: number for number, field in reversed(list(enumerate(STATIC, 1)))}
@@ -77,7 +66,7 @@ def decode_block(block: bytes, table: DynamicTable, max_bytes: int) -> tuple[lis
         return _read(block, table, max_bytes)
     except IndexError:
         raise HpackError("a header block ends early or names a field that is in no table") from None
-    except huffman.HuffmanError as error:
+    except HPACKDecodingError as error:
         raise HpackError(str(error)) from None
 
 
@@ -171,7 +160,7 @@ def _string(block: bytes, at: int) -> tuple[bytes, int]:
     if end > len(block):
         raise IndexError
     text = block[at:end]
-    return (huffman.decode(text) if coded else text), end
+    return (decode_huffman(text) if coded else text), end
 
 
 def encode_block(fields: Iterable[Field]) -> bytes:

@@ -4,7 +4,7 @@ from typing import Any
 
 from pydantic import Field
 
-from ingero_contract import attributes, echo, metrics
+from ingero_contract import attributes, metrics
 from ingero_contract.values import LATE_RANK
 from ingero_echo.questions.base import EvidenceRow, Question, Scoped, plural
 from ingero_echo.settings import CostConfig
@@ -193,7 +193,7 @@ COPIES = Question(
         SELECT cluster_id, node_id, metric_name, "timestamp", event_id, value_double, attributes AS label,
                coalesce(json_extract_string(attributes, '{key(attributes.MEMCPY_DIRECTION)}'), 'unknown') AS direction
         FROM (  -- one by one: the engine looks for one name while it reads, for one of two afterwards
-            SELECT * FROM events WHERE metric_name = '{echo.MEMCPY_BYTES}'
+            SELECT * FROM events WHERE metric_name = '{metrics.GPU_MEMCPY_BYTES}'
             UNION ALL SELECT * FROM events WHERE metric_name = '{metrics.MEMCPY_BYTES_TOTAL}'
         )
     ), {_STEPS}
@@ -264,10 +264,10 @@ FRAGMENTATION = Question(
     description="GPUs whose memory is the most fragmented.",
     row=FragmentationRow,
     sql=f"""
-    SELECT cluster_id, node_id, json_extract_string(attributes, '{key(echo.GPU_UUID)}') AS gpu,
+    SELECT cluster_id, node_id, json_extract_string(attributes, '{key(attributes.GPU_UUID)}') AS gpu,
            max(value_double) AS highest, avg(value_double) AS mean, arg_max(value_double, "timestamp") AS newest,
            [arg_max(event_id, value_double)::VARCHAR] AS evidence
-    FROM events WHERE metric_name = '{echo.FRAGMENTATION}' AND value_double IS NOT NULL
+    FROM events WHERE metric_name = '{metrics.GPU_MEMORY_FRAGMENTATION}' AND value_double IS NOT NULL
     GROUP BY cluster_id, node_id, gpu ORDER BY highest DESC, node_id, gpu
     """,
     sentence=lambda rows, _: (
@@ -300,7 +300,7 @@ PROCESSES = Question(
            json_extract_string(attributes, '$.libnccl_path') AS library,
            json_extract_string(attributes, '$.libnccl_version') AS version, max("timestamp") AS last_seen,
            [arg_max(event_id, "timestamp")::VARCHAR] AS evidence
-    FROM events WHERE metric_name = '{echo.NCCL_PROCESS}' GROUP BY ALL ORDER BY cluster_id, node_id, pid
+    FROM events WHERE metric_name = '{metrics.NCCL_PROCESS_LOADED}' GROUP BY ALL ORDER BY cluster_id, node_id, pid
     """,
     sentence=lambda rows, _: (
         f"{plural(len(rows), 'NCCL process').replace('processs', 'processes')} on "
