@@ -17,7 +17,23 @@ PREFIX = "INGERO_ECHO_"
 CONFIG_VARIABLE = "INGERO_ECHO_CONFIG"
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+class _Commands(click.Group):
+    """Prints errors that a user can remove as one line: exit status 2 for settings, 1 for others."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from ingero_echo.errors import UserError
+
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise
+        except (SettingsError, OSError, UserError) as error:
+            hint = f" ({error.hint})" if isinstance(error, UserError) and error.hint else ""
+            click.echo(f"ingero-echo: {error}{hint}", err=True)
+            sys.exit(2 if isinstance(error, SettingsError) else 1)
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="ingero")
 def main() -> None:
     """Keeps every event and answers questions about them."""
@@ -44,11 +60,6 @@ def _read(file: Path | None, settings: tuple[str, ...], insecure: bool | None = 
     )  # fmt: skip
 
 
-def _fail(error: Exception, status: int = 1) -> None:
-    click.echo(f"ingero-echo: {error}", err=True)
-    sys.exit(2 if isinstance(error, SettingsError) else status)
-
-
 @main.command()
 @_config
 @_set
@@ -65,16 +76,11 @@ def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, p
     ingero-echo serve --config echo.yaml --set retention.age=7d
     """
     from ingero_echo import app
-    from ingero_echo.lock import DatabaseLocked
-    from ingero_echo.store import StoreError
     from ingero_kit import logs
 
-    try:
-        config = _read(file, settings, insecure)
-        logs.configure(config.log_level)
-        app.run(config, partial(write_ports_file, ports_file))
-    except (SettingsError, OSError, StoreError, DatabaseLocked) as error:
-        _fail(error)
+    config = _read(file, settings, insecure)
+    logs.configure(config.log_level)
+    app.run(config, partial(write_ports_file, ports_file))
 
 
 @main.command()
@@ -83,10 +89,7 @@ def serve(file: Path | None, settings: tuple[str, ...], insecure: bool | None, p
 @_insecure
 def validate(file: Path | None, settings: tuple[str, ...], insecure: bool | None) -> None:
     """Check settings and print all of them, defaults included, as YAML; exit status 2 when they are invalid."""
-    try:
-        config = _read(file, settings, insecure)
-    except SettingsError as error:
-        _fail(error)
+    config = _read(file, settings, insecure)
     click.echo(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False).rstrip())
 
 
@@ -131,21 +134,17 @@ def stress(
     """
     import signal
 
-    from ingero_echo.errors import ApiError
     from ingero_echo.stress import Plan, run
     from ingero_kit.tls import ClientTls
 
-    try:
-        plan = Plan(
-            endpoint=endpoint, protocol=protocol, nodes=nodes, events=events, batch=batch, seconds=seconds,
-            cluster=cluster, api=api, token=_token(token_file),
-            tls=ClientTls(ca_file=ca_file).context() if tls else None,
-            ca=ca_file.read_bytes() if ca_file else None,
-        )  # fmt: skip
-        signal.signal(signal.SIGINT, lambda *_: plan.stop.set())
-        outcome = run(plan)
-    except (SettingsError, OSError, ApiError) as error:
-        _fail(error)
+    plan = Plan(
+        endpoint=endpoint, protocol=protocol, nodes=nodes, events=events, batch=batch, seconds=seconds,
+        cluster=cluster, api=api, token=_token(token_file),
+        tls=ClientTls(ca_file=ca_file).context() if tls else None,
+        ca=ca_file.read_bytes() if ca_file else None,
+    )  # fmt: skip
+    signal.signal(signal.SIGINT, lambda *_: plan.stop.set())
+    outcome = run(plan)
     facts = outcome.facts()
     if as_json:
         click.echo(json.dumps(facts))
@@ -185,29 +184,22 @@ def ask(
     ingero-echo ask run_analysis sql='SELECT count(*) FROM events'
     """
     from ingero_contract import echo
-    from ingero_echo.errors import ApiError
 
-    try:
-        client = _connect(api, token_file, ca_file)
-        tools = client.request("GET", echo.TOOLS_LIST)["tools"]
-        if name == "list":
-            for tool in tools:
-                click.echo(f"{tool['name'].removeprefix(echo.TOOL_PREFIX):26} {tool['description']}")
-            return
-        full = echo.TOOL_PREFIX + name.removeprefix(echo.TOOL_PREFIX)
-        known = {tool["name"]: tool["inputSchema"].get("properties", {}) for tool in tools}.get(full, {})
-        given: dict[str, Any] = {}
-        for item in arguments:
-            key, equals, value = item.partition("=")
-            if not equals:
-                raise SettingsError(f"{item}: KEY=VALUE was expected")
-            given[key] = _value(value, known.get(key, {}))
-        answer = client.tool(full, given)
-    except ApiError as refused:
-        click.echo(f"ingero-echo: {refused}" + (f" ({refused.hint})" if refused.hint else ""), err=True)
-        sys.exit(1)
-    except (SettingsError, OSError) as error:
-        _fail(error)
+    client = _connect(api, token_file, ca_file)
+    tools = client.request("GET", echo.TOOLS_LIST)["tools"]
+    if name == "list":
+        for tool in tools:
+            click.echo(f"{tool['name'].removeprefix(echo.TOOL_PREFIX):26} {tool['description']}")
+        return
+    full = echo.TOOL_PREFIX + name.removeprefix(echo.TOOL_PREFIX)
+    known = {tool["name"]: tool["inputSchema"].get("properties", {}) for tool in tools}.get(full, {})
+    given: dict[str, Any] = {}
+    for item in arguments:
+        key, equals, value = item.partition("=")
+        if not equals:
+            raise SettingsError(f"{item}: KEY=VALUE was expected")
+        given[key] = _value(value, known.get(key, {}))
+    answer = client.tool(full, given)
     if as_json:
         click.echo(json.dumps(answer))
         return
@@ -241,10 +233,7 @@ def mcp(api: str, token_file: Path | None, ca_file: Path | None) -> None:
     from ingero_echo.mcp_tools import make_server
     from ingero_echo.store import schema_text
 
-    try:
-        service: Any = RemoteQueryService(_connect(api, token_file, ca_file))
-    except (SettingsError, OSError) as error:
-        _fail(error)
+    service: Any = RemoteQueryService(_connect(api, token_file, ca_file))
     server = make_server(service, schema_text, lambda _: ANONYMOUS)
 
     async def talk() -> None:
@@ -264,20 +253,15 @@ def backup(
 ) -> None:
     """Make a running Echo write a copy into its backup folder, or copy the live data of a database not in use."""
     from ingero_contract import echo
-    from ingero_echo.errors import ApiError
-    from ingero_echo.lock import DatabaseLocked
-    from ingero_echo.store import StoreError, compact
+    from ingero_echo.store import compact
 
-    try:
-        if database is None:
-            click.echo(json.dumps(_connect(api, token_file, ca_file).request("POST", echo.BACKUPS)))
-            return
-        if target is None or not database.exists():
-            raise SettingsError(f"{database}: --database needs a file that is there, and --to")
-        compact(database, target)
-        click.echo(f"wrote {target}")
-    except (ApiError, SettingsError, OSError, StoreError, DatabaseLocked) as error:
-        _fail(error)
+    if database is None:
+        click.echo(json.dumps(_connect(api, token_file, ca_file).request("POST", echo.BACKUPS)))
+        return
+    if target is None or not database.exists():
+        raise SettingsError(f"{database}: --database needs a file that is there, and --to")
+    compact(database, target)
+    click.echo(f"wrote {target}")
 
 
 @main.command()
@@ -286,15 +270,10 @@ def backup(
 @click.option("--force", is_flag=True, help="Go on when there is a database; it is kept beside the new one.")
 def restore(copy: Path, database: Path, force: bool) -> None:
     """Replace a database that is not in use by a backup."""
-    from ingero_echo.lock import DatabaseLocked
     from ingero_echo.settings import StoreConfig
-    from ingero_echo.store import StoreError
     from ingero_echo.store import restore as put_back
 
-    try:
-        put_back(copy, StoreConfig(path=database), force=force)
-    except (OSError, StoreError, DatabaseLocked) as error:
-        _fail(error)
+    put_back(copy, StoreConfig(path=database), force=force)
     click.echo(f"restored {database}")
 
 
@@ -314,22 +293,18 @@ def export(database: Path, target: Path, tables: tuple[str, ...], what: str | No
     ingero-echo export --database echo-copy.duckdb --to timeline.parquet --timeline --cluster prod
     """
     from ingero_echo import export as parquet
-    from ingero_echo.lock import DatabaseLocked
     from ingero_echo.settings import StoreConfig
-    from ingero_echo.store import Store, StoreError
+    from ingero_echo.store import Store
 
+    if not database.exists():
+        raise SettingsError(f"{database}: no such file")
+    store = Store.open(StoreConfig(path=database))
     try:
-        if not database.exists():
-            raise SettingsError(f"{database}: no such file")
-        store = Store.open(StoreConfig(path=database))
-        try:
-            if what == "scores":
-                click.echo(f"{target}: {parquet.export_scores(store, target)} rows")
-            if what == "timeline":
-                click.echo(f"{target}: {parquet.export_timeline(store, target, cluster)} rows")
-            for table in () if what else tables:
-                click.echo(f"{target / table}: {parquet.export(store, target, table)} rows")
-        finally:
-            store.close()
-    except (SettingsError, OSError, StoreError, DatabaseLocked) as error:
-        _fail(error)
+        if what == "scores":
+            click.echo(f"{target}: {parquet.export_scores(store, target)} rows")
+        if what == "timeline":
+            click.echo(f"{target}: {parquet.export_timeline(store, target, cluster)} rows")
+        for table in () if what else tables:
+            click.echo(f"{target / table}: {parquet.export(store, target, table)} rows")
+    finally:
+        store.close()

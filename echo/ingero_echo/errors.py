@@ -1,4 +1,4 @@
-"""Errors of the API; both front ends return them in one format."""
+"""Errors for users: those of the API, which both front ends return in one format, and the base of all of them."""
 
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -6,7 +6,13 @@ from typing import Any
 import orjson
 
 
-class ApiError(Exception):
+class UserError(Exception):
+    """An error whose text tells a user what to do; `hint` may say more."""
+
+    hint = ""
+
+
+class ApiError(UserError):
     """A request that is refused: `code` for machines, the text and `hint` for people, `status` for HTTP."""
 
     def __init__(self, code: str, message: str, hint: str = "", status: int = 400, retry_seconds: float = 0) -> None:

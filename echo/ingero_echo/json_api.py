@@ -1,8 +1,7 @@
 """The JSON API: parse, ask the query service, encode. JSON, CSV and Arrow by Accept."""
 
-import asyncio
 import io
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import Annotated, Any, Final
 
 import orjson
@@ -21,8 +20,16 @@ from ingero_contract import echo
 from ingero_echo.auth import Identity, Scope
 from ingero_echo.errors import ApiError
 from ingero_echo.middleware import OPEN
-from ingero_echo.query_runner import QueryResult, cancelled, shown
-from ingero_echo.query_service import ANALYSIS, TOOLS, AnalysisArguments, QueryService, Reply, Tool
+from ingero_echo.query_runner import QueryResult, shown
+from ingero_echo.query_service import (
+    ANALYSIS,
+    TOOLS,
+    AnalysisArguments,
+    QueryService,
+    Reply,
+    Tool,
+    cancel_when,
+)  # fmt: skip
 
 CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -129,25 +136,6 @@ def require(request: Request, scope: Scope) -> Identity:
     if not identity.may(scope):
         raise ApiError("forbidden", f"the token lacks the scope {scope}", "have it added to the token's line", 403)
     return identity
-
-
-async def cancel_on_disconnect(request: Request, answer: Coroutine[Any, Any, Reply]) -> Reply:
-    """The answer; a client that disconnects cancels its question."""
-    asked = asyncio.ensure_future(answer)
-    gone = asyncio.ensure_future(_gone(request))
-    try:
-        await asyncio.wait([asked, gone], return_when=asyncio.FIRST_COMPLETED)
-        if not asked.done():
-            asked.cancel()
-        try:
-            return await asked
-        except asyncio.CancelledError:
-            if gone.done():
-                raise cancelled() from None
-            raise
-    finally:
-        gone.cancel()
-        asked.cancel()
 
 
 async def _gone(request: Request) -> None:
@@ -262,7 +250,7 @@ def make_api(
     )
     async def sql(request: Request, query: AnalysisArguments, accept: Annotated[str, Header()] = "*/*") -> Response:
         """Run one read-only SELECT."""
-        reply = await cancel_on_disconnect(request, service.call(identity_of(request), ANALYSIS, query.model_dump()))
+        reply = await cancel_when(_gone(request), service.call(identity_of(request), ANALYSIS, query.model_dump()))
         return await run_in_threadpool(render, reply, accept)
 
     @app.post(echo.BACKUPS, operation_id="backup", responses=_ERRORS)
@@ -319,7 +307,7 @@ def _route(app: FastAPI, service: QueryService, name: str) -> None:
         arguments: Annotated[dict[str, Any] | None, Body()] = None,
         accept: Annotated[str, Header()] = "*/*",
     ) -> Response:
-        reply = await cancel_on_disconnect(request, service.call(identity_of(request), name, arguments or {}))
+        reply = await cancel_when(_gone(request), service.call(identity_of(request), name, arguments or {}))
         return await run_in_threadpool(render, reply, accept)
 
     app.add_api_route(

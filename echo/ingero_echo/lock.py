@@ -8,8 +8,10 @@ import socket
 from pathlib import Path
 from typing import IO
 
+from ingero_echo.errors import UserError
 
-class DatabaseLocked(Exception):
+
+class DatabaseLocked(UserError):
     """Another process has the database; the text says which and what to do."""
 
 

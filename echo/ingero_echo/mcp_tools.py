@@ -19,8 +19,7 @@ from mcp.shared.exceptions import MCPError
 from ingero_contract import echo
 from ingero_echo.auth import Identity, caller_key
 from ingero_echo.errors import ApiError
-from ingero_echo.query_runner import cancelled
-from ingero_echo.query_service import TOOLS, QueryService
+from ingero_echo.query_service import TOOLS, QueryService, cancel_when
 
 LOOPBACK: Final = ("127.0.0.1:*", "localhost:*", "[::1]:*")
 SESSION: Final = b"mcp-session-id"
@@ -95,10 +94,10 @@ def make_server(
         context: ServerRequestContext[Any, Any], params: types.CallToolRequestParams
     ) -> types.CallToolResult:
         try:
-            identity = identify(context)
-            reply = await cancel_on_disconnect(
-                context, service.call(identity, params.name, dict(params.arguments or {}))
-            )
+            answer = service.call(identify(context), params.name, dict(params.arguments or {}))
+            request = getattr(context, "request", None)
+            gone = request.scope.get("ingero.gone") if request is not None else None
+            reply = await (cancel_when(gone.wait(), answer) if gone else answer)
         except ApiError as refused:
             if refused.code == "unknown_tool":
                 raise MCPError(types.INVALID_PARAMS, str(refused), refused.fields(_new_id())) from None
@@ -160,32 +159,6 @@ def make_server(
         on_call_tool=call_tool, on_list_resources=list_resources, on_read_resource=read_resource,
         on_list_prompts=list_prompts, on_get_prompt=get_prompt,
     )  # fmt: skip
-
-
-async def cancel_on_disconnect(context: Any, answer: Awaitable[Any]) -> Any:
-    """The answer; a client that disconnects cancels its question."""
-    request = getattr(context, "request", None)
-    gone = request.scope.get("ingero.gone") if request is not None else None
-    if gone is None:
-        return await answer
-    reply: list[Any] = []
-    async with anyio.create_task_group() as group:
-
-        async def leave() -> None:
-            await gone.wait()
-            group.cancel_scope.cancel()
-
-        group.start_soon(leave)
-        try:
-            reply.append(await answer)
-        except ApiError as refused:
-            reply.append(refused)
-        group.cancel_scope.cancel()
-    if not reply:
-        raise cancelled()
-    if isinstance(reply[0], ApiError):
-        raise reply[0]
-    return reply[0]
 
 
 def _new_id() -> str:

@@ -7,10 +7,10 @@ import asyncio
 import base64
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
@@ -20,7 +20,7 @@ from ingero_contract import echo
 from ingero_echo.auth import Identity, Scope, caller_key
 from ingero_echo.concurrency import ConcurrencyLimiter
 from ingero_echo.errors import ApiError
-from ingero_echo.query_runner import CancelToken, QueryResult, run_query
+from ingero_echo.query_runner import CancelToken, QueryResult, cancelled, run_query
 from ingero_echo.questions import QUESTIONS
 from ingero_echo.questions.base import Arguments, Question
 from ingero_echo.sandbox import MAX_TEXT
@@ -30,6 +30,8 @@ from ingero_echo.store import Store, published_columns, volume_used
 from ingero_echo.tables import TABLES
 from ingero_echo.window import Window, parse_moment, scoped
 from ingero_kit.settings import parse_duration
+
+T = TypeVar("T")
 
 ANALYSIS: Final = echo.TOOL_PREFIX + "run_analysis"
 """The tool that takes SQL."""
@@ -242,6 +244,24 @@ class QueryService:
         text = question.sentence(rows, given)
         body = {"summary": text, "rows": rows, "truncated": result.truncated, "next_cursor": following}
         return Reply(body, result, text)
+
+
+async def cancel_when(gone: Awaitable[Any], answer: Awaitable[T]) -> T:
+    """The answer, unless `gone` ends first: the client disconnected, and its question is cancelled."""
+    asked, left = asyncio.ensure_future(answer), asyncio.ensure_future(gone)
+    try:
+        await asyncio.wait([asked, left], return_when=asyncio.FIRST_COMPLETED)
+        if not asked.done():
+            asked.cancel()
+        try:
+            return await asked
+        except asyncio.CancelledError:
+            if left.done():
+                raise cancelled() from None
+            raise
+    finally:
+        left.cancel()
+        asked.cancel()
 
 
 def _describe(table: str | None) -> Reply:

@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import duckdb
 
+from ingero_echo.errors import UserError
 from ingero_echo.lock import DatabaseLock
 from ingero_echo.settings import StoreConfig
 from ingero_echo.snapshots import REPLAY_BYTES, SnapshotRegistry
@@ -38,7 +39,7 @@ LOCKED: Final = "lock on file"
 """The engine's message when another process has the file."""
 
 
-class StoreError(Exception):
+class StoreError(UserError):
     """The database cannot be used; the text says why and what to do."""
 
 

@@ -32,6 +32,13 @@ class Scoped(Arguments):
     """Most rows."""
 
 
+class NodeFilter(Scoped):
+    """Where and when, or one node."""
+
+    node_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
+    """One node."""
+
+
 class Row(BaseModel):
     """Base of every row model."""
 
@@ -43,6 +50,30 @@ class EvidenceRow(Row):
 
     evidence: list[str]
     """Ids of events that the row rests on; `event_history` shows them."""
+
+
+class NodeRow(EvidenceRow):
+    """A row about one node."""
+
+    cluster_id: str
+    node_id: str
+
+
+class VerdictFacts(NodeRow):
+    """A row with the newest verdict on a node."""
+
+    rank: int | None
+    """Of the job, or where collectives accuse the node, of the communicator."""
+    communicator: str | None
+    """Whose collectives wait for the node's rank; null where none do."""
+    pod: str | None
+    state: str | None
+    """State of the newest verdict; null when there is none."""
+    kind: str | None
+    since: str | None
+    """Estimated onset, as the verdict says it."""
+    severity: float | None
+    """Share of its own rate that the node lost, 0 to 1."""
 
 
 Sentence = Callable[[list[dict[str, Any]], Any], str]

@@ -6,15 +6,13 @@ from pydantic import Field
 
 from ingero_contract import metrics
 from ingero_contract.values import VerdictState
-from ingero_echo.questions.base import MAX_ID, EvidenceRow, Question, Row, Scoped, plural
+from ingero_echo.questions.base import MAX_ID, EvidenceRow, NodeFilter, Question, Row, VerdictFacts, plural
 from ingero_echo.window import ACCUSED
 
 
-class HistoryArguments(Scoped):
+class HistoryArguments(NodeFilter):
     """Which events."""
 
-    node_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
-    """One node."""
     metric_name: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
     """One metric, event or span name."""
     signal: str | None = Field(default=None, pattern="^(metrics|logs|traces)$")
@@ -78,13 +76,6 @@ HISTORY = Question(
 )
 
 
-class AnomalyArguments(Scoped):
-    """Which anomalies."""
-
-    node_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
-    """One node."""
-
-
 class AnomalyRow(EvidenceRow):
     """One anomaly, the newest first."""
 
@@ -102,7 +93,7 @@ ANOMALIES = Question(
     title="Anomaly stream",
     description="What is out of the ordinary, newest first: verdicts, self-reports, degradations, causal chains.",
     row=AnomalyRow,
-    arguments=AnomalyArguments,
+    arguments=NodeFilter,
     sql=f"""
     SELECT "timestamp", cluster_id, node_id, anomaly, detail, severity, [event_id]::VARCHAR[] AS evidence FROM (
         SELECT "timestamp", cluster_id, node_id, event_id,
@@ -127,29 +118,17 @@ ANOMALIES = Question(
 )  # fmt: skip
 
 
-class VerdictArguments(Scoped):
+class VerdictArguments(NodeFilter):
     """Whose verdicts."""
 
-    node_id: str | None = Field(default=None, min_length=1, max_length=MAX_ID)
-    """One node."""
     open_only: bool = False
     """Only nodes that are under an accusation now."""
 
 
-class VerdictRow(EvidenceRow):
+class VerdictRow(VerdictFacts):
     """The newest verdict of one node, with what it rests on; a second row where collectives have a say about it."""
 
-    cluster_id: str
-    node_id: str
-    rank: int | None
-    communicator: str | None
-    """Whose collectives wait for the rank; null where the detector judged."""
-    pod: str | None
     source: str
-    state: str | None
-    kind: str | None
-    since: str | None
-    severity: float | None
     cohort: str | None
     digest: str | None
     proof: str | None

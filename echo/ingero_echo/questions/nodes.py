@@ -7,7 +7,7 @@ from pydantic import Field
 from ingero_contract import metrics
 from ingero_contract.signals import SIGNALS
 from ingero_contract.values import THRESHOLD_K, THRESHOLD_MIN_BAND
-from ingero_echo.questions.base import MAX_ID, EvidenceRow, Question, Scoped, plural
+from ingero_echo.questions.base import MAX_ID, EvidenceRow, NodeRow, Question, Scoped, VerdictFacts, plural
 from ingero_echo.window import ACCUSED
 
 VERDICTS = f"""
@@ -109,7 +109,7 @@ SUMMARY = Question(
     ),
     accused AS (
         SELECT cluster_id, count(*) AS stragglers, list(node_id ORDER BY node_id) AS names,
-               list(event_id ORDER BY node_id)[1:10] AS proofs, max("timestamp") AS told
+               list(event_id ORDER BY node_id)[1:10] AS proofs, max("timestamp") AS accused_at
         FROM latest WHERE state IN ({ACCUSED}) GROUP BY cluster_id
     ),
     seen AS (
@@ -121,7 +121,7 @@ SUMMARY = Question(
     SELECT cluster_id, coalesce(nodes, 0) AS nodes, coalesce(active, 0) AS active, coalesce(idle, 0) AS idle,
            coalesce(calibrating, 0) AS calibrating, coalesce(stragglers, 0) AS stragglers,
            coalesce(names, []) AS straggler_nodes, coalesce(events, 0) AS events, median_score, lowest_score,
-           lowest_node, coalesce(last_event, told) AS last_event,
+           lowest_node, coalesce(last_event, accused_at) AS last_event,
            list_filter(list_append(coalesce(proofs, []), lowest_event), lambda x: x IS NOT NULL)::VARCHAR[]
              AS evidence
     FROM seen FULL JOIN accused USING (cluster_id) LEFT JOIN scores USING (cluster_id) ORDER BY cluster_id
@@ -130,23 +130,9 @@ SUMMARY = Question(
 )
 
 
-class StragglerRow(EvidenceRow):
+class StragglerRow(VerdictFacts):
     """One node, the worst first."""
 
-    cluster_id: str
-    node_id: str
-    rank: int | None
-    """Of the job, or where collectives name the node, of the communicator."""
-    communicator: str | None
-    """Whose collectives wait for the node's rank; null where none do."""
-    pod: str | None
-    state: str | None
-    """State of the newest verdict; null when there is none."""
-    kind: str | None
-    since: str | None
-    """Estimated onset, as the verdict says it."""
-    severity: float | None
-    """Share of its own rate that the node lost, 0 to 1."""
     source: str | None
     """`fleet`, `collectives` for a rank that they wait for, or `agent` for a node's own classification."""
     score: float | None
@@ -224,11 +210,9 @@ class OutlierArguments(Scoped):
     """`low`, `high` or `both`."""
 
 
-class OutlierRow(EvidenceRow):
+class OutlierRow(NodeRow):
     """One node that lies apart."""
 
-    cluster_id: str
-    node_id: str
     value: float
     """Mean in the window."""
     median: float
@@ -277,20 +261,10 @@ class NodeArguments(Scoped):
     """The node."""
 
 
-class WhyRow(EvidenceRow):
+class WhyRow(VerdictFacts):
     """What decides about one node."""
 
-    cluster_id: str
-    node_id: str
     straggler: bool
-    state: str | None
-    kind: str | None
-    severity: float | None
-    since: str | None
-    rank: int | None
-    communicator: str | None
-    """Whose collectives wait for the node's rank; null where none do."""
-    pod: str | None
     proof: str | None
     """The verdict's own numbers, as JSON text."""
     reports: int
@@ -396,11 +370,9 @@ class CompareArguments(Scoped):
     """How much earlier the older window is, a duration."""
 
 
-class CompareRow(EvidenceRow):
+class CompareRow(NodeRow):
     """One node in both windows, the largest change first."""
 
-    cluster_id: str
-    node_id: str
     before: float | None
     after: float | None
     change: float | None

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from ingero_contract import attributes, metrics
 from ingero_contract.values import LATE_RANK
-from ingero_echo.questions.base import EvidenceRow, Question, Scoped, plural
+from ingero_echo.questions.base import EvidenceRow, NodeRow, Question, Scoped, plural
 from ingero_echo.settings import CostConfig
 from ingero_echo.window import ACCUSED
 from ingero_kit.gpu_rates import canonical_provider
@@ -125,7 +125,7 @@ SKEW = Question(
                arg_max(event, lag) AS worst
         FROM placed GROUP BY cluster_id, communicator, rank
     ),
-    told AS (
+    newest AS (
         SELECT cluster_id, node_id, communicator, rank, state, kind, since, severity, event_id, evidence AS proof
         FROM verdicts WHERE source = 'collectives'
         QUALIFY row_number() OVER (PARTITION BY cluster_id, node_id ORDER BY "timestamp" DESC) = 1
@@ -135,7 +135,7 @@ SKEW = Question(
                try_cast(json_extract_string(proof, '$.collectives') AS BIGINT) AS collectives,
                try_cast(json_extract_string(proof, '$.lasts') AS BIGINT) AS lasts,
                try_cast(json_extract_string(proof, '$.lag_ms') AS DOUBLE) AS lag_ms
-        FROM told
+        FROM newest
         WHERE state IN ({ACCUSED}) AND kind = '{LATE_RANK}'
               AND ($communicator IS NULL OR communicator = $communicator)
     )
@@ -159,11 +159,9 @@ SKEW = Question(
 )  # fmt: skip
 
 
-class CopyRow(EvidenceRow):
+class CopyRow(NodeRow):
     """One node and direction."""
 
-    cluster_id: str
-    node_id: str
     direction: str
     bytes: float
     """Increase of the counter in the window; a restart of the counter is not counted as a loss."""
@@ -214,11 +212,9 @@ COPIES = Question(
 )  # fmt: skip
 
 
-class LaunchRow(EvidenceRow):
+class LaunchRow(NodeRow):
     """One node."""
 
-    cluster_id: str
-    node_id: str
     launches: float
     launches_per_second: float | None
 
@@ -246,11 +242,9 @@ LAUNCHES = Question(
 )  # fmt: skip
 
 
-class FragmentationRow(EvidenceRow):
+class FragmentationRow(NodeRow):
     """One GPU."""
 
-    cluster_id: str
-    node_id: str
     gpu: str | None
     highest: float
     mean: float
@@ -277,11 +271,9 @@ FRAGMENTATION = Question(
 )  # fmt: skip
 
 
-class ProcessRow(EvidenceRow):
+class ProcessRow(NodeRow):
     """One process that has loaded NCCL."""
 
-    cluster_id: str
-    node_id: str
     pid: str | None
     comm: str | None
     library: str | None
@@ -309,15 +301,13 @@ PROCESSES = Question(
 )  # fmt: skip
 
 
-class CostRow(EvidenceRow):
+class CostRow(NodeRow):
     """One node that others waited for."""
 
-    cluster_id: str
-    node_id: str
     provider: str | None
     gpu_model: str | None
     hours: float | None
-    """Time under an accusation in the window; nothing where no verdict was told."""
+    """Time under an accusation in the window; null where no verdict accuses it."""
     severity: float | None
     """Share of the rate, or of the time of who waits, that was lost; 1 where the verdict names none."""
     gpus: int
@@ -398,9 +388,9 @@ COST = Question(
                json_extract_string(attributes, '{key(attributes.CURRENCY)}') AS currency
         FROM events WHERE metric_name = '{metrics.STRAGGLER_COST}'
     ),
-    told AS (
+    reported AS (
         SELECT cluster_id, node_id, arg_max(currency, "timestamp") AS currency,
-               sum(CASE WHEN before IS NULL THEN 0 WHEN value < before THEN value ELSE value - before END) AS told,
+               sum(CASE WHEN before IS NULL THEN 0 WHEN value < before THEN value ELSE value - before END) AS cost,
                list(event_id::VARCHAR ORDER BY "timestamp" DESC)[1:10] AS cited
         FROM growth GROUP BY cluster_id, node_id
     ),
@@ -415,16 +405,16 @@ COST = Question(
         FROM events WHERE metric_name = '{metrics.NODE_INFO}' GROUP BY cluster_id, node_id
     ),
     found AS (
-        SELECT cluster_id, node_id, provider, gpu_model, hours, severity, told,
+        SELECT cluster_id, node_id, provider, gpu_model, hours, severity, reported.cost AS reported_cost,
                greatest(coalesce(world_size, 0), coalesce(counts.gpus, 1), coalesce(ranks, 0)) AS gpus,
-               coalesce(rate, $fallback::DOUBLE) AS rate, coalesce(told.currency, $currency) AS currency,
-               list_concat(told.cited, accused.cited)[1:10] AS evidence
-        FROM accused FULL JOIN told USING (cluster_id, node_id) LEFT JOIN nodes USING (cluster_id, node_id)
+               coalesce(rate, $fallback::DOUBLE) AS rate, coalesce(reported.currency, $currency) AS currency,
+               list_concat(reported.cited, accused.cited)[1:10] AS evidence
+        FROM accused FULL JOIN reported USING (cluster_id, node_id) LEFT JOIN nodes USING (cluster_id, node_id)
              LEFT JOIN counts USING (cluster_id, node_id) LEFT JOIN rates USING (provider, gpu_model)
     )
     SELECT cluster_id, node_id, provider, gpu_model, hours, severity, gpus, rate,
-           coalesce(told, hours * severity * gpus * rate) AS cost, currency,
-           CASE WHEN told IS NULL THEN 'estimate' ELSE 'fleet' END AS source, evidence
+           coalesce(reported_cost, hours * severity * gpus * rate) AS cost, currency,
+           CASE WHEN reported_cost IS NULL THEN 'estimate' ELSE 'fleet' END AS source, evidence
     FROM found ORDER BY cost DESC NULLS LAST, hours DESC NULLS LAST, node_id
     """,
     sentence=_cost_sentence,
