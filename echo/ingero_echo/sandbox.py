@@ -3,7 +3,7 @@
 Three of the four protections are here; the fourth, limits of time and memory, is the process that all of this runs in
 (`sql_worker`):
 
-1. exactly one statement, and it is a SELECT;
+1. exactly one statement, and it is a SELECT: the only kind whose syntax tree DuckDB gives;
 2. its syntax tree names only published tables (unqualified) or names that its own WITH binds, only functions of
    short lists, and only node types that this module knows; what is unknown is refused, so that new features
    of the engine are not allowed by default;
@@ -15,7 +15,6 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-import duckdb
 import orjson
 
 from ingero_echo.errors import ApiError
@@ -63,7 +62,13 @@ def check(text: str, connection: Any) -> Any:
 
     Raises `ApiError` with the reason.
     """
-    return _checked(text, connection)[1]
+    if len(text) > MAX_TEXT:
+        raise _refuse(f"the query is longer than {MAX_TEXT} characters")
+    if "\0" in text:
+        raise _refuse("the query holds a NUL character")
+    tree = _tree(text, connection)
+    _Walk().statement(tree)
+    return tree
 
 
 def sandbox_query(text: str, window: Window, connection: Any) -> str:
@@ -71,42 +76,27 @@ def sandbox_query(text: str, window: Window, connection: Any) -> str:
 
     Raises `ApiError` with the reason.
     """
-    statement, tree = _checked(text, connection)
+    tree = check(text, connection)
     if window == Window():
         return text
-    wrapped = scoped(statement.strip().rstrip(";"), window)
+    wrapped = scoped(text.strip().rstrip(";"), window)
     if _inner(_tree(wrapped, connection)) != _without_positions(tree):
         raise _refuse("its text does not keep its meaning inside another query: leave comments and semicolons out")
     return wrapped
 
 
-def _checked(text: str, connection: Any) -> tuple[str, Any]:
-    """The one statement of a text, and its syntax tree."""
-    if len(text) > MAX_TEXT:
-        raise _refuse(f"the query is longer than {MAX_TEXT} characters")
-    if "\0" in text:
-        raise _refuse("the query holds a NUL character")
-    try:
-        statements = connection.extract_statements(text)
-    except duckdb.Error as error:
-        raise _refuse(f"it cannot be parsed: {' '.join(str(error).split())[:300]}") from None
-    if len(statements) != 1:
-        raise _refuse(f"exactly one statement is allowed, not {len(statements)}")
-    if statements[0].type != duckdb.StatementType.SELECT:
-        raise _refuse(f"{statements[0].type.name} statements are not allowed, only SELECT")
-    tree = _tree(text, connection)
-    _Walk().statement(tree)
-    return statements[0].query, tree
-
-
 def _tree(text: str, connection: Any) -> Any:
+    """The syntax tree of a text that is one SELECT; DuckDB serialises no other statement."""
     row = connection.execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
     if _depth(row[0]) > MAX_DEPTH:
         raise _refuse(f"it is nested deeper than {MAX_DEPTH} levels")
     tree = orjson.loads(row[0])
-    if tree.get("error") or len(tree.get("statements") or ()) != 1:
-        raise _refuse(f"it cannot be checked: {str(tree.get('error_message', 'not a SELECT'))[:300]}")
-    return tree["statements"][0]
+    if tree.get("error"):
+        raise _refuse(f"it is not one SELECT that can be parsed: {str(tree.get('error_message'))[:300]}")
+    statements = tree.get("statements") or ()
+    if len(statements) != 1:
+        raise _refuse(f"exactly one statement is allowed, not {len(statements)}")
+    return statements[0]
 
 
 def _depth(text: str) -> int:
