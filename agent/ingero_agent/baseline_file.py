@@ -2,7 +2,6 @@
 
 import json
 import math
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
@@ -15,14 +14,6 @@ from ingero_kit.files import replace_file
 SCHEMA_VERSION: Final = 1
 MAX_BYTES: Final = 1 << 20
 _KEYS: Final = tuple("CPU" if row.signal is HealthSignal.CPU else row.signal.capitalize() for row in SIGNALS)
-
-
-@dataclass(frozen=True)
-class LoadedBaseline:
-    """What was found: the baseline, or why there is none (missing, stale, corrupt, unreadable, newer)."""
-
-    baseline: Baseline | None
-    outcome: str
 
 
 def save_baseline(file: Path, baseline: Baseline, now: float) -> None:
@@ -40,42 +31,38 @@ def save_baseline(file: Path, baseline: Baseline, now: float) -> None:
     replace_file(file, json.dumps(tree).encode())
 
 
-def load_baseline(file: Path, now: float, stale_seconds: float) -> LoadedBaseline:
-    """Read it back. A stale file is deleted, a corrupt one renamed, one from a newer version left alone."""
+def load_baseline(file: Path, now: float, stale_seconds: float) -> tuple[Baseline | None, str]:
+    """Read it back, or say why there is none: missing, stale, corrupt, unreadable or newer.
+
+    A stale file is deleted, a corrupt one renamed, one from a newer version left alone.
+    """
     try:
-        if file.stat().st_size > MAX_BYTES:
-            return _corrupt(file, now)
-        text = file.read_text(encoding="utf-8")
+        with file.open("rb") as stream:
+            data = stream.read(MAX_BYTES + 1)
     except FileNotFoundError:
-        return LoadedBaseline(None, "missing")
-    except UnicodeDecodeError:
-        return _corrupt(file, now)
+        return None, "missing"
     except OSError:
-        return LoadedBaseline(None, "unreadable")
+        return None, "unreadable"
     try:
-        tree = json.loads(text)
+        tree = json.loads(data)
         if tree["schema_version"] > SCHEMA_VERSION:
-            return LoadedBaseline(None, "newer")
+            return None, "newer"
         age = now - datetime.fromisoformat(tree["saved_at"]).timestamp()
         baseline = Baseline(int(tree["sample_count"]), _read(tree["fast_ema"]), _read(tree["hard_floor"]))
         if (tree["fast_alpha"], tree["floor_alpha"]) != (FAST, SLOW) or baseline.samples < 1:
-            return _corrupt(file, now)
+            raise ValueError("other weights, or no samples")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
-        return _corrupt(file, now)
+        stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
+        file.replace(file.with_name(f"{file.name}.corrupt-{stamp}"))
+        return None, "corrupt"
     if not 0 <= age <= stale_seconds:
         file.unlink(missing_ok=True)
-        return LoadedBaseline(None, "stale")
-    return LoadedBaseline(baseline, "fresh")
-
-
-def _corrupt(file: Path, now: float) -> LoadedBaseline:
-    stamp = datetime.fromtimestamp(now, UTC).strftime("%Y%m%dT%H%M%SZ")
-    file.replace(file.with_name(f"{file.name}.corrupt-{stamp}"))
-    return LoadedBaseline(None, "corrupt")
+        return None, "stale"
+    return baseline, "fresh"
 
 
 def _write(signals: Signals) -> dict[str, float]:
-    return dict(zip(_KEYS, (value for _, value in signals.items()), strict=True))
+    return dict(zip(_KEYS, signals, strict=True))
 
 
 def _read(tree: Any) -> Signals:

@@ -13,11 +13,10 @@ from prometheus_client.registry import Collector
 from ingero_agent.devices import GpuReading
 from ingero_agent.event_socket import EventSocket
 from ingero_agent.health.phase import Phase
-from ingero_agent.health.throttle import Throttle, Throttling
 from ingero_agent.loop import LoopCounters, NodeSnapshot, PollResult, PushLoop
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
-from ingero_agent.throttle_metrics import THROTTLE_METRICS
+from ingero_agent.throttle_metrics import throttle_families
 from ingero_contract import metrics
 from ingero_contract.signals import RATIOS, SIGNALS
 from ingero_kit.clock import Clock
@@ -137,13 +136,6 @@ EVENTS: Final[tuple[MetricRow[EventSocket], ...]] = (
     gauge("ingero_agent_event_consumers", "Consumers of the socket.", lambda s: s.consumers),
 )
 
-_THROTTLE_TEXTS: Final = {
-    Throttle.POWER: "1 while the GPU is throttled by power.",
-    Throttle.THERMAL: "1 while the GPU is throttled by heat.",
-    Throttle.SW: "1 while software throttles the GPU.",
-    Throttle.HW: "1 while hardware throttles the GPU.",
-}
-
 
 class AgentCollector(Collector):
     """The loop, the client and the socket as metric families."""
@@ -162,7 +154,7 @@ class AgentCollector(Collector):
                 yield from collect_rows(GPUS, latest.gpus)
             yield from _totals(latest)
         if snapshot.throttling.now:
-            yield from _throttling(snapshot.throttling)
+            yield from throttle_families(snapshot.throttling)
         yield from collect_rows(STATE, snapshot)
         yield from collect_rows(LOOP, self._health.counters)
         yield from collect_rows(PUSHES, self._client)
@@ -181,14 +173,6 @@ def _totals(latest: PollResult) -> Iterator[Metric]:
         text = "Cumulative count by cgroup, and direction for copies."
         short = wire_name(name).removesuffix("_total")
         yield counter_now(short, text, rows, "cgroup_path_hash", "direction")
-
-
-def _throttling(throttling: Throttling) -> Iterator[Metric]:
-    for kind, name in THROTTLE_METRICS.items():
-        now = {gpu: kind in active for gpu, active in throttling.now.items()}
-        began = {gpu: throttling.began.get((gpu, kind), 0) for gpu in throttling.now}
-        yield gauge_now(wire_name(name), _THROTTLE_TEXTS[kind], now, "gpu_uuid")
-        yield counter_now(f"gpu_throttle_{kind}_event", "Times that this began.", began, "gpu_uuid")
 
 
 def make_metrics_server(

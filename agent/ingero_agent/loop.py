@@ -12,7 +12,7 @@ from ingero_agent.devices import BackgroundDevices, Devices, GpuReading
 from ingero_agent.event_socket import EventSocket
 from ingero_agent.health import classification, early_push, phase, score
 from ingero_agent.health.baseline import Baseline
-from ingero_agent.health.classification import Classification, DecisionRule
+from ingero_agent.health.classification import DecisionRule
 from ingero_agent.health.phase import Phase, PhaseState
 from ingero_agent.health.signals import Observation, sanitise
 from ingero_agent.health.throttle import Throttling
@@ -21,10 +21,10 @@ from ingero_agent.settings import AgentSettings
 from ingero_agent.sources import ReadFailed, SignalSource
 from ingero_agent.sources.poll_buffer import PollBuffer
 from ingero_agent.throttle_metrics import encode_throttling
-from ingero_contract.events import StragglerResolvedEvent, StragglerStateEvent
-from ingero_contract.signals import RATIOS
+from ingero_contract.events import Event, StragglerResolvedEvent, StragglerStateEvent
 from ingero_contract.values import DecisionSource, DetectionMode, NodeState
 from ingero_kit.clock import Clock, rfc3339
+from ingero_kit.due import Every
 from ingero_kit.health_report import HealthReport
 from ingero_kit.logs import get
 from ingero_kit.otlp_encode import encode_event, encode_report
@@ -97,7 +97,7 @@ class PushLoop:
         cgroup_hash: str = "",
     ) -> None:
         self.counters = LoopCounters()
-        self.classification = Classification()
+        self.straggler = False
         self.throttling = Throttling()
         self._config = config
         self._source = source
@@ -107,27 +107,32 @@ class PushLoop:
         self._client = client
         self._socket = socket
         self._clock = clock
-        self._provider = provider
-        self._cgroup_hash = cgroup_hash
+        self._identity = HealthReport(
+            node_id=config.fleet_node_id, cluster_id=config.fleet_cluster_id, job_id=config.fleet_job_id,
+            stage=config.fleet_stage, workload_type=config.fleet_workload_type, cgroup_path_hash=cgroup_hash,
+            world_size=config.fleet_world_size, rank=config.fleet_node_rank if config.fleet_world_size else None,
+            provider=provider,
+        )  # fmt: skip
         self._baseline = Baseline()
         self._phase = PhaseState(warmup=config.warmup_samples)
         self._rule = DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
         self._latest: PollResult | None = None
-        self._saved_at = self._ticked_at = clock()
+        self._ticked_at = clock()
+        self._save_due = Every(config.fleet_persist_interval, self._ticked_at + config.fleet_persist_interval)
         self._restore()
 
     def _restore(self) -> None:
-        loaded = load_baseline(self._config.fleet_persist_path, self._clock(), self._config.fleet_persist_stale_age)
-        if loaded.baseline is not None:
-            self._baseline = loaded.baseline
-            self._phase = PhaseState.restored(self._config.warmup_samples)
-        log.info("baseline", outcome=loaded.outcome, samples=self._baseline.samples)
+        config = self._config
+        loaded, outcome = load_baseline(config.fleet_persist_path, self._clock(), config.fleet_persist_stale_age)
+        if loaded is not None:
+            self._baseline, self._phase = loaded, PhaseState.restored(config.warmup_samples)
+        log.info("baseline", outcome=outcome, samples=self._baseline.samples)
 
     @property
     def snapshot(self) -> NodeSnapshot:
         """The state of the node now; readable from any thread."""
         return NodeSnapshot(
-            phase=self._phase.phase, latest=self._latest, rule=self._rule, straggler=self.classification.straggler,
+            phase=self._phase.phase, latest=self._latest, rule=self._rule, straggler=self.straggler,
             degraded=self._baseline.degraded(), samples=self._baseline.samples, throttling=self.throttling,
             ticked_at=self._ticked_at,
         )  # fmt: skip
@@ -142,10 +147,9 @@ class PushLoop:
                 await self._between(ended, pause)
         finally:
             threshold_task.cancel()
-            if self.classification.straggler:
-                self._resolve(self._clock(), str(uuid.uuid4()))
+            if self.straggler:
+                self._publish(self._resolved(self._clock(), str(uuid.uuid4())))
             self._save(self._clock())
-            self._source.close()
 
     async def _between(self, ended: asyncio.Event, pause: float) -> None:
         """Wait for the next tick, with early polls in between unless Fleet asked to wait."""
@@ -171,9 +175,8 @@ class PushLoop:
         known = self._phase.phase is Phase.ACTIVE and self._baseline.samples >= self._phase.warmup
         if seen is None or normal is None or before is None or not known:
             return
-        named = self.classification.straggler
         self._early_push, push = early_push.advance(
-            self._early_push, seen.rate, normal.throughput, now, interval, named=named
+            self._early_push, seen.rate, normal.throughput, now, interval, named=self.straggler
         )
         if push:
             self.counters.early += 1
@@ -200,7 +203,7 @@ class PushLoop:
             self.counters.failed_polls += 1
             if self._phase.failures == 0:
                 log.warning("poll_failed", reason=str(error))
-            self._phase = phase.fail(self._phase).state
+            self._phase = phase.fail(self._phase)
             if self._phase.phase is Phase.STALE:
                 self._latest = None
                 await self._decide(now, None, score.compute(_NOTHING, None), active=False)
@@ -217,16 +220,11 @@ class PushLoop:
             self._baseline = Baseline()
         await self._judge(now, observation, gpus, push=step.push)
         if was_throttled or self.throttling.active:
-            await self._client.send_event(
-                encode_throttling(
-                    self.throttling, node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
-                    provider=self._provider, time_unix_nano=int(now * 1e9),
-                )
-            )  # fmt: skip
+            await self._client.send_event(encode_throttling(self.throttling, self._identity, int(now * 1e9)))
         suspect = self._early_push.suspect(now, self._config.fleet_push_interval)
-        if not self.classification.straggler and not suspect and self._phase.phase is not Phase.IDLE:
+        if not self.straggler and not suspect and self._phase.phase is not Phase.IDLE:
             self._baseline = self._baseline.advance(observation)
-        if now - self._saved_at >= self._config.fleet_persist_interval:
+        if self._save_due.due(now):
             self._save(now)
 
     def _with_gpus(self, observation: Observation, gpus: GpuReading) -> Observation:
@@ -241,10 +239,7 @@ class PushLoop:
         """Score an observation, push it, and classify the node."""
         current = score.compute(observation, self._baseline.normal())
         self._latest = PollResult(observation, current, gpus)
-        report = None
-        if push:
-            report = self._report(observation, current, now)
-            report.gpu_model, report.gpu_count = gpus.model, gpus.count
+        report = self._report(self._latest, now) if push else None
         await self._decide(now, report, current, self._phase.phase is Phase.ACTIVE)
 
     async def _decide(self, now: float, report: HealthReport | None, current: score.Score, active: bool) -> None:
@@ -257,87 +252,50 @@ class PushLoop:
         if rule.mode is not self._rule.mode:
             log.info("detection mode transition", old=str(self._rule.mode), new=str(rule.mode))
         self._rule = rule
-        was = self.classification.straggler
-        self.classification = classification.classify(
-            self.classification, rule, current.value, active, self._config.fleet_classifier_hysteresis
-        )
-        if not was and not self.classification.straggler:
+        was, hysteresis = self.straggler, self._config.fleet_classifier_hysteresis
+        self.straggler = classification.is_straggler(was, rule, current.value, active, hysteresis)
+        if not was and not self.straggler:
             return
-        event_id = str(uuid.uuid4())
-        if was != self.classification.straggler:
+        if was != self.straggler:
             log.info(
-                "straggler_state transition", straggler=self.classification.straggler, score=round(current.value, 4),
+                "straggler_state transition", straggler=self.straggler, score=round(current.value, 4),
                 threshold=rule.threshold, mode=str(rule.mode), source=str(rule.source), signal=str(current.dominant),
                 throttled=",".join(sorted(self.throttling.active)),
             )  # fmt: skip
-        threshold = rule.threshold if rule.threshold is not None else classification.LOCAL_THRESHOLD
-        if self.classification.straggler:
-            self._announce(now, event_id, current, threshold)
-        else:
-            self._resolve(now, event_id)
-        await self._client.send_event(
-            encode_event(
-                node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
-                straggler=self.classification.straggler, detection_mode=str(rule.mode), threshold=threshold,
-                score=current.value, dominant_signal=str(current.dominant), event_id=event_id,
-                time_unix_nano=int(now * 1e9), world_size=self._config.fleet_world_size,
-                rank=self._config.fleet_node_rank,
-            )
+        node, event_id = self._identity, str(uuid.uuid4())
+        event = StragglerStateEvent(
+            node_id=node.node_id, cluster_id=node.cluster_id, rank=node.rank, world_size=node.world_size or None,
+            threshold=rule.threshold if rule.threshold is not None else classification.LOCAL_THRESHOLD,
+            score=round(current.value, 6), detection_mode=str(rule.mode), dominant_signal=str(current.dominant),
+            timestamp=rfc3339(now), event_id=event_id,
+        )  # fmt: skip
+        self._publish(event if self.straggler else self._resolved(now, event_id))
+        await self._client.send_event(encode_event(event, straggler=self.straggler, time_unix_nano=int(now * 1e9)))
+
+    def _report(self, latest: PollResult, now: float) -> HealthReport:
+        response, observation = self._client.response, latest.observation
+        return replace(
+            self._identity, state=WIRE_STATES[self._phase.phase], score=latest.score.value,
+            throughput=latest.score.ratios.throughput, compute=observation.compute, memory=observation.memory,
+            cpu=observation.cpu, rate=observation.rate, degraded=self._baseline.degraded(),
+            detection_mode=str(self._rule.mode), decision_source=str(self._rule.source),
+            fleet_reachable=response.reachable, last_verdict=response.verdict.format() if response.verdict else "",
+            gpu_model=latest.gpus.model, gpu_count=latest.gpus.count, time_unix_nano=int(now * 1e9),
+            totals={(name, cgroup, direction): count for name, cgroup, direction, count in observation.totals},
         )  # fmt: skip
 
-    def _report(self, observation: Observation, current: score.Score, now: float) -> HealthReport:
-        config, response = self._config, self._client.response
-        report = HealthReport(
-            node_id=config.fleet_node_id,
-            cluster_id=config.fleet_cluster_id,
-            state=WIRE_STATES[self._phase.phase],
-            score=current.value,
-            throughput=current.ratios.throughput,
-            rate=observation.rate,
-            degraded=self._baseline.degraded(),
-            detection_mode=str(self._rule.mode),
-            decision_source=str(self._rule.source),
-            fleet_reachable=response.reachable,
-            workload_type=config.fleet_workload_type,
-            cgroup_path_hash=self._cgroup_hash,
-            world_size=config.fleet_world_size,
-            rank=config.fleet_node_rank if config.fleet_world_size else None,
-            provider=self._provider,
-            job_id=config.fleet_job_id,
-            stage=config.fleet_stage,
-            last_verdict=response.verdict.format() if response.verdict else "",
-            time_unix_nano=int(now * 1e9),
-            totals={(name, cgroup, direction): count for name, cgroup, direction, count in observation.totals},
-        )
-        for name in RATIOS:
-            setattr(report, name, getattr(observation, name))
-        return report
+    def _resolved(self, now: float, event_id: str) -> StragglerResolvedEvent:
+        node = self._identity
+        return StragglerResolvedEvent(
+            node_id=node.node_id, cluster_id=node.cluster_id, rank=node.rank, world_size=node.world_size or None,
+            timestamp=rfc3339(now), event_id=event_id,
+        )  # fmt: skip
 
-    def _ranks(self) -> dict[str, int | None]:
-        world = self._config.fleet_world_size
-        return {"rank": self._config.fleet_node_rank if world else None, "world_size": world or None}
-
-    def _announce(self, now: float, event_id: str, current: score.Score, threshold: float) -> None:
+    def _publish(self, event: Event) -> None:
         if self._socket:
-            self._socket.publish(
-                StragglerStateEvent(
-                    node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
-                    score=round(current.value, 6), threshold=threshold, detection_mode=str(self._rule.mode),
-                    dominant_signal=str(current.dominant), timestamp=rfc3339(now), event_id=event_id, **self._ranks(),
-                )
-            )  # fmt: skip
-
-    def _resolve(self, now: float, event_id: str) -> None:
-        if self._socket:
-            self._socket.publish(
-                StragglerResolvedEvent(
-                    node_id=self._config.fleet_node_id, cluster_id=self._config.fleet_cluster_id,
-                    timestamp=rfc3339(now), event_id=event_id, **self._ranks(),
-                )
-            )  # fmt: skip
+            self._socket.publish(event)
 
     def _save(self, now: float) -> None:
-        self._saved_at = now
         if self._baseline.samples < self._phase.warmup:
             return
         try:

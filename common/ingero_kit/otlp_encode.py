@@ -1,7 +1,8 @@
 """Encodes health reports and events as OTLP metrics, protobuf and JSON."""
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from itertools import groupby
+from typing import Final
 
 import orjson
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -9,120 +10,141 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.metrics.v1.metrics_pb2 import (
     AggregationTemporality,
     Gauge,
+    Histogram,
+    HistogramDataPoint,
     Metric,
     NumberDataPoint,
-    ResourceMetrics,
     Sum,
 )
 
 from ingero_contract import attributes, metrics
+from ingero_contract.events import StragglerStateEvent
 from ingero_kit.health_report import SIGNAL_METRICS, HealthReport
 
 SCOPE: Final = "ingero.health"
+VERSION: Final = "0.1.0"
+"""Version of the sender, as in the package."""
+
+_CUMULATIVE: Final = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+_TOTAL_UNITS: Final = {metrics.CPU_STALL_TOTAL: "ns", metrics.MEMCPY_BYTES_TOTAL: "By"}
+
+Value = str | int | float
+Attributes = Mapping[str, Value | None]
+"""Attributes by key; those that are `None` are left out."""
 
 
-def encode_report(report: HealthReport, version: str = "0.1.0") -> ExportMetricsServiceRequest:
+class MetricBatch:
+    """Collects the metrics of one resource in `request`. Sums are cumulative since `start_ns`."""
+
+    def __init__(
+        self, resource: Attributes, scope: str, now_ns: int, start_ns: int = 0, version: str = VERSION
+    ) -> None:
+        self.now_ns, self.start_ns = now_ns, start_ns
+        self.request = ExportMetricsServiceRequest()
+        block = self.request.resource_metrics.add()
+        block.resource.attributes.extend(pairs(resource))
+        scoped = block.scope_metrics.add()
+        scoped.scope.name, scoped.scope.version = scope, version
+        self._metrics = scoped.metrics
+
+    def gauge(self, name: str, points: Iterable[NumberDataPoint], unit: str = "1") -> None:
+        """Add a gauge, unless it has no points."""
+        if points := list(points):
+            self._metrics.append(Metric(name=name, unit=unit, gauge=Gauge(data_points=points)))
+
+    def total(self, name: str, values: Iterable[tuple[int, Attributes]], unit: str = "1") -> None:
+        """Add a cumulative sum, unless it has no values."""
+        if points := [point(value, self.now_ns, keys, self.start_ns) for value, keys in values]:
+            data = Sum(aggregation_temporality=_CUMULATIVE, is_monotonic=True, data_points=points)
+            self._metrics.append(Metric(name=name, unit=unit, sum=data))
+
+    def histogram(self, name: str, points: Iterable[HistogramDataPoint], unit: str = "1") -> None:
+        """Add a cumulative histogram, unless it has no points."""
+        if points := list(points):
+            data = Histogram(aggregation_temporality=_CUMULATIVE, data_points=points)
+            self._metrics.append(Metric(name=name, unit=unit, histogram=data))
+
+    def point(self, value: int | float, keys: Attributes | None = None) -> NumberDataPoint:
+        """A point with the current time."""
+        return point(value, self.now_ns, keys or {})
+
+
+def point(value: int | float, time_ns: int, keys: Attributes, start_ns: int = 0) -> NumberDataPoint:
+    """A data point, integer or double as the value is."""
+    made = NumberDataPoint(time_unix_nano=time_ns, start_time_unix_nano=start_ns, attributes=pairs(keys))
+    if isinstance(value, int):
+        made.as_int = value
+    else:
+        made.as_double = value
+    return made
+
+
+def resource_attributes(report: HealthReport) -> Attributes:
+    """The attributes that identify the sender of a report."""
+    ranked = report.world_size > 0
+    return {
+        attributes.NODE_ID: report.node_id,
+        attributes.CLUSTER_ID: report.cluster_id,
+        attributes.WORLD_SIZE: report.world_size if ranked else None,
+        attributes.NODE_RANK: report.rank or 0 if ranked else None,
+        attributes.PROVIDER: report.provider or None,
+        attributes.JOB_ID: report.job_id or None,
+        attributes.STAGE: report.stage or None,
+        attributes.LAST_VERDICT: report.last_verdict or None,
+        attributes.GPU_MODEL: report.gpu_model or None,
+        attributes.WORKLOAD_TYPE: report.workload_type or None,
+    }
+
+
+def encode_report(report: HealthReport, version: str = VERSION) -> ExportMetricsServiceRequest:
     """Build the push of one node."""
-    resource = ResourceMetrics()
-    _set(resource.resource.attributes, attributes.NODE_ID, report.node_id)
-    _set(resource.resource.attributes, attributes.CLUSTER_ID, report.cluster_id)
-    if report.world_size > 0:
-        _set(resource.resource.attributes, attributes.WORLD_SIZE, report.world_size)
-        _set(resource.resource.attributes, attributes.NODE_RANK, report.rank or 0)
-    for key, text in (
-        (attributes.PROVIDER, report.provider),
-        (attributes.JOB_ID, report.job_id),
-        (attributes.STAGE, report.stage),
-        (attributes.LAST_VERDICT, report.last_verdict),
-        (attributes.GPU_MODEL, report.gpu_model),
-        (attributes.WORKLOAD_TYPE, report.workload_type),
-    ):
-        if text:
-            _set(resource.resource.attributes, key, text)
-    scope = resource.scope_metrics.add()
-    scope.scope.name, scope.scope.version = SCOPE, version
-    now = report.time_unix_nano
-    common = pairs({attributes.NODE_STATE: str(report.state), attributes.WORKLOAD_TYPE: report.workload_type})
+    batch = MetricBatch(resource_attributes(report), SCOPE, report.time_unix_nano, version=version)
+    common: Attributes = {attributes.NODE_STATE: str(report.state), attributes.WORKLOAD_TYPE: report.workload_type}
 
-    def gauge(name: str, value: float | int, keys: Iterable[KeyValue], unit: str = "1") -> None:
-        point = NumberDataPoint(time_unix_nano=now, attributes=keys)
-        if isinstance(value, int):
-            point.as_int = value
-        else:
-            point.as_double = value
-        scope.metrics.append(Metric(name=name, unit=unit, gauge=Gauge(data_points=[point])))
+    def gauge(name: str, value: float | int, keys: Attributes, unit: str = "1") -> None:
+        batch.gauge(name, [batch.point(value, keys)], unit)
 
     for name, attribute in SIGNAL_METRICS:
         value = getattr(report, attribute)
         if value is not None:
             keys = common
             if name == metrics.HEALTH_SCORE:
-                keys = [*common, *pairs({attributes.CGROUP_PATH_HASH: report.cgroup_path_hash})]
+                keys = {**common, attributes.CGROUP_PATH_HASH: report.cgroup_path_hash}
             gauge(name, float(value), keys, "1/s" if name == metrics.THROUGHPUT_RATE else "1")
     gauge(metrics.DEGRADATION_WARNING, int(report.degraded), common)
     if report.detection_mode:
         mode = {attributes.DETECTION_MODE_VALUE: report.detection_mode}
         if report.decision_source:
             mode[attributes.DECISION_SOURCE] = report.decision_source
-        gauge(metrics.DETECTION_MODE, 1, pairs(mode))
-    gauge(metrics.FLEET_REACHABLE, int(report.fleet_reachable), [])
+        gauge(metrics.DETECTION_MODE, 1, mode)
+    gauge(metrics.FLEET_REACHABLE, int(report.fleet_reachable), {})
     if report.gpu_model:
-        gauge(
-            metrics.NODE_INFO,
-            1,
-            pairs({attributes.GPU_MODEL: report.gpu_model, attributes.GPU_COUNT: report.gpu_count}),
+        hardware: Attributes = {attributes.GPU_MODEL: report.gpu_model, attributes.GPU_COUNT: report.gpu_count}
+        gauge(metrics.NODE_INFO, 1, hardware)
+    gauge(metrics.WORLD_SIZE_GAUGE, report.world_size, {})
+    totals = sorted(report.totals.items())
+    for name, group in groupby(totals, key=lambda item: item[0][0]):
+        values = (
+            (count, {attributes.CGROUP_PATH_HASH: cgroup, attributes.MEMCPY_DIRECTION: direction or None})
+            for (_, cgroup, direction), count in group
         )
-    gauge(metrics.WORLD_SIZE_GAUGE, report.world_size, [])
-    for name, total_points in _group_totals(report.totals):
-        data = Sum(
-            aggregation_temporality=AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE, is_monotonic=True
-        )
-        for cgroup, direction, count in total_points:
-            group: dict[str, str | int] = {attributes.CGROUP_PATH_HASH: cgroup}
-            if direction:
-                group[attributes.MEMCPY_DIRECTION] = direction
-            data.data_points.append(NumberDataPoint(time_unix_nano=now, as_int=count, attributes=pairs(group)))
-        scope.metrics.append(Metric(name=name, unit=_TOTAL_UNITS.get(name, "1"), sum=data))
-    return ExportMetricsServiceRequest(resource_metrics=[resource])
+        batch.total(name, values, _TOTAL_UNITS.get(name, "1"))
+    return batch.request
 
 
-_TOTAL_UNITS: Final = {metrics.CPU_STALL_TOTAL: "ns", metrics.MEMCPY_BYTES_TOTAL: "By"}
-
-
-def encode_event(
-    *,
-    node_id: str,
-    cluster_id: str,
-    straggler: bool,
-    detection_mode: str,
-    threshold: float,
-    score: float,
-    dominant_signal: str,
-    event_id: str,
-    time_unix_nano: int,
-    world_size: int = 0,
-    rank: int | None = None,
-) -> ExportMetricsServiceRequest:
+def encode_event(event: StragglerStateEvent, *, straggler: bool, time_unix_nano: int) -> ExportMetricsServiceRequest:
     """Build the push of one straggler event: 1 while a straggler, 0 once on recovery."""
-    identity = HealthReport(node_id=node_id, cluster_id=cluster_id, world_size=world_size, rank=rank)
-    request = encode_report(identity)
-    scope = request.resource_metrics[0].scope_metrics[0]
-    del scope.metrics[:]
-    point = NumberDataPoint(
-        time_unix_nano=time_unix_nano,
-        as_int=int(straggler),
-        attributes=pairs(
-            {
-                attributes.DETECTION_MODE_VALUE: detection_mode,
-                attributes.THRESHOLD: threshold,
-                attributes.SCORE: score,
-                attributes.DOMINANT_SIGNAL: dominant_signal,
-                attributes.EVENT_ID: event_id,
-            }
-        ),
+    identity = HealthReport(
+        node_id=event.node_id, cluster_id=event.cluster_id, world_size=event.world_size or 0, rank=event.rank
     )
-    scope.metrics.append(Metric(name=metrics.STRAGGLER_EVENT, unit="1", gauge=Gauge(data_points=[point])))
-    return request
+    batch = MetricBatch(resource_attributes(identity), SCOPE, time_unix_nano)
+    keys: Attributes = {
+        attributes.DETECTION_MODE_VALUE: event.detection_mode, attributes.THRESHOLD: event.threshold,
+        attributes.SCORE: event.score, attributes.DOMINANT_SIGNAL: event.dominant_signal,
+        attributes.EVENT_ID: event.event_id,
+    }  # fmt: skip
+    batch.gauge(metrics.STRAGGLER_EVENT, [batch.point(int(straggler), keys)])
+    return batch.request
 
 
 def to_json(request: ExportMetricsServiceRequest) -> bytes:
@@ -132,23 +154,12 @@ def to_json(request: ExportMetricsServiceRequest) -> bytes:
     return orjson.dumps(MessageToDict(request))
 
 
-def _group_totals(totals: dict[tuple[str, str, str], int]) -> Iterator[tuple[str, list[tuple[str, str, int]]]]:
-    names: dict[str, list[tuple[str, str, int]]] = {}
-    for (name, cgroup, direction), count in sorted(totals.items()):
-        names.setdefault(name, []).append((cgroup, direction, count))
-    yield from names.items()
-
-
-def pairs(values: Mapping[str, Any]) -> list[KeyValue]:
+def pairs(values: Attributes) -> list[KeyValue]:
     """OTLP attributes from Python values."""
-    return [KeyValue(key=key, value=_any(value)) for key, value in values.items()]
+    return [KeyValue(key=key, value=_any(value)) for key, value in values.items() if value is not None]
 
 
-def _set(target: Any, key: str, value: str | int | float) -> None:
-    target.append(KeyValue(key=key, value=_any(value)))
-
-
-def _any(value: str | int | float) -> AnyValue:
+def _any(value: Value) -> AnyValue:
     if isinstance(value, bool):
         return AnyValue(bool_value=value)
     if isinstance(value, int):

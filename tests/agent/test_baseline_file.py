@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ingero_agent.baseline_file import LoadedBaseline, load_baseline, save_baseline
+from ingero_agent.baseline_file import load_baseline, save_baseline
 from ingero_agent.health.baseline import Baseline
 from ingero_agent.health.signals import Observation
 
@@ -18,7 +18,7 @@ def test_a_baseline_comes_back_as_it_was(tmp_path: Path) -> None:
     file = tmp_path / "deep" / "baseline.json"
     save_baseline(file, BASELINE, NOW)
 
-    assert load_baseline(file, NOW + 60, 600) == LoadedBaseline(BASELINE, "fresh")
+    assert load_baseline(file, NOW + 60, 600) == (BASELINE, "fresh")
     assert [entry.name for entry in file.parent.iterdir()] == ["baseline.json"]
 
 
@@ -40,7 +40,7 @@ def test_what_cannot_be_used_is_put_aside(
     save_baseline(file, BASELINE, NOW)
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
 
-    assert load_baseline(file, NOW + age, 600) == LoadedBaseline(None, outcome)
+    assert load_baseline(file, NOW + age, 600) == (None, outcome)
     assert sorted(entry.name for entry in tmp_path.iterdir()) == left
 
 
@@ -49,9 +49,9 @@ def test_rubbish_is_renamed(tmp_path: Path, content: bytes) -> None:
     file = tmp_path / "b.json"
     file.write_bytes(content)
 
-    assert load_baseline(file, NOW, 600).outcome == "corrupt"
+    assert load_baseline(file, NOW, 600) == (None, "corrupt")
     assert not file.exists()
 
 
 def test_nothing_there_is_missing(tmp_path: Path) -> None:
-    assert load_baseline(tmp_path / "b.json", NOW, 600).outcome == "missing"
+    assert load_baseline(tmp_path / "b.json", NOW, 600) == (None, "missing")

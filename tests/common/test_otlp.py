@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_contract import attributes, metrics
+from ingero_contract.events import StragglerStateEvent
 from ingero_kit.health_report import HealthReport, MalformedPayload
 from ingero_kit.otlp_decode import ReportDecoder
 from ingero_kit.otlp_encode import encode_event, encode_report, to_json
@@ -155,12 +156,13 @@ def test_the_memory_of_resource_blocks_is_bounded() -> None:
 
 
 def test_a_straggler_event_is_no_health_report() -> None:
-    event = encode_event(
-        node_id="n", cluster_id="c", straggler=True, detection_mode="fleet", threshold=0.8, score=0.2,
-        dominant_signal="throughput", event_id="e", time_unix_nano=1, world_size=8, rank=0,
+    event = StragglerStateEvent(
+        node_id="n", cluster_id="c", detection_mode="fleet", threshold=0.8, score=0.2, dominant_signal="throughput",
+        timestamp="", event_id="e", world_size=8, rank=0,
     )  # fmt: skip
+    request = encode_event(event, straggler=True, time_unix_nano=1)
 
-    decoded = ReportDecoder().decode(event.SerializeToString(), "protobuf", NOW)
+    decoded = ReportDecoder().decode(request.SerializeToString(), "protobuf", NOW)
 
     assert (decoded.reports, decoded.events) == ([], [("n", "c", True)])
 

@@ -12,6 +12,7 @@ from ingero_contract import attributes, metrics
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.intake import Intake
 from ingero_fleet.nccl_settings import NcclConfig
+from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import BEGIN, Job, as_json
@@ -22,7 +23,7 @@ TICK = 5.0
 
 def throttled(node: str, *kinds: Throttle, gpu: str = "GPU-1") -> bytes:
     told = Throttling({gpu: frozenset(kinds)})
-    request = encode_throttling(told, node_id=node, cluster_id="c", provider="", time_unix_nano=1)
+    request = encode_throttling(told, HealthReport(node_id=node, cluster_id="c"), 1)
     return request.SerializeToString()
 
 

@@ -9,6 +9,7 @@ from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract import echo, routes
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.nccl_settings import NcclConfig
+from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import Job
@@ -90,7 +91,7 @@ def test_echo_knows_a_node_whose_gpu_is_held_back_without_a_rank(tmp_path: Path)
     told: list[Push] = []
     tracker, job, begun = CollectivesTracker(NcclConfig(), export_logs=told.append), Job(8), time.time() - 60
     hot = Throttling({"GPU-1": frozenset({Throttle.THERMAL})})
-    heat = encode_throttling(hot, node_id="node-5", cluster_id="c", provider="", time_unix_nano=1).SerializeToString()
+    heat = encode_throttling(hot, HealthReport(node_id="node-5", cluster_id="c"), 1).SerializeToString()
     for tick in range(12):
         job.step_ms = 100.0 if tick < 5 else 110.0
         # Two ranks on one node, so that nobody knows which one uses the GPU.

@@ -3,11 +3,10 @@
 Both are frozen while the node is a straggler, so that a fault never becomes normal.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ingero_agent.health.signals import Observation, Signals
-from ingero_contract.signals import SIGNALS
 
 FAST: Final = 0.1
 SLOW: Final = 0.001
@@ -15,7 +14,7 @@ WARNING_SAMPLES: Final = 30
 WARNING_RATIO: Final = 0.5
 WARNING_FLOOR: Final = 0.01
 
-_ZERO: Final = Signals(*(0.0 for _ in SIGNALS))
+_ZERO: Final = Signals(0.0, 0.0, 0.0, 0.0)
 
 
 @dataclass(frozen=True)
@@ -29,12 +28,7 @@ class Baseline:
     def advance(self, observation: Observation) -> "Baseline":
         """Fold one observation in; `throughput` is the raw rate here."""
         now = observation.signals()
-        return replace(
-            self,
-            samples=self.samples + 1,
-            fast=_mix(self.fast, now, FAST),
-            slow=_mix(self.slow, now, SLOW),
-        )
+        return Baseline(self.samples + 1, _mix(self.fast, now, FAST), _mix(self.slow, now, SLOW))
 
     def normal(self) -> Signals | None:
         """The corrected fast average, `None` before the first sample."""
@@ -50,18 +44,16 @@ class Baseline:
         if self.samples < WARNING_SAMPLES or normal is None or floor is None:
             return False
         return any(
-            low >= WARNING_FLOOR and high / low < WARNING_RATIO
-            for (_, high), (_, low) in zip(normal.items(), floor.items(), strict=True)
+            low >= WARNING_FLOOR and high / low < WARNING_RATIO for high, low in zip(normal, floor, strict=True)
         )
 
 
 def _mix(old: Signals, new: Signals, alpha: float) -> Signals:
-    pairs = zip(old.items(), new.items(), strict=True)
-    return Signals(*(alpha * now + (1 - alpha) * before for (_, before), (_, now) in pairs))
+    return Signals(*(alpha * now + (1 - alpha) * before for before, now in zip(old, new, strict=True)))
 
 
 def _corrected(stored: Signals, alpha: float, samples: int) -> Signals | None:
     if samples == 0:
         return None
     share = 1 - (1 - alpha) ** samples
-    return Signals(*(value / share for _, value in stored.items()))
+    return Signals(*(value / share for value in stored))

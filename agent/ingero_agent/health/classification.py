@@ -1,6 +1,6 @@
 """Whether this node is a straggler, by the best source: Fleet's verdict, its threshold, or own history."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ingero_contract.values import DecisionSource, DetectionMode, VerdictState
@@ -61,22 +61,15 @@ def choose_rule(response: FleetResponse, now: float, interval: float, warm: bool
     return DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
 
 
-@dataclass(frozen=True)
-class Classification:
-    """Whether the node is a straggler now."""
+def is_straggler(straggler: bool, rule: DecisionRule, score: float, active: bool, hysteresis: float) -> bool:
+    """Whether the node is a straggler from this tick on; `straggler`: whether it was until now.
 
-    straggler: bool = False
-
-
-def classify(
-    current: Classification, rule: DecisionRule, score: float, active: bool, hysteresis: float
-) -> Classification:
-    """Decide this tick. Leaving the active phase resolves, unless Fleet says that the work stopped."""
+    Leaving the active phase resolves, unless Fleet says that the work stopped.
+    """
     if not active and (rule.verdict is None or rule.verdict.state is not VerdictState.STOPPED):
-        return replace(current, straggler=False)
+        return False
     if rule.verdict is not None:
-        return replace(current, straggler=rule.verdict.is_straggler)
+        return rule.verdict.is_straggler
     if rule.threshold is None:
-        return replace(current, straggler=False)
-    line = rule.threshold + (hysteresis if current.straggler else 0.0)
-    return replace(current, straggler=score + _EPSILON < line)
+        return False
+    return score + _EPSILON < rule.threshold + (hysteresis if straggler else 0.0)

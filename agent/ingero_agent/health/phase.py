@@ -42,21 +42,18 @@ class PhaseStep:
     push: bool = True
 
 
-def fail(state: PhaseState) -> PhaseStep:
-    """The step after a failed poll: the baseline learns nothing and nothing is pushed."""
+def fail(state: PhaseState) -> PhaseState:
+    """The state after a failed poll: the baseline learns nothing and nothing is pushed."""
     failures = state.failures + 1
-    phase = Phase.STALE if failures >= FAILED_POLLS else state.phase
-    return PhaseStep(replace(state, failures=failures, phase=phase), push=False)
+    return replace(state, failures=failures, phase=Phase.STALE if failures >= FAILED_POLLS else state.phase)
 
 
 def advance(state: PhaseState, launches: int) -> PhaseStep:
     """The step after a successful poll."""
     state = replace(state, failures=0)
-    if state.phase is Phase.STALE:
-        return PhaseStep(replace(state, phase=Phase.CALIBRATING, polls=1, idle_polls=0), reset=True, push=False)
-    if state.phase is Phase.IDLE:
-        if launches <= 0:
-            return PhaseStep(state)
+    if state.phase is Phase.IDLE and launches <= 0:
+        return PhaseStep(state)
+    if state.phase in (Phase.STALE, Phase.IDLE):
         return PhaseStep(replace(state, phase=Phase.CALIBRATING, polls=1, idle_polls=0), reset=True, push=False)
     idle_polls = 0 if launches > 0 else state.idle_polls + 1
     if state.phase is Phase.ACTIVE:

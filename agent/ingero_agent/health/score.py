@@ -4,7 +4,8 @@ Each signal is divided by the node's own normal, so a light but healthy job scor
 that has collapsed lowers the whole score.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import mul
 from typing import Final
 
 from ingero_agent.health.signals import Observation, Signals
@@ -30,15 +31,10 @@ class Score:
 def compute(observation: Observation, normal: Signals | None) -> Score:
     """Score an observation against the node's normal. While there is none, throughput counts as 0."""
     now = observation.signals()
-    if normal is None:
-        ratios = replace(now, throughput=0.0)
-    else:
-        pairs = zip(now.items(), normal.items(), strict=True)
-        ratios = Signals(*(_ratio(value, usual) for (_, value), (_, usual) in pairs))
-    base = sum(weight * ratio for (_, weight), (_, ratio) in zip(WEIGHTS.items(), ratios.items(), strict=True))
-    worst = min(ratio for _, ratio in ratios.items())
-    value = min(1.0, max(0.0, base * _penalty(worst)))
-    return Score(value, ratios, _dominant(ratios))
+    ratios = now._replace(throughput=0.0) if normal is None else Signals(*map(_ratio, now, normal))
+    base, worst = sum(map(mul, WEIGHTS, ratios)), min(ratios)
+    dominant = SIGNALS[ratios.index(worst)].signal if worst < 1.0 - _NOISE else HealthSignal.UNKNOWN
+    return Score(min(1.0, max(0.0, base * _penalty(worst))), ratios, dominant)
 
 
 def _ratio(value: float, usual: float) -> float:
@@ -51,8 +47,3 @@ def _penalty(worst: float) -> float:
     if worst <= RAMP_END:
         return FLOOR_FACTOR
     return FLOOR_FACTOR + (1 - FLOOR_FACTOR) * (worst - RAMP_END) / (RAMP_START - RAMP_END)
-
-
-def _dominant(ratios: Signals) -> HealthSignal:
-    signal, ratio = min(ratios.items(), key=lambda item: item[1])
-    return signal if ratio < 1.0 - _NOISE else HealthSignal.UNKNOWN

@@ -1,10 +1,10 @@
 """What one poll of a node returns, and which values are out of range."""
 
 import math
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
-from ingero_contract.signals import RATIOS, HealthSignal
+from ingero_contract.signals import RATIOS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,18 +27,13 @@ class Observation:
         return Signals(self.rate, *(getattr(self, name) for name in RATIOS))
 
 
-@dataclass(frozen=True)
-class Signals:
-    """The four signals, in one unit each; the order is that of the weights."""
+class Signals(NamedTuple):
+    """The four signals, in one unit each; the order is that of the contract's table."""
 
     throughput: float
     compute: float
     memory: float
     cpu: float
-
-    def items(self) -> list[tuple[HealthSignal, float]]:
-        """Name and value of each."""
-        return [(HealthSignal(item.name), getattr(self, item.name)) for item in fields(self)]
 
 
 def sanitise(observation: Observation) -> tuple[Observation, list[str]]:

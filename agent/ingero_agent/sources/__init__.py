@@ -17,6 +17,3 @@ class SignalSource(Protocol):
 
         Raises `ReadFailed`.
         """
-
-    def close(self) -> None:
-        """Release what was opened."""

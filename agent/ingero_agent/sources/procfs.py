@@ -12,6 +12,7 @@ from typing import Final
 
 from ingero_agent.health.signals import Observation
 from ingero_agent.sources import ReadFailed
+from ingero_kit.due import Every
 
 MAX_PROCESSES: Final = 4096
 
@@ -48,10 +49,29 @@ def parse_cpu(text: str) -> tuple[int, int]:
     return sum(numbers) - numbers[3] - numbers[4], sum(numbers)
 
 
-def parse_memory(text: str) -> float:
-    """Available over total memory from /proc/meminfo."""
-    found = dict(re.findall(r"^(MemTotal|MemAvailable):\s+(\d+)", text, re.MULTILINE))
-    return int(found["MemAvailable"]) / max(1, int(found["MemTotal"]))
+def parse_memory(text: str) -> dict[str, int]:
+    """Sizes by name from /proc/meminfo, kB."""
+    return {name: int(size) for name, size in re.findall(r"^(\w+):\s+(\d+)", text, re.MULTILINE)}
+
+
+class HostLoad:
+    """Processors and memory of the host."""
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self.memory: dict[str, int] = {}
+        """Sizes by name as of the last reading, kB."""
+        self._proc, self._before = proc, (0, 0)
+
+    def read(self) -> tuple[float, float]:
+        """Busy share of the processors since the previous call (at first, since boot); available share of the memory.
+
+        Raises `OSError`, `ValueError`, `KeyError`, `IndexError`.
+        """
+        busy, total = parse_cpu((self._proc / "stat").read_text())
+        before, self._before = self._before, (busy, total)
+        self.memory = parse_memory((self._proc / "meminfo").read_text())
+        available = self.memory["MemAvailable"] / max(1, self.memory["MemTotal"])
+        return (busy - before[0]) / max(1, total - before[1]), available
 
 
 def parse_cpu_stat(text: str) -> float:
@@ -69,22 +89,22 @@ class ProcfsSource:
         self._target = target
         self._pattern = re.compile(target.pattern) if target.pattern else None
         self._proc = proc
+        self._load = HostLoad(proc)
         self._seconds: dict[tuple[int, int], float] = {}
-        self._before: tuple[float, float | None, int, int] | None = None
+        self._before: tuple[float, float | None] | None = None
         self._used = 0.0
         self._found: list[int] = []
-        self._searched_at = float("-inf")
+        self._search_due = Every(SEARCH_SECONDS)
 
     def read(self, now: float) -> Observation | None:
         """Compare with the last poll; `None` on the first."""
         try:
             used = self._cpu_seconds(now)
             steps = self._steps()
-            busy, total = parse_cpu((self._proc / "stat").read_text())
-            memory = parse_memory((self._proc / "meminfo").read_text())
+            busy, memory = self._load.read()
         except (OSError, ValueError, KeyError, IndexError) as error:
             raise ReadFailed(f"/proc could not be read: {error}") from None
-        before, self._before = self._before, (now, steps, busy, total)
+        before, self._before = self._before, (now, steps)
         if before is None or now <= before[0]:
             return None
         elapsed = now - before[0]
@@ -92,17 +112,13 @@ class ProcfsSource:
         rate = cpu_rate
         if steps is not None and before[1] is not None:
             rate = max(0.0, steps - before[1]) / elapsed
-        others = max(1, total - before[3])
         return Observation(
             rate=rate,
             compute=min(1.0, cpu_rate),
             memory=memory,
-            cpu=1.0 - (busy - before[2]) / others,
+            cpu=1.0 - busy,
             launches=round(rate * elapsed) if rate * elapsed >= 1 else int(rate > 0.01),
         )
-
-    def close(self) -> None:
-        """Nothing is open."""
 
     def _steps(self) -> float | None:
         file = self._target.progress_file
@@ -142,8 +158,8 @@ class ProcfsSource:
     def _pids(self, now: float) -> list[int]:
         if self._pattern is None:
             return list(self._target.pids)
-        if not 0 <= now - self._searched_at < SEARCH_SECONDS:
-            self._found, self._searched_at = self._search(self._pattern), now
+        if self._search_due.due(now):
+            self._found = self._search(self._pattern)
         return self._found
 
     def _search(self, pattern: re.Pattern[str]) -> list[int]:

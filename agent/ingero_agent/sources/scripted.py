@@ -64,7 +64,7 @@ class ScriptedSource:
         else:
             stage = self._stages[-1]
         if stage.fail:
-            raise ReadFailed("the scenario says that this look fails")
+            raise ReadFailed("the scenario says that this poll fails")
         return Observation(
             rate=stage.launches_per_second,
             compute=stage.compute,
@@ -72,6 +72,3 @@ class ScriptedSource:
             cpu=stage.cpu,
             launches=round(stage.launches_per_second),
         )
-
-    def close(self) -> None:
-        """Nothing is open."""

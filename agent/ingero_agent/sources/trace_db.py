@@ -12,7 +12,7 @@ from typing import Final
 
 from ingero_agent.health.signals import Observation
 from ingero_agent.sources import ReadFailed
-from ingero_agent.sources.procfs import parse_cpu, parse_memory
+from ingero_agent.sources.procfs import HostLoad
 
 SCHEMA_VERSION: Final = 10
 SOURCES: Final = (1, 4, 8)
@@ -81,8 +81,7 @@ class DatabaseSource:
         self._window = max(window_seconds, 2 * BUCKET_SECONDS)
         self._gpus = max(1, gpus)
         self._where = f"source IN {SOURCES}" + (f" AND pid IN ({', '.join(map(str, pids))})" if pids else "")
-        self._proc = proc
-        self._cpu: tuple[int, int] | None = None
+        self._load = HostLoad(proc)
         self._before: _Snapshot | None = None
 
     def read(self, now: float) -> Observation | None:
@@ -100,8 +99,7 @@ class DatabaseSource:
                         "run the same version of `ingero-agent trace`"
                     )
                 counted = self._count(database, now)
-            busy, total = parse_cpu((self._proc / "stat").read_text())
-            memory = parse_memory((self._proc / "meminfo").read_text())
+            busy, memory = self._load.read()
         except sqlite3.OperationalError as error:
             self._before = last
             if last and 0 <= now - last.written <= SILENT_SECONDS:
@@ -109,16 +107,14 @@ class DatabaseSource:
             raise ReadFailed(f"{self._file}: {error}") from None
         except (sqlite3.Error, OSError, ValueError, KeyError) as error:
             raise ReadFailed(f"{self._file}: {error}") from None
-        before, self._cpu = self._cpu, (busy, total)
         if counted is None:
             return None
         launches, nanoseconds, seconds = counted
-        share = (busy - before[0]) / max(1, total - before[1]) if before else 0.0
         return Observation(
             rate=launches / seconds,
             compute=min(1.0, nanoseconds / (seconds * 1e9 * self._gpus)),
             memory=memory,
-            cpu=1.0 - share,
+            cpu=1.0 - busy,
             launches=launches,
             seconds=seconds if self._before else None,
         )
@@ -163,9 +159,6 @@ class DatabaseSource:
             (oldest, newest),
         ).fetchone()
         return launches, nanoseconds, float(newest - oldest)
-
-    def close(self) -> None:
-        """Every poll opens and closes its own connection."""
 
 
 def _paused(database: sqlite3.Connection, begin: float, end: float) -> float:

@@ -13,7 +13,7 @@ from ingero_agent.event_socket import EventSocket, default_socket_path
 from ingero_agent.trace.annotations import AnnotationSocket
 from ingero_agent.trace.calibrate import nanoseconds
 from ingero_agent.trace.collector import make_metrics_server
-from ingero_agent.trace.export import ExportConfig, TraceExporter
+from ingero_agent.trace.export import TraceExporter
 from ingero_agent.trace.loader import CannotTrace
 from ingero_agent.trace.recorder import open_recorder
 from ingero_agent.trace.selection import Selection
@@ -25,11 +25,16 @@ from ingero_agent.trace.tracer import EbpfTracer
 from ingero_agent.trace.tracer_base import NOOP_MODE, Tracer
 from ingero_kit.addresses import parse_listen
 from ingero_kit.logs import get
+from ingero_kit.otlp_client import ClientConfig
+from ingero_kit.tls import ClientTls
 
 log = get(__name__)
 
 EVENT_SOCKET, ANNOTATE_SOCKET = "trace.sock", "annotate.sock"
 """Names of the sockets where no path is set. They differ from that of `fleet-push`, so that both can listen."""
+
+EXPORT_SECONDS: Final = 10.0
+"""Timeout of one export."""
 
 RETRY_SECONDS: Final = 60.0
 """Time after which loading the kernel programs is tried again."""
@@ -98,12 +103,11 @@ def _selection(settings: TraceSettings) -> Selection:
 def _exporter(settings: TraceSettings) -> TraceExporter | None:
     if not settings.otlp:
         return None
-    return TraceExporter(
-        ExportConfig(
-            endpoint=settings.otlp, node=settings.node, cluster=settings.cluster, insecure=settings.otlp_insecure,
-            token_file=settings.otlp_token_file,
-        )
+    target = ClientConfig(
+        endpoint=settings.otlp, cluster=settings.cluster, tls=ClientTls(insecure=settings.otlp_insecure),
+        token_file=settings.otlp_token_file, timeout=EXPORT_SECONDS,
     )  # fmt: skip
+    return TraceExporter(target, settings.node)
 
 
 def _run_tracer(settings: TraceSettings, tracer: Tracer, wait: Wait) -> bool:

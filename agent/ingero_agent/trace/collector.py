@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ingero_agent.health.throttle import Throttle, Throttling
+from ingero_agent.throttle_metrics import throttle_families
 from ingero_agent.trace.gpu_stats import GpuSample, GpuStats
 from ingero_agent.trace.stats import (
     COPY_BOUNDS_MS,
@@ -20,7 +20,7 @@ from ingero_agent.trace.stats import (
     quantile,
 )
 from ingero_kit.metrics_server import MetricsServer
-from ingero_kit.metrics_table import MetricRow, Samples, collect_rows, counter, counter_now, gauge, gauge_now
+from ingero_kit.metrics_table import MetricRow, Samples, collect_rows, counter, gauge
 
 CALLS: Final[tuple[MetricRow[TraceStats], ...]] = (
     gauge(
@@ -199,7 +199,7 @@ class TraceCollector(Collector):
         with stats.lock:
             families = [
                 *collect_rows(CALLS, stats), _copy_durations(stats), *collect_rows(GPUS, stats.gpus),
-                *_throttling(stats.gpus.throttling), *collect_rows(STATUS, stats.status),
+                *throttle_families(stats.gpus.throttling), *collect_rows(STATUS, stats.status),
             ]  # fmt: skip
         yield from families
 
@@ -211,14 +211,6 @@ def _copy_durations(stats: TraceStats) -> Metric:
         rows = list(zip(bounds, accumulate(histogram_buckets(totals)), strict=True))
         duration.add_metric([direction], rows, totals.nanoseconds / 1e6)
     return duration
-
-
-def _throttling(throttling: Throttling) -> Iterator[Metric]:
-    for kind in Throttle:
-        now = {uuid: kind in kinds for uuid, kinds in throttling.now.items()}
-        began = {uuid: throttling.began.get((uuid, kind), 0) for uuid in throttling.now}
-        yield gauge_now(f"gpu_throttle_{kind}_active", "1 while the GPU is throttled.", now, "gpu_uuid")
-        yield counter_now(f"gpu_throttle_{kind}_event", "Times that it began.", began, "gpu_uuid")
 
 
 def make_metrics_server(address: tuple[str, int], stats: TraceStats) -> MetricsServer:

@@ -7,35 +7,19 @@ import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from ingero_agent.sources.procfs import parse_cpu
+from ingero_agent.sources.procfs import HostLoad
 from ingero_agent.trace.containers import Container, parse_container
 from ingero_agent.trace.libraries import NCCL, MappedLibrary
 from ingero_agent.trace.stats import HostSnapshot, NcclProcess
 from ingero_agent.trace.timeline import parse_number, parse_rank
 
 
-def parse_meminfo(text: str) -> tuple[float, int, int]:
-    """Memory in use (percent), available (MB), swap in use (MB) from /proc/meminfo."""
-    found = {name: int(size) for name, size in re.findall(r"^(\w+):\s+(\d+)", text, re.MULTILINE)}
-    total, available = max(1, found.get("MemTotal", 1)), found.get("MemAvailable", 0)
-    swap = found.get("SwapTotal", 0) - found.get("SwapFree", 0)
-    return 100.0 * (total - available) / total, available >> 10, swap >> 10
-
-
-class HostReader:
-    """Takes snapshots of the host; remembers processor time between them."""
-
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
-        self._before = (0, 0)
-
-    def snapshot(self) -> HostSnapshot:
-        """The state of the host since the previous snapshot. Raises `OSError`."""
-        busy, total = parse_cpu((self._proc / "stat").read_text())
-        before, self._before = self._before, (busy, total)
-        percent = 100.0 * (busy - before[0]) / max(1, total - before[1])
-        load = float((self._proc / "loadavg").read_text().split()[0])
-        return HostSnapshot(percent, *parse_meminfo((self._proc / "meminfo").read_text()), load)
+def host_snapshot(load: HostLoad) -> HostSnapshot:
+    """The state of the host since the previous reading of its load. Raises as `HostLoad.read`."""
+    busy, available = load.read()
+    swap = load.memory.get("SwapTotal", 0) - load.memory.get("SwapFree", 0)
+    average = os.getloadavg()[0]
+    return HostSnapshot(100 * busy, 100 * (1 - available), load.memory["MemAvailable"] >> 10, swap >> 10, average)
 
 
 class OwnCpu:

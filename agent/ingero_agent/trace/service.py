@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Final
 
+from ingero_agent.sources.procfs import HostLoad
 from ingero_agent.trace import governor
 from ingero_agent.trace.aux_collectors import AuxCollectors
 from ingero_agent.trace.calibrate import nanoseconds
@@ -16,7 +17,7 @@ from ingero_agent.trace.events import Collective, Event, sample_mask
 from ingero_agent.trace.export import TraceExporter
 from ingero_agent.trace.governor import CORE, GROUPS, SCHEDULER, DutyCycle, GovernorConfig, GovernorState
 from ingero_agent.trace.gpus import GpuPoller
-from ingero_agent.trace.host import HostReader, OwnCpu, command_of, container_of, nccl_processes, own_rss, rank_of
+from ingero_agent.trace.host import OwnCpu, command_of, container_of, host_snapshot, nccl_processes, own_rss, rank_of
 from ingero_agent.trace.recorder import TimelineRecorder
 from ingero_agent.trace.settings import TraceSettings
 from ingero_agent.trace.sockets import Sockets
@@ -59,7 +60,7 @@ class TraceService:
         self._scanned_at = -SCAN_SECONDS
         self._rates = CallRates()
         self._exporter = exporter
-        self._host, self._own, self._timeline = HostReader(), OwnCpu(), CollectiveTimeline()
+        self._host, self._own, self._timeline = HostLoad(), OwnCpu(), CollectiveTimeline()
         self._latest: HostSnapshot | None = None
         self._started_ns = time.time_ns()
         self._read_at = self._round_at = self._exported_at = time.monotonic()
@@ -264,7 +265,7 @@ class TraceService:
             self.stats.nccl_processes = nccl_processes(dict(self._tracer.found))
             status.database_bytes, status.pruned_rows = self._store.size, self._store.pruned_rows
         with suppress(OSError, sqlite3.OperationalError):
-            self._latest = self._host.snapshot()
+            self._latest = host_snapshot(self._host)
             self._store.snapshot(self._latest, time.time())
             places = {pid: container_of(pid) for pid in self._tracer.found}
             self._store.containers({pid: one for pid, one in places.items() if one}, time.time())

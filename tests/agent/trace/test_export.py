@@ -5,9 +5,11 @@ from pathlib import Path
 
 import orjson
 
-from ingero_agent.trace.export import ExportConfig, TraceExporter
+from ingero_agent.trace.export import TraceExporter
 from ingero_agent.trace.stats import TraceStats
+from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.otlp_receiver import Answer, Authenticator, OtlpHttpReceiver, Push
+from ingero_kit.tls import ClientTls
 from ingero_kit.tokens import TokenStore, read_digests
 
 
@@ -27,7 +29,7 @@ def test_an_export_carries_token_and_cluster_and_one_that_is_refused_is_made_up_
         receiver = OtlpHttpReceiver(handle, authenticator)
         endpoint = f"127.0.0.1:{await receiver.start('127.0.0.1', 0)}"
         exporter = TraceExporter(
-            ExportConfig(endpoint=endpoint, node="n", cluster="a b", insecure=True, token_file=token)
+            ClientConfig(endpoint=endpoint, cluster="a b", tls=ClientTls(insecure=True), token_file=token), "n"
         )
         stats = TraceStats()
         exporter.send(stats, None, 1, 0)

@@ -14,7 +14,7 @@ import pytest
 
 from ingero_agent.health.throttle import Throttle
 from ingero_agent.trace.evidence import read_time_window
-from ingero_agent.trace.export import ExportConfig, build_request
+from ingero_agent.trace.export import build_request
 from ingero_agent.trace.findings import GpuUse, Severity, TimeWindow, find_causes
 from ingero_agent.trace.gpu_stats import GpuSample, GpuStats
 from ingero_agent.trace.gpus import LATE, LATE_SECONDS, NONE, NVML, GpuPoller
@@ -191,11 +191,7 @@ def test_a_gpu_that_is_free_and_not_full_is_no_cause() -> None:
 def test_gpus_are_exported_under_the_published_names() -> None:
     ledger = TraceStats()
     ledger.gpus.add([gpu(sm_mhz=1500, processes={7: 5}, throttle=frozenset({SW}))])
-    sent = (
-        build_request(ledger, (), None, ExportConfig(endpoint="e", node="n"), 1, 1)
-        .resource_metrics[0]
-        .scope_metrics[0]
-    )
+    sent = build_request(ledger, (), None, "n", "", 1, 1).resource_metrics[0].scope_metrics[0]
     points = {one.name: one.gauge.data_points for one in sent.metrics}
 
     assert points[metrics.GPU_MEMORY_USED][0].as_int == 20
