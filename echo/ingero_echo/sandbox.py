@@ -93,7 +93,7 @@ def _tree(text: str, connection: Any) -> Any:
     tree = orjson.loads(row[0])
     if tree.get("error"):
         raise _refuse(f"it is not one SELECT that can be parsed: {str(tree.get('error_message'))[:300]}")
-    statements = tree.get("statements") or ()
+    statements = tree.get("statements") or []
     if len(statements) != 1:
         raise _refuse(f"exactly one statement is allowed, not {len(statements)}")
     return statements[0]

@@ -2,13 +2,13 @@
 
 import contextlib
 import os
-import select
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from dataclasses import asdict
+from multiprocessing.connection import Pipe
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,7 +19,7 @@ from ingero_echo.errors import ApiError
 from ingero_echo.query_runner import CancelToken, QueryResult, cancelled, timed_out
 from ingero_echo.settings import EchoConfig
 from ingero_echo.snapshots import SnapshotRegistry, Version
-from ingero_echo.sql_worker import FILE_CHANGED, OPENED, READY, Setup
+from ingero_echo.sql_worker import CANCEL, FILE_CHANGED, OPENED, READY, Setup
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -37,7 +37,7 @@ ALLOCATOR_SETTINGS: Final = {"ARROW_DEFAULT_MEMORY_POOL": "system", "MALLOC_AREN
 """Settings for allocators that reserve no more than they need: reserved memory counts against a process's limit."""
 
 _HEAD: Final = 64 << 10
-"""Longest line that a worker answers with."""
+"""Longest head of an answer, bytes."""
 
 _POLL_SECONDS: Final = 0.05
 """Seconds between two checks whether the query was cancelled."""
@@ -57,17 +57,19 @@ class SqlProcess:
     def __init__(self, setup: Setup) -> None:
         self.version: Version | None = None
         self.busy = False
-        self._buffer = bytearray()
         self._spill = Path(setup.spill)
         variables = {name: value for name, value in os.environ.items() if name.startswith("PYTHON") or name == "PATH"}
         variables |= ALLOCATOR_SETTINGS
-        self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "ingero_echo.sql_worker"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            env=variables, cwd="/", bufsize=0,
-        )  # fmt: skip
+        self._connection, theirs = Pipe()
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "ingero_echo.sql_worker", str(theirs.fileno())],
+                stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, pass_fds=(theirs.fileno(),), env=variables,
+                cwd="/",
+            )  # fmt: skip
         self.taken_away = False
         """Whether it was ended because of a checkpoint."""
-        self._send(orjson.dumps(asdict(setup)) + b"\n")
+        self.ask(asdict(setup))
 
     @property
     def alive(self) -> bool:
@@ -87,38 +89,27 @@ class SqlProcess:
 
     def ask(self, question: dict[str, Any]) -> None:
         """Send a question."""
-        self._send(orjson.dumps(question) + b"\n")
+        self._send(orjson.dumps(question))
 
-    def expect(self, word: bytes) -> None:
-        """Wait until it reports that it has started, or that the database is open, or an error."""
-        deadline = time.monotonic() + OPEN_SECONDS
-        while (end := self._buffer.find(b"\n")) < 0:
-            self._more(deadline)
-        if self._buffer[: end + 1] != word:
-            raise _ProcessGone(bytes(self._buffer[:500]).decode(errors="replace"))
-        del self._buffer[: end + 1]
+    def expect(self, state: bytes) -> None:
+        """Wait until it reports that it has started, or that the database is open."""
+        if not self._connection.poll(OPEN_SECONDS):
+            raise _DeadlineExceeded
+        found = self._receive(_HEAD)
+        if found != state:
+            raise _ProcessGone(found[:500].decode(errors="replace"))
 
     def answer(self, timeout: float, max_bytes: int, cancel: CancelToken) -> tuple[dict[str, Any], bytes]:
-        """The answer's line and its rows. Raises `_DeadlineExceeded` when the process does not respond."""
+        """The head of the answer and its rows. Raises `_DeadlineExceeded` when the process does not respond."""
         deadline, sent_cancel = time.monotonic() + timeout + CANCEL_SECONDS, False
-        needed, head = 0, None
-        while head is None or len(self._buffer) < needed:
-            if head is None and (end := self._buffer.find(b"\n")) >= 0:
-                head = orjson.loads(self._buffer[:end])
-                del self._buffer[: end + 1]
-                needed = int(head.get("bytes", 0))
-                if needed > max_bytes:
-                    raise _ProcessGone("its answer is too long")
-                continue
+        while not self._connection.poll(_POLL_SECONDS):
             if cancel.requested and not sent_cancel:
                 sent_cancel, deadline = True, time.monotonic() + CANCEL_SECONDS
-                self._send(b"cancel\n")
-            if head is None and len(self._buffer) > _HEAD:
-                raise _ProcessGone("its answer has no end")
-            self._more(deadline, _POLL_SECONDS)
-        rows = bytes(self._buffer[:needed])
-        self._buffer.clear()
-        return head, rows
+                self._send(CANCEL)
+            if time.monotonic() > deadline:
+                raise _DeadlineExceeded
+        head = orjson.loads(self._receive(_HEAD))
+        return head, b"" if "code" in head else self._receive(max_bytes)
 
     def end(self) -> None:
         """Kill it, and remove its temporary files."""
@@ -128,33 +119,21 @@ class SqlProcess:
         shutil.rmtree(self._spill, ignore_errors=True)
 
     def close(self) -> None:
-        """End it and close its pipes; only its owner may call this."""
+        """End it and close its pipe; only its owner may call this."""
         self.end()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe:
-                pipe.close()
+        self._connection.close()
 
-    def _send(self, line: bytes) -> None:
-        assert self._process.stdin
+    def _send(self, message: bytes) -> None:
         try:
-            view = memoryview(line)
-            while view:
-                view = view[self._process.stdin.write(view) :]
+            self._connection.send_bytes(message)
         except OSError:
             raise _ProcessGone("its pipe is closed") from None
 
-    def _more(self, deadline: float, at_most: float = 60.0) -> None:
-        assert self._process.stdout
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise _DeadlineExceeded
-        readable = select.poll()
-        readable.register(self._process.stdout, select.POLLIN)
-        if readable.poll(1000 * min(left, at_most)):
-            part = os.read(self._process.stdout.fileno(), 1 << 20)
-            if not part:
-                raise _ProcessGone("it ended")
-            self._buffer += part
+    def _receive(self, max_bytes: int) -> bytes:
+        try:
+            return self._connection.recv_bytes(max_bytes)
+        except (EOFError, OSError) as error:
+            raise _ProcessGone(f"it ended, or its answer is too long: {error}") from None
 
 
 class SqlPool:

@@ -2,8 +2,8 @@
 
 The engine's own limits do not cover all of its functions: some cannot be interrupted, some take memory that it does
 not count, and planning counts none. So a user's query runs, from parsing on, in a process whose memory the system
-limits, and that can be killed. It reads one line of JSON with its limits, then one line for each
-question, or `cancel`; it answers with a line of JSON, followed by the rows as an Arrow stream.
+limits, and that can be killed. Through its pipe it reads its limits, then questions, each a message in JSON, or
+`CANCEL`. It answers with a message in JSON and one with the rows as an Arrow stream.
 """
 
 import contextlib
@@ -14,8 +14,9 @@ import signal
 import sys
 import threading
 from dataclasses import dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any, BinaryIO, Final
+from typing import Any, Final
 
 import duckdb
 import orjson
@@ -33,8 +34,9 @@ IDLE_SECONDS: Final = 600.0
 LAST_RESORT_SECONDS: Final = 5
 """How long after a question's time limit the system ends the process, if Echo has not done so."""
 
-READY: Final = b'{"ready":true}\n'
-OPENED: Final = b'{"opened":true}\n'
+READY: Final = b"ready"
+OPENED: Final = b"opened"
+CANCEL: Final = b"cancel"
 FILE_CHANGED: Final = "moved"
 """Code for a file that changed under the snapshot: the query is run again."""
 
@@ -56,11 +58,11 @@ class Setup:
 
 
 class Worker:
-    """One worker; `serve` until the input ends."""
+    """One worker; `serve` until the other end of the pipe is closed."""
 
-    def __init__(self, incoming: BinaryIO, outgoing: BinaryIO) -> None:
-        self._incoming, self._outgoing = incoming, outgoing
-        self._setup = Setup(**orjson.loads(incoming.readline()))
+    def __init__(self, pipe: Any) -> None:
+        self._pipe = pipe
+        self._setup = Setup(**orjson.loads(pipe.recv_bytes()))
         self._connection: Any = None
         self._bound = 0
         self._cancel = CancelToken()
@@ -68,8 +70,7 @@ class Worker:
 
     def serve(self) -> None:
         """Answer questions, one after the other."""
-        self._outgoing.write(READY)
-        self._outgoing.flush()
+        self._pipe.send_bytes(READY)
         threading.Thread(target=self._listen, daemon=True).start()
         while True:
             try:
@@ -81,20 +82,21 @@ class Worker:
             signal.setitimer(signal.ITIMER_REAL, 0)
 
     def _listen(self) -> None:
-        for line in self._incoming:
-            if line == b"cancel\n":
-                self._cancel.request()
-            else:
-                self._cancel = CancelToken()
-                self._questions.put(orjson.loads(line))
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message = self._pipe.recv_bytes()
+                if message == CANCEL:
+                    self._cancel.request()
+                else:
+                    self._cancel = CancelToken()
+                    self._questions.put(orjson.loads(message))
         os._exit(0)
 
     def _answer(self, question: dict[str, Any]) -> None:
         try:
             if question["reopen"]:
                 self._open()
-            self._outgoing.write(OPENED)
-            self._outgoing.flush()
+            self._pipe.send_bytes(OPENED)
             clusters = question["clusters"]
             window = Window(clusters=None if clusters is None else frozenset(clusters))
             sql = sandbox_query(question["sql"], window, self._connection.cursor())
@@ -113,14 +115,12 @@ class Worker:
             message = f"it needs more than it may have: {error!s:.300}"
             self._say({"code": "too_large", "message": message, "hint": "narrow it", "status": 422})
         else:
-            self._say({"bytes": rows.size, "truncated": result.truncated, "seconds": result.seconds})
-            self._outgoing.write(rows)
-            self._outgoing.flush()
+            self._say({"truncated": result.truncated, "seconds": result.seconds})
+            self._pipe.send_bytes(rows)
 
     def _say(self, content: dict[str, Any]) -> None:
         worn = self._bound - _data_bytes() < self._setup.memory_mb << 18  # a quarter is left
-        self._outgoing.write(orjson.dumps({**content, "worn": worn}) + b"\n")
-        self._outgoing.flush()
+        self._pipe.send_bytes(orjson.dumps({**content, "worn": worn}))
 
     def _open(self) -> None:
         """Open the file as it is now. The memory in use at the first time is the base of the limit."""
@@ -148,16 +148,14 @@ def _data_bytes() -> int:
 
 
 def main() -> None:
-    """Run on the standard streams."""
+    """Run on the pipe whose number is the argument."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError):
         os.nice(5)
         Path("/proc/self/oom_score_adj").write_text("1000")
-    outgoing = os.fdopen(os.dup(1), "wb")
-    os.dup2(2, 1)
-    Worker(sys.stdin.buffer, outgoing).serve()
+    Worker(Connection(int(sys.argv[1]))).serve()
 
 
 if __name__ == "__main__":
