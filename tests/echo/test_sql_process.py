@@ -283,7 +283,7 @@ def test_askers_take_turns() -> None:
 
     asyncio.run(play())
 
-    assert order == ["greedy", "a", "b", "greedy", "greedy", "greedy", "greedy"]
+    assert order == ["a", "b", *["greedy"] * 5]  # the first question of the greedy one had the place before
 
 
 def test_one_asker_never_holds_every_place() -> None:
