@@ -14,7 +14,16 @@ import pyarrow as pa
 from google.protobuf.message import DecodeError
 
 from ingero_echo.records import Origin, encoded_scope
-from ingero_echo.request_limits import MAX_RECORDS, MAX_STEPS, RequestBudget, check_records
+from ingero_echo.request_limits import (
+    BLOCK,
+    MAX_RECORDS,
+    METRIC,
+    SCOPE,
+    STEP,
+    RequestBudget,
+    check_records,
+    check_ungrouped,
+)
 from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, read_varint
 from ingero_kit.otlp_signal import Signal
 
@@ -54,7 +63,7 @@ class Resource(NamedTuple):
     records: int
 
 
-def split_records(signal: Signal, body: bytes) -> list[Resource]:
+def split_records(signal: Signal, body: bytes, budget: RequestBudget) -> list[Resource]:
     """Find the records of a request.
 
     Raises `UnsupportedLayout` for anything but log records, and gauges and sums of numbers, and for every unknown
@@ -62,12 +71,11 @@ def split_records(signal: Signal, body: bytes) -> list[Resource]:
     """
     if signal is Signal.TRACES:
         raise UnsupportedLayout
-    budget = RequestBudget()
     found: list[Resource] = []
     records = 0
     try:
         for _, start, end in _messages(body, 0, len(body), (1,)):
-            budget.spend(8)
+            budget.spend(BLOCK)
             found.append(_block(signal, body, start, end, budget))
             records += found[-1].records
             check_records(records)
@@ -89,7 +97,7 @@ def _block(signal: Signal, body: bytes, start: int, end: int, budget: RequestBud
     runs: Runs = {}
     count = 0
     for number, begin, stop in _messages(body, start, end, (1, 2, 3)):
-        budget.spend(1)
+        budget.spend(SCOPE)
         if number == 1:
             if resource:
                 raise UnsupportedLayout
@@ -105,7 +113,7 @@ def _block(signal: Signal, body: bytes, start: int, end: int, budget: RequestBud
                 if inner == 2:
                     count = _points(body, at, to, scope, runs, count, budget)
                 else:
-                    budget.spend(1)
+                    budget.spend(STEP)
                     scope = _scope(inner, body[at:to], scope, before == count)
     return Resource(resource, runs, count)
 
@@ -130,7 +138,7 @@ def _log_records(body: bytes, at: int, end: int, runs: Runs, ordinal: int, budge
     while at < end:
         begun = at
         if body[at] != 0x12:
-            budget.spend(1)
+            budget.spend(STEP)
             tag, at = read_varint(body, at)
             length, at = read_varint(body, at)
             if tag not in (0x0A, 0x1A) or at + length > end:
@@ -174,11 +182,9 @@ def _count_same_header(body: bytes, start: int, end: int, step: int, width: int)
 def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal: int, budget: RequestBudget) -> int:
     texts, kind, temporality, monotonic = {1: "", 2: "", 3: ""}, 0, 0, 0
     points: list[tuple[int, int]] = []
-    steps = 1
+    budget.spend(METRIC)
     for number, begin, stop in _messages(body, start, end, (1, 2, 3, 5, 7)):
-        steps += 1
-        if steps > MAX_STEPS:
-            break
+        budget.spend(STEP)
         if number not in (5, 7):
             texts[number] = body[begin:stop].decode()
             continue
@@ -191,16 +197,13 @@ def _points(body: bytes, start: int, end: int, scope: bytes, runs: Runs, ordinal
                 if len(points) > MAX_RECORDS:
                     check_records(len(points))
                 continue
-            steps += 1
-            if steps > MAX_STEPS:
-                break
+            budget.spend(STEP)
             if number == 5 or point.kind != _VARINT:
                 raise UnsupportedLayout
             if point.number == 2:
                 temporality, _ = read_varint(body, point.start)
             elif point.number == 3:
                 monotonic, _ = read_varint(body, point.start)
-    budget.spend(steps)
     if temporality > 2:
         raise UnsupportedLayout
     origin = Origin(texts[1], scope, texts[3], temporality, bool(monotonic))
@@ -368,7 +371,9 @@ def group_records(
     shaped: list[RecordGroup] = []
     rest: list[Span] = []
     for (origin, length), runs in resource.runs.items():
-        if not length or sum(run[3] for run in runs) < MIN_GROUP:
+        count = sum(run[3] for run in runs)
+        if not length or count < MIN_GROUP:
+            check_ungrouped(len(rest) + count)
             rest += [
                 Span(first + ordinal + one, start + one * step, start + one * step + length, origin)
                 for ordinal, start, step, times in runs
@@ -395,6 +400,7 @@ def _unrolled(runs: list[Run]) -> tuple[Int64Array, Int64Array]:
 
 
 def _spans(ordinals: Int64Array, starts: Int64Array, length: int, origin: Origin) -> list[Span]:
+    check_ungrouped(len(ordinals))
     pairs = zip(ordinals.tolist(), starts.tolist(), strict=True)
     return [Span(ordinal, start, start + length, origin) for ordinal, start in pairs]
 

@@ -34,7 +34,7 @@ from ingero_echo.records import (
     read_repaired,
     read_request,
 )
-from ingero_echo.request_limits import RequestBudget, check_body
+from ingero_echo.request_limits import UNGROUPED_RECORD, RequestBudget, check_body
 from ingero_kit.health_report import MAX_NAME, check_name
 from ingero_kit.otlp_layout import UnsupportedLayout
 from ingero_kit.otlp_limits import RequestTooExpensive
@@ -155,7 +155,7 @@ def decode_request(
     Raises `MalformedRequest` when the request as a whole cannot be read.
     """
     digest = cache(partial(request_digest, signal, cluster, body))
-    request = RequestContext(Batch(), signal, cluster, digest, now_nanos, oldest_nanos, allowed)
+    request = RequestContext(Batch(), signal, cluster, digest, now_nanos, oldest_nanos, allowed, RequestBudget())
     try:
         blocks = (
             decode_columnar(request, body) if encoding == "protobuf" and len(body) >= MIN_COLUMNAR_BYTES else None
@@ -204,12 +204,12 @@ def _without_misfits(batch: Batch, rows: dict[str, list[tuple[Any, ...]]]) -> di
 def _one_by_one(request: "RequestContext", encoding: Encoding, body: bytes) -> Iterator[tuple[Block, list[int]]]:
     """The records of a request. Protobuf strings that are not UTF-8 are left out, whatever the request's length."""
     try:
-        blocks, repaired = read_request(request.signal, encoding, body)
+        blocks, repaired = read_request(request.signal, encoding, body, request.budget)
     except DecodeError:
         found = decode_columnar(request, body)
         if found is not None:
             return found
-        blocks, repaired = read_repaired(request.signal, body)
+        blocks, repaired = read_repaired(request.signal, body, request.budget)
     request.batch.repaired(repaired)
     return _numbered(blocks)
 
@@ -233,6 +233,7 @@ class RequestContext:
     now: int
     oldest: int
     allowed: Allowed
+    budget: RequestBudget
 
 
 class RecordContext(NamedTuple):
@@ -458,15 +459,14 @@ def decode_columnar(request: RequestContext, body: bytes) -> Iterator[tuple[Bloc
     `None` when the request cannot be read this way. Raises `RequestTooExpensive`.
     """
     try:
-        resources = columnar.split_records(request.signal, body)
+        resources = columnar.split_records(request.signal, body, request.budget)
     except UnsupportedLayout:
         return None
-    found = [_resource(block.resource) for block in resources]
+    found = [_resource(block.resource, request.budget) for block in resources]
     if None in found:
         return None
     left: list[tuple[dict[str, Any], list[columnar.Span]]] = []
     ordinal = 0
-    budget = RequestBudget()
     for block, known in zip(resources, filter(None, found), strict=True):
         resource, repaired = known
         request.batch.repaired(repaired)
@@ -475,13 +475,13 @@ def decode_columnar(request: RequestContext, body: bytes) -> Iterator[tuple[Bloc
         builder = RowBuilder(request, resource)
         for group in groups:
             rest += _columns(builder, group)
-        budget.ungrouped(len(rest))
+        request.budget.spend(UNGROUPED_RECORD * len(rest))
         left.append((resource, sorted(rest)))
     check_body(b"".join(body[span.start : span.end] for _, rest in left for span in rest), "protobuf")
     return iter(
         [
             (
-                Block(resource, [_parsed(request.signal, body[span.start : span.end], span.origin) for span in rest]),
+                Block(resource, [_parsed(request, body[span.start : span.end], span.origin) for span in rest]),
                 [span.ordinal for span in rest],
             )
             for resource, rest in left
@@ -489,24 +489,25 @@ def decode_columnar(request: RequestContext, body: bytes) -> Iterator[tuple[Bloc
     )
 
 
-def _resource(encoded: bytes) -> tuple[dict[str, Any], Repaired] | None:
+def _resource(encoded: bytes, budget: RequestBudget) -> tuple[dict[str, Any], Repaired] | None:
     """The attributes of a resource without those that cannot be read; `None` when none can be read."""
+    check_body(encoded, "protobuf")
     try:
-        return pairs(Resource.FromString(encoded).attributes), Repaired()
+        return pairs(Resource.FromString(encoded).attributes, budget), Repaired()
     except DecodeError:
         repaired = repair(RESOURCE, encoded)
-        return (pairs(Resource.FromString(repaired.body).attributes), repaired) if repaired else None
+        return (pairs(Resource.FromString(repaired.body).attributes, budget), repaired) if repaired else None
 
 
-def _parse(signal: Signal, record: bytes, origin: Origin) -> Record:
-    if signal is Signal.LOGS:
-        return log_record(LogRecord.FromString(record), common(origin))
-    return number_point(origin.name, NumberDataPoint.FromString(record), common(origin))
+def _parse(request: RequestContext, record: bytes, origin: Origin) -> Record:
+    if request.signal is Signal.LOGS:
+        return log_record(LogRecord.FromString(record), common(origin), request.budget)
+    return number_point(origin.name, NumberDataPoint.FromString(record), common(origin), request.budget)
 
 
-def _parsed(signal: Signal, record: bytes, origin: Origin) -> Record | None:
+def _parsed(request: RequestContext, record: bytes, origin: Origin) -> Record | None:
     try:
-        return _parse(signal, record, origin)
+        return _parse(request, record, origin)
     except DecodeError:
         return None
 
@@ -515,7 +516,8 @@ def _columns(builder: RowBuilder, group: columnar.RecordGroup) -> list[columnar.
     """Add the rows of a group; returns the records to check one by one, for instance because of their time."""
     request = builder.request
     try:
-        record = _parse(request.signal, group.template, group.origin)
+        check_body(group.template, "protobuf")
+        record = _parse(request, group.template, group.origin)
         moment = group.find("time")
         if moment is None or record.name in _TYPED:
             raise UnsupportedLayout
@@ -557,9 +559,7 @@ def _contexts(
         which[row] = index
     if len(firsts) > len(group.ordinals) // 4:
         raise UnsupportedLayout
-    found = [
-        _context(builder, _parse(builder.request.signal, group.matrix[row].tobytes(), group.origin)) for row in firsts
-    ]
+    found = [_context(builder, _parse(builder.request, group.matrix[row].tobytes(), group.origin)) for row in firsts]
     return found, which
 
 

@@ -12,7 +12,14 @@ from typing import Any, Final, NamedTuple
 import orjson
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope
 
-from ingero_echo.request_limits import check_body, check_message, check_tree
+from ingero_echo.request_limits import (
+    BUCKETS_PER_UNIT,
+    NESTED,
+    RequestBudget,
+    check_body,
+    check_message,
+    check_tree,
+)
 from ingero_kit.otlp_json import LEVELS, REQUESTS, read_tree
 from ingero_kit.otlp_repair import LOGS, METRICS, TRACES, Repaired, read_json, repair
 from ingero_kit.otlp_signal import Encoding, Signal
@@ -52,7 +59,9 @@ class Block(NamedTuple):
     records: Sequence[Record | None]
 
 
-def read_request(signal: Signal, encoding: Encoding, body: bytes) -> tuple[list[Block], Repaired]:
+def read_request(
+    signal: Signal, encoding: Encoding, body: bytes, budget: RequestBudget
+) -> tuple[list[Block], Repaired]:
     """Read a whole request; also returns what had to be left out.
 
     Raises `DecodeError` for protobuf that has to be repaired, `MalformedRequest`, or `RequestTooExpensive`.
@@ -60,13 +69,13 @@ def read_request(signal: Signal, encoding: Encoding, body: bytes) -> tuple[list[
     check_body(body, encoding)
     if encoding == "protobuf":
         message = REQUESTS[signal].FromString(body)
-        check_message(signal, message)
-        return _blocks(signal, message), Repaired()
+        check_message(signal, message, budget)
+        return _blocks(signal, message, budget), Repaired()
     try:
         tree, repaired = read_json(body)
     except orjson.JSONDecodeError as error:
         raise MalformedRequest(f"the body is not JSON: {error}") from None
-    check_tree(signal, tree)
+    check_tree(signal, tree, budget)
     try:
         message, unreadable = read_tree(signal, tree)
     except ValueError as error:
@@ -74,10 +83,10 @@ def read_request(signal: Signal, encoding: Encoding, body: bytes) -> tuple[list[
     repaired = repaired or Repaired()
     repaired.records += unreadable.total()
     repaired.reasons |= unreadable
-    return _blocks(signal, message), repaired
+    return _blocks(signal, message, budget), repaired
 
 
-def read_repaired(signal: Signal, body: bytes) -> tuple[list[Block], Repaired]:
+def read_repaired(signal: Signal, body: bytes, budget: RequestBudget) -> tuple[list[Block], Repaired]:
     """Read the readable parts of a protobuf request that fails as a whole.
 
     Raises `MalformedRequest` or `RequestTooExpensive`.
@@ -86,29 +95,34 @@ def read_repaired(signal: Signal, body: bytes) -> tuple[list[Block], Repaired]:
     found = repair(_KINDS[signal], body)
     if found is None:
         raise MalformedRequest(f"the body is not an OTLP export request for {signal.name.lower()} in protobuf")
-    blocks, _ = read_request(signal, "protobuf", found.body)
+    blocks, _ = read_request(signal, "protobuf", found.body, budget)
     return blocks, found
 
 
 # Protobuf.
 
 
-def _value(value: Any, depth: int = 0) -> Any:
+def _value(value: Any, budget: RequestBudget, depth: int = 0) -> Any:
     kind = value.WhichOneof("value")
     if kind is None or depth > MAX_DEPTH:
         return None
     if kind == "array_value":
-        return [_value(item, depth + 1) for item in value.array_value.values]
+        items = value.array_value.values
+        budget.spend(len(items))
+        return [_value(item, budget, depth + 1) for item in items]
     if kind == "kvlist_value":
-        return {item.key: _value(item.value, depth + 1) for item in value.kvlist_value.values}
+        items = value.kvlist_value.values
+        budget.spend(len(items))
+        return {item.key: _value(item.value, budget, depth + 1) for item in items}
     if kind == "bytes_value":
         return base64.b64encode(value.bytes_value).decode()
     return getattr(value, kind)
 
 
-def pairs(attributes: Iterable[Any]) -> dict[str, Any]:
-    """Protobuf attributes as a dictionary."""
-    return {item.key: _value(item.value) for item in attributes}
+def pairs(attributes: Sequence[Any], budget: RequestBudget) -> dict[str, Any]:
+    """Protobuf attributes as a dictionary. Raises `RequestTooExpensive`."""
+    budget.spend(len(attributes))
+    return {item.key: _value(item.value, budget) for item in attributes}
 
 
 Common = Mapping[str, Any]
@@ -127,13 +141,13 @@ def common(origin: Origin) -> Common:
 @lru_cache(maxsize=64)
 def encoded_scope(scope: bytes) -> Common:
     """The attributes of an encoded scope. Raises `DecodeError`."""
-    return _scope(InstrumentationScope.FromString(scope))
+    return _scope(InstrumentationScope.FromString(scope), RequestBudget())
 
 
-def _scope(scope: Any) -> dict[str, Any]:
+def _scope(scope: Any, budget: RequestBudget) -> dict[str, Any]:
     if not scope.ByteSize():
         return {}
-    return _scope_attributes(scope.name, scope.version, pairs(scope.attributes))
+    return _scope_attributes(scope.name, scope.version, pairs(scope.attributes, budget))
 
 
 def _scope_attributes(name: str, version: str, attributes: dict[str, Any]) -> dict[str, Any]:
@@ -148,7 +162,7 @@ def _metric_attributes(unit: str, temporality: int, monotonic: bool) -> dict[str
     return {key: value for key, value in facts.items() if value}
 
 
-def _metric(metric: Any, scope: Common) -> Iterator[Record]:
+def _metric(metric: Any, scope: Common, budget: RequestBudget) -> Iterator[Record]:
     name, kind = metric.name, metric.WhichOneof("data")
     if not kind:
         return
@@ -159,16 +173,19 @@ def _metric(metric: Any, scope: Common) -> Iterator[Record]:
         shared = {**scope, **_metric_attributes(metric.unit, temporality, kind == "sum" and data.is_monotonic)}
     for point in data.data_points:
         if kind in ("gauge", "sum"):
-            yield number_point(name, point, shared)
+            yield number_point(name, point, shared, budget)
             continue
-        attributes = {**pairs(point.attributes), **shared, "count": point.count, "sum": point.sum}
+        attributes = {**pairs(point.attributes, budget), **shared, "count": point.count, "sum": point.sum}
         if kind == "summary":
+            budget.spend(NESTED * len(point.quantile_values))
             attributes["quantiles"] = {str(item.quantile): item.value for item in point.quantile_values}
         else:
             attributes |= {side: getattr(point, side) for side in ("min", "max") if point.HasField(side)}
         if kind == "histogram":
+            budget.spend((len(point.explicit_bounds) + len(point.bucket_counts)) // BUCKETS_PER_UNIT)
             attributes["bounds"], attributes["buckets"] = list(point.explicit_bounds), list(point.bucket_counts)
         elif kind == "exponential_histogram":
+            budget.spend((len(point.positive.bucket_counts) + len(point.negative.bucket_counts)) // BUCKETS_PER_UNIT)
             attributes |= {"scale": point.scale, "zero_count": point.zero_count}
             attributes |= {
                 side: {"offset": buckets.offset, "buckets": list(buckets.bucket_counts)}
@@ -179,19 +196,19 @@ def _metric(metric: Any, scope: Common) -> Iterator[Record]:
         yield Record(name, point.time_unix_nano, mean, None, attributes)
 
 
-def number_point(name: str, point: Any, shared: Common) -> Record:
+def number_point(name: str, point: Any, shared: Common, budget: RequestBudget) -> Record:
     """One protobuf data point of a gauge or sum."""
     which = point.WhichOneof("value")
     value = float(getattr(point, which)) if which else None
-    attributes = pairs(point.attributes)
+    attributes = pairs(point.attributes, budget)
     if shared:
         attributes |= shared
     return Record(name, point.time_unix_nano, value, None, attributes)
 
 
-def log_record(log: Any, shared: Common) -> Record:
+def log_record(log: Any, shared: Common, budget: RequestBudget) -> Record:
     """One protobuf log record."""
-    attributes = pairs(log.attributes)
+    attributes = pairs(log.attributes, budget)
     if shared:
         attributes |= shared
     if log.severity_number:
@@ -200,23 +217,25 @@ def log_record(log: Any, shared: Common) -> Record:
         attributes["severity_text"] = log.severity_text
     if log.trace_id or log.span_id:
         attributes["trace_id"], attributes["span_id"] = log.trace_id.hex(), log.span_id.hex()
-    body = _value(log.body)
+    body = _value(log.body, budget)
     text = body if body is None or isinstance(body, str) else orjson.dumps(body).decode()
     name = log.event_name or attributes.get("event.name") or "log"
     return Record(str(name), log.time_unix_nano or log.observed_time_unix_nano, None, text, attributes)
 
 
-def _span(span: Any, shared: Common) -> Record:
-    attributes = {**pairs(span.attributes), **shared}
+def _span(span: Any, shared: Common, budget: RequestBudget) -> Record:
+    attributes = {**pairs(span.attributes, budget), **shared}
+    budget.spend(NESTED * (len(span.events) + len(span.links)))
     attributes["trace_id"], attributes["span_id"] = span.trace_id.hex(), span.span_id.hex()
     facts = {
         "parent_span_id": span.parent_span_id.hex(), "trace_state": span.trace_state, "span_kind": span.kind,
         "status_code": span.status.code,
         "events": [
-            {"name": event.name, "time": event.time_unix_nano, **pairs(event.attributes)} for event in span.events
+            {"name": event.name, "time": event.time_unix_nano, **pairs(event.attributes, budget)}
+            for event in span.events
         ],
         "links": [
-            {"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex(), **pairs(link.attributes)}
+            {"trace_id": link.trace_id.hex(), "span_id": link.span_id.hex(), **pairs(link.attributes, budget)}
             for link in span.links
         ],
     }  # fmt: skip
@@ -226,24 +245,24 @@ def _span(span: Any, shared: Common) -> Record:
 
 
 _KINDS: Final = {Signal.METRICS: METRICS, Signal.LOGS: LOGS, Signal.TRACES: TRACES}
-_READERS: Final[dict[Signal, Callable[[Any, Common], Iterable[Record]]]] = {
+_READERS: Final[dict[Signal, Callable[[Any, Common, RequestBudget], Iterable[Record]]]] = {
     Signal.METRICS: _metric,
-    Signal.LOGS: lambda log, shared: (log_record(log, shared),),
-    Signal.TRACES: lambda span, shared: (_span(span, shared),),
+    Signal.LOGS: lambda log, shared, budget: (log_record(log, shared, budget),),
+    Signal.TRACES: lambda span, shared, budget: (_span(span, shared, budget),),
 }
 
 
-def _blocks(signal: Signal, message: Any) -> list[Block]:
+def _blocks(signal: Signal, message: Any, budget: RequestBudget) -> list[Block]:
     (blocks, scopes, items), read = LEVELS[signal], _READERS[signal]
     return [
         Block(
-            pairs(block.resource.attributes),
+            pairs(block.resource.attributes, budget),
             [
                 record
                 for scope in getattr(block, scopes)
-                for shared in (_scope(scope.scope),)
+                for shared in (_scope(scope.scope, budget),)
                 for item in getattr(scope, items)
-                for record in read(item, shared)
+                for record in read(item, shared, budget)
             ],
         )
         for block in getattr(message, blocks)

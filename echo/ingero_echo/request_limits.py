@@ -1,4 +1,9 @@
-"""Limits on the structure of a request, because its length does not bound the work."""
+"""Limits on the structure of a request, because its length does not bound the work.
+
+One `RequestBudget` is spent while a request is read: on resources, scopes and metrics as they are found, on
+records before they are converted, on attributes as they are converted. Large requests are read on a thread of their
+own, which lets the event loop run every few milliseconds.
+"""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final
@@ -14,17 +19,28 @@ MAX_FIELDS: Final = 640 << 10
 The parser builds all of them in one call, and nothing else runs meanwhile.
 """
 
-MAX_VALUES: Final = 1 << 19
+MAX_VALUES: Final = 400_000
 """Most objects, lists and commas of a JSON body."""
-
-MAX_STEPS: Final = 1 << 17
-"""Most resources, scopes, metrics and their parts; a resource counts as eight."""
 
 MAX_RECORDS: Final = 200_000
 """Most records of a request."""
 
-MAX_UNGROUPED: Final = 1 << 14
-"""Most records of a request that are read one by one, because there are too few of their shape."""
+MAX_COST: Final = 320_000
+"""Most work of one request, in units of at most a microsecond of a slow core.
+
+A collector's batch of 8,192 points from 4,096 resources fits.
+"""
+
+BLOCK, SCOPE, METRIC, UNGROUPED_RECORD, NESTED, STEP = 18, 3, 3, 16, 2, 2
+"""Work for each part; an attribute costs 1. `UNGROUPED_RECORD` is converted by itself, because there are too
+few of its shape. `NESTED` is an event, link or quantile inside of a record. `STEP` is any other field on the way to
+records."""
+
+BUCKETS_PER_UNIT: Final = 8
+"""Buckets of a histogram that cost one unit."""
+
+MAX_UNGROUPED: Final = MAX_COST // UNGROUPED_RECORD
+"""Most records of a request that are read one by one."""
 
 _LEVELS: Final = {
     Signal.METRICS: ("resource_metrics", "scope_metrics", "metrics"),
@@ -35,23 +51,17 @@ _DATA: Final = ("gauge", "sum", "histogram", "exponentialHistogram", "summary")
 
 
 class RequestBudget:
-    """The remaining budget of one request; every method raises `RequestTooExpensive` when it is exceeded."""
+    """The remaining budget of one request."""
 
     def __init__(self) -> None:
-        self._steps, self._ungrouped = MAX_STEPS, MAX_UNGROUPED
+        self.left = MAX_COST
 
-    def spend(self, steps: int) -> None:
-        """Walk over resources, scopes and metrics."""
-        self._steps -= steps
-        if self._steps < 0:
-            raise RequestTooExpensive("the request holds too many resources, scopes and metrics: send smaller ones")
-
-    def ungrouped(self, records: int) -> None:
-        """Read records one by one."""
-        self._ungrouped -= records
-        if self._ungrouped < 0:
+    def spend(self, units: int) -> None:
+        """Raise `RequestTooExpensive` when the budget is exceeded."""
+        self.left -= units
+        if self.left < 0:
             raise RequestTooExpensive(
-                f"the request holds more than {MAX_UNGROUPED} records that are not alike: send smaller ones"
+                "the request holds too many resources, records and attributes: send smaller ones"
             )
 
 
@@ -61,19 +71,27 @@ def check_records(records: int) -> None:
         raise RequestTooExpensive(f"the request holds more than {MAX_RECORDS} records: send smaller ones")
 
 
+def check_ungrouped(records: int) -> None:
+    """Raise `RequestTooExpensive` when there are too many to be read one by one."""
+    if records > MAX_UNGROUPED:
+        raise RequestTooExpensive(
+            f"the request holds more than {MAX_UNGROUPED} records that are not alike: send smaller ones"
+        )
+
+
 def check_body(body: bytes, encoding: Encoding) -> None:
     """Raise `RequestTooExpensive` for a body that holds too many parts to be parsed."""
     check_density(body, encoding, MAX_FIELDS if encoding == "protobuf" else MAX_VALUES)
 
 
-def check_message(signal: Signal, message: Any) -> None:
-    """Raise `RequestTooExpensive` for a parsed request that takes too long to read."""
-    _check_levels(signal, message, _LEVELS[signal], getattr, _point_lists)
+def check_message(signal: Signal, message: Any, budget: RequestBudget) -> None:
+    """Spend for the resources, scopes, metrics and records of a parsed request, before they are converted."""
+    _check_levels(signal, message, _LEVELS[signal], getattr, _point_lists, budget)
 
 
-def check_tree(signal: Signal, tree: Any) -> None:
+def check_tree(signal: Signal, tree: Any, budget: RequestBudget) -> None:
     """The same for JSON, where what should be a list may be anything."""
-    _check_levels(signal, tree, [to_camel(name) for name in _LEVELS[signal]], _items, _json_point_lists)
+    _check_levels(signal, tree, [to_camel(name) for name in _LEVELS[signal]], _items, _json_point_lists, budget)
 
 
 def _check_levels(
@@ -82,24 +100,24 @@ def _check_levels(
     levels: Sequence[str],
     items: Callable[[Any, str], Any],
     point_lists: Callable[[Any], Iterable[Any]],
+    budget: RequestBudget,
 ) -> None:
     """Walk over resources, scopes and records or metrics; `items` gives a list by its name."""
-    budget = RequestBudget()
     outer, middle, inner = levels
     blocks = items(request, outer)
-    budget.spend(8 * len(blocks))
+    budget.spend(BLOCK * len(blocks))
     for block in blocks:
         scopes = items(block, middle)
-        budget.spend(len(scopes))
+        budget.spend(SCOPE * len(scopes))
         for scope in scopes:
             records = items(scope, inner)
             if signal is not Signal.METRICS:
-                budget.ungrouped(len(records))
+                budget.spend(UNGROUPED_RECORD * len(records))
                 continue
-            budget.spend(len(records))
+            budget.spend(METRIC * len(records))
             for metric in records:
                 for points in point_lists(metric):
-                    budget.ungrouped(len(points))
+                    budget.spend(UNGROUPED_RECORD * len(points))
 
 
 def _point_lists(metric: Any) -> Iterator[Any]:
