@@ -12,7 +12,6 @@ and counted; the other lines are not affected.
 import asyncio
 import contextlib
 import json
-import re
 import socket
 import struct
 import time
@@ -20,7 +19,10 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Annotated, Final, Literal
+
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from ingero_agent.event_socket import listen
 from ingero_agent.trace.discovery import parse_size
@@ -34,10 +36,7 @@ MAX_SENDERS: Final = 64
 MAX_WAITING: Final = 20_000
 """Most annotations that wait to be written; beyond it new ones are refused."""
 
-_KEY: Final = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_MAX_NS: Final = 2**63 - 1
 _CREDENTIALS: Final = struct.Struct("=iII")
-_NUMBERS: Final = ("ts", "pid", "start_time", "span_start", "span_end")
 
 
 @dataclass(frozen=True)
@@ -70,6 +69,23 @@ class Annotation:
     peer: PeerCredentials
 
 
+_Number = Annotated[int, Field(strict=True, ge=0, lt=2**63)]
+_Key = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{1,64}$")]
+_Text = Annotated[str, Field(strict=True, max_length=MAX_VALUE)]
+
+
+class _Line(BaseModel):
+    """A line as it is sent; keys that are not known are ignored."""
+
+    v: Literal[1] = 1
+    labels: dict[_Key, _Text] = Field(min_length=1, max_length=MAX_LABELS)
+    ts: _Number | None = None
+    pid: _Number | None = None
+    start_time: _Number | None = None
+    span_start: _Number | None = None
+    span_end: _Number | None = None
+
+
 class AnnotationRefused(Exception):
     """A refused line. `reason` is the counter's label; the text says what is wrong."""
 
@@ -91,58 +107,34 @@ def parse_annotation(
     line: bytes, peer: PeerCredentials, now_ns: int, find: Callable[[int], ProcessIdentity | None]
 ) -> Annotation:
     """Read one line of a sender. `find` looks a process up. Raises `AnnotationRefused`."""
-    tree = _tree(line)
-    numbers = {name: _number(tree, name) for name in _NUMBERS}
-    pid = peer.pid if numbers["pid"] is None else numbers["pid"]
-    begin, end = numbers["span_start"], numbers["span_end"]
+    try:
+        given = _Line.model_validate_json(line)
+    except ValidationError as error:
+        raise _refusal(error.errors(include_url=False, include_context=False)[0]) from None
+    pid, begin, end = given.pid if given.pid is not None else peer.pid, given.span_start, given.span_end
     if begin is not None and end is not None and end < begin:
         raise AnnotationRefused("span", "span_end is before span_start")
     process = find(pid)
     if process is None:
         raise AnnotationRefused("no_process", f"pid: there is no process {pid}")
-    if numbers["start_time"] not in (None, process.start_time):
+    if given.start_time not in (None, process.start_time):
         raise AnnotationRefused("no_process", f"start_time: process {pid} started at {process.start_time}")
     if peer.uid not in (0, process.uid):
         raise AnnotationRefused("not_yours", f"pid: process {pid} is another user's")
     return Annotation(
-        timestamp=now_ns if numbers["ts"] is None else numbers["ts"], labels=_labels(tree), pid=pid,
+        timestamp=now_ns if given.ts is None else given.ts, labels=given.labels, pid=pid,
         start_time=process.start_time, span_start=begin, span_end=end, peer=peer,
     )  # fmt: skip
 
 
-def _tree(line: bytes) -> dict[str, Any]:
-    try:
-        tree = json.loads(line)
-    except (ValueError, RecursionError):
-        raise AnnotationRefused("not_json", "the line is no JSON") from None
-    if not isinstance(tree, dict):
-        raise AnnotationRefused("not_json", "the line is no object")
-    if tree.get("v", VERSION) != VERSION:
-        raise AnnotationRefused("version", f"v: only {VERSION} is known")
-    return tree
-
-
-def _number(tree: Mapping[str, Any], name: str) -> int | None:
-    value = tree.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _MAX_NS:
-        raise AnnotationRefused("number", f"{name}: a whole number from 0 was expected")
-    return value
-
-
-def _labels(tree: Mapping[str, Any]) -> dict[str, str]:
-    labels = tree.get("labels")
-    if not isinstance(labels, dict) or not labels:
-        raise AnnotationRefused("labels", "labels: an object with at least one label was expected")
-    if len(labels) > MAX_LABELS:
-        raise AnnotationRefused("labels", f"labels: {len(labels)} are more than {MAX_LABELS}")
-    for key, value in labels.items():
-        if not _KEY.fullmatch(key):
-            raise AnnotationRefused("labels", "labels: a key has 1 to 64 of A-Z, a-z, 0-9, '_', '.' and '-'")
-        if not isinstance(value, str) or len(value) > MAX_VALUE:
-            raise AnnotationRefused("labels", f"labels.{key}: a text of at most {MAX_VALUE} characters was expected")
-    return labels
+def _refusal(problem: ErrorDetails) -> AnnotationRefused:
+    path = [str(part) for part in problem["loc"]]
+    if not path:
+        return AnnotationRefused("not_json", f"the line is no JSON object: {problem['msg']}")
+    reason = {"v": "version", "labels": "labels"}.get(path[0], "number")
+    if path[-1] == "[key]":
+        return AnnotationRefused(reason, "labels: a key has 1 to 64 of A-Z, a-z, 0-9, '_', '.' and '-'")
+    return AnnotationRefused(reason, f"{'.'.join(path)}: {problem['msg']}")
 
 
 class AnnotationSocket:

@@ -1,6 +1,6 @@
 """The tracer's Prometheus page. It has no authentication: bind it to the loopback, or to a network you trust."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from itertools import accumulate
 from typing import Final
 
@@ -14,6 +14,7 @@ from ingero_agent.trace.stats import (
     COPY_BOUNDS_MS,
     PERCENTILES,
     RING_FULL,
+    CallTotals,
     TracerStatus,
     TraceStats,
     histogram_buckets,
@@ -59,12 +60,7 @@ CALLS: Final[tuple[MetricRow[TraceStats], ...]] = (
         "libnccl_version",
     ),
     gauge("gpu_nccl_processes_total", "Processes that have NCCL loaded.", lambda s: len(s.nccl_processes)),
-    gauge(
-        "gpu_nccl_collective_count",
-        "Collectives called.",
-        lambda s: {name: totals.count for name, totals in s.collectives.items()},
-        "op_type",
-    ),
+    gauge("gpu_nccl_collective_count", "Collectives called.", lambda s: _counts(s.collectives), "op_type"),
     counter(
         "gpu_nccl_collective_bytes",
         "Bytes of collectives.",
@@ -73,48 +69,39 @@ CALLS: Final[tuple[MetricRow[TraceStats], ...]] = (
     ),
     gauge(
         "gpu_nccl_collective_barrier_events",
-        "Collectives seen being waited for.",
-        lambda s: {name: totals.count for name, totals in s.waits.items()},
+        "Collectives whose wait was seen.",
+        lambda s: _counts(s.waits),
         "op_type",
     ),
 )
 
 
-def _by_gpu(value: Callable[[GpuSample], float | None]) -> Callable[[GpuStats], Samples]:
-    return lambda gpus: {gpu.uuid: found for gpu in gpus.now if (found := value(gpu)) is not None}
+def _counts(totals: Mapping[str, CallTotals]) -> Samples:
+    return {name: one.count for name, one in totals.items()}
+
+
+def _hertz(mhz: int | None) -> float | None:
+    return None if mhz is None else mhz * 1e6
+
+
+def _by_gpu(name: str, text: str, value: Callable[[GpuSample], float | None]) -> MetricRow[GpuStats]:
+    def samples(gpus: GpuStats) -> Samples:
+        return {gpu.uuid: found for gpu in gpus.now if (found := value(gpu)) is not None}
+
+    return gauge(name, text, samples, "gpu_uuid")
 
 
 GPUS: Final[tuple[MetricRow[GpuStats], ...]] = (
-    gauge("gpu_memory_used_bytes", "Memory in use.", _by_gpu(lambda gpu: gpu.used), "gpu_uuid"),
-    gauge("gpu_memory_free_bytes", "Memory that is free.", _by_gpu(lambda gpu: gpu.free), "gpu_uuid"),
-    gauge("gpu_memory_total_bytes", "Memory altogether.", _by_gpu(lambda gpu: gpu.total), "gpu_uuid"),
-    gauge(
-        "gpu_memory_fragmentation_estimate",
-        "Share neither used nor free.",
-        _by_gpu(lambda gpu: gpu.fragmentation),
-        "gpu_uuid",
-    ),
-    gauge(
-        "gpu_clock_sm_hertz",
-        "Clock of the processors.",
-        _by_gpu(lambda gpu: gpu.sm_mhz and gpu.sm_mhz * 1e6),
-        "gpu_uuid",
-    ),
-    gauge(
-        "gpu_clock_sm_max_hertz",
-        "The most it can be.",
-        _by_gpu(lambda gpu: gpu.sm_max_mhz and gpu.sm_max_mhz * 1e6),
-        "gpu_uuid",
-    ),
-    gauge(
-        "gpu_clock_memory_hertz",
-        "Clock of the memory.",
-        _by_gpu(lambda gpu: gpu.memory_mhz and gpu.memory_mhz * 1e6),
-        "gpu_uuid",
-    ),
+    _by_gpu("gpu_memory_used_bytes", "Memory in use.", lambda gpu: gpu.used),
+    _by_gpu("gpu_memory_free_bytes", "Memory that is free.", lambda gpu: gpu.free),
+    _by_gpu("gpu_memory_total_bytes", "Total memory.", lambda gpu: gpu.total),
+    _by_gpu("gpu_memory_fragmentation_estimate", "Share neither used nor free.", lambda gpu: gpu.fragmentation),
+    _by_gpu("gpu_clock_sm_hertz", "Clock of the processors.", lambda gpu: _hertz(gpu.sm_mhz)),
+    _by_gpu("gpu_clock_sm_max_hertz", "Highest clock of the processors.", lambda gpu: _hertz(gpu.sm_max_mhz)),
+    _by_gpu("gpu_clock_memory_hertz", "Clock of the memory.", lambda gpu: _hertz(gpu.memory_mhz)),
     gauge(
         "gpu_memory_process_allocated_bytes",
-        "What a process holds.",
+        "Memory that a process has allocated.",
         lambda s: {(gpu.uuid, str(pid)): size for gpu in s.now for pid, size in gpu.processes.items()},
         "gpu_uuid",
         "pid",
@@ -131,22 +118,36 @@ GPUS: Final[tuple[MetricRow[GpuStats], ...]] = (
 STATUS: Final[tuple[MetricRow[TracerStatus], ...]] = (
     gauge("ingero_trace_budget_ratio", "Share of one processor that tracing may cost a process.", lambda s: s.budget),
     gauge("ingero_trace_overhead_ratio", "Share that it costs the most traced process now.", lambda s: s.overhead),
-    gauge("ingero_trace_step", "How much is shed: 0 is nothing; the steps are in docs/trace.md.", lambda s: s.step),
+    gauge(
+        "ingero_trace_step", "How much is reduced: 0 is nothing; the steps are in docs/trace.md.", lambda s: s.step
+    ),
     gauge("ingero_trace_agent_cpu_ratio", "Share of one processor that the agent itself uses.", lambda s: s.own_cpu),
     gauge("ingero_trace_agent_rss_bytes", "Resident memory of the agent.", lambda s: s.own_rss),
-    gauge("ingero_trace_helper_peak_bytes", "Peak memory of the helper, which is gone.", lambda s: s.helper_peak),
-    gauge("ingero_trace_period_seconds", "Time between looks at the counts.", lambda s: s.period_seconds),
-    gauge("ingero_trace_sample_every", "One of so many collectives is kept singly.", lambda s: s.sample_every),
-    gauge("ingero_trace_scheduler", "1 while waiting for processors is watched.", lambda s: int(s.scheduler)),
-    gauge("ingero_trace_scheduler_share_ratio", "What that costs every processor.", lambda s: s.scheduler_share),
-    gauge("ingero_trace_libraries", "Library files that are attached.", lambda s: s.libraries),
-    gauge("ingero_trace_unattached_libraries", "Library files that are too many.", lambda s: s.unattached),
-    gauge("ingero_trace_processes_left_alone", "Processes that the selection leaves out.", lambda s: s.left_alone),
+    gauge(
+        "ingero_trace_helper_peak_bytes",
+        "Peak memory of the helper, which is gone.",
+        lambda s: s.tracer.helper_peak_bytes,
+    ),
+    gauge("ingero_trace_period_seconds", "Time between polls of the counts.", lambda s: s.period_seconds),
+    gauge(
+        "ingero_trace_sample_every", "One of so many collectives is stored individually.", lambda s: s.sample_every
+    ),
+    gauge(
+        "ingero_trace_scheduler", "1 while waiting for processors is watched.", lambda s: int(s.tracer.scheduler.on)
+    ),
+    gauge(
+        "ingero_trace_scheduler_share_ratio", "What that costs every processor.", lambda s: s.tracer.scheduler.share
+    ),
+    gauge("ingero_trace_libraries", "Library files that are attached.", lambda s: s.tracer.libraries),
+    gauge("ingero_trace_unattached_libraries", "Library files that are too many.", lambda s: s.tracer.unattached),
+    gauge(
+        "ingero_trace_processes_left_alone", "Processes that the selection leaves out.", lambda s: s.tracer.left_alone
+    ),
     gauge("ingero_trace_db_bytes", "Size of the database.", lambda s: s.database_bytes),
     gauge(
         "ingero_trace_hidden_processes",
-        "Processes that may not be looked into, by what is missing.",
-        lambda s: s.hidden_processes,
+        "Processes that may not be read, by the missing capability.",
+        lambda s: s.tracer.hidden_processes,
         "missing",
     ),
     gauge(
@@ -160,18 +161,20 @@ STATUS: Final[tuple[MetricRow[TracerStatus], ...]] = (
     gauge(
         "ingero_trace_probe_cost_seconds",
         "Measured cost of one probed call; `_cold`: after a pause.",
-        lambda s: {kind: value / 1e9 for kind, value in {**s.costs, "switch": s.switch_ns}.items()},
+        lambda s: {kind: value / 1e9 for kind, value in {**s.costs, "switch": s.tracer.scheduler.switch_ns}.items()},
         "kind",
     ),
-    gauge("ingero_trace_mode", "1 for the way probes are attached.", lambda s: {s.mode: 1}, "mode"),
-    counter("ingero_trace_replaced_libraries", "Libraries written over while attached.", lambda s: s.replaced),
+    gauge("ingero_trace_mode", "1 for the way probes are attached.", lambda s: {s.tracer.mode: 1}, "mode"),
+    counter("ingero_trace_replaced_libraries", "Libraries overwritten while attached.", lambda s: s.tracer.replaced),
     counter("ingero_trace_lost", "Calls or records lost, by reason.", lambda s: s.lost, "reason"),
     counter("ingero_ringbuf_overflows", "Records lost to a full ring.", lambda s: s.lost.get(RING_FULL, 0)),
     counter("ingero_trace_db_pruned_rows", "Rows removed from the database by size or age.", lambda s: s.pruned_rows),
-    counter("ingero_trace_unexported_points", "Points given up because nobody took them.", lambda s: s.unexported),
-    counter("ingero_trace_sent_events", "Lines that consumers got.", lambda s: s.lines_sent),
+    counter(
+        "ingero_trace_unexported_points", "Points dropped because no receiver accepted them.", lambda s: s.unexported
+    ),
+    counter("ingero_trace_sent_events", "Lines sent to consumers.", lambda s: s.lines_sent),
     gauge("ingero_trace_event_consumers", "Consumers of the socket.", lambda s: s.consumers),
-    counter("ingero_trace_annotations", "Annotations taken.", lambda s: s.annotations),
+    counter("ingero_trace_annotations", "Annotations accepted.", lambda s: s.annotations),
     counter(
         "ingero_trace_unwritten_annotations",
         "Annotations lost to a locked database.",
@@ -217,4 +220,6 @@ def make_metrics_server(address: tuple[str, int], stats: TraceStats) -> MetricsS
     """A server over the totals. Raises `OSError`."""
     registry = CollectorRegistry()
     registry.register(TraceCollector(stats))
-    return MetricsServer(address, registry, ready=lambda: stats.status.blocked_reason or None, healthy=lambda: None)
+    return MetricsServer(
+        address, registry, ready=lambda: stats.status.tracer.blocked_reason or None, healthy=lambda: None
+    )

@@ -8,16 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+from ingero_agent.health.throttle import Throttle
 from ingero_agent.sources.trace_db import SCHEMA_VERSION, open_read_only
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.probes.table import OPERATION_NAMES, SOURCE_NAMES
-from ingero_agent.trace.store import WIDTHS
+from ingero_agent.trace.store import COLLECTIVE_COLUMNS, WIDTHS
 
 _NS: Final = 10**9
-_COLLECTIVE: Final = (
-    "pid", "operation", "op", "comm_hash", "rank", "nranks", "device", "seq", "seq_exact", "datatype", "reduce_op",
-    "bytes", "timestamp", "enqueue_dur", "blocked_dur", "end_at",
-)  # fmt: skip
 
 
 class CannotRead(Exception):
@@ -98,7 +95,7 @@ def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
 def collectives(file: Path, wanted: Filter) -> list[Collective]:
     """Single collectives, newest last. Raises `CannotRead`, `sqlite3.Error`."""
     query = (
-        f"SELECT {', '.join(_COLLECTIVE)} FROM collectives WHERE timestamp >= ? AND timestamp < ? "
+        f"SELECT {', '.join(COLLECTIVE_COLUMNS)} FROM collectives WHERE timestamp >= ? AND timestamp < ? "
         "AND (? IS NULL OR pid = ?) AND operation LIKE ? ORDER BY timestamp DESC LIMIT ?"
     )
     bounds = (
@@ -106,7 +103,8 @@ def collectives(file: Path, wanted: Filter) -> list[Collective]:
     )  # fmt: skip
     with open_database(file) as database:
         found = database.execute(query, bounds).fetchall()
-    return [_collective(row) for row in reversed(found)]
+    rows = (dict(zip(COLLECTIVE_COLUMNS.values(), row, strict=True)) for row in reversed(found))
+    return [Collective(**{**row, "tid": 0, "exact": bool(row["exact"])}) for row in rows]
 
 
 def collective_rows(found: Sequence[Collective]) -> list[tuple[Any, ...]]:
@@ -146,28 +144,13 @@ def annotations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
 def gpus(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
     """Rows of `GPUS`, newest last; throttling as a share of polls. Raises `CannotRead`, `sqlite3.Error`."""
     query = (
-        "SELECT timestamp, gpu_id, uuid, used, total, sm_mhz, sm_max_mhz, power, thermal, sw, hw, power_ns, "
-        "thermal_ns, looks FROM gpu_samples WHERE timestamp >= ? AND timestamp < ? ORDER BY timestamp DESC LIMIT ?"
+        "SELECT ROUND(timestamp / 1e9, 3), gpu_id, uuid, used >> 20, total >> 20, sm_mhz, sm_max_mhz, "
+        + "".join(f"ROUND(1.0 * {kind} / MAX(1, looks), 2), " for kind in Throttle)
+        + "ROUND(power_ns / 1e6, 3), ROUND(thermal_ns / 1e6, 3) FROM gpu_samples "
+        "WHERE timestamp >= ? AND timestamp < ? ORDER BY timestamp DESC LIMIT ?"
     )
     with open_database(file) as database:
         if not has_table(database, "gpu_samples"):
             return []
-        found = database.execute(query, (int(wanted.begin * _NS), int(wanted.end * _NS), wanted.limit)).fetchall()
-    rows = []
-    for at, index, uuid, used, total, clock, most, *counts, power_ns, thermal_ns, looks in reversed(found):
-        shares = (round(count / max(1, looks), 2) for count in counts)
-        held = (None if spent is None else round(spent / 1e6, 3) for spent in (power_ns, thermal_ns))
-        rows.append((round(at / 1e9, 3), index, uuid, used >> 20, total >> 20, clock, most, *shares, *held))
-    return rows
-
-
-def _collective(row: tuple[Any, ...]) -> Collective:
-    (
-        pid, operation, code, communicator, rank, nranks, device, seq, exact, dtype, reduce_op, size, arrival,
-        enqueue, blocked, end,
-    ) = row  # fmt: skip
-    return Collective(
-        pid=pid, tid=0, operation=operation, op_code=code, communicator=communicator, rank=rank, nranks=nranks,
-        device=device, seq=seq, exact=bool(exact), dtype=dtype, reduce_op=reduce_op, size=size, arrival_ns=arrival,
-        enqueue_ns=enqueue, blocked_ns=blocked, end_ns=end,
-    )  # fmt: skip
+        bounds = (int(wanted.begin * _NS), int(wanted.end * _NS), wanted.limit)
+        return database.execute(query, bounds).fetchall()[::-1]

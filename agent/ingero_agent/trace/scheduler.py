@@ -11,6 +11,7 @@ from ingero_agent.trace import kernel
 from ingero_agent.trace.governor import DEFAULT_BUDGET
 from ingero_agent.trace.probes.table import SCHED_PROGRAMS
 from ingero_agent.trace.tracer_base import SchedulerMonitor
+from ingero_kit.due import Every
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -66,7 +67,7 @@ class EbpfSchedulerMonitor(SchedulerMonitor):
         self.budget, self.switch_ns = budget, FLOOR_NS
         self._processors = os.cpu_count() or 1
         self._statistics: int | None = None
-        self._measured_at = -MEASURE_SECONDS
+        self._measure_due = Every(MEASURE_SECONDS)
         self._pushed = None if why_not else kernel.Map(descriptors["pushed"], 8, 8)
         self._programs = {name: descriptors[name] for name in SCHED_PROGRAMS if name in descriptors}
         self._links: list[int] = []
@@ -138,8 +139,8 @@ class EbpfSchedulerMonitor(SchedulerMonitor):
                 switch, wakeup = (self._runs(name) for name in ("on_switch", "on_wakeup"))
                 self.switch_ns = cost_ns(switch, wakeup)
             os.close(self._statistics)
-            self._statistics, self._measured_at = None, now
-        elif self.on and now - self._measured_at >= MEASURE_SECONDS:
+            self._statistics = None
+        elif self.on and self._measure_due.due(now):
             with suppress(OSError):
                 self._statistics = kernel.bpf(_ENABLE_STATISTICS, struct.pack("=I", 0))
 

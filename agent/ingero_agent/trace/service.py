@@ -21,10 +21,11 @@ from ingero_agent.trace.host import OwnCpu, command_of, container_of, host_snaps
 from ingero_agent.trace.recorder import TimelineRecorder
 from ingero_agent.trace.settings import TraceSettings
 from ingero_agent.trace.sockets import Sockets
-from ingero_agent.trace.stats import HostSnapshot, TraceStats
+from ingero_agent.trace.stats import HostSnapshot, TracerStatus, TraceStats
 from ingero_agent.trace.store import TraceStore
 from ingero_agent.trace.timeline import CollectiveTimeline
 from ingero_agent.trace.tracer_base import NOOP_MODE, Tracer
+from ingero_kit.due import Every
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -48,7 +49,7 @@ class TraceService:
         self, settings: TraceSettings, tracer: Tracer, store: TraceStore, recorder: TimelineRecorder | None = None,
         sockets: Sockets | None = None, exporter: TraceExporter | None = None,
     ) -> None:  # fmt: skip
-        self.stats = TraceStats()
+        self.stats = TraceStats(TracerStatus(tracer, settings.budget))
         poller = GpuPoller(settings.gpu_interval) if settings.gpu_interval else None
         self._aux = AuxCollectors(self.stats, store, poller, sockets, tracer.pushed_off)
         self._settings, self._tracer, self._store, self._recorder = settings, tracer, store, recorder
@@ -57,22 +58,20 @@ class TraceService:
         self._scalers = {group: Scaler() for group in GROUPS}
         self._open, self._opened_at = dict.fromkeys(GROUPS, True), dict.fromkeys(GROUPS, 0.0)
         self._meanwhile: list[CallCount] = []
-        self._scanned_at = -SCAN_SECONDS
         self._rates = CallRates()
         self._exporter = exporter
         self._host, self._own, self._timeline = HostLoad(), OwnCpu(), CollectiveTimeline()
         self._latest: HostSnapshot | None = None
         self._started_ns = time.time_ns()
-        self._read_at = self._round_at = self._exported_at = time.monotonic()
+        self._read_at = self._round_at = now = time.monotonic()
+        self._scan_due = Every(SCAN_SECONDS)
+        self._export_due = Every(settings.otlp_interval, now + settings.otlp_interval)
+        self._calibration_due = Every(CALIBRATION_SECONDS, now + CALIBRATION_SECONDS)
         self._level, self._mask, self._seen_events = 0, 0, 0
         self._named: set[int] = set()
         self._counting = False
-        status = self.stats.status
-        status.budget, status.mode, status.helper_peak = settings.budget, tracer.mode, tracer.helper_peak_bytes
-        status.scheduler, tracer.scheduler.budget = tracer.scheduler.on, settings.budget
-        status.blocked_reason = tracer.blocked_reason
-        self._take_costs()
-        self._calibrated_at = self._read_at
+        tracer.scheduler.budget = settings.budget
+        self.stats.status.costs = nanoseconds(tracer.costs)
 
     @property
     def period(self) -> float:
@@ -85,9 +84,8 @@ class TraceService:
 
     def tick(self, now: float) -> None:
         """Read the counts, pass them on, and open or close windows. `now`: monotonic seconds."""
-        if now - self._scanned_at >= SCAN_SECONDS:
+        if self._scan_due.due(now):
             self._tracer.scan()
-            self._scanned_at = now
         counted, ended = self._close_windows(now)
         events = self._tracer.read_events()
         last, self._read_at = self._read_at, time.monotonic()
@@ -97,14 +95,12 @@ class TraceService:
         self._open_windows(ended, now)
         if now - self._round_at >= SLOW_ROUND_SECONDS:
             self._slow_round(now - self._round_at)
-            if now - self._calibrated_at >= CALIBRATION_SECONDS:
+            if self._calibration_due.due(now):
                 self._tracer.recalibrate()
-                self._take_costs()
-                self._calibrated_at = now
+                self.stats.status.costs = nanoseconds(self._tracer.costs)
             self._round_at = now
-        if self._exporter and now - self._exported_at >= self._settings.otlp_interval:
+        if self._exporter and self._export_due.due(now):
             self._export()
-            self._exported_at = now
 
     def close(self) -> None:
         """Send and write the remaining data."""
@@ -209,32 +205,26 @@ class TraceService:
         status = self.stats.status
         status.overhead, status.step = governor.cost_at(self._state.step, full), self._state.step
         status.duty = {group: governor.duty(self._state.step, group) for group in GROUPS}
-        status.lost, status.libraries = self._tracer.lost(), self._tracer.libraries
+        status.lost, status.modes = self._tracer.lost(), self._modes()
         status.period_seconds, status.sample_every = self.period, self._mask + 1
-        status.replaced, status.unattached = self._tracer.replaced, self._tracer.unattached
-        status.left_alone, status.modes = self._tracer.left_alone, self._modes()
-        status.blocked_reason, status.hidden_processes = self._tracer.blocked_reason, self._tracer.hidden_processes
 
     def _modes(self) -> dict[str, str]:
         """The mode of each capability; docs/trace.md lists them."""
         tracer, scheduler = self._tracer, self._tracer.scheduler
         unwatched = "refused" if scheduler.why_not else "left_alone"
+        counts, returns = NOOP_MODE, NOOP_MODE
+        if tracer.mode != NOOP_MODE:
+            counts = "incomplete" if self.stats.status.lost else "complete"
+            returns = "entry_only" if tracer.no_returns else "timed"
         return {
             "probes": tracer.mode,
-            "returns": NOOP_MODE if tracer.mode == NOOP_MODE else "entry_only" if tracer.no_returns else "timed",
+            "returns": returns,
             "scheduler": "watched" if scheduler.on else unwatched,
             "gpus": self._aux.gpu_mode,
-            "counts": NOOP_MODE
-            if tracer.mode == NOOP_MODE
-            else "incomplete"
-            if self.stats.status.lost
-            else "complete",
+            "counts": counts,
             "libraries": NOOP_MODE if tracer.blocked_reason else "some" if tracer.hidden_processes else "all",
             "processes": "selected" if self._settings.only_command or self._settings.exclude_command else "all",
         }
-
-    def _take_costs(self) -> None:
-        self.stats.status.costs = nanoseconds(self._tracer.costs)
 
     def _record(self, collectives: list[Collective]) -> None:
         assert self._recorder
@@ -256,8 +246,6 @@ class TraceService:
                 self._tracer.sample(mask)
         self._seen_events = 0
         self._tracer.scheduler.adjust(time.monotonic())
-        status.scheduler = self._tracer.scheduler.on
-        status.scheduler_share, status.switch_ns = self._tracer.scheduler.share, self._tracer.scheduler.switch_ns
         self._aux.save_gpus(time.time())
         self._timeline.forget(set(self._tracer.found))
         self._named.clear()

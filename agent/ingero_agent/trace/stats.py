@@ -1,6 +1,6 @@
 """Running totals since the start, from which the Prometheus page and the export are built."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import add
 from threading import Lock
@@ -10,6 +10,7 @@ from ingero_agent.trace.events import Collective, Event
 from ingero_agent.trace.gpu_stats import GpuStats
 from ingero_agent.trace.probes.table import COLLECTIVES, DIRECTIONS, SOURCE_NAMES
 from ingero_agent.trace.probes.table import OPERATION_NAMES as NAMES
+from ingero_agent.trace.tracer_base import Tracer
 
 HISTOGRAM_BUCKETS = 32
 PERCENTILES = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
@@ -62,8 +63,9 @@ def histogram_buckets(totals: CallTotals, bounds_ms: tuple[float, ...] = COPY_BO
 
 @dataclass
 class TracerStatus:
-    """Cost and failures of tracing. Shares are of one processor; sizes in bytes, costs in ns."""
+    """Cost and failures of tracing by `tracer`. Shares are of one processor; sizes in bytes, costs in ns."""
 
+    tracer: Tracer = field(default_factory=Tracer)
     budget: float = 0.0
     overhead: float = 0.0
     step: int = 0
@@ -71,24 +73,13 @@ class TracerStatus:
     costs: dict[str, float] = field(default_factory=dict)
     own_cpu: float = 0.0
     own_rss: int = 0
-    helper_peak: int = 0
     period_seconds: float = 0.0
     sample_every: int = 1
-    mode: str = ""
-    scheduler: bool = False
-    libraries: int = 0
-    blocked_reason: str = ""
-    hidden_processes: Mapping[str, int] = field(default_factory=dict)
     lost: dict[str, int] = field(default_factory=dict)
     database_bytes: int = 0
     pruned_rows: int = 0
     unexported: int = 0
     modes: dict[str, str] = field(default_factory=dict)
-    scheduler_share: float = 0.0
-    switch_ns: float = 0.0
-    replaced: int = 0
-    unattached: int = 0
-    left_alone: int = 0
     lines_sent: int = 0
     lines_dropped: dict[str, int] = field(default_factory=dict)
     consumers: int = 0
@@ -121,14 +112,14 @@ class NcclProcess:
 class TraceStats:
     """The totals. Readers and writers must hold `lock`; everything else is plain data."""
 
-    def __init__(self) -> None:
+    def __init__(self, status: TracerStatus | None = None) -> None:
         self.lock = Lock()
         self.operations: dict[tuple[int, int], CallTotals] = {}
         self.copies: dict[str, CallTotals] = {}
         self.collectives: dict[str, CallTotals] = {}
         self.waits: dict[str, CallTotals] = {}
         self.nccl_processes: list[NcclProcess] = []
-        self.status = TracerStatus()
+        self.status = status or TracerStatus()
         self.gpus = GpuStats()
 
     def add(self, counted: Iterable[CallCount], events: Iterable[Event] = ()) -> None:

@@ -3,8 +3,8 @@
 import json
 import sqlite3
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Final
 
@@ -18,6 +18,7 @@ from ingero_agent.trace.gpu_stats import GpuWindow
 from ingero_agent.trace.probes.table import NCCL
 from ingero_agent.trace.settings import KEEP_SECONDS, MAX_DB_BYTES
 from ingero_agent.trace.stats import HostSnapshot
+from ingero_kit.due import Every
 
 _AGGREGATE: Final = """(bucket INTEGER, source INTEGER, op INTEGER, pid INTEGER, count INTEGER NOT NULL,
 stored INTEGER NOT NULL DEFAULT 0, sum_dur INTEGER NOT NULL, min_dur INTEGER NOT NULL DEFAULT 0,
@@ -60,6 +61,22 @@ _INDEXES: Final = (
     "CREATE INDEX IF NOT EXISTS collectives_process ON collectives (pid, timestamp)",
     "CREATE INDEX IF NOT EXISTS collectives_match ON collectives (comm_hash, seq)",
 )
+COLLECTIVE_COLUMNS: Final = {
+    "timestamp": "arrival_ns", "pid": "pid", "op": "op_code", "operation": "operation", "comm_hash": "communicator",
+    "rank": "rank", "nranks": "nranks", "device": "device", "seq": "seq", "seq_exact": "exact", "datatype": "dtype",
+    "reduce_op": "reduce_op", "bytes": "size", "enqueue_dur": "enqueue_ns", "blocked_dur": "blocked_ns",
+    "end_at": "end_ns",
+}  # fmt: skip
+"""Columns of single collectives, with the fields of `Collective` that they store."""
+
+_TIME_COLUMNS: Final = {
+    "bucket": (1, ("event_aggregates", "event_aggregates_5s", HISTOGRAM_TABLE)),
+    "seen_at": (1, ("process_names", "process_cgroups", "cgroup_metadata")),
+    "ended_at": (10**9, ("pauses",)),
+    "timestamp": (10**9, ("events", "system_snapshots", "collectives", "annotations", "gpu_samples")),
+}
+"""Columns that rows are removed by, with their units in a second and their tables."""
+
 WIDTHS: Final = {"event_aggregates": 60, "event_aggregates_5s": BUCKET_SECONDS}
 _NS: Final = 10**9
 INIT, DESTROY = 1, 2
@@ -88,7 +105,7 @@ class TraceStore:
         self._file = file
         self._retention = retention or Retention()
         self._database = sqlite3.connect(file, timeout=5.0)
-        self._pruned_at = 0.0
+        self._prune_due = Every(PRUNE_SECONDS)
         self.pruned_rows = 0
         run = self._database.execute
         run("PRAGMA auto_vacuum = INCREMENTAL")
@@ -116,27 +133,28 @@ class TraceStore:
         rows, events = list(rows), list(events)
         with self._database as database:
             self._add_counts(database, rows, now)
-            database.execute("INSERT OR REPLACE INTO writer VALUES (1, ?)", (int(now * _NS),))
-            database.executemany(
-                "INSERT OR REPLACE INTO process_names VALUES (?, ?, ?)",
-                [(pid, name, int(now)) for pid, name in (names or {}).items()],
+            _insert(database, "OR REPLACE", "writer (id, written_at)", [(1, int(now * _NS))])
+            known = [(pid, name, int(now)) for pid, name in (names or {}).items()]
+            _insert(database, "OR REPLACE", "process_names (pid, name, seen_at)", known)
+            singles = [event for event in events if isinstance(event, Collective)]
+            _insert(
+                database,
+                "",
+                f"collectives (source, {', '.join(COLLECTIVE_COLUMNS)})",
+                [(NCCL, *(getattr(one, field) for field in COLLECTIVE_COLUMNS.values())) for one in singles],
             )
-            database.executemany(
-                "INSERT INTO collectives VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_collective(event) for event in events if isinstance(event, Collective)],
-            )
-            database.executemany(
-                "INSERT OR IGNORE INTO events (id, timestamp, pid, tid, source, op, duration, arg0, ret_code) "
-                "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            _insert(
+                database,
+                "OR IGNORE",
+                "events (id, timestamp, pid, tid, source, op, duration, arg0, ret_code)",
                 [_slow(event) for event in events if isinstance(event, SlowCall)],
             )
-            database.executemany(
-                "INSERT OR IGNORE INTO events (id, timestamp, pid, source, op, arg0, ret_code, rank, "
-                "world_size, comm) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            _insert(
+                database, "OR IGNORE",
+                "events (id, timestamp, pid, source, op, arg0, ret_code, rank, world_size, comm)",
                 [_lifecycle(event) for event in events if isinstance(event, Lifecycle)],
-            )
-        if abs(now - self._pruned_at) >= PRUNE_SECONDS:
-            self._pruned_at = now
+            )  # fmt: skip
+        if self._prune_due.due(now):
             self.prune(now)
 
     @staticmethod
@@ -170,6 +188,7 @@ class TraceStore:
 
     def annotations(self, found: Iterable[Annotation]) -> None:
         """Store annotations."""
+        columns = "timestamp, labels, pid, start_time, span_start, span_end, peer_uid, peer_gid, peer_pid"
         rows = [
             (
                 one.timestamp, json.dumps(one.labels), one.pid, one.start_time, one.span_start, one.span_end,
@@ -178,63 +197,50 @@ class TraceStore:
             for one in found
         ]  # fmt: skip
         with self._database as database:
-            database.executemany(
-                "INSERT INTO annotations (timestamp, labels, pid, start_time, span_start, span_end, peer_uid, "
-                "peer_gid, peer_pid) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)", rows,
-            )  # fmt: skip
+            _insert(database, "", f"annotations ({columns})", rows)
 
     def gpus(self, found: Iterable[GpuWindow], now: float) -> None:
         """Store the GPU windows since the previous call."""
         with self._database as database:
-            database.executemany(
-                "INSERT INTO gpu_samples VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_gpu(one, int(now * _NS)) for one in found],
+            columns = (
+                "timestamp, gpu_id, uuid, used, free, total, looks, power, thermal, sw, hw, sm_mhz, sm_max_mhz, "
+                "power_ns, thermal_ns"
             )
+            _insert(database, "", f"gpu_samples ({columns})", [_gpu(one, int(now * _NS)) for one in found])
 
     def containers(self, found: Mapping[int, Container], now: float) -> None:
         """Store the containers of processes."""
         with self._database as database:
-            database.executemany(
-                "INSERT OR REPLACE INTO process_cgroups VALUES (?, ?, ?)",
-                [(pid, one.cgroup, int(now)) for pid, one in found.items()],
-            )
-            database.executemany(
-                "INSERT OR REPLACE INTO cgroup_metadata VALUES (?, ?, ?, ?, ?, ?, ?)",
+            processes = [(pid, one.cgroup, int(now)) for pid, one in found.items()]
+            _insert(database, "OR REPLACE", "process_cgroups (pid, cgroup_id, seen_at)", processes)
+            _insert(
+                database, "OR REPLACE",
+                "cgroup_metadata (cgroup_id, container_id, cgroup_path, pod_name, namespace, pod_uid, seen_at)",
                 [
                     (one.cgroup, one.container, one.path, one.pod, one.namespace, one.pod_uid, int(now))
                     for one in found.values()
                 ],
-            )
+            )  # fmt: skip
 
     def snapshot(self, host: HostSnapshot, now: float) -> None:
         """Store the state of the host at `now`."""
         with self._database as database:
-            database.execute(
-                "INSERT OR IGNORE INTO system_snapshots "
-                "(timestamp, cpu_pct, mem_pct, mem_avail, swap_mb, load_avg) VALUES (?, ?, ?, ?, ?, ?)",
-                (
-                    int(now * _NS), host.cpu_percent, host.memory_percent, host.memory_available_mb, host.swap_mb,
-                    host.load,
-                ),
+            _insert(
+                database, "OR IGNORE",
+                "system_snapshots (timestamp, cpu_pct, mem_pct, mem_avail, swap_mb, load_avg)",
+                [(int(now * _NS), *astuple(host))],
             )  # fmt: skip
 
     def prune(self, now: float) -> None:
         """Remove what is too old; then, while the database is too large, the oldest tenth of everything."""
         kept = self._retention
-        limits = (
-            ("event_aggregates", "bucket", now - kept.seconds),
-            ("event_aggregates_5s", "bucket", now - kept.short_seconds),
-            (HISTOGRAM_TABLE, "bucket", now - kept.seconds),
-            ("process_names", "seen_at", now - kept.seconds),
-            ("process_cgroups", "seen_at", now - kept.seconds),
-            ("cgroup_metadata", "seen_at", now - kept.seconds),
-            ("pauses", "ended_at", (now - kept.short_seconds) * _NS),
-            ("events", "timestamp", (now - kept.seconds) * _NS),
-            ("system_snapshots", "timestamp", (now - kept.seconds) * _NS),
-            ("collectives", "timestamp", (now - kept.collective_seconds) * _NS),
-            ("annotations", "timestamp", (now - kept.seconds) * _NS),
-            ("gpu_samples", "timestamp", (now - kept.seconds) * _NS),
-        )
+        seconds = {"event_aggregates_5s": kept.short_seconds, "pauses": kept.short_seconds,
+                   "collectives": kept.collective_seconds}  # fmt: skip
+        limits = [
+            (table, column, (now - seconds.get(table, kept.seconds)) * scale)
+            for column, (scale, tables) in _TIME_COLUMNS.items()
+            for table in tables
+        ]
         with self._database as database:
             for table, column, before in limits:
                 self.pruned_rows += database.execute(
@@ -281,11 +287,10 @@ class TraceStore:
         return (pragma("page_count") - pragma("freelist_count")) * pragma("page_size")
 
 
-def _collective(one: Collective) -> tuple[object, ...]:
-    return (
-        one.arrival_ns, one.pid, NCCL, one.op_code, one.operation, one.communicator, one.rank, one.nranks, one.device,
-        one.seq, int(one.exact), one.dtype, one.reduce_op, one.size, one.enqueue_ns, one.blocked_ns, one.end_ns,
-    )  # fmt: skip
+def _insert(database: sqlite3.Connection, conflict: str, columns: str, rows: Sequence[tuple[object, ...]]) -> None:
+    """Insert rows into `table (columns)`; `conflict` says what becomes of a row whose key exists."""
+    marks = ", ".join("?" * (columns.count(",") + 1))
+    database.executemany(f"INSERT {conflict} INTO {columns} VALUES ({marks})", rows)
 
 
 def _lifecycle(one: Lifecycle) -> tuple[object, ...]:

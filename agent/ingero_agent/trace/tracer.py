@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ingero_agent.trace import clock, kernel
+from ingero_agent.trace import kernel
 from ingero_agent.trace.attachments import Attachments
 from ingero_agent.trace.calibrate import COLLECTIVE_TYPE, COMMUNICATOR, SCRATCH_NUMBER, calibrate, without_returns
 from ingero_agent.trace.capabilities import kernel_version, no_mapped_files
@@ -24,6 +24,8 @@ from ingero_agent.trace.seccomp import try_returns
 from ingero_agent.trace.selection import APART_KERNEL, Selection, split_by_selection
 from ingero_agent.trace.settings import AUTO, MULTI, NEVER, PERF
 from ingero_agent.trace.tracer_base import Tracer
+from ingero_kit.clock import clock_offset_ns
+from ingero_kit.due import Every
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -81,7 +83,7 @@ class EbpfTracer(Tracer):
         self._lost = kernel.Map(self._descriptors["lost"], 4, 8, self._cpus)
         self._config = kernel.Map(self._descriptors["config"], 4, 8)
         self._states = [kernel.Map(self._descriptors[name], size, 8) for name, size in _STATE_KEYS.items()]
-        self._swept_at = time.monotonic()
+        self._sweep_due = Every(_SWEEP_SECONDS, time.monotonic() + _SWEEP_SECONDS)
         self._forget_calibration()
         self._ring = kernel.Ring(self._descriptors["events"], RING_BYTES)
         self.scheduler: EbpfSchedulerMonitor = EbpfSchedulerMonitor(self._descriptors, self._no_scheduler)
@@ -90,7 +92,7 @@ class EbpfTracer(Tracer):
         self._set(_ENTRY_ONLY, int(bool(self.no_returns)))
         self._differences = CounterDeltas()
         self._finder = LibraryFinder()
-        self._offset, self._offset_at = clock.wall_clock_offset(), time.monotonic()
+        self._offset, self._offset_due = 0, Every(_CLOCK_SECONDS)
         self._reported = set[str]()
 
     def scan(self) -> None:
@@ -103,9 +105,8 @@ class EbpfTracer(Tracer):
         self.libraries, self.replaced, self.unattached = attached.count, attached.replaced, attached.unattached
         self.single_stepped, self.left_alone = attached.single_stepped, len(self._excluded)
         self.scheduler.follow(self.found)
-        if now - self._swept_at > _SWEEP_SECONDS:
+        if self._sweep_due.due(now):
             self.sweep()
-            self._swept_at = now
 
     def _report_hidden(self, sees_any: bool) -> None:
         """Log once which processes may not be read. An agent that cannot open any library counts nothing."""
@@ -151,9 +152,8 @@ class EbpfTracer(Tracer):
         return counted
 
     def read_events(self) -> list[Event]:
-        now = time.monotonic()
-        if now - self._offset_at > _CLOCK_SECONDS:
-            self._offset, self._offset_at = clock.wall_clock_offset(), now
+        if self._offset_due.due(time.monotonic()):
+            self._offset = clock_offset_ns()
         decoded = (decode(record, self._offset) for record in self._ring.read())
         return [event for event in decoded if event]
 

@@ -132,7 +132,8 @@ def test_a_sender_is_answered_only_when_refused_and_the_rest_of_its_lines_are_ta
             channel.sendall(line() + b"\n\nrubbish\n" + line(labels={"step": "13"}))
             channel.shutdown(socket.SHUT_WR)
             answers = channel.makefile("rb").readlines()
-        assert [json.loads(answer) for answer in answers] == [{"error": "the line is no JSON"}]
+        (answer,) = answers
+        assert json.loads(answer)["error"].startswith("the line is no JSON object")
         found = server.take()
 
     assert [(one.labels, one.pid, one.peer) for one in found] == [
