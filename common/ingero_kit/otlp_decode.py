@@ -5,9 +5,10 @@ One bad report does not fail the push: it is left out, counted, and named in the
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
-from typing import Any, Final, Literal, NamedTuple
+from itertools import compress
+from typing import Any, Final, NamedTuple
 
 import orjson
 from google.protobuf.message import DecodeError
@@ -24,39 +25,25 @@ from ingero_kit.health_report import (
     MalformedPayload,
     check_name,
 )
+from ingero_kit.otlp_json import read_tree
 from ingero_kit.otlp_layout import (
     JsonLayout,
     Layout,
     UnsupportedLayout,
     find_json_numbers,
     find_numbers,
-    is_whole_head,
     learn_json_layout,
     learn_layout,
+    read_resource,
     split_json_resource,
     split_resource,
     with_numbers,
 )  # fmt: skip
-from ingero_kit.otlp_limits import ALWAYS_ALLOWED_BYTES, check_cost, check_density, check_json_cost
+from ingero_kit.otlp_limits import ALWAYS_ALLOWED_BYTES, MAX_MESSAGES, check_cost, check_density
 from ingero_kit.otlp_repair import METRICS, read_json, repair
-from ingero_kit.otlp_values import (
-    NO_RECORDED_VALUE,
-    attribute_value,
-    is_recorded,
-    json_attributes,
-    json_int_field,
-    json_list,
-    json_number,
-)
-from ingero_kit.report_builder import (
-    RESOURCE_STRINGS,
-    Identity,
-    IdentityOrError,
-    JsonAttributes,
-    ProtobufAttributes,
-    ReportBuilder,
-    read_identity,
-)
+from ingero_kit.otlp_signal import Encoding, Signal
+from ingero_kit.otlp_values import NO_RECORDED_VALUE, attribute_value, is_recorded
+from ingero_kit.report_builder import RESOURCE_STRINGS, Identity, IdentityOrError, ReportBuilder, read_identity
 
 _DOUBLES: Final = {name: attribute for name, attribute in SIGNAL_METRICS if name != metrics.HEALTH_SCORE}
 
@@ -99,6 +86,9 @@ class _Base(NamedTuple):
 _ENTRY: Final = 512
 """Characters that a cache entry of labels counts in addition to their text."""
 
+_JSON: Final = -1
+"""Key of the shapes in JSON, whose length varies."""
+
 _NUMERIC: Final = (*(attribute for _, attribute in SIGNAL_METRICS), "time_unix_nano")
 _BLANK_IDENTITY: Final = Identity(
     "-", None, {**dict.fromkeys(RESOURCE_STRINGS.values(), ""), "world_size": 0, "cluster_id": "-"}
@@ -111,7 +101,7 @@ def _digest(block: bytes) -> bytes:
 
 
 class ReportDecoder:
-    """Decodes pushes. It caches resource blocks by their digest, because every node repeats its own.
+    """Decodes pushes. It caches the shapes of pushes (`otlp_layout`) and, by digest, their resources.
 
     The cache holds `remembered` blocks and is cleared when it is full.
     """
@@ -119,152 +109,86 @@ class ReportDecoder:
     def __init__(self, remembered: int = 200_000) -> None:
         self._remembered = remembered
         self._resources: dict[bytes, IdentityOrError] = {}
-        self._layouts: dict[int, list[Layout]] = {}
+        self._layouts: dict[int, list[Layout | JsonLayout]] = {}
+        """By length of the part after the resource, in JSON by `_JSON`."""
         self._layout_bytes = 0
         self._letters = 0
-        self._json_layouts: list[JsonLayout] = []
         self._shared: dict[tuple[Any, ...], dict[str, Any]] = {}
         self._bases: dict[tuple[int, int], _Base] = {}
 
-    def decode(
-        self, body: bytes, encoding: Literal["protobuf", "json"], now: float, cluster: str = ""
-    ) -> DecodedReports:
+    def decode(self, body: bytes, encoding: Encoding, now: float, cluster: str = "") -> DecodedReports:
         """Decode one push; `now` is seconds since the epoch, `cluster` overrides the payload's cluster id.
 
         Raises `MalformedPayload` when the payload as a whole cannot be read.
         """
         decoded = DecodedReports()
-        if encoding == "protobuf":
-            start, tail = split_resource(body)
-            known = self._resources.get(_digest(body[start:tail])) if tail else None
-            if isinstance(known, Identity) and self._fast(body, tail, known, decoded, now, cluster):
-                return decoded
-            check_density(body, encoding)
-            repaired = 0
-            try:
-                request = ExportMetricsServiceRequest.FromString(body)
-            except DecodeError:
-                (request, repaired), tail = self._repaired(body, decoded), 0
-            if len(body) > ALWAYS_ALLOWED_BYTES:
-                check_cost(request, repaired)
-                tail = 0
-            for resource in request.resource_metrics:
-                self._protobuf(resource, decoded, now, cluster)
-            if tail and _is_learnable(decoded):
-                self._learn(body, start, tail, request.resource_metrics[0])
-            return decoded
-        tail = split_json_resource(body)
-        known = self._resources.get(_digest(body[:tail])) if tail else None
-        if isinstance(known, Identity) and self._fast_json(body[tail:], known, decoded, now, cluster):
+        start, tail = split_resource(body) if encoding == "protobuf" else (0, split_json_resource(body))
+        if tail and self._read_known_shape(body[start:tail], body[tail:], encoding, decoded, now, cluster):
             return decoded
         check_density(body, encoding)
-        blocks = self._tree(body, decoded)
+        request, repaired = self._parse(body, encoding, decoded)
         if len(body) > ALWAYS_ALLOWED_BYTES:
-            check_json_cost(blocks)
+            check_cost(request, encoding, repaired)
             tail = 0
-        for block in blocks:
-            try:
-                self._json(block, decoded, now, cluster)
-            except _NOT_OTLP as error:
-                decoded.reject(_reason("a block", error))
+        for block in request.resource_metrics:
+            resource = block.resource
+            template = self._identity(_digest(resource.SerializeToString()), resource)
+            builder = ReportBuilder(template, decoded, now, cluster)
+            self._walk(block, builder, decoded)
+            builder.finish()
         if tail and _is_learnable(decoded):
-            self._learn_json(body, tail, blocks)
+            self._learn(body, tail, encoding, request.resource_metrics[0])
         return decoded
 
     @staticmethod
-    def _repaired(body: bytes, decoded: DecodedReports) -> tuple[ExportMetricsServiceRequest, int]:
-        """The readable part of an unreadable request, and how many parts were parsed to find it."""
-        found = repair(METRICS, body)
-        if found is None:
-            raise MalformedPayload("the body is not an OTLP ExportMetricsServiceRequest in protobuf")
-        decoded.repaired = found.body
-        decoded.rejected += found.records
-        decoded.reasons |= found.reasons
-        return ExportMetricsServiceRequest.FromString(found.body), found.parts
-
-    @staticmethod
-    def _tree(body: bytes, decoded: DecodedReports) -> list[Any]:
-        """The blocks of a JSON request."""
-        try:
-            tree, found = read_json(body)
-        except orjson.JSONDecodeError as error:
-            raise MalformedPayload(f"the body is not JSON: {error}") from None
+    def _parse(body: bytes, encoding: Encoding, decoded: DecodedReports) -> tuple[ExportMetricsServiceRequest, int]:
+        """The readable part of a request, and how many parts were parsed singly to find it."""
+        if encoding == "protobuf":
+            try:
+                return ExportMetricsServiceRequest.FromString(body), 0
+            except DecodeError:
+                found = repair(METRICS, body)
+            if found is None:
+                raise MalformedPayload("the body is not an OTLP ExportMetricsServiceRequest in protobuf")
+            request = ExportMetricsServiceRequest.FromString(found.body)
+        else:
+            try:
+                tree, found = read_json(body)
+                request, unreadable = read_tree(Signal.METRICS, tree, MAX_MESSAGES)
+            except orjson.JSONDecodeError as error:
+                raise MalformedPayload(f"the body is not JSON: {error}") from None
+            except ValueError as error:
+                raise MalformedPayload(str(error)) from None
+            for reason, count in unreadable.items():
+                decoded.reject(reason, count)
         if found:
             decoded.repaired = found.body
+            decoded.rejected += found.records
             decoded.reasons |= found.reasons
-        blocks = tree.get("resourceMetrics") if isinstance(tree, dict) else ()
-        if not isinstance(blocks or [], list):
-            raise MalformedPayload("the body is not OTLP/JSON metrics: resourceMetrics is a list")
-        return blocks or []
+        return request, found.parts if found else 0
 
-    def _fast_json(self, rest: bytes, known: Identity, decoded: DecodedReports, now: float, cluster: str) -> bool:
-        for layout in self._json_layouts:
-            found = layout.read(rest)
-            if found is not None:
-                return self._fill(known, layout.fixed, *found, decoded, now, cluster)
-        return False
+    # Known shapes.
 
-    def _learn_json(self, body: bytes, tail: int, blocks: list[Any]) -> None:
-        """Cache the head of a valid push and the shape of the rest.
-
-        The meaning of each number is found by decoding a copy with a different number at every place.
-        """
-        head, rest = body[:tail], body[tail:]
-        key = _digest(orjson.dumps((blocks[0].get("resource") or {}).get("attributes") or []))
-        known = self._resources.get(key)
-        if len(blocks) != 1 or not isinstance(known, Identity) or not is_whole_head(head, blocks[0].get("resource")):
-            return
-        self._resources[_digest(head)] = known
-        del self._resources[key]
-        if any(layout.read(rest) is not None for layout in self._json_layouts):
-            return
-        try:
-            spans = find_json_numbers(rest)
-        except UnsupportedLayout:
-            return
-        marks = [b"%d" % (place + 1) if rest[start - 1 : start] == b'"' else b"0.%03d" % (place + 1)
-                 for place, (start, _) in enumerate(spans)]  # fmt: skip
-        trial = DecodedReports()
-        builder = ReportBuilder(_BLANK_IDENTITY, trial, math.inf, "")
-        try:
-            tree = orjson.loads(b'{"resourceMetrics":[{' + with_numbers(rest, spans, marks))
-            if "resource" in tree["resourceMetrics"][0]:
-                return
-            self._walk_json(tree["resourceMetrics"][0], builder, trial)
-        except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, KeyError, IndexError):
-            return
-        builder.finish()
-        fixed = _fixed(builder, trial)
-        if fixed is None or len(spans) >= 999:
-            return
-        places = {float(mark): place for place, mark in enumerate(marks)}
-        names = [""] * len(spans)
-        for name in _NUMERIC:
-            if name in fixed and float(fixed[name]) in places:
-                names[places[float(fixed.pop(name))]] = name
-        if "score" not in names or "time_unix_nano" not in names or any(name in fixed for name in _NUMERIC):
-            return
-        if len(self._json_layouts) >= MAX_LAYOUTS:
-            self._json_layouts.clear()
-        self._json_layouts.append(learn_json_layout(rest, spans, tuple(names), fixed))
-
-    def _fast(
-        self, body: bytes, tail: int, known: Identity, decoded: DecodedReports, now: float, cluster: str
+    def _read_known_shape(
+        self, head: bytes, rest: bytes, encoding: Encoding, decoded: DecodedReports, now: float, cluster: str
     ) -> bool:
         """Decode a push of a known shape; returns whether it had one and all its numbers are in range."""
-        rest = body[tail:]
-        for layout in self._layouts.get(len(rest), ()):
+        for layout in self._layouts.get(len(rest) if encoding == "protobuf" else _JSON, ()):
             numbers = layout.read(rest)
             if numbers is None:
                 continue
-            return self._fill(known, layout.fixed, layout.names, numbers, decoded, now, cluster)
+            key = _digest(head)
+            known = self._resources.get(key)
+            if known is None:
+                resource = read_resource(head, encoding)
+                known = self._identity(key, resource) if resource else None
+            return isinstance(known, Identity) and self._fill(known, layout, numbers, decoded, now, cluster)
         return False
 
     def _fill(
         self,
         known: Identity,
-        fixed: dict[str, Any],
-        names: tuple[str, ...],
+        layout: Layout | JsonLayout,
         numbers: Sequence[float],
         decoded: DecodedReports,
         now: float,
@@ -273,10 +197,10 @@ class ReportDecoder:
         """Make the report; returns whether every number is in range."""
         if not (min(numbers) >= 0.0 and sum(numbers) < math.inf):  # NaN makes the sum NaN
             return False
+        fixed = layout.fixed
         base = self._bases.get((id(known.shared), id(fixed))) or self._base(known.shared, fixed)
         fields = base.fields.copy()
-        fields.update(zip(names, numbers))  # noqa: B905 – a layout reads as many numbers as it has names
-        fields.pop("", None)
+        fields.update(zip(layout.names, numbers))  # noqa: B905 – a layout reads as many numbers as it has names
         cluster = cluster or fields["cluster_id"]
         if (
             fields["score"] > 1.0
@@ -299,42 +223,77 @@ class ReportDecoder:
         base = self._bases[(id(shared), id(fixed))] = _Base(shared, fixed, fields)
         return base
 
-    def _learn(self, body: bytes, start: int, tail: int, resource: ResourceMetrics) -> None:
-        """Cache the resource and the shape of a push that was decoded in full and is valid."""
-        template = self._resources.get(_digest(resource.resource.SerializeToString()))
-        if not isinstance(template, Identity) or resource.resource != Resource.FromString(body[start:tail]):
-            return  # a second resource after the first; protobuf merges the two
-        self._resources[_digest(body[start:tail])] = template
+    def _learn(self, body: bytes, tail: int, encoding: Encoding, block: ResourceMetrics) -> None:
+        """Cache the shape of a push that was decoded in full and is valid."""
         rest = body[tail:]
-        if any(layout.read(rest) is not None for layout in self._layouts.get(len(rest), ())):
+        key = len(rest) if encoding == "protobuf" else _JSON
+        if any(layout.read(rest) is not None for layout in self._layouts.get(key, ())):
+            return
+        try:
+            layout = self._layout(body, tail, block) if encoding == "protobuf" else self._json_layout(rest)
+        except UnsupportedLayout:
             return
         if len(self._layouts) >= MAX_LENGTHS or self._layout_bytes + len(rest) > MAX_LAYOUT_BYTES:
             self._layouts.clear()
             self._layout_bytes = 0
-        layouts = self._layouts.setdefault(len(rest), [])
+        layouts = self._layouts.setdefault(key, [])
         if len(layouts) >= MAX_LAYOUTS:
             layouts.clear()
-        trial = DecodedReports()
-        builder = ReportBuilder(_BLANK_IDENTITY, trial, math.inf, "")
-        self._walk(resource, builder, trial)
-        builder.finish()
-        fixed = _fixed(builder, trial)
-        if fixed is None:
-            return
-        try:
-            numbers = find_numbers(body, tail)
-        except UnsupportedLayout:
-            return
-        if len({(number.metric, number.field) for number in numbers}) != len(numbers):
-            return
-        layouts.append(learn_layout(rest, numbers, _WANTED, fixed))
+        layouts.append(layout)
         self._layout_bytes += len(rest)
 
-    def _identity(self, key: bytes, pairs: Iterable[tuple[str, Any]]) -> IdentityOrError:
+    def _layout(self, body: bytes, tail: int, block: ResourceMetrics) -> Layout:
+        fixed = self._fixed(block)
+        numbers = find_numbers(body, tail)
+        if len({(number.metric, number.field) for number in numbers}) != len(numbers):
+            raise UnsupportedLayout
+        return learn_layout(body[tail:], numbers, _WANTED, fixed)
+
+    def _json_layout(self, rest: bytes) -> JsonLayout:
+        """The meaning of each number is found by decoding a copy with a different number at every place."""
+        numbers = find_json_numbers(rest)
+        for _ in range(2):
+            marks = [
+                b"%d" % place if number.is_time else b"0.%03d" % place for place, number in enumerate(numbers, 1)
+            ]
+            try:
+                tree = orjson.loads(b'{"resourceMetrics":[{' + with_numbers(rest, numbers, marks))
+                request, unreadable = read_tree(Signal.METRICS, tree)
+            except ValueError:
+                raise UnsupportedLayout from None
+            if unreadable or len(request.resource_metrics) != 1 or request.resource_metrics[0].HasField("resource"):
+                raise UnsupportedLayout
+            fixed = self._fixed(request.resource_metrics[0])
+            fields = {float(fixed.pop(name)): name for name in _NUMERIC if name in fixed}
+            names = [fields.pop(float(mark), "") for mark in marks]
+            wanted = [number.is_time or bool(name) for number, name in zip(numbers, names, strict=True)]
+            if all(wanted):
+                break
+            # A number with no field of its own, such as a flag, must stay as it is.
+            numbers = list(compress(numbers, wanted))
+        if fields or "score" not in names or "time_unix_nano" not in names:
+            raise UnsupportedLayout
+        return learn_json_layout(rest, numbers, names, fixed)
+
+    def _fixed(self, block: ResourceMetrics) -> dict[str, Any]:
+        """The constant fields of a push without its resource."""
+        trial = DecodedReports()
+        builder = ReportBuilder(_BLANK_IDENTITY, trial, math.inf, "")
+        self._walk(block, builder, trial)
+        builder.finish()
+        if not _is_learnable(trial):
+            raise UnsupportedLayout
+        blank = _BLANK_IDENTITY.fields()
+        fixed = {key: value for key, value in builder.fields.items() if key not in blank or value != blank[key]}
+        return {"degraded": False, "fleet_reachable": True, **fixed}
+
+    # Full parse.
+
+    def _identity(self, key: bytes, resource: Resource) -> IdentityOrError:
         """Return the fields that a resource block defines, or the reason why it names no node."""
         known = self._resources.get(key)
         if known is None:
-            known = read_identity(dict(pairs))
+            known = read_identity({pair.key: attribute_value(pair.value) for pair in resource.attributes})
             if len(self._resources) >= self._remembered or self._letters > MAX_LABEL_CHARACTERS:
                 self._resources.clear()
                 self._shared.clear()
@@ -348,20 +307,10 @@ class ReportDecoder:
             self._resources[key] = known
         return known
 
-    def _protobuf(self, resource: ResourceMetrics, decoded: DecodedReports, now: float, cluster: str) -> None:
-        block = resource.resource
-        key = _digest(block.SerializeToString())
-        template = self._resources.get(key)
-        if template is None:
-            template = self._identity(key, ((pair.key, attribute_value(pair.value)) for pair in block.attributes))
-        builder = ReportBuilder(template, decoded, now, cluster)
-        self._walk(resource, builder, decoded)
-        builder.finish()
-
     @staticmethod
-    def _walk(resource: ResourceMetrics, builder: ReportBuilder, decoded: DecodedReports) -> None:
+    def _walk(block: ResourceMetrics, builder: ReportBuilder, decoded: DecodedReports) -> None:
         fields = builder.fields
-        for scope in resource.scope_metrics:
+        for scope in block.scope_metrics:
             for metric in scope.metrics:
                 name = metric.name
                 points = metric.gauge.data_points or metric.sum.data_points
@@ -369,81 +318,24 @@ class ReportDecoder:
                     decoded.collective_points += len(points)
                     continue
                 if not name:
-                    builder.reject(_NAMELESS)
+                    builder.reject("a metric has no name")
                     continue
                 attribute = _DOUBLES.get(name)
                 for point in points:
                     number: float = point.as_double or point.as_int
                     if (not number or point.flags) and not is_recorded(point):
-                        _absent(point.flags, decoded)
+                        if point.flags & NO_RECORDED_VALUE:
+                            decoded.other_points += 1
+                        else:
+                            decoded.reject("a point has no value")
                     elif attribute is None:
-                        builder.point(name, number, point.time_unix_nano, ProtobufAttributes(point))
+                        builder.point(name, number, point)
                     elif 0.0 <= number < math.inf:
                         fields[attribute] = number
                     else:
                         builder.reject_signal(name)
                 if not points and not metric.HasField("sum"):
                     decoded.other_points += 1
-
-    def _json(self, block: dict[str, Any], decoded: DecodedReports, now: float, cluster: str) -> None:
-        pairs = (block.get("resource") or {}).get("attributes") or []
-        template = self._identity(_digest(orjson.dumps(pairs)), json_attributes(pairs))
-        builder = ReportBuilder(template, decoded, now, cluster)
-        self._walk_json(block, builder, decoded)
-        builder.finish()
-
-    @staticmethod
-    def _walk_json(block: dict[str, Any], builder: ReportBuilder, decoded: DecodedReports) -> None:
-        for scope in json_list(block.get("scopeMetrics")):
-            for metric in json_list(scope.get("metrics")):
-                try:
-                    name = metric.get("name")
-                    if not name or not isinstance(name, str):
-                        builder.reject(_NAMELESS)
-                        continue
-                    data = metric.get("gauge") or metric.get("sum")
-                    if data is None:
-                        decoded.other_points += 1
-                        continue
-                    points = json_list(data.get("dataPoints"))
-                    if name in COLLECTIVES:
-                        decoded.collective_points += len(points)
-                        continue
-                except _NOT_OTLP as error:
-                    builder.reject(_reason("a metric", error))
-                    continue
-                attribute = _DOUBLES.get(name)
-                for point in points:
-                    try:
-                        number, flags = json_number(point), json_int_field(point, "flags")
-                        if number is None or flags & NO_RECORDED_VALUE:
-                            _absent(flags, decoded)
-                        elif attribute is None:
-                            builder.point(name, number, json_int_field(point, "timeUnixNano"), JsonAttributes(point))
-                        elif 0.0 <= number < math.inf:
-                            builder.fields[attribute] = number
-                        else:
-                            builder.reject_signal(name)
-                    except _NOT_OTLP as error:
-                        builder.reject(_reason("a point", error))
-
-
-_NAMELESS: Final = "a metric has no name"
-_NOT_OTLP: Final = (AttributeError, TypeError, ValueError, KeyError, IndexError, OverflowError)
-"""Exceptions raised by JSON of another structure."""
-
-
-def _reason(what: str, error: Exception) -> str:
-    """The reason why a part of a JSON request was left out."""
-    return f"{what} is not OTLP/JSON: {error}" if type(error) is ValueError else f"{what} is not OTLP/JSON"
-
-
-def _absent(flags: int, decoded: DecodedReports) -> None:
-    """Count a point without a value; it is rejected unless its flags say that no value was recorded."""
-    if flags & NO_RECORDED_VALUE:
-        decoded.other_points += 1
-    else:
-        decoded.reject("a point has no value")
 
 
 def _is_learnable(decoded: DecodedReports) -> bool:
@@ -453,15 +345,3 @@ def _is_learnable(decoded: DecodedReports) -> bool:
         and not (decoded.reasons or decoded.other_points or decoded.collective_points or decoded.events)
         and not decoded.reports[0].totals
     )
-
-
-def _fixed(builder: ReportBuilder, trial: DecodedReports) -> dict[str, Any] | None:
-    """The constant fields of a push without its resource; `None` if no layout can be learnt from it."""
-    if not _is_learnable(trial):
-        return None
-    fields = dict(builder.fields)
-    blank = _BLANK_IDENTITY.fields()
-    fixed = {name: value for name, value in fields.items() if name not in blank or value != blank[name]}
-    fixed.setdefault("degraded", False)
-    fixed.setdefault("fleet_reachable", True)
-    return fixed

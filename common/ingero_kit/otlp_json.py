@@ -14,6 +14,7 @@ from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsSer
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
+from ingero_kit.otlp_limits import RequestTooExpensive
 from ingero_kit.otlp_signal import Signal
 from ingero_kit.otlp_values import json_double, json_integer, json_list
 
@@ -41,15 +42,18 @@ _ERRORS: Final = (AttributeError, TypeError, ValueError, KeyError)
 """Errors that values of another type raise."""
 
 
-def read_tree(signal: Signal, tree: Any) -> tuple[Any, Counter[str]]:
-    """The request, and how many records were left out, by reason. Raises `ValueError` when nothing can be read."""
-    request, unreadable = REQUESTS[signal](), Counter[str]()
+def read_tree(signal: Signal, tree: Any, max_messages: int = 1 << 20) -> tuple[Any, Counter[str]]:
+    """The request, and how many records were left out, by reason.
+
+    Raises `ValueError` when nothing can be read, and `RequestTooExpensive` for more than `max_messages` objects.
+    """
+    request, reader = REQUESTS[signal](), _Reader(max_messages)
     try:
-        _fill(request, tree, unreadable)
+        reader.fill(request, tree)
     except _ERRORS as error:
         kind = type(error).__name__
         raise ValueError(f"the body is not OTLP/JSON {signal.name.lower()}: {kind}: {error}") from None
-    return request, unreadable
+    return request, reader.unreadable
 
 
 class _Field(NamedTuple):
@@ -100,38 +104,47 @@ def _identifier(content: str) -> bytes:
     return base64.b64decode(content) if content.endswith("=") else bytes.fromhex(content)
 
 
-def _fill(message: Any, tree: Any, unreadable: Counter[str], depth: int = 0) -> None:
-    """Set a message's fields from JSON. Unknown names are ignored, as in protobuf."""
-    if not isinstance(tree, dict):
-        raise ValueError("a value is not an object")
-    if depth > MAX_DEPTH:
-        raise ValueError("a value is nested too deeply")
-    fields = _fields(message.DESCRIPTOR)
-    for key, content in tree.items():
-        field = fields.get(key)
-        if field is None or content is None:
-            continue
-        name, is_list, convert = field
-        if convert and is_list:
-            getattr(message, name).extend(map(convert, json_list(content)))
-        elif convert:
-            setattr(message, name, convert(content))
-        elif is_list:
-            _fill_list(getattr(message, name), name, json_list(content), unreadable, depth + 1)
-        else:
-            inner = getattr(message, name)
-            inner.SetInParent()
-            _fill(inner, content, unreadable, depth + 1)
+class _Reader:
+    """Reads one request, and counts the records that are left out."""
 
+    def __init__(self, max_messages: int) -> None:
+        self.unreadable = Counter[str]()
+        self._left = max_messages
 
-def _fill_list(items: Any, name: str, trees: list[Any], unreadable: Counter[str], depth: int) -> None:
-    for tree in trees:
-        try:
-            _fill(items.add(), tree, unreadable, depth)
-            if name == "metrics" and not tree.get("name"):
-                raise ValueError("a metric has no name")
-        except _ERRORS as error:
-            if name not in _PARTS:
-                raise
-            del items[-1]
-            unreadable[f"it is not OTLP/JSON: {type(error).__name__}: {error}"[:200]] += 1
+    def fill(self, message: Any, tree: Any, depth: int = 0) -> None:
+        """Set a message's fields from JSON. Unknown names are ignored, as in protobuf."""
+        self._left -= 1
+        if self._left < 0:
+            raise RequestTooExpensive("the body holds more objects than one request may: send smaller requests")
+        if not isinstance(tree, dict):
+            raise ValueError("a value is not an object")
+        if depth > MAX_DEPTH:
+            raise ValueError("a value is nested too deeply")
+        fields = _fields(message.DESCRIPTOR)
+        for key, content in tree.items():
+            field = fields.get(key)
+            if field is None or content is None:
+                continue
+            name, is_list, convert = field
+            if convert and is_list:
+                getattr(message, name).extend(map(convert, json_list(content)))
+            elif convert:
+                setattr(message, name, convert(content))
+            elif is_list:
+                self._fill_list(getattr(message, name), name, json_list(content), depth + 1)
+            else:
+                inner = getattr(message, name)
+                inner.SetInParent()
+                self.fill(inner, content, depth + 1)
+
+    def _fill_list(self, items: Any, name: str, trees: list[Any], depth: int) -> None:
+        for tree in trees:
+            try:
+                self.fill(items.add(), tree, depth)
+                if name == "metrics" and not tree.get("name"):
+                    raise ValueError("a metric has no name")
+            except _ERRORS as error:
+                if name not in _PARTS:
+                    raise
+                del items[-1]
+                self.unreadable[f"it is not OTLP/JSON: {type(error).__name__}: {error}"[:200]] += 1

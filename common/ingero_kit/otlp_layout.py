@@ -9,11 +9,16 @@ not fit is parsed in full again. Pure.
 import operator
 import re
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
 import orjson
+from google.protobuf.message import DecodeError
+from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+
+from ingero_kit.otlp_json import read_tree
+from ingero_kit.otlp_signal import Encoding, Signal
 
 _LENGTH, _FIXED64, _FIXED32, _VARINT = 2, 1, 5, 0
 _RESOURCE_METRICS, _RESOURCE, _SCOPE_METRICS, _METRICS = 1, 1, 2, 2
@@ -155,7 +160,7 @@ class Layout:
     names: tuple[str, ...]
     fixed: dict[str, Any]
 
-    def read(self, tail: bytes) -> tuple[Any, ...] | None:
+    def read(self, tail: bytes) -> Sequence[Any] | None:
         """The numbers of a tail of this layout's length; `None` when it has another shape."""
         return self.numbers.unpack(tail) if self.statics.unpack(tail) == self.expected else None
 
@@ -193,10 +198,17 @@ def learn_layout(
 _NUMBER: Final = re.compile(rb'"(?:asDouble|timeUnixNano)":(?:"(\d+)"|(-?\d[0-9.eE+-]*))')
 _HEAD: Final = b'{"resourceMetrics":[{"resource":{'
 _SCOPES: Final = b'"scopeMetrics":'
-_LONGEST: Final = 32
-_SHORTEST_TIME: Final = 10
-"""Fewest digits of a time that is searched for; shorter ones also occur inside other numbers."""
+_MAX_DIGITS: Final = 19
+"""Most digits of a time; every number of as many fits into 64 bits."""
 _KINDS: Final = frozenset((int, float))
+
+
+class JsonNumber(NamedTuple):
+    """One number in a tail: its offsets, and whether it is a time, which is in quotes."""
+
+    start: int
+    end: int
+    is_time: bool
 
 
 def split_json_resource(body: bytes) -> int:
@@ -206,145 +218,94 @@ def split_json_resource(body: bytes) -> int:
     return max(0, body.find(_SCOPES))
 
 
-def is_whole_head(head: bytes, resource: Any) -> bool:
-    """Whether the text before `scopeMetrics` ends inside the only resource block, after this resource."""
+def read_resource(head: bytes, encoding: Encoding) -> Resource | None:
+    """The resource of a push from its encoded bytes, in JSON from the text before `scopeMetrics`.
+
+    `None` if it cannot be read, or if that text does not end inside the only block.
+    """
     try:
+        if encoding == "protobuf":
+            return Resource.FromString(head)
         tree = orjson.loads(head + b'"scopeMetrics":[]}]}')
-    except orjson.JSONDecodeError:
-        return False
-    blocks = tree["resourceMetrics"]
-    return list(tree) == ["resourceMetrics"] and len(blocks) == 1 and blocks[0].get("resource") == resource
+        request, unreadable = read_tree(Signal.METRICS, tree)
+    except (DecodeError, ValueError):
+        return None
+    whole = list(tree) == ["resourceMetrics"] and len(request.resource_metrics) == 1 and not unreadable
+    return request.resource_metrics[0].resource if whole else None
 
 
 @dataclass(frozen=True)
 class JsonLayout:
-    """The text between numbers, in order, and the report field that each number fills (empty: not wanted)."""
+    """The text around numbers, the position of the times among them, and the numbers that fill the fields `names`.
 
-    statics: tuple[bytes, ...]
-    stops: tuple[bytes, ...]
-    names: tuple[str, ...]
-    fixed: dict[str, Any]
-    alike: "TimedPieces | None"
-    """The same for tails whose times are all equal, which agents send."""
-
-    def read(self, tail: bytes) -> tuple[tuple[str, ...], list[Any]] | None:
-        """The names and numbers of a tail; `None` when it has another shape or a value that is not a number."""
-        if self.alike:
-            found = self.alike.read(tail, len(self.statics[0]))
-            if found:
-                return self.alike.names, found
-        texts, at = [], 0
-        for static, stop in zip(self.statics, self.stops, strict=False):
-            if not tail.startswith(static, at):
-                return None
-            at += len(static)
-            end = tail.find(stop, at, at + _LONGEST)
-            if end < 0:
-                return None
-            text = tail[at:end]
-            if stop == b'"' and not text.isdigit():
-                return None
-            texts.append(text)
-            at = end
-        if tail[at:] != self.statics[-1]:
-            return None
-        numbers = _numbers(texts, len(self.names))
-        return (self.names, numbers) if numbers else None
-
-
-@dataclass(frozen=True)
-class TimedPieces:
-    """The pieces of a tail that is split at every occurrence of its one time.
-
-    A piece is either `plain` or contains a number: its slice, and the text `around` it. `names`: the report field of
-    the time, then those of the other numbers.
+    `pieces`: the text before the first number, then for each number an empty piece and the text after it.
+    `stops`: for each number the first byte and the length of the text after it.
     """
 
-    count: int
-    take_plain: Callable[[list[bytes]], tuple[bytes, ...]]
-    plain: tuple[bytes, ...]
-    around: tuple[tuple[int, bytes, bytes, slice], ...]
+    pieces: list[bytes]
+    stops: tuple[tuple[bytes, int], ...]
+    times: Callable[[list[bytes]], tuple[bytes, ...]]
+    wanted: Callable[[list[bytes]], tuple[bytes, ...]]
     names: tuple[str, ...]
+    fixed: dict[str, Any]
 
-    def read(self, tail: bytes, start: int) -> list[Any] | None:
-        """The time at `start` and the other numbers; `None` when the tail has another shape."""
-        time = tail[start : tail.find(b'"', start, start + _LONGEST)]
-        if not time.isdigit() or len(time) < _SHORTEST_TIME:
+    def read(self, tail: bytes) -> Sequence[Any] | None:
+        """The numbers of a tail; `None` when it has another shape or a value that is not a number."""
+        at, texts = len(self.pieces[0]), []
+        for stop, length in self.stops:
+            end = tail.find(stop, at)
+            texts.append(tail[at:end])
+            at = end + length
+        pieces = self.pieces.copy()
+        pieces[1::2] = texts
+        if b"".join(pieces) != tail:
             return None
-        pieces = tail.split(time)
-        if len(pieces) != self.count or self.take_plain(pieces) != self.plain:
+        if not all(time.isdigit() and len(time) <= _MAX_DIGITS for time in set(self.times(texts))):
             return None
-        texts = [time]
-        for place, begin, end, text in self.around:
-            piece = pieces[place]
-            if not piece.startswith(begin) or not piece.endswith(end):
-                return None
-            texts.append(piece[text])
-        return _numbers(texts, len(texts))
+        try:
+            numbers: list[Any] = orjson.loads(b"[%b]" % b",".join(self.wanted(texts)))
+        except orjson.JSONDecodeError:
+            return None
+        return numbers if len(numbers) == len(self.names) and _KINDS.issuperset(map(type, numbers)) else None
 
 
-def _numbers(texts: list[bytes], count: int) -> list[Any] | None:
-    """Parse these texts; `None` unless each of them is one JSON number."""
-    try:
-        numbers: list[Any] = orjson.loads(b"[%b]" % b",".join(texts))
-    except orjson.JSONDecodeError:
-        return None
-    return numbers if len(numbers) == count and _KINDS.issuperset(map(type, numbers)) else None
-
-
-def find_json_numbers(tail: bytes) -> list[tuple[int, int]]:
-    """Positions of the numbers of a tail, as (start, end).
+def find_json_numbers(tail: bytes) -> list[JsonNumber]:
+    """The numbers of a tail.
 
     Raises `UnsupportedLayout` when there are none, or when a second resource follows the first.
     """
-    spans = [found.span(1) if found.group(1) else found.span(2) for found in _NUMBER.finditer(tail)]
-    if not spans or b'"resource"' in tail or any(end - start >= _LONGEST for start, end in spans):
+    found = [JsonNumber(*one.span(1 if one[1] else 2), is_time=bool(one[1])) for one in _NUMBER.finditer(tail)]
+    if not 2 <= len(found) < 999 or b'"resource"' in tail:
         raise UnsupportedLayout
-    return spans
+    return found
 
 
-def with_numbers(tail: bytes, spans: list[tuple[int, int]], texts: list[bytes]) -> bytes:
+def with_numbers(tail: bytes, numbers: list[JsonNumber], texts: list[bytes]) -> bytes:
     """The tail with its numbers replaced."""
     out, at = [], 0
-    for (start, end), text in zip(spans, texts, strict=True):
-        out += [tail[at:start], text]
-        at = end
+    for number, text in zip(numbers, texts, strict=True):
+        out += [tail[at : number.start], text]
+        at = number.end
     return b"".join([*out, tail[at:]])
 
 
-def learn_json_layout(
-    tail: bytes, spans: list[tuple[int, int]], names: tuple[str, ...], fixed: dict[str, Any]
-) -> JsonLayout:
-    """Build the layout of a tail."""
-    edges = [0, *(position for span in spans for position in span), len(tail)]
-    statics = tuple(tail[edges[index] : edges[index + 1]] for index in range(0, len(edges), 2))
-    stops = tuple(static[:1] for static in statics[1:])
-    return JsonLayout(statics, stops, names, fixed, _timed_pieces(statics, stops, names))
-
-
-def _timed_pieces(statics: tuple[bytes, ...], stops: tuple[bytes, ...], names: tuple[str, ...]) -> TimedPieces | None:
-    """The pieces between times, which are the only numbers in quotes.
-
-    `None` unless a time comes first, at most one of them is wanted, and two or more pieces are plain.
-    """
-    pieces: list[list[bytes]] = [[statics[0]]]
-    for static, stop in zip(statics[1:], stops, strict=True):
-        if stop == b'"':
-            pieces.append([static])
-        else:
-            pieces[-1].append(static)
-    plain = [place for place, piece in enumerate(pieces) if len(piece) == 1]
-    times = [name for name, stop in zip(names, stops, strict=True) if stop == b'"' and name]
-    if stops[0] != b'"' or len(times) > 1 or len(plain) < 2 or any(len(piece) > 2 for piece in pieces):
-        return None
-    return TimedPieces(
-        count=len(pieces),
-        take_plain=operator.itemgetter(*plain),
-        plain=tuple(pieces[place][0] for place in plain),
-        around=tuple(
-            (place, piece[0], piece[1], slice(len(piece[0]), -len(piece[1])))
-            for place, piece in enumerate(pieces)
-            if len(piece) == 2
-        ),
-        names=("".join(times), *(name for name, stop in zip(names, stops, strict=True) if stop != b'"')),
+def learn_json_layout(tail: bytes, numbers: list[JsonNumber], names: list[str], fixed: dict[str, Any]) -> JsonLayout:
+    """Build the layout of a tail; `names`: the report field of each number, empty for a time that is not wanted."""
+    starts = [0, *(number.end for number in numbers)]
+    ends = [*(number.start for number in numbers), len(tail)]
+    statics = [tail[start:end] for start, end in zip(starts, ends, strict=True)]
+    return JsonLayout(
+        pieces=[piece for static in statics for piece in (b"", static)][1:],
+        stops=tuple((static[:1], len(static)) for static in statics[1:]),
+        times=_take([place for place, number in enumerate(numbers) if number.is_time]),
+        wanted=_take([place for place, name in enumerate(names) if name]),
+        names=tuple(filter(None, names)),
+        fixed=fixed,
     )
+
+
+def _take(places: list[int]) -> Callable[[list[bytes]], tuple[bytes, ...]]:
+    """A function that returns the items at these places."""
+    if len(places) < 2:
+        return lambda texts: tuple(texts[place] for place in places)
+    return operator.itemgetter(*places)

@@ -5,11 +5,12 @@ second. Before a body is parsed, the bytes that may begin a part are counted. Be
 scopes, metrics, points and attributes are counted.
 """
 
-from typing import Any, Final, Literal
+from typing import Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_kit.health_report import MalformedPayload
+from ingero_kit.otlp_signal import Encoding
 
 ALWAYS_ALLOWED_BYTES: Final = 16 << 10
 """Bodies up to this length, bytes, are too small to be checked."""
@@ -25,6 +26,9 @@ MAX_COST: Final = 240_000
 
 MAX_JSON_COST: Final = 215_000
 """The same for JSON, whose parts take somewhat longer."""
+
+MAX_MESSAGES: Final = 1 << 17
+"""Most objects of a JSON body that are converted to protobuf messages."""
 
 BLOCK, SCOPE, METRIC, POINT, ATTRIBUTE, PART = 20, 9, 11, 8, 3, 8
 """Work for each part that is read; a collector's protobuf batch of 8,192 points stays below the limit. A `PART` is
@@ -42,7 +46,7 @@ class RequestTooExpensive(MalformedPayload):
     """The request needs more work than the limit allows."""
 
 
-def check_density(body: bytes, encoding: Literal["protobuf", "json"], most: int | None = None) -> None:
+def check_density(body: bytes, encoding: Encoding, most: int | None = None) -> None:
     """Raise `RequestTooExpensive` for a body of too many parts; reads every byte at most once."""
     if len(body) <= ALWAYS_ALLOWED_BYTES:
         return
@@ -73,9 +77,9 @@ class CostBudget:
             )
 
 
-def check_cost(request: ExportMetricsServiceRequest, repaired: int = 0) -> None:
+def check_cost(request: ExportMetricsServiceRequest, encoding: Encoding, repaired: int = 0) -> None:
     """Raise `RequestTooExpensive` for metrics that cost too much to read; `repaired` parts of them were repaired."""
-    spend = CostBudget(MAX_COST - PART * repaired).spend
+    spend = CostBudget((MAX_COST if encoding == "protobuf" else MAX_JSON_COST) - PART * repaired).spend
     spend(BLOCK * len(request.resource_metrics))
     for block in request.resource_metrics:
         spend(SCOPE * len(block.scope_metrics) + RESOURCE_ATTRIBUTE * len(block.resource.attributes))
@@ -86,29 +90,3 @@ def check_cost(request: ExportMetricsServiceRequest, repaired: int = 0) -> None:
                 spend(POINT * len(points))
                 for point in points:
                     spend(ATTRIBUTE * len(point.attributes))
-
-
-def check_json_cost(blocks: list[Any]) -> None:
-    """The same for the blocks of a JSON tree; the reader reports values that are no block, metric or point."""
-    spend = CostBudget(MAX_JSON_COST).spend
-    spend(BLOCK * len(blocks))
-    for block in filter(_is_object, blocks):
-        scopes = _items(block, "scopeMetrics")
-        spend(SCOPE * len(scopes) + RESOURCE_ATTRIBUTE * len(_items(block.get("resource"), "attributes")))
-        for scope in scopes:
-            found = _items(scope, "metrics")
-            spend(METRIC * len(found))
-            for metric in filter(_is_object, found):
-                points = _items(metric.get("gauge"), "dataPoints") or _items(metric.get("sum"), "dataPoints")
-                spend(POINT * len(points))
-                for point in points:
-                    spend(ATTRIBUTE * len(_items(point, "attributes")))
-
-
-def _is_object(value: Any) -> bool:
-    return isinstance(value, dict)
-
-
-def _items(value: Any, name: str) -> list[Any]:
-    found = value.get(name) if isinstance(value, dict) else None
-    return found if isinstance(found, list) else []

@@ -7,7 +7,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
 from ingero_contract import attributes, metrics
 from ingero_contract.values import NodeState
 from ingero_kit.health_report import FUTURE_SECONDS, MAX_LABEL, MAX_TOTALS, DecodedReports, HealthReport, check_name
-from ingero_kit.otlp_values import attribute_value, json_attributes
+from ingero_kit.otlp_values import attribute_value
 
 _TOTALS: Final = frozenset((metrics.LAUNCHES_TOTAL, metrics.CPU_STALL_TOTAL, metrics.MEMCPY_BYTES_TOTAL))
 RESOURCE_STRINGS: Final = {
@@ -44,30 +44,6 @@ IdentityOrError = Identity | str
 """The fields that a resource block defines, or the reason why it names no node."""
 
 
-class ProtobufAttributes:
-    """Attributes of a protobuf point, read lazily."""
-
-    __slots__ = ("_point",)
-
-    def __init__(self, point: NumberDataPoint) -> None:
-        self._point = point
-
-    def read(self) -> dict[str, Any]:
-        return {pair.key: pair.value.string_value or attribute_value(pair.value) for pair in self._point.attributes}
-
-
-class JsonAttributes:
-    """Attributes of a JSON point, read lazily."""
-
-    __slots__ = ("_point",)
-
-    def __init__(self, point: dict[str, Any]) -> None:
-        self._point = point
-
-    def read(self) -> dict[str, Any]:
-        return dict(json_attributes(self._point.get("attributes")))
-
-
 class ReportBuilder:
     """Collects the points of one resource block into a report."""
 
@@ -86,15 +62,13 @@ class ReportBuilder:
             if cluster:
                 self.fields["cluster_id"] = cluster
 
-    def point(
-        self, name: str, number: float, time_unix_nano: int, pairs: ProtobufAttributes | JsonAttributes
-    ) -> None:
+    def point(self, name: str, number: float, point: NumberDataPoint) -> None:
         """Add a number point that is not one of the plain signals."""
         fields = self.fields
         if self._problem:
             self.reject(self._problem)
         elif name == metrics.HEALTH_SCORE:
-            self._score(number, time_unix_nano, pairs.read())
+            self._score(number, point.time_unix_nano, _attributes(point))
         elif name == metrics.FLEET_REACHABLE:
             fields["fleet_reachable"] = number != 0
         elif name == metrics.DEGRADATION_WARNING:
@@ -102,15 +76,15 @@ class ReportBuilder:
         elif name == metrics.WORLD_SIZE_GAUGE:
             fields["world_size"] = fields["world_size"] or _count(number) or 0
         elif name == metrics.DETECTION_MODE:
-            found = pairs.read()
+            found = _attributes(point)
             fields["detection_mode"] = _text(found.get(attributes.DETECTION_MODE_VALUE))
             fields["decision_source"] = _text(found.get(attributes.DECISION_SOURCE))
         elif name == metrics.NODE_INFO:
-            found = pairs.read()
+            found = _attributes(point)
             fields["gpu_model"] = _text(found.get(attributes.GPU_MODEL)) or fields["gpu_model"]
             fields["gpu_count"] = _count(found.get(attributes.GPU_COUNT)) or 0
         elif name in _TOTALS:
-            self._total(name, number, pairs.read())
+            self._total(name, number, _attributes(point))
         elif name == metrics.STRAGGLER_EVENT:
             self._decoded.events.append((fields["node_id"], fields["cluster_id"], number != 0))
         else:
@@ -175,6 +149,10 @@ def read_identity(found: dict[str, Any]) -> IdentityOrError:
     shared["world_size"] = _count(found.get(attributes.WORLD_SIZE)) or 0
     shared["cluster_id"] = cluster
     return Identity(node, _count(found.get(attributes.NODE_RANK)), shared)
+
+
+def _attributes(point: NumberDataPoint) -> dict[str, Any]:
+    return {pair.key: pair.value.string_value or attribute_value(pair.value) for pair in point.attributes}
 
 
 def _raw_text(value: Any) -> str:

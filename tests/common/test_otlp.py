@@ -84,7 +84,7 @@ def test_the_cluster_of_the_request_beats_that_of_the_payload() -> None:
         pytest.param(published(score=1.5), "between 0 and 1", id="score above 1"),
         pytest.param(published(score="NaN"), "between 0 and 1", id="score not a number"),
         pytest.param(published(point={"timeUnixNano": str(2**63)}), "future", id="far future"),
-        pytest.param(published(point={"timeUnixNano": "-5"}), "1970", id="negative time"),
+        pytest.param(published(point={"timeUnixNano": "-5"}), "out of range", id="negative time"),
         pytest.param(published(node="a\r\nb"), "control characters", id="header injection"),
         pytest.param(published(node="x" * 10_000), "longer than", id="huge node id"),
         pytest.param(published(node=""), "is empty", id="no node id"),
@@ -296,7 +296,8 @@ def test_a_metric_without_a_name_is_told_and_the_others_are_taken(encoding: Lite
     decoded = ReportDecoder().decode(body, encoding, NOW)
 
     assert len(decoded.reports) == 1
-    assert (decoded.rejected, decoded.message) == (1, "a metric has no name (1)")
+    assert decoded.rejected == 1
+    assert decoded.message.endswith("a metric has no name (1)")
 
 
 @pytest.mark.parametrize(

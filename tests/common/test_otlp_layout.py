@@ -115,8 +115,7 @@ def test_the_second_push_of_a_node_is_read_by_its_shape(encoding: Encoding, monk
         for score in (0.5, 0.6)
     )
     read(learnt, first, "", encoding)
-    monkeypatch.setattr(learnt, "_protobuf", None)
-    monkeypatch.setattr(learnt, "_json", None)
+    monkeypatch.setattr(learnt, "_parse", None)
 
     got = read(learnt, second, "", encoding)
 
@@ -145,7 +144,6 @@ def test_shapes_of_large_pushes_are_not_kept(encoding: Encoding) -> None:
     read(learnt, request.SerializeToString() if encoding == "protobuf" else to_json(request), "", encoding)
 
     assert not learnt._layouts
-    assert not learnt._json_layouts
 
 
 def test_shapes_are_bounded_in_bytes_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,7 @@ A second, smaller protobuf schema with the same field numbers leaves resources a
 point costs a few dictionary look-ups instead of a dozen objects.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from functools import lru_cache
 from typing import Any, Final, NamedTuple
 
@@ -18,15 +18,10 @@ from ingero_contract import attributes, metrics
 from ingero_fleet.collectives import gpu_states
 from ingero_fleet.collectives.batch import PointBatch
 from ingero_kit.health_report import check_name
+from ingero_kit.otlp_json import read_tree
 from ingero_kit.otlp_receiver import Push
-from ingero_kit.otlp_values import (
-    NO_RECORDED_VALUE,
-    is_recorded,
-    json_attributes,
-    json_int_field,
-    json_list,
-    json_number,
-)
+from ingero_kit.otlp_signal import Signal
+from ingero_kit.otlp_values import is_recorded
 
 BLOCKED, HOST = 0, 1
 KINDS: Final = {metrics.COLLECTIVE_BARRIER_WAIT: BLOCKED, metrics.COLLECTIVE_DURATION: HOST}
@@ -52,9 +47,6 @@ _SLOTS: Final = {
 _SEQ_HEAD: Final = KeyValue(key=attributes.NCCL_SEQ).SerializeToString()
 _WHOLE: Final = b"\x18"
 _NO_VALUE: Final = "a point has no value"
-_NOT_OTLP: Final = (AttributeError, TypeError, ValueError, KeyError, OverflowError)
-"""Errors that reading JSON of another structure raises."""
-
 _MAX_KEPT: Final = 1024
 """Longest attribute that is remembered, bytes; a resource may be four times as long."""
 
@@ -109,11 +101,6 @@ def _schema() -> Any:
 _Request: Final = _schema()
 
 
-def _json_value(point: dict[str, Any]) -> float | None:
-    """The value of a point, `None` where it has none or is flagged as not recorded."""
-    return None if json_int_field(point, "flags") & NO_RECORDED_VALUE else json_number(point)
-
-
 class PointReader:
     """Turns pushes into batches. Remembers attributes that it has read; this memory is cleared when full.
 
@@ -139,12 +126,9 @@ class PointReader:
 
     def read(self, push: Push, batch: PointBatch, now: float) -> None:
         """Add the collective points of a push to a batch; what cannot be taken is counted in `refused`."""
-        if push.encoding == "json":
-            self._json(push, batch, now)
-            return
         try:
-            request = _Request.FromString(push.body)
-        except DecodeError:
+            request = _Request.FromString(self._as_protobuf(push))
+        except (DecodeError, ValueError):
             self._refuse("the body is not OTLP")
             return
         for block in request.blocks:
@@ -205,71 +189,14 @@ class PointReader:
             uuid = next((value for raw in point.pairs if (value := _uuid_of(raw))), None)
             self.gpus.note((source.cluster, source.node), name, uuid, point.double or point.whole, now)
 
-    def _json(self, push: Push, batch: PointBatch, now: float) -> None:
-        try:
-            blocks = json_list(orjson.loads(push.body).get("resourceMetrics"))
-        except _NOT_OTLP:
-            self._refuse("the body is not OTLP")
-            return
-        for block in blocks:
-            try:
-                pairs = dict(json_attributes((block.get("resource") or {}).get("attributes")))
-                source = _find_source(pairs, push.cluster)
-                for scope in json_list(block.get("scopeMetrics")):
-                    for metric in json_list(scope.get("metrics")):
-                        self._json_metric(metric, batch, source, now)
-            except _NOT_OTLP:
-                self._refuse("a block is not OTLP")
-
-    def _json_metric(self, metric: dict[str, Any], batch: PointBatch, source: PointSource | str, now: float) -> None:
-        name = metric.get("name")
-        kind = KINDS.get(name) if isinstance(name, str) else None
-        if kind is None and name not in gpu_states.METRICS:
-            return
-        points = json_list((metric.get("gauge") or {}).get("dataPoints"))
-        if isinstance(source, str):
-            self._refuse(source, len(points))
-            return
-        for point in points:
-            try:
-                value = _json_value(point)
-                pairs = json_attributes(point.get("attributes"))
-                if value is None:
-                    self._refuse(_NO_VALUE)
-                elif kind is None:
-                    uuid = dict(pairs).get(attributes.GPU_UUID)
-                    self.gpus.note((source.cluster, source.node), str(name), uuid, value, now)
-                else:
-                    time = json_int_field(point, "timeUnixNano") * 1e-9
-                    self._json_point(pairs, batch, source, kind, (value, time, now))
-            except _NOT_OTLP:
-                self._refuse("a point is not OTLP")
-
-    def _json_point(
-        self,
-        pairs: Iterable[tuple[str, Any]],
-        batch: PointBatch,
-        source: PointSource,
-        kind: int,
-        last_verdicts: tuple[float, float, float],
-    ) -> None:
-        slots: list[Any] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, None]
-        for key, plain in pairs:
-            slots[_SLOTS.get(key, _OTHER)] = plain
-        op, comm, rank, ranks, seq, _ = slots
-        value, time, now = last_verdicts
-        place = self._source_number(source)
-        numbers = self._numbers(source, comm, op, ranks)
-        if numbers is not None and self._fits(rank, seq, value, ranks):
-            batch.comm.append(numbers[0])
-            batch.op.append(numbers[1])
-            batch.rank.append(rank)
-            batch.seq.append(seq)
-            batch.source.append(place)
-            batch.kind.append(kind)
-            batch.value.append(value)
-            batch.time.append(time)
-            batch.received.append(now)
+    def _as_protobuf(self, push: Push) -> bytes:
+        """The push in protobuf, without the points that cannot be read. Raises `ValueError`."""
+        if push.encoding == "protobuf":
+            return push.body
+        request, unreadable = read_tree(Signal.METRICS, orjson.loads(push.body))
+        if unreadable:
+            self._refuse("a point is not OTLP", unreadable.total())
+        return bytes(request.SerializeToString())
 
     def _fits(self, rank: Any, seq: Any, value: float, ranks: int) -> bool:
         """Whether all numbers of a point are in range; a point that is not is counted."""
