@@ -96,12 +96,14 @@ class Echo:
         )  # fmt: skip
         if config.api.health_endpoint:
             self._health = Http1Server(self._probe, limits=API_LIMITS)
-            host, port = parse_endpoint(config.api.health_endpoint)
-            self.ports["health"] = await self._health.start(host, port, purpose="health")
-            self._stack.push_async_callback(self._health.stop, DRAIN_SECONDS)
+            await self._listen("health", self._health, config.api.health_endpoint, purpose="health")
         self._api = AsgiServer(middleware)
-        self.ports["api"] = await self._api.start(*parse_endpoint(config.api.endpoint), tls=config.tls)
-        self._stack.push_async_callback(self._api.stop, DRAIN_SECONDS)
+        await self._listen("api", self._api, config.api.endpoint, tls=config.tls)
+
+    async def _listen(self, name: str, server: Any, endpoint: str, **options: Any) -> None:
+        """Start a listener, which ends with the process."""
+        self.ports[name] = await server.start(*parse_endpoint(endpoint), **options)
+        self._stack.push_async_callback(server.stop, DRAIN_SECONDS)
 
     def _probe(self, request: Request) -> Response:
         """Liveness and readiness on a separate listener, which API clients cannot exhaust."""
@@ -131,15 +133,11 @@ class Echo:
         config, authenticator = self.config.ingest, IngestAuthenticator(self._tokens)
         if config.http_endpoint:
             self._http = OtlpHttpReceiver(handler, authenticator, config.limits())
-            host, port = parse_endpoint(config.http_endpoint)
-            self.ports["otlp/http"] = await self._http.start(host, port, tls=self.config.tls)
-            self._stack.push_async_callback(self._http.stop, DRAIN_SECONDS)
+            await self._listen("otlp/http", self._http, config.http_endpoint, tls=self.config.tls)
         if config.grpc_endpoint:
             limits = replace(config.limits(), body_bytes=config.max_decoded_body_size)
             self._grpc = OtlpGrpcReceiver(handler, authenticator, limits)
-            host, port = parse_endpoint(config.grpc_endpoint)
-            self.ports["otlp/grpc"] = await self._grpc.start(host, port, tls=self.config.tls)
-            self._stack.push_async_callback(self._grpc.stop, DRAIN_SECONDS)
+            await self._listen("otlp/grpc", self._grpc, config.grpc_endpoint, tls=self.config.tls)
 
     async def _retain(self, writer: Writer, store: Store, clock: retention.RetentionClock) -> None:
         while True:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final
 
+from ingero_echo.errors import ApiError
 from ingero_kit.settings import SettingsError
 from ingero_kit.tokens import TokenStore, read_token_lines, token_digest
 
@@ -39,6 +40,12 @@ class Identity:
     def may(self, scope: Scope) -> bool:
         """Whether the token has a scope."""
         return scope in self.scopes
+
+    def require(self, scope: Scope) -> None:
+        """Raise `ApiError` unless the token has a scope."""
+        if not self.may(scope):
+            hint = "have it added to the token's line"
+            raise ApiError("forbidden", f"the token lacks the scope {scope}", hint, status=403)
 
     def sees(self, cluster: str) -> bool:
         """Whether the token may access a cluster."""

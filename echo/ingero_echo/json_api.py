@@ -21,15 +21,7 @@ from ingero_echo.auth import Identity, Scope
 from ingero_echo.errors import ApiError
 from ingero_echo.middleware import OPEN
 from ingero_echo.query_runner import QueryResult, shown
-from ingero_echo.query_service import (
-    ANALYSIS,
-    TOOLS,
-    AnalysisArguments,
-    QueryService,
-    Reply,
-    Tool,
-    cancel_when,
-)  # fmt: skip
+from ingero_echo.query_service import ANALYSIS, TOOLS, QueryService, Reply, Tool, cancel_when
 
 CSV: Final = "text/csv"
 ARROW: Final = "application/vnd.apache.arrow.stream"
@@ -127,14 +119,6 @@ def error(refused: ApiError, request_id: str) -> Response:
 def identity_of(request: Request) -> Identity:
     """The caller, set by the middleware."""
     identity: Identity = request.scope["ingero.identity"]
-    return identity
-
-
-def require(request: Request, scope: Scope) -> Identity:
-    """The caller, if the token has the scope."""
-    identity = identity_of(request)
-    if not identity.may(scope):
-        raise ApiError("forbidden", f"the token lacks the scope {scope}", "have it added to the token's line", 403)
     return identity
 
 
@@ -245,27 +229,20 @@ def make_api(
             ]
         )  # fmt: skip
 
-    @app.post(
-        echo.SQL, operation_id="sql", responses={200: _answer(TOOLS[ANALYSIS]), **_ERRORS}, response_class=Response
-    )
-    async def sql(request: Request, query: AnalysisArguments, accept: Annotated[str, Header()] = "*/*") -> Response:
-        """Run one read-only SELECT."""
-        reply = await cancel_when(_gone(request), service.call(identity_of(request), ANALYSIS, query.model_dump()))
-        return await run_in_threadpool(render, reply, accept)
-
     @app.post(echo.BACKUPS, operation_id="backup", responses=_ERRORS)
     async def backups(request: Request) -> BackupFile:
         """Write a consistent copy of the database into the configured folder."""
-        require(request, Scope.BACKUP)
+        identity_of(request).require(Scope.BACKUP)
         return BackupFile.model_validate(await run_in_threadpool(backup))
 
     @app.get(echo.METRICS_PAGE, include_in_schema=False)
     def metrics(request: Request) -> Response:
-        require(request, Scope.METRICS)
+        identity_of(request).require(Scope.METRICS)
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
+    _route(app, service, echo.SQL, ANALYSIS, "sql")
     for name in TOOLS:
-        _route(app, service, name)
+        _route(app, service, echo.TOOLS + name, name, name.removeprefix(echo.TOOL_PREFIX))
 
     @app.post(echo.TOOLS + "{name:path}", include_in_schema=False)
     async def unknown(name: str) -> Response:
@@ -285,6 +262,9 @@ def _complete(document: dict[str, Any]) -> None:
     for name, tool in TOOLS.items():
         body = {"content": {"application/json": {"schema": tool.input_schema}}, "required": False}
         paths[echo.TOOLS + name]["post"]["requestBody"] = body
+    document["components"]["schemas"]["AnalysisArguments"] = TOOLS[ANALYSIS].input_schema
+    schema = {"$ref": "#/components/schemas/AnalysisArguments"}
+    paths[echo.SQL]["post"]["requestBody"] = {"content": {"application/json": {"schema": schema}}, "required": True}
 
 
 def _answer(tool: Tool) -> dict[str, Any]:
@@ -299,7 +279,7 @@ def _answer(tool: Tool) -> dict[str, Any]:
     }
 
 
-def _route(app: FastAPI, service: QueryService, name: str) -> None:
+def _route(app: FastAPI, service: QueryService, path: str, name: str, operation: str) -> None:
     tool = TOOLS[name]
 
     async def call(
@@ -311,7 +291,6 @@ def _route(app: FastAPI, service: QueryService, name: str) -> None:
         return await run_in_threadpool(render, reply, accept)
 
     app.add_api_route(
-        echo.TOOLS + name, call, methods=["POST"], operation_id=name.removeprefix(echo.TOOL_PREFIX),
-        summary=tool.title, description=tool.description, responses={200: _answer(tool), **_ERRORS},
-        response_class=Response,
+        path, call, methods=["POST"], operation_id=operation, summary=tool.title, description=tool.description,
+        responses={200: _answer(tool), **_ERRORS}, response_class=Response,
     )  # fmt: skip

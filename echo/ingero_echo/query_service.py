@@ -166,8 +166,7 @@ class QueryService:
         question = QUESTIONS.get(tool)
         if question is None:
             raise ApiError("unknown_tool", f"there is no tool {tool[:100]!r}", f"see {echo.TOOLS_LIST}", status=404)
-        if not identity.may(Scope.READ):
-            raise _forbidden(Scope.READ)
+        identity.require(Scope.READ)
         given = _validate(question.arguments, arguments)
         store, prepared = self._open(), self._prepare(identity, question, given)
         async with self.limiter.slot(caller_key(identity)):
@@ -176,8 +175,7 @@ class QueryService:
 
     async def _sql(self, identity: Identity, text: str, limit: int) -> Reply:
         """Run a query that the caller wrote."""
-        if not identity.may(Scope.SQL):
-            raise _forbidden(Scope.SQL)
+        identity.require(Scope.SQL)
         if identity.clusters is not None and not self._config.api.sql_for_tenants:
             raise ApiError(
                 "forbidden", "SQL is not for tokens that are bound to clusters",
@@ -277,12 +275,6 @@ def _table(result: QueryResult) -> Reply:
     body = {"columns": result.columns, "rows": rows, "row_count": len(rows), "truncated": result.truncated}
     more = ", and there are more" if result.truncated else ""
     return Reply(body, result, f"{len(rows)} rows of {len(result.columns)} columns{more}.")
-
-
-def _forbidden(scope: Scope) -> ApiError:
-    return ApiError(
-        "forbidden", f"the token lacks the scope {scope}", "have it added to the token's line", status=403
-    )
 
 
 def _validate(model: type[Arguments], arguments: dict[str, Any]) -> Any:

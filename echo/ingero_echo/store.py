@@ -24,6 +24,7 @@ from ingero_echo.settings import StoreConfig
 from ingero_echo.snapshots import REPLAY_BYTES, SnapshotRegistry
 from ingero_echo.tables import LOCKDOWN_SETTINGS, TABLES
 from ingero_echo.wal import uncommitted_tail
+from ingero_echo.window import literal
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -172,8 +173,7 @@ class Store:
 
 def _restrict_permissions(path: Path) -> None:
     """Restrict files that other users may read, because their content is protected by tokens."""
-    for suffix in ("", ".lock", *LOGS):
-        file = path.with_name(path.name + suffix)
+    for file in (*_files(path), path.with_name(path.name + ".lock")):
         with contextlib.suppress(OSError):
             file.chmod(file.stat().st_mode & 0o700)
 
@@ -338,11 +338,9 @@ def _unreadable(path: Path, text: str) -> str:
 def copy_files(source: Path, target: Path) -> None:
     """Copy a database file and its log, so that the target appears whole or not at all."""
     with _appearing(target) as part:
-        shutil.copyfile(source, part)
-        for suffix in LOGS:
-            log_file = source.with_name(source.name + suffix)
-            if log_file.exists() and log_file.stat().st_size:
-                shutil.copyfile(log_file, part.with_name(part.name + suffix))
+        for file, copied in zip(_files(source), _files(part), strict=True):
+            if file == source or (file.exists() and file.stat().st_size):
+                shutil.copyfile(file, copied)
         # Opening the copy folds its log in, and proves that it can be opened.
         folded = duckdb.connect(str(part))
         folded.execute("CHECKPOINT")
@@ -369,19 +367,21 @@ def _appearing(target: Path) -> Iterator[Path]:
         _remove(part)
 
 
+def _files(path: Path) -> list[Path]:
+    """A database and its logs, whether they exist or not."""
+    return [path.with_name(path.name + suffix) for suffix in ("", *LOGS)]
+
+
 def _remove(path: Path) -> None:
     """Remove a database and its logs, if they exist."""
-    for suffix in ("", *LOGS):
-        path.with_name(path.name + suffix).unlink(missing_ok=True)
+    for file in _files(path):
+        file.unlink(missing_ok=True)
 
 
 def _unused(path: Path) -> Path:
     """The path, with a number appended if it exists already."""
     numbered = (path.with_name(f"{path.name}.{number}") for number in count(2))
-    return next(
-        name for name in chain([path], numbered)
-        if not any(name.with_name(name.name + suffix).exists() for suffix in ("", *LOGS))
-    )  # fmt: skip
+    return next(name for name in chain([path], numbered) if not any(file.exists() for file in _files(name)))
 
 
 def compact(source: Path, target: Path, memory_limit_mb: int = 256) -> None:
@@ -397,16 +397,12 @@ def compact(source: Path, target: Path, memory_limit_mb: int = 256) -> None:
     try:
         config: dict[str, Any] = {"memory_limit": f"{memory_limit_mb}MB", "preserve_insertion_order": "true"}
         with _appearing(target) as part, duckdb.connect(config=config) as both:
-            both.execute(f"ATTACH {_sql_literal(source)} AS old (READ_ONLY)")
-            both.execute(f"ATTACH {_sql_literal(part)} AS fresh")
+            both.execute(f"ATTACH {literal(str(source))} AS old (READ_ONLY)")
+            both.execute(f"ATTACH {literal(str(part))} AS fresh")
             both.execute("COPY FROM DATABASE old TO fresh")
             both.execute("CHECKPOINT fresh")
     finally:
         lock.release()
-
-
-def _sql_literal(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
 
 
 def restore(backup: Path, config: StoreConfig, *, force: bool = False) -> None:
@@ -430,10 +426,9 @@ def restore(backup: Path, config: StoreConfig, *, force: bool = False) -> None:
         checked = _connect(config.model_copy(update={"path": fresh}))
         checked.close()
         kept = _unused(path.with_name(f"{path.name}.before-restore"))
-        for suffix in ("", *LOGS):
-            old = path.with_name(path.name + suffix)
+        for old, new in zip(_files(path), _files(kept), strict=True):
             if old.exists():
-                old.replace(kept.with_name(kept.name + suffix))
+                old.replace(new)
         fresh.replace(path)
     finally:
         lock.release()

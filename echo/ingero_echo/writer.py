@@ -2,12 +2,13 @@
 transaction, and only then answers: acknowledged means committed.
 """
 
+import contextlib
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 from uuid import UUID
 
@@ -66,7 +67,7 @@ class _QueuedBatch:
     batch: Batch
     size: int
     sender: str
-    done: Future[int] = field(default_factory=Future)
+    done: Future[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,8 +132,7 @@ class Writer:
 
     def put(self, batch: Batch, size: int, sender: str = "") -> Future[int]:
         """Queue a batch of a request of `size` bytes; the future gives the number of repeats, or `WriteFailed`."""
-        waiting = _QueuedBatch(batch, size, sender)
-        _make_uncancellable(waiting.done)
+        waiting = _QueuedBatch(batch, size, sender, _uncancellable_future())
         with self._condition:
             if self._closing:
                 raise QueueFull
@@ -143,8 +143,7 @@ class Writer:
 
     def call(self, job: Callable[[], Any]) -> Future[Any]:
         """Run something on the writer's thread between two groups: retention, a copy."""
-        done: Future[Any] = Future()
-        _make_uncancellable(done)
+        done = _uncancellable_future()
         with self._condition:
             self._jobs.append((job, done))
             self._condition.notify()
@@ -161,15 +160,12 @@ class Writer:
                     return
                 jobs, self._jobs = self._jobs, deque()
             for job, done in jobs:
-                self._run_job(job, done)
+                try:
+                    done.set_result(job())
+                except Exception as error:
+                    done.set_exception(error)
             if self._queue:
                 self._write(self._take())
-
-    def _run_job(self, job: Callable[[], Any], done: Future[Any]) -> None:
-        try:
-            done.set_result(job())
-        except Exception as error:
-            done.set_exception(error)
 
     def _take(self) -> list[_QueuedBatch]:
         group: list[_QueuedBatch] = []
@@ -198,30 +194,30 @@ class Writer:
             if not self._is_written(new_rows):
                 # If the log cannot be read now and turns out to hold this group after all, its repeats are looked up.
                 self._repeats.mark_uncertain(new_rows.identities)
-                self._answer(group, None, WriteFailed(disk_problem(error) or str(error).partition("\n")[0]))
+                self._answer(group, WriteFailed(disk_problem(error) or str(error).partition("\n")[0]))
                 return
             log.warning("written_all_the_same", hint="the commit is in the log; what failed came after it")
         self._repeats.add(new_rows.identities)
-        repeats, identities = new_rows.repeats, new_rows.identities
-        took = time.perf_counter() - began
-        counters = self.counters
-        counters.events += len(identities)
-        counters.repeats += sum(repeats)
+        took, counters = time.perf_counter() - began, self.counters
+        counters.events += len(new_rows.identities)
+        counters.repeats += sum(new_rows.repeats)
         counters.groups += 1
         counters.write_seconds += took
         counters.longest_write_seconds = max(counters.longest_write_seconds, took)
-        self._answer(group, repeats, None)
+        self._answer(group, new_rows.repeats)
         self._store.checkpoint_if_due()
 
-    def _answer(self, group: list[_QueuedBatch], repeats: list[int] | None, error: Exception | None) -> None:
+    def _answer(self, group: list[_QueuedBatch], outcome: list[int] | WriteFailed) -> None:
+        """Answer each request with the number of its repeats, or all of them with the error."""
         with self._condition:
-            self._bytes.subtract(_sizes(group))
+            for waiting in group:
+                self._bytes[waiting.sender] -= waiting.size
             self._bytes = +self._bytes
         for number, waiting in enumerate(group):
-            if error is not None:
-                waiting.done.set_exception(error)
+            if isinstance(outcome, WriteFailed):
+                waiting.done.set_exception(outcome)
             else:
-                waiting.done.set_result(repeats[number] if repeats else 0)
+                waiting.done.set_result(outcome[number])
 
     def _new_rows(self, group: list[_QueuedBatch]) -> _NewRows:
         """The part of a group that is not in the database."""
@@ -272,7 +268,8 @@ class Writer:
                         connection.unregister("rows")
             connection.execute("COMMIT")
         except BaseException:
-            _quietly_roll_back(connection)
+            with contextlib.suppress(duckdb.Error):
+                connection.execute("ROLLBACK")
             raise
 
     def _stored(self, wanted: set[bytes]) -> set[bytes]:
@@ -311,7 +308,7 @@ class Writer:
 
     def _recover(self, error: Exception) -> None:
         """After a failed transaction: keep the connection if it still works, otherwise open the database anew."""
-        log.error("write_failed", reason=disk_problem(error) or str(error), hint="senders were told to come back")
+        log.error("write_failed", reason=disk_problem(error) or str(error), hint="senders were asked to send again")
         try:
             self._store.connection.execute("SELECT 1").fetchone()
         except duckdb.Error:
@@ -361,21 +358,8 @@ def _only(batch: Batch, kept: list[int]) -> dict[str, list[pa.RecordBatch]]:
     return tables
 
 
-def _sizes(group: list[_QueuedBatch]) -> Counter[str]:
-    """Encoded size of what a group wrote, by sender."""
-    sizes: Counter[str] = Counter()
-    for waiting in group:
-        sizes[waiting.sender] += waiting.size
-    return sizes
-
-
-def _make_uncancellable(done: Future[Any]) -> None:
-    """Make a future that cannot be cancelled: the caller may give up, and the writer still sets the result."""
+def _uncancellable_future() -> Future[Any]:
+    """A future that cannot be cancelled: the caller may give up, and the writer still sets the result."""
+    done: Future[Any] = Future()
     done.set_running_or_notify_cancel()
-
-
-def _quietly_roll_back(connection: Any) -> None:
-    try:
-        connection.execute("ROLLBACK")
-    except duckdb.Error:
-        return
+    return done
