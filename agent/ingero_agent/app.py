@@ -8,7 +8,7 @@ from pathlib import Path
 from ingero_agent.cgroups import cgroup_hash
 from ingero_agent.cloud_provider import find_provider
 from ingero_agent.collector import make_metrics_server
-from ingero_agent.devices import find_devices
+from ingero_agent.devices import find_gpus
 from ingero_agent.event_socket import EventSocket, default_socket_path
 from ingero_agent.loop import PushLoop
 from ingero_agent.push import FleetClient
@@ -92,16 +92,15 @@ async def fleet_push(config: AgentSettings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, ended.set)
-    devices = find_devices()
-    source, client = make_source(config, devices.read().count), make_client(config)
+    gpus = find_gpus()
+    source, client = make_source(config, gpus().count), make_client(config)
     provider = await find_provider() if config.detect_provider else ""
     socket = None
     if config.remediate:
         socket = EventSocket(config.remediate_socket or default_socket_path(), config.remediate_gid)
         await socket.start()
-        log.info("socket", path=str(socket.path))
     clock = steady_clock()
-    health = PushLoop(config, source, devices, client, socket, clock, provider=provider, cgroup_hash=cgroup_hash())
+    health = PushLoop(config, source, gpus, client, socket, clock, provider=provider, cgroup_hash=cgroup_hash())
     pages = None
     log.info("started", node=config.fleet_node_id, cluster=config.fleet_cluster_id, endpoint=config.fleet_endpoint)
     try:

@@ -1,7 +1,6 @@
 """The `ingero-agent` command."""
 
 import asyncio
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +10,7 @@ from ingero_agent.settings import AgentSettings, read_settings
 from ingero_agent.trace.commands import COMMANDS
 from ingero_agent.trace.settings import CONFIG_VARIABLE, TraceSettings
 from ingero_agent.trace.settings import read_settings as read_trace_settings
-from ingero_kit.flags import settings_flags
-from ingero_kit.settings import SettingsError
-
-_config = click.option(
-    "--config", "file", type=click.Path(dir_okay=False, path_type=Path), envvar=CONFIG_VARIABLE, help="YAML file."
-)
+from ingero_kit.flags import config_flag, exit_with_reason, settings_flags
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
@@ -26,7 +20,7 @@ def main() -> None:
 
 
 @main.command("fleet-push")
-@_config
+@config_flag(CONFIG_VARIABLE)
 @settings_flags(AgentSettings)
 def fleet_push(file: Path | None, **flags: Any) -> None:
     """Push this node's health to Fleet and read from the answer whether it is a straggler.
@@ -40,16 +34,14 @@ def fleet_push(file: Path | None, **flags: Any) -> None:
     from ingero_agent.app import fleet_push as push
     from ingero_kit import logs
 
-    try:
+    with exit_with_reason("ingero-agent", OSError):
         settings = read_settings(flags, file)
         logs.configure(settings.log_level)
         asyncio.run(push(settings))
-    except (SettingsError, OSError) as error:
-        _fail(error)
 
 
 @main.command("trace")
-@_config
+@config_flag(CONFIG_VARIABLE)
 @settings_flags(TraceSettings)
 def trace(file: Path | None, **flags: Any) -> None:
     """Count the CUDA and NCCL calls of every process on this node through eBPF. Needs root.
@@ -65,17 +57,10 @@ def trace(file: Path | None, **flags: Any) -> None:
     from ingero_agent.trace.loader import CannotTrace
     from ingero_kit import logs
 
-    try:
+    with exit_with_reason("ingero-agent", CannotTrace, ImportError, OSError):
         settings = read_trace_settings(flags, file)
         logs.configure(settings.log_level)
         run(settings)
-    except (CannotTrace, SettingsError, ImportError, OSError) as error:
-        _fail(error)
-
-
-def _fail(error: Exception) -> None:
-    click.echo(f"ingero-agent: {error}", err=True)
-    sys.exit(2 if isinstance(error, SettingsError) else 1)
 
 
 for command in COMMANDS:

@@ -3,11 +3,11 @@
 import asyncio
 import contextlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
-from ingero_agent.health.throttle import Throttle, throttle_kinds
+from ingero_agent.health.throttle import Throttle
+from ingero_agent.nvml import NvmlReader, open_reader
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -28,58 +28,25 @@ class GpuReading:
     throttle: Mapping[str, frozenset[Throttle]] = field(default_factory=dict)
 
 
-class Devices(Protocol):
-    """Reads the GPUs."""
-
-    def read(self) -> GpuReading:
-        """Never fails; what cannot be read is absent."""
-
-
-class NoDevices:
-    """A node without GPUs."""
-
-    def read(self) -> GpuReading:
-        """Nothing."""
-        return GpuReading()
+ReadGpus = Callable[[], GpuReading]
+"""Reads the GPUs. Never fails; what cannot be read is absent."""
 
 
 class NvmlDevices:
-    """NVML through nvidia-ml-py.
+    """Adds the GPUs up. Model and count are kept when the driver stops answering: they determine the node's peers."""
 
-    Model and count are kept when the driver stops answering: they determine the node's peers.
-    """
-
-    def __init__(self, nvml: Any) -> None:
-        self._nvml = nvml
+    def __init__(self, reader: NvmlReader) -> None:
+        self._reader = reader
         self._model = ""
-        self._count = 0
 
     def read(self) -> GpuReading:
         """Sum memory over the GPUs and read why they are throttled."""
-        nvml = self._nvml
-        used = total = unreadable = 0
-        throttle: dict[str, frozenset[Throttle]] = {}
-        try:
-            self._count = int(nvml.nvmlDeviceGetCount())
-        except nvml.NVMLError as error:
-            log.debug("nvml_read_failed", reason=str(error))
-            return GpuReading(self._model, self._count, unreadable=self._count)
-        for index in range(self._count):
-            try:
-                handle = nvml.nvmlDeviceGetHandleByIndex(index)
-                self._model = self._model or str(nvml.nvmlDeviceGetName(handle))
-                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-            except nvml.NVMLError as error:
-                unreadable += 1
-                log.debug("nvml_read_failed", gpu=index, reason=str(error))
-                continue
-            used, total = used + int(memory.used), total + int(memory.total)
-            try:
-                bits = int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
-                throttle[str(nvml.nvmlDeviceGetUUID(handle))] = throttle_kinds(bits)
-            except nvml.NVMLError as error:
-                log.debug("nvml_no_throttle_reasons", gpu=index, reason=str(error))
-        return GpuReading(self._model, self._count, (total - used) / total if total else None, unreadable, throttle)
+        gpus = self._reader.read()
+        self._model = self._model or next((gpu.model for gpu in gpus), "")
+        used, total = sum(gpu.used for gpu in gpus), sum(gpu.total for gpu in gpus)
+        headroom = (total - used) / total if total else None
+        throttle = {gpu.uuid: gpu.throttle for gpu in gpus if gpu.throttle is not None}
+        return GpuReading(self._model, self._reader.count, headroom, self._reader.count - len(gpus), throttle)
 
 
 class BackgroundDevices:
@@ -89,9 +56,9 @@ class BackgroundDevices:
     runs at a time. The thread ends with the process.
     """
 
-    def __init__(self, devices: Devices, timeout: float) -> None:
+    def __init__(self, read: ReadGpus, timeout: float) -> None:
         self.timeouts = 0
-        self._devices, self._timeout = devices, timeout
+        self._read, self._timeout = read, timeout
         self._last = GpuReading()
         self._under_way: asyncio.Future[GpuReading] | None = None
 
@@ -110,7 +77,7 @@ class BackgroundDevices:
         return self._last
 
     def _call(self, answer: "asyncio.Future[GpuReading]") -> None:
-        reading = self._devices.read()
+        reading = self._read()
         with contextlib.suppress(RuntimeError):  # the loop is gone
             answer.get_loop().call_soon_threadsafe(_settle, answer, reading)
 
@@ -120,16 +87,10 @@ def _settle(answer: "asyncio.Future[GpuReading]", reading: GpuReading) -> None:
         answer.set_result(reading)
 
 
-def find_devices() -> Devices:
-    """NVML when driver and library are there, otherwise none."""
-    try:
-        import pynvml
-    except ImportError as error:
-        log.info("no_gpu", reason=str(error))
-        return NoDevices()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        log.info("no_gpu", reason=str(error))
-        return NoDevices()
-    return NvmlDevices(pynvml)
+def find_gpus() -> ReadGpus:
+    """NVML when driver and library are there, otherwise a reader of no GPUs."""
+    reader = open_reader()
+    if isinstance(reader, str):
+        log.info("no_gpu", reason=reader)
+        return GpuReading
+    return NvmlDevices(reader).read

@@ -51,9 +51,8 @@ async def listen(
         os.umask(mask)
     if group is not None:
         os.chown(path, -1, group)
-        path.chmod(0o770)
-    else:
-        path.chmod(0o700)
+    path.chmod(0o700 if group is None else 0o770)
+    log.info("socket", path=str(path))
     return server
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from ingero_agent.baseline_file import load_baseline, save_baseline
-from ingero_agent.devices import BackgroundDevices, Devices, GpuReading
+from ingero_agent.devices import BackgroundDevices, GpuReading, ReadGpus
 from ingero_agent.event_socket import EventSocket
 from ingero_agent.health import classification, early_push, phase, score
 from ingero_agent.health.baseline import Baseline
@@ -88,7 +88,7 @@ class PushLoop:
         self,
         config: AgentSettings,
         source: SignalSource,
-        devices: Devices,
+        gpus: ReadGpus,
         client: FleetClient,
         socket: EventSocket | None,
         clock: Clock,
@@ -103,7 +103,7 @@ class PushLoop:
         self._source = source
         self._polls = PollBuffer()
         self._early_push = early_push.EarlyPush()
-        self._devices = BackgroundDevices(devices, NVML_SECONDS)
+        self._devices = BackgroundDevices(gpus, NVML_SECONDS)
         self._client = client
         self._socket = socket
         self._clock = clock

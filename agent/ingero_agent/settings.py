@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from ingero_agent.trace.settings import CONFIG_VARIABLE, SECTION
 from ingero_agent.trace.settings import PREFIX as TRACE_PREFIX
-from ingero_kit.addresses import parse_listen
+from ingero_kit.addresses import OptionalEndpoint
 from ingero_kit.health_report import check_name
 from ingero_kit.settings import Duration, Settings, load
 
@@ -101,7 +101,7 @@ class AgentSettings(Settings):
     signal_window: Duration = Field(default=60.0, ge=10)
     """Window over a database that does not say when it was written, as that of the published agent; otherwise what
     counts is what happened between two pushes."""
-    metrics_listen: str = ""
+    metrics_listen: OptionalEndpoint = ""
     """Address of `/metrics`, `/healthz` and `/readyz`: `host:port`, or `:port` for every address; none without it."""
     ports_file: Path | None = None
     """File to write the port taken into, as JSON, when ready."""
@@ -114,8 +114,6 @@ class AgentSettings(Settings):
             problem = check_name(getattr(self, name))
             if problem:
                 raise ValueError(f"{name} {problem}")
-        if self.metrics_listen:
-            parse_listen(self.metrics_listen)
         if self.fleet_insecure and (self.fleet_tls_ca or self.fleet_tls_cert or self.fleet_tls_key):
             raise ValueError("fleet_insecure cannot be combined with TLS files")
         if self.fleet_protocol == "grpc" and self.fleet_encoding == "json":

@@ -1,23 +1,19 @@
 """The `ingero-sink` command."""
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ingero_kit import logs
-from ingero_kit.flags import settings_flags
-from ingero_kit.settings import SettingsError
+from ingero_kit.flags import config_flag, exit_with_reason, settings_flags
 from ingero_sink.app import run
 from ingero_sink.settings import CONFIG_VARIABLE, SinkSettings, read_settings
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(package_name="ingero")
-@click.option(
-    "--config", "file", type=click.Path(dir_okay=False, path_type=Path), envvar=CONFIG_VARIABLE, help="YAML file."
-)
+@config_flag(CONFIG_VARIABLE)
 @settings_flags(SinkSettings)
 def main(file: Path | None, **flags: Any) -> None:
     """Turn the agents' events into Prometheus metrics.
@@ -28,8 +24,5 @@ def main(file: Path | None, **flags: Any) -> None:
     ingero-sink --socket-path /run/ingero/remediate.sock --listen :9464
     """
     logs.configure()
-    try:
+    with exit_with_reason("ingero-sink", OSError):
         run(read_settings(flags, file))
-    except (SettingsError, OSError) as error:
-        click.echo(f"ingero-sink: {error}", err=True)
-        sys.exit(2 if isinstance(error, SettingsError) else 1)

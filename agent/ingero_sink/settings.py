@@ -5,9 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import BeforeValidator, Field
 
-from ingero_kit.addresses import parse_listen
+from ingero_kit.addresses import Endpoint
 from ingero_kit.settings import Duration, Settings, load
 from ingero_sink.stats import MAX_NODES
 
@@ -20,11 +20,6 @@ def _paths(value: object) -> object:
     return value.split(os.pathsep) if isinstance(value, str) else value
 
 
-def _address(text: str) -> str:
-    parse_listen(text)
-    return text
-
-
 class SinkSettings(Settings):
     """`ingero-sink`."""
 
@@ -32,7 +27,7 @@ class SinkSettings(Settings):
         default=(Path("/run/ingero/remediate.sock"),), min_length=1, json_schema_extra={"flag": "socket-path"}
     )
     """An agent's socket; once for `fleet-push`, once for `trace`. A variable joins several with colons."""
-    listen: Annotated[str, AfterValidator(_address)] = "127.0.0.1:9464"
+    listen: Endpoint = "127.0.0.1:9464"
     """Address of `/metrics`, `/healthz` and `/readyz`: `host:port`, or `:port` for every address."""
     reconnect_delay: Duration = Field(default=2.0, gt=0, lt=86400)
     """Pause before connecting again."""

@@ -33,6 +33,9 @@ def _checked(text: str) -> str:
 Endpoint = Annotated[str, AfterValidator(_checked)]
 """`host:port` in settings; port 0 picks a free one, which the start-up line names."""
 
+OptionalEndpoint = Annotated[str, AfterValidator(lambda text: text and _checked(text))]
+"""`Endpoint`, or empty for none."""
+
 
 def is_loopback(endpoint: str) -> bool:
     """Whether only this machine can reach an endpoint."""

@@ -1,15 +1,39 @@
-"""Makes command-line flags from a settings model: one per setting, documented by the setting's docstring."""
+"""What every command needs: flags made from a settings model, the flag of the settings file, and exits with a reason.
 
-from collections.abc import Callable
+A settings model gives one flag for each setting, documented by the setting's docstring.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar, get_origin
 
 import click
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from ingero_kit.settings import format_duration
+from ingero_kit.settings import SettingsError, format_duration
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def config_flag(variable: str) -> Callable[[Command], Command]:
+    """The flag `--config` of a command, passed to it as `file`; `variable` can name the file too."""
+    path = click.Path(dir_okay=False, path_type=Path)
+    return click.option("--config", "file", type=path, envvar=variable, help="YAML file.")
+
+
+@contextmanager
+def exit_with_reason(program: str, *errors: type[Exception]) -> Iterator[None]:
+    """End the program with the reason of an error: status 2 for wrong settings, 1 for one of these errors."""
+    try:
+        yield
+    except Exception as error:
+        if not isinstance(error, (SettingsError, *errors)):
+            raise
+        click.echo(f"{program}: {error}", err=True)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
 
 
 def default_text(field: FieldInfo) -> str:

@@ -14,15 +14,15 @@ from ingero_testing.nvml import build_nvml
 
 LOOKS = """
 import json, os, sys
-from ingero_agent.devices import find_devices
+from ingero_agent.devices import find_gpus
 from ingero_kit import logs
 logs.configure("error")
 looks = json.loads(sys.argv[1])
 os.environ.update(looks[0])
-devices = find_devices()
+read = find_gpus()
 for look in looks:
     os.environ.update(look)
-    reading = devices.read()
+    reading = read()
     throttle = {gpu: sorted(kinds) for gpu, kinds in reading.throttle.items()}
     print(json.dumps([reading.model, reading.count, reading.memory_headroom, reading.unreadable, throttle]))
 """

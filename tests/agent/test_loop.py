@@ -58,7 +58,7 @@ def pushes_of(
             fleet_endpoint=address, fleet_cluster_id="c", fleet_node_id="n", stub=True, warmup_samples=5,
             fleet_persist_path=folder / "baseline.json",
         )  # fmt: skip
-        await drive(PushLoop(config, source, devices, client, None, clock))
+        await drive(PushLoop(config, source, devices.read, client, None, clock))
         await client.close()
         await server.stop(0.1)
 
@@ -176,7 +176,7 @@ class Stuck:
 def test_a_driver_that_does_not_answer_holds_up_nobody() -> None:
     async def work() -> tuple[list[GpuReading], int, int]:
         stuck = Stuck()
-        devices = BackgroundDevices(stuck, timeout=0.01)
+        devices = BackgroundDevices(stuck.read, timeout=0.01)
         readings = [await _read_within(devices, 1000)]
         readings += [await devices.read() for _ in range(3)]
         calls = stuck.calls

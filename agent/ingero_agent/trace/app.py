@@ -75,19 +75,12 @@ def find_tracer(settings: TraceSettings) -> Tracer:
 
 def open_sockets(settings: TraceSettings) -> Sockets | None:
     """The sockets that the settings ask for. Raises `OSError`."""
-    events = annotations = None
-    if settings.remediate:
-        path = settings.remediate_socket or default_socket_path(EVENT_SOCKET)
-        events = EventSocket(path, settings.remediate_gid)
-    if settings.annotate:
-        annotations = AnnotationSocket(annotate_path(settings), settings.annotate_socket_gid)
-    if not events and not annotations:
-        return None
-    sockets = Sockets(events, annotations)
-    for one in (events, annotations):
-        if one:
-            log.info("socket", path=str(one.path))
-    return sockets
+    path = settings.remediate_socket or default_socket_path(EVENT_SOCKET)
+    events = EventSocket(path, settings.remediate_gid) if settings.remediate else None
+    annotations = (
+        AnnotationSocket(annotate_path(settings), settings.annotate_socket_gid) if settings.annotate else None
+    )
+    return Sockets(events, annotations) if events or annotations else None
 
 
 def annotate_path(settings: TraceSettings) -> Path:

@@ -6,6 +6,7 @@ import struct
 from contextlib import suppress
 from pathlib import Path
 
+from ingero_agent.nvml import find_reader
 from ingero_agent.trace import kernel
 from ingero_agent.trace.calibrate import SCRATCH_NUMBER, Twins, calibrate, nanoseconds
 from ingero_agent.trace.capabilities import Facts
@@ -29,16 +30,6 @@ def _libraries() -> tuple[tuple[tuple[str, str], ...], int]:
     finder = LibraryFinder()
     found = {(one.kind, command_of(one.pid)): None for libraries in finder.find().values() for one in libraries}
     return tuple(found), finder.refused.get(LOOK_INTO, 0)
-
-
-def _gpus() -> tuple[int, str]:
-    try:
-        import pynvml
-
-        pynvml.nvmlInit()
-        return int(pynvml.nvmlDeviceGetCount()), ""
-    except Exception as error:
-        return 0, f"NVML: {error}"
 
 
 def _writable(file: Path) -> str:
@@ -71,7 +62,7 @@ def _fires(descriptors: dict[str, int]) -> None:
 def collect_facts(database: Path) -> Facts:
     """Collect everything that `evaluate` needs."""
     libraries, unreadable = _libraries()
-    gpus, gpu_error = _gpus()
+    gpus = find_reader()
     known = {
         "release": os.uname().release,
         "machine": os.uname().machine,
@@ -81,7 +72,7 @@ def collect_facts(database: Path) -> Facts:
         "bcc": Path(DIST_PACKAGES, "bcc").is_dir(),
         "perf_uprobes": Path("/sys/bus/event_source/devices/uprobe/type").exists(),
         "libraries": libraries, "unreadable_processes": unreadable,
-        "gpus": gpus, "gpu_error": gpu_error,
+        "gpus": 0 if isinstance(gpus, str) else gpus.count, "gpu_error": gpus if isinstance(gpus, str) else "",
         "pyarrow": importlib.util.find_spec("pyarrow") is not None,
         "database": str(database), "database_error": _writable(database),
     }  # fmt: skip

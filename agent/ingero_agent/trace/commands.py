@@ -9,12 +9,15 @@ import sqlite3
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from ingero_agent.trace.settings import TraceSettings, read_settings
-from ingero_kit.settings import SettingsError, parse_duration
+from ingero_kit.flags import exit_with_reason
+from ingero_kit.settings import parse_duration
+
+PROGRAM: Final = "ingero-agent"
 
 database_option = click.option(
     "--db", help=f"Database of the trace.  [default: {TraceSettings.model_fields['db'].default}]"
@@ -29,15 +32,8 @@ def _duration(_: click.Context, __: click.Parameter, text: str) -> float:
 
 
 def _settings(**flags: Any) -> TraceSettings:
-    try:
+    with exit_with_reason(PROGRAM):
         return read_settings(flags)
-    except SettingsError as error:
-        click.echo(f"ingero-agent: {error}", err=True)
-        sys.exit(2)
-
-
-def _database(db: str | None) -> Path:
-    return _settings(db=db).db
 
 
 @click.command("check")
@@ -57,7 +53,7 @@ def check(as_json: bool, db: str | None) -> None:
     from ingero_kit import logs
 
     logs.configure("error")
-    found = evaluate(collect_facts(_database(db)))
+    found = evaluate(collect_facts(_settings(db=db).db))
     able = can_trace(found)
     if as_json:
         click.echo(json.dumps({"can_trace": able, "capabilities": [one.as_dict() for one in found]}, indent=2))
@@ -82,14 +78,13 @@ def _print_table(columns: tuple[str, ...], rows: list[tuple[Any, ...]]) -> None:
 @click.option("--since", callback=_duration, default="1h", show_default=True, help="How far back.")
 @click.option("--pid", type=int, help="Only this process.")
 @click.option("--op", "operation", default="", help="Only operations with this in their name.")
-@click.option("--collectives", is_flag=True, help="Single collectives instead of sums.")
-@click.option("--annotations", is_flag=True, help="What programs said of themselves instead.")
-@click.option("--gpus", is_flag=True, help="Memory, clocks and throttling of GPUs instead.")
+@click.option("--collectives", "view", flag_value="collectives", help="Single collectives instead of sums.")
+@click.option("--annotations", "view", flag_value="annotations", help="Annotations of programs instead.")
+@click.option("--gpus", "view", flag_value="gpus", help="Memory, clocks and throttling of GPUs instead.")
 @click.option("--limit", type=click.IntRange(1, 1_000_000), default=100, show_default=True, help="Most rows.")
 @click.option("--json", "as_json", is_flag=True, help="For machines.")
 def query(
-    db: str | None, since: float, pid: int | None, operation: str, collectives: bool, annotations: bool, gpus: bool,
-    limit: int, as_json: bool,
+    db: str | None, since: float, pid: int | None, operation: str, view: str | None, limit: int, as_json: bool
 ) -> None:  # fmt: skip
     """Show what was traced: calls by process and operation, single collectives, annotations, or GPUs.
 
@@ -101,19 +96,9 @@ def query(
 
     now = time.time()
     wanted = queries.Filter(begin=now - since, end=now, pid=pid, operation=operation, limit=limit)
-    file, columns = _database(db), tuple[str, ...]()
-    try:
-        if collectives:
-            columns, rows = queries.COLLECTIVES, queries.collective_rows(queries.collectives(file, wanted))
-        elif annotations:
-            columns, rows = queries.ANNOTATIONS, queries.annotations(file, wanted)
-        elif gpus:
-            columns, rows = queries.GPUS, queries.gpus(file, wanted)
-        else:
-            columns, rows = queries.OPERATIONS, queries.operations(file, wanted)
-    except (queries.CannotRead, sqlite3.Error) as error:
-        click.echo(f"ingero-agent: {error}", err=True)
-        sys.exit(1)
+    columns, read = queries.VIEWS[view or "operations"]
+    with exit_with_reason(PROGRAM, queries.CannotRead, sqlite3.Error):
+        rows = read(_settings(db=db).db, wanted)
     if as_json:
         click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
     else:
@@ -137,11 +122,9 @@ def explain(db: str | None, since: float, pid: int | None, as_json: bool) -> Non
     from ingero_agent.trace.findings import find_causes
 
     now = time.time()
-    try:
-        findings = find_causes(read_time_window(_database(db), queries.Filter(begin=now - since, end=now, pid=pid)))
-    except (queries.CannotRead, sqlite3.Error) as error:
-        click.echo(f"ingero-agent: {error}", err=True)
-        sys.exit(1)
+    with exit_with_reason(PROGRAM, queries.CannotRead, sqlite3.Error):
+        wanted = queries.Filter(begin=now - since, end=now, pid=pid)
+        findings = find_causes(read_time_window(_settings(db=db).db, wanted))
     if as_json:
         click.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
         return

@@ -47,33 +47,17 @@ STEPS: Final[tuple[Mapping[str, int], ...]] = (
 """Steps: a group is counted for one second out of this many."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class GovernorConfig:
-    """Limits of the cost of tracing, and how long the governor waits before it changes a step.
+BUDGET_FILL: Final = 0.8
+"""Share of the budget that the estimate may take. The rest covers errors of the estimate: repeated measurements on
+one machine differ by a tenth to a fifth, and a thread that works for 90 % of the time loses a tenth more of its
+work."""
 
-    `budget` is a share of one processor's time, of the most heavily traced process. `fill`: the share of it that the
-    estimate may take. The rest covers errors of the estimate: repeated measurements on one machine differ by a tenth
-    to a fifth, and a thread that works for 90 % of the time loses a tenth more of its work. `room`: a step back must
-    fit into this share of `limit`.
-    """
+STEP_BACK_FILL: Final = 0.8
+"""Share of the allowed estimate that a step back must fit into."""
 
-    budget: float = DEFAULT_BUDGET
-    fill: float = 0.8
-    over_seconds: float = 3.0
-    calm_seconds: float = 60.0
-    room: float = 0.8
-
-    def __post_init__(self) -> None:
-        if not 0 < self.budget <= 1:
-            raise ValueError("the budget must be above 0 and at most 1")
-        for name in ("fill", "room"):
-            if not 0 < getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be above 0 and at most 1")
-
-    @property
-    def limit(self) -> float:
-        """The highest estimate that is allowed, a share of one processor."""
-        return self.budget * self.fill
+OVER_SECONDS: Final = 3.0
+CALM_SECONDS: Final = 60.0
+"""How long the cost must be too high, or low enough for a step back, before the governor changes the step."""
 
 
 @dataclass(frozen=True)
@@ -139,18 +123,21 @@ def full_cost(rates: Rates, costs: Mapping[str, ProbeCost]) -> dict[str, float]:
     return {group: sum(costs[kind].share(rate) for kind, rate in by_kind.items()) for group, by_kind in rates.items()}
 
 
-def advance(state: GovernorState, full: Mapping[str, float], now: float, config: GovernorConfig) -> GovernorState:
-    """The state after a poll. `full` is what each group would cost always on, as a share of one processor."""
-    last = len(STEPS) - 1
-    if cost_at(state.step, full) > config.limit and state.step < last:
+def advance(state: GovernorState, full: Mapping[str, float], now: float, budget: float) -> GovernorState:
+    """The state after a poll. `full` is what each group would cost always on, as a share of one processor.
+
+    `budget`: the share of one processor that tracing may cost the most heavily traced process.
+    """
+    last, limit = len(STEPS) - 1, budget * BUDGET_FILL
+    if cost_at(state.step, full) > limit and state.step < last:
         since = state.over_since if state.over_since is not None else now
-        if now - since < config.over_seconds:
+        if now - since < OVER_SECONDS:
             return replace(state, over_since=since, calm_since=None)
-        fitting = (step for step in range(state.step + 1, last) if cost_at(step, full) <= config.limit)
+        fitting = (step for step in range(state.step + 1, last) if cost_at(step, full) <= limit)
         return GovernorState(next(fitting, last))
-    if state.step and cost_at(state.step - 1, full) <= config.limit * config.room:
+    if state.step and cost_at(state.step - 1, full) <= limit * STEP_BACK_FILL:
         since = state.calm_since if state.calm_since is not None else now
-        if now - since < config.calm_seconds:
+        if now - since < CALM_SECONDS:
             return replace(state, over_since=None, calm_since=since)
         return GovernorState(state.step - 1)
     return GovernorState(state.step)

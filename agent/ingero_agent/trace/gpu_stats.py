@@ -15,6 +15,7 @@ class GpuSample:
 
     index: int
     uuid: str
+    model: str = ""
     used: int
     free: int
     total: int

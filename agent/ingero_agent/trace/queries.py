@@ -2,7 +2,7 @@
 
 import json
 import sqlite3
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -107,14 +107,14 @@ def collectives(file: Path, wanted: Filter) -> list[Collective]:
     return [Collective(**{**row, "tid": 0, "exact": bool(row["exact"])}) for row in rows]
 
 
-def collective_rows(found: Sequence[Collective]) -> list[tuple[Any, ...]]:
-    """Rows of `COLLECTIVES`."""
+def collective_rows(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
+    """Rows of `COLLECTIVES`, newest last. Raises `CannotRead`, `sqlite3.Error`."""
     return [
         (
             round(one.arrival_ns / 1e9, 6), one.pid, one.operation, one.communicator, one.rank, one.nranks, one.seq,
             one.exact, one.size, round(one.enqueue_ns / 1e3, 1), round(one.blocked_ns / 1e6, 3),
         )
-        for one in found
+        for one in collectives(file, wanted)
     ]  # fmt: skip
 
 
@@ -154,3 +154,14 @@ def gpus(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
             return []
         bounds = (int(wanted.begin * _NS), int(wanted.end * _NS), wanted.limit)
         return database.execute(query, bounds).fetchall()[::-1]
+
+
+View = tuple[tuple[str, ...], Callable[[Path, Filter], list[tuple[Any, ...]]]]
+
+VIEWS: Final[dict[str, View]] = {
+    "operations": (OPERATIONS, operations),
+    "collectives": (COLLECTIVES, collective_rows),
+    "annotations": (ANNOTATIONS, annotations),
+    "gpus": (GPUS, gpus),
+}
+"""What `query` shows: columns, and the function that reads their rows."""

@@ -51,16 +51,8 @@ class ParquetRecorder:
         import pyarrow as pa
         from pyarrow import parquet
 
-        kinds = (
-            pa.int64(),
-            pa.string(),
-            pa.string(),
-            pa.float64(),
-            pa.float64(),
-            pa.int64(),
-            pa.string(),
-            pa.int64(),
-        )
+        number, text, seconds = pa.int64(), pa.string(), pa.float64()
+        kinds = (number, text, text, seconds, seconds, number, text, number)
         self._schema = pa.schema(list(zip(COLUMNS, kinds, strict=True)))
         self._writer: Any = parquet.ParquetWriter(file, self._schema)
         self._rows: list[TimelineRow] = []

@@ -15,7 +15,7 @@ from ingero_agent.trace.call_rates import CallRates
 from ingero_agent.trace.counts import CallCount, Scaler
 from ingero_agent.trace.events import Collective, Event, sample_mask
 from ingero_agent.trace.export import TraceExporter
-from ingero_agent.trace.governor import CORE, GROUPS, SCHEDULER, DutyCycle, GovernorConfig, GovernorState
+from ingero_agent.trace.governor import CORE, GROUPS, SCHEDULER, DutyCycle, GovernorState
 from ingero_agent.trace.gpus import GpuPoller
 from ingero_agent.trace.host import OwnCpu, command_of, container_of, host_snapshot, nccl_processes, own_rss, rank_of
 from ingero_agent.trace.recorder import TimelineRecorder
@@ -53,7 +53,6 @@ class TraceService:
         poller = GpuPoller(settings.gpu_interval) if settings.gpu_interval else None
         self._aux = AuxCollectors(self.stats, store, poller, sockets, tracer.pushed_off)
         self._settings, self._tracer, self._store, self._recorder = settings, tracer, store, recorder
-        self._governor = GovernorConfig(budget=settings.budget)
         self._state, self._window = GovernorState(), DutyCycle()
         self._scalers = {group: Scaler() for group in GROUPS}
         self._open, self._opened_at = dict.fromkeys(GROUPS, True), dict.fromkeys(GROUPS, 0.0)
@@ -195,7 +194,7 @@ class TraceService:
         self._rates.update(counted, on, self._tracer.found, self._tracer.single_stepped)
         full = self._rates.most_expensive(self._tracer.costs)
         full[SCHEDULER] = self._tracer.scheduler.share
-        before, self._state = self._state, governor.advance(self._state, full, now, self._governor)
+        before, self._state = self._state, governor.advance(self._state, full, now, self._settings.budget)
         if before.step != self._state.step:
             self._window = DutyCycle(self._state.step, now)
             for scaler in self._scalers.values():

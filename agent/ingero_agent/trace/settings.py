@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from ingero_agent.trace.governor import DEFAULT_BUDGET
-from ingero_kit.addresses import parse_listen
+from ingero_kit.addresses import OptionalEndpoint
 from ingero_kit.settings import Duration, Settings, load
 
 AUTO, MULTI, PERF, NEVER = "auto", "multi", "perf", "never"
@@ -38,12 +38,6 @@ def parse_byte_size(value: object) -> object:
     if found is None:
         raise ValueError("a size such as 500m or 10g was expected")
     return int(float(found.group(1)) * _FACTORS[found.group(2)])
-
-
-def _address(text: str) -> str:
-    if text:
-        parse_listen(text)
-    return text
 
 
 def _pattern(text: str) -> str:
@@ -75,7 +69,7 @@ class TraceSettings(Settings):
     """Largest database; the oldest rows are removed first."""
     keep: Duration = Field(default=KEEP_SECONDS, ge=0, json_schema_extra={"default_in_words": "7d"})
     """How long counts are kept."""
-    prometheus: Annotated[str, AfterValidator(_address)] = ""
+    prometheus: OptionalEndpoint = ""
     """Address of `/metrics` (no authentication): `host:port`, or `:port` for every address; none without it."""
     otlp: str = ""
     """Export metrics to this OTLP/HTTP address."""

@@ -29,7 +29,7 @@ from ingero_testing.processes import BIN, process, wait_until
 THERMAL, POWER, HW, SW = Throttle.THERMAL, Throttle.POWER, Throttle.HW, Throttle.SW
 LOOK = """
 import dataclasses, json
-from ingero_agent.trace.gpus import find_reader
+from ingero_agent.nvml import find_reader
 from ingero_kit import logs
 logs.configure("error")
 reader = find_reader()
@@ -70,7 +70,8 @@ def test_each_gpu_tells_memory_clocks_throttling_and_who_holds_what(driver: Path
     )  # fmt: skip
 
     assert first == {
-        "index": 0, "uuid": "GPU-0", "used": 20 << 30, "free": 60 << 30, "total": 80 << 30,
+        "index": 0, "uuid": "GPU-0", "model": "NVIDIA Imaginary 80GB", "used": 20 << 30,
+        "free": 60 << 30, "total": 80 << 30,
         "throttle": ["hw", "thermal"], "sm_mhz": 1200, "sm_max_mhz": 1980, "memory_mhz": 1980,
         "throttled_ns": {"power": 7, "thermal": 5}, "processes": {"77": 12 << 30},
     }  # fmt: skip
