@@ -101,7 +101,10 @@ def _enumeration(kind: Any, content: Any) -> int:
 
 def _identifier(content: str) -> bytes:
     """A hexadecimal identifier, or one in base64: the padding of 8 or 16 bytes tells them apart."""
-    return base64.b64decode(content) if content.endswith("=") else bytes.fromhex(content)
+    try:
+        return base64.b64decode(content) if content.endswith("=") else bytes.fromhex(content)
+    except ValueError:
+        raise ValueError("an identifier is neither hexadecimal nor base64") from None
 
 
 class _Reader:
@@ -147,4 +150,10 @@ class _Reader:
                 if name not in _PARTS:
                     raise
                 del items[-1]
-                self.unreadable[f"it is not OTLP/JSON: {type(error).__name__}: {error}"[:200]] += 1
+                self.unreadable[f"it is not OTLP/JSON: {_reason(error)}"] += 1
+
+
+def _reason(error: Exception) -> str:
+    """The kind of an error and its text without values, which would give the counters of reasons too many names."""
+    text = "" if isinstance(error, KeyError) else str(error).partition(":")[0]
+    return f"{type(error).__name__}: {text}".removesuffix(": ")
