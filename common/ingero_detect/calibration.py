@@ -39,11 +39,13 @@ def alarm_levels(memory: ColumnStore, parameters: Parameters, ticks: int, theory
     part = slice(ticks % period, None, period)
     hours = memory.group("hours")[part]
     if len(hours):
-        peaks, steps = ([table(side)[part] for side in ("slow", "fast")] for table in (memory.peaks, memory.steps))
+        peaks, steps = (
+            [memory.group(f"{table}_{side}")[part] for side in ("slow", "fast")] for table in ("peaks", "steps")
+        )
         tails = [false_alarm_budget.fit_tail(*pair, hours) for pair in zip(peaks, steps, strict=True)]
         judged = hours / parameters.tick_hours
         alarm[part] = false_alarm_budget.calibrated_levels(tails, judged, parameters.budget, first)
-        runs = memory.runs()[part]
+        runs = memory.group("runs")[part]
         tolerable = runs[:, ::-1].cumsum(axis=1)[:, ::-1] <= (1 + parameters.budget * hours)[:, None]
         tolerable[:, -1] = True
         memory.group("confirm")[part] = np.maximum(2, tolerable.argmax(axis=1))
@@ -64,7 +66,7 @@ def record_tick(
     _record_steps(memory, ticks, nodes, free, bounds)
     ended = (collapse.before > 0) & (collapse.run == 0) & (collapse.before <= _SHORT_RUN)
     if ended.any():
-        _count(memory.runs(), nodes.group[ended], np.minimum(collapse.before[ended], RUNS - 1))
+        _count(memory.group("runs"), nodes.group[ended], np.minimum(collapse.before[ended], RUNS - 1))
     judged = np.bincount(nodes.group[~nodes.accused & nodes.fresh], minlength=len(nodes.level))
     memory.group("hours")[:] += judged * parameters.tick_hours
 
@@ -81,7 +83,11 @@ def _record_peaks(memory: ColumnStore, side: str, nodes: Residuals, free: Bools,
     peak = column[nodes.index]
     ended = (memory.node(side)[nodes.index] > 0) & (evidence <= 0) & free
     if ended.any():
-        _count(memory.peaks(side), nodes.group[ended], false_alarm_budget.bins_of(peak[ended].astype(np.float64)))
+        _count(
+            memory.group(f"peaks_{side}"),
+            nodes.group[ended],
+            false_alarm_budget.bins_of(peak[ended].astype(np.float64)),
+        )
     column[nodes.index] = np.maximum(peak, evidence) * (evidence > 0)
 
 
@@ -93,7 +99,7 @@ def _record_steps(memory: ColumnStore, ticks: int, nodes: Residuals, free: Bools
     group, z, allowance, cap = nodes.group[rows], bounds.z[rows], bounds.allowance[rows], bounds.cap[rows]
     for side, loss in (("slow", z), ("fast", -z)):
         steps = np.minimum(loss - allowance, cap)
-        _count(memory.steps(side), group, false_alarm_budget.step_bins_of(steps))
+        _count(memory.group(f"steps_{side}"), group, false_alarm_budget.step_bins_of(steps))
 
 
 def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints) -> None:
@@ -101,7 +107,7 @@ def record_short_alarms(memory: ColumnStore, parameters: Parameters, rows: Ints)
     lasted = (memory.node("well_since")[rows] - memory.node("since")[rows]) / parameters.tick_seconds
     chance = rows[(lasted <= _SHORT_RUN) & (memory.node("reached")[rows] > 0)]
     bins = false_alarm_budget.bins_of(memory.node("reached")[chance].astype(np.float64))
-    _count(memory.peaks("slow"), memory.node("group")[chance], bins)
+    _count(memory.group("peaks_slow"), memory.node("group")[chance], bins)
 
 
 def estimates(memory: ColumnStore, theory: float) -> dict[str, float]:
@@ -112,6 +118,6 @@ def estimates(memory: ColumnStore, theory: float) -> dict[str, float]:
     for name, side in (("own_tail", "slow"), ("mirror", "fast")):
         found[name] = 0.0
         if total > 0:
-            tail = false_alarm_budget.fit_tail(memory.peaks(side), memory.steps(side), hours)
+            tail = false_alarm_budget.fit_tail(memory.group(f"peaks_{side}"), memory.group(f"steps_{side}"), hours)
             found[name] = float((tail.rate(alarm) * hours).sum() / total)
     return found

@@ -20,50 +20,19 @@ RUNS: Final = 16
 """Histogram of the lengths of collapses that ended by themselves, ticks; the last bin holds longer ones."""
 
 NODE_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
-    "used": (np.bool_, False),
-    "state": (np.uint8, LEARNING),
-    "code": (np.uint8, 0),
-    "home": (np.int32, -1),
-    "group": (np.int32, -1),
-    "was_active": (np.bool_, False),
-    "learned": (np.bool_, False),
-    "filled": (np.int16, 0),
-    "sofar": (np.float64, 0.0),
-    "count": (np.int32, 0),
-    "relearn": (np.int16, 0),
-    "grace": (np.int16, 0),
-    "absent": (np.int32, 0),
-    "seen": (np.float64, 0.0),
-    "baseline": (np.float64, 0.0),
-    "own": (np.float32, 0.0),
-    "previous": (np.float32, np.nan),
-    "slow": (np.float32, 0.0),
-    "fast": (np.float32, 0.0),
-    "below": (np.float32, 0.0),
-    "slow_peak": (np.float32, 0.0),
-    "fast_peak": (np.float32, 0.0),
-    "onset": (np.float64, 0.0),
-    "below_onset": (np.float64, 0.0),
-    "shortfall": (np.float32, 0.0),
-    "spell": (np.int32, 0),
-    "run": (np.int16, 0),
-    "lower": (np.int16, 0),
-    "idle_run": (np.int16, 0),
-    "kind": (np.uint8, 0),
-    "axis": (np.uint8, 0),
-    "since": (np.float64, 0.0),
-    "detected": (np.float64, 0.0),
-    "loss": (np.float32, 0.0),
-    "well": (np.float32, 0.0),
-    "well_since": (np.float64, 0.0),
-    "hold": (np.int16, 0),
-    "reached": (np.float32, 0.0),
-    "echo": (np.float32, np.nan),
-    "value": (np.float64, np.nan),
-    "expected": (np.float64, np.nan),
-    "residual": (np.float32, np.nan),
-    "scale": (np.float32, np.nan),
-}
+    "used": (np.bool_, False), "state": (np.uint8, LEARNING), "code": (np.uint8, 0), "home": (np.int32, -1),
+    "group": (np.int32, -1), "was_active": (np.bool_, False), "learned": (np.bool_, False), "filled": (np.int16, 0),
+    "sofar": (np.float64, 0.0), "count": (np.int32, 0), "relearn": (np.int16, 0), "grace": (np.int16, 0),
+    "absent": (np.int32, 0), "seen": (np.float64, 0.0), "baseline": (np.float64, 0.0), "own": (np.float32, 0.0),
+    "previous": (np.float32, np.nan), "slow": (np.float32, 0.0), "fast": (np.float32, 0.0),
+    "below": (np.float32, 0.0), "slow_peak": (np.float32, 0.0), "fast_peak": (np.float32, 0.0),
+    "onset": (np.float64, 0.0), "below_onset": (np.float64, 0.0), "shortfall": (np.float32, 0.0),
+    "spell": (np.int32, 0), "run": (np.int16, 0), "lower": (np.int16, 0), "idle_run": (np.int16, 0),
+    "kind": (np.uint8, 0), "axis": (np.uint8, 0), "since": (np.float64, 0.0), "detected": (np.float64, 0.0),
+    "loss": (np.float32, 0.0), "well": (np.float32, 0.0), "well_since": (np.float64, 0.0), "hold": (np.int16, 0),
+    "reached": (np.float32, 0.0), "echo": (np.float32, np.nan), "value": (np.float64, np.nan),
+    "expected": (np.float64, np.nan), "residual": (np.float32, np.nan), "scale": (np.float32, np.nan),
+}  # fmt: skip
 """Type and initial value of the columns by node.
 
 `slow`, `fast`, `below`: the sequential test against own history, its mirror, and the test against peers; `shortfall`
@@ -71,21 +40,18 @@ over `spell` ticks since `onset`; `well`: the test of recovery; `run`: ticks wit
 """
 
 GROUP_COLUMNS: Final[dict[str, tuple[Any, Any]]] = {
-    "level": (np.float64, np.nan),
-    "scale": (np.float64, np.nan),
-    "offsets": (np.float64, np.nan),
-    "ticks": (np.int64, 0),
-    "lagged": (np.float64, 0.0),
-    "squares": (np.float64, 0.0),
-    "moved": (np.int32, 0),
-    "shift": (np.float64, 0.0),
-    "slow_since": (np.float64, 0.0),
-    "hours": (np.float64, 0.0),
-    "alarm": (np.float64, np.nan),
-    "confirm": (np.int16, 2),
-    "size": (np.int64, 0),
-}
+    "level": (np.float64, np.nan), "scale": (np.float64, np.nan), "offsets": (np.float64, np.nan),
+    "ticks": (np.int64, 0), "lagged": (np.float64, 0.0), "squares": (np.float64, 0.0), "moved": (np.int32, 0),
+    "shift": (np.float64, 0.0), "slow_since": (np.float64, 0.0), "hours": (np.float64, 0.0),
+    "alarm": (np.float64, np.nan), "confirm": (np.int16, 2), "size": (np.int64, 0),
+}  # fmt: skip
 """Type and initial value of the columns by group."""
+
+HISTOGRAMS: Final = {
+    "peaks_slow": BINS, "peaks_fast": BINS, "steps_slow": STEP_BINS, "steps_fast": STEP_BINS, "runs": RUNS,
+}  # fmt: skip
+"""Bins of the histograms by group: peaks of the test on one side, what one tick adds to it, and lengths of collapses
+that ended by themselves."""
 
 VERSION: Final = 3
 """Version of the snapshot format."""
@@ -113,9 +79,7 @@ class ColumnStore:
         self._columns = {name: np.full(64, start, dtype) for name, (dtype, start) in NODE_COLUMNS.items()}
         self._window = np.zeros((64, warmup), np.float16)
         self._group_columns = {name: np.full(8, start, dtype) for name, (dtype, start) in GROUP_COLUMNS.items()}
-        self._peaks = {name: np.zeros((8, BINS), np.float32) for name in ("slow", "fast")}
-        self._steps = {name: np.zeros((8, STEP_BINS), np.float32) for name in ("slow", "fast")}
-        self._runs = np.zeros((8, RUNS), np.float32)
+        self._group_columns |= {name: np.zeros((8, bins), np.float32) for name, bins in HISTOGRAMS.items()}
         self._roster: list[NodeKey] | None = None
         self._last_names: Sequence[NodeKey] = ()
         self._last_slots: Ints = np.zeros(0, np.int64)
@@ -138,24 +102,12 @@ class ColumnStore:
         self._window = np.zeros_like(self._window)
 
     def group(self, name: str) -> npt.NDArray[Any]:
-        """One column by group, in place."""
+        """One column or histogram by group, in place."""
         return self._group_columns[name][: len(self.groups)]
 
     def window(self) -> npt.NDArray[np.float16]:
         """Rates of learning nodes, log units with a precision of 1/2000 of themselves, (slots, warm-up ticks)."""
         return self._window[: len(self.names)]
-
-    def peaks(self, side: str) -> npt.NDArray[np.float32]:
-        """Histogram of peaks of the test on one side, (groups, BINS)."""
-        return self._peaks[side][: len(self.groups)]
-
-    def steps(self, side: str) -> npt.NDArray[np.float32]:
-        """Histogram of what one tick adds to the test on one side, (groups, STEP_BINS)."""
-        return self._steps[side][: len(self.groups)]
-
-    def runs(self) -> npt.NDArray[np.float32]:
-        """Histogram of collapses that ended by themselves, (groups, RUNS)."""
-        return self._runs[: len(self.groups)]
 
     def slot(self, node: NodeKey) -> int | None:
         """The slot of a node, if it is remembered."""
@@ -211,15 +163,10 @@ class ColumnStore:
         known = len(self.groups)
         number = self._number(key, self._groups, self.groups)
         if number == known:
-            while number >= len(self._runs):
+            if number >= len(self._group_columns["runs"]):
                 self._group_columns = {name: _longer(column) for name, column in self._group_columns.items()}
-                self._peaks = {name: _longer(column) for name, column in self._peaks.items()}
-                self._steps = {name: _longer(column) for name, column in self._steps.items()}
-                self._runs = _longer(self._runs)
-            for name, (_, start) in GROUP_COLUMNS.items():
-                self._group_columns[name][number] = start
-            for histogram in (*self._peaks.values(), *self._steps.values(), self._runs):
-                histogram[number] = 0
+            for name, column in self._group_columns.items():
+                column[number] = 0 if name in HISTOGRAMS else GROUP_COLUMNS[name][1]
         return number
 
     def _number(self, key: CohortKey, numbers: dict[CohortKey, int], keys: list[CohortKey]) -> int:
@@ -259,12 +206,7 @@ class ColumnStore:
             numbers.clear()
             numbers.update({key: number for number, key in enumerate(keys)})
             if column == "group":
-                for table in (
-                    *self._group_columns.values(),
-                    *self._peaks.values(),
-                    *self._steps.values(),
-                    self._runs,
-                ):
+                for table in self._group_columns.values():
                     table[: len(kept)] = table[kept]
 
     def snapshot(self, facts: Mapping[str, Any]) -> bytes:
@@ -274,10 +216,7 @@ class ColumnStore:
             "homes": self.homes, "groups": self.groups,
         }  # fmt: skip
         arrays = {f"node_{name}": self.node(name) for name in NODE_COLUMNS}
-        arrays |= {f"group_{name}": self.group(name) for name in GROUP_COLUMNS}
-        arrays |= {f"peaks_{side}": self.peaks(side) for side in self._peaks}
-        arrays |= {f"steps_{side}": self.steps(side) for side in self._steps}
-        arrays |= {"runs": self.runs(), "window": self.window()}
+        arrays |= {_archived(name): self.group(name) for name in self._group_columns} | {"window": self.window()}
         arrays["names"] = np.frombuffer(json.dumps(names, separators=(",", ":")).encode(), np.uint8)
         file = io.BytesIO()
         np.savez(file, allow_pickle=False, **arrays)
@@ -294,11 +233,15 @@ class ColumnStore:
             names = [(str(cluster), str(node)) for cluster, node in about["names"]]
             homes, groups = ([tuple(map(str, key)) for key in about[part]] for part in ("homes", "groups"))
             free = [int(slot) for slot in about["free"]]
-            columns = {name: _typed(arrays[f"node_{name}"], dtype) for name, (dtype, _) in NODE_COLUMNS.items()}
-            by_group = {name: _typed(arrays[f"group_{name}"], dtype) for name, (dtype, _) in GROUP_COLUMNS.items()}
-            peaks = {side: _typed(arrays[f"peaks_{side}"], np.float32) for side in self._peaks}
-            steps = {side: _typed(arrays[f"steps_{side}"], np.float32) for side in self._steps}
-            window, runs = _typed(arrays["window"], np.float16), _typed(arrays["runs"], np.float32)
+            columns = {
+                name: _typed(arrays[f"node_{name}"], column.dtype, (len(names),))
+                for name, column in self._columns.items()
+            }
+            by_group = {
+                name: _typed(arrays[_archived(name)], column.dtype, (len(groups), *column.shape[1:]))
+                for name, column in self._group_columns.items()
+            }
+            window = _typed(arrays["window"], np.float16, (len(names), self.warmup))
             facts = dict(about["facts"])
         except SnapshotError:
             raise
@@ -306,13 +249,7 @@ class ColumnStore:
             raise SnapshotError(f"the snapshot is damaged: {type(error).__name__}") from error
         free_slots = set(free)
         fits = (
-            all(column.shape == (len(names),) for column in columns.values())
-            and all(column.shape == (len(groups),) for column in by_group.values())
-            and all(table.shape == (len(groups), BINS) for table in peaks.values())
-            and all(table.shape == (len(groups), STEP_BINS) for table in steps.values())
-            and window.shape == (len(names), self.warmup)
-            and runs.shape == (len(groups), RUNS)
-            and all(0 <= slot < len(names) for slot in free_slots)
+            all(0 <= slot < len(names) for slot in free_slots)
             and (columns["state"] < len(STATES)).all()
             and (columns["home"] < len(homes)).all()
             and (columns["group"] < len(groups)).all()
@@ -325,17 +262,20 @@ class ColumnStore:
         self._homes = {key: number for number, key in enumerate(homes)}
         self._groups = {key: number for number, key in enumerate(groups)}
         self._columns = {name: _room(column, 64) for name, column in columns.items()}
-        self._window, self._runs = _room(window, 64), _room(runs, 8)
+        self._window = _room(window, 64)
         self._group_columns = {name: _room(column, 8) for name, column in by_group.items()}
-        self._peaks = {side: _room(table, 8) for side, table in peaks.items()}
-        self._steps = {side: _room(table, 8) for side, table in steps.items()}
         self._last_names, self._last_slots = (), np.zeros(0, np.int64)
         return facts
 
 
-def _typed(array: npt.NDArray[Any], dtype: Any) -> npt.NDArray[Any]:
-    if array.dtype != np.dtype(dtype):
-        raise SnapshotError("the snapshot's columns have other types")
+def _archived(name: str) -> str:
+    """The name in a snapshot of a column by group."""
+    return name if name in HISTOGRAMS else f"group_{name}"
+
+
+def _typed(array: npt.NDArray[Any], dtype: Any, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    if array.dtype != dtype or array.shape != shape:
+        raise SnapshotError("the snapshot's columns have other types or do not fit one another")
     return array
 
 
