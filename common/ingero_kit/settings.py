@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any, TypeVar
 
 import yaml
@@ -105,7 +106,7 @@ def load(
     try:
         return model.model_validate(merged)
     except ValidationError as error:
-        raise SettingsError(_explain(error, file, origin)) from None
+        raise SettingsError(explain(error, str(file) if file else "settings", origin)) from None
 
 
 def _own_part(file: Path, section: str, other_sections: frozenset[str]) -> dict[str, Any]:
@@ -167,19 +168,18 @@ def _put(tree: dict[str, Any], path: list[str], value: Any, name: str) -> None:
     tree[path[-1]] = value
 
 
-def _explain(error: ValidationError, file: Path | None, origin: Mapping[str, str]) -> str:
+def explain(error: ValidationError, source: str, origin: Mapping[str, str] = MappingProxyType({})) -> str:
+    """What is wrong, one line for each problem, with its path; `origin` names other sources than `source` by path."""
     lines = []
     for problem in error.errors(include_url=False):
         path = ".".join(str(part) for part in problem["loc"])
-        source = next(
-            (text for key, text in origin.items() if path.startswith(key)), str(file) if file else "settings"
-        )
+        place = next((text for key, text in origin.items() if path.startswith(key)), source)
         if problem["type"] == "extra_forbidden":
-            lines.append(f"{source}: {path}: no such setting")
+            lines.append(f"{place}: {path}: no such setting")
         elif problem["type"] == "missing":
-            lines.append(f"{source}: {path}: is required")
+            lines.append(f"{place}: {path}: is required")
         else:
             message = problem["msg"].removeprefix("Value error, ")
             # Without a path several settings together are wrong, and the input is all of them.
-            lines.append(f"{source}: {path}: {message} (got {problem['input']!r:.80})" if path else message)
+            lines.append(f"{place}: {path}: {message} (got {problem['input']!r:.80})" if path else message)
     return "\n".join(lines)

@@ -1,7 +1,7 @@
 """The HTTP APIs: threshold and stragglers for agents and operator, diagnostics, health, zPages, metrics pages."""
 
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol
+from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Header, HTTPException, Query
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
@@ -11,7 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from ingero_contract import routes
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.cost.tracker import CostTracker
-from ingero_fleet.settings import IngeroConfig
+from ingero_fleet.engine import Engine
 from ingero_fleet.taints.tracker import TaintTracker
 from ingero_fleet.tick_snapshot import (
     TickSnapshot,
@@ -22,22 +22,6 @@ from ingero_fleet.tick_snapshot import (
     why_answer,
 )
 from ingero_kit.otlp_receiver import Authenticator
-
-
-class EngineView(Protocol):
-    """The part of a running Fleet that the APIs read."""
-
-    @property
-    def snapshot(self) -> TickSnapshot | None:
-        """The latest tick, `None` before the first."""
-
-    @property
-    def config(self) -> IngeroConfig:
-        """The processor's settings."""
-
-    def health(self) -> tuple[bool, dict[str, Any]]:
-        """Whether Fleet works, and the details."""
-
 
 Cluster = Annotated[str, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
 OptionalCluster = Annotated[str | None, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
@@ -61,7 +45,7 @@ def _app(title: str) -> FastAPI:
 
 
 def agent_api(
-    state: EngineView,
+    engine: Engine,
     authenticator: Authenticator,
     tracker: CostTracker | None = None,
     collectives: CollectivesTracker | None = None,
@@ -73,16 +57,16 @@ def agent_api(
     @app.get(routes.FLEET_THRESHOLD, dependencies=secured)
     def threshold(cluster_id: Cluster, node_id: OptionalNode = None) -> dict[str, Any]:
         """The threshold of a cluster; 0 and false before the first quorum."""
-        return threshold_answer(state.snapshot, cluster_id, node_id)
+        return threshold_answer(engine.snapshot, cluster_id, node_id)
 
     @app.get(routes.FLEET_STRAGGLERS, dependencies=secured)
     def stragglers(cluster_id: OptionalCluster = None) -> dict[str, Any]:
         """Who is a straggler now, since when, why, and at what cost."""
         late = collectives.stragglers if collectives else {}
         actionable = bool(collectives and collectives.config.actionable)
-        config = state.config
+        config = engine.config
         answer = stragglers_answer(
-            _ready(state), cluster_id, config.push_interval, late, actionable, config.panic.straggler_fraction
+            _ready(engine), cluster_id, config.push_interval, late, actionable, config.panic.straggler_fraction
         )
         return {**answer, "cost": tracker.summary(cluster_id)} if tracker else answer
 
@@ -94,7 +78,7 @@ def agent_api(
         node_id: OptionalNodes = None,
     ) -> dict[str, Any]:
         """The detector's verdicts on all or the named nodes, paged."""
-        snapshot = _ready(state)
+        snapshot = _ready(engine)
         rows = snapshot.rows(cluster_id)
         if node_id:
             wanted = frozenset(node_id)
@@ -107,14 +91,14 @@ def agent_api(
         @app.get(routes.FLEET_COST, dependencies=secured)
         def cost(cluster_id: OptionalCluster = None) -> dict[str, Any]:
             """What stragglers cost, now by the hour and since Fleet started."""
-            _ready(state)
+            _ready(engine)
             return tracker.answer(cluster_id)
 
     return app
 
 
 def admin_api(
-    state: EngineView, collectives: CollectivesTracker | None = None, taints: TaintTracker | None = None
+    engine: Engine, collectives: CollectivesTracker | None = None, taints: TaintTracker | None = None
 ) -> FastAPI:
     """Port 8081, loopback only: diagnostics for people."""
     app = _app("ingero Fleet diagnostics")
@@ -122,7 +106,7 @@ def admin_api(
     @app.get(routes.FLEET_WHY)
     def why(node_id: Node, cluster_id: OptionalCluster = None) -> dict[str, Any]:
         """Why a node is, or is not, a straggler."""
-        snapshot = _ready(state)
+        snapshot = _ready(engine)
         rows = [row for row in snapshot.rows(cluster_id) if snapshot.scores.names[row][1] == node_id]
         if not rows:
             raise HTTPException(404, f"no node {node_id!r} is known; {routes.FLEET_NODES} lists those that are")
@@ -131,7 +115,7 @@ def admin_api(
         node = snapshot.scores.names[rows[0]]
         late = collectives.stragglers.get(node) if collectives else None
         taint = taints.taint(node, snapshot.tick.now) if taints else None
-        return {**why_answer(snapshot, rows[0], state.config), "collectives": late, "taint": taint}
+        return {**why_answer(snapshot, rows[0], engine.config), "collectives": late, "taint": taint}
 
     @app.get(routes.FLEET_NODES)
     def nodes(
@@ -140,7 +124,7 @@ def admin_api(
         offset: Annotated[int, Query(ge=0)] = 0,
     ) -> dict[str, Any]:
         """The state of every node, paged, and of every cluster."""
-        snapshot = _ready(state)
+        snapshot = _ready(engine)
         rows = snapshot.rows(cluster_id)
         return {
             "total": len(rows),
@@ -156,19 +140,19 @@ def admin_api(
             cluster_id: OptionalCluster = None, limit: Annotated[int, Query(ge=1, le=10_000)] = 100
         ) -> dict[str, Any]:
             """Which rank the collectives wait for, and how late every rank is."""
-            return collectives.answer(cluster_id, _ready(state).tick.now, limit)
+            return collectives.answer(cluster_id, _ready(engine).tick.now, limit)
 
     return app
 
 
-def health_api(state: EngineView, authenticator: Authenticator) -> FastAPI:
+def health_api(engine: Engine, authenticator: Authenticator) -> FastAPI:
     """Port 8088: health of Fleet itself. The detailed state is served only when a token is configured."""
     app = _app("ingero Fleet health")
 
     @app.get(routes.FLEET_HEALTH)
     def health() -> Response:
         """A short state without authentication."""
-        healthy, _ = state.health()
+        healthy, _ = engine.health()
         return PlainTextResponse("ok\n" if healthy else "unhealthy\n", 200 if healthy else 503)
 
     if authenticator.tokens is not None:
@@ -176,20 +160,20 @@ def health_api(state: EngineView, authenticator: Authenticator) -> FastAPI:
         @app.get(routes.FLEET_STATE, dependencies=[Depends(bearer(authenticator))])
         def details() -> Response:
             """Everything about Fleet's own health."""
-            healthy, facts = state.health()
+            healthy, facts = engine.health()
             return JSONResponse({"healthy": healthy, **facts}, 200 if healthy else 503)
 
     return app
 
 
-def zpages(state: EngineView) -> FastAPI:
+def zpages(engine: Engine) -> FastAPI:
     """Port 55679: pages for probes and people."""
     app = _app("ingero Fleet zPages")
 
     @app.get("/debug/servicez")
     def servicez() -> Response:
         """Is the service up, and what runs in it."""
-        healthy, facts = state.health()
+        healthy, facts = engine.health()
         rows = "".join(f"<tr><td>{key}</td><td>{value}</td></tr>" for key, value in facts.items())
         page = f"<!doctype html><html lang=en><title>ingero Fleet</title><h1>ingero Fleet</h1><table>{rows}</table>"
         return HTMLResponse(page, 200 if healthy else 503)
@@ -209,7 +193,7 @@ def metrics_app(registry: CollectorRegistry) -> FastAPI:
     return app
 
 
-def _ready(state: EngineView) -> TickSnapshot:
-    if state.snapshot is None:
+def _ready(engine: Engine) -> TickSnapshot:
+    if engine.snapshot is None:
         raise HTTPException(503, "the first statistics are not computed yet", {"retry-after": "1"})
-    return state.snapshot
+    return engine.snapshot

@@ -183,7 +183,7 @@ class Fleet:
 
 
 def _receiving_facts(traffic: Traffic) -> dict[str, Any]:
-    return {"reports": traffic.reports, "exporters": dict(traffic.waiting)}
+    return {"reports": traffic.totals["reports"], "exporters": dict(traffic.waiting)}
 
 
 async def serve(

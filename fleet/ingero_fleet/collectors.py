@@ -2,16 +2,16 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from ingero_detect.codes import STATES
+from ingero_fleet.engine import Engine
 from ingero_fleet.live_detector import Findings
 from ingero_fleet.receivers.traffic import Traffic
-from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.threshold_rule import CohortSummary
 from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name
 from ingero_kit.metrics_table import (
@@ -195,20 +195,8 @@ def _verdicts(snapshot: TickSnapshot, findings: Findings) -> Iterator[Metric]:
     yield gauge_now("ingero_fleet_accused_nodes", "Accused nodes by what is wrong.", by_kind, "cluster_id", "kind")
 
 
-class RuntimeStats(Protocol):
-    """The engine's figures for the page about Fleet itself."""
-
-    table: ScoreTable
-    tick_seconds: float
-    ticks: int
-    late_ticks: int
-    failed_ticks: int
-    failed_listeners: int
-    early_polls: int
-
-
-ENGINE: Final[tuple[MetricRow[RuntimeStats], ...]] = (
-    counter("ingero_fleet_expired_nodes", "Nodes forgotten after silence.", lambda s: s.table.losses.expired),
+ENGINE: Final[tuple[MetricRow[Engine], ...]] = (
+    counter("ingero_fleet_expired_nodes", "Nodes forgotten after silence.", lambda s: s.table.losses["expired"]),
     counter("ingero_fleet_ticks", "Ticks computed.", lambda s: s.ticks),
     counter("ingero_fleet_late_ticks", "Ticks that took longer than the interval.", lambda s: s.late_ticks),
     counter("ingero_fleet_failed_ticks", "Ticks that failed.", lambda s: s.failed_ticks),
@@ -226,31 +214,32 @@ ENGINE: Final[tuple[MetricRow[RuntimeStats], ...]] = (
     gauge("ingero_fleet_nodes", "Nodes in the score map.", lambda s: len(s.table)),
 )
 
+
+def _total(name: str, text: str) -> MetricRow[Traffic]:
+    return counter(f"ingero_fleet_{name}", text, lambda s: s.totals[name])
+
+
 TRAFFIC: Final[tuple[MetricRow[Traffic], ...]] = (
     counter("ingero_fleet_pushes", "Pushes by signal.", lambda s: s.pushes, "signal"),
     counter("ingero_fleet_rejected_points", "Points left out, by reason.", lambda s: s.rejected, "reason"),
-    counter("ingero_fleet_reports", "Health reports taken.", lambda s: s.reports),
-    counter("ingero_fleet_malformed_pushes", "Pushes that could not be read.", lambda s: s.malformed),
-    counter("ingero_fleet_nodes_over_limit", "Reports refused at max_nodes.", lambda s: s.nodes_over_limit),
-    counter("ingero_fleet_clusters_over_limit", "Reports refused at max_clusters.", lambda s: s.clusters_over_limit),
-    counter("ingero_fleet_cohorts_over_limit", "Reports refused at max_cohorts.", lambda s: s.cohorts_over_limit),
-    counter("ingero_fleet_late_reports", "Reports older than one of their node before.", lambda s: s.late_reports),
-    counter(
-        "ingero_fleet_receiver_restarts",
-        "Receiver processes put in the place of others.",
-        lambda s: s.receiver_restarts,
-    ),
+    _total("reports", "Health reports taken."),
+    _total("malformed_pushes", "Pushes that could not be read."),
+    _total("nodes_over_limit", "Reports refused at max_nodes."),
+    _total("clusters_over_limit", "Reports refused at max_clusters."),
+    _total("cohorts_over_limit", "Reports refused at max_cohorts."),
+    _total("late_reports", "Reports older than an earlier one of their node."),
+    _total("receiver_restarts", "Receiver processes that replaced another one."),
     counter(
         "ingero_fleet_exported_pushes",
         "Pushes by what became of them.",
-        lambda s: {(name, kind): getattr(c, kind) for name, c in s.exporters.items() for kind in EXPORT_OUTCOMES},
+        lambda s: {(name, kind): c[kind] for name, c in s.exporters.items() for kind in EXPORT_OUTCOMES},
         "exporter",
         "outcome",
     ),
     counter(
         "ingero_fleet_export_rejected_records",
         "Records that a receiver refused while it took others.",
-        lambda s: {name: c.rejected_records for name, c in s.exporters.items()},
+        lambda s: {name: c["rejected_records"] for name, c in s.exporters.items()},
         "exporter",
     ),
     gauge(
@@ -267,13 +256,13 @@ LISTENERS: Final = listener_rows("ingero_fleet_listener_events", "ingero_fleet_c
 class RuntimeStatsCollector(Collector):
     """Pushes, losses, queues and the cost of a tick."""
 
-    def __init__(self, stats: RuntimeStats, traffic: Callable[[], Traffic]) -> None:
-        self._stats = stats
+    def __init__(self, engine: Engine, traffic: Callable[[], Traffic]) -> None:
+        self._engine = engine
         self._traffic = traffic
 
     def collect(self) -> Iterator[Metric]:
         """Build the families anew for every scrape."""
         traffic = self._traffic()
-        yield from collect_rows(ENGINE, self._stats)
+        yield from collect_rows(ENGINE, self._engine)
         yield from collect_rows(TRAFFIC, traffic)
         yield from collect_rows(LISTENERS, traffic.listeners)

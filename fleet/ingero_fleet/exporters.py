@@ -8,10 +8,9 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum, auto
+from enum import StrEnum
 from typing import Final
 
 from ingero_fleet.otlp_parts import as_protobuf, count_records, halves, rejected
@@ -30,25 +29,13 @@ MAX_SPLITS: Final = 128
 """Most cuts of a refused batch: enough to isolate a few bad records, few for a receiver that refuses everything."""
 
 
-@dataclass
-class ExporterCounters:
-    """Numbers of pushes by outcome. A push counts as sent when any of its records was."""
+class _Outcome(StrEnum):
+    """The outcome of one request; its value is that of the counter."""
 
-    sent: int = 0
-    dropped_queue_full: int = 0
-    dropped_permanent: int = 0
-    dropped_elapsed: int = 0
-    retries: int = 0
-    rejected_records: int = 0
-
-
-class _Outcome(Enum):
-    """The outcome of one request."""
-
-    SENT = auto()
-    REFUSED = auto()
-    LOST = auto()
-    GIVEN_UP = auto()
+    SENT = "sent"
+    REFUSED = "refused"
+    LOST = "dropped_permanent"
+    GIVEN_UP = "dropped_elapsed"
 
 
 class Exporter:
@@ -58,7 +45,8 @@ class Exporter:
         self, name: str, config: ExporterConfig, client: OtlpClient, loop: asyncio.AbstractEventLoop
     ) -> None:
         self.name = name
-        self.counters = ExporterCounters()
+        self.counters: Counter[str] = Counter()
+        """Pushes by outcome, retries, and rejected records. A push counts as sent when any of its records was."""
         self._config = config
         self._client = client
         self._loop = loop
@@ -87,7 +75,7 @@ class Exporter:
         queue = self._config.sending_queue
         with self._lock:
             if len(self._queue) >= queue.queue_size or self._bytes + len(push.body) > queue.max_bytes:
-                self.counters.dropped_queue_full += 1
+                self.counters["dropped_queue_full"] += 1
                 return
             self._queue.append(push)
             self._bytes += len(push.body)
@@ -102,7 +90,7 @@ class Exporter:
         if self._task:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._task, grace_seconds)
-        self.counters.dropped_elapsed += len(self._queue) + self._under_way
+        self.counters["dropped_elapsed"] += len(self._queue) + self._under_way
         await self._client.close()
 
     async def _run(self) -> None:
@@ -129,9 +117,9 @@ class Exporter:
                 push = self._queue.popleft()
                 self._bytes -= len(push.body)
             try:
-                body = push.body if push.encoding == "protobuf" else as_protobuf(push)
+                body = push.body if push.encoding == "protobuf" else as_protobuf(push).body
             except ValueError:
-                self.counters.dropped_permanent += 1
+                self.counters["dropped_permanent"] += 1
                 continue
             if self.tag and signal is Signal.METRICS:
                 body = self.tag(body, push.cluster)
@@ -178,17 +166,12 @@ class Exporter:
                     splits -= 1
             except ValueError:  # not protobuf after all: its records cannot be separated
                 break
-        self.counters.rejected_records += refused if sent else 0
+        self.counters["rejected_records"] += refused if sent else 0
         return _Outcome.SENT if sent else _Outcome.REFUSED, splits
 
     def _count(self, outcome: _Outcome, pushes: int) -> None:
         self._under_way -= pushes
-        if outcome is _Outcome.SENT:
-            self.counters.sent += pushes
-        elif outcome is _Outcome.GIVEN_UP:
-            self.counters.dropped_elapsed += pushes
-        else:
-            self.counters.dropped_permanent += pushes
+        self.counters[_Outcome.LOST if outcome is _Outcome.REFUSED else outcome] += pushes
 
     async def _deliver(self, signal: Signal, body: bytes) -> _Outcome:
         """Send one request until it is accepted, refused, or too old."""
@@ -216,14 +199,14 @@ class Exporter:
             if attempt == 0:
                 log.warning("export_retrying", exporter=self.name, reason=result.detail)
             attempt += 1
-            self.counters.retries += 1
+            self.counters["retries"] += 1
             await asyncio.sleep(delay)
 
     def _answered(self, signal: Signal, response: bytes) -> None:
         """Count the records that a receiver rejected in a partial success."""
         refused = rejected(signal, response) if response else 0
         if refused:
-            self.counters.rejected_records += refused
+            self.counters["rejected_records"] += refused
             log.warning("export_partly_rejected", exporter=self.name, records=refused)
 
 

@@ -1,21 +1,20 @@
-"""Handles a push: its reports go to the collector, and the verdict cache's answer goes back."""
+"""Handles a push: its reports go to the score map, and the verdict cache's answer goes back."""
 
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final, Protocol
+from typing import Final
 
-from ingero_detect.column_store import NodeKey
 from ingero_fleet.collectives import gpu_states
-from ingero_fleet.otlp_parts import as_protobuf, readable_json
+from ingero_fleet.otlp_parts import as_protobuf
+from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.taints import records as taints
 from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.clock import Clock
-from ingero_kit.health_report import HealthReport, MalformedPayload, format_reasons
+from ingero_kit.health_report import MalformedPayload, format_reasons
 from ingero_kit.otlp_decode import ReportDecoder
 from ingero_kit.otlp_limits import RequestTooExpensive, check_density
 from ingero_kit.otlp_receiver import ACCEPTED, Answer, Push, Status
-from ingero_kit.otlp_repair import LOGS, TRACES, repair, repair_json
 from ingero_kit.otlp_signal import Signal
 
 Export = Callable[[Push], None]
@@ -24,27 +23,13 @@ Export = Callable[[Push], None]
 Observe = Callable[[Push, float], None]
 """Takes unchanged pushes with more than health reports: collectives, and taints of nodes."""
 
-UNREADABLE: Final = "a record is not OTLP in JSON"
-"""Why a record was left out of the export."""
-
 TOO_MUCH: Final = "a request asks for more work than one may"
 """Reason under which whole requests are refused, among the reasons for points."""
 
 MAX_CONVERTED_VALUES: Final = 20_000
-"""Most values of a request in JSON that is exported: each costs as much as forty in protobuf."""
+"""Most values of a request in JSON that is exported: each costs as much as ten in protobuf."""
 
 _METRICS: Final = Signal.METRICS
-_KINDS: Final = {Signal.LOGS: LOGS, Signal.TRACES: TRACES}
-
-
-class Collector(Protocol):
-    """Keeps reports."""
-
-    def observe(self, report: HealthReport, now: float) -> str | None:
-        """Take a report; returns the reason when it was not taken, otherwise `None`."""
-
-    def first_seen(self, node: NodeKey) -> float:
-        """The time of a node's first report."""
 
 
 class Intake:
@@ -52,7 +37,7 @@ class Intake:
 
     def __init__(
         self,
-        collector: Collector,
+        table: ScoreTable,
         clock: Clock,
         export: Export | None = None,
         observe: Observe | None = None,
@@ -64,8 +49,7 @@ class Intake:
         self.pushes: Counter[Signal] = Counter()
         self.rejected: Counter[str] = Counter()
         self.malformed = 0
-        self.self_reported: Counter[bool] = Counter()
-        self._collector = collector
+        self._table = table
         self._clock = clock
         self._wall_clock = wall_clock or clock
         self._export = export
@@ -91,37 +75,16 @@ class Intake:
         """Export a push that Fleet does not read, without malformed records; raises `MalformedPayload`."""
         check_density(push.body, push.encoding)
         try:
-            try:
-                body, answer = as_protobuf(push), ACCEPTED
-            except ValueError:
-                body, answer = self._repaired(push)
+            found = as_protobuf(push)
         except ValueError as error:
             raise MalformedPayload(str(error)) from None
-        push.body, push.encoding = body, "protobuf"
+        self._count(found.reasons)
+        push.body, push.encoding = found.body, "protobuf"
         if self._observe and push.signal is Signal.LOGS and taints.NEEDLE in push.body:
             self._observe(push, self._clock())
         if self._export:
             self._export(push)
-        return answer
-
-    def _repaired(self, push: Push) -> tuple[bytes, Answer]:
-        """The readable part of a malformed push, as protobuf; raises `ValueError`."""
-        found = repair(_KINDS[push.signal], push.body) if push.encoding == "protobuf" else repair_json(push.body)
-        if found is not None:
-            push = replace(push, body=found.body)
-        reasons, records = (dict(found.reasons), found.records) if found is not None else ({}, 0)
-        try:
-            body = as_protobuf(push)
-        except ValueError:
-            if push.encoding == "protobuf":
-                raise
-            check_density(
-                push.body, "json", MAX_CONVERTED_VALUES // 4
-            )  # the conversion below costs four times as much
-            body, dropped = readable_json(push.signal, push.body)
-            reasons[UNREADABLE], records = dropped, records + dropped
-        self._count(reasons)
-        return body, Answer(rejected=records, message=format_reasons(reasons))
+        return Answer(rejected=found.records, message=format_reasons(found.reasons)) if found.reasons else ACCEPTED
 
     def _metrics(self, push: Push) -> Answer:
         """Take the reports of a push; raises `MalformedPayload`."""
@@ -132,16 +95,14 @@ class Intake:
         if self._observe and (decoded.collective_points or (decoded.other_points and gpu_states.NEEDLE in push.body)):
             self._observe(push, now)
         answer = ACCEPTED
-        collector = self._collector
+        table = self._table
         for report in decoded.reports:
-            refusal = collector.observe(report, now)
+            refusal = table.observe(report, now)
             if refusal is None:
                 self.accepted_reports += 1
-                answer = self.verdict_cache.answer(report, collector.first_seen((report.cluster_id, report.node_id)))
+                answer = self.verdict_cache.answer(report, table.first_seen((report.cluster_id, report.node_id)))
             else:
                 decoded.reject(refusal)
-        for _, _, straggler in decoded.events:
-            self.self_reported[straggler] += 1
         passable = decoded.reports or decoded.other_points or decoded.collective_points
         if self._export and (passable or not decoded.rejected):
             self._export(push)

@@ -1,5 +1,6 @@
 """The score map: the latest report of every node, in columns, bounded, forgotten after a time to live."""
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
@@ -97,17 +98,6 @@ class Limits:
     cohorts: int = 10_000
 
 
-@dataclass
-class Losses:
-    """Counts of what the score map did not keep, by reason."""
-
-    nodes_over_limit: int = 0
-    clusters_over_limit: int = 0
-    cohorts_over_limit: int = 0
-    late_reports: int = 0
-    expired: int = 0
-
-
 class ScoreTable:
     """Columns by row; a node keeps its row while it lives. Not thread-safe: one owner.
 
@@ -120,7 +110,8 @@ class ScoreTable:
         self.limits = limits
         self.by = by
         self._cohort = cohort_of(by)
-        self.losses = Losses()
+        self.losses: Counter[str] = Counter()
+        """What the score map did not keep, by reason."""
         self.names: list[NodeKey] = []
         self.cohorts: list[CohortKey] = []
         self.last_verdict: dict[int, str] = {}
@@ -161,10 +152,6 @@ class ScoreTable:
         """The time of the first report of a node in the score map."""
         return float(self._cells["first_seen"][self._rows[node]])
 
-    def nodes_named(self, name: str) -> list[NodeKey]:
-        """Every (cluster, node) with this node name."""
-        return [node for node in self._rows if node[1] == name]
-
     def observe(self, report: HealthReport, now: float) -> str | None:
         """Take a report; returns the reason when it was not taken, otherwise `None`."""
         node = (report.cluster_id, report.node_id)
@@ -180,7 +167,7 @@ class ScoreTable:
         cells, state, sent_ns = self._cells, _CODES[report.state], report.time_unix_nano
         if sent_ns and 0 < cells["sent_ns"][row] - sent_ns < self._ttl_nanos:
             # A retry, or a report on a slower route. A clock set back by more than the TTL is accepted at once.
-            self.losses.late_reports += 1
+            self.losses["late_reports"] += 1
             return None
         cells["sent_ns"][row] = sent_ns
         cells["cohort"][row] = cohort
@@ -260,7 +247,7 @@ class ScoreTable:
         number = self._cohort_ids.get(key)
         if number is None:
             if len(self.cohorts) >= self.limits.cohorts:
-                self.losses.cohorts_over_limit += 1
+                self.losses["cohorts_over_limit"] += 1
                 return None
             number = self._cohort_ids[key] = len(self.cohorts)
             self.cohorts.append(key)
@@ -277,11 +264,11 @@ class ScoreTable:
 
     def _add_node(self, node: NodeKey, now: float) -> int | str:
         if len(self._rows) >= self.limits.nodes:
-            self.losses.nodes_over_limit += 1
+            self.losses["nodes_over_limit"] += 1
             return "Fleet keeps no more nodes (processors.ingero.max_nodes)"
         cluster = node[0]
         if cluster not in self._clusters and len(self._clusters) >= self.limits.clusters:
-            self.losses.clusters_over_limit += 1
+            self.losses["clusters_over_limit"] += 1
             return "Fleet keeps no more clusters (processors.ingero.max_clusters)"
         self._clusters[cluster] = self._clusters.get(cluster, 0) + 1
         node = (self._texts.setdefault(cluster, cluster), node[1])
@@ -326,7 +313,7 @@ class ScoreTable:
             if not self._clusters[node[0]]:
                 del self._clusters[node[0]]
                 self._texts.pop(node[0], None)
-        self.losses.expired += len(names)
+        self.losses["expired"] += len(names)
         if len(self.cohorts) > max(64, 2 * self._cohorts_used) or len(self.cohorts) >= self.limits.cohorts:
             self._compact_cohorts()
         return names

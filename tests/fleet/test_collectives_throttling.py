@@ -12,6 +12,7 @@ from ingero_contract import attributes, metrics
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.intake import Intake
 from ingero_fleet.nccl_settings import NcclConfig
+from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
@@ -231,19 +232,9 @@ def test_json_says_the_same() -> None:
     assert desks[0].gpus.clock(("c", "node-5")) == desks[1].gpus.clock(("c", "node-5")) == 1e9
 
 
-class Nobody:
-    """Collects no reports."""
-
-    def observe(self, report: object, now: float) -> str | None:
-        return None
-
-    def first_seen(self, node: object) -> float:
-        return 0.0
-
-
 def test_what_agents_push_of_their_gpus_reaches_the_desk() -> None:
     tracker = CollectivesTracker(NcclConfig())
-    intake = Intake(Nobody(), lambda: BEGIN, observe=tracker.take)
+    intake = Intake(ScoreTable(Limits(9, 9, 9.0), ()), lambda: BEGIN, observe=tracker.take)
     intake(Push(Signal.METRICS, "protobuf", throttled("node-5", *HOT)))
     intake(Push(Signal.METRICS, "protobuf", clock("node-6", 1e9)))
 

@@ -216,11 +216,11 @@ def test_rules_come_before_reports_and_the_default_last(node: tuple[str, str], r
         ("{}", "a list of rules"),
         ("- {nodes: [a]}", "rule 1: provider"),
         ("- {provider: a}", "needs nodes"),
-        ("- {provider: a, nodes: b}", "a list of texts"),
-        ("- {provider: a, node: [b]}", "node: no such key"),
+        ("- {provider: a, nodes: b}", "rule 1: nodes: "),
+        ("- {provider: a, node: [b]}", "rule 1: node: no such setting"),
         ("- {provider: a, networks: [10.0.0.1/8]}", "host bits"),
-        ("- {provider: a, labels: [b]}", "labels: a mapping"),
-        ("- {provider: a, labels: {b: 1}}", "labels: a mapping"),
+        ("- {provider: a, labels: [b]}", "rule 1: labels: "),
+        ("- {provider: a, labels: {b: 1}}", "rule 1: labels.b: "),
     ],
 )
 def test_what_is_wrong_with_rules_is_named(text: str, words: str) -> None:

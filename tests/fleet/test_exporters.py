@@ -70,11 +70,11 @@ def test_a_batch_that_fails_is_counted_and_the_next_one_is_sent(failure: ExportR
     async def work() -> tuple[int, int]:
         made = exporter(Client(send))
         made.export(PUSH)
-        while not made.counters.dropped_permanent:
+        while not made.counters["dropped_permanent"]:
             await asyncio.sleep(0)
         made.export(PUSH)
         await made.stop(10)
-        return made.counters.dropped_permanent, made.counters.sent
+        return made.counters["dropped_permanent"], made.counters["sent"]
 
     assert asyncio.run(asyncio.wait_for(work(), 30)) == (1, 1)
 
@@ -87,7 +87,7 @@ def test_what_is_under_way_when_the_time_to_stop_is_over_is_counted() -> None:
         await client.sent.wait()
         made.export(PUSH)
         await made.stop(0.01)
-        return made.counters.dropped_elapsed
+        return made.counters["dropped_elapsed"]
 
     assert asyncio.run(asyncio.wait_for(work(), 30)) == 2
 
@@ -150,7 +150,7 @@ def test_of_a_batch_that_is_refused_for_a_record_only_that_record_is_lost() -> N
     counters = sent_to(judge, *pushes).counters
 
     assert sorted(judge.taken) == sorted(line for line in lines if line not in lines[110:120])
-    assert (counters.sent, counters.dropped_permanent, counters.rejected_records) == (29, 1, 1)
+    assert (counters["sent"], counters["dropped_permanent"], counters["rejected_records"]) == (29, 1, 1)
 
 
 def test_a_request_that_is_larger_than_the_next_hop_takes_is_cut_until_it_fits() -> None:
@@ -160,7 +160,7 @@ def test_a_request_that_is_larger_than_the_next_hop_takes_is_cut_until_it_fits()
     counters = sent_to(judge, logs(*lines), logs("x" * 6000), logs("small")).counters
 
     assert sorted(judge.taken) == sorted([*lines, "small"])
-    assert (counters.sent, counters.dropped_permanent) == (2, 1)
+    assert (counters["sent"], counters["dropped_permanent"]) == (2, 1)
 
 
 def test_a_receiver_that_refuses_everything_is_not_asked_for_every_record() -> None:
@@ -169,7 +169,7 @@ def test_a_receiver_that_refuses_everything_is_not_asked_for_every_record() -> N
     counters = sent_to(judge, *(logs(*map(str, range(1000))) for _ in range(20))).counters
 
     assert judge.requests <= 2 * MAX_SPLITS + 20
-    assert (counters.sent, counters.dropped_permanent) == (0, 20)
+    assert (counters["sent"], counters["dropped_permanent"]) == (0, 20)
 
 
 def test_points_of_one_metric_are_told_apart_as_well() -> None:
@@ -208,7 +208,7 @@ def test_any_thread_may_queue_and_the_bytes_are_counted_right() -> None:
 
     made = asyncio.run(asyncio.wait_for(work(), 90))
 
-    assert (made.counters.sent, made._bytes) == (16_000, 0)
+    assert (made.counters["sent"], made._bytes) == (16_000, 0)
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
@@ -238,14 +238,14 @@ def test_a_token_that_is_rotated_on_either_side_loses_nothing(tmp_path: Path, pr
         accepted.write_text("new")
         now[0] += CHECK_SECONDS
         made.export(logs("meanwhile"))
-        while not made.counters.retries:
+        while not made.counters["retries"]:
             await asyncio.sleep(0.001)
         file.write_text("new")
         while len(taken) < 2:
             await asyncio.sleep(0.001)
         await made.stop(10)
         await receiver.stop(1)
-        return made.counters.sent, made.counters.dropped_permanent
+        return made.counters["sent"], made.counters["dropped_permanent"]
 
     assert asyncio.run(asyncio.wait_for(work(), 120)) == (2, 0)
     assert [texts(ExportLogsServiceRequest.FromString(push.body)) for push in taken] == [["before"], ["meanwhile"]]
@@ -265,7 +265,7 @@ def test_what_a_receiver_takes_in_part_is_counted(protocol: str) -> None:
         made.export(logs("a", "b", "c", "d"))
         await made.stop(30)
         await receiver.stop(1)
-        return made.counters.rejected_records
+        return made.counters["rejected_records"]
 
     assert asyncio.run(asyncio.wait_for(work(), 60)) == 3
     assert ExportLogsServiceResponse.FromString(
@@ -280,7 +280,7 @@ def test_ids_in_json_are_hexadecimal_and_stay_what_they_are() -> None:
     links = [{"traceId": TRACE, "spanId": PARENT}]
     span = {"traceId": TRACE, "spanId": SPAN, "parentSpanId": PARENT, "name": "s", "links": links}
     body = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]}).encode()
-    request = ExportTraceServiceRequest.FromString(as_protobuf(Push(Signal.TRACES, "json", body)))
+    request = ExportTraceServiceRequest.FromString(as_protobuf(Push(Signal.TRACES, "json", body)).body)
     found = request.resource_spans[0].scope_spans[0].spans[0]
 
     assert (found.trace_id.hex(), found.span_id.hex(), found.parent_span_id.hex()) == (TRACE, SPAN, PARENT)
@@ -290,11 +290,11 @@ def test_ids_in_json_are_hexadecimal_and_stay_what_they_are() -> None:
 def test_ids_of_log_records_and_exemplars_are_read_alike() -> None:
     record = {"traceId": TRACE.upper(), "spanId": SPAN}
     body = json.dumps({"resourceLogs": [{"scopeLogs": [{"logRecords": [record]}]}]}).encode()
-    found = ExportLogsServiceRequest.FromString(as_protobuf(Push(Signal.LOGS, "json", body)))
+    found = ExportLogsServiceRequest.FromString(as_protobuf(Push(Signal.LOGS, "json", body)).body)
     point = {"asInt": "1", "exemplars": [{"asInt": "1", "traceId": TRACE, "spanId": SPAN}]}
     metric = {"name": "m", "gauge": {"dataPoints": [point]}}
     body = json.dumps({"resourceMetrics": [{"scopeMetrics": [{"metrics": [metric]}]}]}).encode()
-    metrics = ExportMetricsServiceRequest.FromString(as_protobuf(Push(Signal.METRICS, "json", body)))
+    metrics = ExportMetricsServiceRequest.FromString(as_protobuf(Push(Signal.METRICS, "json", body)).body)
     exemplar = metrics.resource_metrics[0].scope_metrics[0].metrics[0].gauge.data_points[0].exemplars[0]
 
     assert found.resource_logs[0].scope_logs[0].log_records[0].trace_id.hex() == TRACE

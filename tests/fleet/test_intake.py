@@ -14,7 +14,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 
 from ingero_contract import metrics
-from ingero_fleet.collectives.batch import PointBatch
+from ingero_fleet.collectives.batch import Columns, PointBatch
 from ingero_fleet.collectives.gpu_states import GpuStates
 from ingero_fleet.collectives.points import PointReader
 from ingero_fleet.intake import TOO_MUCH, Intake
@@ -171,7 +171,7 @@ def collective(seq: int, value: float | None = 1.0, **changes: object) -> dict[s
     return point if value is None else point | {"asDouble": value}
 
 
-def read(points: list[dict[str, object]], encoding: Encoding) -> tuple[PointBatch, dict[str, int]]:
+def read(points: list[dict[str, object]], encoding: Encoding) -> tuple[Columns, dict[str, int]]:
     tree = orjson.loads(to_json(encode_report(HealthReport(node_id="n", cluster_id="c"))))
     scope = tree["resourceMetrics"][0]["scopeMetrics"][0]
     scope["metrics"] = [{"name": metrics.COLLECTIVE_BARRIER_WAIT, "gauge": {"dataPoints": points}}]
@@ -180,7 +180,7 @@ def read(points: list[dict[str, object]], encoding: Encoding) -> tuple[PointBatc
         body = ParseDict(tree, ExportMetricsServiceRequest()).SerializeToString()
     reader, batch = PointReader(10, 100, GpuStates(10, 60.0)), PointBatch()
     reader.read(Push(Signal.METRICS, encoding, body), batch, NOW)
-    return batch, reader.refused
+    return batch.columns(), reader.refused
 
 
 @pytest.mark.parametrize("encoding", ["protobuf", "json"])
@@ -189,7 +189,7 @@ def test_a_wait_that_was_not_recorded_is_none_and_not_zero(encoding: Encoding) -
 
     batch, refused = read(points, encoding)
 
-    assert (list(batch.seq), list(batch.value)) == ([1, 4], [1.0, 0.0])
+    assert (list(batch["seq"]), list(batch["value"])) == ([1, 4], [1.0, 0.0])
     assert refused == {"a point has no value": 2}
 
 
@@ -197,8 +197,8 @@ def test_a_wait_that_was_not_recorded_is_none_and_not_zero(encoding: Encoding) -
 def test_a_collective_that_cannot_be_read_costs_those_beside_it_nothing(wrong: dict[str, Any]) -> None:
     batch, refused = read([collective(1), collective(2, **wrong), collective(3)], "json")
 
-    assert list(batch.seq) == [1, 3]
-    assert len(batch.time) == len(batch.comm) == 2
+    assert list(batch["seq"]) == [1, 3]
+    assert len(batch["time"]) == len(batch["comm"]) == 2
     assert refused == {"a point is not OTLP": 1}
 
 

@@ -18,7 +18,7 @@ from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 from ingero_testing.collectives import Job, as_json
 
-RULES = ProviderMap((Rule("lambda", nodes=("l-*",)),), "coreweave", {"k": Place({}, (), "gce")})
+RULES = ProviderMap((Rule(provider="lambda", nodes=("l-*",)),), "coreweave", {"k": Place({}, (), "gce")})
 
 
 def nobody(node: tuple[str, str]) -> str:
@@ -71,7 +71,7 @@ def test_what_a_rule_says_counts_then_the_node_s_word_then_what_is_known(
 
 
 def test_the_cluster_of_the_request_counts_before_the_payload_s() -> None:
-    tag = ProviderTag(ProviderMap((Rule("lambda", clusters=("east",)),)), nobody)
+    tag = ProviderTag(ProviderMap((Rule(provider="lambda", clusters=("east",)),)), nobody)
 
     assert providers(tag(request("n"), "east")) == ["lambda"]
     assert providers(tag(request("n"), "")) == [None]
@@ -88,7 +88,7 @@ def test_what_is_not_known_yet_is_asked_again() -> None:
 
 def test_collectives_too_in_both_encodings() -> None:
     body = Job(2).pushes(3)[0]
-    json = as_protobuf(Push(Signal.METRICS, "json", as_json(body)))
+    json = as_protobuf(Push(Signal.METRICS, "json", as_json(body))).body
     assert json is not None
 
     for encoded in (body, json):
@@ -149,6 +149,6 @@ def parses(body: bytes) -> bool:
 
 def test_networks_decide_by_the_node_s_name() -> None:
     network: Any = ipaddress.ip_network("10.0.0.0/8")
-    tag = ProviderTag(ProviderMap((Rule("ec2", networks=(network,)),)), nobody)
+    tag = ProviderTag(ProviderMap((Rule(provider="ec2", networks=(network,)),)), nobody)
 
     assert providers(tag(request("10.1.2.3", "11.1.2.3"), "")) == ["aws", None]

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from ingero_contract import headers, routes
 from ingero_contract.values import NodeState, VerdictState
-from ingero_fleet.exporters import ExporterCounters
 from ingero_fleet.receivers.messages import (
     MessageKind,
     VerdictCacheDecoder,
@@ -26,7 +25,7 @@ from ingero_fleet.receivers.messages import (
     read_message,
 )
 from ingero_fleet.receivers.pool import ReceiverPool
-from ingero_fleet.receivers.traffic import Traffic, total
+from ingero_fleet.receivers.traffic import TRAFFIC_JSON, Traffic, total
 from ingero_fleet.score_table import BATCH_COLUMNS, Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_fleet.verdict_cache import VerdictCache
@@ -112,7 +111,7 @@ def test_nodes_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -> 
 
     judge.merge(heard.take_fresh(10))
 
-    assert (len(judge), judge.losses.nodes_over_limit) == (2, 1)
+    assert (len(judge), judge.losses["nodes_over_limit"]) == (2, 1)
 
 
 def test_an_older_report_that_another_receiver_took_later_does_not_replace_a_newer_one() -> None:
@@ -135,7 +134,7 @@ def test_cohorts_beyond_the_limit_of_the_judge_are_counted_and_the_rest_kept() -
 
     judge.merge(heard.take_fresh(10))
 
-    assert (len(judge), len(judge.cohorts), judge.losses.cohorts_over_limit) == (2, 2, 1)
+    assert (len(judge), len(judge.cohorts), judge.losses["cohorts_over_limit"]) == (2, 2, 1)
 
 
 def messages(data: list[bytes]) -> list[tuple[MessageKind, bytes]]:
@@ -188,15 +187,15 @@ def test_pushes_are_handed_on_as_they_came(encoding: Encoding, signal: Signal) -
 
 def test_counts_add_up_and_stay_when_a_process_ends() -> None:
     one = Traffic(
-        Counter(metrics=3), Counter(late=1), Counter(true=1), 3, 1, 0, 0, 0,
-        {"otlp_http": Counters(requests=3, open=2)}, {"otlp": ExporterCounters(sent=3)}, Counter(otlp=4),
+        Counter(metrics=3), Counter(late=1), Counter(otlp=4), Counter(reports=3, malformed_pushes=1),
+        {"otlp_http": Counters(requests=3, open=2)}, {"otlp": Counter(sent=3)},
     )  # fmt: skip
 
-    both = total([Traffic.from_json(one.as_json()), one.gone()])
+    both = total([TRAFFIC_JSON.validate_json(TRAFFIC_JSON.dump_json(one)), one.gone()])
 
-    assert (both.pushes["metrics"], both.reports, both.malformed) == (6, 6, 2)
+    assert (both.pushes["metrics"], both.totals["reports"], both.totals["malformed_pushes"]) == (6, 6, 2)
     assert both.listeners["otlp_http"] == Counters(requests=6, open=2)
-    assert (both.exporters["otlp"].sent, both.waiting["otlp"]) == (6, 4)
+    assert (both.exporters["otlp"]["sent"], both.waiting["otlp"]) == (6, 4)
 
 
 def receivers(service: Running) -> list[int]:

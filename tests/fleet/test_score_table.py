@@ -20,7 +20,7 @@ def test_nodes_beyond_the_limit_are_refused_in_words_and_counted() -> None:
 
     assert refusal is not None
     assert "max_nodes" in refusal
-    assert (len(table), table.losses.nodes_over_limit) == (2, 1)
+    assert (len(table), table.losses["nodes_over_limit"]) == (2, 1)
     assert table.observe(report("a"), 1) is None
 
 
@@ -41,7 +41,7 @@ def test_a_silent_node_is_forgotten_and_makes_room() -> None:
     assert table.expire(10) == []
     assert table.expire(10.1) == [("old", "a")]
     assert table.observe(report("b", "new"), 11) is None
-    assert table.losses.expired == 1
+    assert table.losses["expired"] == 1
 
 
 def test_jobs_that_come_and_go_leave_no_cohorts_behind() -> None:
@@ -77,7 +77,7 @@ def test_cohorts_beyond_the_limit_are_refused_in_words_and_counted_and_make_room
 
     assert refusal is not None
     assert "max_cohorts" in refusal
-    assert (len(table), len(table.cohorts), table.losses.cohorts_over_limit) == (2, 2, 1)
+    assert (len(table), len(table.cohorts), table.losses["cohorts_over_limit"]) == (2, 2, 1)
     assert table.observe(report("c", job_id="job-a"), 0) is None
     assert table.observe(report("b", job_id="job-a"), 11) is None
     table.expire(11)
@@ -92,7 +92,7 @@ def test_an_older_score_that_comes_later_does_not_replace_a_newer_one() -> None:
         sent_ns = HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=second * 10**9)
         assert table.observe(sent_ns, 1000) is None
 
-    assert (table.view("score")[0], table.view("pushes")[0], table.losses.late_reports) == (0.9, 1, 2)
+    assert (table.view("score")[0], table.view("pushes")[0], table.losses["late_reports"]) == (0.9, 1, 2)
 
 
 def test_a_node_whose_clock_was_set_back_is_heard_at_once() -> None:
@@ -101,4 +101,4 @@ def test_a_node_whose_clock_was_set_back_is_heard_at_once() -> None:
     for second, score in ((7200, 0.9), (100, 0.1), (110, 0.2)):
         table.observe(HealthReport(node_id="a", cluster_id="c", score=score, time_unix_nano=second * 10**9), 1000)
 
-    assert (table.view("score")[0], table.losses.late_reports) == (0.2, 0)
+    assert (table.view("score")[0], table.losses["late_reports"]) == (0.2, 0)

@@ -18,7 +18,7 @@ from ingero_fleet.taints.tracker import DEFAULT_TAINT_SECONDS, MAX_TAINT_SECONDS
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_receiver import Push
-from ingero_kit.otlp_signal import Encoding, Signal
+from ingero_kit.otlp_signal import Signal
 from ingero_operator.taints.audit_events import log_request
 from ingero_operator.taints.model import Step, Verb
 from ingero_operator.taints.nodes import StragglerTaint
@@ -42,20 +42,15 @@ def record(
     return log_request(step, cluster="prod", owner="u", verdict="0badcafe", message=words, identity="i", now=now)
 
 
-def take(
-    tracker: TaintTracker, *requests: dict[str, Any], now: float = NOW, encoding: Encoding = "json"
-) -> TaintTracker:
+def take(tracker: TaintTracker, *requests: dict[str, Any], now: float = NOW) -> TaintTracker:
     for request in requests:
         message = ParseDict(request, ExportLogsServiceRequest()).SerializeToString()
-        tracker.take(
-            Push(Signal.LOGS, encoding, json.dumps(request).encode() if encoding == "json" else message), now
-        )
+        tracker.take(Push(Signal.LOGS, "protobuf", message), now)
     return tracker
 
 
-@pytest.mark.parametrize("encoding", ["json", "protobuf"])
-def test_a_mark_stands_from_its_record_to_its_removal(encoding: Encoding) -> None:
-    tracker = take(TaintTracker(), record("add"), encoding=encoding)
+def test_a_mark_stands_from_its_record_to_its_removal() -> None:
+    tracker = take(TaintTracker(), record("add"))
 
     assert tracker.taints(NOW) == [
         {
@@ -66,9 +61,9 @@ def test_a_mark_stands_from_its_record_to_its_removal(encoding: Encoding) -> Non
     ]  # fmt: skip
     assert tracker.taint(("prod", "gpu-7"), NOW) == tracker.taints(NOW, "prod")[0]
     assert tracker.taints(NOW, "other") == []
-    take(tracker, record("lower", now=NOW + 1, effect=""), encoding=encoding)
+    take(tracker, record("lower", now=NOW + 1, effect=""))
     assert tracker.taints(NOW)[0]["effect"] is None
-    take(tracker, record("remove", now=NOW + 2), encoding=encoding)
+    take(tracker, record("remove", now=NOW + 2))
     assert (tracker.taints(NOW), tracker.taint(("prod", "gpu-7"), NOW)) == ([], None)
     assert tracker.outcomes == {"add": 1, "lower": 1, "remove": 1}
 
@@ -157,19 +152,19 @@ def test_what_is_no_mark_is_counted_with_its_reason_and_nothing_else_is_lost(
 
 
 @settings(deadline=None)
-@given(st.binary(max_size=300), st.sampled_from(["protobuf", "json"]))
-def test_rubbish_never_fails(body: bytes, encoding: Encoding) -> None:
+@given(st.binary(max_size=300))
+def test_rubbish_never_fails(body: bytes) -> None:
     tracker = TaintTracker()
-    tracker.take(Push(Signal.LOGS, encoding, body + NEEDLE), NOW)
+    tracker.take(Push(Signal.LOGS, "protobuf", body + NEEDLE), NOW)
 
     assert tracker.taints(NOW) == []
 
 
 def test_a_push_that_is_too_large_is_not_read() -> None:
     tracker = TaintTracker()
-    tracker.take(Push(Signal.LOGS, "json", NEEDLE * MAX_BYTES), NOW)
+    tracker.take(Push(Signal.LOGS, "protobuf", NEEDLE * MAX_BYTES), NOW)
 
-    assert tracker.refused == {"the push is too large for marks": 1}
+    assert tracker.refused == {"the push is too large for taint records": 1}
 
 
 def send(service: Running, request: dict[str, Any]) -> None:

@@ -1,43 +1,48 @@
-"""Collective points by column, the form in which they are read and judged."""
+"""Collective points as packed records, the form in which they are read, and by column, in which they are judged."""
 
-from array import array
 from dataclasses import dataclass, field
+from struct import Struct
 from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
 
+POINT: Final = np.dtype([
+    ("comm", "<i4"), ("op", "<i4"), ("rank", "<i4"), ("seq", "<i8"), ("source", "<i4"), ("kind", "i1"),
+    ("value", "<f4"), ("time", "<f8"), ("received", "<f8"),
+])  # fmt: skip
+"""A point: indices of communicator, operation and source in their lists, then the measurements.
+
+`value` is milliseconds, `time` seconds since the epoch on the sender's clock.
+"""
+
+pack_point: Final = Struct("<iiiqibfdd").pack
+"""The bytes of a point."""
+
+Columns = dict[str, npt.NDArray[Any]]
+"""Points by column, as in `POINT`."""
+
 
 @dataclass
 class PointBatch:
-    """Points by column: indices of communicator, operation and source in their lists, then the measurements.
+    """Packed points."""
 
-    `value` is milliseconds, `time` seconds since the epoch on the sender's clock.
-    """
-
-    comm: "array[int]" = field(default_factory=lambda: array("i"))
-    op: "array[int]" = field(default_factory=lambda: array("i"))
-    rank: "array[int]" = field(default_factory=lambda: array("i"))
-    seq: "array[int]" = field(default_factory=lambda: array("q"))
-    source: "array[int]" = field(default_factory=lambda: array("i"))
-    kind: "array[int]" = field(default_factory=lambda: array("b"))
-    value: "array[float]" = field(default_factory=lambda: array("f"))
-    time: "array[float]" = field(default_factory=lambda: array("d"))
-    received: "array[float]" = field(default_factory=lambda: array("d"))
+    packed: bytearray = field(default_factory=bytearray)
 
     def __len__(self) -> int:
-        return len(self.rank)
+        return len(self.packed) // POINT.itemsize
+
+    def columns(self) -> Columns:
+        """A copy of the points by column."""
+        points = np.frombuffer(self.packed, POINT)
+        return {name: points[name].copy() for name in POINT.names or ()}
+
+    def renumber(self, name: str, numbers: dict[int, int]) -> None:
+        """Replace the indices in one column."""
+        column = np.frombuffer(self.packed, POINT)[name]
+        column[:] = renumbered(column, numbers)
 
 
-Columns = dict[str, npt.NDArray[Any]]
-"""Points by column, as in `PointBatch`."""
-
-COLUMN_TYPES: Final = {
-    "comm": np.int32, "op": np.int32, "rank": np.int32, "seq": np.int64, "source": np.int32, "kind": np.int8,
-    "value": np.float32, "time": np.float64, "received": np.float64,
-}  # fmt: skip
-
-
-def columns_of(batch: PointBatch) -> Columns:
-    """A copy of a batch."""
-    return {name: np.array(getattr(batch, name), kind) for name, kind in COLUMN_TYPES.items()}
+def renumbered(column: npt.NDArray[Any], numbers: dict[int, int]) -> npt.NDArray[Any]:
+    """A copy of a column with its indices replaced."""
+    return np.array([numbers[number] for number in column.tolist()], column.dtype)

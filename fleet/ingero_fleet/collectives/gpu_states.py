@@ -111,9 +111,9 @@ class GpuStates:
     def forget(self, gpus: list[tuple[NodeKey, str]], now: float) -> None:
         """Forget these GPUs, unless they were reported again meanwhile."""
         for node, uuid in gpus:
-            communicators = self._nodes.get(node, {})
-            if uuid in communicators and now - communicators[uuid].heard > self._age:
-                del communicators[uuid]
+            known = self._nodes.get(node, {})
+            if uuid in known and now - known[uuid].heard > self._age:
+                del known[uuid]
                 self._count -= 1
-                if not communicators:
+                if not known:
                     del self._nodes[node]

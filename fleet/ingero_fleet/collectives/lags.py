@@ -6,7 +6,7 @@ collective lost to its last rank alone.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,9 +16,6 @@ Floats = npt.NDArray[np.float64]
 
 PeerLag = tuple[float, int, int]
 """Milliseconds later than the median rank; the communicator's number; the rank."""
-
-FEWEST_RANKS: Final = 2
-"""Fewest ranks of a collective that can be compared."""
 
 
 @dataclass(frozen=True)

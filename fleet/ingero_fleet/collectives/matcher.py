@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_fleet.collectives.attribution import AttributionConfig
-from ingero_fleet.collectives.batch import COLUMN_TYPES, Columns, PointBatch, columns_of
+from ingero_fleet.collectives.batch import POINT, Columns, PointBatch
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.lags import Group, PeerLag, group_by, in_buckets, measure
 from ingero_fleet.collectives.points import BLOCKED, NO_SEQ
@@ -27,7 +27,7 @@ class CollectiveMatcher:
     ) -> None:
         """`lags`: whether the lags of ranks are needed."""
         self.communicators = communicators
-        self.waiting: Columns = columns_of(PointBatch())
+        self.waiting: Columns = PointBatch().columns()
         self.outcomes: Counter[str] = Counter()
         self._config = config
         self._attribution = attribution
@@ -62,7 +62,7 @@ class CollectiveMatcher:
             self.outcomes["repeated"] += len(again)
             self._dispute(columns, again, now)
             waiting = self._settle(columns, group, now, lags)
-            self.waiting = {name: columns[name][waiting] for name in COLUMN_TYPES}
+            self.waiting = {name: columns[name][waiting] for name in POINT.names or ()}
         return lags
 
     def age(self, now: float) -> None:

@@ -16,7 +16,7 @@ from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, metrics
 from ingero_fleet.collectives import gpu_states
-from ingero_fleet.collectives.batch import PointBatch
+from ingero_fleet.collectives.batch import PointBatch, pack_point
 from ingero_kit.health_report import check_name
 from ingero_kit.otlp_json import read_tree
 from ingero_kit.otlp_receiver import Push
@@ -44,6 +44,9 @@ _SLOTS: Final = {
     attributes.NCCL_NRANKS: 3,
     attributes.NCCL_SEQ: _SEQ,
 }
+_EMPTY_SLOTS: Final[list[Any]] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, None]
+"""Operation, communicator, rank, size, number, and any other attribute."""
+
 _SEQ_HEAD: Final = KeyValue(key=attributes.NCCL_SEQ).SerializeToString()
 _WHOLE: Final = b"\x18"
 _NO_VALUE: Final = "a point has no value"
@@ -148,38 +151,28 @@ class PointReader:
                         self._points(points, batch, source, kind, now)
 
     def _points(self, points: Any, batch: PointBatch, source: PointSource, kind: int, now: float) -> None:
-        """Add the points of one metric. This loop dominates the cost of a collective and is written for speed."""
-        pairs_known, learn, communicators = self._pairs, self._learn, self._known
-        place = self._source_numbers[source]
+        """Add the points of one metric. This loop dominates the cost of a collective."""
+        pairs_known, learn, known = self._pairs, self._learn, self._known
+        place, packed = self._source_numbers[source], batch.packed
         for point in points:
-            # Operation, communicator, rank, size, number, and any other attributes.
-            slots: list[Any] = ["", "", NO_SEQ, NO_SEQ, NO_SEQ, None]
+            slots = _EMPTY_SLOTS.copy()
             for raw in point.pairs:
                 slot, value = pairs_known.get(raw) or learn(raw)
                 slots[slot] = value
             op, comm, rank, ranks, seq, _ = slots
-            numbers = communicators.get((source.cluster, comm, op, ranks))
+            numbers = known.get((source.cluster, comm, op, ranks))
             if numbers is None:
                 numbers = self._numbers(source, comm, op, ranks)
                 if numbers is None:
                     continue
-                if len(communicators) >= _REMEMBERED:
-                    communicators.clear()
-                communicators[(source.cluster, comm, op, ranks)] = numbers
+                if len(known) >= _REMEMBERED:
+                    known.clear()
+                known[(source.cluster, comm, op, ranks)] = numbers
             value = point.double or point.whole
             if (not value or point.flags) and not is_recorded(point):
                 self._refuse(_NO_VALUE)
-                continue
-            if self._fits(rank, seq, value, ranks):
-                batch.comm.append(numbers[0])
-                batch.op.append(numbers[1])
-                batch.rank.append(rank)
-                batch.seq.append(seq)
-                batch.source.append(place)
-                batch.kind.append(kind)
-                batch.value.append(value)
-                batch.time.append(point.time * 1e-9)
-                batch.received.append(now)
+            elif self._fits(rank, seq, value, ranks):
+                packed += pack_point(*numbers, rank, seq, place, kind, value, point.time * 1e-9, now)
 
     def _gpus(self, points: Any, source: PointSource, name: str, now: float) -> None:
         for point in points:
@@ -271,20 +264,20 @@ class PointReader:
 
     def _source(self, raw: bytes, cluster: str) -> PointSource | str:
         key = raw + b"\0" + cluster.encode()
-        communicators = self._resources.get(key)
-        if communicators is None:
+        source = self._resources.get(key)
+        if source is None:
             try:
                 pairs = {pair.key: pair.value.string_value for pair in Resource.FromString(raw).attributes}
             except DecodeError:
                 pairs = {}
-            communicators = _find_source(pairs, cluster)
+            source = _find_source(pairs, cluster)
             if len(raw) <= _MAX_KEPT * 4:
                 if len(self._resources) >= _REMEMBERED:
                     self._resources.clear()
-                self._resources[key] = communicators
-        if isinstance(communicators, PointSource):
-            self._source_number(communicators)
-        return communicators
+                self._resources[key] = source
+        if isinstance(source, PointSource):
+            self._source_number(source)
+        return source
 
     def _source_number(self, source: PointSource) -> int:
         number = self._source_numbers.get(source)

@@ -7,12 +7,11 @@ from dataclasses import replace
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
 from ingero_detect.column_store import NodeKey
 from ingero_fleet.collectives import answers
 from ingero_fleet.collectives.attribution import AttributionConfig
-from ingero_fleet.collectives.batch import PointBatch, columns_of
+from ingero_fleet.collectives.batch import PointBatch, renumbered
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.export import encode_lags, encode_rank_edges
 from ingero_fleet.collectives.gpu_states import GpuStates
@@ -107,7 +106,7 @@ class CollectivesTracker:
                 batch, self._batch = self._batch, PointBatch()
                 ranks = [key.ranks for key in self.reader.comms]
             matcher = self._matcher
-            lags = matcher.take(columns_of(batch), ranks, now)
+            lags = matcher.take(batch.columns(), ranks, now)
             matcher.age(now)
             self._shown, self._polled_at = matcher.communicators, self.points
             silent = self.gpus.silent(now)
@@ -131,7 +130,7 @@ class CollectivesTracker:
                     or len(self._batch) + len(self._matcher.waiting["rank"]) > MAX_POLL_POINTS
                 ):
                     return
-                fresh, self._polled_at = columns_of(self._batch), self.points
+                fresh, self._polled_at = self._batch.columns(), self.points
                 ranks = [key.ranks for key in self.reader.comms]
             self.polls["done"] += 1
             matcher = self._matcher.trial(fresh, self._of_polls)
@@ -194,11 +193,10 @@ class CollectivesTracker:
         if not gone and len(self.reader.sources) <= 2 * len(used) + 1024:
             return
         with self._lock:
-            stale = set(gone)
-            unseen = set(range(len(self.reader.comms))) - set(self.windows)
-            busy = set(self._matcher.waiting["comm"].tolist()) | set(self._batch.comm)
-            comms = [number for number in range(len(self.reader.comms)) if number not in stale or number in busy]
-            comms = [number for number in comms if number not in unseen or number in busy]
+            unused = set(gone) | (set(range(len(self.reader.comms))) - set(self.windows))
+            pending = self._batch.columns()
+            busy = set(self._matcher.waiting["comm"].tolist()) | set(pending["comm"].tolist())
+            comms = [number for number in range(len(self.reader.comms)) if number in busy or number not in unused]
             sources = sorted(
                 {
                     place
@@ -207,7 +205,7 @@ class CollectivesTracker:
                     for place in np.unique(self.windows[number].members).tolist()
                 }
                 | set(self._matcher.waiting["source"].tolist())
-                | set(self._batch.source)
+                | set(pending["source"].tolist())
             )
             sources = [place for place in sources if place >= 0]
             self.reader.forget(comms, sources)
@@ -216,12 +214,7 @@ class CollectivesTracker:
             kept = {comm_numbers[old]: item for old, item in self.windows.items() if old in comm_numbers}
             self._matcher.communicators.windows = kept
             for window in self.windows.values():
-                window.members = _renumbered(window.members, source_numbers)
+                window.members = renumbered(window.members, source_numbers)
             for name, numbers in (("comm", comm_numbers), ("source", source_numbers)):
-                self._matcher.waiting[name] = _renumbered(self._matcher.waiting[name], numbers)
-                column = getattr(self._batch, name)
-                column[:] = type(column)(column.typecode, [numbers[number] for number in column])
-
-
-def _renumbered(column: npt.NDArray[Any], numbers: dict[int, int]) -> npt.NDArray[Any]:
-    return np.array([numbers[number] for number in column.tolist()], column.dtype)
+                self._matcher.waiting[name] = renumbered(self._matcher.waiting[name], numbers)
+                self._batch.renumber(name, numbers)

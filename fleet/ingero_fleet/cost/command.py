@@ -13,7 +13,6 @@ import httpx
 from ingero_kit.files import replace_file
 from ingero_kit.gpu_rates import MAX_BYTES, RatesError, RateTable, builtin_text, canonical_provider, doubts, parse
 
-MAX_REDIRECTS: Final = 10
 FETCH_SECONDS: Final = 30.0
 
 
@@ -39,8 +38,7 @@ def show(source: Path | None, provider: str | None, as_json: bool, as_yaml: bool
     ingero-fleet rates show --provider aws
     ingero-fleet rates show --yaml > gpu_rates.yaml
     """
-    text = _text(source)
-    table = _parsed(text)
+    text, table = _read(source)
     if as_yaml:
         click.echo(text.rstrip())
         return
@@ -75,7 +73,7 @@ def show(source: Path | None, provider: str | None, as_json: bool, as_yaml: bool
 @click.option("--strict", is_flag=True, help="Doubts count as errors.")
 def check(source: Path, strict: bool) -> None:
     """Check a table; exit status 2 when it cannot be used. Names that nvidia-smi never prints are doubted."""
-    table = _parsed(_text(source))
+    _, table = _read(source)
     found = doubts(table)
     for doubt in found:
         click.echo(f"doubt: {doubt}", err=True)
@@ -141,25 +139,24 @@ def obtain(origin: str | None, client: httpx.Client | None = None) -> str:
 
 def _fetch(client: httpx.Client, address: str) -> bytes:
     """The body behind an address, following https redirects."""
-    for _ in range(MAX_REDIRECTS + 1):
-        if urlsplit(address).scheme.lower() != "https":
-            raise RatesError(f"{address}: only https:// addresses and files are taken")
-        try:
-            with client.stream("GET", address, follow_redirects=False) as answer:
-                if answer.is_redirect:
-                    address = str(answer.url.join(answer.headers["location"]))
-                    continue
-                if answer.status_code != 200:
-                    raise RatesError(f"{address}: HTTP {answer.status_code}")
-                body = b""
-                for part in answer.iter_bytes():
-                    body += part
-                    if len(body) > MAX_BYTES:
-                        raise RatesError(f"{address}: larger than {MAX_BYTES} bytes")
-                return body
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise RatesError(f"{address}: {error or type(error).__name__}") from None
-    raise RatesError(f"more than {MAX_REDIRECTS} redirects")
+    client.event_hooks = {"request": [_require_https]}
+    try:
+        with client.stream("GET", address, follow_redirects=True) as answer:
+            if answer.status_code != 200:
+                raise RatesError(f"{address}: HTTP {answer.status_code}")
+            body = b""
+            for part in answer.iter_bytes():
+                body += part
+                if len(body) > MAX_BYTES:
+                    raise RatesError(f"{address}: larger than {MAX_BYTES} bytes")
+            return body
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        raise RatesError(f"{address}: {error or type(error).__name__}") from None
+
+
+def _require_https(request: httpx.Request) -> None:
+    if request.url.scheme != "https":
+        raise RatesError(f"{request.url}: only https:// addresses and files are taken")
 
 
 def _decoded(body: bytes) -> str:
@@ -168,17 +165,11 @@ def _decoded(body: bytes) -> str:
     return body.decode()
 
 
-def _text(source: Path | None) -> str:
+def _read(source: Path | None) -> tuple[str, RateTable]:
     try:
-        return obtain(str(source) if source else None)
+        text = obtain(str(source) if source else None)
+        return text, parse(text)
     except (RatesError, OSError, UnicodeDecodeError) as error:
-        _fail(str(error))
-
-
-def _parsed(text: str) -> RateTable:
-    try:
-        return parse(text)
-    except RatesError as error:
         _fail(str(error))
 
 

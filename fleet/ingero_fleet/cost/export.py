@@ -8,6 +8,7 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
 from ingero_contract import attributes, metrics
 from ingero_detect.column_store import NodeKey
 from ingero_fleet.cost.ledger import CostLedger
+from ingero_kit.otlp_encode import pairs
 
 EXPORT_SECONDS: Final = 60.0
 MAX_EXPORTED: Final = 10_000
@@ -42,20 +43,19 @@ class CostExporter:
         start = int(ledger.since * 1e9)
         for node, account in grown[:MAX_EXPORTED]:
             block = request.resource_metrics.add()
-            for key, text in ((attributes.CLUSTER_ID, node[0]), (attributes.NODE_ID, node[1])):
-                block.resource.attributes.add(key=key).value.string_value = text
+            block.resource.attributes.extend(pairs({attributes.CLUSTER_ID: node[0], attributes.NODE_ID: node[1]}))
             metric = block.scope_metrics.add().metrics.add(name=metrics.STRAGGLER_COST, unit=currency)
             metric.sum.is_monotonic = True
             metric.sum.aggregation_temporality = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+            job = pairs(
+                {attributes.CURRENCY: currency, **({attributes.JOB_ID: name} if (name := account.job[1]) else {})}
+            )
             points = [(ledger.last, account.share)]
             if node not in self._exported:
                 points.insert(0, (ledger.last - account.seconds, 0.0))
             for moment, value in points:
-                point = metric.sum.data_points.add(
-                    start_time_unix_nano=start, time_unix_nano=int(moment * 1e9), as_double=value
+                metric.sum.data_points.add(
+                    start_time_unix_nano=start, time_unix_nano=int(moment * 1e9), as_double=value, attributes=job
                 )
-                point.attributes.add(key=attributes.CURRENCY).value.string_value = currency
-                if account.job[1]:
-                    point.attributes.add(key=attributes.JOB_ID).value.string_value = account.job[1]
             self._exported[node] = account.share
         return request.SerializeToString()

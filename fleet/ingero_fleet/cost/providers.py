@@ -9,20 +9,19 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final
+from typing import Annotated, Any, Final, Self
 
 import orjson
 import yaml
+from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
 from ingero_detect.column_store import NodeKey
+from ingero_kit.settings import Settings, explain
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 _DASHED: Final = re.compile(r"(?:^|[.-])ip-(\d{1,3})-(\d{1,3})-(\d{1,3})-(\d{1,3})(?:[.-]|$)")
-
-
-_KEYS: Final = ("provider", "nodes", "clusters", "networks", "labels")
 
 
 class ProvidersError(Exception):
@@ -41,18 +40,25 @@ class Place:
 NOWHERE: Final = Place()
 
 
-@dataclass(frozen=True)
-class Rule:
-    """Nodes of one provider: every given condition must hold, for at least one of its patterns.
+class Rule(Settings):
+    """Nodes of one provider: every given condition must hold, for at least one of its patterns."""
 
-    Every one of `labels` must be present with a matching value.
-    """
-
-    provider: str
+    provider: str = Field(min_length=1)
+    """The provider."""
     nodes: tuple[str, ...] = ()
+    """Patterns of node names."""
     clusters: tuple[str, ...] = ()
-    networks: tuple[Network, ...] = ()
-    labels: tuple[tuple[str, str], ...] = ()
+    """Patterns of cluster names."""
+    networks: tuple[Annotated[Network, BeforeValidator(ipaddress.ip_network)], ...] = ()
+    """Networks of node addresses."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    """Patterns of the values of node labels, which must all be present."""
+
+    @model_validator(mode="after")
+    def _condition(self) -> Self:
+        if not (self.nodes or self.clusters or self.networks or self.labels):
+            raise ValueError(f"the rule of {self.provider} needs nodes, clusters, networks or labels")
+        return self
 
     def holds(self, node: NodeKey, place: Place = NOWHERE) -> bool:
         """Whether the rule applies to a node."""
@@ -61,7 +67,7 @@ class Rule:
             return False
         if self.nodes and not any(fnmatch.fnmatchcase(name, pattern) for pattern in self.nodes):
             return False
-        for key, pattern in self.labels:
+        for key, pattern in self.labels.items():
             value = place.labels.get(key)
             if value is None or not fnmatch.fnmatchcase(value, pattern):
                 return False
@@ -109,31 +115,15 @@ def parse_providers(text: str, default: str = "") -> ProviderMap:
         return ProviderMap((), default)
     if not isinstance(tree, list):
         raise ProvidersError("a list of rules was expected, each with provider and what nodes it is for")
-    return ProviderMap(tuple(_rule(item, f"rule {number}") for number, item in enumerate(tree, 1)), default)
+    return ProviderMap(tuple(_rule(item, number) for number, item in enumerate(tree, 1)), default)
 
 
-def _rule(item: Any, place: str) -> Rule:
-    if not isinstance(item, dict) or not isinstance(item.get("provider"), str) or not item["provider"]:
-        raise ProvidersError(f"{place}: provider: a name was expected")
-    unknown = sorted(str(key) for key in item if key not in _KEYS)
-    if unknown:
-        raise ProvidersError(f"{place}: {unknown[0]}: no such key")
-    texts: dict[str, tuple[str, ...]] = {}
-    for key in ("nodes", "clusters", "networks"):
-        value = item.get(key) or []
-        if not isinstance(value, list) or not all(isinstance(text, str) for text in value):
-            raise ProvidersError(f"{place}: {key}: a list of texts was expected")
-        texts[key] = tuple(value)
-    labels = item.get("labels") or {}
-    if not isinstance(labels, dict) or not all(isinstance(text, str) for pair in labels.items() for text in pair):
-        raise ProvidersError(f"{place}: labels: a mapping of label to value was expected")
-    if not any(texts.values()) and not labels:
-        raise ProvidersError(f"{place}: needs nodes, clusters, networks or labels")
+def _rule(item: Any, number: int) -> Rule:
     try:
-        networks = tuple(ipaddress.ip_network(text) for text in texts["networks"])
-    except ValueError as error:
-        raise ProvidersError(f"{place}: networks: {error}") from None
-    return Rule(item["provider"], texts["nodes"], texts["clusters"], networks, tuple(labels.items()))
+        given = {key: value for key, value in item.items() if value is not None} if isinstance(item, dict) else item
+        return Rule.model_validate(given)
+    except ValidationError as error:
+        raise ProvidersError(explain(error, f"rule {number}")) from None
 
 
 def parse_nodes(data: bytes) -> dict[str, Place]:
@@ -151,8 +141,9 @@ def parse_nodes(data: bytes) -> dict[str, Place]:
         name, labels = metadata.get("name"), _part(metadata, "labels")
         if not isinstance(name, str) or not name:
             raise ProvidersError(f"items[{number}].metadata.name: a name was expected")
-        told = status.get("addresses")
-        texts = [entry.get("address") for entry in told if isinstance(entry, dict)] if isinstance(told, list) else []
+        entries = status.get("addresses")
+        entries = entries if isinstance(entries, list) else []
+        texts = [entry.get("address") for entry in entries if isinstance(entry, dict)]
         addresses = (address_of(text) for text in texts if isinstance(text, str))
         scheme, divided, _ = str(spec.get("providerID") or "").partition("://")
         found[name] = Place(

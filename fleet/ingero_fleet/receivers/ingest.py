@@ -113,22 +113,14 @@ class IngestService:
 
     def traffic(self) -> Traffic:
         """The counts so far."""
-        intake, losses = self.intake, self.table.losses
+        intake = self.intake
         return Traffic(
             pushes=Counter({signal.name.lower(): count for signal, count in intake.pushes.items()}),
             rejected=Counter(intake.rejected),
-            self_reported=Counter(
-                {str(straggler).lower(): count for straggler, count in intake.self_reported.items()}
-            ),
-            reports=intake.accepted_reports,
-            malformed=intake.malformed,
-            nodes_over_limit=losses.nodes_over_limit,
-            clusters_over_limit=losses.clusters_over_limit,
-            cohorts_over_limit=losses.cohorts_over_limit,
-            late_reports=losses.late_reports,
+            waiting=Counter({name: item.waiting for name, item in self._exporters.items()}),
+            totals=self.table.losses + Counter(reports=intake.accepted_reports, malformed_pushes=intake.malformed),
             listeners={name.replace("/", "_"): item.counters for name, item in self._receivers.items()},
             exporters={name: item.counters for name, item in self._exporters.items()},
-            waiting=Counter({name: item.waiting for name, item in self._exporters.items()}),
         )
 
     def reload(self) -> None:

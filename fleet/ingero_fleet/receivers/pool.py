@@ -10,10 +10,7 @@ import socket
 import struct
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Final
-
-import orjson
 
 from ingero_fleet.intake import Observe
 from ingero_fleet.receivers.ingest import listeners
@@ -26,7 +23,7 @@ from ingero_fleet.receivers.messages import (
     encode_verdict_cache,
     read_message,
 )
-from ingero_fleet.receivers.traffic import Traffic, total
+from ingero_fleet.receivers.traffic import TRAFFIC_JSON, Traffic, total
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_fleet.verdict_cache import VerdictCache
@@ -90,7 +87,7 @@ class ReceiverHandle:
                 elif kind is MessageKind.PUSH:
                     observe(*decode_push(body))
                 elif kind is MessageKind.DONE:
-                    self.traffic = Traffic.from_json(orjson.loads(body))
+                    self.traffic = TRAFFIC_JSON.validate_json(body)
                     self.done.set()
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
@@ -186,10 +183,9 @@ class ReceiverPool:
 
     def traffic(self) -> Traffic:
         """Counts over all processes, ended ones included."""
-        return replace(
-            total([self._ended, *(receiver.traffic for receiver in self._running.values())]),
-            receiver_restarts=self.restarts,
-        )
+        found = total([self._ended, *(receiver.traffic for receiver in self._running.values())])
+        found.totals["receiver_restarts"] = self.restarts
+        return found
 
     def facts(self) -> dict[str, int]:
         """Facts on the processes for Fleet's health page."""

@@ -25,6 +25,7 @@ from ingero_fleet.receivers.messages import (
     encode_push,
     read_message,
 )
+from ingero_fleet.receivers.traffic import TRAFFIC_JSON
 from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit import logs
@@ -108,7 +109,7 @@ class ReceiverProcess:
             await asyncio.sleep(0)
         self._gc_freezer.freeze_if_grown(len(self._table))
         if not self._writer.is_closing():
-            self._writer.write(encode_message(MessageKind.DONE, orjson.dumps(self._ingest.traffic().as_json())))
+            self._writer.write(encode_message(MessageKind.DONE, TRAFFIC_JSON.dump_json(self._ingest.traffic())))
 
     def _observe(self, push: Push, now: float) -> None:
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:

@@ -1,18 +1,19 @@
-"""Reads the operator's log records on taints from an OTLP push, protobuf or JSON. Pure."""
+"""Reads the operator's log records on taints from a protobuf push. Pure."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from typing import Final
 
 import orjson
 from google.protobuf.message import DecodeError
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
+from opentelemetry.proto.common.v1.common_pb2 import KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 
 from ingero_contract import attributes, metrics
 from ingero_kit.health_report import check_name
 from ingero_kit.otlp_receiver import Push
-from ingero_kit.otlp_values import json_attributes, json_int_field, json_list
 
 NEEDLE: Final = metrics.TAINT_EVENT.encode()
 """Bytes that every push with such a record contains."""
@@ -50,18 +51,22 @@ class TaintRecord:
 def read_taint_records(push: Push) -> Iterator[TaintRecord | str]:
     """Every taint record of a push, or a message why a record, or the push, cannot be used."""
     if len(push.body) > MAX_BYTES:
-        yield "the push is too large for marks"
+        yield "the push is too large for taint records"
         return
     try:
-        records = list(_json(push.body) if push.encoding == "json" else _protobuf(push.body))
-    except (DecodeError, orjson.JSONDecodeError, AttributeError, TypeError, ValueError, KeyError):
+        request = ExportLogsServiceRequest.FromString(push.body)
+    except DecodeError:
         yield "the body is not OTLP"
         return
-    for time, words, pairs in records:
-        yield _record(time, words, pairs, push.cluster)
+    for block in request.resource_logs:
+        shared = _texts(block.resource.attributes)
+        for scope in block.scope_logs:
+            for record in scope.log_records:
+                if record.event_name == metrics.TAINT_EVENT:
+                    yield _record(record, shared | _texts(record.attributes), push.cluster)
 
 
-def _record(time: float, words: str, pairs: dict[str, str], cluster: str) -> TaintRecord | str:
+def _record(record: LogRecord, pairs: dict[str, str], cluster: str) -> TaintRecord | str:
     node, cluster = pairs.get(attributes.NODE_ID, ""), cluster or pairs.get(attributes.CLUSTER_ID, "")
     for key, name in ((attributes.NODE_ID, node), (attributes.CLUSTER_ID, cluster)):
         problem = check_name(name)
@@ -78,10 +83,11 @@ def _record(time: float, words: str, pairs: dict[str, str], cluster: str) -> Tai
     except (orjson.JSONDecodeError, AttributeError, TypeError, ValueError, OverflowError):
         return f"{attributes.TAINT_EVIDENCE} is not the operator's annotation"
     return TaintRecord(
-        cluster=cluster, node=node, action=action, effect=effect, time=time, since=since, expires=expires,
+        cluster=cluster, node=node, action=action, effect=effect, since=since, expires=expires,
+        time=record.time_unix_nano * 1e-9,
         reason=pairs.get(attributes.TAINT_REASON, "")[:MAX_TEXT],
         verdict=pairs.get(attributes.TAINT_VERDICT, "")[:MAX_TEXT],
-        words=words[:MAX_TEXT],
+        words=record.body.string_value[:MAX_TEXT],
     )  # fmt: skip
 
 
@@ -92,30 +98,5 @@ def _moment(text: str | None) -> float:
     return seconds
 
 
-Entry = tuple[float, str, dict[str, str]]
-"""Time, message, and text attributes, including those of the resource."""
-
-
-def _protobuf(body: bytes) -> Iterator[Entry]:
-    for block in ExportLogsServiceRequest.FromString(body).resource_logs:
-        shared = _texts((pair.key, pair.value.string_value) for pair in block.resource.attributes)
-        for scope in block.scope_logs:
-            for record in scope.log_records:
-                if record.event_name == metrics.TAINT_EVENT:
-                    own = _texts((pair.key, pair.value.string_value) for pair in record.attributes)
-                    yield record.time_unix_nano * 1e-9, record.body.string_value, {**shared, **own}
-
-
-def _json(body: bytes) -> Iterator[Entry]:
-    for block in json_list(orjson.loads(body).get("resourceLogs")):
-        shared = _texts(json_attributes((block.get("resource") or {}).get("attributes")))
-        for scope in json_list(block.get("scopeLogs")):
-            for record in json_list(scope.get("logRecords")):
-                if record.get("eventName") == metrics.TAINT_EVENT:
-                    words = str((record.get("body") or {}).get("stringValue") or "")
-                    time = json_int_field(record, "timeUnixNano") * 1e-9
-                    yield time, words, {**shared, **_texts(json_attributes(record.get("attributes")))}
-
-
-def _texts(pairs: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    return {key: value if isinstance(value, str) else "" for key, value in pairs}
+def _texts(pairs: Iterable[KeyValue]) -> dict[str, str]:
+    return {pair.key: pair.value.string_value for pair in pairs}
