@@ -4,18 +4,23 @@ Tenants choose the image that responds, so a response is validated before anythi
 """
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ingero_contract.values import NodeState
+from ingero_kit.clock import rfc3339
+from ingero_operator.api.status import LateRank
 from ingero_operator.taints.model import Accused, Evidence, is_stale
 from ingero_operator.taints.nodes import moment
 from ingero_operator.untrusted_http import NoResponse
 
 MAX_NODES: Final = 5_000
 """Most nodes in one response; a response that accuses more nodes is not acted on."""
+SHOWN_RANKS: Final = 20
+"""Late ranks that the status lists at most."""
 MOST_COST: Final = 1e15
 """Cost per hour above which an amount is treated as an error."""
 
@@ -48,6 +53,8 @@ class PollResult:
     threshold: float | None = None
     active: int = 0
     expected: int = 0
+    late_ranks: tuple[dict[str, Any], ...] = ()
+    """`status.lateRanks`: which ranks the collectives wait for, the costliest first."""
     cost: dict[str, Any] | None = None
     """`status.cost`, rounded to what is shown."""
     failure: str = ""
@@ -67,7 +74,7 @@ class PollResult:
         if evidence:
             facts = (evidence.quorum, evidence.panic, evidence.coverage_low, frozenset(evidence.accused))
         threshold = None if self.threshold is None else f"{self.threshold:.2f}"
-        return self.failure, self.stale, facts, threshold, self.active, self.expected, self.cost
+        return self.failure, self.stale, facts, threshold, self.active, self.expected, self.cost, self.late_ranks
 
 
 _Name = Annotated[str, Field(min_length=1, max_length=253)]
@@ -94,6 +101,16 @@ class _Straggler(_Payload):
     score: _Number | None = None
     threshold: _Number | None = None
     verdict: _Verdict | None = None
+
+
+class _LateRank(_Payload):
+    node_id: _Name
+    kind: _Text = ""
+    comm: _Text = ""
+    rank: _Count | None = None
+    pod: _Text | None = None
+    since: _Text | None = None
+    share: _Number = 0.0
 
 
 class _Counts(_Payload):
@@ -171,6 +188,7 @@ def parse_response(
         threshold=payload.threshold,
         active=counts.active,
         expected=counts.expected,
+        late_ranks=_late_ranks(stragglers.get("culprits")),
         cost=_cost(stragglers.get("cost")),
         stale=is_stale(evidence, now),
     )
@@ -180,6 +198,28 @@ def _first_problem(error: ValidationError) -> str:
     """The first validation error: its location, without the value that was sent."""
     problem = error.errors(include_url=False, include_input=False)[0]
     return f"{'.'.join(map(str, problem['loc']))[:100]}: {problem['msg']}"
+
+
+def _late_ranks(payload: Any) -> tuple[dict[str, Any], ...]:
+    """The late ranks of a response; those that cannot be read are left out, as they must not hide a straggler.
+
+    Their share of time changes with every tick, so it is rounded to one digit.
+    """
+    found: list[_LateRank] = []
+    for item in payload[:MAX_NODES] if isinstance(payload, list) else ():
+        with suppress(ValidationError):
+            found.append(_LateRank.model_validate(item))
+    found.sort(key=lambda one: (-one.share, one.node_id))
+    return tuple(_as_status(one) for one in found[:SHOWN_RANKS])
+
+
+def _as_status(one: _LateRank) -> dict[str, Any]:
+    since = moment(one.since)
+    shown = LateRank(
+        node=one.node_id, rank=one.rank, kind=one.kind or None, communicator=one.comm or None, pod=one.pod,
+        since=rfc3339(since) if since else None, lost_percent=float(f"{100 * one.share:.1g}"),
+    )  # fmt: skip
+    return shown.model_dump(by_alias=True, exclude_none=True)
 
 
 def _cost(payload: Any) -> dict[str, Any] | None:

@@ -79,6 +79,8 @@ def figures(
             out["fleet"]["threshold"] = f"{result.threshold:.2f}"
         out["fleet"]["nodes"] = f"{result.active}/{result.expected}"
         out["stragglers"] = {"confirmed": stragglers[0], "accused": stragglers[1]}
+        if result.late_ranks:
+            out["lateRanks"] = list(result.late_ranks)
         if result.cost:
             out["cost"] = result.cost
     return out

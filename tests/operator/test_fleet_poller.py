@@ -65,6 +65,31 @@ def test_statistics_that_repeat_themselves_grow_old() -> None:
     assert (second.received, third.received) == (100.0, 300.0)
 
 
+def test_late_ranks_are_shown_the_costliest_first() -> None:
+    late = {
+        "node_id": "b",
+        "kind": "late_rank",
+        "comm": "00000000000000ab",
+        "rank": 3,
+        "since": "2026-01-01T00:00:00Z",
+    }
+    other = {**late, "node_id": "a", "rank": 1, "share": 0.0123, "pod": "job-1"}
+
+    ranks = parse_response(
+        result(culprits=[{**late, "share": 0.004}, other, {"rank": 5}, "x"]), [], 1.0, None
+    ).late_ranks
+
+    assert [(one["node"], one["rank"], one["lostPercent"]) for one in ranks] == [("a", 1, 1.0), ("b", 3, 0.4)]
+    assert ranks[0]["pod"] == "job-1" and "pod" not in ranks[1]
+
+
+@pytest.mark.parametrize("culprits", [None, {}, "x", [[]]])
+def test_late_ranks_that_cannot_be_read_hide_no_straggler(culprits: Any) -> None:
+    found = parse_response(result(culprits=culprits), [], 1.0, None)
+
+    assert found.late_ranks == () and found.evidence is not None and set(found.evidence.accused) == {"a"}
+
+
 def test_an_accused_node_is_never_well() -> None:
     contradiction = {"node_id": "a", "state": "active", "straggler": False}
 

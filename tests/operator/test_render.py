@@ -115,6 +115,7 @@ LEAST = {
     "fleet": {
         "pushInterval": "1s", "quorum": {"statisticalMin": 2, "coveragePercent": 1},
         "threshold": {"k": 1e-9, "minBand": 0}, "maxNodes": 1, "forward": {"endpoint": "[::1]:1"},
+        "collectives": {"leastShare": 0, "timeTolerance": "1s"},
     },
     "agents": {"workloadType": "", "jobId": "0"},
 }  # fmt: skip
@@ -124,6 +125,7 @@ MOST = {
         "pushInterval": "9999m", "quorum": {"statisticalMin": 100_000, "coveragePercent": 100},
         "threshold": {"k": 20, "minBand": 0.5}, "maxNodes": 1_000_000, "forward": {"endpoint": "a.b:65535"},
         "cost": {"defaultProvider": "X" * 63},
+        "collectives": {"actionable": True, "leastShare": 0.999, "timeTolerance": "9999m"},
     },
     "agents": {"workloadType": "w" * 63, "jobId": "1e3"},
 }  # fmt: skip
@@ -191,7 +193,61 @@ def test_the_tracer_and_the_sink_accept_their_arguments(monkeypatch: pytest.Monk
     trace, listener = taken
     assert isinstance(trace, TraceSettings) and isinstance(listener, SinkSettings)
     assert trace.prometheus.startswith(":") and trace.db.name == "ingero.db"
+    assert (trace.otlp, trace.otlp_insecure) == ("prod-fleet.ml.svc:4318", True)
     assert [path.name for path in listener.socket_paths] == ["remediate.sock"]
+
+
+def test_tracer_and_push_say_the_same_of_their_node_and_trust_the_same_fleet(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[Any] = []
+
+    async def remember(config: AgentSettings) -> None:
+        taken.append(config)
+
+    monkeypatch.setattr("ingero_agent.trace.app.run", taken.append)
+    monkeypatch.setattr("ingero_agent.app.fleet_push", remember)
+    found = children(**FULL)
+    for name, which in (("prod-trace", "trace"), ("prod-push", "push")):
+        (container,) = (one for one in pod(found["DaemonSet", name])["containers"] if one["name"] == which)
+        assert {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"} in container["env"]
+        assert CliRunner().invoke(agent_command, container["args"]).exit_code == 0
+
+    trace, push = taken
+    assert (trace.cluster, trace.node, trace.job_id) == (
+        push.fleet_cluster_id, push.fleet_node_id, push.fleet_job_id
+    )  # fmt: skip
+    assert (trace.otlp, trace.otlp_tls_ca, trace.otlp_token_file) == (
+        push.fleet_endpoint, push.fleet_tls_ca, push.fleet_token_file
+    )  # fmt: skip
+
+
+def test_the_tracer_may_reach_fleet_and_fleet_lets_it_in() -> None:
+    found = children()
+    egress = found["NetworkPolicy", "prod-trace"]["spec"]["egress"]
+    ingress = found["NetworkPolicy", "prod-fleet"]["spec"]["ingress"]
+    labels = found["DaemonSet", "prod-trace"]["spec"]["template"]["metadata"]["labels"]
+
+    (to_fleet,) = (rule for rule in egress if [port["port"] for port in rule["ports"]] == [4318])
+    assert to_fleet["to"][0]["podSelector"]["matchLabels"].items() <= (
+        found["Deployment", "prod-fleet"]["spec"]["template"]["metadata"]["labels"].items()
+    )
+    (admitted,) = (
+        rule for rule in ingress
+        if any(peer.get("podSelector", {}).get("matchLabels", {"": ""}).items() <= labels.items()
+               for peer in rule["from"])
+    )  # fmt: skip
+    assert [port["port"] for port in admitted["ports"]] == [4318]
+
+
+def test_what_collectives_may_lead_to_is_set_in_the_resource(tmp_path: Path) -> None:
+    wanted = {"actionable": True, "leastShare": 0.01, "timeTolerance": "3s"}
+    file = tmp_path / "fleet.yaml"
+    text = children(fleet={"collectives": wanted, "quorum": {"expectedNodes": 64}})["ConfigMap", "prod-fleet"]
+    file.write_text(text["data"]["fleet.yaml"])
+
+    config = load(FleetConfig, file=file, prefix="INGERO_FLEET_", flags={}).processors
+
+    assert (config.nccl.actionable, config.nccl.share, config.nccl.time_tolerance) == (True, 0.01, 3.0)
+    assert config.ingero.quorum.expected_nodes == 64
 
 
 def test_only_tracing_has_privileges_and_no_more_than_it_needs() -> None:

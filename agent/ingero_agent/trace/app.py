@@ -97,10 +97,11 @@ def _exporter(settings: TraceSettings) -> TraceExporter | None:
     if not settings.otlp:
         return None
     target = ClientConfig(
-        endpoint=settings.otlp, cluster=settings.cluster, tls=ClientTls(insecure=settings.otlp_insecure),
+        endpoint=settings.otlp, cluster=settings.cluster,
+        tls=ClientTls(insecure=settings.otlp_insecure, ca_file=settings.otlp_tls_ca),
         token_file=settings.otlp_token_file, timeout=EXPORT_SECONDS,
     )  # fmt: skip
-    return TraceExporter(target, settings.node)
+    return TraceExporter(target, settings.node, settings.job_id)
 
 
 def _run_tracer(settings: TraceSettings, tracer: Tracer, wait: Wait) -> bool:

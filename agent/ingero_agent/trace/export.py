@@ -62,12 +62,12 @@ def collective_attributes(one: Collective) -> Attributes:
 
 def build_request(
     stats: TraceStats, collectives: Iterable[Collective], host: HostSnapshot | None, node: str, cluster: str,
-    now_ns: int, start_ns: int,
+    now_ns: int, start_ns: int, job: str = "",
 ) -> ExportMetricsServiceRequest:  # fmt: skip
     """Build one export. Sums are cumulative since `start_ns`; a collective's points carry its time of arrival."""
     identity = {
         "service.name": "ingero", "service.version": VERSION, attributes.NODE_ID: node,
-        attributes.CLUSTER_ID: cluster or None,
+        attributes.CLUSTER_ID: cluster or None, attributes.JOB_ID: job or None,
     }  # fmt: skip
     batch = MetricBatch(identity, "ingero", now_ns, start_ns)
     if host:
@@ -160,8 +160,8 @@ class TraceExporter:
     Single collectives wait here until a receiver accepts them. Everything else is cumulative and is sent every time.
     """
 
-    def __init__(self, config: ClientConfig, node: str) -> None:
-        self._config, self._node = replace(config, encoding="json"), node
+    def __init__(self, config: ClientConfig, node: str, job: str = "") -> None:
+        self._config, self._node, self._job = replace(config, encoding="json"), node, job
         self._client = make_client(self._config)
         self._worker = ThreadPoolExecutor(1, "export")
         self._loop = asyncio.new_event_loop()
@@ -189,7 +189,8 @@ class TraceExporter:
         self._flying, self._waiting = self._waiting, []
         with stats.lock:
             cluster = self._config.cluster
-            body = to_json(build_request(stats, self._flying, host, self._node, cluster, now_ns, start_ns))
+            request = build_request(stats, self._flying, host, self._node, cluster, now_ns, start_ns, self._job)
+            body = to_json(request)
         self._post_under_way = self._worker.submit(self._post, body)
 
     def close(self) -> None:

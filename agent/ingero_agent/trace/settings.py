@@ -5,9 +5,9 @@ import re
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from ingero_agent.trace.governor import DEFAULT_BUDGET
 from ingero_kit.addresses import OptionalEndpoint
@@ -75,6 +75,8 @@ class TraceSettings(Settings):
     """Export metrics to this OTLP/HTTP address."""
     otlp_insecure: bool = False
     """Export without TLS."""
+    otlp_tls_ca: Path | None = None
+    """Authorities to trust instead of the system's, PEM."""
     otlp_token_file: Path | None = None
     """File with the bearer token for the export."""
     otlp_interval: Duration = Field(default=10.0, ge=0)
@@ -83,6 +85,8 @@ class TraceSettings(Settings):
     """This node's name."""
     cluster: str = ""
     """The cluster that this node belongs to."""
+    job_id: str = ""
+    """The job, as `fleet-push --fleet-job-id` names it."""
     record: Path | None = None
     """Write every operation of every rank to this CSV or Parquet file, for `ingero-fleet diagnose`."""
     attach: Literal["auto", "multi", "perf"] = "auto"
@@ -113,6 +117,12 @@ class TraceSettings(Settings):
     """Group that may write; only this user without it."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     """Least important level that is written."""
+
+    @model_validator(mode="after")
+    def _sane(self) -> Self:
+        if self.otlp_insecure and self.otlp_tls_ca:
+            raise ValueError("otlp_insecure cannot be combined with otlp_tls_ca")
+        return self
 
 
 def read_settings(flags: Mapping[str, Any], file: Path | None = None) -> TraceSettings:

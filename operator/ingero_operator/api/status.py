@@ -55,6 +55,25 @@ class Stragglers(Part):
     """Below the threshold now."""
 
 
+class LateRank(Part):
+    """A rank that the collectives of its job wait for, or a node whose throttled GPU delays them."""
+
+    node: Short
+    """Name of the node."""
+    rank: int | None = None
+    """Rank in the communicator; absent where a GPU of several is meant."""
+    kind: Short | None = None
+    """`late_rank` or `gpu_throttled`."""
+    communicator: Short | None = None
+    """Hash of the communicator, as in NCCL's logs."""
+    pod: Short | None = None
+    """Pod of the rank, where it is known."""
+    since: Moment | None = None
+    """Since when it is named."""
+    lost_percent: float | None = None
+    """Share of the job's time that is lost to it, percent, to one digit."""
+
+
 class Cost(Part):
     """What the jobs of the cluster cost now, by the rates that Fleet knows."""
 
@@ -144,6 +163,8 @@ class FleetClusterStatus(Part):
     """Agents."""
     stragglers: Stragglers | None = None
     """Stragglers."""
+    late_ranks: Annotated[tuple[LateRank, ...], Field(max_length=20)] = ()
+    """Ranks that collectives wait for, the costliest first."""
     cost: Cost | None = None
     """What jobs cost, where Fleet knows a rate."""
     taints: TaintStatus | None = None

@@ -83,6 +83,8 @@ class Quorum(Part):
 
     statistical_min: Annotated[int, Field(ge=2, le=100_000)] = 5
     """Fewest active nodes of a cohort for a threshold."""
+    expected_nodes: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Nodes that the cluster should have; 0 takes the most that were seen at once."""
     coverage_percent: Annotated[int, Field(ge=1, le=100)] = 80
     """Reporting nodes, percent of the expected ones, below which coverage counts as low."""
 
@@ -129,6 +131,9 @@ OWN_FIELDS: Final = {
     "processors.ingero.quorum.statistical_min": "quorum.statisticalMin",
     "processors.ingero.quorum.coverage_fraction": "quorum.coveragePercent",
     "processors.ingero.threshold.k": "threshold.k", "processors.ingero.threshold.min_band": "threshold.minBand",
+    "processors.ingero.quorum.expected_nodes": "quorum.expectedNodes",
+    "processors.nccl.actionable": "collectives.actionable", "processors.nccl.share": "collectives.leastShare",
+    "processors.nccl.time_tolerance": "collectives.timeTolerance",
     "processors.cost.rates_file": "cost.rates", "processors.cost.providers_file": "cost.providers",
     "processors.cost.default_provider": "cost.defaultProvider",
 }  # fmt: skip
@@ -158,6 +163,18 @@ Settings = Annotated[
     tuple[Setting, ...],
     Field(max_length=32, json_schema_extra={"x-kubernetes-list-type": "map", "x-kubernetes-list-map-keys": ["name"]}),
 ]
+
+
+class Collectives(Part):
+    """Which rank a synchronised job waits for, by the waits that the tracer sees."""
+
+    actionable: bool = False
+    """Whether the node of a late rank, or of a throttled GPU that delays the collectives, counts as a straggler, so
+    that `spec.taints` decides about it too."""
+    least_share: Annotated[float, Field(ge=0, lt=1)] = 0.003
+    """Share of time that must be lost to a rank before it is named."""
+    time_tolerance: Interval = "1s"
+    """How far apart in time the points of one collective may lie where the tracer could not number them."""
 
 
 class Cost(Part):
@@ -191,6 +208,8 @@ class Fleet(Confinement):
     """Taints that Fleet may run on."""
     forward: Forward | None = None
     """Where everything is sent onward."""
+    collectives: Collectives = Collectives()
+    """Which rank a synchronised job waits for."""
     cost: Cost = Cost()
     """What nodes cost."""
     settings: Settings = ()
@@ -203,6 +222,8 @@ class Trace(Confinement):
 
     sys_admin: bool = False
     """Add SYS_ADMIN, which kernels below 5.8 need."""
+    export_interval: Interval = "2s"
+    """How often collectives, throttled GPUs and counters are sent to Fleet; a late rank is not named sooner."""
     unconfined: bool = False
     """Run without a seccomp profile, for runtimes whose default refuses bpf(2)."""
     resources: Resources = Resources(cpu="50m", memory="256Mi")

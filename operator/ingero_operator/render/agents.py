@@ -1,5 +1,6 @@
 """The two DaemonSets: `trace` with the capabilities that it needs, `fleet-push` with none, and with the sink."""
 
+from dataclasses import dataclass, field
 from typing import Final
 
 from ingero_contract.kubernetes import STRAGGLER_TAINT
@@ -66,10 +67,12 @@ def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
     """The DaemonSet that counts calls into a database on the node; not ready while it could see no calls."""
     wanted = spec.agents.trace
     capabilities = [*CAPABILITIES, *(["SYS_ADMIN"] if wanted.sys_admin else [])]
+    to_fleet = _to_fleet(owner, spec)
     container: Manifest = {
         "name": TRACE,
         "image": platform.image_of("agent", spec.version, spec.images.agent),
-        "args": ["trace", "--db", f"{STATE}/ingero.db", "--prometheus", f":{TRACE_PORT}"],
+        "args": _trace_arguments(owner, spec),
+        "env": _environment(),
         "ports": [{"name": "trace", "containerPort": TRACE_PORT, "protocol": "TCP"}],
         "readinessProbe": probe("/readyz", "trace"),
         "resources": resources(wanted.resources),
@@ -86,12 +89,14 @@ def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
             {"name": "state", "mountPath": STATE},
             {"name": "tmp", "mountPath": "/tmp"},
             *({"name": name, "mountPath": path, "readOnly": True} for name, path in HOST_FOLDERS.items()),
+            *to_fleet.mounts,
         ],
     }
     volumes: list[Manifest] = [
         {"name": "state", "hostPath": {"path": host_state(owner), "type": "DirectoryOrCreate"}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         *({"name": name, "hostPath": {"path": path, "type": ""}} for name, path in HOST_FOLDERS.items()),
+        *to_fleet.volumes,
     ]
     pod = {"hostPID": True, "containers": [container], "volumes": volumes}
     return _daemon_set(owner, spec, platform, TRACE, pod)
@@ -104,11 +109,7 @@ def push(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
         "name": PUSH,
         "image": platform.image_of("agent", spec.version, spec.images.agent),
         "args": args,
-        "env": [
-            {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}},
-            {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
-            {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
-        ],
+        "env": _environment(),
         "ports": [{"name": PUSH, "containerPort": PUSH_PORT, "protocol": "TCP"}],
         "startupProbe": probe("/healthz", PUSH, period=1, failures=120),
         # Ready: its pushes reach Fleet. A short outage of Fleet does not make the agent unready.
@@ -149,11 +150,73 @@ def push(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
     return _daemon_set(owner, spec, platform, PUSH, pod)
 
 
+def _environment() -> list[Manifest]:
+    """The node's name, and the devices of NVML, which the runtime gives to containers that ask for them."""
+    return [
+        {"name": "NODE_NAME", "valueFrom": {"fieldRef": {"apiVersion": "v1", "fieldPath": "spec.nodeName"}}},
+        {"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"},
+        {"name": "NVIDIA_DRIVER_CAPABILITIES", "value": "utility"},
+    ]
+
+
+@dataclass(frozen=True)
+class _ToFleet:
+    """How a container reaches Fleet: address, files of the authority and the token, and what mounts them."""
+
+    endpoint: str
+    authority: str = ""
+    token: str = ""
+    mounts: list[Manifest] = field(default_factory=list)
+    volumes: list[Manifest] = field(default_factory=list)
+
+
+def _to_fleet(owner: Owner, spec: FleetClusterSpec) -> _ToFleet:
+    mounts: list[Manifest] = []
+    volumes: list[Manifest] = []
+    if spec.tls_secret:
+        authority: Manifest = {
+            "secretName": spec.tls_secret, "items": [{"key": "ca.crt", "path": "ca.crt"}], "defaultMode": 0o440
+        }  # fmt: skip
+        volumes.append({"name": "tls", "secret": authority})
+        mounts.append({"name": "tls", "mountPath": TLS, "readOnly": True})
+    if spec.token_secret:
+        volumes.append(secret_volume("token", spec.token_secret))
+        mounts.append({"name": "token", "mountPath": TOKEN, "readOnly": True})
+    return _ToFleet(
+        f"{owner.child('fleet')}.{owner.namespace}.svc:{OTLP_HTTP}",
+        f"{TLS}/ca.crt" if spec.tls_secret else "",
+        f"{TOKEN}/{spec.token_secret.key}" if spec.token_secret else "",
+        mounts,
+        volumes,
+    )
+
+
+def _trace_arguments(owner: Owner, spec: FleetClusterSpec) -> list[str]:
+    """The tracer keeps its counts on the node and sends collectives, throttled GPUs and counters to Fleet."""
+    fleet = _to_fleet(owner, spec)
+    args = [
+        "trace",
+        f"--db={STATE}/ingero.db",
+        f"--prometheus=:{TRACE_PORT}",
+        f"--otlp={fleet.endpoint}",
+        f"--otlp-interval={spec.agents.trace.export_interval}",
+        f"--cluster={spec.cluster_id}",
+        "--node=$(NODE_NAME)",
+    ]
+    if spec.agents.job_id:
+        args.append(f"--job-id={spec.agents.job_id}")
+    args.append(f"--otlp-tls-ca={fleet.authority}" if fleet.authority else "--otlp-insecure")
+    if fleet.token:
+        args.append(f"--otlp-token-file={fleet.token}")
+    return args
+
+
 def _push_arguments(owner: Owner, spec: FleetClusterSpec) -> tuple[list[str], list[Manifest], list[Manifest]]:
-    endpoint = f"{owner.child('fleet')}.{owner.namespace}.svc:{OTLP_HTTP}"
+    fleet = _to_fleet(owner, spec)
+    mounts, volumes = list(fleet.mounts), list(fleet.volumes)
     args = [
         "fleet-push",
-        f"--fleet-endpoint={endpoint}",
+        f"--fleet-endpoint={fleet.endpoint}",
         f"--fleet-cluster-id={spec.cluster_id}",
         "--fleet-node-id=$(NODE_NAME)",
         f"--fleet-push-interval={spec.fleet.push_interval}",
@@ -163,23 +226,11 @@ def _push_arguments(owner: Owner, spec: FleetClusterSpec) -> tuple[list[str], li
         f"--remediate-socket={SOCKET}/remediate.sock",
         f"--metrics-listen=:{PUSH_PORT}",
     ]
-    mounts: list[Manifest] = []
-    volumes: list[Manifest] = []
     if spec.agents.job_id:
         args.append(f"--fleet-job-id={spec.agents.job_id}")
-    if spec.tls_secret:
-        args.append(f"--fleet-tls-ca={TLS}/ca.crt")
-        authority: Manifest = {
-            "secretName": spec.tls_secret, "items": [{"key": "ca.crt", "path": "ca.crt"}], "defaultMode": 0o440
-        }  # fmt: skip
-        volumes.append({"name": "tls", "secret": authority})
-        mounts.append({"name": "tls", "mountPath": TLS, "readOnly": True})
-    else:
-        args.append("--fleet-insecure")
-    if spec.token_secret:
-        args.append(f"--fleet-token-file={TOKEN}/{spec.token_secret.key}")
-        volumes.append(secret_volume("token", spec.token_secret))
-        mounts.append({"name": "token", "mountPath": TOKEN, "readOnly": True})
+    args.append(f"--fleet-tls-ca={fleet.authority}" if fleet.authority else "--fleet-insecure")
+    if fleet.token:
+        args.append(f"--fleet-token-file={fleet.token}")
     if spec.agents.source is Source.TRACE:
         args.append(f"--signal-db-path={STATE}/ingero.db")
         volumes.append({"name": "state", "hostPath": {"path": host_state(owner), "type": "DirectoryOrCreate"}})

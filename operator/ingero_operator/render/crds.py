@@ -132,6 +132,7 @@ def fleet_clusters() -> dict[str, Any]:
         _column("Quorum", _condition("QuorumMet")),
         _column("Threshold", ".status.fleet.threshold"),
         _column("Stragglers", ".status.stragglers.confirmed", kind="integer"),
+        _column("Late-Rank-On", ".status.lateRanks[0].node"),
         _column("Tainted", ".status.taints.used"),
         _column("Mode", ".status.taints.mode"),
         _AGE,

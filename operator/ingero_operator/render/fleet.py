@@ -84,8 +84,14 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
                 "quorum": {
                     "statistical_min": spec.fleet.quorum.statistical_min,
                     "coverage_fraction": spec.fleet.quorum.coverage_percent / 100,
+                    "expected_nodes": spec.fleet.quorum.expected_nodes,
                 },
                 "threshold": {"k": spec.fleet.threshold.k, "min_band": spec.fleet.threshold.min_band},
+            },
+            "nccl": {
+                "actionable": spec.fleet.collectives.actionable,
+                "share": spec.fleet.collectives.least_share,
+                "time_tolerance": spec.fleet.collectives.time_tolerance,
             },
             **_cost(spec.fleet.cost, around),
         },

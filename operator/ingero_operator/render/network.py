@@ -11,6 +11,7 @@ from ingero_operator.render.common import (
     OTLP_HTTP,
     PUSH_PORT,
     SINK_PORT,
+    TRACE_PORT,
     VITALS,
     Owner,
     Platform,
@@ -55,9 +56,10 @@ def _policy(owner: Owner, component: str, ingress: list[Manifest], egress: list[
 
 
 def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> list[Manifest | None]:
-    """Agents to Fleet, the operator to its API, Prometheus to metrics, Fleet to its exports; nothing for tracing."""
+    """Agents to Fleet, the operator to its API, Prometheus to metrics, Fleet to its exports."""
     if not spec.network.enabled:
         return []
+    tracing = spec.agents.source is Source.TRACE
     onward: list[Manifest] = []
     if spec.fleet.forward:
         forward = spec.fleet.forward
@@ -72,12 +74,20 @@ def of_fleet_cluster(owner: Owner, spec: FleetClusterSpec, platform: Platform) -
             fleet.COMPONENT,
             [
                 {"from": [_pods(selector(owner, agents.PUSH))], "ports": _ports(OTLP_GRPC, OTLP_HTTP, API)},
+                *([{"from": [_pods(selector(owner, agents.TRACE))], "ports": _ports(OTLP_HTTP)}] if tracing else []),
                 {"from": [_operator(platform)], "ports": _ports(OTLP_HTTP, API)},  # taint events and polls
                 {"from": [_monitoring(spec.network)], "ports": _ports(FINDINGS, VITALS)},
             ],
             onward,
         ),
-        _policy(owner, agents.TRACE, [], []) if spec.agents.source is Source.TRACE else None,
+        _policy(
+            owner,
+            agents.TRACE,
+            [{"from": [_monitoring(spec.network)], "ports": _ports(TRACE_PORT)}],
+            [{"to": [_pods(selector(owner, fleet.COMPONENT))], "ports": _ports(OTLP_HTTP)}, _dns()],
+        )
+        if tracing
+        else None,
         _policy(
             owner,
             agents.PUSH,
