@@ -72,7 +72,8 @@ ALERTS = (
         "Fewer nodes of {{ $labels.cluster_id }} report than expected.",
         "Compare `/api/v1/nodes` with the nodes that should report; look at the logs of agents that are "
         "missing. If the cluster became "
-        "smaller, the expectation follows within an hour, or set `spec.fleet.quorum.expectedNodes` (`processors.ingero.quorum.expected_nodes`).",
+        "smaller, the expectation follows within an hour, or set `spec.fleet.quorum.expectedNodes` "
+        "(`processors.ingero.quorum.expected_nodes`).",
     ),
     Alert(
         "IngeroNoQuorum",
