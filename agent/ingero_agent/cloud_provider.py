@@ -49,8 +49,8 @@ async def _aws(client: httpx.AsyncClient, base: str) -> str:
 
 async def _gcp(client: httpx.AsyncClient, base: str) -> str:
     answer = await _ask(client, "GET", f"{base}/computeMetadata/v1/instance/id", **{"Metadata-Flavor": "Google"})
-    well = answer.status_code == 200 and answer.headers.get("metadata-flavor") == "Google"
-    return "gcp" if well and answer.text.strip().isdigit() else ""
+    google = answer.status_code == 200 and answer.headers.get("metadata-flavor") == "Google"
+    return "gcp" if google and answer.text.strip().isdigit() else ""
 
 
 async def _azure(client: httpx.AsyncClient, base: str) -> str:

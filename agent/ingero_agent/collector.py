@@ -13,7 +13,7 @@ from prometheus_client.registry import Collector
 from ingero_agent.devices import GpuReading
 from ingero_agent.event_socket import EventSocket
 from ingero_agent.health.phase import Phase
-from ingero_agent.loop import LoopCounters, NodeSnapshot, PollResult, PushLoop
+from ingero_agent.loop import LoopCounters, PollResult, PushLoop
 from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.throttle_metrics import throttle_families
@@ -48,7 +48,7 @@ def stuck(idle_seconds: float, interval: float, timeout: float, asked: float) ->
     It is stuck after five intervals, a slow tick and the wait that Fleet asked for. Times in seconds.
     """
     limit = max(STUCK_SECONDS, 5 * interval) + 4 * timeout + asked
-    return f"no look for {idle_seconds:.0f} s" if idle_seconds > limit else None
+    return f"no poll for {idle_seconds:.0f} s" if idle_seconds > limit else None
 
 
 def _signal_value(name: str) -> Callable[[PollResult], float]:
@@ -81,11 +81,11 @@ GPUS: Final[tuple[MetricRow[GpuReading], ...]] = (
     gauge("ingero_agent_unreadable_gpus", "GPUs that cannot be read.", lambda s: s.unreadable),
 )
 
-STATE: Final[tuple[MetricRow[NodeSnapshot], ...]] = (
+STATE: Final[tuple[MetricRow[PushLoop], ...]] = (
     gauge(
         "ingero_agent_state",
         "1 for the state that the node is in.",
-        lambda s: {str(phase): phase is s.phase for phase in Phase},
+        lambda s: {str(phase): phase is s.phase.phase for phase in Phase},
         "state",
     ),
     gauge(
@@ -97,14 +97,14 @@ STATE: Final[tuple[MetricRow[NodeSnapshot], ...]] = (
     ),
     gauge("ingero_agent_threshold", "Threshold that the node is judged with.", lambda s: s.rule.threshold),
     gauge("ingero_agent_straggler", "1 while the node calls itself a straggler.", lambda s: s.straggler),
-    gauge("ingero_agent_baseline_samples", "Looks that the baseline rests on.", lambda s: s.samples),
+    gauge("ingero_agent_baseline_samples", "Polls that the baseline consists of.", lambda s: s.baseline.samples),
 )
 
 LOOP: Final[tuple[MetricRow[LoopCounters], ...]] = (
-    counter("ingero_agent_looks", "Looks at the node.", lambda s: s.ticks),
-    counter("ingero_agent_early_pushes", "Pushes of work that fell far, before they were due.", lambda s: s.early),
-    counter("ingero_agent_failed_looks", "Looks that failed.", lambda s: s.failed_polls),
-    counter("ingero_agent_impossible_signals", "Signals out of their range.", lambda s: s.out_of_range),
+    counter("ingero_agent_polls", "Polls of the node.", lambda s: s.ticks),
+    counter("ingero_agent_early_pushes", "Pushes ahead of time, as throughput fell.", lambda s: s.early),
+    counter("ingero_agent_failed_polls", "Polls that failed.", lambda s: s.failed_polls),
+    counter("ingero_agent_out_of_range_signals", "Signals out of their range.", lambda s: s.out_of_range),
     counter("ingero_agent_baseline_saves", "Times that the baseline was saved.", lambda s: s.saved),
 )
 
@@ -131,7 +131,7 @@ PUSHES: Final[tuple[MetricRow[FleetClient], ...]] = (
 )
 
 EVENTS: Final[tuple[MetricRow[EventSocket], ...]] = (
-    counter("ingero_agent_sent_events", "Lines that consumers were sent.", lambda s: s.sent),
+    counter("ingero_agent_sent_events", "Lines sent to consumers.", lambda s: s.sent),
     counter("ingero_agent_dropped_events", "Lines that were lost, by reason.", lambda s: s.dropped, "reason"),
     gauge("ingero_agent_event_consumers", "Consumers of the socket.", lambda s: s.consumers),
 )
@@ -145,18 +145,18 @@ class AgentCollector(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Build the families anew for every scrape."""
-        snapshot, latest = self._health.snapshot, self._health.snapshot.latest
+        health, latest = self._health, self._health.latest
         if latest:
             yield from collect_rows(NODE, latest)
             text = "1 while a signal is below half of its long average."
-            yield gauge_now(wire_name(metrics.DEGRADATION_WARNING), text, snapshot.degraded)
+            yield gauge_now(wire_name(metrics.DEGRADATION_WARNING), text, health.baseline.degraded())
             if latest.gpus.count:
                 yield from collect_rows(GPUS, latest.gpus)
             yield from _totals(latest)
-        if snapshot.throttling.now:
-            yield from throttle_families(snapshot.throttling)
-        yield from collect_rows(STATE, snapshot)
-        yield from collect_rows(LOOP, self._health.counters)
+        if health.throttling.now:
+            yield from throttle_families(health.throttling)
+        yield from collect_rows(STATE, health)
+        yield from collect_rows(LOOP, health.counters)
         yield from collect_rows(PUSHES, self._client)
         at = self._client.pushed_at
         age = None if at is None else max(0.0, self._clock() - at)
@@ -185,10 +185,10 @@ def make_metrics_server(
     ProcessCollector(registry=registry)
 
     def ready() -> str | None:
-        return not_ready(health.snapshot.phase, client.pushed_at is not None, client.response.reachable)
+        return not_ready(health.phase.phase, client.pushed_at is not None, client.response.reachable)
 
     def healthy() -> str | None:
-        idle = clock() - health.snapshot.ticked_at
+        idle = clock() - health.ticked_at
         return stuck(idle, config.fleet_push_interval, config.fleet_timeout, client.retry_after)
 
     return MetricsServer(address, registry, ready, healthy)

@@ -5,7 +5,7 @@ import contextlib
 import os
 import stat
 import tempfile
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final
@@ -18,6 +18,7 @@ log = get(__name__)
 DEFAULT_PATH: Final = Path("/run/ingero/remediate.sock")
 MAX_CONSUMERS: Final = 16
 QUEUED_LINES: Final = 256
+DRAIN_SECONDS: Final = 0.2
 
 
 def default_socket_path(name: str = DEFAULT_PATH.name) -> Path:
@@ -56,12 +57,6 @@ async def listen(
     return server
 
 
-class _Consumer:
-    def __init__(self) -> None:
-        self.lines: deque[bytes] = deque()
-        self.wake = asyncio.Event()
-
-
 class EventSocket:
     """Listens on a path. Group access only when a group id is given."""
 
@@ -70,7 +65,7 @@ class EventSocket:
         self.dropped: Counter[str] = Counter()
         self.sent = 0
         self._group = group
-        self._consumers: set[_Consumer] = set()
+        self._consumers: dict[asyncio.Queue[bytes], asyncio.StreamWriter] = {}
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -90,54 +85,49 @@ class EventSocket:
             return
         if not self._consumers:
             self.dropped["no_client"] += 1
-        for consumer in self._consumers:
-            if len(consumer.lines) >= QUEUED_LINES:
+        for lines in self._consumers:
+            if lines.full():
                 self.dropped["slow_client"] += 1
-                consumer.lines.popleft()
-            consumer.lines.append(line)
-            consumer.wake.set()
+                lines.get_nowait()
+                lines.task_done()
+            lines.put_nowait(line)
 
     async def stop(self) -> None:
         """Allow queued lines a short time to be sent, then close and remove the path."""
         if self._server is None:
             return
         self._server.close()
-        for _ in range(20):
-            if not any(consumer.lines for consumer in self._consumers):
-                break
-            await asyncio.sleep(0.01)
-        for consumer in list(self._consumers):
-            consumer.lines.clear()
-            self._consumers.discard(consumer)
-            consumer.wake.set()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(asyncio.gather(*(lines.join() for lines in self._consumers)), DRAIN_SECONDS)
+        for writer in self._consumers.values():
+            writer.close()
         self.path.unlink(missing_ok=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Send lines until the consumer disconnects; what it sends is ignored."""
         if len(self._consumers) >= MAX_CONSUMERS:
             self.dropped["too_many_clients"] += 1
             writer.close()
             return
-        consumer = _Consumer()
-        self._consumers.add(consumer)
-        gone = asyncio.create_task(self._until_gone(reader, consumer))
+        lines = asyncio.Queue[bytes](QUEUED_LINES)
+        self._consumers[lines] = writer
+        sender = asyncio.create_task(self._send(lines, writer))
         try:
-            while consumer in self._consumers:
-                await consumer.wake.wait()
-                consumer.wake.clear()
-                while consumer.lines:
-                    writer.write(consumer.lines.popleft())
-                    await writer.drain()
-                    self.sent += 1
-        except (ConnectionError, OSError):
-            self.dropped["write_error"] += 1
+            with contextlib.suppress(ConnectionError):
+                while await reader.read(1024):
+                    pass
         finally:
-            self._consumers.discard(consumer)
-            gone.cancel()
+            del self._consumers[lines]
+            sender.cancel()
             writer.close()
 
-    async def _until_gone(self, reader: asyncio.StreamReader, consumer: _Consumer) -> None:
-        with contextlib.suppress(ConnectionError, asyncio.CancelledError):
-            while await reader.read(1024):
-                pass
-            self._consumers.discard(consumer)
-            consumer.wake.set()
+    async def _send(self, lines: asyncio.Queue[bytes], writer: asyncio.StreamWriter) -> None:
+        try:
+            while True:
+                writer.write(await lines.get())
+                await writer.drain()
+                self.sent += 1
+                lines.task_done()
+        except OSError:
+            self.dropped["write_error"] += 1
+            writer.close()

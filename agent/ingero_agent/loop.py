@@ -67,22 +67,12 @@ class PollResult:
     gpus: GpuReading
 
 
-@dataclass(frozen=True)
-class NodeSnapshot:
-    """The state of the node. `latest` is absent before the first poll and while the source cannot be read."""
-
-    phase: Phase
-    latest: PollResult | None
-    rule: DecisionRule
-    straggler: bool
-    degraded: bool
-    samples: int
-    throttling: Throttling
-    ticked_at: float
-
-
 class PushLoop:
-    """Runs ticks until it is stopped."""
+    """Runs ticks until it is stopped.
+
+    `latest` is absent before the first poll and while the source cannot be read; `ticked_at` is in seconds. Public
+    attributes are replaced, never changed, so that other threads can read them.
+    """
 
     def __init__(
         self,
@@ -113,29 +103,20 @@ class PushLoop:
             world_size=config.fleet_world_size, rank=config.fleet_node_rank if config.fleet_world_size else None,
             provider=provider,
         )  # fmt: skip
-        self._baseline = Baseline()
-        self._phase = PhaseState(warmup=config.warmup_samples)
-        self._rule = DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
-        self._latest: PollResult | None = None
-        self._ticked_at = clock()
-        self._save_due = Every(config.fleet_persist_interval, self._ticked_at + config.fleet_persist_interval)
+        self.baseline = Baseline()
+        self.phase = PhaseState(warmup=config.warmup_samples)
+        self.rule = DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
+        self.latest: PollResult | None = None
+        self.ticked_at = clock()
+        self._save_due = Every(config.fleet_persist_interval, self.ticked_at + config.fleet_persist_interval)
         self._restore()
 
     def _restore(self) -> None:
         config = self._config
         loaded, outcome = load_baseline(config.fleet_persist_path, self._clock(), config.fleet_persist_stale_age)
         if loaded is not None:
-            self._baseline, self._phase = loaded, PhaseState.restored(config.warmup_samples)
-        log.info("baseline", outcome=outcome, samples=self._baseline.samples)
-
-    @property
-    def snapshot(self) -> NodeSnapshot:
-        """The state of the node now; readable from any thread."""
-        return NodeSnapshot(
-            phase=self._phase.phase, latest=self._latest, rule=self._rule, straggler=self.straggler,
-            degraded=self._baseline.degraded(), samples=self._baseline.samples, throttling=self.throttling,
-            ticked_at=self._ticked_at,
-        )  # fmt: skip
+            self.baseline, self.phase = loaded, PhaseState.restored(config.warmup_samples)
+        log.info("baseline", outcome=outcome, samples=self.baseline.samples)
 
     async def run(self, ended: asyncio.Event) -> None:
         """Tick until `ended` is set, then save the baseline."""
@@ -166,13 +147,13 @@ class PushLoop:
 
         Phase and baseline count ticks only, so early polls do not change them.
         """
-        now, interval, before = self._clock(), self._config.fleet_push_interval, self._latest
+        now, interval, before = self._clock(), self._config.fleet_push_interval, self.latest
         try:
             self._polls.read(self._source, now)
         except ReadFailed:
             return
-        seen, normal = self._polls.recent(now, interval), self._baseline.normal()
-        known = self._phase.phase is Phase.ACTIVE and self._baseline.samples >= self._phase.warmup
+        seen, normal = self._polls.recent(now, interval), self.baseline.normal()
+        known = self.phase.phase is Phase.ACTIVE and self.baseline.samples >= self.phase.warmup
         if seen is None or normal is None or before is None or not known:
             return
         self._early_push, push = early_push.advance(
@@ -196,16 +177,16 @@ class PushLoop:
     async def tick(self) -> None:
         """One poll and what follows from it."""
         self.counters.ticks += 1
-        now = self._ticked_at = self._clock()
+        now = self.ticked_at = self._clock()
         try:
             self._polls.read(self._source, now)
         except ReadFailed as error:
             self.counters.failed_polls += 1
-            if self._phase.failures == 0:
+            if self.phase.failures == 0:
                 log.warning("poll_failed", reason=str(error))
-            self._phase = phase.fail(self._phase)
-            if self._phase.phase is Phase.STALE:
-                self._latest = None
+            self.phase = phase.fail(self.phase)
+            if self.phase.phase is Phase.STALE:
+                self.latest = None
                 await self._decide(now, None, score.compute(_NOTHING, None), active=False)
             return
         seen = self._polls.drain()
@@ -214,16 +195,16 @@ class PushLoop:
         gpus = await self._devices.read()
         was_throttled, self.throttling = self.throttling.active, self.throttling.advance(gpus.throttle)
         observation = self._with_gpus(seen, gpus)
-        step = phase.advance(self._phase, observation.launches)
-        self._phase = step.state
+        step = phase.advance(self.phase, observation.launches)
+        self.phase = step.state
         if step.reset:
-            self._baseline = Baseline()
+            self.baseline = Baseline()
         await self._judge(now, observation, gpus, push=step.push)
         if was_throttled or self.throttling.active:
             await self._client.send_event(encode_throttling(self.throttling, self._identity, int(now * 1e9)))
         suspect = self._early_push.suspect(now, self._config.fleet_push_interval)
-        if not self.straggler and not suspect and self._phase.phase is not Phase.IDLE:
-            self._baseline = self._baseline.advance(observation)
+        if not self.straggler and not suspect and self.phase.phase is not Phase.IDLE:
+            self.baseline = self.baseline.advance(observation)
         if self._save_due.due(now):
             self._save(now)
 
@@ -237,21 +218,21 @@ class PushLoop:
 
     async def _judge(self, now: float, observation: Observation, gpus: GpuReading, *, push: bool) -> None:
         """Score an observation, push it, and classify the node."""
-        current = score.compute(observation, self._baseline.normal())
-        self._latest = PollResult(observation, current, gpus)
-        report = self._report(self._latest, now) if push else None
-        await self._decide(now, report, current, self._phase.phase is Phase.ACTIVE)
+        current = score.compute(observation, self.baseline.normal())
+        self.latest = PollResult(observation, current, gpus)
+        report = self._report(self.latest, now) if push else None
+        await self._decide(now, report, current, self.phase.phase is Phase.ACTIVE)
 
     async def _decide(self, now: float, report: HealthReport | None, current: score.Score, active: bool) -> None:
         """Push first, so that the answer to this push decides this tick."""
         if report is not None:
             await self._client.push(encode_report(report), now)
         rule = classification.choose_rule(
-            self._client.response, now, self._config.fleet_push_interval, self._baseline.samples >= self._phase.warmup
+            self._client.response, now, self._config.fleet_push_interval, self.baseline.samples >= self.phase.warmup
         )
-        if rule.mode is not self._rule.mode:
-            log.info("detection mode transition", old=str(self._rule.mode), new=str(rule.mode))
-        self._rule = rule
+        if rule.mode is not self.rule.mode:
+            log.info("detection mode transition", old=str(self.rule.mode), new=str(rule.mode))
+        self.rule = rule
         was, hysteresis = self.straggler, self._config.fleet_classifier_hysteresis
         self.straggler = classification.is_straggler(was, rule, current.value, active, hysteresis)
         if not was and not self.straggler:
@@ -275,10 +256,10 @@ class PushLoop:
     def _report(self, latest: PollResult, now: float) -> HealthReport:
         response, observation = self._client.response, latest.observation
         return replace(
-            self._identity, state=WIRE_STATES[self._phase.phase], score=latest.score.value,
+            self._identity, state=WIRE_STATES[self.phase.phase], score=latest.score.value,
             throughput=latest.score.ratios.throughput, compute=observation.compute, memory=observation.memory,
-            cpu=observation.cpu, rate=observation.rate, degraded=self._baseline.degraded(),
-            detection_mode=str(self._rule.mode), decision_source=str(self._rule.source),
+            cpu=observation.cpu, rate=observation.rate, degraded=self.baseline.degraded(),
+            detection_mode=str(self.rule.mode), decision_source=str(self.rule.source),
             fleet_reachable=response.reachable, last_verdict=response.verdict.format() if response.verdict else "",
             gpu_model=latest.gpus.model, gpu_count=latest.gpus.count, time_unix_nano=int(now * 1e9),
             totals={(name, cgroup, direction): count for name, cgroup, direction, count in observation.totals},
@@ -296,10 +277,10 @@ class PushLoop:
             self._socket.publish(event)
 
     def _save(self, now: float) -> None:
-        if self._baseline.samples < self._phase.warmup:
+        if self.baseline.samples < self.phase.warmup:
             return
         try:
-            save_baseline(self._config.fleet_persist_path, self._baseline, now)
+            save_baseline(self._config.fleet_persist_path, self.baseline, now)
             self.counters.saved += 1
         except OSError as error:
             log.warning("baseline_not_saved", file=str(self._config.fleet_persist_path), reason=str(error))

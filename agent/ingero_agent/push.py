@@ -51,7 +51,7 @@ def read_threshold(threshold: str | None, quorum: str | None) -> tuple[float, bo
 
 
 class FleetClient:
-    """The client of Fleet. `word` is Fleet's latest response, `pushed_at` when the last push arrived (seconds)."""
+    """The client of Fleet. `response` is Fleet's latest answer, `pushed_at` when the last push arrived (seconds)."""
 
     def __init__(self, config: ClientConfig, threshold_url: str | None = None) -> None:
         self.response = FleetResponse()
@@ -79,7 +79,7 @@ class FleetClient:
             reply = await self._client.send(Signal.METRICS, body)
         self.retry_after = reply.retry_after or 0.0
         if reply.answered:
-            self._listen(reply, now)
+            self._read_headers(reply, now)
         if reply.failure is None:
             self.counters.sent += 1
             self.pushed_at, self._failures = now, 0
@@ -100,19 +100,19 @@ class FleetClient:
         if self._api is None:
             return 0.0
         try:
-            said = await self._api.ask()
+            answer = await self._api.ask()
         except ValueError as error:
             self.counters.thresholds_rejected += 1
             log.debug("threshold_rejected", reason=str(error))
             return 0.0
-        if said.quorum is not None:
-            self.response = replace(self.response, threshold=said.threshold, quorum=said.quorum, threshold_at=now)
-        return said.retry_after
+        if answer.quorum is not None:
+            self.response = replace(self.response, threshold=answer.threshold, quorum=answer.quorum, threshold_at=now)
+        return answer.retry_after
 
     def _encode(self, request: ExportMetricsServiceRequest) -> bytes:
         return to_json(request) if self._json else request.SerializeToString()
 
-    def _listen(self, reply: ExportResult, now: float) -> None:
+    def _read_headers(self, reply: ExportResult, now: float) -> None:
         """Read the headers of every answer, also of refusals. Only an accepted push returns a verdict."""
         try:
             found = read_threshold(

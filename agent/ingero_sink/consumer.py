@@ -36,28 +36,20 @@ async def consume(path: Path, stats: SinkStats, clock: Clock, reconnect_delay: f
 
 async def read_lines(reader: asyncio.StreamReader, stats: SinkStats, clock: Clock) -> None:
     """Record lines until the stream ends. A line that is too long is skipped and counted."""
+    too_long = False
     with contextlib.suppress(ConnectionError):
         while True:
             try:
                 line = await reader.readuntil(b"\n")
             except asyncio.IncompleteReadError as error:
-                stats.record_line(error.partial, clock())
-                return
+                line = error.partial
             except asyncio.LimitOverrunError as error:
-                await _skip_line(reader, error.consumed)
-                stats.parse_errors += 1
+                await reader.readexactly(error.consumed)
+                stats.parse_errors += not too_long
+                too_long = True
                 continue
-            stats.record_line(line, clock())
-
-
-async def _skip_line(reader: asyncio.StreamReader, consumed: int) -> None:
-    while True:
-        await reader.readexactly(consumed)
-        try:
-            await reader.readuntil(b"\n")
-        except asyncio.LimitOverrunError as error:
-            consumed = error.consumed
-        except asyncio.IncompleteReadError:
-            return
-        else:
-            return
+            if not too_long:
+                stats.record_line(line, clock())
+            if not line.endswith(b"\n"):
+                return
+            too_long = False

@@ -73,7 +73,7 @@ def test_pages_tell_how_the_agent_is_and_what_it_sees(tmp_path: Path) -> None:
         seen = pages.samples()
 
         assert seen["ingero_agent_pushes_total"] >= 3
-        assert seen["ingero_agent_looks_total"] >= seen["ingero_agent_pushes_total"]
+        assert seen["ingero_agent_polls_total"] >= seen["ingero_agent_pushes_total"]
         assert seen["ingero_agent_last_push_age_seconds"] >= 0
         assert seen["ingero_agent_fleet_reachable"] == 1
         assert seen["ingero_agent_straggler"] == 0
@@ -129,7 +129,7 @@ def test_a_source_that_cannot_be_read_is_told_and_its_signals_go(tmp_path: Path)
 
         assert "ingero_node_health_score" not in seen
         assert seen['ingero_agent_state{state="stale"}'] == 1
-        assert seen["ingero_agent_failed_looks_total"] >= 3
+        assert seen["ingero_agent_failed_polls_total"] >= 3
 
 
 def test_an_address_in_use_is_said_in_words(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ingero_agent.event_socket import EventSocket
 from ingero_contract.events import MemoryEvent, StragglerResolvedEvent, StragglerStateEvent, parse_line
 from ingero_sink.cli import main
-from ingero_sink.consumer import consume
+from ingero_sink.consumer import consume, read_lines
 from ingero_sink.stats import MAX_TYPES, SinkStats
 
 
@@ -78,6 +78,19 @@ def test_types_are_bounded() -> None:
 
     assert len(ledger.events) <= MAX_TYPES + 1
     assert sum(ledger.events.values()) == 200
+
+
+def test_a_line_that_is_too_long_is_skipped_and_counted_once() -> None:
+    async def work() -> SinkStats:
+        reader, ledger = asyncio.StreamReader(limit=300), SinkStats()
+        reader.feed_data(b"x" * 2000 + b"\n" + state().to_json().encode() + b"\n" + b"y" * 900)
+        reader.feed_eof()
+        await read_lines(reader, ledger, lambda: 1.0)
+        return ledger
+
+    ledger = asyncio.run(work())
+
+    assert (ledger.events, ledger.parse_errors) == ({"straggler_state": 1}, 2)
 
 
 @given(st.binary(max_size=200))

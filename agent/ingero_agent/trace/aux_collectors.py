@@ -33,7 +33,7 @@ class AuxCollectors:
         self, stats: TraceStats, store: TraceStore, poller: GpuPoller | None, sockets: Sockets | None,
         pushed_off: Callable[[int, int], list[int]],
     ) -> None:  # fmt: skip
-        self._stats, self._store, self._poller, self._outlets = stats, store, poller, sockets
+        self._stats, self._store, self._poller, self._sockets = stats, store, poller, sockets
         self._pushed_off = pushed_off
         self._gpus, self._launch_rates, self._allocations = GpuStats(), LaunchRates(), GpuAllocations()
         self._launches: dict[int, int] = defaultdict(int)
@@ -84,9 +84,9 @@ class AuxCollectors:
         allocations = self._allocations.update(gpus, now_ns, command_of)
         self._launches.clear()
         self._switches.clear()
-        if self._outlets:
+        if self._sockets:
             since_ns = int((now - seconds) * 1e9)
-            self._outlets.publish([*allocations, *(self._line(drop, since_ns, now_ns) for drop in drops)])
+            self._sockets.publish([*allocations, *(self._line(drop, since_ns, now_ns) for drop in drops)])
         self._take_annotations()
 
     def _line(self, drop: ThroughputDrop, since_ns: int, now_ns: int) -> StraggleEvent:
@@ -96,18 +96,18 @@ class AuxCollectors:
         )  # fmt: skip
 
     def _take_annotations(self) -> None:
-        if not self._outlets:
+        if not self._sockets:
             return
-        found = self._outlets.take()
+        found = self._sockets.take()
         if found:
             try:
                 self._store.annotations(found)
             except sqlite3.OperationalError:
                 self._stats.status.unwritten_annotations += len(found)
-        events, heard = self._outlets.events, self._outlets.annotations
+        events, annotations = self._sockets.events, self._sockets.annotations
         status = self._stats.status
         if events:
             status.lines_sent, status.lines_dropped = events.sent, dict(events.dropped)
             status.consumers = events.consumers
-        if heard:
-            status.annotations, status.annotations_refused = heard.taken, dict(heard.refused)
+        if annotations:
+            status.annotations, status.annotations_refused = annotations.taken, dict(annotations.refused)

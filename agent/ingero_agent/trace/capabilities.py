@@ -121,7 +121,7 @@ def evaluate(facts: Facts) -> list[Capability]:
             "python3-bpfcc is installed", needed=True,
         ),
         _check(
-            "programs", facts.load_error, "mend what is missing above",
+            "programs", facts.load_error, "provide what is missing above",
             f"compiled and loaded in {facts.load_seconds:.1f} s; helper's peak {facts.helper_peak_bytes >> 20} MB",
             needed=True,
         ),
@@ -149,12 +149,12 @@ def can_trace(found: list[Capability]) -> bool:
 
 
 def _check(
-    name: str, problem: str, fix: str, well: str, otherwise: Support = Support.MISSING, *, needed: bool = False
+    name: str, problem: str, fix: str, reason: str, otherwise: Support = Support.MISSING, *, needed: bool = False
 ) -> Capability:
-    """`well` is the reason when there is no problem; otherwise the state is `otherwise`."""
+    """`reason` is given when there is no problem; otherwise the state is `otherwise`."""
     if problem:
         return Capability(name, otherwise, problem, fix, needed)
-    return Capability(name, Support.OK, well, needed=needed)
+    return Capability(name, Support.OK, reason, needed=needed)
 
 
 def _kernel(facts: Facts) -> Capability:

@@ -140,9 +140,7 @@ STATUS: Final[tuple[MetricRow[TracerStatus], ...]] = (
     ),
     gauge("ingero_trace_libraries", "Library files that are attached.", lambda s: s.tracer.libraries),
     gauge("ingero_trace_unattached_libraries", "Library files that are too many.", lambda s: s.tracer.unattached),
-    gauge(
-        "ingero_trace_processes_left_alone", "Processes that the selection leaves out.", lambda s: s.tracer.left_alone
-    ),
+    gauge("ingero_trace_excluded_processes", "Processes that the selection leaves out.", lambda s: s.tracer.excluded),
     gauge("ingero_trace_db_bytes", "Size of the database.", lambda s: s.database_bytes),
     gauge(
         "ingero_trace_hidden_processes",

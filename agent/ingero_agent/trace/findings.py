@@ -185,7 +185,8 @@ def _ranks(window: TimeWindow) -> Iterator[Finding]:
         elif typical > LAG_SECONDS and len(late) >= 3:
             yield Finding(
                 "equal-waits", subject, Severity.LOW,
-                f"all {len(late)} ranks here wait alike ({typical * 1e3:.1f} ms): no culprit visible from this host",
+                f"all {len(late)} ranks here wait equally long ({typical * 1e3:.1f} ms): this host does not show the "
+                "cause",
                 (f"median over {instances[communicator]} collectives",),
                 (
                     "if a rank of another node is late, Fleet sees it",
@@ -280,7 +281,7 @@ def _throttled(window: TimeWindow) -> Iterator[Finding]:
         if not kinds:
             continue
         severe = bool({"thermal", "power", "hw"} & set(kinds))
-        evidence = [f"{kind}: {gpu.throttled[kind]:.0%} of the looks" for kind in kinds]
+        evidence = [f"{kind}: {gpu.throttled[kind]:.0%} of the polls" for kind in kinds]
         evidence += [
             f"{kind}: {seconds:.1f} s by the driver's own count"
             for kind, seconds in gpu.throttled_seconds.items() if kind in kinds
@@ -289,7 +290,7 @@ def _throttled(window: TimeWindow) -> Iterator[Finding]:
             evidence.append(f"clock down to {gpu.sm_mhz} of {gpu.sm_max_mhz} MHz")
         yield Finding(
             "gpu-throttled", gpu.uuid, Severity.HIGH if severe else Severity.MEDIUM,
-            f"GPU {gpu.index} ({gpu.uuid}) is held back by {', '.join(kinds)}", tuple(evidence),
+            f"GPU {gpu.index} ({gpu.uuid}) is throttled: {', '.join(kinds)}", tuple(evidence),
             tuple(_RELIEF[kind] for kind in kinds),
         )  # fmt: skip
 

@@ -58,20 +58,22 @@ def command_of(pid: int) -> str:
         return ""
 
 
+def environment_of(pid: int) -> bytes:
+    """A process's environment; empty when it is gone or may not be read."""
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return b""
+
+
 def rank_of(pid: int) -> int | None:
     """A process's RANK; `None` when it has none or may not be read."""
-    try:
-        return parse_rank(Path(f"/proc/{pid}/environ").read_bytes())
-    except OSError:
-        return None
+    return parse_rank(environment_of(pid))
 
 
 def rank_and_world_size(pid: int) -> tuple[int, int] | None:
     """A process's RANK and WORLD_SIZE; `None` unless the world has several ranks."""
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        return None
+    environment = environment_of(pid)
     size, rank = parse_number(environment, b"WORLD_SIZE"), parse_rank(environment)
     return (rank, size) if size and rank is not None else None
 
@@ -82,11 +84,7 @@ def container_of(pid: int) -> Container | None:
         cgroups = Path(f"/proc/{pid}/cgroup").read_text(errors="replace")
     except OSError:
         return None
-    try:
-        environment = Path(f"/proc/{pid}/environ").read_bytes()
-    except OSError:
-        environment = b""
-    return parse_container(cgroups, environment)
+    return parse_container(cgroups, environment_of(pid))
 
 
 def nccl_processes(found: Mapping[int, Iterable[MappedLibrary]]) -> list[NcclProcess]:

@@ -66,7 +66,7 @@ def load_programs(mode: str = "multi", ring_bytes: int = RING_BYTES) -> LoadedPr
             helper.wait(HELPER_SECONDS)  # it has sent its message and exits
         except subprocess.TimeoutExpired:
             helper.kill()
-    message = json.loads(text or b'{"error": "the helper ended without a word"}')
+    message = json.loads(text or b'{"error": "the helper ended without a message"}')
     if "error" in message:
         raise CannotTrace(
             f"{message['error']}: tracing needs root (CAP_BPF, CAP_PERFMON, CAP_SYS_PTRACE, CAP_CHECKPOINT_RESTORE), "

@@ -4,22 +4,12 @@ import csv
 from collections.abc import Iterable
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ingero_agent.trace.timeline import COLUMNS, TimelineRow
 
 GROUP_ROWS = 65536
 PARQUET = (".parquet", ".pq")
-
-
-class TimelineRecorder(Protocol):
-    """Takes rows until it is closed."""
-
-    def write(self, rows: Iterable[TimelineRow]) -> None:
-        """Append."""
-
-    def close(self) -> None:
-        """Finish the file."""
 
 
 class CsvRecorder:
@@ -75,6 +65,9 @@ class ParquetRecorder:
             columns = zip(*(astuple(row) for row in self._rows), strict=True)
             self._writer.write_table(pa.table([list(column) for column in columns], schema=self._schema))
             self._rows = []
+
+
+TimelineRecorder = CsvRecorder | ParquetRecorder
 
 
 def open_recorder(file: Path) -> TimelineRecorder:

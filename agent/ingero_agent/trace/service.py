@@ -210,7 +210,7 @@ class TraceService:
     def _modes(self) -> dict[str, str]:
         """The mode of each capability; docs/trace.md lists them."""
         tracer, scheduler = self._tracer, self._tracer.scheduler
-        unwatched = "refused" if scheduler.why_not else "left_alone"
+        unwatched = "refused" if scheduler.why_not else "suspended"
         counts, returns = NOOP_MODE, NOOP_MODE
         if tracer.mode != NOOP_MODE:
             counts = "incomplete" if self.stats.status.lost else "complete"

@@ -103,7 +103,7 @@ class EbpfTracer(Tracer):
         attached = self._attachments
         attached.update(self.found, now)
         self.libraries, self.replaced, self.unattached = attached.count, attached.replaced, attached.unattached
-        self.single_stepped, self.left_alone = attached.single_stepped, len(self._excluded)
+        self.single_stepped, self.excluded = attached.single_stepped, len(self._excluded)
         self.scheduler.follow(self.found)
         if self._sweep_due.due(now):
             self.sweep()

@@ -38,7 +38,7 @@ class Tracer:
 
     `no_returns`: why calls are counted but not timed, empty if they are timed. `blocked_reason`: why nothing can be
     counted although processes may make calls. `hidden_processes`: processes that may not be read, by what is missing.
-    `left_alone`: processes with GPU libraries that the selection leaves out.
+    `excluded`: processes with GPU libraries that the selection leaves out.
 
     As of the last scan: `libraries` are attached, `unattached` are too many to attach to, `replaced` were overwritten
     while they were attached (since the start). `single_stepped`: numbers of attached functions whose first
@@ -46,7 +46,7 @@ class Tracer:
     """
 
     mode = NOOP_MODE
-    helper_peak_bytes = left_alone = libraries = replaced = unattached = 0
+    helper_peak_bytes = excluded = libraries = replaced = unattached = 0
     costs: Mapping[str, ProbeCost] = ASSUMED_COSTS
     single_stepped: Collection[int] = ()
 

@@ -178,9 +178,9 @@ def test_a_throttled_gpu_is_a_cause_with_evidence_and_stands_behind_slow_calls()
 
     assert (throttled.kind, throttled.severity) == ("gpu-throttled", Severity.HIGH)
     assert throttled.evidence == (
-        "thermal: 40% of the looks", "thermal: 12.0 s by the driver's own count", "clock down to 900 of 1980 MHz"
+        "thermal: 40% of the polls", "thermal: 12.0 s by the driver's own count", "clock down to 900 of 1980 MHz"
     )  # fmt: skip
-    assert (tail.kind, tail.evidence[1]) == ("tail", "GPU 3 (GPU-3) is held back by thermal")
+    assert (tail.kind, tail.evidence[1]) == ("tail", "GPU 3 (GPU-3) is throttled: thermal")
 
 
 def test_a_gpu_that_is_free_and_not_full_is_no_cause() -> None:
