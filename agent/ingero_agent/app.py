@@ -17,11 +17,11 @@ from ingero_agent.sources import SignalSource
 from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
 from ingero_agent.sources.scripted import ScriptedSource
 from ingero_agent.sources.trace_db import DatabaseSource
-from ingero_kit.addresses import parse_listen
+from ingero_kit.addresses import is_local_name, parse_listen
 from ingero_kit.clock import Clock, steady_clock
 from ingero_kit.files import write_ports_file
 from ingero_kit.logs import get
-from ingero_kit.metrics_server import MetricsServer, is_reachable_from_outside
+from ingero_kit.metrics_server import MetricsServer
 from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
@@ -78,10 +78,9 @@ def serve_pages(
     try:
         server = make_metrics_server(address, config, health, client, socket, clock)
     except OSError as error:
-        raise OSError(f"--metrics-listen {config.metrics_listen}: {error.strerror}") from None
-    if is_reachable_from_outside(address[0]):
+        raise OSError(f"--metrics-listen {config.metrics_listen}: {error}") from None
+    if not is_local_name(address[0]):
         log.warning("metrics_open_to_the_network", listen=config.metrics_listen)
-    server.start()
     write_ports_file(config.ports_file, {"metrics": server.port})
     return server
 

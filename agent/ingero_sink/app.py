@@ -22,7 +22,6 @@ def run(settings: SinkSettings) -> None:
         server = make_metrics_server(host, port, stats, lambda: stats.ready(clock(), settings.readiness_window))
     except OSError as error:
         raise OSError(f"{settings.listen}: {error}") from None
-    server.start()
     write_ports_file(settings.ports_file, {"metrics": server.port})
 
     async def consume_all() -> None:

@@ -39,7 +39,7 @@ OptionalEndpoint = Annotated[str, AfterValidator(lambda text: text and _checked(
 
 def is_loopback(endpoint: str) -> bool:
     """Whether only this machine can reach an endpoint."""
-    return _is_local_name(parse_endpoint(endpoint)[0])
+    return is_local_name(parse_endpoint(endpoint)[0])
 
 
 def is_local_request(headers: Mapping[bytes, bytes]) -> bool:
@@ -53,10 +53,11 @@ def is_local_request(headers: Mapping[bytes, bytes]) -> bool:
 
 def _names_us(authority: bytes) -> bool:
     text = authority.decode("latin-1").lower()
-    return _is_local_name(text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0])
+    return is_local_name(text[1 : text.find("]")] if text.startswith("[") else text.partition(":")[0])
 
 
-def _is_local_name(name: str) -> bool:
+def is_local_name(name: str) -> bool:
+    """Whether a host's name or address means this machine only; an empty one means every address."""
     try:
         return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:

@@ -118,8 +118,7 @@ def _run_tracer(settings: TraceSettings, tracer: Tracer, wait: Wait) -> bool:
         if settings.prometheus:
             server = make_metrics_server(parse_listen(settings.prometheus), service.stats)
             stack.callback(server.stop)
-            server.start()
-            log.info("listening", address=f"{server.server_address[0]!s}:{server.port}")
+            log.info("listening", address=settings.prometheus, port=server.port)
         log.info("started", database=str(settings.db), mode=tracer.mode, **nanoseconds(tracer.costs))
         tracer.scan()
         begun, over = time.monotonic(), False
