@@ -134,19 +134,19 @@ def test_a_large_request_of_honest_nodes_is_taken_whole(encoding: Encoding) -> N
 
 
 @pytest.mark.parametrize(
-    ("encoding", "body"),
+    ("encoding", "make"),
     [
-        ("protobuf", b"\x0a\x00" * 8_000_000),
-        ("protobuf", b"\x0a\x00" * 100_000),
-        ("json", JSON["empty blocks"](100_000)),
-        ("protobuf", honest("protobuf", 1000)),
-        ("json", honest("json", 800)),
+        ("protobuf", lambda: b"\x0a\x00" * 8_000_000),
+        ("protobuf", lambda: b"\x0a\x00" * 100_000),
+        ("json", lambda: JSON["empty blocks"](100_000)),
+        ("protobuf", lambda: honest("protobuf", 1000)),
+        ("json", lambda: honest("json", 800)),
     ],
     ids=["empty blocks", "few empty blocks", "empty blocks in JSON", "nodes", "nodes in JSON"],
 )
-def test_a_request_for_too_much_is_refused_in_words(encoding: Encoding, body: bytes) -> None:
+def test_a_request_for_too_much_is_refused_in_words(encoding: Encoding, make: Callable[[], bytes]) -> None:
     with pytest.raises(RequestTooExpensive, match="more"):
-        ReportDecoder().decode(body, encoding, NOW)
+        ReportDecoder().decode(make(), encoding, NOW)
 
 
 def test_what_was_mended_counts_as_work() -> None:
