@@ -106,7 +106,7 @@ def measure(count: int, updates: int, folder: Path) -> dict[str, Any]:
     """Measure everything that the table needs."""
     well, slow = rounds(count)
     change = {"processors": {"ingero": {"push_interval": "1s", "ttl_multiplier": 100}}}
-    with fleet(folder, change) as service, browser(folder) as page:
+    with fleet(folder, change) as service, browser(folder) as started, started.page() as page:
         page.size(1360, 900)
 
         def everybody_is_known() -> bool:

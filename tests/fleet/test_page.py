@@ -4,6 +4,7 @@ import functools
 import json
 import re
 import time
+from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name
 from ingero_kit.clock import rfc3339
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
-from ingero_testing.browser import browser
+from ingero_testing.browser import Browser, Page, browser
 from ingero_testing.collectives import Job
 from ingero_testing.needs import needs_browser
 from ingero_testing.processes import Running, fleet, wait_until
@@ -251,9 +252,31 @@ def listed(pairs: dict[str, str]) -> list[dict[str, Any]]:
     return [{"key": key, "value": {"stringValue": value}} for key, value in pairs.items()]
 
 
+@pytest.fixture(scope="module")
+def started_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with browser(tmp_path_factory.mktemp("browser")) as found:
+        yield found
+
+
+@pytest.fixture
+def page(started_browser: Browser) -> Iterator[Page]:
+    """A tab of its own for each test."""
+    with started_browser.page() as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def twelve(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    """A Fleet that knows twelve nodes."""
+    change = {"processors": {"ingero": {"ttl_multiplier": 3000}}}
+    with fleet(tmp_path_factory.mktemp("fleet"), change) as service:
+        learn(service, 12)
+        yield service
+
+
 @needs_browser
-def test_people_see_the_straggler_its_reason_its_mark_and_the_late_rank(tmp_path: Path) -> None:
-    with fleet(tmp_path) as service, browser(tmp_path) as page:
+def test_people_see_the_straggler_its_reason_its_mark_and_the_late_rank(tmp_path: Path, page: Page) -> None:
+    with fleet(tmp_path) as service:
         page.size(1360, 900)
         learn(service, 40)
         page.open(service.url("diagnostics", "/"))
@@ -281,54 +304,51 @@ def test_people_see_the_straggler_its_reason_its_mark_and_the_late_rank(tmp_path
 
 
 @needs_browser
-def test_the_page_works_by_keyboard_and_is_named_for_screen_readers(tmp_path: Path) -> None:
-    with fleet(tmp_path) as service, browser(tmp_path) as page:
-        page.size(1360, 900)
-        learn(service, 12)
-        page.open(service.url("diagnostics", "/"))
-        page.wait("state.rows && state.rows.length === 12", "the nodes")
+def test_the_page_works_by_keyboard_and_is_named_for_screen_readers(twelve: Running, page: Page) -> None:
+    page.size(1360, 900)
+    fill(twelve, 12)
+    page.open(twelve.url("diagnostics", "/"))
+    page.wait("state.rows && state.rows.length === 12", "the nodes")
 
-        order = []
-        for _ in range(8):
-            page.press("Tab")
-            order.append(page.run("document.activeElement.id || document.activeElement.className"))
-        assert order[:4] == ["skip", "cluster", "map", "ask-node"]
-        page.run("byId('map').focus()")
-        page.press("ArrowDown")
-        assert "node-00001 (c)" in page.run("byId('readout').textContent")
-        page.press("Enter")
-        page.wait("byId('why').textContent.includes('its own history and its peers')", "the reason")
+    order = []
+    for _ in range(8):
+        page.press("Tab")
+        order.append(page.run("document.activeElement.id || document.activeElement.className"))
+    assert order[:4] == ["skip", "cluster", "map", "ask-node"]
+    page.run("byId('map').focus()")
+    page.press("ArrowDown")
+    assert "node-00001 (c)" in page.run("byId('readout').textContent")
+    page.press("Enter")
+    page.wait("byId('why').textContent.includes('its own history and its peers')", "the reason")
 
-        tree = page.call("Accessibility.getFullAXTree")["nodes"]
-        named = {
-            (node["role"]["value"], node.get("name", {}).get("value", ""))
-            for node in tree
-            if not node.get("ignored") and "role" in node
-        }
-        for wanted in (("heading", "ingero Fleet"), ("heading", "Stragglers"), ("combobox", "Cluster"), ("main", "")):
-            assert wanted in named, sorted(named)
-        interactive = {"button", "textbox", "searchbox", "combobox", "link"}
-        assert [pair for pair in named if pair[0] in interactive and not pair[1]] == []
-        assert page.run("new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size"
-                        " === document.querySelectorAll('[id]').length")  # fmt: skip
-
-
-@needs_browser
-def test_a_phone_needs_no_sideways_scrolling(tmp_path: Path) -> None:
-    with fleet(tmp_path) as service, browser(tmp_path) as page:
-        page.size(360, 740, phone=True)
-        learn(service, 12)
-        page.open(service.url("diagnostics", "/"))
-        slow = functools.partial(fill, service, 12, 3)
-        page.wait("byId('stragglers').textContent.includes('node-00003')", "the straggler", feed=slow)
-
-        assert page.run("document.documentElement.scrollWidth") == 360
+    tree = page.call("Accessibility.getFullAXTree")["nodes"]
+    named = {
+        (node["role"]["value"], node.get("name", {}).get("value", ""))
+        for node in tree
+        if not node.get("ignored") and "role" in node
+    }
+    for wanted in (("heading", "ingero Fleet"), ("heading", "Stragglers"), ("combobox", "Cluster"), ("main", "")):
+        assert wanted in named, sorted(named)
+    interactive = {"button", "textbox", "searchbox", "combobox", "link"}
+    assert [pair for pair in named if pair[0] in interactive and not pair[1]] == []
+    assert page.run("new Set([...document.querySelectorAll('[id]')].map(e => e.id)).size"
+                    " === document.querySelectorAll('[id]').length")  # fmt: skip
 
 
 @needs_browser
-def test_ten_thousand_nodes_are_drawn_and_what_agents_send_is_never_markup(tmp_path: Path) -> None:
+def test_a_phone_needs_no_sideways_scrolling(twelve: Running, page: Page) -> None:
+    page.size(360, 740, phone=True)
+    page.open(twelve.url("diagnostics", "/"))
+    slow = functools.partial(fill, twelve, 12, 3)
+    page.wait("byId('stragglers').textContent.includes('node-00003')", "the straggler", feed=slow)
+
+    assert page.run("document.documentElement.scrollWidth") == 360
+
+
+@needs_browser
+def test_ten_thousand_nodes_are_drawn_and_what_agents_send_is_never_markup(tmp_path: Path, page: Page) -> None:
     change = {"processors": {"ingero": {"push_interval": "1s"}}}
-    with fleet(tmp_path, change) as service, browser(tmp_path) as page:
+    with fleet(tmp_path, change) as service:
         page.size(1360, 900)
         hostile = "<img src=x onerror=document.title='owned'>"
         content = encode_report(HealthReport(node_id=hostile, cluster_id=hostile, score=0.9)).SerializeToString()

@@ -28,26 +28,28 @@ def find_browser() -> str | None:
     return next((found for name in NAMES if (found := shutil.which(name))), None)
 
 
-class Page:
-    """One tab."""
+class Browser:
+    """A running browser."""
 
     def __init__(self, reading: int, writing: int) -> None:
         self._reading, self._writing = reading, writing
         self._buffer = b""
         self._number = 0
-        self._session = ""
-        self.complaints: list[str] = []
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
-        self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Log", "Network"):
-            self.call(f"{domain}.enable")
 
-    def call(self, method: str, seconds: float = 60.0, **parameters: Any) -> Any:
-        """One command of the protocol and its result."""
+    def call(
+        self,
+        method: str,
+        *,
+        session: str = "",
+        note: Callable[[dict[str, Any]], None] | None = None,
+        seconds: float = 60.0,
+        **parameters: Any,
+    ) -> Any:
+        """One command of the protocol and its result; `note` gets the session's events until then."""
         self._number += 1
         message: dict[str, Any] = {"id": self._number, "method": method, "params": parameters}
-        if self._session:
-            message["sessionId"] = self._session
+        if session:
+            message["sessionId"] = session
         os.write(self._writing, json.dumps(message).encode() + b"\0")
         deadline = time.monotonic() + seconds
         while True:
@@ -56,7 +58,8 @@ class Page:
                 if "error" in answer:
                     raise AssertionError(f"{method}: {answer['error']['message']}")
                 return answer["result"]
-            self._note(answer)
+            if note and answer.get("sessionId") == session:
+                note(answer)
 
     def _receive(self, deadline: float, method: str) -> dict[str, Any]:
         while b"\0" not in self._buffer:
@@ -70,6 +73,31 @@ class Page:
         raw, self._buffer = self._buffer.split(b"\0", 1)
         found: dict[str, Any] = json.loads(raw)
         return found
+
+    @contextlib.contextmanager
+    def page(self) -> Iterator["Page"]:
+        """A new tab that shares nothing with others; it is closed with the block."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        try:
+            yield Page(self, context)
+        finally:
+            self.call("Target.disposeBrowserContext", browserContextId=context)
+
+
+class Page:
+    """One tab."""
+
+    def __init__(self, browser: Browser, context: str) -> None:
+        self._browser = browser
+        self.complaints: list[str] = []
+        target = browser.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        self._session = browser.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **parameters: Any) -> Any:
+        """One command of the protocol for this tab, and its result."""
+        return self._browser.call(method, session=self._session, note=self._note, **parameters)
 
     def _note(self, event: dict[str, Any]) -> None:
         """Record errors of the page and requests to other hosts."""
@@ -131,8 +159,8 @@ class Page:
 
 
 @contextlib.contextmanager
-def browser(folder: Path) -> Iterator[Page]:
-    """Start a new browser with one tab; it ends with the block."""
+def browser(folder: Path) -> Iterator[Browser]:
+    """Start a new browser; it ends with the block."""
     program = find_browser()
     assert program, "no browser is installed"
     to_browser, from_us = os.pipe()
@@ -152,7 +180,7 @@ def browser(folder: Path) -> Iterator[Page]:
     os.close(to_browser)
     os.close(to_us)
     try:
-        yield Page(from_browser, from_us)
+        yield Browser(from_browser, from_us)
     finally:
         os.close(from_us)
         process.terminate()
