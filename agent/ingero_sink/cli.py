@@ -5,9 +5,7 @@ from typing import Any
 
 import click
 
-from ingero_kit import logs
 from ingero_kit.flags import config_flag, exit_with_reason, settings_flags
-from ingero_sink.app import run
 from ingero_sink.settings import CONFIG_VARIABLE, SinkSettings, read_settings
 
 
@@ -23,6 +21,9 @@ def main(file: Path | None, **flags: Any) -> None:
     \b
     ingero-sink --socket-path /run/ingero/remediate.sock --listen :9464
     """
+    from ingero_kit import logs
+    from ingero_sink.app import run
+
     logs.configure()
     with exit_with_reason("ingero-sink", OSError):
         run(read_settings(flags, file))

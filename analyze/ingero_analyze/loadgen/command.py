@@ -6,16 +6,18 @@ import os
 import socket
 import sys
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import click
 
-from ingero_analyze.loadgen.driver import LoadPlan, LoadResult, drive_load
-from ingero_analyze.loadgen.requests import Protocol
 from ingero_kit.addresses import parse_endpoint
 
+if TYPE_CHECKING:
+    from ingero_analyze.loadgen.driver import LoadPlan, LoadResult
+    from ingero_analyze.loadgen.requests import Protocol
 
-def summary(plan: LoadPlan, result: LoadResult) -> dict[str, object]:
+
+def summary(plan: "LoadPlan", result: "LoadResult") -> dict[str, object]:
     """The figures of a run."""
     return {
         "protocol": plan.protocol,
@@ -66,6 +68,8 @@ def bench(
     """
     import uvloop
 
+    from ingero_analyze.loadgen.driver import LoadPlan, drive_load
+
     try:
         host, port = parse_endpoint(endpoint)
         address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
@@ -78,7 +82,7 @@ def bench(
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})
     plan = LoadPlan(
-        host=str(address), port=port, protocol=cast(Protocol, protocol), connections=connections, nodes=nodes,
+        host=str(address), port=port, protocol=cast("Protocol", protocol), connections=connections, nodes=nodes,
         cluster=cluster, seconds=seconds, pushes=pushes, rate=rate,
     )  # fmt: skip
     plan = replace(plan, connections=min(plan.connections, plan.nodes))
