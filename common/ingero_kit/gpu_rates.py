@@ -1,14 +1,15 @@
 """Cost of a GPU per hour, by provider and model. A model without a rate counts as unknown, not as 0."""
 
 import difflib
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.resources import files
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Annotated, Final
 
 import yaml
+from pydantic import AfterValidator, Field, ValidationError
+
+from ingero_kit.settings import Settings, explain
 
 MAX_BYTES: Final = 1 << 20
 """Largest table that is read."""
@@ -39,8 +40,6 @@ KNOWN_MODELS: Final = (
 )  # fmt: skip
 """Names as nvidia-smi prints them, to detect misspelt ones; a table may contain others."""
 
-_KEYS: Final = frozenset({"currency_name", "currency_symbol", "providers", "fallback_rate"})
-
 
 def canonical_provider(name: str) -> str:
     """The canonical spelling of a provider's name."""
@@ -58,7 +57,7 @@ class RateTable:
 
     currency: str = "USD"
     symbol: str = "$"
-    providers: Mapping[str, Mapping[str, float]] = field(default_factory=lambda: MappingProxyType({}))
+    providers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     fallback: float | None = None
 
     def find(self, provider: str, model: str) -> float | None:
@@ -72,43 +71,50 @@ def builtin_text() -> str:
     return (files("ingero_kit") / "gpu_rates.yaml").read_text()
 
 
+def _printable(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("printable characters were expected")
+    return text
+
+
+def _one_space(text: str) -> str:
+    return " ".join(text.split())
+
+
+_Rate = Annotated[float, Field(strict=True, ge=0, le=HIGHEST_RATE, allow_inf_nan=False)]
+_Currency = Annotated[str, Field(min_length=1, max_length=8), AfterValidator(_printable)]
+_Model = Annotated[str, AfterValidator(_one_space), Field(min_length=1)]
+
+
+class _File(Settings):
+    """The table as it is written."""
+
+    currency_name: _Currency = "USD"
+    currency_symbol: _Currency = "$"
+    providers: dict[str, dict[_Model, _Rate]]
+    fallback_rate: _Rate
+
+
 def parse(text: str) -> RateTable:
-    """Parse a table; raises `RatesError` with all of its errors."""
+    """Parse a table; raises `RatesError` with its first errors."""
     if len(text) > MAX_BYTES:
         raise RatesError(f"the table is larger than {MAX_BYTES} bytes")
     try:
         tree = yaml.safe_load(text)
+        if not isinstance(tree, dict):
+            raise RatesError("a mapping with providers and fallback_rate was expected")
+        file = _File.model_validate(tree)
+    except ValidationError as error:
+        wrong = explain(error, "the table").splitlines()
+        raise RatesError(
+            "; ".join(wrong[:20]) + (f"; and {len(wrong) - 20} more" if len(wrong) > 20 else "")
+        ) from None
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise RatesError(f"not YAML: {' '.join(str(error).split()) or type(error).__name__}") from None
-    if not isinstance(tree, dict):
-        raise RatesError("a mapping with providers and fallback_rate was expected")
-    wrong = [f"{key}: no such key; there are {', '.join(sorted(_KEYS))}" for key in tree if key not in _KEYS]
-    fallback = _rate("fallback_rate", tree.get("fallback_rate"), wrong)
-    currency, symbol = tree.get("currency_name", "USD"), tree.get("currency_symbol", "$")
-    for key, value in (("currency_name", currency), ("currency_symbol", symbol)):
-        if not isinstance(value, str) or not 1 <= len(value) <= 8 or not value.isprintable():
-            wrong.append(f"{key}: 1 to 8 printable characters were expected")
-    providers = tree.get("providers")
-    table: dict[str, Mapping[str, float]] = {}
-    if not isinstance(providers, dict):
-        wrong.append("providers: a mapping of provider to models was expected")
-        providers = {}
-    for provider, models in providers.items():
-        place = f"providers.{provider}"
-        if not isinstance(provider, str) or not isinstance(models, dict):
-            wrong.append(f"{place}: a name with a mapping of models was expected")
-            continue
-        rates: dict[str, float] = {}
-        for model, value in models.items():
-            if not isinstance(model, str) or not model.strip():
-                wrong.append(f"{place}.{model}: a model name was expected")
-                continue
-            rates[" ".join(model.split())] = _rate(f"{place}.{model}", value, wrong)
-        name = canonical_provider(provider)
-        table[name] = MappingProxyType({**table.get(name, {}), **rates})
-    if wrong:
-        raise RatesError("; ".join(wrong[:20]) + (f"; and {len(wrong) - 20} more" if len(wrong) > 20 else ""))
-    return RateTable(currency, symbol, MappingProxyType(table), fallback or None)
+    table: dict[str, dict[str, float]] = {}
+    for provider, rates in file.providers.items():
+        table.setdefault(canonical_provider(provider), {}).update(rates)
+    return RateTable(file.currency_name, file.currency_symbol, table, file.fallback_rate or None)
 
 
 def builtin() -> RateTable:
@@ -128,13 +134,3 @@ def doubts(table: RateTable) -> list[str]:
             if rate == 0:
                 found.append(f"{provider}: {model} costs 0, so that its stragglers cost nothing")
     return found
-
-
-def _rate(place: str, value: Any, wrong: list[str]) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        wrong.append(f"{place}: a number was expected" if value is not None else f"{place}: is missing")
-    elif not math.isfinite(value) or not 0 <= value <= HIGHEST_RATE:
-        wrong.append(f"{place}: {value} is not between 0 and {HIGHEST_RATE:g}")
-    else:
-        return float(value)
-    return 0.0

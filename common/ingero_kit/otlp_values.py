@@ -1,11 +1,9 @@
 """Converts OTLP attributes and numbers of data points, protobuf and JSON, to Python values. Pure.
 
-Every reader of OTLP uses these functions. Each reader has its own loops over blocks, scopes and records, because each
-is optimised differently: Fleet's pushes by learnt layouts, collectives by attributes left as bytes, Echo by columns.
+JSON is converted to protobuf messages (`otlp_json`), so that every reader has one loop for both encodings.
 """
 
 import re
-from collections.abc import Iterator
 from typing import Any, Final
 
 from opentelemetry.proto.common.v1.common_pb2 import AnyValue
@@ -51,46 +49,8 @@ def json_double(value: Any) -> float:
     raise ValueError("a value is not a number")
 
 
-def json_number(point: dict[str, Any]) -> float | None:
-    """The value of a data point of OTLP/JSON, `None` if it has none; raises `ValueError` if it is not a number."""
-    number = point.get("asDouble")
-    if number is not None:
-        return json_double(number)
-    number = point.get("asInt")
-    return None if number is None else float(json_integer(number))
-
-
-def json_int_field(point: dict[str, Any], name: str) -> int:
-    """An integer field of an OTLP/JSON message, 0 if it is missing; raises `ValueError` for anything else."""
-    value = point.get(name)
-    return 0 if value is None else json_integer(value)
-
-
 def json_list(value: Any) -> list[Any]:
     """A list of OTLP/JSON, empty if it is missing; raises `ValueError` for anything else."""
     if not isinstance(value, list | None):
         raise ValueError("a list was expected")
     return value or []
-
-
-def json_attributes(found: list[dict[str, Any]] | None) -> Iterator[tuple[str, Any]]:
-    """Keys and values of OTLP/JSON attributes."""
-    for pair in found or ():
-        yield pair["key"], json_attribute_value(pair.get("value") or {})
-
-
-def json_attribute_value(value: dict[str, Any]) -> Any:
-    """`attribute_value` for a JSON attribute; raises `ValueError` for a value of the wrong type."""
-    text = value.get("stringValue")
-    if text is not None:
-        if not isinstance(text, str):
-            raise ValueError("a stringValue is not a string")
-        return text
-    if value.get("intValue") is not None:
-        return json_integer(value["intValue"])
-    if value.get("doubleValue") is not None:
-        return json_double(value["doubleValue"])
-    flag = value.get("boolValue")
-    if not isinstance(flag, bool | None):
-        raise ValueError("a boolValue is not true or false")
-    return flag

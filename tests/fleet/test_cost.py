@@ -290,5 +290,5 @@ def test_a_rates_file_that_is_wrong_stops_the_start(tmp_path: Path) -> None:
     rates.write_text("providers: {}")
     change = {"processors": {"cost": {"rates_file": str(rates)}}}
 
-    with pytest.raises(AssertionError, match="fallback_rate: is missing"), fleet(tmp_path, change):
+    with pytest.raises(AssertionError, match="fallback_rate: is required"), fleet(tmp_path, change):
         pass

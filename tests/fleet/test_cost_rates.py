@@ -2,6 +2,7 @@
 
 import http.server
 import json
+import re
 import ssl
 import threading
 from collections.abc import Iterator
@@ -59,20 +60,23 @@ def test_a_fallback_above_zero_stands_for_what_is_not_listed() -> None:
     [
         ("", "a mapping"),
         ("{", "not YAML"),
-        ("providers: {}", "fallback_rate: is missing"),
-        ("fallback_rate: 0", "providers: a mapping"),
-        ("fallback_rate: -1\nproviders: {}", "fallback_rate: -1 is not between"),
-        ("fallback_rate: .nan\nproviders: {}", "nan is not between"),
-        ("fallback_rate: 0\nproviders: {a: {M: cheap}}", "providers.a.M: a number"),
-        ("fallback_rate: 0\nproviders: {a: {M: 20000}}", "providers.a.M: 20000 is not between"),
-        ("fallback_rate: 0\nproviders: {a: [1]}", "providers.a: a name with"),
-        ("fallback_rate: 0\nprovider: {}\nproviders: {}", "provider: no such key"),
-        ("fallback_rate: 0\nproviders: {}\ncurrency_name: 5", "currency_name: 1 to 8"),
+        ("providers: {}", "fallback_rate: is required"),
+        ("fallback_rate: 0", "providers: is required"),
+        ("fallback_rate: -1\nproviders: {}", "fallback_rate: Input should be greater than or equal to 0 (got -1)"),
+        ("fallback_rate: .nan\nproviders: {}", "finite number (got nan)"),
+        ("fallback_rate: 0\nproviders: {a: {M: cheap}}", "providers.a.M: Input should be a valid number"),
+        (
+            "fallback_rate: 0\nproviders: {a: {M: 20000}}",
+            "providers.a.M: Input should be less than or equal to 10000 (got 20000)",
+        ),
+        ("fallback_rate: 0\nproviders: {a: [1]}", "providers.a: Input should be a valid dictionary"),
+        ("fallback_rate: 0\nprovider: {}\nproviders: {}", "provider: no such setting"),
+        ("fallback_rate: 0\nproviders: {}\ncurrency_name: 5", "currency_name: Input should be a valid string"),
         ("x" * (MAX_BYTES + 1), "larger than"),
     ],
 )
 def test_what_is_wrong_with_a_table_is_named(text: str, words: str) -> None:
-    with pytest.raises(RatesError, match=words.replace(".", r"\.").replace("+", r"\+")):
+    with pytest.raises(RatesError, match=re.escape(words)):
         parse(text)
 
 
