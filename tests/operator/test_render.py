@@ -250,6 +250,28 @@ def test_what_collectives_may_lead_to_is_set_in_the_resource(tmp_path: Path) -> 
     assert config.ingero.quorum.expected_nodes == 64
 
 
+@pytest.mark.parametrize("size", [None, "1Gi"])
+def test_fleet_keeps_what_it_learnt_where_it_may_write(size: str | None, tmp_path: Path) -> None:
+    found = children(fleet={"snapshots": {"size": size, "className": "fast"}} if size else {})
+    deployment = found["Deployment", "prod-fleet"]
+    file = tmp_path / "fleet.yaml"
+    file.write_text(found["ConfigMap", "prod-fleet"]["data"]["fleet.yaml"])
+
+    snapshot = load(FleetConfig, file=file, prefix="INGERO_FLEET_", flags={}).processors.ingero.detector.snapshot
+    (container,) = pod(deployment)["containers"]
+    (mount,) = (one for one in container["volumeMounts"] if str(snapshot).startswith(one["mountPath"] + "/"))
+    (volume,) = (one for one in pod(deployment)["volumes"] if one["name"] == mount["name"])
+
+    assert not mount.get("readOnly")
+    claims = {name: child for (kind, name), child in found.items() if kind == "PersistentVolumeClaim"}
+    if size:
+        assert claims[volume["persistentVolumeClaim"]["claimName"]]["spec"]["storageClassName"] == "fast"
+        # Two pods cannot share the volume, so a rolling update would never end.
+        assert deployment["spec"]["strategy"] == {"type": "Recreate"}
+    else:
+        assert not claims and "emptyDir" in volume
+
+
 def test_only_tracing_has_privileges_and_no_more_than_it_needs() -> None:
     found = children()
     trace = pod(found["DaemonSet", "prod-trace"])

@@ -132,6 +132,7 @@ OWN_FIELDS: Final = {
     "processors.ingero.quorum.coverage_fraction": "quorum.coveragePercent",
     "processors.ingero.threshold.k": "threshold.k", "processors.ingero.threshold.min_band": "threshold.minBand",
     "processors.ingero.quorum.expected_nodes": "quorum.expectedNodes",
+    "processors.ingero.detector.snapshot": "snapshots",
     "processors.nccl.actionable": "collectives.actionable", "processors.nccl.share": "collectives.leastShare",
     "processors.nccl.time_tolerance": "collectives.timeTolerance",
     "processors.cost.rates_file": "cost.rates", "processors.cost.providers_file": "cost.providers",
@@ -177,6 +178,32 @@ class Collectives(Part):
     """How far apart in time the points of one collective may lie where the tracer could not number them."""
 
 
+class Snapshots(Part):
+    """A volume for what the detector has learnt. Without one it outlives a restart of the container only, and a new
+    pod learns for thirty push intervals before it accuses anybody."""
+
+    size: (
+        Annotated[
+            str,
+            Field(
+                max_length=20,
+                json_schema_extra={
+                    "x-kubernetes-validations": [
+                        {
+                            "rule": "isQuantity(self) && quantity(self).isGreaterThan(quantity('0'))",
+                            "message": "spec.fleet.snapshots.size must be a quantity such as 1Gi",
+                        },
+                    ]
+                },
+            ),
+        ]
+        | None
+    ) = None
+    """Size of the claim, such as 1Gi (200 bytes a node are used). A pod with a volume is replaced, not rolled."""
+    class_name: ObjectName | None = None
+    """StorageClass; the cluster's default without it. Cannot be changed once the claim exists."""
+
+
 class Cost(Part):
     """What nodes cost. Without any of it list prices count, at the provider that agents and nodes name."""
 
@@ -208,6 +235,8 @@ class Fleet(Confinement):
     """Taints that Fleet may run on."""
     forward: Forward | None = None
     """Where everything is sent onward."""
+    snapshots: Snapshots = Snapshots()
+    """Where the detector keeps what it has learnt."""
     collectives: Collectives = Collectives()
     """Which rank a synchronised job waits for."""
     cost: Cost = Cost()

@@ -39,6 +39,7 @@ TOKEN: Final = "/etc/ingero/token"
 TLS: Final = "/etc/ingero/tls"
 FORWARD_TOKEN: Final = "/etc/ingero/forward"
 FORWARD_AUTHORITY: Final = "/etc/ingero/forward-authority"
+STATE: Final = "/var/lib/ingero"
 RATES: Final = "/etc/ingero/rates"
 PROVIDERS: Final = "/etc/ingero/providers"
 PORTS: Final = {
@@ -86,6 +87,7 @@ def config(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> Manifes
                     "coverage_fraction": spec.fleet.quorum.coverage_percent / 100,
                     "expected_nodes": spec.fleet.quorum.expected_nodes,
                 },
+                "detector": {"snapshot": f"{STATE}/detector.npz"},
                 "threshold": {"k": spec.fleet.threshold.k, "min_band": spec.fleet.threshold.min_band},
             },
             "nccl": {
@@ -144,6 +146,7 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: F
     return [
         service_account(owner, COMPONENT),
         manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"fleet.yaml": text}}),
+        claim(owner, spec) if spec.fleet.snapshots.size else None,
         service(owner, COMPONENT, PORTS),
         deployment(
             owner,
@@ -157,6 +160,16 @@ def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: F
         if scrape.enabled and platform.service_monitors
         else None,
     ]
+
+
+def claim(owner: Owner, spec: FleetClusterSpec) -> Manifest:
+    """The claim for the detector's snapshots; it is deleted with the resource."""
+    wanted = spec.fleet.snapshots
+    body: Manifest = {
+        "accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": wanted.size}},
+        **({"storageClassName": wanted.class_name} if wanted.class_name else {}),
+    }  # fmt: skip
+    return manifest(owner, "v1", "PersistentVolumeClaim", COMPONENT, COMPONENT, {"spec": body})
 
 
 def disruption_budget(owner: Owner) -> Manifest:
@@ -210,7 +223,9 @@ def deployment(
     special = {
         "replicas": 1,
         "progressDeadlineSeconds": 300,
-        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "strategy": {"type": "Recreate"}
+        if spec.fleet.snapshots.size
+        else {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
     }
     return workload(
         owner, "Deployment", COMPONENT, spec.version or platform.version, pod, special, config_digest
@@ -235,10 +250,14 @@ def _volumes(owner: Owner, spec: FleetClusterSpec, around: FleetInputs) -> tuple
     volumes: list[Manifest] = [
         {"name": "config", "configMap": {"name": owner.child(COMPONENT)}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
+        {"name": "state", "persistentVolumeClaim": {"claimName": owner.child(COMPONENT)}}
+        if spec.fleet.snapshots.size
+        else {"name": "state", "emptyDir": {"sizeLimit": "256Mi"}},
     ]
     mounts: list[Manifest] = [
         {"name": "config", "mountPath": CONFIG, "readOnly": True},
         {"name": "tmp", "mountPath": "/tmp"},
+        {"name": "state", "mountPath": STATE},
     ]
     for name, source, path in sources:
         if source is None:
