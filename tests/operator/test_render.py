@@ -178,7 +178,7 @@ def test_the_agent_accepts_its_arguments(change: dict[str, Any], monkeypatch: py
 def test_the_tracer_and_the_sink_accept_their_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[TraceSettings | SinkSettings] = []
     monkeypatch.setattr("ingero_agent.trace.app.run", taken.append)
-    monkeypatch.setattr("ingero_sink.cli.run", taken.append)
+    monkeypatch.setattr("ingero_sink.app.run", taken.append)
     found = children()
     push = pod(found["DaemonSet", "prod-push"])
     (sink,) = (one for one in [*push.get("initContainers", []), *push["containers"]] if one["name"] == "sink")
