@@ -6,7 +6,8 @@ structure, and the places are read for all records at once. Records that do not 
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -37,6 +38,7 @@ _LENGTH, _FIXED64, _VARINT = 2, 1, 0
 
 ByteMatrix = np.ndarray[Any, np.dtype[np.uint8]]
 Int64Array = np.ndarray[Any, np.dtype[np.int64]]
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 
 class Span(NamedTuple):
@@ -287,16 +289,28 @@ class RecordGroup:
     ordinals: Int64Array
     starts: Int64Array
     variable_fields: list[VariableField]
-    template: bytes
     origin: Origin
-    constant: np.ndarray[Any, np.dtype[np.bool_]]
-    """Which bytes all its records share."""
-    rest: list[Span] = field(default_factory=list)
-    """Records of this length that have another shape."""
+
+    @cached_property
+    def constant(self) -> BoolArray:
+        """Which bytes all its records share."""
+        constant: BoolArray = (self.matrix == self.matrix[0]).all(axis=0)
+        return constant
+
+    @property
+    def template(self) -> bytes:
+        """The first record."""
+        return bytes(self.matrix[0])
+
+    def only(self, rows: BoolArray) -> "RecordGroup":
+        """Some of its records."""
+        return RecordGroup(
+            self.matrix[rows], self.ordinals[rows], self.starts[rows], self.variable_fields, self.origin
+        )
 
     def spans(self) -> list[Span]:
         """Its records one by one, for the parser."""
-        return _spans(self.ordinals, self.starts, len(self.template), self.origin)
+        return _spans(self.ordinals, self.starts, self.matrix.shape[1], self.origin)
 
     def readable(self) -> tuple["RecordGroup | None", list[Span]]:
         """This group without the records that have a text that is not UTF-8, and these records as spans."""
@@ -306,17 +320,7 @@ class RecordGroup:
                 column = self.column(variable)
                 for row in np.flatnonzero((column > 0x7F).any(axis=1)):
                     odd[row] |= not _is_utf8(column[row].tobytes())
-        spans = _spans(self.ordinals[odd], self.starts[odd], len(self.template), self.origin)
-        fit = ~odd
-        if fit.sum() < MIN_GROUP:
-            return None, spans
-        matrix = self.matrix[fit]
-        template = matrix[0].tobytes()
-        constant = (matrix == matrix[0]).all(axis=0)
-        kept = RecordGroup(
-            matrix, self.ordinals[fit], self.starts[fit], self.variable_fields, template, self.origin, constant
-        )
-        return kept, spans
+        return self.only(~odd) if (~odd).sum() >= MIN_GROUP else None, self.only(odd).spans()
 
     def find(self, kind: str, key: str = "") -> VariableField | None:
         """The field of a kind, or of an attribute."""
@@ -383,12 +387,12 @@ def group_records(
         ordinals, starts = _unrolled(runs)
         ordinals += first
         try:
-            group = _group(signal, body, origin, length, ordinals, starts)
+            group, odd = _group(signal, body, origin, length, ordinals, starts)
         except UnsupportedLayout:
             rest += _spans(ordinals, starts, length, origin)
             continue
         shaped.append(group)
-        rest += group.rest
+        rest += odd
     return shaped, rest
 
 
@@ -407,23 +411,19 @@ def _spans(ordinals: Int64Array, starts: Int64Array, length: int, origin: Origin
 
 def _group(
     signal: Signal, body: bytes, origin: Origin, length: int, ordinals: Int64Array, starts: Int64Array
-) -> RecordGroup:
-    template = body[starts[0] : starts[0] + length]
-    found = variable_fields(signal, template)
-    matrix = _matrix(body, starts, length)
+) -> tuple[RecordGroup, list[Span]]:
+    """The records that have the shape of the first one, and the others."""
+    found = variable_fields(signal, body[starts[0] : starts[0] + length])
+    group = RecordGroup(_matrix(body, starts, length), ordinals, starts, found, origin)
     fixed = np.ones(length, dtype=bool)
     for variable in found:
         fixed[variable.offset : variable.offset + variable.length] = False
-    equal = matrix == matrix[0]
-    constant = equal.all(axis=0)
-    if constant[fixed].all():
-        return RecordGroup(matrix, ordinals, starts, found, template, origin, constant)
-    fits = equal[:, fixed].all(axis=1)
+    if group.constant[fixed].all():
+        return group, []
+    fits = (group.matrix == group.matrix[0])[:, fixed].all(axis=1)
     if fits.sum() < MIN_GROUP:
         raise UnsupportedLayout
-    rest = _spans(ordinals[~fits], starts[~fits], length, origin)
-    constant = equal[fits].all(axis=0)
-    return RecordGroup(matrix[fits], ordinals[fits], starts[fits], found, template, origin, constant, rest)
+    return group.only(fits), group.only(~fits).spans()
 
 
 def _matrix(body: bytes, starts: Int64Array, length: int) -> ByteMatrix:

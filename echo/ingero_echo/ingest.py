@@ -85,6 +85,11 @@ DERIVED: Final = {
 AGENT, FLEET, COLLECTIVES = "agent", "fleet", "collectives"
 """The source of a verdict: the node itself, Fleet's detector, or the collectives that wait for a rank."""
 
+_VERDICT_TEXTS: Final = (
+    keys.VERDICT_STATE, keys.VERDICT_KIND, keys.VERDICT_SINCE, keys.VERDICT_COHORT, keys.VERDICT_EVIDENCE,
+    keys.VERDICT_DIGEST, keys.NCCL_COMM_HASH,
+)  # fmt: skip
+
 _OPERATIONS: Final = {"bcast": "broadcast"}
 
 Allowed = Callable[[str], bool]
@@ -236,6 +241,10 @@ class RequestContext:
     budget: RequestBudget
 
 
+Head = tuple[bytes, int, str, str]
+"""The first columns of every table but `events`: event id, time, cluster, node."""
+
+
 class RecordContext(NamedTuple):
     """The columns of a record that its attributes and its resource determine."""
 
@@ -260,24 +269,25 @@ class RowBuilder:
 
     def take(self, records: Sequence[Record | None], ordinals: Sequence[int]) -> None:
         """Add the rows of records; `ordinals` are their positions in the request."""
-        health: dict[str, tuple[Record, bytes, str, str, int]] = {}
+        health: dict[str, tuple[Record, Head]] = {}
         for record, ordinal in zip(records, ordinals, strict=True):
             if record is None:
                 self.request.batch.reject(RECORD)
                 continue
-            taken = self._event(record, ordinal)
-            if taken is None:
+            head = self._event(record, ordinal)
+            if head is None:
                 continue
-            event_id, cluster, node, time = taken
             name = record.name
             if name in _HEALTH:
-                health[name] = (record, event_id, cluster, node, time)
+                health[name] = (record, head)
             elif name in _COLLECTIVE:
-                self._collective(record, event_id, cluster, node, time)
-            elif name == metrics.VERDICT_EVENT or name == metrics.STRAGGLER_EVENT:
-                self._verdict(record, event_id, cluster, node, time)
+                self._collective(record, head)
+            elif name == metrics.VERDICT_EVENT:
+                self._verdict(record, head)
+            elif name == metrics.STRAGGLER_EVENT:
+                self._own_verdict(record, head)
             elif name == echo.CAUSAL_CHAIN_EVENT:
-                self._causal_chain(record, event_id, cluster, node, time)
+                self._causal_chain(record, head)
         if metrics.HEALTH_SCORE in health:
             self._health(health)
 
@@ -315,12 +325,10 @@ class RowBuilder:
         text = _text(kept) if kept else None
         if max(len(text or ""), len(record.message or "")) > MAX_ATTRIBUTES:
             return f"the attributes are longer than {MAX_ATTRIBUTES} characters"
-        return RecordContext(
-            cluster, node, _int32(self._find(record, (keys.NCCL_RANK, keys.NODE_RANK))),
-            _int32(self._find(record, (keys.NCCL_NRANKS, keys.WORLD_SIZE))), text,
-        )  # fmt: skip
+        rank = self._number(record, keys.NCCL_RANK, keys.NODE_RANK)
+        return RecordContext(cluster, node, rank, self._number(record, keys.NCCL_NRANKS, keys.WORLD_SIZE), text)
 
-    def _event(self, record: Record, ordinal: int) -> tuple[bytes, str, str, int] | None:
+    def _event(self, record: Record, ordinal: int) -> Head | None:
         request = self.request
         given = record.attributes.get(keys.EVENT_ID)
         event_id = event_id_bytes(str(given)) if given else request.digest() + ordinal.to_bytes(8, "big")
@@ -343,75 +351,64 @@ class RowBuilder:
         self.rows.setdefault("events", []).append(
             (
                 event_id, time, request.now, request.signal.name.lower(), cluster, node, record.name, record.value,
-                rank, nranks, None if chain is None else str(chain), record.message, text,
+                rank, nranks, _optional_text(chain), record.message, text,
             )
         )  # fmt: skip
-        return event_id, cluster, node, time
+        return event_id, time, cluster, node
 
     def _add_row(self, table: str, *values: Any) -> None:
         self.rows.setdefault(table, []).append(values)
 
-    def _health(self, health: dict[str, tuple[Record, bytes, str, str, int]]) -> None:
-        record, event_id, cluster, node, time = health[metrics.HEALTH_SCORE]
-        texts = [
-            self._find(record, (name,))
-            for name in (keys.NODE_STATE, keys.WORKLOAD_TYPE, keys.JOB_ID, keys.GPU_MODEL, keys.PROVIDER)
-        ]
+    def _number(self, record: Record, *names: str) -> int | None:
+        return _int32(self._find(record, names))
+
+    def _texts(self, record: Record, *names: str) -> list[str | None]:
+        return [_optional_text(self._find(record, (name,))) for name in names]
+
+    def _health(self, health: dict[str, tuple[Record, Head]]) -> None:
+        record, head = health[metrics.HEALTH_SCORE]
         self._add_row(
-            "node_metrics", event_id, time, cluster, node, _int32(self._find(record, (keys.NODE_RANK,))),
-            _int32(self._find(record, (keys.WORLD_SIZE,))),
-            *(None if text is None else str(text) for text in texts),
+            "node_metrics", *head, self._number(record, keys.NODE_RANK), self._number(record, keys.WORLD_SIZE),
+            *self._texts(record, keys.NODE_STATE, keys.WORKLOAD_TYPE, keys.JOB_ID, keys.GPU_MODEL, keys.PROVIDER),
             *(health[name][0].value if name in health else None for name in _HEALTH),
         )  # fmt: skip
 
-    def _collective(self, record: Record, event_id: bytes, cluster: str, node: str, time: int) -> None:
-        communicator = record.attributes.get(keys.NCCL_COMM_HASH)
-        sequence = record.attributes.get(keys.NCCL_SEQ)
-        self._add_row(
-            "collectives", event_id, time, cluster, node, _COLLECTIVE[record.name],
-            operation_name(str(record.attributes.get(keys.NCCL_OP_TYPE) or "")),
-            None if communicator is None else str(communicator),
-            _int32(self._find(record, (keys.NCCL_RANK, keys.NODE_RANK))),
-            _int32(self._find(record, (keys.NCCL_NRANKS,))),
-            sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None,
-            record.value,
-        )  # fmt: skip
-
-    def _verdict(self, record: Record, event_id: bytes, cluster: str, node: str, time: int) -> None:
+    def _collective(self, record: Record, head: Head) -> None:
         own = record.attributes
-        rank = _int32(self._find(record, (keys.NODE_RANK, keys.NCCL_RANK)))
-        if record.name == metrics.STRAGGLER_EVENT:
-            evidence = {
-                "score": own.get(keys.SCORE), "threshold": own.get(keys.THRESHOLD),
-                "detection_mode": own.get(keys.DETECTION_MODE_VALUE),
-            }  # fmt: skip
-            edge = "straggler" if record.value else "healthy"
-            self._add_row(
-                "verdicts", event_id, time, cluster, node, rank, AGENT, edge,
-                _optional_text(own.get(keys.DOMINANT_SIGNAL)), None, None, None, _text(evidence), None, None, None,
-            )  # fmt: skip
-            return
-        severity = own.get(keys.VERDICT_SEVERITY)
-        words = (keys.VERDICT_STATE, keys.VERDICT_KIND, keys.VERDICT_SINCE, keys.VERDICT_COHORT,
-                 keys.VERDICT_EVIDENCE, keys.VERDICT_DIGEST)  # fmt: skip
-        state, verdict_kind, since, cohort, proof, digest = (_optional_text(own.get(name)) for name in words)
-        communicator, pod = own.get(keys.NCCL_COMM_HASH), self._find(record, (keys.POD_NAME,))
+        sequence = own.get(keys.NCCL_SEQ)
         self._add_row(
-            "verdicts", event_id, time, cluster, node, rank,
-            COLLECTIVES if verdict_kind in (LATE_RANK, GPU_THROTTLED) else FLEET, state, verdict_kind,
-            since, float(severity) if isinstance(severity, int | float) else None, cohort, proof, digest,
-            None if communicator is None else str(communicator), None if pod is None else str(pod),
+            "collectives", *head, _COLLECTIVE[record.name], operation_name(str(own.get(keys.NCCL_OP_TYPE) or "")),
+            _optional_text(own.get(keys.NCCL_COMM_HASH)), self._number(record, keys.NCCL_RANK, keys.NODE_RANK),
+            self._number(record, keys.NCCL_NRANKS),
+            sequence if isinstance(sequence, int) and not isinstance(sequence, bool) else None, record.value,
         )  # fmt: skip
 
-    def _causal_chain(self, record: Record, event_id: bytes, cluster: str, node: str, time: int) -> None:
-        chain = self._find(record, CHAIN_KEYS)
-        if chain is None:
-            return
-        cause, severity = record.attributes.get(echo.CHAIN_ROOT_CAUSE), record.attributes.get(echo.CHAIN_SEVERITY)
+    def _own_verdict(self, record: Record, head: Head) -> None:
+        """The verdict of a node about itself."""
+        own, rank = record.attributes, self._number(record, keys.NODE_RANK, keys.NCCL_RANK)
+        parts = (("score", keys.SCORE), ("threshold", keys.THRESHOLD), ("detection_mode", keys.DETECTION_MODE_VALUE))
         self._add_row(
-            "causal_chains", event_id, time, cluster, node, str(chain), _optional_text(severity),
-            _optional_text(cause), record.message, _text(record.attributes),
+            "verdicts", *head, rank, AGENT, "straggler" if record.value else "healthy",
+            _optional_text(own.get(keys.DOMINANT_SIGNAL)), None, None, None,
+            _text({name: own.get(key) for name, key in parts}), None, None, None,
         )  # fmt: skip
+
+    def _verdict(self, record: Record, head: Head) -> None:
+        own, rank = record.attributes, self._number(record, keys.NODE_RANK, keys.NCCL_RANK)
+        severity = own.get(keys.VERDICT_SEVERITY)
+        state, kind, since, *rest = (_optional_text(own.get(name)) for name in _VERDICT_TEXTS)
+        self._add_row(
+            "verdicts", *head, rank, COLLECTIVES if kind in (LATE_RANK, GPU_THROTTLED) else FLEET, state, kind, since,
+            float(severity) if isinstance(severity, int | float) else None, *rest,
+            *self._texts(record, keys.POD_NAME),
+        )  # fmt: skip
+
+    def _causal_chain(self, record: Record, head: Head) -> None:
+        chain, own = self._find(record, CHAIN_KEYS), record.attributes
+        if chain is not None:
+            severity, cause = own.get(echo.CHAIN_SEVERITY), own.get(echo.CHAIN_ROOT_CAUSE)
+            texts = (_optional_text(value) for value in (chain, severity, cause))
+            self._add_row("causal_chains", *head, *texts, record.message, _text(own))
 
 
 def operation_name(name: str) -> str:
