@@ -28,8 +28,7 @@ from ingero_echo import rollups  # noqa: E402
 from ingero_echo.questions import QUESTIONS  # noqa: E402
 from ingero_echo.settings import RetentionConfig, StoreConfig  # noqa: E402
 from ingero_echo.store import Store  # noqa: E402
-from ingero_kit.otlp_receiver import free_port  # noqa: E402
-from ingero_testing.processes import BIN, Running, wait_until  # noqa: E402
+from ingero_testing.processes import BIN, Running, free_port, wait_until  # noqa: E402
 from ingero_testing.processes import echo as start_echo  # noqa: E402
 
 CORES = sorted(os.sched_getaffinity(0))

@@ -33,8 +33,7 @@ from ingero_fleet.score_table import Limits, ScoreTable  # noqa: E402
 from ingero_fleet.settings import IngeroConfig  # noqa: E402
 from ingero_kit.health_report import HealthReport  # noqa: E402
 from ingero_kit.otlp_encode import encode_report  # noqa: E402
-from ingero_kit.otlp_receiver import free_port  # noqa: E402
-from ingero_testing.processes import BIN, SHARED, Running, fleet, next_line, process, wait_until  # noqa: E402
+from ingero_testing.processes import BIN, SHARED, Running, fleet, free_port, next_line, process, wait_until  # noqa: E402
 
 PROTOCOLS = {"http/protobuf": ("otlp/http", 1.0), "http/json": ("otlp/http", 1.2), "grpc": ("otlp/grpc", 0.33)}
 

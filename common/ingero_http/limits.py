@@ -1,6 +1,6 @@
 """Limits of a server, and its counters."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Final
 
 
@@ -48,8 +48,5 @@ class Counters:
     turns_ended: int = 0
 
 
-COUNTER_KINDS: Final = (
-    "requests", "refused_connections", "timeouts", "malformed", "too_large", "handler_errors", "gave_way",
-    "failed_handshakes", "unread", "overloaded", "turns_ended",
-)  # fmt: skip
+COUNTER_KINDS: Final = tuple(item.name for item in fields(Counters) if item.name != "open")
 """The counters that only grow, for metrics."""

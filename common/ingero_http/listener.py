@@ -75,6 +75,9 @@ C = TypeVar("C", bound=Connection)
 class Listener(Generic[C]):
     """Accepts connections within limits; subclasses make the protocol of a connection."""
 
+    purpose = ""
+    """What the listener is for, in messages."""
+
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
         self.counters = Counters()
@@ -107,7 +110,7 @@ class Listener(Generic[C]):
         address and the `purpose`, and `CertificateError`.
         """
         self._tls = follow_server_context(tls, self.prepare) if tls else None
-        self._sockets = open_sockets(host, port, purpose=purpose, reuse_port=reuse_port)
+        self._sockets = open_sockets(host, port, purpose=purpose or self.purpose, reuse_port=reuse_port)
         taken = int(self._sockets[0].getsockname()[1])
         files = allow_open_files() - SPARE_FILES
         if files < self._max_connections:

@@ -5,10 +5,10 @@ retry is 429 or 503 with Retry-After / RESOURCE_EXHAUSTED or UNAVAILABLE with Re
 as `partial_success` in a 200.
 """
 
-import socket
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import lru_cache, partial
 from typing import Any, Final
 from urllib.parse import parse_qs, unquote
 
@@ -16,17 +16,16 @@ import orjson
 
 from ingero_contract import headers, routes
 from ingero_http.content import media_type
-from ingero_http.grpc_unary import PREFIX, Fields, GrpcService, Method, StatusCode, refuse, respond
+from ingero_http.grpc_unary import PREFIX, Fields, GrpcService, StatusCode, refuse, respond
 from ingero_http.http1.messages import Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.http2.messages import Reply
 from ingero_http.http2.server import Http2Server
-from ingero_http.limits import Counters, Limits
+from ingero_http.limits import Limits
 from ingero_kit.addresses import is_local_request
 from ingero_kit.logs import get
 from ingero_kit.otlp_layout import write_varint
 from ingero_kit.otlp_signal import Encoding, Signal
-from ingero_kit.tls import ServerTls
 from ingero_kit.tokens import TokenStore
 
 log = get(__name__)
@@ -78,9 +77,8 @@ _REMEMBERED: Final = 4096
 """Distinct queries and encoded answers that are cached."""
 
 _CLUSTER_HEADER: Final = headers.CLUSTER.encode()
-_JSON: Final = b"application/json"
-_PROTOBUF: Final = b"application/x-protobuf"
-_MEDIA: Final[dict[bytes, Encoding]] = {_PROTOBUF: "protobuf", _JSON: "json"}
+_CONTENT_TYPES: Final[dict[Encoding, bytes]] = {"protobuf": b"application/x-protobuf", "json": b"application/json"}
+_MEDIA: Final = {media: encoding for encoding, media in _CONTENT_TYPES.items()}
 
 
 def partial_success(signal: Signal, rejected: int, message: str, encoding: Encoding) -> bytes:
@@ -132,28 +130,14 @@ class Authenticator:
         return False
 
 
-class OtlpHttpReceiver:
+class OtlpHttpReceiver(Http1Server):
     """OTLP/HTTP: protobuf and JSON, plain, gzip or zstd."""
 
+    purpose = "OTLP over HTTP"
+
     def __init__(self, handler: Handler, authenticator: Authenticator, limits: Limits | None = None) -> None:
-        self._handler = handler
-        self._authenticator = authenticator
-        self._server = Http1Server(self._serve, limits=limits, check_head=self._check_head)
-        self._clusters: dict[bytes, str] = {}
-        self._responses: dict[tuple[bytes, Encoding], Response] = {}
-
-    @property
-    def counters(self) -> Counters:
-        """What happened at the edge."""
-        return self._server.counters
-
-    async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
-        """Listen and return the port; raises `OSError`."""
-        return await self._server.start(host, port, tls=tls, reuse_port=reuse_port, purpose="OTLP over HTTP")
-
-    async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Answer the requests in progress, then close."""
-        await self._server.stop(grace_seconds)
+        super().__init__(self._serve, limits=limits, check_head=self._check_head)
+        self._handle, self._authenticator = handler, authenticator
 
     def _check_head(self, request: Request) -> Response | None:
         if request.path not in _SIGNALS:
@@ -171,52 +155,40 @@ class OtlpHttpReceiver:
         encoding = _MEDIA.get(content_type) or _MEDIA.get(media_type(content_type))
         if encoding is None:
             return Response(415, b"content-type must be application/x-protobuf or application/json")
-        cluster = self._cluster(request.query) if request.query else ""
+        cluster = _query_cluster(request.query) if request.query else ""
         if not cluster:
             cluster = request.headers.get(_CLUSTER_HEADER, b"").decode("latin-1")
         signal = _SIGNALS[request.path]
         push = Push(signal, encoding, request.body, cluster, request.headers.get(b"authorization"))
-        answer = self._handler(push)
-        if isinstance(answer, Answer):
-            return self._respond(answer, push)
-        return self._later(answer, push)
+        answer = self._handle(push)
+        return _http(answer, push) if isinstance(answer, Answer) else _http_later(answer, push)
 
-    def _cluster(self, query: bytes) -> str:
-        known = self._clusters.get(query)
-        if known is None:
-            if len(self._clusters) >= _REMEMBERED:
-                self._clusters.clear()
-            known = self._clusters[query] = _query_cluster(query)
-        return known
 
-    def _respond(self, answer: Answer, push: Push) -> Response:
-        """The response to a push; common responses are encoded once and cached."""
-        if answer.status is not _OK or answer.rejected or answer.message:
-            return _http(answer, push)
-        key = (answer.http_headers, push.encoding)
-        known = self._responses.get(key)
-        if known is None:
-            if len(self._responses) >= _REMEMBERED:
-                self._responses.clear()
-            known = self._responses[key] = _http(answer, push)
-        return known
-
-    async def _later(self, answer: Awaitable[Answer], push: Push) -> Response:
-        return self._respond(await answer, push)
+async def _http_later(answer: Awaitable[Answer], push: Push) -> Response:
+    return _http(await answer, push)
 
 
 def _http(answer: Answer, push: Push) -> Response:
-    media = _PROTOBUF if push.encoding == "protobuf" else _JSON
-    if answer.status is Status.OK:
-        body = partial_success(push.signal, answer.rejected, answer.message, push.encoding)
-        return Response(200, body, media, answer.http_headers)
-    status, code = answer.status.value
+    """The response to a push; common ones are encoded once."""
+    if answer.status is _OK and not answer.rejected and not answer.message:
+        return _accepted(answer.http_headers, push.encoding)
     extra = answer.http_headers
+    if answer.status is _OK:
+        body = partial_success(push.signal, answer.rejected, answer.message, push.encoding)
+        return Response(200, body, _CONTENT_TYPES[push.encoding], extra)
+    status, code = answer.status.value
     if answer.status in (Status.BUSY, Status.UNAVAILABLE):
         extra += b"retry-after: %d\r\n" % max(1, round(answer.retry_seconds))
-    return Response(status, error_status(code, answer.message, push.encoding), media, extra)
+    body = error_status(code, answer.message, push.encoding)
+    return Response(status, body, _CONTENT_TYPES[push.encoding], extra)
 
 
+@lru_cache(_REMEMBERED)
+def _accepted(http_headers: bytes, encoding: Encoding) -> Response:
+    return Response(200, b"" if encoding == "protobuf" else b"{}", _CONTENT_TYPES[encoding], http_headers)
+
+
+@lru_cache(_REMEMBERED)
 def _query_cluster(query: bytes) -> str:
     prefix = routes.CLUSTER_PARAMETER.encode() + b"="
     if query.startswith(prefix) and b"&" not in query:
@@ -226,11 +198,13 @@ def _query_cluster(query: bytes) -> str:
     return values[0] if values else ""
 
 
-class OtlpGrpcReceiver:
+class OtlpGrpcReceiver(Http2Server):
     """OTLP/gRPC on the HTTP/2 server; the handler gets messages still encoded.
 
     `body_bytes` limits a message if no `limits` are given.
     """
+
+    purpose = "gRPC"
 
     def __init__(
         self,
@@ -240,64 +214,36 @@ class OtlpGrpcReceiver:
         *,
         body_bytes: int = 4 << 20,
     ) -> None:
-        self._handler = handler
-        self._authenticator = authenticator
+        self._handle, self._authenticator = handler, authenticator
         limits = limits or Limits(body_bytes=body_bytes, decoded_bytes=body_bytes)
         service = GrpcService(
-            {signal.grpc_method: self._export(signal) for signal in Signal},
+            {signal.grpc_method: partial(self._export, signal) for signal in Signal},
             check_call=self._check_call,
             message_bytes=limits.body_bytes,
             decoded_bytes=limits.decoded_bytes,
         )
-        self._server = Http2Server(service, limits=replace(limits, body_bytes=limits.body_bytes + PREFIX))
-        self._replies: dict[tuple[tuple[str, str], ...], Reply] = {}
-
-    @property
-    def counters(self) -> Counters:
-        """What happened at the edge."""
-        return self._server.counters
-
-    async def start(self, host: str, port: int, *, tls: ServerTls | None = None, reuse_port: bool = False) -> int:
-        """Listen and return the port; raises `OSError`."""
-        return await self._server.start(host, port, tls=tls, reuse_port=reuse_port, purpose="gRPC")
-
-    async def stop(self, grace_seconds: float = 5.0) -> None:
-        """Accept no new calls, let those in progress finish, then close."""
-        await self._server.stop(grace_seconds)
+        super().__init__(service, limits=replace(limits, body_bytes=limits.body_bytes + PREFIX))
 
     def _check_call(self, fields: Fields) -> Reply | None:
         if self._authenticator.admit(fields.get(b"authorization")):
             return None
         return refuse(StatusCode.UNAUTHENTICATED, "a bearer token is required")
 
-    def _export(self, signal: Signal) -> Method:
-        def export(fields: Fields, message: bytes) -> Reply | Awaitable[Reply]:
-            cluster = fields.get(_CLUSTER_HEADER, b"").decode("latin-1")
-            push = Push(signal, "protobuf", message, cluster, fields.get(b"authorization"))
-            answer = self._handler(push)
-            if isinstance(answer, Answer):
-                return self._reply(answer, signal)
-            return self._later(answer, signal)
+    def _export(self, signal: Signal, fields: Fields, message: bytes) -> Reply | Awaitable[Reply]:
+        cluster = fields.get(_CLUSTER_HEADER, b"").decode("latin-1")
+        answer = self._handle(Push(signal, "protobuf", message, cluster, fields.get(b"authorization")))
+        return _grpc(answer, signal) if isinstance(answer, Answer) else _grpc_later(answer, signal)
 
-        return export
 
-    def _reply(self, answer: Answer, signal: Signal) -> Reply:
-        """The reply to a push; common replies are encoded once and cached."""
-        if answer.status is not _OK or answer.rejected or answer.message:
-            return _grpc(answer, signal)
-        known = self._replies.get(answer.metadata)
-        if known is None:
-            if len(self._replies) >= _REMEMBERED:
-                self._replies.clear()
-            known = self._replies[answer.metadata] = _grpc(answer, signal)
-        return known
-
-    async def _later(self, answer: Awaitable[Answer], signal: Signal) -> Reply:
-        return self._reply(await answer, signal)
+async def _grpc_later(answer: Awaitable[Answer], signal: Signal) -> Reply:
+    return _grpc(await answer, signal)
 
 
 def _grpc(answer: Answer, signal: Signal) -> Reply:
-    if answer.status is Status.OK:
+    """The reply to a push; common ones are encoded once."""
+    if answer.status is _OK and not answer.rejected and not answer.message:
+        return _grpc_accepted(answer.metadata)
+    if answer.status is _OK:
         message = partial_success(signal, answer.rejected, answer.message, "protobuf")
         return respond(message, answer.metadata)
     code, details = answer.status.value[1], b""
@@ -306,8 +252,6 @@ def _grpc(answer: Answer, signal: Signal) -> Reply:
     return refuse(code, answer.message, details)
 
 
-def free_port() -> int:
-    """A TCP port that was free a moment ago, for tests and demos."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+@lru_cache(_REMEMBERED)
+def _grpc_accepted(metadata: tuple[tuple[str, str], ...]) -> Reply:
+    return respond(b"", metadata)

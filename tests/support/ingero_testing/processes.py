@@ -3,6 +3,7 @@
 import json
 import os
 import select
+import socket
 import subprocess
 import sys
 import time
@@ -22,6 +23,13 @@ BIN = Path(sys.executable).parent
 SHARED = next(
     (parent / "shared" for parent in Path(__file__).resolve().parents if (parent / "shared/peers").is_dir()), None
 )
+
+
+def free_port() -> int:
+    """A TCP port that was free a moment ago."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def wait_until(done: Callable[[], bool], what: str, seconds: float = 90.0) -> None:
