@@ -150,7 +150,7 @@ STRAGGLER = VerdictLine(state=VerdictState.STRAGGLER, kind="slow")
 @pytest.mark.parametrize(
     ("word", "warm", "mode", "source"),
     [
-        pytest.param(FleetResponse(), True, DetectionMode.NONE, DecisionSource.NONE, id="nothing yet"),
+        pytest.param(FleetResponse(), False, DetectionMode.NONE, DecisionSource.NONE, id="nothing yet"),
         pytest.param(
             FleetResponse(threshold=0.8, quorum=True, threshold_at=NOW), True,
             DetectionMode.FLEET, DecisionSource.THRESHOLD, id="fresh threshold",
@@ -174,6 +174,17 @@ STRAGGLER = VerdictLine(state=VerdictState.STRAGGLER, kind="slow")
         pytest.param(
             FleetResponse(threshold=0.8, threshold_at=NOW - 400, reachable=False), True,
             DetectionMode.LOCAL_BASELINE, DecisionSource.HISTORY, id="Fleet long away",
+        ),
+        pytest.param(
+            FleetResponse(), True, DetectionMode.LOCAL_BASELINE, DecisionSource.HISTORY, id="below quorum from the start",
+        ),
+        pytest.param(
+            FleetResponse(threshold=0.8, quorum=False, threshold_at=NOW - 301), True,
+            DetectionMode.LOCAL_BASELINE, DecisionSource.HISTORY, id="below quorum for long",
+        ),
+        pytest.param(
+            FleetResponse(threshold=0.8, quorum=True, threshold_at=NOW - 301), True,
+            DetectionMode.NONE, DecisionSource.NONE, id="quorum, and a threshold that is too old",
         ),
         pytest.param(FleetResponse(reachable=False), False, DetectionMode.NONE, DecisionSource.NONE, id="cold"),
         pytest.param(

@@ -16,7 +16,7 @@ from ingero_agent.push import FleetClient
 from ingero_agent.settings import AgentSettings
 from ingero_agent.sources import SignalSource
 from ingero_agent.sources.scripted import ScriptedSource, Stage
-from ingero_contract import attributes, metrics
+from ingero_contract import attributes, headers, metrics
 from ingero_contract.signals import MEMORY_HEADROOM
 from ingero_kit.clock import Clock
 from ingero_kit.otlp_client import ClientConfig
@@ -48,7 +48,7 @@ def pushes_of(
 
     def handler(push: Push) -> Answer:
         taken.append(ExportMetricsServiceRequest.FromString(push.body))
-        return Answer()
+        return Answer(http_headers=f"{headers.VERDICT}: healthy\r\n".encode())
 
     async def work() -> None:
         server = OtlpHttpReceiver(handler, Authenticator())

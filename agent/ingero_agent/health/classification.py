@@ -43,7 +43,10 @@ class DecisionRule:
 
 
 def choose_rule(response: FleetResponse, now: float, interval: float, warm: bool) -> DecisionRule:
-    """Pick the best source. After the clock stepped back, earlier answers count as old."""
+    """Pick the best source. After the clock stepped back, earlier answers count as old.
+
+    A Fleet that has too few nodes for a threshold leaves each node to its own history, as one that is away does.
+    """
     fresh = fresh_seconds(interval)
     verdict_age = now - response.verdict_at
     if response.verdict is not None and response.reachable and 0 <= verdict_age <= fresh:
@@ -56,7 +59,7 @@ def choose_rule(response: FleetResponse, now: float, interval: float, warm: bool
             if not response.reachable:
                 return DecisionRule(DetectionMode.LOCAL_CACHED, DecisionSource.THRESHOLD, response.threshold)
             return DecisionRule(DetectionMode.FLEET_CACHED, DecisionSource.THRESHOLD, response.threshold)
-    if warm and not response.reachable:
+    if warm and not (response.reachable and response.quorum):
         return DecisionRule(DetectionMode.LOCAL_BASELINE, DecisionSource.HISTORY, LOCAL_THRESHOLD)
     return DecisionRule(DetectionMode.NONE, DecisionSource.NONE)
 
