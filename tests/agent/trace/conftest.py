@@ -9,13 +9,6 @@ import pytest
 from ingero_testing.needs import EBPF, can_load_programs
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tracers see every process of the machine, so their tests run one after another."""
-    for item in items:
-        if item.get_closest_marker("ebpf"):
-            item.add_marker(pytest.mark.xdist_group("ebpf"))
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("ebpf") and not can_load_programs():
         pytest.skip(EBPF)

@@ -4,6 +4,7 @@ import os
 import struct
 import subprocess
 import sys
+from functools import cache
 
 import pytest
 
@@ -31,6 +32,7 @@ LOAD_WORD, LOAD_DOUBLE = 0x61, 0x79
 NAMES = sorted({name for pair in PROGRAMS.values() for name in pair if name} | set(SCHED_PROGRAMS))
 
 
+@cache
 def compiled(architecture: str, kernel: str = "--stateful") -> dict[str, bytes]:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", COMPILE, kernel, *NAMES],

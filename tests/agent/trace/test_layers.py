@@ -4,7 +4,7 @@ import os
 import signal
 import sqlite3
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -164,33 +164,46 @@ def over_the_driver(folder: Path) -> Path:
     return compile_c(folder, "caller", CALLER, "-DDRIVER_ONLY", driver)
 
 
+Layer = tuple[Callable[[Path], Path], str, tuple[int, int, int]]
+"""Builds the program; the file that is probed; source, operation and number of the calls."""
+
+LAYERS: dict[str, Layer] = {
+    "runtime": (over_the_runtime, "libcudart.so.13", (1, 3, 1000)),
+    "runtime linked in": (with_the_runtime_inside, "caller", (1, 3, 1000)),
+    "driver": (over_the_driver, "libcuda.so.1", (4, 1, 1000)),
+}
+
+
 @pytest.mark.ebpf
 @pytest.mark.parametrize(
-    ("build", "flags", "library", "counted"),
+    ("flags", "layers"),
     [
-        pytest.param(over_the_runtime, (), "libcudart.so.13", [(1, 3, 1000)], id="runtime"),
-        pytest.param(with_the_runtime_inside, (), "caller", [(1, 3, 1000)], id="runtime linked in"),
-        pytest.param(over_the_driver, (), "libcuda.so.1", [(4, 1, 1000)], id="driver"),
-        pytest.param(over_the_runtime, ("--attach", "perf"), "libcudart.so.13", [(1, 3, 1000)], id="older kernels"),
+        pytest.param((), tuple(LAYERS), id="every layer"),
+        pytest.param(("--attach", "perf"), ("runtime",), id="older kernels"),
     ],
 )
 def test_every_launch_is_counted_once_whatever_layers_it_passes(
-    build: Callable[[Path], Path],
-    flags: tuple[str, ...],
-    library: str,
-    counted: list[tuple[int, int, int]],
-    tmp_path: Path,
+    flags: tuple[str, ...], layers: tuple[str, ...], tmp_path: Path
 ) -> None:
-    program = build(tmp_path)
-    with tracing(tmp_path, *flags) as agent, job(program) as running:
-        wait_until(lambda: attached(agent, tmp_path / library), "links")
-        go(running)
-        assert said(running) == "done"
-        wait_until(lambda: bool(launches(tmp_path / "trace.db", running.pid)), "counts", 20)
+    database = tmp_path / "trace.db"
+    with ExitStack() as stack:
+        agent = stack.enter_context(tracing(tmp_path, *flags))
+        jobs = {}
+        for name in layers:
+            build, library, _ = LAYERS[name]
+            folder = tmp_path / name
+            folder.mkdir()
+            jobs[name] = stack.enter_context(job(build(folder)))
+            wait_until(lambda probed=folder / library: attached(agent, probed), "links")  # type: ignore[misc]
+        for running in jobs.values():
+            go(running)
+            assert said(running) == "done"
+        wait_until(lambda: all(launches(database, running.pid) for running in jobs.values()), "counts", 20)
         agent.process.terminate()
         assert agent.process.wait(30) == 0
 
-        assert launches(tmp_path / "trace.db", running.pid) == counted, agent.words()
+        counted = {name: launches(database, running.pid) for name, running in jobs.items()}
+        assert counted == {name: [LAYERS[name][2]] for name in layers}, agent.words()
 
 
 @pytest.mark.ebpf

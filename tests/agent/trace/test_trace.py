@@ -4,7 +4,6 @@ import os
 import pickle
 import shutil
 import sqlite3
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -20,8 +19,8 @@ from ingero_agent.trace.discovery import parse_maps
 from ingero_agent.trace.probes.table import FUNCTIONS, element_size, library_functions
 from ingero_agent.trace.queries import Filter, operations
 from ingero_agent.trace.store import TraceStore
-from ingero_testing.gpu_job import attached, tracing
-from ingero_testing.processes import wait_until
+from ingero_testing.gpu_job import attached, compile_c, go, job, tracing
+from ingero_testing.processes import Running, wait_until
 
 T = TypeVar("T")
 LIBRARY = """
@@ -197,39 +196,37 @@ def test_a_database_that_is_gone_for_a_moment_is_no_failed_look(tmp_path: Path) 
         source.read(1031.0)
 
 
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Running, Path]]:
+    """A tracer with no consumer, and its database."""
+    folder = tmp_path_factory.mktemp("tracer")
+    with tracing(folder) as agent:
+        yield agent, folder / "trace.db"
+
+
 @pytest.mark.ebpf
-def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(tmp_path: Path) -> None:
-    (tmp_path / "lib.c").write_text(LIBRARY)
-    (tmp_path / "job.c").write_text(JOB)
-    library = tmp_path / "libcudart.so.13"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "lib.c"], check=True, timeout=60)
-    subprocess.run(["cc", "-o", tmp_path / "job", tmp_path / "job.c", library], check=True, timeout=60)
-    database = tmp_path / "trace.db"
-    jobs = [subprocess.Popen([tmp_path / "job"], stdin=subprocess.PIPE) for _ in range(2)]
-    try:
-        with tracing(tmp_path) as agent:
-            wait_until(lambda: attached(agent, library), "links")
-            for job in jobs:
-                assert job.stdin
-                job.stdin.write(b"\n")
-                job.stdin.flush()
+def test_calls_of_two_processes_are_counted_exactly_with_no_consumer(
+    tmp_path: Path, traced: tuple[Running, Path]
+) -> None:
+    agent, database = traced
+    library = compile_c(tmp_path, "libcudart.so.13", LIBRARY, "-shared", "-fPIC")
+    program = compile_c(tmp_path, "job", JOB, str(library))
+    with job(program) as one, job(program) as other:
+        wait_until(lambda: attached(agent, library), "links")
+        go(one)
+        go(other)
 
-            def rows() -> list[tuple[int, int, int, int]]:
-                with closing(sqlite3.connect(database)) as connection:
-                    return connection.execute(
-                        "SELECT pid, op, SUM(count), SUM(sum_arg0) FROM event_aggregates "
-                        "WHERE source = 1 AND pid IN (?, ?) GROUP BY pid, op",
-                        [job.pid for job in jobs],
-                    ).fetchall()
+        def rows() -> list[tuple[int, int, int, int]]:
+            with closing(sqlite3.connect(database)) as connection:
+                return connection.execute(
+                    "SELECT pid, op, SUM(count), SUM(sum_arg0) FROM event_aggregates "
+                    "WHERE source = 1 AND pid IN (?, ?) GROUP BY pid, op",
+                    (one.pid, other.pid),
+                ).fetchall()
 
-            want = {
-                (job.pid, *row) for job in jobs for row in ((3, 50000, 0), (1, 300, 300 * 4096), (9, 200, 200 * 200))
-            }
-            wait_until(lambda: set(rows()) == want, f"{want}")
-    finally:
-        for job in jobs:
-            job.kill()
-            job.communicate(timeout=60)
+        counted = ((3, 50000, 0), (1, 300, 300 * 4096), (9, 200, 200 * 200))
+        want = {(pid, *row) for pid in (one.pid, other.pid) for row in counted}
+        wait_until(lambda: set(rows()) == want, f"{want}")
 
 
 NCCL = """
@@ -251,29 +248,20 @@ int main(void) {
 
 
 @pytest.mark.ebpf
-def test_collectives_are_counted_in_bytes_not_in_elements(tmp_path: Path) -> None:
-    (tmp_path / "lib.c").write_text(NCCL)
-    (tmp_path / "job.c").write_text(NCCL_JOB)
-    library = tmp_path / "libnccl.so.2"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, tmp_path / "lib.c"], check=True, timeout=60)
-    subprocess.run(["cc", "-o", tmp_path / "job", tmp_path / "job.c", library], check=True, timeout=60)
-    database = tmp_path / "trace.db"
-    with subprocess.Popen([tmp_path / "job"], stdin=subprocess.PIPE) as job:
-        try:
-            with tracing(tmp_path) as agent:
-                wait_until(lambda: attached(agent, library), "links")
-                assert job.stdin
-                job.stdin.write(b"\n")
-                job.stdin.flush()
+def test_collectives_are_counted_in_bytes_not_in_elements(tmp_path: Path, traced: tuple[Running, Path]) -> None:
+    agent, database = traced
+    library = compile_c(tmp_path, "libnccl.so.2", NCCL, "-shared", "-fPIC")
+    program = compile_c(tmp_path, "job", NCCL_JOB, str(library))
+    with job(program) as running:
+        wait_until(lambda: attached(agent, library), "links")
+        go(running)
 
-                def rows() -> list[tuple[int, int, int]]:
-                    with closing(sqlite3.connect(database)) as connection:
-                        return connection.execute(
-                            "SELECT source, SUM(count), SUM(sum_arg0) FROM event_aggregates "
-                            "WHERE pid = ? AND source = 9 GROUP BY 1",
-                            (job.pid,),
-                        ).fetchall()
+        def rows() -> list[tuple[int, int, int]]:
+            with closing(sqlite3.connect(database)) as connection:
+                return connection.execute(
+                    "SELECT source, SUM(count), SUM(sum_arg0) FROM event_aggregates "
+                    "WHERE pid = ? AND source = 9 GROUP BY 1",
+                    (running.pid,),
+                ).fetchall()
 
-                wait_until(lambda: rows() == [(9, 100, 400_000)], "100 collectives", 20)
-        finally:
-            job.kill()
+        wait_until(lambda: rows() == [(9, 100, 400_000)], "100 collectives", 20)
