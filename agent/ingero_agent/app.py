@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ingero_agent.cgroups import cgroup_hash
 from ingero_agent.cloud_provider import find_provider
-from ingero_agent.collector import make_metrics_server
+from ingero_agent.collector import serve_pages
 from ingero_agent.devices import find_gpus
 from ingero_agent.event_socket import EventSocket, default_socket_path
 from ingero_agent.loop import PushLoop
@@ -17,11 +17,9 @@ from ingero_agent.sources import SignalSource
 from ingero_agent.sources.procfs import ProcfsSource, WatchTarget
 from ingero_agent.sources.scripted import ScriptedSource
 from ingero_agent.sources.trace_db import DatabaseSource
-from ingero_kit.addresses import is_local_name, parse_listen
-from ingero_kit.clock import Clock, steady_clock
+from ingero_kit.clock import steady_clock
 from ingero_kit.files import write_ports_file
 from ingero_kit.logs import get
-from ingero_kit.metrics_server import MetricsServer
 from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.settings import SettingsError
 from ingero_kit.tls import ClientTls
@@ -70,21 +68,6 @@ def make_client(config: AgentSettings) -> FleetClient:
     return FleetClient(target, config.fleet_threshold_url)
 
 
-def serve_pages(
-    config: AgentSettings, health: PushLoop, client: FleetClient, socket: EventSocket | None, clock: Clock
-) -> MetricsServer:
-    """Serve the metrics pages at `metrics_listen` and write the port to a file."""
-    address = parse_listen(config.metrics_listen)
-    try:
-        server = make_metrics_server(address, config, health, client, socket, clock)
-    except OSError as error:
-        raise OSError(f"--metrics-listen {config.metrics_listen}: {error}") from None
-    if not is_local_name(address[0]):
-        log.warning("metrics_open_to_the_network", listen=config.metrics_listen)
-    write_ports_file(config.ports_file, {"metrics": server.port})
-    return server
-
-
 async def fleet_push(config: AgentSettings) -> None:
     """Run until SIGTERM or SIGINT."""
     ended = asyncio.Event()
@@ -105,6 +88,7 @@ async def fleet_push(config: AgentSettings) -> None:
     try:
         if config.metrics_listen:
             pages = serve_pages(config, health, client, socket, clock)
+            write_ports_file(config.ports_file, {"metrics": pages.port})
         await health.run(ended)
     finally:
         if pages:

@@ -20,7 +20,7 @@ from ingero_agent.throttle_metrics import throttle_families
 from ingero_contract import metrics
 from ingero_contract.signals import RATIOS, SIGNALS
 from ingero_kit.clock import Clock
-from ingero_kit.metrics_server import MetricsServer
+from ingero_kit.metrics_server import MetricsServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, collect_rows, counter, counter_now, gauge, gauge_now
 from ingero_kit.otlp_client import Failure
 
@@ -175,11 +175,10 @@ def _totals(latest: PollResult) -> Iterator[Metric]:
         yield counter_now(short, text, rows, "cgroup_path_hash", "direction")
 
 
-def make_metrics_server(
-    address: tuple[str, int], config: AgentSettings, health: PushLoop, client: FleetClient,
-    socket: EventSocket | None, clock: Clock,
-) -> MetricsServer:  # fmt: skip
-    """Create the server of the agent's pages. Raises `OSError` when the address cannot be bound."""
+def serve_pages(
+    config: AgentSettings, health: PushLoop, client: FleetClient, socket: EventSocket | None, clock: Clock
+) -> MetricsServer:
+    """Serve the agent's pages at `metrics_listen`. Raises `OSError` when the address cannot be bound."""
     registry = CollectorRegistry()
     registry.register(AgentCollector(health, client, socket, clock))
     ProcessCollector(registry=registry)
@@ -191,4 +190,4 @@ def make_metrics_server(
         idle = clock() - health.ticked_at
         return stuck(idle, config.fleet_push_interval, config.fleet_timeout, client.retry_after)
 
-    return MetricsServer(address, registry, ready, healthy)
+    return serve_metrics(config.metrics_listen, registry, ready, healthy, flag="--metrics-listen")

@@ -4,10 +4,9 @@ import asyncio
 import contextlib
 import signal
 
-from ingero_kit.addresses import parse_listen
 from ingero_kit.clock import steady_clock
 from ingero_kit.files import write_ports_file
-from ingero_sink.collector import make_metrics_server
+from ingero_sink.collector import serve_pages
 from ingero_sink.consumer import consume
 from ingero_sink.settings import SinkSettings
 from ingero_sink.stats import SinkStats
@@ -17,11 +16,7 @@ def run(settings: SinkSettings) -> None:
     """Run until SIGTERM or SIGINT. Raises `OSError` when the address cannot be bound."""
     clock = steady_clock()
     stats = SinkStats(settings.max_tracked_nodes, sockets=len(settings.socket_paths))
-    host, port = parse_listen(settings.listen)
-    try:
-        server = make_metrics_server(host, port, stats, lambda: stats.ready(clock(), settings.readiness_window))
-    except OSError as error:
-        raise OSError(f"{settings.listen}: {error}") from None
+    server = serve_pages(settings.listen, stats, lambda: stats.ready(clock(), settings.readiness_window))
     write_ports_file(settings.ports_file, {"metrics": server.port})
 
     async def consume_all() -> None:

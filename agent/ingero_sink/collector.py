@@ -5,7 +5,7 @@ from typing import Final
 
 from prometheus_client import CollectorRegistry
 
-from ingero_kit.metrics_server import MetricsServer
+from ingero_kit.metrics_server import MetricsServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, TableCollector, counter, gauge
 from ingero_sink.stats import SinkStats
 
@@ -25,8 +25,8 @@ SINK: Final[tuple[MetricRow[SinkStats], ...]] = (
 )
 
 
-def make_metrics_server(host: str, port: int, stats: SinkStats, ready: Callable[[], bool]) -> MetricsServer:
-    """Create the server of the sink's pages."""
+def serve_pages(listen: str, stats: SinkStats, ready: Callable[[], bool]) -> MetricsServer:
+    """Serve the sink's pages. Raises `OSError`."""
     registry = CollectorRegistry()
     registry.register(TableCollector(SINK, lambda: stats))
-    return MetricsServer((host, port), registry, lambda: None if ready() else "uds_disconnected", lambda: None)
+    return serve_metrics(listen, registry, lambda: None if ready() else "uds_disconnected")

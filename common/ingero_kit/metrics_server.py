@@ -13,6 +13,11 @@ from prometheus_client import CollectorRegistry, generate_latest
 from ingero_http.http1.messages import Request, Response
 from ingero_http.http1.server import Http1Server
 from ingero_http.limits import Limits
+from ingero_http.sockets import format_address
+from ingero_kit.addresses import is_local_name, parse_listen
+from ingero_kit.logs import get
+
+log = get(__name__)
 
 LIMITS: Final = Limits(connections=32, read_seconds=10.0, idle_seconds=10.0)
 
@@ -71,3 +76,18 @@ class MetricsServer:
 
 def _verdict(reason: str | None, state: str) -> Response:
     return Response(200, b"ok\n") if reason is None else Response(503, f"{state}: {reason}\n".encode())
+
+
+def serve_metrics(
+    listen: str, registry: CollectorRegistry, ready: Reason, healthy: Reason = lambda: None, *, flag: str = ""
+) -> MetricsServer:
+    """Serve the pages at `host:port` until `stop`. Raises `OSError` that names the address, and its `flag`."""
+    address = parse_listen(listen)
+    try:
+        server = MetricsServer(address, registry, ready, healthy)
+    except OSError as error:
+        raise OSError(f"{flag} {listen}: {error}".strip()) from None
+    if not is_local_name(address[0]):
+        log.warning("metrics_open_to_the_network", listen=listen)
+    log.info("listening", address=format_address(address[0], server.port))
+    return server

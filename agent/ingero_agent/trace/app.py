@@ -12,7 +12,7 @@ from typing import Final
 from ingero_agent.event_socket import EventSocket, default_socket_path
 from ingero_agent.trace.annotations import AnnotationSocket
 from ingero_agent.trace.calibrate import nanoseconds
-from ingero_agent.trace.collector import make_metrics_server
+from ingero_agent.trace.collector import serve_pages
 from ingero_agent.trace.export import TraceExporter
 from ingero_agent.trace.loader import CannotTrace
 from ingero_agent.trace.recorder import open_recorder
@@ -23,7 +23,6 @@ from ingero_agent.trace.sockets import Sockets
 from ingero_agent.trace.store import Retention, TraceStore
 from ingero_agent.trace.tracer import EbpfTracer
 from ingero_agent.trace.tracer_base import NOOP_MODE, Tracer
-from ingero_kit.addresses import parse_listen
 from ingero_kit.logs import get
 from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.tls import ClientTls
@@ -116,9 +115,7 @@ def _run_tracer(settings: TraceSettings, tracer: Tracer, wait: Wait) -> bool:
         recorder = open_recorder(settings.record) if settings.record else None
         service = TraceService(settings, tracer, store, recorder, sockets, _exporter(settings))
         if settings.prometheus:
-            server = make_metrics_server(parse_listen(settings.prometheus), service.stats)
-            stack.callback(server.stop)
-            log.info("listening", address=settings.prometheus, port=server.port)
+            stack.callback(serve_pages(settings.prometheus, service.stats).stop)
         log.info("started", database=str(settings.db), mode=tracer.mode, **nanoseconds(tracer.costs))
         tracer.scan()
         begun, over = time.monotonic(), False

@@ -1,9 +1,9 @@
 """Evaluates what this machine supports: each capability with its state, the reason, and the remedy. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Final
+from typing import Final
 
 from ingero_agent.trace.governor import COLLECTIVE, ENTRY, PAIR, WAIT
 
@@ -39,10 +39,6 @@ class Capability:
     fix: str = ""
     needed: bool = False
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "state": str(self.state)}
-
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
@@ -72,10 +68,11 @@ class Facts:
     database_error: str = ""
 
 
-def kernel_version(release: str) -> tuple[int, int]:
-    """Major and minor version from `uname -r`; zeros for parts that are not numbers."""
-    major, minor = [*release.split("-")[0].split("."), "0", "0"][:2]
-    return int("".join(filter(str.isdigit, major)) or 0), int("".join(filter(str.isdigit, minor)) or 0)
+def kernel_version(release: str) -> tuple[int, int, int]:
+    """Major, minor and patch version from `uname -r`; zeros for parts that are not numbers."""
+    parts = (int("".join(filter(str.isdigit, part)) or 0) for part in release.split("-")[0].split("."))
+    major, minor, patch = [*parts, 0, 0, 0][:3]
+    return major, minor, patch
 
 
 def missing_privileges(effective: int) -> list[str]:

@@ -4,6 +4,7 @@ import importlib.util
 import os
 import struct
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ingero_agent.nvml import find_reader
@@ -63,23 +64,20 @@ def collect_facts(database: Path) -> Facts:
     """Collect everything that `evaluate` needs."""
     libraries, unreadable = _libraries()
     gpus = find_reader()
-    known = {
-        "release": os.uname().release,
-        "machine": os.uname().machine,
-        "effective": own_capabilities(), "mapped_files_error": mapped_files_error(),
-        "btf": os.access("/sys/kernel/btf/vmlinux", os.R_OK),
-        "lockdown": _text("/sys/kernel/security/lockdown"),
-        "bcc": Path(DIST_PACKAGES, "bcc").is_dir(),
-        "perf_uprobes": Path("/sys/bus/event_source/devices/uprobe/type").exists(),
-        "libraries": libraries, "unreadable_processes": unreadable,
-        "gpus": 0 if isinstance(gpus, str) else gpus.count, "gpu_error": gpus if isinstance(gpus, str) else "",
-        "pyarrow": importlib.util.find_spec("pyarrow") is not None,
-        "database": str(database), "database_error": _writable(database),
-    }  # fmt: skip
+    known = Facts(
+        release=os.uname().release, machine=os.uname().machine, effective=own_capabilities(),
+        mapped_files_error=mapped_files_error(), btf=os.access("/sys/kernel/btf/vmlinux", os.R_OK),
+        lockdown=_text("/sys/kernel/security/lockdown"), bcc=Path(DIST_PACKAGES, "bcc").is_dir(),
+        perf_uprobes=Path("/sys/bus/event_source/devices/uprobe/type").exists(),
+        libraries=libraries, unreadable_processes=unreadable,
+        gpus=0 if isinstance(gpus, str) else gpus.count, gpu_error=gpus if isinstance(gpus, str) else "",
+        pyarrow=importlib.util.find_spec("pyarrow") is not None,
+        database=str(database), database_error=_writable(database),
+    )  # fmt: skip
     try:
         loaded = load_programs()
     except (CannotTrace, OSError) as error:
-        return Facts(**known, load_error=str(error).split(": tracing needs")[0])  # type: ignore[arg-type]
+        return replace(known, load_error=str(error).split(": tracing needs")[0])
     link_error, costs, no_returns = "", None, ""
     programs = loaded.descriptors
     scheduler = EbpfSchedulerMonitor(programs, loaded.no_scheduler)
@@ -93,8 +91,7 @@ def collect_facts(database: Path) -> Facts:
         link_error = str(error)
     finally:
         kernel.close_all(programs.values())
-    return Facts(
-        **known,  # type: ignore[arg-type]
-        no_scheduler=scheduler.why_not, load_seconds=loaded.seconds, helper_peak_bytes=loaded.peak_bytes,
+    return replace(
+        known, no_scheduler=scheduler.why_not, load_seconds=loaded.seconds, helper_peak_bytes=loaded.peak_bytes,
         no_returns=no_returns, link_error=link_error, costs=costs,
     )  # fmt: skip

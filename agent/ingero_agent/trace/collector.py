@@ -20,7 +20,7 @@ from ingero_agent.trace.stats import (
     histogram_buckets,
     quantile,
 )
-from ingero_kit.metrics_server import MetricsServer
+from ingero_kit.metrics_server import MetricsServer, serve_metrics
 from ingero_kit.metrics_table import MetricRow, Samples, collect_rows, counter, gauge
 
 CALLS: Final[tuple[MetricRow[TraceStats], ...]] = (
@@ -214,10 +214,8 @@ def _copy_durations(stats: TraceStats) -> Metric:
     return duration
 
 
-def make_metrics_server(address: tuple[str, int], stats: TraceStats) -> MetricsServer:
-    """A server over the totals. Raises `OSError`."""
+def serve_pages(listen: str, stats: TraceStats) -> MetricsServer:
+    """Serve the totals. Raises `OSError`."""
     registry = CollectorRegistry()
     registry.register(TraceCollector(stats))
-    return MetricsServer(
-        address, registry, ready=lambda: stats.status.tracer.blocked_reason or None, healthy=lambda: None
-    )
+    return serve_metrics(listen, registry, lambda: stats.status.tracer.blocked_reason or None, flag="--prometheus")

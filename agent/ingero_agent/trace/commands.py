@@ -8,6 +8,7 @@ import os
 import sqlite3
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -56,7 +57,7 @@ def check(as_json: bool, db: str | None) -> None:
     found = evaluate(collect_facts(_settings(db=db).db))
     able = can_trace(found)
     if as_json:
-        click.echo(json.dumps({"can_trace": able, "capabilities": [one.as_dict() for one in found]}, indent=2))
+        click.echo(json.dumps({"can_trace": able, "capabilities": [asdict(one) for one in found]}, indent=2))
     else:
         for one in found:
             click.echo(f"{one.state:<9} {one.name:<11} {one.reason}")
@@ -126,7 +127,7 @@ def explain(db: str | None, since: float, pid: int | None, as_json: bool) -> Non
         wanted = queries.Filter(begin=now - since, end=now, pid=pid)
         findings = find_causes(read_time_window(_settings(db=db).db, wanted))
     if as_json:
-        click.echo(json.dumps([finding.as_dict() for finding in findings], indent=2))
+        click.echo(json.dumps([{"id": one.id, **asdict(one)} for one in findings], indent=2))
         return
     for finding in findings:
         click.echo(f"{finding.severity} {finding.kind} [{finding.id}]: {finding.summary}")

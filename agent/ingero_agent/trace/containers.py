@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -32,8 +33,20 @@ class Container:
         return int.from_bytes(hashlib.sha256(self.path.encode()).digest()[:8]) >> 1
 
 
-def parse_container(cgroups: str, environment: bytes) -> Container | None:
-    """Parse /proc/PID/cgroup and /proc/PID/environ; `None` for a process without a cgroup.
+def parse_environment(data: bytes) -> dict[str, str]:
+    """The variables in /proc/PID/environ; of one that is there twice, the first, as getenv(3) finds it."""
+    pairs = [entry.split("=", 1) for entry in data.decode(errors="replace").split("\0") if "=" in entry]
+    return dict(reversed(pairs))
+
+
+def parse_rank(environment: Mapping[str, str], name: str = "RANK") -> int | None:
+    """A variable that is a whole number from 0, such as RANK, as launchers of distributed jobs set it."""
+    text = environment.get(name, "").strip()
+    return int(text) if text.isdecimal() else None
+
+
+def parse_container(cgroups: str, environment: Mapping[str, str]) -> Container | None:
+    """Parse /proc/PID/cgroup; `None` for a process without a cgroup.
 
     A pod's name is POD_NAME, or else the host name, which Kubernetes gives the container; its namespace is
     POD_NAMESPACE. Both are used only inside a pod.
@@ -44,13 +57,12 @@ def parse_container(cgroups: str, environment: bytes) -> Container | None:
     containers, pods = _CONTAINER.findall(path), _POD.findall(path)
     if not pods:
         return Container(path, containers[-1] if containers else "")
-    environment_variables = dict(pair.split(b"=", 1) for pair in environment.split(b"\0") if b"=" in pair)
 
-    def name(*variables: bytes) -> str:
-        found = (environment_variables.get(variable, b"").decode(errors="replace") for variable in variables)
+    def name(*variables: str) -> str:
+        found = (environment.get(variable, "") for variable in variables)
         return next((text for text in found if text and len(text) <= LONGEST), "")
 
     return Container(
-        path, containers[-1] if containers else "", pods[-1].replace("_", "-"), name(b"POD_NAME", b"HOSTNAME"),
-        name(b"POD_NAMESPACE"),
+        path, containers[-1] if containers else "", pods[-1].replace("_", "-"), name("POD_NAME", "HOSTNAME"),
+        name("POD_NAMESPACE"),
     )  # fmt: skip

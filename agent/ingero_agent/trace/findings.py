@@ -7,10 +7,10 @@ ranks waited equally long, the finding says that this host does not show the str
 import hashlib
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from enum import StrEnum
 from statistics import median
-from typing import Any, Final
+from typing import Final
 
 from ingero_agent.trace.events import Collective, lags
 from ingero_agent.trace.stats import HostSnapshot, quantile
@@ -57,10 +57,6 @@ class Finding:
     def id(self) -> str:
         """An id that is equal for the same cause on the same subject."""
         return hashlib.sha256(f"{self.kind}:{self.subject}".encode()).hexdigest()[:12]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {"id": self.id, **asdict(self), "severity": str(self.severity)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingero_agent.trace.btf import NoTypes, NumbersLayout, SwitchLayout, Types, numbers_layout, switch_layout
+from ingero_agent.trace.capabilities import kernel_version
 from ingero_agent.trace.counts import VALUE_BYTES
 from ingero_agent.trace.probes.table import DISK_WAIT, PROGRAMS, SCHED_PROGRAMS, SCHED_SWITCH
 
@@ -47,8 +48,7 @@ def entries(cpus: int) -> int:
 
 def compile_flags(ring_bytes: int) -> list[str]:
     """Compiler flags that depend on the running machine."""
-    release = os.uname().release.split("-")[0].split(".")
-    major, minor, patch = (*(int("".join(filter(str.isdigit, part)) or 0) for part in release), 0, 0)[:3]
+    major, minor, patch = kernel_version(os.uname().release)
     page = os.sysconf("SC_PAGE_SIZE")
     count = entries(possible_cpus())
     return [

@@ -2,16 +2,14 @@
 
 import os
 import re
-import resource
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from ingero_agent.sources.procfs import HostLoad
-from ingero_agent.trace.containers import Container, parse_container
+from ingero_agent.trace.containers import Container, parse_container, parse_environment, parse_rank
 from ingero_agent.trace.libraries import NCCL, MappedLibrary
 from ingero_agent.trace.stats import HostSnapshot, NcclProcess
-from ingero_agent.trace.timeline import parse_number, parse_rank
 
 
 def host_snapshot(load: HostLoad) -> HostSnapshot:
@@ -26,17 +24,12 @@ class OwnCpu:
     """Measures the processor time that this process uses between two polls."""
 
     def __init__(self) -> None:
-        self._before = self._now()
+        self._before = time.process_time(), time.monotonic()
 
     def share(self) -> float:
         """Share of one processor used since the previous call."""
-        before, self._before = self._before, self._now()
+        before, self._before = self._before, (time.process_time(), time.monotonic())
         return (self._before[0] - before[0]) / max(1e-9, self._before[1] - before[1])
-
-    @staticmethod
-    def _now() -> tuple[float, float]:
-        usage = resource.getrusage(resource.RUSAGE_SELF)
-        return usage.ru_utime + usage.ru_stime, time.monotonic()
 
 
 def own_capabilities() -> int:
@@ -58,23 +51,18 @@ def command_of(pid: int) -> str:
         return ""
 
 
-def environment_of(pid: int) -> bytes:
+def environment_of(pid: int) -> dict[str, str]:
     """A process's environment; empty when it is gone or may not be read."""
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes()
+        return parse_environment(Path(f"/proc/{pid}/environ").read_bytes())
     except OSError:
-        return b""
-
-
-def rank_of(pid: int) -> int | None:
-    """A process's RANK; `None` when it has none or may not be read."""
-    return parse_rank(environment_of(pid))
+        return {}
 
 
 def rank_and_world_size(pid: int) -> tuple[int, int] | None:
     """A process's RANK and WORLD_SIZE; `None` unless the world has several ranks."""
     environment = environment_of(pid)
-    size, rank = parse_number(environment, b"WORLD_SIZE"), parse_rank(environment)
+    size, rank = parse_rank(environment, "WORLD_SIZE"), parse_rank(environment)
     return (rank, size) if size and rank is not None else None
 
 

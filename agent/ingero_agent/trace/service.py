@@ -12,12 +12,21 @@ from ingero_agent.trace import governor
 from ingero_agent.trace.aux_collectors import AuxCollectors
 from ingero_agent.trace.calibrate import nanoseconds
 from ingero_agent.trace.call_rates import CallRates
+from ingero_agent.trace.containers import parse_rank
 from ingero_agent.trace.counts import CallCount, Scaler
 from ingero_agent.trace.events import Collective, Event, sample_mask
 from ingero_agent.trace.export import TraceExporter
 from ingero_agent.trace.governor import CORE, GROUPS, SCHEDULER, DutyCycle, GovernorState
 from ingero_agent.trace.gpus import GpuPoller
-from ingero_agent.trace.host import OwnCpu, command_of, container_of, host_snapshot, nccl_processes, own_rss, rank_of
+from ingero_agent.trace.host import (
+    OwnCpu,
+    command_of,
+    container_of,
+    environment_of,
+    host_snapshot,
+    nccl_processes,
+    own_rss,
+)
 from ingero_agent.trace.recorder import TimelineRecorder
 from ingero_agent.trace.settings import TraceSettings
 from ingero_agent.trace.sockets import Sockets
@@ -229,7 +238,7 @@ class TraceService:
         assert self._recorder
         for pid in self._tracer.found:
             if pid not in self._timeline.ranks:
-                rank = rank_of(pid)
+                rank = parse_rank(environment_of(pid))
                 if rank is not None:
                     self._timeline.ranks[pid] = rank
         self._recorder.write(self._timeline.rows(collectives))

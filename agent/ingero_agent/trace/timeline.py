@@ -28,20 +28,6 @@ class TimelineRow:
     seq: int | None
 
 
-def parse_rank(environment: bytes) -> int | None:
-    """RANK of a process from /proc/PID/environ, as launchers of distributed jobs set it."""
-    return parse_number(environment, b"RANK")
-
-
-def parse_number(environment: bytes, name: bytes) -> int | None:
-    """A variable that is a whole number from 0, from /proc/PID/environ."""
-    for entry in environment.split(b"\0"):
-        if entry.startswith(name + b"="):
-            text = entry[len(name) + 1 :].decode(errors="replace").strip()
-            return int(text) if text.isdecimal() else None
-    return None
-
-
 class CollectiveTimeline:
     """Remembers for each process when its last wait ended. `ranks`: ranks from the environment, by process."""
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from ingero_agent.trace.containers import parse_environment, parse_rank
 from ingero_agent.trace.events import Collective, decode, lags, sample_mask
-from ingero_agent.trace.timeline import COLUMNS, CollectiveTimeline, parse_rank
+from ingero_agent.trace.timeline import COLUMNS, CollectiveTimeline
 from ingero_testing.gpu_job import (
     attached,
     build_job,
@@ -189,7 +190,7 @@ def test_two_communicators_of_one_wait_share_a_step_and_the_jobs_rank_is_the_env
     ("environment", "rank"), [(b"A=1\0RANK=3\0", 3), (b"LOCAL_RANK=3\0", None), (b"RANK=x\0", None), (b"", None)]
 )
 def test_rank_of_the_environment(environment: bytes, rank: int | None) -> None:
-    assert parse_rank(environment) == rank
+    assert parse_rank(parse_environment(environment)) == rank
 
 
 @pytest.mark.ebpf

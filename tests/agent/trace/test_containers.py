@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingero_agent.trace.containers import Container, parse_container
+from ingero_agent.trace.containers import Container, parse_container, parse_environment
 from ingero_agent.trace.counts import CallCount
 from ingero_agent.trace.probes.table import FUNCTIONS
 from ingero_agent.trace.queries import OPERATIONS, Filter, operations
@@ -30,16 +30,16 @@ SYSTEMD = (
     ],
 )
 def test_container_and_pod_are_read_from_the_cgroup(path: str, container: str, pod_uid: str) -> None:
-    found = parse_container(f"0::{path}\n", b"")
+    found = parse_container(f"0::{path}\n", {})
 
     assert found == Container(path, container, pod_uid)
 
 
 def test_a_pods_name_comes_from_its_environment_and_nobody_elses_does() -> None:
-    told = b"HOSTNAME=train-0\0POD_NAMESPACE=ml\0"
+    told = parse_environment(b"HOSTNAME=train-0\0POD_NAMESPACE=ml\0")
 
     assert parse_container(f"0::{SYSTEMD}\n", told) == Container(SYSTEMD, IDENTITY, POD, "train-0", "ml")
-    assert parse_container(f"0::{SYSTEMD}\n", b"POD_NAME=other\0" + told) == Container(
+    assert parse_container(f"0::{SYSTEMD}\n", {"POD_NAME": "other", **told}) == Container(
         SYSTEMD, IDENTITY, POD, "other", "ml"
     )
     assert parse_container("0::/user.slice\n", told) == Container("/user.slice")
@@ -47,7 +47,7 @@ def test_a_pods_name_comes_from_its_environment_and_nobody_elses_does() -> None:
 
 @given(st.text(max_size=300), st.binary(max_size=300))
 def test_anything_is_read(cgroups: str, environment: bytes) -> None:
-    found = parse_container(cgroups, environment)
+    found = parse_container(cgroups, parse_environment(environment))
 
     assert found is None or 0 <= found.cgroup < 2**63
 
