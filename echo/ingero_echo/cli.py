@@ -119,7 +119,7 @@ def _client(command: Any) -> Any:
 @click.option("--batch", default=100, show_default=True, type=click.IntRange(1, 10_000), help="Events of a request.")
 @click.option("--seconds", default=0.0, help="Begin no request after this time; 0 sends all events.")
 @click.option("--cluster", default="stress", show_default=True, help="Cluster that the events belong to.")
-@click.option("--api", default="", help="Address of the JSON API: afterwards every event is looked for by its id.")
+@click.option("--api", default="", help="Address of the JSON API: afterwards every event is searched by its id.")
 @click.option("--tls/--no-tls", default=False, help="Speak TLS.")
 @_client
 @click.option("--json", "as_json", is_flag=True, help="Print the facts as one JSON object.")
@@ -267,7 +267,7 @@ def backup(
 @main.command()
 @click.argument("copy", type=click.Path(dir_okay=False, path_type=Path))
 @click.option("--database", required=True, type=click.Path(dir_okay=False, path_type=Path), help="Its store.path.")
-@click.option("--force", is_flag=True, help="Go on when there is a database; it is kept beside the new one.")
+@click.option("--force", is_flag=True, help="Go on when there is a database; it is kept next to the new one.")
 def restore(copy: Path, database: Path, force: bool) -> None:
     """Replace a database that is not in use by a backup."""
     from ingero_echo.settings import StoreConfig

@@ -17,6 +17,13 @@ PATIENCE_SECONDS = 60.0
 """How long a client retries when the server is busy."""
 
 
+def connect(address: str, tls: ssl.SSLContext | None) -> http.client.HTTPConnection:
+    """A connection to `host:port`, with TLS where a context is given."""
+    if tls:
+        return http.client.HTTPSConnection(address, timeout=60, context=tls)
+    return http.client.HTTPConnection(address, timeout=60)
+
+
 @dataclass(frozen=True)
 class ApiClient:
     """`url` is the address of an Echo, such as `https://echo:18081`."""
@@ -50,11 +57,8 @@ class ApiClient:
         parts = urllib.parse.urlsplit(self.url)
         if parts.scheme not in ("http", "https") or not parts.netloc:
             raise ConnectionError(f"{self.url!r} is not an address such as https://127.0.0.1:18081")
-        connection = (
-            http.client.HTTPSConnection(parts.netloc, timeout=60, context=self.tls or ssl.create_default_context())
-            if parts.scheme == "https"
-            else http.client.HTTPConnection(parts.netloc, timeout=60)
-        )
+        tls = (self.tls or ssl.create_default_context()) if parts.scheme == "https" else None
+        connection = connect(parts.netloc, tls)
         headers = {"accept": "application/json"}
         if self.token:
             headers["authorization"] = f"Bearer {self.token}"

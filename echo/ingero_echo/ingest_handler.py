@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final
 
-from ingero_echo.auth import Callers, Identity, Scope, caller_key
+from ingero_echo.auth import Callers, Scope, caller_key
 from ingero_echo.fair_queue import FairQueue
 from ingero_echo.ingest import Batch, decode_request
 from ingero_echo.records import MalformedRequest
@@ -70,7 +70,7 @@ class IngestHandler:
         now = time.time_ns()
         oldest = self._clock.now(now, time.monotonic_ns()) - self._age
         read = partial(
-            decode_request, push.signal, push.encoding, push.body, push.cluster, now, _allowed(identity), oldest
+            decode_request, push.signal, push.encoding, push.body, push.cluster, now, identity.sees, oldest
         )
         try:
             self._writer.check_room(size, sender, self._reading)
@@ -133,7 +133,3 @@ class IngestHandler:
                 status=Status.UNAVAILABLE, message=f"not written, send again: {error}", retry_seconds=RETRY_SECONDS
             )
         return answer
-
-
-def _allowed(identity: Identity) -> Callable[[str], bool]:
-    return identity.sees

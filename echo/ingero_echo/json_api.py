@@ -73,20 +73,10 @@ class Whoami(Described):
     """Clusters that the token is bound to; null for all."""
 
 
-class ToolFacts(Described):
-    """One tool, as MCP describes it."""
-
-    name: str
-    title: str
-    description: str
-    inputSchema: dict[str, Any]
-    outputSchema: dict[str, Any]
-
-
 class ToolList(Described):
     """The catalogue."""
 
-    tools: list[ToolFacts]
+    tools: list[Tool]
 
 
 class BackupFile(Described):
@@ -219,15 +209,7 @@ def make_api(
     @app.get(echo.TOOLS_LIST, operation_id="listTools", responses=_ERRORS)
     def tools() -> ToolList:
         """Every tool with the schemas of its arguments and of its answer."""
-        return ToolList(
-            tools=[
-                ToolFacts(
-                    name=tool.name, title=tool.title, description=tool.description, inputSchema=tool.input_schema,
-                    outputSchema=tool.output_schema,
-                )
-                for tool in TOOLS.values()
-            ]
-        )  # fmt: skip
+        return ToolList(tools=list(TOOLS.values()))
 
     @app.post(echo.BACKUPS, operation_id="backup", responses=_ERRORS)
     async def backups(request: Request) -> BackupFile:

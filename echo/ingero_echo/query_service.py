@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 from uuid import UUID
 
 import pyarrow as pa
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic.alias_generators import to_camel
 
 from ingero_contract import echo
 from ingero_echo.auth import Identity, Scope, caller_key
@@ -84,9 +85,10 @@ ANALYSIS_OUTPUT: Final[dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Tool:
-    """A tool's entry in the catalogue."""
+class Tool(BaseModel):
+    """One tool, as MCP describes it."""
+
+    model_config = ConfigDict(alias_generator=to_camel, populate_by_name=True)
 
     name: str
     title: str
@@ -95,21 +97,26 @@ class Tool:
     output_schema: dict[str, Any]
 
 
+def _tool(name: str, title: str, text: str, arguments: type[Arguments], output: dict[str, Any]) -> Tool:
+    schema = arguments.model_json_schema()
+    return Tool(name=name, title=title, description=text, input_schema=schema, output_schema=output)
+
+
 TOOLS: Final[dict[str, Tool]] = {
     **{
-        name: Tool(name, question.title, question.description, question.input_schema(), question.output_schema())
+        name: _tool(name, question.title, question.description, question.arguments, question.output_schema())
         for name, question in QUESTIONS.items()
     },
-    ANALYSIS: Tool(
+    ANALYSIS: _tool(
         ANALYSIS, "SQL",
         "Run one read-only SELECT (DuckDB) over events(timestamp, cluster_id, node_id, metric_name, value_double, "
         "rank, message, attributes, …), node_metrics, node_rollups, collectives, verdicts, causal_chains; for what "
         "no other tool answers. fleet.cluster.describe names all columns.",
-        AnalysisArguments.model_json_schema(), ANALYSIS_OUTPUT,
+        AnalysisArguments, ANALYSIS_OUTPUT,
     ),
-    DESCRIBE: Tool(
+    DESCRIBE: _tool(
         DESCRIBE, "Tables and columns", "Names the tables that run_analysis reads, their columns and types.",
-        DescribeArguments.model_json_schema(), DESCRIBE_OUTPUT,
+        DescribeArguments, DESCRIBE_OUTPUT,
     ),
 }  # fmt: skip
 

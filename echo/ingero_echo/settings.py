@@ -22,7 +22,7 @@ class StoreConfig(Settings):
     threads: int = Field(default=2, ge=1, le=256)
     """Threads of the database engine."""
     spill_limit_mb: int = Field(default=1024, ge=0)
-    """Most disk that large queries may borrow beside the database, megabytes."""
+    """Most disk that large queries may use next to the database, megabytes."""
     wal_limit_mb: int = Field(default=32, ge=1)
     """Size of the write-ahead log at which it is folded into the database file, megabytes."""
     backup_folder: Path | None = None
@@ -41,7 +41,7 @@ class IngestConfig(Settings):
     group_wait: Duration = Field(default=0.02, ge=0, le=1)
     """Longest time that a small group waits for company; a third of it without any ends the wait."""
     queue_mb: int = Field(default=64, ge=1)
-    """Encoded pushes that may wait to be written, megabytes; beyond it senders are told to come back."""
+    """Encoded pushes that may wait to be written, megabytes; further ones are refused, and senders retry."""
     remembered_ids: int = Field(default=200_000, ge=1000)
     """Newest event ids that repeats are recognised by, also after a restart."""
     max_request_body_size: int = Field(default=8 << 20, ge=1024)
@@ -68,7 +68,7 @@ class RetentionConfig(Settings):
     size_mb: int = Field(default=20_480, ge=1)
     """The oldest events are deleted while the live data is larger than this, megabytes."""
     every: Duration = Field(default=60.0, gt=0)
-    """How often it is looked at."""
+    """Time between two runs of retention."""
 
 
 class ApiConfig(Settings):
@@ -107,7 +107,7 @@ class QueryConfig(Settings):
     sql_memory_mb: int = Field(default=192, ge=64)
     """Most memory that each of these processes may take for its query, megabytes; the system enforces it."""
     queue_wait: Duration = Field(default=5.0, ge=0)
-    """Longest time that a question waits for its turn; then it is told to come back."""
+    """Longest time that a question waits for its turn; then it is refused with a time to retry after."""
 
 
 class AuthConfig(Settings):

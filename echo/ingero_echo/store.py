@@ -321,7 +321,7 @@ def _open_error(path: Path, error: Exception) -> str:
         text = f"it ends in the middle: {text}"
     if "WAL file" in text:
         return (
-            f"{path}: the log beside the database is damaged: {text}. Nothing was changed. Move {_log_file(path)}* "
+            f"{path}: the log of the database is damaged: {text}. Nothing was changed. Move {_log_file(path)}* "
             "to another place and keep it: Echo then starts with all that was folded into the database before"
         )
     return _unreadable(path, text)
@@ -330,7 +330,7 @@ def _open_error(path: Path, error: Exception) -> str:
 def _unreadable(path: Path, text: str) -> str:
     return (
         f"{path}: the database cannot be read: {text}. Nothing was changed. Put a backup in its place with "
-        f"`ingero-echo restore BACKUP --database {path} --force`, which keeps what is there beside it; without a "
+        f"`ingero-echo restore BACKUP --database {path} --force`, which keeps the present files; without a "
         f"backup move the file and {_log_file(path)} to another place, keep them, and start anew"
     )
 

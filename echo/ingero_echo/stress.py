@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 import grpc
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, echo
-from ingero_echo.client import ApiClient
+from ingero_echo.client import ApiClient, connect
+from ingero_kit.otlp_encode import pairs
+from ingero_kit.otlp_layout import write_varint
 from ingero_kit.otlp_signal import Signal
 
 EVENT_NAME: Final = "echo.stress"
@@ -73,29 +74,17 @@ class Outcome:
         """For people and machines."""
         ordered = sorted(self.latencies) or [0.0]
         return {
-            "sent": self.sent,
-            "acknowledged": self.acknowledged,
-            "events_per_second": round(self.acknowledged / self.seconds) if self.seconds else 0,
+            **{name: value for name, value in vars(self).items() if name != "latencies"},
             "seconds": round(self.seconds, 3),
-            "retries": self.retries,
-            "failed": self.failed,
+            "events_per_second": round(self.acknowledged / self.seconds) if self.seconds else 0,
             "p50_ms": round(1000 * ordered[len(ordered) // 2], 1),
             "p99_ms": round(1000 * ordered[int(len(ordered) * 0.99)], 1),
-            "checked": self.checked,
-            "missing": self.missing,
-            "doubled": self.doubled,
-            "wrong_chain": self.wrong_chain,
             "clean": self.clean,
         }
 
 
 def _field(number: int, content: bytes) -> bytes:
-    out, size = bytearray([number << 3 | 2]), len(content)
-    while size > 0x7F:
-        out.append(size & 0x7F | 0x80)
-        size >>= 7
-    out.append(size)
-    return bytes(out) + content
+    return write_varint(number << 3 | 2) + write_varint(len(content)) + content
 
 
 class Source:
@@ -105,9 +94,7 @@ class Source:
         self.node = f"gpu-node-{node:02d}"
         self._plan = plan
         keys = {attributes.CLUSTER_ID: plan.cluster, attributes.NODE_ID: self.node}
-        resource = Resource(
-            attributes=[KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in keys.items()]
-        )
+        resource = Resource(attributes=pairs(keys))
         self._head = _field(1, resource.SerializeToString())
         self._records = [self._template(f"{self.node}-chain-{number:03d}") for number in range(plan.chains)]
 
@@ -116,10 +103,7 @@ class Source:
             attributes.EVENT_ID: _PLACE, echo.CAUSAL_CHAIN_ID: chain, attributes.WORKLOAD_TYPE: "training",
             attributes.NODE_STATE: "active", attributes.GPU_MODEL: "NVIDIA H200", attributes.JOB_ID: "stress",
         }  # fmt: skip
-        record = LogRecord(
-            time_unix_nano=_MOMENT, event_name=EVENT_NAME,
-            attributes=[KeyValue(key=key, value=AnyValue(string_value=value)) for key, value in values.items()],
-        )  # fmt: skip
+        record = LogRecord(time_unix_nano=_MOMENT, event_name=EVENT_NAME, attributes=pairs(values))
         whole = _field(2, record.SerializeToString())
         before, rest = whole.split(struct.pack("<Q", _MOMENT))
         middle, after = rest.split(_PLACE.encode())
@@ -151,11 +135,7 @@ class HttpSender:
         """Whether it was acknowledged; raises `OSError` or `http.client.HTTPException` when that is not known."""
         plan = self._plan
         if self._connection is None:
-            self._connection = (
-                http.client.HTTPSConnection(plan.endpoint, timeout=30, context=plan.tls)
-                if plan.tls
-                else http.client.HTTPConnection(plan.endpoint, timeout=30)
-            )
+            self._connection = connect(plan.endpoint, plan.tls)
         headers = {"content-type": "application/x-protobuf"}
         if plan.token:
             headers["authorization"] = f"Bearer {plan.token}"
