@@ -221,7 +221,7 @@ def test_a_log_that_is_damaged_in_the_middle_is_refused_and_the_advice_gives_bac
     log.write_bytes(content)
     before = contents(path)
 
-    with pytest.raises(StoreError, match="the log beside the database is damaged") as refused:
+    with pytest.raises(StoreError, match="the log of the database is damaged") as refused:
         Store.open(StoreConfig(path=path))
 
     assert contents(path) == before
