@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 import families
 import timelines
 from families import TICK, WARMUP, Generator
+from ingero_contract.identifiers import node_key
 from ingero_detect.detector import Detector
 from ingero_detect.diagnosis import diagnose
 from ingero_detect.observation import ACTIVE, Observation
@@ -285,7 +286,7 @@ def cost(console: Console, nodes: int = 100_000) -> int:
     """One tick of 100,000 nodes, and the memory of their state; 1 if it takes too long."""
     rng = np.random.default_rng(7)
     detector = Detector(Parameters(tick_seconds=TICK))
-    names = [("bench", f"{node:06d}") for node in range(nodes)]
+    names = [node_key("bench", f"{node:06d}") for node in range(nodes)]
     cohorts = [("bench", f"job-{number}") for number in range(nodes // 64 + 1)]
     cohort = rng.permutation(np.arange(nodes) // 64)
     state = np.full(nodes, ACTIVE, np.uint8)

@@ -13,6 +13,7 @@ from families import TICK, WARMUP, History
 from ingero_analyze.replay.judge import DetectorJudge, Judge
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.recorded_history import RecordedTick
+from ingero_contract.identifiers import node_key
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Observation
 from ingero_detect.parameters import Parameters
 
@@ -33,7 +34,7 @@ Rule = Callable[[Sequence[History], float], list[Result]]
 def _judged(judge: Judge, histories: Sequence[History]) -> list[Result]:
     """Run a rule over clusters together, tick by tick."""
     sizes = [history.rate.shape[1] for history in histories]
-    names = [(f"{number:04d}", f"{node:05d}") for number, size in enumerate(sizes) for node in range(size)]
+    names = [node_key(f"{number:04d}", f"{node:05d}") for number, size in enumerate(sizes) for node in range(size)]
     cohort, cohorts = np.repeat(np.arange(len(sizes)), sizes), [(f"{number:04d}", "") for number in range(len(sizes))]
     results = [Result() for _ in histories]
     rates = np.concatenate([history.rate for history in histories], axis=1)

@@ -8,13 +8,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.codes import LEARNING, STATES
 from ingero_detect.cohorts import CohortKey
 from ingero_detect.false_alarm_budget import BINS, STEP_BINS
 from ingero_detect.grouped import Ints
-
-NodeKey = tuple[str, str]
-"""Cluster and node."""
 
 RUNS: Final = 16
 """Histogram of the lengths of collapses that ended by themselves, ticks; the last bin holds longer ones."""
@@ -230,7 +228,7 @@ class ColumnStore:
             about = json.loads(arrays["names"].tobytes())
             if about["version"] != VERSION or about["warmup"] != self.warmup:
                 raise SnapshotError("the snapshot is of another version or of another warm-up")
-            names = [(str(cluster), str(node)) for cluster, node in about["names"]]
+            names = [node_key(str(cluster), str(node)) for cluster, node in about["names"]]
             homes, groups = ([tuple(map(str, key)) for key in about[part]] for part in ("homes", "groups"))
             free = [int(slot) for slot in about["free"]]
             columns = {

@@ -4,8 +4,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_contract.values import VerdictState
-from ingero_detect.column_store import NodeKey
 from ingero_detect.observation import Edge
 from ingero_detect.verdicts import Verdict
 
@@ -51,7 +51,7 @@ class Episodes:
         """Add the edges of a tick."""
         for edge in edges:
             verdict = edge.verdict
-            node = (verdict.cluster, verdict.node)
+            node = node_key(verdict.cluster, verdict.node)
             if edge.what == "accused":
                 self.open[node] = Episode(verdict, verdict)
             elif node in self.open:
@@ -64,7 +64,7 @@ class Episodes:
     def refresh(self, verdicts: Iterable[Verdict]) -> None:
         """Update open episodes that had no edge."""
         for verdict in verdicts:
-            node = (verdict.cluster, verdict.node)
+            node = node_key(verdict.cluster, verdict.node)
             if node in self.open and verdict.state is not VerdictState.HEALTHY:
                 self.open[node] = Episode(self.open[node].first, verdict)
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.column_store import NodeKey
 from ingero_detect.grouped import Floats, Ints
 from ingero_detect.verdicts import Verdict
 

@@ -6,10 +6,11 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_contract.identifiers import NodeKey
 from ingero_contract.values import VerdictState
 from ingero_detect.codes import AXES, KINDS, STATES, is_accused
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.column_store import ColumnStore, NodeKey
+from ingero_detect.column_store import ColumnStore
 from ingero_detect.verdicts import Axis, Kind, Verdict
 
 COLUMNS: Final = (

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from ingero_contract.identifiers import node_key
 from ingero_fleet.collectives import gpu_states
 from ingero_fleet.otlp_parts import as_protobuf
 from ingero_fleet.score_table import ScoreTable
@@ -100,7 +101,9 @@ class Intake:
             refusal = table.observe(report, now)
             if refusal is None:
                 self.accepted_reports += 1
-                answer = self.verdict_cache.answer(report, table.first_seen((report.cluster_id, report.node_id)))
+                answer = self.verdict_cache.answer(
+                    report, table.first_seen(node_key(report.cluster_id, report.node_id))
+                )
             else:
                 decoded.reject(refusal)
         passable = decoded.reports or decoded.other_points or decoded.collective_points

@@ -12,11 +12,12 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_contract.identifiers import NodeKey
 from ingero_contract.verdicts import VerdictLine, parse_verdict
 from ingero_detect.codes import STATES as VERDICT_STATES
 from ingero_detect.codes import is_accused
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.column_store import NodeKey, SnapshotError
+from ingero_detect.column_store import SnapshotError
 from ingero_detect.detector import Detector
 from ingero_detect.observation import (
     ABSENT,

@@ -12,7 +12,7 @@ from opentelemetry.proto.common.v1.common_pb2 import AnyValue, KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes
-from ingero_detect.column_store import NodeKey
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_fleet.cost.providers import ProviderMap
 from ingero_kit.gpu_rates import ALIASES
 from ingero_kit.otlp_layout import UnsupportedLayout, read_varint, write_varint
@@ -63,7 +63,7 @@ class ProviderTag:
         except DecodeError:
             return resource
         texts = {pair.key: pair.value.string_value for pair in message.attributes}
-        node = cluster or texts.get(attributes.CLUSTER_ID, ""), texts.get(attributes.NODE_ID, "")
+        node = node_key(cluster or texts.get(attributes.CLUSTER_ID, ""), texts.get(attributes.NODE_ID, ""))
         told = texts.get(attributes.PROVIDER, "")
         provider = self._providers.find(node, told or self._reported(node)) if node[1] else told
         provider = ALIASES.get(provider, provider)

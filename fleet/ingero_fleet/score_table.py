@@ -7,11 +7,11 @@ from typing import Any, Final, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import ACTIONABLE
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.column_store import NodeKey
 from ingero_fleet.verdict_cache import cohort_of
 from ingero_kit.health_report import HealthReport
 
@@ -154,7 +154,7 @@ class ScoreTable:
 
     def observe(self, report: HealthReport, now: float) -> str | None:
         """Take a report; returns the reason when it was not taken, otherwise `None`."""
-        node = (report.cluster_id, report.node_id)
+        node = node_key(report.cluster_id, report.node_id)
         row = self._rows.get(node)
         cohort = self._cohort_number(self._cohort(report))
         if cohort is None:
@@ -271,7 +271,7 @@ class ScoreTable:
             self.losses["clusters_over_limit"] += 1
             return "Fleet keeps no more clusters (processors.ingero.max_clusters)"
         self._clusters[cluster] = self._clusters.get(cluster, 0) + 1
-        node = (self._texts.setdefault(cluster, cluster), node[1])
+        node = node_key(self._texts.setdefault(cluster, cluster), node[1])
         self._roster = None
         if self._free:
             row = self._free.pop()

@@ -9,10 +9,10 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from ingero_contract.identifiers import NodeKey
 from ingero_contract.signals import SIGNALS, HealthSignal
 from ingero_contract.values import VerdictState
 from ingero_detect.codes import CODE
-from ingero_detect.column_store import NodeKey
 from ingero_detect.threshold import HYSTERESIS
 from ingero_detect.verdicts import Verdict
 from ingero_fleet.live_detector import Findings
@@ -129,7 +129,7 @@ def _panics(snapshot: TickSnapshot, rows: list[int], summaries: list[ClusterSumm
     """Whether too large a share of a cluster is accused for any of it to be acted on."""
     if snapshot.findings is None:
         return any(summary.panic for summary in summaries)
-    accused = Counter(snapshot.scores.names[row][0] for row in rows)
+    accused: Counter[str] = Counter(snapshot.scores.names[row][0] for row in rows)
     return any(accused[summary.cluster] > fraction * max(1, summary.active) for summary in summaries)
 
 

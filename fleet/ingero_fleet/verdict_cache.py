@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from ingero_contract import headers
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.column_store import NodeKey
 from ingero_detect.threshold import HIGHEST, LOWEST
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_receiver import ACCEPTED, Answer
@@ -46,7 +46,7 @@ class VerdictCache:
         threshold = self.thresholds.get(self._cohort(report))
         verdict = ""
         if first_seen <= self.as_of:
-            verdict = self.overrides.get((report.cluster_id, report.node_id), self.default)
+            verdict = self.overrides.get(node_key(report.cluster_id, report.node_id), self.default)
         known = self._answers.get((threshold, verdict))
         if known is None:
             known = self._answers[(threshold, verdict)] = build_answer(threshold, verdict)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from ingero_contract.identifiers import node_key
 from ingero_detect.detector import Detector
 from ingero_detect.observation import ABSENT, ACTIVE, IDLE, Edge, JobSlow, Observation
 from ingero_detect.parameters import Parameters
@@ -49,7 +50,7 @@ def play(
 ) -> Played:
     """Run a detector over rates; NaN is a node that says nothing."""
     nodes = rates.shape[1]
-    names = [("c", f"n{number}") for number in range(nodes)]
+    names = [node_key("c", f"n{number}") for number in range(nodes)]
     played = Played(detector or Detector(Parameters(tick_seconds=TICK, **parameters)))  # type: ignore[arg-type]
     for tick in range(first, first + len(rates)):
         value = rates[tick - first]

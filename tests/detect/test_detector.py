@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ingero_contract.identifiers import node_key
 from ingero_contract.values import VerdictState
 from ingero_detect.column_store import SnapshotError
 from ingero_detect.detector import Detector
@@ -169,7 +170,7 @@ def test_a_straggler_that_falls_silent_is_not_cleared_by_its_silence() -> None:
     played = play(rates)
 
     assert played.whats("n4") == ["accused"]
-    slot = played.detector.memory.slot(("c", "n4"))
+    slot = played.detector.memory.slot(node_key("c", "n4"))
     assert slot is not None
     assert played.detector.verdict(slot).state is VerdictState.STRAGGLER
 
@@ -237,7 +238,7 @@ def looked_at_early(rates: np.ndarray[Any, Any], tick: int, node: int, value: fl
     detector = play(rates[:tick]).detector
     values, state = rates[tick - 1].copy(), np.full(nodes, HELD, np.uint8)
     values[node], state[node] = value, ACTIVE
-    names = [("c", f"n{number}") for number in range(nodes)]
+    names = [node_key("c", f"n{number}") for number in range(nodes)]
     seen = Observation(names, np.zeros(nodes, np.int64), [("c", "")], values, state)
     detector.tick(1000 + (tick - 0.5) * TICK, seen)
     return detector

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from ingero_contract import attributes, metrics, routes
+from ingero_contract.identifiers import node_key
 from ingero_contract.values import LATE_RANK
 from ingero_fleet.collectives.attribution import (
     AttributionConfig,
@@ -182,7 +183,7 @@ def test_the_culprit_is_named_with_its_node_and_pod(encoding: Encoding, seq: boo
     feed(tracker, [as_json(body) for body in bodies] if encoding == "json" else bodies, BEGIN, encoding)
     tracker.judge(BEGIN + 1)
 
-    finding = tracker.stragglers[("c", "node-5")]
+    finding = tracker.stragglers[node_key("c", "node-5")]
     assert (finding["rank"], finding["pod"]) == (5, "pod-5")
     assert finding["lag_ms"] == pytest.approx(5, rel=0.2)
     assert 0.02 < finding["share"] < 0.05
@@ -195,7 +196,7 @@ def test_a_culprit_is_told_since_when_and_for_how_many_ticks() -> None:
         feed(tracker, job.pushes(100), BEGIN + 10 * tick)
         tracker.judge(BEGIN + 10 * tick)
 
-    found = tracker.stragglers[("c", "node-5")]
+    found = tracker.stragglers[node_key("c", "node-5")]
 
     assert (found["kind"], found["windows"], found["since"]) == ("late_rank", 3, rfc3339(BEGIN))
     assert tracker.shares() == {("c", "node-5"): found["share"]}

@@ -8,6 +8,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from ingero_contract import attributes
+from ingero_contract.identifiers import node_key
 from ingero_fleet.collectives.polling import poll_between_ticks, polls_per_tick
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.nccl_settings import NcclConfig
@@ -49,11 +50,11 @@ def test_a_look_names_the_culprit_before_the_tick_and_the_tick_counts_from_then(
     tracker.early_poll(BEGIN + 3)
 
     assert verdicts(tracker, BEGIN + 3) == ["culprit"]
-    early = tracker.stragglers[("c", "node-5")]
+    early = tracker.stragglers[node_key("c", "node-5")]
     assert (early["windows"], early["since"]) == (1, rfc3339(BEGIN + 3))
     tracker.judge(BEGIN + 5)
     tracker.judge(BEGIN + 10)
-    later = tracker.stragglers[("c", "node-5")]
+    later = tracker.stragglers[node_key("c", "node-5")]
     assert (later["windows"], later["since"]) == (2, rfc3339(BEGIN + 3))
     assert states(sent) == ["straggler"]
 

@@ -9,6 +9,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportM
 from ingero_agent.health.throttle import Throttle, Throttling
 from ingero_agent.throttle_metrics import encode_throttling
 from ingero_contract import attributes, metrics
+from ingero_contract.identifiers import node_key
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.intake import Intake
 from ingero_fleet.nccl_settings import NcclConfig
@@ -77,7 +78,7 @@ def test_who_is_held_back_since_the_job_is_slower_is_named_with_the_evidence() -
     wait_profile.hurt(110.0, throttled("node-5", *HOT))
     wait_profile.ticks(7)
 
-    found = wait_profile.tracker.stragglers[("c", "node-5")]
+    found = wait_profile.tracker.stragglers[node_key("c", "node-5")]
     assert wait_profile.named == {"node-5"}
     assert (found["kind"], found["rank"], found["pod"]) == ("gpu_throttled", 5, "pod-5")
     assert found["nvml"]["held_back_by"] == ["heat"]
@@ -149,7 +150,7 @@ def test_a_clock_far_below_its_peers_proves_it_too_but_not_what_it_costs() -> No
     wait_profile.hurt(100.0, throttled("node-5", Throttle.HW), *clocks)
     wait_profile.ticks(4)
 
-    found = wait_profile.tracker.stragglers[("c", "node-5")]
+    found = wait_profile.tracker.stragglers[node_key("c", "node-5")]
     assert found["nvml"]["clock_over_peers"] == pytest.approx(1.2 / 1.98, abs=1e-4)
     assert "its clock is 61 % of its peers', what that costs was not measured" in found["why"]
     assert wait_profile.tracker.shares() == {}
@@ -171,7 +172,7 @@ def test_a_late_rank_s_gpu_is_its_reason_and_whoever_is_held_back_beside_it_is_n
     wait_profile.hurt(110.0, throttled("node-5", *HOT), throttled("node-3", *HOT))
     wait_profile.ticks(8)
 
-    found = wait_profile.tracker.stragglers[("c", "node-5")]
+    found = wait_profile.tracker.stragglers[node_key("c", "node-5")]
     assert wait_profile.named == {"node-5"}
     assert (found["kind"], found["nvml"]["held_back_by"]) == ("late_rank", ["heat"])
     assert wait_profile.verdict == "culprit"
@@ -189,7 +190,7 @@ def test_a_node_with_several_ranks_is_named_without_one() -> None:
     wait_profile.hurt(110.0, throttled("node-5", *HOT))
     wait_profile.ticks(8)
 
-    assert wait_profile.tracker.stragglers[("c", "node-5")]["rank"] is None
+    assert wait_profile.tracker.stragglers[node_key("c", "node-5")]["rank"] is None
 
 
 def test_silence_is_forgotten_and_no_more_gpus_are_kept_than_allowed() -> None:
@@ -229,7 +230,7 @@ def test_json_says_the_same() -> None:
             desks[1].take(Push(Signal.METRICS, "json", as_json(single.SerializeToString())), BEGIN)
 
     assert desks[0].gpus.throttled() == desks[1].gpus.throttled() != {}
-    assert desks[0].gpus.clock(("c", "node-5")) == desks[1].gpus.clock(("c", "node-5")) == 1e9
+    assert desks[0].gpus.clock(node_key("c", "node-5")) == desks[1].gpus.clock(node_key("c", "node-5")) == 1e9
 
 
 def test_what_agents_push_of_their_gpus_reaches_the_desk() -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_contract import metrics, routes
+from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState
 from ingero_fleet import threshold_rule
 from ingero_fleet.cost.bill import Bill, make_bill
@@ -145,7 +146,13 @@ def test_the_verdict_s_severity_counts_when_there_is_one() -> None:
 def test_a_late_rank_s_node_costs_its_job_the_share_of_time_that_is_lost_to_it() -> None:
     """The job told no world size; that collectives wait for a node of it says enough."""
     seen, table = snapshot(job([1.0, 1.0, 1.0, 1.0]))
-    bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by, {("c", "n2"): 0.05, ("c", "gone"): 1})
+    bill = make_bill(
+        seen,
+        table.hardware,
+        Prices(builtin()),
+        CONFIG.cohort.by,
+        {node_key("c", "n2"): 0.05, node_key("c", "gone"): 1},
+    )
 
     assert [(item.node, item.by, item.share) for item in bill.stragglers] == [
         (("c", "n2"), "collectives", pytest.approx(0.05 * 4 * 8 * 12.29))
@@ -155,7 +162,13 @@ def test_a_late_rank_s_node_costs_its_job_the_share_of_time_that_is_lost_to_it()
 
 def test_a_node_that_both_accuse_is_billed_once_by_the_larger() -> None:
     seen, table = snapshot(job([1.0, 1.0, 1.0, 0.5], world_size=32))
-    bill = make_bill(seen, table.hardware, Prices(builtin()), CONFIG.cohort.by, {("c", "n3"): 0.1, ("c", "n0"): 0.2})
+    bill = make_bill(
+        seen,
+        table.hardware,
+        Prices(builtin()),
+        CONFIG.cohort.by,
+        {node_key("c", "n3"): 0.1, node_key("c", "n0"): 0.2},
+    )
 
     found = {item.node[1]: (item.by, item.severity) for item in bill.stragglers}
     assert found == {"n3": ("both", 0.5), "n0": ("collectives", 0.2)}
@@ -177,7 +190,7 @@ def test_what_culprits_cost_goes_onward_once_a_minute_and_adds_up() -> None:
     assert {metric.name for block in blocks for metric in block.scope_metrics[0].metrics} == {metrics.STRAGGLER_COST}
     assert [point.time_unix_nano for point in points] == sorted({point.time_unix_nano for point in points})
     assert points[0].as_double == 0.0
-    assert points[-1].as_double == pytest.approx(ledger.stragglers[("c", "n3")].share)
+    assert points[-1].as_double == pytest.approx(ledger.stragglers[node_key("c", "n3")].share)
     assert len(sent) == 3
 
 
@@ -197,7 +210,7 @@ def test_a_missing_rate_is_said(fields: dict[str, Any], missing: tuple[str, str,
     assert [(item.share, item.unpriced_gpus) for item in bill.stragglers] == [(0.0, missing[2])]
     ledger = CostLedger(0.0, 0.0)
     ledger.book(bill, 10.0, 30.0)
-    assert ledger.stragglers[("c", "n3")].unpriced_gpus == missing[2]
+    assert ledger.stragglers[node_key("c", "n3")].unpriced_gpus == missing[2]
 
 
 def test_rules_decide_about_the_provider() -> None:

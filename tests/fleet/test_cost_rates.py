@@ -17,6 +17,7 @@ from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ingero_contract.identifiers import node_key
 from ingero_fleet.cli import main
 from ingero_fleet.cost.command import obtain
 from ingero_fleet.cost.files import read_prices
@@ -211,7 +212,7 @@ RULES = """
     ],
 )
 def test_rules_come_before_reports_and_the_default_last(node: tuple[str, str], reported: str, provider: str) -> None:
-    assert parse_providers(RULES, "on-premise").find(node, reported) == provider
+    assert parse_providers(RULES, "on-premise").find(node_key(*node), reported) == provider
 
 
 @pytest.mark.parametrize(
@@ -269,7 +270,7 @@ BY_PLACE = """
 def test_labels_and_addresses_of_nodes_decide(rules: str, name: str, reported: str, provider: str) -> None:
     told = replace(parse_providers(rules, "on-premise"), places=parse_nodes(json.dumps(NODES).encode()))
 
-    assert told.find(("c", name), reported) == provider
+    assert told.find(node_key("c", name), reported) == provider
 
 
 @pytest.mark.parametrize(
@@ -295,14 +296,14 @@ def test_nodes_with_any_values_give_places_or_a_refusal(item: Any) -> None:
     except ProvidersError:
         return
 
-    assert isinstance(ProviderMap((), "d", places).find(("c", "n"), ""), str)
+    assert isinstance(ProviderMap((), "d", places).find(node_key("c", "n"), ""), str)
 
 
 def test_the_nodes_file_is_read_with_the_prices_and_named_when_it_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / "nodes.json"
     file.write_text(json.dumps(NODES))
 
-    assert read_prices(CostConfig(nodes_file=file)).providers.find(("c", "gpu-1"), "") == "aws"
+    assert read_prices(CostConfig(nodes_file=file)).providers.find(node_key("c", "gpu-1"), "") == "aws"
     file.write_text("?")
     with pytest.raises(SettingsError, match=r"nodes_file .*nodes\.json: not JSON"):
         read_prices(CostConfig(nodes_file=file))

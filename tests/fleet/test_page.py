@@ -86,7 +86,7 @@ def test_a_byte_says_state_and_score() -> None:
             HealthReport(node_id="rests", cluster_id="d", score=0.0, state=NodeState.IDLE),
         )  # fmt: skip
 
-    found = dict(zip([name for _, name in history.nodes], history.latest(), strict=True))
+    found: dict[str, int] = dict(zip([name for _, name in history.nodes], history.latest(), strict=True))
     assert found["h0"] == 255
     assert 16 < found["slow"] < HEALTHY_LEVEL
     assert (found["stops"], found["new"], found["rests"]) == (STOPPED_LEVEL, CALIBRATING_LEVEL, IDLE_LEVEL)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ingero_contract import headers, routes
+from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState, VerdictState
 from ingero_fleet.receivers.messages import (
     MessageKind,
@@ -148,7 +149,9 @@ def messages(data: list[bytes]) -> list[tuple[MessageKind, bytes]]:
 
 @given(st.integers(0, 2500), st.floats(0, 1e9))
 def test_a_board_says_the_same_on_the_other_side(overrides: int, as_of: float) -> None:
-    node_verdicts = {("c", f"n{number}"): "straggler; kind=slow" if number % 2 else "" for number in range(overrides)}
+    node_verdicts = {
+        node_key("c", f"n{number}"): "straggler; kind=slow" if number % 2 else "" for number in range(overrides)
+    }
     verdict_cache = VerdictCache(
         BY, {("c", "j", "H100"): 0.75, ("c", "", ""): 0.5}, str(VerdictState.HEALTHY), node_verdicts, as_of
     )
@@ -165,7 +168,7 @@ def test_a_board_says_the_same_on_the_other_side(overrides: int, as_of: float) -
 
 def test_a_node_that_came_after_the_judgement_is_told_nothing() -> None:
     verdict_cache = VerdictCache(
-        (), {}, "healthy", {("c", "bad"): "straggler; kind=slow", ("c", "unjudged"): ""}, as_of=10.0
+        (), {}, "healthy", {node_key("c", "bad"): "straggler; kind=slow", node_key("c", "unjudged"): ""}, as_of=10.0
     )
 
     def line(node: str, first_seen: float) -> bytes:

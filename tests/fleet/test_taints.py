@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
 from ingero_contract import attributes, routes
+from ingero_contract.identifiers import node_key
 from ingero_fleet.taints import tracker as trackers
 from ingero_fleet.taints.records import MAX_BYTES, NEEDLE
 from ingero_fleet.taints.tracker import DEFAULT_TAINT_SECONDS, MAX_TAINT_SECONDS, REMOVAL_MEMORY_SECONDS, TaintTracker
@@ -59,12 +60,12 @@ def test_a_mark_stands_from_its_record_to_its_removal() -> None:
             "expires": "2023-11-14T23:13:20.000Z",
         }
     ]  # fmt: skip
-    assert tracker.taint(("prod", "gpu-7"), NOW) == tracker.taints(NOW, "prod")[0]
+    assert tracker.taint(node_key("prod", "gpu-7"), NOW) == tracker.taints(NOW, "prod")[0]
     assert tracker.taints(NOW, "other") == []
     take(tracker, record("lower", now=NOW + 1, effect=""))
     assert tracker.taints(NOW)[0]["effect"] is None
     take(tracker, record("remove", now=NOW + 2))
-    assert (tracker.taints(NOW), tracker.taint(("prod", "gpu-7"), NOW)) == ([], None)
+    assert (tracker.taints(NOW), tracker.taint(node_key("prod", "gpu-7"), NOW)) == ([], None)
     assert tracker.outcomes == {"add": 1, "lower": 1, "remove": 1}
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ingero_contract.identifiers import node_key
 from ingero_contract.values import NodeState
 from ingero_fleet import score_snapshot, threshold_rule
 from ingero_fleet.score_snapshot import ScoreSnapshot
@@ -146,7 +147,7 @@ def test_since_and_windows_tell_how_long() -> None:
     for now in (6.0, 7.0):
         observe(score_table, d=0.1)
         done = tick(score_table, done.memory, now)
-    row = score_table.row_of(("c", "d"))
+    row = score_table.row_of(node_key("c", "d"))
     assert row is not None
 
     assert (done.since[row], done.windows[row]) == (5.0, 3)

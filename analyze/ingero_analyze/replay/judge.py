@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from ingero_analyze.replay.published_rule import PublishedRuleJudge
 from ingero_analyze.replay.recorded_history import RecordedHistory, RecordedTick
-from ingero_detect.column_store import NodeKey
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.detector import Detector
 from ingero_detect.episodes import Episode, Episodes
 from ingero_detect.observation import Edge, JobSlow

@@ -7,9 +7,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.replay.recorded_history import RecordedTick
+from ingero_contract.identifiers import NodeKey
 from ingero_contract.values import VerdictState
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.column_store import NodeKey
 from ingero_detect.observation import ACTIVE, Edge
 from ingero_detect.threshold import HYSTERESIS, cohort_statistics, raw_threshold, smooth
 from ingero_detect.verdicts import Axis, Kind, Verdict

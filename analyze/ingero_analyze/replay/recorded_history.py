@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ingero_analyze.tables import TableBatch, TableError, read_batches
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.column_store import NodeKey
 from ingero_detect.observation import ACTIVE, Observation
 from ingero_fleet.recording import MERGEABLE, PARTS, RECORDED, STATES
 
@@ -267,7 +267,7 @@ class RecordedHistory:
             raise batch.error(int(np.flatnonzero(node == empty)[0]), "node", "a node needs a name")
         return self._numbered(
             [self._column(batch, "cluster"), (node, list(names))],
-            lambda parts: self.words.nodes.setdefault((parts[0], parts[1]), len(self.words.nodes)),
+            lambda parts: self.words.nodes.setdefault(node_key(parts[0], parts[1]), len(self.words.nodes)),
         )
 
     def _cohorts(self, batch: TableBatch) -> Ints:

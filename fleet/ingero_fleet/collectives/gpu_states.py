@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ingero_contract import metrics
-from ingero_detect.column_store import NodeKey
+from ingero_contract.identifiers import NodeKey
 
 POWER: Final = "power"
 

@@ -15,6 +15,7 @@ from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from ingero_contract import attributes, metrics
+from ingero_contract.identifiers import node_key
 from ingero_fleet.collectives import gpu_states
 from ingero_fleet.collectives.batch import PointBatch, pack_point
 from ingero_kit.health_report import check_name
@@ -180,7 +181,7 @@ class PointReader:
                 self._refuse(_NO_VALUE)
                 continue
             uuid = next((value for raw in point.pairs if (value := _uuid_of(raw))), None)
-            self.gpus.note((source.cluster, source.node), name, uuid, point.double or point.whole, now)
+            self.gpus.note(node_key(source.cluster, source.node), name, uuid, point.double or point.whole, now)
 
     def _as_protobuf(self, push: Push) -> bytes:
         """The push in protobuf, without the points that cannot be read. Raises `ValueError`."""

@@ -5,8 +5,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_contract.values import LATE_RANK
-from ingero_detect.column_store import NodeKey
 from ingero_fleet.collectives import throttling
 from ingero_fleet.collectives.batch import Columns
 from ingero_fleet.collectives.communicators import Communicators
@@ -96,7 +96,7 @@ class StragglerRanks:
             profiles = [communicators.wait_profile(number) for number in _concerned(communicators, cluster, claimed)]
             left = {claim.communicator for claim in without_victims(claimed, profiles)}
             for claim in claimed:
-                key = (cluster, claim.node)
+                key = node_key(cluster, claim.node)
                 first = self._claimed[key] = before.get(key, now)
                 early = key not in self.now and pending is not None and pending.by(key, claim.communicator, first)
                 if claim.communicator not in left or early:

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from ingero_contract.identifiers import NodeKey
 from ingero_contract.values import GPU_THROTTLED
-from ingero_detect.column_store import NodeKey
 from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.gpu_states import POWER, GpuStates, Throttle
 from ingero_fleet.collectives.points import CommKey

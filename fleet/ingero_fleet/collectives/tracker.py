@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from ingero_detect.column_store import NodeKey
+from ingero_contract.identifiers import NodeKey
 from ingero_fleet.collectives import answers
 from ingero_fleet.collectives.attribution import AttributionConfig
 from ingero_fleet.collectives.batch import PointBatch, renumbered

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ingero_contract.identifiers import NodeKey
 from ingero_detect.cohorts import CohortKey
-from ingero_detect.column_store import NodeKey
 from ingero_fleet.cost.counterfactual import savings, shares
 from ingero_fleet.cost.pricing import Priced, Prices, price
 from ingero_fleet.score_table import IDLE, Hardware

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ingero_detect.column_store import NodeKey
+from ingero_contract.identifiers import NodeKey
 from ingero_fleet.cost.bill import Bill, JobKey
 
 MAX_STRAGGLERS: Final = 10_000

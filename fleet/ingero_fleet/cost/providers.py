@@ -15,7 +15,7 @@ import orjson
 import yaml
 from pydantic import BeforeValidator, Field, ValidationError, model_validator
 
-from ingero_detect.column_store import NodeKey
+from ingero_contract.identifiers import NodeKey
 from ingero_kit.settings import Settings, explain
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
-from ingero_detect.column_store import NodeKey
+from ingero_contract.identifiers import NodeKey
 from ingero_fleet.cost.bill import Bill, make_bill
 from ingero_fleet.cost.export import CostExporter
 from ingero_fleet.cost.files import read_prices

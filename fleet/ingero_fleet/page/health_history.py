@@ -9,7 +9,7 @@ from typing import Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from ingero_detect.column_store import NodeKey
+from ingero_contract.identifiers import NodeKey
 from ingero_fleet.score_table import CALIBRATING, IDLE
 from ingero_fleet.tick_snapshot import TickSnapshot
 

@@ -10,7 +10,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
-from ingero_detect.column_store import NodeKey
+from ingero_contract.identifiers import NodeKey
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.cost.tracker import CostTracker
 from ingero_fleet.page.health_history import HealthHistory
@@ -159,7 +159,7 @@ class LivePage:
     ) -> dict[str, Any]:
         """Clusters, stragglers and late ranks."""
         rows = np.flatnonzero(snapshot.straggling).tolist()
-        accused = Counter(snapshot.scores.names[row][0] for row in rows)
+        accused: Counter[str] = Counter(snapshot.scores.names[row][0] for row in rows)
         money = {_node(item): item for item in stragglers}
         late = self._collectives.stragglers
         stragglers = [why_answer(snapshot, row, config) for row in rows[:SHOWN]]

@@ -5,7 +5,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from ingero_detect.column_store import NodeKey
+from ingero_contract.identifiers import NodeKey
 from ingero_fleet.cost.files import read_providers
 from ingero_fleet.cost.providers import ProviderMap
 from ingero_fleet.exporters import Exporter, make_client

@@ -13,6 +13,7 @@ from typing import Any, Final
 import numpy as np
 import orjson
 
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_fleet.score_table import BATCH_RECORD, Hardware, ReportBatch
 from ingero_fleet.verdict_cache import VerdictCache
 from ingero_kit.otlp_receiver import Push
@@ -110,11 +111,11 @@ class VerdictCacheDecoder:
     """Assembles a verdict cache from its messages."""
 
     def __init__(self) -> None:
-        self._others: dict[tuple[str, str], str] = {}
+        self._others: dict[NodeKey, str] = {}
 
     def add_overrides(self, body: bytes) -> None:
         """Take NODE_VERDICTS."""
-        self._others.update({(cluster, node): line for line, cluster, node in orjson.loads(body)})
+        self._others.update({node_key(cluster, node): line for line, cluster, node in orjson.loads(body)})
 
     def verdict_cache(self, body: bytes) -> VerdictCache:
         """Take VERDICT_CACHE, which ends it."""

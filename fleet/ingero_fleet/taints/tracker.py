@@ -4,7 +4,7 @@ import threading
 from collections import Counter
 from typing import Any, Final
 
-from ingero_detect.column_store import NodeKey
+from ingero_contract.identifiers import NodeKey, node_key
 from ingero_fleet.taints.records import TaintRecord, read_taint_records
 from ingero_kit.clock import rfc3339
 from ingero_kit.metrics_table import MetricRow, counter, gauge
@@ -56,7 +56,7 @@ class TaintTracker:
     def _note(self, record: TaintRecord, now: float) -> str:
         if record.time > now + MAX_CLOCK_LEAD_SECONDS:
             return "ahead"
-        node = (record.cluster, record.node)
+        node = node_key(record.cluster, record.node)
         known = self._taints.get(node)
         if known and record.time < known[0].time:
             return "late"
