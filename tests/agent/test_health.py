@@ -176,7 +176,8 @@ STRAGGLER = VerdictLine(state=VerdictState.STRAGGLER, kind="slow")
             DetectionMode.LOCAL_BASELINE, DecisionSource.HISTORY, id="Fleet long away",
         ),
         pytest.param(
-            FleetResponse(), True, DetectionMode.LOCAL_BASELINE, DecisionSource.HISTORY, id="below quorum from the start",
+            FleetResponse(), True, DetectionMode.LOCAL_BASELINE, DecisionSource.HISTORY,
+            id="below quorum from the start",
         ),
         pytest.param(
             FleetResponse(threshold=0.8, quorum=False, threshold_at=NOW - 301), True,

@@ -35,7 +35,7 @@ SILENT_SECONDS: Final = 30.0
 
 @contextmanager
 def open_read_only(file: Path, timeout: float) -> Iterator[sqlite3.Connection]:
-    """Open a database for reading, whether its writer runs or not. Raises `sqlite3.Error`.
+    """Open a database for reading, whether its writer runs or not. Raises `sqlite3.Error`, also for another version.
 
     SQLite keeps two more files next to a database in use and removes them when the writer ends. A reader without
     write access to the folder cannot create them and cannot open the database without them. As there is no writer
@@ -52,6 +52,12 @@ def open_read_only(file: Path, timeout: float) -> Iterator[sqlite3.Connection]:
                 raise
             database.close()
             database, in_use = sqlite3.connect(f"file:{file}?mode=ro&immutable=1", uri=True), False
+        (version,) = database.execute("PRAGMA user_version").fetchone()
+        if version != SCHEMA_VERSION:
+            raise sqlite3.DatabaseError(
+                f"schema version {version}, but this agent reads {SCHEMA_VERSION}: run the same version of "
+                "`ingero-agent trace`"
+            )
         yield database
         if not in_use and log.exists():
             raise sqlite3.OperationalError("a writer began meanwhile")
@@ -92,12 +98,6 @@ class DatabaseSource:
         last = self._before
         try:
             with open_read_only(self._file, timeout=1.0) as database:
-                (version,) = database.execute("PRAGMA user_version").fetchone()
-                if version != SCHEMA_VERSION:
-                    raise ReadFailed(
-                        f"{self._file}: schema version {version}, but this agent reads {SCHEMA_VERSION}: "
-                        "run the same version of `ingero-agent trace`"
-                    )
                 counted = self._count(database, now)
             busy, memory = self._load.read()
         except sqlite3.OperationalError as error:

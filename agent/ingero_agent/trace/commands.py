@@ -98,7 +98,7 @@ def query(
     now = time.time()
     wanted = queries.Filter(begin=now - since, end=now, pid=pid, operation=operation, limit=limit)
     columns, read = queries.VIEWS[view or "operations"]
-    with exit_with_reason(PROGRAM, queries.CannotRead, sqlite3.Error):
+    with exit_with_reason(PROGRAM, OSError, sqlite3.Error):
         rows = read(_settings(db=db).db, wanted)
     if as_json:
         click.echo(json.dumps([dict(zip(columns, row, strict=True)) for row in rows]))
@@ -123,7 +123,7 @@ def explain(db: str | None, since: float, pid: int | None, as_json: bool) -> Non
     from ingero_agent.trace.findings import find_causes
 
     now = time.time()
-    with exit_with_reason(PROGRAM, queries.CannotRead, sqlite3.Error):
+    with exit_with_reason(PROGRAM, OSError, sqlite3.Error):
         wanted = queries.Filter(begin=now - since, end=now, pid=pid)
         findings = find_causes(read_time_window(_settings(db=db).db, wanted))
     if as_json:

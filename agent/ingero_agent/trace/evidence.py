@@ -21,7 +21,7 @@ SHORT_SECONDS: Final = 600.0
 
 
 def read_time_window(file: Path, wanted: Filter) -> TimeWindow:
-    """Read everything that `find_causes` needs. Raises `CannotRead`, `sqlite3.Error`."""
+    """Read everything that `find_causes` needs. Raises `FileNotFoundError`, `sqlite3.Error`."""
     table = "event_aggregates_5s" if wanted.end - wanted.begin <= SHORT_SECONDS else "event_aggregates"
     everything = Filter(begin=wanted.begin, end=wanted.end, pid=wanted.pid, limit=MAX_COLLECTIVES)
     with open_database(file) as database:
@@ -36,10 +36,6 @@ def read_time_window(file: Path, wanted: Filter) -> TimeWindow:
 
 def _only(wanted: Filter) -> str:
     return "" if wanted.pid is None else f" AND pid = {wanted.pid}"
-
-
-def _bounds(wanted: Filter) -> tuple[int, int]:
-    return int(wanted.begin * _NS), int(wanted.end * _NS)
 
 
 def _histograms(database: sqlite3.Connection, wanted: Filter) -> dict[tuple[int, str], list[int]]:
@@ -73,7 +69,7 @@ def _snapshots(database: sqlite3.Connection, wanted: Filter) -> list[HostSnapsho
         "SELECT cpu_pct, mem_pct, mem_avail, swap_mb, load_avg FROM system_snapshots "
         "WHERE timestamp >= ? AND timestamp < ? ORDER BY timestamp"
     )
-    return [HostSnapshot(*row) for row in database.execute(query, _bounds(wanted))]
+    return [HostSnapshot(*row) for row in database.execute(query, wanted.bounds)]
 
 
 def _slow(database: sqlite3.Connection, wanted: Filter) -> list[LongCall]:
@@ -83,7 +79,7 @@ def _slow(database: sqlite3.Connection, wanted: Filter) -> list[LongCall]:
     )
     return [
         LongCall(pid=pid, operation=OPERATION_NAMES.get((source, op), str(op)), seconds=duration / _NS)
-        for pid, source, op, duration in database.execute(query, _bounds(wanted))
+        for pid, source, op, duration in database.execute(query, wanted.bounds)
     ]
 
 
@@ -106,7 +102,7 @@ def _gpus(database: sqlite3.Connection, wanted: Filter) -> list[GpuUse]:
     )
     found = []
     for index, uuid, clock, most, memory, power_ns, thermal_ns, looks, *counts in database.execute(
-        query, _bounds(wanted)
+        query, wanted.bounds
     ):
         throttled = {Throttle.POWER: power_ns, Throttle.THERMAL: thermal_ns}
         found.append(

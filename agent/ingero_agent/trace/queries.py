@@ -9,16 +9,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ingero_agent.health.throttle import Throttle
-from ingero_agent.sources.trace_db import SCHEMA_VERSION, open_read_only
+from ingero_agent.sources.trace_db import open_read_only
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.probes.table import OPERATION_NAMES, SOURCE_NAMES
 from ingero_agent.trace.store import COLLECTIVE_COLUMNS, WIDTHS
-
-_NS: Final = 10**9
-
-
-class CannotRead(Exception):
-    """The database cannot be used; the text says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +24,11 @@ class Filter:
     pid: int | None = None
     operation: str = ""
     limit: int = 100
+
+    @property
+    def bounds(self) -> tuple[int, int]:
+        """Begin and end in nanoseconds."""
+        return int(self.begin * 1e9), int(self.end * 1e9)
 
 
 OPERATIONS: Final = (
@@ -54,18 +53,18 @@ def has_table(database: sqlite3.Connection, table: str) -> bool:
 
 @contextmanager
 def open_database(file: Path) -> Iterator[sqlite3.Connection]:
-    """Open it for reading. Raises `CannotRead`, `sqlite3.Error`."""
+    """Open it for reading. Raises `FileNotFoundError`, `sqlite3.Error`."""
     if not file.exists():
-        raise CannotRead(f"{file} is not there: run `ingero-agent trace --db {file}` first")
-    with open_read_only(file, timeout=5.0) as database:
-        (version,) = database.execute("PRAGMA user_version").fetchone()
-        if version != SCHEMA_VERSION:
-            raise CannotRead(f"{file} has schema version {version}, but this agent reads {SCHEMA_VERSION}")
-        yield database
+        raise FileNotFoundError(f"{file} is not there: run `ingero-agent trace --db {file}` first")
+    try:
+        with open_read_only(file, timeout=5.0) as database:
+            yield database
+    except sqlite3.DatabaseError as error:
+        raise sqlite3.DatabaseError(f"{file}: {error}") from None
 
 
 def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
-    """Rows of `OPERATIONS`: calls by process and operation, most time first. Raises `CannotRead`, `sqlite3.Error`."""
+    """Rows of `OPERATIONS`: calls by process and operation, most time first. Raises as `open_database`."""
     table = "event_aggregates_5s" if wanted.end - wanted.begin <= 300 else "event_aggregates"
     query = (
         f"SELECT n.name, a.pid, a.source, a.op, SUM(a.count), SUM(a.sum_dur), MAX(a.max_dur), SUM(a.sum_arg0), "
@@ -93,14 +92,12 @@ def operations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
 
 
 def collectives(file: Path, wanted: Filter) -> list[Collective]:
-    """Single collectives, newest last. Raises `CannotRead`, `sqlite3.Error`."""
+    """Single collectives, newest last. Raises as `open_database`."""
     query = (
         f"SELECT {', '.join(COLLECTIVE_COLUMNS)} FROM collectives WHERE timestamp >= ? AND timestamp < ? "
         "AND (? IS NULL OR pid = ?) AND operation LIKE ? ORDER BY timestamp DESC LIMIT ?"
     )
-    bounds = (
-        int(wanted.begin * _NS), int(wanted.end * _NS), wanted.pid, wanted.pid, f"%{wanted.operation}%", wanted.limit
-    )  # fmt: skip
+    bounds = (*wanted.bounds, wanted.pid, wanted.pid, f"%{wanted.operation}%", wanted.limit)
     with open_database(file) as database:
         found = database.execute(query, bounds).fetchall()
     rows = (dict(zip(COLLECTIVE_COLUMNS.values(), row, strict=True)) for row in reversed(found))
@@ -108,7 +105,7 @@ def collectives(file: Path, wanted: Filter) -> list[Collective]:
 
 
 def collective_rows(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
-    """Rows of `COLLECTIVES`, newest last. Raises `CannotRead`, `sqlite3.Error`."""
+    """Rows of `COLLECTIVES`, newest last. Raises as `open_database`."""
     return [
         (
             round(one.arrival_ns / 1e9, 6), one.pid, one.operation, one.communicator, one.rank, one.nranks, one.seq,
@@ -121,7 +118,7 @@ def collective_rows(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
 def annotations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
     """Rows of `ANNOTATIONS`, newest last: with the collectives of that process within the span.
 
-    Raises `CannotRead`, `sqlite3.Error`.
+    Raises as `open_database`.
     """
     query = (
         "SELECT a.timestamp, n.name, a.pid, a.labels, a.span_end - a.span_start, COUNT(c.seq), SUM(c.blocked_dur) "
@@ -130,7 +127,7 @@ def annotations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
         "WHERE a.timestamp >= ? AND a.timestamp < ? AND (? IS NULL OR a.pid = ?) "
         "GROUP BY a.id ORDER BY a.timestamp DESC LIMIT ?"
     )
-    bounds = (int(wanted.begin * _NS), int(wanted.end * _NS), wanted.pid, wanted.pid, wanted.limit)
+    bounds = (*wanted.bounds, wanted.pid, wanted.pid, wanted.limit)
     with open_database(file) as database:
         found = database.execute(query, bounds).fetchall() if has_table(database, "annotations") else []
     rows = []
@@ -142,7 +139,7 @@ def annotations(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
 
 
 def gpus(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
-    """Rows of `GPUS`, newest last; throttling as a share of polls. Raises `CannotRead`, `sqlite3.Error`."""
+    """Rows of `GPUS`, newest last; throttling as a share of polls. Raises as `open_database`."""
     query = (
         "SELECT ROUND(timestamp / 1e9, 3), gpu_id, uuid, used >> 20, total >> 20, sm_mhz, sm_max_mhz, "
         + "".join(f"ROUND(1.0 * {kind} / MAX(1, looks), 2), " for kind in Throttle)
@@ -152,8 +149,7 @@ def gpus(file: Path, wanted: Filter) -> list[tuple[Any, ...]]:
     with open_database(file) as database:
         if not has_table(database, "gpu_samples"):
             return []
-        bounds = (int(wanted.begin * _NS), int(wanted.end * _NS), wanted.limit)
-        return database.execute(query, bounds).fetchall()[::-1]
+        return database.execute(query, (*wanted.bounds, wanted.limit)).fetchall()[::-1]
 
 
 View = tuple[tuple[str, ...], Callable[[Path, Filter], list[tuple[Any, ...]]]]
