@@ -177,7 +177,7 @@ def questions(folder: Path, size: Size) -> None:
             ("summary", {"since": "1h"}),
         ]
         for answer in QUESTIONS.values():
-            needed = answer.input_schema()
+            needed = answer.arguments.model_json_schema()
             names = {*needed.get("required", ()), *({"length", "apart"} & needed["properties"].keys())}
             every.append((answer.name, {"since": "all", **{name: one[name] for name in sorted(names)}}))
         by_node = (

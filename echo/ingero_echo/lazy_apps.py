@@ -3,9 +3,8 @@ loaded after Echo accepts events; requests before that wait.
 """
 
 import asyncio
-import contextlib
 import importlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -45,8 +44,11 @@ class LazyApps:
             json_api.make_api(service, lambda: self._store() is not None, self._registry, self._backup)
         )
         try:
-            async with self._sessions(service) as serve:
-                self._mcp.set_result(serve)
+            tools = await asyncio.to_thread(importlib.import_module, "ingero_echo.mcp_tools")
+            server, api = tools.make_server(service, schema_text, tools.caller_identity), self._config.api
+            manager = tools.make_manager(server, api.mcp_sessions, api.allowed_hosts, self._max_body)
+            async with manager.run():
+                self._mcp.set_result(tools.SessionQuota(manager.handle_request, api.mcp_sessions))
                 log.info("front_ends_ready")
                 await asyncio.Event().wait()
         finally:
@@ -66,16 +68,6 @@ class LazyApps:
     def ended(self) -> int:
         """Processes of users' SQL that had to be replaced."""
         return 0 if self._service is None else int(self._service.sql_pool.ended)
-
-    @contextlib.asynccontextmanager
-    async def _sessions(self, service: Any) -> AsyncIterator[Any]:
-        tools = await asyncio.to_thread(importlib.import_module, "ingero_echo.mcp_tools")
-        server = tools.make_server(service, schema_text, tools.caller_identity)
-        api = self._config.api
-        manager = tools.make_manager(server, api.mcp_sessions, api.allowed_hosts, self._max_body)
-        sessions = tools.SessionQuota(manager.handle_request, api.mcp_sessions)
-        async with manager.run():
-            yield sessions
 
     async def api(self, scope: Any, receive: Any, send: Any) -> None:
         """Serve one request of the JSON API."""

@@ -99,9 +99,9 @@ def make_server(
             gone = request.scope.get("ingero.gone") if request is not None else None
             reply = await (cancel_when(gone.wait(), answer) if gone else answer)
         except ApiError as refused:
+            fields = refused.fields(uuid.uuid4().hex)
             if refused.code == "unknown_tool":
-                raise MCPError(types.INVALID_PARAMS, str(refused), refused.fields(_new_id())) from None
-            fields = refused.fields(_new_id())
+                raise MCPError(types.INVALID_PARAMS, str(refused), fields) from None
             return types.CallToolResult(
                 content=[types.TextContent(type="text", text=orjson.dumps(fields).decode())], is_error=True
             )
@@ -159,10 +159,6 @@ def make_server(
         on_call_tool=call_tool, on_list_resources=list_resources, on_read_resource=read_resource,
         on_list_prompts=list_prompts, on_get_prompt=get_prompt,
     )  # fmt: skip
-
-
-def _new_id() -> str:
-    return uuid.uuid4().hex
 
 
 def _text(sentence: str, body: dict[str, Any]) -> str:

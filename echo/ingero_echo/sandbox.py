@@ -12,7 +12,7 @@ Three of the four protections are here; the fourth, limits of time and memory, i
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 import orjson
@@ -188,8 +188,9 @@ class _Walk:
                 raise _refuse(f"{modifier.get('type')} is not allowed")
         skip = {"type", "cte_map"}
         if kind == "SET_OPERATION_NODE":
-            for child in self._children(node, ("left", "right", "children")):
-                self._query(child, bound)
+            for child in (node.get("left"), node.get("right"), *(node.get("children") or ())):
+                if child is not None:
+                    self._query(child, bound)
             skip |= {"left", "right", "children"}
         elif kind == "CTE_NODE":
             name = str(node.get("cte_name") or node.get("ctename") or "").lower()
@@ -199,15 +200,6 @@ class _Walk:
         elif node.get("from_table") is not None:
             self._table(node["from_table"], bound)
         self._expressions({key: value for key, value in node.items() if key not in skip | {"from_table"}}, bound)
-
-    @staticmethod
-    def _children(node: Any, names: tuple[str, ...]) -> Iterator[Any]:
-        for name in names:
-            value = node.get(name)
-            if isinstance(value, list):
-                yield from value
-            elif value is not None:
-                yield value
 
     def _table(self, node: Any, bound: _Bound) -> None:
         self._count()

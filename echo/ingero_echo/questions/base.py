@@ -112,10 +112,6 @@ class Question:
         conditions = [condition for name, condition in self.filters.items() if getattr(given, name)]
         return self.sql.replace("$filters", " AND ".join(conditions) or "true")
 
-    def input_schema(self) -> dict[str, Any]:
-        """JSON schema of the arguments."""
-        return self.arguments.model_json_schema()
-
     def output_schema(self) -> dict[str, Any]:
         """JSON schema of the answer."""
         row = self.row.model_json_schema()
