@@ -1,5 +1,6 @@
 """What holds for every test: no property is timed on the wall clock, and a process that dies fails one test."""
 
+import gc
 import os
 from collections import Counter
 from collections.abc import Generator
@@ -33,6 +34,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker(SERIAL) is not None)
 
 
+def pytest_collection_finish() -> None:
+    """Exclude the tests and all that they import from garbage collection: it takes a tenth of the run."""
+    gc.collect()
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def umask() -> Generator[None]:
     """A command that runs inside of a test, and protects what it writes, does so for that test only."""
@@ -45,6 +52,7 @@ def umask() -> Generator[None]:
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_sessionfinish(session: pytest.Session) -> Generator[None]:
     """The last line says how many tests were skipped, and why: what they need, and the command that brings it."""
+    gc.unfreeze()
     yield
     terminal = session.config.pluginmanager.get_plugin("terminalreporter")
     if terminal is None or hasattr(session.config, "workerinput"):
