@@ -78,26 +78,34 @@ def test_the_slow_node_reaches_prometheus_and_every_consumer(tmp_path: Path, pro
         assert sink.process.poll() is None
 
 
-@pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_fleet_may_go_and_come_back(tmp_path: Path, protocol: str) -> None:
+def test_fleet_may_go_and_come_back(tmp_path: Path) -> None:
+    protocols = {"n0": "http", "n1": "grpc", "n2": "http"}
     with ExitStack() as stack:
         service = stack.enter_context(fleet(tmp_path))
-        nodes = [
-            stack.enter_context(agent(tmp_path, service, name, "--stub", protocol=protocol))
-            for name in ("n0", "n1", "n2")
-        ]
-        wait_until(lambda: '"new": "fleet"' in nodes[0].words(), "the mode fleet")
-        wait_until(lambda: metrics(port_of(tmp_path, "n0")).get(TAKEN, 0) > 0, "a threshold to fall back upon")
+        nodes = {
+            name: stack.enter_context(agent(tmp_path, service, name, "--stub", protocol=protocol))
+            for name, protocol in protocols.items()
+        }
+
+        def all_in(mode: str, times: int = 1) -> bool:
+            return all(node.words().count(f'"new": "{mode}"') >= times for node in nodes.values())
+
+        wait_until(lambda: all_in("fleet"), "the mode fleet")
+        wait_until(
+            lambda: all(metrics(port_of(tmp_path, name)).get(TAKEN, 0) > 0 for name in nodes),
+            "a threshold to fall back upon",
+        )
         os.kill(service.process.pid, signal.SIGKILL)
         service.process.wait(10)
-        wait_until(lambda: '"new": "local-cached"' in nodes[0].words(), "the mode local-cached")
+        wait_until(lambda: all_in("local-cached"), "the mode local-cached")
 
-        address = f"127.0.0.1:{service.ports[f'otlp/{protocol}']}"
-        change = {"receivers": {"otlp": {"protocols": {protocol: {"endpoint": address}}}}}
-        again = stack.enter_context(fleet(tmp_path / "again", change))
+        listen = {
+            protocol: {"endpoint": f"127.0.0.1:{service.ports[f'otlp/{protocol}']}"} for protocol in ("http", "grpc")
+        }
+        again = stack.enter_context(fleet(tmp_path / "again", {"receivers": {"otlp": {"protocols": listen}}}))
         url = again.url("threshold", f"{routes.FLEET_THRESHOLD}?cluster_id=lab")
         wait_until(lambda: web.get(url).json()["quorum_met"], "the quorum to be back")
-        wait_until(lambda: nodes[0].words().count('"new": "fleet"') == 2, "the mode fleet again")
+        wait_until(lambda: all_in("fleet", 2), "the mode fleet again")
 
 
 def test_a_killed_agent_comes_back_without_a_new_warm_up(tmp_path: Path) -> None:
