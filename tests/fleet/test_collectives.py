@@ -28,7 +28,7 @@ from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Encoding, Signal
-from ingero_testing.collectives import BEGIN, Job, as_json
+from ingero_testing.collectives import BEGIN, Job, as_json, feed, named
 from ingero_testing.processes import fleet, wait_until
 from ingero_testing.web import web
 
@@ -163,15 +163,6 @@ def test_without_numbers_points_meet_over_any_edge(
 )
 def test_both_spellings_of_an_operation_are_one(written: Any, name: str) -> None:
     assert normal_op(written) == name
-
-
-def feed(tracker: CollectivesTracker, bodies: list[bytes], now: float, encoding: Encoding = "protobuf") -> None:
-    for body in bodies:
-        tracker.take(Push(Signal.METRICS, encoding, body), now)
-
-
-def named(tracker: CollectivesTracker) -> set[str]:
-    return {node for _, node in tracker.stragglers}
 
 
 @pytest.mark.parametrize("encoding", ["protobuf", "json"])

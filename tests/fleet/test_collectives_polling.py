@@ -14,21 +14,11 @@ from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.nccl_settings import NcclConfig
 from ingero_kit.clock import rfc3339
 from ingero_kit.otlp_receiver import Push
-from ingero_kit.otlp_signal import Signal
-from ingero_testing.collectives import BEGIN, Chain, Job
+from ingero_testing.collectives import BEGIN, Chain, Job, feed, named
 
 TICK = 5.0
 POLLS_PER_TICK = 4
 CULPRIT = "node-7"
-
-
-def feed(tracker: CollectivesTracker, bodies: list[bytes], now: float) -> None:
-    for body in bodies:
-        tracker.take(Push(Signal.METRICS, "protobuf", body), now)
-
-
-def named(tracker: CollectivesTracker) -> set[str]:
-    return {node for _, node in tracker.stragglers}
 
 
 def verdicts(tracker: CollectivesTracker, now: float) -> list[str]:

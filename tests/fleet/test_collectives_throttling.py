@@ -17,7 +17,7 @@ from ingero_fleet.score_table import Limits, ScoreTable
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
-from ingero_testing.collectives import BEGIN, Job, as_json
+from ingero_testing.collectives import BEGIN, Job, as_json, feed
 
 HOT = frozenset({Throttle.THERMAL, Throttle.SW})
 TICK = 5.0
@@ -38,11 +38,6 @@ def clock(node: str, hz: float, gpu: str = "GPU-1") -> bytes:
     point = metric.gauge.data_points.add(time_unix_nano=1, as_double=hz)
     point.attributes.add(key=attributes.GPU_UUID).value.string_value = gpu
     return request.SerializeToString()
-
-
-def feed(tracker: CollectivesTracker, bodies: list[bytes], now: float) -> None:
-    for body in bodies:
-        tracker.take(Push(Signal.METRICS, "protobuf", body), now)
 
 
 class WaitProfile:

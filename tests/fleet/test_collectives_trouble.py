@@ -6,14 +6,7 @@ import pytest
 
 from ingero_fleet.collectives.tracker import CollectivesTracker
 from ingero_fleet.nccl_settings import NcclConfig
-from ingero_kit.otlp_receiver import Push
-from ingero_kit.otlp_signal import Signal
-from ingero_testing.collectives import BEGIN, Job
-
-
-def feed(tracker: CollectivesTracker, bodies: list[bytes], now: float) -> None:
-    for body in bodies:
-        tracker.take(Push(Signal.METRICS, "protobuf", body), now)
+from ingero_testing.collectives import BEGIN, Job, feed
 
 
 def named(tracker: CollectivesTracker) -> set[tuple[str, str, int]]:

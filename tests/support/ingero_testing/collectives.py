@@ -8,6 +8,9 @@ import orjson
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from ingero_contract import attributes, metrics
+from ingero_fleet.collectives.tracker import CollectivesTracker
+from ingero_kit.otlp_receiver import Push
+from ingero_kit.otlp_signal import Encoding, Signal
 
 Matrix = npt.NDArray[np.float64]
 
@@ -137,6 +140,17 @@ class Chain:
             ):  # fmt: skip
                 point.attributes.add(key=key).value.int_value = number
         return request.SerializeToString()
+
+
+def feed(tracker: CollectivesTracker, bodies: list[bytes], now: float, encoding: Encoding = "protobuf") -> None:
+    """Give pushes of metrics to a tracker."""
+    for body in bodies:
+        tracker.take(Push(Signal.METRICS, encoding, body), now)
+
+
+def named(tracker: CollectivesTracker) -> set[str]:
+    """Nodes that the tracker names."""
+    return {node for _, node in tracker.stragglers}
 
 
 def as_json(body: bytes) -> bytes:
