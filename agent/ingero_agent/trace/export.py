@@ -1,6 +1,7 @@
 """Exports what was traced as OTLP/HTTP JSON, as the published trace agent does, with our `nccl.seq` in addition."""
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
@@ -61,10 +62,13 @@ def collective_attributes(one: Collective) -> Attributes:
 
 
 def build_request(
-    stats: TraceStats, collectives: Iterable[Collective], host: HostSnapshot | None, node: str, cluster: str,
-    now_ns: int, start_ns: int, job: str = "",
+    stats: TraceStats, collectives: Iterable[tuple[str, Collective]], host: HostSnapshot | None, node: str,
+    cluster: str, now_ns: int, start_ns: int, job: str = "",
 ) -> ExportMetricsServiceRequest:  # fmt: skip
-    """Build one export. Sums are cumulative since `start_ns`; a collective's points carry its time of arrival."""
+    """Build one export. Sums are cumulative since `start_ns`; a collective's points carry its time of arrival.
+
+    Each collective comes with the pod of its process, which is a resource of its own; empty for none.
+    """
     identity = {
         "service.name": "ingero", "service.version": VERSION, attributes.NODE_ID: node,
         attributes.CLUSTER_ID: cluster or None, attributes.JOB_ID: job or None,
@@ -76,8 +80,15 @@ def build_request(
     _add_copies(batch, stats)
     _add_processes(batch, stats)
     _add_gpus(batch, stats.gpus)
-    _add_collectives(batch, collectives)
     _add_own(batch, stats.status)
+    by_pod: dict[str, list[Collective]] = defaultdict(list)
+    for pod, one in collectives:
+        by_pod[pod].append(one)
+    for pod, found in by_pod.items():
+        part = MetricBatch({**identity, attributes.POD_NAME: pod}, "ingero", now_ns, start_ns) if pod else batch
+        _add_collectives(part, found)
+        if part is not batch:
+            batch.request.resource_metrics.extend(part.request.resource_metrics)
     return batch.request
 
 
@@ -166,13 +177,13 @@ class TraceExporter:
         self._worker = ThreadPoolExecutor(1, "export")
         self._loop = asyncio.new_event_loop()
         self._post_under_way: Future[None] | None = None
-        self._waiting: list[Collective] = []
-        self._flying: list[Collective] = []
+        self._waiting: list[tuple[str, Collective]] = []
+        self._flying: list[tuple[str, Collective]] = []
         self._failed = False
         self.given_up = 0
 
-    def keep(self, collectives: Iterable[Collective]) -> None:
-        """Queue single collectives for the next export."""
+    def keep(self, collectives: Iterable[tuple[str, Collective]]) -> None:
+        """Queue single collectives, each with the pod of its process, for the next export."""
         self._waiting.extend(collectives)
         excess = len(self._waiting) - MAX_POINTS
         if excess > 0:

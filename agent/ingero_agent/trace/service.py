@@ -77,6 +77,7 @@ class TraceService:
         self._calibration_due = Every(CALIBRATION_SECONDS, now + CALIBRATION_SECONDS)
         self._level, self._mask, self._seen_events = 0, 0, 0
         self._named: set[int] = set()
+        self._pods: dict[int, str] = {}
         self._counting = False
         tracer.scheduler.budget = settings.budget
         self.stats.status.costs = nanoseconds(tracer.costs)
@@ -171,10 +172,17 @@ class TraceService:
         if self._recorder:
             self._record(collectives)
         if self._exporter:
-            self._exporter.keep(collectives)
+            self._exporter.keep((self._pod_of(one.pid), one) for one in collectives)
         with self.stats.lock:
             self.stats.add(rows, events)
         self._aux.add(rows, now)
+
+    def _pod_of(self, pid: int) -> str:
+        """The pod of a process; empty where there is none."""
+        if pid not in self._pods:
+            found = container_of(pid)
+            self._pods[pid] = found.pod if found else ""
+        return self._pods[pid]
 
     def _new_names(self) -> dict[int, str]:
         """Names of processes that were not there at the last poll."""
@@ -264,6 +272,7 @@ class TraceService:
             self._latest = host_snapshot(self._host)
             self._store.snapshot(self._latest, time.time())
             places = {pid: container_of(pid) for pid in self._tracer.found}
+            self._pods = {pid: one.pod for pid, one in places.items() if one}
             self._store.containers({pid: one for pid, one in places.items() if one}, time.time())
 
     def _export(self) -> None:

@@ -5,7 +5,8 @@ from pathlib import Path
 
 import orjson
 
-from ingero_agent.trace.export import TraceExporter
+from ingero_agent.trace.events import Collective
+from ingero_agent.trace.export import TraceExporter, build_request
 from ingero_agent.trace.stats import TraceStats
 from ingero_kit.otlp_client import ClientConfig
 from ingero_kit.otlp_receiver import Answer, Authenticator, OtlpHttpReceiver, Push
@@ -46,3 +47,26 @@ def test_an_export_carries_token_and_cluster_and_one_that_is_refused_is_made_up_
     assert asyncio.run(asyncio.wait_for(work(), 60)) == 1
     assert (taken[0].cluster, taken[0].encoding) == ("a b", "json")
     assert b"ingero.node.id" in orjson.dumps(orjson.loads(taken[0].body))
+
+
+def _collective(pid: int) -> Collective:
+    return Collective(
+        pid=pid, tid=pid, operation="ncclAllReduce", op_code=1, communicator="00ff", rank=0, nranks=2, device=0, seq=1,
+        exact=True, dtype=7, reduce_op=0, size=8, arrival_ns=5, enqueue_ns=1, blocked_ns=2, end_ns=9,
+    )  # fmt: skip
+
+
+def test_collectives_of_a_pod_are_a_resource_that_names_node_cluster_and_pod() -> None:
+    collectives = [("job-0", _collective(1)), ("", _collective(2)), ("job-0", _collective(3))]
+    request = build_request(TraceStats(), collectives, None, "n", "c", 10, 0)
+    found = {}
+    for block in request.resource_metrics:
+        keys = {pair.key: pair.value.string_value for pair in block.resource.attributes}
+        assert (keys["ingero.node.id"], keys["ingero.cluster.id"]) == ("n", "c")
+        waits = [one for one in block.scope_metrics[0].metrics if one.name == "nccl.collective.barrier_wait_ms"]
+        found[keys.get("k8s.pod.name")] = [
+            pair.value.int_value
+            for one in waits for point in one.gauge.data_points
+            for pair in point.attributes if pair.key == "pid"
+        ]  # fmt: skip
+    assert found == {None: [2], "job-0": [1, 3]}
