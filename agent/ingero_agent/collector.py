@@ -121,11 +121,7 @@ PUSHES: Final[tuple[MetricRow[FleetClient], ...]] = (
     counter(
         "ingero_agent_thresholds",
         "Answers by what became of their threshold.",
-        lambda s: {
-            "taken": s.counters.thresholds,
-            "missing": s.counters.thresholds_missing,
-            "rejected": s.counters.thresholds_rejected,
-        },
+        lambda s: s.counters.thresholds,
         "outcome",
     ),
 )

@@ -28,14 +28,12 @@ RETRY: Final = Backoff(first=0.24, jitter=1 / 3)
 
 @dataclass
 class PushCounters:
-    """Results of pushes; `failed` by `Failure`."""
+    """Results of pushes; `failed` by `Failure`. `thresholds`: answers by what became of their threshold."""
 
     sent: int = 0
     failed: Counter[str] = field(default_factory=Counter)
     retried: int = 0
-    thresholds: int = 0
-    thresholds_missing: int = 0
-    thresholds_rejected: int = 0
+    thresholds: Counter[str] = field(default_factory=lambda: Counter(taken=0, missing=0, rejected=0))
 
 
 def read_threshold(threshold: str | None, quorum: str | None) -> tuple[float, bool] | None:
@@ -102,7 +100,7 @@ class FleetClient:
         try:
             answer = await self._api.ask()
         except ValueError as error:
-            self.counters.thresholds_rejected += 1
+            self.counters.thresholds["rejected"] += 1
             log.debug("threshold_rejected", reason=str(error))
             return 0.0
         if answer.quorum is not None:
@@ -120,13 +118,11 @@ class FleetClient:
                 _header(reply, headers.QUORUM_MET, headers.GRPC_QUORUM_MET),
             )
         except ValueError as error:
-            self.counters.thresholds_rejected += 1
+            self.counters.thresholds["rejected"] += 1
             log.debug("threshold_rejected", reason=str(error))
         else:
-            if found is None:
-                self.counters.thresholds_missing += 1
-            else:
-                self.counters.thresholds += 1
+            self.counters.thresholds["missing" if found is None else "taken"] += 1
+            if found is not None:
                 self.response = replace(self.response, threshold=found[0], quorum=found[1], threshold_at=now)
         if reply.failure is None:
             line = _header(reply, headers.VERDICT, headers.GRPC_VERDICT)

@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from ingero_contract.events import StragglerResolvedEvent, StragglerStateEvent, parse_line
+from ingero_contract.identifiers import NodeKey, node_key
 
 MAX_NODES: Final = 10_000
 """Most stragglers with a separate series, unless the settings say otherwise."""
 
 MAX_TYPES: Final = 64
 """Event types with a separate series; others count as `other`."""
-
-NodeKey = tuple[str, str]
 
 
 @dataclass
@@ -40,13 +39,13 @@ class SinkStats:
         self.events[kind if kind in self.events or len(self.events) < MAX_TYPES else "other"] += 1
         self.last_event = now
         if isinstance(event, StragglerStateEvent):
-            key = (event.cluster_id, event.node_id)
+            key = node_key(event.cluster_id, event.node_id)
             if key not in self.active and len(self.active) >= self.max_nodes:
                 del self.active[next(iter(self.active))]
                 self.dropped += 1
             self.active[key] = None
         elif isinstance(event, StragglerResolvedEvent):
-            self.active.pop((event.cluster_id, event.node_id), None)
+            self.active.pop(node_key(event.cluster_id, event.node_id), None)
 
     @property
     def connected(self) -> bool:
