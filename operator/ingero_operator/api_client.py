@@ -4,7 +4,6 @@ import asyncio
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,7 +19,6 @@ CHUNK: Final = 500
 """Objects per page of a list."""
 RENEW_SECONDS: Final = 5.0
 """Least time between two renewals of the credentials."""
-TOKEN_FILE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 _TYPED: Final = "failed to create typed patch object"
 """The API server's message, with status 500, for an applied object that violates its schema."""
 _METADATA: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1"
@@ -59,7 +57,6 @@ class ApiClient:
         self._renewing = asyncio.Lock()
         self._renewed = -RENEW_SECONDS
         self._session: aiohttp.ClientSession | None = None
-        self._token_due = 0.0
         self._token = connection.token
         self.requests: Counter[str] = Counter()
 
@@ -80,16 +77,12 @@ class ApiClient:
 
     def _headers(self) -> dict[str, str]:
         headers = dict(self._connection.as_http_headers())
-        if self._token and time.monotonic() > self._token_due:
-            self._token_due = time.monotonic() + 60
-            if TOKEN_FILE.exists():
-                self._token = TOKEN_FILE.read_text().strip()
         if self._token and (self._connection.scheme or "Bearer") == "Bearer":
             headers["Authorization"] = f"Bearer {self._token}"
         return headers
 
     async def _renew_token(self, refused: str | None) -> bool:
-        """Get a new token after a 401, for example from an exec plugin; whether there is one other than `refused`."""
+        """Get a new token after a 401, from a file or an exec plugin; whether there is one other than `refused`."""
         if self._renew is None:
             return False
         async with self._renewing:

@@ -34,8 +34,8 @@ from ingero_operator.fleet_poller import FleetPoller
 from ingero_operator.fleet_status import CONDITIONS as FLEET_CONDITIONS
 from ingero_operator.informer import RESOURCES, Informer
 from ingero_operator.kinds import ECHO_STORE, FLEET_CLUSTER, SERVICE_MONITOR
-from ingero_operator.leader import LeaderElector, LeaseConfig
-from ingero_operator.metrics import RuntimeStats, make_app
+from ingero_operator.leader import LeaderElector
+from ingero_operator.metrics import make_app
 from ingero_operator.node_watch import NodeWatch
 from ingero_operator.referenced import ReferencedObjects
 from ingero_operator.render.common import Platform
@@ -70,19 +70,10 @@ class Operator:
         clock = steady_clock()
         self.queue: WorkQueue[OwnerKey] = WorkQueue()
         self.informer = Informer(self.queue.add)
-        self.elector = LeaderElector(
-            api,
-            LeaseConfig(
-                namespace=config.namespace,
-                identity=config.identity,
-                duration=config.lease_duration,
-                renew_deadline=config.lease_duration * 2 / 3,
-                retry=config.lease_duration * 2 / 15,
-            ),
-        )
-        self.tasks = Tasks(clock)
+        self.elector = LeaderElector(api, config.namespace, config.identity, config.lease_duration)
+        self.tasks: Tasks = Tasks(clock)
         cache, failures, recorder = self.informer.cache, Failures(clock), EventRecorder(api, config.identity)
-        self.context = ReconcileContext(
+        self.context: ReconcileContext = ReconcileContext(
             config=config,
             clock=clock,
             leads=self.leads,
@@ -98,14 +89,15 @@ class Operator:
             audit_exporter=AuditExporter(clock, tasks=self.tasks),
             admission=NodePolicyProbe(api, clock, config.node_guard),
         )
-        self.taint_controller = TaintController(self.context)
+        self.taint_controller: TaintController = TaintController(self.context)
         self.fleets = FleetClusters(self.context, self.taint_controller)
         self.stores = EchoStores(self.context)
         self.node_watch = NodeWatch(api, self.informer)
-        self.resync = Resync(api, self.informer, config.resync)
-        self.lag = 0.0
+        self.resync: Resync = Resync(api, self.informer, config.resync)
+        self.lag: float = 0.0
         self._last_beat = time.monotonic()
-        self._active = self._prepared = False
+        self.active: bool = False
+        self.prepared: bool = False
 
     def leads(self) -> bool:
         """Whether this replica may still write to nodes: it renewed its Lease recently."""
@@ -114,6 +106,10 @@ class Operator:
     def healthy(self) -> bool:
         """Whether the event loop runs and the watches keep up."""
         return time.monotonic() - self._last_beat < 30 and self.resync.behind == 0
+
+    def blocked_reason(self) -> str:
+        """Why this replica neither leads nor could take over; empty when it does or could."""
+        return "" if self.active or not self.config.leader_election else self.elector.blocked_reason()
 
     async def run(self, ended: asyncio.Event) -> None:
         """Stand by, then lead and work; returns on a clean stop and raises `RestartRequired` otherwise."""
@@ -140,14 +136,13 @@ class Operator:
             stop_flag=kopf_stop, ready_flag=kopf_ready,
             identity=self.config.identity,  # type: ignore[arg-type]  # kopf would ask for a user name: a container has none
         )  # fmt: skip
-        tasks = {
-            "kopf": asyncio.create_task(watching),
-            "node watch": asyncio.create_task(self.tasks.keep("node watch", self.node_watch.run)),
-            "fleet poller": asyncio.create_task(self.tasks.keep("fleet poller", self.context.fleet_poller.run)),
-            "audit exporter": asyncio.create_task(self.tasks.keep("audit exporter", self.context.audit_exporter.run)),
-            "resync": asyncio.create_task(self.tasks.keep("resync", self._resync)),
-            "stop signal": asyncio.create_task(ended.wait()),
+        endless = {
+            "node watch": self.node_watch.run, "fleet poller": self.context.fleet_poller.run, "resync": self._resync
+        }  # fmt: skip
+        tasks: dict[str, asyncio.Task[Any]] = {
+            name: asyncio.create_task(self.tasks.keep(name, work)) for name, work in endless.items()
         }
+        tasks |= {"kopf": asyncio.create_task(watching), "stop signal": asyncio.create_task(ended.wait())}
         if self.config.leader_election:
             tasks["leader election"] = asyncio.create_task(self.elector.keep())
         try:
@@ -158,7 +153,7 @@ class Operator:
             if tasks["first list"].done():
                 tasks.pop("first list").result()
                 tasks["work queue"] = asyncio.create_task(self.queue.run(self.reconcile, self.config.workers))
-                self._active = True
+                self.active = True
                 log.info("working", workers=self.config.workers)
                 gc.collect()
                 gc.freeze()
@@ -167,7 +162,7 @@ class Operator:
                 if task.done() and name != "stop signal":
                     raise RestartRequired(f"{name}: {ending(name, task)}")
         finally:
-            self._active = False
+            self.active = False
             others = [task for name, task in tasks.items() if name != "kopf"]
             await end(others)
             kopf_stop.set()
@@ -181,10 +176,10 @@ class Operator:
 
     async def _prepare(self) -> None:
         """Wait for the API server and check that it serves what a leader needs."""
-        while not self._prepared:
+        while not self.prepared:
             try:
                 await self._check_cluster()
-                self._prepared = True
+                self.prepared = True
             except ApiError as error:
                 if not error.transient:
                     raise
@@ -200,14 +195,7 @@ class Operator:
 
     async def _platform(self) -> None:
         self.context.platform = Platform(
-            version=self.config.version,
-            image=self.config.image,
-            registry=self.config.image_registry,
-            digests=self.config.image_digests,
-            allowed_images=self.config.allowed_images,
-            pull_secrets=self.config.image_pull_secrets,
-            operator_namespace=self.config.namespace,
-            agent_priority_class=self.config.agent_priority_class,
+            config=self.config,
             native_sidecars=await self.api.minor_version() >= NATIVE_SIDECARS_SINCE,
             service_monitors=await self.api.serves(SERVICE_MONITOR),
         )
@@ -254,21 +242,7 @@ class Operator:
 
     async def _listen(self) -> web.AppRunner:
         host, port = parse_listen(self.config.listen)
-        stats = RuntimeStats(
-            context=self.context,
-            taint_controller=self.taint_controller,
-            queue=self.queue,
-            prepared=lambda: self._prepared,
-            leading=lambda: self._active,
-            blocked_reason=lambda: (
-                "" if self._active or not self.config.leader_election else self.elector.blocked_reason()
-            ),
-            healthy=self.healthy,
-            lag=lambda: self.lag,
-            resyncs=lambda: self.resync.rounds,
-            tasks=self.tasks,
-        )
-        runner = web.AppRunner(make_app(stats), access_log=None)
+        runner = web.AppRunner(make_app(self), access_log=None)
         await runner.setup()
         await web.TCPSite(runner, host, port).start()
         self._announce({"http": int(runner.addresses[0][1])})

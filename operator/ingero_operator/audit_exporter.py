@@ -1,9 +1,8 @@
 """Exports taint events to the Fleet of a FleetCluster, which forwards them to Echo or another collector."""
 
 import asyncio
-import heapq
+import itertools
 import json
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -20,11 +19,12 @@ from ingero_operator.untrusted_http import NoResponse, explain, open_session, ss
 log = get(__name__)
 
 WAITING: Final = 1000
-"""Most queued records; further ones are dropped."""
+"""Most records that wait for an answer or a retry; further ones are dropped."""
 KEPT_SECONDS: Final = 900.0
 """How long a record is retried. The node, its Events and the status have the facts of a lost record."""
 SEND_SECONDS: Final = 5.0
-AT_ONCE: Final = 8
+CONCURRENT: Final = 8
+"""Most concurrent requests."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,16 +38,8 @@ class OtlpTarget:
 
 
 @dataclass
-class _Waiting:
-    target: OtlpTarget
-    body: bytes
-    until: float
-    tries: int = 0
-
-
-@dataclass
 class AuditExporter:
-    """A bounded queue of records, each retried until it is accepted or too old."""
+    """Sends records, a bounded number at a time, and retries each until it is accepted or too old."""
 
     clock: Clock
     backoff: Backoff = field(default_factory=lambda: Backoff(first=1.0, longest=60.0))
@@ -55,91 +47,59 @@ class AuditExporter:
     tasks: Tasks = field(default_factory=Tasks)
     sent: int = 0
     lost: int = 0
-    _line: list[tuple[float, int, _Waiting]] = field(default_factory=list)
-    _serial: int = 0
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
+    _running: set[asyncio.Task[None]] = field(default_factory=set)
+    _limit: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(CONCURRENT))
 
     def __len__(self) -> int:
-        return len(self._line)
+        return len(self._running)
 
     def export(self, target: OtlpTarget, request: dict[str, Any]) -> None:
-        """Queue an export request for logs; never waits."""
-        if len(self._line) >= WAITING:
+        """Send an export request for logs in the background."""
+        if len(self._running) >= WAITING:
             self._lose("too many wait")
             return
-        self._add(_Waiting(target, json.dumps(request).encode(), self.clock() + self.kept_seconds), 0.0)
-
-    def _add(self, item: _Waiting, delay: float) -> None:
-        self._serial += 1
-        heapq.heappush(self._line, (self.clock() + delay, self._serial, item))
-        self._wake.set()
+        task = self.tasks.start("taint event", self._deliver(target, json.dumps(request).encode()))
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
 
     def _lose(self, why: str) -> None:
         self.lost += 1
         log.warning("evidence_lost", reason=why)
 
-    async def run(self) -> None:
-        """Send until cancelled."""
-        gate, running = asyncio.Semaphore(AT_ONCE), set[asyncio.Task[None]]()
-        try:
-            async with open_session(SEND_SECONDS, AT_ONCE) as session:
-                while True:
-                    item = await self._next()
-                    await gate.acquire()
-                    task = self.tasks.start("taint event", self._send(session, item))
-                    running.add(task)
-                    task.add_done_callback(_after(running, gate))
-        finally:
-            for task in running:
-                task.cancel()
-
-    async def _next(self) -> _Waiting:
-        while True:
-            now = self.clock()
-            if self._line and self._line[0][0] <= now:
-                return heapq.heappop(self._line)[2]
-            self._wake.clear()
+    async def _deliver(self, target: OtlpTarget, body: bytes) -> None:
+        until = self.clock() + self.kept_seconds
+        for attempt in itertools.count():
             try:
-                async with asyncio.timeout(self._line[0][0] - now if self._line else None):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
-
-    async def _send(self, session: aiohttp.ClientSession, item: _Waiting) -> None:
-        to = item.target
-        headers = {"Content-Type": "application/json"}
-        if to.token:
-            headers["Authorization"] = f"Bearer {to.token}"
-        try:
-            async with session.post(
-                to.url + routes.OTLP_LOGS, data=item.body, headers=headers, ssl=ssl_context_for(to.authority),
-                allow_redirects=False,
-            ) as response:  # fmt: skip
-                status = response.status  # the body is not read
-        except (aiohttp.ClientError, OSError, ValueError, NoResponse) as error:
-            self._again(item, str(error) if isinstance(error, NoResponse) else explain(error))
-            return
-        failed = http_failure(status)
-        if failed is None:
-            self.sent += 1
-        elif failed[0] is Failure.REFUSED and failed[1] is not Disposition.RETRY:
-            self._lose(f"Fleet refuses the record: HTTP {status}")
-        else:
-            self._again(item, f"Fleet answers {status}")
-
-    def _again(self, item: _Waiting, why: str) -> None:
-        """Retry a record later, unless it is too old by then."""
-        delay = self.backoff.delay(item.tries)
-        item.tries += 1
-        if self.clock() + delay > item.until:
-            self._lose(why)
-        else:
-            self._add(item, delay)
+                async with self._limit:
+                    status = await _send(target, body)
+            except (aiohttp.ClientError, OSError, ValueError, NoResponse) as error:
+                why = str(error) if isinstance(error, NoResponse) else explain(error)
+            else:
+                failed = http_failure(status)
+                if failed is None:
+                    self.sent += 1
+                    return
+                if failed[0] is Failure.REFUSED and failed[1] is not Disposition.RETRY:
+                    self._lose(f"Fleet refuses the record: HTTP {status}")
+                    return
+                why = f"Fleet answers {status}"
+            delay = self.backoff.delay(attempt)
+            if self.clock() + delay > until:
+                self._lose(why)
+                return
+            await asyncio.sleep(delay)
 
 
-def _after(running: set[asyncio.Task[None]], gate: asyncio.Semaphore) -> Callable[[asyncio.Task[None]], None]:
-    def done(task: asyncio.Task[None]) -> None:
-        running.discard(task)
-        gate.release()
-
-    return done
+async def _send(target: OtlpTarget, body: bytes) -> int:
+    """Send a request once; the status of the answer, whose body is not read."""
+    headers = {"Content-Type": "application/json"}
+    if target.token:
+        headers["Authorization"] = f"Bearer {target.token}"
+    context = ssl_context_for(target.authority)
+    async with (
+        open_session(SEND_SECONDS, 1) as session,
+        session.post(
+            target.url + routes.OTLP_LOGS, data=body, headers=headers, ssl=context, allow_redirects=False
+        ) as response,
+    ):
+        return response.status

@@ -95,12 +95,19 @@ class ChildApplier:
         )
         self.applied = 0
 
+    def pause(self, owner: OwnerKey) -> None:
+        """Leave the children as they are, and forget what failed."""
+        self._failures.retain(owner, Kind.CHILD, ())
+        self._failures.resolve(owner, _clearing(owner))
+
     async def carry_out(self, owner: OwnerKey, uid: str, plan: ChildPlan) -> Outcome:
-        """Apply every action that can be applied; one that fails does not stop the others. Raises `ApiError` only
-        while it clears leftovers."""
-        if plan.clear:
-            return await self._clear(owner, uid)
+        """Apply every action that can be applied; one that fails does not stop the others."""
         outcome, failures, started = Outcome(), self._failures, time.monotonic()
+        if plan.clear:
+            with failures.guarded(owner, _clearing(owner)):
+                return await self._clear(owner, uid)
+            return outcome
+        failures.resolve(owner, _clearing(owner))
         failures.retain(owner, Kind.CHILD, {_target(action) for action in plan.actions})
 
         def order(action: Action) -> tuple[bool, bool]:
@@ -247,6 +254,10 @@ class ChildApplier:
         for key in [key for key in self._repairs if key[0] == owner]:
             del self._repairs[key]
         self._failures.forget(owner)
+
+
+def _clearing(owner: OwnerKey) -> Operation:
+    return Operation(Kind.CHILDREN, f"children of {owner[0]} {owner[2]}")
 
 
 def _target(action: Action) -> str:

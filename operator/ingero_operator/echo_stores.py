@@ -11,10 +11,8 @@ from ingero_operator.conditions import Condition, no
 from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError, image_not_allowed
 from ingero_operator.events import Event
-from ingero_operator.failures import Kind, Operation
 from ingero_operator.kinds import CLAIM, STORAGE_CLASS, VOLUME, Manifest
 from ingero_operator.plan import Action, ChildKey, plan, rolled_out
-from ingero_operator.referenced import secret_missing
 from ingero_operator.render import desired, echo
 from ingero_operator.render.common import API, OTLP_GRPC
 from ingero_operator.resources import digest_of, is_deleting, is_paused, key_from, owner_from, parse, soonest
@@ -73,17 +71,18 @@ class EchoStores:
             return await self.context.status.report_error(resource, CONDITIONS, spec)
         observed = await self._observe(key, resource, spec)
         child_plan = await self._plan(observed)
-        outcome = await self._apply(observed, child_plan)
+        outcome = Outcome()
+        if child_plan is not None:
+            await self._record_class(observed)
+            outcome = await self.context.applier.carry_out(key, resource["metadata"]["uid"], child_plan)
         return await self._report(observed, outcome)
 
     # Observe
 
     async def _observe(self, key: OwnerKey, resource: Manifest, spec: EchoStoreSpec) -> Observed:
         referenced, errors = self.context.referenced, list[ReconcileError]()
-        tokens = await referenced.secret(key[1], spec.token_secret.name)
-        if not (tokens or {}).get(spec.token_secret.key):
-            errors.append(secret_missing("spec.tokenSecret", spec.token_secret.name, spec.token_secret.key))
-        tls, missing = await referenced.tls_secret(key[1], spec.tls_secret)
+        tokens = await referenced.value(key[1], spec.token_secret, "spec.tokenSecret", errors)
+        authority = await referenced.authority(key[1], spec.tls_secret, errors)
         refused = self.context.platform.refuses(spec.image)
         claim = await self._claim(resource)
         return Observed(
@@ -92,9 +91,9 @@ class EchoStores:
             spec=spec,
             claim=claim,
             decision=await self._decide(resource, spec, claim),
-            token_digest=digest_of(tokens, spec.token_secret.key),
-            authority=tls.get("ca.crt", b"").decode(errors="replace") or None,
-            errors=[*errors, *missing],
+            token_digest=digest_of(tokens),
+            authority=authority,
+            errors=errors,
             refused=[image_not_allowed("spec.image", str(spec.image))] if refused else [],
         )
 
@@ -130,8 +129,7 @@ class EchoStores:
         key, context, decision = observed.key, self.context, observed.decision
         owner = owner_from(observed.resource)
         if is_paused(observed.resource):
-            context.failures.retain(key, Kind.CHILD, ())
-            context.failures.resolve(key, _applying(key))
+            context.applier.pause(key)
             return None
         if context.informer.cache.leftovers(key, owner.uid):
             return ChildPlan(clear=True)
@@ -181,16 +179,6 @@ class EchoStores:
             live.setdefault((CLAIM.name, observed.own_claim["metadata"]["name"]), observed.own_claim)
         return live
 
-    # Apply
-
-    async def _apply(self, observed: Observed, child_plan: ChildPlan | None) -> Outcome:
-        outcome, key = Outcome(), observed.key
-        if child_plan is not None:
-            await self._record_class(observed)
-            with self.context.failures.guarded(key, _applying(key)):
-                outcome = await self.context.applier.carry_out(key, observed.resource["metadata"]["uid"], child_plan)
-        return outcome
-
     async def _record_class(self, observed: Observed) -> None:
         """Record the judged class before the claim exists."""
         before = (observed.resource.get("status") or {}).get("encryption") or {}
@@ -211,7 +199,7 @@ class EchoStores:
             serving = no("Available", "Locked", "Echo starts when its volume is proven encrypted")
         conditions: list[Condition] = [*decision.conditions, serving]
         if not any(condition.type == "ResizePending" for condition in conditions):
-            conditions.append(no("ResizePending", "NotAsked", "the size is the one that was asked for"))
+            conditions.append(no("ResizePending", "AsRequested", "the size is the requested one"))
         failed = context.failures.errors(key)
         errors = [*decision.errors, *observed.refused, *observed.errors, *failed]
         progress = outcome.progress()
@@ -220,7 +208,7 @@ class EchoStores:
         overall = status.overall(conditions, NEEDED, errors, is_paused(resource), progress)
         claim = children.get((CLAIM.name, f"{name}-echo"))
         rest: Manifest = {
-            "version": observed.spec.version or context.platform.version,
+            "version": observed.spec.version or context.platform.config.version,
             "encryption": decision.record,
             "storage": _storage(resource["metadata"]["uid"], claim, decision, self._used(observed, serving.holds)),
             "endpoint": f"https://{name}-echo.{namespace}.svc:{API} (OTLP :{OTLP_GRPC})",
@@ -252,10 +240,6 @@ class EchoStores:
         self.context.applier.forget(key)
         self.context.volume_usage.forget(key)
         self.context.status.forget(key)
-
-
-def _applying(key: OwnerKey) -> Operation:
-    return Operation(Kind.CHILDREN, f"children of {key[0]} {key[2]}")
 
 
 def _proven(decision: gate.Decision) -> list[Event]:

@@ -234,8 +234,8 @@ def judge_class(storage_class: StorageClass, policy: Level) -> Judgement:
     if level is Level.NONE or level < policy:
         return Judgement(
             Level.NONE, "ClassNotEncrypted",
-            f"{where} reaches {level.label} and {policy.label} is asked; it needs {row.fix}: create such a class and "
-            "set spec.storage.className to it (possible until a claim exists)",
+            f"{where} reaches {level.label} and {policy.label} is required; it needs {row.fix}: create such a class "
+            "and set spec.storage.className to it (possible until a claim exists)",
         )  # fmt: skip
     return Judgement(level, level.name, f"{where} reaches {level.label}")
 

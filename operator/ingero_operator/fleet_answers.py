@@ -34,7 +34,7 @@ class PollRequest:
     token: str | None = None
     authority: str | None = None
     """PEM of the CA that signed Fleet's certificate."""
-    held: frozenset[str] = frozenset()
+    tainted: frozenset[str] = frozenset()
     """Tainted nodes, which recovery would release."""
     urgent: bool = True
     """Whether the result may lead to an action."""
@@ -157,7 +157,7 @@ def parse_response(
         raise NoResponse(f"its answer cannot be read: {_first_problem(error)}") from None
     for cluster in (payload.cluster_id, *(node.cluster_id for node in others)):
         if cluster not in (request.cluster, None):
-            raise NoResponse(f"it speaks of cluster {str(cluster)[:63]!r} when asked for {request.cluster!r}")
+            raise NoResponse(f"it answers for cluster {str(cluster)[:63]!r} instead of {request.cluster!r}")
     by_verdict = payload.decided_by == "verdict"
     accused = {
         item.node_id: Accused(
@@ -180,7 +180,7 @@ def parse_response(
         coverage_low=payload.coverage_low,
         threshold=by_verdict or payload.threshold is not None or bool(accused),
         accused=accused,
-        healthy=(healthy & request.held) - set(accused),
+        healthy=(healthy & request.tainted) - set(accused),
     )
     counts = payload.nodes or _Counts()
     return PollResult(

@@ -28,7 +28,7 @@ from ingero_operator.fleet_status import (
 )
 from ingero_operator.kinds import Manifest
 from ingero_operator.plan import ChildKey, plan
-from ingero_operator.referenced import config_map_missing, secret_missing
+from ingero_operator.referenced import missing
 from ingero_operator.render import desired, fleet
 from ingero_operator.render.common import digest
 from ingero_operator.resources import (
@@ -72,7 +72,7 @@ class Observed:
     """The spec, or its readable part where `invalid` says what is wrong."""
     invalid: ReconcileError | None
     referenced: Referenced | None
-    """`None` while the API server cannot be asked."""
+    """`None` while the API server cannot be read."""
     poll: PollResult | None
 
 
@@ -99,7 +99,9 @@ class FleetClusters:
         if observed.invalid:
             return await self._report_invalid(observed, observed.invalid, taints)
         child_plan = await self._plan(observed)
-        outcome = await self._apply(observed, child_plan)
+        outcome = Outcome()
+        if child_plan is not None:
+            outcome = await self.context.applier.carry_out(key, resource["metadata"]["uid"], child_plan)
         return await self._report(observed, taints, outcome)
 
     # Observe
@@ -118,39 +120,27 @@ class FleetClusters:
 
     async def _references(self, namespace: str, spec: FleetClusterSpec) -> Referenced:
         """Everything that the spec refers to in other objects."""
-        read, errors = self.context.referenced, list[ReconcileError]()
-        token = authority = None
-        if spec.token_secret:
-            data = await read.secret(namespace, spec.token_secret.name)
-            value = (data or {}).get(spec.token_secret.key, b"").decode(errors="replace")
-            token = next((line.strip() for line in value.splitlines() if line.strip() and line[0] != "#"), None)
-            if token is None:
-                errors.append(secret_missing("spec.tokenSecret", spec.token_secret.name, spec.token_secret.key))
-        if spec.tls_secret:
-            data, missing = await read.tls_secret(namespace, spec.tls_secret)
-            authority = data.get("ca.crt", b"").decode(errors="replace") or None
-            errors += missing
-        forward = spec.fleet.forward
-        if forward and forward.token_secret:
-            data = await read.secret(namespace, forward.token_secret.name)
-            if not (data or {}).get(forward.token_secret.key):
-                where = "spec.fleet.forward.tokenSecret"
-                errors.append(secret_missing(where, forward.token_secret.name, forward.token_secret.key))
+        read, errors, fleet_spec = self.context.referenced, list[ReconcileError](), spec.fleet
+        lines = (await read.value(namespace, spec.token_secret, "spec.tokenSecret", errors)).decode(errors="replace")
+        token = next((line.strip() for line in lines.splitlines() if line.strip() and line[0] != "#"), None)
+        if spec.token_secret and lines and token is None:
+            errors.append(missing("spec.tokenSecret", "Secret", spec.token_secret))
+        authority = await read.authority(namespace, spec.tls_secret, errors)
+        forward = fleet_spec.forward
+        if forward:
+            await read.value(namespace, forward.token_secret, "spec.fleet.forward.tokenSecret", errors)
         store = forward.echo_store if forward else None
         if store and self.context.informer.cache.get(("EchoStore", namespace, store)) is None:
             message = f"there is no EchoStore {store} in this namespace; make it, or name another"
             errors.append(
                 ReconcileError("EchoStoreMissing", f"spec.fleet.forward.echoStore: {message}", stalls=False)
             )
-        texts, cost = [], spec.fleet.cost
-        for name, source in (("rates", cost.rates), ("providers", cost.providers)):
-            if source is not None:
-                text = (await read.config_map(namespace, source.name) or {}).get(source.key)
-                if text is None:
-                    errors.append(config_map_missing(f"spec.fleet.cost.{name}", source.name, source.key))
-                texts.append(text)
-        prices = digest(texts) if texts else ""
-        return Referenced(errors=errors, token=token, authority=authority, prices=prices)
+        prices = [
+            (await read.value(namespace, source, f"spec.fleet.cost.{name}", errors)).decode()
+            for name, source in (("rates", fleet_spec.cost.rates), ("providers", fleet_spec.cost.providers))
+            if source
+        ]
+        return Referenced(errors=errors, token=token, authority=authority, prices=digest(prices) if prices else "")
 
     def _poll(self, key: OwnerKey, spec: FleetClusterSpec, referenced: Referenced | None) -> None:
         """Have Fleet polled from now on; while its credentials cannot be read, with the previous ones."""
@@ -164,7 +154,7 @@ class FleetClusters:
             cluster=spec.cluster_id,
             token=known.token,
             authority=known.authority,
-            held=self.taints.held(key),
+            tainted=self.taints.tainted_nodes(key),
             urgent=spec.taints.mode is not Mode.OBSERVE,
             interval=seconds(spec.fleet.push_interval),
         )
@@ -177,8 +167,7 @@ class FleetClusters:
         key, spec, context = observed.key, observed.spec, self.context
         uid = observed.resource["metadata"]["uid"]
         if is_paused(observed.resource):
-            context.failures.retain(key, Kind.CHILD, ())
-            context.failures.resolve(key, _applying(key))
+            context.applier.pause(key)
             return None
         if observed.referenced is None:
             return None
@@ -202,7 +191,7 @@ class FleetClusters:
 
     def _fleet_inputs(self, namespace: str, spec: FleetClusterSpec, referenced: Referenced) -> fleet.FleetInputs:
         return fleet.FleetInputs(
-            token_digest=digest_of({"token": referenced.token.encode()} if referenced.token else None, "token"),
+            token_digest=digest_of((referenced.token or "").encode()),
             echo_authority=self._echo_authority(namespace, spec),
             price_digest=referenced.prices,
             provider="" if spec.fleet.cost.default_provider else self._provider(spec),
@@ -227,15 +216,6 @@ class FleetClusters:
         named = [(f"spec.images.{name}", image) for name, image in spec.images if image]
         return [image_not_allowed(*item) for item in named if self.context.platform.refuses(item[1])]
 
-    # Apply
-
-    async def _apply(self, observed: Observed, child_plan: ChildPlan | None) -> Outcome:
-        outcome, key = Outcome(), observed.key
-        if child_plan is not None:
-            with self.context.failures.guarded(key, _applying(key)):
-                outcome = await self.context.applier.carry_out(key, observed.resource["metadata"]["uid"], child_plan)
-        return outcome
-
     # Report
 
     async def _report(self, observed: Observed, taints: TaintReport, outcome: Outcome) -> float | None:
@@ -256,7 +236,7 @@ class FleetClusters:
         progress = outcome.progress() or rollout_progress(children)
         overall = status.overall(conditions, NEEDED, errors, is_paused(resource), progress, INFORMING)
         stragglers = (taints.decision.confirmed, taints.decision.accused)
-        rest = figures(key[2], spec, context.platform.version, children, poll, stragglers)
+        rest = figures(key[2], spec, context.platform.config.version, children, poll, stragglers)
         rest["taints"] = taints.status
         wait = None
         with context.failures.guarded(key, _writing_status(key)):
@@ -305,7 +285,7 @@ class FleetClusters:
         names = ", ".join(sorted(taints.remaining)[:5])
         blocked = ReconcileError(
             "CleanupBlocked",
-            f"nodes still carry our taint: {names}; `kubectl taint node NAME ingero.io/straggler-` and "
+            f"nodes still carry the operator's taint: {names}; `kubectl taint node NAME ingero.io/straggler-` and "
             "`kubectl annotate node NAME ingero.io/straggler-` remove it by hand",
             stalls=False,
         )
@@ -330,10 +310,6 @@ def _has_references(spec: FleetClusterSpec) -> bool:
 
 def _reading_references(key: OwnerKey) -> Operation:
     return Operation(Kind.READ, f"what {key[0]} {key[2]} names")
-
-
-def _applying(key: OwnerKey) -> Operation:
-    return Operation(Kind.CHILDREN, f"children of {key[0]} {key[2]}")
 
 
 def _writing_status(key: OwnerKey) -> Operation:

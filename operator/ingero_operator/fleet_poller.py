@@ -1,7 +1,6 @@
 """Polls every Fleet for stragglers and for the recovery of tainted nodes, one request at a time for each Fleet."""
 
 import asyncio
-import heapq
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Final
@@ -15,6 +14,7 @@ from ingero_operator.fleet_answers import PollRequest, PollResult, parse_respons
 from ingero_operator.taints.model import Evidence
 from ingero_operator.tasks import Tasks
 from ingero_operator.untrusted_http import NoResponse, get_json, open_session
+from ingero_operator.workqueue import DelayQueue
 
 POLL_SECONDS: Final = 5.0
 """Longest time of one poll."""
@@ -39,8 +39,6 @@ class _State:
     poll_request: PollRequest
     result: PollResult | None = None
     failures: int = 0
-    due: float = 0.0
-    serial: int = 0
 
 
 @dataclass
@@ -55,24 +53,23 @@ class FleetPoller:
     tasks: Tasks = field(default_factory=Tasks)
     polls: int = 0
     failed: int = 0
-    _heap: list[tuple[float, int, OwnerKey]] = field(default_factory=list)
-    _wake: asyncio.Event = field(default_factory=asyncio.Event)
-    _serial: int = 0
+    _waiting: DelayQueue[OwnerKey] = field(default_factory=DelayQueue)
 
     def watch(self, key: OwnerKey, poll_request: PollRequest) -> None:
         """Poll a resource's Fleet from now on."""
         state = self.states.get(key)
         if state is None:
-            self.states[key] = state = _State(poll_request)
-            self._plan(key, state, 0.0)
+            self.states[key] = _State(poll_request)
+            self._waiting.add(key)
         elif state.poll_request != poll_request:
             old, state.poll_request = state.poll_request, poll_request
             if (old.url, old.token, old.authority) != (poll_request.url, poll_request.token, poll_request.authority):
-                self._plan(key, state, 0.0)
+                self._waiting.add(key)
 
     def forget(self, key: OwnerKey) -> None:
         """Stop polling."""
         self.states.pop(key, None)
+        self._waiting.discard(key)
 
     def result(self, key: OwnerKey) -> PollResult | None:
         """The latest result; `None` before the first."""
@@ -84,22 +81,16 @@ class FleetPoller:
         state = self.states.get(key)
         return state.poll_request if state else None
 
-    def _plan(self, key: OwnerKey, state: _State, delay: float) -> None:
-        self._serial += 1
-        state.due, state.serial = self.clock() + delay, self._serial
-        heapq.heappush(self._heap, (state.due, self._serial, key))
-        self._wake.set()
-
     async def run(self) -> None:
         """Poll until cancelled; never more often in a second than `per_second`."""
         limit = asyncio.Semaphore(CONCURRENT)
         running: set[asyncio.Task[None]] = set()
-        for key, state in self.states.items():  # also Fleets whose poll an earlier run started
-            self._plan(key, state, max(0.0, state.due - self.clock()))
+        for key in self.states:  # also Fleets whose poll an earlier run started
+            self._waiting.add(key)
         try:
             async with open_session(POLL_SECONDS, 2 * CONCURRENT) as session:
                 while True:
-                    key = await self._next()
+                    key = await self._waiting.next()
                     await limit.acquire()
                     task = self.tasks.start("fleet poll", self._poll_one(session, key))
                     running.add(task)
@@ -109,27 +100,6 @@ class FleetPoller:
         finally:
             for task in running:
                 task.cancel()
-
-    async def _next(self) -> OwnerKey:
-        while True:
-            now = self.clock()
-            while self._heap:
-                due, serial, key = self._heap[0]
-                state = self.states.get(key)
-                if state is None or state.serial != serial:
-                    heapq.heappop(self._heap)
-                elif due <= now:
-                    heapq.heappop(self._heap)
-                    return key
-                else:
-                    break
-            self._wake.clear()
-            timeout = self._heap[0][0] - now if self._heap else None
-            try:
-                async with asyncio.timeout(timeout):
-                    await self._wake.wait()
-            except TimeoutError:
-                continue
 
     async def _poll_one(self, session: aiohttp.ClientSession, key: OwnerKey) -> None:
         """Poll one Fleet, and plan the next poll whatever the result."""
@@ -150,8 +120,8 @@ class FleetPoller:
         if self.states.get(key) is not state:
             return
         state.result = result
-        self._plan(key, state, max(self._pause(state), REST_FACTOR * (self.clock() - began)))
-        live = bool(result.evidence and result.evidence.accused) or bool(poll_request.held)
+        self._waiting.add(key, max(self._pause(state), REST_FACTOR * (self.clock() - began)))
+        live = bool(result.evidence and result.evidence.accused) or bool(poll_request.tainted)
         if before is None or result.visible() != before.visible() or live:
             self.on_change(key)
 
@@ -160,7 +130,7 @@ class FleetPoller:
         result, poll_request = state.result, state.poll_request
         if state.failures:
             return min(LONGEST_PAUSE, self.longest * 2.0 ** min(state.failures, 5))
-        if len(self.states) > FULL_PACE_FLEETS and not poll_request.urgent and not poll_request.held:
+        if len(self.states) > FULL_PACE_FLEETS and not poll_request.urgent and not poll_request.tainted:
             return LONGEST_PAUSE
         if result is None or result.evidence is None:
             return self.longest
@@ -181,8 +151,8 @@ class FleetPoller:
                 raise NoResponse(f"{failure} ({path})") from None
 
         nodes = None
-        if poll_request.held:
-            names = [(routes.NODE_PARAMETER, name) for name in sorted(poll_request.held)[:200]]
+        if poll_request.tainted:
+            names = [(routes.NODE_PARAMETER, name) for name in sorted(poll_request.tainted)[:200]]
             nodes = await fetch(routes.FLEET_VERDICTS, NODE_BYTES * (1 + len(names)), *names)
         return parse_response(
             await fetch(routes.FLEET_STRAGGLERS, MAX_ANSWER), nodes, poll_request, self.clock(), before

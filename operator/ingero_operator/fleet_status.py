@@ -31,9 +31,9 @@ def evidence_fresh(result: PollResult | None, serving: bool) -> Condition:
     """Whether Fleet answers with current statistics. `serving`: its pods are ready, so it should answer."""
     kind = "EvidenceFresh"
     if result is None:
-        return unknown(kind, "NotAsked", "Fleet has not been asked yet")
+        return unknown(kind, "NotPolled", "Fleet has not been polled yet")
     if result.failure and not serving:
-        return unknown(kind, "Pending", "Fleet is asked when its pods are ready")
+        return unknown(kind, "Pending", "Fleet is polled when its pods are ready")
     if result.failure:
         return no(kind, "FleetUnreachable", f"Fleet gives no answer that can be used: {result.failure}")
     if result.stale:
@@ -45,9 +45,9 @@ def quorum_met(result: PollResult | None) -> Condition:
     """Whether there are enough nodes to compare, as far as is known now."""
     kind = "QuorumMet"
     if result is None:
-        return unknown(kind, "NotAsked", "Fleet has not been asked yet")
+        return unknown(kind, "NotPolled", "Fleet has not been polled yet")
     if not result.current or result.evidence is None:
-        return unknown(kind, "NoEvidence", "nothing is known of the nodes now: see EvidenceFresh")
+        return unknown(kind, "NoEvidence", "there are no current statistics of the nodes: see EvidenceFresh")
     if result.evidence.quorum:
         return yes(kind, "QuorumMet", "enough active nodes to compare with each other")
     return no(kind, "NoQuorum", "too few active nodes to compare with each other: no straggler can be found")

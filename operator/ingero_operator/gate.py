@@ -127,7 +127,7 @@ def _with_the_claim(spec: EchoStoreSpec, inputs: GateInputs, policy: Level) -> D
         return _locked(record, "ClassNotJudged", message, storage, base)
     if level < policy:
         message = (
-            f"the volume reaches {level.label} and {policy.label} is asked; the running pod goes on, the next "
+            f"the volume reaches {level.label} and {policy.label} is required; the running pod continues, the next "
             "start is locked: lower spec.storage.encryption.policy, or copy to a new store on a stronger class"
         )
         return _locked(record, "PolicyNotReached", message, storage, base)
@@ -180,31 +180,31 @@ class _Storage:
 
 
 def _storage(spec: EchoStoreSpec, claim: Manifest, current: Manifest | None, bound: bool) -> _Storage:
-    asked, name = spec.storage.size, claim["metadata"]["name"]
-    held = str(claim["spec"].get("resources", {}).get("requests", {}).get("storage") or asked)
-    size = asked if quantity(asked) == quantity(held) else held
-    settled = no("ResizePending", "NotAsked", "the size is the one that was asked for")
+    requested, name = spec.storage.size, claim["metadata"]["name"]
+    present = str(claim["spec"].get("resources", {}).get("requests", {}).get("storage") or requested)
+    size = requested if quantity(requested) == quantity(present) else present
+    settled = no("ResizePending", "AsRequested", "the size is the requested one")
     capacity = claim.get("status", {}).get("capacity", {}).get("storage")
     if not bound:
         phase = claim.get("status", {}).get("phase", "Pending")
         waiting = no("StorageBound", "ClaimPending", f"claim {name} is {phase}: see `kubectl describe pvc {name}`")
-        if quantity(asked) > quantity(held):
-            text = f"the claim asks for {held} and grows to {asked} when it is bound; a claim cannot change before"
+        if quantity(requested) > quantity(present):
+            text = f"the claim requests {present} and grows to {requested} as soon as it is bound"
             settled = yes("ResizePending", "ClaimPending", text)
         return _Storage(conditions=[waiting, settled], size=size, capacity=capacity)
     has = str(capacity or "0")
     condition = yes("StorageBound", "Bound", f"claim {name} is bound to {claim['spec'].get('volumeName')} ({has})")
-    if quantity(asked) <= quantity(has):
+    if quantity(requested) <= quantity(has):
         return _Storage(conditions=[condition, settled], size=size, capacity=capacity)
     if not (current or {}).get("allowVolumeExpansion"):
         message = (
-            f"{asked} are asked for and the volume has {has}, but class {claim['spec'].get('storageClassName')} "
+            f"{requested} are requested and the volume has {has}, but class {claim['spec'].get('storageClassName')} "
             "does not allow expansion; copy to a new store"
         )
         refused = yes("ResizePending", "ClassCannotExpand", message)
         return _Storage(conditions=[condition, refused], size=size, capacity=capacity)
-    pending = yes("ResizePending", "Resizing", f"the volume has {has} and grows to {asked}")
-    grow_to = asked if quantity(asked) > quantity(held) else None
+    pending = yes("ResizePending", "Resizing", f"the volume has {has} and grows to {requested}")
+    grow_to = requested if quantity(requested) > quantity(present) else None
     return _Storage(conditions=[condition, pending], size=size, grow_to=grow_to, capacity=capacity)
 
 
@@ -258,14 +258,14 @@ def _find(classes: Sequence[Manifest], name: str) -> Manifest | None:
 
 def default_class(classes: Sequence[Manifest]) -> Manifest | None:
     """The class that the API server would pick: the newest default one, then by name."""
-    marked = [
+    defaults = [
         item
         for item in classes
         if any(item["metadata"].get("annotations", {}).get(key) == "true" for key in _DEFAULT)
     ]
-    marked.sort(key=lambda item: str(item["metadata"]["name"]))
-    marked.sort(key=lambda item: str(item["metadata"].get("creationTimestamp", "")), reverse=True)
-    return marked[0] if marked else None
+    defaults.sort(key=lambda item: str(item["metadata"]["name"]))
+    defaults.sort(key=lambda item: str(item["metadata"].get("creationTimestamp", "")), reverse=True)
+    return defaults[0] if defaults else None
 
 
 def storage_class(body: Manifest) -> StorageClass:

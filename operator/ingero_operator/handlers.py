@@ -1,6 +1,7 @@
-"""What is reconciled when, as kopf handlers: each names an event and the resources that it queues.
+"""The watched kinds as kopf handlers.
 
-A handler only puts keys into the work queue; `FleetClusters.reconcile` and `EchoStores.reconcile` do the work.
+Each handler passes its event to `Informer`, which puts the keys of the concerned resources into the work queue;
+`FleetClusters.reconcile` and `EchoStores.reconcile` do the work.
 kopf's stateful handlers (create, update, timers, daemons) would write annotations and finalizers into every object;
 docs/decisions/2-kopf.md has the figures. Nodes are watched by `node_watch`.
 """
@@ -40,26 +41,11 @@ def registry(informer: Informer) -> kopf.OperatorRegistry:
         for kind in CHILDREN:
             settings.watching.label_selectors[_resource(kind)] = OURS
 
-    @kopf.on.event(*_resource(FLEET_CLUSTER), registry=handlers)
-    async def fleet_cluster(event: Any, **_: Any) -> None:
-        """A FleetCluster is reconciled when it changes."""
-        informer.on_event(FLEET_CLUSTER.name, event["type"], event["object"])
+    for kind in (FLEET_CLUSTER, ECHO_STORE, STORAGE_CLASS, *CHILDREN):
 
-    @kopf.on.event(*_resource(ECHO_STORE), registry=handlers)
-    async def echo_store(event: Any, **_: Any) -> None:
-        """An EchoStore is reconciled when it changes, and so are the FleetClusters that may forward to it."""
-        informer.on_event(ECHO_STORE.name, event["type"], event["object"])
-
-    @kopf.on.event(*_resource(STORAGE_CLASS), registry=handlers)
-    async def storage_class(event: Any, **_: Any) -> None:
-        """Every EchoStore is reconciled when a StorageClass changes: the encryption gate judges classes."""
-        informer.on_event(STORAGE_CLASS.name, event["type"], event["object"])
-
-    for kind in CHILDREN:
-
-        @kopf.on.event(*_resource(kind), registry=handlers, id=f"child-{kind.plural}", param=kind.name)
-        async def child(event: Any, param: Any = "", **_: Any) -> None:
-            """The owner of a child is reconciled when the child changes."""
+        @kopf.on.event(*_resource(kind), registry=handlers, id=kind.plural, param=kind.name)
+        async def changed(event: Any, param: Any = "", **_: Any) -> None:
+            """`Informer` queues the resources that are concerned."""
             informer.on_event(param, event["type"], event["object"])
 
     return handlers

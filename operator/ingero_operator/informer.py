@@ -1,8 +1,8 @@
 """The observed cluster: the cache, the nodes, and which resources to reconcile when something changes."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
-from ingero_operator.cache import Cache, ObjectKey, OwnerKey
+from ingero_operator.cache import Cache, ObjectKey, OwnerKey, key_of
 from ingero_operator.kinds import Manifest
 from ingero_operator.taints.nodes import NodeView, node_view
 
@@ -27,15 +27,15 @@ class Informer:
             self._node(body, gone)
         elif kind == "StorageClass":
             if change is not None:
-                self._all("EchoStore")
+                self.requeue("EchoStore")
         else:
-            before = self.cache.owner(_key(kind, body))
+            before = self.cache.owner(key_of(kind, body))
             news = self.cache.drop(kind, body) if gone else self.cache.put(kind, body)
             if news:
                 self._concerned(kind, body, before)
 
     def _concerned(self, kind: str, body: Manifest, before: OwnerKey | None) -> None:
-        key = _key(kind, body)
+        key = key_of(kind, body)
         if kind in RESOURCES:
             self._dirty(key)
             if kind == "EchoStore":
@@ -64,10 +64,6 @@ class Informer:
                 if name in names:
                     self._dirty(key)
 
-    def _all(self, kind: str) -> None:
-        for key in self.cache.keys(kind):
-            self._dirty(key)
-
     def watched(self, selector: Mapping[str, str]) -> dict[str, NodeView]:
         """Nodes that carry all of these labels."""
         desired = list(selector.items())
@@ -86,15 +82,10 @@ class Informer:
         if self.cache.drop_key(key):
             self._dirty(owner or key)
 
-    def requeue(self, keys: Iterable[OwnerKey]) -> None:
-        """Queue these resources for a reconcile."""
-        for key in keys:
+    def requeue(self, kind: str) -> None:
+        """Queue every resource of a kind for a reconcile."""
+        for key in self.cache.keys(kind):
             self._dirty(key)
-
-
-def _key(kind: str, body: Manifest) -> ObjectKey:
-    metadata = body["metadata"]
-    return kind, metadata.get("namespace", ""), metadata["name"]
 
 
 def _older(one: str, other: str) -> bool:

@@ -1,38 +1,21 @@
 """The operator's HTTP endpoints: `/healthz`, `/readyz`, `/metrics`."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Final
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector, generate_latest
 
 from ingero_kit.metrics_table import MetricRow, TableCollector, counter, gauge
-from ingero_operator.context import ReconcileContext
-from ingero_operator.taints.controller import TaintController
-from ingero_operator.tasks import Tasks
-from ingero_operator.workqueue import WorkQueue
+
+if TYPE_CHECKING:
+    from ingero_operator.app import Operator
 
 _LEVELS = {"Refused": 0, "Pending": 0, "Declared": 1, "ProviderDefault": 2, "Proven": 3}
 
 
-@dataclass
-class RuntimeStats:
-    """The state that metrics and probes read."""
-
-    context: ReconcileContext
-    taint_controller: TaintController
-    queue: WorkQueue[tuple[str, str, str]]
-    prepared: Callable[[], bool]
-    leading: Callable[[], bool]
-    blocked_reason: Callable[[], str]
-    healthy: Callable[[], bool]
-    lag: Callable[[], float]
-    resyncs: Callable[[], int]
-    tasks: Tasks
-
-
-OPERATOR: Final[tuple[MetricRow[RuntimeStats], ...]] = (
+OPERATOR: Final[tuple[MetricRow[Operator], ...]] = (
     counter(
         "ingero_operator_api_requests", "Requests to the API server.", lambda s: s.context.api.requests, "method"
     ),
@@ -55,7 +38,7 @@ OPERATOR: Final[tuple[MetricRow[RuntimeStats], ...]] = (
     counter("ingero_operator_watch_events", "Watch events received.", lambda s: s.context.informer.events),
     counter("ingero_operator_fleet_questions", "Polls of Fleets.", lambda s: s.context.fleet_poller.polls),
     counter("ingero_operator_fleet_failures", "Polls that failed.", lambda s: s.context.fleet_poller.failed),
-    counter("ingero_operator_echo_questions", "Polls of Echos.", lambda s: s.context.volume_usage.asked),
+    counter("ingero_operator_echo_questions", "Polls of EchoStores.", lambda s: s.context.volume_usage.polls),
     counter("ingero_operator_echo_failures", "Polls that failed.", lambda s: s.context.volume_usage.failed),
     counter(
         "ingero_operator_evidence_sent", "Taint events that Fleets accepted.", lambda s: s.context.audit_exporter.sent
@@ -65,7 +48,7 @@ OPERATOR: Final[tuple[MetricRow[RuntimeStats], ...]] = (
         "Taint events that no Fleet accepted in time.",
         lambda s: s.context.audit_exporter.lost,
     ),
-    counter("ingero_operator_sweeps", "Comparisons of the cache with the API server.", lambda s: s.resyncs()),
+    counter("ingero_operator_sweeps", "Comparisons of the cache with the API server.", lambda s: s.resync.rounds),
     gauge("ingero_operator_queue_length", "Resources waiting or being reconciled.", lambda s: len(s.queue)),
     gauge(
         "ingero_operator_failing",
@@ -74,23 +57,23 @@ OPERATOR: Final[tuple[MetricRow[RuntimeStats], ...]] = (
     ),
     gauge("ingero_operator_cached_objects", "Objects in the cache.", lambda s: len(s.context.informer.cache)),
     gauge("ingero_operator_nodes", "Nodes seen.", lambda s: len(s.context.informer.nodes)),
-    gauge("ingero_operator_leading", "1 while this replica leads.", lambda s: s.leading()),
+    gauge("ingero_operator_leading", "1 while this replica leads.", lambda s: s.active),
     gauge(
         "ingero_operator_unguarded",
         "1 while no admission policy bounds writes to nodes.",
         lambda s: bool(s.context.admission.missing),
     ),
-    gauge("ingero_operator_loop_lag_seconds", "Longest recent stall of the event loop.", lambda s: s.lag()),
+    gauge("ingero_operator_loop_lag_seconds", "Longest recent stall of the event loop.", lambda s: s.lag),
     gauge(
         "ingero_operator_marked_nodes",
-        "Nodes that carry our taint.",
-        lambda s: {key[1:]: marked for key, (marked, _) in s.taint_controller.budgets.items()},
+        "Nodes that carry the operator's taint.",
+        lambda s: {key[1:]: tainted for key, (tainted, _) in s.taint_controller.budgets.items()},
         "namespace",
         "name",
     ),
     gauge(
         "ingero_operator_mark_budget",
-        "Nodes that may carry our taint at once.",
+        "Nodes that may carry the operator's taint at once.",
         lambda s: {key[1:]: allowed for key, (_, allowed) in s.taint_controller.budgets.items()},
         "namespace",
         "name",
@@ -105,30 +88,30 @@ OPERATOR: Final[tuple[MetricRow[RuntimeStats], ...]] = (
 )
 
 
-def _encryption_level(stats: RuntimeStats, key: tuple[str, str, str]) -> int:
-    status = (stats.context.informer.cache.get(key) or {}).get("status") or {}
+def _encryption_level(operator: Operator, key: tuple[str, str, str]) -> int:
+    status = (operator.context.informer.cache.get(key) or {}).get("status") or {}
     return _LEVELS.get((status.get("encryption") or {}).get("verdict", "Pending"), 0)
 
 
-def make_app(stats: RuntimeStats) -> web.Application:
+def make_app(operator: Operator) -> web.Application:
     """The HTTP application."""
     registry = CollectorRegistry()
-    registry.register(TableCollector(OPERATOR, lambda: stats))
+    registry.register(TableCollector(OPERATOR, lambda: operator))
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
 
     async def healthz(_: web.Request) -> web.Response:
         """Liveness: the event loop runs, and a leader's watches agree with the API server."""
-        healthy = stats.healthy()
+        healthy = operator.healthy()
         return web.Response(status=200 if healthy else 503, text="ok\n" if healthy else "the watches lag behind\n")
 
     async def readyz(_: web.Request) -> web.Response:
         """Readiness: this replica leads, or could take over."""
-        if not stats.prepared():
-            return web.Response(status=503, text="looking for the API server and the CustomResourceDefinitions\n")
-        if reason := stats.blocked_reason():
+        if not operator.prepared:
+            return web.Response(status=503, text="waiting for the API server and the CustomResourceDefinitions\n")
+        if reason := operator.blocked_reason():
             return web.Response(status=503, text=f"{reason}\n")
-        return web.Response(text="leading\n" if stats.leading() else "standing by\n")
+        return web.Response(text="leading\n" if operator.active else "standing by\n")
 
     async def metrics(_: web.Request) -> web.Response:
         """The metrics in the Prometheus text format."""

@@ -8,22 +8,20 @@ from base64 import b64decode
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from ingero_kit.clock import Clock
+from ingero_operator.api.base import ConfigMapKey, SecretKey
 from ingero_operator.api_client import ApiClient
 from ingero_operator.errors import ReconcileError
-from ingero_operator.kinds import CONFIG_MAP, NAMESPACE, SECRET, Kind
-
-_Value = TypeVar("_Value")
-_Kept = OrderedDict[tuple[str, str], tuple[float, dict[str, _Value]]]
-"""Data of objects, and the time of the read, by namespace and name."""
+from ingero_operator.kinds import CONFIG_MAP, NAMESPACE, SECRET, Kind, Manifest
 
 NAMESPACE_SECONDS: Final = 60.0
-KEPT: Final = 4096
+KEPT: Final = 8192
 """Most objects in the cache; the oldest are dropped and read again."""
 RESOURCES_AT_FULL_PACE: Final = 500
 """Number of resources above which each Secret is read less often."""
+TLS_KEYS: Final = ("tls.crt", "tls.key", "ca.crt")
 
 
 @dataclass
@@ -35,47 +33,61 @@ class ReferencedObjects:
     refresh: float
     resources: Callable[[], int]
     """The number of resources, which sets the read interval."""
-    _secrets: _Kept[bytes] = field(default_factory=OrderedDict)
-    _config_maps: _Kept[str] = field(default_factory=OrderedDict)
-    _privileged: OrderedDict[str, tuple[float, bool | None]] = field(default_factory=OrderedDict)
+    _kept: OrderedDict[tuple[str, str, str], tuple[float, Manifest]] = field(default_factory=OrderedDict)
+    """What was read of an object and when, by kind, namespace and name."""
 
-    async def secret(self, namespace: str, name: str) -> dict[str, bytes] | None:
-        """The data of a Secret; `None` when there is none."""
-        return await self._data(SECRET, namespace, name, self._secrets, b64decode)
-
-    async def config_map(self, namespace: str, name: str) -> dict[str, str] | None:
-        """The data of a ConfigMap; `None` when there is none."""
-        return await self._data(CONFIG_MAP, namespace, name, self._config_maps, str)
-
-    async def _data(
-        self, kind: Kind, namespace: str, name: str, kept: _Kept[_Value], decode: Callable[[str], _Value]
-    ) -> dict[str, _Value] | None:
-        known = kept.get((namespace, name))
-        if known is not None and self.clock() - known[0] < 0.9 * self.refresh:
-            return known[1]
-        found = await self.api.get(kind, namespace, name)
+    async def value(
+        self, namespace: str, source: SecretKey | ConfigMapKey | None, path: str, errors: list[ReconcileError]
+    ) -> bytes:
+        """The value of a key that a spec refers to at `path`; empty, with an error, where there is none."""
+        if source is None:
+            return b""
+        if isinstance(source, SecretKey):
+            text = (await self._data(SECRET, namespace, source.name)).get(source.key)
+            found = b64decode(text) if text else None
+        else:
+            text = (await self._data(CONFIG_MAP, namespace, source.name)).get(source.key)
+            found = None if text is None else text.encode()
         if found is None:
-            kept.pop((namespace, name), None)
-            return None
-        data = {str(key): decode(value) for key, value in (found.get("data") or {}).items()}
-        _keep(kept, (namespace, name), (self.clock(), data))
-        return data
+            errors.append(missing(path, "Secret" if isinstance(source, SecretKey) else "ConfigMap", source))
+        return found or b""
 
-    async def tls_secret(self, namespace: str, name: str) -> tuple[dict[str, bytes], list[ReconcileError]]:
-        """A Secret of type kubernetes.io/tls with ca.crt, and which part of it is missing."""
-        data = await self.secret(namespace, name) or {}
-        absent = next((key for key in ("tls.crt", "tls.key", "ca.crt") if not data.get(key)), None)
-        return data, [secret_missing("spec.tlsSecret", name, absent)] if absent else []
+    async def authority(self, namespace: str, name: str | None, errors: list[ReconcileError]) -> str | None:
+        """The `ca.crt` of `spec.tlsSecret`, a Secret of type kubernetes.io/tls, with an error where a part is
+        missing."""
+        if name is None:
+            return None
+        data = await self._data(SECRET, namespace, name)
+        absent = next((key for key in TLS_KEYS if not data.get(key)), None)
+        if absent:
+            errors.append(missing("spec.tlsSecret", "Secret", SecretKey(name=name, key=absent)))
+        return b64decode(data.get("ca.crt", "")).decode(errors="replace") or None
 
     async def privileged(self, namespace: str) -> bool | None:
         """Whether a namespace admits privileged pods; `None` when it has no such label."""
-        known = self._privileged.get(namespace)
-        if known is None or self.clock() - known[0] > NAMESPACE_SECONDS:
-            found = await self.api.get(NAMESPACE, None, namespace) or {"metadata": {}}
-            level = (found["metadata"].get("labels") or {}).get("pod-security.kubernetes.io/enforce")
-            known = (self.clock(), None if level is None else level == "privileged")
-            _keep(self._privileged, namespace, known)
-        return known[1]
+        found = await self._read(NAMESPACE, None, namespace, NAMESPACE_SECONDS)
+        level = found.get("labels", {}).get("pod-security.kubernetes.io/enforce")
+        return None if level is None else level == "privileged"
+
+    async def _data(self, kind: Kind, namespace: str, name: str) -> dict[str, str]:
+        data: dict[str, str] = (await self._read(kind, namespace, name, 0.9 * self.refresh)).get("data", {})
+        return data
+
+    async def _read(self, kind: Kind, namespace: str | None, name: str, seconds: float) -> Manifest:
+        """Data and labels of an object, not older than so many seconds; empty where there is none."""
+        key = (kind.name, namespace or "", name)
+        known = self._kept.get(key)
+        if known is not None and self.clock() - known[0] < seconds:
+            return known[1]
+        self._kept.pop(key, None)
+        found = await self.api.get(kind, namespace, name)
+        if found is None:
+            return {}
+        part = {"data": found.get("data") or {}, "labels": found["metadata"].get("labels") or {}}
+        self._kept[key] = self.clock(), part
+        if len(self._kept) > KEPT:
+            self._kept.popitem(last=False)
+        return part
 
     def refresh_after(self) -> float:
         """Seconds until a resource's Secrets are read again; longer with many resources."""
@@ -83,20 +95,7 @@ class ReferencedObjects:
         return self.refresh * share * random.uniform(1.0, 1.1)
 
 
-def _keep(kept: OrderedDict[Any, Any], key: Any, value: Any) -> None:
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > KEPT:
-        kept.popitem(last=False)
-
-
-def secret_missing(field_name: str, secret: str, key: str) -> ReconcileError:
-    """A Secret, or a key of it, does not exist."""
-    message = f"{field_name}: there is no Secret {secret} with the key {key}; make it in this namespace"
-    return ReconcileError("SecretMissing", message, stalls=False)
-
-
-def config_map_missing(field_name: str, name: str, key: str) -> ReconcileError:
-    """A ConfigMap, or a key of it, does not exist."""
-    message = f"{field_name}: there is no ConfigMap {name} with the key {key}; make it in this namespace"
-    return ReconcileError("ConfigMapMissing", message, stalls=False)
+def missing(path: str, kind: str, source: SecretKey | ConfigMapKey) -> ReconcileError:
+    """A Secret or ConfigMap, or a key of it, does not exist."""
+    message = f"{path}: there is no {kind} {source.name} with the key {source.key}; make it in this namespace"
+    return ReconcileError(f"{kind}Missing", message, stalls=False)

@@ -65,10 +65,9 @@ def readable_spec(resource: Manifest, why: str) -> FleetClusterSpec:
     return spec.model_copy(update={"taints": taints})
 
 
-def digest_of(data: dict[str, bytes] | None, key: str) -> str:
-    """Digest of one value of a Secret; never the value itself."""
-    value = (data or {}).get(key)
-    return hashlib.sha256(value).hexdigest()[:16] if value else ""
+def digest_of(secret: bytes) -> str:
+    """Digest of a secret value; empty for none."""
+    return hashlib.sha256(secret).hexdigest()[:16] if secret else ""
 
 
 def soonest(*waits: float | None) -> float | None:

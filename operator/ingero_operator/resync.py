@@ -44,7 +44,7 @@ class Resync:
             log.warning("cache_behind", objects=len(lagging), twice=len(twice))
         self.behind = self.behind + 1 if twice else 0
         for name in RESOURCES:
-            self.informer.requeue(self.informer.cache.keys(name))
+            self.informer.requeue(name)
         return self.behind < 2
 
     async def _compare(self, kind: Kind) -> set[tuple[str, str, str]]:

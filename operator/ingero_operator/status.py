@@ -93,7 +93,7 @@ def with_error(
     for kind in parts:
         item = shown_first.get(kind)
         if item is None:
-            kept.append(unknown(kind, "NotLookedAt", f"not checked: {error.message}"))
+            kept.append(unknown(kind, "NotChecked", f"not checked: {error.message}"))
         else:
             kept.append(Condition(kind, item["status"], item["reason"], str(item.get("message", ""))))
     rest = {key: value for key, value in before.items() if key not in _STORY}

@@ -38,7 +38,7 @@ def _context(authority: str) -> ssl.SSLContext:
 
 
 def ssl_context_for(authority: str | None) -> ssl.SSLContext | bool:
-    """The TLS context that checks a server's certificate. Raises `Unanswered` for text that is no certificate."""
+    """The TLS context that checks a server's certificate. Raises `NoResponse` for text that is no certificate."""
     if not authority:
         return True
     try:
@@ -56,7 +56,7 @@ async def get_json(
     headers: Mapping[str, str] | None = None,
     authority: str | None = None,
 ) -> dict[str, Any]:
-    """One JSON object of `limit` bytes at most. Raises `Unanswered`."""
+    """One JSON object of `limit` bytes at most. Raises `NoResponse`."""
     context = ssl_context_for(authority)
     try:
         async with session.get(
@@ -65,7 +65,7 @@ async def get_json(
             if response.status != 200:
                 raise NoResponse(f"it answers {response.status}")
             if response.headers.get("Content-Encoding", "identity").strip().lower() != "identity":
-                raise NoResponse("its answer is compressed, which was not asked for")
+                raise NoResponse("its answer is compressed, which was not requested")
             raw = bytearray()
             async for piece in response.content.iter_any():
                 raw += piece
@@ -100,4 +100,4 @@ def explain(error: BaseException) -> str:
         case aiohttp.ClientError() | OSError():
             return f"its answer is no HTTP that can be read ({type(error).__name__})"
         case _:
-            return f"the question cannot be sent ({type(error).__name__}): look at token and address"
+            return f"the request cannot be sent ({type(error).__name__}): check token and address"

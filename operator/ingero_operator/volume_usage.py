@@ -45,7 +45,7 @@ def used_share(response: Any) -> float | None:
 @dataclass
 class _Known:
     band: str | None
-    asked: float = -math.inf
+    polled: float = -math.inf
     failures: int = 0
 
 
@@ -56,7 +56,7 @@ class VolumeUsagePoller:
     clock: Clock
     on_change: Callable[[OwnerKey], None]
     tasks: Tasks = field(default_factory=Tasks)
-    asked: int = 0
+    polls: int = 0
     failed: int = 0
     _known: dict[OwnerKey, _Known] = field(default_factory=dict)
     running: set[asyncio.Task[None]] = field(default_factory=set)
@@ -64,8 +64,8 @@ class VolumeUsagePoller:
     def band(self, key: OwnerKey, url: str, authority: str | None, before: str | None) -> str | None:
         """The band of a store, `before` until the first poll; starts a poll when it is time."""
         known = self._known.setdefault(key, _Known(before))
-        if self.clock() - known.asked >= POLL_SECONDS and len(self.running) < CONCURRENT:
-            known.asked = self.clock()
+        if self.clock() - known.polled >= POLL_SECONDS and len(self.running) < CONCURRENT:
+            known.polled = self.clock()
             task = self.tasks.start("volume usage poll", self._ask(key, known, url + echo.HEALTH, authority))
             self.running.add(task)
             task.add_done_callback(self.running.discard)
@@ -76,7 +76,7 @@ class VolumeUsagePoller:
         self._known.pop(key, None)
 
     async def _ask(self, key: OwnerKey, known: _Known, url: str, authority: str | None) -> None:
-        self.asked += 1
+        self.polls += 1
         before = known.band
         try:
             async with open_session(SECONDS, 1) as session:

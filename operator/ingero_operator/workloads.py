@@ -33,18 +33,10 @@ def ready_of(live: Manifest | None) -> tuple[int, int]:
     return int(status.get("readyReplicas", 0)), int(live.get("spec", {}).get("replicas", 1))
 
 
-def deadline_exceeded(live: Manifest | None) -> str | None:
-    """The Deployment's message about a rollout that makes no progress, if there is one."""
-    for condition in (live or {}).get("status", {}).get("conditions", []):
-        if condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
-            return str(condition.get("message", ""))
-    return None
-
-
-def replica_failure(live: Manifest | None) -> str | None:
-    """Why pods of a Deployment are not created: quota, admission, security."""
-    for condition in (live or {}).get("status", {}).get("conditions", []):
-        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+def reported(live: Manifest, **fields: str) -> str | None:
+    """The message of the Deployment's condition with these fields, if there is one."""
+    for condition in live.get("status", {}).get("conditions", []):
+        if fields.items() <= condition.items():
             return str(condition.get("message", ""))
     return None
 
@@ -55,10 +47,10 @@ def available(kind: str, live: Manifest | None, what: str) -> Condition:
         return unknown(kind, "Pending", f"{what} is not made yet")
     ready, desired = ready_of(live)
     name = f"{live['kind']} {live['metadata']['name']}"
-    failure = replica_failure(live)
+    failure = reported(live, type="ReplicaFailure", status="True")  # quota, admission, security
     if ready < desired and failure:
         return no(kind, "PodsRefused", f"{name}: {failure}")
-    overdue = deadline_exceeded(live)
+    overdue = reported(live, type="Progressing", reason="ProgressDeadlineExceeded")
     if ready < desired and overdue:
         return no(kind, "ProgressDeadlineExceeded", f"{name}: {overdue} See `kubectl describe pod` of its pods.")
     if ready < desired:
@@ -75,7 +67,7 @@ def agents_available(sets: list[Manifest | None], privileged: bool | None) -> Co
     for live in present:
         status, name = live.get("status", {}), f"DaemonSet {live['metadata']['name']}"
         if status.get("observedGeneration", 0) < live["metadata"].get("generation", 0):
-            return unknown(kind, "Pending", f"{name} is not looked at yet")
+            return unknown(kind, "Pending", f"{name} is not observed yet")
         ready, desired = ready_of(live)
         if desired == 0:
             return no(

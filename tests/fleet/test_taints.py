@@ -38,9 +38,10 @@ def record(
         owner="u", verdict="0badcafe", effect=effect, since=NOW - 60, expires=expires or NOW + 3600, node_uid="n",
         severity=0.3, windows=6,
     )  # fmt: skip
-    step = Step(verb=verb, node=node, uid="n", reason="Confirmed", taint=None if verb == "remove" else taint)
+    left = None if verb == "remove" else taint
+    step = Step(verb=verb, node=node, uid="n", reason="Confirmed", taint=left, removed="0badcafe")
     words = f"Node {node} was marked"
-    return log_request(step, cluster="prod", owner="u", verdict="0badcafe", message=words, identity="i", now=now)
+    return log_request(step, cluster="prod", owner="u", message=words, identity="i", now=now)
 
 
 def take(tracker: TaintTracker, *requests: dict[str, Any], now: float = NOW) -> TaintTracker:

@@ -1,5 +1,7 @@
 """Which images the operator takes, and which ones it runs for others."""
 
+from typing import Any
+
 import pytest
 
 from ingero_kit.settings import SettingsError, load
@@ -48,8 +50,16 @@ def test_an_entry_allows_its_repository_and_nothing_that_looks_like_it(
     assert is_allowed(image, entries) is allowed
 
 
+def platform_with(**settings: Any) -> Platform:
+    return Platform(config=OperatorConfig(**settings))
+
+
 def test_a_resource_may_name_other_tags_of_the_operators_own_repositories_and_what_it_allows() -> None:
-    platform = Platform(registry="registry.example.com/team", allowed_images=("mirror.example.com/ingero/",))
+    platform = Platform(
+        config=OperatorConfig(
+            image_registry="registry.example.com/team", allowed_images=("mirror.example.com/ingero/",)
+        )
+    )
 
     assert not platform.refuses(None)
     assert not platform.refuses("registry.example.com/team/ingero/agent:nightly")
@@ -59,7 +69,9 @@ def test_a_resource_may_name_other_tags_of_the_operators_own_repositories_and_wh
 
 
 def test_a_digest_pins_the_operators_own_version_and_no_other() -> None:
-    platform = Platform(version="1.2.3", registry="r.example.com", digests={"agent": DIGEST})
+    platform = Platform(
+        config=OperatorConfig(version="1.2.3", image_registry="r.example.com", image_digests={"agent": DIGEST})
+    )
 
     assert platform.image_of("agent", None, None) == f"r.example.com/ingero/agent:1.2.3@{DIGEST}"
     assert platform.image_of("agent", "2.0.0", None) == "r.example.com/ingero/agent:2.0.0"
@@ -70,7 +82,7 @@ def test_what_nobody_configured_is_taken_from_no_registry_of_the_internet() -> N
     (deployment,) = (item for item in everything("1.2.3") if item["kind"] == "Deployment")
 
     assert deployment["spec"]["template"]["spec"]["containers"][0]["image"] == "localhost/ingero/operator:1.2.3"
-    assert Platform(version="1.2.3").image_of("agent", None, None) == "localhost/ingero/agent:1.2.3"
+    assert platform_with(version="1.2.3").image_of("agent", None, None) == "localhost/ingero/agent:1.2.3"
 
 
 def test_the_operator_is_told_in_flags_and_variables() -> None:
@@ -97,6 +109,6 @@ def test_images_that_could_come_from_anywhere_are_refused_at_the_start(flags: di
 
 def test_a_full_name_in_the_template_needs_no_registry() -> None:
     config = load(OperatorConfig, flags={"image": "r.example.com/x-{component}:{version}"})
-    platform = Platform(image=config.image, registry=config.image_registry, version="1")
+    platform = Platform(config=config.model_copy(update={"version": "1"}))
 
     assert platform.image_of("fleet", None, None) == "r.example.com/x-fleet:1"

@@ -27,7 +27,7 @@ from ingero_operator.untrusted_http import NoResponse
 from ingero_testing.fleets import Fleets, Says, fleets
 
 KEY = ("FleetCluster", "ml", "prod")
-QUESTION = PollRequest(url="http://fleet", cluster="c", held=frozenset({"a", "b"}))
+QUESTION = PollRequest(url="http://fleet", cluster="c", tainted=frozenset({"a", "b"}))
 
 
 def parse_response(stragglers: Any, nodes: list[Any], now: float, before: Evidence | None) -> PollResult:
@@ -151,9 +151,9 @@ def test_what_is_no_answer_is_refused(broken: dict[str, Any]) -> None:
 
 
 def test_an_answer_about_another_cluster_is_none() -> None:
-    with pytest.raises(NoResponse, match="speaks of cluster 'other' when asked for 'c'"):
+    with pytest.raises(NoResponse, match="answers for cluster 'other' instead of 'c'"):
         parse_response(result(cluster_id="other"), [], 1.0, None)
-    with pytest.raises(NoResponse, match="speaks of cluster 'other'"):
+    with pytest.raises(NoResponse, match="answers for cluster 'other'"):
         parse_response(result(), [Says().node("a") | {"cluster_id": "other"}], 1.0, None)
 
 
@@ -281,7 +281,7 @@ def test_an_odd_answer_is_said_and_fleet_is_asked_again(raw: bytes, headers: dic
 
     tasks = Tasks()
     with fleets() as double:
-        asked(double, story, tasks, held=frozenset({"a"}))
+        asked(double, story, tasks, tainted=frozenset({"a"}))
     assert not tasks.failures
 
 

@@ -125,15 +125,15 @@ def test_the_default_class_is_the_newest_then_by_name() -> None:
 @pytest.mark.parametrize(
     ("asked", "held", "capacity", "expands", "size", "grow_to", "reason"),
     [
-        ("10Gi", "10Gi", "10Gi", True, "10Gi", None, "NotAsked"),
+        ("10Gi", "10Gi", "10Gi", True, "10Gi", None, "AsRequested"),
         ("20Gi", "10Gi", "10Gi", True, "10Gi", "20Gi", "Resizing"),
         ("20Gi", "20Gi", "10Gi", True, "20Gi", None, "Resizing"),
         ("20Gi", "10Gi", "10Gi", False, "10Gi", None, "ClassCannotExpand"),
         ("20Gi", "10Gi", None, True, "10Gi", None, "ClaimPending"),
-        ("10Gi", "10Gi", None, True, "10Gi", None, "NotAsked"),
-        ("15Gi", "10Gi", "16Gi", False, "10Gi", None, "NotAsked"),
-        ("5Gi", "10Gi", "10Gi", True, "10Gi", None, "NotAsked"),
-        ("10240Mi", "10Gi", "10Gi", True, "10240Mi", None, "NotAsked"),
+        ("10Gi", "10Gi", None, True, "10Gi", None, "AsRequested"),
+        ("15Gi", "10Gi", "16Gi", False, "10Gi", None, "AsRequested"),
+        ("5Gi", "10Gi", "10Gi", True, "10Gi", None, "AsRequested"),
+        ("10240Mi", "10Gi", "10Gi", True, "10240Mi", None, "AsRequested"),
     ],
 )
 def test_a_claim_is_written_with_the_size_that_it_has_and_grows_in_a_write_of_its_own(

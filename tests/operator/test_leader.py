@@ -9,7 +9,7 @@ import kopf
 from aiohttp import web
 
 from ingero_operator.api_client import ApiClient
-from ingero_operator.leader import LeaderElector, LeaseConfig
+from ingero_operator.leader import LeaderElector
 
 HELD = {
     "metadata": {"name": "ingero-operator", "namespace": "home", "resourceVersion": "1"},
@@ -33,8 +33,7 @@ async def standby(answers: list[tuple[int, dict[str, Any]]]) -> AsyncIterator[Le
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
         async with ApiClient(kopf.ConnectionInfo(server=f"http://127.0.0.1:{runner.addresses[0][1]}")) as api:
-            config = LeaseConfig(namespace="home", identity="me", duration=0.3, renew_deadline=0.2, retry=0.02)
-            elector = LeaderElector(api, config)
+            elector = LeaderElector(api, "home", "me", 0.3)
             waiting = asyncio.create_task(elector.acquire())
             yield elector
             waiting.cancel()
@@ -53,7 +52,7 @@ def test_a_replica_that_may_not_read_the_lease_is_hindered_in_words() -> None:
     async def run() -> str:
         async with standby([(403, NO_RIGHT)]) as elector:
             async with asyncio.timeout(60):
-                while "asked" in elector.blocked_reason():
+                while "not tried" in elector.blocked_reason():
                     await asyncio.sleep(0.01)
             return elector.blocked_reason()
 
@@ -65,7 +64,7 @@ def test_before_the_first_answer_a_replica_is_hindered() -> None:
         async with standby([(200, HELD)]) as elector:
             return elector.blocked_reason()
 
-    assert asyncio.run(run()) == "has not asked for the Lease yet"
+    assert asyncio.run(run()) == "has not tried to take the Lease yet"
 
 
 def test_a_replica_that_waits_for_its_turn_is_not_hindered_until_the_api_server_stays_away() -> None:

@@ -22,7 +22,7 @@ def test_every_reason_has_its_cure() -> None:
     text = (ROOT / "docs/operator.md").read_text()
 
     assert len(reasons()) > 40
-    plain = {"Available", "Bound", "Allowed", "AsExpected", "NotAsked", "QuorumMet", "Progressing", "Fresh"}
+    plain = {"Available", "Bound", "Allowed", "AsExpected", "AsRequested", "QuorumMet", "Progressing", "Fresh"}
     assert sorted(reason for reason in reasons() - plain if reason not in text) == []
 
 

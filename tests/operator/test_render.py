@@ -17,6 +17,7 @@ from ingero_kit.settings import load
 from ingero_operator.api.v1alpha1 import OWN_FIELDS, EchoStoreSpec, FleetClusterSpec, Setting
 from ingero_operator.render import agents, desired, echo, fleet
 from ingero_operator.render.common import Owner, Platform
+from ingero_operator.settings import OperatorConfig
 from ingero_sink.cli import main as sink_command
 from ingero_sink.settings import SinkSettings
 from scripts.generate import rows
@@ -64,14 +65,10 @@ def test_a_fleet_cluster_becomes_these_children() -> None:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("registry", "image"),
-    [("", "ingero/fleet:1.2.3"), ("registry.example.com/team/", "registry.example.com/team/ingero/fleet:1.2.3")],
-)
-def test_images_come_from_the_registry_that_the_operator_is_told(registry: str, image: str) -> None:
-    platform = Platform(version="1.2.3", registry=registry)
+def test_images_come_from_the_registry_that_the_operator_is_told() -> None:
+    platform = Platform(config=OperatorConfig(version="1.2.3", image_registry="registry.example.com/team/"))
 
-    assert platform.image_of("fleet", None, None) == image
+    assert platform.image_of("fleet", None, None) == "registry.example.com/team/ingero/fleet:1.2.3"
     assert platform.image_of("fleet", None, "mine:7") == "mine:7"
 
 
@@ -418,7 +415,7 @@ def test_the_provider_is_the_one_that_is_said_or_the_one_that_the_nodes_agree_on
 
 
 def test_agents_have_the_priority_that_the_resource_names_or_else_the_installation() -> None:
-    installed = Platform(agent_priority_class="ingero-agents")
+    installed = Platform(config=OperatorConfig(agent_priority_class="ingero-agents"))
 
     def priority(platform: Platform, **change: Any) -> Any:
         return pod(agents.push(OWNER, spec(**change), platform)).get("priorityClassName")
@@ -475,7 +472,7 @@ def test_selinux_and_apparmor_are_set_where_they_are_asked_for() -> None:
 
 
 def test_every_pod_may_pull_with_the_secrets_of_the_operator_and_of_the_resource() -> None:
-    platform = Platform(pull_secrets=("registry",))
+    platform = Platform(config=OperatorConfig(image_pull_secrets=("registry",)))
     own = [{"name": "mine"}, {"name": "registry"}]
     found = desired.of_fleet_cluster(OWNER, spec(imagePullSecrets=own), platform, AROUND)
     store = EchoStoreSpec.model_validate({"tlsSecret": "tls", "tokenSecret": {"name": "t"}, "imagePullSecrets": own})

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from ingero_operator.api.v1alpha1 import Mode, Taints
+from ingero_operator.api.v1alpha1 import Budget, Mode, Taints
 from ingero_operator.taints import patches
-from ingero_operator.taints.model import Accused, Decision, Evidence, Observation, TaintPolicy
+from ingero_operator.taints.model import Accused, Decision, Evidence, Observation
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, NodeView, StragglerTaint, node_view, remover
 from ingero_operator.taints.policy import decide
 from ingero_operator.taints.removals import note_releases
@@ -21,7 +21,13 @@ from ingero_operator.taints.state import DAY, Record, TaintState, from_status, t
 from ingero_operator.taints.tracking import after_attempt, after_write
 
 NOW = 1_700_000_000.0
-QUICK = replace(TaintPolicy.from_spec(Taints()), mode=Mode.NO_SCHEDULE, confirm_windows=1, confirm_for=0.0)
+
+
+def changed(policy: Taints, **update: Any) -> Taints:
+    return policy.model_copy(update=update)
+
+
+QUICK = changed(Taints(), mode=Mode.NO_SCHEDULE, confirm_windows=1, confirm_for="0s")
 
 
 def fleet(count: int = 20, **change: Any) -> dict[str, NodeView]:
@@ -40,7 +46,7 @@ def observed(nodes: dict[str, NodeView], evidence: Evidence | None, **change: An
     return replace(Observation(owner="fc", nodes=nodes, watched=frozenset(nodes), evidence=evidence), **change)
 
 
-def look(policy: TaintPolicy = QUICK, nodes: dict[str, NodeView] | None = None, state: TaintState | None = None,
+def look(policy: Taints = QUICK, nodes: dict[str, NodeView] | None = None, state: TaintState | None = None,
          *, evidence: Evidence | None = None, now: float = NOW, **change: Any) -> Decision:  # fmt: skip
     return decide(policy, observed(nodes or fleet(), evidence or says("n03"), **change), state or TaintState(), now)
 
@@ -67,7 +73,7 @@ def test_a_confirmed_straggler_is_marked_with_its_evidence() -> None:
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"policy": replace(QUICK, mode=Mode.OBSERVE)}, "Observing"),
+        ({"policy": changed(QUICK, mode=Mode.OBSERVE)}, "Observing"),
         ({"paused": "alice: maintenance"}, "Paused"),
         ({"unguarded": "no policy"}, "Unguarded"),
         ({"deleting": True}, "Deleting"),
@@ -76,7 +82,7 @@ def test_a_confirmed_straggler_is_marked_with_its_evidence() -> None:
         ({"evidence": says("n03", panic=True)}, "Panic"),
         ({"evidence": says("n03", coverage_low=True)}, "LowCoverage"),
         ({"evidence": says("n03", threshold=False)}, "NoThreshold"),
-        ({"policy": replace(QUICK, max_nodes=0)}, "NoBudget"),
+        ({"policy": changed(QUICK, budget=Budget(max_nodes=0))}, "NoBudget"),
         ({"nodes": fleet(9)}, "NoBudget"),
         ({"evidence": says("n00", "n01", "n02", "n03", "n04")}, "Storm"),
         ({"state": TaintState(storm_until=NOW + 1)}, "Storm"),
@@ -165,7 +171,7 @@ def test_two_fleet_clusters_over_one_node_both_keep_off() -> None:
 
 
 def test_confirmation_takes_time_and_windows_and_a_break_starts_it_anew() -> None:
-    policy = replace(QUICK, confirm_for=60.0, confirm_windows=3)
+    policy = changed(QUICK, confirm_for="60s", confirm_windows=3)
     state, verbs = TaintState(), []
     for number in range(12):
         now = NOW + 10 * number
@@ -178,7 +184,7 @@ def test_confirmation_takes_time_and_windows_and_a_break_starts_it_anew() -> Non
 
 
 def test_the_same_statistics_count_once() -> None:
-    policy, state = replace(QUICK, confirm_windows=2), TaintState()
+    policy, state = changed(QUICK, confirm_windows=2), TaintState()
     for _ in range(5):
         decision = look(policy, state=state)
         state = decision.state
@@ -187,7 +193,7 @@ def test_the_same_statistics_count_once() -> None:
 
 
 def test_after_a_restart_a_whole_confirmation_passes_first() -> None:
-    policy = replace(QUICK, confirm_for=60.0)
+    policy = changed(QUICK, confirm_for="60s")
     first = look(policy, evidence=says("n03"))
     later = look(policy, state=first.state, evidence=says("n03", tick="2", now=NOW + 60), now=NOW + 60)
     restarted = from_status(to_status(first.state))
@@ -267,7 +273,7 @@ def test_without_good_evidence_only_time_releases(broken: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize(
     ("change", "reason"),
-    [({"deleting": True}, "Deleted"), ({"policy": replace(QUICK, mode=Mode.OBSERVE)}, "ModeLowered"),
+    [({"deleting": True}, "Deleted"), ({"policy": changed(QUICK, mode=Mode.OBSERVE)}, "ModeLowered"),
      ({"watched": frozenset()}, "Excluded")],
 )  # fmt: skip
 def test_removal_needs_no_permission(change: dict[str, Any], reason: str) -> None:
@@ -306,7 +312,7 @@ def test_fresh_evidence_renews() -> None:
 
 def test_a_lower_mode_lowers_and_a_higher_one_raises() -> None:
     nodes, state = held()
-    lower = look(replace(QUICK, mode=Mode.PREFER_NO_SCHEDULE), nodes, state)
+    lower = look(changed(QUICK, mode=Mode.PREFER_NO_SCHEDULE), nodes, state)
     nodes, state = held("PreferNoSchedule")
     higher = look(QUICK, nodes, state)
 
@@ -477,11 +483,10 @@ class Truth:
     foreign: list[dict[str, str]] = field(default_factory=list)
 
 
-POLICY = replace(
-    TaintPolicy.from_spec(Taints()),
-    mode=Mode.NO_SCHEDULE, max_nodes=2, max_percent=25, confirm_for=40.0, confirm_windows=3, recover_for=40.0,
-    min_healthy_percent=60, interval=30.0, storm_cooldown=60.0, ttl=400.0, probation=120.0, quiet=60.0, max_per_day=3,
-    override_cooldown=300.0, min_node_age=60.0,
+POLICY = Taints(
+    mode=Mode.NO_SCHEDULE, budget=Budget(max_nodes=2, max_percent=25), confirm_for="40s", confirm_windows=3,
+    recover_for="40s", min_healthy_percent=60, interval="30s", storm_cooldown="60s", ttl="400s", probation="120s",
+    quiet="60s", max_per_day=3, hands_off="300s", min_node_age="60s",
 )  # fmt: skip
 
 
@@ -596,7 +601,7 @@ class Simulation:
             self.paused = "x" if dice.random() < 0.3 else ""
         elif what < 0.70:
             modes = [*Mode, *[Mode.NO_SCHEDULE] * 12]
-            self.policy = replace(self.policy, mode=dice.choice(modes))
+            self.policy = changed(self.policy, mode=dice.choice(modes))
         elif what < 0.72:
             self.overlap = {name: "other"} if dice.random() < 0.2 else {}
         elif what < 0.735:
@@ -674,7 +679,7 @@ class Simulation:
             for name, item in (self.evidence.accused if self.evidence else {}).items()
         )
         base = [node for node in seen.nodes.values() if not node.excluded]
-        budget = min(self.policy.max_nodes, self.policy.max_percent * len(base) // 100)
+        budget = min(self.policy.budget.max_nodes, self.policy.budget.max_percent * len(base) // 100)
         if self.trusted() and budget and candidates > 2 * budget:
             self.storm = self.now
         state = decision.state

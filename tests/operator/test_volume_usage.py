@@ -58,11 +58,11 @@ def test_a_real_echo_is_asked_now_and_then_and_silence_is_borne(
 
     async def ask(url: str, before: str | None = None) -> str | None:
         """What is shown once the question that this look may lead to is over."""
-        asked = gauge.asked
+        asked = gauge.polls
         gauge.band(KEY, url, None, before)
         await asyncio.sleep(0)
         async with asyncio.timeout(60):
-            while gauge.asked != asked and gauge.running:
+            while gauge.polls != asked and gauge.running:
                 await asyncio.sleep(0.01)
         return gauge.band(KEY, url, None, before)
 
@@ -70,7 +70,7 @@ def test_a_real_echo_is_asked_now_and_then_and_silence_is_borne(
         first = await ask(url)
         assert first and first.endswith("%") and news == [KEY]
         await ask(url)
-        assert gauge.asked == 1
+        assert gauge.polls == 1
         for failures in range(1, TOLERATED_FAILURES + 1):
             now[0] += POLL_SECONDS
             shown = await ask("http://127.0.0.1:9")

@@ -33,7 +33,7 @@ def told(answer: PollResult | None, serving: bool = True, *others: Condition) ->
         (FEW, ("True", "NoQuorum"), "False", ("True", "Fresh"), ("False", "NoQuorum")),
         (GONE, ("False", "FleetUnreachable"), "True", ("False", "FleetUnreachable"), ("Unknown", "NoEvidence")),
         (OLD, ("False", "StaleEvidence"), "True", ("False", "StaleEvidence"), ("Unknown", "NoEvidence")),
-        (None, ("Unknown", "NotAsked"), "False", ("Unknown", "NotAsked"), ("Unknown", "NotAsked")),
+        (None, ("Unknown", "NotPolled"), "False", ("Unknown", "NotPolled"), ("Unknown", "NotPolled")),
     ],
     ids=["good", "few", "gone", "old", "new"],
 )

@@ -3,6 +3,8 @@
 import asyncio
 from collections import Counter
 
+import uvloop
+
 from ingero_kit.backoff import Backoff
 from ingero_operator.workqueue import HINT_SECONDS, WorkQueue
 
@@ -38,7 +40,7 @@ def test_a_key_in_line_is_done_once_and_a_dirty_running_one_once_more() -> None:
         await worked(queue, worker, lambda: queue.done == 4 and len(queue) == 0)
         return seen
 
-    assert asyncio.run(story()) == {"a": 2, "b": 2}
+    assert uvloop.run(story()) == {"a": 2, "b": 2}
 
 
 def test_failures_come_again_later_and_success_forgets_them() -> None:
@@ -56,7 +58,7 @@ def test_failures_come_again_later_and_success_forgets_them() -> None:
         await worked(queue, worker, lambda: tries == 4 and len(queue) == 0)
         return tries, queue.failures
 
-    assert asyncio.run(story()) == (4, {})
+    assert uvloop.run(story()) == (4, {})
 
 
 def test_an_earlier_wish_wins() -> None:
@@ -73,7 +75,7 @@ def test_an_earlier_wish_wins() -> None:
         await worked(queue, worker, lambda: count == 1)
         return count
 
-    assert asyncio.run(story()) == 1
+    assert uvloop.run(story()) == 1
 
 
 def test_news_that_come_again_and_again_do_not_shorten_the_pause_of_a_key_that_failed() -> None:
@@ -93,10 +95,10 @@ def test_news_that_come_again_and_again_do_not_shorten_the_pause_of_a_key_that_f
         await worked(queue, worker, lambda: tries == 2)
         for _ in range(100):
             queue.hint("a")
-        pause = queue._due["a"] - asyncio.get_running_loop().time()
+        pause = queue.waiting.due["a"][0] - asyncio.get_running_loop().time()
         queue.add("a")  # somebody changed it: that is worth a try at once
         await worked(queue, worker, lambda: tries == 3)
         return tries, pause, queue.failures["a"]
 
-    tries, pause, failures = asyncio.run(story())
+    tries, pause, failures = uvloop.run(story())
     assert (tries, failures) == (3, 2) and HINT_SECONDS / 2 < pause <= HINT_SECONDS

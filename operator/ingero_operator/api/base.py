@@ -1,8 +1,9 @@
 """What the types of every version share: field kinds that a structural schema can express."""
 
-from typing import Annotated, Any
+import functools
+from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from pydantic.alias_generators import to_camel
 
 from ingero_kit.settings import parse_duration
@@ -28,14 +29,12 @@ class Part(BaseModel):
     )
 
 
-def rules(*items: tuple[str, str, str]) -> dict[str, Any]:
+def rules(*items: tuple[str, str, str]) -> ConfigDict:
     """CEL rules for the schema of a part: (rule, message, field path or nothing)."""
-    return {
-        "x-kubernetes-validations": [
-            {"rule": rule, "message": message, **({"fieldPath": path} if path else {})}
-            for rule, message, path in items
-        ]
-    }
+    found: list[JsonValue] = [
+        {"rule": rule, "message": message, **({"fieldPath": path} if path else {})} for rule, message, path in items
+    ]
+    return ConfigDict(json_schema_extra={"x-kubernetes-validations": found})
 
 
 Text = Annotated[str, Field(max_length=253)]
@@ -54,6 +53,7 @@ Context = Annotated[str, Field(min_length=1, max_length=253, pattern=r"^[A-Za-z0
 Percent = Annotated[int, Field(ge=0, le=100)]
 
 
+@functools.lru_cache(1024)
 def seconds(span: str) -> float:
     """Seconds of a duration that passed the schema."""
     return float(str(parse_duration(span)))
@@ -85,14 +85,12 @@ class Resources(Part):
     memory: Quantity | None = None
     """Memory request and limit."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "!has(self.memory) || (isQuantity(self.memory) && "
-                f"quantity(self.memory).compareTo(quantity('{LEAST_MEMORY}')) >= 0)",
-                f"memory must be at least {LEAST_MEMORY}: no component starts with less",
-                ".memory",
-            )
+    model_config = rules(
+        (
+            "!has(self.memory) || (isQuantity(self.memory) && "
+            f"quantity(self.memory).compareTo(quantity('{LEAST_MEMORY}')) >= 0)",
+            f"memory must be at least {LEAST_MEMORY}: no component starts with less",
+            ".memory",
         )
     )
 
@@ -111,19 +109,17 @@ class Toleration(Part):
     ) = None
     """Effect; every one without it."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "has(self.key) || (has(self.operator) && self.operator == 'Exists')",
-                "a toleration without a key needs operator: Exists",
-                "",
-            ),
-            (
-                "!has(self.value) || self.value == '' || !has(self.operator) || self.operator != 'Exists'",
-                "a toleration with operator: Exists has no value",
-                ".value",
-            ),
-        )
+    model_config = rules(
+        (
+            "has(self.key) || (has(self.operator) && self.operator == 'Exists')",
+            "a toleration without a key needs operator: Exists",
+            "",
+        ),
+        (
+            "!has(self.value) || self.value == '' || !has(self.operator) || self.operator != 'Exists'",
+            "a toleration with operator: Exists has no value",
+            ".value",
+        ),
     )
 
 
@@ -155,13 +151,11 @@ class AppArmorProfile(Part):
     localhost_profile: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Name of a profile that the nodes have loaded, for Localhost."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "has(self.localhostProfile) == (self.type == 'Localhost')",
-                "appArmorProfile.localhostProfile goes with the type Localhost, and with no other",
-                "",
-            )
+    model_config = rules(
+        (
+            "has(self.localhostProfile) == (self.type == 'Localhost')",
+            "appArmorProfile.localhostProfile goes with the type Localhost, and with no other",
+            "",
         )
     )
 

@@ -16,15 +16,15 @@ class Condition(Part):
     """A standard condition."""
 
     type: Annotated[str, Field(max_length=63)]
-    """What is spoken of."""
+    """What the condition is about."""
     status: Literal["True", "False", "Unknown"]
-    """Whether it is so."""
+    """Whether it holds."""
     reason: Annotated[str, Field(max_length=127)]
     """Why, in one word."""
     message: Sentence = ""
     """Why, in a sentence with the fix."""
     observed_generation: int | None = None
-    """Generation of the spec that was looked at."""
+    """Generation of the spec that was reconciled."""
     last_transition_time: Moment | None = None
     """When the status last changed."""
 
@@ -95,11 +95,11 @@ class Row(Part):
     rail: Short
     """The policy check that prevents its taint, or `Next`."""
     message: Short = ""
-    """In words."""
+    """A sentence."""
 
 
-class Held(Part):
-    """What must be remembered of one node over restarts."""
+class NodeRecord(Part):
+    """State of one node that survives restarts."""
 
     node: Short
     """Name of the node."""
@@ -116,7 +116,7 @@ class Held(Part):
     released: Moment | None = None
     """When it was last released."""
     hands_off_until: Moment | None = None
-    """Until when it is left alone because somebody removed our taint."""
+    """Until when it is not tainted because another writer removed the taint."""
     overridden_by: Short | None = None
     """Who removed it."""
 
@@ -127,25 +127,25 @@ class TaintStatus(Part):
     mode: Short | None = None
     """Mode in force."""
     used: Short | None = None
-    """Nodes held/budget."""
+    """Tainted nodes/budget."""
     last_taint_time: Moment | None = None
     """When a node was last tainted."""
     storm_until: Moment | None = None
     """Until when nothing is tainted after a storm."""
     last_action: Short | None = None
-    """The latest action in words."""
+    """The latest action."""
     preview: Annotated[tuple[Row, ...], Field(max_length=20)] = ()
     """What would be done next, and which policy check prevents the rest."""
     more: int | None = None
     """Rows left out of the preview."""
-    nodes: Annotated[tuple[Held, ...], Field(max_length=64)] = ()
-    """What must be remembered of nodes."""
+    nodes: Annotated[tuple[NodeRecord, ...], Field(max_length=64)] = ()
+    """State of nodes that survives restarts."""
     history: Annotated[tuple[Short, ...], Field(max_length=20)] = ()
     """The latest actions, newest first."""
 
 
-class FleetClusterStatus(Part):
-    """What the operator knows about a FleetCluster."""
+class ResourceStatus(Part):
+    """What the status of every resource has."""
 
     observed_generation: int | None = None
     """Generation of the spec that this status is about."""
@@ -157,6 +157,13 @@ class FleetClusterStatus(Part):
     """Version of the components."""
     conditions: Conditions = ()
     """Conditions."""
+    effective: Effective | None = None
+    """The spec with every default filled in."""
+
+
+class FleetClusterStatus(ResourceStatus):
+    """What the operator knows about a FleetCluster."""
+
     fleet: Workload | None = None
     """Fleet."""
     agents: Workload | None = None
@@ -169,8 +176,6 @@ class FleetClusterStatus(Part):
     """What jobs cost, where Fleet knows a rate."""
     taints: TaintStatus | None = None
     """Taints."""
-    effective: Effective | None = None
-    """The spec with every default filled in."""
 
 
 class EncryptionStatus(Part):
@@ -211,24 +216,12 @@ class StorageStatus(Part):
     """How full it is, in steps of ten percent."""
 
 
-class EchoStoreStatus(Part):
+class EchoStoreStatus(ResourceStatus):
     """What the operator knows about an EchoStore."""
 
-    observed_generation: int | None = None
-    """Generation of the spec that this status is about."""
-    summary: Short | None = None
-    """Reason of the worst condition, or Healthy."""
-    message: Sentence | None = None
-    """Its sentence."""
-    version: Short | None = None
-    """Version of Echo."""
-    conditions: Conditions = ()
-    """Conditions."""
     encryption: EncryptionStatus | None = None
     """What vouches for encryption at rest."""
     storage: StorageStatus | None = None
     """The claim."""
     endpoint: Short | None = None
     """Where to ask."""
-    effective: Effective | None = None
-    """The spec with every default filled in."""

@@ -7,7 +7,7 @@ applied, and `status.effective` shows what it means.
 from enum import StrEnum
 from typing import Annotated, Final
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
 from ingero_operator.api.base import (
     NAME_PATTERN,
@@ -79,7 +79,7 @@ class Images(Part):
 
 
 class Quorum(Part):
-    """When the statistics may speak."""
+    """Fewest nodes for statistics."""
 
     statistical_min: Annotated[int, Field(ge=2, le=100_000)] = 5
     """Fewest active nodes of a cohort for a threshold."""
@@ -110,19 +110,17 @@ class Forward(Part):
     token_secret: SecretKey | None = None
     """Bearer token to send."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "has(self.echoStore) != has(self.endpoint)",
-                "spec.fleet.forward needs either echoStore or endpoint",
-                "",
-            ),
-            (
-                "!has(self.endpoint) || int(self.endpoint.substring(self.endpoint.lastIndexOf(':') + 1)) <= 65535",
-                "spec.fleet.forward.endpoint: no port is larger than 65535",
-                ".endpoint",
-            ),
-        )
+    model_config = rules(
+        (
+            "has(self.echoStore) != has(self.endpoint)",
+            "spec.fleet.forward needs either echoStore or endpoint",
+            "",
+        ),
+        (
+            "!has(self.endpoint) || int(self.endpoint.substring(self.endpoint.lastIndexOf(':') + 1)) <= 65535",
+            "spec.fleet.forward.endpoint: no port is larger than 65535",
+            ".endpoint",
+        ),
     )
 
 
@@ -149,13 +147,11 @@ class Setting(Part):
     value: Annotated[str, Field(max_length=512)]
     """Its value as YAML, such as `[workload_type]`."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                f"!(self.name in [{', '.join(repr(name) for name in OWN_FIELDS)}])",
-                "spec.fleet.settings: this one has a field of its own under spec.fleet",
-                ".name",
-            )
+    model_config = rules(
+        (
+            f"!(self.name in [{', '.join(repr(name) for name in OWN_FIELDS)}])",
+            "spec.fleet.settings: this one has a field of its own under spec.fleet",
+            ".name",
         )
     )
 
@@ -222,7 +218,7 @@ class Fleet(Confinement):
     push_interval: Interval = "10s"
     """How often agents push; statistics are computed as often."""
     quorum: Quorum = Quorum()
-    """When the statistics may speak."""
+    """Fewest nodes for statistics."""
     threshold: Threshold = Threshold()
     """The rule."""
     max_nodes: Annotated[int, Field(ge=1, le=1_000_000)] = 200_000
@@ -305,7 +301,7 @@ class ServiceMonitors(Part):
     enabled: bool = True
     """Make them."""
     labels: Labels = Field(default_factory=dict)
-    """Labels that the Prometheus looks for."""
+    """Labels by which Prometheus selects them."""
     interval: Interval = "30s"
     """How often to scrape."""
 
@@ -320,7 +316,7 @@ class Network(Part):
 
 
 class Budget(Part):
-    """How many nodes may be held at once: both limits count, the smaller one rules."""
+    """How many nodes may be tainted at once: the smaller of two limits."""
 
     max_nodes: Annotated[int, Field(ge=0, le=1000)] = 2
     """Nodes."""
@@ -334,33 +330,33 @@ class Taints(Part):
     mode: Mode = Mode.OBSERVE
     """Observe, Annotate, PreferNoSchedule or NoSchedule."""
     budget: Budget = Budget()
-    """How many nodes may be held at once."""
+    """How many nodes may be tainted at once."""
     confirm_for: Span = "10m"
-    """How long a verdict must have held."""
+    """How long a verdict must have lasted."""
     confirm_windows: Annotated[int, Field(ge=1, le=1000)] = 6
-    """Consecutive statistics in which it must have held."""
+    """Consecutive statistics that must have confirmed it."""
     recover_for: Span = "10m"
-    """How long a node must have been active and well before it is released."""
+    """How long a node must have been active and healthy before it is released."""
     min_healthy_percent: Percent = 80
-    """Eligible nodes, percent, that must stay ready, schedulable and free of our taint."""
+    """Eligible nodes, percent, that must stay ready, schedulable and without this taint."""
     interval: Span = "5m"
-    """Least time between two new taints."""
+    """Shortest time between two new taints."""
     storm_cooldown: Span = "15m"
-    """Rest after more candidates at once than one cause would leave apart."""
+    """Pause after too many candidates at once, which point to a common cause."""
     ttl: Span = "24h"
     """How long a taint lasts without fresh evidence."""
     probation: Span = "6h"
     """How long NoSchedule is followed by PreferNoSchedule when its time is over."""
     quiet: Span = "30m"
-    """Rest of a node after it was released."""
+    """Pause for a node after it was released."""
     max_per_day: Annotated[int, Field(ge=1, le=8)] = 3
-    """Taints of one node in 24 hours, after which a person is asked."""
+    """Most taints of one node in 24 hours."""
     hands_off: Span = "24h"
-    """Rest of a node whose taint somebody else removed."""
+    """Pause for a node whose taint another writer removed."""
     min_node_age: Span = "30m"
     """Age below which a node is left alone."""
     domain_label: LabelKey = "nvidia.com/gpu.clique"
-    """Label of the failure domain in which at most one node is held."""
+    """Label of the failure domain in which at most one node is tainted."""
     pause_requests: Annotated[tuple[Text, ...], Field(max_length=16)] = ()
     """Who asks for a pause and why; while there is one, no node is tainted."""
 
@@ -392,11 +388,7 @@ class FleetClusterSpec(Part):
     service_monitors: ServiceMonitors = ServiceMonitors()
     """ServiceMonitors."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            ("self.clusterId == oldSelf.clusterId", "spec.clusterId cannot be changed", ".clusterId")
-        )
-    )
+    model_config = rules(("self.clusterId == oldSelf.clusterId", "spec.clusterId cannot be changed", ".clusterId"))
 
 
 class Encryption(Part):
@@ -418,26 +410,24 @@ class Storage(Part):
     encryption: Encryption = Encryption()
     """The gate before the volume."""
 
-    model_config = ConfigDict(
-        json_schema_extra=rules(
-            (
-                "!has(self.size) || isQuantity(self.size)",
-                "spec.storage.size must be a quantity such as 50Gi",
-                ".size",
-            ),
-            (
-                "!has(self.size) || !isQuantity(self.size) || "
-                f"quantity(self.size).compareTo(quantity('{LEAST_SIZE}')) >= 0",
-                f"spec.storage.size must be at least {LEAST_SIZE}",
-                ".size",
-            ),
-            (
-                "!has(oldSelf.size) || (has(self.size) && isQuantity(self.size) && isQuantity(oldSelf.size) && "
-                "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0)",
-                "spec.storage.size can only grow",
-                "",
-            ),
-        )
+    model_config = rules(
+        (
+            "!has(self.size) || isQuantity(self.size)",
+            "spec.storage.size must be a quantity such as 50Gi",
+            ".size",
+        ),
+        (
+            "!has(self.size) || !isQuantity(self.size) || "
+            f"quantity(self.size).compareTo(quantity('{LEAST_SIZE}')) >= 0",
+            f"spec.storage.size must be at least {LEAST_SIZE}",
+            ".size",
+        ),
+        (
+            "!has(oldSelf.size) || (has(self.size) && isQuantity(self.size) && isQuantity(oldSelf.size) && "
+            "quantity(self.size).compareTo(quantity(oldSelf.size)) >= 0)",
+            "spec.storage.size can only grow",
+            "",
+        ),
     )
 
 
@@ -464,7 +454,7 @@ class EchoStoreSpec(Confinement):
     token_secret: SecretKey
     """Secret with the bearer tokens, one a line."""
     tls_secret: ObjectName
-    """Secret of type kubernetes.io/tls, with ca.crt: Echo never speaks plain text over a network. The certificate
+    """Secret of type kubernetes.io/tls, with ca.crt: Echo accepts no plain text over a network. The certificate
     must name `NAME-echo.NAMESPACE.svc`."""
     storage: Storage = Storage()
     """The volume."""

@@ -14,10 +14,10 @@ from ingero_operator.render.common import (
     Owner,
     Platform,
     confined,
+    container,
     locked_down,
     probe,
     pulled,
-    resources,
     service,
     service_account,
     service_monitor,
@@ -45,16 +45,13 @@ HOST_FOLDERS: Final = {
 def children(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> list[Manifest | None]:
     """All children on the GPU nodes, in the order in which they are applied."""
     tracing = spec.agents.source is Source.TRACE
-    scrape = spec.service_monitors
     return [
         service_account(owner, TRACE) if tracing else None,
         service_account(owner, PUSH),
         service(owner, PUSH, {"sink": (SINK_PORT, "http"), PUSH: (PUSH_PORT, "http")}, headless=True),
         trace(owner, spec, platform) if tracing else None,
         push(owner, spec, platform),
-        service_monitor(owner, PUSH, ("sink", PUSH), scrape.interval, scrape.labels)
-        if scrape.enabled and platform.service_monitors
-        else None,
+        service_monitor(owner, platform, PUSH, ("sink", PUSH), spec.service_monitors),
     ]
 
 
@@ -68,72 +65,68 @@ def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
     wanted = spec.agents.trace
     capabilities = [*CAPABILITIES, *(["SYS_ADMIN"] if wanted.sys_admin else [])]
     to_fleet = _to_fleet(owner, spec)
-    container: Manifest = {
-        "name": TRACE,
-        "image": platform.image_of("agent", spec.version, spec.images.agent),
-        "args": _trace_arguments(owner, spec),
-        "env": _environment(),
-        "ports": [{"name": "trace", "containerPort": TRACE_PORT, "protocol": "TCP"}],
-        "readinessProbe": probe("/readyz", "trace"),
-        "resources": resources(wanted.resources),
-        "securityContext": {
-            "privileged": False,
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "runAsUser": 0,
-            "capabilities": {"drop": ["ALL"], "add": capabilities},
-            "seccompProfile": {"type": "Unconfined" if wanted.unconfined else "RuntimeDefault"},
-            **confined(wanted),
-        },
-        "volumeMounts": [
-            {"name": "state", "mountPath": STATE},
-            {"name": "tmp", "mountPath": "/tmp"},
-            *({"name": name, "mountPath": path, "readOnly": True} for name, path in HOST_FOLDERS.items()),
-            *to_fleet.mounts,
-        ],
+    security = {
+        **locked_down(),
+        "privileged": False,
+        "runAsUser": 0,
+        "capabilities": {"drop": ["ALL"], "add": capabilities},
+        "seccompProfile": {"type": "Unconfined" if wanted.unconfined else "RuntimeDefault"},
+        **confined(wanted),
     }
+    mounts: list[Manifest] = [
+        {"name": "state", "mountPath": STATE},
+        {"name": "tmp", "mountPath": "/tmp"},
+        *({"name": name, "mountPath": path, "readOnly": True} for name, path in HOST_FOLDERS.items()),
+        *to_fleet.mounts,
+    ]
+    tracer = container(
+        TRACE,
+        platform.image_of("agent", spec.version, spec.images.agent),
+        _trace_arguments(owner, spec),
+        {"trace": TRACE_PORT},
+        wanted.resources,
+        mounts,
+        env=_environment(),
+        readinessProbe=probe("/readyz", "trace"),
+        securityContext=security,
+    )
     volumes: list[Manifest] = [
         {"name": "state", "hostPath": {"path": host_state(owner), "type": "DirectoryOrCreate"}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         *({"name": name, "hostPath": {"path": path, "type": ""}} for name, path in HOST_FOLDERS.items()),
         *to_fleet.volumes,
     ]
-    pod = {"hostPID": True, "containers": [container], "volumes": volumes}
+    pod = {"hostPID": True, "containers": [tracer], "volumes": volumes}
     return _daemon_set(owner, spec, platform, TRACE, pod)
 
 
 def push(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
     """The DaemonSet that pushes health; it offers straggler events on a socket that only its sink container sees."""
     args, mounts, volumes = _push_arguments(owner, spec)
-    container: Manifest = {
-        "name": PUSH,
-        "image": platform.image_of("agent", spec.version, spec.images.agent),
-        "args": args,
-        "env": _environment(),
-        "ports": [{"name": PUSH, "containerPort": PUSH_PORT, "protocol": "TCP"}],
-        "startupProbe": probe("/healthz", PUSH, period=1, failures=120),
+    socket = {"name": "socket", "mountPath": SOCKET}
+    agent = container(
+        PUSH,
+        platform.image_of("agent", spec.version, spec.images.agent),
+        args,
+        {PUSH: PUSH_PORT},
+        spec.agents.push.resources,
+        [socket, {"name": "baseline", "mountPath": "/baseline"}, *mounts],
+        env=_environment(),
+        startupProbe=probe("/healthz", PUSH, period=1, failures=120),
         # Ready: its pushes reach Fleet. A short outage of Fleet does not make the agent unready.
-        "readinessProbe": probe("/readyz", PUSH, failures=6),
-        "livenessProbe": probe("/healthz", PUSH, period=20),
-        "resources": resources(spec.agents.push.resources),
-        "securityContext": locked_down(),
-        "volumeMounts": [
-            {"name": "socket", "mountPath": SOCKET},
-            {"name": "baseline", "mountPath": "/baseline"},
-            *mounts,
-        ],
-    }
-    sink: Manifest = {
-        "name": "sink",
-        "image": platform.image_of("sink", spec.version, spec.images.sink),
-        "args": ["--socket-path", f"{SOCKET}/remediate.sock", "--listen", f":{SINK_PORT}"],
-        "ports": [{"name": "sink", "containerPort": SINK_PORT, "protocol": "TCP"}],
-        "startupProbe": probe("/healthz", "sink", period=1, failures=60),
-        "livenessProbe": probe("/healthz", "sink"),
-        "resources": resources(spec.agents.push.sink_resources),
-        "securityContext": locked_down(),
-        "volumeMounts": [{"name": "socket", "mountPath": SOCKET}],
-    }
+        readinessProbe=probe("/readyz", PUSH, failures=6),
+        livenessProbe=probe("/healthz", PUSH, period=20),
+    )
+    sink = container(
+        "sink",
+        platform.image_of("sink", spec.version, spec.images.sink),
+        ["--socket-path", f"{SOCKET}/remediate.sock", "--listen", f":{SINK_PORT}"],
+        {"sink": SINK_PORT},
+        spec.agents.push.sink_resources,
+        [socket],
+        startupProbe=probe("/healthz", "sink", period=1, failures=60),
+        livenessProbe=probe("/healthz", "sink"),
+    )
     pod: Manifest = {
         "securityContext": {**unprivileged(), **confined(spec.agents.push)},
         "volumes": [
@@ -144,9 +137,9 @@ def push(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
     }
     if platform.native_sidecars:
         pod["initContainers"] = [{**sink, "restartPolicy": "Always"}]
-        pod["containers"] = [container]
+        pod["containers"] = [agent]
     else:
-        pod["containers"] = [container, sink]
+        pod["containers"] = [agent, sink]
     return _daemon_set(owner, spec, platform, PUSH, pod)
 
 
@@ -254,11 +247,11 @@ def _daemon_set(owner: Owner, spec: FleetClusterSpec, platform: Platform, compon
         **pulled(platform, spec.image_pull_secrets),
         **pod,
     }
-    priority = wanted.priority_class_name or platform.agent_priority_class
+    priority = wanted.priority_class_name or platform.config.agent_priority_class
     if priority:
         common["priorityClassName"] = priority
     if wanted.runtime_class_name:
         common["runtimeClassName"] = wanted.runtime_class_name
     rolling = {"maxUnavailable": f"{wanted.max_unavailable_percent}%", "maxSurge": 0}
     special = {"updateStrategy": {"type": "RollingUpdate", "rollingUpdate": rolling}}
-    return workload(owner, "DaemonSet", component, spec.version or platform.version, common, special)
+    return workload(owner, "DaemonSet", component, spec.version or platform.config.version, common, special)

@@ -8,8 +8,10 @@ from typing import Any, Final
 
 from ingero_contract.kubernetes import GROUP, MANAGER, OWNER_LABEL, SPEC_HASH, VERSION
 from ingero_operator.api.base import Confinement, LocalName, Resources, Toleration
+from ingero_operator.api.v1alpha1 import ServiceMonitors
 from ingero_operator.kinds import Manifest
-from ingero_operator.render.images import COMPONENTS, IMAGE, LOCAL, image_name, is_allowed
+from ingero_operator.render.images import COMPONENTS, image_name, is_allowed
+from ingero_operator.settings import OperatorConfig
 
 NAME: Final = "app.kubernetes.io/name"
 MANAGED_BY: Final = "app.kubernetes.io/managed-by"
@@ -58,32 +60,24 @@ class Owner:
 class Platform:
     """What the cluster offers and what the operator's settings say, the same for every resource."""
 
-    version: str = "0.1.0"
-    image: str = IMAGE
-    registry: str = LOCAL
-    digests: Mapping[str, str] = field(default_factory=dict)
-    """Digests of the images of `version`, by component."""
-    allowed_images: tuple[str, ...] = ()
-    """Repositories that a resource may name in addition to those that the operator uses itself."""
-    pull_secrets: tuple[str, ...] = ()
-    operator_namespace: str = "ingero-system"
-    agent_priority_class: str = ""
+    config: OperatorConfig = field(default_factory=OperatorConfig)
     native_sidecars: bool = True
     service_monitors: bool = False
 
     def image_of(self, component: str, version: str | None, override: str | None) -> str:
         """The image of a component."""
-        name, pinned = self._image(component, version or self.version), self.digests.get(component)
-        return override or (f"{name}@{pinned}" if pinned and version in (None, self.version) else name)
+        own = self.config.version
+        name, pinned = self._image(component, version or own), self.config.image_digests.get(component)
+        return override or (f"{name}@{pinned}" if pinned and version in (None, own) else name)
 
     def _image(self, component: str, version: str) -> str:
-        return image_name(self.image, self.registry, component, version)
+        return image_name(self.config.image, self.config.image_registry, component, version)
 
     def refuses(self, override: str | None) -> bool:
         """Whether a resource must not name this image: it would run with rights that the resource's author may not
         have."""
-        own = (self._image(component, self.version) for component in COMPONENTS)
-        return override is not None and not is_allowed(override, (*own, *self.allowed_images))
+        own = (self._image(component, self.config.version) for component in COMPONENTS)
+        return override is not None and not is_allowed(override, (*own, *self.config.allowed_images))
 
 
 def selector(owner: Owner, component: str) -> dict[str, str]:
@@ -141,7 +135,7 @@ def confined(wanted: Confinement) -> Manifest:
 
 def pulled(platform: Platform, wanted: tuple[LocalName, ...]) -> Manifest:
     """Image pull secrets as fields of a pod: the operator's own and the resource's."""
-    names = dict.fromkeys((*platform.pull_secrets, *(item.name for item in wanted)))
+    names = dict.fromkeys((*platform.config.image_pull_secrets, *(item.name for item in wanted)))
     return {"imagePullSecrets": [{"name": name} for name in names]} if names else {}
 
 
@@ -167,6 +161,23 @@ def unprivileged() -> Manifest:
         "runAsGroup": USER,
         "fsGroup": USER,
         "seccompProfile": {"type": "RuntimeDefault"},
+    }
+
+
+def container(
+    name: str, image: str, args: list[str], ports: Mapping[str, int], wanted: Resources, mounts: list[Manifest],
+    **more: Any,
+) -> Manifest:  # fmt: skip
+    """A container without any privilege, unless `more` has another security context; ports by name."""
+    return {
+        "name": name,
+        "image": image,
+        "args": args,
+        "ports": [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in ports.items()],
+        "resources": resources(wanted),
+        "securityContext": locked_down(),
+        "volumeMounts": mounts,
+        **more,
     }
 
 
@@ -236,17 +247,15 @@ def service(owner: Owner, component: str, ports: dict[str, tuple[int, str]], *, 
 
 
 def service_monitor(
-    owner: Owner, component: str, ports: tuple[str, ...], interval: str, extra: dict[str, str], **how: Any
-) -> Manifest:
-    """A ServiceMonitor of the Prometheus operator. `how`: further fields of its endpoints, such as TLS."""
-    child = manifest(
-        owner, "monitoring.coreos.com/v1", "ServiceMonitor", component, component,
-        {
-            "spec": {
-                "selector": {"matchLabels": selector(owner, component)},
-                "endpoints": [{"port": port, "interval": interval, **how} for port in ports],
-            }
-        },
-    )  # fmt: skip
-    child["metadata"]["labels"] |= extra
+    owner: Owner, platform: Platform, component: str, ports: tuple[str, ...], wanted: ServiceMonitors, **how: Any
+) -> Manifest | None:
+    """A ServiceMonitor, where the Prometheus operator is. `how`: further fields of its endpoints, such as TLS."""
+    if not (wanted.enabled and platform.service_monitors):
+        return None
+    spec = {
+        "selector": {"matchLabels": selector(owner, component)},
+        "endpoints": [{"port": port, "interval": wanted.interval, **how} for port in ports],
+    }
+    child = manifest(owner, "monitoring.coreos.com/v1", "ServiceMonitor", component, component, {"spec": spec})
+    child["metadata"]["labels"] |= wanted.labels
     return sealed(child)

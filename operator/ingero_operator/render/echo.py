@@ -15,13 +15,12 @@ from ingero_operator.render.common import (
     Owner,
     Platform,
     confined,
+    container,
     digest,
-    locked_down,
     manifest,
     placed,
     probe,
     pulled,
-    resources,
     sealed,
     service,
     service_account,
@@ -84,16 +83,13 @@ def children(
 ) -> list[Manifest | None]:
     """All children except claim and proof, in the order in which they are applied."""
     text = dump_bare(config(spec, capacity))
-    scrape = spec.service_monitors
     return [
         service_account(owner, COMPONENT),
         manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"echo.yaml": text}}),
         service(owner, COMPONENT, PORTS),
         service(owner, COMPONENT, PORTS, headless=True),
         stateful_set(owner, spec, platform, digest([text, token_digest])),
-        service_monitor(owner, COMPONENT, ("api",), scrape.interval, scrape.labels, **_scraped(owner, spec))
-        if scrape.enabled and platform.service_monitors
-        else None,
+        service_monitor(owner, platform, COMPONENT, ("api",), spec.service_monitors, **_scraped(owner, spec)),
     ]
 
 
@@ -162,25 +158,21 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
     ]
     # Probes use a separate listener, so that clients of the API cannot crowd out the kubelet.
     alive, serving = probe(names.LIVE, "health", period=5), probe(names.READY, "health", period=5)
-    container: Manifest = {
-        "name": COMPONENT,
-        "image": platform.image_of("echo", spec.version, spec.image),
-        "args": ["serve", "--config", f"{CONFIG}/echo.yaml"],
-        "ports": [
-            {"name": name, "containerPort": port, "protocol": "TCP"}
-            for name, port in (*((name, port) for name, (port, _) in PORTS.items()), ("health", HEALTH))
-        ],
-        "startupProbe": {**alive, "failureThreshold": 120},
-        "readinessProbe": serving,
-        "livenessProbe": {**alive, "periodSeconds": 20, "failureThreshold": 6},
-        "resources": resources(spec.resources),
-        "securityContext": locked_down(),
-        "volumeMounts": mounts,
-    }
+    server = container(
+        COMPONENT,
+        platform.image_of("echo", spec.version, spec.image),
+        ["serve", "--config", f"{CONFIG}/echo.yaml"],
+        {**{name: port for name, (port, _) in PORTS.items()}, "health": HEALTH},
+        spec.resources,
+        mounts,
+        startupProbe={**alive, "failureThreshold": 120},
+        readinessProbe=serving,
+        livenessProbe={**alive, "periodSeconds": 20, "failureThreshold": 6},
+    )
     pod: Manifest = {
         "securityContext": {**unprivileged(), **confined(spec), "fsGroupChangePolicy": "OnRootMismatch"},
         "terminationGracePeriodSeconds": 120,
-        "containers": [container],
+        "containers": [server],
         "volumes": volumes,
         **placed(spec.node_selector, spec.tolerations),
         **pulled(platform, spec.image_pull_secrets),
@@ -192,5 +184,5 @@ def stateful_set(owner: Owner, spec: EchoStoreSpec, platform: Platform, config_d
         "updateStrategy": {"type": "RollingUpdate"},
     }
     return workload(
-        owner, "StatefulSet", COMPONENT, spec.version or platform.version, pod, special, config_digest
+        owner, "StatefulSet", COMPONENT, spec.version or platform.config.version, pod, special, config_digest
     )  # fmt: skip

@@ -17,13 +17,12 @@ from ingero_operator.render.common import (
     Owner,
     Platform,
     confined,
+    container,
     digest,
-    locked_down,
     manifest,
     placed,
     probe,
     pulled,
-    resources,
     selector,
     service,
     service_account,
@@ -142,23 +141,14 @@ def _exporter(owner: Owner, forward: Forward, around: FleetInputs) -> Manifest:
 def children(owner: Owner, spec: FleetClusterSpec, platform: Platform, around: FleetInputs) -> list[Manifest | None]:
     """All children of Fleet, in the order in which they are applied."""
     text = dump_bare(config(owner, spec, around))
-    scrape = spec.service_monitors
     return [
         service_account(owner, COMPONENT),
         manifest(owner, "v1", "ConfigMap", COMPONENT, COMPONENT, {"data": {"fleet.yaml": text}}),
         claim(owner, spec) if spec.fleet.snapshots.size else None,
         service(owner, COMPONENT, PORTS),
-        deployment(
-            owner,
-            spec,
-            platform,
-            around,
-            digest([text, around.token_digest, around.price_digest]),
-        ),
+        deployment(owner, spec, platform, around, digest([text, around.token_digest, around.price_digest])),
         disruption_budget(owner),
-        service_monitor(owner, COMPONENT, ("findings", "vitals"), scrape.interval, scrape.labels)
-        if scrape.enabled and platform.service_monitors
-        else None,
+        service_monitor(owner, platform, COMPONENT, ("findings", "vitals"), spec.service_monitors),
     ]
 
 
@@ -183,26 +173,18 @@ def deployment(
 ) -> Manifest:
     """The Deployment of one replica: scores are in memory, so with two each would know half of the nodes."""
     volumes, mounts = _volumes(owner, spec, around)
-    container: Manifest = {
-        "name": COMPONENT,
-        "image": platform.image_of("fleet", spec.version, spec.images.fleet),
-        "args": [
-            "serve",
-            "--config",
-            f"{CONFIG}/fleet.yaml",
-            *(word for item in spec.fleet.settings for word in ("--set", f"{item.name}={item.value}")),
-        ],
-        "ports": [
-            *({"name": name, "containerPort": port, "protocol": "TCP"} for name, (port, _) in PORTS.items()),
-            {"name": "health", "containerPort": HEALTH, "protocol": "TCP"},
-        ],
-        "startupProbe": probe(routes.FLEET_HEALTH, "health", period=1, failures=60),
-        "readinessProbe": probe(routes.FLEET_HEALTH, "health", period=5),
-        "livenessProbe": probe(routes.FLEET_HEALTH, "health", period=10, failures=6),
-        "resources": resources(spec.fleet.resources),
-        "securityContext": locked_down(),
-        "volumeMounts": mounts,
-    }
+    settings = [word for item in spec.fleet.settings for word in ("--set", f"{item.name}={item.value}")]
+    server = container(
+        COMPONENT,
+        platform.image_of("fleet", spec.version, spec.images.fleet),
+        ["serve", "--config", f"{CONFIG}/fleet.yaml", *settings],
+        {**{name: port for name, (port, _) in PORTS.items()}, "health": HEALTH},
+        spec.fleet.resources,
+        mounts,
+        startupProbe=probe(routes.FLEET_HEALTH, "health", period=1, failures=60),
+        readinessProbe=probe(routes.FLEET_HEALTH, "health", period=5),
+        livenessProbe=probe(routes.FLEET_HEALTH, "health", period=10, failures=6),
+    )
     pod: Manifest = {
         "securityContext": {**unprivileged(), **confined(spec.fleet)},
         "terminationGracePeriodSeconds": 30,
@@ -215,7 +197,7 @@ def deployment(
             }
         ],
         "affinity": _away_from_gpus(),
-        "containers": [container],
+        "containers": [server],
         "volumes": volumes,
         **placed(spec.fleet.node_selector, spec.fleet.tolerations),
         **pulled(platform, spec.image_pull_secrets),
@@ -228,7 +210,7 @@ def deployment(
         else {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
     }
     return workload(
-        owner, "Deployment", COMPONENT, spec.version or platform.version, pod, special, config_digest
+        owner, "Deployment", COMPONENT, spec.version or platform.config.version, pod, special, config_digest
     )  # fmt: skip
 
 

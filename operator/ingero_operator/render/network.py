@@ -36,7 +36,7 @@ def _monitoring(network: Network) -> Manifest:
 
 def _operator(platform: Platform) -> Manifest:
     return {
-        "namespaceSelector": {"matchLabels": {NAMESPACE_NAME: platform.operator_namespace}},
+        "namespaceSelector": {"matchLabels": {NAMESPACE_NAME: platform.config.namespace}},
         "podSelector": {"matchLabels": {NAME: "ingero-operator"}},
     }
 

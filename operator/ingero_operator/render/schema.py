@@ -25,7 +25,7 @@ def _flatten(node: dict[str, Any], definitions: dict[str, Any], defaults: bool) 
     if "anyOf" in node:
         options = [option for option in node["anyOf"] if option.get("type") != "null"]
         if len(options) != 1:
-            raise ValueError(f"a union cannot be told structurally: {node}")
+            raise ValueError(f"a structural schema has no union: {node}")
         whole = {**options[0], **({"description": description} if description else {})}
         return _flatten(whole, definitions, defaults)
     out: dict[str, Any] = {key: node[key] for key in _KEPT if key in node}
@@ -56,9 +56,9 @@ def _flatten(node: dict[str, Any], definitions: dict[str, Any], defaults: bool) 
 
 def _property(node: dict[str, Any], definitions: dict[str, Any], defaults: bool) -> dict[str, Any]:
     out = _flatten(node, definitions, defaults)
-    words = _default(node, definitions) if defaults else ""
-    if words:
-        out["description"] = f"{out.get('description', '')} Default: {words}.".strip()
+    default = _default(node, definitions) if defaults else ""
+    if default:
+        out["description"] = f"{out.get('description', '')} Default: {default}.".strip()
     return out
 
 

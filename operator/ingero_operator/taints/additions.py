@@ -6,17 +6,19 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from ingero_operator.api.base import seconds
+from ingero_operator.api.v1alpha1 import Taints
 from ingero_operator.conditions import Condition
-from ingero_operator.taints.model import Accused, CheckResult, Observation, Step, TaintPolicy
+from ingero_operator.taints.model import Accused, CheckResult, Observation, Step
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, ZONE, NodeView, StragglerTaint
-from ingero_operator.taints.state import DAY, MAX_RECORDS, Streak, TaintState
+from ingero_operator.taints.state import DAY, MAX_RECORDS, TaintState
 
 
 @dataclass(frozen=True, kw_only=True)
 class CheckInputs:
     """Inputs that the checks of all accused nodes share."""
 
-    policy: TaintPolicy
+    policy: Taints
     observed: Observation
     state: TaintState
     allowed: Condition
@@ -46,20 +48,20 @@ def additions(inputs: CheckInputs) -> tuple[Step | None, tuple[CheckResult, ...]
         return (streak.since if streak else math.inf, _standing(accused[name]), name)
 
     for name in sorted(accused, key=order):
-        node, held = inputs.observed.nodes.get(name), tainted.get(name)
+        node, current = inputs.observed.nodes.get(name), tainted.get(name)
         if node is None:
             checks.append(CheckResult(node=name, check="Unknown", message="there is no Node of this name"))
             continue
-        if held is not None and held.taint is not None and not _may_rise(inputs, name, held.taint):
-            checks.append(CheckResult(node=name, check="Held", message=held.taint.effect or "annotated"))
+        if current is not None and current.taint is not None and not _may_rise(inputs, name, current.taint):
+            checks.append(CheckResult(node=name, check="Tainted", message=current.taint.effect or "annotated"))
             continue
-        check = _failed_check(inputs, node, accused[name]) or capacity.first_failed(node, held)
-        if check is None and inputs.now - inputs.state.last_taint < policy.interval:
+        check = _failed_check(inputs, node, accused[name]) or capacity.first_failed(node, current)
+        if check is None and inputs.now - inputs.state.last_taint < seconds(policy.interval):
             check = "Rate", "one node at a time: waiting for spec.taints.interval"
         if check is None and chosen is not None:
             check = "Rate", f"{chosen.node} goes first"
         if check is None:
-            chosen = _step(policy, inputs.observed, node, accused[name], held, inputs.state.accused[name], inputs.now)
+            chosen = _step(inputs, node, accused[name], current)
             check = "Next", chosen.taint.effect if chosen.taint and chosen.taint.effect else "annotation"
         checks.append(CheckResult(node=name, check=check[0], message=check[1]))
     return chosen, tuple(checks)
@@ -74,25 +76,19 @@ def _may_rise(inputs: CheckInputs, name: str, taint: StragglerTaint) -> bool:
     )
 
 
-def _step(
-    policy: TaintPolicy,
-    observed: Observation,
-    node: NodeView,
-    item: Accused,
-    held: NodeView | None,
-    streak: Streak,
-    now: float,
-) -> Step:
-    if held is not None and held.taint is not None:
-        stronger = replace(held.taint, effect=EFFECTS[policy.mode], expires=now + policy.ttl)
+def _step(inputs: CheckInputs, node: NodeView, item: Accused, current: NodeView | None) -> Step:
+    policy, streak = inputs.policy, inputs.state.accused[node.name]
+    effect, expires = EFFECTS[policy.mode], inputs.now + seconds(policy.ttl)
+    if current is not None and current.taint is not None:
+        stronger = replace(current.taint, effect=effect, expires=expires)
         return Step(verb="raise", node=node.name, uid=node.uid, reason="Confirmed", taint=stronger)
-    identity = f"{observed.owner}/{node.uid}/{streak.since:.3f}"
+    identity = f"{inputs.observed.owner}/{node.uid}/{streak.since:.3f}"
     taint = StragglerTaint(
-        owner=observed.owner,
+        owner=inputs.observed.owner,
         verdict=hashlib.sha256(identity.encode()).hexdigest()[:8],
-        effect=EFFECTS[policy.mode],
-        since=now,
-        expires=now + policy.ttl,
+        effect=effect,
+        since=inputs.now,
+        expires=expires,
         node_uid=node.uid,
         score=item.score,
         threshold=item.threshold,
@@ -112,9 +108,9 @@ def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[s
     if item.since is not None and item.since < node.created:
         return "Identity", "the verdict is older than this machine"
     if node.foreign or (node.taint is not None and node.taint.owner != observed.owner):
-        return "Foreign", "somebody else's straggler taint is on the node"
+        return "Foreign", "the node carries a straggler taint of another writer"
     if node.name in observed.refused:
-        return "Refused", "the API server refused the taint a moment ago; an Event has its message"
+        return "Refused", "the API server refused the taint recently; an Event has its message"
     if node.name in observed.overlap:
         return "Overlap", f"{observed.overlap[node.name]} watches the node too"
     for bad, reason, message in (
@@ -124,16 +120,20 @@ def _failed_check(inputs: CheckInputs, node: NodeView, item: Accused) -> tuple[s
         (node.deleting, "Deleting", "the node is being deleted"),
         (not node.ready, "NotReady", "the node is not ready"),
         (node.cordoned, "Cordoned", "the node is cordoned already"),
-        (bool(node.disrupted), "Disrupted", f"the node is on its way out: {node.disrupted}"),
+        (bool(node.disrupted), "Disrupted", f"the node is about to be removed: {node.disrupted}"),
         (bool(node.remediated), "Remediated", f"another controller works on the node: {node.remediated}"),
-        (now - node.created < policy.min_node_age, "TooYoung", "the node is younger than spec.taints.minNodeAge"),
+        (
+            now - node.created < seconds(policy.min_node_age),
+            "TooYoung",
+            "the node is younger than spec.taints.minNodeAge",
+        ),
     ):
         if bad:
             return reason, message
     if record is not None and now < record.override_cooldown_until:
-        return "HandsOff", "somebody removed our taint; spec.taints.handsOff has not passed"
-    if record is not None and record.released and now - record.released < policy.quiet:
-        return "Quiet", "the node was released a while ago; spec.taints.quiet has not passed"
+        return "HandsOff", "another writer removed the taint; spec.taints.handsOff has not passed"
+    if record is not None and record.released and now - record.released < seconds(policy.quiet):
+        return "Quiet", "the node was released recently; spec.taints.quiet has not passed"
     if record is not None and sum(now - time < DAY for time in record.tainted) >= policy.max_per_day:
         return "Flapping", "tainted too often in 24 hours: please check the node"
     if node.name not in inputs.confirmed:
@@ -153,16 +153,16 @@ class _Capacity:
         self._healthy = sum(_schedulable(node, inputs.tainted) for node in inputs.base)
         self._least = math.ceil(policy.min_healthy_percent * len(inputs.base) / 100)
 
-    def first_failed(self, node: NodeView, held: NodeView | None) -> tuple[str, str] | None:
+    def first_failed(self, node: NodeView, current: NodeView | None) -> tuple[str, str] | None:
         """The first limit that a node would exceed."""
         inputs = self._inputs
         if not inputs.allowed.holds and inputs.allowed.reason != "Overlap":
             return inputs.allowed.reason, inputs.allowed.message
-        full = self._full(node) if held is None else None
+        full = self._full(node) if current is None else None
         if full is not None:
             return full
         leaves = EFFECTS[inputs.policy.mode] and not (
-            held is not None and held.taint is not None and held.taint.effect
+            current is not None and current.taint is not None and current.taint.effect
         )
         if leaves and self._healthy - 1 < self._least:
             message = (
@@ -174,10 +174,10 @@ class _Capacity:
     def _full(self, node: NodeView) -> tuple[str, str] | None:
         budget, label, records = self._inputs.budget, self._inputs.policy.domain_label, self._inputs.state.records
         if len(self._inputs.tainted) >= budget:
-            return "Budget", f"{len(self._inputs.tainted)} of {budget} nodes are held"
+            return "Budget", f"{len(self._inputs.tainted)} of {budget} nodes are tainted"
         domain, zone = node.labels.get(label, ""), node.labels.get(ZONE, "")
         if domain and self._domains[domain] >= 1:
-            return "Domain", f"another node of {label}={domain} is held"
+            return "Domain", f"another node of {label}={domain} is tainted"
         if zone and self._zones[zone] >= math.ceil(budget / 2):
             return "Zone", f"zone {zone} has its share of the budget"
         if len(records) >= MAX_RECORDS and node.name not in records:
@@ -191,12 +191,12 @@ def _standing(item: Accused) -> float:
 
 
 def _schedulable(node: NodeView, tainted: Mapping[str, NodeView]) -> bool:
-    held = node.name in tainted and node.taint is not None and bool(node.taint.effect)
+    current = node.name in tainted and node.taint is not None and bool(node.taint.effect)
     return (
         node.ready
         and not node.cordoned
         and not node.deleting
         and not node.disrupted
         and not node.foreign
-        and not held
+        and not current
     )

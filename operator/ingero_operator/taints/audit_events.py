@@ -14,9 +14,7 @@ _WARNING, _INFORMATION = 13, 9
 """Severity numbers of OpenTelemetry."""
 
 
-def log_request(
-    step: Step, *, cluster: str, owner: str, verdict: str, message: str, identity: str, now: float
-) -> Manifest:
+def log_request(step: Step, *, cluster: str, owner: str, message: str, identity: str, now: float) -> Manifest:
     """One OTLP logs request. `now` is in seconds since the epoch.
 
     The event's id is derived from `identity` and the owner's uid, so that the receiver recognises a record that is
@@ -26,14 +24,14 @@ def log_request(
         attributes.EVENT_ID: str(uuid.uuid5(_NAMESPACE, f"{owner}\0{identity}")),
         attributes.TAINT_ACTION: step.verb,
         attributes.TAINT_REASON: step.reason,
-        attributes.TAINT_VERDICT: verdict,
+        attributes.TAINT_VERDICT: step.verdict,
         attributes.TAINT_EFFECT: step.taint.effect if step.taint else "",
         attributes.TAINT_EVIDENCE: annotation(step.taint) if step.taint else json.dumps({"owner": owner}),
     }
     entry = {
         "timeUnixNano": nanoseconds,
         "observedTimeUnixNano": nanoseconds,
-        "severityNumber": _WARNING if step.verb in ("add", "raise") else _INFORMATION,
+        "severityNumber": _WARNING if step.strengthens else _INFORMATION,
         "eventName": metrics.TAINT_EVENT,
         "body": {"stringValue": message},
         "attributes": _pairs(model),

@@ -8,7 +8,7 @@ from typing import Final
 
 from ingero_contract.kubernetes import MANAGER
 from ingero_kit.logs import get
-from ingero_operator.api.v1alpha1 import Agents, FleetClusterSpec, Mode
+from ingero_operator.api.v1alpha1 import Agents, FleetClusterSpec, Mode, Taints
 from ingero_operator.api_client import ApiError
 from ingero_operator.audit_exporter import OtlpTarget
 from ingero_operator.cache import OwnerKey
@@ -21,7 +21,7 @@ from ingero_operator.fleet_answers import PollResult
 from ingero_operator.kinds import FLEET_CLUSTER, NODE, Manifest
 from ingero_operator.resources import is_deleting, is_paused, key_from
 from ingero_operator.taints import audit_events, patches
-from ingero_operator.taints.model import Decision, Observation, Step, TaintPolicy, is_weakening
+from ingero_operator.taints.model import Decision, Observation, Step
 from ingero_operator.taints.nodes import NodeView, node_view, remover
 from ingero_operator.taints.policy import decide
 from ingero_operator.taints.removals import note_releases
@@ -59,7 +59,7 @@ class _Pass:
 
     resource: Manifest
     spec: FleetClusterSpec
-    policy: TaintPolicy
+    policy: Taints
     result: PollResult | None
 
     @property
@@ -69,14 +69,6 @@ class _Pass:
     @property
     def uid(self) -> str:
         return str(self.resource["metadata"]["uid"])
-
-
-@dataclass(frozen=True)
-class _Written:
-    """A step that was written."""
-
-    step: Step
-    verdict: str
 
 
 @dataclass
@@ -93,20 +85,22 @@ class TaintController:
     async def reconcile(self, resource: Manifest, spec: FleetClusterSpec, result: PollResult | None) -> TaintReport:
         """Decide, record the releases, write, report. A refusal of the API server becomes a failure of the resource
         and delays no other node."""
-        policy = TaintPolicy.from_spec(spec.taints, enabled=self.context.config.taints)
+        policy = spec.taints
+        if not self.context.config.taints:
+            policy = policy.model_copy(update={"mode": Mode.OBSERVE})
         current = _Pass(resource=resource, spec=spec, policy=policy, result=result)
         before = self._load_state(current)
         observed = self._observe(current, before)
         decision = decide(policy, observed, before, self.context.clock())
         await self._note_releases(current, before, decision)
         state, written = await self._write(current, decision)
-        await self._announce(current, before, state, decision, written)
+        await self._announce(current, state, decision, written)
         if policy.mode is not Mode.OBSERVE and observed.watched:
-            # Asked in every reconcile: a missing admission policy is reported long before the first taint.
+            # Checked in every reconcile: a missing admission policy is reported long before the first taint.
             await self.context.admission.in_force(min(observed.watched))
         return self._report(current, state, decision)
 
-    def held(self, key: OwnerKey) -> frozenset[str]:
+    def tainted_nodes(self, key: OwnerKey) -> frozenset[str]:
         """Nodes that carry the taint of a FleetCluster, as far as is known."""
         _, state = self.states.get(key, ("", TaintState()))
         return frozenset(name for name, record in state.records.items() if record.verdict)
@@ -176,7 +170,7 @@ class TaintController:
         for kind in (Kind.TAINT, Kind.RELEASE):
             needed = {step.node for step in decision.steps if _operation(step).kind is kind}
             failures.retain(key, kind, needed | failures.backing_off(key, kind))
-        releases = [step for step in decision.steps if is_weakening(step)]
+        releases = [step for step in decision.steps if step.weakens]
         if not releases:
             failures.resolve(key, noting)
             return
@@ -191,9 +185,9 @@ class TaintController:
 
     # Write
 
-    async def _write(self, current: _Pass, decision: Decision) -> tuple[TaintState, list[_Written]]:
+    async def _write(self, current: _Pass, decision: Decision) -> tuple[TaintState, list[Step]]:
         """Write every step separately, and cancel the records of releases that are no longer wanted."""
-        written: list[_Written] = []
+        written: list[Step] = []
         # From here on the state contains the removals to come: a write whose response is lost is found on the node
         # later and recognised as the operator's own.
         state = self._keep(current, decision.state)
@@ -202,7 +196,7 @@ class TaintController:
                 state, done = await self._try_step(current, state, step)
                 written += [done] if done else []
                 self._keep(current, state)
-        releasing = {step.node for step in decision.steps if is_weakening(step)}
+        releasing = {step.node for step in decision.steps if step.weakens}
         state = await self._cancel_releases(current, state, releasing)
         state = await self._name_removers(decision, state)
         return self._keep(current, state), written
@@ -211,7 +205,7 @@ class TaintController:
         self.states[current.key] = current.uid, state
         return state
 
-    async def _try_step(self, current: _Pass, state: TaintState, step: Step) -> tuple[TaintState, _Written | None]:
+    async def _try_step(self, current: _Pass, state: TaintState, step: Step) -> tuple[TaintState, Step | None]:
         """One step: the state after it, and the step as it was written, if it was."""
         failures, operation = self.context.failures, _operation(step)
         try:
@@ -221,22 +215,21 @@ class TaintController:
             if not error.transient:
                 reported = _refused(f"Node {step.node} was not changed: {error.message}")
             # A starting API server may refuse what it allows a moment later, so a release is retried soon.
-            pause = None if error.transient or is_weakening(step) else REFUSED_SECONDS
-            longest = RELEASE_SECONDS if is_weakening(step) else math.inf
+            pause = None if error.transient or step.weakens else REFUSED_SECONDS
+            longest = RELEASE_SECONDS if step.weakens else math.inf
             failures.add(current.key, operation, reported, transient=error.transient, pause=pause, longest=longest)
             return after_attempt(state, step, self.context.clock()) if error.transient else state, None
         if written is not None or not failures.backs_off(current.key, operation):
             failures.resolve(current.key, operation)
         return state, written
 
-    async def _write_step(self, current: _Pass, state: TaintState, step: Step) -> tuple[TaintState, _Written | None]:
+    async def _write_step(self, current: _Pass, state: TaintState, step: Step) -> tuple[TaintState, Step | None]:
         """Write one step after deciding it again on the re-read node; retry a few times on conflicting writes."""
         context = self.context
-        if step.verb in ("add", "raise") and not await self._may_taint(current, step):
+        if step.strengthens and not await self._may_taint(current, step):
             return state, None
         if step.verb == "add" and not has_finalizer(current.resource):
             await add_finalizer(context.api, context.informer.cache, current.resource)
-        known = state.records.get(step.node, Record(uid="")).verdict
         unknown_outcome: ApiError | None = None
         for _ in range(WRITE_TRIES):
             live = await context.api.get(NODE, None, step.node)
@@ -244,12 +237,12 @@ class TaintController:
                 gone = after_write(state, replace(step, taint=None), context.clock())
                 return (state if step.taint else gone), None
             context.informer.on_event(NODE.name, "MODIFIED", live)
-            if step.verb in ("add", "raise"):
+            if step.strengthens:
                 confirmed = self._decide_again(current, state, step)
                 if confirmed is None or not context.leads():
                     return state, None
                 step = confirmed
-            patch = patches.patch(live, step.uid, current.uid, step.taint, "" if step.taint else known)
+            patch = patches.patch(live, step.uid, current.uid, step.taint, step.removed)
             if patch is None:
                 return state, None
             try:
@@ -257,12 +250,12 @@ class TaintController:
             except ApiError as error:
                 if error.status == 409 or (error.status == 422 and "rejected our request" in error.message):
                     continue
-                if not error.transient or not is_weakening(step):
+                if not error.transient or not step.weakens:
                     raise
                 unknown_outcome = error  # it may have been written: the node will show it
                 continue
             context.informer.on_event(NODE.name, "MODIFIED", response)
-            return self._after_write(current, state, step, step.taint.verdict if step.taint else known)
+            return self._after_write(current, state, step), step
         if unknown_outcome is not None:
             raise unknown_outcome
         return state, None
@@ -295,16 +288,15 @@ class TaintController:
         decision = decide(current.policy, self._observe(current, state), state, self.context.clock())
         return next((item for item in decision.steps if (item.verb, item.node) == (step.verb, step.node)), None)
 
-    def _after_write(
-        self, current: _Pass, state: TaintState, step: Step, verdict: str
-    ) -> tuple[TaintState, _Written]:
+    def _after_write(self, current: _Pass, state: TaintState, step: Step) -> TaintState:
         now, count = self.context.clock(), (step.verb, step.reason)
         self.writes[count] = self.writes.get(count, 0) + 1
-        self._add_history(current.key, f"{timestamp_seconds(now)} {describe(step, verdict).message}")
+        self._add_history(current.key, f"{timestamp_seconds(now)} {describe(step).message}")
         log.info(
-            "node_written", verb=step.verb, node=step.node, reason=step.reason, owner=current.key[2], verdict=verdict
-        )
-        return after_write(state, step, now), _Written(step, verdict)
+            "node_written", verb=step.verb, node=step.node, reason=step.reason, owner=current.key[2],
+            verdict=step.verdict,
+        )  # fmt: skip
+        return after_write(state, step, now)
 
     async def _cancel_releases(self, current: _Pass, state: TaintState, releasing: set[str]) -> TaintState:
         """Drop started releases that are no longer wanted: a later removal by a user then counts as an override."""
@@ -334,32 +326,28 @@ class TaintController:
 
     # Report
 
-    async def _announce(
-        self, current: _Pass, before: TaintState, state: TaintState, decision: Decision, written: list[_Written]
-    ) -> None:
+    async def _announce(self, current: _Pass, state: TaintState, decision: Decision, written: list[Step]) -> None:
         """Send Events and audit records after every release, and before the status records the step as finished.
 
         A process that restarts finds the step unfinished and reports it; nothing is reported twice."""
         overridden = [self._overridden(current.key, item.node, item.verdict, state) for item in decision.overrides]
         await self.context.recorder.record(current.resource, *overridden)
-        for step in decision.found_done:
-            known = before.records.get(step.node, Record(uid="")).verdict
-            await self._announce_step(current, _Written(step, step.taint.verdict if step.taint else known))
-        for item in written:
-            await self._announce_step(current, item)
+        for step in (*decision.found_done, *written):
+            await self._announce_step(current, step)
 
     def _overridden(self, key: OwnerKey, node: str, verdict: str, state: TaintState) -> Event:
-        who = state.records.get(node, Record(uid="")).overridden_by or "somebody"
-        self._add_history(key, f"{node}: our taint was removed by {who}")
-        message = f"Node {node}: our taint was removed by {who}; the node is left alone for spec.taints.handsOff"
+        who = state.records.get(node, Record(uid="")).overridden_by or "another writer"
+        what = f"the operator's taint was removed by {who}"
+        self._add_history(key, f"{node}: {what}")
+        message = f"Node {node}: {what}; the node is left alone for spec.taints.handsOff"
         return Event("Warning", "TaintOverridden", message, once=f"overridden/{node}/{verdict}")
 
-    async def _announce_step(self, current: _Pass, written: _Written) -> None:
-        step, event = written.step, describe(written.step, written.verdict)
+    async def _announce_step(self, current: _Pass, step: Step) -> None:
+        event = describe(step)
         request = self.context.fleet_poller.poll_request(current.key)
         if request and request.otlp:
             record = audit_events.log_request(
-                step, cluster=request.cluster, owner=current.uid, verdict=written.verdict,
+                step, cluster=request.cluster, owner=current.uid,
                 message=event.message, identity=event.once, now=self.context.clock(),
             )  # fmt: skip
             target = OtlpTarget(url=request.otlp, token=request.token, authority=request.authority)
@@ -402,9 +390,9 @@ class TaintController:
         self.history[key] = [text[:256], *self.history.get(key, [])][:SHOWN]
 
 
-def describe(step: Step, verdict: str) -> Event:
+def describe(step: Step) -> Event:
     """A step as an Event; the verdict is part of the identity that prevents a second Event."""
-    once = f"{step.verb}/{step.node}/{verdict}/{step.reason}"
+    once = f"{step.verb}/{step.node}/{step.verdict}/{step.reason}"
     if step.taint is None:
         return Event("Normal", "Released", f"Node {step.node} was released: {step.reason}", once)
     effect = step.taint.effect or "annotation only"
@@ -436,7 +424,7 @@ def _is_ours(node: NodeView, owner: str, state: TaintState) -> bool:
 
 def _operation(step: Step) -> Operation:
     """The failure key of a step; additions and releases have different keys, so a refused taint delays no release."""
-    return Operation(Kind.RELEASE if is_weakening(step) else Kind.TAINT, step.node)
+    return Operation(Kind.RELEASE if step.weakens else Kind.TAINT, step.node)
 
 
 def _noting(key: OwnerKey) -> Operation:

@@ -1,62 +1,15 @@
-"""Inputs and outputs of a taint decision: policy, evidence, observation, steps."""
+"""Inputs and outputs of a taint decision: evidence, observation, steps. `v1alpha1.Taints` is the policy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal, Self
+from typing import Final, Literal
 
-from ingero_operator.api.base import seconds
-from ingero_operator.api.v1alpha1 import Mode, Taints
 from ingero_operator.conditions import Condition
 from ingero_operator.taints.nodes import NodeView, StragglerTaint
 from ingero_operator.taints.state import TaintState
 
 STALE_INTERVALS: Final = 3.0
 """Age of statistics, in their intervals, from which they are too old to act on."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class TaintPolicy:
-    """`spec.taints` with times in seconds. The defaults are those of `v1alpha1.Taints`."""
-
-    mode: Mode
-    max_nodes: int
-    max_percent: int
-    confirm_for: float
-    confirm_windows: int
-    recover_for: float
-    min_healthy_percent: int
-    interval: float
-    storm_cooldown: float
-    ttl: float
-    probation: float
-    quiet: float
-    max_per_day: int
-    override_cooldown: float
-    min_node_age: float
-    domain_label: str
-    stale_intervals: float = STALE_INTERVALS
-
-    @classmethod
-    def from_spec(cls, taints: Taints, *, enabled: bool = True) -> Self:
-        """The policy of a FleetCluster; at most Observe where the operator was started with `--no-taints`."""
-        return cls(
-            mode=taints.mode if enabled else Mode.OBSERVE,
-            max_nodes=taints.budget.max_nodes,
-            max_percent=taints.budget.max_percent,
-            confirm_for=seconds(taints.confirm_for),
-            confirm_windows=taints.confirm_windows,
-            recover_for=seconds(taints.recover_for),
-            min_healthy_percent=taints.min_healthy_percent,
-            interval=seconds(taints.interval),
-            storm_cooldown=seconds(taints.storm_cooldown),
-            ttl=seconds(taints.ttl),
-            probation=seconds(taints.probation),
-            quiet=seconds(taints.quiet),
-            max_per_day=taints.max_per_day,
-            override_cooldown=seconds(taints.hands_off),
-            min_node_age=seconds(taints.min_node_age),
-            domain_label=taints.domain_label,
-        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,9 +41,9 @@ class Evidence:
     """Nodes known to be active and not accused in these statistics."""
 
 
-def is_stale(evidence: Evidence, now: float, intervals: float = STALE_INTERVALS) -> bool:
+def is_stale(evidence: Evidence, now: float) -> bool:
     """Whether the statistics are too old to act on."""
-    return not now - evidence.received < intervals * evidence.interval
+    return not now - evidence.received < STALE_INTERVALS * evidence.interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,11 +81,23 @@ class Step:
     reason: str
     taint: StragglerTaint | None = None
     """The taint after the write; `None` to remove it."""
+    removed: str = ""
+    """Verdict of the taint that is removed."""
 
+    @property
+    def verdict(self) -> str:
+        """The verdict that the step is about."""
+        return self.taint.verdict if self.taint else self.removed
 
-def is_weakening(step: Step) -> bool:
-    """Whether the step releases the node, wholly or in part."""
-    return step.verb in ("remove", "lower")
+    @property
+    def strengthens(self) -> bool:
+        """Whether the step taints the node, or more strongly than before."""
+        return self.verb in ("add", "raise")
+
+    @property
+    def weakens(self) -> bool:
+        """Whether the step releases the node, wholly or in part."""
+        return self.verb in ("remove", "lower")
 
 
 @dataclass(frozen=True, kw_only=True)

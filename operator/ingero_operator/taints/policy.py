@@ -7,10 +7,11 @@ limits removals. One call decides from the present observation; nothing is repla
 from dataclasses import replace
 from typing import Final
 
-from ingero_operator.api.v1alpha1 import Mode
+from ingero_operator.api.base import seconds
+from ingero_operator.api.v1alpha1 import Mode, Taints
 from ingero_operator.conditions import Condition, no, unknown, yes
 from ingero_operator.taints.additions import CheckInputs, additions
-from ingero_operator.taints.model import Decision, Evidence, Observation, TaintPolicy, is_stale
+from ingero_operator.taints.model import Decision, Evidence, Observation, is_stale
 from ingero_operator.taints.nodes import NodeView
 from ingero_operator.taints.removals import note_releases, removals
 from ingero_operator.taints.state import TaintState
@@ -19,18 +20,16 @@ from ingero_operator.taints.tracking import count_windows, is_confirmed, match_r
 ALLOWED: Final = "TaintingAllowed"
 
 
-def trustworthy(policy: TaintPolicy, evidence: Evidence | None, now: float) -> Condition:
+def trustworthy(policy: Taints, evidence: Evidence | None, now: float) -> Condition:
     """Whether the operator may act on the evidence; if not, why."""
     if evidence is None:
         return unknown(ALLOWED, "NoEvidence", "Fleet has not answered yet; nothing is tainted")
-    if is_stale(evidence, now, policy.stale_intervals):
+    if is_stale(evidence, now):
         return no(ALLOWED, "StaleEvidence", "Fleet's statistics are old; nothing is tainted on old evidence")
     if not evidence.quorum:
         return no(ALLOWED, "NoQuorum", "too few active nodes to compare with each other")
     if evidence.panic:
-        return no(
-            ALLOWED, "Panic", "too large a share of the cluster straggles: the picture is at fault, not the nodes"
-        )
+        return no(ALLOWED, "Panic", "too large a share of the cluster straggles to be a fault of the nodes")
     if evidence.coverage_low:
         return no(ALLOWED, "LowCoverage", "too few of the expected nodes report")
     if not evidence.threshold:
@@ -38,7 +37,7 @@ def trustworthy(policy: TaintPolicy, evidence: Evidence | None, now: float) -> C
     return yes(ALLOWED, "Allowed", "every check of the cluster passes")
 
 
-def decide(policy: TaintPolicy, observed: Observation, state: TaintState, now: float) -> Decision:
+def decide(policy: Taints, observed: Observation, state: TaintState, now: float) -> Decision:
     """Make one decision."""
     state, overrides, found_done = match_records(policy, observed, state, now)
     trust = trustworthy(policy, observed.evidence, now)
@@ -51,7 +50,7 @@ def decide(policy: TaintPolicy, observed: Observation, state: TaintState, now: f
     leaving = removals(policy, observed, state, trust.holds, frozenset(confirmed), now)
     state = note_releases(state, leaving)
     base = [node for node in observed.nodes.values() if node.name in observed.watched and _countable(node)]
-    budget = min(policy.max_nodes, policy.max_percent * len(base) // 100)
+    budget = min(policy.budget.max_nodes, policy.budget.max_percent * len(base) // 100)
     tainted = {
         node.name: node
         for node in observed.nodes.values()
@@ -59,7 +58,7 @@ def decide(policy: TaintPolicy, observed: Observation, state: TaintState, now: f
     }
     candidates = [name for name, item in accused.items() if item.active and name not in tainted]
     if trust.holds and budget and len(candidates) > 2 * budget:
-        state = replace(state, storm_until=now + policy.storm_cooldown)
+        state = replace(state, storm_until=now + seconds(policy.storm_cooldown))
     allowed = _allowed(policy, observed, state, trust, budget, len(candidates), now)
     step, checks = additions(
         CheckInputs(
@@ -87,7 +86,7 @@ def _countable(node: NodeView) -> bool:
 
 
 def _allowed(
-    policy: TaintPolicy,
+    policy: Taints,
     observed: Observation,
     state: TaintState,
     trust: Condition,
@@ -107,10 +106,8 @@ def _allowed(
     if not trust.holds:
         return trust
     if budget == 0:
-        return no(
-            ALLOWED, "NoBudget",
-            f"the budget is 0: min({policy.max_nodes}, {policy.max_percent} % of the eligible nodes rounded down)",
-        )  # fmt: skip
+        limits = f"min({policy.budget.max_nodes}, {policy.budget.max_percent} % of the eligible nodes rounded down)"
+        return no(ALLOWED, "NoBudget", f"the budget is 0: {limits}")
     if candidates > 2 * budget:
         return no(ALLOWED, "Storm", f"{candidates} nodes at once point to one common cause; none is tainted")
     if now < state.storm_until:

@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 
-from ingero_operator.api.v1alpha1 import Mode
-from ingero_operator.taints.model import Observation, Step, TaintPolicy
+from ingero_operator.api.base import seconds
+from ingero_operator.api.v1alpha1 import Mode, Taints
+from ingero_operator.taints.model import Observation, Step
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, NodeView, StragglerTaint
 from ingero_operator.taints.state import OVERRIDDEN, Record, TaintState
 
 
 def removals(
-    policy: TaintPolicy,
+    policy: Taints,
     observed: Observation,
     state: TaintState,
     trusted: bool,
@@ -20,30 +21,33 @@ def removals(
     steps = []
     for node in sorted(observed.nodes.values(), key=lambda item: item.name):
         taint, record = node.taint, state.records.get(node.name)
-        if record is not None and record.releasing == OVERRIDDEN and record.verdict in node.strays:
-            steps.append(Step(verb="remove", node=node.name, uid=node.uid, reason=OVERRIDDEN))
+        known = record.verdict if record is not None else ""
+        if record is not None and record.releasing == OVERRIDDEN and known in node.strays:
+            reason = OVERRIDDEN
+        elif taint is None or taint.owner != observed.owner:
             continue
-        if taint is None or taint.owner != observed.owner:
-            continue
-        reason = _reason_to_go(policy, observed, state, node, taint, record, trusted, now)
-        if reason:
-            steps.append(Step(verb="remove", node=node.name, uid=node.uid, reason=reason))
+        else:
+            reason = _reason_to_go(policy, observed, state, node, taint, record, trusted, now)
+        if reason or taint is None:
+            steps.append(Step(verb="remove", node=node.name, uid=node.uid, reason=reason, removed=known))
             continue
         ceiling = EFFECTS[policy.mode]
         if STRENGTH[taint.effect] > STRENGTH[ceiling]:
             weaker = replace(taint, effect=ceiling)
             steps.append(Step(verb="lower", node=node.name, uid=node.uid, reason="ModeLowered", taint=weaker))
-        elif now >= taint.expires - policy.ttl / 4 and node.name in confirmed and not taint.probation:
-            longer = replace(taint, expires=now + policy.ttl)
+        elif now >= taint.expires - seconds(policy.ttl) / 4 and node.name in confirmed and not taint.probation:
+            longer = replace(taint, expires=now + seconds(policy.ttl))
             steps.append(Step(verb="renew", node=node.name, uid=node.uid, reason="StillConfirmed", taint=longer))
         elif now >= taint.expires and taint.effect == "NoSchedule" and not taint.probation:
-            weaker = replace(taint, effect="PreferNoSchedule", probation=True, expires=now + policy.probation)
+            weaker = replace(
+                taint, effect="PreferNoSchedule", probation=True, expires=now + seconds(policy.probation)
+            )
             steps.append(Step(verb="lower", node=node.name, uid=node.uid, reason="Probation", taint=weaker))
     return steps
 
 
 def _reason_to_go(
-    policy: TaintPolicy,
+    policy: Taints,
     observed: Observation,
     state: TaintState,
     node: NodeView,
@@ -63,7 +67,7 @@ def _reason_to_go(
     if record is None or not record.verdict:
         return OVERRIDDEN
     healthy = state.healthy.get(node.name)
-    if trusted and healthy is not None and now - healthy >= policy.recover_for:
+    if trusted and healthy is not None and now - healthy >= seconds(policy.recover_for):
         return "Recovered"
     over = now >= taint.expires and (taint.effect != "NoSchedule" or taint.probation)
     still = node.name in state.accused and not taint.probation and trusted

@@ -75,31 +75,30 @@ def timestamp_seconds(time: float) -> str:
 
 def to_status(state: TaintState) -> Manifest:
     """The part of the state that goes into `status.taints`."""
-    out: Manifest = {}
-    if state.last_taint:
-        out["lastTaintTime"] = timestamp(state.last_taint)
-    if state.storm_until:
-        out["stormUntil"] = timestamp(state.storm_until)
-    rows = []
-    for name, record in sorted(state.records.items()):
-        row: Manifest = {"node": name, "uid": record.uid}
-        for key, text in (
-            ("verdict", record.verdict),
-            ("effect", record.effect),
-            ("releasing", record.releasing),
-            ("overriddenBy", record.overridden_by[:256]),
-        ):
-            if text:
-                row[key] = text
-        if record.tainted:
-            row["tainted"] = [timestamp(time) for time in record.tainted]
-        for key, time in (("released", record.released), ("handsOffUntil", record.override_cooldown_until)):
-            if time:
-                row[key] = timestamp(time)
-        rows.append(row)
-    if rows:
-        out["nodes"] = rows
-    return out
+    rows = [
+        {
+            "node": name,
+            "uid": record.uid,
+            "verdict": record.verdict,
+            "effect": record.effect,
+            "releasing": record.releasing,
+            "overriddenBy": record.overridden_by[:256],
+            "tainted": [timestamp(time) for time in record.tainted],
+            "released": _known(record.released),
+            "handsOffUntil": _known(record.override_cooldown_until),
+        }
+        for name, record in sorted(state.records.items())
+    ]
+    tree: Manifest = {
+        "lastTaintTime": _known(state.last_taint),
+        "stormUntil": _known(state.storm_until),
+        "nodes": [{key: value for key, value in row.items() if value} for row in rows],
+    }
+    return {key: value for key, value in tree.items() if value}
+
+
+def _known(time: float) -> str:
+    return timestamp(time) if time else ""
 
 
 def from_status(tree: Mapping[str, Any]) -> TaintState:

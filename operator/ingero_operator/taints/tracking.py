@@ -2,12 +2,14 @@
 
 from dataclasses import replace
 
-from ingero_operator.taints.model import Accused, Observation, Override, Step, TaintPolicy
+from ingero_operator.api.base import seconds
+from ingero_operator.api.v1alpha1 import Taints
+from ingero_operator.taints.model import Accused, Observation, Override, Step
 from ingero_operator.taints.state import DAY, OVERRIDDEN, Record, Streak, TaintState
 
 
 def match_records(
-    policy: TaintPolicy, observed: Observation, state: TaintState, now: float
+    policy: Taints, observed: Observation, state: TaintState, now: float
 ) -> tuple[TaintState, tuple[Override, ...], tuple[Step, ...]]:
     """Match records with nodes: adopt taints, finish releases, respect removals by others."""
     records: dict[str, Record] = {}
@@ -18,21 +20,23 @@ def match_records(
         node = observed.nodes.get(name)
         if node is None or node.uid != record.uid:
             # The node is another machine, or gone: the record does not apply.
-            if node is None and not record.verdict and not record.idle(now, policy.quiet):
+            if node is None and not record.verdict and not record.idle(now, seconds(policy.quiet)):
                 records[name] = record
             continue
         taint = node.taint if node.taint is not None and node.taint.owner == observed.owner else None
         left = record.verdict in node.strays
         if record.verdict and (taint is None or (record.effect and not taint.effect)):
             if record.releasing and not left:
-                found_done.append(Step(verb="remove", node=name, uid=node.uid, reason=record.releasing))
+                found_done.append(
+                    Step(verb="remove", node=name, uid=node.uid, reason=record.releasing, removed=record.verdict)
+                )
                 record = replace(record, verdict="", effect="", releasing="", released=now)
             elif record.releasing != OVERRIDDEN and (left or not record.releasing):
                 # The rest of the taint is recognised only by the verdict, which is kept until the taint is gone.
                 overrides.append(Override(node=name, uid=node.uid, verdict=record.verdict))
                 kept = replace(record, releasing=OVERRIDDEN) if left else replace(record, verdict="", effect="")
-                record = replace(kept, released=now, override_cooldown_until=now + policy.override_cooldown)
-        if not record.idle(now, policy.quiet):
+                record = replace(kept, released=now, override_cooldown_until=now + seconds(policy.hands_off))
+        if not record.idle(now, seconds(policy.quiet)):
             records[name] = record
     for node in observed.nodes.values():
         taint = node.taint
@@ -78,14 +82,14 @@ def _same_machine(observed: Observation, name: str, streak: Streak) -> bool:
     return node is not None and (node.uid, node.provider_id) == (streak.uid, streak.provider_id)
 
 
-def is_confirmed(policy: TaintPolicy, item: Accused, streak: Streak | None, now: float) -> bool:
+def is_confirmed(policy: Taints, item: Accused, streak: Streak | None, now: float) -> bool:
     """Whether an accusation has lasted long enough, by the operator's count and by Fleet's."""
     return (
         streak is not None
         and item.active
         and streak.windows >= policy.confirm_windows
         and item.windows >= policy.confirm_windows
-        and now - streak.since >= policy.confirm_for
+        and now - streak.since >= seconds(policy.confirm_for)
     )
 
 
@@ -94,7 +98,7 @@ def after_attempt(state: TaintState, step: Step, now: float) -> TaintState:
 
     A taint that is later found on the node is recognised by its time and does not count twice.
     """
-    if step.taint is None or step.verb not in ("add", "raise"):
+    if step.taint is None or not step.strengthens:
         return state
     records = dict(state.records)
     if step.verb == "add":
