@@ -51,8 +51,8 @@ def test_an_export_carries_token_and_cluster_and_one_that_is_refused_is_made_up_
 
 def _collective(pid: int) -> Collective:
     return Collective(
-        pid=pid, tid=pid, operation="ncclAllReduce", op_code=1, communicator="00ff", rank=0, nranks=2, device=0, seq=1,
-        exact=True, dtype=7, reduce_op=0, size=8, arrival_ns=5, enqueue_ns=1, blocked_ns=2, end_ns=9,
+        pid=pid, tid=pid, operation="ncclAllReduce", op_code=1, communicator="00ff", rank=0, nranks=2, device=0,
+        seq=1, exact=True, dtype=7, reduce_op=0, size=8, arrival_ns=5, enqueue_ns=1, blocked_ns=2, end_ns=9,
     )  # fmt: skip
 
 
