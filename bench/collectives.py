@@ -63,7 +63,7 @@ def named(ranks: int, jitter_ms: float, late_ms: float) -> tuple[int, int]:
     """Runs in which the straggler, and runs in which another rank, was named after 50 collectives."""
     right = wrong = 0
     config = NcclConfig()
-    live, _ = shared_error(config, polls_per_tick(PUSH, config.look_interval))
+    live, _ = shared_error(config, polls_per_tick(PUSH, config.poll_interval))
     for seed in range(RUNS):
         straggler = seed % ranks
         job = Job(ranks, jitter_ms=jitter_ms, late_ms={straggler: late_ms} if late_ms else {}, seed=seed)

@@ -35,6 +35,6 @@ def progress_over_files(
         _end(command, f"{error.filename or ''}: {error.strerror or error}")
 
 
-def _end(command: str, words: str) -> None:
-    click.echo(f"ingero-fleet {command}: {words}", err=True)
+def _end(command: str, reason: str) -> None:
+    click.echo(f"ingero-fleet {command}: {reason}", err=True)
     sys.exit(2)

@@ -25,9 +25,11 @@ from ingero_kit.otlp_receiver import Authenticator
 
 Cluster = Annotated[str, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
 OptionalCluster = Annotated[str | None, Query(alias=routes.CLUSTER_PARAMETER, min_length=1, max_length=253)]
+Node = Annotated[str, Query(alias=routes.NODE_PARAMETER, min_length=1, max_length=253)]
 OptionalNode = Annotated[str | None, Query(alias=routes.NODE_PARAMETER, min_length=1, max_length=253)]
 OptionalNodes = Annotated[list[str] | None, Query(alias=routes.NODE_PARAMETER, max_length=1000)]
-Node = Annotated[str, Query(alias=routes.NODE_PARAMETER, min_length=1, max_length=253)]
+Limit = Annotated[int, Query(ge=1, le=10_000)]
+Offset = Annotated[int, Query(ge=0)]
 
 
 def bearer(authenticator: Authenticator) -> Callable[[str | None], None]:
@@ -45,10 +47,7 @@ def _app(title: str) -> FastAPI:
 
 
 def agent_api(
-    engine: Engine,
-    authenticator: Authenticator,
-    tracker: CostTracker | None = None,
-    collectives: CollectivesTracker | None = None,
+    engine: Engine, authenticator: Authenticator, costs: CostTracker, collectives: CollectivesTracker
 ) -> FastAPI:
     """Port 8080: the API for agents and the operator."""
     app = _app("ingero Fleet")
@@ -62,20 +61,16 @@ def agent_api(
     @app.get(routes.FLEET_STRAGGLERS, dependencies=secured)
     def stragglers(cluster_id: OptionalCluster = None) -> dict[str, Any]:
         """Who is a straggler now, since when, why, and at what cost."""
-        late = collectives.stragglers if collectives else {}
-        actionable = bool(collectives and collectives.config.actionable)
         config = engine.config
         answer = stragglers_answer(
-            _ready(engine), cluster_id, config.push_interval, late, actionable, config.panic.straggler_fraction
-        )
-        return {**answer, "cost": tracker.summary(cluster_id)} if tracker else answer
+            _ready(engine), cluster_id, config.push_interval, collectives.stragglers, collectives.config.actionable,
+            config.panic.straggler_fraction,
+        )  # fmt: skip
+        return {**answer, "cost": costs.summary(cluster_id)}
 
     @app.get(routes.FLEET_VERDICTS, dependencies=secured)
     def verdicts(
-        cluster_id: OptionalCluster = None,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-        offset: Annotated[int, Query(ge=0)] = 0,
-        node_id: OptionalNodes = None,
+        cluster_id: OptionalCluster = None, limit: Limit = 1000, offset: Offset = 0, node_id: OptionalNodes = None
     ) -> dict[str, Any]:
         """The detector's verdicts on all or the named nodes, paged."""
         snapshot = _ready(engine)
@@ -83,23 +78,18 @@ def agent_api(
         if node_id:
             wanted = frozenset(node_id)
             rows = [row for row in rows if snapshot.scores.names[row][1] in wanted]
-        page = [node_answer(snapshot, row) for row in rows[offset : offset + limit]]
-        return {"total": len(rows), "offset": offset, "nodes": page}
+        return _page(snapshot, rows, offset, limit)
 
-    if tracker:
-
-        @app.get(routes.FLEET_COST, dependencies=secured)
-        def cost(cluster_id: OptionalCluster = None) -> dict[str, Any]:
-            """What stragglers cost, now by the hour and since Fleet started."""
-            _ready(engine)
-            return tracker.answer(cluster_id)
+    @app.get(routes.FLEET_COST, dependencies=secured)
+    def cost(cluster_id: OptionalCluster = None) -> dict[str, Any]:
+        """What stragglers cost, now by the hour and since Fleet started."""
+        _ready(engine)
+        return costs.answer(cluster_id)
 
     return app
 
 
-def admin_api(
-    engine: Engine, collectives: CollectivesTracker | None = None, taints: TaintTracker | None = None
-) -> FastAPI:
+def admin_api(engine: Engine, collectives: CollectivesTracker, taints: TaintTracker) -> FastAPI:
     """Port 8081, loopback only: diagnostics for people."""
     app = _app("ingero Fleet diagnostics")
 
@@ -113,34 +103,22 @@ def admin_api(
         if len(rows) > 1:
             raise HTTPException(400, f"several clusters have a node {node_id!r}; add {routes.CLUSTER_PARAMETER}")
         node = snapshot.scores.names[rows[0]]
-        late = collectives.stragglers.get(node) if collectives else None
-        taint = taints.taint(node, snapshot.tick.now) if taints else None
-        return {**why_answer(snapshot, rows[0], engine.config), "collectives": late, "taint": taint}
+        return {
+            **why_answer(snapshot, rows[0], engine.config), "collectives": collectives.stragglers.get(node),
+            "taint": taints.taint(node, snapshot.tick.now),
+        }  # fmt: skip
 
     @app.get(routes.FLEET_NODES)
-    def nodes(
-        cluster_id: OptionalCluster = None,
-        limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
-        offset: Annotated[int, Query(ge=0)] = 0,
-    ) -> dict[str, Any]:
+    def nodes(cluster_id: OptionalCluster = None, limit: Limit = 1000, offset: Offset = 0) -> dict[str, Any]:
         """The state of every node, paged, and of every cluster."""
         snapshot = _ready(engine)
-        rows = snapshot.rows(cluster_id)
-        return {
-            "total": len(rows),
-            "offset": offset,
-            "clusters": [summary_answer(summary) for summary in snapshot.tick.clusters.values()],
-            "nodes": [node_answer(snapshot, row) for row in rows[offset : offset + limit]],
-        }
+        clusters = [summary_answer(summary) for summary in snapshot.tick.clusters.values()]
+        return {**_page(snapshot, snapshot.rows(cluster_id), offset, limit), "clusters": clusters}
 
-    if collectives:
-
-        @app.get(routes.FLEET_COLLECTIVES)
-        def lags(
-            cluster_id: OptionalCluster = None, limit: Annotated[int, Query(ge=1, le=10_000)] = 100
-        ) -> dict[str, Any]:
-            """Which rank the collectives wait for, and how late every rank is."""
-            return collectives.answer(cluster_id, _ready(engine).tick.now, limit)
+    @app.get(routes.FLEET_COLLECTIVES)
+    def lags(cluster_id: OptionalCluster = None, limit: Limit = 100) -> dict[str, Any]:
+        """Which rank the collectives wait for, and how late every rank is."""
+        return collectives.answer(cluster_id, _ready(engine).tick.now, limit)
 
     return app
 
@@ -191,6 +169,11 @@ def metrics_app(registry: CollectorRegistry) -> FastAPI:
         return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
+
+
+def _page(snapshot: TickSnapshot, rows: list[int], offset: int, limit: int) -> dict[str, Any]:
+    nodes = [node_answer(snapshot, row) for row in rows[offset : offset + limit]]
+    return {"total": len(rows), "offset": offset, "nodes": nodes}
 
 
 def _ready(engine: Engine) -> TickSnapshot:

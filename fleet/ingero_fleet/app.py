@@ -43,12 +43,13 @@ DRAIN_SECONDS = 5.0
 class Fleet:
     """One Fleet. `ports` says where it listens, by purpose, once it has started."""
 
-    def __init__(self, config: FleetConfig) -> None:
+    def __init__(self, config: FleetConfig, read: Callable[[], FleetConfig]) -> None:
+        """`read` reads the settings again."""
         self.config = config
+        self._read = read
         self.ports: dict[str, int] = {}
         self._servers: list[AsgiServer] = []
         self._receiver_pool: ReceiverPool | None = None
-        self._reload: Callable[[], FleetConfig] | None = None
 
     async def start(self) -> None:
         """Open every configured listener; raises `SettingsError` or `OSError` when one cannot be opened."""
@@ -60,7 +61,7 @@ class Fleet:
         engine.facts.append(lambda: _receiving_facts(self._traffic()))
         export = ingest.export if ingest.exports(Signal.METRICS) else None
         export_logs = ingest.export if ingest.exports(Signal.LOGS) else None
-        interval, often = config.processors.ingero.push_interval, config.processors.nccl.look_interval
+        interval, often = config.processors.ingero.push_interval, config.processors.nccl.poll_interval
         polls = polls_per_tick(interval, often)
         self._collectives = CollectivesTracker(config.processors.nccl, export, export_logs, polls=polls)
         engine.after_tick.append(lambda snapshot: self._collectives.judge(snapshot.tick.now))
@@ -92,8 +93,8 @@ class Fleet:
 
     def _observe(self, push: Push, now: float) -> None:
         """Take a push with more than health reports: taints of nodes, and collectives."""
-        keeper = self._taints if push.signal is Signal.LOGS else self._collectives
-        keeper.take(push, now)
+        tracker = self._taints if push.signal is Signal.LOGS else self._collectives
+        tracker.take(push, now)
 
     def _traffic(self) -> Traffic:
         parts = [self._ingest.traffic()]
@@ -146,8 +147,7 @@ class Fleet:
         self._ingest.reload()
         if self._receiver_pool:
             self._receiver_pool.reload()
-        if self._reload:
-            self.adopt(self._reload())
+        self.adopt(self._read())
         log.info("reloaded")
 
     def adopt(self, config: FleetConfig) -> None:
@@ -162,10 +162,6 @@ class Fleet:
         self._cost.adopt(config.processors.cost)
         self._ingest.provide(self._cost.prices.providers)
         self.engine.config = new
-
-    def on_reload(self, read: Callable[[], FleetConfig]) -> None:
-        """Set the function that reads the settings again."""
-        self._reload = read
 
     async def stop(self) -> None:
         """Stop taking pushes, answer pending requests, send what is queued, then close."""
@@ -190,8 +186,7 @@ async def serve(
     config: FleetConfig, read: Callable[[], FleetConfig], announce: Callable[[dict[str, int]], None]
 ) -> None:
     """Run until SIGTERM or SIGINT; SIGHUP reloads."""
-    fleet = Fleet(config)
-    fleet.on_reload(read)
+    fleet = Fleet(config, read)
     ended = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

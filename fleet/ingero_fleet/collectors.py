@@ -33,40 +33,34 @@ MAX_NODE_SERIES: Final = 10_000
 
 EXPORT_OUTCOMES: Final = ("sent", "dropped_queue_full", "dropped_permanent", "dropped_elapsed", "retries")
 
-COHORT_LABELS: Final = ("cluster_id", "cohort", "cgroup_path_hash")
-
 CohortRows = list[tuple[tuple[str, ...], CohortSummary]]
 
+
+def _cohort(name: str, text: str, value: Callable[[CohortSummary], float | None]) -> MetricRow[CohortRows]:
+    def samples(rows: CohortRows) -> Samples:
+        return [(labels, found) for labels, one in rows if (found := value(one)) is not None]
+
+    return gauge(name, text, samples, "cluster_id", "cohort", "cgroup_path_hash")
+
+
 COHORTS: Final[tuple[MetricRow[CohortRows], ...]] = (
-    gauge(
-        "ingero_fleet_threshold",
-        "Score below which a node straggles.",
-        lambda s: [(labels, one.threshold) for labels, one in s if one.threshold is not None],
-        *COHORT_LABELS,
+    _cohort("ingero_fleet_threshold", "Score below which a node straggles.", lambda one: one.threshold),
+    _cohort(
+        "ingero_fleet_median", "Median score of the active nodes.", lambda one: one.median if one.active else None
     ),
-    gauge(
-        "ingero_fleet_median",
-        "Median score of the active nodes.",
-        lambda s: [(labels, one.median) for labels, one in s if one.active],
-        *COHORT_LABELS,
+    _cohort(
+        "ingero_fleet_mad", "Median absolute deviation of the scores.", lambda one: one.mad if one.active else None
     ),
-    gauge(
-        "ingero_fleet_mad",
-        "Median absolute deviation of the scores.",
-        lambda s: [(labels, one.mad) for labels, one in s if one.active],
-        *COHORT_LABELS,
-    ),
-    gauge(
-        "ingero_fleet_active_nodes",
-        "Nodes in the statistics.",
-        lambda s: [(labels, one.active) for labels, one in s],
-        *COHORT_LABELS,
-    ),
+    _cohort("ingero_fleet_active_nodes", "Nodes in the statistics.", lambda one: one.active),
 )
 
 
 def _by_cluster(attribute: str) -> Callable[[TickSnapshot], Samples]:
     return lambda s: {one.cluster: float(getattr(one, attribute)) for one in s.tick.clusters.values()}
+
+
+def _cluster(name: str, text: str, attribute: str) -> MetricRow[TickSnapshot]:
+    return gauge(name, text, _by_cluster(attribute), "cluster_id")
 
 
 NODES: Final[tuple[MetricRow[TickSnapshot], ...]] = (
@@ -75,28 +69,18 @@ NODES: Final[tuple[MetricRow[TickSnapshot], ...]] = (
         "Cohorts left out of this page.",
         lambda s: max(0, len(s.tick.cohorts) - MAX_COHORT_SERIES),
     ),
-    gauge("ingero_fleet_idle_nodes", "Nodes without work.", _by_cluster("idle"), "cluster_id"),
-    gauge(
-        "ingero_fleet_calibrating_nodes",
-        "Nodes that still learn their baseline.",
-        _by_cluster("calibrating"),
-        "cluster_id",
-    ),
-    gauge("ingero_fleet_expected_nodes", "Nodes that should report.", _by_cluster("expected"), "cluster_id"),
-    gauge(
-        "ingero_fleet_coverage_low",
-        "1 while too few of the expected nodes report.",
-        _by_cluster("coverage_low"),
-        "cluster_id",
-    ),
-    gauge(
-        "ingero_fleet_panic_mode",
-        "1 while too large a share straggles to act on any.",
-        _by_cluster("panic"),
-        "cluster_id",
-    ),
+    _cluster("ingero_fleet_idle_nodes", "Nodes without work.", "idle"),
+    _cluster("ingero_fleet_calibrating_nodes", "Nodes that still learn their baseline.", "calibrating"),
+    _cluster("ingero_fleet_expected_nodes", "Nodes that should report.", "expected"),
+    _cluster("ingero_fleet_coverage_low", "1 while too few of the expected nodes report.", "coverage_low"),
+    _cluster("ingero_fleet_panic_mode", "1 while too large a share straggles to act on any.", "panic"),
     # Linters reject a gauge whose name ends in _count; the name is published, so it is exposed without a type.
-    untyped("ingero_fleet_straggler_count", "Nodes below their threshold.", _by_cluster("stragglers"), "cluster_id"),
+    untyped(
+        "ingero_fleet_straggler_count",
+        "Nodes below their threshold.",
+        _by_cluster("stragglers"),
+        "cluster_id",
+    ),
     gauge(
         "ingero_node_health_score",
         "Latest score of a node.",
@@ -200,10 +184,10 @@ ENGINE: Final[tuple[MetricRow[Engine], ...]] = (
     counter("ingero_fleet_ticks", "Ticks computed.", lambda s: s.ticks),
     counter("ingero_fleet_late_ticks", "Ticks that took longer than the interval.", lambda s: s.late_ticks),
     counter("ingero_fleet_failed_ticks", "Ticks that failed.", lambda s: s.failed_ticks),
-    counter("ingero_fleet_early_looks", "Looks between ticks at nodes that fell far.", lambda s: s.early_polls),
+    counter("ingero_fleet_early_polls", "Polls between ticks that judged a node.", lambda s: s.early_polls),
     counter(
-        "ingero_fleet_failed_followers",
-        "Failures of what follows a tick: collectives, costs, live page.",
+        "ingero_fleet_failed_listeners",
+        "Failures after a tick: collectives, costs, live page.",
         lambda s: s.failed_listeners,
     ),
     gauge(
@@ -216,29 +200,29 @@ ENGINE: Final[tuple[MetricRow[Engine], ...]] = (
 
 
 def _total(name: str, text: str) -> MetricRow[Traffic]:
-    return counter(f"ingero_fleet_{name}", text, lambda s: s.totals[name])
+    return counter(name, text, lambda s: s.totals[name.removeprefix("ingero_fleet_")])
 
 
 TRAFFIC: Final[tuple[MetricRow[Traffic], ...]] = (
     counter("ingero_fleet_pushes", "Pushes by signal.", lambda s: s.pushes, "signal"),
     counter("ingero_fleet_rejected_points", "Points left out, by reason.", lambda s: s.rejected, "reason"),
-    _total("reports", "Health reports taken."),
-    _total("malformed_pushes", "Pushes that could not be read."),
-    _total("nodes_over_limit", "Reports refused at max_nodes."),
-    _total("clusters_over_limit", "Reports refused at max_clusters."),
-    _total("cohorts_over_limit", "Reports refused at max_cohorts."),
-    _total("late_reports", "Reports older than an earlier one of their node."),
-    _total("receiver_restarts", "Receiver processes that replaced another one."),
+    _total("ingero_fleet_reports", "Health reports taken."),
+    _total("ingero_fleet_malformed_pushes", "Pushes that could not be read."),
+    _total("ingero_fleet_nodes_over_limit", "Reports refused at max_nodes."),
+    _total("ingero_fleet_clusters_over_limit", "Reports refused at max_clusters."),
+    _total("ingero_fleet_cohorts_over_limit", "Reports refused at max_cohorts."),
+    _total("ingero_fleet_late_reports", "Reports older than an earlier one of their node."),
+    _total("ingero_fleet_receiver_restarts", "Receiver processes that replaced another one."),
     counter(
         "ingero_fleet_exported_pushes",
-        "Pushes by what became of them.",
+        "Pushes by outcome.",
         lambda s: {(name, kind): c[kind] for name, c in s.exporters.items() for kind in EXPORT_OUTCOMES},
         "exporter",
         "outcome",
     ),
     counter(
         "ingero_fleet_export_rejected_records",
-        "Records that a receiver refused while it took others.",
+        "Records that a receiver rejected from a push that it accepted.",
         lambda s: {name: c["rejected_records"] for name, c in s.exporters.items()},
         "exporter",
     ),

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from ingero_fleet import threshold_rule, verdict_records
 from ingero_fleet.live_detector import Findings, LiveDetector
 from ingero_fleet.score_snapshot import ScoreSnapshot
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_fleet.verdict_cache import VerdictCache
@@ -35,15 +35,7 @@ class Engine:
     def __init__(self, config: IngeroConfig, clock: Clock) -> None:
         self.config = config
         self.clock = clock
-        self.table = ScoreTable(
-            Limits(
-                config.max_nodes,
-                config.max_clusters,
-                config.push_interval * config.ttl_multiplier,
-                config.max_cohorts,
-            ),
-            config.cohort.by,
-        )
+        self.table = ScoreTable.of(config)
         self.snapshot: TickSnapshot | None = None
         self.memory = threshold_rule.RuleState()
         self.detector = LiveDetector(config)
@@ -141,14 +133,7 @@ class Engine:
         self.memory = tick.memory
         threshold_rule.apply(tick, scores, self.table)
         self.snapshot = TickSnapshot(scores, tick, findings, self.config.push_interval)
-        node_verdicts = findings.node_verdicts
-        verdict_cache = VerdictCache(
-            self.config.cohort.by,
-            tick.thresholds,
-            node_verdicts.default,
-            node_verdicts.overrides,
-            node_verdicts.as_of,
-        )
+        verdict_cache = VerdictCache(self.config.cohort.by, tick.thresholds, findings.node_verdicts)
         for publish in self.publish:
             publish(verdict_cache)
         self.ticks += 1

@@ -39,6 +39,7 @@ from ingero_fleet.score_snapshot import ScoreSnapshot
 from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.snapshot_file import SnapshotFile
+from ingero_fleet.verdict_cache import NodeVerdicts
 from ingero_kit.logs import get
 
 log = get(__name__)
@@ -75,18 +76,6 @@ _NOT_JUDGED: Final = len(VERDICT_STATES)
 
 _MAX_ECHOED_SEVERITY: Final = 0.99
 """Largest loss that is taken from an echoed verdict."""
-
-
-@dataclass(frozen=True)
-class NodeVerdicts:
-    """The verdict lines that nodes get: most of them `default`, the others their own; an empty line is not sent.
-
-    `as_of` is the time of the snapshot; nodes that came later get no line.
-    """
-
-    default: str = ""
-    overrides: Mapping[NodeKey, str] = field(default_factory=dict)
-    as_of: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from ingero_contract import attributes
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_fleet.cost.providers import ProviderMap
 from ingero_kit.gpu_rates import ALIASES
-from ingero_kit.otlp_layout import UnsupportedLayout, read_varint, write_varint
+from ingero_kit.otlp_layout import UnsupportedLayout, iter_fields, write_varint
 
 MAX_REMEMBERED: Final = 65_536
 """Blocks in the cache; it is cleared when full."""
 
-_FIRST_FIELD: Final = 0x0A
+_FIRST_FIELD: Final = b"\x0a"
 """Key of field 1 with a length: the resource blocks of a request, and the resource of a block."""
 
 
@@ -40,22 +40,21 @@ class ProviderTag:
         A request whose fields are not in the usual order of encoders is returned unchanged.
         """
         parts: list[bytes] = []
-        place = 0
-        while place < len(body):
-            whole, place = _field(body, place)
-            resource, rest = _field(whole, 0) if whole else (None, 0)
-            if whole is None or resource is None:
-                return body
-            named = self._named(resource, cluster)
-            block = whole if named is resource else _wrap(named) + whole[rest:]
-            parts.append(_wrap(block))
+        try:
+            for block in iter_fields(body, 0, len(body)):
+                resource = next(iter_fields(body, block.start, block.end), None)
+                if block.number != 1 or resource is None or resource.number != 1:
+                    return body
+                named = self._named(body[resource.start : resource.end], cluster)
+                parts.append(_wrap(_wrap(named) + body[resource.end : block.end]))
+        except (IndexError, UnsupportedLayout):
+            return body
         return b"".join(parts)
 
     def _named(self, resource: bytes, cluster: str) -> bytes:
         key = cluster, resource
-        known = self._known.get(key)
-        if known is not None:
-            return resource if known == resource else known
+        if key in self._known:
+            return self._known[key]
         if key in self._unknown and not self._reported(self._unknown[key]):
             return resource
         try:
@@ -64,8 +63,8 @@ class ProviderTag:
             return resource
         texts = {pair.key: pair.value.string_value for pair in message.attributes}
         node = node_key(cluster or texts.get(attributes.CLUSTER_ID, ""), texts.get(attributes.NODE_ID, ""))
-        told = texts.get(attributes.PROVIDER, "")
-        provider = self._providers.find(node, told or self._reported(node)) if node[1] else told
+        named = texts.get(attributes.PROVIDER, "")
+        provider = self._providers.find(node, named or self._reported(node)) if node[1] else named
         provider = ALIASES.get(provider, provider)
         if not provider:
             # Its health report may still arrive.
@@ -73,11 +72,11 @@ class ProviderTag:
                 self._unknown.clear()
             self._unknown[key] = node
             return resource
-        named = resource if provider == told else _with_provider(message, provider)
+        tagged = resource if provider == named else _with_provider(message, provider)
         if len(self._known) >= MAX_REMEMBERED:
             self._known.clear()
-        self._known[key] = named
-        return named
+        self._known[key] = tagged
+        return tagged
 
 
 def _with_provider(message: Resource, provider: str) -> bytes:
@@ -88,18 +87,6 @@ def _with_provider(message: Resource, provider: str) -> bytes:
     return message.SerializeToString()
 
 
-def _field(data: bytes, place: int) -> tuple[bytes | None, int]:
-    """The content of field 1 if it starts at this offset, and where it ends; `None` otherwise."""
-    if place >= len(data) or data[place] != _FIRST_FIELD:
-        return None, place
-    try:
-        size, start = read_varint(data, place + 1)
-    except (IndexError, UnsupportedLayout):
-        return None, place
-    end = start + size
-    return (data[start:end], end) if end <= len(data) else (None, place)
-
-
 def _wrap(content: bytes) -> bytes:
     """Field 1 with this content."""
-    return bytes((_FIRST_FIELD,)) + write_varint(len(content)) + content
+    return _FIRST_FIELD + write_varint(len(content)) + content

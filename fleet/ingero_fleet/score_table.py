@@ -12,6 +12,7 @@ from ingero_contract.signals import SIGNALS
 from ingero_contract.values import NodeState
 from ingero_contract.verdicts import ACTIONABLE
 from ingero_detect.cohorts import CohortKey
+from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.verdict_cache import cohort_of
 from ingero_kit.health_report import HealthReport
 
@@ -130,6 +131,12 @@ class ScoreTable:
         self._hardware_ids: dict[tuple[str, str, int], int] = {Hardware(): 0}
         self._clusters: dict[str, int] = {}
         self._texts: dict[str, str] = {}
+
+    @classmethod
+    def of(cls, config: IngeroConfig) -> "ScoreTable":
+        """An empty score map with the bounds of these settings."""
+        ttl_seconds = config.push_interval * config.ttl_multiplier
+        return cls(Limits(config.max_nodes, config.max_clusters, ttl_seconds, config.max_cohorts), config.cohort.by)
 
     def __len__(self) -> int:
         return len(self._rows)

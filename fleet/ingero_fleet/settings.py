@@ -96,7 +96,7 @@ class OtlpReceiverConfig(Settings):
     """What is listened to."""
     processes: int = Field(default=1, ge=1, le=64)
     """Processes that receive on the same ports. With 1, Fleet's own process receives; with more, so many others
-    receive, and Fleet's own process judges what they heard."""
+    receive, and Fleet's own process judges what they received."""
 
 
 class ReceiversConfig(Settings):

@@ -13,10 +13,9 @@ log = get(__name__)
 
 
 class SnapshotFile:
-    """Writes state at an interval, atomically; a failing disk is logged and counted, and judging continues."""
+    """Writes state at an interval, atomically; a failing disk is logged, and judging continues."""
 
     def __init__(self, file: Path, interval_seconds: float) -> None:
-        self.failures = 0
         self._file, self._interval = file, interval_seconds
         self._written: float | None = None
 
@@ -45,5 +44,4 @@ class SnapshotFile:
         try:
             replace_file(self._file, data)
         except OSError as error:
-            self.failures += 1
             log.warning("snapshot_not_written", file=str(self._file), reason=str(error))

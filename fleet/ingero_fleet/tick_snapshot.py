@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -112,10 +112,8 @@ def stragglers_answer(
         "threshold": summaries[0].threshold if len(summaries) == 1 else None,
         "active_nodes": sum(summary.active for summary in summaries),
         "nodes": {
-            "active": sum(summary.active for summary in summaries),
-            "idle": sum(summary.idle for summary in summaries),
-            "calibrating": sum(summary.calibrating for summary in summaries),
-            "expected": sum(summary.expected for summary in summaries),
+            name: sum(getattr(summary, name) for summary in summaries)
+            for name in ("active", "idle", "calibrating", "expected")
         },
         "stragglers": [
             *({**node_answer(snapshot, row), "collective": late.get(snapshot.scores.names[row])} for row in rows),
@@ -166,7 +164,7 @@ def node_answer(snapshot: TickSnapshot, row: int) -> dict[str, Any]:
         "kind": kind if accused else None,
         "since": rfc3339(since) if accused and since else None,
         "score": round(float(columns["score"][row]), 6),
-        "threshold": round(threshold, 6) if np.isfinite(threshold) else None,
+        "threshold": rounded(threshold),
         "below_threshold": bool(tick.straggling[row]),
         "windows": windows if accused else 0,
         "cohort": cohort_name(snapshot.scores.cohorts[int(columns["cohort"][row])]),
@@ -235,11 +233,11 @@ def why_answer(snapshot: TickSnapshot, row: int, config: IngeroConfig) -> dict[s
             "cohort": cohort_name(key),
             "merged_into": cohort_name(summary.merged_into) if summary.merged_into else None,
             "active": summary.active,
-            "median": _number(summary.median),
-            "mad": _number(summary.mad),
+            "median": rounded(summary.median),
+            "mad": rounded(summary.mad),
         },
-        "signals": {str(signal): _number(float(columns[str(signal)][row])) for signal in _SIGNALS},
-        "rate": _number(float(columns["rate"][row])),
+        "signals": {str(signal): rounded(float(columns[str(signal)][row])) for signal in _SIGNALS},
+        "rate": rounded(float(columns["rate"][row])),
         "last_push_age_seconds": round(snapshot.tick.now - float(columns["seen"][row]), 3),
         "pushes": int(columns["pushes"][row]),
     }
@@ -273,19 +271,13 @@ def _verdict_sentence(verdict: dict[str, Any], active: int) -> str:
 
 def summary_answer(summary: ClusterSummary) -> dict[str, Any]:
     """One cluster in figures."""
+    facts = asdict(summary)
     return {
-        "cluster_id": summary.cluster,
-        "active": summary.active,
-        "idle": summary.idle,
-        "calibrating": summary.calibrating,
-        "expected": summary.expected,
-        "stragglers": summary.stragglers,
-        "threshold": _number(summary.threshold),
+        "cluster_id": facts.pop("cluster"), **facts, "threshold": rounded(summary.threshold),
         "quorum_met": summary.quorum_met,
-        "coverage_low": summary.coverage_low,
-        "panic": summary.panic,
-    }
+    }  # fmt: skip
 
 
-def _number(value: float | None) -> float | None:
-    return round(value, 6) if value is not None and np.isfinite(value) else None
+def rounded(value: float | None, digits: int = 6) -> float | None:
+    """A number for JSON; `None` for one that is not finite."""
+    return round(value, digits) if value is not None and np.isfinite(value) else None

@@ -22,19 +22,27 @@ def cohort_of(by: tuple[str, ...]) -> Callable[[HealthReport], CohortKey]:
 
 
 @dataclass(frozen=True)
+class NodeVerdicts:
+    """The verdict lines that nodes get: most of them `default`, the others their own; an empty line is not sent.
+
+    `as_of` is the time of the snapshot; nodes that came later get no line.
+    """
+
+    default: str = ""
+    overrides: Mapping[NodeKey, str] = field(default_factory=dict)
+    as_of: float = 0.0
+
+
+@dataclass(frozen=True)
 class VerdictCache:
     """Thresholds of the cohorts that have a quorum, and the verdict line of every judged node.
 
-    A cohort without a quorum is absent: its nodes get no headers and ask the threshold API instead. Most nodes
-    get the same line, `default`; `overrides` holds the lines of the rest, where an empty line means no header. A node
-    that was first seen after `as_of` is not judged yet.
+    A cohort without a quorum is absent: its nodes get no headers and ask the threshold API instead.
     """
 
     by: tuple[str, ...] = ()
     thresholds: Mapping[CohortKey, float] = field(default_factory=dict)
-    default: str = ""
-    overrides: Mapping[NodeKey, str] = field(default_factory=dict)
-    as_of: float = 0.0
+    verdicts: NodeVerdicts = NodeVerdicts()
     _answers: dict[tuple[float | None, str], Answer] = field(default_factory=dict, repr=False, compare=False)
     _cohort: Callable[[HealthReport], CohortKey] = field(init=False, repr=False, compare=False)
 
@@ -44,9 +52,9 @@ class VerdictCache:
     def answer(self, report: HealthReport, first_seen: float) -> Answer:
         """The answer for a node first seen at `first_seen`; shared between nodes that get the same line."""
         threshold = self.thresholds.get(self._cohort(report))
-        verdict = ""
-        if first_seen <= self.as_of:
-            verdict = self.overrides.get(node_key(report.cluster_id, report.node_id), self.default)
+        verdict, verdicts = "", self.verdicts
+        if first_seen <= verdicts.as_of:
+            verdict = verdicts.overrides.get(node_key(report.cluster_id, report.node_id), verdicts.default)
         known = self._answers.get((threshold, verdict))
         if known is None:
             known = self._answers[(threshold, verdict)] = build_answer(threshold, verdict)

@@ -6,9 +6,8 @@ from collections.abc import Iterable
 from typing import Any, Final
 
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
-from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope
-from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, ResourceLogs, ScopeLogs, SeverityNumber
-from opentelemetry.proto.resource.v1.resource_pb2 import Resource
+from opentelemetry.proto.common.v1.common_pb2 import AnyValue, InstrumentationScope, KeyValue
+from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord, SeverityNumber
 
 from ingero_contract import attributes, metrics
 from ingero_contract.values import VerdictState
@@ -26,23 +25,28 @@ _EVIDENCE: Final = (
 
 def encode(edges: Iterable[Edge]) -> bytes | None:
     """One request with a record for every change; `None` without changes."""
-    blocks = [
-        ResourceLogs(
-            resource=Resource(
-                attributes=pairs({attributes.NODE_ID: edge.verdict.node, attributes.CLUSTER_ID: edge.verdict.cluster})
-            ),
-            scope_logs=[ScopeLogs(scope=InstrumentationScope(name="ingero-fleet"), log_records=[_record(edge)])],
-        )
+    found = [
+        (pairs({attributes.NODE_ID: edge.verdict.node, attributes.CLUSTER_ID: edge.verdict.cluster}), _record(edge))
         for edge in edges
     ]
-    return ExportLogsServiceRequest(resource_logs=blocks).SerializeToString() if blocks else None
+    return log_request(found) if found else None
+
+
+def log_request(records: Iterable[tuple[list[KeyValue], LogRecord]]) -> bytes:
+    """A request with records, each with the attributes of its resource."""
+    request = ExportLogsServiceRequest()
+    for resource, record in records:
+        block = request.resource_logs.add()
+        block.resource.attributes.extend(resource)
+        block.scope_logs.add(scope=InstrumentationScope(name="ingero-fleet"), log_records=[record])
+    return request.SerializeToString()
 
 
 def _record(edge: Edge) -> LogRecord:
     verdict = edge.verdict
     facts = verdict.to_json()
     evidence = {"edge": edge.what, **{name: facts[name] for name in _EVIDENCE}}
-    loud = edge.what in ("accused", "relapsed")
+    accused = edge.what in ("accused", "relapsed")
     return verdict_record(
         verdict.time,
         _sentence(edge.what, verdict),
@@ -56,17 +60,17 @@ def _record(edge: Edge) -> LogRecord:
             attributes.VERDICT_EVIDENCE: json.dumps(evidence, separators=(",", ":")),
             attributes.VERDICT_DIGEST: verdict.digest,
         },
-        loud=loud,
+        accused=accused,
     )
 
 
-def verdict_record(seconds: float, sentence: str, found: dict[str, Any], *, loud: bool) -> LogRecord:
-    """The record of a verdict's change, from any source; `seconds` since the epoch, `loud` when a node is accused."""
+def verdict_record(seconds: float, sentence: str, found: dict[str, Any], *, accused: bool) -> LogRecord:
+    """The record of a verdict's change, from any source; `seconds` since the epoch, `accused`: whether a node is."""
     nanoseconds = int(seconds * 1e9)
     return LogRecord(
         time_unix_nano=nanoseconds,
         observed_time_unix_nano=nanoseconds,
-        severity_number=SeverityNumber.SEVERITY_NUMBER_WARN if loud else SeverityNumber.SEVERITY_NUMBER_INFO,
+        severity_number=SeverityNumber.SEVERITY_NUMBER_WARN if accused else SeverityNumber.SEVERITY_NUMBER_INFO,
         event_name=metrics.VERDICT_EVENT,
         body=AnyValue(string_value=sentence),
         attributes=pairs(found),

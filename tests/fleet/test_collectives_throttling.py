@@ -76,13 +76,13 @@ def test_who_is_held_back_since_the_job_is_slower_is_named_with_the_evidence() -
     found = wait_profile.tracker.stragglers[node_key("c", "node-5")]
     assert wait_profile.named == {"node-5"}
     assert (found["kind"], found["rank"], found["pod"]) == ("gpu_throttled", 5, "pod-5")
-    assert found["nvml"]["held_back_by"] == ["heat"]
+    assert found["nvml"]["throttled_by"] == ["heat"]
     assert found["nvml"]["gpu"] == "GPU-1"
     assert found["nvml"]["slower_since"] == pytest.approx(1 - 100 / 110, rel=0.1)
     assert wait_profile.tracker.shares() == {("c", "node-5"): found["share"]}
     assert found["share"] == pytest.approx(1 - 100 / 110, rel=0.1)
-    assert "held back by heat; since then 9." in found["why"]
-    assert wait_profile.verdict == "GPU: nobody is late, and node-5 is held back by heat"
+    assert "throttled by heat; since then 9." in found["why"]
+    assert wait_profile.verdict == "GPU: nobody is late, and node-5 is throttled by heat"
 
     wait_profile.ticks(40)
     assert wait_profile.named == {"node-5"}
@@ -105,11 +105,11 @@ def facts(push: Push) -> tuple[str, str, str]:
     [
         (110.0, [], "none: "),
         (110.0, [throttled("node-5", Throttle.SW)], "none: "),
-        (100.0, [throttled("node-5", *HOT)], "unknown: nobody is late; GPUs are held back on node-5 (heat)"),
+        (100.0, [throttled("node-5", *HOT)], "unknown: nobody is late; GPUs are throttled on node-5 (heat)"),
         (
             110.0,
             [throttled("node-5", Throttle.POWER)],
-            "unknown: nobody is late; GPUs are held back on node-5 (power)",
+            "unknown: nobody is late; GPUs are throttled on node-5 (power)",
         ),
         (110.0, [throttled("node-5", *HOT), throttled("node-6", Throttle.HW)], "unknown: nobody is late; GPUs"),
         (110.0, [throttled("elsewhere", *HOT)], "none: "),
@@ -169,7 +169,7 @@ def test_a_late_rank_s_gpu_is_its_reason_and_whoever_is_held_back_beside_it_is_n
 
     found = wait_profile.tracker.stragglers[node_key("c", "node-5")]
     assert wait_profile.named == {"node-5"}
-    assert (found["kind"], found["nvml"]["held_back_by"]) == ("late_rank", ["heat"])
+    assert (found["kind"], found["nvml"]["throttled_by"]) == ("late_rank", ["heat"])
     assert wait_profile.verdict == "culprit"
 
 

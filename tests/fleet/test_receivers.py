@@ -29,7 +29,7 @@ from ingero_fleet.receivers.pool import ReceiverPool
 from ingero_fleet.receivers.traffic import TRAFFIC_JSON, Traffic, total
 from ingero_fleet.score_table import BATCH_COLUMNS, Limits, ScoreTable
 from ingero_fleet.settings import FleetConfig
-from ingero_fleet.verdict_cache import VerdictCache
+from ingero_fleet.verdict_cache import NodeVerdicts, VerdictCache
 from ingero_http.limits import Counters
 from ingero_kit.health_report import HealthReport
 from ingero_kit.otlp_encode import encode_report
@@ -153,7 +153,9 @@ def test_a_board_says_the_same_on_the_other_side(overrides: int, as_of: float) -
         node_key("c", f"n{number}"): "straggler; kind=slow" if number % 2 else "" for number in range(overrides)
     }
     verdict_cache = VerdictCache(
-        BY, {("c", "j", "H100"): 0.75, ("c", "", ""): 0.5}, str(VerdictState.HEALTHY), node_verdicts, as_of
+        BY,
+        {("c", "j", "H100"): 0.75, ("c", "", ""): 0.5},
+        NodeVerdicts(str(VerdictState.HEALTHY), node_verdicts, as_of),
     )
     reader, found = VerdictCacheDecoder(), None
 
@@ -168,7 +170,11 @@ def test_a_board_says_the_same_on_the_other_side(overrides: int, as_of: float) -
 
 def test_a_node_that_came_after_the_judgement_is_told_nothing() -> None:
     verdict_cache = VerdictCache(
-        (), {}, "healthy", {node_key("c", "bad"): "straggler; kind=slow", node_key("c", "unjudged"): ""}, as_of=10.0
+        (),
+        {},
+        NodeVerdicts(
+            "healthy", {node_key("c", "bad"): "straggler; kind=slow", node_key("c", "unjudged"): ""}, as_of=10.0
+        ),
     )
 
     def line(node: str, first_seen: float) -> bytes:

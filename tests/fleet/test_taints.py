@@ -57,7 +57,7 @@ def test_a_mark_stands_from_its_record_to_its_removal() -> None:
     assert tracker.taints(NOW) == [
         {
             "cluster_id": "prod", "node_id": "gpu-7", "effect": "NoSchedule", "verdict": "0badcafe",
-            "reason": "Confirmed", "words": "Node gpu-7 was marked", "since": "2023-11-14T22:12:20.000Z",
+            "reason": "Confirmed", "message": "Node gpu-7 was marked", "since": "2023-11-14T22:12:20.000Z",
             "expires": "2023-11-14T23:13:20.000Z",
         }
     ]  # fmt: skip

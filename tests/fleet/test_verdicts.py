@@ -13,7 +13,7 @@ import pytest
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from prometheus_client import CollectorRegistry
 
-from ingero_analyze.replay.judge import RuleName, replay
+from ingero_analyze.replay.judge import replay
 from ingero_analyze.replay.recorded_history import RecordedHistory
 from ingero_contract import attributes, headers, metrics, routes
 from ingero_contract.values import NodeState
@@ -319,9 +319,7 @@ def test_an_early_look_sees_what_other_processes_heard() -> None:
 def test_a_recording_with_early_looks_replays_to_the_same_bytes(tmp_path: Path) -> None:
     detector, live, _ = early(tmp_path)
 
-    done = replay(
-        RecordedHistory([str(tmp_path / "record.csv")], 10.0), RuleName.INGERO, detector.detector.parameters
-    )
+    done = replay(RecordedHistory([str(tmp_path / "record.csv")], 10.0), "ingero", detector.detector.parameters)
 
     assert done.summary()["digest"] == detector.detector.view().digest
     assert [edge.verdict.encode() for edge in live] == [episode.first.encode() for episode in done.episodes]
@@ -357,7 +355,7 @@ def test_what_fails_after_a_tick_is_counted_on_the_page_and_the_tick_stands() ->
 
     registry = CollectorRegistry()
     registry.register(RuntimeStatsCollector(engine, Traffic))
-    assert registry.get_sample_value("ingero_fleet_failed_followers_total") == 1
+    assert registry.get_sample_value("ingero_fleet_failed_listeners_total") == 1
     assert registry.get_sample_value("ingero_fleet_ticks_total") == 1
 
 
@@ -365,9 +363,7 @@ def test_a_recording_replays_to_the_same_verdicts_byte_for_byte(tmp_path: Path) 
     detector, live = judged(tmp_path)
     assert {edge.verdict.node for edge in live} >= {"n2", "n6"}
 
-    done = replay(
-        RecordedHistory([str(tmp_path / "record.csv")], 10.0), RuleName.INGERO, detector.detector.parameters
-    )
+    done = replay(RecordedHistory([str(tmp_path / "record.csv")], 10.0), "ingero", detector.detector.parameters)
 
     assert done.summary()["digest"] == detector.detector.view().digest
     accusations = [edge.verdict.encode() for edge in live if edge.what == "accused"]

@@ -5,7 +5,6 @@ import json
 import os
 import socket
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import click
@@ -82,10 +81,9 @@ def bench(
     if cpu is not None:
         os.sched_setaffinity(0, {cpu})
     plan = LoadPlan(
-        host=str(address), port=port, protocol=cast("Protocol", protocol), connections=connections, nodes=nodes,
-        cluster=cluster, seconds=seconds, pushes=pushes, rate=rate,
+        host=str(address), port=port, protocol=cast("Protocol", protocol),
+        connections=min(connections, nodes), nodes=nodes, cluster=cluster, seconds=seconds, pushes=pushes, rate=rate,
     )  # fmt: skip
-    plan = replace(plan, connections=min(plan.connections, plan.nodes))
     try:
         result = uvloop.run(drive_load(plan))
     except OSError as error:

@@ -20,14 +20,13 @@ _TAKEN: Final = (b"\0\0\0\0\0", b"\0\0\0\0\x02\x0a\0")
 
 @dataclass(frozen=True, kw_only=True)
 class LoadPlan:
-    """The load to generate. `rate` 0 means as fast as answers come."""
+    """The load to generate, over at most as many connections as nodes; `rate` 0 means as fast as answers come."""
 
     host: str
     port: int
     protocol: Protocol
     connections: int = 64
     nodes: int = 1000
-    first_node: int = 0
     cluster: str = "load"
     seconds: float = 10.0
     pushes: int = 0
@@ -58,8 +57,7 @@ class _Link(asyncio.Protocol):
         self.busy = False
         self.transport: asyncio.Transport | None = None
         self._done = done
-        share = range(plan.first_node + number, plan.first_node + plan.nodes, plan.connections)
-        nodes = share or range(plan.first_node, plan.first_node + 1)
+        nodes = range(number, plan.nodes, plan.connections)
         self._requests = [build(plan.protocol, node, plan.cluster, host) for node in nodes]
         self._next = 0
         self._buffer = b""

@@ -3,7 +3,7 @@
 import dataclasses
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import click
 from rich.console import Console
@@ -48,7 +48,7 @@ def command(
     tick: float | None,
     warmup: int | None,
     budget: float | None,
-    rule: str,
+    rule: Literal["ingero", "mad"],
     form: str,
     plot: Path | None,
     quiet: bool,
@@ -75,7 +75,7 @@ def command(
         with progress_over_files("replay", files, "judging", quiet) as advance:
             parameters = _parameters(file, {"tick_seconds": tick, "warmup": warmup, "budget": budget})
             history = RecordedHistory(files, parameters.tick_seconds, advance)
-            done = judge.replay(history, judge.RuleName(rule), parameters, judge.Watch() if plot else None)
+            done = judge.replay(history, rule, parameters, judge.Watch() if plot else None)
             if plot:
                 plots.draw(done, plot)
     except plots.PlotError as error:

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
-from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,12 +16,8 @@ from ingero_detect.observation import Edge, JobSlow
 from ingero_detect.parameters import Parameters
 from ingero_detect.verdicts import Verdict
 
-
-class RuleName(StrEnum):
-    """The rule that judges."""
-
-    INGERO = "ingero"
-    MAD = "mad"
+RuleName = Literal["ingero", "mad"]
+"""The detector, or the published rule."""
 
 
 @dataclass
@@ -45,31 +40,8 @@ class Watch:
             self.stride *= 2
 
 
-class Judge(Protocol):
-    """A rule over ticks."""
-
-    @property
-    def node_hours(self) -> float:
-        """Node-hours judged."""
-
-    def tick(self, moment: RecordedTick) -> list[Edge]:
-        """Judge one tick."""
-
-    def open_verdicts(self, nodes: list[NodeKey]) -> Iterator[Verdict]:
-        """The present verdicts of nodes that are accused."""
-
-    def names(self) -> list[NodeKey]:
-        """Nodes in the order of `speeds`."""
-
-    def speeds(self) -> npt.NDArray[np.float32]:
-        """Speed of every node in this tick relative to the expected one, NaN where unknown."""
-
-    def summary(self) -> dict[str, Any]:
-        """Parameters, estimates and digest."""
-
-
 class DetectorJudge:
-    """The detector; see `Judge`."""
+    """The detector that Fleet runs."""
 
     def __init__(self, parameters: Parameters, mergeable: tuple[int, ...]) -> None:
         self.detector = Detector(parameters, mergeable)
@@ -78,9 +50,11 @@ class DetectorJudge:
 
     @property
     def node_hours(self) -> float:
+        """Node-hours judged."""
         return self.detector.node_hours
 
     def tick(self, moment: RecordedTick) -> list[Edge]:
+        """Judge one tick."""
         outcome = self.detector.tick(moment.now, moment.seen)
         self.digest = outcome.digest
         for job in outcome.jobs:
@@ -88,6 +62,7 @@ class DetectorJudge:
         return outcome.edges
 
     def open_verdicts(self, nodes: list[NodeKey]) -> Iterator[Verdict]:
+        """The present verdicts of nodes that are accused."""
         for node in nodes:
             slot = self.detector.memory.slot(node)
             if slot is not None:
@@ -121,6 +96,9 @@ class DetectorJudge:
         }
 
 
+Judge = DetectorJudge | PublishedRuleJudge
+
+
 @dataclass
 class Replay:
     """The result of a replay."""
@@ -130,7 +108,6 @@ class Replay:
     episodes: list[Episode]
     ticks: int
     nodes: int
-    first: float
     last: float
     watch: Watch | None
 
@@ -152,11 +129,10 @@ def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wat
     """Judge a whole history; the tick is the history's. `TableError` when a file cannot be used."""
     judge: Judge | None = None
     episodes = Episodes()
-    ticks, first, last = 0, 0.0, 0.0
+    ticks, last = 0, 0.0
     for moment in history.ticks():
         if judge is None:
-            first = moment.now
-            if rule is RuleName.INGERO:
+            if rule == "ingero":
                 judge = DetectorJudge(replace(parameters, tick_seconds=history.tick_seconds), history.mergeable)
             else:
                 judge = PublishedRuleJudge(history.measure, history.tick_seconds, parameters.warmup)
@@ -166,4 +142,4 @@ def replay(history: RecordedHistory, rule: RuleName, parameters: Parameters, wat
         ticks, last = ticks + 1, moment.now
     assert judge is not None, "a history without rows is an error before this"
     episodes.refresh(judge.open_verdicts(list(episodes.open)))
-    return Replay(history, judge, episodes.all(), ticks, len(history.words.nodes), first, last, watch)
+    return Replay(history, judge, episodes.all(), ticks, len(history.words.nodes), last, watch)

@@ -19,7 +19,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class PublishedRuleJudge:
-    """See `Judge`. A straggler recovers at 0.02 above the threshold; rates count against the median of a warm-up."""
+    """A straggler recovers at 0.02 above the threshold; rates count against the median of a warm-up."""
 
     def __init__(self, measure: str, tick_seconds: float, warmup: int, k: float = 2.0, alpha: float = 0.2) -> None:
         self.node_hours = 0.0
@@ -36,6 +36,7 @@ class PublishedRuleJudge:
         self._speeds = np.zeros(0, np.float32)
 
     def tick(self, moment: RecordedTick) -> list[Edge]:
+        """Judge one tick."""
         seen = moment.seen
         numbers = self._numbers(seen.names)
         active = np.flatnonzero(seen.state == ACTIVE)

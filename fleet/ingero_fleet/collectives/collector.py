@@ -17,7 +17,7 @@ def _shares(tracker: CollectivesTracker) -> Iterator[tuple[tuple[str, ...], floa
 COLLECTIVES: Final[tuple[MetricRow[CollectivesTracker], ...]] = (
     gauge(
         "ingero_fleet_collective_peer_lag_milliseconds",
-        "How much later than the median rank a rank came lately; the largest lags only.",
+        "Recent lag of a rank behind the median rank; the largest lags only.",
         lambda s: [((key.cluster, key.hash, str(rank), node), lag) for key, rank, node, lag in s.largest_lags()],
         "cluster_id",
         "comm",
@@ -34,11 +34,11 @@ COLLECTIVES: Final[tuple[MetricRow[CollectivesTracker], ...]] = (
         "rank",
     ),
     gauge("ingero_fleet_communicators", "Communicators that are kept.", lambda s: len(s.windows)),
-    gauge("ingero_fleet_gpus_told", "GPUs of which it is kept whether they are throttled.", lambda s: len(s.gpus)),
+    gauge("ingero_fleet_gpus", "GPUs whose throttling is tracked.", lambda s: len(s.gpus)),
     counter("ingero_fleet_collective_points", "Collective points taken.", lambda s: s.points),
     counter(
         "ingero_fleet_collectives",
-        "Collectives and points by what became of them.",
+        "Collectives and points by outcome.",
         lambda s: {**s.outcomes, "pushes_over_limit": s.dropped},
         "outcome",
     ),
@@ -49,8 +49,8 @@ COLLECTIVES: Final[tuple[MetricRow[CollectivesTracker], ...]] = (
         "reason",
     ),
     counter(
-        "ingero_fleet_collective_looks",
-        "Looks at collectives between two ticks.",
+        "ingero_fleet_collective_polls",
+        "Polls of collectives between two ticks.",
         lambda s: {name: s.polls[name] for name in ("done", "failed")},
         "outcome",
     ),

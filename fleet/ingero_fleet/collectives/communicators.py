@@ -46,7 +46,7 @@ def verdict_text(window: CommunicatorWindow, now: float) -> str:
     if now < window.disputed_until:
         return "unknown: a rank is claimed, or a number is used, twice, so that two communicators may share this hash"
     if not window.blocked_seen:
-        return "unknown: the agents do not tell how long ranks waited, and clocks of different hosts do not"
+        return "unknown: the agents do not report how long ranks waited, and clocks of different hosts do not"
     if window.finding is None:
         return "unknown: no collective was seen from enough of its ranks lately"
     if window.finding.accused and window.excused:

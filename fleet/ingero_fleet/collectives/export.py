@@ -5,7 +5,6 @@ import uuid
 from collections.abc import Iterable
 from typing import Any, Final
 
-from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import KeyValue
 from opentelemetry.proto.logs.v1.logs_pb2 import LogRecord
@@ -16,7 +15,7 @@ from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.lags import PeerLag
 from ingero_fleet.collectives.points import PointSource
 from ingero_fleet.collectives.straggler_ranks import RankEdge, StragglerRank
-from ingero_fleet.verdict_records import verdict_record
+from ingero_fleet.verdict_records import log_request, verdict_record
 from ingero_kit.otlp_encode import pairs
 
 _NAMESPACE: Final = uuid.uuid5(uuid.NAMESPACE_URL, "urn:ingero:late-rank")
@@ -45,17 +44,11 @@ def encode_lags(communicators: Communicators, lags: list[PeerLag], now: float) -
 
 def encode_rank_edges(edges: Iterable[RankEdge]) -> bytes:
     """One request with a record for every change, in the format of the detector's records."""
-    request = ExportLogsServiceRequest()
-    for edge in edges:
-        item = edge.straggler
-        block = request.resource_logs.add()
-        block.resource.attributes.extend(
-            _resource(PointSource(item["cluster_id"], item["node_id"], item["pod"] or ""))
-        )
-        scope = block.scope_logs.add()
-        scope.scope.name = "ingero-fleet"
-        scope.log_records.append(_record(edge))
-    return request.SerializeToString()
+    return log_request((_resource(_source(edge.straggler)), _record(edge)) for edge in edges)
+
+
+def _source(item: StragglerRank) -> PointSource:
+    return PointSource(item["cluster_id"], item["node_id"], item["pod"] or "")
 
 
 def _record(edge: RankEdge) -> LogRecord:
@@ -76,7 +69,7 @@ def _record(edge: RankEdge) -> LogRecord:
             attributes.VERDICT_EVIDENCE: json.dumps(evidence, separators=(",", ":")),
             **_member(item["comm"], item["rank"], item["ranks"]),
         },
-        loud=edge.what == "accused",
+        accused=edge.what == "accused",
     )
 
 

@@ -16,15 +16,15 @@ MAX_POLL_LOAD: Final = 0.1
 """Largest part of the time that polls may take: after a longer poll the next one comes later."""
 
 
-def polls_per_tick(tick_seconds: float, look_seconds: float) -> int:
+def polls_per_tick(tick_seconds: float, poll_seconds: float) -> int:
     """The most polls between two ticks; 0 when the poll interval is as long as a tick."""
-    return max(0, math.ceil(tick_seconds / look_seconds) - 1)
+    return max(0, math.ceil(tick_seconds / poll_seconds) - 1)
 
 
-async def poll_between_ticks(tracker: CollectivesTracker, clock: Clock, look_seconds: float) -> None:
+async def poll_between_ticks(tracker: CollectivesTracker, clock: Clock, poll_seconds: float) -> None:
     """Poll in a worker thread until cancelled; a poll that fails is logged, and the next one is tried."""
-    loop, pause = asyncio.get_running_loop(), look_seconds
-    with ThreadPoolExecutor(1, "look") as worker:
+    loop, pause = asyncio.get_running_loop(), poll_seconds
+    with ThreadPoolExecutor(1, "poll") as worker:
         while True:
             await asyncio.sleep(pause)
             started = time.monotonic()
@@ -32,5 +32,5 @@ async def poll_between_ticks(tracker: CollectivesTracker, clock: Clock, look_sec
                 await loop.run_in_executor(worker, tracker.early_poll, clock())
             except Exception:
                 tracker.polls["failed"] += 1
-                log.exception("look_failed")
-            pause = max(look_seconds, (time.monotonic() - started) / MAX_POLL_LOAD)
+                log.exception("poll_failed")
+            pause = max(poll_seconds, (time.monotonic() - started) / MAX_POLL_LOAD)

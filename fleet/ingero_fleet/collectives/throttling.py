@@ -20,6 +20,7 @@ from ingero_fleet.collectives.communicators import Communicators
 from ingero_fleet.collectives.gpu_states import POWER, GpuStates, Throttle
 from ingero_fleet.collectives.points import CommKey
 from ingero_fleet.collectives.window import CommunicatorWindow
+from ingero_fleet.tick_snapshot import rounded
 
 MIN_THROTTLED_SECONDS: Final = 10.0
 """Seconds for which a GPU must have been throttled; agents may report it that much later than it began."""
@@ -56,10 +57,9 @@ class ThrottleCase:
     def evidence(self) -> dict[str, Any]:
         """The case in the APIs' format; `since` in seconds since the epoch."""
         return {
-            "gpu": self.throttled.uuid, "held_back_by": list(self.throttled.kinds), "since":
-            round(self.throttled.since, 3), "clock_hz": self.throttled.clock or None, "clock_over_peers": None if
-            self.clock is None else round(self.clock, 4), "slower_since": None if self.slower is None else
-            round(self.slower, 6),
+            "gpu": self.throttled.uuid, "throttled_by": list(self.throttled.kinds),
+            "since": round(self.throttled.since, 3), "clock_hz": self.throttled.clock or None,
+            "clock_over_peers": rounded(self.clock, 4), "slower_since": rounded(self.slower),
         }  # fmt: skip
 
 
@@ -150,7 +150,7 @@ def describe(communicators: Communicators, number: int, node: NodeKey, case: Thr
         "rank": ranks[0] if len(ranks) == 1 else None, "node_id": node[1],
         "pod": communicators.source(window, ranks[0]).pod or None, "share": round(case.slower or 0.0, 6),
         "lag_ms": round(lag, 6), "lasts": None, "collectives": None, "chance": None, "nvml": case.evidence(),
-        "why": f"No rank comes late, but GPU {case.throttled.uuid} is held back by {_kinds(case)}; {measured}.",
+        "why": f"No rank comes late, but GPU {case.throttled.uuid} is throttled by {_kinds(case)}; {measured}.",
     }  # fmt: skip
 
 
@@ -187,9 +187,9 @@ def _kinds(case: ThrottleCase) -> str:
 
 def _sentence(cases: Mapping[NodeKey, ThrottleCase], throttled: int, named: NodeKey | None) -> str:
     if named is not None:
-        return f"GPU: nobody is late, and {named[1]} is held back by {_kinds(cases[named])}"
+        return f"GPU: nobody is late, and {named[1]} is throttled by {_kinds(cases[named])}"
     shown = ", ".join(f"{node[1]} ({_kinds(case)})" for node, case in list(cases.items())[:SHOWN])
     more = f" and {throttled - SHOWN} more" if throttled > SHOWN else ""
     return (
-        f"unknown: nobody is late; GPUs are held back on {shown}{more}, and nothing shows that the job waits for one"
+        f"unknown: nobody is late; GPUs are throttled on {shown}{more}, and nothing shows that the job waits for one"
     )

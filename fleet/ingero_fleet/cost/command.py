@@ -173,6 +173,6 @@ def _read(source: Path | None) -> tuple[str, RateTable]:
         _fail(str(error))
 
 
-def _fail(words: str) -> NoReturn:
-    click.echo(f"ingero-fleet: {words}", err=True)
+def _fail(reason: str) -> NoReturn:
+    click.echo(f"ingero-fleet: {reason}", err=True)
     sys.exit(2)

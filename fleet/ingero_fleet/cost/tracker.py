@@ -5,15 +5,15 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from ingero_contract.identifiers import NodeKey
-from ingero_fleet.cost.bill import Bill, make_bill
+from ingero_fleet.cost.bill import Bill, JobBill, make_bill
 from ingero_fleet.cost.export import CostExporter
 from ingero_fleet.cost.files import read_prices
-from ingero_fleet.cost.ledger import CostLedger, StragglerAccount
+from ingero_fleet.cost.ledger import CostLedger, JobAccount
 from ingero_fleet.cost_settings import CostConfig
 from ingero_fleet.score_table import Hardware
 from ingero_fleet.tick_snapshot import TickSnapshot
 from ingero_kit.clock import rfc3339
-from ingero_kit.metrics_table import MetricRow, counter, gauge
+from ingero_kit.metrics_table import MetricRow, Samples, counter, gauge
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Signal
 
@@ -139,7 +139,7 @@ class CostTracker:
 
 def _why(provider: str, model: str) -> str:
     if not model:
-        return "the agents told no GPU model"
+        return "the agents reported no GPU model"
     if not provider:
         return "no provider is known; set processors.cost.default_provider or a rule"
     return f"the rate table has no {model} at {provider}"
@@ -149,54 +149,36 @@ def _money(value: float) -> float:
     return round(value, 12)
 
 
+def _clusters(name: str, text: str, sums: Callable[[JobAccount], float]) -> MetricRow[CostTracker]:
+    def samples(s: CostTracker) -> Samples:
+        return {(cluster, s.currency): sums(s.ledger.cluster(cluster)) for cluster in s.ledger.clusters()}
+
+    return counter(name, text, samples, "cluster_id", "currency")
+
+
+def _jobs(name: str, text: str, value: Callable[[JobBill], float]) -> MetricRow[CostTracker]:
+    def samples(s: CostTracker) -> Samples:
+        return [((*key, s.currency), value(job)) for key, job in list(s.bill.jobs.items())[:MAX_SERIES]]
+
+    return gauge(name, text, samples, "cluster_id", "job", "currency")
+
+
+def _shares(s: CostTracker) -> Samples:
+    costliest = sorted(s.ledger.stragglers.items(), key=lambda item: -item[1].share)[:MAX_SERIES]
+    return [((*node, s.currency), one.share) for node, one in costliest]
+
+
 COST: Final[tuple[MetricRow[CostTracker], ...]] = (
+    _clusters("ingero_fleet_job_cost", "What all jobs cost.", lambda sums: sums.cost),
+    _clusters("ingero_fleet_waiting_cost", "What of that is waiting for stragglers.", lambda sums: sums.waiting),
+    _jobs("ingero_fleet_job_cost_per_hour", "What a job costs an hour.", lambda job: job.cost),
+    _jobs("ingero_fleet_waiting_cost_per_hour", "What of that is waiting.", lambda job: job.waiting),
     counter(
-        "ingero_fleet_job_cost",
-        "What all jobs cost.",
-        lambda s: {(name, s.currency): s.ledger.cluster(name).cost for name in s.ledger.clusters()},
-        "cluster_id",
-        "currency",
-    ),
-    counter(
-        "ingero_fleet_waiting_cost",
-        "What of that was spent waiting for stragglers.",
-        lambda s: {(name, s.currency): s.ledger.cluster(name).waiting for name in s.ledger.clusters()},
-        "cluster_id",
-        "currency",
+        "ingero_fleet_straggler_cost", "A straggler's share of the waiting.", _shares,
+        "cluster_id", "node_id", "currency",
     ),
     gauge(
-        "ingero_fleet_job_cost_per_hour",
-        "What a job costs an hour.",
-        lambda s: [((*key, s.currency), job.cost) for key, job in list(s.bill.jobs.items())[:MAX_SERIES]],
-        "cluster_id",
-        "job",
-        "currency",
+        "ingero_fleet_gpus_without_rate", "GPUs that no rate is known for.", lambda s: s.bill.missing,
+        "provider", "gpu_model",
     ),
-    gauge(
-        "ingero_fleet_waiting_cost_per_hour",
-        "What of that is waiting.",
-        lambda s: [((*key, s.currency), job.waiting) for key, job in list(s.bill.jobs.items())[:MAX_SERIES]],
-        "cluster_id",
-        "job",
-        "currency",
-    ),
-    counter(
-        "ingero_fleet_straggler_cost",
-        "A straggler's share of the waiting.",
-        lambda s: [((*node, s.currency), one.share) for node, one in _costliest(s.ledger)],
-        "cluster_id",
-        "node_id",
-        "currency",
-    ),
-    gauge(
-        "ingero_fleet_gpus_without_rate",
-        "GPUs that no rate is known for.",
-        lambda s: s.bill.missing,
-        "provider",
-        "gpu_model",
-    ),
-)
-
-
-def _costliest(ledger: CostLedger) -> list[tuple[NodeKey, StragglerAccount]]:
-    return sorted(ledger.stragglers.items(), key=lambda item: -item[1].share)[:MAX_SERIES]
+)  # fmt: skip

@@ -16,7 +16,7 @@ from ingero_fleet.cost.tracker import CostTracker
 from ingero_fleet.page.health_history import HealthHistory
 from ingero_fleet.settings import IngeroConfig
 from ingero_fleet.taints.tracker import TaintTracker
-from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name, summary_answer, why_answer
+from ingero_fleet.tick_snapshot import TickSnapshot, cohort_name, rounded, summary_answer, why_answer
 
 MAX_WATCHERS: Final = 32
 """Pages that receive server-sent events at the same time; further ones poll."""
@@ -210,9 +210,9 @@ def _cohorts(snapshot: TickSnapshot) -> dict[str, Any]:
                 "cluster_id": item.key[0],
                 "name": cohort_name(item.key),
                 "active": item.active,
-                "median": _finite(item.median),
-                "mad": _finite(item.mad),
-                "threshold": _finite(item.threshold),
+                "median": rounded(item.median),
+                "mad": rounded(item.mad),
+                "threshold": rounded(item.threshold),
                 "merged_into": cohort_name(item.merged_into) if item.merged_into else None,
             }
             for item in cohorts[:SHOWN]
@@ -235,7 +235,3 @@ def _cost(cost: dict[str, Any]) -> dict[str, Any]:
         "culprits": cost["culprits"][:SHOWN],
         "missing_rates": cost["missing_rates"][:10],
     }
-
-
-def _finite(value: float | None) -> float | None:
-    return None if value is None or value != value else round(float(value), 6)

@@ -6,16 +6,16 @@ followed by fixed records; the verdict cache as JSON.
 
 import asyncio
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from enum import IntEnum
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import orjson
 
 from ingero_contract.identifiers import NodeKey, node_key
 from ingero_fleet.score_table import BATCH_RECORD, Hardware, ReportBatch
-from ingero_fleet.verdict_cache import VerdictCache
+from ingero_fleet.verdict_cache import NodeVerdicts, VerdictCache
 from ingero_kit.otlp_receiver import Push
 from ingero_kit.otlp_signal import Encoding, Signal
 
@@ -96,15 +96,12 @@ def decode_batch(body: bytes) -> ReportBatch:
 
 def encode_verdict_cache(verdict_cache: VerdictCache) -> Iterator[bytes]:
     """The messages that carry a verdict cache: NODE_VERDICTS as often as needed, then VERDICT_CACHE."""
-    overrides = [(line, *node) for node, line in verdict_cache.overrides.items()]
+    verdicts = verdict_cache.verdicts
+    overrides = [(line, *node) for node, line in verdicts.overrides.items()]
     for start in range(0, len(overrides), PART):
         yield encode_message(MessageKind.NODE_VERDICTS, orjson.dumps(overrides[start : start + PART]))
-    yield encode_message(
-        MessageKind.VERDICT_CACHE,
-        orjson.dumps(
-            [verdict_cache.by, list(verdict_cache.thresholds.items()), verdict_cache.default, verdict_cache.as_of]
-        ),
-    )
+    rest = [verdict_cache.by, list(verdict_cache.thresholds.items()), verdicts.default, verdicts.as_of]
+    yield encode_message(MessageKind.VERDICT_CACHE, orjson.dumps(rest))
 
 
 class VerdictCacheDecoder:
@@ -121,7 +118,8 @@ class VerdictCacheDecoder:
         """Take VERDICT_CACHE, which ends it."""
         by, thresholds, default, as_of = orjson.loads(body)
         overrides, self._others = self._others, {}
-        return VerdictCache(tuple(by), {tuple(key): value for key, value in thresholds}, default, overrides, as_of)
+        by_cohort = {tuple(key): value for key, value in thresholds}
+        return VerdictCache(tuple(by), by_cohort, NodeVerdicts(default, overrides, as_of))
 
 
 def encode_push(push: Push, now: float) -> bytes:
@@ -139,8 +137,3 @@ def decode_push(body: bytes) -> tuple[Push, float]:
     if signal >= len(_SIGNALS):
         raise ValueError(f"no signal {signal}")
     return Push(_SIGNALS[signal], encoding, body[end:], body[PUSH_HEAD.size : end].decode()), now
-
-
-def encode_hello(config: Mapping[str, Any], ports: Mapping[str, int], clock_offset: float) -> bytes:
-    """The body of HELLO."""
-    return orjson.dumps({"config": config, "ports": ports, "clock_offset": clock_offset})

@@ -12,13 +12,14 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+import orjson
+
 from ingero_fleet.intake import Observe
 from ingero_fleet.receivers.ingest import listeners
 from ingero_fleet.receivers.messages import (
     MessageKind,
     decode_batch,
     decode_push,
-    encode_hello,
     encode_message,
     encode_verdict_cache,
     read_message,
@@ -217,12 +218,11 @@ class ReceiverPool:
         receiver = ReceiverHandle(number, process, ours)
         await receiver.connect()
         self._running[number] = receiver
-        receiver.send(
-            encode_message(
-                MessageKind.HELLO,
-                encode_hello(self._config.model_dump(mode="json"), self._ports, self._clock_offset()),
-            )
-        )
+        hello = {
+            "config": self._config.model_dump(mode="json"), "ports": self._ports,
+            "clock_offset": self._clock_offset(),
+        }  # fmt: skip
+        receiver.send(encode_message(MessageKind.HELLO, orjson.dumps(hello)))
         try:
             await receiver.ready()
         except OSError:

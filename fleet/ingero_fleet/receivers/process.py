@@ -26,7 +26,7 @@ from ingero_fleet.receivers.messages import (
     read_message,
 )
 from ingero_fleet.receivers.traffic import TRAFFIC_JSON
-from ingero_fleet.score_table import Limits, ScoreTable
+from ingero_fleet.score_table import ScoreTable
 from ingero_fleet.settings import FleetConfig
 from ingero_kit import logs
 from ingero_kit.clock import SlewedClock
@@ -56,14 +56,7 @@ class ReceiverProcess:
         config = FleetConfig.model_validate(hello["config"])
         logs.configure(config.service.telemetry.logs.level)
         self._clock = SlewedClock(hello["clock_offset"])
-        settings = config.processors.ingero
-        limits = Limits(
-            settings.max_nodes,
-            settings.max_clusters,
-            settings.push_interval * settings.ttl_multiplier,
-            settings.max_cohorts,
-        )
-        self._table = ScoreTable(limits, settings.cohort.by)
+        self._table = ScoreTable.of(config.processors.ingero)
         self._ingest = IngestService(config, self._table, self._clock, self._observe)
         try:
             await self._ingest.listen(hello["ports"])
@@ -113,7 +106,7 @@ class ReceiverProcess:
 
     def _observe(self, push: Push, now: float) -> None:
         if self._writer.transport.get_write_buffer_size() > MAX_UNSENT:
-            self._ingest.intake.rejected["collectives and marks that Fleet cannot keep up with"] += 1
+            self._ingest.intake.rejected["collectives and taint records that Fleet cannot keep up with"] += 1
             return
         self._writer.write(encode_message(MessageKind.PUSH, encode_push(push, now)))
 

@@ -42,7 +42,7 @@ class TaintRecord:
     effect: str
     reason: str
     verdict: str
-    words: str
+    message: str
     time: float
     since: float
     expires: float
@@ -87,7 +87,7 @@ def _record(record: LogRecord, pairs: dict[str, str], cluster: str) -> TaintReco
         time=record.time_unix_nano * 1e-9,
         reason=pairs.get(attributes.TAINT_REASON, "")[:MAX_TEXT],
         verdict=pairs.get(attributes.TAINT_VERDICT, "")[:MAX_TEXT],
-        words=record.body.string_value[:MAX_TEXT],
+        message=record.body.string_value[:MAX_TEXT],
     )  # fmt: skip
 
 

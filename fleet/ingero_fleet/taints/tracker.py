@@ -104,7 +104,7 @@ def _answer(record: TaintRecord, until: float) -> dict[str, Any]:
         "effect": record.effect or None,
         "verdict": record.verdict,
         "reason": record.reason,
-        "words": record.words,
+        "message": record.message,
         "since": rfc3339(record.since) if record.since else None,
         "expires": rfc3339(until),
     }
@@ -113,10 +113,8 @@ def _answer(record: TaintRecord, until: float) -> dict[str, Any]:
 TAINTS: Final[tuple[MetricRow[TaintTracker], ...]] = (
     gauge(
         "ingero_fleet_taint_records_kept",
-        "Nodes of which the operator told lately, those released among them.",
+        "Nodes with recent taint records, released ones included.",
         lambda s: len(s),
     ),
-    counter(
-        "ingero_fleet_taint_records", "Records of marks by what became of them.", lambda s: s.outcomes, "outcome"
-    ),
+    counter("ingero_fleet_taint_records", "Taint records by outcome.", lambda s: s.outcomes, "outcome"),
 )

@@ -225,7 +225,7 @@ function showTiles(update) {
     tile("idle, calibrating", `${sum("idle")}, ${sum("calibrating")}`),
     threshold,
     tile("late ranks", String(update.late_ranks.length + update.stragglers.filter((item) => item.collective).length), update.late_ranks.length > 0),
-    tile("marked nodes", String(countTaints(update))),
+    tile("tainted nodes", String(countTaints(update))),
     tile("waiting now", priced(update.cost.waiting_per_hour, update.cost, update.cost.gpus_without_rate, "/h"), update.cost.waiting_per_hour > 0),
     tile("waiting so far", priced(update.cost.waiting, update.cost, update.cost.gpus_without_rate)),
   ]);
@@ -309,7 +309,7 @@ function showTaints(update) {
   ]);
   const hidden = countTaints(update) - rows.length;
   table("taints", hidden > 0 ? `the newest ${rows.length} of ${rows.length + hidden}` : "",
-    ["node", "cluster", "taint", "reason", "since", "ends unless renewed"], rows, "The operator has told of no mark since Fleet started.");
+    ["node", "cluster", "taint", "reason", "since", "ends unless renewed"], rows, "The operator has reported no taint since Fleet started.");
 }
 function showCohorts(update) {
   const rows = update.cohorts.filter((item) => !state.chosen || item.cluster_id === state.chosen).map((item) => [
