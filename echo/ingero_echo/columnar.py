@@ -438,12 +438,6 @@ def _matrix(body: bytes, starts: Int64Array, length: int) -> ByteMatrix:
     return gathered
 
 
-def text_matrix(texts: pa.Array, width: int) -> ByteMatrix:
-    """Texts of one length as a matrix of their bytes, a row for each."""
-    blob = b"".join(item.encode() for item in texts.to_pylist())
-    return np.frombuffer(blob, dtype=np.uint8).reshape(-1, width)
-
-
 _DASHES: Final = [8, 13, 18, 23]
 
 

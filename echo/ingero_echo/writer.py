@@ -16,7 +16,6 @@ import duckdb
 import pyarrow as pa
 
 from ingero_echo import rollups
-from ingero_echo.columnar import text_matrix, uuid_bytes
 from ingero_echo.columns import SCHEMAS
 from ingero_echo.dedup import ID_BYTES, Deduplicator, identities, identity, identity_suffix
 from ingero_echo.fair_queue import FairQueue
@@ -296,11 +295,11 @@ class Writer:
         cursor = self._store.cursor()
         newest = cursor.execute("SELECT max(rowid) FROM events").fetchall()[0][0] or 0
         rows = cursor.sql(
-            "SELECT event_id::VARCHAR AS event_id, metric_name, cluster_id FROM events WHERE rowid > $oldest",
+            "SELECT event_id::BLOB AS event_id, metric_name, cluster_id FROM events WHERE rowid > $oldest",
             params={"oldest": newest - size},
         )
         for part in rows.to_arrow_reader(50_000):
-            ids = uuid_bytes(text_matrix(part["event_id"], 36))
+            ids = b"".join(part["event_id"].to_pylist())
             pairs = zip(part["metric_name"].to_pylist(), part["cluster_id"].to_pylist(), strict=True)
             out += identities(ids, (identity_suffix(*pair) for pair in pairs))
         cursor.close()
