@@ -1,9 +1,9 @@
 """The two DaemonSets: `trace` with the capabilities that it needs, `fleet-push` with none, and with the sink."""
 
-from dataclasses import dataclass, field
 from typing import Final
 
 from ingero_contract.kubernetes import STRAGGLER_TAINT
+from ingero_operator.api.base import SecretKey
 from ingero_operator.api.v1alpha1 import FleetClusterSpec, Source
 from ingero_operator.kinds import Manifest
 from ingero_operator.render.common import (
@@ -64,7 +64,7 @@ def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
     """The DaemonSet that counts calls into a database on the node; not ready while it could see no calls."""
     wanted = spec.agents.trace
     capabilities = [*CAPABILITIES, *(["SYS_ADMIN"] if wanted.sys_admin else [])]
-    to_fleet = _to_fleet(owner, spec)
+    fleet_args, fleet_mounts, fleet_volumes = _to_fleet(spec, "otlp")
     security = {
         **locked_down(),
         "privileged": False,
@@ -77,12 +77,12 @@ def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
         {"name": "state", "mountPath": STATE},
         {"name": "tmp", "mountPath": "/tmp"},
         *({"name": name, "mountPath": path, "readOnly": True} for name, path in HOST_FOLDERS.items()),
-        *to_fleet.mounts,
+        *fleet_mounts,
     ]
     tracer = container(
         TRACE,
         platform.image_of("agent", spec.version, spec.images.agent),
-        _trace_arguments(owner, spec),
+        [*_trace_arguments(owner, spec), *fleet_args],
         {"trace": TRACE_PORT},
         wanted.resources,
         mounts,
@@ -94,7 +94,7 @@ def trace(owner: Owner, spec: FleetClusterSpec, platform: Platform) -> Manifest:
         {"name": "state", "hostPath": {"path": host_state(owner), "type": "DirectoryOrCreate"}},
         {"name": "tmp", "emptyDir": {"sizeLimit": "64Mi"}},
         *({"name": name, "hostPath": {"path": path, "type": ""}} for name, path in HOST_FOLDERS.items()),
-        *to_fleet.volumes,
+        *fleet_volumes,
     ]
     pod = {"hostPID": True, "containers": [tracer], "volumes": volumes}
     return _daemon_set(owner, spec, platform, TRACE, pod)
@@ -152,64 +152,47 @@ def _environment() -> list[Manifest]:
     ]
 
 
-@dataclass(frozen=True)
-class _ToFleet:
-    """How a container reaches Fleet: address, files of the authority and the token, and what mounts them."""
-
-    endpoint: str
-    authority: str = ""
-    token: str = ""
-    mounts: list[Manifest] = field(default_factory=list)
-    volumes: list[Manifest] = field(default_factory=list)
+def _endpoint(owner: Owner) -> str:
+    return f"{owner.child('fleet')}.{owner.namespace}.svc:{OTLP_HTTP}"
 
 
-def _to_fleet(owner: Owner, spec: FleetClusterSpec) -> _ToFleet:
+def _to_fleet(spec: FleetClusterSpec, prefix: str) -> tuple[list[str], list[Manifest], list[Manifest]]:
+    """How a command reaches Fleet securely: its arguments, mounts and volumes. `prefix`: that of its flags."""
+    args: list[str] = []
     mounts: list[Manifest] = []
     volumes: list[Manifest] = []
     if spec.tls_secret:
-        authority: Manifest = {
-            "secretName": spec.tls_secret, "items": [{"key": "ca.crt", "path": "ca.crt"}], "defaultMode": 0o440
-        }  # fmt: skip
-        volumes.append({"name": "tls", "secret": authority})
+        args.append(f"--{prefix}-tls-ca={TLS}/ca.crt")
         mounts.append({"name": "tls", "mountPath": TLS, "readOnly": True})
+        volumes.append(secret_volume("tls", SecretKey(name=spec.tls_secret, key="ca.crt")))
+    else:
+        args.append(f"--{prefix}-insecure")
     if spec.token_secret:
-        volumes.append(secret_volume("token", spec.token_secret))
+        args.append(f"--{prefix}-token-file={TOKEN}/{spec.token_secret.key}")
         mounts.append({"name": "token", "mountPath": TOKEN, "readOnly": True})
-    return _ToFleet(
-        f"{owner.child('fleet')}.{owner.namespace}.svc:{OTLP_HTTP}",
-        f"{TLS}/ca.crt" if spec.tls_secret else "",
-        f"{TOKEN}/{spec.token_secret.key}" if spec.token_secret else "",
-        mounts,
-        volumes,
-    )
+        volumes.append(secret_volume("token", spec.token_secret))
+    return args, mounts, volumes
 
 
 def _trace_arguments(owner: Owner, spec: FleetClusterSpec) -> list[str]:
     """The tracer keeps its counts on the node and sends collectives, throttled GPUs and counters to Fleet."""
-    fleet = _to_fleet(owner, spec)
     args = [
         "trace",
         f"--db={STATE}/ingero.db",
         f"--prometheus=:{TRACE_PORT}",
-        f"--otlp={fleet.endpoint}",
+        f"--otlp={_endpoint(owner)}",
         f"--otlp-interval={spec.agents.trace.export_interval}",
         f"--cluster={spec.cluster_id}",
         "--node=$(NODE_NAME)",
     ]
-    if spec.agents.job_id:
-        args.append(f"--job-id={spec.agents.job_id}")
-    args.append(f"--otlp-tls-ca={fleet.authority}" if fleet.authority else "--otlp-insecure")
-    if fleet.token:
-        args.append(f"--otlp-token-file={fleet.token}")
-    return args
+    return [*args, f"--job-id={spec.agents.job_id}"] if spec.agents.job_id else args
 
 
 def _push_arguments(owner: Owner, spec: FleetClusterSpec) -> tuple[list[str], list[Manifest], list[Manifest]]:
-    fleet = _to_fleet(owner, spec)
-    mounts, volumes = list(fleet.mounts), list(fleet.volumes)
+    fleet_args, mounts, volumes = _to_fleet(spec, "fleet")
     args = [
         "fleet-push",
-        f"--fleet-endpoint={fleet.endpoint}",
+        f"--fleet-endpoint={_endpoint(owner)}",
         f"--fleet-cluster-id={spec.cluster_id}",
         "--fleet-node-id=$(NODE_NAME)",
         f"--fleet-push-interval={spec.fleet.push_interval}",
@@ -221,9 +204,7 @@ def _push_arguments(owner: Owner, spec: FleetClusterSpec) -> tuple[list[str], li
     ]
     if spec.agents.job_id:
         args.append(f"--fleet-job-id={spec.agents.job_id}")
-    args.append(f"--fleet-tls-ca={fleet.authority}" if fleet.authority else "--fleet-insecure")
-    if fleet.token:
-        args.append(f"--fleet-token-file={fleet.token}")
+    args += fleet_args
     if spec.agents.source is Source.TRACE:
         args.append(f"--signal-db-path={STATE}/ingero.db")
         volumes.append({"name": "state", "hostPath": {"path": host_state(owner), "type": "DirectoryOrCreate"}})
