@@ -5,6 +5,7 @@ unreadable record does not make the request unreadable.
 """
 
 import base64
+import re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
@@ -16,7 +17,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from ingero_kit.otlp_limits import RequestTooExpensive
 from ingero_kit.otlp_signal import Signal
-from ingero_kit.otlp_values import json_double, json_integer, json_list
 
 REQUESTS: Final[dict[Signal, Any]] = {
     Signal.METRICS: ExportMetricsServiceRequest,
@@ -37,6 +37,10 @@ _PARTS: Final = frozenset(name for names in LEVELS.values() for name in names) |
 """Lists whose elements are left out one by one when they cannot be read."""
 
 _IDENTIFIERS: Final = frozenset(("trace_id", "span_id", "parent_span_id"))
+
+_INTEGER: Final = re.compile(r"-?\d{1,20}", re.ASCII)
+_DOUBLE: Final = re.compile(r"-?\d+(\.\d+)?([eE][+-]?\d+)?|NaN|-?Infinity", re.ASCII)
+"""Numbers in text, as in protobuf's JSON mapping; other forms that Python reads are refused."""
 
 _ERRORS: Final = (AttributeError, TypeError, ValueError, KeyError)
 """Errors that values of another type raise."""
@@ -76,9 +80,36 @@ def _converter(field: Any) -> Callable[[Any], Any] | None:
         return _identifier if field.name in _IDENTIFIERS else base64.b64decode
     converters = {
         field.CPPTYPE_MESSAGE: None, field.CPPTYPE_STRING: _text, field.CPPTYPE_BOOL: _flag,
-        field.CPPTYPE_DOUBLE: json_double,
+        field.CPPTYPE_DOUBLE: _double,
     }  # fmt: skip
-    return converters.get(field.cpp_type, json_integer)
+    return converters.get(field.cpp_type, _integer)
+
+
+def _integer(value: Any) -> int:
+    """A 64-bit integer of OTLP/JSON; raises `ValueError` for anything else."""
+    if type(value) is int:
+        return value
+    if isinstance(value, str) and _INTEGER.fullmatch(value):
+        return int(value)
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    raise ValueError("a value is not an integer")
+
+
+def _double(value: Any) -> float:
+    """A double of OTLP/JSON; raises `ValueError` for anything else."""
+    if type(value) is float or type(value) is int:
+        return float(value)
+    if isinstance(value, str) and _DOUBLE.fullmatch(value):
+        return float(value)
+    raise ValueError("a value is not a number")
+
+
+def _list(value: Any) -> list[Any]:
+    """A list of OTLP/JSON, empty if it is missing; raises `ValueError` for anything else."""
+    if not isinstance(value, list | None):
+        raise ValueError("a list was expected")
+    return value or []
 
 
 def _text(content: Any) -> str:
@@ -96,7 +127,7 @@ def _flag(content: Any) -> bool:
 def _enumeration(kind: Any, content: Any) -> int:
     """The number of an enumeration's value, which may be given by its name."""
     named = isinstance(content, str) and not content.lstrip("-").isdigit()
-    return int(kind.values_by_name[content].number) if named else json_integer(content)
+    return int(kind.values_by_name[content].number) if named else _integer(content)
 
 
 def _identifier(content: str) -> bytes:
@@ -130,11 +161,11 @@ class _Reader:
                 continue
             name, is_list, convert = field
             if convert and is_list:
-                getattr(message, name).extend(map(convert, json_list(content)))
+                getattr(message, name).extend(map(convert, _list(content)))
             elif convert:
                 setattr(message, name, convert(content))
             elif is_list:
-                self._fill_list(getattr(message, name), name, json_list(content), depth + 1)
+                self._fill_list(getattr(message, name), name, _list(content), depth + 1)
             else:
                 inner = getattr(message, name)
                 inner.SetInParent()
