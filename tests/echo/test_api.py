@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import anyio
-import httpx
 import httpx2
 import jsonschema
 import pyarrow as pa
@@ -34,25 +33,19 @@ from ingero_kit.otlp_encode import encode_report
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo
+from ingero_testing.web import web
 
-CLIENT = httpx.Client(timeout=30)
 PROTOBUF = {"content-type": "application/x-protobuf"}
 PREFIX = echo.TOOL_PREFIX
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    CLIENT.close()
-
-
 def push(service: Running, path: str, message: Any) -> None:
-    response = CLIENT.post(service.url("otlp/http", path), content=message.SerializeToString(), headers=PROTOBUF)
+    response = web.post(service.url("otlp/http", path), content=message.SerializeToString(), headers=PROTOBUF)
     assert (response.status_code, response.content) == (200, b""), response.content
 
 
 def ask(service: Running, tool: str, **arguments: Any) -> dict[str, Any]:
-    response = CLIENT.post(service.url("api", echo.TOOLS + PREFIX + tool), json=arguments)
+    response = web.post(service.url("api", echo.TOOLS + PREFIX + tool), json=arguments)
     assert response.status_code == 200, response.text
     body: dict[str, Any] = response.json()
     jsonschema.validate(body, TOOLS[PREFIX + tool].output_schema)
@@ -280,7 +273,7 @@ def test_history_is_paged_without_gaps_or_repeats(service: Running) -> None:
         if cursor is None:
             break
 
-    total = CLIENT.post(
+    total = web.post(
         service.url("api", echo.SQL), json={"sql": "SELECT count(*) FROM events WHERE cluster_id = 'lab'"}
     )
     assert len(seen) == len(set(seen)) == total.json()["rows"][0][0]
@@ -303,7 +296,7 @@ def test_history_is_paged_without_gaps_or_repeats(service: Running) -> None:
 def test_errors_have_one_shape(
     service: Running, tool: str, arguments: dict[str, Any], status: int, code: str
 ) -> None:
-    response = CLIENT.post(service.url("api", echo.TOOLS + PREFIX + tool), json=arguments)
+    response = web.post(service.url("api", echo.TOOLS + PREFIX + tool), json=arguments)
 
     assert (response.status_code, response.json()["code"]) == (status, code)
     assert set(response.json()) == {"code", "message", "hint", "request_id"}
@@ -311,7 +304,7 @@ def test_errors_have_one_shape(
 
 @pytest.mark.parametrize("content", [b"{", b"[1]", b'"x"', b"x" * (2 << 20)])
 def test_rubbish_is_refused(service: Running, content: bytes) -> None:
-    response = CLIENT.post(
+    response = web.post(
         service.url("api", echo.TOOLS + PREFIX + "summary"),
         content=content,
         headers={"content-type": "application/json"},
@@ -323,8 +316,8 @@ def test_rubbish_is_refused(service: Running, content: bytes) -> None:
 
 def test_csv_and_arrow_by_accept(service: Running) -> None:
     url = service.url("api", echo.TOOLS + PREFIX + "find_stragglers")
-    text = CLIENT.post(url, headers={"accept": "text/csv"}).text
-    raw = CLIENT.post(url, headers={"accept": "application/vnd.apache.arrow.stream"}).content
+    text = web.post(url, headers={"accept": "text/csv"}).text
+    raw = web.post(url, headers={"accept": "application/vnd.apache.arrow.stream"}).content
     table = pa.ipc.open_stream(io.BytesIO(raw)).read_all()
 
     assert '"gpu-node-3"' in text.splitlines()[1]
@@ -332,7 +325,7 @@ def test_csv_and_arrow_by_accept(service: Running) -> None:
 
 
 def test_values_that_json_does_not_know_become_null(service: Running) -> None:
-    body = CLIENT.post(
+    body = web.post(
         service.url("api", echo.SQL), json={"sql": "SELECT 'nan'::DOUBLE, '-inf'::DOUBLE, 1.5::DECIMAL(3,1)"}
     )
 
@@ -340,11 +333,11 @@ def test_values_that_json_does_not_know_become_null(service: Running) -> None:
 
 
 def test_the_description_is_openapi_31_and_names_every_tool(service: Running) -> None:
-    document = CLIENT.get(service.url("api", echo.OPENAPI)).json()
+    document = web.get(service.url("api", echo.OPENAPI)).json()
 
     assert document["openapi"].startswith("3.1")
     assert {f"{echo.TOOLS}{name}" for name in TOOLS} <= set(document["paths"])
-    listed = CLIENT.get(service.url("api", echo.TOOLS_LIST)).json()["tools"]
+    listed = web.get(service.url("api", echo.TOOLS_LIST)).json()["tools"]
     assert [tool["name"] for tool in listed] == list(TOOLS)
     for tool in listed:
         jsonschema.Draft202012Validator.check_schema(tool["inputSchema"])
@@ -352,13 +345,13 @@ def test_the_description_is_openapi_31_and_names_every_tool(service: Running) ->
 
 
 def test_open_pages_and_metrics(service: Running) -> None:
-    assert CLIENT.get(service.url("api", echo.VERSIONS)).json()["current"] == "v2"
-    health = CLIENT.get(service.url("api", echo.HEALTH)).json()
+    assert web.get(service.url("api", echo.VERSIONS)).json()["current"] == "v2"
+    health = web.get(service.url("api", echo.HEALTH)).json()
     assert 0 <= health.pop(echo.VOLUME_USED) <= 1 and health == {"status": "ok", "ready": True}
-    assert CLIENT.get(service.url("api", echo.READY)).status_code == 200
+    assert web.get(service.url("api", echo.READY)).status_code == 200
     families = {
         family.name: family
-        for family in text_string_to_metric_families(CLIENT.get(service.url("api", echo.METRICS_PAGE)).text)
+        for family in text_string_to_metric_families(web.get(service.url("api", echo.METRICS_PAGE)).text)
     }
     assert families["ingero_echo_events"].samples[0].value > 300
     labels = {tuple(sorted(sample.labels)) for sample in families["ingero_echo_requests"].samples}
@@ -366,7 +359,7 @@ def test_open_pages_and_metrics(service: Running) -> None:
 
 
 def test_a_backup_can_be_restored(service: Running, tmp_path: Path) -> None:
-    made = CLIENT.post(service.url("api", echo.BACKUPS)).json()
+    made = web.post(service.url("api", echo.BACKUPS)).json()
     folder = service.log.parent / "backups"
     with process(
         tmp_path / "log", str(BIN / "ingero-echo"), "restore", str(folder / made["name"]),
@@ -378,7 +371,7 @@ def test_a_backup_can_be_restored(service: Running, tmp_path: Path) -> None:
 
 
 def test_without_tokens_a_web_page_cannot_reach_through_the_browser(service: Running) -> None:
-    response = CLIENT.post(service.url("api", echo.TOOLS + PREFIX + "summary"), headers={"host": "evil.example.com"})
+    response = web.post(service.url("api", echo.TOOLS + PREFIX + "summary"), headers={"host": "evil.example.com"})
 
     assert response.status_code == 403
 
@@ -441,16 +434,16 @@ def test_the_2025_handshake_with_a_session_header_works(service: Running) -> Non
             "protocolVersion": "2025-03-26", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"},
         },
     }  # fmt: skip
-    first = CLIENT.post(url, json=hello, headers=headers)
+    first = web.post(url, json=hello, headers=headers)
     session = {**headers, "mcp-session-id": first.headers["mcp-session-id"]}
     assert '"protocolVersion":"2025-03-26"' in first.text
-    ready = CLIENT.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session)
+    ready = web.post(url, json={"jsonrpc": "2.0", "method": "notifications/initialized"}, headers=session)
     assert ready.status_code == 202
     response = {
         "jsonrpc": "2.0", "id": 2, "method": "tools/call",
         "params": {"name": PREFIX + "run_analysis", "arguments": {"sql": "SELECT 1 AS one"}},
     }  # fmt: skip
-    text = CLIENT.post(url, json=response, headers=session).text
+    text = web.post(url, json=response, headers=session).text
     data = next(line.removeprefix("data: ") for line in text.splitlines() if line.startswith(("data: ", "{")))
 
     assert json.loads(data)["result"]["structuredContent"]["rows"] == [[1]]
@@ -472,7 +465,7 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     }
     with start_echo(folder, change) as running:
         for cluster in ("a", "b"):
-            response = CLIENT.post(
+            response = web.post(
                 running.url("otlp/http", routes.OTLP_LOGS), headers={**PROTOBUF, "authorization": "Bearer all-of-it"},
                 content=telemetry.logs([("e", "", {})], cluster).SerializeToString(),
             )  # fmt: skip
@@ -488,26 +481,26 @@ def test_every_surface_asks_for_a_token(guarded: Running) -> None:
     paths = [echo.WHOAMI, echo.TOOLS_LIST, echo.OPENAPI, echo.METRICS_PAGE, echo.MCP, "/", "/anything"]
     for path in paths:
         for headers in ({}, bearer("wrong"), {"authorization": "Basic abc"}):
-            response = CLIENT.get(guarded.url("api", path), headers=headers)
+            response = web.get(guarded.url("api", path), headers=headers)
             assert (response.status_code, response.json()["code"]) == (401, "unauthenticated")
     for path in (echo.SQL, echo.BACKUPS, echo.TOOLS + PREFIX + "summary"):
-        assert CLIENT.post(guarded.url("api", path)).status_code == 401
+        assert web.post(guarded.url("api", path)).status_code == 401
     for path in (routes.OTLP_LOGS, routes.OTLP_METRICS, routes.OTLP_TRACES):
-        assert CLIENT.post(guarded.url("otlp/http", path), headers=PROTOBUF).status_code == 401
-    assert CLIENT.get(guarded.url("api", echo.HEALTH)).status_code == 200
+        assert web.post(guarded.url("otlp/http", path), headers=PROTOBUF).status_code == 401
+    assert web.get(guarded.url("api", echo.HEALTH)).status_code == 200
 
 
 def test_scopes_are_kept_apart(guarded: Running) -> None:
-    who = CLIENT.get(guarded.url("api", echo.WHOAMI), headers=bearer("tenant-a")).json()
+    who = web.get(guarded.url("api", echo.WHOAMI), headers=bearer("tenant-a")).json()
     assert (who["name"], who["clusters"]) == ("tenant", ["a"])
     sql = {"sql": "SELECT 1"}
-    assert CLIENT.post(guarded.url("api", echo.SQL), json=sql, headers=bearer("reader")).status_code == 403
-    assert CLIENT.post(guarded.url("api", echo.SQL), json=sql, headers=bearer("tenant-a")).status_code == 403
-    assert CLIENT.get(guarded.url("api", echo.METRICS_PAGE), headers=bearer("reader")).status_code == 403
-    assert CLIENT.post(guarded.url("api", echo.BACKUPS), headers=bearer("all-of-it")).status_code == 403
+    assert web.post(guarded.url("api", echo.SQL), json=sql, headers=bearer("reader")).status_code == 403
+    assert web.post(guarded.url("api", echo.SQL), json=sql, headers=bearer("tenant-a")).status_code == 403
+    assert web.get(guarded.url("api", echo.METRICS_PAGE), headers=bearer("reader")).status_code == 403
+    assert web.post(guarded.url("api", echo.BACKUPS), headers=bearer("all-of-it")).status_code == 403
     summary = guarded.url("api", echo.TOOLS + PREFIX + "summary")
-    assert CLIENT.post(summary, headers=bearer("sender")).status_code == 403
-    response = CLIENT.post(
+    assert web.post(summary, headers=bearer("sender")).status_code == 403
+    response = web.post(
         guarded.url("otlp/http", routes.OTLP_LOGS), content=b"", headers={**PROTOBUF, **bearer("reader")}
     )
     assert response.status_code == 401
@@ -518,14 +511,14 @@ def test_a_tenant_sees_and_writes_its_own_clusters_only(guarded: Running) -> Non
         if tool == PREFIX + "run_analysis":
             continue
         arguments = {"node_id": "n0"} if tool.endswith("why_not") else {}
-        response = CLIENT.post(guarded.url("api", echo.TOOLS + tool), json=arguments, headers=bearer("tenant-a"))
+        response = web.post(guarded.url("api", echo.TOOLS + tool), json=arguments, headers=bearer("tenant-a"))
         assert response.status_code == 200, response.text
         assert {row.get("cluster_id", "a") for row in response.json()["rows"]} <= {"a"}
     history = guarded.url("api", echo.TOOLS + PREFIX + "event_history")
-    assert CLIENT.post(history, json={"cluster_id": "b"}, headers=bearer("tenant-a")).status_code == 403
+    assert web.post(history, json={"cluster_id": "b"}, headers=bearer("tenant-a")).status_code == 403
     mixed = telemetry.logs([("e", "", {})], "a")
     mixed.resource_logs.extend(telemetry.logs([("e", "", {})], "b").resource_logs)
-    response = CLIENT.post(
+    response = web.post(
         guarded.url("otlp/http", routes.OTLP_LOGS), content=mixed.SerializeToString(),
         headers={**PROTOBUF, **bearer("sender")},
     )  # fmt: skip
@@ -536,16 +529,16 @@ def test_a_tenant_sees_and_writes_its_own_clusters_only(guarded: Running) -> Non
 
 def test_who_asks_too_often_is_told_when_to_come_back(guarded: Running) -> None:
     url = guarded.url("api", echo.WHOAMI)
-    answers = [CLIENT.get(url, headers=bearer("slow")) for _ in range(40)]
+    answers = [web.get(url, headers=bearer("slow")) for _ in range(40)]
 
     refused = [response for response in answers if response.status_code == 429]
     assert refused
     assert int(refused[0].headers["retry-after"]) >= 1
-    assert CLIENT.get(url, headers=bearer("reader")).status_code == 200
+    assert web.get(url, headers=bearer("reader")).status_code == 200
 
 
 def test_the_audit_log_names_the_hash_and_never_the_token(guarded: Running) -> None:
-    CLIENT.get(guarded.url("api", echo.WHOAMI), headers=bearer("reader"))
+    web.get(guarded.url("api", echo.WHOAMI), headers=bearer("reader"))
     audit = guarded.log.parent / "audit.jsonl"
 
     def found() -> list[Any]:
@@ -585,7 +578,7 @@ def test_tokens_rotate_with_a_grace(guarded: Running) -> None:
     before = file.read_text()
 
     def status(token: str) -> int:
-        return CLIENT.post(
+        return web.post(
             guarded.url("otlp/http", routes.OTLP_LOGS), content=b"", headers={**PROTOBUF, **bearer(token)}
         ).status_code
 

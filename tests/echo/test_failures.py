@@ -31,17 +31,11 @@ from ingero_testing import telemetry
 from ingero_testing.needs import MOUNT
 from ingero_testing.processes import BIN, Running, process, wait_until
 from ingero_testing.processes import echo as start_echo
+from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
-CLIENT = httpx.Client(timeout=60, trust_env=False)
 DAY = 86_400 * 10**9
 MANY = {"query": {"max_rows": 100_000}}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    CLIENT.close()
 
 
 @contextmanager
@@ -58,14 +52,12 @@ def volume(folder: Path, megabytes: int) -> Iterator[Path]:
 
 
 def push(service: Running, message: Any) -> httpx.Response:
-    return CLIENT.post(
-        service.url("otlp/http", routes.OTLP_LOGS), content=message.SerializeToString(), headers=PROTOBUF
-    )
+    return web.post(service.url("otlp/http", routes.OTLP_LOGS), content=message.SerializeToString(), headers=PROTOBUF)
 
 
 def stored(service: Running) -> list[str]:
     sql = {"sql": "SELECT event_id::VARCHAR FROM events", "limit": 100_000}
-    answer = CLIENT.post(service.url("api", echo.SQL), json=sql)
+    answer = web.post(service.url("api", echo.SQL), json=sql)
     assert answer.status_code == 200, answer.text
     return [row[0] for row in answer.json()["rows"]]
 
@@ -249,7 +241,7 @@ def test_when_the_clock_goes_back_nothing_is_lost_and_the_reason_is_told(tmp_pat
         marker = telemetry.logs([("undated", "", {})], "clock", at=0)
         assert push(service, marker).status_code == 200
         question = service.url("api", f"{echo.TOOLS}{echo.TOOL_PREFIX}summary")
-        (row,) = CLIENT.post(question, json={"cluster_id": "clock"}).json()["rows"]
+        (row,) = web.post(question, json={"cluster_id": "clock"}).json()["rows"]
         found = stored(service)
 
     assert ahead.partial_success.rejected_log_records == 10
@@ -278,7 +270,7 @@ def test_a_clock_that_is_far_ahead_for_a_while_deletes_nothing_and_refuses_nothi
 
 
 def sweeps(service: Running) -> float:
-    text = CLIENT.get(service.url("api", "/metrics")).text
+    text = web.get(service.url("api", "/metrics")).text
     return float(next(line.split()[1] for line in text.splitlines() if line.startswith("ingero_echo_sweeps_total")))
 
 
@@ -405,5 +397,5 @@ def test_idle_connections_close_neither_the_api_nor_the_probes_to_others(tmp_pat
             for _ in range(600):
                 stack.enter_context(socket.create_connection(("127.0.0.1", service.ports[name]), timeout=10))
             for path in (echo.LIVE, echo.READY):
-                assert CLIENT.get(service.url(name, path)).status_code == 200
-        assert CLIENT.get(service.url("health", echo.SQL)).status_code == 404
+                assert web.get(service.url(name, path)).status_code == 200
+        assert web.get(service.url("health", echo.SQL)).status_code == 404

@@ -29,14 +29,7 @@ from ingero_testing.rpc import unary
 from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
-CLIENT = httpx.Client(timeout=30)
 PATHS = {"logs": routes.OTLP_LOGS, "metrics": routes.OTLP_METRICS, "traces": routes.OTLP_TRACES}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    CLIENT.close()
 
 
 @pytest.fixture(scope="module")
@@ -46,14 +39,14 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
 
 
 def push(service: Running, message: Any, signal_name: str = "logs", query: str = "") -> httpx.Response:
-    return CLIENT.post(
+    return web.post(
         service.url("otlp/http", PATHS[signal_name] + query), content=message.SerializeToString(), headers=PROTOBUF,
         timeout=30,
     )  # fmt: skip
 
 
 def rows(service: Running, sql: str) -> list[list[Any]]:
-    answer = CLIENT.post(service.url("api", echo.SQL), json={"sql": sql, "limit": 100_000}, timeout=30)
+    answer = web.post(service.url("api", echo.SQL), json={"sql": sql, "limit": 100_000}, timeout=30)
     assert answer.status_code == 200, answer.text
     return list(answer.json()["rows"])
 
@@ -292,7 +285,7 @@ def test_an_attribute_of_a_resource_that_is_no_text_is_told_and_costs_no_record(
     request = telemetry.logs([("e", "good", {})] * count, cluster, zone="XXXX")
     body = request.SerializeToString().replace(b"XXXX", b"\xff\xfe\xfd\xfc")
 
-    answer = CLIENT.post(service.url("otlp/http", routes.OTLP_LOGS), content=body, headers=PROTOBUF, timeout=30)
+    answer = web.post(service.url("otlp/http", routes.OTLP_LOGS), content=body, headers=PROTOBUF, timeout=30)
 
     told = ExportLogsServiceResponse.FromString(answer.content).partial_success
     assert (answer.status_code, told.rejected_log_records) == (200, 0)

@@ -23,8 +23,8 @@ from ingero_echo.store import Store, compact
 from ingero_testing import telemetry
 from ingero_testing.processes import Running
 from ingero_testing.processes import echo as start_echo
+from ingero_testing.web import web
 
-CLIENT = httpx.Client(timeout=90, trust_env=False)
 MCP = {"accept": "application/json, text/event-stream", "content-type": "application/json"}
 HELLO = {
     "jsonrpc": "2.0", "id": 1, "method": "initialize",
@@ -32,16 +32,10 @@ HELLO = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    CLIENT.close()
-
-
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     with start_echo(tmp_path_factory.mktemp("open")) as running:
-        answered = CLIENT.post(
+        answered = web.post(
             running.url("otlp/http", routes.OTLP_LOGS),
             content=telemetry.logs([("note", "", {})], "yes", "4").SerializeToString(),
             headers={"content-type": "application/x-protobuf"},
@@ -67,7 +61,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 def sql(service: Running, text: str, accept: str = "application/json") -> httpx.Response:
-    return CLIENT.post(service.url("api", echo.SQL), json={"sql": text}, headers={"accept": accept})
+    return web.post(service.url("api", echo.SQL), json={"sql": text}, headers={"accept": accept})
 
 
 # Who comes in.
@@ -75,8 +69,8 @@ def sql(service: Running, text: str, accept: str = "application/json") -> httpx.
 
 def test_wrong_tokens_leave_lines_and_meet_a_limit_that_right_ones_do_not(guarded: Running) -> None:
     url = guarded.url("api", echo.WHOAMI)
-    wrong = [CLIENT.get(url, headers=bearer("wrong-one")).status_code for _ in range(WRONG_TOKENS_AT_ONCE + 30)]
-    right = CLIENT.get(url, headers=bearer("right"))
+    wrong = [web.get(url, headers=bearer("wrong-one")).status_code for _ in range(WRONG_TOKENS_AT_ONCE + 30)]
+    right = web.get(url, headers=bearer("right"))
     lines = [json.loads(line) for line in (guarded.log.parent / "audit.jsonl").read_text().splitlines()]
     failed = [line for line in lines if line["status"] == 401]
 
@@ -100,21 +94,21 @@ def test_a_rate_limit_forgets_who_asked_longest_ago() -> None:
 @pytest.mark.parametrize("path", [echo.MCP, echo.SQL, echo.HEALTH])
 @pytest.mark.parametrize("origin", ["https://evil.example", "http://evil.example:80", "null"])
 def test_without_tokens_no_page_of_another_host_may_ask(service: Running, path: str, origin: str) -> None:
-    answered = CLIENT.request(
+    answered = web.request(
         "GET" if path == echo.HEALTH else "POST", service.url("api", path), json=HELLO,
         headers={**MCP, "origin": origin},
     )  # fmt: skip
 
     assert answered.status_code == 403
-    assert CLIENT.get(service.url("api", echo.HEALTH), headers={"origin": "http://localhost:3000"}).status_code == 200
+    assert web.get(service.url("api", echo.HEALTH), headers={"origin": "http://localhost:3000"}).status_code == 200
 
 
 @pytest.mark.parametrize("strange", [{"host": "evil.example"}, {"origin": "https://evil.example"}])
 def test_without_tokens_no_page_of_another_host_may_push(service: Running, strange: dict[str, str]) -> None:
     url, headers = service.url("otlp/http", routes.OTLP_LOGS), {"content-type": "application/json"}
 
-    assert CLIENT.post(url, content=b"{}", headers={**headers, **strange}).status_code == 403
-    assert CLIENT.post(url, content=b"{}", headers=headers).status_code == 200
+    assert web.post(url, content=b"{}", headers={**headers, **strange}).status_code == 403
+    assert web.post(url, content=b"{}", headers=headers).status_code == 200
 
 
 def test_what_echo_writes_is_for_nobody_else(tmp_path: Path) -> None:
@@ -127,7 +121,7 @@ def test_what_echo_writes_is_for_nobody_else(tmp_path: Path) -> None:
         "store": {"backup_folder": str(tmp_path / "backups")},
     }
     with start_echo(tmp_path, change) as service:
-        answered = CLIENT.post(service.url("api", echo.BACKUPS), headers=bearer("right"))
+        answered = web.post(service.url("api", echo.BACKUPS), headers=bearer("right"))
         written = [*tmp_path.glob("echo.duckdb*"), tmp_path / "audit.jsonl", *(tmp_path / "backups").iterdir()]
 
         assert answered.status_code == 200, answered.text
@@ -167,13 +161,13 @@ def test_sessions_of_one_token_lock_nobody_out(guarded: Running) -> None:
     url = guarded.url("api", echo.MCP)
 
     def hello(token: str) -> str:
-        answered = CLIENT.post(url, json=HELLO, headers={**MCP, **bearer(token)})
+        answered = web.post(url, json=HELLO, headers={**MCP, **bearer(token)})
         assert answered.status_code == 200, answered.text
         return answered.headers["mcp-session-id"]
 
     def usable(token: str, session: str) -> int:
         ready = {"jsonrpc": "2.0", "method": "notifications/initialized"}
-        return CLIENT.post(url, json=ready, headers={**MCP, **bearer(token), "mcp-session-id": session}).status_code
+        return web.post(url, json=ready, headers={**MCP, **bearer(token), "mcp-session-id": session}).status_code
 
     first = hello("other")
     many = [hello("right") for _ in range(20)]
@@ -226,7 +220,7 @@ def test_what_a_format_cannot_hold_is_refused_in_words(
 def test_absurd_times_are_refused_in_words_or_clipped(service: Running, arguments: dict[str, str]) -> None:
     tool = "compare_windows" if "length" in arguments else "summary"
     asked = {"metric_name": "m", **arguments} if "length" in arguments else arguments
-    answered = CLIENT.post(service.url("api", echo.TOOLS + echo.TOOL_PREFIX + tool), json=asked)
+    answered = web.post(service.url("api", echo.TOOLS + echo.TOOL_PREFIX + tool), json=asked)
 
     assert answered.status_code in (200, 422), answered.text
     assert answered.headers["content-type"] == "application/json"
@@ -238,14 +232,14 @@ def test_other_methods_are_told_which_there_are(service: Running) -> None:
         (echo.HEALTH, "GET"),
         (echo.TOOLS + echo.TOOL_PREFIX + "summary", "POST"),
     ):
-        answered = CLIENT.request("PUT", service.url("api", path))
+        answered = web.request("PUT", service.url("api", path))
 
         assert (answered.status_code, answered.headers["allow"]) == (405, allowed)
         assert answered.json()["code"] == "method_not_allowed"
 
 
 def test_a_body_nested_without_end_is_refused_in_words(service: Running) -> None:
-    answered = CLIENT.post(
+    answered = web.post(
         service.url("api", echo.SQL), content=b"[" * 200_000, headers={"content-type": "application/json"}
     )
 
@@ -276,11 +270,11 @@ def test_the_catalogue_of_agents_is_short() -> None:
 
 def test_tables_and_columns_can_be_asked_for(service: Running) -> None:
     url = service.url("api", echo.TOOLS + echo.TOOL_PREFIX + "describe")
-    every, one = CLIENT.post(url, json={}).json(), CLIENT.post(url, json={"table": "verdicts"}).json()
+    every, one = web.post(url, json={}).json(), web.post(url, json={"table": "verdicts"}).json()
 
     assert {"table": "events", "column": "value_double", "type": "DOUBLE"} in every["rows"]
     assert {row["table"] for row in one["rows"]} == {"verdicts"}
-    assert CLIENT.post(url, json={"table": "schema_versions"}).status_code == 422
+    assert web.post(url, json={"table": "schema_versions"}).status_code == 422
     assert "describe" in sql(service, "DESCRIBE events").json()["hint"]
 
 

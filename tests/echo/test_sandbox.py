@@ -407,17 +407,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-CLIENT = httpx.Client(timeout=30)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    CLIENT.close()
-
-
 def ask(service: Running, text: str, token: str = "tenant") -> httpx.Response:
-    return CLIENT.post(service.url("api", echo.SQL), json={"sql": text}, headers={"authorization": f"Bearer {token}"})
+    return web.post(service.url("api", echo.SQL), json={"sql": text}, headers={"authorization": f"Bearer {token}"})
 
 
 def test_the_server_refuses_every_way_out(service: Running) -> None:

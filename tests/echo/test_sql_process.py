@@ -26,6 +26,7 @@ from ingero_echo.sql_pool import SqlPool
 from ingero_echo.store import Store
 from ingero_testing.processes import Running, wait_until
 from ingero_testing.processes import echo as start_echo
+from ingero_testing.web import web
 
 ENDLESS = "SELECT count(*) FROM range(1000000000000) a WHERE a.range % 7 = -1"
 """Takes time and no memory."""
@@ -60,17 +61,8 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
         yield running
 
 
-CLIENT = httpx.Client(timeout=90, trust_env=False)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    CLIENT.close()
-
-
 def ask(service: Running, text: str) -> httpx.Response:
-    return CLIENT.post(service.url("api", echo.SQL), json={"sql": text})
+    return web.post(service.url("api", echo.SQL), json={"sql": text})
 
 
 @pytest.mark.parametrize("name", BOMBS)
@@ -120,7 +112,7 @@ def test_ten_panels_of_a_dashboard_are_all_answered(service: Running) -> None:
     with ThreadPoolExecutor(10) as panels:
         sql = list(panels.map(lambda number: ask(service, f"SELECT {number}").status_code, range(10)))
         path = service.url("api", echo.TOOLS + echo.TOOL_PREFIX + "summary")
-        tools = list(panels.map(lambda _: CLIENT.post(path, json={}).status_code, range(10)))
+        tools = list(panels.map(lambda _: web.post(path, json={}).status_code, range(10)))
 
     assert sql == tools == [200] * 10
 
@@ -142,7 +134,7 @@ def test_a_client_that_goes_away_gives_its_place_back(tmp_path: Path) -> None:
 
 def running(service: Running) -> int:
     """Questions in SQL that run, by the metrics page."""
-    page = CLIENT.get(service.url("api", echo.METRICS_PAGE)).text
+    page = web.get(service.url("api", echo.METRICS_PAGE)).text
     line = next(line for line in page.splitlines() if line.startswith('ingero_echo_questions_running{kind="sql"}'))
     return int(float(line.rsplit(" ", 1)[1]))
 

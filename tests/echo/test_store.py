@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,25 +19,19 @@ from ingero_echo.store import Store, StoreError, migrations, schema_text
 from ingero_testing import telemetry
 from ingero_testing.processes import BIN, Running, wait_until
 from ingero_testing.processes import echo as start_echo
+from ingero_testing.web import web
 
-CLIENT = httpx.Client(timeout=60)
 PROTOBUF = {"content-type": "application/x-protobuf"}
 DAY = 86_400 * 10**9
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    CLIENT.close()
-
-
 def push(service: Running, message: Any, path: str = routes.OTLP_LOGS) -> httpx.Response:
-    return CLIENT.post(service.url("otlp/http", path), content=message.SerializeToString(), headers=PROTOBUF)
+    return web.post(service.url("otlp/http", path), content=message.SerializeToString(), headers=PROTOBUF)
 
 
 def count(service: Running, where: str = "true") -> int:
     sql = {"sql": f"SELECT count(*) FROM events WHERE {where}"}
-    answer = CLIENT.post(service.url("api", echo.SQL), json=sql)
+    answer = web.post(service.url("api", echo.SQL), json=sql)
     assert answer.status_code == 200, answer.text
     return int(answer.json()["rows"][0][0])
 
@@ -189,7 +182,7 @@ def test_long_and_short_windows_agree(tmp_path: Path) -> None:
         assert push(service, telemetry.logs([("note", "", {})], "c", "n9")).status_code == 200
         for tool in ("find_stragglers", "find_outlier_nodes", "summary"):
             url = service.url("api", f"{echo.TOOLS}{echo.TOOL_PREFIX}{tool}")
-            short, long = (CLIENT.post(url, json={"since": since}).json()["rows"] for since in ("10m", "all"))
+            short, long = (web.post(url, json={"since": since}).json()["rows"] for since in ("10m", "all"))
 
             assert short == long
             assert len(long) == 1
@@ -216,7 +209,7 @@ def test_when_the_disk_is_full_senders_come_back_and_nothing_acknowledged_is_los
         service.process.wait(10)
     with start_echo(tmp_path) as service:
         assert push(service, request).status_code == 200
-        found = CLIENT.post(
+        found = web.post(
             service.url("api", echo.SQL), json={"sql": "SELECT count(*), count(DISTINCT event_id) FROM events"}
         ).json()["rows"][0]
 
@@ -271,7 +264,7 @@ def test_export_writes_parquet_by_day_and_cluster(tmp_path: Path) -> None:
 
 def test_ready_only_when_the_database_is_open(tmp_path: Path) -> None:
     with start_echo(tmp_path) as service:
-        wait_until(lambda: CLIENT.get(service.url("api", echo.READY)).status_code == 200, "readiness")
+        wait_until(lambda: web.get(service.url("api", echo.READY)).status_code == 200, "readiness")
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,9 @@
 
 import json
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -19,20 +17,14 @@ from ingero_kit.otlp_encode import encode_report
 from ingero_testing.collectives import Job
 from ingero_testing.processes import Running
 from ingero_testing.processes import echo as start_echo
+from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
-CLIENT = httpx.Client(timeout=60, trust_env=False)
 HOUR = 3600.0
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    CLIENT.close()
-
-
 def push(service: Running, body: bytes) -> None:
-    answer = CLIENT.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
+    answer = web.post(service.url("otlp/http", routes.OTLP_METRICS), content=body, headers=PROTOBUF)
     assert (answer.status_code, answer.content) == (200, b"")
 
 

@@ -22,16 +22,10 @@ from ingero_kit.otlp_encode import encode_report
 from ingero_testing.processes import Running, fleet, wait_until
 from ingero_testing.processes import echo as start_echo
 from ingero_testing.rpc import unary
+from ingero_testing.web import web
 
 PROTOBUF = {"content-type": "application/x-protobuf"}
 NODES = ("a", "b", "d", "e")
-CLIENT = httpx.Client(timeout=30, trust_env=False)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _close() -> Iterator[None]:
-    yield
-    CLIENT.close()
 
 
 class Forgetful:
@@ -126,7 +120,7 @@ def drive(service: Running, until: Callable[[dict[str, str]], bool], what: str, 
                 node_id=node, cluster_id="c", score=score, rate=100 * score, time_unix_nano=time.time_ns(),
                 workload_type="training",
             )  # fmt: skip
-            answer = CLIENT.post(
+            answer = web.post(
                 service.url("otlp/http", routes.OTLP_METRICS), content=encode_report(report).SerializeToString(),
                 headers=PROTOBUF,
             )  # fmt: skip
@@ -140,7 +134,7 @@ def drive(service: Running, until: Callable[[dict[str, str]], bool], what: str, 
 
 
 def rows(service: Running, sql: str) -> list[list[Any]]:
-    answer = CLIENT.post(service.url("api", echo.SQL), json={"sql": sql})
+    answer = web.post(service.url("api", echo.SQL), json={"sql": sql})
     assert answer.status_code == 200, answer.text
     return list(answer.json()["rows"])
 
@@ -175,7 +169,7 @@ def test_what_fleet_sends_on_is_kept_once_and_names_the_straggler(
         )
         scores = f"SELECT count(*) FROM events WHERE metric_name = '{metrics.HEALTH_SCORE}'"
         assert rows(store, scores) == [[pushes]]
-        page = CLIENT.get(store.url("api", echo.METRICS_PAGE)).text
+        page = web.get(store.url("api", echo.METRICS_PAGE)).text
         repeats = next(line for line in page.splitlines() if line.startswith("ingero_echo_repeats_total"))
         assert float(repeats.split()[1]) > 0
         assert forgetful.seen

@@ -5,7 +5,7 @@ from typing import Any
 
 import httpx
 
-web = httpx.Client(verify=False, limits=httpx.Limits(max_keepalive_connections=0))
+web = httpx.Client(verify=False, timeout=60, trust_env=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def stop_reading(writer: asyncio.StreamWriter) -> None:
