@@ -20,6 +20,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SuiteSc
     return SuiteScheduling(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int | None:
+    """Processes for `-n auto`: two more than processors, as tests of services mostly wait."""
+    if "PYTEST_XDIST_AUTO_NUM_WORKERS" in os.environ:
+        return None
+    return 2 + len(os.sched_getaffinity(0))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Serial tests are a separate group, and the last ones where there is only one process.
