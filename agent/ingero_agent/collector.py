@@ -21,7 +21,7 @@ from ingero_contract import metrics
 from ingero_contract.signals import RATIOS, SIGNALS
 from ingero_kit.clock import Clock
 from ingero_kit.metrics_server import MetricsServer, serve_metrics
-from ingero_kit.metrics_table import MetricRow, collect_rows, counter, counter_now, gauge, gauge_now
+from ingero_kit.metrics_table import MetricRow, collect_rows, counter, gauge, gauge_now
 from ingero_kit.otlp_client import Failure
 
 STUCK_SECONDS: Final = 30.0
@@ -148,7 +148,6 @@ class AgentCollector(Collector):
             yield gauge_now(wire_name(metrics.DEGRADATION_WARNING), text, health.baseline.degraded())
             if latest.gpus.count:
                 yield from collect_rows(GPUS, latest.gpus)
-            yield from _totals(latest)
         if health.throttling.now:
             yield from throttle_families(health.throttling)
         yield from collect_rows(STATE, health)
@@ -159,16 +158,6 @@ class AgentCollector(Collector):
         yield gauge_now("ingero_agent_last_push_age_seconds", "Time since a push arrived.", age)
         if self._socket is not None:
             yield from collect_rows(EVENTS, self._socket)
-
-
-def _totals(latest: PollResult) -> Iterator[Metric]:
-    totals: dict[str, dict[tuple[str, ...], float]] = {}
-    for name, cgroup, direction, count in latest.observation.totals:
-        totals.setdefault(name, {})[cgroup, direction] = count
-    for name, rows in totals.items():
-        text = "Cumulative count by cgroup, and direction for copies."
-        short = wire_name(name).removesuffix("_total")
-        yield counter_now(short, text, rows, "cgroup_path_hash", "direction")
 
 
 def serve_pages(

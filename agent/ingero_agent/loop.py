@@ -262,7 +262,6 @@ class PushLoop:
             detection_mode=str(self.rule.mode), decision_source=str(self.rule.source),
             fleet_reachable=response.reachable, last_verdict=response.verdict.format() if response.verdict else "",
             gpu_model=latest.gpus.model, gpu_count=latest.gpus.count, time_unix_nano=int(now * 1e9),
-            totals={(name, cgroup, direction): count for name, cgroup, direction, count in observation.totals},
         )  # fmt: skip
 
     def _resolved(self, now: float, event_id: str) -> StragglerResolvedEvent:

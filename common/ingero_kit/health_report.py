@@ -13,9 +13,6 @@ MAX_NAME: Final = 253
 MAX_LABEL: Final = 256
 """Longest value of any other attribute that is kept, characters; longer ones are cut."""
 
-MAX_TOTALS: Final = 1024
-"""Most counters that one report may carry."""
-
 FUTURE_SECONDS: Final = 3600.0
 """How far ahead of the receiver's clock a point's time may be."""
 
@@ -29,7 +26,7 @@ class HealthReport:
     """What one node reports about itself in one push.
 
     `score` and the four signals are 0 to 1; `rate` is absolute work a second; `time_unix_nano` is the sender's clock,
-    0 when not given. `totals` holds the cumulative counters by (metric name, cgroup hash, direction).
+    0 when not given.
     """
 
     node_id: str
@@ -56,7 +53,6 @@ class HealthReport:
     stage: str = ""
     last_verdict: str = ""
     time_unix_nano: int = 0
-    totals: dict[tuple[str, str, str], int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -340,8 +340,6 @@ class ReportDecoder:
 
 def _is_learnable(decoded: DecodedReports) -> bool:
     """Whether a push has one valid report and nothing that a layout cannot describe."""
-    return (
-        len(decoded.reports) == 1
-        and not (decoded.reasons or decoded.other_points or decoded.collective_points or decoded.events)
-        and not decoded.reports[0].totals
+    return len(decoded.reports) == 1 and not (
+        decoded.reasons or decoded.other_points or decoded.collective_points or decoded.events
     )

@@ -1,7 +1,6 @@
 """Encodes health reports and events as OTLP metrics, protobuf and JSON."""
 
 from collections.abc import Iterable, Mapping
-from itertools import groupby
 from typing import Final
 
 import orjson
@@ -26,7 +25,6 @@ VERSION: Final = "0.1.0"
 """Version of the sender, as in the package."""
 
 _CUMULATIVE: Final = AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
-_TOTAL_UNITS: Final = {metrics.CPU_STALL_TOTAL: "ns", metrics.MEMCPY_BYTES_TOTAL: "By"}
 
 Value = str | int | float
 Attributes = Mapping[str, Value | None]
@@ -122,13 +120,6 @@ def encode_report(report: HealthReport, version: str = VERSION) -> ExportMetrics
         hardware: Attributes = {attributes.GPU_MODEL: report.gpu_model, attributes.GPU_COUNT: report.gpu_count}
         gauge(metrics.NODE_INFO, 1, hardware)
     gauge(metrics.WORLD_SIZE_GAUGE, report.world_size, {})
-    totals = sorted(report.totals.items())
-    for name, group in groupby(totals, key=lambda item: item[0][0]):
-        values = (
-            (count, {attributes.CGROUP_PATH_HASH: cgroup, attributes.MEMCPY_DIRECTION: direction or None})
-            for (_, cgroup, direction), count in group
-        )
-        batch.total(name, values, _TOTAL_UNITS.get(name, "1"))
     return batch.request
 
 

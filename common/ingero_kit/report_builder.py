@@ -6,10 +6,9 @@ from opentelemetry.proto.metrics.v1.metrics_pb2 import NumberDataPoint
 
 from ingero_contract import attributes, metrics
 from ingero_contract.values import NodeState
-from ingero_kit.health_report import FUTURE_SECONDS, MAX_LABEL, MAX_TOTALS, DecodedReports, HealthReport, check_name
+from ingero_kit.health_report import FUTURE_SECONDS, MAX_LABEL, DecodedReports, HealthReport, check_name
 from ingero_kit.otlp_values import attribute_value
 
-_TOTALS: Final = frozenset((metrics.LAUNCHES_TOTAL, metrics.CPU_STALL_TOTAL, metrics.MEMCPY_BYTES_TOTAL))
 RESOURCE_STRINGS: Final = {
     attributes.PROVIDER: "provider",
     attributes.JOB_ID: "job_id",
@@ -83,8 +82,6 @@ class ReportBuilder:
             found = _attributes(point)
             fields["gpu_model"] = _text(found.get(attributes.GPU_MODEL)) or fields["gpu_model"]
             fields["gpu_count"] = _count(found.get(attributes.GPU_COUNT)) or 0
-        elif name in _TOTALS:
-            self._total(name, number, _attributes(point))
         elif name == metrics.STRAGGLER_EVENT:
             self._decoded.events.append((fields["node_id"], fields["cluster_id"], number != 0))
         else:
@@ -111,14 +108,6 @@ class ReportBuilder:
         fields["workload_type"] = _text(found.get(attributes.WORKLOAD_TYPE)) or fields["workload_type"]
         fields["cgroup_path_hash"] = _text(found.get(attributes.CGROUP_PATH_HASH))
         self._scored = True
-
-    def _total(self, name: str, number: float, found: dict[str, Any]) -> None:
-        totals = self.fields.setdefault("totals", {})
-        key = (name, _text(found.get(attributes.CGROUP_PATH_HASH)), _text(found.get(attributes.MEMCPY_DIRECTION)))
-        if 0.0 <= number < 2.0**63 and len(totals) < MAX_TOTALS:
-            totals[key] = int(number)
-        else:
-            self.reject(f"{name} is not a count, or one of more than {MAX_TOTALS}")
 
     def reject_signal(self, name: str) -> None:
         """Leave out a signal that is negative or not finite."""

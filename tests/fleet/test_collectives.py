@@ -352,6 +352,28 @@ def test_peer_lags_go_onward_as_otlp() -> None:
     assert tracker.outcomes["lags_not_sent"] == 3
 
 
+def test_a_peer_lag_is_of_one_operation() -> None:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    sent: list[Push] = []
+    tracker = CollectivesTracker(NcclConfig(), sent.append)
+    reduce, gather = Job(4, late_ms={2: 8.0}).pushes(50), Job(4, late_ms={1: 3.0}).pushes(50)
+    feed(tracker, [*reduce, *(body.replace(b"ncclAllReduce", b"ncclAllGather") for body in gather)], BEGIN)
+    tracker.judge(BEGIN)
+
+    found = {}
+    for block in ExportMetricsServiceRequest.FromString(sent[0].body).resource_metrics:
+        for point in block.scope_metrics[0].metrics[0].gauge.data_points:
+            own = {pair.key: pair.value for pair in point.attributes}
+            place = own[attributes.NCCL_OP_TYPE].string_value, own[attributes.NCCL_RANK].int_value
+            assert place not in found
+            found[place] = point.as_double
+    assert len(found) == 8
+    assert found["allreduce", 2] == pytest.approx(8, rel=0.1)
+    assert found["allgather", 1] == pytest.approx(3, rel=0.2)
+    assert abs(found["allreduce", 1]) < 1 > abs(found["allgather", 2])
+
+
 def told_edges(sent: list[Push]) -> list[tuple[str, str, int]]:
     """State, node and rank of every record that was told, in order."""
     found = []

@@ -19,8 +19,6 @@ class Observation:
     """Operations since the last poll; 0 three times in a row means idle."""
     seconds: float | None = None
     """The time in which they were counted, where that is not the time since the last poll."""
-    totals: tuple[tuple[str, str, str, int], ...] = ()
-    """Cumulative counters: metric name, cgroup hash, direction, count."""
 
     def signals(self) -> "Signals":
         """The signals as measured; throughput is the absolute rate."""

@@ -10,9 +10,11 @@ from typing import Final
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.metrics.v1.metrics_pb2 import HistogramDataPoint
 
+from ingero_agent.sources.trace_db import LAUNCHES
 from ingero_agent.throttle_metrics import add_throttling
 from ingero_agent.trace.events import Collective
 from ingero_agent.trace.gpu_stats import GpuSample, GpuStats
+from ingero_agent.trace.probes.table import HOST, SCHED_SWITCH
 from ingero_agent.trace.stats import (
     COPY_BOUNDS_MS,
     PERCENTILES,
@@ -77,6 +79,7 @@ def build_request(
     if host:
         _add_host(batch, host)
     _add_operations(batch, stats)
+    _add_node_totals(batch, stats)
     _add_copies(batch, stats)
     _add_processes(batch, stats)
     _add_gpus(batch, stats.gpus)
@@ -111,6 +114,14 @@ def _add_operations(batch: MetricBatch, stats: TraceStats) -> None:
     )  # fmt: skip
     batch.gauge(metrics.OPERATION_DURATION, durations, "us")
     batch.total(metrics.OPERATION_COUNT, ((totals.count, keys) for keys, totals in rows), "{event}")
+
+
+def _add_node_totals(batch: MetricBatch, stats: TraceStats) -> None:
+    """Totals of the node over all processes. What was never seen is absent: it may not have been counted at all."""
+    launches = [stats.operations[key].count for key in LAUNCHES if key in stats.operations]
+    stalled = stats.operations.get((HOST, SCHED_SWITCH.operation))
+    batch.total(metrics.LAUNCHES_TOTAL, [(sum(launches), {})] if launches else ())
+    batch.total(metrics.CPU_STALL_TOTAL, [(stalled.nanoseconds, {})] if stalled else (), "ns")
 
 
 def _add_copies(batch: MetricBatch, stats: TraceStats) -> None:

@@ -35,10 +35,11 @@ def encode_lags(communicators: Communicators, lags: list[PeerLag], now: float) -
         block = request.resource_metrics.add()
         block.resource.attributes.extend(_resource(communicators.reader.sources[place]))
         metric = block.scope_metrics.add().metrics.add(name=metrics.COLLECTIVE_PEER_LAG, unit="ms")
-        for value, number, rank in items:
+        for value, number, rank, op in items:
             comm = communicators.reader.comms[number]
             point = metric.gauge.data_points.add(time_unix_nano=int(now * 1e9), as_double=value)
-            point.attributes.extend(pairs(_member(comm.hash, rank, comm.ranks)))
+            name = {attributes.NCCL_OP_TYPE: communicators.reader.ops[op]}
+            point.attributes.extend(pairs({**_member(comm.hash, rank, comm.ranks), **name}))
     return request.SerializeToString()
 
 

@@ -14,8 +14,8 @@ import numpy.typing as npt
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-PeerLag = tuple[float, int, int]
-"""Milliseconds later than the median rank; the communicator's number; the rank."""
+PeerLag = tuple[float, int, int, int]
+"""Milliseconds later than the median rank; the communicator's number; the rank; the operation's number."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,13 @@ def measure(group: Group, rank: npt.NDArray[Any], blocked: npt.NDArray[Any], tim
     by_time = np.lexsort((moments, collective))
     when = moments[by_time][starts + sizes // 2]
     return Lags(last, lost, when, middle[collective] - waited)
+
+
+def mean_lags(lag: Floats, rank: npt.NDArray[Any], number: int, op: int) -> list[PeerLag]:
+    """The mean lag of every rank in the collectives of one operation of a communicator."""
+    count = np.bincount(rank)
+    total = np.bincount(rank, weights=lag)
+    return [(float(total[place] / count[place]), number, place, op) for place in np.flatnonzero(count).tolist()]
 
 
 def in_buckets(time: npt.NDArray[Any], rank: npt.NDArray[Any], tolerance_seconds: float) -> Ints:

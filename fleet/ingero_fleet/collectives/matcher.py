@@ -10,7 +10,7 @@ import numpy.typing as npt
 from ingero_fleet.collectives.attribution import AttributionConfig
 from ingero_fleet.collectives.batch import POINT, Columns, PointBatch
 from ingero_fleet.collectives.communicators import Communicators
-from ingero_fleet.collectives.lags import Group, PeerLag, group_by, in_buckets, measure
+from ingero_fleet.collectives.lags import Group, PeerLag, group_by, in_buckets, mean_lags, measure
 from ingero_fleet.collectives.points import BLOCKED, NO_SEQ
 from ingero_fleet.collectives.window import CommunicatorWindow
 from ingero_fleet.nccl_settings import NcclConfig
@@ -155,7 +155,7 @@ class CollectiveMatcher:
         found = measure(chosen, columns["rank"], columns["value"], columns["time"])
         comm_of_point = columns["comm"][chosen.order]
         comm = comm_of_point[chosen.starts[:-1]]
-        rank = columns["rank"][chosen.order]
+        rank, op = columns["rank"][chosen.order], columns["op"][chosen.order]
         waited = columns["value"][chosen.order].astype(np.float64)
         instance = columns["instance"][chosen.order][chosen.starts[:-1]]
         extra = waited - np.repeat(np.minimum.reduceat(waited, chosen.starts[:-1]), chosen.sizes)
@@ -176,4 +176,6 @@ class CollectiveMatcher:
             window.judge(self._attribution)
             if self._lags:
                 number = int(comm[first])
-                lags += [(float(mean[place]), number, place) for place in np.flatnonzero(count).tolist()]
+                for kind in np.unique(op[points]).tolist():
+                    own = op[points] == kind
+                    lags += mean_lags(found.lag[points][own], rank[points][own], number, kind)

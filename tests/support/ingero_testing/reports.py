@@ -2,7 +2,6 @@
 
 from hypothesis import strategies as st
 
-from ingero_contract import metrics
 from ingero_contract.values import NodeState
 from ingero_kit.health_report import HealthReport
 
@@ -31,7 +30,4 @@ REPORTS = st.builds(
     stage=st.sampled_from(["", "3"]),
     last_verdict=st.sampled_from(["", "straggler;kind=slow"]),
     time_unix_nano=st.integers(0, int(NOW * 1e9)),
-    totals=st.dictionaries(
-        st.tuples(st.just(metrics.LAUNCHES_TOTAL), st.sampled_from(["", "c1"]), st.just("")), st.integers(0, 2**50)
-    ),
 )
