@@ -3,7 +3,7 @@
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import click
 
@@ -51,6 +51,54 @@ def run(file: Path | None, ports_file: Path | None, **flags: Any) -> None:
     except (SettingsError, OSError, RestartRequired, ApiError) as error:
         click.echo(f"ingero-operator: {error}", err=True)
         sys.exit(2 if isinstance(error, SettingsError) else 1)
+
+
+@main.command()
+@click.argument("file", type=click.File(encoding="utf-8"))
+@click.option("--present", type=click.File(encoding="utf-8"), help="Present FleetCluster; default: the cluster's.")
+@click.option("--days", type=click.FloatRange(0, 90, min_open=True), default=7.0, show_default=True, help="Window.")
+@click.option(
+    "--echo", default="", metavar="URL", help="Echo's API; default: the EchoStore that the spec forwards to."
+)
+@click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path), help="File with Echo's bearer token.")
+@click.option("--ca-file", type=click.Path(dir_okay=False, path_type=Path), help="Authorities of Echo's certificate.")
+@click.option("--offline", is_flag=True, help="Do not ask the cluster of the kubeconfig.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def preview(
+    file: IO[str], present: IO[str] | None, days: float, echo: str, token_file: Path | None, ca_file: Path | None,
+    offline: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Show what the spec.taints of a FleetCluster would have done in the last days. Nothing is changed.
+
+    FILE is the manifest with the proposed policy, - for standard input. Echo's record of verdicts is replayed through
+    the operator's own policy, for the proposed and for the present FleetCluster: which nodes would have been tainted,
+    when, for how long, and which policy checks would have prevented it.
+
+    Exit status: 0 the preview was printed; 1 Echo or the API server did not answer, or Echo has no record of the
+    cluster; 2 a manifest or a flag is wrong.
+
+    \b
+    ingero-operator preview prod.yaml
+    ingero-operator preview prod.yaml --echo https://localhost:8080 --days 2
+    ingero-operator preview new.yaml --present old.yaml --offline --echo https://echo:8080 --token-file t --json
+    """
+    import asyncio
+    import json
+    import time
+
+    from ingero_operator.api_client import ApiError
+    from ingero_operator.preview import command, report
+    from ingero_operator.preview.echo_client import EchoError
+
+    try:
+        proposed = command.read_manifest(file, file.name)
+        before = command.read_manifest(present, present.name) if present else None
+        options = command.Options(days=days, echo=echo, token_file=token_file, ca_file=ca_file, offline=offline)
+        found = asyncio.run(command.preview(proposed, before, options, time.time()))
+    except (SettingsError, command.PreviewError, EchoError, ApiError) as error:
+        click.echo(f"ingero-operator: {error}", err=True)
+        sys.exit(2 if isinstance(error, SettingsError) else 1)
+    click.echo(json.dumps(report.as_json(found), indent=2) if as_json else report.as_text(found))
 
 
 @main.command()

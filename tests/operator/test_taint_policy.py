@@ -95,6 +95,22 @@ def test_a_rail_of_the_cluster_stops_everything(change: dict[str, Any], reason: 
     assert (decision.allowed.status, decision.allowed.reason) == ("False", reason)
 
 
+@pytest.mark.parametrize(
+    ("change", "check_shown"),
+    [
+        ({}, "Observing"),
+        ({"paused": "alice: maintenance"}, "Paused"),
+        ({"evidence": says("n00", "n01", "n02", "n03", "n04")}, "Storm"),
+        ({"nodes": fleet(9)}, "NoBudget"),
+        ({"nodes": {name: replace(node, ready=name < "n16") for name, node in fleet().items()}}, "MinHealthy"),
+    ],
+)
+def test_observing_shows_which_check_would_stop_a_taint(change: dict[str, Any], check_shown: str) -> None:
+    decision = look(changed(QUICK, mode=Mode.OBSERVE), **change)
+
+    assert (decision.steps, decision.allowed.reason, check(decision)) == ((), "Observing", check_shown)
+
+
 def test_without_any_answer_nothing_is_known() -> None:
     decision = decide(QUICK, observed(fleet(), None), TaintState(), NOW)
 

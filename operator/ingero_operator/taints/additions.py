@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ingero_operator.api.base import seconds
-from ingero_operator.api.v1alpha1 import Taints
+from ingero_operator.api.v1alpha1 import Mode, Taints
 from ingero_operator.conditions import Condition
 from ingero_operator.taints.model import Accused, CheckResult, Observation, Step
 from ingero_operator.taints.nodes import EFFECTS, STRENGTH, ZONE, NodeView, StragglerTaint
@@ -22,6 +22,7 @@ class CheckInputs:
     observed: Observation
     state: TaintState
     allowed: Condition
+    """Whether the checks of the whole cluster pass, besides the mode."""
     accused: Mapping[str, Accused]
     confirmed: frozenset[str]
     base: list[NodeView]
@@ -60,6 +61,8 @@ def additions(inputs: CheckInputs) -> tuple[Step | None, tuple[CheckResult, ...]
             check = "Rate", "one node at a time: waiting for spec.taints.interval"
         if check is None and chosen is not None:
             check = "Rate", f"{chosen.node} goes first"
+        if check is None and policy.mode is Mode.OBSERVE:
+            check = "Observing", "every other check passes: a mode that taints would act now"
         if check is None:
             chosen = _step(inputs, node, accused[name], current)
             check = "Next", chosen.taint.effect if chosen.taint and chosen.taint.effect else "annotation"
@@ -161,7 +164,7 @@ class _Capacity:
         full = self._full(node) if current is None else None
         if full is not None:
             return full
-        leaves = EFFECTS[inputs.policy.mode] and not (
+        leaves = inputs.policy.mode is not Mode.ANNOTATE and not (
             current is not None and current.taint is not None and current.taint.effect
         )
         if leaves and self._healthy - 1 < self._least:

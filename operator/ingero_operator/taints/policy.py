@@ -18,6 +18,7 @@ from ingero_operator.taints.state import TaintState
 from ingero_operator.taints.tracking import count_windows, is_confirmed, match_records
 
 ALLOWED: Final = "TaintingAllowed"
+_OBSERVING: Final = no(ALLOWED, "Observing", "spec.taints.mode is Observe: stragglers are shown and left alone")
 
 
 def trustworthy(policy: Taints, evidence: Evidence | None, now: float) -> Condition:
@@ -59,10 +60,10 @@ def decide(policy: Taints, observed: Observation, state: TaintState, now: float)
     candidates = [name for name, item in accused.items() if item.active and name not in tainted]
     if trust.holds and budget and len(candidates) > 2 * budget:
         state = replace(state, storm_until=now + seconds(policy.storm_cooldown))
-    allowed = _allowed(policy, observed, state, trust, budget, len(candidates), now)
+    limits = _limits(policy, observed, state, trust, budget, len(candidates), now)
     step, checks = additions(
         CheckInputs(
-            policy=policy, observed=observed, state=state, allowed=allowed, accused=accused,
+            policy=policy, observed=observed, state=state, allowed=limits, accused=accused,
             confirmed=frozenset(confirmed), base=base, tainted=tainted, budget=budget,
             leaving=frozenset(item.node for item in leaving), now=now,
         )
@@ -70,7 +71,7 @@ def decide(policy: Taints, observed: Observation, state: TaintState, now: float)
     return Decision(
         state=state,
         steps=(*leaving, *((step,) if step else ())),
-        allowed=allowed,
+        allowed=_OBSERVING if policy.mode is Mode.OBSERVE else limits,
         checks=checks,
         used=len(tainted),
         budget=budget,
@@ -85,7 +86,7 @@ def _countable(node: NodeView) -> bool:
     return node.gpu and not node.control_plane and not node.excluded
 
 
-def _allowed(
+def _limits(
     policy: Taints,
     observed: Observation,
     state: TaintState,
@@ -94,9 +95,7 @@ def _allowed(
     candidates: int,
     now: float,
 ) -> Condition:
-    """The checks of the whole cluster, in the order in which users should see them."""
-    if policy.mode is Mode.OBSERVE:
-        return no(ALLOWED, "Observing", "spec.taints.mode is Observe: stragglers are shown and left alone")
+    """The checks of the whole cluster besides the mode, in the order in which users should see them."""
     if observed.deleting:
         return no(ALLOWED, "Deleting", "the resource is being deleted: taints are only removed")
     if observed.paused:
