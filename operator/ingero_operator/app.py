@@ -139,40 +139,38 @@ class Operator:
         endless = {
             "node watch": self.node_watch.run, "fleet poller": self.context.fleet_poller.run, "resync": self._resync
         }  # fmt: skip
-        tasks: dict[str, asyncio.Task[Any]] = {
-            name: asyncio.create_task(self.tasks.keep(name, work)) for name, work in endless.items()
+        work: dict[str, Coroutine[Any, Any, Any]] = {
+            **{name: self.tasks.keep(name, run) for name, run in endless.items()},
+            "kopf": watching,
+            "work queue": self._work(kopf_ready, ended),
+            "stop signal": ended.wait(),
         }
-        tasks |= {"kopf": asyncio.create_task(watching), "stop signal": asyncio.create_task(ended.wait())}
         if self.config.leader_election:
-            tasks["leader election"] = asyncio.create_task(self.elector.keep())
+            work["leader election"] = self.elector.keep()
+        tasks = {name: asyncio.create_task(item) for name, item in work.items()}
         try:
-            await _first(kopf_ready.wait(), *tasks.values())
-            _on_signals(ended.set)  # kopf has replaced the signal handlers
-            tasks["first list"] = asyncio.create_task(self._list_all())
-            await _first(*tasks.values())
-            if tasks["first list"].done():
-                tasks.pop("first list").result()
-                tasks["work queue"] = asyncio.create_task(self.queue.run(self.reconcile, self.config.workers))
-                self.active = True
-                log.info("working", workers=self.config.workers)
-                gc.collect()
-                gc.freeze()
-                await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(tasks.values(), return_when=asyncio.FIRST_COMPLETED)
             for name, task in tasks.items():
                 if task.done() and name != "stop signal":
                     raise RestartRequired(f"{name}: {ending(name, task)}")
         finally:
             self.active = False
-            others = [task for name, task in tasks.items() if name != "kopf"]
-            await end(others)
+            await end(task for name, task in tasks.items() if name != "kopf")
             kopf_stop.set()
             with contextlib.suppress(Exception, asyncio.CancelledError):
                 await asyncio.wait_for(tasks["kopf"], STOP_SECONDS)
 
-    async def _list_all(self) -> None:
-        """Fill the cache before the first reconcile."""
+    async def _work(self, ready: asyncio.Event, ended: asyncio.Event) -> None:
+        """Fill the cache, then reconcile."""
+        await ready.wait()
+        _on_signals(ended.set)  # kopf has replaced the signal handlers
         await self.resync.list_all()
         await self.node_watch.listed.wait()
+        self.active = True
+        log.info("working", workers=self.config.workers)
+        gc.collect()
+        gc.freeze()
+        await self.queue.run(self.reconcile, self.config.workers)
 
     async def _prepare(self) -> None:
         """Wait for the API server and check that it serves what a leader needs."""
@@ -279,12 +277,11 @@ async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
                     task.exception()  # the awaiting task has logged it
 
 
-async def _first(*waiting: Coroutine[Any, Any, Any] | asyncio.Task[Any]) -> None:
-    """Wait until the first is done; then cancel those that were passed as coroutines."""
-    own = [asyncio.create_task(item) for item in waiting if asyncio.iscoroutine(item)]
-    given = [item for item in waiting if isinstance(item, asyncio.Task)]
-    await asyncio.wait([*own, *given], return_when=asyncio.FIRST_COMPLETED)
-    for task in own:
+async def _first(*waiting: Coroutine[Any, Any, Any]) -> None:
+    """Wait until the first is done, and cancel the others."""
+    tasks = [asyncio.create_task(item) for item in waiting]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    for task in tasks:
         if task.done() and task.exception() is not None:
             raise task.exception()  # type: ignore[misc]
         task.cancel()

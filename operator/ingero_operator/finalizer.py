@@ -11,26 +11,18 @@ def has_finalizer(resource: Manifest) -> bool:
     return TAINT_FINALIZER in (resource["metadata"].get("finalizers") or [])
 
 
-async def add_finalizer(api: ApiClient, cache: Cache, resource: Manifest) -> None:
-    """Add the finalizer. Raises `ApiError`."""
-    finalizers = [*(resource["metadata"].get("finalizers") or []), TAINT_FINALIZER]
-    await _write(api, cache, resource, finalizers)
-
-
-async def remove_finalizer(api: ApiClient, cache: Cache, resource: Manifest) -> None:
-    """Remove the finalizer; succeeds if the resource is already gone. Raises `ApiError`."""
-    finalizers = [item for item in resource["metadata"].get("finalizers") or [] if item != TAINT_FINALIZER]
-    try:
-        await _write(api, cache, resource, finalizers)
-    except ApiError as error:
-        if not error.not_found:
-            raise
-
-
-async def _write(api: ApiClient, cache: Cache, resource: Manifest, finalizers: list[str]) -> None:
+async def set_finalizer(api: ApiClient, cache: Cache, resource: Manifest, wanted: bool) -> None:
+    """Add or remove the finalizer; a resource that is already gone needs none removed. Raises `ApiError`."""
     metadata = resource["metadata"]
+    finalizers = [item for item in metadata.get("finalizers") or [] if item != TAINT_FINALIZER]
+    finalizers += [TAINT_FINALIZER] if wanted else []
     body = {"metadata": {"finalizers": finalizers, "resourceVersion": metadata["resourceVersion"]}}
-    response = await api.merge(FLEET_CLUSTER, metadata["namespace"], metadata["name"], body)
+    try:
+        response = await api.merge(FLEET_CLUSTER, metadata["namespace"], metadata["name"], body)
+    except ApiError as error:
+        if wanted or not error.not_found:
+            raise
+        return
     cache.put(FLEET_CLUSTER.name, response)
     metadata["finalizers"] = finalizers
     metadata["resourceVersion"] = response["metadata"]["resourceVersion"]

@@ -13,7 +13,7 @@ from ingero_operator.conditions import Condition
 from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError, image_not_allowed
 from ingero_operator.failures import Kind, Operation
-from ingero_operator.finalizer import has_finalizer, remove_finalizer
+from ingero_operator.finalizer import has_finalizer, set_finalizer
 from ingero_operator.fleet_answers import PollRequest, PollResult
 from ingero_operator.fleet_status import (
     CONDITIONS,
@@ -242,7 +242,7 @@ class FleetClusters:
         with context.failures.guarded(key, _writing_status(key)):
             wait = await context.status.report(resource, overall, rest, [*outcome.events(), *warnings(failed)])
         if not taints.remaining and has_finalizer(resource):
-            await remove_finalizer(context.api, context.informer.cache, resource)
+            await set_finalizer(context.api, context.informer.cache, resource, False)
         return soonest(
             wait,
             taints.check_after,
@@ -280,7 +280,7 @@ class FleetClusters:
         if not has_finalizer(resource):
             return None
         if not taints.remaining:
-            await remove_finalizer(context.api, context.informer.cache, resource)
+            await set_finalizer(context.api, context.informer.cache, resource, False)
             return None
         names = ", ".join(sorted(taints.remaining)[:5])
         blocked = ReconcileError(

@@ -16,7 +16,7 @@ from ingero_operator.context import ReconcileContext
 from ingero_operator.errors import ReconcileError
 from ingero_operator.events import Event
 from ingero_operator.failures import Kind, Operation, explain
-from ingero_operator.finalizer import add_finalizer, has_finalizer
+from ingero_operator.finalizer import has_finalizer, set_finalizer
 from ingero_operator.fleet_answers import PollResult
 from ingero_operator.kinds import FLEET_CLUSTER, NODE, Manifest
 from ingero_operator.resources import is_deleting, is_paused, key_from
@@ -229,7 +229,7 @@ class TaintController:
         if step.strengthens and not await self._may_taint(current, step):
             return state, None
         if step.verb == "add" and not has_finalizer(current.resource):
-            await add_finalizer(context.api, context.informer.cache, current.resource)
+            await set_finalizer(context.api, context.informer.cache, current.resource, True)
         unknown_outcome: ApiError | None = None
         for _ in range(WRITE_TRIES):
             live = await context.api.get(NODE, None, step.node)
