@@ -100,6 +100,7 @@ class _Straggler(_Payload):
     windows: _Count | None = None
     score: _Number | None = None
     threshold: _Number | None = None
+    kind: _Text = ""
     verdict: _Verdict | None = None
 
 
@@ -167,6 +168,7 @@ def parse_response(
             score=None if by_verdict else item.score,
             threshold=None if by_verdict else item.threshold,
             severity=item.verdict.severity if by_verdict and item.verdict else None,
+            kind=item.kind if by_verdict else "",
         )
         for item in payload.stragglers
     }

@@ -3,9 +3,11 @@
 import asyncio
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pytest
 from google.protobuf.json_format import ParseDict
 from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
 
@@ -16,8 +18,10 @@ from ingero_kit.clock import steady_clock
 from ingero_operator import audit_exporter
 from ingero_operator.audit_exporter import AuditExporter, OtlpTarget
 from ingero_operator.taints.audit_events import log_request
+from ingero_operator.taints.controller import describe
 from ingero_operator.taints.model import Step
 from ingero_operator.taints.nodes import StragglerTaint, read_taint
+from ingero_operator.taints.patches import annotation
 from ingero_testing import processes
 from ingero_testing.fleets import Fleets, fleets
 from ingero_testing.web import web
@@ -55,6 +59,22 @@ def test_a_record_is_otlp_and_carries_the_evidence_of_the_node() -> None:
     taint = {"value": "0badcafe", "effect": found[attributes.TAINT_EFFECT]}
     assert read_taint(found[attributes.TAINT_EVIDENCE], [taint]) == MARK
     assert model(told(None))[attributes.TAINT_ACTION] == "remove"
+
+
+@pytest.mark.parametrize(
+    ("kind", "lost"),
+    [
+        ("slow", "its own rate"),
+        ("late_rank", "the job's time to its rank"),
+        ("gpu_throttled", "the job's time to its throttled GPU"),
+    ],
+)
+def test_an_event_says_what_is_lost_by_the_kind_that_the_node_carries(kind: str, lost: str) -> None:
+    taint = replace(MARK, score=None, threshold=None, severity=0.3, kind=kind)
+    written = read_taint(annotation(taint), [{"value": taint.verdict, "effect": taint.effect}])
+    step = Step(verb="add", node="gpu-7", uid="n-1", reason="Confirmed", taint=written)
+    text = f"Node gpu-7 was tainted (NoSchedule); 30% of {lost} is lost, for 6 windows"
+    assert describe(step).message == text
 
 
 def test_what_is_told_twice_has_one_id_and_what_differs_has_another() -> None:

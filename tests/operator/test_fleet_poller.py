@@ -47,13 +47,13 @@ def test_an_answer_becomes_evidence() -> None:
 
 
 def test_where_the_detector_decides_the_evidence_is_its_severity() -> None:
-    accused = {**Says(stragglers={"a"}).node("a"), "verdict": {"severity": 0.52}}
+    accused = {**Says(stragglers={"a"}).node("a"), "kind": "late_rank", "verdict": {"severity": 0.52}}
 
     evidence = parse_response(result(decided_by="verdict", stragglers=[accused]), [], 1.0, None).evidence
 
     assert evidence is not None
     item = evidence.accused["a"]
-    assert (item.severity, item.score, item.threshold) == (0.52, None, None)
+    assert (item.severity, item.kind, item.score, item.threshold) == (0.52, "late_rank", None, None)
 
 
 def test_statistics_that_repeat_themselves_grow_old() -> None:

@@ -96,6 +96,7 @@ def _step(inputs: CheckInputs, node: NodeView, item: Accused, current: NodeView 
         score=item.score,
         threshold=item.threshold,
         severity=item.severity,
+        kind=item.kind,
         windows=streak.windows,
     )
     return Step(verb="add", node=node.name, uid=node.uid, reason="Confirmed", taint=taint)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from ingero_contract.kubernetes import MANAGER
+from ingero_contract.values import GPU_THROTTLED, LATE_RANK
 from ingero_kit.logs import get
 from ingero_operator.api.v1alpha1 import Agents, FleetClusterSpec, Mode, Taints
 from ingero_operator.api_client import ApiError
@@ -390,6 +391,9 @@ class TaintController:
         self.history[key] = [text[:256], *self.history.get(key, [])][:SHOWN]
 
 
+_LOST: Final = {LATE_RANK: "the job's time to its rank", GPU_THROTTLED: "the job's time to its throttled GPU"}
+
+
 def describe(step: Step) -> Event:
     """A step as an Event; the verdict is part of the identity that prevents a second Event."""
     once = f"{step.verb}/{step.node}/{step.verdict}/{step.reason}"
@@ -398,7 +402,8 @@ def describe(step: Step) -> Event:
     effect = step.taint.effect or "annotation only"
     facts = ""
     if step.taint.severity is not None:
-        facts = f"; it lost {step.taint.severity:.0%} of its own rate, for {step.taint.windows} windows"
+        lost = _LOST.get(step.taint.kind, "its own rate")
+        facts = f"; {step.taint.severity:.0%} of {lost} is lost, for {step.taint.windows} windows"
     elif step.taint.score is not None and step.taint.threshold is not None:
         score, threshold = step.taint.score, step.taint.threshold
         facts = f"; score {score:.3f} below {threshold:.3f} for {step.taint.windows} windows"

@@ -22,7 +22,10 @@ class Accused:
     score: float | None = None
     threshold: float | None = None
     severity: float | None = None
-    """Share of its own rate that the node lost, where Fleet's detector decides; else score and threshold apply."""
+    """Share of its own rate that the node lost, or of the job's time that is lost to its rank, by `kind`; without it
+    score and threshold apply."""
+    kind: str = ""
+    """Fleet's name of the finding, such as `late_rank`."""
 
 
 @dataclass(frozen=True, kw_only=True)

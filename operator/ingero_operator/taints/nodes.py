@@ -46,6 +46,7 @@ class StragglerTaint:
     score: float | None = None
     threshold: float | None = None
     severity: float | None = None
+    kind: str = ""
     windows: int = 0
 
 
@@ -152,6 +153,7 @@ def read_taint(text: str | None, taints: list[Manifest]) -> StragglerTaint | Non
             score=_number(tree.get("score")),
             threshold=_number(tree.get("threshold")),
             severity=_number(tree.get("severity")),
+            kind=str(tree.get("kind", "")),
             windows=int(tree.get("windows", 0)),
         )
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):

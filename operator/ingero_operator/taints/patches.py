@@ -22,10 +22,11 @@ def annotation(taint: StragglerTaint) -> str:
         "score": taint.score,
         "threshold": taint.threshold,
         "severity": taint.severity,
+        "kind": taint.kind,
         "windows": taint.windows,
         "probation": taint.probation,
     }
-    return json.dumps({key: value for key, value in tree.items() if value not in (None, False)})
+    return json.dumps({key: value for key, value in tree.items() if value not in (None, False, "")})
 
 
 def patch(
