@@ -304,7 +304,8 @@ class _Replay:
     def _due(self) -> Iterator[float]:
         """Times at which the policy decides differently without any change of the cluster."""
         policy, state = self._setup.taints, self._state
-        yield self._heard + STALE_INTERVALS * self._setup.interval
+        if not self._states:
+            yield self._heard + STALE_INTERVALS * self._setup.interval
         yield state.last_taint + seconds(policy.interval)
         yield state.storm_until
         for streak in state.accused.values():
