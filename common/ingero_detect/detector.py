@@ -54,6 +54,7 @@ class Detector:
         self._groups = Groups(np.zeros(0, np.int32), 0)
         self._chain = DigestChain(json.dumps([asdict(self.parameters), self.mergeable], sort_keys=True))
         self._now = 0.0
+        self._continues = False
 
     def _fresh(self) -> ColumnStore:
         parameters = self.parameters
@@ -62,9 +63,9 @@ class Detector:
     def tick(self, now: float, seen: Observation) -> Outcome:
         """Judge one tick."""
         memory, parameters = self.memory, self.parameters
-        if self.ticks and (now - self._now) / parameters.tick_seconds > _LONGEST_WAIT:
+        if self._continues and (now - self._now) / parameters.tick_seconds > _LONGEST_WAIT:
             memory.node("absent")[:] += parameters.silent_ticks + 1
-        self._now = now
+        self._now, self._continues = now, True
         slots = memory.slots(seen.names)
         before = memory.node("state").copy()
         value, code = cohort_assignment.enter_observation(memory, now, seen, slots)
@@ -169,6 +170,7 @@ class Detector:
     def restore(self, data: bytes) -> float:
         """Continue from a snapshot taken with the same parameters; returns the time of its last tick, seconds.
 
+        The time until the next tick is the detector's own absence, so it does not count as silence of the nodes.
         `SnapshotError` leaves the detector as it was.
         """
         memory = self._fresh()
@@ -182,5 +184,11 @@ class Detector:
             raise SnapshotError(f"the snapshot is damaged: {type(error).__name__}") from error
         self.memory, self.ticks, self.node_hours, self._now = memory, ticks, node_hours, now
         self._chain.restore(digest)
+        self._continues = False
         self._assignment.forget()
         return self._now
+
+    def present(self) -> int:
+        """How many nodes are not silent."""
+        memory = self.memory
+        return int(np.count_nonzero(memory.node("used") & (memory.node("absent") <= self.parameters.silent_ticks)))

@@ -135,6 +135,7 @@ class LiveDetector:
         self._early_edges: list[Edge] = []
         self._fresh = np.zeros(0, np.bool_)
         self._waited = 0
+        self._expected = 0
         self._last_verdicts: dict[int, str] = {}
         self._jobs: list[JobSlow] = []
         self._order: tuple[list[NodeKey], npt.NDArray[np.bool_], npt.NDArray[np.int64], list[NodeKey]]
@@ -152,6 +153,7 @@ class LiveDetector:
             return
         try:
             self._now = self.detector.restore(data)
+            self._expected = self.detector.present()
             log.info("detector_restored", nodes=len(self.detector.memory), last_tick=self._now)
         except SnapshotError as error:
             log.warning("snapshot_refused", reason=str(error))
@@ -276,17 +278,18 @@ class LiveDetector:
         """Which nodes have reported since the detector last judged; `None` to wait for more reports.
 
         Where pushes come slower than ticks, a tick sees only a few nodes, too few to compare. So the detector waits
-        until most nodes have reported, but only for a limited time: silent nodes do not block the others.
+        until most nodes have reported, but only for a limited time: silent nodes do not block the others. After a
+        restart it also waits for most nodes of the snapshot, so that they are not silent while they reconnect.
         """
         alive = scores.columns["alive"]
         fresh: npt.NDArray[np.bool_] = scores.columns["fresh"] & alive
         before = self._fresh[: len(fresh)]
         fresh[: len(before)] |= before & alive[: len(before)]
         self._waited += 1
-        if fresh.sum() < REPORTED_SHARE * alive.sum() and self._waited < MAX_WAIT_TICKS:
+        if fresh.sum() < REPORTED_SHARE * max(alive.sum(), self._expected) and self._waited < MAX_WAIT_TICKS:
             self._fresh = fresh
             return None
-        self._fresh, self._waited = np.zeros(0, np.bool_), 0
+        self._fresh, self._waited, self._expected = np.zeros(0, np.bool_), 0, 0
         return fresh
 
     def _unchanged(self, scores: ScoreSnapshot) -> Findings:

@@ -319,6 +319,16 @@ def test_a_restored_detector_goes_on_as_if_nothing_had_happened() -> None:
     assert first.whats("n4") + rest.whats("n4") == whole.whats("n4")
 
 
+def test_the_time_between_a_snapshot_and_the_next_tick_is_no_silence_of_nodes() -> None:
+    rates = healthy(300, 8)
+    rates[282:, 4] *= 0.5
+
+    second = Detector(Parameters(tick_seconds=TICK))
+    second.restore(play(rates[:250]).detector.snapshot())
+
+    assert play(rates[280:], detector=second, first=280).accused() == [(283, "n4")]
+
+
 @pytest.mark.parametrize("at", [0, 100, 5000, -200])
 def test_a_damaged_snapshot_is_refused_and_harms_nothing(at: int) -> None:
     played = play(healthy(100, 8))

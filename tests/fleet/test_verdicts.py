@@ -1,10 +1,14 @@
 """The detector inside Fleet: what nodes are told, what goes onward, what survives a kill, what a recording tells."""
 
 import asyncio
+import csv
 import json
+import math
 import os
 import signal
 import subprocess
+from contextlib import AbstractContextManager
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +157,49 @@ def test_a_kill_in_the_middle_of_an_episode_forgets_no_straggler_and_clears_none
         assert stragglers(service) == []
 
 
+def test_a_node_that_falls_soon_after_a_restart_is_named_by_its_second_report(tmp_path: Path) -> None:
+    """The snapshot is written at SIGTERM; at SIGKILL it is older than a gap that counts as silence of all nodes."""
+    node_verdicts: dict[str, str] = {}
+
+    def restarted(name: str) -> AbstractContextManager[Running]:
+        files = {"snapshot": str(tmp_path / "state.npz"), "record": str(tmp_path / name)}
+        detector = {**files, "snapshot_interval": "1h"}
+        return fleet(tmp_path, {"processors": {"ingero": {"push_interval": "500ms", "detector": detector}}})
+
+    with restarted("first.csv") as service:
+        drive(service, node_verdicts, lambda now: set(now.values()) == {"healthy"}, "everybody to be known")
+    with restarted("second.csv") as service:
+        drive(service, node_verdicts, lambda _: len(reports(tmp_path / "second.csv", "b")) > 8, "the snapshot to age")
+        os.kill(service.process.pid, signal.SIGKILL)
+        service.process.wait(10)
+    with restarted("third.csv") as service:
+
+        def after(b: float) -> list[float]:
+            for node in ("new-1", "new-2"):
+                push(service, node, 0.9)
+            rounds(service, node_verdicts, b=b)
+            return reports(tmp_path / "third.csv", "b")
+
+        wait_until(lambda: len(after(0.9)) >= 2, "two ticks after the restart")
+        wait_until(lambda: bool(after(0.45)) and stragglers(service) == ["b"], "the straggler")
+        nodes = web.get(service.url("threshold", routes.FLEET_VERDICTS)).json()["nodes"]
+        verdict = next(node["verdict"] for node in nodes if node["node_id"] == "b")
+        assert verdict["expected"] == pytest.approx(90)
+        fallen = [rate for rate in reports(tmp_path / "third.csv", "b", verdict["detected"]) if rate < 90]
+        assert fallen == pytest.approx([45, 45])
+        assert {node_verdicts[node] for node in "ade"} == {"healthy"}
+
+
+def reports(record: Path, node: str, until: str | None = None) -> list[float]:
+    """The rates of a node in the ticks that Fleet has recorded so far, or until a time."""
+    if not record.exists():
+        return []
+    end = datetime.fromisoformat(until).timestamp() if until else math.inf
+    lines = record.read_text().rpartition("\n")[0].splitlines()
+    rows = [row for row in csv.DictReader(lines) if row["node"] == node and row["rate"]]
+    return [float(row["rate"]) for row in rows if float(row["time"]) <= end + 0.001]
+
+
 def test_edges_of_verdicts_go_onward_as_log_records(tmp_path: Path) -> None:
     with fleet(tmp_path / "next", {"service": {"pipelines": {"logs": {"exporters": ["otlphttp"]}}},
                                    "exporters": {"otlphttp": {"endpoint": "127.0.0.1:9"}}}) as service:  # fmt: skip
@@ -227,6 +274,27 @@ def test_an_accused_node_that_is_silent_for_a_day_is_released_when_it_is_forgott
     states = {item.key: item.value.string_value for item in record.attributes}
     assert states[attributes.VERDICT_STATE] == "learning"
     assert "silent" in record.body.string_value
+
+
+def test_ticks_until_nodes_reconnect_after_a_restart_are_no_silence(tmp_path: Path) -> None:
+    state = tmp_path / "state.npz"
+    config = CONFIG.model_copy(update={"detector": DetectorConfig(warmup_ticks=10, snapshot=state)})
+    detector, now, found = LiveDetector(config), 1_700_000_000.0, []
+    table = ScoreTable(Limits(100, 10, 1e9), config.cohort.by)
+    for tick in range(40):
+        now += 10.0
+        if tick == 20:
+            detector.close()
+            detector, table = LiveDetector(config), ScoreTable(Limits(100, 10, 1e9), config.cohort.by)
+        for number in range(9 if not 20 <= tick < 25 else 2):
+            rate = 45.0 if number == 7 and tick >= 27 else 100.0 + number + tick % 3
+            assert (
+                table.observe(HealthReport(node_id=f"n{number}", cluster_id="c", score=0.9, rate=rate), now) is None
+            )
+        found += [(tick, edge) for edge in detector.judge(ScoreSnapshot.take(table, now), {}).edges]
+
+    ((tick, edge),) = found
+    assert (tick, edge.what, edge.verdict.node) == (28, "accused", "n7")
 
 
 def test_pushes_that_come_slower_than_ticks_are_judged_by_the_round(tmp_path: Path) -> None:
