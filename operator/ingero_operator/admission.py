@@ -28,6 +28,7 @@ class NodePolicyProbe:
 
     api: ApiClient
     clock: Clock
+    subresource: str | None = None
     needed: bool = True
     """False: the operator was started with `--no-node-guard`."""
     missing: str = ""
@@ -40,7 +41,7 @@ class NodePolicyProbe:
         if not self.needed or self.clock() - self._asked < rest:
             return not self.missing
         try:
-            await self.api.merge(NODE, None, node, FORBIDDEN, dry_run=True)
+            await self.api.merge(NODE, None, node, FORBIDDEN, self.subresource, dry_run=True)
         except ApiError as error:
             if error.status != 403:
                 log.warning("node_guard_not_asked", node=node, reason=error.message)

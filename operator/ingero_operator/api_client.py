@@ -194,12 +194,14 @@ class ApiClient:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise _unreachable(error) from None
 
-    async def apply(self, kind: Kind, manifest: Manifest) -> Manifest:
+    async def apply(
+        self, kind: Kind, manifest: Manifest, sub: str | None = None, *, manager: str = MANAGER
+    ) -> Manifest:
         """Server-side apply: the operator owns the fields that it renders; fields that others added stay."""
         metadata = manifest["metadata"]
         return await self.request(
-            "PATCH", kind.path(metadata.get("namespace"), metadata["name"]),
-            query={"fieldManager": MANAGER, "force": "true"}, body=manifest, content="application/apply-patch+yaml",
+            "PATCH", kind.path(metadata.get("namespace"), metadata["name"], sub),
+            query={"fieldManager": manager, "force": "true"}, body=manifest, content="application/apply-patch+yaml",
         )  # fmt: skip
 
     async def merge(

@@ -87,7 +87,8 @@ class Operator:
             status=StatusWriter(api, cache, recorder, clock),
             recorder=recorder,
             audit_exporter=AuditExporter(clock, tasks=self.tasks),
-            admission=NodePolicyProbe(api, clock, config.node_guard),
+            admission=NodePolicyProbe(api, clock, needed=config.node_guard),
+            status_admission=NodePolicyProbe(api, clock, "status", needed=config.node_guard),
         )
         self.taint_controller: TaintController = TaintController(self.context)
         self.fleets = FleetClusters(self.context, self.taint_controller)

@@ -38,4 +38,7 @@ class ReconcileContext:
     recorder: EventRecorder
     audit_exporter: AuditExporter
     admission: NodePolicyProbe
+    """Of writes to nodes."""
+    status_admission: NodePolicyProbe
+    """Of writes to the status of nodes."""
     platform: Platform = field(default_factory=Platform)

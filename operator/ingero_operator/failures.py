@@ -33,6 +33,7 @@ class Kind(StrEnum):
     TAINT = "taint"
     RELEASE = "release"
     RELEASE_NOTE = "release note"
+    CONDITION = "condition"
     STATUS = "status"
 
 

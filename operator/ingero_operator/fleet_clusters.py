@@ -154,8 +154,8 @@ class FleetClusters:
             cluster=spec.cluster_id,
             token=known.token,
             authority=known.authority,
-            tainted=self.taints.tainted_nodes(key),
-            urgent=spec.taints.mode is not Mode.OBSERVE,
+            tainted=self.taints.tainted_nodes(key, spec),
+            urgent=spec.taints.mode is not Mode.OBSERVE or spec.taints.condition,
             interval=seconds(spec.fleet.push_interval),
         )
         self.context.fleet_poller.watch(key, request)
@@ -241,7 +241,7 @@ class FleetClusters:
         wait = None
         with context.failures.guarded(key, _writing_status(key)):
             wait = await context.status.report(resource, overall, rest, [*outcome.events(), *warnings(failed)])
-        if not taints.remaining and has_finalizer(resource):
+        if not taints.finalizer and has_finalizer(resource):
             await set_finalizer(context.api, context.informer.cache, resource, False)
         return soonest(
             wait,
@@ -285,8 +285,8 @@ class FleetClusters:
         names = ", ".join(sorted(taints.remaining)[:5])
         blocked = ReconcileError(
             "CleanupBlocked",
-            f"nodes still carry the operator's taint: {names}; `kubectl taint node NAME ingero.io/straggler-` and "
-            "`kubectl annotate node NAME ingero.io/straggler-` remove it by hand",
+            f"nodes still carry the operator's taint or condition: {names}; `kubectl taint node NAME "
+            "ingero.io/straggler-` and `kubectl annotate node NAME ingero.io/straggler-` remove it by hand",
             stalls=False,
         )
         conditions, rest = status.with_error(resource.get("status") or {}, CONDITIONS, blocked)

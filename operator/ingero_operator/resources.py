@@ -58,11 +58,19 @@ def readable_spec(resource: Manifest, why: str) -> FleetClusterSpec:
             places = {item["loc"][0] for item in error.errors(include_url=False) if item["loc"]} & tree.keys()
             tree = {key: value for key, value in tree.items() if key not in places} if places else {}
             tree.setdefault("clusterId", "unreadable")
-    # A mode that cannot be read weakens no taint.
+    # A mode that cannot be read weakens no taint, and removes no condition.
     unread = "taints" in (resource.get("spec") or {}) and "taints" not in tree
-    mode = Mode.NO_SCHEDULE if unread else spec.taints.mode
-    taints = spec.taints.model_copy(update={"mode": mode, "pause_requests": (why,)})
+    update: Manifest = {"pause_requests": (why,)}
+    if unread:
+        update |= {"mode": Mode.NO_SCHEDULE, "condition": conditions_wanted(resource)}
+    taints = spec.taints.model_copy(update=update)
     return spec.model_copy(update={"taints": taints})
+
+
+def conditions_wanted(resource: Manifest) -> bool:
+    """Whether a FleetCluster asks for conditions on its nodes, read without a schema."""
+    taints = (resource.get("spec") or {}).get("taints")
+    return isinstance(taints, dict) and taints.get("condition") is True
 
 
 def digest_of(secret: bytes) -> str:

@@ -329,6 +329,8 @@ class Taints(Part):
 
     mode: Mode = Mode.OBSERVE
     """Observe, Annotate, PreferNoSchedule or NoSchedule."""
+    condition: bool = False
+    """Write the condition `ingero.io/Straggler` to every watched GPU node, in every mode."""
     budget: Budget = Budget()
     """How many nodes may be tainted at once."""
     confirm_for: Span = "10m"

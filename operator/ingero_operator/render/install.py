@@ -28,6 +28,7 @@ RIGHTS: Final[tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]] = (
     ),
     (SERVICE_MONITOR.group, (SERVICE_MONITOR.plural,), ("get", "create", "patch", "delete"), "children, where known"),
     ("", ("nodes",), ("get", "list", "watch", "patch"), "straggler taints; the admission policy bounds the patch"),
+    ("", ("nodes/status",), ("patch",), "the condition `ingero.io/Straggler`; the admission policy bounds the patch"),
     ("storage.k8s.io", ("storageclasses",), ("get", "list", "watch"), "the encryption gate"),
     ("", ("persistentvolumes",), ("get",), "the encryption gate"),
     ("", ("secrets",), ("get",), "the Secrets that resources name"),
@@ -37,7 +38,7 @@ RIGHTS: Final[tuple[tuple[str, tuple[str, ...], tuple[str, ...], str], ...]] = (
 """API group, resources, verbs and purpose; docs/rbac.md is generated from it."""
 
 WHOLE_CLUSTER: Final = frozenset(
-    {"nodes", "storageclasses", "persistentvolumes", "namespaces", PROOFS, "events"}
+    {"nodes", "nodes/status", "storageclasses", "persistentvolumes", "namespaces", PROOFS, "events"}
 )  # fmt: skip
 """Resources without a namespace; also Events, because those about nodes are in `default`."""
 

@@ -20,9 +20,11 @@ from ingero_operator.failures import Kind, Operation, explain
 from ingero_operator.finalizer import has_finalizer, set_finalizer
 from ingero_operator.fleet_answers import PollResult
 from ingero_operator.kinds import FLEET_CLUSTER, NODE, Manifest
-from ingero_operator.resources import is_deleting, is_paused, key_from
+from ingero_operator.resources import is_deleting, is_paused, key_from, soonest
 from ingero_operator.taints import audit_events, patches
+from ingero_operator.taints.condition_writer import ConditionWriter
 from ingero_operator.taints.model import Decision, Observation, Step
+from ingero_operator.taints.node_conditions import straggling
 from ingero_operator.taints.nodes import NodeView, node_view, remover
 from ingero_operator.taints.policy import decide
 from ingero_operator.taints.removals import note_releases
@@ -49,7 +51,9 @@ class TaintReport:
     status: Manifest
     """`status.taints`."""
     remaining: frozenset[str]
-    """Nodes that still carry the FleetCluster's taint."""
+    """Nodes that still carry the FleetCluster's taint, or a condition that it has to remove."""
+    finalizer: bool
+    """Whether the FleetCluster needs its finalizer."""
     check_after: float | None = None
     """Seconds to the next reconcile."""
 
@@ -82,13 +86,17 @@ class TaintController:
     budgets: dict[OwnerKey, tuple[int, int]] = field(default_factory=dict)
     writes: dict[tuple[str, str], int] = field(default_factory=dict)
     """Number of writes to nodes by verb and reason."""
+    conditions: ConditionWriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.conditions = ConditionWriter(self.context)
 
     async def reconcile(self, resource: Manifest, spec: FleetClusterSpec, result: PollResult | None) -> TaintReport:
         """Decide, record the releases, write, report. A refusal of the API server becomes a failure of the resource
         and delays no other node."""
         policy = spec.taints
         if not self.context.config.taints:
-            policy = policy.model_copy(update={"mode": Mode.OBSERVE})
+            policy = policy.model_copy(update={"mode": Mode.OBSERVE, "condition": False})
         current = _Pass(resource=resource, spec=spec, policy=policy, result=result)
         before = self._load_state(current)
         observed = self._observe(current, before)
@@ -96,18 +104,23 @@ class TaintController:
         await self._note_releases(current, before, decision)
         state, written = await self._write(current, decision)
         await self._announce(current, state, decision, written)
+        checked = await self.conditions.reconcile(resource, policy, self._observe(current, state), state)
         if policy.mode is not Mode.OBSERVE and observed.watched:
             # Checked in every reconcile: a missing admission policy is reported long before the first taint.
             await self.context.admission.in_force(min(observed.watched))
-        return self._report(current, state, decision)
+        return self._report(current, state, decision, checked)
 
-    def tainted_nodes(self, key: OwnerKey) -> frozenset[str]:
-        """Nodes that carry the taint of a FleetCluster, as far as is known."""
+    def tainted_nodes(self, key: OwnerKey, spec: FleetClusterSpec) -> frozenset[str]:
+        """Nodes whose recovery must be observed: they carry the taint of a FleetCluster or its condition is True."""
         _, state = self.states.get(key, ("", TaintState()))
-        return frozenset(name for name, record in state.records.items() if record.verdict)
+        tainted = frozenset(name for name, record in state.records.items() if record.verdict)
+        if not spec.taints.condition:
+            return tainted
+        return tainted | straggling(self.context.informer.watched(spec.agents.node_selector))
 
     def forget(self, key: OwnerKey) -> None:
         """Drop the state of a deleted FleetCluster."""
+        self.conditions.forget(key)
         for store in (self.states, self.history, self.budgets, self.context.informer.interest):
             store.pop(key, None)
 
@@ -357,9 +370,10 @@ class TaintController:
         await self.context.recorder.record(current.resource, event)
         await self.context.recorder.record(node, event)
 
-    def _report(self, current: _Pass, state: TaintState, decision: Decision) -> TaintReport:
+    def _report(self, current: _Pass, state: TaintState, decision: Decision, checked: float | None) -> TaintReport:
         observed, result = self._observe(current, state), current.result
         remaining = frozenset(name for name, node in observed.nodes.items() if _is_ours(node, current.uid, state))
+        conditioned = self.conditions.remaining(current.resource, current.policy)
         decision = replace(decision, used=len(remaining))
         accused = result.evidence.accused if result and result.evidence else {}
         self.context.informer.interest[current.key] = frozenset(accused) | frozenset(state.records)
@@ -367,8 +381,9 @@ class TaintController:
         return TaintReport(
             decision=decision,
             status=self._status(current, state, decision),
-            remaining=remaining,
-            check_after=CHECK_SECONDS if remaining else None,
+            remaining=remaining | conditioned,
+            finalizer=bool(remaining or conditioned) or current.policy.condition,
+            check_after=soonest(CHECK_SECONDS if remaining else None, checked),
         )
 
     def _status(self, current: _Pass, state: TaintState, decision: Decision) -> Manifest:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from ingero_contract.kubernetes import EXCLUDE_LABEL, STRAGGLER_TAINT
+from ingero_contract.kubernetes import EXCLUDE_LABEL, STRAGGLER_CONDITION, STRAGGLER_TAINT
 from ingero_operator.api.v1alpha1 import Mode
 from ingero_operator.kinds import Manifest
 
@@ -51,6 +51,16 @@ class StragglerTaint:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeCondition:
+    """The condition `ingero.io/Straggler` on a node, without its message."""
+
+    status: str
+    reason: str
+    since: str
+    """Time of the last transition, as it is stored."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeView:
     """A node."""
 
@@ -73,6 +83,7 @@ class NodeView:
     taint: StragglerTaint | None = None
     strays: frozenset[str] = frozenset()
     """Values of taints with our key but without our annotation: set by a user, or the rest of a taint of ours."""
+    condition: NodeCondition | None = None
     foreign: bool = False
     """Whether our key is on the node, without evidence that the operator set it."""
 
@@ -102,9 +113,8 @@ def node_view(body: Manifest) -> NodeView:
     taint = read_taint(annotations.get(STRAGGLER_TAINT), ours)
     verdict = taint.verdict if taint else None
     strays = frozenset(str(entry.get("value", "")) for entry in ours if not belongs(entry, verdict))
-    ready = any(
-        item.get("type") == "Ready" and item.get("status") == "True" for item in status.get("conditions") or []
-    )
+    conditions = {item.get("type"): item for item in status.get("conditions") or []}
+    ready = conditions.get("Ready", {}).get("status") == "True"
     capacity = str((status.get("capacity") or {}).get(GPU, "0"))
     return NodeView(
         name=metadata["name"],
@@ -122,7 +132,18 @@ def node_view(body: Manifest) -> NodeView:
         remediated=next((key for key in REMEDIATION_ANNOTATIONS if key in annotations), ""),
         taint=taint,
         strays=strays,
+        condition=_condition(conditions.get(STRAGGLER_CONDITION)),
         foreign=bool(strays) or (taint is None and STRAGGLER_TAINT in annotations),
+    )
+
+
+def _condition(found: Manifest | None) -> NodeCondition | None:
+    if found is None:
+        return None
+    return NodeCondition(
+        status=str(found.get("status")),
+        reason=str(found.get("reason", "")),
+        since=str(found.get("lastTransitionTime") or ""),
     )
 
 

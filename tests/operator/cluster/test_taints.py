@@ -172,6 +172,35 @@ def test_two_fleet_clusters_over_the_same_nodes_both_keep_off(lab: Lab, operator
     assert lab.marked() == set()
 
 
+def test_the_condition_says_who_straggles_without_a_taint_and_goes_with_the_resource(
+    lab: Lab, operator: Any, fleet_double: Fleets
+) -> None:
+    def conditions() -> dict[str, str]:
+        nodes = {name: lab.plane.read("node", name)["status"]["conditions"] for name in lab.names}
+        return {
+            name: item["status"] for name, listed in nodes.items() for item in listed if item["type"] == CONDITION
+        }
+
+    lab.begin(mode="Observe", condition=True)
+    wait_until(lambda: conditions() == dict.fromkeys(lab.names, "False"), "the conditions")
+    operator.settle(1)
+    victim, writes = lab.names[1], operator.writes()
+    operator.settle(2)
+    assert operator.writes() == writes
+
+    lab.says.stragglers = {victim}
+    wait_until(lambda: conditions()[victim] == "True", "the verdict")
+    (entry,) = [item for item in lab.plane.read("node", victim)["status"]["conditions"] if item["type"] == CONDITION]
+    assert (entry["reason"], entry["message"]) == ("Slow", "the score 0.400 of the node is below the threshold 0.710")
+    assert lab.marked() == set() and ready(lab.plane, victim)
+
+    lab.says.stragglers = set()
+    wait_until(lambda: conditions()[victim] == "False", "the recovery")
+    lab.plane.delete("fc", "prod", lab.namespace)
+    wait_until(lambda: lab.plane.read("-n", lab.namespace, "fc", "prod") is None, "the FleetCluster to go")
+    assert conditions() == {}
+
+
 # What the API server refuses the operator's own account.
 
 
@@ -187,9 +216,9 @@ def mine(plane: ControlPlane) -> Iterator[Any]:
         wait_until(lambda name=name: plane.read("node", name)["spec"].get("taints") == [TEAM], "the node")  # type: ignore[misc]
     with httpx.Client(base_url=f"https://127.0.0.1:{plane.port}", verify=False, trust_env=False) as client:
 
-        def patch(body: Any, kind: str = "merge-patch", name: str = "policy-0") -> tuple[int, str]:
+        def patch(body: Any, kind: str = "merge-patch", name: str = "policy-0", sub: str = "") -> tuple[int, str]:
             headers = {"Authorization": f"Bearer {token}", "Content-Type": f"application/{kind}+json"}
-            answer = client.patch(f"/api/v1/nodes/{name}", content=json.dumps(body), headers=headers)
+            answer = client.patch(f"/api/v1/nodes/{name}{sub}", content=json.dumps(body), headers=headers)
             return answer.status_code, answer.json().get("message", "")
 
         yield patch
@@ -197,6 +226,7 @@ def mine(plane: ControlPlane) -> Iterator[Any]:
         plane.delete("node", name)
 
 
+CONDITION = "ingero.io/Straggler"
 OURS = {"key": KEY, "value": "0" * 8, "effect": "NoSchedule"}
 
 
@@ -221,6 +251,28 @@ def test_the_operator_may_write_nothing_but_its_own_mark(
     wait_until(lambda: mine({"metadata": {"labels": {"probe": "1"}}})[0] == 403, "the policy to be in force")
 
     status, message = mine(body)
+
+    assert status == 403 and words in message, message
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ({"status": {"conditions": [{"type": "Ready", "status": "False"}]}}, "no other condition"),
+        ({"status": {"conditions": [{"type": "MemoryPressure", "status": "True"}]}}, "no other condition"),
+        ({"status": {"capacity": {"nvidia.com/gpu": "9"}}}, "nothing else"),
+        ({"metadata": {"labels": {"x": "y"}}}, "labels"),
+        ({"metadata": {"annotations": {"x": "y"}}}, "annotations"),
+    ],
+)
+def test_the_operator_may_set_no_condition_but_its_own(
+    plane: ControlPlane, mine: Any, body: dict[str, Any], words: str
+) -> None:
+    own = {"status": {"conditions": [{"type": CONDITION, "status": "Unknown"}]}}
+    wait_until(lambda: mine({"metadata": {"labels": {"probe": "1"}}})[0] == 403, "the policy to be in force")
+    assert mine(own, "strategic-merge-patch", sub="/status")[0] == 200
+
+    status, message = mine(body, "strategic-merge-patch", sub="/status")
 
     assert status == 403 and words in message, message
 

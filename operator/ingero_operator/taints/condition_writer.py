@@ -1,0 +1,146 @@
+"""Writes the conditions that `node_conditions` decides on to the status of nodes."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from ingero_contract.kubernetes import CONDITION_MANAGER
+from ingero_kit.logs import get
+from ingero_operator.api.v1alpha1 import Agents, Taints
+from ingero_operator.api_client import ApiError
+from ingero_operator.cache import OwnerKey
+from ingero_operator.context import ReconcileContext
+from ingero_operator.errors import ReconcileError
+from ingero_operator.failures import Kind, Operation, explain
+from ingero_operator.finalizer import has_finalizer, set_finalizer
+from ingero_operator.kinds import FLEET_CLUSTER, NODE, Manifest
+from ingero_operator.resources import conditions_wanted, is_deleting, is_paused, key_from
+from ingero_operator.taints.model import Observation
+from ingero_operator.taints.node_conditions import ConditionWrite, condition_writes
+from ingero_operator.taints.nodes import NodeView
+from ingero_operator.taints.state import TaintState
+
+log = get(__name__)
+
+MOST_WRITES: Final = 100
+"""Most writes in one reconcile; the rest follows in the next one."""
+MOST_FAILURES: Final = 3
+"""Failed writes after which a reconcile tries no other node."""
+POLICY: Final = "admission policy"
+FINALIZER: Final = "finalizer"
+REFUSED_SECONDS: Final = 300.0
+NEXT_SECONDS: Final = 1.0
+CHECK_SECONDS: Final = 30.0
+
+
+@dataclass
+class ConditionWriter:
+    """Keeps the condition of every watched node as the evidence says."""
+
+    context: ReconcileContext
+    _fresh_at: dict[OwnerKey, float] = field(default_factory=dict)
+    """When the evidence of a FleetCluster was last new; without any, when it was first expected."""
+
+    async def reconcile(
+        self, resource: Manifest, policy: Taints, observed: Observation, state: TaintState
+    ) -> float | None:
+        """Write what differs; returns the seconds to the next reconcile."""
+        key, now = key_from(resource), self.context.clock()
+        if not policy.condition and not has_finalizer(resource):
+            return None
+        fresh_at = observed.evidence.received if observed.evidence else self._fresh_at.get(key, now)
+        self._fresh_at[key] = fresh_at
+        writes = condition_writes(self._own_nodes(resource, policy), policy, observed, state, fresh_at, now)
+        failures = self.context.failures
+        failures.retain(key, Kind.CONDITION, {POLICY, FINALIZER, *(write.node.name for write in writes)})
+        due = [write for write in writes if not failures.backs_off(key, Operation(Kind.CONDITION, write.node.name))]
+        deleting = is_deleting(resource)
+        if not due or not self.context.leads() or (is_paused(resource) and not deleting):
+            return CHECK_SECONDS if policy.condition else None
+        if await self._guarded(key, due[0].node.name) and await self._finalized(resource):
+            await self._write(key, due[:MOST_WRITES], now)
+        return NEXT_SECONDS if len(due) > MOST_WRITES else CHECK_SECONDS
+
+    def remaining(self, resource: Manifest, policy: Taints) -> frozenset[str]:
+        """Nodes whose condition this FleetCluster has to remove."""
+        if not has_finalizer(resource) or (policy.condition and not is_deleting(resource)):
+            return frozenset()
+        return frozenset(node.name for node in self._own_nodes(resource, policy) if node.condition is not None)
+
+    def forget(self, key: OwnerKey) -> None:
+        """Drop what is known of a deleted FleetCluster."""
+        self._fresh_at.pop(key, None)
+
+    def _own_nodes(self, resource: Manifest, policy: Taints) -> list[NodeView]:
+        """The nodes that this FleetCluster watches or that carry the condition, without those of other FleetClusters:
+        of several that watch a node, the first by name writes."""
+        key, informer = key_from(resource), self.context.informer
+        asks = policy.condition and not is_deleting(resource)
+        mine = _selector(resource) if asks else None
+        others = [(other, _selector(body)) for other, body in self._others(key)]
+        found = []
+        for node in informer.nodes.values():
+            watches = mine is not None and mine.items() <= node.labels.items()
+            if not watches and node.condition is None:
+                continue
+            if not any(
+                selector.items() <= node.labels.items() and not (watches and key < other)
+                for other, selector in others
+            ):
+                found.append(node)
+        return found
+
+    def _others(self, key: OwnerKey) -> Iterator[tuple[OwnerKey, Manifest]]:
+        """Other FleetClusters that ask for conditions."""
+        cache = self.context.informer.cache
+        for other in cache.keys(FLEET_CLUSTER.name):
+            body = cache.get(other)
+            if other != key and body is not None and conditions_wanted(body) and not is_deleting(body):
+                yield other, body
+
+    async def _guarded(self, key: OwnerKey, node: str) -> bool:
+        """Whether the admission policy for the status of nodes is in force."""
+        guard, operation = self.context.status_admission, Operation(Kind.CONDITION, POLICY)
+        in_force = await guard.in_force(node)
+        if guard.missing:
+            self.context.failures.add(key, operation, ReconcileError("Unguarded", guard.missing, stalls=False))
+        else:
+            self.context.failures.resolve(key, operation)
+        return in_force
+
+    async def _finalized(self, resource: Manifest) -> bool:
+        """Set the finalizer before the first condition; whether it is there, or no longer needed."""
+        if is_deleting(resource) or has_finalizer(resource):
+            return True
+        with self.context.failures.guarded(key_from(resource), Operation(Kind.CONDITION, FINALIZER)):
+            await set_finalizer(self.context.api, self.context.informer.cache, resource, True)
+        return has_finalizer(resource)
+
+    async def _write(self, key: OwnerKey, writes: list[ConditionWrite], now: float) -> None:
+        context, failed = self.context, 0
+        for write in writes:
+            operation = Operation(Kind.CONDITION, write.node.name)
+            try:
+                response = await context.api.apply(NODE, write.body(now), "status", manager=CONDITION_MANAGER)
+            except ApiError as error:
+                if error.status in (404, 409):
+                    continue  # another machine or none: the watch will say
+                reported = explain(f"condition of Node {write.node.name}", error)
+                pause = None if error.transient else REFUSED_SECONDS
+                context.failures.add(key, operation, reported, transient=error.transient, pause=pause)
+                failed += 1
+                if failed >= MOST_FAILURES:
+                    return
+                continue
+            context.failures.resolve(key, operation)
+            context.informer.on_event(NODE.name, "MODIFIED", response)
+            what = write.condition
+            log.info(
+                "condition_written", node=write.node.name, owner=key[2], status=what.status if what else "removed"
+            )
+
+
+def _selector(resource: Manifest) -> dict[str, str]:
+    agents = (resource.get("spec") or {}).get("agents") or {}
+    selector: dict[str, str] = agents.get("nodeSelector") or Agents().node_selector
+    return selector
