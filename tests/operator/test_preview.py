@@ -118,7 +118,7 @@ def test_the_record_begins_in_the_middle_of_an_accusation() -> None:
     # Like an operator that has just started, the preview confirms the accusation itself.
     first, second, *_ = told(replay(setup(), found, {}))
     assert (first[:2], second[:2]) == (("n03", 600.0), ("n04", 900.0))
-    assert "3 of 3 accusations began before the record" in notes(found, 10.0, facts=False)
+    assert "3 of 3 accusations began before the record" in notes(found, 10.0, facts=False, actionable=False)
 
 
 def test_a_record_that_begins_later_accuses_nobody_before() -> None:
@@ -127,7 +127,10 @@ def test_a_record_that_begins_later_accuses_nobody_before() -> None:
     found = history(edge("n03", 3 * HOUR, "recovering"), runs=runs)
 
     assert found.accusations[0].begin == SINCE + 2 * HOUR
-    assert any(note.startswith("the record begins at 2023-11-15 02:") for note in notes(found, 10.0, facts=False))
+    assert any(
+        note.startswith("the record begins at 2023-11-15 02:")
+        for note in notes(found, 10.0, facts=False, actionable=False)
+    )
 
 
 def test_a_node_known_as_healthy_is_not_accused_by_a_second_end() -> None:
@@ -151,7 +154,13 @@ def test_late_ranks_count_only_where_they_are_actionable() -> None:
     found = history(edge("n03", HOUR, source="collectives", communicator="c", rank=3, kind="late_rank"))
 
     assert told(replay(setup(), found, {})) == []
-    assert [row[0] for row in told(replay(replace(setup(), actionable=True), found, {}))] == ["n03"]
+    assert any(
+        note.startswith("1 accusations are of collectives")
+        for note in notes(found, 10.0, facts=True, actionable=False)
+    )
+    counted = replay(replace(setup(), actionable=True), found, {})
+    assert ([row[0] for row in told(counted)], counted.nodes[0].kinds) == (["n03"], ("late_rank",))
+    assert not any("collectives" in note for note in notes(found, 10.0, facts=True, actionable=True))
 
 
 def test_the_end_of_one_rank_does_not_end_the_accusation_of_another() -> None:
@@ -169,6 +178,15 @@ def test_a_node_that_leaves_takes_its_taint_with_it() -> None:
     outcome = replay(setup(), history(edge("n03", HOUR), runs=runs), {})
 
     assert told(outcome) == [("n03", HOUR + 600, 2 * HOUR + 120, "Left")]
+
+
+def test_no_node_has_left_because_the_record_ends() -> None:
+    found = history(edge("n03", HOUR), runs=reports(*NAMES, end=3 * HOUR))
+
+    assert told(replay(setup(), found, {})) == [("n03", HOUR + 600, None, "")]
+    assert "the record has no health report after 2023-11-15 03:00" in notes(
+        found, 10.0, facts=False, actionable=False
+    )
 
 
 def test_a_machine_that_replaces_another_one_is_not_tainted_for_it() -> None:
@@ -284,7 +302,7 @@ def test_without_reports_every_named_node_counts_as_active() -> None:
     assert "NoBudget" in stopped(replay(setup(), found, {}))
     known = {name: NodeView(name=name, uid=name, labels=LABELS) for name in NAMES}
     assert [row[0] for row in told(replay(setup(), found, known))] == ["n03"]
-    assert any("no health reports" in note for note in notes(found, 10.0, facts=True))
+    assert any("no health reports" in note for note in notes(found, 10.0, facts=True, actionable=True))
 
 
 def test_pods_are_those_that_verdicts_name_and_otherwise_unknown() -> None:
@@ -300,7 +318,7 @@ def test_rows_that_cannot_be_read_are_counted_and_lose_nothing_else() -> None:
     found = history(edge("n03", HOUR), edge("n04", HOUR, severity="much"), edge("", HOUR))
 
     assert (len(found.accusations), found.unreadable) == (1, 2)
-    assert any(note.startswith("2 rows") for note in notes(found, 10.0, facts=False))
+    assert any(note.startswith("2 rows") for note in notes(found, 10.0, facts=False, actionable=False))
 
 
 def random_history(dice: random.Random) -> History:
@@ -351,7 +369,8 @@ def test_the_report_compares_both_policies() -> None:
     found = history(edge("n03", HOUR), edge("n03", 2 * HOUR, "cleared"))
     shown = Preview(
         cluster="prod", history=found, proposed=replay(setup(), found, {}),
-        present=replay(setup(mode="Observe"), found, {}), nodes=20, notes=notes(found, 10.0, facts=False),
+        present=replay(setup(mode="Observe"), found, {}), nodes=20,
+        notes=notes(found, 10.0, facts=False, actionable=False),
     )  # fmt: skip
 
     text, tree = as_text(shown), json.loads(json.dumps(as_json(shown)))

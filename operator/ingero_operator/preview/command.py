@@ -117,7 +117,8 @@ async def preview(proposed: Manifest, present: Manifest | None, options: Options
     selected = {name: node for name, node in cluster.nodes.items() if setup.selector.items() <= node.labels.items()}
     return Preview(
         cluster=spec.cluster_id, history=history, proposed=replay(setup, history, cluster.nodes), present=before,
-        nodes=shown_nodes(history, selected), notes=notes(history, interval, cluster.facts),
+        nodes=shown_nodes(history, selected),
+        notes=notes(history, interval, facts=cluster.facts, actionable=setup.actionable),
     )  # fmt: skip
 
 

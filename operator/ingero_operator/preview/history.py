@@ -66,6 +66,11 @@ class History:
         times = [*(item.begin for item in self.accusations), *(item.begin for item in self.runs)]
         return min(times, default=None)
 
+    @property
+    def end(self) -> float:
+        """Time of the last report in the window; its end where there are no reports."""
+        return max((run.end for run in self.runs), default=self.until)
+
 
 class VerdictRow(BaseModel):
     """One change of a verdict."""

@@ -77,6 +77,8 @@ class NodeOutcome:
 
     node: str
     accusations: int
+    kinds: tuple[str, ...]
+    """What it was accused of."""
     accused: float
     """Seconds."""
     tainted: float
@@ -269,6 +271,7 @@ class _Replay:
             since=min(onsets, default=None),
             windows=1 + round((now - detected) / self._setup.interval),
             severity=max(severities, default=None),
+            kind=next(iter(items.values())).kind,
         )
 
     def _close(self, name: str, now: float, reason: str) -> None:
@@ -345,6 +348,7 @@ class _Replay:
             NodeOutcome(
                 node=name,
                 accusations=len(items),
+                kinds=tuple(sorted({item.kind for item in items if item.kind})),
                 accused=sum(until_or(item.end, until) - item.begin for item in items),
                 tainted=sum(until_or(taint.end, until) - taint.begin for taint in taints if taint.node == name),
                 stopped=dict(sorted(self._stopped[name].items(), key=lambda pair: -pair[1])),
@@ -386,7 +390,7 @@ def _lives(
 ) -> list[_Life]:
     """The nodes of the window. Where the record shows a name earlier than the cluster's node of that name, there was
     another machine. A node that the cluster does not have is taken to be there while it reports or, where the record
-    has no reports, all the time."""
+    has no reports, all the time; no node has left because all reports end."""
     signs: dict[str, tuple[float, float]] = {}
     for run in history.runs:
         first, _ = signs.get(run.node, (run.begin, run.end))
@@ -402,7 +406,7 @@ def _lives(
         if name in signs:
             first, last = signs[name]
             if node is None:
-                end = None if last >= history.until - gap else last + gap
+                end = None if last >= history.end - gap else last + gap
                 out.append(_Life(NodeView(name=name, uid=name, labels={}), first, end))
             elif first < came - gap:
                 out.append(_Life(NodeView(name=name, uid=f"{name}/earlier", labels={}), first, came))

@@ -6,7 +6,7 @@ from datetime import timedelta
 from typing import Any, Final
 
 from ingero_kit.clock import rfc3339
-from ingero_operator.preview.history import History, longest_gap
+from ingero_operator.preview.history import COLLECTIVES, History, longest_gap
 from ingero_operator.preview.replay import NodeOutcome, Outcome, Taint, until_or
 
 SHOWN: Final = 50
@@ -28,19 +28,27 @@ class Preview:
     """What the record does not say."""
 
 
-def notes(history: History, interval: float, facts: bool) -> tuple[str, ...]:
-    """What the record does not say, and what is assumed instead. `facts`: whether the cluster's nodes are known."""
-    found = ["the preview begins without taints, and knows no pause, no refusal and no removal by users"]
-    begin = history.begin
+def notes(history: History, interval: float, *, facts: bool, actionable: bool) -> tuple[str, ...]:
+    """What the record does not say, and what is assumed instead. `facts`: whether the cluster's nodes are known;
+    `actionable`: whether the proposed FleetCluster counts late ranks."""
+    found = ["the preview begins without taints; pauses, refusals and removals by users in the past are not known"]
+    begin, gap = history.begin, longest_gap(interval)
     if not history.runs:
         found.append("no health reports in the record: each node counts as active, quorum and coverage as met")
-    elif begin is not None and begin > history.since + longest_gap(interval):
+    elif begin is not None and begin > history.since + gap:
         found.append(f"the record begins at {_time(begin)}")
+    if history.end < history.until - gap:
+        found.append(f"the record has no health report after {_time(history.end)}")
     if not history.accusations:
         found.append("no verdict in the record: no node was accused, or Fleet's detector was off")
     partial = sum(not item.whole for item in history.accusations)
     if partial:
         found.append(f"{partial} of {len(history.accusations)} accusations began before the record")
+    late = sum(item.source == COLLECTIVES for item in history.accusations)
+    if late and not actionable:
+        found.append(
+            f"{late} accusations are of collectives, which count with spec.fleet.collectives.actionable only"
+        )
     if history.unreadable:
         found.append(f"{history.unreadable} rows of Echo could not be read and are left out")
     if facts:
@@ -92,6 +100,7 @@ def _outcome(outcome: Outcome, history: History) -> dict[str, Any]:
             {
                 "node": node.node,
                 "accusations": node.accusations,
+                "kinds": list(node.kinds),
                 "seconds": round(node.accused, 3),
                 "taintedSeconds": round(node.tainted, 3),
                 "stoppedBy": [
@@ -138,7 +147,7 @@ def _section(name: str, outcome: Outcome, history: History) -> list[str]:
         lines += _more(outcome.taints)
     stopped = [node for node in outcome.nodes if node.stopped]
     if stopped:
-        head = ["NODE", "ACCUSED", "TAINTED", "STOPPED BY"]
+        head = ["NODE", "ACCUSED", "KIND", "TAINTED", "STOPPED BY"]
         lines += ["", f"{name}: policy checks that prevented a taint, and for how long"]
         lines += [*_table([head, *(_node_row(node) for node in stopped[:SHOWN])]), *_more(stopped)]
     return lines
@@ -152,7 +161,8 @@ def _taint_row(taint: Taint, history: History) -> list[str]:
 
 def _node_row(node: NodeOutcome) -> list[str]:
     stopped = ", ".join(f"{check} {_span(lasted)}" for check, lasted in node.stopped.items())
-    return [node.node, f"{node.accusations}x, {_span(node.accused)}", _span(node.tainted), stopped]
+    kinds = ", ".join(node.kinds)
+    return [node.node, f"{node.accusations}x, {_span(node.accused)}", kinds, _span(node.tainted), stopped]
 
 
 def _more(rows: Sequence[object]) -> list[str]:
